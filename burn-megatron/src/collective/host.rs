@@ -1,0 +1,57 @@
+//! Tensors to host buffers and back.
+
+use burn::tensor::{DType, Device, Element, Tensor, TensorData};
+use half::{bf16, f16};
+
+use crate::comm::{Buffer, CommError, raise};
+
+/// The elements of a plain tensor in row-major order; without a copy where the tensor owns them.
+///
+/// Unwinds with [`raise`] when the device cannot be read, or has no type that can be sent.
+pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
+    let data = match tensor.try_into_data() {
+        Ok(data) => data,
+        Err(error) => invalid(format!("a tensor cannot be read from its device: {error}")),
+    };
+    match data.dtype() {
+        DType::F64 => elements::<f64>(data).into(),
+        DType::F32 | DType::Flex32 => elements::<f32>(data).into(),
+        DType::BF16 => elements::<bf16>(data).into(),
+        DType::F16 => elements::<f16>(data).into(),
+        other => invalid(format!("a tensor of {other:?} cannot be sent")),
+    }
+}
+
+/// A tensor of `shape` on `device` from its elements in row-major order.
+pub fn from_buffer<const D: usize>(
+    buffer: Buffer,
+    shape: [usize; D],
+    device: &Device,
+    dtype: DType,
+) -> Tensor<D> {
+    let data = match buffer {
+        Buffer::F64(values) => TensorData::new(values, shape),
+        Buffer::F32(values) => TensorData::new(values, shape),
+        Buffer::BF16(values) => TensorData::new(values, shape),
+        Buffer::F16(values) => TensorData::new(values, shape),
+        other => invalid(format!("{} is no type of float tensors", other.dtype())),
+    };
+    Tensor::from_data(data, (device, dtype))
+}
+
+/// The value, or the unwinding that [`raise`] starts.
+pub(crate) fn or_raise<T>(result: Result<T, CommError>) -> T {
+    result.unwrap_or_else(|error| raise(error))
+}
+
+/// Unwinds with an error about a call that cannot be made.
+pub(crate) fn invalid(message: String) -> ! {
+    raise(CommError::Engine { engine: "collective".into(), message })
+}
+
+fn elements<E: Element>(data: TensorData) -> Vec<E> {
+    match data.try_into_vec::<E>() {
+        Ok(values) => values,
+        Err(error) => invalid(format!("a tensor's elements cannot be read: {error}")),
+    }
+}

@@ -1,0 +1,172 @@
+//! Collectives on plain tensors, outside of autodiff: started now, waited for later.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::Comm;
+use super::host::{from_buffer, invalid, or_raise, to_buffer};
+use crate::comm::{Pending, ReduceOp};
+
+/// What a collective does with the tensor of one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Move {
+    /// Nothing; no communication.
+    Keep,
+    /// Reduction over all ranks; the shape stays.
+    AllReduce(ReduceOp),
+    /// This rank's part of `dim`; no communication.
+    Split {
+        /// The dimension to cut into as many parts as there are ranks.
+        dim: usize,
+    },
+    /// The parts of all ranks along `dim`.
+    Gather {
+        /// The dimension along which the parts are put side by side.
+        dim: usize,
+    },
+    /// The sum over all ranks, of which each keeps its part of `dim`.
+    ReduceScatter {
+        /// The dimension to cut into as many parts as there are ranks.
+        dim: usize,
+    },
+    /// Rows (dim 0) change ranks.
+    AllToAll {
+        /// How many rows go to each rank.
+        send: Vec<usize>,
+        /// How many rows come from each rank.
+        receive: Vec<usize>,
+    },
+}
+
+/// A collective under way.
+#[must_use = "a collective that is not waited for has no result"]
+pub struct PendingTensor<const D: usize> {
+    state: State<D>,
+}
+
+enum State<const D: usize> {
+    Ready(Tensor<D>),
+    Flying { pending: Pending, device: Device, dtype: DType, parts: usize, shape: [usize; D], dim: usize },
+}
+
+impl<const D: usize> PendingTensor<D> {
+    /// A result that is there already.
+    pub fn ready(tensor: Tensor<D>) -> Self {
+        Self { state: State::Ready(tensor) }
+    }
+
+    /// The result; waits for the other ranks.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
+    pub fn wait(self) -> Tensor<D> {
+        match self.state {
+            State::Ready(tensor) => tensor,
+            State::Flying { pending, device, dtype, parts, shape, dim } => {
+                let buffer = or_raise(pending.wait());
+                if dim == 0 {
+                    let mut whole = shape;
+                    whole[0] *= parts;
+                    return from_buffer(buffer, whole, &device, dtype);
+                }
+                // The parts follow each other; they belong side by side along `dim`.
+                let mut stacked = shape;
+                stacked[0] *= parts;
+                let stacked = from_buffer(buffer, stacked, &device, dtype);
+                Tensor::cat(stacked.chunk(parts, 0), dim)
+            }
+        }
+    }
+}
+
+/// Starts `way` on `x`, which must be a plain tensor.
+///
+/// Unwinds with [`raise`](crate::comm::raise) where the shape does not fit the group.
+pub fn start<const D: usize>(x: Tensor<D>, way: &Move, comm: &Comm) -> PendingTensor<D> {
+    if comm.size() == 1 {
+        return PendingTensor::ready(x);
+    }
+    match way {
+        Move::Keep => PendingTensor::ready(x),
+        Move::AllReduce(op) => start_all_reduce(x, *op, comm),
+        Move::Split { dim } => {
+            let part = part_of(&x, *dim, comm);
+            PendingTensor::ready(x.narrow(*dim, comm.rank() * part, part))
+        }
+        Move::Gather { dim } => start_all_gather(x, *dim, comm),
+        Move::ReduceScatter { dim } => start_reduce_scatter(x, *dim, comm),
+        Move::AllToAll { send, receive } => start_all_to_all(x, send, receive, comm),
+    }
+}
+
+/// Starts the reduction of `x` over the ranks of `comm`.
+pub fn start_all_reduce<const D: usize>(x: Tensor<D>, op: ReduceOp, comm: &Comm) -> PendingTensor<D> {
+    let (shape, device, dtype) = (x.dims(), x.device(), x.dtype());
+    let pending = or_raise(comm.start_all_reduce(to_buffer(x), op));
+    flying(pending, device, dtype, 1, shape, 0)
+}
+
+/// Starts gathering the parts of all ranks along `dim`.
+pub fn start_all_gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> PendingTensor<D> {
+    let (shape, device, dtype) = (x.dims(), x.device(), x.dtype());
+    let pending = or_raise(comm.start_all_gather(to_buffer(x)));
+    flying(pending, device, dtype, comm.size(), shape, dim)
+}
+
+/// Starts summing `x` over the ranks; each keeps its part of `dim`.
+pub fn start_reduce_scatter<const D: usize>(
+    x: Tensor<D>,
+    dim: usize,
+    comm: &Comm,
+) -> PendingTensor<D> {
+    let part = part_of(&x, dim, comm);
+    let (mut shape, device, dtype) = (x.dims(), x.device(), x.dtype());
+    shape[dim] = part;
+    // Each rank's part must be contiguous.
+    let x = if dim == 0 { x } else { Tensor::cat(x.chunk(comm.size(), dim), 0) };
+    let pending = or_raise(comm.start_reduce_scatter(to_buffer(x), ReduceOp::Sum));
+    flying(pending, device, dtype, 1, shape, 0)
+}
+
+fn start_all_to_all<const D: usize>(
+    x: Tensor<D>,
+    send: &[usize],
+    receive: &[usize],
+    comm: &Comm,
+) -> PendingTensor<D> {
+    let (mut shape, device, dtype) = (x.dims(), x.device(), x.dtype());
+    let rows: usize = send.iter().sum();
+    if rows != shape[0] {
+        invalid(format!(
+            "all_to_all sends {rows} rows ({send:?}) of a tensor {shape:?} that has {}",
+            shape[0]
+        ));
+    }
+    let width: usize = shape[1..].iter().product();
+    let elements = |rows: &[usize]| rows.iter().map(|n| n * width).collect::<Vec<_>>();
+    shape[0] = receive.iter().sum();
+    let pending = comm.start_all_to_all(to_buffer(x), elements(send), elements(receive));
+    flying(or_raise(pending), device, dtype, 1, shape, 0)
+}
+
+fn flying<const D: usize>(
+    pending: Pending,
+    device: Device,
+    dtype: DType,
+    parts: usize,
+    shape: [usize; D],
+    dim: usize,
+) -> PendingTensor<D> {
+    PendingTensor { state: State::Flying { pending, device, dtype, parts, shape, dim } }
+}
+
+/// The size of one rank's part of `dim`.
+fn part_of<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) -> usize {
+    let (shape, size) = (x.dims(), comm.size());
+    if !shape[dim].is_multiple_of(size) {
+        invalid(format!(
+            "dim {dim} of a tensor {shape:?} cannot be split over {} ranks ({})",
+            size,
+            comm.group().name(),
+        ));
+    }
+    shape[dim] / size
+}

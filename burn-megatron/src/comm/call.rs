@@ -1,0 +1,307 @@
+//! The calls that ranks make of each other, and what makes two of them agree.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::buffer::{Buffer, DType};
+use super::communicator::Group;
+use super::error::CommError;
+
+/// How the contributions of the ranks become one value.
+///
+/// `bf16` and `f16` accumulate in `f32` and are rounded once, at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReduceOp {
+    /// The sum. Integers wrap around.
+    Sum,
+    /// The sum divided by the number of ranks. Floats only.
+    Average,
+    /// The largest value. A NaN of any rank wins.
+    Max,
+    /// The smallest value. A NaN of any rank wins.
+    Min,
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Average => "average",
+            ReduceOp::Max => "max",
+            ReduceOp::Min => "min",
+        })
+    }
+}
+
+/// One call of a [`Communicator`](super::Communicator). Roots and peers are indices inside the group;
+/// counts and lengths are in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Every rank gives `n` elements and gets their reduction, `n` elements.
+    AllReduce(ReduceOp),
+    /// Every rank gives `n` elements and gets all of them in group order, `size * n` elements.
+    AllGather,
+    /// Every rank gives `size * n` elements and gets the reduction of the chunk at its own index, `n`
+    /// elements.
+    ReduceScatter(ReduceOp),
+    /// Every rank gives `n` elements and gets those of the root. What the others give is not read.
+    Broadcast {
+        /// The rank whose elements all get.
+        root: usize,
+    },
+    /// Every rank gives `send[i]` elements to each rank `i`, laid out in group order, and gets
+    /// `receive[i]` from each, in group order. Counts may be zero.
+    AllToAll {
+        /// The elements for each rank.
+        send: Vec<usize>,
+        /// The elements from each rank.
+        receive: Vec<usize>,
+    },
+    /// Gives elements to one rank. Buffered: it never blocks. Messages of a pair arrive in order.
+    Send {
+        /// The rank that receives.
+        to: usize,
+    },
+    /// Gets the next message of one rank; the input is empty.
+    Receive {
+        /// The rank that sends.
+        from: usize,
+        /// The type that the message must have.
+        dtype: DType,
+        /// The length that the message must have.
+        len: usize,
+    },
+    /// Returns once every rank has come; the input and the result are empty.
+    Barrier,
+}
+
+impl Call {
+    /// The name of the operation, for example `"all_reduce"`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Call::AllReduce(_) => "all_reduce",
+            Call::AllGather => "all_gather",
+            Call::ReduceScatter(_) => "reduce_scatter",
+            Call::Broadcast { .. } => "broadcast",
+            Call::AllToAll { .. } => "all_to_all",
+            Call::Send { .. } => "send",
+            Call::Receive { .. } => "receive",
+            Call::Barrier => "barrier",
+        }
+    }
+
+    /// Checks all that one rank can check alone: peers inside the group, counts that fit the input, a
+    /// reduction that the type has. An engine runs this before it sends anything.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidCall`] with the sizes and what would fit.
+    pub fn check(&self, group: &Group, input: &Buffer) -> Result<(), CommError> {
+        let reason = match self {
+            Call::AllReduce(op) => check_reduction(*op, input),
+            Call::AllGather => None,
+            Call::ReduceScatter(op) => {
+                check_reduction(*op, input).or_else(|| check_chunks(group, input))
+            }
+            Call::Broadcast { root } => check_peer("root", *root, group),
+            Call::AllToAll { send, receive } => check_counts(group, input, send, receive),
+            Call::Send { to } => check_peer("receiver", *to, group),
+            Call::Receive { from, .. } => {
+                check_peer("sender", *from, group).or_else(|| check_empty(input))
+            }
+            Call::Barrier => check_empty(input),
+        };
+        match reason {
+            None => Ok(()),
+            Some(reason) => Err(CommError::InvalidCall {
+                group: group.to_string(),
+                call: Signature::new(self.clone(), input).describe(group),
+                reason,
+            }),
+        }
+    }
+}
+
+fn check_reduction(op: ReduceOp, input: &Buffer) -> Option<String> {
+    let dtype = input.dtype();
+    (op == ReduceOp::Average && !dtype.is_float()).then(|| {
+        format!("{dtype} has no average; reduce with sum and divide, or send a float type")
+    })
+}
+
+fn check_chunks(group: &Group, input: &Buffer) -> Option<String> {
+    let (len, size) = (input.len(), group.size());
+    (len % size != 0).then(|| {
+        format!(
+            "{len} elements do not split into {size} equal chunks; {} or {} would",
+            len / size * size,
+            len.div_ceil(size) * size
+        )
+    })
+}
+
+fn check_peer(role: &str, index: usize, group: &Group) -> Option<String> {
+    let size = group.size();
+    (index >= size).then(|| {
+        format!("the {role} has index {index} in a group of {size}; 0 to {} would fit", size - 1)
+    })
+}
+
+fn check_empty(input: &Buffer) -> Option<String> {
+    (!input.is_empty()).then(|| {
+        format!("the input is not read and must be empty, but has {} elements", input.len())
+    })
+}
+
+fn check_counts(
+    group: &Group,
+    input: &Buffer,
+    send: &[usize],
+    receive: &[usize],
+) -> Option<String> {
+    let (size, own) = (group.size(), group.index());
+    for (name, counts) in [("send", send), ("receive", receive)] {
+        if counts.len() != size {
+            return Some(format!(
+                "there are {} {name} counts for a group of {size}; give one per rank",
+                counts.len()
+            ));
+        }
+    }
+    // A sum that overflows fits no buffer either.
+    let total = send.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+    if total != Some(input.len()) {
+        return Some(format!(
+            "the send counts {send:?} do not add up to the {} elements of the input",
+            input.len()
+        ));
+    }
+    (send[own] != receive[own]).then(|| {
+        format!("this rank sends {} elements to itself but expects {}", send[own], receive[own])
+    })
+}
+
+/// What the ranks of a group meet for: a call, or a split of the group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Call(Call),
+    Split { name: String, groups: Vec<Vec<usize>> },
+}
+
+/// The fingerprint of one rank's part in a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Signature {
+    pub operation: Operation,
+    pub dtype: DType,
+    pub len: usize,
+}
+
+impl Signature {
+    pub fn new(call: Call, input: &Buffer) -> Self {
+        let (dtype, len) = match call {
+            Call::Receive { dtype, len, .. } => (dtype, len),
+            // The type of no elements is no reason to disagree.
+            Call::Barrier => (DType::U8, 0),
+            _ => (input.dtype(), input.len()),
+        };
+        Self { operation: Operation::Call(call), dtype, len }
+    }
+
+    pub fn split(name: &str, groups: &[Vec<usize>]) -> Self {
+        let operation = Operation::Split { name: name.to_owned(), groups: groups.to_vec() };
+        Self { operation, dtype: DType::U8, len: 0 }
+    }
+
+    pub fn name(&self) -> &'static str {
+        match &self.operation {
+            Operation::Call(call) => call.name(),
+            Operation::Split { .. } => "split",
+        }
+    }
+
+    /// Whether agreement must be checked with every rank; else agreement with one rank is enough.
+    pub fn is_pairwise(&self) -> bool {
+        matches!(self.operation, Operation::Call(Call::AllToAll { .. }))
+    }
+
+    /// The call with its shape and type; peers as world ranks.
+    pub fn describe(&self, group: &Group) -> String {
+        let Self { dtype, len, .. } = self;
+        // A peer outside the group is the very thing that may have to be reported.
+        let peer = |index: usize| match group.ranks().get(index) {
+            Some(rank) => format!("rank {rank}"),
+            None => format!("index {index}"),
+        };
+        let call = match &self.operation {
+            Operation::Call(call) => call,
+            Operation::Split { name, groups } => return format!("split {name} into {groups:?}"),
+        };
+        let name = call.name();
+        match call {
+            Call::AllReduce(op) | Call::ReduceScatter(op) => {
+                format!("{name}({op}) of {len} {dtype}")
+            }
+            Call::AllGather => format!("{name} of {len} {dtype}"),
+            Call::Broadcast { root } => format!("{name} of {len} {dtype} from {}", peer(*root)),
+            Call::AllToAll { send, receive } => {
+                format!("{name} of {len} {dtype} (sends {send:?}, receives {receive:?})")
+            }
+            Call::Send { to } => format!("{name} of {len} {dtype} to {}", peer(*to)),
+            Call::Receive { from, .. } => {
+                format!("{name} of {len} {dtype} from {}", peer(*from))
+            }
+            Call::Barrier => name.to_owned(),
+        }
+    }
+
+    /// Why two ranks of `group`, given by their indices, cannot take part in one call; `None` if they
+    /// agree.
+    pub fn disagreement(
+        &self,
+        index: usize,
+        other: &Signature,
+        other_index: usize,
+        group: &Group,
+    ) -> Option<String> {
+        use Operation::{Call as Called, Split};
+        let differ = |what: &str| Some(format!("the {what} differ"));
+        if self.name() != other.name() {
+            return differ("operations");
+        }
+        if self.dtype != other.dtype {
+            return differ("types");
+        }
+        match (&self.operation, &other.operation) {
+            (Split { name: a, .. }, Split { name: b, .. }) if a != b => return differ("names"),
+            (Split { groups: a, .. }, Split { groups: b, .. }) if a != b => return differ("groups"),
+            (
+                Called(Call::AllToAll { send, receive }),
+                Called(Call::AllToAll { send: other_send, receive: other_receive }),
+            ) => {
+                return unexpected_count(index, send, other_index, other_receive, group)
+                    .or_else(|| unexpected_count(other_index, other_send, index, receive, group));
+            }
+            (Called(Call::Broadcast { root: a }), Called(Call::Broadcast { root: b })) if a != b => {
+                return differ("roots");
+            }
+            (a, b) if a != b => return differ("reductions"),
+            _ => {}
+        }
+        if self.len != other.len { differ("lengths") } else { None }
+    }
+}
+
+fn unexpected_count(
+    from: usize,
+    send: &[usize],
+    to: usize,
+    receive: &[usize],
+    group: &Group,
+) -> Option<String> {
+    let (sent, expected) = (send[to], receive[from]);
+    let (from, to) = (group.ranks()[from], group.ranks()[to]);
+    (sent != expected).then(|| {
+        format!("rank {from} sends {sent} elements to rank {to}, which expects {expected}")
+    })
+}

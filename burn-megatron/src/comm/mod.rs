@@ -1,0 +1,44 @@
+//! Communication between ranks: the [`Communicator`] trait, what travels through it, and its engines.
+//!
+//! A *rank* is one worker of a *world*. A [`Communicator`] joins the ranks of one [`Group`] and offers
+//! the usual collectives and point-to-point messages on a plain [`Buffer`]. Every call returns a
+//! [`Pending`] handle, and every wait has a deadline: ranks that disagree about a call, a rank that
+//! never comes and a rank that fails are answered by a [`CommError`] that names them, never by a hang.
+//!
+//! The engine of [`World::threads`] needs no set-up: the ranks are threads of one process. It reduces in
+//! a fixed order, so that the same inputs give the same bits.
+//!
+//! ```
+//! # use burn_megatron::comm::{Buffer, CommError, ReduceOp, World};
+//! let sums = World::threads(4)?.run(|rank| {
+//!     let mine = Buffer::from(vec![rank.rank() as f32]);
+//!     rank.communicator().all_reduce(mine, ReduceOp::Sum)
+//! })?;
+//! assert_eq!(sums[3], Buffer::from(vec![6.0f32]));
+//! # Ok::<(), burn_megatron::comm::WorldError>(())
+//! ```
+
+mod buffer;
+mod call;
+mod communicator;
+mod error;
+mod groups;
+mod log;
+mod pending;
+mod reduce;
+mod solo;
+mod threads;
+mod world;
+
+pub use buffer::{Buffer, BufferError, DType, Element};
+pub use call::{Call, ReduceOp};
+pub use communicator::{Communicator, Group};
+pub use error::{CommError, raise};
+pub use groups::{Groups, GroupsError};
+pub use log::{CALLS_KEPT, CallRecord};
+pub use pending::Pending;
+pub use solo::Solo;
+pub use world::{MAX_THREAD_RANKS, Rank, RankPanic, World, WorldError};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! What all ranks of one run share: who failed first, who has returned, the call logs.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::meeting::Meeting;
+use crate::comm::error::CommError;
+use crate::comm::log::{CallLog, CallRecord, Position, verdict};
+
+/// The first failure of a world.
+#[derive(Debug)]
+pub(in crate::comm) struct Failure {
+    pub rank: usize,
+    pub message: String,
+    /// Who stood where when it happened.
+    pub verdict: String,
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+#[derive(Debug)]
+pub(in crate::comm) struct WorldState {
+    deadline: Duration,
+    began: Instant,
+    /// The first failure: its rank and message.
+    failed: OnceLock<(usize, String)>,
+    /// The same with all that the caller of the world is told.
+    report: Mutex<Option<Failure>>,
+    returned: Vec<AtomicBool>,
+    logs: Vec<Mutex<CallLog>>,
+    meetings: Mutex<Vec<Weak<Meeting>>>,
+}
+
+/// Locks; no code that can panic leaves what it guards half done.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl WorldState {
+    pub fn new(size: usize, deadline: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            deadline,
+            began: Instant::now(),
+            failed: OnceLock::new(),
+            report: Mutex::new(None),
+            returned: (0..size).map(|_| AtomicBool::new(false)).collect(),
+            logs: (0..size).map(|_| Mutex::default()).collect(),
+            meetings: Mutex::default(),
+        })
+    }
+
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// The time since the world began.
+    pub fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub fn log(&self, rank: usize) -> MutexGuard<'_, CallLog> {
+        lock(&self.logs[rank])
+    }
+
+    /// The recent calls of one rank.
+    pub fn records(&self, rank: usize) -> Vec<CallRecord> {
+        self.log(rank).records()
+    }
+
+    /// Fails once any rank has failed.
+    pub fn check(&self) -> Result<(), CommError> {
+        match self.failed.get() {
+            None => Ok(()),
+            Some((rank, message)) => {
+                Err(CommError::PeerFailed { rank: *rank, message: message.clone() })
+            }
+        }
+    }
+
+    pub fn has_returned(&self, rank: usize) -> bool {
+        self.returned[rank].load(Ordering::Acquire)
+    }
+
+    /// Notes that the closure of a rank has returned, and wakes those who may wait for it.
+    pub fn set_returned(&self, rank: usize) {
+        self.returned[rank].store(true, Ordering::Release);
+        self.wake_all();
+    }
+
+    /// Notes that a rank has failed and wakes all others. Only the first failure counts: the later
+    /// ones follow from it.
+    pub fn fail(&self, rank: usize, source: Box<dyn Error + Send + Sync>) {
+        let mut report = lock(&self.report);
+        if report.is_some() {
+            return;
+        }
+        let message = with_causes(&*source);
+        let verdict = self.verdict(rank);
+        let _ = self.failed.set((rank, message.clone()));
+        *report = Some(Failure { rank, message, verdict, source });
+        drop(report);
+        self.wake_all();
+    }
+
+    /// The first failure, once, after all ranks have ended.
+    pub fn take_failure(&self) -> Option<Failure> {
+        lock(&self.report).take()
+    }
+
+    /// Makes a meeting known, so that its members are woken when a rank ends.
+    pub fn register(&self, meeting: &Arc<Meeting>) {
+        let mut meetings = lock(&self.meetings);
+        meetings.retain(|known| known.strong_count() > 0);
+        meetings.push(Arc::downgrade(meeting));
+    }
+
+    fn wake_all(&self) {
+        // The list is copied first: a meeting registers new ones while it holds its own lock.
+        let meetings: Vec<_> = lock(&self.meetings).iter().filter_map(Weak::upgrade).collect();
+        for meeting in meetings {
+            meeting.wake_all();
+        }
+    }
+
+    fn verdict(&self, failing: usize) -> String {
+        let place = |rank: usize| {
+            if rank == failing {
+                Position::Failed(Box::new(self.log(rank).position()))
+            } else if self.has_returned(rank) {
+                Position::Returned
+            } else {
+                self.log(rank).position()
+            }
+        };
+        let positions: Vec<Position> = (0..self.logs.len()).map(place).collect();
+        verdict(&positions)
+    }
+}
+
+/// The message of an error with those of its causes, except where it repeats them itself.
+fn with_causes(error: &dyn Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !message.contains(&text) {
+            message = format!("{message}: {text}");
+        }
+        cause = error.source();
+    }
+    message
+}

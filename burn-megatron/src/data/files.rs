@@ -1,0 +1,71 @@
+//! Finding and reading the files of a folder in an order that does not depend on the file system.
+
+use std::fs;
+use std::path::Path;
+
+use super::DataError;
+
+/// Folders that hold what tools made rather than what people wrote.
+const SKIPPED_FOLDERS: [&str; 3] = ["target", "node_modules", "runs"];
+
+/// One file of a folder.
+pub(super) struct Document {
+    /// The path below the folder, its parts joined with `/` on every system.
+    pub(super) key: Vec<u8>,
+    /// The content.
+    pub(super) bytes: Vec<u8>,
+}
+
+/// All files below `root` with one of `extensions`, sorted by [`Document::key`].
+///
+/// Symbolic links are not followed, so the walk ends and reads nothing outside of `root`.
+pub(super) fn read_folder(root: &Path, extensions: &[&str]) -> Result<Vec<Document>, DataError> {
+    let mut documents = Vec::new();
+    // A list of folders instead of recursion: the depth of a folder tree is not ours to bound.
+    let mut open = vec![(root.to_path_buf(), Vec::new())];
+    while let Some((folder, prefix)) = open.pop() {
+        let unreadable = |source| DataError::Unreadable {
+            path: folder.clone(),
+            source,
+        };
+        for entry in fs::read_dir(&folder).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?;
+            let (path, name) = (entry.path(), entry.file_name());
+            if name.as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            let mut key = prefix.clone();
+            key.extend_from_slice(name.as_encoded_bytes());
+            // Of the entry itself: a link is neither a file nor a folder here.
+            let kind = entry.file_type().map_err(|source| DataError::Unreadable {
+                path: path.clone(),
+                source,
+            })?;
+            if kind.is_dir() && !SKIPPED_FOLDERS.iter().any(|skipped| name == *skipped) {
+                key.push(b'/');
+                open.push((path, key));
+            } else if kind.is_file() && has_extension(&path, extensions) {
+                let bytes = read_file(&path)?;
+                documents.push(Document { key, bytes });
+            }
+        }
+    }
+    documents.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(documents)
+}
+
+/// The content of one file.
+pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
+    fs::read(path).map_err(|source| DataError::Unreadable {
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+fn has_extension(path: &Path, extensions: &[&str]) -> bool {
+    path.extension().is_some_and(|found| {
+        extensions
+            .iter()
+            .any(|wanted| found.eq_ignore_ascii_case(wanted))
+    })
+}

@@ -1,0 +1,64 @@
+//! Dividing documents into a training and a held-out part.
+
+use super::files::Document;
+
+/// One byte in so many is held out.
+const HELD_OUT_ONE_IN: usize = 10;
+
+/// Splits a single document: its last tenth, and at least one byte, is held out.
+pub(super) fn split_bytes(mut bytes: Vec<u8>) -> (Vec<u8>, Vec<u8>) {
+    let held_out = (bytes.len() / HELD_OUT_ONE_IN).max(1);
+    let tail = bytes.split_off(bytes.len() - held_out);
+    (bytes, tail)
+}
+
+/// Says for each of at least two non-empty documents whether it is held out.
+///
+/// The documents are visited in the order of a hash of their keys, and one is held out if that
+/// brings the held-out bytes nearer to a tenth of all bytes. The last document visited can never do
+/// so when all others are held out, so the training part is not empty. Where every document is too
+/// large, the smallest one is held out.
+pub(super) fn choose_held_out(documents: &[Document]) -> Vec<bool> {
+    let size = |i: usize| documents[i].bytes.len();
+    let total: usize = documents.iter().map(|document| document.bytes.len()).sum();
+    let target = total / HELD_OUT_ONE_IN;
+
+    let mut order: Vec<usize> = (0..documents.len()).collect();
+    order.sort_by_key(|&i| (hash(&documents[i].key), &documents[i].key));
+
+    let mut chosen = vec![false; documents.len()];
+    let mut held_out = 0;
+    for &i in &order {
+        if (held_out + size(i)).abs_diff(target) < held_out.abs_diff(target) {
+            chosen[i] = true;
+            held_out += size(i);
+        }
+    }
+    if held_out == 0
+        && let Some(&smallest) = order.iter().min_by_key(|&&i| size(i))
+    {
+        chosen[smallest] = true;
+    }
+    chosen
+}
+
+/// FNV-1a in 64 bits: the split must not change with the version of a hasher.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hash;
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        assert_eq!(hash(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(hash(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(hash(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+}

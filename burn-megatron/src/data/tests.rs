@@ -1,0 +1,335 @@
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::files::Document;
+use super::split::{choose_held_out, split_bytes};
+use super::test_folder::TestFolder;
+use super::{Batch, DataError, TextData, TextPart, Window};
+
+/// A folder with one file of `content`.
+fn one_file(test: &str, content: &[u8]) -> (TestFolder, TextData) {
+    let folder = TestFolder::new(test);
+    folder.write("text", content);
+    let text = TextData::open(&folder.path().join("text")).expect("a file with bytes opens");
+    (folder, text)
+}
+
+fn error(result: Result<TextData, DataError>) -> String {
+    result.expect_err("this must not open").to_string()
+}
+
+#[test]
+fn a_single_file_holds_out_its_last_tenth() {
+    let content: Vec<u8> = (0..100).collect();
+    let (_folder, text) = one_file("data-tenth", &content);
+    assert_eq!(text.training(), &content[..90]);
+    assert_eq!(text.held_out(), &content[90..]);
+}
+
+#[test]
+fn a_folder_is_searched_in_order_and_without_what_tools_made() {
+    let folder = TestFolder::new("data-folder");
+    // All of one size, so that ten files hold out exactly one.
+    for i in 0..9 {
+        folder.write(&format!("b/{i}.md"), format!("file {i}"));
+    }
+    folder.write("a.RS", "a file");
+    folder.write("empty.md", "");
+    for skipped in [
+        ".git/x.md",
+        "target/x.md",
+        "b/node_modules/x.md",
+        "b/runs/x.txt",
+        "x.json",
+    ] {
+        folder.write(skipped, "skipped");
+    }
+    let text = TextData::open(folder.path()).expect("the folder opens");
+    assert_eq!(text.held_out().len(), 6);
+
+    let training: Vec<&[u8]> = text.training().split(|&byte| byte == 0).collect();
+    assert_eq!(training.len(), 9);
+    assert!(
+        training.is_sorted(),
+        "the order is that of the relative paths"
+    );
+    let all: BTreeSet<&[u8]> = training.into_iter().chain([text.held_out()]).collect();
+    let expected: Vec<String> = ["a file".to_string()]
+        .into_iter()
+        .chain((0..9).map(|i| format!("file {i}")))
+        .collect();
+    assert_eq!(all, expected.iter().map(String::as_bytes).collect());
+
+    let again = TextData::open(folder.path()).expect("the folder opens again");
+    assert_eq!(
+        (again.training(), again.held_out()),
+        (text.training(), text.held_out())
+    );
+
+    let json = TextData::open_with(folder.path(), &["json"]).expect("one file of another kind");
+    assert_eq!(json.training(), b"skippe");
+}
+
+#[test]
+fn a_folder_named_like_a_skipped_one_can_be_opened_itself() {
+    let folder = TestFolder::new("data-runs");
+    folder.write("runs/a.md", "0123456789");
+    assert!(TextData::open(&folder.path().join("runs")).is_ok());
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_not_followed_below_the_folder() {
+    let folder = TestFolder::new("data-links");
+    folder.write("inside/a.md", "0123456789");
+    folder.write("outside.md", "secret");
+    let inside = folder.path().join("inside");
+    std::os::unix::fs::symlink("../outside.md", inside.join("link.md")).expect("links exist");
+    std::os::unix::fs::symlink("..", inside.join("loop")).expect("links exist");
+    let text = TextData::open(&inside).expect("the folder opens");
+    assert_eq!(
+        (text.training(), text.held_out()),
+        (&b"012345678"[..], &b"9"[..])
+    );
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let folder = TestFolder::new("data-errors");
+    folder.write("empty", "");
+    folder.write("only/empty.md", "");
+    folder.write("other/a.json", "{}");
+    let path = |name: &str| folder.path().join(name);
+
+    assert!(matches!(
+        TextData::open(&path("none")),
+        Err(DataError::Missing { .. })
+    ));
+    assert!(matches!(
+        TextData::open(&path("empty")),
+        Err(DataError::Empty { files: 1, .. })
+    ));
+    assert!(matches!(
+        TextData::open(&path("only")),
+        Err(DataError::Empty { files: 1, .. })
+    ));
+    let message = error(TextData::open(&path("other")));
+    assert!(message.contains(".rs, .md, .txt"), "{message}");
+    assert!(error(TextData::open(&path("none"))).contains("none"));
+    #[cfg(unix)]
+    assert!(matches!(
+        TextData::open(Path::new("/dev/null")),
+        Err(DataError::NotText { .. })
+    ));
+}
+
+#[test]
+fn a_text_shorter_than_the_sequence_says_what_is_there_and_what_is_needed() {
+    let (_folder, text) = one_file("data-short", &[b'x'; 100]);
+    assert!(text.sampler(89, 0).is_ok());
+    assert!(text.held_out_windows(9, 1).is_ok());
+
+    let message = text
+        .sampler(90, 0)
+        .err()
+        .expect("90 bytes are too few")
+        .to_string();
+    for part in [
+        "training",
+        "has 90 bytes",
+        "length of 90",
+        "at least 91",
+        "at most 89",
+    ] {
+        assert!(message.contains(part), "'{part}' in '{message}'");
+    }
+    let refused = text.held_out_windows(10, 1);
+    assert!(matches!(
+        refused,
+        Err(DataError::TooShort {
+            part: TextPart::HeldOut,
+            bytes: 10,
+            needed: 11,
+            ..
+        })
+    ));
+    assert!(matches!(text.sampler(0, 0), Err(DataError::ZeroLength)));
+    assert!(text.sampler(usize::MAX, 0).is_err());
+}
+
+#[test]
+fn one_byte_is_a_text_that_no_length_fits() {
+    let (_folder, text) = one_file("data-byte", b"x");
+    let message = text
+        .sampler(1, 0)
+        .err()
+        .expect("0 bytes are too few")
+        .to_string();
+    assert!(message.contains("no sequence length fits"), "{message}");
+}
+
+#[test]
+fn a_window_is_a_function_of_seed_step_and_sample() {
+    let content: Vec<u8> = (0..=255).cycle().take(5000).collect();
+    let (_folder, text) = one_file("data-window", &content);
+    let sampler = text.sampler(16, 7).expect("the text is long enough");
+    for step in 0..20 {
+        let batch = sampler.batch(step, 0..8).expect("8 rows");
+        let halves = [sampler.batch(step, 0..4), sampler.batch(step, 4..8)].map(Result::unwrap);
+        assert_eq!(
+            batch.tokens,
+            [&halves[0].tokens[..], &halves[1].tokens[..]].concat()
+        );
+        assert_eq!(
+            batch.targets,
+            [&halves[0].targets[..], &halves[1].targets[..]].concat()
+        );
+        for sample in 0..8 {
+            let window = sampler.window(step, sample);
+            assert_eq!(window.tokens.len(), 16);
+            assert_eq!(window.tokens[1..], window.targets[..15]);
+        }
+    }
+    let other = text.sampler(16, 8).expect("the text is long enough");
+    assert_ne!(
+        sampler.batch(0, 0..8).unwrap(),
+        other.batch(0, 0..8).unwrap()
+    );
+    assert_ne!(
+        sampler.batch(0, 0..8).unwrap(),
+        sampler.batch(1, 0..8).unwrap()
+    );
+}
+
+#[test]
+fn the_windows_of_a_seed_do_not_change_between_releases() {
+    let content: Vec<u8> = (0..=255).take(256).collect();
+    let (_folder, text) = one_file("data-golden", &content);
+    let sampler = text.sampler(8, 42).expect("the text is long enough");
+    let starts: Vec<u8> = (0..6)
+        .map(|i| sampler.window(i / 2, i % 2).tokens[0])
+        .collect();
+    assert_eq!(starts, GOLDEN_STARTS);
+}
+
+/// Recomputed outside of this crate from the published constants of SplitMix64.
+const GOLDEN_STARTS: [u8; 6] = [86, 158, 128, 75, 5, 177];
+
+#[test]
+fn every_start_is_reached_and_about_equally_often() {
+    // 111 bytes: 100 to train on; windows of 10 tokens start at 90 places.
+    let content: Vec<u8> = (0..111).collect();
+    let (_folder, text) = one_file("data-uniform", &content);
+    let sampler = text.sampler(10, 1).expect("the text is long enough");
+    assert_eq!(sampler.starts(), 90);
+    let mut counts = vec![0_u32; sampler.starts()];
+    for step in 0..900 {
+        for sample in 0..100 {
+            counts[sampler.window(step, sample).tokens[0] as usize] += 1;
+        }
+    }
+    // 1000 expected at each place; chi-squared of 89 degrees of freedom is below 150 but for 1 in
+    // 10^4.
+    let chi_squared: f64 = counts
+        .iter()
+        .map(|&n| (f64::from(n) - 1000.0).powi(2) / 1000.0)
+        .sum();
+    assert!(chi_squared < 150.0, "{chi_squared}: {counts:?}");
+}
+
+#[test]
+fn held_out_windows_are_spread_and_share_no_target() {
+    let content: Vec<u8> = (0..250).cycle().take(1010).collect();
+    let (_folder, text) = one_file("data-held-out", &content);
+    let held_out = text.held_out(); // 101 bytes: 10 windows of 10 tokens, and one last target
+    let all = text
+        .held_out_windows(10, 99)
+        .expect("the text is long enough");
+    assert_eq!(all.len(), 10);
+    let targets: Vec<u8> = all
+        .iter()
+        .flat_map(|window| window.targets)
+        .copied()
+        .collect();
+    assert_eq!(targets, held_out[1..]);
+
+    let three = text
+        .held_out_windows(10, 3)
+        .expect("the text is long enough");
+    assert_eq!(three, [all[0], all[3], all[6]]);
+    assert_eq!(text.held_out_windows(10, 0).expect("none is allowed"), []);
+}
+
+#[test]
+fn a_batch_refuses_no_rows_and_unequal_rows() {
+    let window = Window {
+        tokens: b"ab",
+        targets: b"bc",
+    };
+    let batch = Batch::new([window, window]).expect("equal rows");
+    assert_eq!((batch.rows, batch.seq), (2, 2));
+    assert_eq!(batch.tokens, [97, 98, 97, 98]);
+    assert_eq!(batch.targets, [98, 99, 98, 99]);
+
+    assert!(matches!(Batch::new([]), Err(DataError::NoRows)));
+    let short = Window {
+        tokens: b"a",
+        targets: b"b",
+    };
+    let refused = Batch::new([window, short]);
+    assert!(matches!(
+        refused,
+        Err(DataError::UnequalRows {
+            row: 1,
+            length: 1,
+            seq: 2
+        })
+    ));
+    let skew = Window {
+        tokens: b"ab",
+        targets: b"b",
+    };
+    assert!(Batch::new([skew]).is_err());
+}
+
+proptest! {
+    #[test]
+    fn both_parts_have_a_document_and_the_split_ignores_their_order(
+        sizes in prop::collection::vec(1_usize..2000, 2..60),
+        rotation in 0_usize..60,
+    ) {
+        let documents = |order: &[usize]| -> Vec<Document> {
+            order
+                .iter()
+                .map(|&i| (format!("{i}.md").into_bytes(), vec![0; sizes[i]]))
+                .map(|(key, bytes)| Document { key, bytes })
+                .collect()
+        };
+        let mut order: Vec<usize> = (0..sizes.len()).collect();
+        let chosen = choose_held_out(&documents(&order));
+        prop_assert!(chosen.contains(&true) && chosen.contains(&false));
+
+        order.rotate_left(rotation % sizes.len());
+        let rotated = choose_held_out(&documents(&order));
+        for (place, &i) in order.iter().enumerate() {
+            prop_assert_eq!(rotated[place], chosen[i]);
+        }
+
+        // One more document could move the share by its own size at the most.
+        let total: usize = sizes.iter().sum();
+        let held_out: usize = sizes.iter().zip(&chosen).filter(|(_, c)| **c).map(|(s, _)| s).sum();
+        let smallest = sizes.iter().min().copied().unwrap_or(0);
+        prop_assert!(held_out <= (2 * (total / 10)).max(smallest));
+        prop_assert!(held_out.abs_diff(total / 10) <= (total / 10).max(smallest));
+    }
+
+    #[test]
+    fn splitting_bytes_loses_none(bytes in prop::collection::vec(any::<u8>(), 1..300)) {
+        let (mut training, held_out) = split_bytes(bytes.clone());
+        prop_assert_eq!(held_out.len(), (bytes.len() / 10).max(1));
+        training.extend(held_out);
+        prop_assert_eq!(training, bytes);
+    }
+}

@@ -1,0 +1,200 @@
+//! A text of bytes, split into a training and a held-out part.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, fs};
+
+use super::files::{Document, read_file, read_folder};
+use super::split::{choose_held_out, split_bytes};
+use super::{DOCUMENT_END, DataError, Sampler, TextPart, Window};
+
+/// The extensions that [`TextData::open`] looks for in a folder.
+pub const EXTENSIONS: [&str; 3] = ["rs", "md", "txt"];
+
+/// A text in memory: one byte is one token.
+///
+/// A clone shares the bytes, so every rank of a process can hold one.
+#[derive(Clone)]
+pub struct TextData {
+    path: PathBuf,
+    training: Arc<[u8]>,
+    held_out: Arc<[u8]>,
+}
+
+impl TextData {
+    /// Reads a file of any name, or all files ending in one of [`EXTENSIONS`] in a folder and the
+    /// folders below it.
+    ///
+    /// Hidden files and folders, folders named `target`, `node_modules` or `runs` below `path`, and
+    /// symbolic links are skipped; empty files count for nothing. Files are joined in the order of
+    /// their relative paths, with one [`DOCUMENT_END`] between two.
+    ///
+    /// About a tenth of the bytes is held out: whole files, chosen by a hash of their relative
+    /// paths, at least one on each side. Of a single file the last tenth of its bytes is held out.
+    /// The split depends on relative paths and file sizes alone.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Missing`], [`DataError::Unreadable`], [`DataError::NotText`],
+    /// [`DataError::Empty`] or [`DataError::NoMatchingFiles`]. Whether the text is long enough is
+    /// known once a sequence length is: see [`TextData::sampler`].
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        Self::open_with(path, &EXTENSIONS)
+    }
+
+    /// As [`TextData::open`], with other extensions: without the dot, in upper or lower case.
+    ///
+    /// # Errors
+    ///
+    /// As [`TextData::open`].
+    pub fn open_with(path: &Path, extensions: &[&str]) -> Result<Self, DataError> {
+        let kind = fs::metadata(path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => DataError::Missing {
+                path: path.to_path_buf(),
+            },
+            _ => DataError::Unreadable {
+                path: path.to_path_buf(),
+                source,
+            },
+        })?;
+        if kind.is_file() {
+            Self::from_bytes(path, read_file(path)?, 1)
+        } else if kind.is_dir() {
+            Self::from_documents(path, read_folder(path, extensions)?, extensions)
+        } else {
+            Err(DataError::NotText {
+                path: path.to_path_buf(),
+            })
+        }
+    }
+
+    fn from_bytes(path: &Path, bytes: Vec<u8>, files: usize) -> Result<Self, DataError> {
+        if bytes.is_empty() {
+            return Err(DataError::Empty {
+                path: path.to_path_buf(),
+                files,
+            });
+        }
+        let (training, held_out) = split_bytes(bytes);
+        Ok(Self {
+            path: path.to_path_buf(),
+            training: training.into(),
+            held_out: held_out.into(),
+        })
+    }
+
+    fn from_documents(
+        path: &Path,
+        mut documents: Vec<Document>,
+        extensions: &[&str],
+    ) -> Result<Self, DataError> {
+        let files = documents.len();
+        if files == 0 {
+            let extensions: Vec<String> = extensions.iter().map(|e| format!(".{e}")).collect();
+            let extensions = extensions.join(", ");
+            return Err(DataError::NoMatchingFiles {
+                path: path.to_path_buf(),
+                extensions,
+            });
+        }
+        documents.retain(|document| !document.bytes.is_empty());
+        if documents.len() < 2 {
+            let bytes = documents
+                .pop()
+                .map(|document| document.bytes)
+                .unwrap_or_default();
+            return Self::from_bytes(path, bytes, files);
+        }
+        let chosen = choose_held_out(&documents);
+        let part = |held_out: bool| {
+            let bytes: Vec<&[u8]> = documents
+                .iter()
+                .zip(&chosen)
+                .filter(|&(_, &chosen)| chosen == held_out)
+                .map(|(document, _)| document.bytes.as_slice())
+                .collect();
+            Arc::from(bytes.join(&DOCUMENT_END))
+        };
+        Ok(Self {
+            path: path.to_path_buf(),
+            training: part(false),
+            held_out: part(true),
+        })
+    }
+
+    /// The bytes that windows are sampled from.
+    pub fn training(&self) -> &[u8] {
+        &self.training
+    }
+
+    /// The bytes that the model never trains on.
+    pub fn held_out(&self) -> &[u8] {
+        &self.held_out
+    }
+
+    /// A sampler of training windows of `seq` tokens; `seed` chooses which ones come when.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::ZeroLength`] for `seq = 0`; [`DataError::TooShort`] if the training text has
+    /// fewer than `seq + 1` bytes.
+    pub fn sampler(&self, seq: usize, seed: u64) -> Result<Sampler, DataError> {
+        self.check_length(TextPart::Training, seq)?;
+        Ok(Sampler::new(Arc::clone(&self.training), seq, seed))
+    }
+
+    /// At most `max` windows of `seq` tokens for measuring the held-out loss, in the order of the
+    /// text.
+    ///
+    /// The held-out text is cut into windows from its start, so no byte is a target twice; what is
+    /// left over at the end is not used. If there are more than `max` windows, evenly spaced ones
+    /// are taken: the `i`-th is number `floor(i * windows / max)`. The choice depends on nothing
+    /// else, so losses of different runs can be compared. `max = 0` gives no window.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::ZeroLength`] for `seq = 0`; [`DataError::TooShort`] if the held-out text has
+    /// fewer than `seq + 1` bytes.
+    pub fn held_out_windows(&self, seq: usize, max: usize) -> Result<Vec<Window<'_>>, DataError> {
+        self.check_length(TextPart::HeldOut, seq)?;
+        // The last target of a window is the first token of the next one.
+        let windows = (self.held_out.len() - 1) / seq;
+        let taken = windows.min(max);
+        Ok((0..taken)
+            .map(|i| Window::at(&self.held_out, i * windows / taken * seq, seq))
+            .collect())
+    }
+
+    fn check_length(&self, part: TextPart, seq: usize) -> Result<(), DataError> {
+        let bytes = match part {
+            TextPart::Training => self.training.len(),
+            TextPart::HeldOut => self.held_out.len(),
+        };
+        if seq == 0 {
+            return Err(DataError::ZeroLength);
+        }
+        if bytes <= seq {
+            let (path, needed) = (self.path.clone(), seq.saturating_add(1));
+            return Err(DataError::TooShort {
+                path,
+                part,
+                bytes,
+                seq,
+                needed,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Names the path and the sizes instead of printing the text.
+impl fmt::Debug for TextData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextData")
+            .field("path", &self.path)
+            .field("training_bytes", &self.training.len())
+            .field("held_out_bytes", &self.held_out.len())
+            .finish()
+    }
+}

@@ -1,0 +1,10 @@
+#![doc = "Large-model training for Burn users: what Megatron-LM is to PyTorch."]
+//!
+//! Rooms, ground floor first; a room imports only rooms below it:
+//! [`mesh`], [`comm`], [`collective`], [`nn`].
+
+pub mod collective;
+pub mod comm;
+pub mod data;
+pub mod mesh;
+pub mod nn;

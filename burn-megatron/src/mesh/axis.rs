@@ -1,0 +1,164 @@
+//! The axes of a mesh and the order in which they count ranks.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::MeshError;
+
+/// One way of dividing work among ranks.
+///
+/// Written in full in messages and files (`tensor`, `expert-tensor`), and by two letters in an
+/// [`AxisOrder`] (`tp`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Axis {
+    /// Each rank holds a slice of every weight matrix.
+    Tensor,
+    /// Each rank holds a slice of every sequence.
+    Context,
+    /// Each rank holds some of the experts of a mixture.
+    Expert,
+    /// Each rank holds a slice of every expert's weight matrices.
+    ExpertTensor,
+    /// Each rank holds a whole copy of its part of the model and reads different samples.
+    Data,
+    /// Each rank holds some of the layers.
+    Pipeline,
+}
+
+impl Axis {
+    /// Every axis.
+    pub const ALL: [Axis; 6] = [
+        Axis::Tensor,
+        Axis::Context,
+        Axis::Expert,
+        Axis::ExpertTensor,
+        Axis::Data,
+        Axis::Pipeline,
+    ];
+
+    /// The full name, as in [`Display`](fmt::Display) and in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Axis::Tensor => "tensor",
+            Axis::Context => "context",
+            Axis::Expert => "expert",
+            Axis::ExpertTensor => "expert-tensor",
+            Axis::Data => "data",
+            Axis::Pipeline => "pipeline",
+        }
+    }
+
+    /// The two letters (three for expert-tensor) by which the field abbreviates the axis.
+    pub const fn abbreviation(self) -> &'static str {
+        match self {
+            Axis::Tensor => "tp",
+            Axis::Context => "cp",
+            Axis::Expert => "ep",
+            Axis::ExpertTensor => "etp",
+            Axis::Data => "dp",
+            Axis::Pipeline => "pp",
+        }
+    }
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The order in which the axes count ranks: neighbours on the left-most axis are neighbouring
+/// ranks.
+///
+/// Written `tp-cp-ep-dp-pp`, which is the default. In the expert grid `tp` stands for
+/// expert-tensor, so that expert-tensor has no name of its own here. An axis of size 1 may be left
+/// out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct AxisOrder(Vec<Axis>);
+
+impl AxisOrder {
+    const ORDERED: [Axis; 5] = [
+        Axis::Tensor,
+        Axis::Context,
+        Axis::Expert,
+        Axis::Data,
+        Axis::Pipeline,
+    ];
+
+    /// The named axes, the one of stride 1 first.
+    pub fn axes(&self) -> &[Axis] {
+        &self.0
+    }
+
+    /// This order with the axes it leaves out appended.
+    pub(super) fn completed(&self) -> AxisOrder {
+        let left_out = Self::ORDERED
+            .into_iter()
+            .filter(|axis| !self.0.contains(axis));
+        AxisOrder(self.0.iter().copied().chain(left_out).collect())
+    }
+
+    /// This order, completed, with the pipeline moved to the end.
+    pub(super) fn pipeline_last(&self) -> AxisOrder {
+        let mut axes = self.completed().0;
+        axes.retain(|axis| *axis != Axis::Pipeline);
+        axes.push(Axis::Pipeline);
+        AxisOrder(axes)
+    }
+}
+
+impl Default for AxisOrder {
+    fn default() -> Self {
+        AxisOrder(Self::ORDERED.to_vec())
+    }
+}
+
+impl FromStr for AxisOrder {
+    type Err = MeshError;
+
+    fn from_str(order: &str) -> Result<Self, MeshError> {
+        let mut axes = Vec::new();
+        for name in order.split('-') {
+            let axis = Self::ORDERED
+                .into_iter()
+                .find(|axis| axis.abbreviation() == name)
+                .ok_or_else(|| MeshError::UnknownAxis {
+                    name: name.into(),
+                    order: order.into(),
+                })?;
+            if axes.contains(&axis) {
+                return Err(MeshError::DuplicateAxis {
+                    axis,
+                    order: order.into(),
+                });
+            }
+            axes.push(axis);
+        }
+        Ok(AxisOrder(axes))
+    }
+}
+
+impl fmt::Display for AxisOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.0.iter().map(|axis| axis.abbreviation()).collect();
+        f.pad(&names.join("-"))
+    }
+}
+
+impl TryFrom<String> for AxisOrder {
+    type Error = MeshError;
+
+    fn try_from(order: String) -> Result<Self, MeshError> {
+        order.parse()
+    }
+}
+
+impl From<AxisOrder> for String {
+    fn from(order: AxisOrder) -> String {
+        order.to_string()
+    }
+}

@@ -1,0 +1,154 @@
+//! A rectangular numbering of ranks, and the families of groups that follow from it.
+
+use super::Axis;
+
+/// Ranks numbered by axes: `rank = sum of coordinate x stride`, the first axis having stride 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Grid {
+    levels: Vec<Level>,
+}
+
+/// One axis of a grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level {
+    axis: Axis,
+    size: usize,
+    stride: usize,
+}
+
+impl Level {
+    fn coordinate(&self, rank: usize) -> usize {
+        rank / self.stride % self.size
+    }
+}
+
+impl Grid {
+    /// A grid of these sizes, none of them zero, whose product fits a `usize`.
+    pub(super) fn new(sizes: impl IntoIterator<Item = (Axis, usize)>) -> Grid {
+        let mut next = 1;
+        let levels = sizes.into_iter().map(|(axis, size)| {
+            let stride = next;
+            next *= size;
+            Level { axis, size, stride }
+        });
+        Grid {
+            levels: levels.collect(),
+        }
+    }
+
+    pub(super) fn size(&self, axis: Axis) -> usize {
+        self.level(axis).size
+    }
+
+    pub(super) fn stride(&self, axis: Axis) -> usize {
+        self.level(axis).stride
+    }
+
+    pub(super) fn coordinate(&self, axis: Axis, rank: usize) -> usize {
+        self.level(axis).coordinate(rank)
+    }
+
+    /// The axis with more than one rank that varies slowest.
+    pub(super) fn slowest(&self) -> Option<Axis> {
+        self.levels
+            .iter()
+            .rfind(|level| level.size > 1)
+            .map(|level| level.axis)
+    }
+
+    /// What one coordinate contributes to the rank.
+    #[track_caller]
+    pub(super) fn offset(&self, axis: Axis, coordinate: usize) -> usize {
+        let level = self.level(axis);
+        assert!(
+            coordinate < level.size,
+            "coordinate {coordinate} is outside {axis}, which has {} ranks",
+            level.size
+        );
+        coordinate * level.stride
+    }
+
+    /// The groups in which `axes`, read as a set, vary and all other axes stay.
+    #[track_caller]
+    pub(super) fn family(&self, axes: &[Axis]) -> Family {
+        for axis in axes {
+            self.level(*axis);
+        }
+        let (varying, fixed) = self
+            .levels
+            .iter()
+            .partition(|level| axes.contains(&level.axis));
+        Family { varying, fixed }
+    }
+
+    #[track_caller]
+    fn level(&self, axis: Axis) -> &Level {
+        self.levels
+            .iter()
+            .find(|level| level.axis == axis)
+            .unwrap_or_else(|| {
+                let names: Vec<_> = self.levels.iter().map(|level| level.axis.name()).collect();
+                panic!(
+                    "axis {axis} is not in this grid, which has {}",
+                    names.join(", ")
+                )
+            })
+    }
+}
+
+/// All groups over one set of axes. They partition the world; nothing is listed until asked for.
+pub(super) struct Family {
+    varying: Vec<Level>,
+    fixed: Vec<Level>,
+}
+
+impl Family {
+    /// How many groups there are.
+    pub(super) fn count(&self) -> usize {
+        self.fixed.iter().map(|level| level.size).product()
+    }
+
+    /// How many ranks a group has.
+    pub(super) fn width(&self) -> usize {
+        self.varying.iter().map(|level| level.size).product()
+    }
+
+    /// The rank of one member of one group.
+    pub(super) fn rank(&self, group: usize, member: usize) -> usize {
+        nth(&self.fixed, group) + nth(&self.varying, member)
+    }
+
+    /// Every group.
+    pub(super) fn groups(&self) -> Vec<Vec<usize>> {
+        (0..self.count())
+            .map(|group| self.members_from(nth(&self.fixed, group)))
+            .collect()
+    }
+
+    /// The group that contains `rank`.
+    pub(super) fn group_of(&self, rank: usize) -> Vec<usize> {
+        let own: usize = self
+            .varying
+            .iter()
+            .map(|level| level.coordinate(rank) * level.stride)
+            .sum();
+        self.members_from(rank - own)
+    }
+
+    fn members_from(&self, first: usize) -> Vec<usize> {
+        (0..self.width())
+            .map(|member| first + nth(&self.varying, member))
+            .collect()
+    }
+}
+
+/// The offset of the n-th point of the box that `levels` span, the left-most level counting
+/// fastest.
+fn nth(levels: &[Level], mut n: usize) -> usize {
+    let mut offset = 0;
+    for level in levels {
+        offset += n % level.size * level.stride;
+        n /= level.size;
+    }
+    offset
+}

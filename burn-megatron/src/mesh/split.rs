@@ -1,0 +1,76 @@
+//! Sharing a number of things out evenly over an axis.
+
+use super::{Axis, MeshError};
+
+/// How many divisors a message lists.
+const LISTED: usize = 8;
+
+/// The largest small divisor that is looked for: it bounds the time spent on a message, and finds
+/// every divisor of numbers up to its square.
+const LARGEST_TRIAL: usize = 1 << 20;
+
+/// How many of `size` things each of the `parts` ranks of `axis` gets.
+///
+/// `what` names the things in the message, as in `heads`.
+///
+/// # Errors
+///
+/// [`MeshError::Uneven`] where `parts` is 0 or does not divide `size`, with the sizes that do, and
+/// [`MeshError::NothingToSplit`] where `size` is 0.
+pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result<usize, MeshError> {
+    if size == 0 {
+        return Err(MeshError::NothingToSplit {
+            what: what.into(),
+            axis,
+            parts,
+        });
+    }
+    if parts == 0 || !size.is_multiple_of(parts) {
+        let fits = nearest(divisors(size), parts, LISTED);
+        return Err(MeshError::Uneven {
+            what: what.into(),
+            size,
+            axis,
+            parts,
+            fits,
+        });
+    }
+    Ok(size / parts)
+}
+
+/// The divisors of `size`, ascending; none for 0.
+pub(super) fn divisors(size: usize) -> Vec<usize> {
+    let root = size.isqrt();
+    let small = (1..=root.min(LARGEST_TRIAL)).filter(|trial| size.is_multiple_of(*trial));
+    let small: Vec<_> = small.collect();
+    let large = small
+        .iter()
+        .rev()
+        .map(|divisor| size / divisor)
+        .filter(|large| *large > root);
+    small.iter().copied().chain(large).collect()
+}
+
+/// The `count` values nearest to `target`, ascending.
+pub(super) fn nearest(mut values: Vec<usize>, target: usize, count: usize) -> Vec<usize> {
+    values.sort_by_key(|value| value.abs_diff(target));
+    values.truncate(count);
+    values.sort();
+    values
+}
+
+/// Some neighbouring divisors of `size`, with dots where smaller or larger ones are left out.
+pub(super) fn listed(divisors: &[usize], size: usize) -> String {
+    let texts: Vec<_> = divisors.iter().map(usize::to_string).collect();
+    let before = if divisors.first() == Some(&1) {
+        ""
+    } else {
+        "..., "
+    };
+    let after = if divisors.last() == Some(&size) {
+        ""
+    } else {
+        ", ..."
+    };
+    format!("{before}{}{after}", texts.join(", "))
+}

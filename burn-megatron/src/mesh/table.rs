@@ -1,0 +1,161 @@
+//! A mesh as a table for people.
+
+use std::fmt;
+
+use super::grid::Grid;
+use super::{Axis, Mesh};
+
+/// Worlds up to this size are printed rank by rank.
+const ROWS: usize = 32;
+
+/// Up to this many groups of an axis, and members of a group, are printed.
+const LISTED: usize = 8;
+
+/// One column of the table, which is one axis of one grid.
+struct Column<'a> {
+    name: &'static str,
+    axis: Axis,
+    grid: &'a Grid,
+}
+
+impl Column<'_> {
+    fn size(&self) -> usize {
+        self.grid.size(self.axis)
+    }
+}
+
+/// The sizes and the order, the coordinates of every rank, and the groups of every axis.
+///
+/// The expert grid is left out where it says nothing: expert = 1 and expert-tensor = tensor. Groups
+/// of one rank are not listed; long lists are cut in the middle.
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dense = self.dense_columns();
+        let expert = self.expert_columns();
+        let order = &self.config.order;
+        let plural = if self.world == 1 { "" } else { "s" };
+        write!(
+            f,
+            "mesh of {} rank{plural}: {}, order {order}",
+            self.world,
+            sizes(&dense)
+        )?;
+        if !expert.is_empty() {
+            write!(f, "\nexpert grid: {}", sizes(&expert))?;
+        }
+        // The pipelines of both grids are the same ranks, so one column serves.
+        let mut columns = dense;
+        columns.extend(
+            expert
+                .into_iter()
+                .filter(|column| column.axis != Axis::Pipeline),
+        );
+        write_ranks(f, &columns, self.world)?;
+        write_groups(f, &columns)
+    }
+}
+
+impl Mesh {
+    fn dense_columns(&self) -> Vec<Column<'_>> {
+        [Axis::Tensor, Axis::Context, Axis::Data, Axis::Pipeline]
+            .map(|axis| Column {
+                name: axis.name(),
+                axis,
+                grid: &self.dense,
+            })
+            .into()
+    }
+
+    fn expert_columns(&self) -> Vec<Column<'_>> {
+        if self.size(Axis::Expert) == 1 && self.size(Axis::ExpertTensor) == self.size(Axis::Tensor)
+        {
+            return Vec::new();
+        }
+        [Axis::ExpertTensor, Axis::Expert, Axis::Data, Axis::Pipeline]
+            .map(|axis| {
+                let name = if axis == Axis::Data {
+                    "expert-data"
+                } else {
+                    axis.name()
+                };
+                Column {
+                    name,
+                    axis,
+                    grid: &self.expert,
+                }
+            })
+            .into()
+    }
+}
+
+fn sizes(columns: &[Column]) -> String {
+    let sizes: Vec<_> = columns
+        .iter()
+        .map(|c| format!("{} {}", c.name, c.size()))
+        .collect();
+    sizes.join(" x ")
+}
+
+fn write_ranks(f: &mut fmt::Formatter<'_>, columns: &[Column], world: usize) -> fmt::Result {
+    let width = (world - 1).to_string().len().max("rank".len());
+    write!(f, "\n\n{:>width$}", "rank")?;
+    for column in columns {
+        write!(f, "  {}", column.name)?;
+    }
+    for row in abridged(world, ROWS) {
+        let Some(rank) = row else {
+            write!(f, "\n{:>width$}", "...")?;
+            continue;
+        };
+        write!(f, "\n{rank:>width$}")?;
+        for Column { name, axis, grid } in columns {
+            write!(
+                f,
+                "  {:>width$}",
+                grid.coordinate(*axis, rank),
+                width = name.len()
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn write_groups(f: &mut fmt::Formatter<'_>, columns: &[Column]) -> fmt::Result {
+    let shown = || columns.iter().filter(|column| column.size() > 1);
+    let width = shown().map(|column| column.name.len()).max().unwrap_or(0);
+    if width > 0 {
+        write!(f, "\n\ngroups")?;
+    }
+    for column in shown() {
+        let family = column.grid.family(&[column.axis]);
+        let groups = abridged(family.count(), LISTED).map(|group| {
+            let Some(group) = group else {
+                return "...".to_string();
+            };
+            let members = abridged(family.width(), LISTED).map(|member| match member {
+                Some(member) => family.rank(group, member).to_string(),
+                None => "...".to_string(),
+            });
+            format!("[{}]", members.collect::<Vec<_>>().join(" "))
+        });
+        write!(
+            f,
+            "\n{:<width$}  {}",
+            column.name,
+            groups.collect::<Vec<_>>().join(" ")
+        )?;
+    }
+    Ok(())
+}
+
+/// The numbers below `count`; above `limit` of them the first half of `limit`, a gap, and the last.
+fn abridged(count: usize, limit: usize) -> impl Iterator<Item = Option<usize>> {
+    let (head, tail) = if count <= limit {
+        (count, None)
+    } else {
+        (limit / 2, Some(count - 1))
+    };
+    (0..head)
+        .map(Some)
+        .chain(tail.into_iter().flat_map(|last| [None, Some(last)]))
+}

@@ -1,0 +1,118 @@
+//! The one door by which gradients leave backward.
+//!
+//! Under a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) a parameter
+//! is a plain tensor that enters the graph through one operation, which hangs on the layer's input
+//! (its *anchor*). The operation's backward runs right after the last use of the parameter, when
+//! the gradient is final, and hands it to a [`GradientSink`]; nothing is kept in Burn's gradients.
+//! So a bucket can be reduced while backward goes on, and no autodiff leaf is ever shared.
+//!
+//! Our layers name the anchor with [`value_at`]; an unmodified module takes the one that the
+//! wrapper has put in place ([`with_anchor`]), and may set nearer ones at the borders of its blocks.
+//! A module without a wrapper is an ordinary Burn module: the door is not there.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::module::{Module, Param, Reparameterization};
+use burn::tensor::Tensor;
+use burn_megatron_kernels::{Function, apply};
+
+/// Where gradients go when they are final for one use of a parameter.
+pub trait GradientSink: Send + Sync + 'static {
+    /// The parameter `index` of the table enters a graph: one gradient more will come.
+    fn expect(&self, index: usize);
+
+    /// Takes the gradient of one use, a plain tensor of the parameter's shape.
+    fn accumulate(&self, index: usize, gradient: DispatchTensor);
+}
+
+thread_local! {
+    /// The tracked tensor on which parameters hang. A rank is a thread, so this is no global state
+    /// between ranks.
+    static ANCHOR: RefCell<Option<DispatchTensor>> = const { RefCell::new(None) };
+}
+
+/// Runs `body` with `anchor` as the tensor on which parameters hang.
+///
+/// `anchor` must lie on the path to the loss besides. An untracked tensor leaves the outer anchor
+/// in place, as nothing can hang on it.
+pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {
+    if !anchor.is_autodiff() || !anchor.is_tracked() {
+        return body();
+    }
+    let outer = ANCHOR.replace(Some(anchor.clone().into_dispatch()));
+    let _restore = Restore(outer);
+    body()
+}
+
+/// Puts the outer anchor back, also when the body unwinds.
+struct Restore(Option<DispatchTensor>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        ANCHOR.set(self.0.take());
+    }
+}
+
+/// The value of `param` for a layer with the input `x`.
+pub fn value_at<const D: usize, const E: usize>(
+    param: &Param<Tensor<D>>,
+    x: &Tensor<E>,
+) -> Tensor<D> {
+    with_anchor(x, || param.val())
+}
+
+/// The door of one parameter, attached by [`Module::apply_reparameterization`].
+#[derive(Module, Debug)]
+pub struct Door {
+    #[module(skip)]
+    exit: Exit,
+}
+
+/// To which sink, and as which parameter.
+#[derive(Clone)]
+struct Exit {
+    index: usize,
+    sink: Arc<dyn GradientSink>,
+}
+
+impl fmt::Debug for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "parameter {}", self.index)
+    }
+}
+
+impl Door {
+    /// The door of parameter `index`.
+    pub fn new(index: usize, sink: Arc<dyn GradientSink>) -> Self {
+        Self { exit: Exit { index, sink } }
+    }
+}
+
+impl Reparameterization for Door {
+    const NAME: &'static str = "gradient_door";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let Some(anchor) = ANCHOR.with_borrow(Clone::clone) else { return base };
+        self.exit.sink.expect(self.exit.index);
+        apply(vec![base.into_dispatch(), anchor], self.exit.clone())
+    }
+}
+
+impl Function for Exit {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (inputs.swap_remove(0), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        self.sink.accumulate(self.index, gradient);
+        vec![None, None]
+    }
+}

@@ -1,0 +1,178 @@
+//! Dropout with masks that do not depend on the layout.
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_megatron_kernels::philox::Stream;
+
+use super::{BuildError, Place, Position, Scope};
+
+/// Sets elements to zero with probability `p` while training, and scales the others by `1/(1-p)`.
+///
+/// The mask comes from Philox counters (see [`Position`]): ranks that hold the same elements draw
+/// the same mask, ranks that hold different ones draw different parts of one mask.
+#[derive(Module, Debug)]
+pub struct Dropout {
+    probability: f64,
+    #[module(skip)]
+    key: u64,
+    #[module(skip)]
+    position: Position,
+}
+
+/// How the input of [`Dropout::forward`] lies on the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lies {
+    /// Every rank has all of it.
+    Whole,
+    /// Each rank has an equal part of `dim`, which is not the batch (dim 0).
+    SplitAlong {
+        /// The dimension that is cut.
+        dim: usize,
+        /// Which part this rank has.
+        place: Place,
+    },
+}
+
+impl Dropout {
+    /// Dropout with `probability` in `[0, 1)` and the random stream of `scope`.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`] for another probability.
+    pub fn new(probability: f64, scope: &Scope) -> Result<Self, BuildError> {
+        if !(0.0..1.0).contains(&probability) {
+            return Err(scope.error(format!(
+                "a dropout probability of {probability} makes no sense; at least 0 and below 1 does"
+            )));
+        }
+        let (key, position) = (scope.stream_key(), scope.position().clone());
+        Ok(Self { probability, key, position })
+    }
+
+    /// `[batch, ...]` to `[batch, ...]`; the identity outside of training (a plain tensor).
+    pub fn forward<const D: usize>(&self, x: Tensor<D>, lies: Lies) -> Tensor<D> {
+        if !x.is_autodiff() {
+            return x;
+        }
+        match self.scaled_mask(x.dims(), lies, &x.device(), x.dtype()) {
+            Some(mask) => x * Tensor::from_inner(mask),
+            None => x,
+        }
+    }
+
+    /// The mask that [`forward`](Self::forward) multiplies an input of `shape` with: 0 or
+    /// `1/(1-p)`, a plain tensor. None where nothing is dropped.
+    pub fn scaled_mask<const D: usize>(
+        &self,
+        shape: [usize; D],
+        lies: Lies,
+        device: &Device,
+        dtype: DType,
+    ) -> Option<Tensor<D>> {
+        let device = device.clone().inner();
+        let mask = || Tensor::from_data(self.mask(shape, lies), (&device, dtype));
+        (self.probability > 0.0).then(mask)
+    }
+
+    /// This rank's part of the scaled mask, for an input of `shape` on this rank.
+    fn mask<const D: usize>(&self, shape: [usize; D], lies: Lies) -> TensorData {
+        let (step, first_sample) = self.position.get();
+        let stream = Stream::new(self.key, step);
+        let keep = 1.0 - self.probability;
+        let threshold = (keep * 4_294_967_296.0) as u64;
+        let scale = (1.0 / keep) as f32;
+
+        let (dim, place) = match lies {
+            Lies::Whole => (1, Place { index: 0, size: 1 }),
+            Lies::SplitAlong { dim, place } => (dim, place),
+        };
+        let outer: usize = shape[1..dim].iter().product();
+        let run: usize = shape[dim..].iter().product();
+        let sample = (outer * run * place.size) as u64;
+        let mut mask = vec![0.0f32; shape.iter().product()];
+        for (i, run_mask) in mask.chunks_exact_mut(run.max(1)).enumerate() {
+            let (row, outer_index) = (i / outer, i % outer);
+            let in_sample = (outer_index * place.size + place.index) * run;
+            let start = (first_sample + row as u64) * sample + in_sample as u64;
+            stream.words(start, run, |i, word| {
+                if u64::from(word) < threshold {
+                    run_mask[i] = scale;
+                }
+            });
+        }
+        TensorData::new(mask, shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Groups;
+
+    fn dropout(probability: f64) -> Dropout {
+        let scope = Scope::new(&Groups::single(), &Device::flex()).child("dropout");
+        Dropout::new(probability, &scope).unwrap()
+    }
+
+    fn values(data: TensorData) -> Vec<f32> {
+        data.try_into_vec().unwrap()
+    }
+
+    #[test]
+    fn parts_of_a_split_make_up_the_whole_mask() {
+        let dropout = dropout(0.3);
+        dropout.position.set(5, 2);
+        let shape = [3, 4, 6, 2];
+        let whole = Tensor::<4>::from_data(dropout.mask(shape, Lies::Whole), &Device::flex());
+        for dim in 1..4 {
+            for size in [1, 2] {
+                let mut local = shape;
+                local[dim] /= size;
+                let part = |index| {
+                    let lies = Lies::SplitAlong { dim, place: Place { index, size } };
+                    Tensor::<4>::from_data(dropout.mask(local, lies), &Device::flex())
+                };
+                let parts = Tensor::cat((0..size).map(part).collect(), dim);
+                parts.into_data().assert_eq(&whole.to_data(), true);
+            }
+        }
+    }
+
+    #[test]
+    fn a_micro_batch_draws_its_rows_of_the_batch() {
+        let dropout = dropout(0.5);
+        let whole = values(dropout.mask([4, 7, 3], Lies::Whole));
+        dropout.position.set(0, 2);
+        assert_eq!(values(dropout.mask([2, 7, 3], Lies::Whole)), whole[2 * 21..]);
+        dropout.position.set(1, 2);
+        assert_ne!(values(dropout.mask([2, 7, 3], Lies::Whole)), whole[2 * 21..]);
+    }
+
+    #[test]
+    fn the_mean_stays_and_the_gradient_is_the_mask() {
+        let dropout = dropout(0.25);
+        let x = Tensor::<2>::ones([100, 1000], &Device::flex().autodiff()).require_grad();
+        let y = dropout.forward(x.clone(), Lies::Whole);
+        let mean = y.clone().mean().into_scalar::<f32>();
+        // Five standard errors of a mean of 100,000 draws with variance 1/3.
+        assert!((mean - 1.0).abs() < 0.01, "mean {mean}");
+        let gradient = x.grad(&y.clone().sum().backward()).unwrap();
+        gradient.into_data().assert_eq(&y.inner().into_data(), true);
+    }
+
+    #[test]
+    fn evaluation_leaves_the_input_alone() {
+        let x = Tensor::<2>::ones([2, 3], &Device::flex());
+        let y = dropout(0.9).forward(x.clone(), Lies::Whole);
+        y.into_data().assert_eq(&x.into_data(), true);
+    }
+
+    #[test]
+    fn an_impossible_probability_is_refused() {
+        let scope = Scope::new(&Groups::single(), &Device::flex()).child("dropout");
+        for probability in [-0.1, 1.0, f64::NAN] {
+            let error = Dropout::new(probability, &scope).unwrap_err().to_string();
+            assert!(error.starts_with("dropout: a dropout probability of"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The feed-forward layer with its width split over the tensor axis.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::{
+    Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init, OutputSection,
+    RowParallelLinear, RowParallelLinearConfig, Scope,
+};
+
+/// Configuration of a [`ParallelMlp`].
+#[derive(Clone, Debug)]
+pub struct ParallelMlpConfig {
+    /// Features of the residual stream.
+    pub hidden: usize,
+    /// Features between the two layers, after the activation.
+    pub width: usize,
+    /// The nonlinearity; a gated one doubles the output of the first layer.
+    pub activation: Activation,
+    /// Whether the linear layers have biases.
+    pub bias: bool,
+    /// Initial values of the first weight.
+    pub init: Init,
+    /// Initial values of the second weight.
+    pub output_init: Init,
+    /// Whether the input and the output are split along the sequence.
+    pub sequence_parallel: bool,
+}
+
+/// Two linear layers with an activation between them; one collective each way.
+#[derive(Module, Debug)]
+pub struct ParallelMlp {
+    /// To the width; gate and value side by side where the activation is gated.
+    pub up: ColumnParallelLinear,
+    /// Back to the residual stream.
+    pub down: RowParallelLinear,
+    #[module(skip)]
+    activation: Activation,
+}
+
+impl ParallelMlpConfig {
+    /// Builds this rank's part.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Mesh`] when the width cannot be split over the tensor axis.
+    pub fn init(&self, scope: &Scope) -> Result<ParallelMlp, BuildError> {
+        let section =
+            OutputSection { unit: "MLP width", units: self.width, width: 1, shared: false };
+        let sections = vec![section; if self.activation.is_gated() { 2 } else { 1 }];
+        let up = ColumnParallelLinearConfig::with_sections(self.hidden, sections)
+            .with_init(self.init)
+            .with_bias(self.bias)
+            .with_sequence_parallel(self.sequence_parallel)
+            .init(&scope.child("up"))?;
+        let down = RowParallelLinearConfig::new(self.width, self.hidden)
+            .with_init(self.output_init)
+            .with_bias(self.bias)
+            .with_sequence_parallel(self.sequence_parallel)
+            .init(&scope.child("down"))?;
+        Ok(ParallelMlp { up, down, activation: self.activation })
+    }
+}
+
+impl ParallelMlp {
+    /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
+    /// parallelism.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        self.down.forward(self.activation.forward(self.up.forward(x)))
+    }
+}

@@ -1,0 +1,55 @@
+//! Parallel layers as Burn modules.
+//!
+//! A layer is built from a [`Scope`], where it declares how each of its parameters lies on the
+//! tensor axis; the [`ParameterTable`] of the model follows from that. Its forward knows no ranks:
+//! communication stands inside of the operations it calls. On one rank each layer is the plain one.
+//!
+//! Activations are `[batch, seq, hidden]`; under sequence parallelism (Korthikanti et al. 2022)
+//! those between the blocks are `[batch, seq / tensor, hidden]`.
+//!
+//! | layer | what is split |
+//! |---|---|
+//! | [`ColumnParallelLinear`] | output features |
+//! | [`RowParallelLinear`] | input features |
+//! | [`VocabParallelEmbedding`], [`OutputLayer`], [`VocabParallelCrossEntropy`] | the vocabulary |
+//! | [`ParallelAttention`] | heads |
+//! | [`ParallelMlp`] | width |
+//! | [`Norm`], [`LearnedPositions`] | nothing; the sequence where that is parallel |
+
+mod activation;
+mod attention;
+mod attention_core;
+mod column;
+pub mod door;
+mod dropout;
+mod embedding;
+mod init;
+mod linear;
+mod loss;
+mod mlp;
+mod norm;
+mod placement;
+mod position;
+mod rope;
+mod row;
+mod scope;
+mod table;
+
+pub use activation::Activation;
+pub use attention::{ParallelAttention, ParallelAttentionConfig};
+pub use column::{ColumnParallelLinear, ColumnParallelLinearConfig, OutputSection};
+pub use door::value_at;
+pub use dropout::{Dropout, Lies};
+pub use embedding::{LearnedPositions, OutputLayer, VocabParallelEmbedding, Vocabulary};
+pub use init::Init;
+pub use linear::{InputLies, SEQUENCE_DIM, linear};
+pub use loss::VocabParallelCrossEntropy;
+pub use mlp::{ParallelMlp, ParallelMlpConfig};
+pub use norm::{Norm, NormKind};
+pub use crate::mesh::Place;
+pub use placement::{Placement, Section};
+pub use position::Position;
+pub use rope::RotaryTable;
+pub use row::{RowParallelLinear, RowParallelLinearConfig};
+pub use scope::{BuildError, ParallelModule, ParameterSpec, Scope};
+pub use table::{ParameterEntry, ParameterTable, TableError};

@@ -1,0 +1,215 @@
+//! Where a module is built: its ranks, its device, its seed, and its path in the model.
+
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::init::stream_key;
+use super::{Init, ParameterEntry, ParameterTable, Place, Placement, Position, TableError};
+use crate::comm::Groups;
+use crate::mesh::MeshError;
+
+/// What a layer is built from. [`Scope::child`] goes one step down the module's path.
+///
+/// A layer that builds a parameter declares its placement in the same call, so that the table of
+/// the model ([`Scope::finish`]) is complete by construction.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    shared: Arc<Shared>,
+    groups: Groups,
+    path: String,
+}
+
+#[derive(Debug)]
+struct Shared {
+    device: Device,
+    dtype: DType,
+    seed: u64,
+    position: Position,
+    declared: Mutex<Vec<ParameterEntry>>,
+}
+
+/// A parameter to be built.
+#[derive(Clone, Debug)]
+pub struct ParameterSpec<const D: usize> {
+    /// The shape of the whole parameter.
+    pub shape: [usize; D],
+    /// How the ranks of the tensor axis share it.
+    pub placement: Placement,
+    /// Its initial values.
+    pub init: Init,
+    /// See [`ParameterEntry::partial_gradient`].
+    pub partial_gradient: bool,
+    /// See [`ParameterEntry::decay`].
+    pub decay: bool,
+}
+
+impl<const D: usize> ParameterSpec<D> {
+    /// A replicated parameter, decayed by the optimizer if it has two or more dimensions.
+    pub fn new(shape: [usize; D], init: Init) -> Self {
+        let placement = Placement::Replicated;
+        Self { shape, placement, init, partial_gradient: false, decay: D > 1 }
+    }
+
+    /// Sets the placement.
+    pub fn placed(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// Says whether the gradients of the tensor axis are parts of a sum.
+    pub fn with_partial_gradient(mut self, partial: bool) -> Self {
+        self.partial_gradient = partial;
+        self
+    }
+}
+
+/// A layer that cannot be built.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A size does not fit the mesh.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// A layer's own sizes do not fit each other.
+    #[error("{path}: {message}")]
+    Config {
+        /// The layer.
+        path: String,
+        /// What is wrong, and what would fit.
+        message: String,
+    },
+    /// What the layers declared does not fit the module.
+    #[error(transparent)]
+    Table(#[from] TableError),
+}
+
+/// A module with the table of its parameters and the position of its random streams.
+#[derive(Clone, Debug)]
+pub struct ParallelModule<M> {
+    /// The module, with this rank's part of each parameter.
+    pub module: M,
+    /// How each parameter lies.
+    pub table: ParameterTable,
+    /// The step and sample that dropout draws for.
+    pub position: Position,
+}
+
+impl<M: Module> ParallelModule<M> {
+    /// A module that is the same on every rank, such as one of burn-nn's.
+    pub fn replicated(module: M) -> Self {
+        let table = ParameterTable::replicated(&module);
+        Self { module, table, position: Position::default() }
+    }
+}
+
+impl Scope {
+    /// The root of a model, in f32 and with seed 0.
+    pub fn new(groups: &Groups, device: &Device) -> Self {
+        Self::with(groups, device, 0, DType::F32)
+    }
+
+    /// The root of a model with a seed and the type of its parameters.
+    pub fn with(groups: &Groups, device: &Device, seed: u64, dtype: DType) -> Self {
+        let shared = Shared {
+            device: device.clone(),
+            dtype,
+            seed,
+            position: Position::default(),
+            declared: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared), groups: groups.clone(), path: String::new() }
+    }
+
+    /// The scope of the field `name`, or of the element of a list.
+    pub fn child(&self, name: impl Display) -> Self {
+        let path = self.join(name);
+        Self { shared: self.shared.clone(), groups: self.groups.clone(), path }
+    }
+
+    /// The same place in the model, built for other ranks.
+    pub fn with_groups(&self, groups: Groups) -> Self {
+        Self { groups, ..self.clone() }
+    }
+
+    /// The ranks.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The device of the parameters.
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// The type of the parameters.
+    pub fn dtype(&self) -> DType {
+        self.shared.dtype
+    }
+
+    /// This rank's place on the tensor axis.
+    pub fn place(&self) -> Place {
+        self.groups.place()
+    }
+
+    /// The path of the module that is being built.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The step and sample that dropout draws for.
+    pub fn position(&self) -> &Position {
+        &self.shared.position
+    }
+
+    /// The key of this module's random stream.
+    pub fn stream_key(&self) -> u64 {
+        stream_key(self.shared.seed, &self.path)
+    }
+
+    /// An error of the module that is being built.
+    pub fn error(&self, message: impl Into<String>) -> BuildError {
+        BuildError::Config { path: self.path.clone(), message: message.into() }
+    }
+
+    /// Builds and declares the parameter in field `name`.
+    pub fn parameter<const D: usize>(
+        &self,
+        name: &str,
+        spec: ParameterSpec<D>,
+    ) -> Param<Tensor<D>> {
+        let ParameterSpec { shape, placement, init, partial_gradient, decay } = spec;
+        let entry = ParameterEntry {
+            path: self.join(name),
+            shape: shape.to_vec(),
+            placement,
+            partial_gradient,
+            decay,
+        };
+        let (place, key) = (self.place(), stream_key(self.shared.seed, &entry.path));
+        let data = TensorData::new(init.values(&entry, place, key), entry.local_shape(place));
+        let options = (&self.shared.device, self.shared.dtype);
+        self.shared.declared.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+        Param::from_tensor(Tensor::from_data(data, options))
+    }
+
+    /// Closes the model: its table is complete and fits the module.
+    ///
+    /// # Errors
+    ///
+    /// [`TableError`] when a parameter was built without a scope, or under another path than the
+    /// one it has in the module.
+    pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
+        let declared = self.shared.declared.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let table = ParameterTable::new(&module, declared, self.place())?;
+        Ok(ParallelModule { module, table, position: self.shared.position.clone() })
+    }
+
+    fn join(&self, name: impl Display) -> String {
+        match self.path.is_empty() {
+            true => name.to_string(),
+            false => format!("{}.{name}", self.path),
+        }
+    }
+}

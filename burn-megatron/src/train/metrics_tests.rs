@@ -1,0 +1,169 @@
+use super::*;
+use crate::data::test_folder::TestFolder;
+
+fn step(step: usize) -> StepMetrics {
+    StepMetrics {
+        step,
+        loss: 5.5,
+        bits_per_byte: 8.0,
+        gradient_norm: 0.25,
+        learning_rate: 1e-3,
+        tokens: 1024,
+        skipped: false,
+    }
+}
+
+fn held_out(step: usize) -> HeldOutMetrics {
+    HeldOutMetrics {
+        step,
+        loss: 5.75,
+        bits_per_byte: 8.25,
+        tokens: 512,
+    }
+}
+
+/// Updates `from..to`, with a held-out loss after every second one.
+fn run(log: &mut MetricsLog, from: usize, to: usize) {
+    for i in from..to {
+        log.step(&step(i)).expect("writable");
+        if (i + 1) % 2 == 0 {
+            log.held_out(&held_out(i + 1)).expect("writable");
+        }
+    }
+}
+
+#[test]
+fn a_line_is_a_flat_object_with_its_kind() {
+    let folder = TestFolder::new("metrics-lines");
+    let path = folder.path().join("metrics.jsonl");
+    let mut log = MetricsLog::create(&path).expect("new");
+    log.step(&step(0)).expect("writable");
+    log.held_out(&held_out(1)).expect("writable");
+    // Read while the log is open: each line is out as soon as it is written.
+    let text = std::fs::read_to_string(&path).expect("readable");
+    let expected = concat!(
+        r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":0.25,"#,
+        r#""learning_rate":0.001,"tokens":1024,"skipped":false}"#,
+        "\n",
+        r#"{"kind":"held_out","step":1,"loss":5.75,"bits_per_byte":8.25,"tokens":512}"#,
+        "\n",
+    );
+    assert_eq!(text, expected);
+    let records = read_metrics(&path).expect("readable");
+    assert_eq!(
+        records,
+        [Record::Step(step(0)), Record::HeldOut(held_out(1))]
+    );
+}
+
+#[test]
+fn what_is_not_finite_is_valid_json_and_comes_back() {
+    let folder = TestFolder::new("metrics-nan");
+    let path = folder.path().join("metrics.jsonl");
+    let mut log = MetricsLog::create(&path).expect("new");
+    let metrics = StepMetrics {
+        loss: f64::NAN,
+        bits_per_byte: f64::NEG_INFINITY,
+        gradient_norm: f64::INFINITY,
+        skipped: true,
+        ..step(3)
+    };
+    log.step(&metrics).expect("writable");
+    let text = std::fs::read_to_string(&path).expect("readable");
+    let json: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
+    assert_eq!(json["loss"], "NaN");
+    assert_eq!(json["bits_per_byte"], "-inf");
+    assert_eq!(json["gradient_norm"], "inf");
+    let records = read_metrics(&path).expect("readable");
+    let [Record::Step(read)] = records[..] else {
+        panic!("{records:?}")
+    };
+    assert!(read.loss.is_nan() && read.skipped);
+    assert_eq!(
+        (read.bits_per_byte, read.gradient_norm),
+        (f64::NEG_INFINITY, f64::INFINITY)
+    );
+}
+
+#[test]
+fn a_resumed_file_equals_an_uninterrupted_one() {
+    let folder = TestFolder::new("metrics-resume");
+    let whole = folder.path().join("whole.jsonl");
+    run(&mut MetricsLog::create(&whole).expect("new"), 0, 8);
+    let whole = std::fs::read(whole).expect("readable");
+
+    for checkpoint in 0..=6 {
+        let path = folder.path().join(format!("resumed-{checkpoint}.jsonl"));
+        run(&mut MetricsLog::create(&path).expect("new"), 0, 6);
+        let mut torn = OpenOptions::new().append(true).open(&path).expect("there");
+        torn.write_all(b"{\"kind\":\"st").expect("writable");
+        run(
+            &mut MetricsLog::resume(&path, checkpoint).expect("ours"),
+            checkpoint,
+            8,
+        );
+        assert_eq!(
+            std::fs::read(&path).expect("readable"),
+            whole,
+            "from {checkpoint}"
+        );
+    }
+}
+
+#[test]
+fn an_old_file_is_not_overwritten_and_a_foreign_one_not_continued() {
+    let folder = TestFolder::new("metrics-refuse");
+    let path = folder.path().join("metrics.jsonl");
+    assert!(MetricsLog::resume(&path, 0).is_err());
+    folder.write("metrics.jsonl", "{\"kind\":\"other\"}\n");
+    let message = MetricsLog::create(&path).unwrap_err().to_string();
+    assert!(
+        message.contains("cannot create") && message.contains("metrics.jsonl"),
+        "{message}"
+    );
+    let message = MetricsLog::resume(&path, 0).unwrap_err().to_string();
+    assert!(message.starts_with("line 1 of"), "{message}");
+    assert_eq!(
+        std::fs::read(&path).expect("readable"),
+        b"{\"kind\":\"other\"}\n"
+    );
+    assert!(TimingsLog::create(&path).is_err());
+}
+
+#[test]
+fn timings_stand_in_their_own_file() {
+    let folder = TestFolder::new("metrics-timings");
+    let path = folder.path().join("timings.jsonl");
+    let timing = StepTiming {
+        step: 0,
+        seconds: 0.5,
+        tokens_per_second: 2048.0,
+        flops_per_second: 1.5e9,
+    };
+    let line =
+        r#"{"step":0,"seconds":0.5,"tokens_per_second":2048.0,"flops_per_second":1500000000.0}"#;
+    TimingsLog::create(&path)
+        .expect("new")
+        .step(&timing)
+        .expect("writable");
+    assert_eq!(
+        std::fs::read_to_string(&path).expect("readable"),
+        format!("{line}\n")
+    );
+
+    folder.write("timings.jsonl", format!("{line}\n{{\"step\":"));
+    TimingsLog::resume(&path)
+        .expect("ours")
+        .step(&timing)
+        .expect("writable");
+    assert_eq!(
+        std::fs::read_to_string(&path).expect("readable"),
+        format!("{line}\n{line}\n")
+    );
+}
+
+#[test]
+fn eight_bits_are_256_equally_likely_bytes() {
+    assert!((bits_per_byte(256_f64.ln(), 1.0) - 8.0).abs() < 1e-12);
+    assert!((bits_per_byte(256_f64.ln(), 4.0) - 2.0).abs() < 1e-12);
+}

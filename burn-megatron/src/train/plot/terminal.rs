@@ -1,0 +1,140 @@
+//! The loss curve as lines of text: the curve in Braille dots, axes and labels around it.
+
+use textplots::{Chart, Plot, Shape};
+
+use super::LossCurve;
+
+/// The lines of text the curve itself takes; three more hold the legend, the axis and its labels.
+const ROWS: usize = 9;
+/// The characters before the curve: a label and the axis.
+const GUTTER: usize = 10;
+const FEWEST_COLUMNS: usize = 40;
+/// A Braille character is 2 dots wide and 4 high.
+const DOTS: (usize, usize) = (2, 4);
+
+pub(super) fn draw(curve: &LossCurve, columns: usize) -> String {
+    let width = columns.max(FEWEST_COLUMNS) - GUTTER;
+    let mut cells = braille(curve, width);
+    mark_held_out(curve, &mut cells);
+
+    let (low, high) = curve.losses();
+    let mut text = header(curve, width + GUTTER);
+    for (row, cells) in cells.iter().enumerate() {
+        // The first, the middle and the last row are labelled with the loss at their middle.
+        let label = if row % (ROWS / 2) == 0 {
+            let below_top = (row as f64 + 0.5) / ROWS as f64;
+            number(high - below_top * (high - low))
+        } else {
+            String::new()
+        };
+        let axis = if label.is_empty() { '│' } else { '┤' };
+        let line: String = cells.iter().collect();
+        text += format!("{label:>8} {axis}{}", line.trim_end()).trim_end();
+        text.push('\n');
+    }
+    text + &footer(curve, width)
+}
+
+/// The dots of the training curve, `ROWS` lines of `width` characters.
+fn braille(curve: &LossCurve, width: usize) -> Vec<Vec<char>> {
+    let points: Vec<(f32, f32)> = curve
+        .smoothed()
+        .iter()
+        .map(|&(step, loss)| (step as f32, loss as f32))
+        .collect();
+    let shape = if points.len() == 1 {
+        Shape::Points(&points)
+    } else {
+        Shape::Lines(&points)
+    };
+    let (first, last) = curve.steps();
+    let (low, high) = curve.losses();
+    let (dots_x, dots_y) = canvas(width);
+    let mut chart = Chart::new_with_y_range(
+        dots_x as u32,
+        dots_y as u32,
+        first as f32,
+        last as f32,
+        low as f32,
+        high as f32,
+    );
+    let chart = chart.lineplot(&shape);
+    chart.figures();
+    let frame = chart.frame();
+    let mut lines = frame.lines();
+    let row = |line: Option<&str>| -> Vec<char> {
+        line.unwrap_or("")
+            .chars()
+            .chain(std::iter::repeat(' '))
+            .take(width)
+            .collect()
+    };
+    (0..ROWS).map(|_| row(lines.next())).collect()
+}
+
+/// Puts an `o` where a held-out loss lies.
+fn mark_held_out(curve: &LossCurve, cells: &mut [Vec<char>]) {
+    let (first, last) = curve.steps();
+    let (low, high) = curve.losses();
+    for &(step, loss) in &curve.held_out {
+        let width = cells[0].len();
+        let (dots_x, dots_y) = canvas(width);
+        let right = (step - first) as f64 / (last - first) as f64 * dots_x as f64;
+        let down = (high - loss) / (high - low) * dots_y as f64;
+        let (column, row) = (
+            right.round() as usize / DOTS.0,
+            down.round() as usize / DOTS.1,
+        );
+        cells[row.min(ROWS - 1)][column.min(width - 1)] = 'o';
+    }
+}
+
+/// The largest dot coordinates of a curve `width` characters wide.
+fn canvas(width: usize) -> (usize, usize) {
+    (DOTS.0 * width - 1, DOTS.1 * ROWS - 1)
+}
+
+fn header(curve: &LossCurve, columns: usize) -> String {
+    let name = "loss (nats per token)";
+    let mut legend = Vec::new();
+    if !curve.training.is_empty() {
+        legend.push("⠒⠒ training");
+    }
+    if !curve.held_out.is_empty() {
+        legend.push("o held-out");
+    }
+    let legend = if legend.is_empty() {
+        "no values".to_string()
+    } else {
+        legend.join("  ")
+    };
+    let space = columns.saturating_sub(name.chars().count() + legend.chars().count());
+    if space == 0 {
+        return format!("{legend}\n"); // the narrowest plot has no room for both
+    }
+    format!("{name}{}{legend}\n", " ".repeat(space))
+}
+
+fn footer(curve: &LossCurve, width: usize) -> String {
+    let (first, last) = curve.steps();
+    let (first, last) = (first.to_string(), last.to_string());
+    let between = width.saturating_sub(first.len() + last.len());
+    let axis = format!("{:>GUTTER$}{}", '└', "─".repeat(width));
+    let label = curve.step_label();
+    // Without room for its name an axis still needs its numbers.
+    let label = if label.len() + 2 <= between {
+        label
+    } else {
+        String::new()
+    };
+    format!("{axis}\n{:GUTTER$}{first}{label:^between$}{last}\n", "")
+}
+
+/// A loss in at most 8 characters.
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size < 100.0 => format!("{value:.3}"),
+        size if size < 100_000.0 => format!("{value:.1}"),
+        _ => format!("{value:.1e}"),
+    }
+}

@@ -1,0 +1,331 @@
+//! How far a run is, for the person in front of it.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use indicatif::{FormattedDuration, HumanCount, ProgressBar, ProgressFinish, ProgressStyle};
+
+use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+
+/// In a file or a pipe, a line is due after so long even between two tenths of the run.
+const LONGEST_SILENCE: Duration = Duration::from_secs(30);
+
+/// A narrow terminal cuts the message instead of breaking the line, so what matters most comes
+/// first.
+const TEMPLATE: &str = "{pos}/{len} {bar:10.cyan/blue} ETA {eta}  {wide_msg}";
+
+/// Shows the progress of a run on standard error.
+///
+/// On a terminal it is a bar. Elsewhere (CI, pipes, log files) it is a plain line at the first and
+/// the last step, at every tenth of the run, and when 30 seconds passed without one. Ranks other
+/// than 0 show nothing. Steps are shown counted from 1, as the number of updates done. That
+/// standard error cannot be written to does not stop a run.
+pub struct Progress {
+    output: Output,
+    steps: Range<usize>,
+    started: Instant,
+}
+
+enum Output {
+    Bar(ProgressBar),
+    Lines {
+        writer: Box<dyn Write + Send>,
+        last: Instant,
+    },
+    Silent,
+}
+
+impl Progress {
+    /// Starts the clock of a run of the updates `steps`: `0..total`, or from where it is resumed.
+    ///
+    /// `rank` is the global rank of the caller.
+    pub fn start(rank: usize, steps: Range<usize>) -> Self {
+        let output = if rank != 0 {
+            Output::Silent
+        } else if io::stderr().is_terminal() {
+            Output::Bar(bar(&steps))
+        } else {
+            Output::Lines {
+                writer: Box::new(io::stderr()),
+                last: Instant::now(),
+            }
+        };
+        Self {
+            output,
+            steps,
+            started: Instant::now(),
+        }
+    }
+
+    /// Shows a finished step.
+    pub fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) {
+        let done = metrics.step.saturating_add(1);
+        match &mut self.output {
+            Output::Silent => {}
+            Output::Bar(bar) => {
+                bar.set_message(measurements(metrics, timing));
+                bar.set_position(done as u64);
+            }
+            Output::Lines { last, .. } => {
+                if is_due(done, &self.steps) || last.elapsed() >= LONGEST_SILENCE {
+                    *last = Instant::now();
+                    let (total, eta) = (self.steps.end, self.eta(done));
+                    let measurements = measurements(metrics, timing);
+                    self.note(&format!("step {done}/{total}  {measurements}  ETA {eta}"));
+                }
+            }
+        }
+    }
+
+    /// Shows a held-out loss.
+    pub fn held_out(&mut self, metrics: &HeldOutMetrics) {
+        let HeldOutMetrics {
+            step,
+            loss,
+            bits_per_byte,
+            ..
+        } = metrics;
+        let total = self.steps.end;
+        self.note(&format!(
+            "step {step}/{total}  held-out loss {loss:.4}  {bits_per_byte:.4} bits per byte"
+        ));
+    }
+
+    /// Shows a line of text, above the bar where there is one.
+    pub fn note(&mut self, line: &str) {
+        match &mut self.output {
+            Output::Silent => {}
+            Output::Bar(bar) => bar.println(line),
+            Output::Lines { writer, .. } => {
+                let _ = writeln!(writer, "{line}");
+            }
+        }
+    }
+
+    /// Leaves the bar as it stands and ends it. Without this call the same happens on drop.
+    pub fn finish(&mut self) {
+        if let Output::Bar(bar) = &self.output {
+            bar.abandon();
+        }
+    }
+
+    /// The time left if all steps take as long as those of this run so far.
+    fn eta(&self, done: usize) -> FormattedDuration {
+        let run = done.saturating_sub(self.steps.start).max(1);
+        let left = self.steps.end.saturating_sub(done);
+        let seconds = self.started.elapsed().as_secs_f64() * left as f64 / run as f64;
+        FormattedDuration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress")
+            .field("steps", &self.steps)
+            .finish_non_exhaustive()
+    }
+}
+
+fn bar(steps: &Range<usize>) -> ProgressBar {
+    let style = ProgressStyle::with_template(TEMPLATE).expect("the template is a constant");
+    let bar = ProgressBar::new(steps.end as u64)
+        .with_style(style.progress_chars("━╸─"))
+        .with_finish(ProgressFinish::Abandon)
+        .with_position(steps.start as u64);
+    // The steps before a resumed run took none of its time.
+    bar.reset_eta();
+    bar
+}
+
+/// Whether a plain line is due after `done` of the updates `steps`.
+fn is_due(done: usize, steps: &Range<usize>) -> bool {
+    let tenth = |done: usize| done as u128 * 10 / steps.end.max(1) as u128;
+    done == steps.start + 1 || done == steps.end || tenth(done) > tenth(done.saturating_sub(1))
+}
+
+/// Loss in nats per token, norm of the gradient, throughput.
+fn measurements(metrics: &StepMetrics, timing: &StepTiming) -> String {
+    let skipped = if metrics.skipped { "  skipped" } else { "" };
+    format!(
+        "loss {:.4}  grad {:.3}  {} tokens/s  {:.1} GFLOP/s{skipped}",
+        metrics.loss,
+        metrics.gradient_norm,
+        HumanCount(timing.tokens_per_second as u64),
+        timing.flops_per_second / 1e9,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use indicatif::ProgressDrawTarget;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no panic while writing").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines(steps: Range<usize>) -> (Progress, Shared) {
+        let shared = Shared::default();
+        let writer = Box::new(shared.clone());
+        let output = Output::Lines {
+            writer,
+            last: Instant::now(),
+        };
+        (
+            Progress {
+                output,
+                steps,
+                started: Instant::now(),
+            },
+            shared,
+        )
+    }
+
+    fn step(step: usize) -> (StepMetrics, StepTiming) {
+        let metrics = StepMetrics {
+            step,
+            loss: 3.25,
+            bits_per_byte: 4.7,
+            gradient_norm: 0.5,
+            learning_rate: 1e-3,
+            tokens: 1024,
+            skipped: step == 0,
+        };
+        let (tokens_per_second, flops_per_second) = (12_345.6, 1.5e9);
+        (
+            metrics,
+            StepTiming {
+                step,
+                seconds: 0.1,
+                tokens_per_second,
+                flops_per_second,
+            },
+        )
+    }
+
+    fn run(progress: &mut Progress, steps: Range<usize>) {
+        for i in steps {
+            let (metrics, timing) = step(i);
+            progress.step(&metrics, &timing);
+        }
+    }
+
+    fn text(shared: &Shared) -> String {
+        String::from_utf8(shared.0.lock().expect("no panic").clone()).expect("text")
+    }
+
+    #[test]
+    fn plain_lines_come_at_the_first_each_tenth_and_the_last_step() {
+        let shown = |steps: Range<usize>| -> Vec<usize> {
+            steps
+                .clone()
+                .map(|step| step + 1)
+                .filter(|&done| is_due(done, &steps))
+                .collect()
+        };
+        assert_eq!(shown(0..100), [1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]);
+        assert_eq!(shown(55..100), [56, 60, 70, 80, 90, 100]);
+        assert_eq!(shown(0..25), [1, 3, 5, 8, 10, 13, 15, 18, 20, 23, 25]);
+        assert_eq!(shown(0..3), [1, 2, 3]);
+        assert!(shown(0..0).is_empty());
+    }
+
+    #[test]
+    fn a_plain_line_says_what_was_measured() {
+        let (mut progress, shared) = lines(0..1000);
+        run(&mut progress, 0..100);
+        let metrics = HeldOutMetrics {
+            step: 100,
+            loss: 3.5,
+            bits_per_byte: 5.05,
+            tokens: 512,
+        };
+        progress.held_out(&metrics);
+        let text = text(&shared);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        let first =
+            "step 1/1000  loss 3.2500  grad 0.500  12,345 tokens/s  1.5 GFLOP/s  skipped  ETA ";
+        assert!(lines[0].starts_with(first), "{text}");
+        assert!(
+            lines[1].starts_with("step 100/1000  loss 3.2500") && !lines[1].contains("skipped")
+        );
+        assert_eq!(
+            lines[2],
+            "step 100/1000  held-out loss 3.5000  5.0500 bits per byte"
+        );
+    }
+
+    #[test]
+    fn a_slow_run_is_not_silent() {
+        let (mut progress, shared) = lines(0..1000);
+        run(&mut progress, 1..5);
+        assert_eq!(text(&shared), "");
+        if let Output::Lines { last, .. } = &mut progress.output {
+            *last = Instant::now()
+                .checked_sub(LONGEST_SILENCE)
+                .expect("the clock is older");
+        }
+        run(&mut progress, 5..9);
+        assert_eq!(text(&shared).lines().count(), 1);
+        assert!(text(&shared).starts_with("step 6/1000"));
+    }
+
+    #[test]
+    fn the_time_left_counts_the_steps_of_this_run_alone() {
+        let (mut progress, _) = lines(50..100);
+        progress.started = Instant::now()
+            .checked_sub(Duration::from_secs(100))
+            .expect("older");
+        assert_eq!(progress.eta(60).to_string(), "00:06:40");
+        assert_eq!(progress.eta(100).to_string(), "00:00:00");
+    }
+
+    #[test]
+    fn the_bar_carries_position_and_measurements() {
+        let hidden = bar(&(10..20));
+        hidden.set_draw_target(ProgressDrawTarget::hidden());
+        assert_eq!((hidden.position(), hidden.length()), (10, Some(20)));
+        let output = Output::Bar(hidden.clone());
+        let mut progress = Progress {
+            output,
+            steps: 10..20,
+            started: Instant::now(),
+        };
+        run(&mut progress, 10..20);
+        progress.finish();
+        assert_eq!(hidden.position(), 20);
+        assert_eq!(
+            hidden.message(),
+            "loss 3.2500  grad 0.500  12,345 tokens/s  1.5 GFLOP/s"
+        );
+        assert!(hidden.is_finished());
+    }
+
+    #[test]
+    fn other_ranks_are_silent() {
+        assert!(matches!(Progress::start(1, 0..10).output, Output::Silent));
+        assert!(!matches!(Progress::start(0, 0..10).output, Output::Silent));
+    }
+
+    #[test]
+    fn what_is_not_finite_is_shown_as_such() {
+        let (mut metrics, mut timing) = step(0);
+        (metrics.loss, timing.tokens_per_second) = (f64::NAN, f64::INFINITY);
+        assert!(measurements(&metrics, &timing).starts_with("loss NaN"));
+    }
+}

@@ -1,0 +1,291 @@
+//! The folder that holds what a run leaves behind.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+
+/// Why a run folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RunFolderError {
+    /// The name would lead out of the root, or is none.
+    #[error(
+        "'{name}' cannot name a run: give one folder name, without '/' or '\\', not starting with '.'"
+    )]
+    Name {
+        /// The name that was given.
+        name: String,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} '{path}': {source}")]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The reason the operating system gives.
+        source: io::Error,
+    },
+    /// The configuration cannot be expressed in TOML.
+    #[error("cannot write the configuration to '{path}': {source}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What TOML has no form for.
+        source: toml::ser::Error,
+    },
+}
+
+/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`,
+/// `sample.txt`.
+///
+/// One rank of a run creates it; the others need none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFolder {
+    path: PathBuf,
+}
+
+impl RunFolder {
+    /// Creates `root/name`, and `root` if need be. Without a name it is the time in UTC, as
+    /// `2026-05-31-142501`.
+    ///
+    /// An existing folder is left alone: the new one then ends in `-2`, `-3` and so on.
+    ///
+    /// # Errors
+    ///
+    /// [`RunFolderError::Name`] if the name is not that of one folder; [`RunFolderError::Io`].
+    pub fn create(root: &Path, name: Option<&str>) -> Result<Self, RunFolderError> {
+        let name = match name {
+            Some(name)
+                if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) =>
+            {
+                return Err(RunFolderError::Name {
+                    name: name.to_string(),
+                });
+            }
+            Some(name) => name.to_string(),
+            None => utc_name(SystemTime::now()),
+        };
+        let failed = |path: &Path, source| io_error("create the folder", path, source);
+        fs::create_dir_all(root).map_err(|source| failed(root, source))?;
+
+        let mut path = root.join(&name);
+        let mut copy = 1;
+        // Creating is the test: between a look and a creation another run could take the name.
+        while let Err(source) = fs::create_dir(&path) {
+            if source.kind() != ErrorKind::AlreadyExists {
+                return Err(failed(&path, source));
+            }
+            copy += 1;
+            path = root.join(format!("{name}-{copy}"));
+        }
+        Ok(Self { path })
+    }
+
+    /// The folder of an earlier run, to resume it or to read its results.
+    ///
+    /// # Errors
+    ///
+    /// [`RunFolderError::Io`] if there is no folder at `path`.
+    pub fn open(path: &Path) -> Result<Self, RunFolderError> {
+        fs::read_dir(path).map_err(|source| io_error("open the run folder", path, source))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+        })
+    }
+
+    /// Writes the configuration as it was resolved, so that the run can be repeated from it.
+    ///
+    /// # Errors
+    ///
+    /// [`RunFolderError::Config`] for a value that TOML has no form for; [`RunFolderError::Io`].
+    pub fn write_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
+        let path = self.config();
+        let text = toml::to_string_pretty(config).map_err(|source| RunFolderError::Config {
+            path: path.clone(),
+            source,
+        })?;
+        fs::write(&path, text).map_err(|source| io_error("write", &path, source))
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The resolved configuration: `config.toml`.
+    pub fn config(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// Losses, norms and rates: `metrics.jsonl`.
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// Times and throughput: `timings.jsonl`.
+    pub fn timings(&self) -> PathBuf {
+        self.path.join("timings.jsonl")
+    }
+
+    /// The loss curve: `loss.svg`.
+    pub fn loss_svg(&self) -> PathBuf {
+        self.path.join("loss.svg")
+    }
+
+    /// Text that the trained model writes: `sample.txt`.
+    pub fn sample(&self) -> PathBuf {
+        self.path.join("sample.txt")
+    }
+}
+
+fn io_error(action: &'static str, path: &Path, source: io::Error) -> RunFolderError {
+    RunFolderError::Io {
+        action,
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+/// `time` in UTC as `year-month-day-hhmmss`; a clock before 1970 counts as 1970.
+fn utc_name(time: SystemTime) -> String {
+    let since_1970 = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    let seconds = since_1970.as_secs();
+    let (year, month, day) = civil_date(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+/// Year, month and day in the Gregorian calendar, `days` after 1 January 1970.
+fn civil_date(mut days: u64) -> (u64, u64, u64) {
+    // 400 years always have the same number of days, so the loop below is short for any clock.
+    let mut year = 1970 + days / 146_097 * 400;
+    days %= 146_097;
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    (year, month, days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::data::test_folder::TestFolder;
+
+    #[test]
+    fn known_moments_have_their_names() {
+        // From `date --utc --date=@...`.
+        for (seconds, name) in [
+            (0, "1970-01-01-000000"),
+            (951_782_399, "2000-02-28-235959"),
+            (951_782_400, "2000-02-29-000000"),
+            (951_868_800, "2000-03-01-000000"),
+            (1_234_567_890, "2009-02-13-233130"),
+            (1_735_689_599, "2024-12-31-235959"),
+            (4_107_542_400, "2100-03-01-000000"),
+            (16_725_225_600, "2500-01-01-000000"),
+        ] {
+            assert_eq!(
+                utc_name(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)),
+                name
+            );
+        }
+        assert_eq!(
+            utc_name(SystemTime::UNIX_EPOCH - Duration::from_secs(9)),
+            "1970-01-01-000000"
+        );
+    }
+
+    #[test]
+    fn every_day_of_800_years_follows_the_one_before() {
+        let mut last = civil_date(0);
+        for days in 1..2 * 146_097 {
+            let (year, month, day) = civil_date(days);
+            let next_day = (last.0, last.1, last.2 + 1);
+            let next_month = (last.0 + last.1 / 12, last.1 % 12 + 1, 1);
+            assert!(
+                [next_day, next_month].contains(&(year, month, day)),
+                "{last:?} at {days}"
+            );
+            assert!(
+                day == last.2 + 1 || (28..=31).contains(&last.2),
+                "{last:?} ends a month"
+            );
+            last = (year, month, day);
+        }
+        assert_eq!(last, (2769, 12, 31));
+    }
+
+    #[test]
+    fn a_taken_name_gets_a_number() {
+        let folder = TestFolder::new("run-taken");
+        let root = folder.path().join("deep/runs");
+        let names: Vec<_> = (0..3)
+            .map(|_| RunFolder::create(&root, Some("tiny")).expect("creates"))
+            .map(|run| run.path().file_name().expect("named").to_os_string())
+            .collect();
+        assert_eq!(names, ["tiny", "tiny-2", "tiny-3"]);
+        let unnamed = RunFolder::create(&root, None).expect("creates");
+        assert!(unnamed.path().is_dir());
+        assert_eq!(RunFolder::open(unnamed.path()).expect("is there"), unnamed);
+    }
+
+    #[test]
+    fn the_configuration_is_written_and_read_back() {
+        let folder = TestFolder::new("run-config");
+        let run = RunFolder::create(folder.path(), Some("a")).expect("creates");
+        let config = BTreeMap::from([("steps", 10), ("seq", 128)]);
+        run.write_config(&config).expect("writes");
+        let text = fs::read_to_string(run.path().join("config.toml")).expect("there");
+        assert_eq!(
+            toml::from_str::<BTreeMap<String, i32>>(&text).expect("TOML")["seq"],
+            128
+        );
+        assert!(matches!(
+            run.write_config(&3),
+            Err(RunFolderError::Config { .. })
+        ));
+        for file in [run.metrics(), run.timings(), run.loss_svg(), run.sample()] {
+            assert!(file.starts_with(run.path()));
+        }
+    }
+
+    #[test]
+    fn what_fails_is_named() {
+        let folder = TestFolder::new("run-errors");
+        folder.write("file", "");
+        for name in ["", ".", "..", "../out", "a/b", "a\\b", ".hidden"] {
+            let refused = RunFolder::create(folder.path(), Some(name));
+            assert!(
+                matches!(refused, Err(RunFolderError::Name { .. })),
+                "{name}"
+            );
+        }
+        let below_a_file = RunFolder::create(&folder.path().join("file"), Some("a"));
+        assert!(below_a_file.unwrap_err().to_string().contains("file"));
+        let message = RunFolder::open(&folder.path().join("none"))
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("none"), "{message}");
+        assert!(RunFolder::open(&folder.path().join("file")).is_err());
+    }
+}

@@ -1,0 +1,267 @@
+//! Learning rate over the steps of a run.
+
+use std::f64::consts::PI;
+
+use serde::{Deserialize, Serialize};
+
+/// How the learning rate falls after warm-up.
+///
+/// `r` runs from 0 at the first step of the decay towards 1 at the step after the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum LrStyle {
+    /// Half a cosine: `min + (peak - min) (1 + cos(pi r)) / 2` (Loshchilov and Hutter, SGDR, 2017).
+    #[default]
+    Cosine,
+    /// A straight line: `min + (peak - min) (1 - r)`.
+    Linear,
+    /// Warm-up, stable, decay: `peak` until `decay_steps` before the end, then down to `min`
+    /// (Hu et al., MiniCPM, 2024).
+    Wsd {
+        /// The length of the decay in steps, at least 1.
+        decay_steps: usize,
+        /// The form of the decay.
+        tail: WsdTail,
+    },
+    /// `peak` to the end; `min` must be 0.
+    Constant,
+}
+
+/// The form of the decay of [`LrStyle::Wsd`]: the factor of `peak - min` at the fraction `r` of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WsdTail {
+    /// `1 - r`.
+    #[default]
+    Linear,
+    /// `2 * 0.5^r - 1`.
+    Exponential,
+    /// `1 - sqrt(r)` (Hägele et al., Scaling laws and compute-optimal training, 2024).
+    MinusSqrt,
+    /// `(1 + cos(pi r)) / 2`.
+    Cosine,
+}
+
+/// Why a schedule is refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ScheduleError {
+    /// The run has no step.
+    #[error("total_steps is 0: a schedule needs at least 1 step")]
+    NoSteps,
+    /// The peak is not a positive number.
+    #[error("the peak learning rate is {peak}: it must be finite and greater than 0")]
+    Peak {
+        /// The peak that was given.
+        peak: f64,
+    },
+    /// The minimum does not lie between 0 and the peak.
+    #[error("the minimum learning rate is {min}: it must lie between 0 and the peak of {peak}")]
+    Min {
+        /// The minimum that was given.
+        min: f64,
+        /// The peak that was given.
+        peak: f64,
+    },
+    /// Warm-up would not end within the run.
+    #[error(
+        "a warm-up of {warmup_steps} steps is longer than the run of {total_steps}: give at most \
+         {total_steps}"
+    )]
+    WarmupTooLong {
+        /// The length of the warm-up.
+        warmup_steps: usize,
+        /// The length of the run.
+        total_steps: usize,
+    },
+    /// Warm-up and decay overlap.
+    #[error(
+        "a warm-up of {warmup_steps} and a decay of {decay_steps} steps do not fit into a run of \
+         {total_steps}: give a decay of at most {}", total_steps.saturating_sub(*warmup_steps)
+    )]
+    DecayTooLong {
+        /// The length of the warm-up.
+        warmup_steps: usize,
+        /// The length of the decay.
+        decay_steps: usize,
+        /// The length of the run.
+        total_steps: usize,
+    },
+    /// A decay of no steps.
+    #[error("decay_steps is 0: give at least 1, or the style 'constant'")]
+    NoDecay,
+    /// A constant rate never comes down to a minimum.
+    #[error("the style 'constant' never reaches the minimum learning rate of {min}: give min = 0")]
+    ConstantWithMin {
+        /// The minimum that was given.
+        min: f64,
+    },
+}
+
+/// The learning rate of every step: a linear warm-up, then the decay of an [`LrStyle`].
+///
+/// With `W` warm-up steps in a run of `T`, step `s`, counted from 0, has the rate
+///
+/// - `peak (s + 1) / W` for `s < W`: from `peak / W` at the first update to `peak` at the last of
+///   the warm-up, so no update is wasted on a rate of 0;
+/// - for `s >= W` what the style says, with `r = (s - W) / (T - W)`, or for [`LrStyle::Wsd`] with a
+///   decay of `D` steps `r = (s - (T - D)) / D` and `peak` before that. So the first update after
+///   warm-up has the full `peak`, and the last update of the run lies one step above `min`;
+/// - `min` for `s >= T`, or `peak` if the style is [`LrStyle::Constant`].
+///
+/// After warm-up the rate never rises and never falls below `min`; during warm-up it may lie below.
+///
+/// In a recipe:
+///
+/// ```toml
+/// peak = 3e-4
+/// min = 3e-5            # default 0
+/// warmup_steps = 20     # default 0
+/// total_steps = 200
+/// style = "cosine"      # default; or "linear", "constant", or
+/// # style = { wsd = { decay_steps = 40, tail = "minus_sqrt" } }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Settings")]
+pub struct LrSchedule {
+    peak: f64,
+    min: f64,
+    warmup_steps: usize,
+    total_steps: usize,
+    style: LrStyle,
+}
+
+/// A schedule as it stands in a recipe, before it is checked.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    peak: f64,
+    #[serde(default)]
+    min: f64,
+    #[serde(default)]
+    warmup_steps: usize,
+    total_steps: usize,
+    #[serde(default)]
+    style: LrStyle,
+}
+
+impl TryFrom<Settings> for LrSchedule {
+    type Error = ScheduleError;
+
+    fn try_from(settings: Settings) -> Result<Self, ScheduleError> {
+        let Settings {
+            peak,
+            min,
+            warmup_steps,
+            total_steps,
+            style,
+        } = settings;
+        Self::new(peak, min, warmup_steps, total_steps, style)
+    }
+}
+
+impl LrSchedule {
+    /// A schedule of `total_steps` updates. Rates are factors of the update, without unit.
+    ///
+    /// # Errors
+    ///
+    /// A [`ScheduleError`] if the sizes do not fit together.
+    pub fn new(
+        peak: f64,
+        min: f64,
+        warmup_steps: usize,
+        total_steps: usize,
+        style: LrStyle,
+    ) -> Result<Self, ScheduleError> {
+        if total_steps == 0 {
+            return Err(ScheduleError::NoSteps);
+        }
+        if !(peak.is_finite() && peak > 0.0) {
+            return Err(ScheduleError::Peak { peak });
+        }
+        if !(0.0..=peak).contains(&min) {
+            return Err(ScheduleError::Min { min, peak });
+        }
+        if warmup_steps > total_steps {
+            return Err(ScheduleError::WarmupTooLong {
+                warmup_steps,
+                total_steps,
+            });
+        }
+        match style {
+            LrStyle::Constant if min != 0.0 => Err(ScheduleError::ConstantWithMin { min }),
+            LrStyle::Wsd { decay_steps: 0, .. } => Err(ScheduleError::NoDecay),
+            LrStyle::Wsd { decay_steps, .. } if decay_steps > total_steps - warmup_steps => {
+                Err(ScheduleError::DecayTooLong {
+                    warmup_steps,
+                    decay_steps,
+                    total_steps,
+                })
+            }
+            _ => Ok(Self {
+                peak,
+                min,
+                warmup_steps,
+                total_steps,
+                style,
+            }),
+        }
+    }
+
+    /// The learning rate of update `step`, counted from 0.
+    pub fn lr(&self, step: usize) -> f64 {
+        if step < self.warmup_steps {
+            return self.peak * ((step + 1) as f64 / self.warmup_steps as f64);
+        }
+        let factor = match self.style {
+            LrStyle::Constant => 1.0,
+            _ if step >= self.total_steps => 0.0,
+            LrStyle::Cosine => half_cosine(self.progress(step, self.warmup_steps)),
+            LrStyle::Linear => 1.0 - self.progress(step, self.warmup_steps),
+            LrStyle::Wsd { decay_steps, tail } => {
+                let first = self.total_steps - decay_steps;
+                if step < first {
+                    1.0
+                } else {
+                    tail.factor(self.progress(step, first))
+                }
+            }
+        };
+        // In this form both ends are exact; rounding in between must not lead past them.
+        (self.min * (1.0 - factor) + self.peak * factor).clamp(self.min, self.peak)
+    }
+
+    /// The number of updates of the run.
+    pub fn total_steps(&self) -> usize {
+        self.total_steps
+    }
+
+    /// The highest learning rate.
+    pub fn peak(&self) -> f64 {
+        self.peak
+    }
+
+    /// How far `step` lies on the way from step `first` to the end of the run, in `0..1`.
+    fn progress(&self, step: usize, first: usize) -> f64 {
+        (step - first) as f64 / (self.total_steps - first) as f64
+    }
+}
+
+impl WsdTail {
+    fn factor(self, r: f64) -> f64 {
+        match self {
+            WsdTail::Linear => 1.0 - r,
+            WsdTail::Exponential => 2.0 * 0.5_f64.powf(r) - 1.0,
+            WsdTail::MinusSqrt => 1.0 - r.sqrt(),
+            WsdTail::Cosine => half_cosine(r),
+        }
+    }
+}
+
+/// Half a period of the cosine, from 1 at `r = 0` to 0 at `r = 1`.
+fn half_cosine(r: f64) -> f64 {
+    0.5 * (1.0 + (PI * r).cos())
+}
+
+#[cfg(test)]
+#[path = "schedule_tests.rs"]
+mod tests;

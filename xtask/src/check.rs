@@ -1,0 +1,67 @@
+//! `cargo xtask check`: what a compiler can say without running anything.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+
+use crate::process::{cargo, run as run_command};
+use crate::report::Report;
+
+/// What to check.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub enum Check {
+    /// rustfmt leaves every file as it is.
+    Format,
+    /// clippy has nothing to say, on any target.
+    Lint,
+    /// rustdoc has nothing to say: every link in the documentation resolves.
+    Docs,
+    /// The CUDA build compiles, with and without fusion. Needs no GPU and no CUDA toolkit. It is
+    /// compiled with DOCS_RS=1, which tells a dependency's build script not to download LLVM: only
+    /// linking would need it, and checking does not link.
+    Cuda,
+    /// All of these.
+    All,
+}
+
+/// Runs one check or all of them.
+pub fn run(check: Check, root: &Path, report: &mut Report) {
+    let wanted = |this| check == this || check == Check::All;
+    if wanted(Check::Format) {
+        report.step("format", || {
+            run_command(&mut cargo(root, &["fmt", "--all", "--check"]))
+        });
+    }
+    if wanted(Check::Lint) {
+        let args = [
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ];
+        report.step("lint", || run_command(&mut cargo(root, &args)));
+    }
+    if wanted(Check::Docs) {
+        let args = ["doc", "--workspace", "--no-deps"];
+        report.step("docs", || {
+            run_command(cargo(root, &args).env("RUSTDOCFLAGS", "-D warnings"))
+        });
+    }
+    if wanted(Check::Cuda) {
+        report.step("cuda with fusion", || cuda(root, "cuda,fusion"));
+        report.step("cuda", || cuda(root, "cuda"));
+    }
+}
+
+fn cuda(root: &Path, features: &str) -> Result<(), String> {
+    let args = [
+        "check",
+        "-p",
+        "burn-megatron-examples",
+        "--features",
+        features,
+    ];
+    run_command(cargo(root, &args).env("DOCS_RS", "1"))
+}

@@ -1,0 +1,127 @@
+//! `cargo xtask`: the checks of this repository, each with the command that a person would type.
+
+mod book;
+mod check;
+mod links;
+mod process;
+mod recipe;
+mod report;
+mod temp;
+mod test;
+mod totals;
+mod vulkan;
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use check::Check;
+use report::Report;
+
+/// The checks of this repository.
+///
+/// Every step runs even if an earlier one fails; a table at the end lists them all, and the exit
+/// status is non-zero if any failed.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run all tests, those on a GPU device included where a driver allows it.
+    ///
+    /// First looks for a Vulkan driver and its loader. On Debian and Ubuntu, as root, missing ones
+    /// are installed with apt-get (mesa-vulkan-drivers and libvulkan1: Vulkan on the CPU);
+    /// elsewhere the command says how to get them and how many tests are left out. macOS and
+    /// Windows need none.
+    ///
+    /// Then runs `cargo test --workspace`, and with a driver the files tests/tests/wgpu*.rs too.
+    ///
+    /// The last line is "N passed, N failed, N skipped". Skipped are ignored tests and those left
+    /// out for want of a driver. A test binary that aborts, and a step that does not compile, count
+    /// as one failed each.
+    Test,
+    /// Check the source: format, lint, documentation, and the CUDA build.
+    Check {
+        /// What to check.
+        #[arg(value_enum, default_value = "all")]
+        check: Check,
+    },
+    /// Check the book: every page of its summary exists and every relative link resolves.
+    ///
+    /// README.md is checked as well. Builds the book if mdbook is installed.
+    Book,
+    /// Train the default recipe for a few steps and check that its loss falls.
+    Recipe,
+    /// Everything above: format, lint, docs, book, test, cuda, recipe.
+    Ci,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let root = match repository_root() {
+        Ok(root) => root,
+        Err(message) => {
+            eprintln!("error: {message}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut report = Report::default();
+    match cli.command {
+        Command::Test => test::run(&root, &mut report),
+        Command::Check { check } => check::run(check, &root, &mut report),
+        Command::Book => book::run(&root, &mut report),
+        Command::Recipe => recipe::run(&root, &mut report),
+        Command::Ci => ci(&root, &mut report),
+    }
+    report.finish()
+}
+
+/// The cheap checks stand first; the ones that compile something of their own stand last.
+fn ci(root: &Path, report: &mut Report) {
+    check::run(Check::Format, root, report);
+    check::run(Check::Lint, root, report);
+    check::run(Check::Docs, root, report);
+    book::run(root, report);
+    test::run(root, report);
+    check::run(Check::Cuda, root, report);
+    recipe::run(root, report);
+}
+
+/// The nearest folder, from the current one upwards, that holds this crate.
+fn repository_root() -> Result<PathBuf, String> {
+    let here = env::current_dir().map_err(|e| format!("the current folder: {e}"))?;
+    here.ancestors()
+        .find(|folder| folder.join("xtask/Cargo.toml").is_file())
+        .map(Path::to_path_buf)
+        .ok_or_else(|| {
+            format!(
+                "neither {} nor a folder above it holds xtask/Cargo.toml",
+                here.display()
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn check_runs_everything_unless_told() {
+        let cli = Cli::try_parse_from(["xtask", "check"]).unwrap();
+        assert!(matches!(cli.command, Command::Check { check: Check::All }));
+        let cli = Cli::try_parse_from(["xtask", "check", "lint"]).unwrap();
+        assert!(matches!(cli.command, Command::Check { check: Check::Lint }));
+    }
+}

@@ -1,0 +1,136 @@
+//! Runs commands: shows each before it starts, and turns its exit status into a `Result`.
+
+use std::env;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+
+/// The cargo that runs this program, in the repository root.
+pub fn cargo(root: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root).args(args);
+    // `cargo run` describes xtask itself in these; a build script that watches one would be built
+    // anew each time xtask and a person take turns.
+    for (name, _) in env::vars_os() {
+        let described = name.to_string_lossy();
+        if described.starts_with("CARGO_PKG_") || described.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
+/// Runs a command to its end. The error names the command and its exit status.
+pub fn run(command: &mut Command) -> Result<(), String> {
+    announce(command);
+    let status = command.status().map_err(|e| not_started(command, &e))?;
+    judge(command, status)
+}
+
+/// As [`run`], and hands each line of standard output to `on_line` after passing it on.
+pub fn run_reading(command: &mut Command, on_line: impl FnMut(&str)) -> Result<(), String> {
+    announce(command);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| not_started(command, &e))?;
+    let output = child
+        .stdout
+        .take()
+        .expect("standard output was asked for as a pipe");
+    let copied = tee(output, std::io::stdout(), on_line);
+    let status = child
+        .wait()
+        .map_err(|e| format!("{}: {e}", describe(command)))?;
+    judge(command, status)?;
+    copied.map_err(|e| format!("{}: its output: {e}", describe(command)))
+}
+
+/// Copies `from` to `to` line by line. Tests may print any bytes, so lines need not be UTF-8.
+fn tee(from: impl Read, mut to: impl Write, mut on_line: impl FnMut(&str)) -> std::io::Result<()> {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line)? > 0 {
+        to.write_all(&line)?;
+        to.flush()?;
+        on_line(&String::from_utf8_lossy(&line));
+        line.clear();
+    }
+    Ok(())
+}
+
+fn announce(command: &Command) {
+    println!("$ {}", describe(command));
+}
+
+/// The command as a person would type it, with the variables set for it alone.
+fn describe(command: &Command) -> String {
+    let variables = command.get_envs().filter_map(|(name, value)| {
+        value.map(|value| format!("{}={}", name.display(), quoted(&value.to_string_lossy())))
+    });
+    let program = Path::new(command.get_program())
+        .file_stem()
+        .unwrap_or_default();
+    let words = std::iter::once(program).chain(command.get_args());
+    variables
+        .chain(words.map(|w| quoted(&w.to_string_lossy())))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_=+./,:".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into()
+    } else {
+        format!("'{word}'")
+    }
+}
+
+fn not_started(command: &Command, error: &std::io::Error) -> String {
+    format!("{} could not start: {error}", describe(command))
+}
+
+fn judge(command: &Command, status: ExitStatus) -> Result<(), String> {
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{}: {status}", describe(command)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tee_copies_every_byte_and_reads_every_line() {
+        let text = b"one\n\xff two\nthree without an end";
+        let (mut copy, mut lines) = (Vec::new(), Vec::new());
+        tee(&text[..], &mut copy, |line| lines.push(line.to_owned())).unwrap();
+        assert_eq!(copy, text);
+        assert_eq!(lines, ["one\n", "\u{fffd} two\n", "three without an end"]);
+    }
+
+    #[test]
+    fn a_command_is_described_as_it_would_be_typed() {
+        let mut command = Command::new("/somewhere/cargo");
+        command
+            .args(["test", "--test", "wgpu*"])
+            .env("FLAGS", "-D warnings")
+            .env_remove("GONE");
+        assert_eq!(
+            describe(&command),
+            "FLAGS='-D warnings' cargo test --test 'wgpu*'"
+        );
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let error = run(&mut Command::new("no-such-program-anywhere")).unwrap_err();
+        assert!(
+            error.starts_with("no-such-program-anywhere could not start"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,138 @@
+//! `cargo xtask recipe`: the first thing that a new user runs does train.
+
+use std::fs;
+use std::path::Path;
+
+use crate::process::{cargo, run as run_command};
+use crate::report::Report;
+use crate::temp::TempDir;
+
+const STEPS: usize = 8;
+
+/// Trains the default recipe for a few steps in a temporary run folder and reads its metrics.
+pub fn run(root: &Path, report: &mut Report) {
+    report.step("recipe", || train(root));
+}
+
+fn train(root: &Path) -> Result<(), String> {
+    let mut folder = TempDir::new("recipe").map_err(|e| format!("a temporary folder: {e}"))?;
+    let run_dir = folder.path().join("run");
+    let result = train_in(root, &run_dir);
+    result.map_err(|reason| {
+        folder.keep();
+        format!("{reason}\nthe run folder is kept: {}", run_dir.display())
+    })
+}
+
+fn train_in(root: &Path, run_dir: &Path) -> Result<(), String> {
+    let steps = STEPS.to_string();
+    let args = [
+        "run",
+        "--release",
+        "--",
+        "pretrain",
+        "--steps",
+        &steps,
+        "--run-dir",
+    ];
+    run_command(cargo(root, &args).arg(run_dir))?;
+    let metrics = run_dir.join("metrics.jsonl");
+    let text = fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))?;
+    let losses = losses(&text)?;
+    println!("losses: {losses:?}");
+    check_losses(&losses)
+}
+
+/// The losses of the step records, in order. A record is a JSON object on a line of its own; one
+/// of a step has the fields `step` and `loss`.
+fn losses(metrics: &str) -> Result<Vec<f64>, String> {
+    let mut losses = Vec::new();
+    for (number, line) in (1..).zip(metrics.lines()) {
+        if let (Some(_), Some(loss)) = (field(line, "step"), field(line, "loss")) {
+            // JSON has no NaN; writers put null in its place.
+            let loss = if loss == "null" {
+                Ok(f64::NAN)
+            } else {
+                loss.parse()
+            };
+            losses.push(loss.map_err(|_| format!("metrics.jsonl:{number}: no loss in {line}"))?);
+        }
+    }
+    Ok(losses)
+}
+
+/// The text of a field that holds a number.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once(&format!("\"{name}\""))?;
+    let value = rest.trim_start().strip_prefix(':')?.trim_start();
+    Some(value.split([',', '}', ' ']).next().unwrap_or(value))
+}
+
+fn check_losses(losses: &[f64]) -> Result<(), String> {
+    if losses.len() != STEPS {
+        return Err(format!(
+            "{} step records, where {STEPS} steps were asked for",
+            losses.len()
+        ));
+    }
+    if let Some(step) = losses.iter().position(|loss| !loss.is_finite()) {
+        return Err(format!(
+            "the loss of step record {} is {}",
+            step + 1,
+            losses[step]
+        ));
+    }
+    let (first, last) = (losses[0], losses[STEPS - 1]);
+    if last < first {
+        Ok(())
+    } else {
+        Err(format!("the loss went from {first} to {last}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn held_out_records_are_told_from_steps() {
+        let metrics = "\
+{\"step\": 1, \"loss\": 5.5, \"grad_norm\": 1.0}
+{\"step\":1,\"held_out_loss\":5.4}
+{\"loss\":5e0,\"step\":2}
+";
+        assert_eq!(losses(metrics), Ok(vec![5.5, 5.0]));
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_is_found() {
+        let read = losses("{\"step\":1,\"loss\":null}").unwrap();
+        assert!(read[0].is_nan());
+        let error = losses("\n{\"step\":1,\"loss\":\"low\"}").unwrap_err();
+        assert!(error.starts_with("metrics.jsonl:2: "), "{error}");
+    }
+
+    #[test]
+    fn a_run_must_be_whole_finite_and_falling() {
+        let falling: Vec<f64> = (0..STEPS).map(|step| 6.0 - 0.1 * step as f64).collect();
+        assert_eq!(check_losses(&falling), Ok(()));
+        assert!(
+            check_losses(&falling[1..])
+                .unwrap_err()
+                .starts_with("7 step records")
+        );
+        let mut broken = falling.clone();
+        broken[3] = f64::NAN;
+        assert_eq!(
+            check_losses(&broken).unwrap_err(),
+            "the loss of step record 4 is NaN"
+        );
+        let rising: Vec<f64> = falling.into_iter().rev().collect();
+        assert!(
+            check_losses(&rising)
+                .unwrap_err()
+                .starts_with("the loss went from")
+        );
+        assert!(check_losses(&[5.0; STEPS]).is_err());
+    }
+}

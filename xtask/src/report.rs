@@ -1,0 +1,140 @@
+//! What ran, how it went and how long it took.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::totals::Totals;
+
+/// How a step ended.
+#[derive(Debug, PartialEq)]
+pub enum Outcome {
+    /// It ran and found nothing wrong.
+    Passed,
+    /// It did not run; the reason. Not a failure.
+    LeftOut(String),
+    /// It ran and found something, or could not run; the reason.
+    Failed(String),
+}
+
+impl From<Result<(), String>> for Outcome {
+    fn from(result: Result<(), String>) -> Self {
+        match result {
+            Ok(()) => Outcome::Passed,
+            Err(reason) => Outcome::Failed(reason),
+        }
+    }
+}
+
+struct Step {
+    name: &'static str,
+    outcome: Outcome,
+    time: Duration,
+}
+
+/// The steps so far, and the totals of the tests if any ran.
+#[derive(Default)]
+pub struct Report {
+    steps: Vec<Step>,
+    totals: Option<Totals>,
+}
+
+impl Report {
+    /// Runs one step and notes how it went.
+    pub fn step<O: Into<Outcome>>(&mut self, name: &'static str, work: impl FnOnce() -> O) {
+        println!("\n== {name}");
+        let start = Instant::now();
+        let outcome = work().into();
+        if let Outcome::LeftOut(reason) | Outcome::Failed(reason) = &outcome {
+            println!("{reason}");
+        }
+        self.steps.push(Step {
+            name,
+            outcome,
+            time: start.elapsed(),
+        });
+    }
+
+    /// Notes the totals of the tests, to be printed last.
+    pub fn set_totals(&mut self, totals: Totals) {
+        self.totals = Some(totals);
+    }
+
+    /// Prints the table and the totals.
+    pub fn finish(self) -> ExitCode {
+        print!("\n{}", self.table());
+        if let Some(totals) = &self.totals {
+            println!("\n{totals}");
+        }
+        if self.failed() {
+            ExitCode::FAILURE
+        } else {
+            ExitCode::SUCCESS
+        }
+    }
+
+    fn failed(&self) -> bool {
+        self.steps
+            .iter()
+            .any(|step| matches!(step.outcome, Outcome::Failed(_)))
+    }
+
+    fn table(&self) -> String {
+        let width = self
+            .steps
+            .iter()
+            .map(|step| step.name.len())
+            .max()
+            .unwrap_or(0)
+            .max(4);
+        let mut table = format!("{:width$}  {:>9}  result\n", "step", "time");
+        for Step {
+            name,
+            outcome,
+            time,
+        } in &self.steps
+        {
+            let time = format!("{:.1} s", time.as_secs_f64());
+            let result = match outcome {
+                Outcome::Passed => "passed".to_owned(),
+                Outcome::LeftOut(reason) => format!("left out: {}", first_line(reason)),
+                Outcome::Failed(reason) => format!("FAILED: {}", first_line(reason)),
+            };
+            table += &format!("{name:width$}  {time:>9}  {result}\n");
+        }
+        table
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_steps_run_after_a_failure_and_the_table_lists_all() {
+        let mut report = Report::default();
+        report.step("format", || Err("3 files\nthe first is a.rs".to_owned()));
+        report.step("lint", || Ok(()));
+        report.step("wgpu", || Outcome::LeftOut("no driver".into()));
+        for step in &mut report.steps {
+            step.time = Duration::from_millis(1260);
+        }
+        assert!(report.failed());
+        let expected = "step         time  result\n\
+                        format      1.3 s  FAILED: 3 files\n\
+                        lint        1.3 s  passed\n\
+                        wgpu        1.3 s  left out: no driver\n";
+        assert_eq!(report.table(), expected);
+    }
+
+    #[test]
+    fn what_is_left_out_is_no_failure() {
+        let mut report = Report::default();
+        report.step("lint", || Ok(()));
+        report.step("wgpu", || Outcome::LeftOut("no driver".into()));
+        assert!(!report.failed());
+    }
+}

@@ -1,0 +1,239 @@
+//! Whether wgpu will find a Vulkan driver, and how to get one.
+//!
+//! Vulkan needs two things: the loader `libvulkan.so.1`, and for each driver a JSON file that
+//! describes it, where the loader looks for one: in the files of `VK_DRIVER_FILES` (older name:
+//! `VK_ICD_FILENAMES`) if that is set, in folders named `vulkan/icd.d` otherwise.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use crate::process::run;
+
+const DRIVER: &str =
+    "a driver description (*.json in /usr/share/vulkan/icd.d, or named by VK_DRIVER_FILES)";
+const LOADER: &str = "the loader libvulkan.so.1";
+
+/// Mesa's drivers include one that runs on the CPU, so a machine without a GPU will do.
+const ADVICE: &str = "
+  Debian, Ubuntu:  sudo apt-get install mesa-vulkan-drivers libvulkan1
+  Fedora:          sudo dnf install mesa-vulkan-drivers vulkan-loader
+  Arch:            sudo pacman -S vulkan-swrast vulkan-icd-loader
+  Alpine:          sudo apk add mesa-vulkan-swrast vulkan-loader";
+
+const DRIVER_FOLDERS: &[&str] = &[
+    "usr/share/vulkan/icd.d",
+    "usr/local/share/vulkan/icd.d",
+    "etc/vulkan/icd.d",
+    "usr/local/etc/vulkan/icd.d",
+];
+
+const LIBRARY_FOLDERS: &[&str] = &["lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib"];
+
+/// Makes sure of a driver where that can be done. The error says what is missing and how to get it.
+pub fn find_or_install() -> Result<(), String> {
+    if matches!(env::consts::OS, "macos" | "windows") {
+        println!("{} brings its own graphics drivers", env::consts::OS);
+        return Ok(());
+    }
+    let system = System::here();
+    let missing = system.missing();
+    if missing.is_empty() {
+        println!("found a driver description and the loader");
+        return Ok(());
+    }
+    if !may_use_apt() {
+        return Err(explain(&missing));
+    }
+    install().map_err(|reason| format!("{}\n{reason}", explain(&missing)))?;
+    let missing = system.missing();
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        Err(explain(&missing))
+    }
+}
+
+fn explain(missing: &[&str]) -> String {
+    format!(
+        "no Vulkan driver: missing {}{ADVICE}",
+        missing.join(" and ")
+    )
+}
+
+/// Where the loader and the drivers are looked for.
+struct System {
+    root: PathBuf,
+    driver_files: Option<OsString>,
+    library_path: OsString,
+}
+
+impl System {
+    fn here() -> Self {
+        let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+        Self {
+            root: PathBuf::from("/"),
+            driver_files: set("VK_DRIVER_FILES").or_else(|| set("VK_ICD_FILENAMES")),
+            library_path: set("LD_LIBRARY_PATH").unwrap_or_default(),
+        }
+    }
+
+    /// What is not there, in words; empty if a driver can be used.
+    fn missing(&self) -> Vec<&'static str> {
+        let mut missing = Vec::new();
+        if !self.has_driver() {
+            missing.push(DRIVER);
+        }
+        if !self.has_loader() {
+            missing.push(LOADER);
+        }
+        missing
+    }
+
+    fn has_driver(&self) -> bool {
+        match &self.driver_files {
+            Some(paths) => env::split_paths(paths).any(|path| path.is_file() || has_json(&path)),
+            None => DRIVER_FOLDERS
+                .iter()
+                .any(|folder| has_json(&self.root.join(folder))),
+        }
+    }
+
+    fn has_loader(&self) -> bool {
+        let holds_loader = |folder: &Path| folder.join("libvulkan.so.1").exists();
+        let given = env::split_paths(&self.library_path).any(|folder| holds_loader(&folder));
+        given
+            || LIBRARY_FOLDERS
+                .iter()
+                .map(|folder| self.root.join(folder))
+                .any(|folder| {
+                    // Debian keeps libraries one folder down, by architecture.
+                    holds_loader(&folder) || entries(&folder).any(|inner| holds_loader(&inner))
+                })
+    }
+}
+
+fn has_json(folder: &Path) -> bool {
+    entries(folder).any(|path| path.extension().is_some_and(|end| end == "json"))
+}
+
+/// The paths in a folder; none if there is no such folder.
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+}
+
+fn may_use_apt() -> bool {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    is_debian(&read("/etc/os-release")) && is_root(&read("/proc/self/status"))
+}
+
+/// Whether an os-release text is of Debian, Ubuntu or a descendant.
+fn is_debian(os_release: &str) -> bool {
+    os_release
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .filter(|(key, _)| matches!(key.trim(), "ID" | "ID_LIKE"))
+        .flat_map(|(_, value)| value.trim().trim_matches(['"', '\'']).split_whitespace())
+        .any(|id| matches!(id, "debian" | "ubuntu"))
+}
+
+/// Whether a `/proc/self/status` text is of a process that acts as root: its second user id, the
+/// effective one, is 0.
+fn is_root(status: &str) -> bool {
+    status
+        .lines()
+        .filter_map(|line| line.strip_prefix("Uid:"))
+        .any(|ids| ids.split_whitespace().nth(1) == Some("0"))
+}
+
+fn install() -> Result<(), String> {
+    // A lock held by another apt-get is waited for, though not for ever.
+    let apt = |args: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+            .args(args)
+            .args(["-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::Retries=3"]);
+        run(&mut command)
+    };
+    apt(&["update"])?;
+    apt(&[
+        "install",
+        "-y",
+        "--no-install-recommends",
+        "mesa-vulkan-drivers",
+        "libvulkan1",
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::temp::TempDir;
+
+    fn system(root: &TempDir) -> System {
+        System {
+            root: root.path().into(),
+            driver_files: None,
+            library_path: OsString::new(),
+        }
+    }
+
+    #[test]
+    fn a_driver_and_the_loader_are_both_needed() {
+        let root = TempDir::new("vulkan").unwrap();
+        assert_eq!(system(&root).missing(), [DRIVER, LOADER]);
+        root.write("etc/vulkan/icd.d/notes.txt", "");
+        root.write("usr/lib/x86_64-linux-gnu/libvulkan.so.1", "");
+        assert_eq!(system(&root).missing(), [DRIVER]);
+        root.write("etc/vulkan/icd.d/lvp_icd.x86_64.json", "{}");
+        assert!(system(&root).missing().is_empty());
+    }
+
+    #[test]
+    fn variables_name_other_places() {
+        let root = TempDir::new("vulkan").unwrap();
+        root.write("mine/lvp.json", "{}");
+        root.write("libraries/libvulkan.so.1", "");
+        let mut system = system(&root);
+        system.library_path = root.path().join("libraries").into();
+        assert_eq!(system.missing(), [DRIVER]);
+        system.driver_files = Some(root.path().join("mine/lvp.json").into());
+        assert!(system.missing().is_empty());
+    }
+
+    #[test]
+    fn the_variable_overrides_the_folders() {
+        let root = TempDir::new("vulkan").unwrap();
+        root.write("usr/share/vulkan/icd.d/lvp.json", "{}");
+        root.write("usr/lib64/libvulkan.so.1", "");
+        let mut system = system(&root);
+        assert!(system.missing().is_empty());
+        system.driver_files = Some(root.path().join("no-such.json").into());
+        assert_eq!(system.missing(), [DRIVER]);
+    }
+
+    #[test]
+    fn descendants_of_debian_are_known() {
+        assert!(is_debian("NAME=\"Debian GNU/Linux\"\nID=debian\n"));
+        assert!(is_debian("ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n"));
+        assert!(is_debian("ID='pop'\nID_LIKE='ubuntu'\n"));
+        assert!(!is_debian(
+            "ID=fedora\nHOME_URL=\"https://example.org/debian\"\n"
+        ));
+        assert!(!is_debian("VERSION_ID=debian\nID=arch\n"));
+        assert!(!is_debian(""));
+    }
+
+    #[test]
+    fn root_is_told_by_the_effective_user() {
+        assert!(is_root("Name:\txtask\nUid:\t1000\t0\t0\t0\n"));
+        assert!(!is_root("Uid:\t0\t1000\t0\t0\n"));
+        assert!(!is_root(""));
+    }
+}
