@@ -3,8 +3,14 @@
 //! Rooms, ground floor first; a room imports only rooms below it:
 //! [`mesh`], [`comm`], [`collective`], [`nn`].
 
+pub use burn_megatron_kernels as kernels;
+
 pub mod collective;
 pub mod comm;
 pub mod data;
+pub mod data_parallel;
 pub mod mesh;
 pub mod nn;
+pub mod optim;
+pub mod train;
+pub mod verify;

@@ -1,1 +1,47 @@
-//! stub
+#![doc = "Tests that need several crates; see `tests/`. Here is what they share."]
+
+use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
+
+/// A GPT that runs in milliseconds, with dropout on and a vocabulary that must be padded.
+pub fn small_gpt() -> TransformerSubject {
+    let config = TransformerConfig {
+        vocabulary: 21,
+        context: 8,
+        hidden: 16,
+        layers: 2,
+        heads: 4,
+        dropout: 0.1,
+        attention_dropout: 0.1,
+        ..TransformerConfig::gpt2()
+    };
+    TransformerSubject {
+        config,
+        seed: 1,
+        samples: 4,
+    }
+}
+
+/// A Llama that runs in milliseconds, with two groups of keys and values.
+pub fn small_llama() -> TransformerSubject {
+    let TransformerSubject {
+        config,
+        seed,
+        samples,
+    } = small_gpt();
+    let config = TransformerConfig {
+        groups: Some(2),
+        norm: NormKind::Rms,
+        activation: Activation::SwiGlu,
+        positions: Positions::Rotary { base: 10_000.0 },
+        bias: false,
+        tied: false,
+        mlp_width: Some(24),
+        ..config
+    };
+    TransformerSubject {
+        config,
+        seed,
+        samples,
+    }
+}

@@ -16,7 +16,9 @@ pub(super) struct Conjugate<const D: usize> {
 
 impl<const D: usize> Conjugate<D> {
     fn run(&self, x: DispatchTensor, way: &Move) -> DispatchTensor {
-        start::<D>(Tensor::from_dispatch(x), way, &self.comm).wait().into_dispatch()
+        start::<D>(Tensor::from_dispatch(x), way, &self.comm)
+            .wait()
+            .into_dispatch()
     }
 }
 

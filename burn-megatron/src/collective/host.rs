@@ -46,7 +46,10 @@ pub(crate) fn or_raise<T>(result: Result<T, CommError>) -> T {
 
 /// Unwinds with an error about a call that cannot be made.
 pub(crate) fn invalid(message: String) -> ! {
-    raise(CommError::Engine { engine: "collective".into(), message })
+    raise(CommError::Engine {
+        engine: "collective".into(),
+        message,
+    })
 }
 
 fn elements<E: Element>(data: TensorData) -> Vec<E> {

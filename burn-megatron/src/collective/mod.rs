@@ -95,7 +95,10 @@ pub fn all_to_all<const D: usize>(
     receive: Vec<usize>,
     comm: &Comm,
 ) -> Tensor<D> {
-    let back = Move::AllToAll { send: receive.clone(), receive: send.clone() };
+    let back = Move::AllToAll {
+        send: receive.clone(),
+        receive: send.clone(),
+    };
     conjugate(x, comm, Move::AllToAll { send, receive }, back)
 }
 
@@ -116,5 +119,12 @@ fn conjugate<const D: usize>(
     if comm.size() == 1 {
         return x;
     }
-    apply(vec![x.into_dispatch()], Conjugate::<D> { comm: comm.clone(), forward, backward })
+    apply(
+        vec![x.into_dispatch()],
+        Conjugate::<D> {
+            comm: comm.clone(),
+            forward,
+            backward,
+        },
+    )
 }

@@ -45,13 +45,22 @@ pub struct PendingTensor<const D: usize> {
 
 enum State<const D: usize> {
     Ready(Tensor<D>),
-    Flying { pending: Pending, device: Device, dtype: DType, parts: usize, shape: [usize; D], dim: usize },
+    Flying {
+        pending: Pending,
+        device: Device,
+        dtype: DType,
+        parts: usize,
+        shape: [usize; D],
+        dim: usize,
+    },
 }
 
 impl<const D: usize> PendingTensor<D> {
     /// A result that is there already.
     pub fn ready(tensor: Tensor<D>) -> Self {
-        Self { state: State::Ready(tensor) }
+        Self {
+            state: State::Ready(tensor),
+        }
     }
 
     /// The result; waits for the other ranks.
@@ -60,7 +69,14 @@ impl<const D: usize> PendingTensor<D> {
     pub fn wait(self) -> Tensor<D> {
         match self.state {
             State::Ready(tensor) => tensor,
-            State::Flying { pending, device, dtype, parts, shape, dim } => {
+            State::Flying {
+                pending,
+                device,
+                dtype,
+                parts,
+                shape,
+                dim,
+            } => {
                 let buffer = or_raise(pending.wait());
                 if dim == 0 {
                     let mut whole = shape;
@@ -98,7 +114,11 @@ pub fn start<const D: usize>(x: Tensor<D>, way: &Move, comm: &Comm) -> PendingTe
 }
 
 /// Starts the reduction of `x` over the ranks of `comm`.
-pub fn start_all_reduce<const D: usize>(x: Tensor<D>, op: ReduceOp, comm: &Comm) -> PendingTensor<D> {
+pub fn start_all_reduce<const D: usize>(
+    x: Tensor<D>,
+    op: ReduceOp,
+    comm: &Comm,
+) -> PendingTensor<D> {
     let (shape, device, dtype) = (x.dims(), x.device(), x.dtype());
     let pending = or_raise(comm.start_all_reduce(to_buffer(x), op));
     flying(pending, device, dtype, 1, shape, 0)
@@ -106,6 +126,7 @@ pub fn start_all_reduce<const D: usize>(x: Tensor<D>, op: ReduceOp, comm: &Comm)
 
 /// Starts gathering the parts of all ranks along `dim`.
 pub fn start_all_gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> PendingTensor<D> {
+    check_dim(&x, dim, comm);
     let (shape, device, dtype) = (x.dims(), x.device(), x.dtype());
     let pending = or_raise(comm.start_all_gather(to_buffer(x)));
     flying(pending, device, dtype, comm.size(), shape, dim)
@@ -121,7 +142,11 @@ pub fn start_reduce_scatter<const D: usize>(
     let (mut shape, device, dtype) = (x.dims(), x.device(), x.dtype());
     shape[dim] = part;
     // Each rank's part must be contiguous.
-    let x = if dim == 0 { x } else { Tensor::cat(x.chunk(comm.size(), dim), 0) };
+    let x = if dim == 0 {
+        x
+    } else {
+        Tensor::cat(x.chunk(comm.size(), dim), 0)
+    };
     let pending = or_raise(comm.start_reduce_scatter(to_buffer(x), ReduceOp::Sum));
     flying(pending, device, dtype, 1, shape, 0)
 }
@@ -136,8 +161,9 @@ fn start_all_to_all<const D: usize>(
     let rows: usize = send.iter().sum();
     if rows != shape[0] {
         invalid(format!(
-            "all_to_all sends {rows} rows ({send:?}) of a tensor {shape:?} that has {}",
-            shape[0]
+            "all_to_all over {} sends {rows} rows ({send:?}) of a tensor {shape:?} that has {}",
+            comm.group(),
+            shape[0],
         ));
     }
     let width: usize = shape[1..].iter().product();
@@ -155,18 +181,38 @@ fn flying<const D: usize>(
     shape: [usize; D],
     dim: usize,
 ) -> PendingTensor<D> {
-    PendingTensor { state: State::Flying { pending, device, dtype, parts, shape, dim } }
+    PendingTensor {
+        state: State::Flying {
+            pending,
+            device,
+            dtype,
+            parts,
+            shape,
+            dim,
+        },
+    }
 }
 
 /// The size of one rank's part of `dim`.
 fn part_of<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) -> usize {
+    check_dim(x, dim, comm);
     let (shape, size) = (x.dims(), comm.size());
     if !shape[dim].is_multiple_of(size) {
         invalid(format!(
-            "dim {dim} of a tensor {shape:?} cannot be split over {} ranks ({})",
-            size,
-            comm.group().name(),
+            "dim {dim} of a tensor {shape:?} cannot be split over the {size} ranks of {}; \
+             a multiple of {size} can",
+            comm.group(),
         ));
     }
     shape[dim] / size
+}
+
+fn check_dim<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) {
+    if dim >= D {
+        invalid(format!(
+            "a tensor {:?} has no dim {dim} for a collective over {}",
+            x.dims(),
+            comm.group(),
+        ));
+    }
 }

@@ -259,6 +259,10 @@ impl Buffer {
     }
 
     fn wrong_type(&self, expected: DType) -> BufferError {
-        BufferError::WrongType { expected, found: self.dtype(), len: self.len() }
+        BufferError::WrongType {
+            expected,
+            found: self.dtype(),
+            len: self.len(),
+        }
     }
 }

@@ -144,13 +144,19 @@ fn check_chunks(group: &Group, input: &Buffer) -> Option<String> {
 fn check_peer(role: &str, index: usize, group: &Group) -> Option<String> {
     let size = group.size();
     (index >= size).then(|| {
-        format!("the {role} has index {index} in a group of {size}; 0 to {} would fit", size - 1)
+        format!(
+            "the {role} has index {index} in a group of {size}; 0 to {} would fit",
+            size - 1
+        )
     })
 }
 
 fn check_empty(input: &Buffer) -> Option<String> {
     (!input.is_empty()).then(|| {
-        format!("the input is not read and must be empty, but has {} elements", input.len())
+        format!(
+            "the input is not read and must be empty, but has {} elements",
+            input.len()
+        )
     })
 }
 
@@ -170,7 +176,9 @@ fn check_counts(
         }
     }
     // A sum that overflows fits no buffer either.
-    let total = send.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+    let total = send
+        .iter()
+        .try_fold(0usize, |sum, count| sum.checked_add(*count));
     if total != Some(input.len()) {
         return Some(format!(
             "the send counts {send:?} do not add up to the {} elements of the input",
@@ -178,7 +186,10 @@ fn check_counts(
         ));
     }
     (send[own] != receive[own]).then(|| {
-        format!("this rank sends {} elements to itself but expects {}", send[own], receive[own])
+        format!(
+            "this rank sends {} elements to itself but expects {}",
+            send[own], receive[own]
+        )
     })
 }
 
@@ -186,7 +197,10 @@ fn check_counts(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Call(Call),
-    Split { name: String, groups: Vec<Vec<usize>> },
+    Split {
+        name: String,
+        groups: Vec<Vec<usize>>,
+    },
 }
 
 /// The fingerprint of one rank's part in a call.
@@ -205,12 +219,23 @@ impl Signature {
             Call::Barrier => (DType::U8, 0),
             _ => (input.dtype(), input.len()),
         };
-        Self { operation: Operation::Call(call), dtype, len }
+        Self {
+            operation: Operation::Call(call),
+            dtype,
+            len,
+        }
     }
 
     pub fn split(name: &str, groups: &[Vec<usize>]) -> Self {
-        let operation = Operation::Split { name: name.to_owned(), groups: groups.to_vec() };
-        Self { operation, dtype: DType::U8, len: 0 }
+        let operation = Operation::Split {
+            name: name.to_owned(),
+            groups: groups.to_vec(),
+        };
+        Self {
+            operation,
+            dtype: DType::U8,
+            len: 0,
+        }
     }
 
     pub fn name(&self) -> &'static str {
@@ -274,21 +299,32 @@ impl Signature {
         }
         match (&self.operation, &other.operation) {
             (Split { name: a, .. }, Split { name: b, .. }) if a != b => return differ("names"),
-            (Split { groups: a, .. }, Split { groups: b, .. }) if a != b => return differ("groups"),
+            (Split { groups: a, .. }, Split { groups: b, .. }) if a != b => {
+                return differ("groups");
+            }
             (
                 Called(Call::AllToAll { send, receive }),
-                Called(Call::AllToAll { send: other_send, receive: other_receive }),
+                Called(Call::AllToAll {
+                    send: other_send,
+                    receive: other_receive,
+                }),
             ) => {
                 return unexpected_count(index, send, other_index, other_receive, group)
                     .or_else(|| unexpected_count(other_index, other_send, index, receive, group));
             }
-            (Called(Call::Broadcast { root: a }), Called(Call::Broadcast { root: b })) if a != b => {
+            (Called(Call::Broadcast { root: a }), Called(Call::Broadcast { root: b }))
+                if a != b =>
+            {
                 return differ("roots");
             }
             (a, b) if a != b => return differ("reductions"),
             _ => {}
         }
-        if self.len != other.len { differ("lengths") } else { None }
+        if self.len != other.len {
+            differ("lengths")
+        } else {
+            None
+        }
     }
 }
 

@@ -23,7 +23,11 @@ impl Group {
     /// If `index` is not an index of `ranks`.
     pub fn new(name: impl Into<String>, ranks: Vec<usize>, index: usize) -> Self {
         let name = name.into();
-        assert!(index < ranks.len(), "index {index} is outside the {} ranks of {name}", ranks.len());
+        assert!(
+            index < ranks.len(),
+            "index {index} is outside the {} ranks of {name}",
+            ranks.len()
+        );
         Self { name, ranks, index }
     }
 
@@ -86,11 +90,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`CommError::InvalidCall`] if `groups` is no partition of this group's ranks.
-    fn split(
-        &self,
-        name: &str,
-        groups: &[Vec<usize>],
-    ) -> Result<Arc<dyn Communicator>, CommError>;
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError>;
 
     /// The index of this rank in the group.
     fn rank(&self) -> usize {

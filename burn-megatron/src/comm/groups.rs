@@ -54,7 +54,13 @@ impl Groups {
     pub fn over(mesh: Mesh, world: Arc<dyn Communicator>) -> Result<Self, CommError> {
         let along = |axis: Axis| world.split(&axis.to_string(), &mesh.groups(&[axis]));
         let (tensor, data) = (along(Axis::Tensor)?, along(Axis::Data)?);
-        Ok(Self { rank: world.rank(), mesh: Arc::new(mesh), tensor, data, world })
+        Ok(Self {
+            rank: world.rank(),
+            mesh: Arc::new(mesh),
+            tensor,
+            data,
+            world,
+        })
     }
 
     /// One rank alone, without a world.
@@ -86,7 +92,10 @@ impl Groups {
 
     /// This rank's place on the tensor axis.
     pub fn place(&self) -> Place {
-        Place { index: self.tensor.rank(), size: self.tensor.size() }
+        Place {
+            index: self.tensor.rank(),
+            size: self.tensor.size(),
+        }
     }
 
     /// All ranks.

@@ -102,7 +102,13 @@ impl CallLog {
             self.forgotten += 1;
         }
         let group = Arc::clone(group);
-        self.entries.push_back(Entry { sequence, group, signature, started: now, completed: None });
+        self.entries.push_back(Entry {
+            sequence,
+            group,
+            signature,
+            started: now,
+            completed: None,
+        });
         self.forgotten + self.entries.len() as u64 - 1
     }
 
@@ -173,9 +179,7 @@ impl Position {
             Position::Failed(stood) => match &**stood {
                 Position::At(call) => verb("failed at", "failed at") + " " + call,
                 Position::Past(call) => verb("failed past", "failed past") + " " + call,
-                Position::Started(call) => {
-                    verb("failed", "failed") + " having started " + call
-                }
+                Position::Started(call) => verb("failed", "failed") + " having started " + call,
                 _ => verb("failed before any call", "failed before any call"),
             },
         }
@@ -191,8 +195,10 @@ pub(super) fn verdict(positions: &[Position]) -> String {
             None => places.push((position, vec![rank])),
         }
     }
-    let clauses: Vec<String> =
-        places.iter().map(|(position, ranks)| position.clause(ranks)).collect();
+    let clauses: Vec<String> = places
+        .iter()
+        .map(|(position, ranks)| position.clause(ranks))
+        .collect();
     clauses.join("; ")
 }
 
@@ -227,9 +233,15 @@ pub(super) fn write(
 
 /// A file that did not exist before: several worlds may fail in the same moment.
 fn create(folder: &Path) -> io::Result<(PathBuf, File)> {
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let time = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     for attempt in 0u64.. {
-        let name = format!("calls-{}-{}-{attempt}.jsonl", time.as_millis(), process::id());
+        let name = format!(
+            "burn-megatron-calls-{}-{}-{attempt}.jsonl",
+            time.as_millis(),
+            process::id()
+        );
         let path = folder.join(name);
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,

@@ -13,7 +13,9 @@ pub struct Solo {
 impl Solo {
     /// The group `name` of rank 0.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { group: Group::new(name, vec![0], 0) }
+        Self {
+            group: Group::new(name, vec![0], 0),
+        }
     }
 }
 
@@ -66,6 +68,9 @@ mod tests {
         let solo = Solo::new("world");
         assert!(solo.send(Buffer::from(vec![1u8]), 0).is_err());
         assert!(solo.split("tensor", &[vec![0], vec![1]]).is_err());
-        assert!(solo.all_to_all(Buffer::from(vec![1u8]), vec![2], vec![2]).is_err());
+        assert!(
+            solo.all_to_all(Buffer::from(vec![1u8]), vec![2], vec![2])
+                .is_err()
+        );
     }
 }

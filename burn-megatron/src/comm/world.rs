@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::env;
 use std::error::Error;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -93,7 +94,12 @@ impl World {
         match size {
             0 => return Err(WorldError::NoRanks),
             1..=MAX_THREAD_RANKS => {}
-            _ => return Err(WorldError::TooManyRanks { asked: size, limit: MAX_THREAD_RANKS }),
+            _ => {
+                return Err(WorldError::TooManyRanks {
+                    asked: size,
+                    limit: MAX_THREAD_RANKS,
+                });
+            }
         }
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
         Ok(World {
@@ -111,12 +117,18 @@ impl World {
 
     /// The threads that each rank computes with; by default its share of the cores, at least 1.
     pub fn compute_threads(self, compute_threads: usize) -> Self {
-        Self { compute_threads, ..self }
+        Self {
+            compute_threads,
+            ..self
+        }
     }
 
     /// The folder in which a failure leaves its call log; the system's temporary folder by default.
     pub fn call_log_dir(self, folder: impl Into<PathBuf>) -> Self {
-        Self { call_log_dir: folder.into(), ..self }
+        Self {
+            call_log_dir: folder.into(),
+            ..self
+        }
     }
 
     /// The number of ranks.
@@ -136,10 +148,7 @@ impl World {
     /// # Errors
     /// [`WorldError::RankFailed`] with the error of the rank that failed first;
     /// [`WorldError::NoComputeThreads`].
-    pub fn run<T, E>(
-        &self,
-        f: impl Fn(Rank) -> Result<T, E> + Sync,
-    ) -> Result<Vec<T>, WorldError>
+    pub fn run<T, E>(&self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>, WorldError>
     where
         T: Send,
         E: Into<Box<dyn Error + Send + Sync>>,
@@ -156,7 +165,9 @@ impl World {
                 let builder = thread::Builder::new().name(rank.thread_name());
                 let number = rank.rank;
                 let thread = builder.spawn_scoped(scope, move || rank.run(dispatch, f));
-                thread.inspect_err(|error| state_ref.fail(number, unstarted(error))).ok()
+                thread
+                    .inspect_err(|error| state_ref.fail(number, unstarted(error)))
+                    .ok()
             };
             let started: Vec<_> = ranks.map(start).collect();
             let join = |(rank, thread): (usize, Option<ScopedJoinHandle<'_, Option<T>>>)| {
@@ -174,7 +185,9 @@ impl World {
     }
 
     fn ranks(&self, state: &Arc<WorldState>) -> Vec<Rank> {
-        let communicators = ThreadCommunicator::world(state, self.size).into_iter().enumerate();
+        let communicators = ThreadCommunicator::world(state, self.size)
+            .into_iter()
+            .enumerate();
         let rank = |(rank, communicator)| Rank {
             rank,
             compute_threads: self.compute_threads,
@@ -185,13 +198,28 @@ impl World {
     }
 
     fn report(&self, state: &WorldState, failure: Failure) -> WorldError {
-        let Failure { rank, message, verdict, source } = failure;
-        let header =
-            Header { world: self.size, failed_rank: rank, message: &message, verdict: &verdict };
+        let Failure {
+            rank,
+            message,
+            verdict,
+            source,
+        } = failure;
+        let header = Header {
+            world: self.size,
+            failed_rank: rank,
+            message: &message,
+            verdict: &verdict,
+        };
         let records = (0..self.size).flat_map(|rank| state.records(rank));
         let call_log = log::write(&self.call_log_dir, &header, records)
             .map_err(|error| format!("{}: {error}", self.call_log_dir.display()));
-        WorldError::RankFailed { rank, message, source, verdict, call_log }
+        WorldError::RankFailed {
+            rank,
+            message,
+            source,
+            verdict,
+            call_log,
+        }
     }
 }
 
@@ -200,7 +228,7 @@ fn unstarted(error: &dyn Error) -> Box<dyn Error + Send + Sync> {
 }
 
 /// One rank of a running world, as its closure sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Rank {
     rank: usize,
     compute_threads: usize,
@@ -267,6 +295,12 @@ impl Rank {
     }
 }
 
+impl fmt::Debug for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rank({} of {})", self.rank, self.size())
+    }
+}
+
 /// The error that a panic carried.
 fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send + Sync> {
     let payload = match payload.downcast::<CommError>() {
@@ -289,17 +323,21 @@ fn in_pool<R: Send>(
     f: impl FnOnce() -> R + Send,
 ) -> Result<R, ThreadPoolBuildError> {
     let mut workers = Vec::new();
-    let pool = ThreadPoolBuilder::new().num_threads(threads).spawn_handler(|worker| {
-        // Without a subscriber, one that is set later is to be seen.
-        let dispatch = Some(dispatch.clone()).filter(|d| !d.is::<NoSubscriber>());
-        let builder = thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
-        let work = move || match dispatch {
-            Some(dispatch) => dispatcher::with_default(&dispatch, || worker.run()),
-            None => worker.run(),
-        };
-        workers.push(builder.spawn(work)?);
-        Ok(())
-    });
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .spawn_handler(|worker| {
+            // Without a subscriber, one that is set later is to be seen.
+            let dispatch = Some(dispatch.clone()).filter(|d| !d.is::<NoSubscriber>());
+            let builder = thread::Builder::new()
+                .name(name.to_owned())
+                .stack_size(STACK_BYTES);
+            let work = move || match dispatch {
+                Some(dispatch) => dispatcher::with_default(&dispatch, || worker.run()),
+                None => worker.run(),
+            };
+            workers.push(builder.spawn(work)?);
+            Ok(())
+        });
     let pool = pool.build();
     // The pool goes away with this call, which tells its threads to end.
     let result = pool.map(|pool| pool.install(f));

@@ -1,8 +1,8 @@
 //! Activations of the MLP, each with a backward in one step.
 
 use burn::backend::DispatchTensor;
-use burn::tensor::activation::{gelu, sigmoid};
 use burn::tensor::Tensor;
+use burn::tensor::activation::{gelu, sigmoid};
 use burn_megatron_kernels::{Function, apply};
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +53,10 @@ impl Function for GeluTanh {
         let x = Tensor::<3>::from_dispatch(inputs.remove(0));
         let tanh = Self::tanh(x.clone());
         let y = (tanh.clone().add_scalar(1.0) * x.clone()).mul_scalar(0.5);
-        (y.into_dispatch(), vec![x.into_dispatch(), tanh.into_dispatch()])
+        (
+            y.into_dispatch(),
+            vec![x.into_dispatch(), tanh.into_dispatch()],
+        )
     }
 
     /// `dy/dx = 0.5 (1 + t) + 0.5 x (1 - t^2) du/dx`.
@@ -69,7 +72,9 @@ impl Function for GeluTanh {
             .add_scalar(SQRT_2_OVER_PI);
         let curved = (t.clone() * t.clone()).neg().add_scalar(1.0) * x * slope;
         let derivative = (t.add_scalar(1.0) + curved).mul_scalar(0.5);
-        vec![Some((Tensor::from_dispatch(gradient) * derivative).into_dispatch())]
+        vec![Some(
+            (Tensor::from_dispatch(gradient) * derivative).into_dispatch(),
+        )]
     }
 }
 
@@ -82,7 +87,10 @@ impl Function for SwiGlu {
         let (a, b) = halves(x);
         let gate = sigmoid(a.clone());
         let y = a.clone() * gate.clone() * b.clone();
-        (y.into_dispatch(), [a, b, gate].map(Tensor::into_dispatch).to_vec())
+        (
+            y.into_dispatch(),
+            [a, b, gate].map(Tensor::into_dispatch).to_vec(),
+        )
     }
 
     /// `da = g s (1 + a (1 - s)) b`, `db = g a s`, with `s = sigmoid(a)`.

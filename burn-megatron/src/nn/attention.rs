@@ -61,7 +61,9 @@ impl ParallelAttentionConfig {
         let place = scope.place();
         let heads = split_evenly("heads", self.heads, Axis::Tensor, place.size)?;
         if self.groups == 0 || !self.heads.is_multiple_of(self.groups) {
-            let fits: Vec<_> = (1..=self.heads).filter(|n| self.heads.is_multiple_of(*n)).collect();
+            let fits: Vec<_> = (1..=self.heads)
+                .filter(|n| self.heads.is_multiple_of(*n))
+                .collect();
             return Err(scope.error(format!(
                 "{} heads cannot share {} groups of keys and values; {fits:?} groups can serve them",
                 self.heads, self.groups,
@@ -108,8 +110,12 @@ impl ParallelAttention {
         let shape = [batch, self.heads.queries, seq, seq];
         let mask = qkv
             .is_autodiff()
-            .then(|| self.dropout.scaled_mask(shape, self.lies, &qkv.device(), qkv.dtype()))
+            .then(|| {
+                self.dropout
+                    .scaled_mask(shape, self.lies, &qkv.device(), qkv.dtype())
+            })
             .flatten();
-        self.output.forward(attend(qkv, self.heads, rotary.cloned(), mask))
+        self.output
+            .forward(attend(qkv, self.heads, rotary.cloned(), mask))
     }
 }

@@ -27,7 +27,14 @@ pub(super) fn attend(
     rotary: Option<RotaryTable>,
     mask: Option<Tensor<4>>,
 ) -> Tensor<3> {
-    apply(vec![qkv.into_dispatch()], Attend { heads, rotary, mask })
+    apply(
+        vec![qkv.into_dispatch()],
+        Attend {
+            heads,
+            rotary,
+            mask,
+        },
+    )
 }
 
 #[derive(Debug)]
@@ -45,19 +52,29 @@ impl Function for Attend {
         let (q, k, v) = self.split(qkv);
         let [batch, groups, rows, width] = q.dims();
         let seq = k.dims()[2];
-        let scores = q.clone().matmul(k.clone().swap_dims(2, 3)).mul_scalar(self.scale());
+        let scores = q
+            .clone()
+            .matmul(k.clone().swap_dims(2, 3))
+            .mul_scalar(self.scale());
         let scores = scores.reshape([batch, self.heads.queries, seq, seq]);
-        let future = Tensor::<4, Bool>::tril_mask([1, 1, seq, seq], 0, &scores.device())
-            .expand([batch, self.heads.queries, seq, seq]);
-        let p = softmax(scores.mask_fill(future, f64::NEG_INFINITY), 3);
-        let weights = self.masked(p.clone()).reshape([batch, groups, rows, seq]);
-        let out = self.merge(weights.matmul(v.clone()).reshape([
+        let future = Tensor::<4, Bool>::tril_mask([1, 1, seq, seq], 0, &scores.device()).expand([
             batch,
             self.heads.queries,
             seq,
-            width,
-        ]));
-        let saved = vec![q, k, v, p].into_iter().map(Tensor::into_dispatch).collect();
+            seq,
+        ]);
+        let p = softmax(scores.mask_fill(future, f64::NEG_INFINITY), 3);
+        let weights = self.masked(p.clone()).reshape([batch, groups, rows, seq]);
+        let out =
+            self.merge(
+                weights
+                    .matmul(v.clone())
+                    .reshape([batch, self.heads.queries, seq, width]),
+            );
+        let saved = vec![q, k, v, p]
+            .into_iter()
+            .map(Tensor::into_dispatch)
+            .collect();
         (out.into_dispatch(), saved)
     }
 
@@ -86,7 +103,10 @@ impl Function for Attend {
         let dp = self.masked(out.matmul(v.swap_dims(2, 3)).reshape(shape));
         let ds = (dp.clone() - (dp * p.clone()).sum_dim(3)) * p;
         let ds = ds.mul_scalar(self.scale()).reshape(grouped);
-        let dq = ds.clone().matmul(k).reshape([batch, self.heads.queries, shape[3], width]);
+        let dq = ds
+            .clone()
+            .matmul(k)
+            .reshape([batch, self.heads.queries, shape[3], width]);
         let dk = ds.swap_dims(2, 3).matmul(q);
         let (dq, dk) = match &self.rotary {
             Some(rotary) => (rotary.turn_back(dq), rotary.turn_back(dk)),
@@ -111,7 +131,11 @@ impl Attend {
 
     /// Queries, keys and values of the joint projection, the first two turned.
     fn split(&self, qkv: Tensor<3>) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
-        let Heads { queries, groups, width } = self.heads;
+        let Heads {
+            queries,
+            groups,
+            width,
+        } = self.heads;
         let [batch, seq, _] = qkv.dims();
         let part = |first: usize, heads: usize| {
             self.heads_of(qkv.clone().narrow(2, first * width, heads * width), heads)
@@ -122,13 +146,18 @@ impl Attend {
             Some(rotary) => (rotary.turn(q), rotary.turn(k)),
             None => (q, k),
         };
-        (q.reshape([batch, groups, queries / groups * seq, width]), k, v)
+        (
+            q.reshape([batch, groups, queries / groups * seq, width]),
+            k,
+            v,
+        )
     }
 
     /// `[batch, seq, heads * width]` to `[batch, heads, seq, width]`.
     fn heads_of(&self, x: Tensor<3>, heads: usize) -> Tensor<4> {
         let [batch, seq, _] = x.dims();
-        x.reshape([batch, seq, heads, self.heads.width]).swap_dims(1, 2)
+        x.reshape([batch, seq, heads, self.heads.width])
+            .swap_dims(1, 2)
     }
 
     /// `[batch, heads, seq, width]` to `[batch, seq, heads * width]`.

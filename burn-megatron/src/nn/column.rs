@@ -35,7 +35,12 @@ pub struct OutputSection {
 impl ColumnParallelLinearConfig {
     /// A layer from `input` to `output` features, with a bias and a split output.
     pub fn new(input: usize, output: usize) -> Self {
-        let output = OutputSection { unit: "output features", units: output, width: 1, shared: false };
+        let output = OutputSection {
+            unit: "output features",
+            units: output,
+            width: 1,
+            shared: false,
+        };
         Self::with_sections(input, vec![output])
     }
 
@@ -90,7 +95,10 @@ impl ColumnParallelLinearConfig {
             return Err(scope.error("an output of several sections cannot be gathered"));
         }
         let output = sections.iter().map(|section| section.size).sum();
-        let on_dim = |dim| Placement::Split { dim, sections: sections.clone() };
+        let on_dim = |dim| Placement::Split {
+            dim,
+            sections: sections.clone(),
+        };
 
         let weight = ParameterSpec::new([self.input, output], self.init).placed(on_dim(1));
         let bias = ParameterSpec::new([output], Init::Constant(0.0)).placed(on_dim(0));
@@ -108,7 +116,10 @@ impl OutputSection {
     fn split(&self, ranks: usize) -> Result<Section, BuildError> {
         let size = self.units * self.width;
         if self.shared && self.units > 0 && ranks.is_multiple_of(self.units) {
-            return Ok(Section { size, parts: self.units });
+            return Ok(Section {
+                size,
+                parts: self.units,
+            });
         }
         split_evenly(self.unit, self.units, Axis::Tensor, ranks)?;
         Ok(Section { size, parts: ranks })

@@ -87,7 +87,9 @@ impl fmt::Debug for Exit {
 impl Door {
     /// The door of parameter `index`.
     pub fn new(index: usize, sink: Arc<dyn GradientSink>) -> Self {
-        Self { exit: Exit { index, sink } }
+        Self {
+            exit: Exit { index, sink },
+        }
     }
 }
 
@@ -95,7 +97,9 @@ impl Reparameterization for Door {
     const NAME: &'static str = "gradient_door";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let Some(anchor) = ANCHOR.with_borrow(Clone::clone) else { return base };
+        let Some(anchor) = ANCHOR.with_borrow(Clone::clone) else {
+            return base;
+        };
         self.exit.sink.expect(self.exit.index);
         apply(vec![base.into_dispatch(), anchor], self.exit.clone())
     }

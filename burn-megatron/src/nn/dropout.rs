@@ -46,7 +46,11 @@ impl Dropout {
             )));
         }
         let (key, position) = (scope.stream_key(), scope.position().clone());
-        Ok(Self { probability, key, position })
+        Ok(Self {
+            probability,
+            key,
+            position,
+        })
     }
 
     /// `[batch, ...]` to `[batch, ...]`; the identity outside of training (a plain tensor).
@@ -129,7 +133,10 @@ mod tests {
                 let mut local = shape;
                 local[dim] /= size;
                 let part = |index| {
-                    let lies = Lies::SplitAlong { dim, place: Place { index, size } };
+                    let lies = Lies::SplitAlong {
+                        dim,
+                        place: Place { index, size },
+                    };
                     Tensor::<4>::from_data(dropout.mask(local, lies), &Device::flex())
                 };
                 let parts = Tensor::cat((0..size).map(part).collect(), dim);
@@ -143,9 +150,15 @@ mod tests {
         let dropout = dropout(0.5);
         let whole = values(dropout.mask([4, 7, 3], Lies::Whole));
         dropout.position.set(0, 2);
-        assert_eq!(values(dropout.mask([2, 7, 3], Lies::Whole)), whole[2 * 21..]);
+        assert_eq!(
+            values(dropout.mask([2, 7, 3], Lies::Whole)),
+            whole[2 * 21..]
+        );
         dropout.position.set(1, 2);
-        assert_ne!(values(dropout.mask([2, 7, 3], Lies::Whole)), whole[2 * 21..]);
+        assert_ne!(
+            values(dropout.mask([2, 7, 3], Lies::Whole)),
+            whole[2 * 21..]
+        );
     }
 
     #[test]
@@ -172,7 +185,10 @@ mod tests {
         let scope = Scope::new(&Groups::single(), &Device::flex()).child("dropout");
         for probability in [-0.1, 1.0, f64::NAN] {
             let error = Dropout::new(probability, &scope).unwrap_err().to_string();
-            assert!(error.starts_with("dropout: a dropout probability of"), "{error}");
+            assert!(
+                error.starts_with("dropout: a dropout probability of"),
+                "{error}"
+            );
         }
     }
 }

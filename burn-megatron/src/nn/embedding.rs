@@ -20,7 +20,10 @@ pub struct Vocabulary {
 impl Vocabulary {
     /// `tokens` entries, filled up to a multiple of `divisible_by * ranks`.
     pub fn padded(tokens: usize, divisible_by: usize, ranks: usize) -> Self {
-        Self { tokens, padded: tokens.next_multiple_of((divisible_by * ranks).max(1)) }
+        Self {
+            tokens,
+            padded: tokens.next_multiple_of((divisible_by * ranks).max(1)),
+        }
     }
 
     /// The entries that the rank at `place` holds: the first one, and how many.
@@ -30,8 +33,12 @@ impl Vocabulary {
     }
 
     fn weight(&self, hidden: usize, init: Init, ranks: usize) -> ParameterSpec<2> {
-        let sections = vec![Section { size: self.padded, parts: ranks }];
-        ParameterSpec::new([self.tokens, hidden], init).placed(Placement::Split { dim: 0, sections })
+        let sections = vec![Section {
+            size: self.padded,
+            parts: ranks,
+        }];
+        ParameterSpec::new([self.tokens, hidden], init)
+            .placed(Placement::Split { dim: 0, sections })
     }
 }
 
@@ -65,7 +72,12 @@ impl VocabParallelEmbedding {
         scope: &Scope,
     ) -> Result<Self, BuildError> {
         let place = scope.place();
-        split_evenly("padded vocabulary", vocabulary.padded, Axis::Tensor, place.size)?;
+        split_evenly(
+            "padded vocabulary",
+            vocabulary.padded,
+            Axis::Tensor,
+            place.size,
+        )?;
         let spec = vocabulary.weight(hidden, init, place.size);
         Ok(Self {
             weight: scope.parameter("weight", spec),
@@ -86,9 +98,15 @@ impl VocabParallelEmbedding {
             return weight.select(0, tokens).reshape([batch, seq, hidden]);
         }
         let own = tokens - self.first as i64;
-        let foreign = own.clone().lower_scalar(0).bool_or(own.clone().greater_equal_scalar(rows as i64));
+        let foreign = own
+            .clone()
+            .lower_scalar(0)
+            .bool_or(own.clone().greater_equal_scalar(rows as i64));
         let found = weight.select(0, own.clamp(0, rows as i64 - 1));
-        let partial = found.mask_fill(foreign.unsqueeze_dim::<2>(1).expand([batch * seq, hidden]), 0.0);
+        let partial = found.mask_fill(
+            foreign.unsqueeze_dim::<2>(1).expand([batch * seq, hidden]),
+            0.0,
+        );
         let partial = partial.reshape([batch, seq, hidden]);
         match self.sequence_parallel {
             true => collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm),
@@ -120,14 +138,22 @@ impl LearnedPositions {
         let spec = ParameterSpec::new([max_positions, hidden], init)
             .with_partial_gradient(sequence_parallel);
         let place = scope.place();
-        Self { weight: scope.parameter("weight", spec), place, sequence_parallel }
+        Self {
+            weight: scope.parameter("weight", spec),
+            place,
+            sequence_parallel,
+        }
     }
 
     /// Adds the vectors of the positions to `[batch, seq, hidden]`, or to this rank's part
     /// `[batch, seq / tensor, hidden]` under sequence parallelism.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let len = x.dims()[1];
-        let first = if self.sequence_parallel { self.place.index * len } else { 0 };
+        let first = if self.sequence_parallel {
+            self.place.index * len
+        } else {
+            0
+        };
         let rows = value_at(&self.weight, &x).narrow(0, first, len);
         x + rows.unsqueeze()
     }

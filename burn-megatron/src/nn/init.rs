@@ -49,7 +49,9 @@ pub(super) fn stream_key(seed: u64, path: &str) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let bytes = seed.to_le_bytes().into_iter().chain(path.bytes());
-    bytes.fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+    bytes.fold(OFFSET, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(PRIME)
+    })
 }
 
 #[cfg(test)]
@@ -75,7 +77,9 @@ mod tests {
         for ranks in [1, 2, 4] {
             let shared = ranks.min(2);
             let sections = [(8, ranks), (4, shared), (4, shared)];
-            let sections = sections.map(|(size, parts)| Section { size, parts }).to_vec();
+            let sections = sections
+                .map(|(size, parts)| Section { size, parts })
+                .to_vec();
             let entry = entry(Placement::Split { dim: 1, sections });
             let parts: Vec<_> = (0..ranks)
                 .map(|index| init.values(&entry, Place { index, size: ranks }, 9))

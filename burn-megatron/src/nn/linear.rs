@@ -82,7 +82,10 @@ impl Function for Linear {
         };
         let input_gradient = needs_x.then(|| {
             let width = weight.dims()[0];
-            let dx = gradient.clone().matmul(weight.transpose()).reshape([batch, seq, width]);
+            let dx = gradient
+                .clone()
+                .matmul(weight.transpose())
+                .reshape([batch, seq, width]);
             match &self.input {
                 InputLies::Local => PendingTensor::ready(dx),
                 InputLies::Replicated(comm) => start_all_reduce(dx, ReduceOp::Sum, comm),

@@ -32,7 +32,12 @@ pub struct VocabParallelCrossEntropy {
 impl VocabParallelCrossEntropy {
     /// A loss over the ranks of `comm`, without smoothing, that ignores no target.
     pub fn new(vocabulary: Vocabulary, comm: &Comm) -> Self {
-        Self { comm: comm.clone(), vocabulary, label_smoothing: 0.0, ignore: None }
+        Self {
+            comm: comm.clone(),
+            vocabulary,
+            label_smoothing: 0.0,
+            ignore: None,
+        }
     }
 
     /// Sets the label smoothing.
@@ -51,16 +56,28 @@ impl VocabParallelCrossEntropy {
     /// `[batch, seq]` to the loss of each token `[batch, seq]`, the same on every rank.
     pub fn forward(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
         let [batch, seq, width] = logits.dims();
-        let place = Place { index: self.comm.rank(), size: self.comm.size() };
+        let place = Place {
+            index: self.comm.rank(),
+            size: self.comm.size(),
+        };
         let first = self.vocabulary.part(place).0;
-        let targets = targets.reshape([batch * seq, 1]).to_device(&logits.device().inner());
-        let targets = if targets.is_autodiff() { targets.inner() } else { targets };
+        let targets = targets
+            .reshape([batch * seq, 1])
+            .to_device(&logits.device().inner());
+        let targets = if targets.is_autodiff() {
+            targets.inner()
+        } else {
+            targets
+        };
         let kept = match self.ignore {
             Some(ignore) => targets.clone().not_equal_scalar(ignore),
             None => targets.clone().equal(targets.clone()),
         };
         let own = targets - first as i64;
-        let held = own.clone().greater_equal_scalar(0).bool_and(own.clone().lower_scalar(width as i64));
+        let held = own
+            .clone()
+            .greater_equal_scalar(0)
+            .bool_and(own.clone().lower_scalar(width as i64));
         let function = CrossEntropy {
             comm: self.comm.clone(),
             // The entries of this rank that are no padding.
@@ -106,8 +123,18 @@ impl CrossEntropy {
     /// `value` where this rank holds the target, else 0; the same shape as the logits.
     fn one_hot(&self, like: &Tensor<2>, value: f64) -> Tensor<2> {
         let zeros = Tensor::<2>::zeros(like.dims(), (&like.device(), like.dtype()));
-        let held = self.held.clone().float().cast(like.dtype()).mul_scalar(value);
-        zeros.scatter(1, self.target.clone(), held, burn::tensor::IndexingUpdateOp::Add)
+        let held = self
+            .held
+            .clone()
+            .float()
+            .cast(like.dtype())
+            .mul_scalar(value);
+        zeros.scatter(
+            1,
+            self.target.clone(),
+            held,
+            burn::tensor::IndexingUpdateOp::Add,
+        )
     }
 }
 
@@ -153,7 +180,10 @@ impl Function for CrossEntropy {
                 Tensor::cat(vec![probabilities, zeros], 1)
             }
         };
-        (loss.reshape([batch, seq]).into_dispatch(), vec![probabilities.into_dispatch()])
+        (
+            loss.reshape([batch, seq]).into_dispatch(),
+            vec![probabilities.into_dispatch()],
+        )
     }
 
     fn backward(

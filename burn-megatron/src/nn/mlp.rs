@@ -45,8 +45,12 @@ impl ParallelMlpConfig {
     ///
     /// [`BuildError::Mesh`] when the width cannot be split over the tensor axis.
     pub fn init(&self, scope: &Scope) -> Result<ParallelMlp, BuildError> {
-        let section =
-            OutputSection { unit: "MLP width", units: self.width, width: 1, shared: false };
+        let section = OutputSection {
+            unit: "MLP width",
+            units: self.width,
+            width: 1,
+            shared: false,
+        };
         let sections = vec![section; if self.activation.is_gated() { 2 } else { 1 }];
         let up = ColumnParallelLinearConfig::with_sections(self.hidden, sections)
             .with_init(self.init)
@@ -58,7 +62,11 @@ impl ParallelMlpConfig {
             .with_bias(self.bias)
             .with_sequence_parallel(self.sequence_parallel)
             .init(&scope.child("down"))?;
-        Ok(ParallelMlp { up, down, activation: self.activation })
+        Ok(ParallelMlp {
+            up,
+            down,
+            activation: self.activation,
+        })
     }
 }
 
@@ -66,6 +74,7 @@ impl ParallelMlp {
     /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
     /// parallelism.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.down.forward(self.activation.forward(self.up.forward(x)))
+        self.down
+            .forward(self.activation.forward(self.up.forward(x)))
     }
 }

@@ -35,6 +35,7 @@ mod row;
 mod scope;
 mod table;
 
+pub use crate::mesh::Place;
 pub use activation::Activation;
 pub use attention::{ParallelAttention, ParallelAttentionConfig};
 pub use column::{ColumnParallelLinear, ColumnParallelLinearConfig, OutputSection};
@@ -46,7 +47,6 @@ pub use linear::{InputLies, SEQUENCE_DIM, linear};
 pub use loss::VocabParallelCrossEntropy;
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub use norm::{Norm, NormKind};
-pub use crate::mesh::Place;
 pub use placement::{Placement, Section};
 pub use position::Position;
 pub use rope::RotaryTable;

@@ -57,7 +57,12 @@ impl Norm {
         let bias = self.bias.as_ref().map(|bias| value_at(bias, &x));
         let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
         inputs.extend(bias.map(Tensor::into_dispatch));
-        apply(inputs, Normalise { epsilon: self.epsilon })
+        apply(
+            inputs,
+            Normalise {
+                epsilon: self.epsilon,
+            },
+        )
     }
 }
 
@@ -73,7 +78,10 @@ impl Function for Normalise {
         let (Some(x), Some(weight), bias) = (inputs.next(), inputs.next(), inputs.next()) else {
             unreachable!("`Norm::forward` gives an input and a weight")
         };
-        let (x, weight) = (Tensor::<3>::from_dispatch(x), Tensor::<1>::from_dispatch(weight));
+        let (x, weight) = (
+            Tensor::<3>::from_dispatch(x),
+            Tensor::<1>::from_dispatch(weight),
+        );
         let x = match bias {
             Some(_) => x.clone() - x.mean_dim(2),
             None => x,
@@ -86,7 +94,10 @@ impl Function for Normalise {
             y = y + Tensor::<1>::from_dispatch(bias).unsqueeze();
         }
         let saved = [normal, scale].map(Tensor::into_dispatch).into_iter();
-        (y.into_dispatch(), saved.chain([weight.into_dispatch()]).collect())
+        (
+            y.into_dispatch(),
+            saved.chain([weight.into_dispatch()]).collect(),
+        )
     }
 
     /// With `n` the normalised input, `w` the weight and `d = g w`:
@@ -102,7 +113,10 @@ impl Function for Normalise {
         else {
             unreachable!("the forward saves three tensors")
         };
-        let (normal, scale) = (Tensor::<3>::from_dispatch(normal), Tensor::from_dispatch(scale));
+        let (normal, scale) = (
+            Tensor::<3>::from_dispatch(normal),
+            Tensor::from_dispatch(scale),
+        );
         let weight = Tensor::<1>::from_dispatch(weight);
         let gradient = Tensor::<3>::from_dispatch(gradient);
         let centred = needed.len() == 3;

@@ -53,7 +53,10 @@ impl Section {
 impl Placement {
     /// `dim` cut once into as many parts as there are ranks.
     pub fn split(dim: usize, size: usize, ranks: usize) -> Self {
-        Self::Split { dim, sections: vec![Section { size, parts: ranks }] }
+        Self::Split {
+            dim,
+            sections: vec![Section { size, parts: ranks }],
+        }
     }
 
     /// The shape of the part that the rank at `place` holds of a parameter of `shape`.
@@ -71,7 +74,9 @@ impl Placement {
     /// The stretches of the split dimension that the rank at `place` holds, in the order in which
     /// they lie there. Empty for a replicated parameter.
     pub fn ranges(&self, place: Place) -> Vec<Range<usize>> {
-        let Self::Split { sections, .. } = self else { return vec![] };
+        let Self::Split { sections, .. } = self else {
+            return vec![];
+        };
         let mut start = 0;
         let mut ranges = Vec::with_capacity(sections.len());
         for section in sections {
@@ -84,7 +89,9 @@ impl Placement {
 
     /// The stretches of the *local* split dimension, each with its section.
     pub fn local_sections(&self, place: Place) -> Vec<(Range<usize>, Section)> {
-        let Self::Split { sections, .. } = self else { return vec![] };
+        let Self::Split { sections, .. } = self else {
+            return vec![];
+        };
         let mut start = 0;
         let local = |section: &Section| {
             let len = section.range(place).len();
@@ -94,14 +101,33 @@ impl Placement {
         sections.iter().map(local).collect()
     }
 
+    /// The elements that the rank at `place` holds of a whole parameter; padding is zero.
+    pub fn part<T: Copy + Default>(&self, shape: &[usize], whole: &[T], place: Place) -> Vec<T> {
+        let Self::Split { dim, .. } = self else {
+            return whole.to_vec();
+        };
+        let mut part = Vec::with_capacity(self.local_shape(shape, place).iter().product());
+        for_each_run(shape, *dim, &self.ranges(place), |run| {
+            let at = run.at.unwrap_or(0);
+            part.extend_from_slice(&whole[at..at + run.len]);
+            part.resize(part.len() + run.padded_len - run.len, T::default());
+        });
+        part
+    }
+
     /// Puts the parts of all ranks together; padding beyond `shape` is dropped.
     ///
     /// `parts[i]` holds the elements of rank `i` in row-major order.
     pub fn assemble<T: Copy + Default>(&self, shape: &[usize], parts: &[Vec<T>]) -> Vec<T> {
-        let Self::Split { dim, .. } = self else { return parts[0].clone() };
+        let Self::Split { dim, .. } = self else {
+            return parts[0].clone();
+        };
         let mut whole = vec![T::default(); shape.iter().product()];
         for (index, part) in parts.iter().enumerate() {
-            let place = Place { index, size: parts.len() };
+            let place = Place {
+                index,
+                size: parts.len(),
+            };
             let mut taken = 0;
             for_each_run(shape, *dim, &self.ranges(place), |run| {
                 if let Some(at) = run.at {
@@ -141,7 +167,11 @@ pub(super) fn for_each_run(
             let end = range.end.min(shape[dim]);
             let len = end.saturating_sub(range.start) * inner;
             let at = (len > 0).then_some((row * shape[dim] + range.start) * inner);
-            visit(Run { at, len, padded_len: range.len() * inner });
+            visit(Run {
+                at,
+                len,
+                padded_len: range.len() * inner,
+            });
         }
     }
 }
@@ -152,17 +182,8 @@ mod tests {
 
     /// The parts that each rank would hold of 0, 1, 2, ...
     fn parts(placement: &Placement, shape: &[usize], ranks: usize) -> Vec<Vec<i32>> {
-        let Placement::Split { dim, .. } = placement else { unreachable!() };
-        let part = |index| {
-            let mut part = vec![];
-            let ranges = placement.ranges(Place { index, size: ranks });
-            for_each_run(shape, *dim, &ranges, |run| {
-                let at = run.at.unwrap_or(0);
-                part.extend((at..at + run.len).map(|i| i as i32));
-                part.resize(part.len() + run.padded_len - run.len, -1);
-            });
-            part
-        };
+        let whole: Vec<i32> = (0..shape.iter().product::<usize>() as i32).collect();
+        let part = |index| placement.part(shape, &whole, Place { index, size: ranks });
         (0..ranks).map(part).collect()
     }
 
@@ -170,7 +191,10 @@ mod tests {
     fn a_column_split_interleaves_rows() {
         let placement = Placement::split(1, 4, 2);
         assert_eq!(parts(&placement, &[2, 4], 2), [[0, 1, 4, 5], [2, 3, 6, 7]]);
-        assert_eq!(placement.local_shape(&[2, 4], Place { index: 1, size: 2 }), [2, 2]);
+        assert_eq!(
+            placement.local_shape(&[2, 4], Place { index: 1, size: 2 }),
+            [2, 2]
+        );
     }
 
     #[test]
@@ -178,23 +202,34 @@ mod tests {
         // Four query heads and two groups of keys and values over four ranks.
         let q = Section { size: 4, parts: 4 };
         let kv = Section { size: 2, parts: 2 };
-        let placement = Placement::Split { dim: 0, sections: vec![q, kv, kv] };
+        let placement = Placement::Split {
+            dim: 0,
+            sections: vec![q, kv, kv],
+        };
         let held = parts(&placement, &[8], 4);
         assert_eq!(held, [[0, 4, 6], [1, 4, 6], [2, 5, 7], [3, 5, 7]]);
         assert_eq!(kv.replicas(4), 2);
         let first = |index| kv.is_first_replica(Place { index, size: 4 });
-        assert_eq!([first(0), first(1), first(2), first(3)], [true, false, true, false]);
+        assert_eq!(
+            [first(0), first(1), first(2), first(3)],
+            [true, false, true, false]
+        );
     }
 
     #[test]
     fn assembling_undoes_every_split() {
         for ranks in [1, 2, 4] {
             let sections = [(8, ranks), (4, ranks.min(2)), (4, ranks.min(2))];
-            let sections = sections.map(|(size, parts)| Section { size, parts }).to_vec();
+            let sections = sections
+                .map(|(size, parts)| Section { size, parts })
+                .to_vec();
             for dim in 0..3 {
                 let mut shape = [3, 2, 5];
                 shape[dim] = 16;
-                let placement = Placement::Split { dim, sections: sections.clone() };
+                let placement = Placement::Split {
+                    dim,
+                    sections: sections.clone(),
+                };
                 let whole = placement.assemble(&shape, &parts(&placement, &shape, ranks));
                 assert!(whole.iter().enumerate().all(|(i, x)| *x == i as i32));
             }
@@ -205,7 +240,13 @@ mod tests {
     fn padding_is_dropped_when_assembled() {
         let placement = Placement::split(0, 8, 4);
         let held = parts(&placement, &[5, 2], 4);
-        assert_eq!(held, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, -1, -1], [-1, -1, -1, -1]]);
-        assert_eq!(placement.assemble(&[5, 2], &held), (0..10).collect::<Vec<_>>());
+        assert_eq!(
+            held,
+            [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0], [0, 0, 0, 0]]
+        );
+        assert_eq!(
+            placement.assemble(&[5, 2], &held),
+            (0..10).collect::<Vec<_>>()
+        );
     }
 }

@@ -55,7 +55,10 @@ impl RotaryTable {
         let [_, _, seq, width] = x.dims();
         let cosine = self.cosine.clone().narrow(2, 0, seq);
         let sine = self.sine.clone().narrow(2, 0, seq).mul_scalar(direction);
-        let (a, b) = (x.clone().narrow(3, 0, width / 2), x.narrow(3, width / 2, width / 2));
+        let (a, b) = (
+            x.clone().narrow(3, 0, width / 2),
+            x.narrow(3, width / 2, width / 2),
+        );
         let first = a.clone() * cosine.clone() - b.clone() * sine.clone();
         let second = b * cosine + a * sine;
         Tensor::cat(vec![first, second], 3)
@@ -71,8 +74,13 @@ mod tests {
     }
 
     fn input(shape: [usize; 4]) -> Tensor<4> {
-        let values: Vec<f64> = (0..shape.iter().product()).map(|i| (i as f64).sin()).collect();
-        Tensor::from_data(TensorData::new(values, shape), (&Device::flex(), DType::F64))
+        let values: Vec<f64> = (0..shape.iter().product())
+            .map(|i| (i as f64).sin())
+            .collect();
+        Tensor::from_data(
+            TensorData::new(values, shape),
+            (&Device::flex(), DType::F64),
+        )
     }
 
     fn largest(x: Tensor<4>) -> f64 {
@@ -81,13 +89,19 @@ mod tests {
 
     #[test]
     fn a_turn_follows_the_formula() {
-        let x = Tensor::<4>::from_data(TensorData::new(vec![1.0f64, 0.0, 1.0, 0.0], [1, 1, 2, 2]), (
-            &Device::flex(),
-            DType::F64,
-        ));
+        let x = Tensor::<4>::from_data(
+            TensorData::new(vec![1.0f64, 0.0, 1.0, 0.0], [1, 1, 2, 2]),
+            (&Device::flex(), DType::F64),
+        );
         let turned: Vec<f64> = table(2).turn(x).into_data().try_into_vec().unwrap();
         let expected = [1.0, 0.0, 1f64.cos(), 1f64.sin()];
-        assert!(turned.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15), "{turned:?}");
+        assert!(
+            turned
+                .iter()
+                .zip(expected)
+                .all(|(a, b)| (a - b).abs() < 1e-15),
+            "{turned:?}"
+        );
     }
 
     #[test]

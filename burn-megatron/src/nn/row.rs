@@ -23,7 +23,14 @@ impl RowParallelLinearConfig {
     /// A layer from `input` features, of which each rank brings its part, to `output` features.
     pub fn new(input: usize, output: usize) -> Self {
         let init = Init::Normal(0.02);
-        Self { input, output, init, bias: true, input_is_split: true, sequence_parallel: false }
+        Self {
+            input,
+            output,
+            init,
+            bias: true,
+            input_is_split: true,
+            sequence_parallel: false,
+        }
     }
 
     /// Sets the initial values of the weight; those of the bias are 0.

@@ -50,7 +50,13 @@ impl<const D: usize> ParameterSpec<D> {
     /// A replicated parameter, decayed by the optimizer if it has two or more dimensions.
     pub fn new(shape: [usize; D], init: Init) -> Self {
         let placement = Placement::Replicated;
-        Self { shape, placement, init, partial_gradient: false, decay: D > 1 }
+        Self {
+            shape,
+            placement,
+            init,
+            partial_gradient: false,
+            decay: D > 1,
+        }
     }
 
     /// Sets the placement.
@@ -100,7 +106,11 @@ impl<M: Module> ParallelModule<M> {
     /// A module that is the same on every rank, such as one of burn-nn's.
     pub fn replicated(module: M) -> Self {
         let table = ParameterTable::replicated(&module);
-        Self { module, table, position: Position::default() }
+        Self {
+            module,
+            table,
+            position: Position::default(),
+        }
     }
 }
 
@@ -119,18 +129,29 @@ impl Scope {
             position: Position::default(),
             declared: Mutex::default(),
         };
-        Self { shared: Arc::new(shared), groups: groups.clone(), path: String::new() }
+        Self {
+            shared: Arc::new(shared),
+            groups: groups.clone(),
+            path: String::new(),
+        }
     }
 
     /// The scope of the field `name`, or of the element of a list.
     pub fn child(&self, name: impl Display) -> Self {
         let path = self.join(name);
-        Self { shared: self.shared.clone(), groups: self.groups.clone(), path }
+        Self {
+            shared: self.shared.clone(),
+            groups: self.groups.clone(),
+            path,
+        }
     }
 
     /// The same place in the model, built for other ranks.
     pub fn with_groups(&self, groups: Groups) -> Self {
-        Self { groups, ..self.clone() }
+        Self {
+            groups,
+            ..self.clone()
+        }
     }
 
     /// The ranks.
@@ -170,7 +191,10 @@ impl Scope {
 
     /// An error of the module that is being built.
     pub fn error(&self, message: impl Into<String>) -> BuildError {
-        BuildError::Config { path: self.path.clone(), message: message.into() }
+        BuildError::Config {
+            path: self.path.clone(),
+            message: message.into(),
+        }
     }
 
     /// Builds and declares the parameter in field `name`.
@@ -179,7 +203,13 @@ impl Scope {
         name: &str,
         spec: ParameterSpec<D>,
     ) -> Param<Tensor<D>> {
-        let ParameterSpec { shape, placement, init, partial_gradient, decay } = spec;
+        let ParameterSpec {
+            shape,
+            placement,
+            init,
+            partial_gradient,
+            decay,
+        } = spec;
         let entry = ParameterEntry {
             path: self.join(name),
             shape: shape.to_vec(),
@@ -190,7 +220,11 @@ impl Scope {
         let (place, key) = (self.place(), stream_key(self.shared.seed, &entry.path));
         let data = TensorData::new(init.values(&entry, place, key), entry.local_shape(place));
         let options = (&self.shared.device, self.shared.dtype);
-        self.shared.declared.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+        self.shared
+            .declared
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(entry);
         Param::from_tensor(Tensor::from_data(data, options))
     }
 
@@ -201,9 +235,18 @@ impl Scope {
     /// [`TableError`] when a parameter was built without a scope, or under another path than the
     /// one it has in the module.
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
-        let declared = self.shared.declared.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let declared = self
+            .shared
+            .declared
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let table = ParameterTable::new(&module, declared, self.place())?;
-        Ok(ParallelModule { module, table, position: self.shared.position.clone() })
+        Ok(ParallelModule {
+            module,
+            table,
+            position: self.shared.position.clone(),
+        })
     }
 
     fn join(&self, name: impl Display) -> String {

@@ -93,8 +93,11 @@ impl ParameterTable {
         }
         let found = shapes(module);
         let paths: BTreeSet<_> = found.iter().map(|(path, _)| path).collect();
-        let missing: Vec<_> =
-            by_path.keys().filter(|path| !paths.contains(path)).cloned().collect();
+        let missing: Vec<_> = by_path
+            .keys()
+            .filter(|path| !paths.contains(path))
+            .cloned()
+            .collect();
         if !missing.is_empty() {
             return Err(TableError::Missing(missing));
         }
@@ -113,7 +116,11 @@ impl ParameterTable {
             };
             let declared = entry.local_shape(place);
             if declared != shape {
-                return Err(TableError::Shape { path, found: shape, declared });
+                return Err(TableError::Shape {
+                    path,
+                    found: shape,
+                    declared,
+                });
             }
             entries.push(entry);
         }
@@ -131,7 +138,9 @@ impl ParameterTable {
             placement: Placement::Replicated,
             partial_gradient: false,
         };
-        Self { entries: shapes(module).into_iter().map(entry).collect() }
+        Self {
+            entries: shapes(module).into_iter().map(entry).collect(),
+        }
     }
 
     /// The entries, in the order of the module.
@@ -184,6 +193,7 @@ impl ModuleVisitor for Shapes {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.push((self.path.join("."), param.lazy_shape().to_vec()));
+        self.found
+            .push((self.path.join("."), param.lazy_shape().to_vec()));
     }
 }

@@ -21,7 +21,11 @@ pub(super) enum Gathered {
     /// Each member makes its own result from what all gave.
     Inputs(Vec<Arrival>),
     /// All get the same value: the first who fetches it computes it, and the inputs are freed.
-    Reduction { op: ReduceOp, inputs: Mutex<Vec<Buffer>>, value: OnceLock<Buffer> },
+    Reduction {
+        op: ReduceOp,
+        inputs: Mutex<Vec<Buffer>>,
+        value: OnceLock<Buffer>,
+    },
     /// The parts of a split.
     Parts(Vec<Arc<Meeting>>),
 }
@@ -38,7 +42,11 @@ impl Gathered {
             Operation::Call(Call::AllReduce(op)) => {
                 let inputs = arrivals.into_iter().map(|arrival| arrival.input).collect();
                 let inputs = Mutex::new(inputs);
-                Gathered::Reduction { op: *op, inputs, value: OnceLock::new() }
+                Gathered::Reduction {
+                    op: *op,
+                    inputs,
+                    value: OnceLock::new(),
+                }
             }
             Operation::Call(_) => Gathered::Inputs(arrivals),
         }
@@ -80,7 +88,9 @@ pub(super) fn part(slot: &Slot, rank: usize) -> (&Arc<Meeting>, usize) {
     };
     let place = |part: &Arc<Meeting>| part.ranks().iter().position(|member| *member == rank);
     let mut found = parts.iter().filter_map(|part| Some((part, place(part)?)));
-    found.next().expect("the parts were checked to contain every rank")
+    found
+        .next()
+        .expect("the parts were checked to contain every rank")
 }
 
 fn from_inputs(arrivals: &[Arrival], index: usize, signature: &Signature) -> Buffer {
@@ -90,7 +100,10 @@ fn from_inputs(arrivals: &[Arrival], index: usize, signature: &Signature) -> Buf
     match call {
         Call::AllGather => {
             let inputs = arrivals.iter().map(|arrival| (&arrival.input, 0));
-            assemble(signature.dtype, inputs.map(|(input, start)| (input, start, input.len())))
+            assemble(
+                signature.dtype,
+                inputs.map(|(input, start)| (input, start, input.len())),
+            )
         }
         Call::ReduceScatter(op) => {
             let inputs: Vec<&Buffer> = arrivals.iter().map(|arrival| &arrival.input).collect();

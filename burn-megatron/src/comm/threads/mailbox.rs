@@ -20,6 +20,13 @@ pub(super) struct Mailbox {
     unwanted: BTreeSet<u64>,
 }
 
+#[cfg(test)]
+impl Mailbox {
+    pub fn is_empty(&self) -> bool {
+        self.letters.is_empty() && self.unwanted.is_empty()
+    }
+}
+
 impl Meeting {
     /// Takes the number of the next message of a pair.
     pub fn next_sent(&self, from: usize, to: usize) -> u64 {
@@ -56,7 +63,12 @@ impl Claim {
             mailbox.claimed += 1;
             mailbox.claimed - 1
         });
-        Self { meeting: Arc::clone(meeting), pair: (from, to), number, collected: false }
+        Self {
+            meeting: Arc::clone(meeting),
+            pair: (from, to),
+            number,
+            collected: false,
+        }
     }
 
     pub fn number(&self) -> u64 {
@@ -67,7 +79,11 @@ impl Claim {
     pub fn collect(mut self, visit: &Visit) -> Result<Buffer, CommError> {
         let letter = visit.meeting.block_until(visit, |table| {
             let mailbox = table.mail.entry(self.pair).or_default();
-            mailbox.letters.remove(&self.number).map(Ok).ok_or_else(|| vec![self.pair.0])
+            mailbox
+                .letters
+                .remove(&self.number)
+                .map(Ok)
+                .ok_or_else(|| vec![self.pair.0])
         })?;
         self.collected = true;
         let expected = &visit.signature;

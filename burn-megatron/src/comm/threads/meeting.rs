@@ -14,7 +14,7 @@ use crate::comm::error::CommError;
 
 /// What the members of one group share.
 #[derive(Debug)]
-pub(in crate::comm) struct Meeting {
+pub(super) struct Meeting {
     name: String,
     ranks: Vec<usize>,
     world: Arc<WorldState>,
@@ -82,7 +82,10 @@ impl Meeting {
     /// Gives a member's part to a collective and compares it with the parts that are there.
     pub fn deposit(&self, visit: &Visit, input: Buffer) -> Result<Arc<Slot>, CommError> {
         let mut table = lock(&self.table);
-        let open = table.open.entry(visit.sequence).or_insert_with(|| Open::new(self.ranks.len()));
+        let open = table
+            .open
+            .entry(visit.sequence)
+            .or_insert_with(|| Open::new(self.ranks.len()));
         let slot = Arc::clone(&open.slot);
         if slot.mismatch.get().is_none()
             && let Some(mismatch) = open.mismatch(visit)
@@ -104,7 +107,11 @@ impl Meeting {
 
     fn close(&self, table: &mut Table, sequence: u64, slot: &Slot) {
         let open = table.open.remove(&sequence);
-        let arrivals = open.into_iter().flat_map(|open| open.arrivals).flatten().collect();
+        let arrivals = open
+            .into_iter()
+            .flat_map(|open| open.arrivals)
+            .flatten()
+            .collect();
         if slot.mismatch.get().is_none() {
             let _ = slot.gathered.set(Gathered::new(arrivals, &self.world));
         }
@@ -194,7 +201,9 @@ impl Meeting {
 impl Table {
     /// Puts a member's part down; whether it was the last one.
     fn arrive(&mut self, visit: &Visit, input: Buffer) -> bool {
-        let Some(open) = self.open.get_mut(&visit.sequence) else { return false };
+        let Some(open) = self.open.get_mut(&visit.sequence) else {
+            return false;
+        };
         let signature = Arc::clone(&visit.signature);
         open.arrivals[visit.group.index()] = Some(Arrival { signature, input });
         open.arrived += 1;
@@ -203,15 +212,25 @@ impl Table {
 
     /// The members that have not come to a collective, by index.
     fn missing(&self, sequence: u64) -> Vec<usize> {
-        let Some(open) = self.open.get(&sequence) else { return Vec::new() };
-        let absent = open.arrivals.iter().enumerate().filter(|(_, arrival)| arrival.is_none());
+        let Some(open) = self.open.get(&sequence) else {
+            return Vec::new();
+        };
+        let absent = open
+            .arrivals
+            .iter()
+            .enumerate()
+            .filter(|(_, arrival)| arrival.is_none());
         absent.map(|(index, _)| index).collect()
     }
 }
 
 impl Open {
     fn new(size: usize) -> Self {
-        Self { slot: Arc::default(), arrivals: (0..size).map(|_| None).collect(), arrived: 0 }
+        Self {
+            slot: Arc::default(),
+            arrivals: (0..size).map(|_| None).collect(),
+            arrived: 0,
+        }
     }
 
     /// The first disagreement of a newcomer with those who are there.
@@ -220,7 +239,11 @@ impl Open {
         let came = self.arrivals.iter().enumerate();
         let came = came.filter_map(|(index, arrival)| Some((index, &arrival.as_ref()?.signature)));
         // Equality with one is equality with all, except where each pair has counts of its own.
-        let compared = if visit.signature.is_pairwise() { usize::MAX } else { 1 };
+        let compared = if visit.signature.is_pairwise() {
+            usize::MAX
+        } else {
+            1
+        };
         came.take(compared).find_map(|(index, signature)| {
             let reason = signature.disagreement(index, &visit.signature, own, &visit.group)?;
             Some(CommError::Mismatch {
@@ -233,5 +256,86 @@ impl Open {
                 reason,
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::comm::call::{Call, Signature};
+    use crate::comm::threads::ThreadCommunicator;
+    use crate::comm::{Communicator, DType, ReduceOp};
+
+    fn pair() -> (Arc<Meeting>, [Arc<dyn Communicator>; 2]) {
+        let state = WorldState::new(2, Duration::from_secs(5));
+        let meeting = Meeting::new("world", vec![0, 1], &state);
+        let ends = [0, 1].map(|index| ThreadCommunicator::join(&meeting, index));
+        (meeting, ends)
+    }
+
+    fn open_slots(meeting: &Meeting) -> Vec<Weak<Slot>> {
+        lock(&meeting.table)
+            .open
+            .values()
+            .map(|open| Arc::downgrade(&open.slot))
+            .collect()
+    }
+
+    #[test]
+    fn dropped_handles_leave_no_collective_behind() {
+        let (meeting, ends) = pair();
+        drop(
+            ends[0]
+                .start_all_reduce(vec![1f32].into(), ReduceOp::Sum)
+                .unwrap(),
+        );
+        let slots = open_slots(&meeting);
+        assert_eq!(slots.len(), 1);
+        let kept = ends[1]
+            .start_all_reduce(vec![2f32].into(), ReduceOp::Sum)
+            .unwrap();
+        assert!(open_slots(&meeting).is_empty());
+        assert_eq!(kept.wait().unwrap(), Buffer::from(vec![3f32]));
+        assert!(slots[0].upgrade().is_none());
+    }
+
+    #[test]
+    fn dropped_receives_leave_no_message_behind() {
+        let (meeting, ends) = pair();
+        let before = ends[1].start_receive(0, DType::U8, 1).unwrap();
+        drop(before);
+        for value in 0..4u8 {
+            ends[0].send(vec![value].into(), 1).unwrap();
+        }
+        let after = ends[1].start_receive(0, DType::U8, 1).unwrap();
+        let third = ends[1].start_receive(0, DType::U8, 1).unwrap();
+        drop(after);
+        assert_eq!(third.wait().unwrap(), Buffer::from(vec![2u8]));
+        assert_eq!(
+            ends[1].receive(0, DType::U8, 1).unwrap(),
+            Buffer::from(vec![3u8])
+        );
+        let table = lock(&meeting.table);
+        assert!(table.mail.values().all(Mailbox::is_empty));
+    }
+
+    #[test]
+    fn a_mismatch_is_closed_when_all_have_come() {
+        let (meeting, ends) = pair();
+        let first = ends[0].start_all_gather(vec![1f32].into()).unwrap();
+        assert!(ends[1].start_barrier().is_err());
+        assert!(open_slots(&meeting).is_empty());
+        assert!(matches!(first.wait(), Err(CommError::Mismatch { .. })));
+    }
+
+    #[test]
+    fn the_description_names_the_world_ranks() {
+        let group = Group::new("tensor", vec![4, 7], 0);
+        let call = Signature::new(Call::Broadcast { root: 1 }, &vec![0f32; 3].into());
+        assert_eq!(call.describe(&group), "broadcast of 3 f32 from rank 7");
+        assert_eq!(group.to_string(), "tensor [4, 7]");
     }
 }

@@ -57,14 +57,24 @@ impl ThreadCommunicator {
         let key = log.start(sequence, &self.group, Arc::clone(&signature), world.now());
         drop(log);
         let (meeting, group) = (Arc::clone(&self.meeting), Arc::clone(&self.group));
-        Visit { meeting, group, signature, sequence, key }
+        Visit {
+            meeting,
+            group,
+            signature,
+            sequence,
+            key,
+        }
     }
 
     /// A group of one has nobody to wait for and takes no lock that another rank takes.
     fn alone(&self, signature: Arc<Signature>, input: Buffer) -> Result<Pending, CommError> {
         self.meeting.world().check()?;
+        let output = match signature.operation {
+            Operation::Call(Call::Barrier) => Buffer::empty(DType::U8),
+            _ => input,
+        };
         let visit = self.visit(self.next_collective(), signature);
-        Ok(Pending::new(move || visit.finish(|_| Ok(input))))
+        Ok(Pending::new(move || visit.finish(|_| Ok(output))))
     }
 
     fn meet(&self, signature: Arc<Signature>, input: Buffer) -> Result<Pending, CommError> {
@@ -73,7 +83,11 @@ impl ThreadCommunicator {
         Ok(Pending::new(move || {
             visit.finish(|visit| {
                 visit.meeting.await_all(visit, &slot)?;
-                Ok(gathered::result(slot, visit.group.index(), &visit.signature))
+                Ok(gathered::result(
+                    slot,
+                    visit.group.index(),
+                    &visit.signature,
+                ))
             })
         }))
     }
@@ -98,16 +112,30 @@ impl ThreadCommunicator {
         self.meeting.world().check()?;
         let claim = mailbox::Claim::new(&self.meeting, from, self.group.index());
         let visit = self.visit(claim.number(), signature);
-        Ok(Pending::new(move || visit.finish(|visit| claim.collect(visit))))
+        Ok(Pending::new(move || {
+            visit.finish(|visit| claim.collect(visit))
+        }))
     }
 
     fn check_parts(&self, name: &str, groups: &[Vec<usize>]) -> Result<(), CommError> {
         let count = |rank: usize| groups.iter().flatten().filter(|r| **r == rank).count();
         let own = self.group.ranks();
-        let strangers: Vec<usize> =
-            groups.iter().flatten().copied().filter(|rank| !own.contains(rank)).collect();
-        let missing: Vec<usize> = own.iter().copied().filter(|rank| count(*rank) == 0).collect();
-        let repeated: Vec<usize> = own.iter().copied().filter(|rank| count(*rank) > 1).collect();
+        let strangers: Vec<usize> = groups
+            .iter()
+            .flatten()
+            .copied()
+            .filter(|rank| !own.contains(rank))
+            .collect();
+        let missing: Vec<usize> = own
+            .iter()
+            .copied()
+            .filter(|rank| count(*rank) == 0)
+            .collect();
+        let repeated: Vec<usize> = own
+            .iter()
+            .copied()
+            .filter(|rank| count(*rank) > 1)
+            .collect();
         if strangers.is_empty() && missing.is_empty() && repeated.is_empty() {
             return Ok(());
         }
@@ -146,16 +174,11 @@ impl Communicator for ThreadCommunicator {
         }
     }
 
-    fn split(
-        &self,
-        name: &str,
-        groups: &[Vec<usize>],
-    ) -> Result<Arc<dyn Communicator>, CommError> {
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
         self.check_parts(name, groups)?;
         let signature = Arc::new(Signature::split(name, groups));
         let visit = self.visit(self.next_collective(), signature);
-        let slot = visit
-            .opening(|visit| visit.meeting.deposit(visit, Buffer::empty(DType::U8)))?;
+        let slot = visit.opening(|visit| visit.meeting.deposit(visit, Buffer::empty(DType::U8)))?;
         visit.waiting(|visit| {
             visit.meeting.await_all(visit, &slot)?;
             let (part, index) = gathered::part(&slot, self.group.world_rank());
@@ -166,7 +189,12 @@ impl Communicator for ThreadCommunicator {
 
 impl fmt::Debug for ThreadCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ThreadCommunicator({}, index {})", self.group, self.group.index())
+        write!(
+            f,
+            "ThreadCommunicator({}, index {})",
+            self.group,
+            self.group.index()
+        )
     }
 }
 
@@ -219,7 +247,9 @@ impl Visit {
     }
 
     fn complete(&self) {
-        self.world().log(self.group.world_rank()).complete(self.key, self.world().now());
+        self.world()
+            .log(self.group.world_rank())
+            .complete(self.key, self.world().now());
     }
 
     fn describe(&self) -> String {
@@ -231,11 +261,22 @@ impl Visit {
         let waiting = match self.signature.operation {
             Operation::Call(Call::Receive { .. }) => vec![own],
             _ => {
-                let came = self.group.ranks().iter().filter(|rank| !missing.contains(rank));
+                let came = self
+                    .group
+                    .ranks()
+                    .iter()
+                    .filter(|rank| !missing.contains(rank));
                 came.copied().collect()
             }
         };
         let (group, call) = (self.group.to_string(), self.describe());
-        CommError::Deadline { group, sequence: self.sequence, call, missing, waiting, waited }
+        CommError::Deadline {
+            group,
+            sequence: self.sequence,
+            call,
+            missing,
+            waiting,
+            waited,
+        }
     }
 }

@@ -72,9 +72,10 @@ impl WorldState {
     pub fn check(&self) -> Result<(), CommError> {
         match self.failed.get() {
             None => Ok(()),
-            Some((rank, message)) => {
-                Err(CommError::PeerFailed { rank: *rank, message: message.clone() })
-            }
+            Some((rank, message)) => Err(CommError::PeerFailed {
+                rank: *rank,
+                message: message.clone(),
+            }),
         }
     }
 
@@ -98,7 +99,12 @@ impl WorldState {
         let message = with_causes(&*source);
         let verdict = self.verdict(rank);
         let _ = self.failed.set((rank, message.clone()));
-        *report = Some(Failure { rank, message, verdict, source });
+        *report = Some(Failure {
+            rank,
+            message,
+            verdict,
+            source,
+        });
         drop(report);
         self.wake_all();
     }
@@ -109,7 +115,7 @@ impl WorldState {
     }
 
     /// Makes a meeting known, so that its members are woken when a rank ends.
-    pub fn register(&self, meeting: &Arc<Meeting>) {
+    pub(super) fn register(&self, meeting: &Arc<Meeting>) {
         let mut meetings = lock(&self.meetings);
         meetings.retain(|known| known.strong_count() > 0);
         meetings.push(Arc::downgrade(meeting));
@@ -117,7 +123,10 @@ impl WorldState {
 
     fn wake_all(&self) {
         // The list is copied first: a meeting registers new ones while it holds its own lock.
-        let meetings: Vec<_> = lock(&self.meetings).iter().filter_map(Weak::upgrade).collect();
+        let meetings: Vec<_> = lock(&self.meetings)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
         for meeting in meetings {
             meeting.wake_all();
         }

@@ -1,0 +1,246 @@
+//! The collectives that are one linear map on every rank.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::super::*;
+use super::{autodiff, both_ways, dot, integers, over, own, tensor};
+
+/// What happens to the tensors of a group, the plain way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Same,
+    Sum,
+    Part,
+    Join,
+    SumPart,
+}
+
+/// Who has the values: each rank its own, or all of them the same.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Values {
+    Own,
+    Equal,
+}
+
+/// The table in the documentation of the room, with what each function takes and gives.
+const FUNCTIONS: [(&str, Values, Way, Values, Way); 8] = [
+    ("copy", Values::Equal, Way::Same, Values::Own, Way::Sum),
+    ("reduce", Values::Own, Way::Sum, Values::Equal, Way::Same),
+    ("split", Values::Equal, Way::Part, Values::Own, Way::Join),
+    ("gather", Values::Own, Way::Join, Values::Equal, Way::Part),
+    (
+        "scatter_sequence",
+        Values::Equal,
+        Way::Part,
+        Values::Own,
+        Way::Join,
+    ),
+    (
+        "gather_sequence",
+        Values::Own,
+        Way::Join,
+        Values::Own,
+        Way::SumPart,
+    ),
+    (
+        "reduce_scatter_sequence",
+        Values::Own,
+        Way::SumPart,
+        Values::Own,
+        Way::Join,
+    ),
+    ("all_reduce", Values::Own, Way::Sum, Values::Own, Way::Sum),
+];
+
+fn call<const D: usize>(name: &str, x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
+    match name {
+        "copy" => copy(x, comm),
+        "reduce" => reduce(x, comm),
+        "split" => split(x, dim, comm),
+        "gather" => gather(x, dim, comm),
+        "scatter_sequence" => scatter_sequence(x, dim, comm),
+        "gather_sequence" => gather_sequence(x, dim, comm),
+        "reduce_scatter_sequence" => reduce_scatter_sequence(x, dim, comm),
+        "all_reduce" => all_reduce(x, comm),
+        other => unreachable!("{other}"),
+    }
+}
+
+/// Part `index` of `parts` along `dim`, element by element.
+fn part(values: &[i64], shape: &[usize], dim: usize, index: usize, parts: usize) -> Vec<i64> {
+    let inner: usize = shape[dim + 1..].iter().product();
+    let len = shape[dim] / parts;
+    let at = |i: usize| i / inner % shape[dim];
+    let kept = |i: &usize| (index * len..(index + 1) * len).contains(&at(*i));
+    (0..values.len()).filter(kept).map(|i| values[i]).collect()
+}
+
+fn join(parts: &[Vec<i64>], shape: &[usize], dim: usize) -> Vec<i64> {
+    let run: usize = shape[dim..].iter().product();
+    let rows = 0..parts[0].len() / run;
+    rows.flat_map(|row| {
+        parts
+            .iter()
+            .flat_map(move |part| &part[row * run..(row + 1) * run])
+    })
+    .copied()
+    .collect()
+}
+
+fn sum(parts: &[Vec<i64>]) -> Vec<i64> {
+    (0..parts[0].len())
+        .map(|i| parts.iter().map(|part| part[i]).sum())
+        .collect()
+}
+
+/// What the member `index` has after `way`, if the members had `all` of this shape before.
+fn plain(way: Way, all: &[Vec<i64>], shape: &[usize], dim: usize, index: usize) -> Vec<i64> {
+    match way {
+        Way::Same => all[index].clone(),
+        Way::Sum => sum(all),
+        Way::Part => part(&all[index], shape, dim, index, all.len()),
+        Way::Join => join(all, shape, dim),
+        Way::SumPart => part(&sum(all), shape, dim, index, all.len()),
+    }
+}
+
+fn shape_after<const D: usize>(
+    way: Way,
+    mut shape: [usize; D],
+    dim: usize,
+    n: usize,
+) -> [usize; D] {
+    match way {
+        Way::Same | Way::Sum => {}
+        Way::Part | Way::SumPart => shape[dim] /= n,
+        Way::Join => shape[dim] *= n,
+    }
+    shape
+}
+
+/// The values of each member of `comm`; those of the first where they are equal.
+fn values(kind: Values, comm: &Comm, len: usize, times: i64) -> Vec<Vec<i64>> {
+    let ranks = comm.group().ranks();
+    let of = |rank: &usize| match kind {
+        Values::Own => own(*rank, len),
+        Values::Equal => own(ranks[0], len),
+    };
+    // Not a multiple of the input: gradient and output must not be taken for each other.
+    let bent = |(i, x): (usize, i64)| x * times + (times - 1) * (i as i64 % 3);
+    ranks
+        .iter()
+        .map(|rank| of(rank).into_iter().enumerate().map(bent).collect())
+        .collect()
+}
+
+/// Both directions of every function along every dim; the two sides of the transpose property.
+fn check<const D: usize>(comm: &Comm, dtype: DType) -> Vec<(String, i64, i64)> {
+    let (n, index) = (comm.size(), comm.rank());
+    let counts = |kind| kind == Values::Own || index == 0;
+    let mut sides = vec![];
+    for (name, takes, forward, gives, backward) in FUNCTIONS {
+        for dim in 0..D {
+            let mut shape: [usize; D] = std::array::from_fn(|i| 2 + i % 2);
+            shape[dim] = 2 * n;
+            let shape_out = shape_after(forward, shape, dim, n);
+            let xs = values(takes, comm, shape.iter().product(), 1);
+            let gs = values(gives, comm, shape_out.iter().product(), 2);
+            let (y, dx) = both_ways(
+                |x| call(name, x, dim, comm),
+                tensor(&xs[index], shape, &autodiff(), dtype),
+                |shape| tensor(&gs[index], shape, &autodiff(), dtype),
+            );
+            let what = format!("{name} along {dim} of {shape:?} over {n} ranks in {dtype:?}");
+            assert_eq!(y.dims(), shape_out, "{what}");
+            assert_eq!((y.dtype(), dx.dtype()), (dtype, dtype), "{what}");
+            let (y, dx) = (integers(y), integers(dx));
+            assert_eq!(y, plain(forward, &xs, &shape, dim, index), "{what}");
+            assert_eq!(
+                dx,
+                plain(backward, &gs, &shape_out, dim, index),
+                "gradient of {what}"
+            );
+            // Where all have the same values, they are one vector and count once.
+            let left = if counts(gives) {
+                dot(&gs[index], &y)
+            } else {
+                0
+            };
+            let right = if counts(takes) {
+                dot(&dx, &xs[index])
+            } else {
+                0
+            };
+            sides.push((what, left, right));
+        }
+    }
+    sides
+}
+
+fn check_all(comm: &Comm) -> Vec<(String, i64, i64)> {
+    let mut sides = vec![];
+    for dtype in [DType::F64, DType::F32, DType::BF16] {
+        sides.extend(check::<1>(comm, dtype));
+        sides.extend(check::<2>(comm, dtype));
+        sides.extend(check::<3>(comm, dtype));
+        sides.extend(check::<4>(comm, dtype));
+    }
+    sides
+}
+
+/// `<g, f(x)> = <f^T(g), x>` over the members of one group.
+fn assert_transposed(ranks: &[Vec<(String, i64, i64)>]) {
+    assert_eq!(ranks[0].len(), FUNCTIONS.len() * 10 * 3);
+    for call in 0..ranks[0].len() {
+        let (what, ..) = &ranks[0][call];
+        let left: i64 = ranks.iter().map(|rank| rank[call].1).sum();
+        let right: i64 = ranks.iter().map(|rank| rank[call].2).sum();
+        assert_eq!(left, right, "{what} is no transpose");
+        assert_ne!(left, 0, "{what}");
+    }
+}
+
+#[test]
+fn forward_and_backward_are_exact_and_transposed() {
+    for ranks in 1..=4 {
+        assert_transposed(&over(ranks, |comm| check_all(&comm)));
+    }
+}
+
+#[test]
+fn groups_of_a_world_do_not_mix() {
+    let groups = [vec![0, 2], vec![1, 3]];
+    let ranks = over(4, |comm| check_all(&comm.split("tensor", &groups).unwrap()));
+    for group in groups {
+        let members: Vec<_> = group.iter().map(|rank| ranks[*rank].clone()).collect();
+        assert_transposed(&members);
+    }
+}
+
+#[test]
+fn one_rank_records_nothing() {
+    over(1, |comm| {
+        for (name, ..) in FUNCTIONS {
+            let x = tensor(&own(0, 6), [2, 3], &autodiff(), DType::F32).require_grad();
+            let y = call(name, x.clone(), 1, &comm);
+            // A recorded node would be no leaf any more.
+            assert!(y.is_require_grad(), "{name}");
+            assert_eq!(
+                integers(y.clone().inner()),
+                integers(x.clone().inner()),
+                "{name}"
+            );
+            assert!(x.grad(&y.sum().backward()).is_some(), "{name}");
+        }
+    });
+}
+
+#[test]
+fn plain_tensors_stay_plain() {
+    over(2, |comm| {
+        for (name, ..) in FUNCTIONS {
+            let x = tensor(&own(comm.rank(), 4), [4], &Device::flex(), DType::F32);
+            assert!(!call(name, x, 0, &comm).is_autodiff(), "{name}");
+        }
+    });
+}

@@ -1,0 +1,168 @@
+//! The gradients of one step, reduced and ready for the optimizer.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+
+use crate::collective::{Comm, start_all_reduce};
+use crate::comm::{CommError, Groups, ReduceOp};
+use crate::nn::{ParameterEntry, ParameterTable, Place, Placement};
+
+/// One flat gradient per parameter of the table: this rank's part.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    /// `[elements]` of each parameter, in the order of the table.
+    pub flat: Vec<Tensor<1>>,
+    /// The tokens of all micro-batches on all ranks, by which the gradients were divided.
+    pub tokens: u64,
+}
+
+/// The groups in which shared sections are summed: by number of ranks that hold the same part.
+#[derive(Debug)]
+pub(super) struct SharedGroups(BTreeMap<usize, Comm>);
+
+impl SharedGroups {
+    /// Forms the groups that `table` calls for; every rank of the tensor axis must come.
+    pub fn new(table: &ParameterTable, groups: &Groups) -> Result<Self, CommError> {
+        let ranks = groups.place().size;
+        let mut sizes: Vec<usize> = table
+            .entries()
+            .iter()
+            .flat_map(|entry| match &entry.placement {
+                Placement::Replicated => vec![],
+                Placement::Split { sections, .. } => sections
+                    .iter()
+                    .map(|section| section.replicas(ranks))
+                    .collect(),
+            })
+            .filter(|replicas| *replicas > 1)
+            .collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let form = |size| Ok((size, groups.tensor_neighbours(size)?));
+        sizes
+            .into_iter()
+            .map(form)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+impl Gradients {
+    /// Sums over the ranks what is a part of a sum, and divides by the tokens.
+    pub(super) fn reduced(
+        mut flat: Vec<Tensor<1>>,
+        tokens: u64,
+        table: &ParameterTable,
+        groups: &Groups,
+        shared: &SharedGroups,
+    ) -> Self {
+        sum_together(&mut flat, |_| true, groups.data());
+        let partial = |index: usize| table.entries()[index].partial_gradient;
+        sum_together(&mut flat, partial, groups.tensor());
+        for (replicas, comm) in &shared.0 {
+            sum_shared(&mut flat, table, groups.place(), *replicas, comm);
+        }
+        let scale = 1.0 / tokens.max(1) as f64;
+        let flat = flat
+            .into_iter()
+            .map(|gradient| gradient.mul_scalar(scale))
+            .collect();
+        Self { flat, tokens }
+    }
+
+    /// Multiplies every gradient.
+    pub fn scale(&mut self, factor: f64) {
+        for gradient in &mut self.flat {
+            *gradient = gradient.clone().mul_scalar(factor);
+        }
+    }
+}
+
+/// Sums the chosen tensors over the ranks of `comm`, all in one collective.
+fn sum_together(tensors: &mut [Tensor<1>], chosen: impl Fn(usize) -> bool, comm: &Comm) {
+    let chosen: Vec<usize> = (0..tensors.len()).filter(|index| chosen(*index)).collect();
+    if comm.size() == 1 || chosen.is_empty() {
+        return;
+    }
+    let parts = chosen.iter().map(|index| tensors[*index].clone()).collect();
+    let sum = start_all_reduce(Tensor::cat(parts, 0), ReduceOp::Sum, comm).wait();
+    let mut start = 0;
+    for index in chosen {
+        let len = tensors[index].dims()[0];
+        tensors[index] = sum.clone().narrow(0, start, len);
+        start += len;
+    }
+}
+
+/// Sums the sections that `replicas` neighbours hold together.
+fn sum_shared(
+    flat: &mut [Tensor<1>],
+    table: &ParameterTable,
+    place: Place,
+    replicas: usize,
+    comm: &Comm,
+) {
+    let mut stretches = vec![];
+    for (index, entry) in table.entries().iter().enumerate() {
+        for (range, section) in entry.placement.local_sections(place) {
+            if section.replicas(place.size) == replicas {
+                stretches.push((index, range));
+            }
+        }
+    }
+    let view = |flat: &[Tensor<1>], index: usize| {
+        flat[index]
+            .clone()
+            .reshape(split_shape(&table.entries()[index], place))
+    };
+    let mut parts: Vec<Tensor<1>> = stretches
+        .iter()
+        .map(|(index, range)| {
+            let part = view(flat, *index).narrow(1, range.start, range.len());
+            let len = part.shape().num_elements();
+            part.reshape([len])
+        })
+        .collect();
+    sum_together(&mut parts, |_| true, comm);
+    for ((index, range), part) in stretches.into_iter().zip(parts) {
+        let whole = view(flat, index);
+        let [outer, _, inner] = whole.dims();
+        let part = part.reshape([outer, range.len(), inner]);
+        let whole = whole.slice_assign([0..outer, range, 0..inner], part);
+        let len = whole.shape().num_elements();
+        flat[index] = whole.reshape([len]);
+    }
+}
+
+/// A split parameter's local shape with the split dimension in the middle.
+fn split_shape(entry: &ParameterEntry, place: Place) -> [usize; 3] {
+    let local = entry.local_shape(place);
+    let dim = match entry.placement {
+        Placement::Split { dim, .. } => dim,
+        Placement::Replicated => 0,
+    };
+    [
+        local[..dim].iter().product(),
+        local[dim],
+        local[dim + 1..].iter().product(),
+    ]
+}
+
+/// The stretches of a parameter's split dimension that this rank counts, so that over the tensor
+/// axis each element of the whole parameter is counted once; `[outer, split, inner]` around them.
+pub(crate) fn owned(entry: &ParameterEntry, place: Place) -> ([usize; 3], Vec<Range<usize>>) {
+    let shape = split_shape(entry, place);
+    let ranges = match &entry.placement {
+        Placement::Replicated if place.index == 0 => vec![0..shape[1]],
+        Placement::Replicated => vec![],
+        placement => placement
+            .local_sections(place)
+            .into_iter()
+            .filter(|(_, section)| section.is_first_replica(place))
+            .map(|(range, _)| range)
+            .collect(),
+    };
+    (shape, ranges)
+}

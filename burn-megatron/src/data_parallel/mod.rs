@@ -1,0 +1,288 @@
+//! Data parallelism for any Burn module: gradients leave backward through the door, are summed over
+//! the micro-batches and the ranks, and divided by the number of tokens.
+//!
+//! ```text
+//! let mut ddp = DistributedDataParallel::new(model, &groups)?;
+//! for batch in micro_batches {
+//!     let loss = ddp.forward(&device, |model| model.loss(batch));   // summed over the tokens
+//!     ddp.backward(loss);
+//! }
+//! let gradients = ddp.reduce(tokens)?;                              // tokens of this rank
+//! ```
+
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, Param, Reparameterizer};
+use burn::tensor::{Device, Tensor};
+
+use crate::collective::{Comm, from_buffer, to_buffer};
+use crate::comm::{Buffer, CommError, Groups, ReduceOp};
+use crate::nn::door::{Door, GradientSink, with_anchor};
+use crate::nn::{ParallelModule, ParameterTable, Placement, Position};
+
+mod gradients;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use gradients::Gradients;
+use gradients::SharedGroups;
+pub(crate) use gradients::owned;
+use store::{GradientStore, Received};
+
+/// A module whose gradients are summed over the data axis.
+///
+/// It holds the parameters as plain tensors: they never become leaves of an autodiff graph.
+#[derive(Debug)]
+pub struct DistributedDataParallel<M> {
+    module: M,
+    table: Arc<ParameterTable>,
+    position: Position,
+    groups: Groups,
+    store: Arc<GradientStore>,
+    shared: SharedGroups,
+}
+
+/// What a data-parallel step can fail with.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DataParallelError {
+    /// A parameter took no part in the loss.
+    #[error("{path} received no gradient: the loss of this step does not depend on it")]
+    Unused {
+        /// The parameter.
+        path: String,
+    },
+    /// A forward was not followed by its backward.
+    #[error("{path} was used {uses} times in a forward whose backward did not run")]
+    NoBackward {
+        /// The parameter.
+        path: String,
+        /// How many uses are open.
+        uses: usize,
+    },
+    /// The ranks of the data axis hold different models.
+    #[error(
+        "rank {rank} and rank {other} hold other parameters: the models were built differently"
+    )]
+    OtherModel {
+        /// This rank.
+        rank: usize,
+        /// A rank that differs.
+        other: usize,
+    },
+    /// The ranks could not communicate.
+    #[error(transparent)]
+    Comm(Box<CommError>),
+}
+
+impl From<CommError> for DataParallelError {
+    fn from(error: CommError) -> Self {
+        Self::Comm(Box::new(error))
+    }
+}
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// Wraps a module; every rank must come. Parameters are made equal to those of the first rank
+    /// that holds them, so a module need not be built from one seed.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelError::OtherModel`] when the tables of the ranks differ.
+    pub fn new(model: ParallelModule<M>, groups: &Groups) -> Result<Self, DataParallelError> {
+        let ParallelModule {
+            module,
+            table,
+            position,
+        } = model;
+        check_same_table(&table, groups)?;
+        let shared = SharedGroups::new(&table, groups)?;
+        let ranks = table
+            .entries()
+            .iter()
+            .map(|entry| entry.shape.len())
+            .collect();
+        let store = Arc::new(GradientStore::new(ranks));
+        let table = Arc::new(table);
+        let mut detach = Detach {
+            table: &table,
+            groups,
+            next: 0,
+            error: None,
+        };
+        let module = module.map(&mut detach);
+        if let Some(error) = detach.error {
+            return Err(error.into());
+        }
+        let sink: Arc<dyn GradientSink> = store.clone();
+        let module = module.apply_reparameterization(Attach { sink, next: 0 });
+        Ok(Self {
+            module,
+            table,
+            position,
+            groups: groups.clone(),
+            store,
+            shared,
+        })
+    }
+
+    /// The module. Outside of [`forward`](Self::forward) it evaluates and records nothing.
+    pub fn module(&self) -> &M {
+        &self.module
+    }
+
+    /// How each parameter lies.
+    pub fn table(&self) -> &Arc<ParameterTable> {
+        &self.table
+    }
+
+    /// The ranks.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The position of the module's random streams.
+    pub fn position(&self) -> &Position {
+        &self.position
+    }
+
+    /// Runs a forward whose parameters can be differentiated.
+    ///
+    /// `device` is where the inputs are; autodiff is turned on.
+    pub fn forward<T>(&self, device: &Device, body: impl FnOnce(&M) -> T) -> T {
+        let device = device.clone().inner().autodiff();
+        let anchor = Tensor::<1>::zeros([1], &device).require_grad();
+        with_anchor(&anchor, || body(&self.module))
+    }
+
+    /// Adds the gradients of `loss`, which must be a sum over tokens, to those of this step.
+    ///
+    /// Returns Burn's gradients of other leaves, such as an input's.
+    pub fn backward(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
+        let _span = tracing::debug_span!("backward").entered();
+        loss.backward()
+    }
+
+    /// Ends the step: sums the gradients over the ranks and divides them by all tokens.
+    ///
+    /// `tokens` is the number of tokens in the micro-batches of *this* rank, so that ranks with
+    /// more tokens weigh more. Every rank must come.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelError`] when a parameter received no gradient, or a rank is missing.
+    pub fn reduce(&mut self, tokens: u64) -> Result<Gradients, DataParallelError> {
+        let _span = tracing::debug_span!("reduce_gradients").entered();
+        let received = self.store.take().into_iter().zip(self.table.entries());
+        let flat = received
+            .map(|(received, entry)| match received {
+                Received::Sum(gradient) => Ok(gradient),
+                Received::Unused => Err(DataParallelError::Unused {
+                    path: entry.path.clone(),
+                }),
+                Received::Outstanding(uses) => Err(DataParallelError::NoBackward {
+                    path: entry.path.clone(),
+                    uses,
+                }),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let tokens = sum(tokens, self.groups.data())?;
+        Ok(Gradients::reduced(
+            flat,
+            tokens,
+            &self.table,
+            &self.groups,
+            &self.shared,
+        ))
+    }
+
+    /// Replaces the module by what `change` makes of it; the doors stay.
+    pub fn update(&mut self, change: impl FnOnce(M) -> M) {
+        self.module = change(self.module.clone());
+    }
+}
+
+fn sum(value: u64, comm: &Comm) -> Result<u64, CommError> {
+    let sum = comm.all_reduce(Buffer::from(vec![value as i64]), ReduceOp::Sum)?;
+    Ok(i64s(sum)[0] as u64)
+}
+
+fn i64s(buffer: Buffer) -> Vec<i64> {
+    match buffer {
+        Buffer::I64(values) => values,
+        other => unreachable!("i64 went in, {} came out", other.dtype()),
+    }
+}
+
+fn check_same_table(table: &ParameterTable, groups: &Groups) -> Result<(), DataParallelError> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    for entry in table.entries() {
+        (&entry.path, &entry.shape, format!("{:?}", entry.placement)).hash(&mut hasher);
+    }
+    let own = hasher.finish() as i64;
+    let all = i64s(groups.world().all_gather(Buffer::from(vec![own]))?);
+    match all.iter().position(|other| *other != own) {
+        Some(other) => Err(DataParallelError::OtherModel {
+            rank: groups.rank(),
+            other,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Makes parameters plain, and equal on the ranks that hold the same.
+struct Detach<'a> {
+    table: &'a ParameterTable,
+    groups: &'a Groups,
+    next: usize,
+    error: Option<CommError>,
+}
+
+impl ModuleMapper for Detach<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let entry = &self.table.entries()[self.next];
+        self.next += 1;
+        let holders = match entry.placement {
+            Placement::Replicated => self.groups.world(),
+            Placement::Split { .. } => self.groups.data(),
+        };
+        param.map(|tensor| {
+            let tensor = if tensor.is_autodiff() {
+                tensor.inner()
+            } else {
+                tensor
+            };
+            if self.error.is_some() || holders.size() == 1 {
+                return tensor;
+            }
+            let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());
+            match holders.broadcast(to_buffer(tensor.clone()), 0) {
+                Ok(buffer) => from_buffer(buffer, shape, &device, dtype),
+                Err(error) => {
+                    self.error = Some(error);
+                    tensor
+                }
+            }
+        })
+    }
+}
+
+/// Attaches the doors, in the order of the table.
+struct Attach {
+    sink: Arc<dyn GradientSink>,
+    next: usize,
+}
+
+impl Reparameterizer for Attach {
+    type Reparam = Door;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Door>) {
+        let door = Door::new(self.next, self.sink.clone());
+        self.next += 1;
+        (param.set_require_grad(false), Some(door))
+    }
+}

@@ -1,0 +1,91 @@
+//! Where the gradients of one rank wait for their reduction.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+
+use crate::nn::door::GradientSink;
+
+/// One slot per parameter of the table: the sum of the gradients of all uses and micro-batches.
+#[derive(Debug)]
+pub(super) struct GradientStore {
+    slots: Mutex<Vec<Slot>>,
+    /// The ranks (number of dims) of the parameters, to bring gradients into one dimension.
+    ranks: Vec<usize>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    sum: Option<Tensor<1>>,
+    /// Uses whose backward has not come yet.
+    expected: usize,
+}
+
+/// What a parameter has received.
+pub(super) enum Received {
+    /// The sum of its gradients, flattened.
+    Sum(Tensor<1>),
+    /// It took no part in any forward.
+    Unused,
+    /// Some of its uses had no backward.
+    Outstanding(usize),
+}
+
+impl GradientStore {
+    pub fn new(ranks: Vec<usize>) -> Self {
+        Self {
+            slots: Mutex::new(vec![Slot::default(); ranks.len()]),
+            ranks,
+        }
+    }
+
+    /// Empties all slots and returns what was in them.
+    pub fn take(&self) -> Vec<Received> {
+        let slots = std::mem::replace(&mut *self.lock(), vec![Slot::default(); self.ranks.len()]);
+        let received = |slot: Slot| match (slot.expected, slot.sum) {
+            (0, Some(sum)) => Received::Sum(sum),
+            (0, None) => Received::Unused,
+            (expected, _) => Received::Outstanding(expected),
+        };
+        slots.into_iter().map(received).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl GradientSink for GradientStore {
+    fn expect(&self, index: usize) {
+        self.lock()[index].expected += 1;
+    }
+
+    fn accumulate(&self, index: usize, gradient: DispatchTensor) {
+        let gradient = flatten(gradient, self.ranks[index]);
+        let slot = &mut self.lock()[index];
+        slot.expected -= 1;
+        slot.sum = Some(match slot.sum.take() {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        });
+    }
+}
+
+/// `rank` is the number of dims of the tensor, which a `DispatchTensor` does not carry in its type.
+fn flatten(tensor: DispatchTensor, rank: usize) -> Tensor<1> {
+    fn of<const D: usize>(tensor: DispatchTensor) -> Tensor<1> {
+        let tensor = Tensor::<D>::from_dispatch(tensor);
+        let len = tensor.shape().num_elements();
+        tensor.reshape([len])
+    }
+    match rank {
+        1 => of::<1>(tensor),
+        2 => of::<2>(tensor),
+        3 => of::<3>(tensor),
+        4 => of::<4>(tensor),
+        5 => of::<5>(tensor),
+        6 => of::<6>(tensor),
+        rank => panic!("Burn has no parameters of {rank} dims"),
+    }
+}

@@ -1,0 +1,60 @@
+//! The norm of all gradients, each element of the model counted once.
+
+use burn::module::Module;
+use burn::tensor::{ElementConversion, Tensor};
+
+use crate::comm::{Buffer, CommError, Groups, ReduceOp};
+use crate::data_parallel::{DistributedDataParallel, Gradients, owned};
+
+/// The 2-norm of the whole model's gradient, the same on every rank.
+///
+/// A replicated parameter is counted on the first rank of the tensor axis only, a shared section on
+/// the first rank that holds it. Every rank of the tensor axis must come.
+///
+/// # Errors
+///
+/// [`CommError`] when a rank is missing.
+pub fn global_norm<M: Module>(
+    gradients: &Gradients,
+    ddp: &DistributedDataParallel<M>,
+) -> Result<f64, CommError> {
+    let _span = tracing::debug_span!("gradient_norm").entered();
+    let place = ddp.groups().place();
+    let mut squares = 0.0;
+    for (gradient, entry) in gradients.flat.iter().zip(ddp.table().entries()) {
+        let (shape, ranges) = owned(entry, place);
+        for range in ranges {
+            let part: Tensor<3> = match range.len() == shape[1] {
+                true => gradient.clone().reshape(shape),
+                false => gradient
+                    .clone()
+                    .reshape(shape)
+                    .narrow(1, range.start, range.len()),
+            };
+            squares += (part.clone() * part)
+                .sum()
+                .into_scalar::<f64>()
+                .elem::<f64>();
+        }
+    }
+    let sum = ddp
+        .groups()
+        .tensor()
+        .all_reduce(Buffer::from(vec![squares]), ReduceOp::Sum)?;
+    match sum {
+        Buffer::F64(sum) => Ok(sum[0].sqrt()),
+        other => unreachable!("f64 went in, {} came out", other.dtype()),
+    }
+}
+
+/// Whether `value` is finite on every rank of the world; every rank must come.
+///
+/// # Errors
+///
+/// [`CommError`] when a rank is missing.
+pub fn all_finite(value: bool, groups: &Groups) -> Result<bool, CommError> {
+    let flags = groups
+        .world()
+        .all_reduce(Buffer::from(vec![u8::from(value)]), ReduceOp::Min)?;
+    Ok(flags == Buffer::from(vec![1u8]))
+}

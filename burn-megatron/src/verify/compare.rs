@@ -1,0 +1,160 @@
+//! An observation against the reference.
+
+use super::Observation;
+
+/// The largest relative difference of one kind, and where it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// Largest absolute difference over largest absolute reference; infinite where the reference
+    /// is zero and the other is not, or where one is not a number.
+    pub relative: f64,
+    /// The path of the parameter, where the kind has several.
+    pub path: Option<String>,
+}
+
+/// A layout against one rank; each entry is the worst of all ranks.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// Parameters whose initial weights are not bit-equal to those of one rank.
+    pub unequal_weights: Vec<String>,
+    /// Parameters of which two ranks hold the same part with other bits, at any time.
+    pub unequal_replicas: Vec<String>,
+    /// Loss of any step.
+    pub loss: Difference,
+    /// Gradient of the input.
+    pub input_gradient: Difference,
+    /// Gradients of the parameters.
+    pub gradients: Difference,
+    /// Norm of all gradients.
+    pub gradient_norm: Difference,
+    /// Weights after the last step.
+    pub final_weights: Difference,
+}
+
+impl Comparison {
+    /// Compares what each rank of a layout saw with the reference.
+    pub fn worst(reference: &Observation, ranks: &[Observation]) -> Self {
+        let all = || ranks.iter();
+        Self {
+            unequal_weights: paths(all().flat_map(|rank| unequal(reference, rank))),
+            unequal_replicas: paths(all().flat_map(|rank| rank.unequal_replicas.clone())),
+            loss: worst(all().map(|rank| difference(&reference.losses, &rank.losses))),
+            input_gradient: worst(
+                all().map(|rank| difference(&reference.input_gradient, &rank.input_gradient)),
+            ),
+            gradients: worst(
+                all().map(|rank| by_path(reference, &reference.gradients, &rank.gradients)),
+            ),
+            gradient_norm: worst(
+                all().map(|rank| difference(&[reference.gradient_norm], &[rank.gradient_norm])),
+            ),
+            final_weights: worst(
+                all().map(|rank| by_path(reference, &reference.final_weights, &rank.final_weights)),
+            ),
+        }
+    }
+
+    /// Whether everything agrees within `tolerance`, and the initial weights to the bit.
+    pub fn passes(&self, tolerance: f64) -> bool {
+        let differences = [
+            &self.loss,
+            &self.input_gradient,
+            &self.gradients,
+            &self.gradient_norm,
+            &self.final_weights,
+        ];
+        self.unequal_weights.is_empty()
+            && self.unequal_replicas.is_empty()
+            && differences
+                .iter()
+                .all(|difference| difference.relative <= tolerance)
+    }
+}
+
+fn paths(all: impl Iterator<Item = String>) -> Vec<String> {
+    let mut all: Vec<_> = all.collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+fn unequal(reference: &Observation, rank: &Observation) -> Vec<String> {
+    let bits = |values: &Vec<f64>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let pairs = reference.initial_weights.iter().zip(&rank.initial_weights);
+    pairs
+        .zip(&reference.paths)
+        .filter(|((a, b), _)| bits(a) != bits(b))
+        .map(|(_, path)| path.clone())
+        .collect()
+}
+
+fn by_path(reference: &Observation, expected: &[Vec<f64>], found: &[Vec<f64>]) -> Difference {
+    let each = expected.iter().zip(found).zip(&reference.paths);
+    worst(each.map(|((expected, found), path)| Difference {
+        path: Some(path.clone()),
+        ..difference(expected, found)
+    }))
+}
+
+fn worst(all: impl Iterator<Item = Difference>) -> Difference {
+    let none = Difference {
+        relative: 0.0,
+        path: None,
+    };
+    all.fold(none, |worst, one| {
+        if one.relative > worst.relative {
+            one
+        } else {
+            worst
+        }
+    })
+}
+
+fn difference(expected: &[f64], found: &[f64]) -> Difference {
+    let largest = |values: &mut dyn Iterator<Item = f64>| {
+        // A `max` would skip what is not a number.
+        values.fold(0.0, |max: f64, x| {
+            if x.abs() > max || x.is_nan() {
+                x.abs()
+            } else {
+                max
+            }
+        })
+    };
+    let scale = largest(&mut expected.iter().copied());
+    let apart = largest(&mut expected.iter().zip(found).map(|(a, b)| a - b));
+    let relative = match (expected.len() == found.len(), apart == 0.0) {
+        (false, _) => f64::INFINITY,
+        (true, true) => 0.0,
+        (true, false) if (apart / scale).is_nan() => f64::INFINITY,
+        (true, false) => apart / scale,
+    };
+    Difference {
+        relative,
+        path: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn relative(expected: &[f64], found: &[f64]) -> f64 {
+        difference(expected, found).relative
+    }
+
+    #[test]
+    fn differences_are_relative_to_the_largest_element() {
+        assert_eq!(relative(&[1.0, -4.0], &[1.5, -4.0]), 0.125);
+        assert_eq!(relative(&[0.0, 0.0], &[0.0, -0.0]), 0.0);
+    }
+
+    #[test]
+    fn what_cannot_be_compared_never_passes() {
+        assert_eq!(relative(&[0.0], &[1e-300]), f64::INFINITY);
+        assert_eq!(relative(&[1.0, 2.0], &[1.0]), f64::INFINITY);
+        for (a, b) in [(f64::NAN, 1.0), (1.0, f64::NAN), (f64::NAN, f64::NAN)] {
+            assert_eq!(relative(&[3.0, a, 2.0], &[3.0, b, 2.0]), f64::INFINITY);
+        }
+    }
+}

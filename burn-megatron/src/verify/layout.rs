@@ -1,0 +1,142 @@
+//! A layout as `verify` names it, such as `tp2-sp-dp2`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// How many ranks share the model and the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Ranks that share each layer.
+    pub tensor: usize,
+    /// Ranks that share the batch.
+    pub data: usize,
+    /// Whether the activations between the blocks are split along the sequence.
+    pub sequence_parallel: bool,
+    /// Samples per micro-batch; all of a rank's samples at once where none is given.
+    pub micro_batch: Option<usize>,
+}
+
+impl Default for Layout {
+    /// One rank.
+    fn default() -> Self {
+        Self {
+            tensor: 1,
+            data: 1,
+            sequence_parallel: false,
+            micro_batch: None,
+        }
+    }
+}
+
+/// A text that names no layout.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "\"{text}\" is no layout: \"{part}\" is not one of tpN, sp, dpN, mbN (tensor, sequence and data \
+     parallelism, micro-batch), as in tp2-sp-dp2"
+)]
+pub struct LayoutError {
+    /// The whole text.
+    pub text: String,
+    /// The part that was not understood.
+    pub part: String,
+}
+
+impl Layout {
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.tensor * self.data
+    }
+
+    /// Tensor {1, 2, 4} x sequence parallelism {off, on} x data {1, 2}, two micro-batches each.
+    pub fn standard() -> Vec<Self> {
+        let mut layouts = vec![];
+        for tensor in [1, 2, 4] {
+            for sequence_parallel in [false, true] {
+                for data in [1, 2] {
+                    let micro_batch = Some(2 / data);
+                    let layout = Self {
+                        tensor,
+                        data,
+                        sequence_parallel,
+                        micro_batch,
+                    };
+                    if tensor > 1 || !sequence_parallel {
+                        layouts.push(layout);
+                    }
+                }
+            }
+        }
+        layouts
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tp{}", self.tensor)?;
+        if self.sequence_parallel {
+            write!(f, "-sp")?;
+        }
+        write!(f, "-dp{}", self.data)?;
+        match self.micro_batch {
+            Some(size) => write!(f, "-mb{size}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Layout {
+    type Err = LayoutError;
+
+    fn from_str(text: &str) -> Result<Self, LayoutError> {
+        let mut layout = Self::default();
+        for part in text.split('-') {
+            let number = |prefix: &str| {
+                let size = part.strip_prefix(prefix)?.parse::<usize>().ok()?;
+                (size > 0).then_some(size)
+            };
+            if part == "sp" {
+                layout.sequence_parallel = true;
+            } else if let Some(size) = number("tp") {
+                layout.tensor = size;
+            } else if let Some(size) = number("dp") {
+                layout.data = size;
+            } else if let Some(size) = number("mb") {
+                layout.micro_batch = Some(size);
+            } else {
+                return Err(LayoutError {
+                    text: text.into(),
+                    part: part.into(),
+                });
+            }
+        }
+        Ok(layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_read_as_it_is_written() {
+        for layout in Layout::standard() {
+            assert_eq!(layout.to_string().parse(), Ok(layout));
+        }
+        assert_eq!(
+            "sp-tp2".parse::<Layout>().unwrap().to_string(),
+            "tp2-sp-dp1"
+        );
+    }
+
+    #[test]
+    fn the_part_that_is_wrong_is_named() {
+        for (text, part) in [
+            ("tp2-pp2", "pp2"),
+            ("tp0", "tp0"),
+            ("", ""),
+            ("tp2-dpx", "dpx"),
+        ] {
+            assert_eq!(text.parse::<Layout>().unwrap_err().part, part);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What one rank sees of a run, with every part put together.
+
+use std::ops::Range;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Tensor};
+
+use super::{Layout, Options, RankError, Subject};
+use crate::collective::to_buffer;
+use crate::comm::{Buffer, CommError, Groups, ReduceOp};
+use crate::data_parallel::{DistributedDataParallel, Gradients};
+use crate::nn::{ParameterTable, Place};
+use crate::optim::{ParallelAdamW, global_norm};
+
+/// A run, as one rank sees it after everything has been put together.
+#[derive(Clone, Debug)]
+pub struct Observation {
+    /// The paths of the parameters, in the order of the lists below.
+    pub paths: Vec<String>,
+    /// Whole parameters before the first step.
+    pub initial_weights: Vec<Vec<f64>>,
+    /// Mean loss per token of each step.
+    pub losses: Vec<f64>,
+    /// The gradient of the whole input at the first step: `[samples, seq, hidden]`.
+    pub input_gradient: Vec<f64>,
+    /// Whole gradients of the first step.
+    pub gradients: Vec<Vec<f64>>,
+    /// The gradient norm of the first step, before clipping.
+    pub gradient_norm: f64,
+    /// Whole parameters after the last step.
+    pub final_weights: Vec<Vec<f64>>,
+    /// Parameters of which two ranks hold the same part with other bits.
+    pub unequal_replicas: Vec<String>,
+}
+
+pub(super) fn observe<S: Subject>(
+    subject: &S,
+    layout: &Layout,
+    groups: &Groups,
+    options: &Options,
+) -> Result<Observation, RankError> {
+    let device = Device::flex();
+    let model = subject.build(groups, &device, layout.sequence_parallel)?;
+    let weights = Assembled::of(&model.module, &model.table, groups)?;
+    let mut ddp = DistributedDataParallel::new(model, groups)?;
+    let mut optimizer = ParallelAdamW::new(&options.optimizer, ddp.table());
+    let mut observation = Observation {
+        paths: ddp
+            .table()
+            .entries()
+            .iter()
+            .map(|entry| entry.path.clone())
+            .collect(),
+        initial_weights: weights.whole,
+        losses: vec![],
+        input_gradient: vec![],
+        gradients: vec![],
+        gradient_norm: 0.0,
+        final_weights: vec![],
+        unequal_replicas: weights.unequal,
+    };
+    for step in 0..options.steps {
+        let pass = pass(subject, layout, &mut ddp, step)?;
+        let mut gradients = pass.gradients;
+        let norm = global_norm(&gradients, &ddp)?;
+        observation.losses.push(pass.loss);
+        if step == 0 {
+            let parts = gradients
+                .flat
+                .iter()
+                .map(|gradient| elements(gradient.clone()))
+                .collect();
+            let assembled = Assembled::new(parts, ddp.table(), groups)?;
+            observation.gradients = assembled.whole;
+            observation.unequal_replicas.extend(assembled.unequal);
+            observation.gradient_norm = norm;
+            observation.input_gradient = pass.input_gradient;
+        }
+        if norm > options.clip {
+            gradients.scale(options.clip / norm);
+        }
+        optimizer.step(options.learning_rate, &mut ddp, gradients);
+    }
+    let weights = Assembled::of(ddp.module(), ddp.table(), groups)?;
+    observation.final_weights = weights.whole;
+    observation.unequal_replicas.extend(weights.unequal);
+    Ok(observation)
+}
+
+struct Pass {
+    loss: f64,
+    input_gradient: Vec<f64>,
+    gradients: Gradients,
+}
+
+/// Forward and backward of all micro-batches of a step, and the reduction.
+fn pass<S: Subject>(
+    subject: &S,
+    layout: &Layout,
+    ddp: &mut DistributedDataParallel<S::Model>,
+    step: usize,
+) -> Result<Pass, RankError> {
+    let data = ddp.groups().data().clone();
+    let device = Device::flex().autodiff();
+    let own = own_samples(
+        subject.samples(),
+        layout,
+        Place {
+            index: data.rank(),
+            size: data.size(),
+        },
+    )?;
+    let micro_batch = layout.micro_batch.unwrap_or(own.len());
+    let [seq, hidden] = subject.input_shape();
+    let (mut loss, mut input_gradient) = (0.0, vec![]);
+    for first in own.clone().step_by(micro_batch) {
+        let samples = first..first + micro_batch;
+        ddp.position().set(step as u64, first as u64);
+        let shape = [micro_batch, seq, hidden];
+        let offset = Tensor::<3>::zeros(shape, (&device, DType::F64)).require_grad();
+        let sum = ddp.forward(&device, |model| {
+            subject.loss(model, step, samples, offset.clone())
+        });
+        loss += sum.clone().into_scalar::<f64>();
+        let mut leaves = ddp.backward(sum);
+        match offset.grad_remove(&mut leaves) {
+            Some(gradient) => input_gradient.extend(elements(gradient)),
+            None => {
+                input_gradient.resize(input_gradient.len() + shape.iter().product::<usize>(), 0.0)
+            }
+        }
+    }
+    let gradients = ddp.reduce(subject.tokens(step, own))?;
+    let tokens = gradients.tokens as f64;
+    let loss = f64s(data.all_reduce(Buffer::from(vec![loss]), ReduceOp::Sum)?)[0] / tokens;
+    let input_gradient = f64s(data.all_gather(Buffer::from(input_gradient))?);
+    let input_gradient = input_gradient.into_iter().map(|x| x / tokens).collect();
+    Ok(Pass {
+        loss,
+        input_gradient,
+        gradients,
+    })
+}
+
+fn own_samples(samples: usize, layout: &Layout, place: Place) -> Result<Range<usize>, RankError> {
+    let own = samples / place.size;
+    let micro_batch = layout.micro_batch.unwrap_or(own.max(1));
+    if own * place.size != samples || own == 0 || own % micro_batch != 0 {
+        return Err(RankError::Samples {
+            samples,
+            data: place.size,
+            micro_batch,
+        });
+    }
+    Ok(place.index * own..(place.index + 1) * own)
+}
+
+/// Whole parameters, and the paths of those whose replicas are not equal.
+struct Assembled {
+    whole: Vec<Vec<f64>>,
+    unequal: Vec<String>,
+}
+
+impl Assembled {
+    fn of<M: Module>(
+        module: &M,
+        table: &ParameterTable,
+        groups: &Groups,
+    ) -> Result<Self, CommError> {
+        let mut parts = Elements::default();
+        module.visit(&mut parts);
+        Self::new(parts.0, table, groups)
+    }
+
+    fn new(
+        parts: Vec<Vec<f64>>,
+        table: &ParameterTable,
+        groups: &Groups,
+    ) -> Result<Self, CommError> {
+        let size = groups.place().size;
+        let (mut whole, mut unequal) = (vec![], vec![]);
+        for (part, entry) in parts.into_iter().zip(table.entries()) {
+            let len = part.len().max(1);
+            let all = f64s(groups.tensor().all_gather(Buffer::from(part))?);
+            let all: Vec<_> = all.chunks(len).map(<[f64]>::to_vec).collect();
+            let assembled = entry.placement.assemble(&entry.shape, &all);
+            let same = |(index, part): (usize, &Vec<f64>)| {
+                let expected =
+                    entry
+                        .placement
+                        .part(&entry.shape, &assembled, Place { index, size });
+                bits(&expected) == bits(part)
+            };
+            if !all.iter().enumerate().all(same) {
+                unequal.push(entry.path.clone());
+            }
+            whole.push(assembled);
+        }
+        Ok(Self { whole, unequal })
+    }
+}
+
+fn bits(values: &[f64]) -> Vec<u64> {
+    // A zero may come with either sign.
+    values.iter().map(|x| (x + 0.0).to_bits()).collect()
+}
+
+#[derive(Default)]
+struct Elements(Vec<Vec<f64>>);
+
+impl ModuleVisitor for Elements {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.base();
+        self.0.push(elements(if tensor.is_autodiff() {
+            tensor.inner()
+        } else {
+            tensor
+        }));
+    }
+}
+
+fn elements<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    f64s(to_buffer(tensor.cast(DType::F64)))
+}
+
+fn f64s(buffer: Buffer) -> Vec<f64> {
+    match buffer {
+        Buffer::F64(values) => values,
+        other => unreachable!("f64 went in, {} came out", other.dtype()),
+    }
+}

@@ -1,0 +1,107 @@
+//! A transformer to be verified, with random tokens.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::comm::Groups;
+use burn_megatron::kernels::philox::Stream;
+use burn_megatron::nn::{BuildError, ParallelModule, Scope};
+use burn_megatron::train::LanguageModel;
+use burn_megatron::verify::Subject;
+
+use crate::{Transformer, TransformerConfig};
+
+/// A small transformer on random tokens, some of whose targets are ignored, so that the ranks of
+/// the data axis have different numbers of tokens.
+#[derive(Clone, Debug)]
+pub struct TransformerSubject {
+    /// The model.
+    pub config: TransformerConfig,
+    /// The seed of its weights, its dropout and its tokens.
+    pub seed: u64,
+    /// Samples per step.
+    pub samples: usize,
+}
+
+impl TransformerSubject {
+    /// `[seq]` draws below `below`.
+    fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i64> {
+        let seq = self.config.context;
+        let mut draws = Vec::with_capacity(seq);
+        let stream = Stream::new(self.seed ^ key, step as u64);
+        stream.words((sample * seq) as u64, seq, |_, word| {
+            draws.push((u64::from(word) * below as u64 >> 32) as i64);
+        });
+        draws
+    }
+
+    fn tokens(&self, step: usize, sample: usize) -> Vec<i64> {
+        self.draws(1, step, sample, self.config.vocabulary)
+    }
+
+    /// One target in eight is ignored.
+    fn targets(&self, step: usize, sample: usize) -> Vec<i64> {
+        let targets = self
+            .draws(2, step, sample, self.config.vocabulary)
+            .into_iter();
+        let ignored = self.draws(3, step, sample, 8);
+        let target = |(target, ignored)| {
+            if ignored == 0 {
+                Transformer::IGNORE
+            } else {
+                target
+            }
+        };
+        targets.zip(ignored).map(target).collect()
+    }
+}
+
+impl Subject for TransformerSubject {
+    type Model = Transformer;
+
+    fn build(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        let scope = Scope::with(groups, device, self.seed, DType::F64);
+        self.config.init(scope, sequence_parallel)
+    }
+
+    fn samples(&self) -> usize {
+        self.samples
+    }
+
+    fn input_shape(&self) -> [usize; 2] {
+        [self.config.context, self.config.hidden]
+    }
+
+    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
+        let counted = |sample| {
+            self.targets(step, sample)
+                .into_iter()
+                .filter(|t| *t >= 0)
+                .count()
+        };
+        samples.map(|sample| counted(sample) as u64).sum()
+    }
+
+    fn loss(
+        &self,
+        model: &Transformer,
+        step: usize,
+        samples: Range<usize>,
+        offset: Tensor<3>,
+    ) -> Tensor<1> {
+        let shape = [samples.len(), self.config.context];
+        let device = offset.device();
+        let rows = |row: &dyn Fn(usize) -> Vec<i64>| {
+            let data = TensorData::new(samples.clone().flat_map(row).collect(), shape);
+            Tensor::<2, Int>::from_data(data, &device)
+        };
+        let tokens = rows(&|sample| self.tokens(step, sample));
+        let targets = rows(&|sample| self.targets(step, sample));
+        model.losses(tokens, targets, Some(offset)).sum()
+    }
+}
