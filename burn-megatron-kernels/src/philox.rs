@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn a_draw_does_not_depend_on_where_reading_starts() {
         let stream = Stream::new(7, 3);
-        let mut all = vec![0; 40];
+        let mut all = [0; 40];
         stream.words(0, 40, |i, word| all[i] = word);
         for start in 0..20 {
             for len in [0, 1, 3, 4, 9, 20] {
@@ -133,7 +133,7 @@ mod tests {
                 });
             }
         }
-        let mut normal = vec![0.0; 40];
+        let mut normal = [0.0; 40];
         stream.normals(0, 40, |i, value| normal[i] = value);
         stream.normals(13, 9, |i, value| assert_eq!(value, normal[13 + i]));
     }

@@ -9,6 +9,7 @@ pub mod collective;
 pub mod comm;
 pub mod data;
 pub mod data_parallel;
+pub mod device;
 pub mod mesh;
 pub mod nn;
 pub mod optim;

@@ -1,2 +1,35 @@
-//! stub
-fn main() {}
+//! The `burn-megatron` command.
+
+mod cli;
+mod header;
+mod interrupt;
+mod pretrain;
+mod recipe;
+mod record;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(cli.log_level.filter()))
+        .with_writer(std::io::stderr)
+        .with_span_events(cli.log_level.span_events())
+        .init();
+    let result = match &cli.command {
+        Command::Pretrain(args) => pretrain::run(args),
+        Command::Verify(args) => verify::run(args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -30,7 +30,7 @@ impl TransformerSubject {
         let mut draws = Vec::with_capacity(seq);
         let stream = Stream::new(self.seed ^ key, step as u64);
         stream.words((sample * seq) as u64, seq, |_, word| {
-            draws.push((u64::from(word) * below as u64 >> 32) as i64);
+            draws.push(((u64::from(word) * below as u64) >> 32) as i64);
         });
         draws
     }

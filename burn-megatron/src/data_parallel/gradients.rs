@@ -154,9 +154,9 @@ fn split_shape(entry: &ParameterEntry, place: Place) -> [usize; 3] {
 /// axis each element of the whole parameter is counted once; `[outer, split, inner]` around them.
 pub(crate) fn owned(entry: &ParameterEntry, place: Place) -> ([usize; 3], Vec<Range<usize>>) {
     let shape = split_shape(entry, place);
+    let whole = std::iter::once(0..shape[1]);
     let ranges = match &entry.placement {
-        Placement::Replicated if place.index == 0 => vec![0..shape[1]],
-        Placement::Replicated => vec![],
+        Placement::Replicated => whole.filter(|_| place.index == 0).collect(),
         placement => placement
             .local_sections(place)
             .into_iter()

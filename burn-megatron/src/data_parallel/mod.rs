@@ -28,7 +28,7 @@ mod tests;
 pub use gradients::Gradients;
 use gradients::SharedGroups;
 pub(crate) use gradients::owned;
-use store::{GradientStore, Received};
+use store::GradientStore;
 
 /// A module whose gradients are summed over the data axis.
 ///
@@ -174,16 +174,18 @@ impl<M: Module> DistributedDataParallel<M> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
         let received = self.store.take().into_iter().zip(self.table.entries());
         let flat = received
-            .map(|(received, entry)| match received {
-                Received::Sum(gradient) => Ok(gradient),
-                Received::Unused => Err(DataParallelError::Unused {
-                    path: entry.path.clone(),
-                }),
-                Received::Outstanding(uses) => Err(DataParallelError::NoBackward {
-                    path: entry.path.clone(),
-                    uses,
-                }),
-            })
+            .map(
+                |(received, entry)| match (received.expected, received.sum) {
+                    (0, Some(gradient)) => Ok(gradient),
+                    (0, None) => Err(DataParallelError::Unused {
+                        path: entry.path.clone(),
+                    }),
+                    (uses, _) => Err(DataParallelError::NoBackward {
+                        path: entry.path.clone(),
+                        uses,
+                    }),
+                },
+            )
             .collect::<Result<Vec<_>, _>>()?;
         let tokens = sum(tokens, self.groups.data())?;
         Ok(Gradients::reduced(

@@ -15,21 +15,13 @@ pub(super) struct GradientStore {
     ranks: Vec<usize>,
 }
 
-#[derive(Clone, Debug, Default)]
-struct Slot {
-    sum: Option<Tensor<1>>,
-    /// Uses whose backward has not come yet.
-    expected: usize,
-}
-
 /// What a parameter has received.
-pub(super) enum Received {
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slot {
     /// The sum of its gradients, flattened.
-    Sum(Tensor<1>),
-    /// It took no part in any forward.
-    Unused,
-    /// Some of its uses had no backward.
-    Outstanding(usize),
+    pub sum: Option<Tensor<1>>,
+    /// Uses whose backward has not come yet.
+    pub expected: usize,
 }
 
 impl GradientStore {
@@ -41,14 +33,8 @@ impl GradientStore {
     }
 
     /// Empties all slots and returns what was in them.
-    pub fn take(&self) -> Vec<Received> {
-        let slots = std::mem::replace(&mut *self.lock(), vec![Slot::default(); self.ranks.len()]);
-        let received = |slot: Slot| match (slot.expected, slot.sum) {
-            (0, Some(sum)) => Received::Sum(sum),
-            (0, None) => Received::Unused,
-            (expected, _) => Received::Outstanding(expected),
-        };
-        slots.into_iter().map(received).collect()
+    pub fn take(&self) -> Vec<Slot> {
+        std::mem::replace(&mut *self.lock(), vec![Slot::default(); self.ranks.len()])
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {

@@ -34,6 +34,8 @@ mod rope;
 mod row;
 mod scope;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use crate::mesh::Place;
 pub use activation::Activation;

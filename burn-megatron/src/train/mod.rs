@@ -1,10 +1,22 @@
-//! The training loop.
+//! The training loop, and what a person sees of it.
+//!
+//! [`Trainer`] runs one rank: micro-batches, backward, reduction, clipping, AdamW, evaluation. What
+//! it measures goes to an [`Observer`], such as one that shows [`progress`], writes [`metrics`] and
+//! draws a [`plot`] into a [`run_folder`].
 
+mod config;
+mod generate;
 pub mod metrics;
 mod model;
+mod observer;
 pub mod plot;
 pub mod progress;
 pub mod run_folder;
 pub mod schedule;
+mod trainer;
 
+pub use config::{ConfigError, TrainConfig};
+pub use generate::{GenerateConfig, generate};
 pub use model::LanguageModel;
+pub use observer::{Observer, ObserverError, Silent};
+pub use trainer::{Outcome, TrainError, Trainer};

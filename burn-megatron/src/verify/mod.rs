@@ -15,7 +15,6 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::comm::{Groups, World, WorldError};
-use crate::data_parallel::DataParallelError;
 use crate::mesh::ParallelConfig;
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::AdamWConfig;
@@ -110,25 +109,7 @@ pub struct VerifyError {
 }
 
 /// What a rank can fail with.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RankError {
-    #[error(transparent)]
-    Groups(#[from] crate::comm::GroupsError),
-    #[error(transparent)]
-    Build(#[from] BuildError),
-    #[error(transparent)]
-    DataParallel(#[from] DataParallelError),
-    #[error(transparent)]
-    Comm(#[from] crate::comm::CommError),
-    #[error(
-        "{samples} samples cannot be shared by data = {data} in micro-batches of {micro_batch}"
-    )]
-    Samples {
-        samples: usize,
-        data: usize,
-        micro_batch: usize,
-    },
-}
+type RankError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs `subject` on one rank and in each layout, and compares.
 ///

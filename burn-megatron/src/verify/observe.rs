@@ -145,12 +145,12 @@ fn pass<S: Subject>(
 fn own_samples(samples: usize, layout: &Layout, place: Place) -> Result<Range<usize>, RankError> {
     let own = samples / place.size;
     let micro_batch = layout.micro_batch.unwrap_or(own.max(1));
-    if own * place.size != samples || own == 0 || own % micro_batch != 0 {
-        return Err(RankError::Samples {
-            samples,
-            data: place.size,
-            micro_batch,
-        });
+    if own * place.size != samples || own == 0 || !own.is_multiple_of(micro_batch) {
+        return Err(format!(
+            "{samples} samples cannot be shared by data = {} in micro-batches of {micro_batch}",
+            place.size,
+        )
+        .into());
     }
     Ok(place.index * own..(place.index + 1) * own)
 }

@@ -1,0 +1,175 @@
+//! Devices by name, checked before Burn is asked for them.
+//!
+//! Burn panics on a device that is compiled in but not there, and its default device is a GPU
+//! wherever one is compiled in. So a device is always named, and looked for first.
+
+use std::fmt;
+use std::str::FromStr;
+
+use burn::tensor::Device;
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The CPU, through Burn's Flex.
+    Cpu,
+    /// A GPU through WebGPU, Vulkan or Metal; feature `wgpu`.
+    Wgpu,
+    /// An NVIDIA GPU; feature `cuda`.
+    Cuda,
+}
+
+/// A device that cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// A name that is no device.
+    #[error("\"{0}\" is no device; cpu, wgpu and cuda are")]
+    Unknown(String),
+    /// The binary was built without it.
+    #[error("this binary was built without {0}; build it with --features {0}")]
+    NotCompiled(DeviceKind),
+    /// The machine has none.
+    #[error("no {kind} device was found: {cause}. {cure}")]
+    Missing {
+        /// The kind.
+        kind: DeviceKind,
+        /// What was looked for.
+        cause: String,
+        /// What helps.
+        cure: &'static str,
+    },
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Wgpu => "wgpu",
+            Self::Cuda => "cuda",
+        })
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let kinds = [Self::Cpu, Self::Wgpu, Self::Cuda];
+        let kind = kinds.into_iter().find(|kind| kind.to_string() == text);
+        kind.ok_or_else(|| DeviceError::Unknown(text.into()))
+    }
+}
+
+impl DeviceKind {
+    /// The devices of this kind on this machine, at least one. Ranks take them in turn.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError`] when the kind is not compiled in, or the machine has none.
+    pub fn devices(self) -> Result<Vec<Device>, DeviceError> {
+        match self {
+            Self::Cpu => Ok(vec![Device::flex()]),
+            Self::Wgpu => wgpu_devices(),
+            Self::Cuda => cuda_devices(),
+        }
+    }
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu_devices() -> Result<Vec<Device>, DeviceError> {
+    Err(DeviceError::NotCompiled(DeviceKind::Wgpu))
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu_devices() -> Result<Vec<Device>, DeviceError> {
+    use burn::tensor::DeviceType;
+
+    let devices = Device::enumerate(DeviceType::Wgpu).into_vec();
+    match devices.is_empty() {
+        false => Ok(devices),
+        true => Err(DeviceError::Missing {
+            kind: DeviceKind::Wgpu,
+            cause: "no adapter offers Vulkan, Metal or DirectX 12".into(),
+            cure: "Install a driver, such as the package mesa-vulkan-drivers, or use --device cpu",
+        }),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Result<Vec<Device>, DeviceError> {
+    Err(DeviceError::NotCompiled(DeviceKind::Cuda))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> Result<Vec<Device>, DeviceError> {
+    let count = cuda_driver_devices().map_err(|cause| DeviceError::Missing {
+        kind: DeviceKind::Cuda,
+        cause,
+        cure: "Install the NVIDIA driver, or use --device cpu",
+    })?;
+    Ok((0..count).map(Device::cuda).collect())
+}
+
+/// Asks the driver itself, as Burn's way of asking panics where it is not installed.
+#[cfg(feature = "cuda")]
+fn cuda_driver_devices() -> Result<usize, String> {
+    use std::ffi::c_int;
+
+    let name = if cfg!(windows) {
+        "nvcuda.dll"
+    } else {
+        "libcuda.so.1"
+    };
+    let missing =
+        |error: libloading::Error| format!("the CUDA driver {name} cannot be used ({error})");
+    let mut count: c_int = 0;
+    // SAFETY: `cuInit(unsigned)` and `cuDeviceGetCount(int*)` are declared so in the driver API.
+    let code = unsafe {
+        let driver = libloading::Library::new(name).map_err(missing)?;
+        let init: libloading::Symbol<unsafe extern "C" fn(u32) -> c_int> =
+            driver.get(b"cuInit").map_err(missing)?;
+        let devices: libloading::Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
+            driver.get(b"cuDeviceGetCount").map_err(missing)?;
+        match init(0) {
+            0 => devices(&mut count),
+            code => code,
+        }
+    };
+    match (code, count) {
+        (0, 1..) => Ok(count as usize),
+        (0, _) => Err("the CUDA driver sees no GPU".into()),
+        (code, _) => Err(format!("the CUDA driver reports error {code}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_read_as_they_are_written() {
+        for kind in [DeviceKind::Cpu, DeviceKind::Wgpu, DeviceKind::Cuda] {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        let error = "gpu".parse::<DeviceKind>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "\"gpu\" is no device; cpu, wgpu and cuda are"
+        );
+    }
+
+    #[test]
+    fn the_cpu_is_always_there() {
+        assert_eq!(DeviceKind::Cpu.devices().unwrap().len(), 1);
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_device_that_was_left_out_names_its_feature() {
+        let error = DeviceKind::Cuda.devices().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "this binary was built without cuda; build it with --features cuda",
+        );
+    }
+}

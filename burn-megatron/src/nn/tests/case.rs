@@ -1,0 +1,214 @@
+//! A layer as the ranks of the tensor axis compute it, put together again.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Gradients, Tensor};
+
+use super::{assert_close, autodiff, filled, leaf, over, part, values, wave};
+use crate::comm::Groups;
+use crate::nn::{BuildError, ParameterEntry, ParameterTable, Place, Placement, Scope};
+
+/// How the ranks share a tensor, by their number.
+pub type Sharing<'a> = &'a (dyn Fn(usize) -> Placement + Sync);
+
+/// A tensor of the comparison: its whole shape, and how the ranks share it.
+pub struct Shared<'a> {
+    pub shape: [usize; 3],
+    pub placed: Sharing<'a>,
+}
+
+/// A layer and what goes in and out of it.
+pub struct Case<'a, M> {
+    pub input: Shared<'a>,
+    pub output: Shared<'a>,
+    pub build: &'a (dyn Fn(&Scope) -> Result<M, BuildError> + Sync),
+    pub forward: &'a (dyn Fn(&M, Tensor<3>) -> Tensor<3> + Sync),
+}
+
+/// What all ranks together have computed.
+struct Whole {
+    output: Vec<f64>,
+    input_gradient: Vec<f64>,
+    /// Path, initial values and gradient.
+    parameters: Vec<(String, Vec<f64>, Vec<f64>)>,
+}
+
+struct Outcome {
+    table: ParameterTable,
+    output: Vec<f64>,
+    input_gradient: Vec<f64>,
+    initial: Vec<Vec<f64>>,
+    gradients: Vec<Vec<f64>>,
+}
+
+pub fn replicated(_ranks: usize) -> Placement {
+    Placement::Replicated
+}
+
+impl<M: Module> Case<'_, M> {
+    /// Two and four ranks give what one rank gives.
+    pub fn check(&self, what: &str) {
+        let one = self.run(1);
+        for ranks in [2, 4] {
+            let many = self.run(ranks);
+            let what = format!("{what} on {ranks} ranks");
+            assert_close(&format!("{what}: output"), &many.output, &one.output);
+            let found = &many.input_gradient;
+            assert_close(
+                &format!("{what}: input gradient"),
+                found,
+                &one.input_gradient,
+            );
+            assert_eq!(many.parameters.len(), one.parameters.len());
+            for (found, expected) in many.parameters.iter().zip(&one.parameters) {
+                let ((path, initial, gradient), (_, one, one_gradient)) = (found, expected);
+                assert_eq!(initial, one, "{what}: initial {path}");
+                assert_close(
+                    &format!("{what}: gradient of {path}"),
+                    gradient,
+                    one_gradient,
+                );
+            }
+        }
+    }
+
+    fn run(&self, ranks: usize) -> Whole {
+        let all = over(ranks, |groups| self.run_rank(&groups));
+        let table = &all[0].table;
+        assert!(
+            all.iter().all(|outcome| outcome.table == *table),
+            "one table on every rank"
+        );
+        let join = |placement: Placement, shape: &[usize], parts: Vec<Vec<f64>>| {
+            if placement == Placement::Replicated {
+                assert!(
+                    parts.iter().all(|part| *part == parts[0]),
+                    "all ranks have the same"
+                );
+            }
+            placement.assemble(shape, &parts)
+        };
+        let collect = |of: &dyn Fn(&Outcome) -> Vec<f64>| all.iter().map(of).collect::<Vec<_>>();
+        let parameters = table.entries().iter().enumerate().map(|(i, entry)| {
+            let placement = || entry.placement.clone();
+            let initial = collect(&|outcome| outcome.initial[i].clone());
+            let gradients = summed(entry, &collect(&|outcome| outcome.gradients[i].clone()));
+            (
+                entry.path.clone(),
+                join(placement(), &entry.shape, initial),
+                join(placement(), &entry.shape, gradients),
+            )
+        });
+        let of = |shared: &Shared, parts| join((shared.placed)(ranks), &shared.shape, parts);
+        Whole {
+            output: of(&self.output, collect(&|outcome| outcome.output.clone())),
+            input_gradient: of(
+                &self.input,
+                collect(&|outcome| outcome.input_gradient.clone()),
+            ),
+            parameters: parameters.collect(),
+        }
+    }
+
+    fn run_rank(&self, groups: &Groups) -> Outcome {
+        let place = groups.place();
+        let scope = Scope::with(groups, &autodiff(), 7, DType::F64);
+        let module = (self.build)(&scope).unwrap();
+        scope.position().set(3, 5);
+        let model = scope.finish(module).unwrap();
+        let initial = elements(&model.module, None);
+        let module = filled(model.module, &model.table, place);
+
+        let x = part(
+            wave(self.input.shape, 0.5),
+            &(self.input.placed)(place.size),
+            place,
+        );
+        let x = leaf(x);
+        let y = (self.forward)(&module, x.clone());
+        let weight = self.loss_weight(place);
+        assert_eq!(y.dims(), weight.dims(), "the output of this rank");
+        let gradients = (y.clone() * Tensor::from_inner(weight)).sum().backward();
+        Outcome {
+            table: model.table,
+            output: values(y.inner()),
+            input_gradient: values(x.grad(&gradients).unwrap()),
+            initial,
+            gradients: elements(&module, Some(&gradients)),
+        }
+    }
+
+    /// What the loss multiplies the output with. What several ranks hold counts once in all.
+    fn loss_weight(&self, place: Place) -> Tensor<3> {
+        let placement = (self.output.placed)(place.size);
+        let weight = part(wave(self.output.shape, 4.0), &placement, place);
+        let Placement::Split { dim, .. } = placement else {
+            return weight;
+        };
+        let share = |(range, section): (std::ops::Range<usize>, crate::nn::Section)| {
+            let stretch = weight.clone().narrow(dim, range.start, range.len());
+            stretch.div_scalar(section.replicas(place.size) as f64)
+        };
+        Tensor::cat(
+            placement
+                .local_sections(place)
+                .into_iter()
+                .map(share)
+                .collect(),
+            dim,
+        )
+    }
+}
+
+/// The gradients after what the table says is to be summed over the tensor axis.
+fn summed(entry: &ParameterEntry, parts: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let place = |index| Place {
+        index,
+        size: parts.len(),
+    };
+    // Whether two ranks hold the same at element `i` and so sum their gradients.
+    let together = |a: usize, b: usize, i: usize| match &entry.placement {
+        Placement::Replicated => a == b || entry.partial_gradient,
+        Placement::Split { dim, .. } => {
+            let local = entry.local_shape(place(a));
+            let at = i / local[dim + 1..].iter().product::<usize>() % local[*dim];
+            let sections = entry.placement.local_sections(place(a));
+            let (_, section) = sections
+                .into_iter()
+                .find(|(range, _)| range.contains(&at))
+                .unwrap();
+            section.range(place(a)) == section.range(place(b))
+        }
+    };
+    let sum = |a: usize, i: usize| {
+        let ranks = (0..parts.len()).filter(|b| together(a, *b, i));
+        ranks.map(|b| parts[b][i]).sum()
+    };
+    (0..parts.len())
+        .map(|a| (0..parts[a].len()).map(|i| sum(a, i)).collect())
+        .collect()
+}
+
+/// The elements of each parameter or of its gradient, in the order of the table.
+pub fn elements<M: Module>(module: &M, gradients: Option<&Gradients>) -> Vec<Vec<f64>> {
+    let mut each = Each {
+        gradients,
+        found: vec![],
+    };
+    module.visit(&mut each);
+    each.found
+}
+
+struct Each<'a> {
+    gradients: Option<&'a Gradients>,
+    found: Vec<Vec<f64>>,
+}
+
+impl ModuleVisitor for Each<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        self.found.push(match self.gradients {
+            Some(gradients) => values(value.grad(gradients).expect("a gradient")),
+            None => values(value.inner()),
+        });
+    }
+}

@@ -1,0 +1,66 @@
+//! One mask for the model, whatever the number of ranks.
+
+use burn::tensor::{DType, Tensor};
+
+use super::{autodiff, leaf, over, part, values, wave};
+use crate::nn::*;
+
+const SHAPE: [usize; 3] = [2, 8, 4];
+
+/// Output and gradient of each rank, where the input lies as `placement` says.
+fn dropped(ranks: usize, split: Option<usize>) -> (Vec<Vec<f64>>, Placement) {
+    let placement = match split {
+        Some(dim) => Placement::split(dim, SHAPE[dim], ranks),
+        None => Placement::Replicated,
+    };
+    let parts = over(ranks, |groups| {
+        let scope = Scope::with(&groups, &autodiff(), 5, DType::F64);
+        let dropout = Dropout::new(0.4, &scope.child("dropout")).unwrap();
+        scope.position().set(2, 6);
+        let place = groups.place();
+        let lies = match split {
+            Some(dim) => Lies::SplitAlong { dim, place },
+            None => Lies::Whole,
+        };
+        let x = leaf(part(wave(SHAPE, 0.5), &placement, place));
+        let y: Tensor<3> = dropout.forward(x.clone(), lies);
+        let mask = values(x.grad(&y.clone().sum().backward()).unwrap());
+        let y = values(y.inner());
+        let expected: Vec<f64> = values(x.inner())
+            .iter()
+            .zip(&mask)
+            .map(|(x, m)| x * m)
+            .collect();
+        assert_eq!(y, expected, "the gradient is the mask");
+        y
+    });
+    (parts, placement)
+}
+
+#[test]
+fn ranks_with_the_same_elements_drop_the_same() {
+    let (one, _) = dropped(1, None);
+    for ranks in [2, 4] {
+        assert!(dropped(ranks, None).0.iter().all(|part| *part == one[0]));
+    }
+    let zeros = one[0].iter().filter(|x| **x == 0.0).count();
+    // 64 draws at 0.4.
+    assert!((15..37).contains(&zeros), "{zeros} of 64");
+}
+
+#[test]
+fn ranks_with_other_elements_drop_parts_of_one_mask() {
+    let (one, _) = dropped(1, None);
+    for ranks in [2, 4] {
+        for dim in [1, 2] {
+            let (parts, placement) = dropped(ranks, Some(dim));
+            assert_eq!(
+                placement.assemble(&SHAPE, &parts),
+                one[0],
+                "dim {dim} over {ranks}"
+            );
+            let pattern = |part: &[f64]| part.iter().map(|x| *x == 0.0).collect::<Vec<_>>();
+            assert_ne!(pattern(&parts[0]), pattern(&parts[1]), "the parts differ");
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Every layer on two and four ranks against one rank.
+
+use burn::module::Module;
+use burn::tensor::{DType, Int, Tensor};
+
+use super::case::{Case, Shared, replicated};
+use super::{autodiff, over, values};
+use crate::nn::*;
+
+/// `[batch, seq, width]` of the tests; all sizes differ.
+const BATCH: usize = 2;
+const SEQ: usize = 8;
+const HIDDEN: usize = 12;
+
+fn shape(width: usize) -> [usize; 3] {
+    [BATCH, SEQ, width]
+}
+
+fn whole(width: usize) -> Shared<'static> {
+    Shared {
+        shape: shape(width),
+        placed: &replicated,
+    }
+}
+
+/// The sequence cut, or not.
+fn sequence(width: usize, cut: bool) -> Shared<'static> {
+    match cut {
+        true => Shared {
+            shape: shape(width),
+            placed: &|n| Placement::split(1, SEQ, n),
+        },
+        false => whole(width),
+    }
+}
+
+const INIT: Init = Init::Normal(0.5);
+
+#[test]
+fn column_parallel_linear() {
+    for (bias, sequence_parallel, gather) in [
+        (true, false, false),
+        (false, false, true),
+        (true, true, false),
+        (true, true, true),
+    ] {
+        let config = ColumnParallelLinearConfig::new(HIDDEN, 20)
+            .with_init(INIT)
+            .with_bias(bias)
+            .with_sequence_parallel(sequence_parallel)
+            .with_gather_output(gather);
+        let split = Shared {
+            shape: shape(20),
+            placed: &|n| Placement::split(2, 20, n),
+        };
+        let case = Case {
+            input: sequence(HIDDEN, sequence_parallel),
+            output: if gather { whole(20) } else { split },
+            build: &|scope| config.init(scope),
+            forward: &|layer: &ColumnParallelLinear, x| layer.forward(x),
+        };
+        case.check(&format!("{config:?}"));
+    }
+}
+
+#[test]
+fn column_parallel_linear_with_sections() {
+    let section = |units, shared| OutputSection {
+        unit: "heads",
+        units,
+        width: 3,
+        shared,
+    };
+    for groups in [4, 2, 1] {
+        for sequence_parallel in [false, true] {
+            let sections = vec![
+                section(8, false),
+                section(groups, true),
+                section(groups, true),
+            ];
+            let config = ColumnParallelLinearConfig::with_sections(HIDDEN, sections)
+                .with_init(INIT)
+                .with_sequence_parallel(sequence_parallel);
+            let parts = |units: usize, n: usize| Section {
+                size: units * 3,
+                parts: units.min(n),
+            };
+            let case = Case {
+                input: sequence(HIDDEN, sequence_parallel),
+                output: Shared {
+                    shape: shape((8 + 2 * groups) * 3),
+                    placed: &|n| Placement::Split {
+                        dim: 2,
+                        sections: vec![parts(8, n), parts(groups, n), parts(groups, n)],
+                    },
+                },
+                build: &|scope| config.init(scope),
+                forward: &|layer: &ColumnParallelLinear, x| layer.forward(x),
+            };
+            case.check(&format!("{config:?}"));
+        }
+    }
+}
+
+#[test]
+fn row_parallel_linear() {
+    for (bias, split, sequence_parallel) in [
+        (true, true, false),
+        (false, true, true),
+        (true, false, false),
+        (true, false, true),
+    ] {
+        let config = RowParallelLinearConfig::new(16, HIDDEN)
+            .with_init(INIT)
+            .with_bias(bias)
+            .with_input_is_split(split)
+            .with_sequence_parallel(sequence_parallel);
+        let features = Shared {
+            shape: shape(16),
+            placed: &|n| Placement::split(2, 16, n),
+        };
+        let case = Case {
+            input: if split { features } else { whole(16) },
+            output: sequence(HIDDEN, sequence_parallel),
+            build: &|scope| config.init(scope),
+            forward: &|layer: &RowParallelLinear, x| layer.forward(x),
+        };
+        case.check(&format!("{config:?}"));
+    }
+}
+
+#[test]
+fn row_parallel_linear_hands_its_bias_back() {
+    for sequence_parallel in [false, true] {
+        let config = RowParallelLinearConfig::new(16, HIDDEN)
+            .with_init(INIT)
+            .with_sequence_parallel(sequence_parallel);
+        let case = Case {
+            input: Shared {
+                shape: shape(16),
+                placed: &|n| Placement::split(2, 16, n),
+            },
+            output: sequence(HIDDEN, sequence_parallel),
+            build: &|scope| config.init(scope),
+            forward: &|layer: &RowParallelLinear, x| {
+                let (y, bias) = layer.forward_without_bias(x.clone());
+                let added = layer.forward(x) - y.clone();
+                let bias = bias.expect("there is a bias").unsqueeze();
+                assert!((added - bias.clone()).abs().max().into_scalar::<f64>() < 1e-13);
+                // Another use than `forward` makes of it.
+                y * bias
+            },
+        };
+        case.check(&format!("{config:?}"));
+    }
+}
+
+/// Tokens of the whole batch, with each of the 10 on some rank.
+fn tokens() -> Tensor<2, Int> {
+    let tokens: Vec<i64> = (0..BATCH * SEQ).map(|i| (7 * i as i64 + 3) % 10).collect();
+    Tensor::<1, Int>::from_data(tokens.as_slice(), &autodiff()).reshape([BATCH, SEQ])
+}
+
+fn embedding(scope: &Scope, sequence_parallel: bool) -> Result<VocabParallelEmbedding, BuildError> {
+    let vocabulary = Vocabulary::padded(10, 4, scope.place().size);
+    VocabParallelEmbedding::new(vocabulary, HIDDEN, INIT, sequence_parallel, scope)
+}
+
+#[test]
+fn vocab_parallel_embedding() {
+    for sequence_parallel in [false, true] {
+        let case = Case {
+            input: sequence(HIDDEN, sequence_parallel),
+            output: sequence(HIDDEN, sequence_parallel),
+            build: &|scope| embedding(scope, sequence_parallel),
+            forward: &|layer: &VocabParallelEmbedding, x| layer.forward(tokens()) * x,
+        };
+        case.check(&format!("sequence parallel {sequence_parallel}"));
+    }
+}
+
+#[test]
+fn padding_of_an_embedding_is_zero_and_stays_so() {
+    over(4, |groups| {
+        let scope = Scope::with(&groups, &autodiff(), 7, DType::F64);
+        let layer = embedding(&scope, false).unwrap();
+        let gradients = layer.forward(tokens()).sum().backward();
+        let weight = layer.weight.val();
+        let gradient = values(weight.grad(&gradients).unwrap());
+        let weight = values(weight.inner());
+        let first = scope.place().index * 4;
+        for (i, (w, g)) in weight.iter().zip(&gradient).enumerate() {
+            let padding = first + i / HIDDEN >= 10;
+            assert_eq!(
+                (*w == 0.0, *g == 0.0),
+                (padding, padding),
+                "row {}",
+                first + i / HIDDEN
+            );
+        }
+    });
+}
+
+#[test]
+fn learned_positions() {
+    for sequence_parallel in [false, true] {
+        let case = Case {
+            input: sequence(HIDDEN, sequence_parallel),
+            output: sequence(HIDDEN, sequence_parallel),
+            build: &|scope| {
+                let layer = LearnedPositions::new(SEQ + 3, HIDDEN, INIT, sequence_parallel, scope);
+                Ok(layer)
+            },
+            forward: &|layer: &LearnedPositions, x: Tensor<3>| {
+                let y = layer.forward(x.clone());
+                y * x
+            },
+        };
+        case.check(&format!("sequence parallel {sequence_parallel}"));
+    }
+}
+
+#[derive(Module, Debug)]
+struct Ends {
+    embedding: VocabParallelEmbedding,
+    output: OutputLayer,
+}
+
+#[test]
+fn output_layer_with_a_weight_of_its_own_and_with_the_embeddings() {
+    for (tied, sequence_parallel) in [(false, false), (false, true), (true, false), (true, true)] {
+        let case = Case {
+            input: sequence(HIDDEN, sequence_parallel),
+            output: Shared {
+                shape: shape(10),
+                placed: &|n| Placement::split(2, Vocabulary::padded(10, 4, n).padded, n),
+            },
+            build: &|scope| {
+                let vocabulary = Vocabulary::padded(10, 4, scope.place().size);
+                let at = scope.child("output");
+                let output =
+                    OutputLayer::new(vocabulary, HIDDEN, INIT, tied, sequence_parallel, &at);
+                let embedding = embedding(&scope.child("embedding"), sequence_parallel)?;
+                Ok(Ends { embedding, output })
+            },
+            forward: &|ends: &Ends, x| {
+                ends.output
+                    .forward(ends.embedding.forward(tokens()) * x, &ends.embedding)
+            },
+        };
+        case.check(&format!(
+            "tied {tied}, sequence parallel {sequence_parallel}"
+        ));
+    }
+}
+
+#[test]
+fn norms() {
+    for kind in [NormKind::Layer, NormKind::Rms] {
+        for sequence_parallel in [false, true] {
+            let case = Case {
+                input: sequence(HIDDEN, sequence_parallel),
+                output: sequence(HIDDEN, sequence_parallel),
+                build: &|scope| Ok(Norm::new(kind, HIDDEN, 1e-5, sequence_parallel, scope)),
+                forward: &|layer: &Norm, x| layer.forward(x),
+            };
+            case.check(&format!("{kind:?}, sequence parallel {sequence_parallel}"));
+        }
+    }
+}
+
+#[test]
+fn attention() {
+    // Multi-head, grouped-query with as many, fewer groups than ranks, and multi-query.
+    for (groups, turned, dropout, sequence_parallel, bias) in [
+        (8, false, 0.0, false, true),
+        (4, true, 0.0, true, false),
+        (2, true, 0.3, false, true),
+        (2, false, 0.3, true, true),
+        (1, true, 0.3, true, true),
+        (1, false, 0.0, false, true),
+    ] {
+        let config = ParallelAttentionConfig {
+            hidden: HIDDEN,
+            heads: 8,
+            groups,
+            head_width: 4,
+            bias,
+            dropout,
+            init: INIT,
+            output_init: INIT,
+            sequence_parallel,
+        };
+        let rotary = turned.then(|| RotaryTable::new(SEQ, 4, 100.0, &autodiff(), DType::F64));
+        let case = Case {
+            input: sequence(HIDDEN, sequence_parallel),
+            output: sequence(HIDDEN, sequence_parallel),
+            build: &|scope| config.init(scope),
+            forward: &|layer: &ParallelAttention, x| layer.forward(x, rotary.as_ref()),
+        };
+        case.check(&format!("{config:?}"));
+    }
+}
+
+#[test]
+fn mlp() {
+    for (activation, bias) in [
+        (Activation::Gelu, false),
+        (Activation::GeluTanh, true),
+        (Activation::SwiGlu, true),
+    ] {
+        for sequence_parallel in [false, true] {
+            let config = ParallelMlpConfig {
+                hidden: HIDDEN,
+                width: 20,
+                activation,
+                bias,
+                init: INIT,
+                output_init: INIT,
+                sequence_parallel,
+            };
+            let case = Case {
+                input: sequence(HIDDEN, sequence_parallel),
+                output: sequence(HIDDEN, sequence_parallel),
+                build: &|scope| config.init(scope),
+                forward: &|layer: &ParallelMlp, x| layer.forward(x),
+            };
+            case.check(&format!("{config:?}"));
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Layers on several ranks against one rank, and on one rank against Burn's own operations.
+
+mod build;
+mod case;
+mod door;
+mod dropout;
+mod layers;
+mod loss;
+mod overlap;
+mod references;
+mod references_attention;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::{ParameterTable, Place, Placement};
+use crate::comm::{Groups, GroupsError, World};
+use crate::mesh::ParallelConfig;
+
+/// Runs `f` on `ranks` threads that share the tensor axis.
+fn over<T: Send>(ranks: usize, f: impl Fn(Groups) -> T + Sync) -> Vec<T> {
+    let config = ParallelConfig::new().with_tensor(ranks);
+    let run = |rank| Ok::<_, GroupsError>(f(Groups::new(&config, &rank)?));
+    World::threads(ranks).unwrap().run(run).unwrap()
+}
+
+fn autodiff() -> Device {
+    Device::flex().autodiff()
+}
+
+/// Plain values of about one that differ everywhere, in f64; another `phase` gives others.
+fn wave<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
+    let value = |i: usize| (phase + 1.3 * i as f64).sin() + 0.3 * (2.0 * phase + i as f64).cos();
+    let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();
+    Tensor::from_data(
+        TensorData::new(values, shape),
+        (&Device::flex(), DType::F64),
+    )
+}
+
+/// The same tensor as a leaf of a graph.
+fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_inner(x).require_grad()
+}
+
+fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
+    x.into_data().convert::<f64>().try_into_vec().unwrap()
+}
+
+/// What the rank at `place` holds of a plain tensor; zeros where it holds padding.
+fn part<const D: usize>(whole: Tensor<D>, placement: &Placement, place: Place) -> Tensor<D> {
+    let Placement::Split { dim, sections } = placement else {
+        return whole;
+    };
+    let mut padding = whole.dims();
+    padding[*dim] = sections.iter().map(|section| section.size).sum::<usize>() - padding[*dim];
+    let padded = match padding[*dim] {
+        0 => whole,
+        _ => Tensor::cat(
+            vec![whole, Tensor::zeros(padding, (&Device::flex(), DType::F64))],
+            *dim,
+        ),
+    };
+    let ranges = placement.ranges(place).into_iter();
+    let stretches = ranges.map(|range| padded.clone().narrow(*dim, range.start, range.len()));
+    Tensor::cat(stretches.collect(), *dim)
+}
+
+/// Gives every parameter values of about one, so that biases count too.
+fn filled<M: Module>(module: M, table: &ParameterTable, place: Place) -> M {
+    module.map(&mut Fill {
+        table,
+        place,
+        index: 0,
+    })
+}
+
+struct Fill<'a> {
+    table: &'a ParameterTable,
+    place: Place,
+    index: usize,
+}
+
+impl ModuleMapper for Fill<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let entry = &self.table.entries()[self.index];
+        self.index += 1;
+        let shape: [usize; D] = entry.shape.clone().try_into().unwrap();
+        let whole = wave(shape, self.index as f64);
+        param.map(|_| leaf(part(whole, &entry.placement, self.place)))
+    }
+}
+
+/// All within `1e-12` of the largest expected value, which is not 0.
+#[track_caller]
+fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
+    assert_near(what, found, expected, 1e-12);
+}
+
+#[track_caller]
+fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0f64, |max, x| max.max(x.abs()));
+    assert!(largest > 0.0, "{what}: nothing to compare with");
+    for (i, (a, b)) in found.iter().zip(expected).enumerate() {
+        let distance = (a - b).abs() / largest;
+        // A NaN is not near anything.
+        assert!(
+            distance <= tolerance,
+            "{what}: element {i} is {a}, not {b}: off by {distance:e}"
+        );
+    }
+}

@@ -1,0 +1,189 @@
+//! The gradient of the input travels while that of the weight is computed.
+
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
+
+use burn::tensor::Tensor;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::references::{backward, gradient};
+use super::{leaf, over, part, values, wave};
+use crate::collective::{self, Comm};
+use crate::comm::{Buffer, Call, CommError, Communicator, Group, Groups, Pending};
+use crate::nn::*;
+
+/// What happened, in order.
+type Journal = Arc<Mutex<Vec<String>>>;
+
+fn note(journal: &Journal, event: impl Into<String>) {
+    journal.lock().unwrap().push(event.into());
+}
+
+/// A communicator whose collectives are slow, and that notes when each begins and ends.
+#[derive(Debug)]
+struct Slow {
+    inner: Comm,
+    journal: Journal,
+}
+
+impl Communicator for Slow {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let (journal, name) = (self.journal.clone(), call.name());
+        note(&journal, format!("start {name}"));
+        let pending = self.inner.start(call, input)?;
+        Ok(Pending::new(move || {
+            sleep(Duration::from_millis(5));
+            let result = pending.wait();
+            note(&journal, format!("end {name}"));
+            result
+        }))
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Comm, CommError> {
+        self.inner.split(name, groups)
+    }
+}
+
+/// Notes the spans of this thread.
+struct Spans(Journal);
+
+impl Subscriber for Spans {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        if span.metadata().name() == "weight_gradient" {
+            note(&self.0, "weight gradient");
+        }
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+fn layer(groups: &Groups, sequence_parallel: bool) -> ColumnParallelLinear {
+    let scope = Scope::with(groups, &super::autodiff(), 7, burn::tensor::DType::F64);
+    ColumnParallelLinearConfig::new(6, 8)
+        .with_sequence_parallel(sequence_parallel)
+        .init(&scope)
+        .unwrap()
+}
+
+fn input(place: Place, sequence_parallel: bool) -> Tensor<3> {
+    let placement = match sequence_parallel {
+        true => Placement::split(1, 4, place.size),
+        false => Placement::Replicated,
+    };
+    leaf(part(wave([2, 4, 6], 0.5), &placement, place))
+}
+
+/// What the backward of a column-parallel layer does, in order, on each rank.
+fn backward_of(sequence_parallel: bool) -> Vec<Vec<String>> {
+    over(2, |groups| {
+        let journal = Journal::default();
+        let slow = Slow {
+            inner: groups.tensor().clone(),
+            journal: journal.clone(),
+        };
+        let layer = layer(
+            &groups.clone().with_tensor(Arc::new(slow)),
+            sequence_parallel,
+        );
+        let y = layer.forward(input(groups.place(), sequence_parallel));
+        journal.lock().unwrap().clear();
+        tracing::subscriber::with_default(Spans(journal.clone()), || drop(backward(&y)));
+        journal
+    })
+    .iter()
+    .map(|journal| journal.lock().unwrap().clone())
+    .collect()
+}
+
+#[test]
+fn a_reduction_is_under_way_while_the_weight_gradient_is_computed() {
+    for events in backward_of(false) {
+        assert_eq!(
+            events,
+            ["start all_reduce", "weight gradient", "end all_reduce"]
+        );
+    }
+}
+
+#[test]
+fn both_collectives_of_a_split_sequence_are_under_way_together() {
+    for events in backward_of(true) {
+        assert_eq!(
+            events,
+            [
+                "start all_gather",
+                "start reduce_scatter",
+                "end all_gather",
+                "weight gradient",
+                "end reduce_scatter",
+            ]
+        );
+    }
+}
+
+#[test]
+fn overlap_changes_no_bit() {
+    for sequence_parallel in [false, true] {
+        over(4, |groups| {
+            let layer = layer(&groups, sequence_parallel);
+            let results = |forward: &dyn Fn(Tensor<3>) -> Tensor<3>| {
+                let x = input(groups.place(), sequence_parallel);
+                let y = forward(x.clone());
+                let gradients = backward(&y);
+                let bias = layer.bias.as_ref().unwrap().val();
+                let weight = gradient(&layer.weight.val(), &gradients);
+                let bias = gradient(&bias, &gradients);
+                [values(y.inner()), gradient(&x, &gradients), weight, bias]
+            };
+            let overlapped = results(&|x| layer.forward(x));
+            let one_by_one = results(&|x| {
+                let x = match sequence_parallel {
+                    true => collective::gather_sequence(x, SEQUENCE_DIM, groups.tensor()),
+                    false => collective::copy(x, groups.tensor()),
+                };
+                let bias = layer.bias.as_ref().map(|bias| bias.val());
+                linear(x, layer.weight.val(), bias, InputLies::Local)
+            });
+            assert_eq!(
+                overlapped, one_by_one,
+                "sequence parallel {sequence_parallel}"
+            );
+        });
+    }
+}
+
+/// A frozen weight needs no gathered input, and a plain input no reduction.
+#[test]
+fn what_is_not_needed_is_not_communicated() {
+    for events in over(2, |groups| {
+        let journal = Journal::default();
+        let slow: Comm = Arc::new(Slow {
+            inner: groups.tensor().clone(),
+            journal: journal.clone(),
+        });
+        let run = |x: Tensor<3>, weight: Tensor<2>| {
+            let y = linear(x, weight, None, InputLies::SplitSequence(slow.clone()));
+            journal.lock().unwrap().clear();
+            let _ = backward(&y);
+            journal.lock().unwrap().clone()
+        };
+        let (x, weight) = (wave([2, 4, 6], 0.5), wave([6, 8], 1.0));
+        [run(leaf(x.clone()), weight.clone()), run(x, leaf(weight))]
+    }) {
+        assert_eq!(events[0], ["start reduce_scatter", "end reduce_scatter"]);
+        assert_eq!(events[1], ["start all_gather", "end all_gather"]);
+    }
+}

@@ -1,0 +1,148 @@
+//! Attention against an unfused composition: softmax(Q K^T / sqrt(width), causal) V, head by head.
+
+use burn::tensor::activation::softmax;
+use burn::tensor::{Bool, DType, Tensor};
+
+use super::references::{backward, gradient};
+use super::{assert_close, autodiff, filled, leaf, values, wave};
+use crate::comm::Groups;
+use crate::nn::*;
+
+const BATCH: usize = 2;
+const SEQ: usize = 5;
+const HIDDEN: usize = 6;
+const HEADS: usize = 4;
+const WIDTH: usize = 4;
+
+fn config(groups: usize, dropout: f64) -> ParallelAttentionConfig {
+    ParallelAttentionConfig {
+        hidden: HIDDEN,
+        heads: HEADS,
+        groups,
+        head_width: WIDTH,
+        bias: true,
+        dropout,
+        init: Init::Normal(0.5),
+        output_init: Init::Normal(0.5),
+        sequence_parallel: false,
+    }
+}
+
+/// The rotation of one head in recorded operations, feature by feature.
+fn turned(x: Tensor<3>, base: f64) -> Tensor<3> {
+    let half = WIDTH / 2;
+    let feature = |i: usize| x.clone().narrow(2, i, 1);
+    let angles = |i: usize, f: fn(f64) -> f64| -> Tensor<3> {
+        let angle = |p: usize| f(p as f64 * base.powf(-2.0 * i as f64 / WIDTH as f64));
+        let values: Vec<f64> = (0..SEQ).map(angle).collect();
+        Tensor::<1>::from_data(values.as_slice(), (&autodiff(), DType::F64)).reshape([1, SEQ, 1])
+    };
+    let rotated = |i: usize| {
+        let (pair, sign) = if i < half {
+            (i + half, -1.0)
+        } else {
+            (i - half, 1.0)
+        };
+        let index = i % half;
+        feature(i) * angles(index, f64::cos)
+            + feature(pair).mul_scalar(sign) * angles(index, f64::sin)
+    };
+    Tensor::cat((0..WIDTH).map(rotated).collect(), 2)
+}
+
+/// Head by head, in operations that Burn records.
+fn reference(
+    layer: &ParallelAttention,
+    x: Tensor<3>,
+    groups: usize,
+    rotary_base: Option<f64>,
+    dropped: Option<Tensor<4>>,
+) -> Tensor<3> {
+    let project = |x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>| {
+        x.matmul(weight.unsqueeze()) + bias.unsqueeze()
+    };
+    let bias = |layer: &Option<burn::module::Param<Tensor<1>>>| layer.as_ref().unwrap().val();
+    let qkv = project(x, layer.qkv.weight.val(), bias(&layer.qkv.bias));
+    let head = |i: usize| qkv.clone().narrow(2, i * WIDTH, WIDTH);
+    let turn = |x: Tensor<3>| rotary_base.map_or(x.clone(), |base| turned(x, base));
+    let future = Tensor::<3, Bool>::tril_mask([1, SEQ, SEQ], 0, &autodiff());
+    let outputs = (0..HEADS).map(|h| {
+        let group = h / (HEADS / groups);
+        let (q, k) = (turn(head(h)), turn(head(HEADS + group)));
+        let v = head(HEADS + groups + group);
+        let scores = q
+            .matmul(k.swap_dims(1, 2))
+            .div_scalar((WIDTH as f64).sqrt());
+        let scores = scores.mask_fill(future.clone().expand([BATCH, SEQ, SEQ]), -1e300);
+        let mut p = softmax(scores, 2);
+        if let Some(dropped) = &dropped {
+            let mask = dropped.clone().narrow(1, h, 1).reshape([BATCH, SEQ, SEQ]);
+            p = p * Tensor::from_inner(mask);
+        }
+        p.matmul(v)
+    });
+    let joined = Tensor::cat(outputs.collect(), 2);
+    project(joined, layer.output.weight.val(), bias(&layer.output.bias))
+}
+
+fn all(layer: &ParallelAttention, y: Tensor<3>, x: &Tensor<3>) -> Vec<Vec<f64>> {
+    let gradients = backward(&y);
+    let mut all = vec![values(y.inner()), gradient(x, &gradients)];
+    all.extend(super::case::elements(layer, Some(&gradients)));
+    all
+}
+
+#[test]
+fn attention_is_its_unfused_composition() {
+    for (groups, rotary_base, dropout) in [
+        (4, None, 0.0),
+        (2, Some(100.0), 0.0),
+        (1, Some(10_000.0), 0.0),
+        (1, None, 0.4),
+        (2, Some(100.0), 0.4),
+    ] {
+        let scope = Scope::with(&Groups::single(), &autodiff(), 3, DType::F64);
+        let layer = config(groups, dropout).init(&scope).unwrap();
+        let model = scope.clone().finish(layer).unwrap();
+        let place = Place { index: 0, size: 1 };
+        let layer = filled(model.module, &model.table, place);
+        let table = |base| RotaryTable::new(SEQ, WIDTH, base, &autodiff(), DType::F64);
+        let rotary = rotary_base.map(table);
+        let dropped = Dropout::new(dropout, &scope.child("dropout"))
+            .unwrap()
+            .scaled_mask(
+                [BATCH, HEADS, SEQ, SEQ],
+                Lies::Whole,
+                &autodiff(),
+                DType::F64,
+            );
+        assert_eq!(dropped.is_some(), dropout > 0.0);
+
+        let x = leaf(wave([BATCH, SEQ, HIDDEN], 0.5).mul_scalar(0.3));
+        let ours = all(&layer, layer.forward(x.clone(), rotary.as_ref()), &x);
+        let theirs = all(
+            &layer,
+            reference(&layer, x.clone(), groups, rotary_base, dropped),
+            &x,
+        );
+        let what = format!("{groups} groups, rotary {rotary_base:?}, dropout {dropout}");
+        assert_eq!(ours.len(), 6, "output, input and four parameters");
+        for (found, expected) in ours.iter().zip(&theirs) {
+            assert_close(&what, found, expected);
+        }
+    }
+}
+
+/// A token sees none that come after it.
+#[test]
+fn attention_is_causal() {
+    let scope = Scope::with(&Groups::single(), &autodiff(), 3, DType::F64);
+    let layer = config(2, 0.0).init(&scope).unwrap();
+    let x = leaf(wave([BATCH, SEQ, HIDDEN], 0.5));
+    let y = layer.forward(x.clone(), None).narrow(1, 2, 1);
+    let gradients = y.sum().backward();
+    let per_token: Tensor<3> = x.grad(&gradients).unwrap().abs().sum_dim(2);
+    for (i, size) in values(per_token).into_iter().enumerate() {
+        assert_eq!(size > 0.0, i % SEQ <= 2, "token {}: {size}", i % SEQ);
+    }
+}

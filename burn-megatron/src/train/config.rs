@@ -1,0 +1,165 @@
+//! What a training run is told.
+
+use serde::{Deserialize, Serialize};
+
+use super::schedule::{LrSchedule, LrStyle, ScheduleError};
+use crate::mesh::{Axis, MeshError, split_evenly};
+use crate::optim::AdamWConfig;
+
+/// Settings of a [`Trainer`](super::Trainer).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Samples that a rank runs through the model at once.
+    pub micro_batch_size: usize,
+    /// Samples of a step, over all ranks of the data axis and all micro-batches.
+    pub global_batch_size: usize,
+    /// Tokens of a sample; the model's longest sequence where not given.
+    pub sequence_length: Option<usize>,
+    /// Seed of the weights, of dropout, of the choice of samples and of the generated text.
+    pub seed: u64,
+    /// The peak of the learning rate.
+    pub learning_rate: f64,
+    /// Its end.
+    pub min_learning_rate: f64,
+    /// Steps in which it rises.
+    pub warmup_steps: usize,
+    /// How it falls.
+    pub schedule: LrStyle,
+    /// AdamW.
+    pub optimizer: AdamWConfig,
+    /// The largest gradient norm; larger gradients are scaled down to it.
+    pub clip: f64,
+    /// Steps between two evaluations on held-out text; there is always one at the end.
+    pub evaluate_every: Option<usize>,
+    /// The most held-out samples of an evaluation.
+    pub held_out_samples: usize,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            steps: 100,
+            micro_batch_size: 4,
+            global_batch_size: 16,
+            sequence_length: None,
+            seed: 1,
+            learning_rate: 3e-3,
+            min_learning_rate: 3e-4,
+            warmup_steps: 10,
+            schedule: LrStyle::Cosine,
+            optimizer: AdamWConfig::default(),
+            clip: 1.0,
+            evaluate_every: None,
+            held_out_samples: 64,
+        }
+    }
+}
+
+/// A run that makes no sense.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A number that must be above zero.
+    #[error("{name} = {value} makes no run; it must be above 0")]
+    NotPositive {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// The batch cannot be shared.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// The micro-batches do not make up a rank's share of the batch.
+    #[error(
+        "global_batch_size {global} over data = {data} gives each rank {share} samples, which \
+         micro-batches of {micro} do not make up; micro_batch_size = {fits} can"
+    )]
+    MicroBatch {
+        /// Samples of a step.
+        global: usize,
+        /// Size of the data axis.
+        data: usize,
+        /// Samples of a rank.
+        share: usize,
+        /// Samples of a micro-batch.
+        micro: usize,
+        /// What would fit.
+        fits: String,
+    },
+    /// The sequence is longer than the model's.
+    #[error("sequence_length {length} is longer than the model's context of {context}")]
+    Sequence {
+        /// Tokens of a sample.
+        length: usize,
+        /// The model's longest sequence.
+        context: usize,
+    },
+    /// The learning rate.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+}
+
+impl TrainConfig {
+    /// Checks every size before anything is built, for a data axis of `data` ranks and a model with
+    /// `context` tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first setting that does not fit.
+    pub fn check(&self, data: usize, context: usize) -> Result<(), ConfigError> {
+        let positive = [
+            ("steps", self.steps as f64),
+            ("micro_batch_size", self.micro_batch_size as f64),
+            ("global_batch_size", self.global_batch_size as f64),
+            (
+                "sequence_length",
+                self.sequence_length.unwrap_or(context) as f64,
+            ),
+            ("learning_rate", self.learning_rate),
+            ("clip", self.clip),
+            ("held_out_samples", self.held_out_samples as f64),
+            ("evaluate_every", self.evaluate_every.unwrap_or(1) as f64),
+        ];
+        for (name, value) in positive {
+            if value.is_nan() || value <= 0.0 {
+                return Err(ConfigError::NotPositive { name, value });
+            }
+        }
+        let share = split_evenly("global batch", self.global_batch_size, Axis::Data, data)?;
+        if !share.is_multiple_of(self.micro_batch_size) {
+            let fits: Vec<_> = (1..=share).filter(|n| share.is_multiple_of(*n)).collect();
+            let fits: Vec<_> = fits.iter().map(usize::to_string).collect();
+            return Err(ConfigError::MicroBatch {
+                global: self.global_batch_size,
+                data,
+                share,
+                micro: self.micro_batch_size,
+                fits: fits.join(", "),
+            });
+        }
+        let length = self.sequence_length.unwrap_or(context);
+        if length > context {
+            return Err(ConfigError::Sequence { length, context });
+        }
+        self.learning_rates()?;
+        Ok(())
+    }
+
+    /// The learning rate of each step.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError`] when its parts do not fit the run.
+    pub fn learning_rates(&self) -> Result<LrSchedule, ScheduleError> {
+        LrSchedule::new(
+            self.learning_rate,
+            self.min_learning_rate,
+            self.warmup_steps,
+            self.steps,
+            self.schedule,
+        )
+    }
+}

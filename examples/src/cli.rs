@@ -1,0 +1,180 @@
+//! The flags, as `--help` explains them.
+
+use std::path::PathBuf;
+
+use burn_megatron::device::DeviceKind;
+use burn_megatron::verify::Layout;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::fmt::format::FmtSpan;
+
+/// Large-model training for Burn: tensor, sequence and data parallelism, checked against one rank.
+#[derive(Parser)]
+#[command(name = "burn-megatron", version, max_term_width = 100)]
+pub struct Cli {
+    /// What to run.
+    #[command(subcommand)]
+    pub command: Command,
+    /// What to write to standard error besides the progress: `debug` shows the phases of each step
+    /// with their times, `trace` each collective and each parameter's update.
+    #[arg(long, global = true, value_enum, default_value_t = LogLevel::Warn)]
+    pub log_level: LogLevel,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Train a language model on text, over ranks that are threads of this process.
+    ///
+    /// Without flags: a small GPT on the text of this repository, tensor 2 x data 2 on the CPU.
+    /// Numbers go to a run folder: metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt.
+    Pretrain(Box<PretrainArgs>),
+    /// Check that layouts compute what one rank computes, in f64 on the CPU.
+    Verify(VerifyArgs),
+}
+
+/// Flags of `pretrain`; each one takes the place of a setting of the recipe.
+#[derive(Args)]
+pub struct PretrainArgs {
+    /// The recipe, a TOML file; the default is examples/recipes/tiny.toml.
+    #[arg(long, value_name = "FILE.toml")]
+    pub recipe: Option<PathBuf>,
+    /// Text to train on: a file, or a folder whose .rs, .md and .txt files are read.
+    /// The default is the text of this repository.
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<PathBuf>,
+    /// Ranks that share each layer.
+    #[arg(long, visible_alias = "tp", value_name = "N")]
+    pub tensor_parallel: Option<usize>,
+    /// Ranks that share the batch.
+    #[arg(long, visible_alias = "dp", value_name = "N")]
+    pub data_parallel: Option<usize>,
+    /// Split the activations between the blocks along the sequence, over the ranks of
+    /// --tensor-parallel.
+    #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub sequence_parallel: Option<bool>,
+    /// Samples that a rank runs through the model at once.
+    #[arg(long, value_name = "N")]
+    pub micro_batch_size: Option<usize>,
+    /// Samples of a step, over all ranks and micro-batches.
+    #[arg(long, value_name = "N")]
+    pub global_batch_size: Option<usize>,
+    /// Optimizer steps.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<usize>,
+    /// Peak of the learning rate; its end keeps its ratio to the peak.
+    #[arg(long, value_name = "RATE")]
+    pub lr: Option<f64>,
+    /// Seed of weights, dropout, samples and generated text.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Where the model runs: cpu, wgpu or cuda. The last two must be compiled in
+    /// (--features wgpu, --features cuda).
+    #[arg(long, default_value_t = DeviceKind::Cpu)]
+    pub device: DeviceKind,
+    /// Compute threads of each rank on the CPU; the cores are shared out evenly by default.
+    #[arg(long, value_name = "N")]
+    pub compute_threads: Option<usize>,
+    /// Seconds after which a collective that is not complete is an error that names the missing
+    /// ranks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0)]
+    pub deadline: f64,
+    /// Folder in which the run gets a folder of its own.
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "runs",
+        conflicts_with = "run_dir"
+    )]
+    pub runs: PathBuf,
+    /// The run's own folder, which must not be there yet.
+    #[arg(long, value_name = "PATH")]
+    pub run_dir: Option<PathBuf>,
+    /// Print the resolved recipe and stop.
+    #[arg(long)]
+    pub print_recipe: bool,
+}
+
+/// Flags of `verify`.
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, dpN data,
+    /// mbN samples per micro-batch. The default is tensor {1,2,4} x sequence parallel {off,on} x
+    /// data {1,2}.
+    #[arg(long, value_delimiter = ',', value_name = "LAYOUT")]
+    pub layouts: Vec<Layout>,
+    /// Models to check.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODEL",
+          default_values_t = [VerifyModel::Gpt, VerifyModel::GptUntied, VerifyModel::Llama, VerifyModel::LlamaTied])]
+    pub models: Vec<VerifyModel>,
+    /// Check the model of a recipe instead; keep it small, this runs in f64.
+    #[arg(long, value_name = "FILE.toml", conflicts_with = "models")]
+    pub recipe: Option<PathBuf>,
+    /// Samples per step.
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    pub samples: usize,
+    /// Optimizer steps before the weights are compared.
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub steps: u16,
+    /// The largest relative difference that passes.
+    #[arg(long, default_value_t = 1e-10, value_name = "X")]
+    pub tolerance: f64,
+    /// Seed of weights, dropout and tokens.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+}
+
+/// The small models of `verify`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyModel {
+    /// GPT-2, output tied to the embedding, dropout, padded vocabulary.
+    Gpt,
+    /// The same with an output weight of its own, and label smoothing.
+    GptUntied,
+    /// Llama with two groups of keys and values.
+    Llama,
+    /// Llama with one group, output tied.
+    LlamaTied,
+}
+
+/// How much to write to standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Nothing but errors.
+    Error,
+    /// What may be wrong.
+    Warn,
+    /// Each step.
+    Info,
+    /// Each phase of a step, with its time.
+    Debug,
+    /// Each collective and each parameter's update, with its time.
+    Trace,
+}
+
+impl LogLevel {
+    /// Our own spans at this level, those of libraries at most at `warn`.
+    pub fn filter(self) -> String {
+        let level = format!("{self:?}").to_lowercase();
+        let others = if self == Self::Error { "error" } else { "warn" };
+        format!("{others},burn_megatron={level},burn_megatron_models={level}")
+    }
+
+    /// Spans are written when they end, with their times.
+    pub fn span_events(self) -> FmtSpan {
+        match self {
+            Self::Error | Self::Warn => FmtSpan::NONE,
+            Self::Info | Self::Debug | Self::Trace => FmtSpan::CLOSE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+}

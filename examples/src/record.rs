@@ -1,0 +1,76 @@
+//! What rank 0 does with the numbers of a run: the progress bar and the run folder.
+
+use burn_megatron::train::metrics::{
+    HeldOutMetrics, MetricsLog, StepMetrics, StepTiming, TimingsLog,
+};
+use burn_megatron::train::progress::Progress;
+use burn_megatron::train::run_folder::RunFolder;
+use burn_megatron::train::{Observer, ObserverError};
+
+use crate::interrupt::Interrupt;
+use crate::recipe::Error;
+
+/// The observer of one rank; only rank 0 shows and writes.
+pub struct Recorder {
+    files: Option<(MetricsLog, TimingsLog)>,
+    progress: Progress,
+    interrupt: Interrupt,
+}
+
+impl Recorder {
+    /// Opens the files of the run folder on rank 0.
+    pub fn new(
+        rank: usize,
+        steps: usize,
+        folder: &RunFolder,
+        interrupt: &Interrupt,
+    ) -> Result<Self, Error> {
+        let files = match rank {
+            0 => {
+                let metrics = MetricsLog::create(&folder.metrics())?;
+                Some((metrics, TimingsLog::create(&folder.timings())?))
+            }
+            _ => None,
+        };
+        let progress = Progress::start(rank, 0..steps);
+        Ok(Self {
+            files,
+            progress,
+            interrupt: interrupt.clone(),
+        })
+    }
+
+    /// Ends the bar.
+    pub fn finish(mut self) {
+        self.progress.finish();
+    }
+}
+
+impl Observer for Recorder {
+    fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
+        self.progress.step(metrics, timing);
+        if metrics.skipped {
+            self.progress.note(&format!(
+                "step {}: skipped on every rank, as the loss or a gradient is not finite",
+                metrics.step + 1,
+            ));
+        }
+        if let Some((records, timings)) = &mut self.files {
+            records.step(metrics)?;
+            timings.step(timing)?;
+        }
+        Ok(())
+    }
+
+    fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError> {
+        self.progress.held_out(metrics);
+        if let Some((records, _)) = &mut self.files {
+            records.held_out(metrics)?;
+        }
+        Ok(())
+    }
+
+    fn stop(&self) -> bool {
+        self.interrupt.pressed()
+    }
+}
