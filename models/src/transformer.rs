@@ -148,7 +148,7 @@ impl Transformer {
                 config.tied,
                 sequence_parallel,
                 &scope.child("output"),
-            ),
+            )?,
             rotary: rotary.map(|base| {
                 RotaryTable::new(
                     config.context,

@@ -117,6 +117,7 @@ fn conjugate<const D: usize>(
     backward: Move,
 ) -> Tensor<D> {
     if comm.size() == 1 {
+        plain::check(&x, &forward, comm);
         return x;
     }
     apply(

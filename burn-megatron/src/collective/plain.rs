@@ -97,6 +97,7 @@ impl<const D: usize> PendingTensor<D> {
 ///
 /// Unwinds with [`raise`](crate::comm::raise) where the shape does not fit the group.
 pub fn start<const D: usize>(x: Tensor<D>, way: &Move, comm: &Comm) -> PendingTensor<D> {
+    check(&x, way, comm);
     if comm.size() == 1 {
         return PendingTensor::ready(x);
     }
@@ -151,6 +152,46 @@ pub fn start_reduce_scatter<const D: usize>(
     flying(pending, device, dtype, 1, shape, 0)
 }
 
+/// What a rank can check alone; it holds for a group of one too, where nothing is sent.
+///
+/// Unwinds with [`raise`](crate::comm::raise) where the shape does not fit the group.
+pub(super) fn check<const D: usize>(x: &Tensor<D>, way: &Move, comm: &Comm) {
+    match way {
+        Move::Keep | Move::AllReduce(_) => {}
+        Move::Gather { dim } => check_dim(x, *dim, comm),
+        Move::Split { dim } | Move::ReduceScatter { dim } => {
+            part_of(x, *dim, comm);
+        }
+        Move::AllToAll { send, receive } => check_counts(x, send, receive, comm),
+    }
+}
+
+fn check_counts<const D: usize>(x: &Tensor<D>, send: &[usize], receive: &[usize], comm: &Comm) {
+    let (shape, size, group) = (x.dims(), comm.size(), comm.group());
+    let rows: usize = send.iter().sum();
+    if (send.len(), receive.len()) != (size, size) {
+        invalid(format!(
+            "all_to_all over {group} sends to {} ranks ({send:?}) and receives from {} \
+             ({receive:?}); give one count per rank",
+            send.len(),
+            receive.len(),
+        ));
+    }
+    if rows != shape[0] {
+        invalid(format!(
+            "all_to_all over {group} sends {rows} rows ({send:?}) of a tensor {shape:?} that has {}",
+            shape[0],
+        ));
+    }
+    let own = comm.rank();
+    if send[own] != receive[own] {
+        invalid(format!(
+            "all_to_all over {group} sends {} rows to itself, but receives {}",
+            send[own], receive[own],
+        ));
+    }
+}
+
 fn start_all_to_all<const D: usize>(
     x: Tensor<D>,
     send: &[usize],
@@ -158,14 +199,6 @@ fn start_all_to_all<const D: usize>(
     comm: &Comm,
 ) -> PendingTensor<D> {
     let (mut shape, device, dtype) = (x.dims(), x.device(), x.dtype());
-    let rows: usize = send.iter().sum();
-    if rows != shape[0] {
-        invalid(format!(
-            "all_to_all over {} sends {rows} rows ({send:?}) of a tensor {shape:?} that has {}",
-            comm.group(),
-            shape[0],
-        ));
-    }
     let width: usize = shape[1..].iter().product();
     let elements = |rows: &[usize]| rows.iter().map(|n| n * width).collect::<Vec<_>>();
     shape[0] = receive.iter().sum();

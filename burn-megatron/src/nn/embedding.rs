@@ -174,6 +174,10 @@ pub struct OutputLayer {
 
 impl OutputLayer {
     /// Builds this rank's rows, or none where the weight is `tied` to the embedding's.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Mesh`] when the padded vocabulary cannot be split over the tensor axis.
     pub fn new(
         vocabulary: Vocabulary,
         hidden: usize,
@@ -181,13 +185,15 @@ impl OutputLayer {
         tied: bool,
         sequence_parallel: bool,
         scope: &Scope,
-    ) -> Self {
-        let spec = vocabulary.weight(hidden, init, scope.place().size);
-        Self {
+    ) -> Result<Self, BuildError> {
+        let ranks = scope.place().size;
+        split_evenly("padded vocabulary", vocabulary.padded, Axis::Tensor, ranks)?;
+        let spec = vocabulary.weight(hidden, init, ranks);
+        Ok(Self {
             weight: (!tied).then(|| scope.parameter("weight", spec)),
             comm: scope.groups().tensor().clone(),
             sequence_parallel,
-        }
+        })
     }
 
     /// `[batch, seq, hidden]` (`[batch, seq / tensor, hidden]` under sequence parallelism) to this

@@ -19,6 +19,9 @@ use crate::comm::ReduceOp;
 ///
 /// so that the target keeps `1 - e` and the others share `e`. Padded entries have no probability
 /// and no gradient. The result does not depend on the number of ranks.
+///
+/// A target that is no token and not to be ignored is a fault of the data: its loss and its
+/// gradient are NaN, so that it cannot pass unseen. (An error would have to wait for the device.)
 #[derive(Clone, Debug)]
 pub struct VocabParallelCrossEntropy {
     comm: Comm,
@@ -73,6 +76,12 @@ impl VocabParallelCrossEntropy {
             Some(ignore) => targets.clone().not_equal_scalar(ignore),
             None => targets.clone().equal(targets.clone()),
         };
+        let no_token = targets.clone().lower_scalar(0);
+        let no_token = no_token.bool_or(
+            targets
+                .clone()
+                .greater_equal_scalar(self.vocabulary.tokens as i64),
+        );
         let own = targets - first as i64;
         let held = own
             .clone()
@@ -86,6 +95,7 @@ impl VocabParallelCrossEntropy {
             smoothing: self.smoothing(),
             held: held.bool_and(kept.clone()),
             target: own.clamp(0, width as i64 - 1),
+            fault: no_token.bool_and(kept.clone()),
             kept,
         };
         apply(vec![logits.into_dispatch()], function)
@@ -113,9 +123,17 @@ struct CrossEntropy {
     held: Tensor<2, Bool>,
     /// Whether the token counts.
     kept: Tensor<2, Bool>,
+    /// Whether it counts, but its target is not in the vocabulary.
+    fault: Tensor<2, Bool>,
 }
 
 impl CrossEntropy {
+    /// 0 where the token does not count, NaN where it should and cannot.
+    fn marked(&self, x: Tensor<2>) -> Tensor<2> {
+        x.mask_fill(self.kept.clone().bool_not(), 0.0)
+            .mask_fill(self.fault.clone(), f64::NAN)
+    }
+
     fn sum(&self, x: Tensor<2>) -> Tensor<2> {
         reduce(x, ReduceOp::Sum, &self.comm)
     }
@@ -169,7 +187,7 @@ impl Function for CrossEntropy {
         if self.smoothing != 0.0 {
             loss = loss - sums.clone().narrow(1, 2, 1) * (self.smoothing / self.tokens as f64);
         }
-        let loss = loss.mask_fill(self.kept.clone().bool_not(), 0.0);
+        let loss = self.marked(loss);
         let probabilities = exps / sums.narrow(1, 0, 1);
         let padding = width - self.real.max(1);
         let probabilities = match padding {
@@ -196,7 +214,7 @@ impl Function for CrossEntropy {
         let gradient = Tensor::<2>::from_dispatch(gradient);
         let ([batch, seq], [tokens, width]) = (gradient.dims(), probabilities.dims());
         let gradient = gradient.reshape([tokens, 1]);
-        let gradient = gradient.mask_fill(self.kept.clone().bool_not(), 0.0);
+        let gradient = self.marked(gradient);
 
         let target = self.one_hot(&probabilities, 1.0 - self.smoothing);
         let mut logits = probabilities - target;

@@ -61,20 +61,49 @@ fn a_dim_that_is_not_there_is_named() {
     let functions: [fn(Tensor<2>, usize, &Comm) -> Tensor<2>; 3] =
         [split, gather, reduce_scatter_sequence];
     for function in functions {
-        let message = failure(2, |comm| drop(function(plain([6, 4]), 2, &comm)));
-        for part in ["dim 2", "[6, 4]"] {
-            assert!(message.contains(part), "{message:?} does not name {part:?}");
+        for ranks in [1, 2] {
+            let message = failure(ranks, |comm| drop(function(plain([6, 4]), 2, &comm)));
+            for part in ["dim 2", "[6, 4]", "world"] {
+                assert!(message.contains(part), "{message:?} does not name {part:?}");
+            }
         }
     }
 }
 
 #[test]
-fn rows_that_are_not_there_cannot_be_sent() {
-    let message = failure(2, |comm| {
-        drop(all_to_all(plain([4, 2]), vec![2, 3], vec![2, 3], &comm));
-    });
-    for part in ["5 rows", "[2, 3]", "[4, 2]"] {
-        assert!(message.contains(part), "{message:?} does not name {part:?}");
+fn counts_that_do_not_fit_are_named() {
+    let exchange = |ranks, send: &[usize], receive: &[usize]| {
+        failure(ranks, |comm| {
+            drop(all_to_all(
+                plain([4, 2]),
+                send.into(),
+                receive.into(),
+                &comm,
+            ))
+        })
+    };
+    // One rank alone is told the same.
+    for (message, parts) in [
+        (
+            exchange(2, &[2, 3], &[2, 3]),
+            ["5 rows", "[2, 3]", "[4, 2]", "world [0, 1]"],
+        ),
+        (
+            exchange(1, &[5], &[5]),
+            ["5 rows", "[5]", "[4, 2]", "world [0]"],
+        ),
+        (
+            exchange(2, &[4], &[2, 2]),
+            ["1 ranks", "[4]", "[2, 2]", "one count per rank"],
+        ),
+        (
+            exchange(1, &[4], &[3]),
+            ["sends 4 rows to itself", "receives 3", "", "world [0]"],
+        ),
+    ] {
+        for part in parts {
+            assert!(message.contains(part), "{message:?} does not name {part:?}");
+        }
     }
 }
 

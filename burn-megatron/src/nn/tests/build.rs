@@ -194,17 +194,27 @@ fn widths_that_do_not_fit_are_named() {
         message,
         "input features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
     );
-    let vocabulary = Vocabulary {
-        tokens: 10,
-        padded: 10,
-    };
-    let message = refused(4, |scope| {
-        VocabParallelEmbedding::new(vocabulary, 4, Init::Normal(0.02), false, scope)
-    });
-    assert_eq!(
-        message,
-        "padded vocabulary 10 cannot be split over tensor = 4; 1, 2, 5, 10 can"
+    let (vocabulary, init) = (
+        Vocabulary {
+            tokens: 10,
+            padded: 10,
+        },
+        Init::Normal(0.02),
     );
+    for message in [
+        refused(4, |scope| {
+            VocabParallelEmbedding::new(vocabulary, 4, init, false, scope)
+        }),
+        refused(4, |scope| {
+            OutputLayer::new(vocabulary, 4, init, false, false, scope)
+        }),
+        refused(4, |scope| {
+            OutputLayer::new(vocabulary, 4, init, true, false, scope)
+        }),
+    ] {
+        let expected = "padded vocabulary 10 cannot be split over tensor = 4; 1, 2, 5, 10 can";
+        assert_eq!(message, expected);
+    }
 }
 
 #[test]

@@ -239,7 +239,7 @@ fn output_layer_with_a_weight_of_its_own_and_with_the_embeddings() {
                 let vocabulary = Vocabulary::padded(10, 4, scope.place().size);
                 let at = scope.child("output");
                 let output =
-                    OutputLayer::new(vocabulary, HIDDEN, INIT, tied, sequence_parallel, &at);
+                    OutputLayer::new(vocabulary, HIDDEN, INIT, tied, sequence_parallel, &at)?;
                 let embedding = embedding(&scope.child("embedding"), sequence_parallel)?;
                 Ok(Ends { embedding, output })
             },

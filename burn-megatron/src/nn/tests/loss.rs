@@ -64,7 +64,7 @@ impl Question {
         (losses, gradients)
     }
 
-    /// The same on `ranks` ranks; padding has no gradient.
+    /// The same on `ranks` ranks.
     fn on(&self, ranks: usize) -> (Vec<f64>, Vec<f64>) {
         let vocabulary = Vocabulary::padded(self.tokens, self.divisible_by, ranks);
         let placement = Placement::split(2, vocabulary.padded, ranks);
@@ -97,27 +97,37 @@ impl Question {
             let weight = weight.float().cast(DType::F64).reshape([BATCH, SEQ]);
             let gradients = (loss.clone() * weight).sum().backward();
             let gradient = x.grad(&gradients).unwrap();
-            if real < len {
-                let padding = values(gradient.clone().narrow(2, real, len - real));
-                assert!(
-                    padding.iter().all(|x| *x == 0.0),
-                    "a gradient of padding: {padding:?}"
-                );
-            }
             (values(loss.inner()), values(gradient))
         });
-        assert!(
-            all.iter().all(|(loss, _)| *loss == all[0].0),
-            "one loss on every rank"
-        );
+        let bits = |loss: &[f64]| loss.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let same = all.iter().all(|(loss, _)| bits(loss) == bits(&all[0].0));
+        assert!(same, "one loss on every rank");
         let gradients: Vec<_> = all.iter().map(|(_, gradient)| gradient.clone()).collect();
-        (all[0].0.clone(), placement.assemble(&shape, &gradients))
+        // With the padding, which comes last.
+        let padded = [BATCH, SEQ, vocabulary.padded];
+        (all[0].0.clone(), placement.assemble(&padded, &gradients))
+    }
+
+    /// The gradients of the tokens, and those of the padding.
+    fn without_padding(&self, gradient: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let rows = gradient.chunks(gradient.len() / (BATCH * SEQ));
+        let cut: Vec<_> = rows.map(|row| row.split_at(self.tokens)).collect();
+        let join = |parts: Vec<&[f64]>| parts.concat();
+        (
+            join(cut.iter().map(|(tokens, _)| *tokens).collect()),
+            join(cut.iter().map(|(_, padding)| *padding).collect()),
+        )
     }
 
     fn check(&self, ranks: &[usize]) {
         let (loss, gradient) = self.plain();
         for ranks in ranks {
-            let (found, found_gradient) = self.on(*ranks);
+            let (found, with_padding) = self.on(*ranks);
+            let (found_gradient, padding) = self.without_padding(&with_padding);
+            assert!(
+                padding.iter().all(|x| *x == 0.0),
+                "a gradient of padding: {padding:?}"
+            );
             let what = format!("{} tokens on {ranks} ranks", self.tokens);
             super::assert_close(&format!("loss of {what}"), &found, &loss);
             super::assert_close(&format!("gradient of {what}"), &found_gradient, &gradient);
@@ -211,5 +221,28 @@ fn low_logits_beside_a_rank_of_padding() {
     let shifted = question.on(4);
     for (shifted, plain) in shifted.0.iter().zip(Question::new(7).plain().0) {
         assert!((shifted - plain).abs() < 1e-9, "{shifted} {plain}");
+    }
+}
+
+#[test]
+fn a_target_that_is_no_token_cannot_pass_unseen() {
+    // With 12 entries of which 10 are tokens: below all, padding, and beyond the padding.
+    for target in [-1, 10, 12] {
+        let mut question = Question {
+            divisible_by: 4,
+            ..Question::new(10)
+        };
+        question.targets[2] = target;
+        for ranks in [1, 2, 4] {
+            let (loss, gradient) = question.on(ranks);
+            let (gradient, _) = question.without_padding(&gradient);
+            let faults = |values: &[f64]| values.iter().filter(|x| x.is_nan()).count();
+            assert_eq!(
+                (faults(&loss), faults(&gradient)),
+                (1, 10),
+                "target {target}"
+            );
+            assert!(loss[2].is_nan() && gradient[20..30].iter().all(|x| x.is_nan()));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Attention against an unfused composition: softmax(Q K^T / sqrt(width), causal) V, head by head.
 
 use burn::tensor::activation::softmax;
-use burn::tensor::{Bool, DType, Tensor};
+use burn::tensor::{Bool, DType, Device, Tensor};
 
 use super::references::{backward, gradient};
 use super::{assert_close, autodiff, filled, leaf, values, wave};
@@ -145,4 +145,31 @@ fn attention_is_causal() {
     for (i, size) in values(per_token).into_iter().enumerate() {
         assert_eq!(size > 0.0, i % SEQ <= 2, "token {}: {size}", i % SEQ);
     }
+}
+
+/// Recomputation sees the same dropout mask and gives the same gradients.
+#[test]
+fn gradient_checkpointing_changes_nothing() {
+    let run = |device: Device| {
+        let scope = Scope::with(&Groups::single(), &device, 3, DType::F64);
+        let layer = config(2, 0.4).init(&scope).unwrap();
+        let mlp = ParallelMlpConfig {
+            hidden: HIDDEN,
+            width: 8,
+            activation: Activation::SwiGlu,
+            bias: true,
+            init: Init::Normal(0.5),
+            output_init: Init::Normal(0.5),
+            sequence_parallel: false,
+        };
+        let mlp = mlp.init(&scope.child("mlp")).unwrap();
+        let values_of_x = wave([BATCH, SEQ, HIDDEN], 0.5).into_data();
+        let x = Tensor::<3>::from_data(values_of_x, (&device, DType::F64)).require_grad();
+        let y = mlp.forward(layer.forward(x.clone(), None));
+        let gradients = y.clone().powi_scalar(2).sum().backward();
+        let mut all = vec![values(y.inner()), gradient(&x, &gradients)];
+        all.extend(super::case::elements(&layer, Some(&gradients)));
+        all
+    };
+    assert_eq!(run(autodiff()), run(autodiff().gradient_checkpointing()));
 }
