@@ -8,6 +8,7 @@ mod recipe;
 mod record;
 mod verify;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -19,6 +20,9 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(cli.log_level.filter()))
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        // A rank's threads carry its number.
+        .with_thread_names(true)
         .with_span_events(cli.log_level.span_events())
         .init();
     let result = match &cli.command {

@@ -37,6 +37,9 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         world = world.compute_threads(threads);
     }
     let text = TextData::open(&data_path(&recipe))?;
+    let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
+    text.sampler(length, recipe.train.seed)?;
+    text.held_out_windows(length, recipe.train.held_out_samples)?;
     // The devices are asked for once, here: what is wrong with them is said before anything starts.
     let devices = args.device.devices()?;
     let interrupt = Interrupt::listen()?;

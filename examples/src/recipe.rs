@@ -109,6 +109,11 @@ impl Recipe {
             sequence_parallel,
         } = self.parallel;
         let config = ParallelConfig::new().with_tensor(tensor).with_data(data);
+        for (name, size) in [("tensor", tensor), ("data", data)] {
+            if size == 0 {
+                return Err(format!("{name} = 0 makes no ranks; 1 and more do").into());
+            }
+        }
         let mesh = Mesh::new(&config, tensor.saturating_mul(data))?;
         if sequence_parallel && tensor == 1 {
             return Err(
@@ -118,6 +123,7 @@ impl Recipe {
                     .into(),
             );
         }
+        self.model.check(tensor, sequence_parallel)?;
         self.train.check(data, self.model.context)?;
         if sequence_parallel {
             let length = self.train.sequence_length.unwrap_or(self.model.context);

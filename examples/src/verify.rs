@@ -29,6 +29,13 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
             .map(|model| (format!("{model:?}"), model.config()))
             .collect(),
     };
+    for (_, config) in &models {
+        for layout in &layouts {
+            config
+                .check(layout.tensor, layout.sequence_parallel)
+                .map_err(|error| format!("layout {layout}: {error}"))?;
+        }
+    }
     let mut passes = true;
     for (name, config) in models {
         eprintln!("{name}");

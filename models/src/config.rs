@@ -1,6 +1,7 @@
 //! The sizes and choices of a transformer.
 
-use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron::mesh::{Axis, split_evenly};
+use burn_megatron::nn::{Activation, BuildError, NormKind, Vocabulary};
 use serde::{Deserialize, Serialize};
 
 /// How the model knows where a token stands.
@@ -108,6 +109,91 @@ impl TransformerConfig {
         }
     }
 
+    /// Checks every size against the others and against `tensor` ranks, before anything is built.
+    ///
+    /// Returns the width of a head.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for the first size that does not fit.
+    pub fn check(&self, tensor: usize, sequence_parallel: bool) -> Result<usize, BuildError> {
+        let sizes = [
+            ("vocabulary", self.vocabulary),
+            ("vocabulary_divisible_by", self.vocabulary_divisible_by),
+            ("context", self.context),
+            ("hidden", self.hidden),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("groups", self.groups()),
+            ("mlp_width", self.mlp_width()),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(refused(format!("{name} = 0 makes no model; 1 and more do")));
+        }
+        split_evenly("heads", self.heads, Axis::Tensor, tensor)?;
+        if !self.heads.is_multiple_of(self.groups()) {
+            return Err(refused(format!(
+                "{} heads cannot share {} groups of keys and values; {} groups can serve them",
+                self.heads,
+                self.groups(),
+                divisors(self.heads),
+            )));
+        }
+        if !tensor.is_multiple_of(self.groups()) {
+            split_evenly(
+                "groups of keys and values",
+                self.groups(),
+                Axis::Tensor,
+                tensor,
+            )?;
+        }
+        split_evenly("MLP width", self.mlp_width(), Axis::Tensor, tensor)?;
+        let vocabulary = Vocabulary::padded(self.vocabulary, self.vocabulary_divisible_by, tensor);
+        split_evenly("padded vocabulary", vocabulary.padded, Axis::Tensor, tensor)?;
+        if sequence_parallel {
+            split_evenly("context", self.context, Axis::Tensor, tensor)?;
+        }
+        for (name, rate) in [
+            ("dropout", self.dropout),
+            ("attention_dropout", self.attention_dropout),
+            ("label_smoothing", self.label_smoothing),
+        ] {
+            if !(0.0..1.0).contains(&rate) {
+                return Err(refused(format!(
+                    "{name} = {rate} makes no sense; at least 0 and below 1 does"
+                )));
+            }
+        }
+        self.check_head_width()
+    }
+
+    fn check_head_width(&self) -> Result<usize, BuildError> {
+        let width = match self.head_width {
+            Some(width) => width,
+            None if self.hidden.is_multiple_of(self.heads) => self.hidden / self.heads,
+            None => {
+                return Err(refused(format!(
+                    "hidden {} cannot be shared by {} heads; {} heads can, or set head_width",
+                    self.hidden,
+                    self.heads,
+                    divisors(self.hidden),
+                )));
+            }
+        };
+        let rotary = matches!(self.positions, Positions::Rotary { .. });
+        if width == 0 || rotary && !width.is_multiple_of(2) {
+            let fits = if rotary {
+                "an even one above 0"
+            } else {
+                "one above 0"
+            };
+            return Err(refused(format!(
+                "a head width of {width} cannot be used; {fits} can"
+            )));
+        }
+        Ok(width)
+    }
+
     pub(crate) fn groups(&self) -> usize {
         self.groups.unwrap_or(self.heads)
     }
@@ -117,5 +203,71 @@ impl TransformerConfig {
             true => (self.hidden * 8 / 3 / 64 * 64).max(64),
             false => self.hidden * 4,
         })
+    }
+}
+
+fn refused(message: String) -> BuildError {
+    BuildError::Config {
+        path: "model".into(),
+        message,
+    }
+}
+
+/// `1, 2, 3, 4, 6, 12`
+fn divisors(size: usize) -> String {
+    let divisors = (1..=size).filter(|n| size.is_multiple_of(*n));
+    divisors
+        .map(|n| n.to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(change: impl FnOnce(&mut TransformerConfig), tensor: usize) -> String {
+        let mut config = TransformerConfig::llama();
+        change(&mut config);
+        config.check(tensor, true).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_would_fit_is_said() {
+        assert_eq!(
+            error(|config| config.heads = 12, 8),
+            "heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can",
+        );
+        assert_eq!(
+            error(|config| config.groups = Some(3), 1),
+            "model: 4 heads cannot share 3 groups of keys and values; 1, 2, 4 groups can serve them",
+        );
+        assert_eq!(
+            error(|config| config.hidden = 6, 1),
+            "model: hidden 6 cannot be shared by 4 heads; 1, 2, 3, 6 heads can, or set head_width",
+        );
+        assert_eq!(
+            error(|config| config.head_width = Some(5), 1),
+            "model: a head width of 5 cannot be used; an even one above 0 can",
+        );
+        assert_eq!(
+            error(|c| c.layers = 0, 1),
+            "model: layers = 0 makes no model; 1 and more do"
+        );
+        assert!(error(|config| config.context = 6, 4).starts_with("context 6 cannot be split"));
+        assert!(error(|config| config.dropout = 1.0, 1).contains("dropout = 1 makes no sense"));
+    }
+
+    #[test]
+    fn fewer_groups_than_ranks_fit_if_they_divide_them() {
+        let config = |groups, heads| TransformerConfig {
+            groups: Some(groups),
+            heads,
+            head_width: Some(8),
+            ..TransformerConfig::llama()
+        };
+        assert_eq!(config(2, 4).check(4, false).unwrap(), 8);
+        assert_eq!(config(1, 4).check(4, false).unwrap(), 8);
+        assert!(config(3, 12).check(4, false).is_err());
     }
 }

@@ -4,7 +4,6 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::Groups;
-use burn_megatron::mesh::{Axis, split_evenly};
 use burn_megatron::nn::{
     BuildError, Dropout, Init, LearnedPositions, Lies, Norm, OutputLayer, ParallelModule,
     RotaryTable, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding,
@@ -52,49 +51,6 @@ impl TransformerConfig {
         let model = Transformer::new(self, sequence_parallel, &scope)?;
         scope.finish(model)
     }
-
-    fn check(&self, sequence_parallel: bool, scope: &Scope) -> Result<usize, BuildError> {
-        let sizes = [
-            ("vocabulary", self.vocabulary),
-            ("context", self.context),
-            ("hidden", self.hidden),
-            ("layers", self.layers),
-            ("heads", self.heads),
-        ];
-        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(scope.error(format!("{name} = 0 makes no model; 1 and more do")));
-        }
-        if sequence_parallel {
-            split_evenly("context", self.context, Axis::Tensor, scope.place().size)?;
-        }
-        let head_width = match self.head_width {
-            Some(width) => width,
-            None if self.hidden.is_multiple_of(self.heads) => self.hidden / self.heads,
-            None => {
-                let fits: Vec<_> = (1..=self.hidden)
-                    .filter(|n| self.hidden.is_multiple_of(*n))
-                    .collect();
-                return Err(scope.error(format!(
-                    "hidden {} cannot be shared by {} heads; {fits:?} heads can, or set head_width",
-                    self.hidden, self.heads,
-                )));
-            }
-        };
-        let rotary = matches!(self.positions, Positions::Rotary { .. });
-        if head_width == 0 || rotary && !head_width.is_multiple_of(2) {
-            return Err(scope.error(format!(
-                "a head width of {head_width} cannot be used; rotary positions turn pairs of \
-                 features, so an even one above 0 can"
-            )));
-        }
-        if !(0.0..1.0).contains(&self.label_smoothing) {
-            return Err(scope.error(format!(
-                "a label smoothing of {} makes no sense; at least 0 and below 1 does",
-                self.label_smoothing,
-            )));
-        }
-        Ok(head_width)
-    }
 }
 
 impl Transformer {
@@ -103,7 +59,7 @@ impl Transformer {
         sequence_parallel: bool,
         scope: &Scope,
     ) -> Result<Self, BuildError> {
-        let head_width = config.check(sequence_parallel, scope)?;
+        let head_width = config.check(scope.place().size, sequence_parallel)?;
         let (place, init) = (scope.place(), Init::Normal(config.init_std));
         let hidden = config.hidden;
         let vocabulary = Vocabulary::padded(

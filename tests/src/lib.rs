@@ -1,5 +1,8 @@
 #![doc = "Tests that need several crates; see `tests/`. Here is what they share."]
 
+pub mod disturbed;
+pub mod faulty;
+
 use burn_megatron::nn::{Activation, NormKind};
 use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
 

@@ -120,6 +120,13 @@ impl Groups {
         self
     }
 
+    /// The same groups with another communicator for the data axis; see
+    /// [`with_tensor`](Self::with_tensor).
+    pub fn with_data(mut self, data: Arc<dyn Communicator>) -> Self {
+        self.data = data;
+        self
+    }
+
     /// Cuts the tensor axis into groups of `size` neighbours. Every rank must call it.
     ///
     /// # Errors

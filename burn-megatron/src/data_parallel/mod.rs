@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param, Reparameterizer};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
 use crate::collective::{Comm, from_buffer, to_buffer};
@@ -165,17 +165,26 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Ends the step: sums the gradients over the ranks and divides them by all tokens.
     ///
     /// `tokens` is the number of tokens in the micro-batches of *this* rank, so that ranks with
-    /// more tokens weigh more. Every rank must come.
+    /// more tokens weigh more. Every rank must come; one that has no tokens this time, and so ran
+    /// no micro-batch at all, comes with 0 and gives nothing to the sums.
+    ///
+    /// A step that fails is over: its gradients are forgotten, and those that still come are not
+    /// waited for.
     ///
     /// # Errors
     ///
     /// [`DataParallelError`] when a parameter received no gradient, or a rank is missing.
     pub fn reduce(&mut self, tokens: u64) -> Result<Gradients, DataParallelError> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
+        let mut nothing = Nothing::default();
+        if tokens == 0 {
+            self.module.visit(&mut nothing);
+        }
+        let mut nothing = nothing.0.into_iter();
         let received = self.store.take().into_iter().zip(self.table.entries());
         let flat = received
             .map(
-                |(received, entry)| match (received.expected, received.sum) {
+                |(received, entry)| match (received.expected, received.sum.or(nothing.next())) {
                     (0, Some(gradient)) => Ok(gradient),
                     (0, None) => Err(DataParallelError::Unused {
                         path: entry.path.clone(),
@@ -200,6 +209,19 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Replaces the module by what `change` makes of it; the doors stay.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         self.module = change(self.module.clone());
+    }
+}
+
+/// The gradient of a loss over no tokens: a flat zero per parameter.
+#[derive(Default)]
+struct Nothing(Vec<Tensor<1>>);
+
+impl ModuleVisitor for Nothing {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.base();
+        let len = value.shape().num_elements();
+        let zeros = Tensor::zeros([len], (&value.device(), value.dtype()));
+        self.0.push(zeros);
     }
 }
 

@@ -50,6 +50,10 @@ impl GradientSink for GradientStore {
     fn accumulate(&self, index: usize, gradient: DispatchTensor) {
         let gradient = flatten(gradient, self.ranks[index]);
         let slot = &mut self.lock()[index];
+        if slot.expected == 0 {
+            tracing::warn!(parameter = index, "a gradient came after its step was over");
+            return;
+        }
         slot.expected -= 1;
         slot.sum = Some(match slot.sum.take() {
             Some(sum) => sum + gradient,

@@ -1,1 +1,265 @@
+//! Which ranks are summed, and what is refused. Gradients are `2^rank`, so that another set of
+//! ranks gives another sum.
 
+use burn::module::{Module, Param};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+
+use super::*;
+use crate::comm::{Groups, World, WorldError};
+use crate::mesh::ParallelConfig;
+use crate::nn::{ParallelModule, ParameterEntry, Placement, Section};
+
+type RankError = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Module, Debug)]
+struct Pair {
+    first: Param<Tensor<2>>,
+    second: Param<Tensor<1>>,
+}
+
+fn pair(value: f32, device: &Device) -> Pair {
+    Pair {
+        first: Param::from_tensor(Tensor::ones([2, 4], device).mul_scalar(value)),
+        second: Param::from_tensor(Tensor::ones([3], device).mul_scalar(value)),
+    }
+}
+
+fn single(model: Pair) -> DistributedDataParallel<Pair> {
+    DistributedDataParallel::new(ParallelModule::replicated(model), &Groups::single()).unwrap()
+}
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+/// Runs `f` on the ranks of a mesh.
+fn over<T: Send>(
+    tensor: usize,
+    data: usize,
+    f: impl Fn(&Groups) -> Result<T, RankError> + Sync,
+) -> Result<Vec<T>, WorldError> {
+    let config = ParallelConfig::new().with_tensor(tensor).with_data(data);
+    let run = |rank| f(&Groups::new(&config, &rank)?);
+    World::threads(tensor * data).unwrap().run(run)
+}
+
+/// The gradients of a [`Pair`] of which each rank gives `2^rank` and one token.
+fn sums(tensor: usize, data: usize, change: fn(&mut [ParameterEntry])) -> Vec<[Vec<f32>; 2]> {
+    let run = |groups: &Groups| {
+        let mut model = ParallelModule::replicated(pair(1.0, &Device::flex()));
+        change(model.table.entries_mut());
+        let mut ddp = DistributedDataParallel::new(model, groups)?;
+        let own = (1u64 << groups.rank()) as f64;
+        let loss = ddp.forward(&device(), |pair| {
+            (pair.first.val().sum() + pair.second.val().sum()).mul_scalar(own)
+        });
+        ddp.backward(loss);
+        let gradients = ddp.reduce(1)?;
+        assert_eq!(gradients.tokens, data as u64);
+        let sums = gradients
+            .flat
+            .into_iter()
+            .map(|g| values(g.mul_scalar(data as f64)));
+        Ok(sums.collect::<Vec<_>>().try_into().unwrap())
+    };
+    over(tensor, data, run).unwrap()
+}
+
+#[test]
+fn gradients_are_summed_over_the_data_axis_alone() {
+    // Ranks 0 and 2 have the first place on the tensor axis, 1 and 3 the second.
+    for (rank, [first, second]) in sums(2, 2, |_| ()).into_iter().enumerate() {
+        let sum = [5.0, 10.0][rank % 2];
+        assert_eq!((first, second), (vec![sum; 8], vec![sum; 3]), "rank {rank}");
+    }
+}
+
+#[test]
+fn parts_of_a_sum_are_summed_over_the_tensor_axis_too() {
+    let found = sums(2, 2, |entries| entries[1].partial_gradient = true);
+    for (rank, [first, second]) in found.into_iter().enumerate() {
+        let own = [5.0, 10.0][rank % 2];
+        assert_eq!(
+            (first, second),
+            (vec![own; 8], vec![15.0; 3]),
+            "rank {rank}"
+        );
+    }
+}
+
+#[test]
+fn shared_sections_are_summed_over_the_ranks_that_hold_them() {
+    // Of four ranks each has two columns of its own, one that it shares with a neighbour, and one
+    // that all have.
+    let found = sums(4, 2, |entries| {
+        let section = |size, parts| Section { size, parts };
+        let sections = vec![section(8, 4), section(2, 2), section(1, 1)];
+        entries[0].placement = Placement::Split { dim: 1, sections };
+        entries[0].shape = vec![2, 11];
+    });
+    let all = |places: &[usize]| {
+        places
+            .iter()
+            .map(|place| 17.0 * (1 << place) as f32)
+            .sum::<f32>()
+    };
+    for (rank, [first, second]) in found.into_iter().enumerate() {
+        let place = rank % 4;
+        let (own, neighbours) = (all(&[place]), [place / 2 * 2, place / 2 * 2 + 1]);
+        let row = [own, own, all(&neighbours), all(&[0, 1, 2, 3])];
+        assert_eq!(
+            (first, second),
+            ([row, row].concat(), vec![own; 3]),
+            "rank {rank}"
+        );
+    }
+}
+
+#[test]
+fn ranks_with_more_tokens_weigh_more() {
+    let run = |groups: &Groups| {
+        let tokens = [1, 3][groups.rank()];
+        let mut ddp = DistributedDataParallel::new(
+            ParallelModule::replicated(pair(1.0, &Device::flex())),
+            groups,
+        )?;
+        let mean = [8.0, 16.0][groups.rank()];
+        let loss = ddp.forward(&device(), |pair| {
+            (pair.first.val().sum() + pair.second.val().sum()).mul_scalar(mean * tokens as f64)
+        });
+        ddp.backward(loss);
+        Ok(values(ddp.reduce(tokens)?.flat.remove(1)))
+    };
+    // (1 * 8 + 3 * 16) / 4, not (8 + 16) / 2.
+    assert_eq!(over(1, 2, run).unwrap(), [[14.0; 3]; 2]);
+}
+
+#[test]
+fn a_rank_without_a_micro_batch_gives_nothing() {
+    let run = |groups: &Groups| {
+        let mut ddp = DistributedDataParallel::new(
+            ParallelModule::replicated(pair(1.0, &Device::flex())),
+            groups,
+        )?;
+        if groups.rank() == 1 {
+            return Ok(values(ddp.reduce(0)?.flat.remove(1)));
+        }
+        let loss = ddp.forward(&device(), |pair| {
+            (pair.first.val().sum() + pair.second.val().sum()).mul_scalar(6.0)
+        });
+        ddp.backward(loss);
+        Ok(values(ddp.reduce(2)?.flat.remove(1)))
+    };
+    assert_eq!(over(1, 2, run).unwrap(), [[3.0; 3]; 2]);
+}
+
+#[test]
+fn no_tokens_at_all_give_no_gradient() {
+    let mut ddp = single(pair(1.0, &Device::flex()));
+    let gradients = ddp.reduce(0).unwrap();
+    assert_eq!(gradients.tokens, 0);
+    assert_eq!(values(gradients.flat[0].clone()), [0.0; 8]);
+}
+
+#[test]
+fn the_weights_of_the_first_holder_are_taken() {
+    let run = |groups: &Groups| {
+        let mut model = ParallelModule::replicated(pair(groups.rank() as f32, &Device::flex()));
+        model.table.entries_mut()[0].placement = Placement::split(1, 8, 2);
+        model.table.entries_mut()[0].shape = vec![2, 8];
+        let ddp = DistributedDataParallel::new(model, groups)?;
+        let pair = ddp.module();
+        Ok((values(pair.first.base())[0], values(pair.second.base())[0]))
+    };
+    let expected = [(0.0, 0.0), (1.0, 0.0), (0.0, 0.0), (1.0, 0.0)];
+    assert_eq!(over(2, 2, run).unwrap(), expected);
+}
+
+#[test]
+fn a_model_built_for_autodiff_becomes_plain() {
+    let ddp = single(pair(1.0, &device()));
+    assert!(!ddp.module().first.base().is_autodiff());
+    assert!(!ddp.module().first.val().is_autodiff());
+}
+
+#[test]
+fn a_parameter_that_is_not_used_is_named() {
+    let mut ddp = single(pair(1.0, &Device::flex()));
+    let loss = ddp.forward(&device(), |pair| pair.first.val().sum());
+    ddp.backward(loss);
+    let error = ddp.reduce(1).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "second received no gradient: the loss of this step does not depend on it"
+    );
+}
+
+#[test]
+fn a_forward_without_its_backward_is_named_and_forgotten() {
+    let mut ddp = single(pair(1.0, &Device::flex()));
+    let sum = |pair: &Pair| pair.first.val().sum() + pair.second.val().sum();
+    let losses = [ddp.forward(&device(), sum), ddp.forward(&device(), sum)];
+    let [first, second] = losses;
+    ddp.backward(first);
+    let error = ddp.reduce(1).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "first was used 1 times in a forward whose backward did not run"
+    );
+    // It comes too late: the step has ended.
+    ddp.backward(second);
+    let loss = ddp.forward(&device(), sum);
+    ddp.backward(loss);
+    assert_eq!(values(ddp.reduce(1).unwrap().flat.remove(1)), [1.0; 3]);
+}
+
+#[test]
+fn ranks_with_other_models_are_named() {
+    #[derive(Module, Debug)]
+    struct Layer {
+        linear: Linear,
+    }
+    let run = |groups: &Groups| {
+        let linear = LinearConfig::new(2 + groups.rank() / 2, 2).init(&Device::flex());
+        DistributedDataParallel::new(ParallelModule::replicated(Layer { linear }), groups)?;
+        Ok(())
+    };
+    let error = over(1, 3, run).unwrap_err().to_string();
+    // Whichever rank is first to say so.
+    let said = [(0, 2), (1, 2), (2, 0)].map(|(rank, other)| {
+        format!(
+            "rank {rank} and rank {other} hold other parameters: the models were built differently"
+        )
+    });
+    assert!(said.iter().any(|said| error.contains(said)), "{error}");
+}
+
+#[test]
+fn burn_dropout_drops_in_training_alone() {
+    #[derive(Module, Debug)]
+    struct Dropping {
+        linear: Linear,
+        dropout: Dropout,
+    }
+    let device = device();
+    let module = Dropping {
+        linear: LinearConfig::new(4, 64).with_bias(false).init(&device),
+        dropout: DropoutConfig::new(0.5).init(),
+    };
+    let zeros = |module: &Dropping, device: &Device| {
+        let x = Tensor::<2>::ones([16, 4], device);
+        let y = module.dropout.forward(module.linear.forward(x));
+        values(y).into_iter().filter(|y| *y == 0.0).count()
+    };
+    let ddp = DistributedDataParallel::new(ParallelModule::replicated(module), &Groups::single());
+    let ddp = ddp.unwrap();
+    let dropped = ddp.forward(&device, |module| zeros(module, &device));
+    // Five standard errors about half of 1024.
+    assert!((432..=592).contains(&dropped), "{dropped} of 1024");
+    assert_eq!(zeros(ddp.module(), &Device::flex()), 0);
+}

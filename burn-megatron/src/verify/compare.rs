@@ -54,20 +54,29 @@ impl Comparison {
         }
     }
 
+    /// The columns of the report that do not pass: those beyond `tolerance`, and those that must be
+    /// equal to the bit and are not.
+    pub fn failing(&self, tolerance: f64) -> Vec<&'static str> {
+        let differences = [
+            ("loss", &self.loss),
+            ("input grad", &self.input_gradient),
+            ("parameter grad", &self.gradients),
+            ("grad norm", &self.gradient_norm),
+            ("final weights", &self.final_weights),
+        ];
+        let differ = |(name, difference): (_, &Difference)| {
+            let fails = difference.relative.is_nan() || difference.relative > tolerance;
+            fails.then_some(name)
+        };
+        let initial = (!self.unequal_weights.is_empty()).then_some("initial weights");
+        let replicas = (!self.unequal_replicas.is_empty()).then_some("replicas");
+        let between = differences.into_iter().filter_map(differ);
+        initial.into_iter().chain(between).chain(replicas).collect()
+    }
+
     /// Whether everything agrees within `tolerance`, and the initial weights to the bit.
     pub fn passes(&self, tolerance: f64) -> bool {
-        let differences = [
-            &self.loss,
-            &self.input_gradient,
-            &self.gradients,
-            &self.gradient_norm,
-            &self.final_weights,
-        ];
-        self.unequal_weights.is_empty()
-            && self.unequal_replicas.is_empty()
-            && differences
-                .iter()
-                .all(|difference| difference.relative <= tolerance)
+        self.failing(tolerance).is_empty()
     }
 }
 

@@ -4,7 +4,7 @@
 //! the initial weights (bit for bit), the loss, the gradient of the input, every parameter's
 //! gradient and the gradient norm, and the weights after a few optimizer steps. Parts are put
 //! together through the model's [`ParameterTable`](crate::nn::ParameterTable), and ranks that hold
-//! the same part must hold the same bits.
+//! the same part, on the tensor or the data axis, must hold the same bits.
 //!
 //! A difference between two tensors is the largest absolute difference of their elements over the
 //! largest absolute element of the reference.
@@ -15,6 +15,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::comm::{Groups, World, WorldError};
+use crate::data_parallel::{DataParallelError, DistributedDataParallel};
 use crate::mesh::ParallelConfig;
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::AdamWConfig;
@@ -45,6 +46,20 @@ pub trait Subject: Sync {
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Self::Model>, BuildError>;
+
+    /// Wraps the module for data parallelism: here the communicators of the wrapper can be replaced
+    /// by ones that record or disturb its calls.
+    ///
+    /// # Errors
+    ///
+    /// See [`DistributedDataParallel::new`].
+    fn wrap(
+        &self,
+        model: ParallelModule<Self::Model>,
+        groups: &Groups,
+    ) -> Result<DistributedDataParallel<Self::Model>, DataParallelError> {
+        DistributedDataParallel::new(model, groups)
+    }
 
     /// The samples of a step, over all ranks.
     fn samples(&self) -> usize;

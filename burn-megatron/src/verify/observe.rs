@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::{Layout, Options, RankError, Subject};
-use crate::collective::to_buffer;
+use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::data_parallel::{DistributedDataParallel, Gradients};
 use crate::nn::{ParameterTable, Place};
@@ -42,7 +42,7 @@ pub(super) fn observe<S: Subject>(
     let device = Device::flex();
     let model = subject.build(groups, &device, layout.sequence_parallel)?;
     let weights = Assembled::of(&model.module, &model.table, groups)?;
-    let mut ddp = DistributedDataParallel::new(model, groups)?;
+    let mut ddp = subject.wrap(model, groups)?;
     let mut optimizer = ParallelAdamW::new(&options.optimizer, ddp.table());
     let mut observation = Observation {
         paths: ddp
@@ -60,7 +60,7 @@ pub(super) fn observe<S: Subject>(
         unequal_replicas: weights.unequal,
     };
     for step in 0..options.steps {
-        let pass = pass(subject, layout, &mut ddp, step)?;
+        let pass = pass(subject, layout, &mut ddp, groups.data(), step)?;
         let mut gradients = pass.gradients;
         let norm = global_norm(&gradients, &ddp)?;
         observation.losses.push(pass.loss);
@@ -98,9 +98,9 @@ fn pass<S: Subject>(
     subject: &S,
     layout: &Layout,
     ddp: &mut DistributedDataParallel<S::Model>,
+    data: &Comm,
     step: usize,
 ) -> Result<Pass, RankError> {
-    let data = ddp.groups().data().clone();
     let device = Device::flex().autodiff();
     let own = own_samples(
         subject.samples(),
@@ -180,9 +180,8 @@ impl Assembled {
         let size = groups.place().size;
         let (mut whole, mut unequal) = (vec![], vec![]);
         for (part, entry) in parts.into_iter().zip(table.entries()) {
-            let len = part.len().max(1);
-            let all = f64s(groups.tensor().all_gather(Buffer::from(part))?);
-            let all: Vec<_> = all.chunks(len).map(<[f64]>::to_vec).collect();
+            let peers = parts_of_all(&part, groups.data())?;
+            let all = parts_of_all(&part, groups.tensor())?;
             let assembled = entry.placement.assemble(&entry.shape, &all);
             let same = |(index, part): (usize, &Vec<f64>)| {
                 let expected =
@@ -191,13 +190,20 @@ impl Assembled {
                         .part(&entry.shape, &assembled, Place { index, size });
                 bits(&expected) == bits(part)
             };
-            if !all.iter().enumerate().all(same) {
+            let drifted = peers.iter().any(|peer| bits(peer) != bits(&part));
+            if drifted || !all.iter().enumerate().all(same) {
                 unequal.push(entry.path.clone());
             }
             whole.push(assembled);
         }
         Ok(Self { whole, unequal })
     }
+}
+
+/// What each rank of `comm` gives; all give as many elements.
+fn parts_of_all(part: &[f64], comm: &Comm) -> Result<Vec<Vec<f64>>, CommError> {
+    let all = f64s(comm.all_gather(Buffer::from(part.to_vec()))?);
+    Ok(all.chunks(part.len().max(1)).map(<[f64]>::to_vec).collect())
 }
 
 fn bits(values: &[f64]) -> Vec<u64> {

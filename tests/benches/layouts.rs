@@ -1,0 +1,224 @@
+//! What parallelism costs and gains on this machine's cores, paired in one run.
+//!
+//! ```text
+//! cargo bench -p burn-megatron-tests
+//! ```
+//!
+//! A GPT of width 256 makes the same training steps (forward, backward, reduction, AdamW; f32) in
+//! each contest. The contestants take turns, so that whatever else the machine does meets all of
+//! them; a ratio is taken within each round, and its median is what counts.
+
+#[path = "../../examples/examples/bring_your_own/plain.rs"]
+mod plain;
+
+use std::error::Error;
+use std::ops::Range;
+use std::time::Instant;
+
+use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Activation;
+use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
+use burn_megatron::train::LanguageModel;
+use burn_megatron_models::{Transformer, TransformerConfig};
+
+type AnyError = Box<dyn Error + Send + Sync>;
+
+const HIDDEN: usize = 256;
+const HEADS: usize = 4;
+const LAYERS: usize = 4;
+const CONTEXT: usize = 128;
+const VOCABULARY: usize = 256;
+const BATCH: usize = 8;
+const ROUNDS: usize = 9;
+const STEPS: usize = 3;
+
+/// Ranks and compute threads of a contestant; no layout is the plain Burn model.
+#[derive(Clone, Copy)]
+struct Contestant {
+    name: &'static str,
+    layout: Option<(usize, usize, bool)>,
+    threads: usize,
+}
+
+const PLAIN: Contestant = Contestant {
+    name: "plain Burn, 1 thread",
+    layout: None,
+    threads: 1,
+};
+const DEGREE_1: Contestant = Contestant {
+    name: "parallel layers, 1 rank, 1 thread",
+    layout: Some((1, 1, false)),
+    threads: 1,
+};
+const TWO_THREADS: Contestant = Contestant {
+    name: "parallel layers, 1 rank, 2 threads",
+    layout: Some((1, 1, false)),
+    threads: 2,
+};
+const DATA_2: Contestant = Contestant {
+    name: "data 2, 1 thread each",
+    layout: Some((1, 2, false)),
+    threads: 1,
+};
+const TENSOR_2: Contestant = Contestant {
+    name: "tensor 2, 1 thread each",
+    layout: Some((2, 1, false)),
+    threads: 1,
+};
+const SEQUENCE_2: Contestant = Contestant {
+    name: "tensor 2, sequence parallel, 1 thread each",
+    layout: Some((2, 1, true)),
+    threads: 1,
+};
+
+fn main() -> Result<(), AnyError> {
+    // `cargo test --benches` asks whether this runs, not for figures.
+    let (rounds, steps) = match std::env::args().any(|argument| argument == "--bench") {
+        true => (ROUNDS, STEPS),
+        false => (1, 1),
+    };
+    let cores = std::thread::available_parallelism()?.get();
+    println!(
+        "GPT of {LAYERS} layers, hidden {HIDDEN}, {BATCH} samples of {CONTEXT} tokens per step, f32; \
+         {cores} cores; {rounds} rounds of {steps} steps each\n"
+    );
+    let contestants = [PLAIN, DEGREE_1, TWO_THREADS, DATA_2, TENSOR_2, SEQUENCE_2];
+    let mut seconds = vec![vec![]; contestants.len()];
+    for _ in 0..rounds {
+        for (contestant, seconds) in contestants.iter().zip(&mut seconds) {
+            seconds.push(contestant.run(steps)?);
+        }
+    }
+    for (contestant, seconds) in contestants.iter().zip(&seconds) {
+        let tokens = (BATCH * CONTEXT * steps) as f64;
+        let per_second = spread(seconds.iter().map(|seconds| tokens / seconds));
+        println!(
+            "{:<44} {:>7.0} tokens/s  ({:.0} to {:.0})",
+            contestant.name, per_second[1], per_second[0], per_second[2]
+        );
+    }
+    println!();
+    let ratio = |a: usize, b: usize| spread(seconds[a].iter().zip(&seconds[b]).map(|(a, b)| a / b));
+    let print = |what: &str, [min, median, max]: [f64; 3]| {
+        println!("{what:<72} {median:.2}  ({min:.2} to {max:.2})");
+    };
+    print(
+        "time, parallel layers at degree 1 / plain Burn",
+        ratio(1, 0),
+    );
+    print("tokens/s, data 2 / one rank with 2 threads", ratio(2, 3));
+    print("tokens/s, tensor 2 / one rank with 2 threads", ratio(2, 4));
+    print(
+        "tokens/s, tensor 2 sequence parallel / one rank with 2 threads",
+        ratio(2, 5),
+    );
+    print(
+        "tokens/s, one rank with 2 threads / with 1 thread",
+        ratio(1, 2),
+    );
+    Ok(())
+}
+
+/// Minimum, median, maximum.
+fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    [
+        values[0],
+        values[values.len() / 2],
+        values[values.len() - 1],
+    ]
+}
+
+impl Contestant {
+    /// Seconds for `steps` steps after one that is not counted.
+    fn run(&self, steps: usize) -> Result<f64, AnyError> {
+        let (tensor, data, sequence_parallel) = self.layout.unwrap_or((1, 1, false));
+        let world = World::threads(tensor * data)?.compute_threads(self.threads);
+        let seconds = world.run(|rank| -> Result<f64, AnyError> {
+            let layout = ParallelConfig::new().with_tensor(tensor).with_data(data);
+            let groups = Groups::new(&layout, &rank)?;
+            let mut step: Box<dyn FnMut() -> Result<(), AnyError>> = match self.layout {
+                None => plain_step(),
+                Some(_) => parallel_step(&groups, sequence_parallel)?,
+            };
+            step()?;
+            groups.world().barrier()?;
+            let started = Instant::now();
+            for _ in 0..steps {
+                step()?;
+            }
+            groups.world().barrier()?;
+            Ok(started.elapsed().as_secs_f64())
+        })?;
+        Ok(seconds[0])
+    }
+}
+
+fn plain_step() -> Box<dyn FnMut() -> Result<(), AnyError>> {
+    let device = Device::flex().autodiff();
+    let config = plain::GptConfig {
+        vocabulary: VOCABULARY,
+        context: CONTEXT,
+        hidden: HIDDEN,
+        heads: HEADS,
+        layers: LAYERS,
+    };
+    let mut model = Some(config.init(&device));
+    let mut optimizer = BurnAdamWConfig::new().with_weight_decay(0.1).init();
+    Box::new(move || {
+        let Some(before) = model.take() else {
+            return Err("a step failed before".into());
+        };
+        let (tokens, targets) = batch(0..BATCH, &device);
+        let gradients = before.loss(tokens, targets).backward();
+        let gradients = GradientsParams::from_grads(gradients, &before);
+        model = Some(optimizer.step(1e-4, before, gradients));
+        Ok(())
+    })
+}
+
+fn parallel_step(
+    groups: &Groups,
+    sequence_parallel: bool,
+) -> Result<Box<dyn FnMut() -> Result<(), AnyError>>, AnyError> {
+    let config = TransformerConfig {
+        vocabulary: VOCABULARY,
+        context: CONTEXT,
+        hidden: HIDDEN,
+        heads: HEADS,
+        layers: LAYERS,
+        activation: Activation::Gelu,
+        tied: false,
+        ..TransformerConfig::gpt2()
+    };
+    let model = Transformer::on(&config, groups, &Device::flex(), 1, sequence_parallel)?;
+    let mut ddp = DistributedDataParallel::new(model, groups)?;
+    let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), ddp.table());
+    let own = BATCH / groups.data().size();
+    let first = groups.data().rank() * own;
+    let device = Device::flex().autodiff();
+    Ok(Box::new(move || {
+        let (tokens, targets) = batch(first..first + own, &device);
+        let loss = ddp.forward(&device, |model| model.losses(tokens, targets, None).sum());
+        ddp.backward(loss);
+        let gradients = ddp.reduce((own * CONTEXT) as u64)?;
+        optimizer.step(1e-4, &mut ddp, gradients);
+        Ok(())
+    }))
+}
+
+fn batch(samples: Range<usize>, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+    let matrix = |shift: usize| {
+        let tokens = samples.clone().flat_map(|sample| {
+            (0..CONTEXT).map(move |i| ((sample * 31 + (i + shift) * 7) % VOCABULARY) as i64)
+        });
+        let data = TensorData::new(tokens.collect::<Vec<_>>(), [samples.len(), CONTEXT]);
+        Tensor::from_data(data, device)
+    };
+    (matrix(0), matrix(1))
+}

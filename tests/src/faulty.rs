@@ -1,0 +1,364 @@
+//! A small decoder with a fault planted in it, for `verify` to find.
+
+use std::ops::Range;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::collective::{self, Comm, from_buffer, to_buffer};
+use burn_megatron::comm::Groups;
+use burn_megatron::data_parallel::{DataParallelError, DistributedDataParallel};
+use burn_megatron::kernels::philox::Stream;
+use burn_megatron::nn::{
+    Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
+    LearnedPositions, Lies, Norm, NormKind, OutputLayer, ParallelAttention,
+    ParallelAttentionConfig, ParallelModule, ParameterEntry, Placement, RowParallelLinear,
+    RowParallelLinearConfig, SEQUENCE_DIM, Scope, Section, VocabParallelCrossEntropy,
+    VocabParallelEmbedding, Vocabulary,
+};
+use burn_megatron::verify::Subject;
+
+use crate::disturbed::{DRIFT, Disturbance, Disturbed};
+
+/// What is wrong. On one rank none of them makes a difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The gradients of a column-parallel layer's input are not summed.
+    NoBackwardSum,
+    /// The output of a row-parallel layer is not summed.
+    NoForwardSum,
+    /// The gradient of the input is whole on every rank, and is summed all the same.
+    SummedTwice,
+    /// The bias of a row-parallel layer is added on every rank, before the sum.
+    BiasBeforeSum,
+    /// The gradient of a norm that sees a part of the sequence is not summed.
+    NormNotSummed,
+    /// The keys and values that two ranks share have the gradient of one of them.
+    SharedNotSummed,
+    /// A replicated parameter is taken for split, so that the gradient norm counts it on each rank.
+    CountedTwice,
+    /// The gradient norm is that of one rank.
+    LocalNorm,
+    /// Each rank draws the part of the split parameters that the first one should.
+    OneSeed,
+    /// Each rank draws its own dropout mask for what is the same on all.
+    MaskPerRank,
+    /// Each part of the sequence draws the dropout mask of the first.
+    MaskOfFirstPart,
+    /// Each part of the sequence takes the positions of the first.
+    PositionsOfFirstPart,
+    /// One rank of the data axis starts from weights that are off in the last digits.
+    OwnWeights,
+    /// Gradients are not summed over the data axis.
+    NoDataSum,
+    /// All ranks of the data axis read what the first should.
+    SameSamples,
+    /// The mean over micro-batches of their means per token.
+    MeanOfMeans,
+    /// One rank of the data axis gets gradients that are off in the last digits.
+    Drift,
+}
+
+/// The decoder of [`FaultySubject`]: a block with everything that can be split.
+#[derive(Module, Debug)]
+pub struct Decoder {
+    embedding: VocabParallelEmbedding,
+    positions: LearnedPositions,
+    norm: Norm,
+    attention: ParallelAttention,
+    dropout: Dropout,
+    mlp_norm: Norm,
+    up: ColumnParallelLinear,
+    down: RowParallelLinear,
+    output: OutputLayer,
+    #[module(skip)]
+    loss: VocabParallelCrossEntropy,
+    #[module(skip)]
+    comm: Comm,
+    #[module(skip)]
+    lies: Lies,
+    #[module(skip)]
+    fault: Option<Fault>,
+}
+
+const HIDDEN: usize = 8;
+const SEQ: usize = 8;
+const HEADS: usize = 4;
+const WIDTH: usize = 12;
+/// No multiple of 2, so that the last rank has padding.
+const TOKENS: usize = 13;
+const IGNORE: i64 = -1;
+const SAMPLES: usize = 4;
+
+impl Decoder {
+    fn new(
+        fault: Option<Fault>,
+        sequence_parallel: bool,
+        scope: &Scope,
+    ) -> Result<Self, BuildError> {
+        let sp = sequence_parallel;
+        let (place, init) = (scope.place(), Init::Normal(0.3));
+        let vocabulary = Vocabulary::padded(TOKENS, 1, place.size);
+        let comm = scope.groups().tensor().clone();
+        let attention = ParallelAttentionConfig {
+            hidden: HIDDEN,
+            heads: HEADS,
+            groups: 2,
+            head_width: HIDDEN / HEADS,
+            // The gradient of a key's bias is zero but for rounding, which AdamW would blow up.
+            bias: false,
+            dropout: 0.1,
+            init,
+            output_init: init,
+            sequence_parallel,
+        };
+        let first_positions = fault == Some(Fault::PositionsOfFirstPart);
+        // The scope of a layer whose sums are left out by the fault.
+        let without_sums = |name: &str, culprit: Fault| {
+            let scope = scope.child(name);
+            let groups = scope.groups().clone();
+            let deaf = Disturbed::over(&comm, Disturbance::LeftOut);
+            match fault == Some(culprit) {
+                true => scope.with_groups(groups.with_tensor(deaf)),
+                false => scope,
+            }
+        };
+        let stream = match fault {
+            Some(Fault::MaskPerRank) => format!("dropout{}", place.index),
+            _ => "dropout0".into(),
+        };
+        let (child, rms) = (|name: &str| scope.child(name), NormKind::Rms);
+        Ok(Self {
+            embedding: VocabParallelEmbedding::new(
+                vocabulary,
+                HIDDEN,
+                init,
+                sp,
+                &child("embedding"),
+            )?,
+            positions: {
+                let (scope, sp) = (child("positions"), sp && !first_positions);
+                LearnedPositions::new(SEQ, HIDDEN, init, sp, &scope)
+            },
+            norm: Norm::new(rms, HIDDEN, 1e-5, sp, &child("norm")),
+            attention: attention.init(&child("attention"))?,
+            dropout: Dropout::new(0.2, &child(&stream))?,
+            mlp_norm: Norm::new(NormKind::Layer, HIDDEN, 1e-5, sp, &child("mlp_norm")),
+            up: ColumnParallelLinearConfig::new(HIDDEN, WIDTH)
+                .with_init(init)
+                .with_sequence_parallel(sp)
+                .init(&without_sums("up", Fault::NoBackwardSum))?,
+            down: RowParallelLinearConfig::new(WIDTH, HIDDEN)
+                .with_init(init)
+                .with_sequence_parallel(sp)
+                .init(&without_sums("down", Fault::NoForwardSum))?,
+            output: OutputLayer::new(vocabulary, HIDDEN, init, false, sp, &child("output"))?,
+            loss: VocabParallelCrossEntropy::new(vocabulary, &comm).with_ignore(Some(IGNORE)),
+            comm,
+            lies: match sp && fault != Some(Fault::MaskOfFirstPart) {
+                true => Lies::SplitAlong {
+                    dim: SEQUENCE_DIM,
+                    place,
+                },
+                false => Lies::Whole,
+            },
+            fault,
+        })
+    }
+
+    fn losses(
+        &self,
+        tokens: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+        offset: Tensor<3>,
+    ) -> Tensor<2> {
+        let x = self.embedding.forward(tokens);
+        let offset = match self.fault {
+            Some(Fault::SummedTwice) => collective::copy(offset, &self.comm),
+            _ => offset,
+        };
+        let x = match x.dims() == offset.dims() {
+            true => x + offset,
+            false => x + collective::scatter_sequence(offset, SEQUENCE_DIM, &self.comm),
+        };
+        let x = self.positions.forward(x);
+        let attended = self.attention.forward(self.norm.forward(x.clone()), None);
+        let x = x + self.dropout.forward(attended, self.lies);
+        let up = self.up.forward(self.mlp_norm.forward(x.clone()));
+        let x = x + self.down(Activation::GeluTanh.forward(up));
+        self.loss
+            .forward(self.output.forward(x, &self.embedding), targets)
+    }
+
+    fn down(&self, x: Tensor<3>) -> Tensor<3> {
+        match (self.down.forward_without_bias(x), self.fault) {
+            ((y, Some(bias)), Some(Fault::BiasBeforeSum)) => {
+                y + bias.mul_scalar(self.comm.size() as f64).unsqueeze()
+            }
+            ((y, Some(bias)), _) => y + bias.unsqueeze(),
+            ((y, None), _) => y,
+        }
+    }
+}
+
+/// Four samples of eight tokens, of which few have a target in the first sample and most in the
+/// last.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultySubject {
+    /// What is wrong, if anything.
+    pub fault: Option<Fault>,
+}
+
+impl FaultySubject {
+    /// `[samples * seq]` draws below the size of the vocabulary.
+    fn draws(&self, key: u64, samples: Range<usize>, step: usize) -> Vec<i64> {
+        let (start, len) = (samples.start * SEQ, samples.len() * SEQ);
+        let mut draws = Vec::with_capacity(len);
+        let draw = |word: u32| ((u64::from(word) * TOKENS as u64) >> 32) as i64;
+        let stream = Stream::new(key, step as u64);
+        stream.words(start as u64, len, |_, word| draws.push(draw(word)));
+        draws
+    }
+
+    fn targets(&self, samples: Range<usize>, step: usize) -> Vec<i64> {
+        let first = samples.start * SEQ;
+        let counts = |at: usize| at % SEQ <= 2 * (at / SEQ);
+        let target = |(i, target)| if counts(first + i) { target } else { IGNORE };
+        let draws = self.draws(2, samples, step).into_iter();
+        draws.enumerate().map(target).collect()
+    }
+
+    /// The samples that are read where `samples` should be.
+    fn read(&self, samples: Range<usize>) -> Range<usize> {
+        match self.fault {
+            Some(Fault::SameSamples) => 0..samples.len(),
+            _ => samples,
+        }
+    }
+
+    fn counted(&self, samples: Range<usize>, step: usize) -> usize {
+        let targets = self.targets(self.read(samples), step).into_iter();
+        targets.filter(|target| *target != IGNORE).count()
+    }
+}
+
+impl Subject for FaultySubject {
+    type Model = Decoder;
+
+    fn build(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+    ) -> Result<ParallelModule<Decoder>, BuildError> {
+        let scope = Scope::with(groups, device, 3, DType::F64);
+        let decoder = Decoder::new(self.fault, sequence_parallel, &scope)?;
+        let mut model = scope.finish(decoder)?;
+        let entries = model.table.entries_mut();
+        match self.fault {
+            Some(Fault::NormNotSummed) => {
+                named(entries, "norm.weight").partial_gradient = false;
+            }
+            Some(Fault::CountedTwice) => {
+                let (size, parts) = (HIDDEN * groups.place().size, groups.place().size);
+                let sections = vec![Section { size, parts }];
+                named(entries, "norm.weight").placement = Placement::Split { dim: 0, sections };
+            }
+            Some(Fault::OwnWeights) if groups.data().rank() == 1 => {
+                model.module = model.module.map(&mut Nudge);
+            }
+            Some(Fault::OneSeed) => {
+                let comm = groups.tensor().clone();
+                model.module = model.module.map(&mut TakeFirst(comm));
+            }
+            _ => {}
+        }
+        Ok(model)
+    }
+
+    fn wrap(
+        &self,
+        model: ParallelModule<Decoder>,
+        groups: &Groups,
+    ) -> Result<DistributedDataParallel<Decoder>, DataParallelError> {
+        let groups = groups.clone();
+        let tensor = |how| Disturbed::over(groups.tensor(), how);
+        let data = |how| Disturbed::over(groups.data(), how);
+        let groups = match self.fault {
+            Some(Fault::SharedNotSummed) => groups
+                .clone()
+                .with_tensor(tensor(Disturbance::LeftOutInParts)),
+            Some(Fault::LocalNorm) => groups
+                .clone()
+                .with_tensor(tensor(Disturbance::NumbersLeftOut)),
+            Some(Fault::NoDataSum) => groups.clone().with_data(data(Disturbance::LeftOut)),
+            Some(Fault::Drift) => groups.clone().with_data(data(Disturbance::Drift)),
+            _ => groups,
+        };
+        DistributedDataParallel::new(model, &groups)
+    }
+
+    fn samples(&self) -> usize {
+        SAMPLES
+    }
+
+    fn input_shape(&self) -> [usize; 2] {
+        [SEQ, HIDDEN]
+    }
+
+    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
+        match self.fault {
+            // One mean per rank; ranks have one micro-batch.
+            Some(Fault::MeanOfMeans) => 1,
+            _ => self.counted(samples, step) as u64,
+        }
+    }
+
+    fn loss(
+        &self,
+        model: &Decoder,
+        step: usize,
+        samples: Range<usize>,
+        offset: Tensor<3>,
+    ) -> Tensor<1> {
+        let (shape, device) = ([samples.len(), SEQ], offset.device());
+        let matrix = |values: Vec<i64>| Tensor::from_data(TensorData::new(values, shape), &device);
+        let read = self.read(samples.clone());
+        let tokens = matrix(self.draws(1, read.clone(), step));
+        let loss = model
+            .losses(tokens, matrix(self.targets(read, step)), offset)
+            .sum();
+        match self.fault {
+            Some(Fault::MeanOfMeans) => loss.mul_scalar(1.0 / self.counted(samples, step) as f64),
+            _ => loss,
+        }
+    }
+}
+
+fn named<'a>(entries: &'a mut [ParameterEntry], path: &str) -> &'a mut ParameterEntry {
+    let found = entries.iter_mut().find(|entry| entry.path == path);
+    found.unwrap_or_else(|| panic!("the decoder has no {path}"))
+}
+
+/// Makes every parameter a little larger.
+struct Nudge;
+
+impl ModuleMapper for Nudge {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| tensor.mul_scalar(1.0 + DRIFT))
+    }
+}
+
+/// Gives every parameter the value it has on the first rank.
+struct TakeFirst(Comm);
+
+impl ModuleMapper for TakeFirst {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| {
+            let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());
+            match self.0.broadcast(to_buffer(tensor), 0) {
+                Ok(first) => from_buffer(first, shape, &device, dtype),
+                Err(error) => burn_megatron::comm::raise(error),
+            }
+        })
+    }
+}

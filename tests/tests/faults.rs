@@ -1,0 +1,201 @@
+//! `verify` finds faults that are planted in a model, and shows where they are.
+
+use burn_megatron::verify::{Comparison, Options, verify};
+use burn_megatron_tests::faulty::{Fault, FaultySubject};
+
+/// All but the initial weights and the bits of replicas: what a wrong forward or backward shows in.
+const RESULTS: [&str; 5] = [
+    "loss",
+    "input grad",
+    "parameter grad",
+    "grad norm",
+    "final weights",
+];
+
+/// Asserts that `fault` fails in just these columns, and that the same model without it passes.
+#[track_caller]
+fn assert_fails(fault: Fault, layout: &str, columns: &[&str]) -> Comparison {
+    let run = |fault| {
+        let layout = layout.parse().unwrap();
+        verify(&FaultySubject { fault }, &[layout], &Options::default()).unwrap()
+    };
+    let sound = run(None);
+    assert!(sound.passes(), "without the fault:\n{sound}");
+    let report = run(Some(fault));
+    println!("{fault:?}\n{report}\n");
+    assert!(!report.passes());
+    assert!(report.to_string().contains("FAIL"), "{report}");
+    let comparison = report.rows()[0].1.clone();
+    let failing = comparison.failing(Options::default().tolerance);
+    assert_eq!(failing, columns, "{fault:?}\n{report}");
+    comparison
+}
+
+#[track_caller]
+fn assert_fails_with_replicas(fault: Fault, layout: &str, columns: &[&str]) -> Comparison {
+    assert_fails(fault, layout, &[columns, &["replicas"]].concat())
+}
+
+/// The gradient below the layer is a part of a sum, and another part on each rank.
+#[test]
+fn a_missing_sum_in_the_backward_of_one_layer() {
+    let found = assert_fails_with_replicas(Fault::NoBackwardSum, "tp2-dp1", &RESULTS);
+    let below = [
+        "mlp_norm.bias",
+        "mlp_norm.weight",
+        "norm.weight",
+        "positions.weight",
+    ];
+    assert_eq!(found.unequal_replicas, below);
+    // The first forward is right.
+    assert!(found.loss.relative < 1e-2);
+    // Replicated parameters below the layer are summed over the parts of the sequence.
+    assert_fails(Fault::NoBackwardSum, "tp2-sp-dp1", &RESULTS);
+}
+
+#[test]
+fn a_missing_sum_in_the_forward_of_one_layer() {
+    // Replicas agree: the loss, and the gradients that reach them, are sums over the ranks.
+    assert_fails(Fault::NoForwardSum, "tp2-dp1", &RESULTS);
+    assert_fails(Fault::NoForwardSum, "tp2-sp-dp1", &RESULTS);
+}
+
+#[test]
+fn a_sum_of_what_is_whole_already() {
+    let found = assert_fails(Fault::SummedTwice, "tp2-dp1", &["input grad"]);
+    assert!(
+        (found.input_gradient.relative - 1.0).abs() < 1e-9,
+        "twice as large"
+    );
+}
+
+/// As the bias is 0 at the start, the first loss and its other gradients are right.
+#[test]
+fn a_bias_that_every_rank_adds() {
+    let columns = ["loss", "parameter grad", "grad norm", "final weights"];
+    let found = assert_fails(Fault::BiasBeforeSum, "tp2-dp1", &columns);
+    assert_eq!(found.gradients.path.as_deref(), Some("down.bias"));
+    assert!(
+        (found.gradients.relative - 1.0).abs() < 1e-9,
+        "twice as large"
+    );
+}
+
+#[test]
+fn a_norm_whose_gradient_is_not_summed_under_sequence_parallelism() {
+    let columns = ["loss", "parameter grad", "grad norm", "final weights"];
+    let found = assert_fails_with_replicas(Fault::NormNotSummed, "tp2-sp-dp1", &columns);
+    assert_eq!(found.gradients.path.as_deref(), Some("norm.weight"));
+    assert_eq!(found.unequal_replicas, ["norm.weight"]);
+}
+
+/// Two groups of keys and values over four ranks.
+#[test]
+fn shared_keys_and_values_whose_gradients_are_not_summed() {
+    let columns = ["loss", "parameter grad", "grad norm", "final weights"];
+    let found = assert_fails_with_replicas(Fault::SharedNotSummed, "tp4-dp1", &columns);
+    assert_eq!(
+        found.gradients.path.as_deref(),
+        Some("attention.qkv.weight")
+    );
+    assert_eq!(found.unequal_replicas, ["attention.qkv.weight"]);
+}
+
+/// The gradients are right; too large a norm clips them too much, which shows later.
+#[test]
+fn a_parameter_that_the_norm_counts_twice() {
+    let columns = ["loss", "grad norm", "final weights"];
+    let found = assert_fails_with_replicas(Fault::CountedTwice, "tp2-dp1", &columns);
+    assert_eq!(found.unequal_replicas, ["norm.weight"]);
+}
+
+#[test]
+fn a_norm_that_each_rank_takes_of_its_own_part() {
+    let columns = ["loss", "grad norm", "final weights"];
+    let found = assert_fails_with_replicas(Fault::LocalNorm, "tp2-dp1", &columns);
+    let expected = [
+        "down.bias",
+        "mlp_norm.bias",
+        "mlp_norm.weight",
+        "norm.weight",
+        "positions.weight",
+    ];
+    assert_eq!(
+        found.unequal_replicas, expected,
+        "each rank clips by another factor"
+    );
+}
+
+/// Every split parameter, and no other.
+#[test]
+fn one_seed_for_all_parts() {
+    let columns = [&["initial weights"], &RESULTS[..]].concat();
+    let found = assert_fails_with_replicas(Fault::OneSeed, "tp2-dp1", &columns);
+    let split = [
+        "attention.output.weight",
+        "attention.qkv.weight",
+        "down.weight",
+        "embedding.weight",
+        "output.weight",
+        "up.weight",
+    ];
+    assert_eq!(found.unequal_weights, split);
+    // Padding is no longer where it should be.
+    assert_eq!(
+        found.unequal_replicas,
+        ["embedding.weight", "output.weight"]
+    );
+}
+
+#[test]
+fn a_dropout_mask_of_its_own_on_each_rank() {
+    let found = assert_fails_with_replicas(Fault::MaskPerRank, "tp2-dp1", &RESULTS);
+    let replicated = ["mlp_norm.weight", "norm.weight", "positions.weight"];
+    for path in replicated {
+        assert!(
+            found.unequal_replicas.iter().any(|other| other == path),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn one_dropout_mask_for_all_parts_of_the_sequence() {
+    assert_fails(Fault::MaskOfFirstPart, "tp2-sp-dp1", &RESULTS);
+}
+
+#[test]
+fn the_same_positions_for_all_parts_of_the_sequence() {
+    let found = assert_fails_with_replicas(Fault::PositionsOfFirstPart, "tp2-sp-dp1", &RESULTS);
+    assert_eq!(found.unequal_replicas, ["positions.weight"]);
+}
+
+/// All that follows is right, as the data-parallel wrapper takes the weights of the first rank.
+#[test]
+fn a_rank_that_starts_from_other_weights() {
+    let columns = ["initial weights"];
+    assert_fails_with_replicas(Fault::OwnWeights, "tp1-dp2", &columns);
+}
+
+#[test]
+fn gradients_that_are_not_summed_over_the_data_axis() {
+    let columns = ["loss", "parameter grad", "grad norm", "final weights"];
+    assert_fails_with_replicas(Fault::NoDataSum, "tp1-dp2", &columns);
+}
+
+#[test]
+fn ranks_that_read_the_same_samples() {
+    assert_fails(Fault::SameSamples, "tp1-dp2", &RESULTS);
+}
+
+#[test]
+fn a_mean_of_means() {
+    assert_fails(Fault::MeanOfMeans, "tp1-dp2", &RESULTS);
+}
+
+/// Far below the tolerance, but the ranks no longer hold the same bits.
+#[test]
+fn ranks_of_the_data_axis_that_drift_apart() {
+    let found = assert_fails_with_replicas(Fault::Drift, "tp1-dp2", &[]);
+    assert!(found.final_weights.relative > 0.0);
+}
