@@ -199,3 +199,28 @@ fn ranks_of_the_data_axis_that_drift_apart() {
     let found = assert_fails_with_replicas(Fault::Drift, "tp1-dp2", &[]);
     assert!(found.final_weights.relative > 0.0);
 }
+
+/// It is an error of its own, not a row that fails.
+#[test]
+fn a_layout_that_cannot_be_run() {
+    let subject = FaultySubject { fault: None };
+    for (layout, message) in [
+        (
+            "tp3-dp1",
+            "heads 4 cannot be split over tensor = 3; 1, 2, 4 can",
+        ),
+        (
+            "tp1-dp3",
+            "4 samples cannot be shared by data = 3 in micro-batches of 1",
+        ),
+        (
+            "tp1-dp1-mb3",
+            "4 samples cannot be shared by data = 1 in micro-batches of 3",
+        ),
+    ] {
+        let run = verify(&subject, &[layout.parse().unwrap()], &Options::default());
+        let error = run.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("layout {layout}: ")), "{error}");
+        assert!(error.contains(message), "{error}");
+    }
+}

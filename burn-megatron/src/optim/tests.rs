@@ -1,1 +1,255 @@
+//! AdamW against its formula, and what must not depend on how parameters are split.
 
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::*;
+use crate::comm::{Groups, World};
+use crate::mesh::ParallelConfig;
+use crate::nn::{
+    Init, Norm, NormKind, ParallelAttention, ParallelAttentionConfig, ParallelModule, Place, Scope,
+    VocabParallelEmbedding, Vocabulary,
+};
+
+type RankError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Parameters of every kind: split with padding, replicated, split with shared sections.
+#[derive(Module, Debug)]
+struct Mixed {
+    embedding: VocabParallelEmbedding,
+    norm: Norm,
+    attention: ParallelAttention,
+}
+
+/// Its 5 tokens are padded; its 2 groups of keys and values are shared by 4 ranks.
+fn mixed(groups: &Groups) -> Result<DistributedDataParallel<Mixed>, RankError> {
+    let (hidden, init) = (8, Init::Normal(0.3));
+    let scope = Scope::with(groups, &Device::flex(), 7, DType::F64);
+    let vocabulary = Vocabulary::padded(5, 1, groups.place().size);
+    let attention = ParallelAttentionConfig {
+        hidden,
+        heads: 4,
+        groups: 2,
+        head_width: 2,
+        bias: true,
+        dropout: 0.0,
+        init,
+        output_init: init,
+        sequence_parallel: false,
+    };
+    let embedding = scope.child("embedding");
+    let model = Mixed {
+        embedding: VocabParallelEmbedding::new(vocabulary, hidden, init, false, &embedding)?,
+        norm: Norm::new(NormKind::Layer, hidden, 1e-5, false, &scope.child("norm")),
+        attention: attention.init(&scope.child("attention"))?,
+    };
+    Ok(DistributedDataParallel::new(scope.finish(model)?, groups)?)
+}
+
+fn wave(len: usize, phase: f64) -> Vec<f64> {
+    (0..len)
+        .map(|i| (phase + 1.7 * i as f64).sin() * 0.5)
+        .collect()
+}
+
+/// The whole gradient of each parameter at a step.
+fn whole_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
+    let gradient = |(i, entry): (usize, &crate::nn::ParameterEntry)| {
+        wave(entry.len(), 10.0 * step as f64 + i as f64)
+    };
+    table.entries().iter().enumerate().map(gradient).collect()
+}
+
+/// The part of it that the rank at `place` holds.
+fn gradients(table: &ParameterTable, place: Place, step: usize) -> Gradients {
+    let parts = table.entries().iter().zip(whole_gradients(table, step));
+    let part = parts.map(|(entry, whole)| entry.placement.part(&entry.shape, &whole, place));
+    Gradients {
+        flat: part.map(|part| tensor(part)).collect(),
+        tokens: 1,
+    }
+}
+
+fn tensor(values: Vec<f64>) -> Tensor<1> {
+    let len = values.len();
+    Tensor::from_data(
+        TensorData::new(values, [len]),
+        (&Device::flex(), DType::F64),
+    )
+}
+
+#[derive(Default)]
+struct Weights(Vec<Vec<f64>>);
+
+impl ModuleVisitor for Weights {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0
+            .push(param.base().into_data().try_into_vec().unwrap());
+    }
+}
+
+fn weights<M: Module>(module: &M) -> Vec<Vec<f64>> {
+    let mut weights = Weights::default();
+    module.visit(&mut weights);
+    weights.0
+}
+
+/// Runs `f` on the ranks of a mesh.
+fn over<T: Send>(
+    tensor: usize,
+    data: usize,
+    f: impl Fn(&Groups) -> Result<T, RankError> + Sync,
+) -> Vec<T> {
+    let config = ParallelConfig::new().with_tensor(tensor).with_data(data);
+    let run = |rank| f(&Groups::new(&config, &rank)?);
+    World::threads(tensor * data).unwrap().run(run).unwrap()
+}
+
+/// Algorithm 2 of Loshchilov and Hutter 2019 on one element.
+fn adamw(config: &AdamWConfig, rate: f64, decay: f64, mut w: f64, gradients: &[f64]) -> f64 {
+    let (mut m, mut v) = (0.0, 0.0);
+    for (t, g) in gradients.iter().enumerate() {
+        m = config.beta1 * m + (1.0 - config.beta1) * g;
+        v = config.beta2 * v + (1.0 - config.beta2) * g * g;
+        let corrected = |moment: f64, beta: f64| moment / (1.0 - beta.powi(t as i32 + 1));
+        let (m, v) = (corrected(m, config.beta1), corrected(v, config.beta2));
+        w -= rate * (m / (v.sqrt() + config.epsilon) + decay * w);
+    }
+    w
+}
+
+const STEPS: usize = 4;
+const RATE: f64 = 0.05;
+
+#[test]
+fn adamw_follows_its_formula_and_decays_matrices_alone() {
+    #[derive(Module, Debug)]
+    struct Pair {
+        matrix: Param<Tensor<2>>,
+        vector: Param<Tensor<1>>,
+    }
+    let module = Pair {
+        matrix: Param::from_tensor(tensor(wave(6, 0.3)).reshape([2, 3])),
+        vector: Param::from_tensor(tensor(wave(3, 0.9))),
+    };
+    let before = weights(&module);
+    let model = ParallelModule::replicated(module);
+    let mut ddp = DistributedDataParallel::new(model, &Groups::single()).unwrap();
+    let config = AdamWConfig {
+        weight_decay: 0.3,
+        ..AdamWConfig::default()
+    };
+    let mut optimizer = ParallelAdamW::new(&config, ddp.table());
+    let place = Groups::single().place();
+    for step in 0..STEPS {
+        let gradients = gradients(ddp.table(), place, step);
+        optimizer.step(RATE, &mut ddp, gradients);
+    }
+    let steps: Vec<_> = (0..STEPS)
+        .map(|step| whole_gradients(ddp.table(), step))
+        .collect();
+    for (i, after) in weights(ddp.module()).into_iter().enumerate() {
+        for (k, found) in after.into_iter().enumerate() {
+            let gradients: Vec<f64> = steps.iter().map(|step| step[i][k]).collect();
+            let decay = [config.weight_decay, 0.0][i];
+            let expected = adamw(&config, RATE, decay, before[i][k], &gradients);
+            // Burn rounds the settings to f32.
+            assert!(
+                (found - expected).abs() < 1e-6,
+                "{i} {k}: {found} is not {expected}"
+            );
+            let other = adamw(&config, RATE, 0.3 - decay, before[i][k], &gradients);
+            assert!(
+                (found - other).abs() > 1e-4,
+                "{i} {k} would pass with the other decay"
+            );
+        }
+    }
+}
+
+#[test]
+fn norms_and_biases_are_not_decayed() {
+    let ddp = mixed(&Groups::single()).unwrap();
+    let decayed = ddp.table().entries().iter().filter(|entry| entry.decay);
+    let decayed: Vec<_> = decayed.map(|entry| entry.path.as_str()).collect();
+    let matrices = [
+        "embedding.weight",
+        "attention.qkv.weight",
+        "attention.output.weight",
+    ];
+    assert_eq!(decayed, matrices);
+}
+
+#[test]
+fn parts_are_stepped_as_the_whole_is() {
+    let run = |groups: &Groups| {
+        let mut ddp = mixed(groups)?;
+        let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), ddp.table());
+        for step in 0..STEPS {
+            let gradients = gradients(ddp.table(), groups.place(), step);
+            optimizer.step(RATE, &mut ddp, gradients);
+        }
+        Ok((weights(ddp.module()), ddp.table().clone()))
+    };
+    let whole = over(1, 1, run).remove(0).0;
+    for ranks in [2, 4] {
+        let (parts, tables): (Vec<_>, Vec<_>) = over(ranks, 1, run).into_iter().unzip();
+        for (i, entry) in tables[0].entries().iter().enumerate() {
+            let parts: Vec<_> = parts.iter().map(|part| part[i].clone()).collect();
+            let assembled = entry.placement.assemble(&entry.shape, &parts);
+            assert_eq!(assembled, whole[i], "{} over {ranks} ranks", entry.path);
+        }
+    }
+}
+
+#[test]
+fn the_norm_counts_every_element_once() {
+    for (tensor, data) in [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)] {
+        let norms = over(tensor, data, |groups| {
+            let ddp = mixed(groups)?;
+            let table = ddp.table();
+            let norm = global_norm(&gradients(table, groups.place(), 0), &ddp)?;
+            let all = whole_gradients(table, 0).into_iter().flatten();
+            Ok((norm, all.map(|x| x * x).sum::<f64>().sqrt()))
+        });
+        for (norm, expected) in &norms {
+            assert!(
+                (norm - expected).abs() < 1e-12 * expected,
+                "{norm} is not {expected}"
+            );
+            assert_eq!(norm.to_bits(), norms[0].0.to_bits(), "ranks agree");
+        }
+    }
+}
+
+#[test]
+fn scaled_gradients_have_the_norm_they_are_clipped_to() {
+    let norms = over(2, 1, |groups| {
+        let ddp = mixed(groups)?;
+        let mut gradients = gradients(ddp.table(), groups.place(), 0);
+        let norm = global_norm(&gradients, &ddp)?;
+        gradients.scale(0.25 / norm);
+        Ok(global_norm(&gradients, &ddp)?)
+    });
+    for norm in norms {
+        assert!((norm - 0.25).abs() < 1e-15);
+    }
+}
+
+#[test]
+fn what_is_not_finite_on_one_rank_is_so_for_all() {
+    for odd in [None, Some(0), Some(2), Some(3)] {
+        for value in [f64::NAN, f64::INFINITY] {
+            let found = over(2, 2, |groups| {
+                let ddp = mixed(groups)?;
+                let mut gradients = gradients(ddp.table(), groups.place(), 0);
+                if odd == Some(groups.rank()) {
+                    gradients.scale(value);
+                }
+                let norm = global_norm(&gradients, &ddp)?;
+                Ok(all_finite(norm.is_finite(), groups)?)
+            });
+            assert_eq!(found, [odd.is_none(); 4], "{value} on rank {odd:?}");
+        }
+    }
+}

@@ -166,4 +166,68 @@ mod tests {
             assert_eq!(relative(&[3.0, a, 2.0], &[3.0, b, 2.0]), f64::INFINITY);
         }
     }
+
+    fn observation() -> Observation {
+        Observation {
+            paths: vec!["a".into(), "b".into()],
+            initial_weights: vec![vec![1.0], vec![2.0, -2.0]],
+            losses: vec![3.0, 2.0],
+            input_gradient: vec![0.5],
+            gradients: vec![vec![1.0], vec![4.0, 2.0]],
+            gradient_norm: 5.0,
+            final_weights: vec![vec![1.5], vec![2.5, -1.0]],
+            unequal_replicas: vec![],
+        }
+    }
+
+    /// The columns that fail when the second of two ranks sees something else.
+    fn failing(change: impl FnOnce(&mut Observation)) -> (Vec<&'static str>, Comparison) {
+        let mut other = observation();
+        change(&mut other);
+        let comparison = Comparison::worst(&observation(), &[observation(), other]);
+        assert_eq!(comparison.passes(0.1), comparison.failing(0.1).is_empty());
+        (comparison.failing(0.1), comparison)
+    }
+
+    #[test]
+    fn each_column_fails_by_itself() {
+        assert_eq!(failing(|_| ()).0, [""; 0]);
+        assert_eq!(
+            failing(|o| o.initial_weights[0][0] += 1e-15).0,
+            ["initial weights"]
+        );
+        assert_eq!(failing(|o| o.losses[1] = 1.0).0, ["loss"]);
+        assert_eq!(
+            failing(|o| o.input_gradient[0] = f64::NAN).0,
+            ["input grad"]
+        );
+        assert_eq!(failing(|o| o.gradients[1][1] = 1.0).0, ["parameter grad"]);
+        assert_eq!(failing(|o| o.gradient_norm = 6.0).0, ["grad norm"]);
+        assert_eq!(
+            failing(|o| o.final_weights[0][0] = 0.0).0,
+            ["final weights"]
+        );
+        assert_eq!(
+            failing(|o| o.unequal_replicas.push("b".into())).0,
+            ["replicas"]
+        );
+    }
+
+    #[test]
+    fn the_worst_parameter_is_named() {
+        let (_, comparison) = failing(|o| {
+            o.gradients[0][0] = 1.2;
+            o.gradients[1][0] = 6.0;
+        });
+        assert_eq!(comparison.gradients.path.as_deref(), Some("b"));
+        assert_eq!(comparison.gradients.relative, 0.5);
+        let (_, comparison) = failing(|o| o.initial_weights[1][1] = 2.0);
+        assert_eq!(comparison.unequal_weights, ["b"]);
+    }
+
+    #[test]
+    fn what_is_within_the_tolerance_passes() {
+        assert!(failing(|o| o.gradients[1][1] += 0.3).0.is_empty());
+        assert!(failing(|o| o.losses[0] -= 0.2).0.is_empty());
+    }
 }

@@ -1,0 +1,316 @@
+//! The training loop: it learns, it repeats, it skips, it stops.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+use burn_megatron::comm::{Groups, Rank, World};
+use burn_megatron::data::TextData;
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::{ParallelModule, Scope};
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::{
+    GenerateConfig, LanguageModel, Observer, ObserverError, Outcome, TrainConfig, Trainer, generate,
+};
+use burn_megatron_models::{Transformer, TransformerConfig};
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A folder with two files of text that is easy to learn; removed when dropped.
+struct Text(PathBuf);
+
+impl Text {
+    fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("burn-megatron-training-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        for file in 0..12 {
+            let text = format!("fn number_{file}() -> usize {{ {file} }}\n").repeat(20);
+            fs::write(folder.join(format!("{file}.rs")), text).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn open(&self) -> TextData {
+        TextData::open(&self.0).unwrap()
+    }
+}
+
+impl Drop for Text {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn model() -> TransformerConfig {
+    TransformerConfig {
+        context: 16,
+        hidden: 16,
+        layers: 1,
+        heads: 2,
+        groups: Some(1),
+        dropout: 0.05,
+        ..TransformerConfig::llama()
+    }
+}
+
+fn config(steps: usize) -> TrainConfig {
+    TrainConfig {
+        steps,
+        micro_batch_size: 2,
+        global_batch_size: 8,
+        learning_rate: 1e-2,
+        min_learning_rate: 1e-3,
+        warmup_steps: 2.min(steps),
+        held_out_samples: 7,
+        ..TrainConfig::default()
+    }
+}
+
+/// Keeps what it sees; asks to stop after `stop_after` steps.
+#[derive(Default)]
+struct Seen {
+    steps: Vec<StepMetrics>,
+    held_out: Vec<HeldOutMetrics>,
+    stop_after: Option<usize>,
+}
+
+impl Observer for Seen {
+    fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
+        assert!(timing.tokens_per_second > 0.0 && timing.flops_per_second > 0.0);
+        self.steps.push(metrics.clone());
+        Ok(())
+    }
+
+    fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError> {
+        self.held_out.push(metrics.clone());
+        Ok(())
+    }
+
+    fn stop(&self) -> bool {
+        self.stop_after
+            .is_some_and(|steps| self.steps.len() >= steps)
+    }
+}
+
+fn ranks<T: Send>(
+    tensor: usize,
+    data: usize,
+    run: impl Fn(&Rank, &Groups) -> Result<T, AnyError> + Sync,
+) -> Vec<T> {
+    let layout = ParallelConfig::new().with_tensor(tensor).with_data(data);
+    let world = World::threads(tensor * data).unwrap();
+    world
+        .run(|rank| run(&rank, &Groups::new(&layout, &rank)?))
+        .unwrap()
+}
+
+/// Trains and returns what each rank saw, and some text of its model.
+fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(Outcome, Seen, Vec<u8>)> {
+    let text = Text::new();
+    let text = text.open();
+    ranks(tensor, data, |_, groups| {
+        let device = Device::flex();
+        let model = Transformer::on(&model(), groups, &device, config.seed, false)?;
+        let mut trainer = Trainer::new(model, groups, &device, config)?;
+        let mut seen = Seen::default();
+        let outcome = trainer.fit(&text, &mut seen)?;
+        let sample = GenerateConfig {
+            prompt: "fn".into(),
+            tokens: 24,
+            temperature: 0.5,
+        };
+        Ok((
+            outcome,
+            seen,
+            generate(trainer.model().module(), &device, &sample, 3),
+        ))
+    })
+}
+
+fn lines(seen: &Seen) -> (String, String) {
+    // `Debug` prints the shortest text that reads back as the same bits.
+    (format!("{:?}", seen.steps), format!("{:?}", seen.held_out))
+}
+
+#[test]
+fn two_runs_of_one_layout_are_bit_equal_and_ranks_see_the_same() {
+    let mut config = config(6);
+    config.evaluate_every = Some(2);
+    let first = train(2, 2, &config);
+    let second = train(2, 2, &config);
+    assert_eq!(first[0].1.held_out.len(), 3);
+    for (one, other) in first.iter().zip(&second) {
+        assert_eq!(lines(&one.1), lines(&first[0].1));
+        assert_eq!(lines(&one.1), lines(&other.1));
+        assert_eq!(one.2, other.2);
+    }
+    config.seed += 1;
+    assert_ne!(lines(&train(2, 2, &config)[0].1), lines(&first[0].1));
+}
+
+#[test]
+fn layouts_agree_in_f32_and_write_the_same_text() {
+    let config = config(5);
+    let one = &train(1, 1, &config)[0];
+    for (tensor, data) in [(2, 1), (1, 2), (2, 2)] {
+        for (outcome, seen, text) in train(tensor, data, &config) {
+            for (a, b) in one.1.steps.iter().zip(&seen.steps) {
+                assert!(
+                    (a.loss - b.loss).abs() < 1e-4,
+                    "step {}: {} {}",
+                    a.step,
+                    a.loss,
+                    b.loss
+                );
+                assert!((a.gradient_norm / b.gradient_norm - 1.0).abs() < 1e-3);
+                assert_eq!(a.tokens, b.tokens);
+            }
+            assert!((one.0.held_out.loss - outcome.held_out.loss).abs() < 1e-4);
+            assert_eq!(outcome.held_out.tokens, 7 * 16);
+            assert_eq!(one.2, text);
+        }
+    }
+}
+
+#[test]
+fn it_learns() {
+    let (outcome, seen, _) = train(2, 1, &config(60)).swap_remove(0);
+    assert!(seen.steps[0].loss > 5.0, "{}", seen.steps[0].loss);
+    assert!(outcome.held_out.loss < 2.5, "{}", outcome.held_out.loss);
+    let bits = outcome.held_out.loss / std::f64::consts::LN_2;
+    assert!((outcome.held_out.bits_per_byte - bits).abs() < 1e-12);
+}
+
+#[test]
+fn one_rank_that_stops_stops_all() {
+    let text = Text::new();
+    let text = text.open();
+    let outcomes = ranks(1, 3, |rank, groups| {
+        let device = Device::flex();
+        let config = TrainConfig {
+            global_batch_size: 6,
+            ..config(50)
+        };
+        let model = Transformer::on(&model(), groups, &device, 1, false)?;
+        let stop_after = (rank.rank() == 2).then_some(4);
+        let mut seen = Seen {
+            stop_after,
+            ..Seen::default()
+        };
+        Ok(Trainer::new(model, groups, &device, &config)?.fit(&text, &mut seen)?)
+    });
+    assert!(
+        outcomes
+            .iter()
+            .all(|outcome| outcome.stopped && outcome.steps == 4)
+    );
+}
+
+/// A model whose losses are not finite at one training call.
+#[derive(Module, Debug)]
+struct Poisoned {
+    inner: Transformer,
+    #[module(skip)]
+    calls: Calls,
+    #[module(skip)]
+    poisoned_call: Option<usize>,
+    #[module(skip)]
+    value: f32,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Calls(std::sync::Arc<AtomicUsize>);
+
+impl LanguageModel for Poisoned {
+    fn losses(
+        &self,
+        tokens: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+        offset: Option<Tensor<3>>,
+    ) -> Tensor<2> {
+        let losses = self.inner.losses(tokens, targets, offset);
+        if !losses.is_autodiff() {
+            return losses;
+        }
+        match self.poisoned_call == Some(self.calls.0.fetch_add(1, Ordering::Relaxed)) {
+            true => losses * self.value,
+            false => losses,
+        }
+    }
+
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.inner.logits(tokens)
+    }
+
+    fn context(&self) -> usize {
+        self.inner.context()
+    }
+
+    fn flops_per_token(&self, seq: usize) -> f64 {
+        self.inner.flops_per_token(seq)
+    }
+}
+
+#[test]
+fn no_rank_takes_a_step_with_a_loss_that_is_not_finite_on_one() {
+    let text = Text::new();
+    let text = text.open();
+    let config = config(3);
+    for value in [f32::NAN, f32::INFINITY] {
+        let results = ranks(2, 2, |_, groups| {
+            let device = Device::flex();
+            let model = model().init(Scope::new(groups, &device), false)?;
+            // Two micro-batches per step: call 3 is the second one of step 1. Both ranks of the
+            // tensor group have it, as their losses are the same.
+            let poisoned_call = (groups.data().rank() == 1).then_some(3);
+            let model = poisoned(model, poisoned_call, value);
+            let mut trainer = Trainer::new(model, groups, &device, &config)?;
+            let sampler = text.sampler(16, config.seed)?;
+            let mut steps = vec![trainer.step(&sampler, 0)?];
+            let before = trainer.evaluate(&text, 1)?.loss;
+            steps.push(trainer.step(&sampler, 1)?);
+            let after = trainer.evaluate(&text, 1)?.loss;
+            steps.push(trainer.step(&sampler, 2)?);
+            let last = trainer.evaluate(&text, 2)?.loss;
+            Ok((steps, [before, after, last]))
+        });
+        for (steps, [before, after, last]) in results {
+            let skipped: Vec<_> = steps.iter().map(|step| step.skipped).collect();
+            assert_eq!(skipped, [false, true, false]);
+            assert!(!steps[1].loss.is_finite() && steps[2].loss.is_finite());
+            assert_eq!(before.to_bits(), after.to_bits());
+            assert_ne!(after.to_bits(), last.to_bits());
+        }
+    }
+}
+
+fn poisoned(
+    model: ParallelModule<Transformer>,
+    poisoned_call: Option<usize>,
+    value: f32,
+) -> ParallelModule<Poisoned> {
+    let ParallelModule {
+        module: inner,
+        mut table,
+        position,
+    } = model;
+    for entry in table.entries_mut() {
+        entry.path = format!("inner.{}", entry.path);
+    }
+    let module = Poisoned {
+        inner,
+        calls: Calls::default(),
+        poisoned_call,
+        value,
+    };
+    ParallelModule {
+        module,
+        table,
+        position,
+    }
+}
