@@ -1,7 +1,47 @@
 #![doc = "Large-model training for Burn users: what Megatron-LM is to PyTorch."]
 //!
+//! A user brings a Burn module and a layout; the library runs it over ranks, and proves on a laptop
+//! that the layout computes what one rank computes ([`verify`]). There is no global state: a
+//! [`Groups`](comm::Groups) handle says who the ranks are, and a [`Scope`](nn::Scope) builds a
+//! module for one of them.
+//!
 //! Rooms, ground floor first; a room imports only rooms below it:
-//! [`mesh`], [`comm`], [`collective`], [`nn`].
+//!
+//! | room | what it owns |
+//! |---|---|
+//! | [`mesh`] | sizes, coordinates and groups of ranks; pure values |
+//! | [`comm`] | collectives between ranks; the engine whose ranks are threads |
+//! | [`collective`] | the same on tensors, each forward with its backward |
+//! | [`nn`] | parallel layers, and the table of how their parameters lie |
+//! | [`data_parallel`] | gradients of any Burn module, summed over the ranks |
+//! | [`optim`] | AdamW, the global gradient norm |
+//! | [`data`] | text, sampled independently of the layout |
+//! | [`train`] | the loop, and what a person sees of it |
+//! | [`verify`] | the proof |
+//! | [`device`] | devices by name, looked for before Burn is asked for them |
+//!
+//! # Feature flags
+//!
+//! Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`. The CPU (Burn's Flex) is always
+//! there; no GPU is on by default.
+//!
+//! # Example
+//!
+//! A linear layer over two ranks, each with half of its columns:
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use burn_megatron::prelude::*;
+//!
+//! let outputs = World::threads(2)?.run(|rank| -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
+//!     let groups = Groups::new(&ParallelConfig::new().with_tensor(2), &rank)?;
+//!     let scope = Scope::new(&groups, &Device::flex());
+//!     let layer = ColumnParallelLinearConfig::new(8, 6).init(&scope)?;
+//!     Ok(layer.forward(Tensor::ones([1, 4, 8], &Device::flex())).dims())
+//! })?;
+//! assert_eq!(outputs, [[1, 4, 3], [1, 4, 3]]);
+//! # Ok::<(), burn_megatron::comm::WorldError>(())
+//! ```
 
 pub use burn_megatron_kernels as kernels;
 
@@ -15,3 +55,17 @@ pub mod nn;
 pub mod optim;
 pub mod train;
 pub mod verify;
+
+/// What most programs need.
+pub mod prelude {
+    pub use crate::comm::{Communicator, Groups, Rank, World};
+    pub use crate::data_parallel::DistributedDataParallel;
+    pub use crate::mesh::{Axis, Mesh, ParallelConfig};
+    pub use crate::nn::{
+        ColumnParallelLinear, ColumnParallelLinearConfig, ParallelModule, RowParallelLinear,
+        RowParallelLinearConfig, Scope,
+    };
+    pub use crate::optim::{AdamWConfig, ParallelAdamW};
+    pub use crate::train::{LanguageModel, TrainConfig, Trainer};
+    pub use crate::verify::{Layout, verify};
+}

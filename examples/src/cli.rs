@@ -25,7 +25,7 @@ pub struct Cli {
 pub enum Command {
     /// Train a language model on text, over ranks that are threads of this process.
     ///
-    /// Without flags: a small GPT on the text of this repository, tensor 2 x data 2 on the CPU.
+    /// Without flags: a small Llama on the text of this repository, tensor 2 x data 2 on the CPU.
     /// Numbers go to a run folder: metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt.
     Pretrain(Box<PretrainArgs>),
     /// Check that layouts compute what one rank computes, in f64 on the CPU.

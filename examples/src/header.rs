@@ -15,7 +15,7 @@ pub fn print_run(
     device: DeviceKind,
     threads: usize,
 ) {
-    println!("{mesh}");
+    println!("{mesh}\n");
     let plural = if threads == 1 { "" } else { "s" };
     println!("engine   threads; {device}, {threads} compute thread{plural} per rank");
     let train = &recipe.train;

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use burn_megatron::comm::{Groups, Rank, World};
-use burn_megatron::data::TextData;
+use burn_megatron::data::{TextData, VOCABULARY};
+use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::train::metrics::read_metrics;
 use burn_megatron::train::plot::LossCurve;
@@ -34,9 +35,23 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let mut world =
         World::threads(mesh.world_size())?.deadline(Duration::from_secs_f64(args.deadline));
     if let Some(threads) = args.compute_threads {
+        if args.device != DeviceKind::Cpu {
+            let device = args.device;
+            return Err(format!(
+                "--compute-threads is about the CPU, and --device {device} does not compute on it"
+            )
+            .into());
+        }
         world = world.compute_threads(threads);
     }
     let text = TextData::open(&data_path(&recipe))?;
+    if recipe.model.vocabulary != VOCABULARY {
+        return Err(format!(
+            "model.vocabulary = {} does not fit byte-level text, which has {VOCABULARY} tokens",
+            recipe.model.vocabulary,
+        )
+        .into());
+    }
     let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
     text.sampler(length, recipe.train.seed)?;
     text.held_out_windows(length, recipe.train.held_out_samples)?;
@@ -131,12 +146,21 @@ fn finish(
         held_out.loss, held_out.bits_per_byte, outcome.steps, held_out.tokens,
     );
     println!("written to {}", folder.path().display());
+    if outcome.skipped > 0 {
+        println!(
+            "{} of {} steps were skipped, as a loss or a gradient was not finite; a lower --lr helps",
+            outcome.skipped, outcome.steps,
+        );
+    }
     if outcome.stopped {
         println!(
             "interrupted after {} of {} steps",
             outcome.steps, recipe.train.steps
         );
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
+    }
+    if outcome.skipped == outcome.steps || !held_out.loss.is_finite() {
+        return Err("the run learnt nothing: its loss is not finite".into());
     }
     Ok(ExitCode::SUCCESS)
 }

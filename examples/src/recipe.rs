@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::mesh::{Axis, Mesh, ParallelConfig, split_evenly};
+use burn_megatron::train::schedule::LrStyle;
 use burn_megatron::train::{GenerateConfig, TrainConfig};
 use burn_megatron_models::TransformerConfig;
 use serde::{Deserialize, Serialize};
@@ -83,9 +84,14 @@ impl Recipe {
         set(&mut recipe.train.micro_batch_size, args.micro_batch_size);
         set(&mut recipe.train.global_batch_size, args.global_batch_size);
         if let Some(steps) = args.steps {
-            // A shorter run has a shorter warm-up, in the same proportion.
+            // A shorter run has a shorter warm-up and a shorter decay, in the same proportion.
             let train = &mut recipe.train;
-            train.warmup_steps = train.warmup_steps * steps / train.steps.max(1);
+            let before = train.steps.max(1);
+            let scaled = |part: usize| part * steps / before;
+            train.warmup_steps = scaled(train.warmup_steps);
+            if let LrStyle::Wsd { decay_steps, .. } = &mut train.schedule {
+                *decay_steps = scaled(*decay_steps);
+            }
             train.steps = steps;
         }
         if let Some(peak) = args.lr {

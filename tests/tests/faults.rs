@@ -211,11 +211,11 @@ fn a_layout_that_cannot_be_run() {
         ),
         (
             "tp1-dp3",
-            "4 samples cannot be shared by data = 3 in micro-batches of 1",
+            "samples 4 cannot be split over data = 3; 1, 2, 4 can",
         ),
         (
             "tp1-dp1-mb3",
-            "4 samples cannot be shared by data = 1 in micro-batches of 3",
+            "4 samples over data = 1 are 4 for each rank, which micro-batches of 3 do not make up; micro-batches of 1, 2, 4 do",
         ),
     ] {
         let run = verify(&subject, &[layout.parse().unwrap()], &Options::default());

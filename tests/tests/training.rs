@@ -82,12 +82,12 @@ struct Seen {
 impl Observer for Seen {
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
         assert!(timing.tokens_per_second > 0.0 && timing.flops_per_second > 0.0);
-        self.steps.push(metrics.clone());
+        self.steps.push(*metrics);
         Ok(())
     }
 
     fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError> {
-        self.held_out.push(metrics.clone());
+        self.held_out.push(*metrics);
         Ok(())
     }
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use serde_json::Value;
+
 use crate::process::{cargo, run as run_command};
 use crate::report::Report;
 use crate::temp::TempDir;
@@ -43,29 +45,17 @@ fn train_in(root: &Path, run_dir: &Path) -> Result<(), String> {
     check_losses(&losses)
 }
 
-/// The losses of the step records, in order. A record is a JSON object on a line of its own; one
-/// of a step has the fields `step` and `loss`.
+/// The losses of the step records, in order; those that are not finite are not numbers.
 fn losses(metrics: &str) -> Result<Vec<f64>, String> {
     let mut losses = Vec::new();
     for (number, line) in (1..).zip(metrics.lines()) {
-        if let (Some(_), Some(loss)) = (field(line, "step"), field(line, "loss")) {
-            // JSON has no NaN; writers put null in its place.
-            let loss = if loss == "null" {
-                Ok(f64::NAN)
-            } else {
-                loss.parse()
-            };
-            losses.push(loss.map_err(|_| format!("metrics.jsonl:{number}: no loss in {line}"))?);
+        let record: Value = serde_json::from_str(line)
+            .map_err(|error| format!("metrics.jsonl:{number}: {error}"))?;
+        if record["kind"] == "step" {
+            losses.push(record["loss"].as_f64().unwrap_or(f64::NAN));
         }
     }
     Ok(losses)
-}
-
-/// The text of a field that holds a number.
-fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
-    let (_, rest) = line.split_once(&format!("\"{name}\""))?;
-    let value = rest.trim_start().strip_prefix(':')?.trim_start();
-    Some(value.split([',', '}', ' ']).next().unwrap_or(value))
 }
 
 fn check_losses(losses: &[f64]) -> Result<(), String> {
@@ -97,18 +87,18 @@ mod tests {
     #[test]
     fn held_out_records_are_told_from_steps() {
         let metrics = "\
-{\"step\": 1, \"loss\": 5.5, \"grad_norm\": 1.0}
-{\"step\":1,\"held_out_loss\":5.4}
-{\"loss\":5e0,\"step\":2}
+{\"kind\":\"step\",\"step\":0,\"loss\":5.5}
+{\"kind\":\"held_out\",\"step\":1,\"loss\":5.4}
+{\"kind\":\"step\",\"step\":1,\"loss\":5.0}
 ";
         assert_eq!(losses(metrics), Ok(vec![5.5, 5.0]));
     }
 
     #[test]
     fn a_loss_that_is_no_number_is_found() {
-        let read = losses("{\"step\":1,\"loss\":null}").unwrap();
+        let read = losses("{\"kind\":\"step\",\"loss\":\"NaN\"}").unwrap();
         assert!(read[0].is_nan());
-        let error = losses("\n{\"step\":1,\"loss\":\"low\"}").unwrap_err();
+        let error = losses("{}\n{\"kind\":").unwrap_err();
         assert!(error.starts_with("metrics.jsonl:2: "), "{error}");
     }
 

@@ -44,7 +44,7 @@ pub struct PendingTensor<const D: usize> {
 }
 
 enum State<const D: usize> {
-    Ready(Tensor<D>),
+    Ready(Box<Tensor<D>>),
     Flying {
         pending: Pending,
         device: Device,
@@ -59,7 +59,7 @@ impl<const D: usize> PendingTensor<D> {
     /// A result that is there already.
     pub fn ready(tensor: Tensor<D>) -> Self {
         Self {
-            state: State::Ready(tensor),
+            state: State::Ready(Box::new(tensor)),
         }
     }
 
@@ -68,7 +68,7 @@ impl<const D: usize> PendingTensor<D> {
     /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
     pub fn wait(self) -> Tensor<D> {
         match self.state {
-            State::Ready(tensor) => tensor,
+            State::Ready(tensor) => *tensor,
             State::Flying {
                 pending,
                 device,

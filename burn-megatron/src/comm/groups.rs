@@ -23,6 +23,14 @@ pub enum GroupsError {
     /// The sizes do not fit the world.
     #[error(transparent)]
     Mesh(#[from] MeshError),
+    /// An axis has several ranks, and nothing makes use of it yet.
+    #[error("{axis} = {size}, but nothing is built yet that shares work over the {axis} axis")]
+    Unused {
+        /// The axis.
+        axis: Axis,
+        /// Its size.
+        size: usize,
+    },
     /// The ranks could not agree.
     #[error(transparent)]
     Comm(Box<CommError>),
@@ -43,6 +51,12 @@ impl Groups {
     /// is missing or has another config.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, GroupsError> {
         let mesh = Mesh::new(config, rank.size())?;
+        for axis in [Axis::Context, Axis::Expert, Axis::Pipeline] {
+            let size = mesh.size(axis);
+            if size > 1 {
+                return Err(GroupsError::Unused { axis, size });
+            }
+        }
         Ok(Self::over(mesh, rank.communicator())?)
     }
 

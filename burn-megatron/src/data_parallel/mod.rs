@@ -83,7 +83,9 @@ impl From<CommError> for DataParallelError {
 
 impl<M: Module> DistributedDataParallel<M> {
     /// Wraps a module; every rank must come. Parameters are made equal to those of the first rank
-    /// that holds them, so a module need not be built from one seed.
+    /// that holds them, so a module need not be built from one seed. Only the sections that
+    /// neighbours on the tensor axis share must be equal already, as [`Scope`](crate::nn::Scope)
+    /// builds them.
     ///
     /// # Errors
     ///

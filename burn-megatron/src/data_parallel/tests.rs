@@ -121,6 +121,21 @@ fn shared_sections_are_summed_over_the_ranks_that_hold_them() {
 }
 
 #[test]
+fn uses_and_micro_batches_add_up() {
+    let mut ddp = single(pair(1.0, &Device::flex()));
+    for factor in [1.0, 10.0] {
+        let loss = ddp.forward(&device(), |pair| {
+            let twice = pair.second.val().sum() + pair.second.val().mul_scalar(3.0).sum();
+            (pair.first.val().sum() + twice).mul_scalar(factor)
+        });
+        ddp.backward(loss);
+    }
+    let gradients = ddp.reduce(1).unwrap().flat;
+    assert_eq!(values(gradients[0].clone()), [11.0; 8]);
+    assert_eq!(values(gradients[1].clone()), [44.0; 3]);
+}
+
+#[test]
 fn ranks_with_more_tokens_weigh_more() {
     let run = |groups: &Groups| {
         let tokens = [1, 3][groups.rank()];

@@ -46,6 +46,23 @@ pub enum MeshError {
         /// Sizes of the axis that divide `size`, the nearest ones where there are many.
         fits: Vec<usize>,
     },
+    /// Micro-batches do not make up a rank's share of a batch.
+    #[error(
+        "{samples} samples over data = {data} are {share} for each rank, which micro-batches of \
+         {micro_batch} do not make up; micro-batches of {} do", listed(fits, *share)
+    )]
+    MicroBatch {
+        /// Samples of a step.
+        samples: usize,
+        /// Size of the data axis.
+        data: usize,
+        /// Samples of a rank.
+        share: usize,
+        /// Samples of a micro-batch.
+        micro_batch: usize,
+        /// Sizes that divide the share, the nearest ones where there are many.
+        fits: Vec<usize>,
+    },
     /// There is nothing to share out.
     #[error(
         "{what} 0 cannot be split over {axis} = {parts}; a multiple of {} can",

@@ -11,13 +11,13 @@ const OFFERS: usize = 4;
 /// Builds the mesh or finds the first thing wrong with it. Allocates nothing that grows with the
 /// world.
 pub(super) fn lay_out(config: &ParallelConfig, world: usize) -> Result<Mesh, Fault> {
-    if world == 0 {
-        return Err(Fault::EmptyWorld);
-    }
     for (axis, size) in asked(config) {
         if size == 0 {
             return Err(Fault::ZeroSize { axis });
         }
+    }
+    if world == 0 {
+        return Err(Fault::EmptyWorld);
     }
     let data = dense_data(config, world)?;
     let expert_data = expert_data(config, world)?;

@@ -38,6 +38,32 @@ pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result
     Ok(size / parts)
 }
 
+/// How many of `samples` each of the `data` ranks gets, if micro-batches make that up.
+///
+/// Without a `micro_batch` size a rank takes all of its samples at once.
+///
+/// # Errors
+///
+/// [`MeshError::Uneven`] or [`MeshError::NothingToSplit`] where the ranks cannot share the samples,
+/// and [`MeshError::MicroBatch`] where a share is no multiple of the micro-batch.
+pub fn share_batch(
+    samples: usize,
+    data: usize,
+    micro_batch: Option<usize>,
+) -> Result<usize, MeshError> {
+    let share = split_evenly("samples", samples, Axis::Data, data)?;
+    match micro_batch {
+        Some(size) if size == 0 || !share.is_multiple_of(size) => Err(MeshError::MicroBatch {
+            samples,
+            data,
+            share,
+            micro_batch: size,
+            fits: nearest(divisors(share), size, LISTED),
+        }),
+        _ => Ok(share),
+    }
+}
+
 /// The divisors of `size`, ascending; none for 0.
 pub(super) fn divisors(size: usize) -> Vec<usize> {
     let root = size.isqrt();

@@ -65,7 +65,7 @@ fn gradients(table: &ParameterTable, place: Place, step: usize) -> Gradients {
     let parts = table.entries().iter().zip(whole_gradients(table, step));
     let part = parts.map(|(entry, whole)| entry.placement.part(&entry.shape, &whole, place));
     Gradients {
-        flat: part.map(|part| tensor(part)).collect(),
+        flat: part.map(tensor).collect(),
         tokens: 1,
     }
 }

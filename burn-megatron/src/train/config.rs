@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::schedule::{LrSchedule, LrStyle, ScheduleError};
-use crate::mesh::{Axis, MeshError, split_evenly};
+use crate::mesh::{MeshError, share_batch};
 use crate::optim::AdamWConfig;
 
 /// Settings of a [`Trainer`](super::Trainer).
@@ -72,23 +72,6 @@ pub enum ConfigError {
     /// The batch cannot be shared.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// The micro-batches do not make up a rank's share of the batch.
-    #[error(
-        "global_batch_size {global} over data = {data} gives each rank {share} samples, which \
-         micro-batches of {micro} do not make up; micro_batch_size = {fits} can"
-    )]
-    MicroBatch {
-        /// Samples of a step.
-        global: usize,
-        /// Size of the data axis.
-        data: usize,
-        /// Samples of a rank.
-        share: usize,
-        /// Samples of a micro-batch.
-        micro: usize,
-        /// What would fit.
-        fits: String,
-    },
     /// The sequence is longer than the model's.
     #[error("sequence_length {length} is longer than the model's context of {context}")]
     Sequence {
@@ -128,18 +111,7 @@ impl TrainConfig {
                 return Err(ConfigError::NotPositive { name, value });
             }
         }
-        let share = split_evenly("global batch", self.global_batch_size, Axis::Data, data)?;
-        if !share.is_multiple_of(self.micro_batch_size) {
-            let fits: Vec<_> = (1..=share).filter(|n| share.is_multiple_of(*n)).collect();
-            let fits: Vec<_> = fits.iter().map(usize::to_string).collect();
-            return Err(ConfigError::MicroBatch {
-                global: self.global_batch_size,
-                data,
-                share,
-                micro: self.micro_batch_size,
-                fits: fits.join(", "),
-            });
-        }
+        share_batch(self.global_batch_size, data, Some(self.micro_batch_size))?;
         let length = self.sequence_length.unwrap_or(context);
         if length > context {
             return Err(ConfigError::Sequence { length, context });

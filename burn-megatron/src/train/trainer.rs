@@ -28,8 +28,10 @@ pub struct Trainer<M> {
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// The updates that were made.
+    /// The steps that were made, skipped ones among them.
     pub steps: usize,
+    /// The steps that no rank took, as a loss or a gradient was not finite.
+    pub skipped: usize,
     /// Whether it was stopped before its last step.
     pub stopped: bool,
     /// Held-out loss at the end.
@@ -95,7 +97,7 @@ impl<M: LanguageModel> Trainer<M> {
         observer: &mut impl Observer,
     ) -> Result<Outcome, TrainError> {
         let sampler = data.sampler(self.sequence_length(), self.config.seed)?;
-        let (mut steps, mut stopped) = (0, false);
+        let (mut steps, mut skipped, mut stopped) = (0, 0, false);
         while steps < self.config.steps && !stopped {
             let started = Instant::now();
             let metrics = self.step(&sampler, steps)?;
@@ -104,6 +106,7 @@ impl<M: LanguageModel> Trainer<M> {
                 .step(&metrics, &timing)
                 .map_err(TrainError::Observer)?;
             steps += 1;
+            skipped += usize::from(metrics.skipped);
             let last = steps == self.config.steps;
             if !last
                 && self
@@ -121,6 +124,7 @@ impl<M: LanguageModel> Trainer<M> {
         observer.held_out(&held_out).map_err(TrainError::Observer)?;
         Ok(Outcome {
             steps,
+            skipped,
             stopped,
             held_out,
         })

@@ -1,6 +1,7 @@
 //! A layout as `verify` names it, such as `tp2-sp-dp2`.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 /// How many ranks share the model and the batch.
@@ -45,6 +46,12 @@ impl Layout {
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.tensor * self.data
+    }
+
+    /// The samples of a rank of the data axis.
+    pub(super) fn samples_of(&self, rank: usize, samples: usize) -> Range<usize> {
+        let own = samples / self.data;
+        rank * own..(rank + 1) * own
     }
 
     /// Tensor {1, 2, 4} x sequence parallelism {off, on} x data {1, 2}, two micro-batches each.

@@ -16,7 +16,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::comm::{Groups, World, WorldError};
 use crate::data_parallel::{DataParallelError, DistributedDataParallel};
-use crate::mesh::ParallelConfig;
+use crate::mesh::{MeshError, ParallelConfig, share_batch};
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::AdamWConfig;
 
@@ -120,7 +120,18 @@ pub struct VerifyError {
     /// The layout.
     pub layout: Layout,
     /// What went wrong.
-    pub error: Box<WorldError>,
+    pub error: LayoutFailure,
+}
+
+/// Why a layout cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutFailure {
+    /// Its ranks cannot share the samples.
+    #[error(transparent)]
+    Samples(#[from] MeshError),
+    /// A rank failed.
+    #[error(transparent)]
+    World(#[from] WorldError),
 }
 
 /// What a rank can fail with.
@@ -137,6 +148,9 @@ pub fn verify<S: Subject>(
     layouts: &[Layout],
     options: &Options,
 ) -> Result<Report, VerifyError> {
+    for layout in layouts {
+        check_samples(subject, layout)?;
+    }
     (options.progress)("one rank");
     let one = observe_layout(subject, &Layout::default(), options)?;
     let mut rows = Vec::with_capacity(layouts.len());
@@ -167,8 +181,19 @@ pub fn observe_layout<S: Subject>(
             observe::observe(subject, layout, &groups, options)
         })
     };
-    run().map_err(|error| VerifyError {
+    check_samples(subject, layout)?;
+    run().map_err(|error: WorldError| VerifyError {
         layout: *layout,
-        error: Box::new(error),
+        error: error.into(),
     })
+}
+
+fn check_samples<S: Subject>(subject: &S, layout: &Layout) -> Result<(), VerifyError> {
+    match share_batch(subject.samples(), layout.data, layout.micro_batch) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(VerifyError {
+            layout: *layout,
+            error: error.into(),
+        }),
+    }
 }

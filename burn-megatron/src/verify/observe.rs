@@ -1,7 +1,5 @@
 //! What one rank sees of a run, with every part put together.
 
-use std::ops::Range;
-
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 
@@ -102,14 +100,7 @@ fn pass<S: Subject>(
     step: usize,
 ) -> Result<Pass, RankError> {
     let device = Device::flex().autodiff();
-    let own = own_samples(
-        subject.samples(),
-        layout,
-        Place {
-            index: data.rank(),
-            size: data.size(),
-        },
-    )?;
+    let own = layout.samples_of(data.rank(), subject.samples());
     let micro_batch = layout.micro_batch.unwrap_or(own.len());
     let [seq, hidden] = subject.input_shape();
     let (mut loss, mut input_gradient) = (0.0, vec![]);
@@ -140,19 +131,6 @@ fn pass<S: Subject>(
         input_gradient,
         gradients,
     })
-}
-
-fn own_samples(samples: usize, layout: &Layout, place: Place) -> Result<Range<usize>, RankError> {
-    let own = samples / place.size;
-    let micro_batch = layout.micro_batch.unwrap_or(own.max(1));
-    if own * place.size != samples || own == 0 || !own.is_multiple_of(micro_batch) {
-        return Err(format!(
-            "{samples} samples cannot be shared by data = {} in micro-batches of {micro_batch}",
-            place.size,
-        )
-        .into());
-    }
-    Ok(place.index * own..(place.index + 1) * own)
 }
 
 /// Whole parameters, and the paths of those whose replicas are not equal.

@@ -57,7 +57,11 @@ fn main() -> Result<(), AnyError> {
 fn train_plain(config: &GptConfig) -> f64 {
     let device = Device::flex().autodiff();
     let mut model = config.init(&device);
-    let mut optimizer = BurnAdamWConfig::new().with_epsilon(1e-8).init();
+    let mut optimizer = BurnAdamWConfig::new()
+        .with_beta_2(0.95)
+        .with_epsilon(1e-8)
+        .with_weight_decay(0.1)
+        .init();
     let mut last = f64::NAN;
     for step in 0..STEPS {
         let (tokens, targets) = batch(config, step, 0..BATCH, &device);
