@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use crate::collective::{Comm, start_all_reduce};
+use crate::collective::{Comm, PendingTensor, start_all_reduce};
 use crate::comm::{CommError, Groups, ReduceOp};
 use crate::nn::{ParameterEntry, ParameterTable, Place, Placement};
 
@@ -80,19 +80,53 @@ impl Gradients {
     }
 }
 
-/// Sums the chosen tensors over the ranks of `comm`, all in one collective.
+/// A tensor of at least so many elements has a collective of its own; smaller ones share one.
+const ALONE: usize = 1 << 16;
+
+/// Sums the chosen tensors over the ranks of `comm`.
+///
+/// All collectives are started before the first is waited for, and each rank begins to wait at
+/// another one: where it is the waiting rank that reduces, the ranks share that work.
 fn sum_together(tensors: &mut [Tensor<1>], chosen: impl Fn(usize) -> bool, comm: &Comm) {
-    let chosen: Vec<usize> = (0..tensors.len()).filter(|index| chosen(*index)).collect();
-    if comm.size() == 1 || chosen.is_empty() {
+    if comm.size() == 1 {
         return;
     }
-    let parts = chosen.iter().map(|index| tensors[*index].clone()).collect();
-    let sum = start_all_reduce(Tensor::cat(parts, 0), ReduceOp::Sum, comm).wait();
-    let mut start = 0;
-    for index in chosen {
-        let len = tensors[index].dims()[0];
-        tensors[index] = sum.clone().narrow(0, start, len);
-        start += len;
+    let chosen = (0..tensors.len()).filter(|index| chosen(*index));
+    let (large, small): (Vec<_>, Vec<_>) =
+        chosen.partition(|index| tensors[*index].dims()[0] >= ALONE);
+    let mut buckets: Vec<Vec<usize>> = large.into_iter().map(|index| vec![index]).collect();
+    buckets.extend((!small.is_empty()).then_some(small));
+
+    let mut pending: Vec<_> = buckets
+        .iter()
+        .map(|bucket| {
+            let parts = bucket.iter().map(|index| tensors[*index].clone());
+            Some(start_all_reduce(join(parts.collect()), ReduceOp::Sum, comm))
+        })
+        .collect();
+    let first = comm.rank() * buckets.len() / comm.size();
+    for at in (first..buckets.len()).chain(0..first) {
+        let Some(sum) = pending[at].take().map(PendingTensor::wait) else {
+            continue;
+        };
+        if let [index] = buckets[at][..] {
+            tensors[index] = sum;
+            continue;
+        }
+        let mut start = 0;
+        for index in &buckets[at] {
+            let len = tensors[*index].dims()[0];
+            tensors[*index] = sum.clone().narrow(0, start, len);
+            start += len;
+        }
+    }
+}
+
+/// One tensor is taken as it is, without a copy.
+fn join(mut parts: Vec<Tensor<1>>) -> Tensor<1> {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => Tensor::cat(parts, 0),
     }
 }
 
