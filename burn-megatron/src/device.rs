@@ -111,7 +111,7 @@ fn cuda_devices() -> Result<Vec<Device>, DeviceError> {
 }
 
 /// Asks the driver itself, as Burn's way of asking panics where it is not installed.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", test))]
 fn cuda_driver_devices() -> Result<usize, String> {
     use std::ffi::c_int;
 
@@ -161,6 +161,15 @@ mod tests {
     #[test]
     fn the_cpu_is_always_there() {
         assert_eq!(DeviceKind::Cpu.devices().unwrap().len(), 1);
+    }
+
+    /// The question must be safe to ask on any machine.
+    #[test]
+    fn a_driver_that_is_missing_is_named() {
+        match cuda_driver_devices() {
+            Ok(count) => assert!(count > 0),
+            Err(cause) => assert!(cause.starts_with("the CUDA driver"), "{cause}"),
+        }
     }
 
     #[cfg(not(feature = "cuda"))]

@@ -1,0 +1,81 @@
+//! Any `tracing` subscriber sees what a step does.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::Device;
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data::TextData;
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::train::{Silent, TrainConfig, Trainer};
+use burn_megatron_models::{Transformer, TransformerConfig};
+use tracing::span::{Attributes, Id};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Each span as `parent > name`.
+#[derive(Clone, Default)]
+struct Names(Arc<Mutex<BTreeSet<String>>>);
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Names {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let name = attributes.metadata().name();
+        let parent = context
+            .span(id)
+            .and_then(|span| span.parent().map(|parent| parent.name()));
+        self.0
+            .lock()
+            .unwrap()
+            .insert(format!("{} > {name}", parent.unwrap_or("run")));
+    }
+}
+
+#[test]
+fn the_phases_the_collectives_and_the_updates_of_a_step_are_spans() {
+    let names = Names::default();
+    let subscriber = tracing_subscriber::registry().with(names.clone());
+    tracing::subscriber::with_default(subscriber, || {
+        let text = TextData::open(env!("CARGO_MANIFEST_DIR").as_ref()).unwrap();
+        let layout = ParallelConfig::new().with_tensor(2).with_data(2);
+        let run = World::threads(4).unwrap().run(|rank| {
+            let groups = Groups::new(&layout, &rank)?;
+            let model = TransformerConfig {
+                context: 8,
+                hidden: 8,
+                layers: 1,
+                heads: 2,
+                ..TransformerConfig::gpt2()
+            };
+            let device = Device::flex();
+            let model = Transformer::on(&model, &groups, &device, 1, false)?;
+            let config = TrainConfig {
+                steps: 1,
+                warmup_steps: 1,
+                ..TrainConfig::default()
+            };
+            let mut trainer = Trainer::new(model, &groups, &device, &config)?;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(trainer.fit(&text, &mut Silent)?)
+        });
+        run.unwrap();
+    });
+    let names = names.0.lock().unwrap();
+    for expected in [
+        "run > step",
+        "step > forward",
+        "forward > collective.start",
+        "step > backward",
+        "backward > weight_gradient",
+        "backward > collective.wait",
+        "step > reduce_gradients",
+        "reduce_gradients > collective.start",
+        "step > gradient_norm",
+        "step > optimizer_step",
+        "optimizer_step > update",
+        "run > evaluate",
+    ] {
+        assert!(
+            names.contains(expected),
+            "{expected} is not among {names:#?}"
+        );
+    }
+}
