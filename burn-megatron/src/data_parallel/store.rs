@@ -5,12 +5,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
-use crate::nn::door::GradientSink;
+use crate::nn::door::{Deferred, DeferringSink, GradientSink, LaterGradient};
 
 /// One slot per parameter of the table: the sum of the gradients of all uses and micro-batches.
-#[derive(Debug)]
 pub(super) struct GradientStore {
     slots: Mutex<Vec<Slot>>,
+    /// Weight gradients that are put off; none where they are computed at once.
+    deferred: Mutex<Option<Vec<Deferred>>>,
     /// The ranks (number of dims) of the parameters, to bring gradients into one dimension.
     ranks: Vec<usize>,
 }
@@ -28,6 +29,7 @@ impl GradientStore {
     pub fn new(ranks: Vec<usize>) -> Self {
         Self {
             slots: Mutex::new(vec![Slot::default(); ranks.len()]),
+            deferred: Mutex::new(None),
             ranks,
         }
     }
@@ -38,7 +40,17 @@ impl GradientStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl std::fmt::Debug for GradientStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GradientStore of {} parameters", self.ranks.len())
     }
 }
 
@@ -59,6 +71,28 @@ impl GradientSink for GradientStore {
             Some(sum) => sum + gradient,
             None => gradient,
         });
+    }
+
+    fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
+        // The lock is not held while a gradient is computed.
+        if let Some(deferred) = &mut *lock(&self.deferred) {
+            deferred.push((index, gradient));
+            return;
+        }
+        self.accumulate(index, gradient());
+    }
+}
+
+impl DeferringSink for GradientStore {
+    fn set_deferring(&self, deferring: bool) {
+        *lock(&self.deferred) = deferring.then(Vec::new);
+    }
+
+    fn take_deferred(&self) -> Vec<Deferred> {
+        lock(&self.deferred)
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 }
 

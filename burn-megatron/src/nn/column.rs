@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::linear::{InputLies, linear};
+use super::linear::{InputLies, Weight, linear};
 use super::{BuildError, Init, ParameterSpec, Placement, Scope, Section, value_at};
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -149,7 +149,7 @@ impl ColumnParallelLinear {
     ///
     /// Under sequence parallelism the input is `[batch, seq / tensor, in]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let weight = value_at(&self.weight, &x);
+        let weight = Weight::of(&self.weight, &x);
         let bias = self.bias.as_ref().map(|bias| value_at(bias, &x));
         let comm = self.comm.clone();
         let input = match (comm.size(), self.sequence_parallel) {

@@ -26,6 +26,27 @@ pub trait GradientSink: Send + Sync + 'static {
 
     /// Takes the gradient of one use, a plain tensor of the parameter's shape.
     fn accumulate(&self, index: usize, gradient: DispatchTensor);
+
+    /// Takes a weight gradient that is still to be computed. A sink that can put it off does so
+    /// while it is told to ([`DeferringSink`]); any other computes it at once.
+    fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
+        self.accumulate(index, gradient());
+    }
+}
+
+/// The computation of a weight gradient.
+pub type LaterGradient = Box<dyn FnOnce() -> DispatchTensor + Send>;
+
+/// A weight gradient that was put off, with the index of its parameter.
+pub type Deferred = (usize, LaterGradient);
+
+/// A sink that can put off weight gradients, so that a backward computes input gradients only.
+pub trait DeferringSink: GradientSink {
+    /// From now on weight gradients are put off, or computed at once.
+    fn set_deferring(&self, deferring: bool);
+
+    /// What was put off since the last call.
+    fn take_deferred(&self) -> Vec<Deferred>;
 }
 
 thread_local! {
@@ -73,9 +94,9 @@ pub struct Door {
 
 /// To which sink, and as which parameter.
 #[derive(Clone)]
-struct Exit {
-    index: usize,
-    sink: Arc<dyn GradientSink>,
+pub(super) struct Exit {
+    pub index: usize,
+    pub sink: Arc<dyn GradientSink>,
 }
 
 impl fmt::Debug for Exit {
@@ -90,6 +111,11 @@ impl Door {
         Self {
             exit: Exit { index, sink },
         }
+    }
+
+    /// For an operation that hands over the gradient itself, instead of through [`Self::apply`].
+    pub(super) fn exit(&self) -> &Exit {
+        &self.exit
     }
 }
 

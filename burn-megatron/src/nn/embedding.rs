@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 
-use super::linear::{InputLies, SEQUENCE_DIM, linear};
+use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
 use super::{BuildError, Init, ParameterSpec, Place, Placement, Scope, Section, value_at};
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -201,13 +201,13 @@ impl OutputLayer {
     ///
     /// `embedding` gives the weight where this layer has none.
     pub fn forward(&self, x: Tensor<3>, embedding: &VocabParallelEmbedding) -> Tensor<3> {
-        let weight = value_at(self.weight.as_ref().unwrap_or(&embedding.weight), &x);
+        let weight = Weight::of(self.weight.as_ref().unwrap_or(&embedding.weight), &x);
         let comm = self.comm.clone();
         let input = match (comm.size(), self.sequence_parallel) {
             (1, _) => InputLies::Local,
             (_, false) => InputLies::Replicated(comm),
             (_, true) => InputLies::SplitSequence(comm),
         };
-        linear(x, weight.transpose(), None, input)
+        linear(x, weight.transposed(), None, input)
     }
 }

@@ -1,6 +1,7 @@
 //! The matrix product of the parallel layers, with its communication in the backward.
 
 use burn::backend::DispatchTensor;
+use burn::module::Param;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 
@@ -8,6 +9,9 @@ use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
 use crate::comm::ReduceOp;
+
+use super::door::{Door, Exit};
+use super::value_at;
 
 /// The dimension of the sequence in `[batch, seq, hidden]`.
 pub const SEQUENCE_DIM: usize = 1;
@@ -23,6 +27,55 @@ pub enum InputLies {
     SplitSequence(Comm),
 }
 
+/// The weight of a linear layer, and the way that its gradient takes.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    tensor: Tensor<2>,
+    exit: Option<Exit>,
+    transposed: bool,
+}
+
+impl Weight {
+    /// The weight `[in, out]` of a layer with the input `x`.
+    ///
+    /// Behind a [`Door`] the product itself hands the gradient over, so that it can be put off.
+    pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
+        let door = param.reparameterization::<Door>();
+        match door.filter(|_| x.is_autodiff() && x.is_tracked()) {
+            Some(door) => {
+                let exit = door.exit().clone();
+                exit.sink.expect(exit.index);
+                Self {
+                    tensor: param.base(),
+                    exit: Some(exit),
+                    transposed: false,
+                }
+            }
+            None => value_at(param, x).into(),
+        }
+    }
+
+    /// The same weight, stored as `[out, in]`.
+    pub fn transposed(self) -> Self {
+        Self {
+            tensor: self.tensor.transpose(),
+            transposed: !self.transposed,
+            ..self
+        }
+    }
+}
+
+impl From<Tensor<2>> for Weight {
+    /// A weight whose gradient stays in the graph.
+    fn from(tensor: Tensor<2>) -> Self {
+        Self {
+            tensor,
+            exit: None,
+            transposed: false,
+        }
+    }
+}
+
 /// `x weight + bias`: `[batch, seq, in]`, `[in, out]`, `[out]` to `[batch, seq, out]`.
 ///
 /// Where the gradients of the ranks must be summed, that collective is under way while the weight
@@ -30,18 +83,34 @@ pub enum InputLies {
 /// it again while it computes the input gradient (Korthikanti et al. 2022, arXiv:2205.05198).
 pub fn linear(
     x: Tensor<3>,
-    weight: Tensor<2>,
+    weight: impl Into<Weight>,
     bias: Option<Tensor<1>>,
     input: InputLies,
 ) -> Tensor<3> {
-    let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
+    let Weight {
+        tensor,
+        exit,
+        transposed,
+    } = weight.into();
+    let mut inputs = vec![x.into_dispatch(), tensor.into_dispatch()];
     inputs.extend(bias.map(Tensor::into_dispatch));
-    apply(inputs, Linear { input })
+    apply(
+        inputs,
+        Linear {
+            input,
+            exit,
+            transposed,
+        },
+    )
 }
 
 #[derive(Debug)]
 struct Linear {
     input: InputLies,
+    /// Where the weight gradient goes, if not into the graph.
+    exit: Option<Exit>,
+    /// Whether it goes there as `[out, in]`.
+    transposed: bool,
 }
 
 impl Function for Linear {
@@ -69,7 +138,7 @@ impl Function for Linear {
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let (x, weight) = (tensor::<3>(&saved[0]), tensor::<2>(&saved[1]));
-        let (needs_x, needs_weight) = (needed[0], needed[1]);
+        let (needs_x, needs_weight) = (needed[0], needed[1] || self.exit.is_some());
         let gradient = Tensor::<3>::from_dispatch(gradient);
         let [batch, seq, _] = gradient.dims();
         let gradient = rows(gradient);
@@ -92,11 +161,23 @@ impl Function for Linear {
                 InputLies::SplitSequence(comm) => start_reduce_scatter(dx, SEQUENCE_DIM, comm),
             }
         });
-        let weight_gradient = needs_weight.then(|| {
-            let x = x.wait();
-            let _span = tracing::trace_span!("weight_gradient").entered();
-            rows(x).transpose().matmul(gradient.clone())
-        });
+        let weight_gradient = match &self.exit {
+            Some(exit) => {
+                let (gradient, transposed) = (gradient.clone(), self.transposed);
+                let later = move || {
+                    let product = weight_gradient(x.wait(), gradient);
+                    let product = if transposed {
+                        product.transpose()
+                    } else {
+                        product
+                    };
+                    product.into_dispatch()
+                };
+                exit.sink.accumulate_later(exit.index, Box::new(later));
+                None
+            }
+            None => needs_weight.then(|| weight_gradient(x.wait(), gradient.clone())),
+        };
         let bias_gradient = needed.get(2).is_some_and(|needed| *needed).then(|| {
             let sum: Tensor<2> = gradient.sum_dim(0);
             sum.squeeze_dim::<1>(0)
@@ -112,6 +193,12 @@ impl Function for Linear {
         }
         gradients
     }
+}
+
+/// `[in, out]`
+fn weight_gradient(x: Tensor<3>, gradient: Tensor<2>) -> Tensor<2> {
+    let _span = tracing::trace_span!("weight_gradient").entered();
+    rows(x).transpose().matmul(gradient)
 }
 
 fn tensor<const D: usize>(tensor: &DispatchTensor) -> Tensor<D> {

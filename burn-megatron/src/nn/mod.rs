@@ -45,7 +45,7 @@ pub use door::value_at;
 pub use dropout::{Dropout, Lies};
 pub use embedding::{LearnedPositions, OutputLayer, VocabParallelEmbedding, Vocabulary};
 pub use init::Init;
-pub use linear::{InputLies, SEQUENCE_DIM, linear};
+pub use linear::{InputLies, SEQUENCE_DIM, Weight, linear};
 pub use loss::VocabParallelCrossEntropy;
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub use norm::{Norm, NormKind};

@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::linear::{InputLies, SEQUENCE_DIM, linear};
+use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
 use super::{BuildError, Init, ParameterSpec, Placement, Scope, value_at};
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -113,7 +113,7 @@ impl RowParallelLinear {
             true => x,
             false => collective::split(x, 2, &self.comm),
         };
-        let weight = value_at(&self.weight, &x);
+        let weight = Weight::of(&self.weight, &x);
         let partial = linear(x, weight, None, InputLies::Local);
         let y = match self.sequence_parallel {
             true => collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm),
