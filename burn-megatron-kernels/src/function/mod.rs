@@ -2,7 +2,7 @@
 //!
 //! [`apply`] runs a [`Function`] on any number of inputs up to [`MAX_INPUTS`]. Both directions see
 //! plain tensors (no autodiff), whatever the backend, so a function is written once on
-//! `Tensor<D>`. The part that reaches into Burn's backend traits stands in [`mod@backend`].
+//! `Tensor<D>`. The part that reaches into Burn's backend traits stands in `backend.rs`.
 
 use std::fmt::Debug;
 use std::sync::Arc;
