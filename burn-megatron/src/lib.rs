@@ -13,6 +13,7 @@
 //! | [`comm`] | collectives between ranks; the engine whose ranks are threads |
 //! | [`collective`] | the same on tensors, each forward with its backward |
 //! | [`nn`] | parallel layers, and the table of how their parameters lie |
+//! | [`pipeline`] | schedules, and the engine that runs them |
 //! | [`data_parallel`] | gradients of any Burn module, summed over the ranks |
 //! | [`optim`] | AdamW, the global gradient norm |
 //! | [`data`] | text, sampled independently of the layout |
@@ -53,6 +54,7 @@ pub mod device;
 pub mod mesh;
 pub mod nn;
 pub mod optim;
+pub mod pipeline;
 pub mod train;
 pub mod verify;
 

@@ -6,8 +6,10 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::Groups;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::{BuildError, ParallelModule, Scope};
+use burn_megatron::pipeline::engine::Output;
+use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::train::LanguageModel;
-use burn_megatron::verify::Subject;
+use burn_megatron::verify::{StageCall, Subject};
 
 use crate::{Transformer, TransformerConfig};
 
@@ -33,6 +35,18 @@ impl TransformerSubject {
             draws.push(((u64::from(word) * below as u64) >> 32) as i64);
         });
         draws
+    }
+
+    /// Tokens and targets `[samples, context]`, on the device on which `verify` runs.
+    fn batch(&self, step: usize, samples: Range<usize>) -> (Tensor<2, Int>, Tensor<2, Int>) {
+        let shape = [samples.len(), self.config.context];
+        let device = Device::flex().autodiff();
+        let rows = |row: &dyn Fn(usize) -> Vec<i64>| {
+            let data = TensorData::new(samples.clone().flat_map(row).collect(), shape);
+            Tensor::<2, Int>::from_data(data, &device)
+        };
+        let tokens = rows(&|sample| self.tokens(step, sample));
+        (tokens, rows(&|sample| self.targets(step, sample)))
     }
 
     fn tokens(&self, step: usize, sample: usize) -> Vec<i64> {
@@ -94,14 +108,27 @@ impl Subject for TransformerSubject {
         samples: Range<usize>,
         offset: Tensor<3>,
     ) -> Tensor<1> {
-        let shape = [samples.len(), self.config.context];
-        let device = offset.device();
-        let rows = |row: &dyn Fn(usize) -> Vec<i64>| {
-            let data = TensorData::new(samples.clone().flat_map(row).collect(), shape);
-            Tensor::<2, Int>::from_data(data, &device)
-        };
-        let tokens = rows(&|sample| self.tokens(step, sample));
-        let targets = rows(&|sample| self.targets(step, sample));
+        let (tokens, targets) = self.batch(step, samples);
         model.losses(tokens, targets, Some(offset)).sum()
+    }
+
+    fn layers(&self) -> usize {
+        self.config.layers
+    }
+
+    fn build_stages(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+        stages: &[(usize, StageLayout)],
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        let scope = Scope::with(groups, device, self.seed, DType::F64);
+        self.config.init_stages(scope, sequence_parallel, stages)
+    }
+
+    fn stage(&self, model: &Transformer, call: StageCall) -> Output {
+        let (tokens, targets) = self.batch(call.step, call.samples);
+        model.forward_stage(call.stage, call.input, tokens, targets, call.offset)
     }
 }

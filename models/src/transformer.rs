@@ -1,5 +1,7 @@
 //! The decoder-only transformer.
 
+use std::ops::Range;
+
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm};
@@ -9,22 +11,28 @@ use burn_megatron::nn::{
     RotaryTable, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding,
     Vocabulary,
 };
+use burn_megatron::pipeline::engine::Output;
+use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::train::LanguageModel;
 
 use crate::{Block, Positions, TransformerConfig};
 
-/// A GPT-2 or a Llama, depending on its config.
+/// A GPT-2 or a Llama, depending on its config: the whole, or the stages of one pipeline rank.
 ///
 /// Its forward knows no ranks, but for the entry into the sequence-parallel region, where the
 /// residual stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
 #[derive(Module, Debug)]
 pub struct Transformer {
-    embedding: VocabParallelEmbedding,
+    /// For the first stage; for the last one as well, where the output is tied to it.
+    embedding: Option<VocabParallelEmbedding>,
     positions: Option<LearnedPositions>,
     dropout: Dropout,
+    /// Those of all stages of this rank.
     blocks: Vec<Block>,
-    norm: Norm,
-    output: OutputLayer,
+    norm: Option<Norm>,
+    output: Option<OutputLayer>,
+    #[module(skip)]
+    stages: Vec<Part>,
     #[module(skip)]
     rotary: Option<RotaryTable>,
     #[module(skip)]
@@ -48,8 +56,71 @@ impl TransformerConfig {
         scope: Scope,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        let model = Transformer::new(self, sequence_parallel, &scope)?;
-        scope.finish(model)
+        self.init_stages(
+            scope,
+            sequence_parallel,
+            &[(0, StageLayout::whole(self.layers))],
+        )
+    }
+
+    /// Builds the stages of one pipeline rank, given as their numbers and what is in them.
+    ///
+    /// # Errors
+    ///
+    /// See [`init`](Self::init).
+    pub fn init_stages(
+        &self,
+        scope: Scope,
+        sequence_parallel: bool,
+        stages: &[(usize, StageLayout)],
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        let model = Transformer::new(self, sequence_parallel, &scope, stages)?;
+        let layers: Vec<usize> = stages
+            .iter()
+            .flat_map(|(_, stage)| stage.layers.clone())
+            .collect();
+        // Blocks are numbered from 0 on each rank, and by their layer in the whole model.
+        scope.finish_part(model, |path| {
+            let Some(rest) = path.strip_prefix("blocks.") else {
+                return path;
+            };
+            let block = rest
+                .split_once('.')
+                .and_then(|(block, rest)| Some((layers.get(block.parse::<usize>().ok()?)?, rest)));
+            match block {
+                Some((layer, rest)) => format!("blocks.{layer}.{rest}"),
+                None => path,
+            }
+        })
+    }
+}
+
+/// A stage of this rank.
+#[derive(Clone, Debug)]
+struct Part {
+    stage: usize,
+    embedding: bool,
+    /// Indices into the blocks of this rank.
+    blocks: Range<usize>,
+    loss: bool,
+}
+
+impl Part {
+    /// The parts of `stages`, their blocks numbered on from one to the next.
+    fn number(stages: &[(usize, StageLayout)]) -> Vec<Self> {
+        let mut first = 0;
+        let part = |(stage, layout): &(usize, StageLayout)| {
+            let blocks = first..first + layout.layers.len();
+            first = blocks.end;
+            let (embedding, loss) = (layout.embedding, layout.loss);
+            Self {
+                stage: *stage,
+                embedding,
+                blocks,
+                loss,
+            }
+        };
+        stages.iter().map(part).collect()
     }
 }
 
@@ -58,6 +129,7 @@ impl Transformer {
         config: &TransformerConfig,
         sequence_parallel: bool,
         scope: &Scope,
+        stages: &[(usize, StageLayout)],
     ) -> Result<Self, BuildError> {
         let head_width = config.check(scope.place().size, sequence_parallel)?;
         let (place, init) = (scope.place(), Init::Normal(config.init_std));
@@ -76,35 +148,53 @@ impl Transformer {
             Block::new(config, head_width, sequence_parallel, &scope)
         };
         let comm = scope.groups().tensor().clone();
-        Ok(Self {
-            embedding: VocabParallelEmbedding::new(
-                vocabulary,
-                hidden,
-                init,
-                sequence_parallel,
-                &scope.child("embedding"),
-            )?,
-            positions: learned.then(|| {
-                let scope = scope.child("positions");
-                LearnedPositions::new(config.context, hidden, init, sequence_parallel, &scope)
-            }),
-            dropout: Dropout::new(config.dropout, &scope.child("dropout"))?,
-            blocks: (0..config.layers).map(block).collect::<Result<_, _>>()?,
-            norm: Norm::new(
-                config.norm,
-                hidden,
-                config.norm_epsilon,
-                sequence_parallel,
-                &scope.child("norm"),
-            ),
-            output: OutputLayer::new(
+        let first = stages.iter().any(|(_, stage)| stage.embedding);
+        let last = stages.iter().any(|(_, stage)| stage.loss);
+        let embedding = || {
+            let scope = scope.child("embedding");
+            // A tied weight that is needed on two ranks is held by both.
+            let scope = if first && last {
+                scope
+            } else {
+                scope.at_both_ends_if(config.tied)
+            };
+            VocabParallelEmbedding::new(vocabulary, hidden, init, sequence_parallel, &scope)
+        };
+        let output = || {
+            let scope = scope.child("output");
+            OutputLayer::new(
                 vocabulary,
                 hidden,
                 init,
                 config.tied,
                 sequence_parallel,
-                &scope.child("output"),
-            )?,
+                &scope,
+            )
+        };
+        Ok(Self {
+            embedding: (first || last && config.tied).then(embedding).transpose()?,
+            positions: (first && learned).then(|| {
+                let scope = scope.child("positions");
+                LearnedPositions::new(config.context, hidden, init, sequence_parallel, &scope)
+            }),
+            dropout: Dropout::new(config.dropout, &scope.child("dropout"))?,
+            blocks: stages
+                .iter()
+                .flat_map(|(_, stage)| stage.layers.clone())
+                .map(block)
+                .collect::<Result<_, _>>()?,
+            norm: last.then(|| {
+                let scope = scope.child("norm");
+                Norm::new(
+                    config.norm,
+                    hidden,
+                    config.norm_epsilon,
+                    sequence_parallel,
+                    &scope,
+                )
+            }),
+            output: last.then(output).transpose()?,
+            stages: Part::number(stages),
             rotary: rotary.map(|base| {
                 RotaryTable::new(
                     config.context,
@@ -148,9 +238,12 @@ impl Transformer {
         config.init(scope, sequence_parallel)
     }
 
-    /// This rank's logits: `[batch, seq]` to `[batch, seq, padded vocabulary / tensor]`.
-    fn local_logits(&self, tokens: Tensor<2, Int>, offset: Option<Tensor<3>>) -> Tensor<3> {
-        let mut x = self.embedding.forward(tokens);
+    /// Tokens `[batch, seq]` to the residual stream.
+    fn embed(&self, tokens: Tensor<2, Int>, offset: Option<Tensor<3>>) -> Tensor<3> {
+        let Some(embedding) = &self.embedding else {
+            not_here("the embedding")
+        };
+        let mut x = embedding.forward(tokens);
         if let Some(offset) = offset {
             x = x + match self.lies {
                 Lies::Whole => offset,
@@ -162,12 +255,62 @@ impl Transformer {
         if let Some(positions) = &self.positions {
             x = positions.forward(x);
         }
-        x = self.dropout.forward(x, self.lies);
-        for block in &self.blocks {
-            x = block.forward(x, self.rotary.as_ref(), self.lies);
-        }
-        self.output.forward(self.norm.forward(x), &self.embedding)
+        self.dropout.forward(x, self.lies)
     }
+
+    fn run_blocks(&self, part: &Part, x: Tensor<3>) -> Tensor<3> {
+        let blocks = self.blocks[part.blocks.clone()].iter();
+        blocks.fold(x, |x, block| {
+            block.forward(x, self.rotary.as_ref(), self.lies)
+        })
+    }
+
+    /// The residual stream to this rank's logits `[batch, seq, padded vocabulary / tensor]`.
+    fn head(&self, x: Tensor<3>) -> Tensor<3> {
+        match (&self.norm, &self.output) {
+            (Some(norm), Some(output)) => output.forward(norm.forward(x), self.embedding.as_ref()),
+            _ => not_here("the output layer"),
+        }
+    }
+
+    fn local_logits(&self, tokens: Tensor<2, Int>, offset: Option<Tensor<3>>) -> Tensor<3> {
+        let x = self.embed(tokens, offset);
+        let x = self
+            .stages
+            .iter()
+            .fold(x, |x, part| self.run_blocks(part, x));
+        self.head(x)
+    }
+
+    /// Runs a stage of this rank. The first one has no `input`; `tokens`, `targets` and `offset`
+    /// are as in [`LanguageModel::losses`].
+    pub fn forward_stage(
+        &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        tokens: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+        offset: Option<Tensor<3>>,
+    ) -> Output {
+        let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
+            not_here(&format!("stage {stage}"))
+        };
+        let x = match input {
+            Some(x) => x,
+            None if part.embedding => self.embed(tokens, offset),
+            None => not_here("an input"),
+        };
+        let x = self.run_blocks(part, x);
+        match part.loss {
+            true => Output::Loss(self.loss.forward(self.head(x), targets).sum()),
+            false => Output::Activation(x),
+        }
+    }
+}
+
+/// A stage was asked for what its rank does not hold: a mistake of the program that built it.
+fn not_here(what: &str) -> ! {
+    panic!("{what} is not on this rank of the pipeline")
 }
 
 impl LanguageModel for Transformer {

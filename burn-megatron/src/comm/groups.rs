@@ -15,6 +15,9 @@ pub struct Groups {
     world: Arc<dyn Communicator>,
     tensor: Arc<dyn Communicator>,
     data: Arc<dyn Communicator>,
+    pipeline: Arc<dyn Communicator>,
+    stage: Arc<dyn Communicator>,
+    ends: Arc<dyn Communicator>,
 }
 
 /// Groups that cannot be formed.
@@ -51,7 +54,7 @@ impl Groups {
     /// is missing or has another config.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, GroupsError> {
         let mesh = Mesh::new(config, rank.size())?;
-        for axis in [Axis::Context, Axis::Expert, Axis::Pipeline] {
+        for axis in [Axis::Context, Axis::Expert] {
             let size = mesh.size(axis);
             if size > 1 {
                 return Err(GroupsError::Unused { axis, size });
@@ -66,13 +69,15 @@ impl Groups {
     ///
     /// [`CommError`] when the ranks do not come or do not agree.
     pub fn over(mesh: Mesh, world: Arc<dyn Communicator>) -> Result<Self, CommError> {
-        let along = |axis: Axis| world.split(&axis.to_string(), &mesh.groups(&[axis]));
-        let (tensor, data) = (along(Axis::Tensor)?, along(Axis::Data)?);
+        let over = |name: &str, axes: &[Axis]| world.split(name, &mesh.groups(axes));
         Ok(Self {
             rank: world.rank(),
+            tensor: over("tensor", &[Axis::Tensor])?,
+            data: over("data", &[Axis::Data])?,
+            pipeline: over("pipeline", &[Axis::Pipeline])?,
+            stage: over("stage", &[Axis::Tensor, Axis::Data])?,
+            ends: world.split("ends", &ends(&mesh))?,
             mesh: Arc::new(mesh),
-            tensor,
-            data,
             world,
         })
     }
@@ -85,7 +90,10 @@ impl Groups {
             rank: 0,
             world: solo.clone(),
             tensor: solo.clone(),
-            data: solo,
+            data: solo.clone(),
+            pipeline: solo.clone(),
+            stage: solo.clone(),
+            ends: solo,
         }
     }
 
@@ -127,6 +135,21 @@ impl Groups {
         &self.data
     }
 
+    /// The ranks that differ from this one in the pipeline axis alone.
+    pub fn pipeline(&self) -> &Arc<dyn Communicator> {
+        &self.pipeline
+    }
+
+    /// The ranks that hold the same stages: tensor and data axis.
+    pub fn stage(&self) -> &Arc<dyn Communicator> {
+        &self.stage
+    }
+
+    /// The first and the last rank of this pipeline; a rank between them is alone.
+    pub fn ends(&self) -> &Arc<dyn Communicator> {
+        &self.ends
+    }
+
     /// The same groups with another communicator for the tensor axis: for wrappers that record,
     /// delay or disturb the calls of some layer.
     pub fn with_tensor(mut self, tensor: Arc<dyn Communicator>) -> Self {
@@ -151,4 +174,23 @@ impl Groups {
         let groups: Vec<_> = ranks.chunks(size).map(<[usize]>::to_vec).collect();
         self.tensor.split(&format!("tensor/{size}"), &groups)
     }
+}
+
+/// First and last rank of each pipeline together, all others alone.
+fn ends(mesh: &Mesh) -> Vec<Vec<usize>> {
+    let mut groups = vec![];
+    for pipeline in mesh.groups(&[Axis::Pipeline]) {
+        match pipeline[..] {
+            [first, .., last] => {
+                groups.push(vec![first, last]);
+                groups.extend(
+                    pipeline[1..pipeline.len() - 1]
+                        .iter()
+                        .map(|rank| vec![*rank]),
+                );
+            }
+            _ => groups.push(pipeline),
+        }
+    }
+    groups
 }

@@ -61,6 +61,8 @@ impl Gradients {
         sum_together(&mut flat, |_| true, groups.data());
         let partial = |index: usize| table.entries()[index].partial_gradient;
         sum_together(&mut flat, partial, groups.tensor());
+        let at_both_ends = |index: usize| table.entries()[index].at_both_ends;
+        sum_together(&mut flat, at_both_ends, groups.ends());
         for (replicas, comm) in &shared.0 {
             sum_shared(&mut flat, table, groups.place(), *replicas, comm);
         }

@@ -17,7 +17,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::collective::{Comm, from_buffer, to_buffer};
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
-use crate::nn::door::{Door, GradientSink, with_anchor};
+use crate::nn::door::{DeferringSink, Door, GradientSink, with_anchor};
 use crate::nn::{ParallelModule, ParameterTable, Placement, Position};
 
 mod gradients;
@@ -142,6 +142,11 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.groups
     }
 
+    /// Where the gradients go, for whoever runs the backward.
+    pub fn sink(&self) -> Arc<dyn DeferringSink> {
+        self.store.clone()
+    }
+
     /// The position of the module's random streams.
     pub fn position(&self) -> &Position {
         &self.position
@@ -246,11 +251,11 @@ fn check_same_table(table: &ParameterTable, groups: &Groups) -> Result<(), DataP
         (&entry.path, &entry.shape, format!("{:?}", entry.placement)).hash(&mut hasher);
     }
     let own = hasher.finish() as i64;
-    let all = i64s(groups.world().all_gather(Buffer::from(vec![own]))?);
+    let all = i64s(groups.stage().all_gather(Buffer::from(vec![own]))?);
     match all.iter().position(|other| *other != own) {
         Some(other) => Err(DataParallelError::OtherModel {
             rank: groups.rank(),
-            other,
+            other: groups.stage().group().ranks()[other],
         }),
         None => Ok(()),
     }
@@ -269,7 +274,7 @@ impl ModuleMapper for Detach<'_> {
         let entry = &self.table.entries()[self.next];
         self.next += 1;
         let holders = match entry.placement {
-            Placement::Replicated => self.groups.world(),
+            Placement::Replicated => self.groups.stage(),
             Placement::Split { .. } => self.groups.data(),
         };
         param.map(|tensor| {

@@ -199,9 +199,21 @@ impl OutputLayer {
     /// `[batch, seq, hidden]` (`[batch, seq / tensor, hidden]` under sequence parallelism) to this
     /// rank's logits `[batch, seq, padded vocabulary / tensor]`.
     ///
-    /// `embedding` gives the weight where this layer has none.
-    pub fn forward(&self, x: Tensor<3>, embedding: &VocabParallelEmbedding) -> Tensor<3> {
-        let weight = Weight::of(self.weight.as_ref().unwrap_or(&embedding.weight), &x);
+    /// `embedding` gives the weight where this layer has none, and can be left out where it has.
+    ///
+    /// # Panics
+    ///
+    /// Without an embedding, where the weight is tied to it.
+    pub fn forward<'a>(
+        &self,
+        x: Tensor<3>,
+        embedding: impl Into<Option<&'a VocabParallelEmbedding>>,
+    ) -> Tensor<3> {
+        let tied = embedding.into().map(|embedding| &embedding.weight);
+        let Some(weight) = self.weight.as_ref().or(tied) else {
+            panic!("an output layer that is tied to the embedding was given none")
+        };
+        let weight = Weight::of(weight, &x);
         let comm = self.comm.clone();
         let input = match (comm.size(), self.sequence_parallel) {
             (1, _) => InputLies::Local,

@@ -65,6 +65,7 @@ mod tests {
             shape: vec![5, 16],
             placement,
             partial_gradient: false,
+            at_both_ends: false,
             decay: true,
         }
     }

@@ -20,6 +20,7 @@ pub struct Scope {
     shared: Arc<Shared>,
     groups: Groups,
     path: String,
+    at_both_ends: bool,
 }
 
 #[derive(Debug)]
@@ -133,16 +134,15 @@ impl Scope {
             shared: Arc::new(shared),
             groups: groups.clone(),
             path: String::new(),
+            at_both_ends: false,
         }
     }
 
     /// The scope of the field `name`, or of the element of a list.
     pub fn child(&self, name: impl Display) -> Self {
-        let path = self.join(name);
         Self {
-            shared: self.shared.clone(),
-            groups: self.groups.clone(),
-            path,
+            path: self.join(name),
+            ..self.clone()
         }
     }
 
@@ -150,6 +150,15 @@ impl Scope {
     pub fn with_groups(&self, groups: Groups) -> Self {
         Self {
             groups,
+            ..self.clone()
+        }
+    }
+
+    /// The same place, for parameters of which it is said whether the first and the last rank of
+    /// the pipeline both hold them.
+    pub fn at_both_ends_if(&self, at_both_ends: bool) -> Self {
+        Self {
+            at_both_ends,
             ..self.clone()
         }
     }
@@ -216,6 +225,7 @@ impl Scope {
             placement,
             partial_gradient,
             decay,
+            at_both_ends: self.at_both_ends,
         };
         let (place, key) = (self.place(), stream_key(self.shared.seed, &entry.path));
         let data = TensorData::new(init.values(&entry, place, key), entry.local_shape(place));
@@ -235,13 +245,23 @@ impl Scope {
     /// [`TableError`] when a parameter was built without a scope, or under another path than the
     /// one it has in the module.
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
-        let declared = self
-            .shared
-            .declared
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let table = ParameterTable::new(&module, declared, self.place())?;
+        self.finish_part(module, |path| path)
+    }
+
+    /// Closes the part of a model that lies on this rank. `rename` turns a path in `module` into
+    /// the one that the parameter has in the whole model, under which it was built.
+    ///
+    /// # Errors
+    ///
+    /// See [`finish`](Self::finish).
+    pub fn finish_part<M: Module>(
+        self,
+        module: M,
+        rename: impl Fn(String) -> String,
+    ) -> Result<ParallelModule<M>, BuildError> {
+        let declared = self.shared.declared.lock();
+        let declared = declared.unwrap_or_else(PoisonError::into_inner).clone();
+        let table = ParameterTable::of_part(&module, declared, self.place(), rename)?;
         Ok(ParallelModule {
             module,
             table,

@@ -25,6 +25,9 @@ pub struct ParameterEntry {
     pub partial_gradient: bool,
     /// Whether the optimizer's weight decay applies to it.
     pub decay: bool,
+    /// Whether the first and the last rank of the pipeline both hold it (a tied embedding): their
+    /// gradients are parts of a sum, and it counts once, on the first.
+    pub at_both_ends: bool,
 }
 
 impl ParameterEntry {
@@ -85,6 +88,21 @@ impl ParameterTable {
         declared: Vec<ParameterEntry>,
         place: Place,
     ) -> Result<Self, TableError> {
+        Self::of_part(module, declared, place, |path| path)
+    }
+
+    /// The table of a part of a model. `rename` turns a path in `module` into the one that the
+    /// parameter has in the whole model.
+    ///
+    /// # Errors
+    ///
+    /// See [`new`](Self::new).
+    pub fn of_part<M: Module>(
+        module: &M,
+        declared: Vec<ParameterEntry>,
+        place: Place,
+        rename: impl Fn(String) -> String,
+    ) -> Result<Self, TableError> {
         let mut by_path = BTreeMap::new();
         for entry in declared {
             if let Some(entry) = by_path.insert(entry.path.clone(), entry) {
@@ -92,6 +110,10 @@ impl ParameterTable {
             }
         }
         let found = shapes(module);
+        let found: Vec<_> = found
+            .into_iter()
+            .map(|(path, shape)| (rename(path), shape))
+            .collect();
         let paths: BTreeSet<_> = found.iter().map(|(path, _)| path).collect();
         let missing: Vec<_> = by_path
             .keys()
@@ -137,6 +159,7 @@ impl ParameterTable {
             shape,
             placement: Placement::Replicated,
             partial_gradient: false,
+            at_both_ends: false,
         };
         Self {
             entries: shapes(module).into_iter().map(entry).collect(),

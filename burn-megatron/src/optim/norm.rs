@@ -3,13 +3,15 @@
 use burn::module::Module;
 use burn::tensor::{ElementConversion, Tensor};
 
+use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::data_parallel::{DistributedDataParallel, Gradients, owned};
 
 /// The 2-norm of the whole model's gradient, the same on every rank.
 ///
 /// A replicated parameter is counted on the first rank of the tensor axis only, a shared section on
-/// the first rank that holds it. Every rank of the tensor axis must come.
+/// the first rank that holds it, a parameter at both ends of the pipeline on the first stage. Every
+/// rank of the tensor and the pipeline axis must come.
 ///
 /// # Errors
 ///
@@ -21,7 +23,11 @@ pub fn global_norm<M: Module>(
     let _span = tracing::debug_span!("gradient_norm").entered();
     let place = ddp.groups().place();
     let mut squares = 0.0;
+    let first_stage = ddp.groups().pipeline().rank() == 0;
     for (gradient, entry) in gradients.flat.iter().zip(ddp.table().entries()) {
+        if entry.at_both_ends && !first_stage {
+            continue;
+        }
         let (shape, ranges) = owned(entry, place);
         for range in ranges {
             let part: Tensor<3> = match range.len() == shape[1] {
@@ -37,12 +43,14 @@ pub fn global_norm<M: Module>(
                 .elem::<f64>();
         }
     }
-    let sum = ddp
-        .groups()
-        .tensor()
-        .all_reduce(Buffer::from(vec![squares]), ReduceOp::Sum)?;
-    match sum {
-        Buffer::F64(sum) => Ok(sum[0].sqrt()),
+    let groups = ddp.groups();
+    let of_stage = sum(squares, groups.tensor())?;
+    Ok(sum(of_stage, groups.pipeline())?.sqrt())
+}
+
+fn sum(value: f64, comm: &Comm) -> Result<f64, CommError> {
+    match comm.all_reduce(Buffer::from(vec![value]), ReduceOp::Sum)? {
+        Buffer::F64(sum) => Ok(sum[0]),
         other => unreachable!("f64 went in, {} came out", other.dtype()),
     }
 }

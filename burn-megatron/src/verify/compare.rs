@@ -15,7 +15,7 @@ pub struct Difference {
 /// A layout against one rank; each entry is the worst of all ranks.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// Parameters whose initial weights are not bit-equal to those of one rank.
+    /// Parameters whose initial weights are not bit-equal to those of one rank, or that no rank holds.
     pub unequal_weights: Vec<String>,
     /// Parameters of which two ranks hold the same part with other bits, at any time.
     pub unequal_replicas: Vec<String>,
@@ -36,21 +36,30 @@ impl Comparison {
     pub fn worst(reference: &Observation, ranks: &[Observation]) -> Self {
         let all = || ranks.iter();
         Self {
-            unequal_weights: paths(all().flat_map(|rank| unequal(reference, rank))),
+            unequal_weights: paths(
+                all()
+                    .flat_map(|rank| unequal(reference, rank))
+                    .chain(missing(reference, ranks)),
+            ),
             unequal_replicas: paths(all().flat_map(|rank| rank.unequal_replicas.clone())),
             loss: worst(all().map(|rank| difference(&reference.losses, &rank.losses))),
             input_gradient: worst(
                 all().map(|rank| difference(&reference.input_gradient, &rank.input_gradient)),
             ),
             gradients: worst(
-                all().map(|rank| by_path(reference, &reference.gradients, &rank.gradients)),
+                all().map(|rank| by_path(reference, &reference.gradients, rank, &rank.gradients)),
             ),
             gradient_norm: worst(
                 all().map(|rank| difference(&[reference.gradient_norm], &[rank.gradient_norm])),
             ),
-            final_weights: worst(
-                all().map(|rank| by_path(reference, &reference.final_weights, &rank.final_weights)),
-            ),
+            final_weights: worst(all().map(|rank| {
+                by_path(
+                    reference,
+                    &reference.final_weights,
+                    rank,
+                    &rank.final_weights,
+                )
+            })),
         }
     }
 
@@ -89,19 +98,52 @@ fn paths(all: impl Iterator<Item = String>) -> Vec<String> {
 
 fn unequal(reference: &Observation, rank: &Observation) -> Vec<String> {
     let bits = |values: &Vec<f64>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let pairs = reference.initial_weights.iter().zip(&rank.initial_weights);
+    let pairs = matched(
+        reference,
+        &reference.initial_weights,
+        rank,
+        &rank.initial_weights,
+    );
     pairs
-        .zip(&reference.paths)
-        .filter(|((a, b), _)| bits(a) != bits(b))
-        .map(|(_, path)| path.clone())
+        .filter(|(_, expected, found)| expected.map(bits) != Some(bits(found)))
+        .map(|(path, ..)| path.clone())
         .collect()
 }
 
-fn by_path(reference: &Observation, expected: &[Vec<f64>], found: &[Vec<f64>]) -> Difference {
-    let each = expected.iter().zip(found).zip(&reference.paths);
-    worst(each.map(|((expected, found), path)| Difference {
+/// Parameters of the reference that no rank holds.
+fn missing(reference: &Observation, ranks: &[Observation]) -> Vec<String> {
+    let held = |path: &&String| ranks.iter().any(|rank| rank.paths.contains(path));
+    reference
+        .paths
+        .iter()
+        .filter(|path| !held(path))
+        .cloned()
+        .collect()
+}
+
+/// Each parameter that a rank of a layout holds, with what the reference has for it.
+fn matched<'a>(
+    reference: &'a Observation,
+    expected: &'a [Vec<f64>],
+    rank: &'a Observation,
+    found: &'a [Vec<f64>],
+) -> impl Iterator<Item = (&'a String, Option<&'a Vec<f64>>, &'a Vec<f64>)> {
+    rank.paths.iter().zip(found).map(move |(path, found)| {
+        let index = reference.paths.iter().position(|other| other == path);
+        (path, index.and_then(|index| expected.get(index)), found)
+    })
+}
+
+fn by_path(
+    reference: &Observation,
+    expected: &[Vec<f64>],
+    rank: &Observation,
+    found: &[Vec<f64>],
+) -> Difference {
+    let each = matched(reference, expected, rank, found);
+    worst(each.map(|(path, expected, found)| Difference {
         path: Some(path.clone()),
-        ..difference(expected, found)
+        ..difference(expected.map_or(&[], Vec::as_slice), found)
     }))
 }
 

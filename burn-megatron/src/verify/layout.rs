@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+use crate::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleError, ScheduleKind, generate};
+
 /// How many ranks share the model and the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -15,6 +17,12 @@ pub struct Layout {
     pub sequence_parallel: bool,
     /// Samples per micro-batch; all of a rank's samples at once where none is given.
     pub micro_batch: Option<usize>,
+    /// Ranks that share the layers.
+    pub pipeline: usize,
+    /// In which order they work, where there are several.
+    pub schedule: ScheduleKind,
+    /// Stages on each of them; as many as the schedule usually has where not given.
+    pub virtual_stages: Option<usize>,
 }
 
 impl Default for Layout {
@@ -25,6 +33,9 @@ impl Default for Layout {
             data: 1,
             sequence_parallel: false,
             micro_batch: None,
+            pipeline: 1,
+            schedule: ScheduleKind::OneFOneB,
+            virtual_stages: None,
         }
     }
 }
@@ -32,8 +43,9 @@ impl Default for Layout {
 /// A text that names no layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{text}\" is no layout: \"{part}\" is not one of tpN, sp, dpN, mbN (tensor, sequence and data \
-     parallelism, micro-batch), as in tp2-sp-dp2"
+    "\"{text}\" is no layout: \"{part}\" is not one of tpN, sp, dpN, ppN, mbN (tensor, sequence, data \
+     and pipeline parallelism, micro-batch), as in tp2-sp-dp2, nor after a slash a schedule or vN \
+     (stages on each rank), as in pp2-mb1/interleaved/v2"
 )]
 pub struct LayoutError {
     /// The whole text.
@@ -45,7 +57,19 @@ pub struct LayoutError {
 impl Layout {
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
-        self.tensor * self.data
+        self.tensor * self.data * self.pipeline
+    }
+
+    /// The schedule for `samples` samples on each rank of the data axis.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError`] where the sizes do not fit the schedule.
+    pub fn schedule(&self, samples: usize) -> Result<Schedule, ScheduleError> {
+        let micro_batches = samples / self.micro_batch.unwrap_or(samples).max(1);
+        let config = ScheduleConfig::new(self.schedule, self.pipeline, micro_batches);
+        let stages = self.virtual_stages.unwrap_or(config.virtual_stages);
+        generate(&config.with_virtual_stages(stages))
     }
 
     /// The samples of a rank of the data axis.
@@ -66,6 +90,7 @@ impl Layout {
                         data,
                         sequence_parallel,
                         micro_batch,
+                        ..Self::default()
                     };
                     if tensor > 1 || !sequence_parallel {
                         layouts.push(layout);
@@ -83,9 +108,18 @@ impl fmt::Display for Layout {
         if self.sequence_parallel {
             write!(f, "-sp")?;
         }
+        if self.pipeline > 1 {
+            write!(f, "-pp{}", self.pipeline)?;
+        }
         write!(f, "-dp{}", self.data)?;
-        match self.micro_batch {
-            Some(size) => write!(f, "-mb{size}"),
+        if let Some(size) = self.micro_batch {
+            write!(f, "-mb{size}")?;
+        }
+        if self.pipeline > 1 {
+            write!(f, "/{}", self.schedule)?;
+        }
+        match self.virtual_stages {
+            Some(stages) => write!(f, "/v{stages}"),
             None => Ok(()),
         }
     }
@@ -96,17 +130,29 @@ impl FromStr for Layout {
 
     fn from_str(text: &str) -> Result<Self, LayoutError> {
         let mut layout = Self::default();
-        for part in text.split('-') {
-            let number = |prefix: &str| {
-                let size = part.strip_prefix(prefix)?.parse::<usize>().ok()?;
-                (size > 0).then_some(size)
-            };
+        let (sizes, schedule) = text.split_once('/').unwrap_or((text, ""));
+        for part in schedule.split('/').filter(|part| !part.is_empty()) {
+            if let Some(stages) = size(part, "v") {
+                layout.virtual_stages = Some(stages);
+            } else if let Ok(kind) = part.parse() {
+                layout.schedule = kind;
+            } else {
+                return Err(LayoutError {
+                    text: text.into(),
+                    part: part.into(),
+                });
+            }
+        }
+        for part in sizes.split('-') {
+            let number = |prefix: &str| size(part, prefix);
             if part == "sp" {
                 layout.sequence_parallel = true;
             } else if let Some(size) = number("tp") {
                 layout.tensor = size;
             } else if let Some(size) = number("dp") {
                 layout.data = size;
+            } else if let Some(size) = number("pp") {
+                layout.pipeline = size;
             } else if let Some(size) = number("mb") {
                 layout.micro_batch = Some(size);
             } else {
@@ -120,6 +166,12 @@ impl FromStr for Layout {
     }
 }
 
+/// The number after a prefix, if it is above 0.
+fn size(part: &str, prefix: &str) -> Option<usize> {
+    let size = part.strip_prefix(prefix)?.parse::<usize>().ok()?;
+    (size > 0).then_some(size)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +180,9 @@ mod tests {
     fn a_layout_is_read_as_it_is_written() {
         for layout in Layout::standard() {
             assert_eq!(layout.to_string().parse(), Ok(layout));
+        }
+        for text in ["tp2-pp2-dp1-mb1/zb-h1", "tp1-pp4-dp2-mb2/interleaved:6/v2"] {
+            assert_eq!(text.parse::<Layout>().unwrap().to_string(), text);
         }
         assert_eq!(
             "sp-tp2".parse::<Layout>().unwrap().to_string(),

@@ -19,10 +19,14 @@ use crate::data_parallel::{DataParallelError, DistributedDataParallel};
 use crate::mesh::{MeshError, ParallelConfig, share_batch};
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::AdamWConfig;
+use crate::pipeline::engine::Output;
+use crate::pipeline::schedule::ScheduleError;
+use crate::pipeline::split::StageLayout;
 
 mod compare;
 mod layout;
 mod observe;
+mod pass;
 mod report;
 
 pub use compare::{Comparison, Difference};
@@ -81,6 +85,51 @@ pub trait Subject: Sync {
         samples: Range<usize>,
         offset: Tensor<3>,
     ) -> Tensor<1>;
+
+    /// The layers between which a pipeline can cut the model; none where it cannot be cut.
+    fn layers(&self) -> usize {
+        0
+    }
+
+    /// Builds the stages of this rank, given as their numbers and what is in them.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] when the model does not fit the mesh or cannot be cut.
+    fn build_stages(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+        stages: &[(usize, StageLayout)],
+    ) -> Result<ParallelModule<Self::Model>, BuildError> {
+        let _ = (groups, device, sequence_parallel, stages);
+        Err(BuildError::Config {
+            path: "model".into(),
+            message: "this model cannot be cut into stages; a layout with pipeline = 1 can run it"
+                .into(),
+        })
+    }
+
+    /// Runs one stage; only called where [`build_stages`](Self::build_stages) built it.
+    fn stage(&self, model: &Self::Model, call: StageCall) -> Output {
+        let _ = model;
+        unreachable!("stage {} was never built", call.stage)
+    }
+}
+
+/// One forward of one stage.
+pub struct StageCall {
+    /// The stage.
+    pub stage: usize,
+    /// The step.
+    pub step: usize,
+    /// The samples of the micro-batch.
+    pub samples: Range<usize>,
+    /// What the stage before gave; none for the first.
+    pub input: Option<Tensor<3>>,
+    /// See [`Subject::loss`]; for the first stage only.
+    pub offset: Option<Tensor<3>>,
 }
 
 /// How [`verify`] runs and judges.
@@ -129,6 +178,9 @@ pub enum LayoutFailure {
     /// Its ranks cannot share the samples.
     #[error(transparent)]
     Samples(#[from] MeshError),
+    /// Its schedule does not fit the samples.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
     /// A rank failed.
     #[error(transparent)]
     World(#[from] WorldError),
@@ -176,6 +228,7 @@ pub fn observe_layout<S: Subject>(
         World::threads(layout.ranks())?.run(|rank| {
             let config = ParallelConfig::new()
                 .with_tensor(layout.tensor)
+                .with_pipeline(layout.pipeline)
                 .with_data(layout.data);
             let groups = Groups::new(&config, &rank)?;
             observe::observe(subject, layout, &groups, options)
@@ -189,11 +242,16 @@ pub fn observe_layout<S: Subject>(
 }
 
 fn check_samples<S: Subject>(subject: &S, layout: &Layout) -> Result<(), VerifyError> {
-    match share_batch(subject.samples(), layout.data, layout.micro_batch) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(VerifyError {
-            layout: *layout,
-            error: error.into(),
-        }),
+    let failed = |error: LayoutFailure| VerifyError {
+        layout: *layout,
+        error,
+    };
+    let share = share_batch(subject.samples(), layout.data, layout.micro_batch)
+        .map_err(|error| failed(error.into()))?;
+    if layout.pipeline > 1 {
+        layout
+            .schedule(share)
+            .map_err(|error| failed(error.into()))?;
     }
+    Ok(())
 }

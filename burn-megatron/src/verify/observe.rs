@@ -3,10 +3,10 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 
+use super::pass::Plan;
 use super::{Layout, Options, RankError, Subject};
 use crate::collective::{Comm, to_buffer};
-use crate::comm::{Buffer, CommError, Groups, ReduceOp};
-use crate::data_parallel::{DistributedDataParallel, Gradients};
+use crate::comm::{Buffer, CommError, Groups};
 use crate::nn::{ParameterTable, Place};
 use crate::optim::{ParallelAdamW, global_norm};
 
@@ -38,7 +38,8 @@ pub(super) fn observe<S: Subject>(
     options: &Options,
 ) -> Result<Observation, RankError> {
     let device = Device::flex();
-    let model = subject.build(groups, &device, layout.sequence_parallel)?;
+    let plan = Plan::new(subject, layout, groups)?;
+    let model = plan.build(subject, groups, &device)?;
     let weights = Assembled::of(&model.module, &model.table, groups)?;
     let mut ddp = subject.wrap(model, groups)?;
     let mut optimizer = ParallelAdamW::new(&options.optimizer, ddp.table());
@@ -58,7 +59,7 @@ pub(super) fn observe<S: Subject>(
         unequal_replicas: weights.unequal,
     };
     for step in 0..options.steps {
-        let pass = pass(subject, layout, &mut ddp, groups.data(), step)?;
+        let pass = plan.pass(subject, &mut ddp, groups, step)?;
         let mut gradients = pass.gradients;
         let norm = global_norm(&gradients, &ddp)?;
         observation.losses.push(pass.loss);
@@ -83,54 +84,6 @@ pub(super) fn observe<S: Subject>(
     observation.final_weights = weights.whole;
     observation.unequal_replicas.extend(weights.unequal);
     Ok(observation)
-}
-
-struct Pass {
-    loss: f64,
-    input_gradient: Vec<f64>,
-    gradients: Gradients,
-}
-
-/// Forward and backward of all micro-batches of a step, and the reduction.
-fn pass<S: Subject>(
-    subject: &S,
-    layout: &Layout,
-    ddp: &mut DistributedDataParallel<S::Model>,
-    data: &Comm,
-    step: usize,
-) -> Result<Pass, RankError> {
-    let device = Device::flex().autodiff();
-    let own = layout.samples_of(data.rank(), subject.samples());
-    let micro_batch = layout.micro_batch.unwrap_or(own.len());
-    let [seq, hidden] = subject.input_shape();
-    let (mut loss, mut input_gradient) = (0.0, vec![]);
-    for first in own.clone().step_by(micro_batch) {
-        let samples = first..first + micro_batch;
-        ddp.position().set(step as u64, first as u64);
-        let shape = [micro_batch, seq, hidden];
-        let offset = Tensor::<3>::zeros(shape, (&device, DType::F64)).require_grad();
-        let sum = ddp.forward(&device, |model| {
-            subject.loss(model, step, samples, offset.clone())
-        });
-        loss += sum.clone().into_scalar::<f64>();
-        let mut leaves = ddp.backward(sum);
-        match offset.grad_remove(&mut leaves) {
-            Some(gradient) => input_gradient.extend(elements(gradient)),
-            None => {
-                input_gradient.resize(input_gradient.len() + shape.iter().product::<usize>(), 0.0)
-            }
-        }
-    }
-    let gradients = ddp.reduce(subject.tokens(step, own))?;
-    let tokens = gradients.tokens as f64;
-    let loss = f64s(data.all_reduce(Buffer::from(vec![loss]), ReduceOp::Sum)?)[0] / tokens;
-    let input_gradient = f64s(data.all_gather(Buffer::from(input_gradient))?);
-    let input_gradient = input_gradient.into_iter().map(|x| x / tokens).collect();
-    Ok(Pass {
-        loss,
-        input_gradient,
-        gradients,
-    })
 }
 
 /// Whole parameters, and the paths of those whose replicas are not equal.
@@ -203,11 +156,11 @@ impl ModuleVisitor for Elements {
     }
 }
 
-fn elements<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+pub(super) fn elements<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     f64s(to_buffer(tensor.cast(DType::F64)))
 }
 
-fn f64s(buffer: Buffer) -> Vec<f64> {
+pub(super) fn f64s(buffer: Buffer) -> Vec<f64> {
     match buffer {
         Buffer::F64(values) => values,
         other => unreachable!("f64 went in, {} came out", other.dtype()),

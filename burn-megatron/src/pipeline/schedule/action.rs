@@ -171,7 +171,9 @@ impl FromStr for Action {
         let parse = || {
             let mut words = text.split_whitespace();
             let code = words.next()?;
-            let kind = ActionKind::ALL.into_iter().find(|kind| kind.code() == code)?;
+            let kind = ActionKind::ALL
+                .into_iter()
+                .find(|kind| kind.code() == code)?;
             let stage = words.next()?.parse().ok()?;
             let micro_batch = words.next()?.parse().ok()?;
             words

@@ -159,6 +159,11 @@ impl Schedule {
         (other != own).then_some(other)
     }
 
+    /// The rank and the action at the other end of a send or a receive.
+    fn other_end(&self, action: &Action) -> Option<(usize, Action)> {
+        Some((self.peer(action)?, action.counterpart()?))
+    }
+
     /// The send or receive of this kind for a stage, if its tensor passes between ranks.
     fn transfer(&self, kind: ActionKind, of: &Action) -> Option<Action> {
         let action = Action::new(kind, of.stage, of.micro_batch);

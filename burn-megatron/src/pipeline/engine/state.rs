@@ -1,0 +1,173 @@
+//! What a rank holds between two actions.
+
+use std::collections::HashMap;
+
+use burn::tensor::{Device, Tensor};
+
+use super::super::schedule::{Action, ActionKind, Schedule};
+use super::link::Link;
+use super::seed::Seed;
+use super::{Output, Stage};
+use crate::collective::Comm;
+use crate::comm::CommError;
+use crate::nn::door::{Deferred, DeferringSink, with_anchor};
+
+/// A stage and a micro-batch.
+type Key = (usize, usize);
+
+/// The graph of a forward whose backward has not come.
+struct Graph {
+    root: Tensor<1>,
+    seed: Option<Seed>,
+    input: Option<Tensor<3>>,
+}
+
+pub(super) struct State<'a> {
+    schedule: &'a Schedule,
+    device: &'a Device,
+    sink: &'a dyn DeferringSink,
+    link: Link<'a>,
+    graphs: HashMap<Key, Graph>,
+    /// Weight gradients that were put off.
+    deferred: HashMap<Key, Vec<Deferred>>,
+    /// By the stage that they go into.
+    activations: HashMap<Key, Tensor<3>>,
+    /// By the stage whose output's gradient they are.
+    gradients: HashMap<Key, Tensor<3>>,
+    losses: Vec<Tensor<1>>,
+    peak: usize,
+}
+
+impl<'a> State<'a> {
+    pub fn new(
+        schedule: &'a Schedule,
+        comm: &'a Comm,
+        device: &'a Device,
+        sink: &'a dyn DeferringSink,
+    ) -> Self {
+        Self {
+            schedule,
+            device,
+            sink,
+            link: Link::new(comm, device),
+            graphs: HashMap::new(),
+            deferred: HashMap::new(),
+            activations: HashMap::new(),
+            gradients: HashMap::new(),
+            losses: vec![],
+            peak: 0,
+        }
+    }
+
+    /// The sum of the losses of all micro-batches.
+    pub fn loss(&self) -> f64 {
+        let losses = self
+            .losses
+            .iter()
+            .map(|loss| loss.clone().into_scalar::<f64>());
+        losses.sum()
+    }
+
+    pub fn peak_activations(&self) -> usize {
+        self.peak
+    }
+
+    pub fn perform(&mut self, action: &Action, model: &impl Stage) -> Result<(), CommError> {
+        let key = (action.stage, action.micro_batch);
+        match (
+            action.kind,
+            self.schedule.peer(action),
+            action.counterpart(),
+        ) {
+            (ActionKind::Forward, ..) => self.forward(key, model),
+            (ActionKind::Backward, ..) => self.backward(key, model),
+            (ActionKind::InputGradient, ..) => {
+                self.sink.set_deferring(true);
+                self.backward(key, model);
+                self.deferred.insert(key, self.sink.take_deferred());
+                self.sink.set_deferring(false);
+            }
+            (ActionKind::WeightGradient, ..) => {
+                for (index, gradient) in self.deferred.remove(&key).unwrap_or_default() {
+                    self.sink.accumulate(index, gradient());
+                }
+            }
+            (ActionKind::SendActivation, Some(to), Some(at)) => {
+                let x = taken(self.activations.remove(&(at.stage, at.micro_batch)));
+                self.link.send(to, action, x)?;
+            }
+            (ActionKind::SendGradient, Some(to), Some(at)) => {
+                let x = taken(self.gradients.remove(&(at.stage, at.micro_batch)));
+                self.link.send(to, action, x)?;
+            }
+            (ActionKind::ReceiveActivation, Some(from), Some(sent)) => {
+                let x = self.link.receive(from, &sent)?;
+                self.activations.insert(key, x);
+            }
+            (ActionKind::ReceiveGradient, Some(from), Some(sent)) => {
+                let x = self.link.receive(from, &sent)?;
+                self.gradients.insert(key, x);
+            }
+            (_, None, _) | (_, _, None) => {
+                unreachable!(
+                    "a valid schedule sends to another rank: {}",
+                    action.describe()
+                )
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that was sent has gone.
+    pub fn finish(&mut self) -> Result<(), CommError> {
+        self.link.finish()
+    }
+
+    fn forward(&mut self, key: Key, model: &impl Stage) {
+        let (stage, micro_batch) = key;
+        let device = self.device.clone().autodiff();
+        let input = (stage > 0).then(|| {
+            let received = taken(self.activations.remove(&key));
+            Tensor::from_inner(received).require_grad()
+        });
+        let anchor = Tensor::<1>::zeros([1], &device).require_grad();
+        let output = with_anchor(&anchor, || model.forward(stage, micro_batch, input.clone()));
+        let (root, seed) = match output {
+            Output::Activation(output) => {
+                let seed = Seed::default();
+                self.activations
+                    .insert((stage + 1, micro_batch), output.clone().inner());
+                (seed.root(output), Some(seed))
+            }
+            Output::Loss(loss) => {
+                self.losses.push(loss.clone().inner());
+                (loss, None)
+            }
+        };
+        self.graphs.insert(key, Graph { root, seed, input });
+        self.peak = self.peak.max(self.graphs.len() + self.deferred.len());
+    }
+
+    fn backward(&mut self, key: Key, model: &impl Stage) {
+        let (stage, micro_batch) = key;
+        let Graph { root, seed, input } = taken(self.graphs.remove(&key));
+        if let Some(seed) = seed {
+            seed.put(taken(self.gradients.remove(&key)));
+        }
+        let mut leaves = root.backward();
+        model.after_backward(stage, micro_batch, &mut leaves);
+        if let Some(input) = input {
+            let gradient = input.grad_remove(&mut leaves);
+            let gradient = gradient.unwrap_or_else(|| input.inner().zeros_like());
+            self.gradients.insert((stage - 1, micro_batch), gradient);
+        }
+    }
+}
+
+/// What a valid schedule has put there before.
+fn taken<T>(value: Option<T>) -> T {
+    match value {
+        Some(value) => value,
+        None => unreachable!("a valid schedule makes each tensor before it is used"),
+    }
+}

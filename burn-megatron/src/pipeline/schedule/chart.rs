@@ -1,0 +1,216 @@
+//! A simulation as a Gantt chart.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::table::number;
+use super::{ActionKind, ScheduleError, Simulation, Span};
+
+const FONT: &str = "sans-serif";
+const TEXT: RGBColor = RGBColor(60, 60, 60);
+const FAINT: RGBColor = RGBColor(225, 225, 225);
+const IDLE: RGBColor = RGBColor(246, 246, 246);
+
+const WIDTH: i32 = 1200;
+const LEFT: i32 = 76;
+const RIGHT: i32 = 24;
+const TOP: i32 = 84;
+const BOTTOM: i32 = 56;
+const ROW: i32 = 44;
+const GAP: i32 = 8;
+/// The height of the strip of a row in which transfers are drawn.
+const STRIP: i32 = 6;
+/// A picture of more would be too large to open, and would show nothing.
+const MOST_SPANS: usize = 200_000;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+impl Simulation {
+    /// The schedule as an SVG of 1200 pixels in width: a row for each rank, time from left to
+    /// right, each computation with its micro-batch, lighter for later stages of a rank, and below
+    /// the computations what is on its way to another rank.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError::Draw`] where the drawing fails, or has more than 200 000 actions.
+    pub fn svg(&self) -> Result<String, ScheduleError> {
+        let spans: usize = self.all_timelines().map(<[Span]>::len).sum();
+        if spans > MOST_SPANS {
+            return Err(ScheduleError::Draw(format!(
+                "it has {spans} actions, and a picture shows at most {MOST_SPANS}; use fewer \
+                 micro-batches"
+            )));
+        }
+        let mut text = String::new();
+        {
+            let height = TOP + self.schedule().ranks() as i32 * (ROW + GAP) + BOTTOM;
+            let size = (WIDTH as u32, height as u32);
+            let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+            let draw = |error: Box<dyn std::error::Error>| ScheduleError::Draw(error.to_string());
+            Chart::new(self, &area).draw().map_err(draw)?;
+            area.present().map_err(|error| draw(error.into()))?;
+        }
+        Ok(text)
+    }
+
+    /// Writes [`Simulation::svg`] to a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError::Draw`] and [`ScheduleError::Io`].
+    pub fn write_svg(&self, path: &Path) -> Result<(), ScheduleError> {
+        let io = |source| ScheduleError::Io {
+            path: path.to_path_buf(),
+            source,
+        };
+        std::fs::write(path, self.svg()?).map_err(io)
+    }
+}
+
+struct Chart<'a, 'b> {
+    simulation: &'a Simulation,
+    area: &'a Area<'b>,
+}
+
+impl<'a, 'b> Chart<'a, 'b> {
+    fn new(simulation: &'a Simulation, area: &'a Area<'b>) -> Self {
+        Chart { simulation, area }
+    }
+
+    fn draw(&self) -> Drawn {
+        self.area.fill(&WHITE)?;
+        let title = self.simulation.summary();
+        let (name, figures) = title.split_once("; ").unwrap_or((&title, ""));
+        self.text(name, (LEFT, 16), 20, HPos::Left)?;
+        self.text(figures, (LEFT, 40), 15, HPos::Left)?;
+        self.legend()?;
+        self.axis()?;
+        for (rank, timeline) in self.simulation.all_timelines().enumerate() {
+            let top = TOP + rank as i32 * (ROW + GAP);
+            let middle = (LEFT - 10, top + (ROW - STRIP) / 2 - 7);
+            self.text(&format!("rank {rank}"), middle, 15, HPos::Right)?;
+            self.rectangle((LEFT, top), (WIDTH - RIGHT, top + ROW), IDLE)?;
+            for span in timeline.iter().filter(|span| span.end > span.start) {
+                self.span(rank, top, span)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn span(&self, rank: usize, top: i32, span: &Span) -> Drawn {
+        let kind = span.action.kind;
+        let (left, right) = (self.x(span.start), self.x(span.end));
+        if kind.is_receive() {
+            return Ok(()); // waiting, which the empty row shows
+        }
+        if kind.is_send() {
+            let strip = ((left, top + ROW - STRIP), (right, top + ROW));
+            return self.rectangle(strip.0, strip.1, color(kind));
+        }
+        let bottom = top + ROW - STRIP;
+        let (place, places) = self.simulation.place(rank, span);
+        let color = lighter(color(kind), place as f64 / places as f64);
+        self.rectangle((left, top), (right, bottom), color)?;
+        // A white edge keeps neighbours apart, where there is room for one.
+        if right - left >= 4 {
+            let edge = Rectangle::new([(left, top), (right, bottom)], WHITE.stroke_width(1));
+            self.area.draw(&edge)?;
+        }
+        let label = span.action.micro_batch.to_string();
+        if right - left > 8 * label.len() as i32 + 2 {
+            let middle = ((left + right) / 2, (top + bottom) / 2 - 7);
+            self.text(&label, middle, 13, HPos::Center)?;
+        }
+        Ok(())
+    }
+
+    fn legend(&self) -> Drawn {
+        let kinds = self.simulation.kinds();
+        let mut x = LEFT;
+        let drawn = |kind: &&ActionKind| !kind.is_receive() && kinds.contains(kind);
+        for kind in ActionKind::ALL.iter().filter(drawn) {
+            let name = match kind {
+                ActionKind::SendActivation => "activation on its way",
+                ActionKind::SendGradient => "gradient on its way",
+                kind => kind.words(),
+            };
+            self.rectangle((x, 63), (x + 14, 77), color(*kind))?;
+            self.text(name, (x + 20, 63), 14, HPos::Left)?;
+            x += 44 + 7 * name.len() as i32;
+        }
+        Ok(())
+    }
+
+    fn axis(&self) -> Drawn {
+        let bottom = TOP + self.simulation.schedule().ranks() as i32 * (ROW + GAP);
+        let total = self.simulation.total();
+        let step = round_step(total / 12.0);
+        let ticks = if total > 0.0 {
+            (total / step).floor() as usize
+        } else {
+            0
+        };
+        for tick in 0..=ticks {
+            let x = self.x(tick as f64 * step);
+            let line = PathElement::new([(x, TOP - 4), (x, bottom)], FAINT);
+            self.area.draw(&line)?;
+            let label = number(tick as f64 * step);
+            self.text(&label, (x, bottom + 4), 13, HPos::Center)?;
+        }
+        let middle = ((LEFT + WIDTH - RIGHT) / 2, bottom + 26);
+        self.text("time (in units of the given times)", middle, 14, HPos::Center)
+    }
+
+    fn x(&self, time: f64) -> i32 {
+        let total = self.simulation.total();
+        let part = if total > 0.0 { time / total } else { 0.0 };
+        // A last message may arrive after the last computation.
+        LEFT + (part.min(1.0) * f64::from(WIDTH - LEFT - RIGHT)).round() as i32
+    }
+
+    fn rectangle(&self, from: (i32, i32), to: (i32, i32), color: RGBColor) -> Drawn {
+        self.area
+            .draw(&Rectangle::new([from, to], color.filled()))?;
+        Ok(())
+    }
+
+    fn text(&self, text: &str, at: (i32, i32), size: i32, from: HPos) -> Drawn {
+        let style = (FONT, size).into_font().color(&TEXT);
+        let style = style.pos(Pos::new(from, VPos::Top));
+        self.area.draw(&Text::new(text.to_string(), at, style))?;
+        Ok(())
+    }
+}
+
+fn color(kind: ActionKind) -> RGBColor {
+    match kind {
+        ActionKind::Forward => RGBColor(107, 163, 214),
+        ActionKind::Backward => RGBColor(232, 150, 93),
+        ActionKind::InputGradient => RGBColor(222, 178, 74),
+        ActionKind::WeightGradient => RGBColor(121, 178, 110),
+        ActionKind::SendActivation | ActionKind::ReceiveActivation => RGBColor(49, 88, 130),
+        ActionKind::SendGradient | ActionKind::ReceiveGradient => RGBColor(150, 75, 25),
+    }
+}
+
+/// A colour nearer to white: 0 changes nothing, 1 is two thirds of the way.
+fn lighter(color: RGBColor, by: f64) -> RGBColor {
+    let mix = |part: u8| (f64::from(part) + (255.0 - f64::from(part)) * by * 2.0 / 3.0) as u8;
+    RGBColor(mix(color.0), mix(color.1), mix(color.2))
+}
+
+/// 1, 2 or 5 times a power of ten, the next one up.
+fn round_step(least: f64) -> f64 {
+    if least <= 0.0 {
+        return 1.0;
+    }
+    let power = 10_f64.powf(least.log10().floor());
+    let steps = [1.0, 2.0, 5.0].map(|step| step * power);
+    steps
+        .into_iter()
+        .find(|step| *step >= least)
+        .unwrap_or(10.0 * power)
+}

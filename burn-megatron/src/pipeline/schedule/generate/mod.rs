@@ -1,0 +1,113 @@
+//! The generators: the computations of each rank, in order.
+
+mod groups;
+mod interleaved;
+mod lane;
+mod straight;
+mod v_shaped;
+
+use super::{Action, Schedule, ScheduleConfig, ScheduleError, ScheduleKind};
+use lane::Lane;
+
+/// The most computations of a schedule.
+const LIMIT: usize = 1 << 24;
+
+/// The schedule of a kind and its sizes, with sends and receives.
+///
+/// Stage s lies on rank s mod p, or, where the kind is
+/// [V-shaped](ScheduleKind::is_v_shaped), rank r holds stages r and 2p-1-r.
+///
+/// # Errors
+///
+/// [`ScheduleError::Nothing`] where a size is 0, [`ScheduleError::VirtualStages`] or
+/// [`ScheduleError::Group`] where the kind does not run with these sizes, and
+/// [`ScheduleError::TooLarge`].
+pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
+    check(config)?;
+    let (p, m) = (config.ranks, config.micro_batches);
+    let list = |rank| match config.kind {
+        ScheduleKind::GPipe => straight::gpipe(rank, m),
+        ScheduleKind::OneFOneB => straight::one_f_one_b(rank, p, m),
+        ScheduleKind::ZbH1 => straight::zb_h1(rank, p, m),
+        ScheduleKind::Interleaved { group } => {
+            let group = group.unwrap_or(p);
+            interleaved::list(rank, config, group)
+        }
+        ScheduleKind::ZbV => v_shaped::zb_v(rank, p, m),
+        ScheduleKind::DualPipeV => v_shaped::dualpipe_v(rank, p, m),
+    };
+    let placement = (0..p * config.virtual_stages).map(|stage| match config.kind {
+        kind if kind.is_v_shaped() && stage >= p => 2 * p - 1 - stage,
+        _ => stage % p,
+    });
+    let lists = (0..p).map(list).collect();
+    let schedule = Schedule::new(config.kind.to_string(), placement.collect(), m, lists)?;
+    Ok(schedule.with_communication()?)
+}
+
+/// The forward passes of a rank before it turns to one forward, one backward.
+///
+/// For 1F1B and ZB-H1 `min(p - r - 1, m)`; interleaved `2(p - r - 1) + (v - 1)N` with groups of N,
+/// but no more than `vm`; for GPipe all of them. `None` for the V-shaped kinds, which turn in
+/// several steps, and for a rank that is not there.
+pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
+    let below = config.ranks.checked_sub(rank + 1)?;
+    match config.kind {
+        ScheduleKind::GPipe => Some(config.micro_batches),
+        ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => Some(below.min(config.micro_batches)),
+        ScheduleKind::Interleaved { group } => {
+            let group = group.unwrap_or(config.ranks);
+            Some(interleaved::warm_up(below, config, group))
+        }
+        ScheduleKind::ZbV | ScheduleKind::DualPipeV => None,
+    }
+}
+
+fn check(config: &ScheduleConfig) -> Result<(), ScheduleError> {
+    let counts = [
+        ("ranks", config.ranks),
+        ("virtual stages", config.virtual_stages),
+        ("micro-batches", config.micro_batches),
+    ];
+    if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+        return Err(ScheduleError::Nothing { what });
+    }
+    check_virtual_stages(config)?;
+    let size = [config.virtual_stages, config.micro_batches, 3]
+        .into_iter()
+        .try_fold(config.ranks, usize::checked_mul);
+    if size.is_none_or(|size| size > LIMIT) {
+        return Err(ScheduleError::TooLarge {
+            ranks: config.ranks,
+            virtual_stages: config.virtual_stages,
+            micro_batches: config.micro_batches,
+            limit: LIMIT,
+        });
+    }
+    match config.kind {
+        ScheduleKind::Interleaved { group } => groups::check(
+            config.ranks,
+            config.micro_batches,
+            group.unwrap_or(config.ranks),
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn check_virtual_stages(config: &ScheduleConfig) -> Result<(), ScheduleError> {
+    let asked = config.virtual_stages;
+    let fits = match config.kind {
+        ScheduleKind::Interleaved { .. } if asked < 2 => "2 or more, or 1f1b",
+        ScheduleKind::Interleaved { .. } => return Ok(()),
+        kind if asked == kind.usual_virtual_stages() => return Ok(()),
+        ScheduleKind::ZbV | ScheduleKind::DualPipeV if asked == 1 => "2, or zb-h1",
+        ScheduleKind::ZbV | ScheduleKind::DualPipeV => "2, or interleaved",
+        ScheduleKind::ZbH1 if asked == 2 => "1, or zb-v",
+        _ => "1, or interleaved",
+    };
+    Err(ScheduleError::VirtualStages {
+        kind: config.kind,
+        asked,
+        fits,
+    })
+}
