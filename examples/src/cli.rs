@@ -30,6 +30,38 @@ pub enum Command {
     Pretrain(Box<PretrainArgs>),
     /// Check that layouts compute what one rank computes, in f64 on the CPU.
     Verify(VerifyArgs),
+    /// Show a pipeline schedule: a table in the terminal, its bubble and its memory, a Gantt chart.
+    Schedule(ScheduleArgs),
+}
+
+/// Flags of `schedule`.
+#[derive(Args)]
+pub struct ScheduleArgs {
+    /// gpipe, 1f1b, interleaved, interleaved:N, zb-h1, zb-v, dualpipe-v, or a CSV file.
+    #[arg(long, value_name = "NAME|FILE.csv", default_value = "1f1b")]
+    pub kind: String,
+    /// Stages of the pipeline, over all its ranks.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub stages: usize,
+    /// Stages on each rank; as many as the kind usually has by default.
+    #[arg(long, value_name = "V")]
+    pub virtual_stages: Option<usize>,
+    /// Micro-batches of a step.
+    #[arg(long, value_name = "M", default_value_t = 8)]
+    pub micro_batches: usize,
+    /// Times of a forward, an input gradient, a weight gradient and a transfer, in any unit.
+    #[arg(long, value_name = "F,I,W,T", value_delimiter = ',', num_args = 1,
+          default_values_t = [1.0, 1.0, 1.0, 0.0])]
+    pub times: Vec<f64>,
+    /// Where the chart goes.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+    /// Where the schedule goes as a table that --kind and --schedule read.
+    #[arg(long, value_name = "FILE.csv")]
+    pub csv: Option<PathBuf>,
+    /// Width of the table in characters.
+    #[arg(long, value_name = "N", default_value_t = 120)]
+    pub columns: usize,
 }
 
 /// Flags of `pretrain`; each one takes the place of a setting of the recipe.
@@ -52,6 +84,19 @@ pub struct PretrainArgs {
     /// --tensor-parallel.
     #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub sequence_parallel: Option<bool>,
+    /// Ranks that share the layers, each with its stages.
+    #[arg(long, visible_alias = "pp", value_name = "N")]
+    pub pipeline_parallel: Option<usize>,
+    /// Stages on each rank of the pipeline.
+    #[arg(long, value_name = "V")]
+    pub virtual_stages: Option<usize>,
+    /// In which order the ranks of the pipeline work: gpipe, 1f1b, interleaved, interleaved:N (in
+    /// groups of N micro-batches), zb-h1, zb-v, dualpipe-v, or a CSV file.
+    #[arg(long, value_name = "NAME|FILE.csv")]
+    pub schedule: Option<String>,
+    /// Micro-batches of a step on each rank of --data-parallel; says how large they are.
+    #[arg(long, value_name = "M", conflicts_with = "micro_batch_size")]
+    pub micro_batches: Option<usize>,
     /// Samples that a rank runs through the model at once.
     #[arg(long, value_name = "N")]
     pub micro_batch_size: Option<usize>,

@@ -2,22 +2,33 @@
 
 use burn_megatron::data::TextData;
 use burn_megatron::device::DeviceKind;
-use burn_megatron::mesh::Mesh;
-use burn_megatron::nn::{ParameterTable, Place};
 
-use crate::recipe::Recipe;
+use crate::recipe::{Plan, Recipe};
 
 /// The ranks and the data.
 pub fn print_run(
     recipe: &Recipe,
-    mesh: &Mesh,
+    plan: &Plan,
     text: &TextData,
     device: DeviceKind,
     threads: usize,
 ) {
-    println!("{mesh}\n");
+    println!("{}\n", plan.mesh);
     let plural = if threads == 1 { "" } else { "s" };
     println!("engine   threads; {device}, {threads} compute thread{plural} per rank");
+    if let Some(schedule) = &plan.schedule {
+        let stages = plan
+            .stages
+            .iter()
+            .map(|stage| stage.layers.len().to_string());
+        println!(
+            "pipeline {}: {} stages of {} layers, {} micro-batches",
+            schedule.name(),
+            schedule.stages(),
+            stages.collect::<Vec<_>>().join(", "),
+            schedule.micro_batches(),
+        );
+    }
     let train = &recipe.train;
     let length = train.sequence_length.unwrap_or(recipe.model.context);
     println!(
@@ -37,18 +48,18 @@ pub fn print_run(
     );
 }
 
-/// The size of the model.
-pub fn print_model(recipe: &Recipe, table: &ParameterTable, place: Place, flops_per_token: f64) {
+/// The size of the model: its parameters, and those of rank 0.
+pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_token: f64) {
     let model = &recipe.model;
     println!(
-        "model    {} layers, hidden {}, {} heads, context {}: {} parameters, {} on each tensor \
-         rank; {:.1} MFLOP per token",
+        "model    {} layers, hidden {}, {} heads, context {}: {} parameters, {} on rank 0; {:.1} \
+         MFLOP per token",
         model.layers,
         model.hidden,
         model.heads,
         model.context,
-        count(table.num_elements()),
-        count(table.local_elements(place)),
+        count(parameters),
+        count(own),
         flops_per_token / 1e6,
     );
 }

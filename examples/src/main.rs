@@ -4,8 +4,10 @@ mod cli;
 mod header;
 mod interrupt;
 mod pretrain;
+mod rank_run;
 mod recipe;
 mod record;
+mod schedule;
 mod verify;
 
 use std::io::IsTerminal;
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Pretrain(args) => pretrain::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Schedule(args) => schedule::run(args),
     };
     match result {
         Ok(code) => code,

@@ -1,30 +1,31 @@
 //! `burn-megatron pretrain`.
 
 use std::fs;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use burn_megatron::comm::{Groups, Rank, World};
+use burn_megatron::comm::World;
 use burn_megatron::data::{TextData, VOCABULARY};
 use burn_megatron::device::DeviceKind;
-use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::pipeline::engine::Event;
+use burn_megatron::pipeline::trace::{TraceEvent, trace_bubble, write_chrome_trace};
+use burn_megatron::train::Outcome;
 use burn_megatron::train::metrics::read_metrics;
 use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{LanguageModel, Outcome, Trainer, generate};
-use burn_megatron_models::Transformer;
 
 use crate::cli::PretrainArgs;
-use crate::header::{print_model, print_run};
+use crate::header::print_run;
 use crate::interrupt::{self, Interrupt};
+use crate::rank_run::{RankResult, RankRun};
 use crate::recipe::{Error, Recipe};
-use crate::record::Recorder;
 
 /// Trains, and shows how it went.
 pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let recipe = Recipe::resolve(args)?;
-    let (layout, mesh) = recipe.mesh()?;
+    let plan = recipe.plan()?;
     if args.print_recipe {
         print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);
@@ -33,7 +34,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         return Err(format!("a deadline of {} s makes no sense", args.deadline).into());
     }
     let mut world =
-        World::threads(mesh.world_size())?.deadline(Duration::from_secs_f64(args.deadline));
+        World::threads(plan.mesh.world_size())?.deadline(Duration::from_secs_f64(args.deadline));
     if let Some(threads) = args.compute_threads {
         if args.device != DeviceKind::Cpu {
             let device = args.device;
@@ -64,64 +65,54 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
 
     let results = world.run(|rank| {
         let device = &devices[rank.rank() % devices.len()];
-        let rank_run = RankRun {
+        let run = RankRun {
             recipe: &recipe,
-            layout: &layout,
+            plan: &plan,
             text: &text,
             folder: &folder,
         };
         let kind = args.device;
-        let print = || print_run(&recipe, &mesh, &text, kind, rank.compute_threads());
-        rank_run.train(&rank, device, &interrupt, print)
+        let print = || print_run(&recipe, &plan, &text, kind, rank.compute_threads());
+        run.train(&rank, device, &interrupt, print)
     });
-    let results = results?;
-    match results.into_iter().next() {
-        Some((outcome, sample)) => finish(&recipe, &folder, outcome, sample),
-        None => Err("the run gave no result".into()),
+    let mut results = results?;
+    if plan.schedule.is_some() {
+        write_trace(&folder, &results)?;
     }
+    let RankResult {
+        outcome, sample, ..
+    } = results.swap_remove(0);
+    finish(&recipe, &folder, outcome, sample)
 }
 
-/// What every rank works with.
-struct RankRun<'a> {
-    recipe: &'a Recipe,
-    layout: &'a ParallelConfig,
-    text: &'a TextData,
-    folder: &'a RunFolder,
-}
-
-impl RankRun<'_> {
-    fn train(
-        &self,
-        rank: &Rank,
-        device: &burn::tensor::Device,
-        interrupt: &Interrupt,
-        print_run: impl Fn(),
-    ) -> Result<(Outcome, Option<Vec<u8>>), Error> {
-        let (recipe, seed) = (self.recipe, self.recipe.train.seed);
-        let groups = Groups::new(self.layout, rank)?;
-        let sequence_parallel = recipe.parallel.sequence_parallel;
-        let model = Transformer::on(&recipe.model, &groups, device, seed, sequence_parallel)?;
-        let mut trainer = Trainer::new(model, &groups, device, &recipe.train)?;
-        if rank.rank() == 0 {
-            let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
-            let ddp = trainer.model();
-            print_run();
-            print_model(
-                recipe,
-                ddp.table(),
-                groups.place(),
-                ddp.module().flops_per_token(length),
-            );
-            println!("folder   {}\n", self.folder.path().display());
-        }
-        let mut recorder = Recorder::new(rank.rank(), recipe.train.steps, self.folder, interrupt)?;
-        let outcome = trainer.fit(self.text, &mut recorder)?;
-        recorder.finish();
-        let writes = groups.data().rank() == 0 && !outcome.stopped && recipe.sample.tokens > 0;
-        let sample =
-            writes.then(|| generate(trainer.model().module(), device, &recipe.sample, seed));
-        Ok((outcome, sample))
-    }
+/// Writes what each rank did in the last step, and says how much of it was waiting.
+fn write_trace(folder: &RunFolder, results: &[RankResult]) -> Result<(), Error> {
+    let all = || results.iter().flat_map(|result| &result.events);
+    let Some(origin) = all().map(|event| event.start).min() else {
+        return Ok(());
+    };
+    let seconds = |time: Instant| time.duration_since(origin).as_secs_f64();
+    let of_rank = |(rank, result): (usize, &RankResult)| {
+        let event = |event: &Event| {
+            TraceEvent::action(
+                rank,
+                &event.action,
+                seconds(event.start),
+                seconds(event.end),
+            )
+        };
+        result.events.iter().map(event).collect::<Vec<_>>()
+    };
+    let events: Vec<_> = results.iter().enumerate().flat_map(of_rank).collect();
+    let path = folder.path().join("trace.json");
+    let failed = |error| format!("{} cannot be written: {error}", path.display());
+    let file = fs::File::create(&path).map_err(failed)?;
+    write_chrome_trace(&events, BufWriter::new(file)).map_err(failed)?;
+    println!(
+        "bubble of the last step {:.1} % of its time, measured over all ranks (trace.json)",
+        100.0 * trace_bubble(results.len(), &events),
+    );
+    Ok(())
 }
 
 /// The plots, the sample and the closing lines.

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::mesh::{Axis, Mesh, ParallelConfig, split_evenly};
+use burn_megatron::pipeline::schedule::{Schedule, ScheduleConfig, generate, validate};
+use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
 use burn_megatron::train::schedule::LrStyle;
 use burn_megatron::train::{GenerateConfig, TrainConfig};
 use burn_megatron_models::TransformerConfig;
@@ -31,7 +33,7 @@ pub struct Recipe {
 }
 
 /// How ranks share the work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parallel {
     /// Ranks that share each layer.
@@ -40,6 +42,14 @@ pub struct Parallel {
     pub data: usize,
     /// Whether the activations between the blocks are split along the sequence.
     pub sequence_parallel: bool,
+    /// Ranks that share the layers.
+    pub pipeline: usize,
+    /// In which order they work: a kind of schedule, or a CSV file; `1f1b` where not given.
+    pub schedule: Option<String>,
+    /// Stages on each of them; as many as the schedule usually has where not given.
+    pub virtual_stages: Option<usize>,
+    /// How the layers are shared out over the stages.
+    pub split: LayerSplit,
 }
 
 impl Default for Parallel {
@@ -48,6 +58,10 @@ impl Default for Parallel {
             tensor: 1,
             data: 1,
             sequence_parallel: false,
+            pipeline: 1,
+            schedule: None,
+            virtual_stages: None,
+            split: LayerSplit::Even,
         }
     }
 }
@@ -81,8 +95,37 @@ impl Recipe {
         let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
         set(&mut recipe.parallel.tensor, args.tensor_parallel);
         set(&mut recipe.parallel.data, args.data_parallel);
+        if let Some(pipeline) = args.pipeline_parallel {
+            recipe.parallel.pipeline = pipeline;
+            if pipeline == 1 {
+                // What the recipe says of its pipeline has no meaning any more.
+                recipe.parallel.schedule = None;
+                recipe.parallel.virtual_stages = None;
+                recipe.parallel.split = LayerSplit::Even;
+            }
+        }
+        if args.schedule.is_some() {
+            recipe.parallel.schedule = args.schedule.clone();
+            recipe.parallel.virtual_stages = None;
+        }
+        if args.virtual_stages.is_some() {
+            recipe.parallel.virtual_stages = args.virtual_stages;
+        }
         set(&mut recipe.train.micro_batch_size, args.micro_batch_size);
         set(&mut recipe.train.global_batch_size, args.global_batch_size);
+        if let Some(micro_batches) = args.micro_batches {
+            let ranks = recipe.parallel.data.max(1);
+            let share = recipe.train.global_batch_size / ranks;
+            if micro_batches == 0 || !share.is_multiple_of(micro_batches) {
+                return Err(format!(
+                    "the {share} samples of a rank cannot be shared by {micro_batches} \
+                     micro-batches; set --global-batch-size to a multiple of {}",
+                    ranks * micro_batches.max(1),
+                )
+                .into());
+            }
+            recipe.train.micro_batch_size = share / micro_batches;
+        }
         if let Some(steps) = args.steps {
             // A shorter run has a shorter warm-up and a shorter decay, in the same proportion.
             let train = &mut recipe.train;
@@ -108,19 +151,25 @@ impl Recipe {
     }
 
     /// Lays the ranks out, and checks every size that can be checked before a model is built.
-    pub fn mesh(&self) -> Result<(ParallelConfig, Mesh), Error> {
+    pub fn plan(&self) -> Result<Plan, Error> {
         let Parallel {
             tensor,
             data,
             sequence_parallel,
+            pipeline,
+            ..
         } = self.parallel;
-        let config = ParallelConfig::new().with_tensor(tensor).with_data(data);
-        for (name, size) in [("tensor", tensor), ("data", data)] {
+        let layout = ParallelConfig::new()
+            .with_tensor(tensor)
+            .with_data(data)
+            .with_pipeline(pipeline);
+        for (name, size) in [("tensor", tensor), ("data", data), ("pipeline", pipeline)] {
             if size == 0 {
                 return Err(format!("{name} = 0 makes no ranks; 1 and more do").into());
             }
         }
-        let mesh = Mesh::new(&config, tensor.saturating_mul(data))?;
+        let ranks = tensor.saturating_mul(data).saturating_mul(pipeline);
+        let mesh = Mesh::new(&layout, ranks)?;
         if sequence_parallel && tensor == 1 {
             return Err(
                 "sequence parallelism splits the sequence over the ranks of the tensor \
@@ -137,12 +186,101 @@ impl Recipe {
         }
         let temperature = self.sample.temperature;
         if self.sample.tokens > 0 && (temperature.is_nan() || temperature <= 0.0) {
-            return Err(
-                format!("sample.temperature = {temperature} draws no text; above 0 does").into(),
-            );
+            let fits = "above 0 does";
+            return Err(format!("sample.temperature = {temperature} draws no text; {fits}").into());
         }
-        Ok((config, mesh))
+        let schedule = self.schedule()?;
+        let stages = match &schedule {
+            Some(schedule) => self
+                .parallel
+                .split
+                .stages(self.model.layers, schedule.stages())?,
+            None => vec![],
+        };
+        Ok(Plan {
+            layout,
+            mesh,
+            schedule,
+            stages,
+        })
     }
+
+    /// The schedule of a pipeline of several ranks.
+    fn schedule(&self) -> Result<Option<Schedule>, Error> {
+        let parallel = &self.parallel;
+        if parallel.pipeline == 1 {
+            for (name, given) in [
+                ("schedule", parallel.schedule.is_some()),
+                ("virtual_stages", parallel.virtual_stages.is_some()),
+                ("split", parallel.split != LayerSplit::Even),
+            ] {
+                if given {
+                    return Err(format!(
+                        "{name} is about the stages of a pipeline, and pipeline = 1 has none; set \
+                         pipeline (--pipeline-parallel) to 2 or more, or leave {name} out"
+                    )
+                    .into());
+                }
+            }
+            return Ok(None);
+        }
+        let share = self.train.global_batch_size / parallel.data;
+        let micro_batches = share / self.train.micro_batch_size;
+        let name = parallel.schedule.as_deref().unwrap_or("1f1b");
+        read_schedule(
+            name,
+            parallel.pipeline,
+            parallel.virtual_stages,
+            micro_batches,
+        )
+        .map(Some)
+    }
+}
+
+/// How a run is laid out.
+pub struct Plan {
+    /// The sizes of the axes.
+    pub layout: ParallelConfig,
+    /// The ranks.
+    pub mesh: Mesh,
+    /// In which order the ranks of a pipeline work.
+    pub schedule: Option<Schedule>,
+    /// What is in each stage of a pipeline.
+    pub stages: Vec<StageLayout>,
+}
+
+/// The schedule of a kind, or of a CSV file.
+pub fn read_schedule(
+    name: &str,
+    ranks: usize,
+    virtual_stages: Option<usize>,
+    micro_batches: usize,
+) -> Result<Schedule, Error> {
+    if !name.ends_with(".csv") {
+        let config = ScheduleConfig::new(name.parse()?, ranks, micro_batches);
+        let stages = virtual_stages.unwrap_or(config.virtual_stages);
+        return Ok(generate(&config.with_virtual_stages(stages))?);
+    }
+    let text = fs::read_to_string(name)
+        .map_err(|error| format!("the schedule {name} cannot be read: {error}"))?;
+    let schedule = Schedule::from_csv(name, &text)?;
+    validate(&schedule)?;
+    let found = (schedule.ranks(), schedule.micro_batches());
+    if found != (ranks, micro_batches) {
+        return Err(format!(
+            "the schedule {name} is for {} ranks and {} micro-batches, the run has {ranks} and \
+             {micro_batches}",
+            found.0, found.1,
+        )
+        .into());
+    }
+    if virtual_stages.is_some_and(|stages| stages * ranks != schedule.stages()) {
+        let stages = schedule.stages();
+        return Err(
+            format!("the schedule {name} has {stages} stages; leave virtual_stages out").into(),
+        );
+    }
+    Ok(schedule)
 }
 
 #[cfg(test)]
@@ -155,7 +293,7 @@ mod tests {
         let mut recipes = 0;
         for file in fs::read_dir(folder).unwrap() {
             let recipe = Recipe::read(&file.unwrap().path()).unwrap();
-            recipe.mesh().unwrap();
+            recipe.plan().unwrap();
             assert_eq!(
                 toml::from_str::<Recipe>(&toml::to_string(&recipe).unwrap()).unwrap(),
                 recipe
@@ -180,8 +318,9 @@ mod tests {
         recipe.parallel.sequence_parallel = true;
         assert!(
             recipe
-                .mesh()
-                .unwrap_err()
+                .plan()
+                .err()
+                .unwrap()
                 .to_string()
                 .contains("tensor = 1 leaves it whole")
         );

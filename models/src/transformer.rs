@@ -11,7 +11,6 @@ use burn_megatron::nn::{
     RotaryTable, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding,
     Vocabulary,
 };
-use burn_megatron::pipeline::engine::Output;
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::train::LanguageModel;
 
@@ -56,11 +55,7 @@ impl TransformerConfig {
         scope: Scope,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.init_stages(
-            scope,
-            sequence_parallel,
-            &[(0, StageLayout::whole(self.layers))],
-        )
+        self.init_stages(scope, sequence_parallel, &[(0, whole(self.layers))])
     }
 
     /// Builds the stages of one pipeline rank, given as their numbers and what is in them.
@@ -95,6 +90,15 @@ impl TransformerConfig {
     }
 }
 
+/// The only stage of a model that is not cut.
+fn whole(layers: usize) -> StageLayout {
+    StageLayout {
+        embedding: true,
+        layers: 0..layers,
+        loss: true,
+    }
+}
+
 /// A stage of this rank.
 #[derive(Clone, Debug)]
 struct Part {
@@ -102,7 +106,6 @@ struct Part {
     embedding: bool,
     /// Indices into the blocks of this rank.
     blocks: Range<usize>,
-    loss: bool,
 }
 
 impl Part {
@@ -112,12 +115,10 @@ impl Part {
         let part = |(stage, layout): &(usize, StageLayout)| {
             let blocks = first..first + layout.layers.len();
             first = blocks.end;
-            let (embedding, loss) = (layout.embedding, layout.loss);
             Self {
                 stage: *stage,
-                embedding,
+                embedding: layout.embedding,
                 blocks,
-                loss,
             }
         };
         stages.iter().map(part).collect()
@@ -272,40 +273,6 @@ impl Transformer {
             _ => not_here("the output layer"),
         }
     }
-
-    fn local_logits(&self, tokens: Tensor<2, Int>, offset: Option<Tensor<3>>) -> Tensor<3> {
-        let x = self.embed(tokens, offset);
-        let x = self
-            .stages
-            .iter()
-            .fold(x, |x, part| self.run_blocks(part, x));
-        self.head(x)
-    }
-
-    /// Runs a stage of this rank. The first one has no `input`; `tokens`, `targets` and `offset`
-    /// are as in [`LanguageModel::losses`].
-    pub fn forward_stage(
-        &self,
-        stage: usize,
-        input: Option<Tensor<3>>,
-        tokens: Tensor<2, Int>,
-        targets: Tensor<2, Int>,
-        offset: Option<Tensor<3>>,
-    ) -> Output {
-        let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
-            not_here(&format!("stage {stage}"))
-        };
-        let x = match input {
-            Some(x) => x,
-            None if part.embedding => self.embed(tokens, offset),
-            None => not_here("an input"),
-        };
-        let x = self.run_blocks(part, x);
-        match part.loss {
-            true => Output::Loss(self.loss.forward(self.head(x), targets).sum()),
-            false => Output::Activation(x),
-        }
-    }
 }
 
 /// A stage was asked for what its rank does not hold: a mistake of the program that built it.
@@ -314,18 +281,30 @@ fn not_here(what: &str) -> ! {
 }
 
 impl LanguageModel for Transformer {
-    fn losses(
+    fn hidden(
         &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
         tokens: Tensor<2, Int>,
-        targets: Tensor<2, Int>,
         offset: Option<Tensor<3>>,
-    ) -> Tensor<2> {
-        self.loss
-            .forward(self.local_logits(tokens, offset), targets)
+    ) -> Tensor<3> {
+        let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
+            not_here(&format!("stage {stage}"))
+        };
+        let x = match input {
+            Some(x) => x,
+            None if part.embedding => self.embed(tokens, offset),
+            None => not_here("an input"),
+        };
+        self.run_blocks(part, x)
     }
 
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        let logits = collective::gather(self.local_logits(tokens, None), 2, &self.comm);
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
+        self.loss.forward(self.head(hidden), targets)
+    }
+
+    fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
+        let logits = collective::gather(self.head(hidden), 2, &self.comm);
         logits.narrow(2, 0, self.config.vocabulary)
     }
 

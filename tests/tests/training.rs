@@ -12,7 +12,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::{ParallelModule, Scope};
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    GenerateConfig, LanguageModel, Observer, ObserverError, Outcome, TrainConfig, Trainer, generate,
+    GenerateConfig, LanguageModel, Observer, ObserverError, Outcome, TrainConfig, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 
@@ -124,11 +124,7 @@ fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(Outcome, Seen
             tokens: 24,
             temperature: 0.5,
         };
-        Ok((
-            outcome,
-            seen,
-            generate(trainer.model().module(), &device, &sample, 3),
-        ))
+        Ok((outcome, seen, trainer.generate(&sample)?))
     })
 }
 
@@ -227,13 +223,18 @@ struct Poisoned {
 struct Calls(std::sync::Arc<AtomicUsize>);
 
 impl LanguageModel for Poisoned {
-    fn losses(
+    fn hidden(
         &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
         tokens: Tensor<2, Int>,
-        targets: Tensor<2, Int>,
         offset: Option<Tensor<3>>,
-    ) -> Tensor<2> {
-        let losses = self.inner.losses(tokens, targets, offset);
+    ) -> Tensor<3> {
+        self.inner.hidden(stage, input, tokens, offset)
+    }
+
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
+        let losses = self.inner.losses_of(hidden, targets);
         if !losses.is_autodiff() {
             return losses;
         }
@@ -243,8 +244,8 @@ impl LanguageModel for Poisoned {
         }
     }
 
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.inner.logits(tokens)
+    fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.inner.logits_of(hidden)
     }
 
     fn context(&self) -> usize {

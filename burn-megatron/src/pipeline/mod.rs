@@ -9,3 +9,4 @@
 pub mod engine;
 pub mod schedule;
 pub mod split;
+pub mod trace;

@@ -1,10 +1,8 @@
 //! Text from a trained model.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::Tensor;
 use burn_megatron_kernels::philox::{Stream, uniform};
 use serde::{Deserialize, Serialize};
-
-use super::LanguageModel;
 
 /// How text is drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,38 +26,53 @@ impl Default for GenerateConfig {
     }
 }
 
-/// Draws bytes after the prompt, one forward each; every rank of the tensor axis must come, and all
-/// draw the same.
-///
-/// The model sees the last `context` tokens, padded at the end: a causal model does not look there.
-pub fn generate<M: LanguageModel>(
-    model: &M,
-    device: &Device,
+/// Draws bytes after the prompt. `next` gets the last `context` tokens, padded at the end where a
+/// causal model does not look, and says what the next one is; the [`Draw`] decides for it.
+pub(super) fn generate<E>(
     config: &GenerateConfig,
+    context: usize,
     seed: u64,
-) -> Vec<u8> {
-    let context = model.context();
+    mut next: impl FnMut(Vec<i32>, Draw) -> Result<u8, E>,
+) -> Result<Vec<u8>, E> {
     let mut text = config.prompt.as_bytes().to_vec();
     if text.is_empty() {
         text.push(b'\n');
     }
-    let device = device.clone().inner();
     let mut words = vec![0; config.tokens];
     Stream::new(seed, 0).words(0, config.tokens, |i, word| words[i] = word);
     for word in words {
         let seen = text.len().min(context);
-        let mut tokens: Vec<i32> = text[text.len() - seen..]
-            .iter()
-            .map(|byte| i32::from(*byte))
-            .collect();
+        let last = text[text.len() - seen..].iter();
+        let mut tokens: Vec<i32> = last.map(|byte| i32::from(*byte)).collect();
         tokens.resize(context, 0);
-        let tokens = TensorData::new(tokens, [1, context]);
-        let logits = model.logits(Tensor::<2, Int>::from_data(tokens, &device));
-        let logits = logits.narrow(1, seen - 1, 1).into_data();
-        let logits = logits.iter::<f64>().collect::<Vec<_>>();
-        text.push(draw(&logits, config.temperature, uniform(word)) as u8);
+        let (temperature, point) = (config.temperature, uniform(word));
+        text.push(next(
+            tokens,
+            Draw {
+                at: seen - 1,
+                temperature,
+                point,
+            },
+        )?);
     }
-    text
+    Ok(text)
+}
+
+/// How the next token is drawn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Draw {
+    at: usize,
+    temperature: f64,
+    point: f64,
+}
+
+impl Draw {
+    /// A token from the logits `[1, context, vocabulary]`.
+    pub fn token(&self, logits: Tensor<3>) -> u8 {
+        let logits = logits.narrow(1, self.at, 1).into_data();
+        let logits = logits.iter::<f64>().collect::<Vec<_>>();
+        draw(&logits, self.temperature, self.point) as u8
+    }
 }
 
 /// The token at which the cumulated probability passes `point` in (0, 1).

@@ -16,7 +16,8 @@ pub mod schedule;
 mod trainer;
 
 pub use config::{ConfigError, TrainConfig};
-pub use generate::{GenerateConfig, generate};
+pub use generate::GenerateConfig;
+use generate::generate;
 pub use model::LanguageModel;
 pub use observer::{Observer, ObserverError, Silent};
 pub use trainer::{Outcome, TrainError, Trainer};

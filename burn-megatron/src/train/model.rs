@@ -3,21 +3,30 @@
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-/// A decoder that predicts the next token.
+/// A decoder that predicts the next token: the whole, or the stages of one pipeline rank.
+///
+/// A model that is not cut has one stage, number 0.
 pub trait LanguageModel: Module {
-    /// The loss of each token in nats, the same on every rank of the tensor axis.
+    /// Runs the layers of a stage: `[batch, seq]` tokens on the first one, on the others the
+    /// `input` that the stage before gave, to the residual stream `[batch, seq, hidden]`.
     ///
-    /// `tokens` and `targets` are `[batch, seq]`. `offset` (`[batch, seq, hidden]`), if any, is
-    /// added to the input after embedding; its gradient is the gradient of the input.
-    fn losses(
+    /// `offset` (`[batch, seq, hidden]`), if any, is added to the input after embedding; its
+    /// gradient is the gradient of the input.
+    fn hidden(
         &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
         tokens: Tensor<2, Int>,
-        targets: Tensor<2, Int>,
         offset: Option<Tensor<3>>,
-    ) -> Tensor<2>;
+    ) -> Tensor<3>;
 
-    /// The logits `[batch, seq, vocabulary]` of the next tokens, whole on every rank.
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+    /// The loss of each token in nats from what the last stage gave, the same on every rank of the
+    /// tensor axis. `targets` are `[batch, seq]`.
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2>;
+
+    /// The logits `[batch, seq, vocabulary]` from what the last stage gave, whole on every rank of
+    /// the tensor axis.
+    fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3>;
 
     /// The longest sequence.
     fn context(&self) -> usize;
@@ -27,4 +36,19 @@ pub trait LanguageModel: Module {
     /// the attention products (Narayanan et al. 2021, arXiv:2104.04473; the causal half is not
     /// taken off).
     fn flops_per_token(&self, seq: usize) -> f64;
+
+    /// The loss of each token, of a model that is not cut.
+    fn losses(
+        &self,
+        tokens: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+        offset: Option<Tensor<3>>,
+    ) -> Tensor<2> {
+        self.losses_of(self.hidden(0, None, tokens, offset), targets)
+    }
+
+    /// The logits of the next tokens, of a model that is not cut.
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.logits_of(self.hidden(0, None, tokens, None))
+    }
 }

@@ -8,13 +8,16 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use super::config::{ConfigError, TrainConfig};
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming, bits_per_byte};
 use super::schedule::LrSchedule;
-use super::{LanguageModel, Observer};
+use super::{GenerateConfig, LanguageModel, Observer, generate};
+use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::data::{Batch, DataError, Sampler, TextData};
 use crate::data_parallel::{DataParallelError, DistributedDataParallel};
 use crate::mesh::Axis;
 use crate::nn::ParallelModule;
 use crate::optim::{ParallelAdamW, all_finite, global_norm};
+use crate::pipeline::engine::{Engine, EngineError, Event, Output, Run, Stage, forward_only};
+use crate::pipeline::schedule::Schedule;
 
 /// Trains one rank's part of a model; every rank of the mesh has one.
 pub struct Trainer<M> {
@@ -23,6 +26,10 @@ pub struct Trainer<M> {
     learning_rates: LrSchedule,
     config: TrainConfig,
     device: Device,
+    /// In which order the ranks of the pipeline work, where there are several.
+    schedule: Option<Schedule>,
+    /// What this rank did in the last step of a pipeline.
+    events: Vec<Event>,
 }
 
 /// How a run ended.
@@ -50,6 +57,22 @@ pub enum TrainError {
     /// The gradients.
     #[error(transparent)]
     DataParallel(#[from] DataParallelError),
+    /// The pipeline.
+    #[error(transparent)]
+    Pipeline(#[from] EngineError),
+    /// A pipeline without a schedule.
+    #[error("pipeline = {0}, and no schedule says in which order its ranks work")]
+    NoSchedule(usize),
+    /// A schedule for other micro-batches.
+    #[error(
+        "the schedule has {schedule} micro-batches, a rank of the data axis has {micro_batches}"
+    )]
+    MicroBatches {
+        /// Those of the schedule.
+        schedule: usize,
+        /// Those of a step.
+        micro_batches: usize,
+    },
     /// The other ranks.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -70,6 +93,43 @@ impl<M: LanguageModel> Trainer<M> {
         device: &Device,
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
+        match groups.mesh().size(Axis::Pipeline) {
+            1 => Self::build(model, groups, device, config, None),
+            ranks => Err(TrainError::NoSchedule(ranks)),
+        }
+    }
+
+    /// A trainer of the stages of `model` that lie on this rank.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] when the settings do not fit the mesh, the model or the schedule.
+    pub fn with_schedule(
+        model: ParallelModule<M>,
+        groups: &Groups,
+        device: &Device,
+        config: &TrainConfig,
+        schedule: Schedule,
+    ) -> Result<Self, TrainError> {
+        let share = config.global_batch_size / groups.mesh().size(Axis::Data);
+        let micro_batches = share / config.micro_batch_size.max(1);
+        if schedule.micro_batches() != micro_batches {
+            let schedule = schedule.micro_batches();
+            return Err(TrainError::MicroBatches {
+                schedule,
+                micro_batches,
+            });
+        }
+        Self::build(model, groups, device, config, Some(schedule))
+    }
+
+    fn build(
+        model: ParallelModule<M>,
+        groups: &Groups,
+        device: &Device,
+        config: &TrainConfig,
+        schedule: Option<Schedule>,
+    ) -> Result<Self, TrainError> {
         config.check(groups.mesh().size(Axis::Data), model.module.context())?;
         let ddp = DistributedDataParallel::new(model, groups)?;
         Ok(Self {
@@ -78,12 +138,19 @@ impl<M: LanguageModel> Trainer<M> {
             ddp,
             config: config.clone(),
             device: device.clone().inner(),
+            schedule,
+            events: vec![],
         })
     }
 
     /// The model and its parameters.
     pub fn model(&self) -> &DistributedDataParallel<M> {
         &self.ddp
+    }
+
+    /// What this rank of a pipeline did in the last step, in order; nothing without a pipeline.
+    pub fn events(&self) -> &[Event] {
+        &self.events
     }
 
     /// Trains to the end, or until the observer of some rank asks to stop.
@@ -139,24 +206,19 @@ impl<M: LanguageModel> Trainer<M> {
     /// See [`fit`](Self::fit).
     pub fn step(&mut self, sampler: &Sampler, step: usize) -> Result<StepMetrics, TrainError> {
         let _span = tracing::info_span!("step", step).entered();
-        let own = self.own_samples();
-        let (mut loss, mut tokens) = (0.0, 0);
-        for first in own.step_by(self.config.micro_batch_size) {
-            let batch = sampler.batch(step, first..first + self.config.micro_batch_size)?;
-            self.ddp.position().set(step as u64, first as u64);
-            let sum = {
-                let _span = tracing::debug_span!("forward").entered();
-                let device = self.device.clone().autodiff();
-                self.ddp
-                    .forward(&device, |model| loss_sum(model, &batch, &device))
-            };
-            loss += sum.clone().into_scalar::<f64>();
-            tokens += batch.tokens.len() as u64;
-            self.ddp.backward(sum);
-        }
+        let batches = self.batches(sampler, step)?;
+        let tokens = batches.iter().map(|batch| batch.tokens.len() as u64).sum();
+        let loss = match &self.schedule {
+            None => self.run_batches(&batches, step),
+            Some(schedule) => {
+                let run = self.run_schedule(schedule, &batches, step)?;
+                self.events = run.events;
+                run.loss
+            }
+        };
         let mut gradients = self.ddp.reduce(tokens)?;
         let norm = global_norm(&gradients, &self.ddp)?;
-        let loss = self.sum_over_data(loss)? / gradients.tokens as f64;
+        let loss = self.sum_over_model(loss)? / gradients.tokens as f64;
         let learning_rate = self.learning_rates.lr(step);
         let finite = all_finite(loss.is_finite() && norm.is_finite(), self.ddp.groups())?;
         let metrics = StepMetrics {
@@ -195,11 +257,16 @@ impl<M: LanguageModel> Trainer<M> {
         let (mut loss, mut tokens) = (0.0, 0);
         for windows in own.chunks(self.config.micro_batch_size) {
             let batch = Batch::new(windows.iter().copied())?;
-            loss += loss_sum(self.ddp.module(), &batch, &self.device).into_scalar::<f64>();
             tokens += batch.tokens.len();
+            let Some(hidden) = self.hidden(&batch)? else {
+                continue;
+            };
+            let targets = matrix(&batch.targets, &batch, &self.device);
+            let losses = self.ddp.module().losses_of(hidden, targets);
+            loss += losses.sum().into_scalar::<f64>();
         }
-        let tokens = self.sum_over_data(tokens as f64)?;
-        let loss = self.sum_over_data(loss)? / tokens;
+        let tokens = self.sum(tokens as f64, self.ddp.groups().data())?;
+        let loss = self.sum_over_model(loss)? / tokens;
         Ok(HeldOutMetrics {
             step: steps,
             loss,
@@ -221,13 +288,110 @@ impl<M: LanguageModel> Trainer<M> {
         axis.rank() * share..(axis.rank() + 1) * share
     }
 
-    fn sum_over_data(&self, value: f64) -> Result<f64, CommError> {
-        let sum = self
-            .ddp
-            .groups()
-            .data()
-            .all_reduce(vec![value].into(), ReduceOp::Sum)?;
-        match sum {
+    /// The micro-batches of this rank.
+    fn batches(&self, sampler: &Sampler, step: usize) -> Result<Vec<Batch>, DataError> {
+        let size = self.config.micro_batch_size;
+        let firsts = self.own_samples().step_by(size);
+        firsts
+            .map(|first| sampler.batch(step, first..first + size))
+            .collect()
+    }
+
+    /// Forward and backward of one micro-batch after the other; the sum of their losses.
+    fn run_batches(&self, batches: &[Batch], step: usize) -> f64 {
+        let device = self.device.clone().autodiff();
+        let firsts = self.own_samples().step_by(self.config.micro_batch_size);
+        let losses = batches.iter().zip(firsts).map(|(batch, first)| {
+            self.ddp.position().set(step as u64, first as u64);
+            let sum = {
+                let _span = tracing::debug_span!("forward").entered();
+                let tokens = matrix(&batch.tokens, batch, &device);
+                let targets = matrix(&batch.targets, batch, &device);
+                let losses = |model: &M| model.losses(tokens, targets, None).sum();
+                self.ddp.forward(&device, losses)
+            };
+            let loss = sum.clone().into_scalar::<f64>();
+            self.ddp.backward(sum);
+            loss
+        });
+        losses.sum()
+    }
+
+    /// The same in the order of the schedule.
+    fn run_schedule(
+        &self,
+        schedule: &Schedule,
+        batches: &[Batch],
+        step: usize,
+    ) -> Result<Run, EngineError> {
+        let sink = self.ddp.sink();
+        let pipeline = self.ddp.groups().pipeline();
+        let stages = Stages {
+            ddp: &self.ddp,
+            device: self.device.clone().autodiff(),
+            batches,
+            step: step as u64,
+            first_sample: self.own_samples().start as u64,
+            last: schedule.stages() - 1,
+        };
+        Engine::new(schedule, pipeline, &self.device, &*sink)?.run(&stages)
+    }
+
+    /// What the last stage gives for a batch, on the rank that holds it; nothing is recorded.
+    fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
+        let placement = match &self.schedule {
+            Some(schedule) => (0..schedule.stages())
+                .map(|stage| schedule.rank_of(stage))
+                .collect(),
+            None => vec![0],
+        };
+        let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
+        forward_only(&placement, pipeline, &self.device, |stage, input| {
+            let tokens = matrix(&batch.tokens, batch, &self.device);
+            module.hidden(stage, input, tokens, None)
+        })
+    }
+
+    /// Text after a prompt; every rank of the tensor and the pipeline axis must come, and all get
+    /// the same.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] when a rank is missing.
+    pub fn generate(&self, config: &GenerateConfig) -> Result<Vec<u8>, TrainError> {
+        let context = self.ddp.module().context();
+        let pipeline = self.ddp.groups().pipeline();
+        let last = match &self.schedule {
+            Some(schedule) => schedule.rank_of(schedule.stages() - 1),
+            None => 0,
+        };
+        generate(config, context, self.config.seed, |tokens, draw| {
+            let batch = Batch {
+                targets: tokens.clone(),
+                tokens,
+                rows: 1,
+                seq: context,
+            };
+            let token = match self.hidden(&batch)? {
+                Some(hidden) => draw.token(self.ddp.module().logits_of(hidden)),
+                None => 0,
+            };
+            // The rank with the last stage tells the others.
+            match pipeline.broadcast(vec![i64::from(token)].into(), last)? {
+                Buffer::I64(token) => Ok(token[0] as u8),
+                other => unreachable!("i64 went in, {} came out", other.dtype()),
+            }
+        })
+    }
+
+    /// Sums what one rank of each pipeline has, and the others have as zero.
+    fn sum_over_model(&self, value: f64) -> Result<f64, CommError> {
+        let groups = self.ddp.groups();
+        self.sum(self.sum(value, groups.pipeline())?, groups.data())
+    }
+
+    fn sum(&self, value: f64, comm: &Comm) -> Result<f64, CommError> {
+        match comm.all_reduce(vec![value].into(), ReduceOp::Sum)? {
             Buffer::F64(values) => Ok(values[0]),
             other => unreachable!("f64 went in, {} came out", other.dtype()),
         }
@@ -246,12 +410,37 @@ impl<M: LanguageModel> Trainer<M> {
     }
 }
 
-fn loss_sum<M: LanguageModel>(model: &M, batch: &Batch, device: &Device) -> Tensor<1> {
-    let matrix = |values: &Vec<i32>| {
-        let data = TensorData::new(values.clone(), [batch.rows, batch.seq]);
-        Tensor::<2, Int>::from_data(data, device)
-    };
-    model
-        .losses(matrix(&batch.tokens), matrix(&batch.targets), None)
-        .sum()
+/// `[rows, seq]`
+fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(
+        TensorData::new(values.to_vec(), [batch.rows, batch.seq]),
+        device,
+    )
+}
+
+/// The stages of this rank on the micro-batches of a step, as the engine runs them.
+struct Stages<'a, M> {
+    ddp: &'a DistributedDataParallel<M>,
+    device: Device,
+    batches: &'a [Batch],
+    step: u64,
+    first_sample: u64,
+    last: usize,
+}
+
+impl<M: LanguageModel> Stage for Stages<'_, M> {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output {
+        let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
+        let before = (micro_batch * batch.rows) as u64;
+        self.ddp
+            .position()
+            .set(self.step, self.first_sample + before);
+        let tokens = matrix(&batch.tokens, batch, &self.device);
+        let hidden = model.hidden(stage, input, tokens, None);
+        if stage < self.last {
+            return Output::Activation(hidden);
+        }
+        let targets = matrix(&batch.targets, batch, &self.device);
+        Output::Loss(model.losses_of(hidden, targets).sum())
+    }
 }

@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn the_part_that_is_wrong_is_named() {
         for (text, part) in [
-            ("tp2-pp2", "pp2"),
+            ("tp2-cp2", "cp2"),
             ("tp0", "tp0"),
             ("", ""),
             ("tp2-dpx", "dpx"),

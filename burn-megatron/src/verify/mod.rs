@@ -21,7 +21,7 @@ use crate::nn::{BuildError, ParallelModule};
 use crate::optim::AdamWConfig;
 use crate::pipeline::engine::Output;
 use crate::pipeline::schedule::ScheduleError;
-use crate::pipeline::split::StageLayout;
+use crate::pipeline::split::{LayerSplit, StageLayout};
 
 mod compare;
 mod layout;
@@ -91,6 +91,11 @@ pub trait Subject: Sync {
         0
     }
 
+    /// How the layers are shared out over the stages of a pipeline.
+    fn split(&self) -> LayerSplit {
+        LayerSplit::Even
+    }
+
     /// Builds the stages of this rank, given as their numbers and what is in them.
     ///
     /// # Errors
@@ -122,6 +127,8 @@ pub trait Subject: Sync {
 pub struct StageCall {
     /// The stage.
     pub stage: usize,
+    /// Whether it is the last one, which gives the loss.
+    pub last: bool,
     /// The step.
     pub step: usize,
     /// The samples of the micro-batch.

@@ -14,7 +14,7 @@ use crate::data_parallel::{DistributedDataParallel, Gradients};
 use crate::nn::{BuildError, ParallelModule, Position};
 use crate::pipeline::engine::{Engine, Output, Stage};
 use crate::pipeline::schedule::Schedule;
-use crate::pipeline::split::{StageLayout, split_evenly};
+use crate::pipeline::split::StageLayout;
 
 /// What a rank does in every step.
 pub(super) struct Plan {
@@ -43,7 +43,9 @@ impl Plan {
             1 => None,
             _ => {
                 let schedule = layout.schedule(own.len())?;
-                let stages = split_evenly(subject.layers(), schedule.stages())?;
+                let stages = subject
+                    .split()
+                    .stages(subject.layers(), schedule.stages())?;
                 Some((schedule, stages))
             }
         };
@@ -134,6 +136,12 @@ impl Plan {
         losses.sum()
     }
 
+    fn stages(&self) -> usize {
+        self.pipeline
+            .as_ref()
+            .map_or(1, |(schedule, _)| schedule.stages())
+    }
+
     fn samples(&self, micro_batch: usize) -> Range<usize> {
         let first = self.own.start + micro_batch * self.micro_batch;
         first..first + self.micro_batch
@@ -195,8 +203,10 @@ impl<S: Subject> Stage for Stages<'_, S> {
             self.offsets.add(micro_batch, samples.len(), shape)
         });
         let step = self.step;
+        let last = self.plan.stages() == stage + 1;
         let call = StageCall {
             stage,
+            last,
             step,
             samples,
             input,

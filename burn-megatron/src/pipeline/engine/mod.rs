@@ -4,7 +4,7 @@
 //! output is sent and freed while its graph lives; the backward starts from the gradient that comes
 //! back. Weight gradients of linear layers can be put off to an action of their own.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::{Device, Gradients, Tensor};
 
@@ -13,10 +13,12 @@ use crate::collective::Comm;
 use crate::comm::CommError;
 use crate::nn::door::DeferringSink;
 
+mod forward_only;
 mod link;
 mod seed;
 mod state;
 
+pub use forward_only::forward_only;
 use state::State;
 
 /// What runs the stages of one rank.
@@ -44,14 +46,14 @@ pub enum Output {
 pub struct Event {
     /// The action.
     pub action: Action,
-    /// When it began, counted from the beginning of the run.
-    pub start: Duration,
+    /// When it began.
+    pub start: Instant,
     /// When it ended.
-    pub end: Duration,
+    pub end: Instant,
 }
 
 /// What one rank saw of a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Run {
     /// The sum of the losses of the micro-batches; zero where the last stage is elsewhere.
     pub loss: f64,
@@ -141,9 +143,8 @@ impl<'a> Engine<'a> {
     pub fn run(&self, model: &impl Stage) -> Result<Run, EngineError> {
         let mut state = State::new(self.schedule, self.comm, &self.device, self.sink);
         let mut events = vec![];
-        let began = Instant::now();
         for action in self.schedule.actions(self.comm.rank()) {
-            let start = began.elapsed();
+            let start = Instant::now();
             let _span = tracing::debug_span!("action", %action).entered();
             state
                 .perform(action, model)
@@ -155,7 +156,7 @@ impl<'a> Engine<'a> {
             events.push(Event {
                 action: *action,
                 start,
-                end: began.elapsed(),
+                end: Instant::now(),
             });
         }
         state.finish().map_err(|source| EngineError::Sends {

@@ -161,7 +161,12 @@ impl<'a, 'b> Chart<'a, 'b> {
             self.text(&label, (x, bottom + 4), 13, HPos::Center)?;
         }
         let middle = ((LEFT + WIDTH - RIGHT) / 2, bottom + 26);
-        self.text("time (in units of the given times)", middle, 14, HPos::Center)
+        self.text(
+            "time (in units of the given times)",
+            middle,
+            14,
+            HPos::Center,
+        )
     }
 
     fn x(&self, time: f64) -> i32 {

@@ -14,9 +14,10 @@ impl Schedule {
     /// directly before it needs something. Where some ranks then wait for one another in a ring,
     /// one send of the ring is received at once: the one that was computed first, if forward, input
     /// gradient and weight gradient all take the same time. (Among equals an activation goes before
-    /// a gradient, and a lower stage before a higher one.) What is received before its use has
-    /// arrived by then, so that this costs no time; and all messages get one common order, which
-    /// every rank keeps, so that the lists end whether or not sends wait.
+    /// a gradient, and a lower stage before a higher one.) With such times whatever is received
+    /// before its use has arrived by then, so that even a rank that waits in each receive loses
+    /// nothing. All messages get one common order, which every rank keeps, so that the lists end
+    /// whether or not sends wait.
     ///
     /// # Errors
     ///
@@ -89,7 +90,7 @@ impl<'a> Writer<'a> {
         }
         match self.schedule.ranks[rank].get(lane.next) {
             None => Standing::End,
-            Some(action) => match self.needs(action) {
+            Some(action) => match self.schedule.needs(action) {
                 Some(receive) if !lane.received.contains_key(&receive) => {
                     Standing::Message(receive)
                 }
@@ -103,7 +104,8 @@ impl<'a> Writer<'a> {
         loop {
             match self.standing(rank) {
                 Standing::Compute(action) => {
-                    let (needs, unsent) = (self.needs(&action), self.gives(&action));
+                    let needs = self.schedule.needs(&action);
+                    let unsent = self.schedule.gives(&action);
                     let lane = &mut self.lanes[rank];
                     let arrival = needs.and_then(|receive| lane.received.get(&receive));
                     lane.clock = lane.clock.max(arrival.copied().unwrap_or(0)) + duration(&action);
@@ -183,26 +185,6 @@ impl<'a> Writer<'a> {
             action: self.schedule.ranks[rank][position],
             reason: Reason::Deadlock { ring },
         }
-    }
-
-    /// The receive that a computation needs.
-    fn needs(&self, action: &Action) -> Option<Action> {
-        let kind = match action.kind {
-            ActionKind::Forward => ActionKind::ReceiveActivation,
-            kind if kind.gives_input_gradient() => ActionKind::ReceiveGradient,
-            _ => return None,
-        };
-        self.schedule.transfer(kind, action)
-    }
-
-    /// The send that a computation calls for.
-    fn gives(&self, action: &Action) -> Option<Action> {
-        let kind = match action.kind {
-            ActionKind::Forward => ActionKind::SendActivation,
-            kind if kind.gives_input_gradient() => ActionKind::SendGradient,
-            _ => return None,
-        };
-        self.schedule.transfer(kind, action)
     }
 
     fn other_end(&self, message: &Action) -> (usize, Action) {

@@ -20,8 +20,9 @@
 //! directly before its use, unless ranks would then wait for one another in a ring, as two
 //! neighbours of 1F1B would that send to each other. See [`Schedule::with_communication`].
 //!
-//! An engine whose sends do not wait does best to start all sends of a run of sends and receives
-//! before it waits for the first receive; [`simulate`] does that.
+//! An engine that overlaps sends and receives with computation starts a send when its tensor is
+//! computed, and waits for what it receives only before the use; [`simulate`] does that. An engine
+//! that waits in every send and receive, in the order of the list, ends as well.
 
 mod action;
 mod chart;
@@ -162,6 +163,26 @@ impl Schedule {
     /// The rank and the action at the other end of a send or a receive.
     fn other_end(&self, action: &Action) -> Option<(usize, Action)> {
         Some((self.peer(action)?, action.counterpart()?))
+    }
+
+    /// The receive that a computation needs before it.
+    fn needs(&self, action: &Action) -> Option<Action> {
+        let kind = match action.kind {
+            ActionKind::Forward => ActionKind::ReceiveActivation,
+            kind if kind.gives_input_gradient() => ActionKind::ReceiveGradient,
+            _ => return None,
+        };
+        self.transfer(kind, action)
+    }
+
+    /// The send that a computation calls for after it.
+    fn gives(&self, action: &Action) -> Option<Action> {
+        let kind = match action.kind {
+            ActionKind::Forward => ActionKind::SendActivation,
+            kind if kind.gives_input_gradient() => ActionKind::SendGradient,
+            _ => return None,
+        };
+        self.transfer(kind, action)
     }
 
     /// The send or receive of this kind for a stage, if its tensor passes between ranks.

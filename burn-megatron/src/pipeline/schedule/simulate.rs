@@ -77,7 +77,7 @@ impl Times {
 /// An action and when it happens.
 ///
 /// A computation lasts as long as it computes. A send lasts until what it sends has arrived, while
-/// its rank goes on. A receive lasts as long as its rank waits.
+/// its rank goes on. So does a receive: from when its rank comes to it until it has arrived.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     /// The action.
@@ -206,9 +206,8 @@ fn idle_part(busy: f64, total: f64) -> f64 {
 
 /// Plays a schedule through.
 ///
-/// Sends do not wait: what a rank sends leaves at the end of its last computation, before the rank
-/// waits for a receive next to the send. A receive waits, where it stands, until what it receives
-/// has arrived.
+/// Sends and receives take their ranks no time: what a rank sends leaves at the end of its last
+/// computation, and a computation waits only for what it needs itself.
 ///
 /// # Errors
 ///
@@ -219,7 +218,7 @@ pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Simulation, Schedu
     let mut player = Player {
         schedule,
         times,
-        clocks: vec![Clock::default(); schedule.ranks()],
+        clocks: vec![0.0; schedule.ranks()],
         timelines: vec![vec![]; schedule.ranks()],
         arrivals: HashMap::new(),
     };
@@ -227,16 +226,15 @@ pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Simulation, Schedu
     while let Some(rank) = ready.pop() {
         ready.extend(player.advance(rank));
     }
-    let busy: Vec<f64> = player.timelines.iter().map(|line| busy(line)).collect();
-    let ends = player.clocks.iter().map(|clock| clock.computed);
+    player.end_receives();
     Ok(Simulation {
         schedule: schedule.clone(),
         stages: (0..schedule.ranks())
             .map(|rank| schedule.stages_of(rank))
             .collect(),
-        total: ends.fold(0.0, f64::max),
+        total: player.clocks.iter().copied().fold(0.0, f64::max),
+        busy: player.timelines.iter().map(|line| busy(line)).collect(),
         timelines: player.timelines,
-        busy,
         peak_activations: report(schedule).peak_activations,
     })
 }
@@ -252,19 +250,11 @@ fn busy(timeline: &[Span]) -> f64 {
 struct Player<'a> {
     schedule: &'a Schedule,
     times: &'a Times,
-    clocks: Vec<Clock>,
+    /// The end of each rank's last computation.
+    clocks: Vec<f64>,
     timelines: Vec<Vec<Span>>,
-    /// By receive, when it can be done.
+    /// By receive, when it has arrived.
     arrivals: HashMap<Action, f64>,
-}
-
-/// How far a rank has come.
-#[derive(Clone, Default)]
-struct Clock {
-    /// The end of the last action that the rank waited for.
-    now: f64,
-    /// The end of the last computation.
-    computed: f64,
 }
 
 impl Player<'_> {
@@ -272,23 +262,18 @@ impl Player<'_> {
     fn advance(&mut self, rank: usize) -> Vec<usize> {
         let mut reached = vec![];
         while let Some(action) = self.schedule.ranks[rank].get(self.timelines[rank].len()) {
-            let clock = &mut self.clocks[rank];
-            let time = self.times.of(action);
-            let (start, end) = if action.kind.is_receive() {
-                let Some(arrival) = self.arrivals.get(action) else {
+            let now = self.clocks[rank];
+            let mut start = now;
+            if let Some(receive) = self.schedule.needs(action) {
+                let Some(arrival) = self.arrivals.get(&receive) else {
                     break;
                 };
-                let start = clock.now;
-                clock.now = start.max(*arrival);
-                (start, clock.now)
-            } else if action.kind.is_send() {
-                (clock.computed, clock.computed + time)
-            } else {
-                let start = clock.now;
-                clock.now += time;
-                clock.computed = clock.now;
-                (start, clock.now)
-            };
+                start = now.max(*arrival);
+            }
+            let end = start + self.times.of(action);
+            if action.kind.is_compute() {
+                self.clocks[rank] = end;
+            }
             if action.kind.is_send()
                 && let Some((peer, receive)) = self.schedule.other_end(action)
             {
@@ -302,5 +287,14 @@ impl Player<'_> {
             });
         }
         reached
+    }
+
+    /// Lets the receives last until what they receive has arrived.
+    fn end_receives(&mut self) {
+        for span in self.timelines.iter_mut().flatten() {
+            if let Some(arrival) = self.arrivals.get(&span.action) {
+                span.end = span.start.max(*arrival);
+            }
+        }
     }
 }

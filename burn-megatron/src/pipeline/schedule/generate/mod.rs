@@ -9,6 +9,9 @@ mod v_shaped;
 use super::{Action, Schedule, ScheduleConfig, ScheduleError, ScheduleKind};
 use lane::Lane;
 
+#[cfg(test)]
+pub(super) use interleaved::table as interleaved_table;
+
 /// The most computations of a schedule.
 const LIMIT: usize = 1 << 24;
 

@@ -1,139 +1,115 @@
-use super::*;
+//! Tests of schedules: worked examples, closed forms, and properties of random schedules.
+
+mod bubbles;
+mod drawing;
+mod golden;
+mod messages;
+mod properties;
+mod table;
+
 use std::collections::HashMap;
-/// Total when each computation waits for its own inputs alone.
-fn dataflow(s: &Schedule, t: &Times) -> f64 {
-    let mut done: HashMap<(bool, usize, usize), f64> = HashMap::new();
-    let mut clock = vec![0f64; s.ranks()];
-    let lists: Vec<Vec<Action>> = (0..s.ranks())
-        .map(|r| {
-            s.actions(r)
-                .iter()
-                .filter(|a| a.kind.is_compute())
-                .copied()
-                .collect()
-        })
+
+use super::{Action, ActionKind, Schedule, ScheduleConfig, ScheduleKind, Times, generate};
+
+const INTERLEAVED: ScheduleKind = ScheduleKind::Interleaved { group: None };
+
+#[track_caller]
+fn schedule(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule {
+    generate(&ScheduleConfig::new(kind, ranks, micro_batches)).expect("runs")
+}
+
+#[track_caller]
+fn interleaved(ranks: usize, v: usize, micro_batches: usize, group: usize) -> Schedule {
+    let kind = ScheduleKind::Interleaved { group: Some(group) };
+    let config = ScheduleConfig::new(kind, ranks, micro_batches).with_virtual_stages(v);
+    generate(&config).expect("runs")
+}
+
+/// What a rank computes, without sends and receives.
+fn computations(schedule: &Schedule, rank: usize) -> Vec<Action> {
+    let actions = schedule.actions(rank).iter().copied();
+    actions.filter(|action| action.kind.is_compute()).collect()
+}
+
+/// The total where every computation waits for what it needs and for nothing else.
+///
+/// Shares nothing with the simulator, and does not look at sends and receives.
+fn dataflow(schedule: &Schedule, times: &Times) -> f64 {
+    let single = |rank| {
+        computations(schedule, rank)
+            .into_iter()
+            .map(|one| vec![one])
+    };
+    let units: Vec<Vec<_>> = (0..schedule.ranks())
+        .map(|rank| single(rank).collect())
         .collect();
-    let mut next = vec![0; s.ranks()];
-    loop {
-        let mut moved = false;
-        for r in 0..s.ranks() {
-            while let Some(a) = lists[r].get(next[r]) {
-                let (st, mb) = (a.stage, a.micro_batch);
-                let lag = |other: usize| {
-                    if s.rank_of(other) == r {
-                        0.
-                    } else {
-                        t.transfer[other]
-                    }
+    dataflow_of(schedule, times, &units)
+}
+
+/// The same with computations in units: a unit starts when it has all that it needs, takes the sum
+/// of its times, and gives everything at its end.
+fn dataflow_of(schedule: &Schedule, times: &Times, units: &[Vec<Vec<Action>>]) -> f64 {
+    let mut ends: HashMap<(bool, usize, usize), f64> = HashMap::new();
+    let mut clocks = vec![0.0_f64; units.len()];
+    let mut next = vec![0; units.len()];
+    let mut moved = true;
+    while moved {
+        moved = false;
+        for rank in 0..units.len() {
+            while let Some(unit) = units[rank].get(next[rank]) {
+                let inputs = unit
+                    .iter()
+                    .map(|one| input(schedule, times, &ends, rank, one));
+                let Some(inputs) = inputs.collect::<Option<Vec<f64>>>() else {
+                    break;
                 };
-                let input = match a.kind {
-                    ActionKind::Forward => {
-                        if st == 0 {
-                            Some(0.)
-                        } else {
-                            done.get(&(true, st - 1, mb)).map(|e| e + lag(st - 1))
-                        }
-                    }
-                    ActionKind::WeightGradient => Some(0.),
-                    _ => {
-                        if st + 1 == s.stages() {
-                            Some(0.)
-                        } else {
-                            done.get(&(false, st + 1, mb)).map(|e| e + lag(st + 1))
-                        }
-                    }
-                };
-                let Some(input) = input else { break };
-                let d = match a.kind {
-                    ActionKind::Forward => t.forward[st],
-                    ActionKind::InputGradient => t.input_gradient[st],
-                    ActionKind::WeightGradient => t.weight_gradient[st],
-                    _ => t.input_gradient[st] + t.weight_gradient[st],
-                };
-                clock[r] = clock[r].max(input) + d;
-                match a.kind {
-                    ActionKind::Forward => {
-                        done.insert((true, st, mb), clock[r]);
-                    }
-                    ActionKind::WeightGradient => {}
-                    _ => {
-                        done.insert((false, st, mb), clock[r]);
+                let start = inputs.into_iter().fold(clocks[rank], f64::max);
+                clocks[rank] = start + unit.iter().map(|one| duration(times, one)).sum::<f64>();
+                for one in unit {
+                    let forward = one.kind == ActionKind::Forward;
+                    if forward || one.kind.gives_input_gradient() {
+                        ends.insert((forward, one.stage, one.micro_batch), clocks[rank]);
                     }
                 }
-                next[r] += 1;
+                next[rank] += 1;
                 moved = true;
             }
         }
-        if !moved {
-            break;
-        }
     }
-    assert!((0..s.ranks()).all(|r| next[r] == lists[r].len()));
-    clock.into_iter().fold(0., f64::max)
+    assert!((0..units.len()).all(|rank| next[rank] == units[rank].len()));
+    clocks.into_iter().fold(0.0, f64::max)
 }
-#[test]
-fn explore() {
-    for kind in ScheduleKind::ALL {
-        for m in [4usize, 8, 16] {
-            let c = ScheduleConfig::new(kind, 4, m);
-            let s = match generate(&c) {
-                Ok(s) => s,
-                Err(e) => {
-                    println!("{kind} {m}: {e}");
-                    continue;
-                }
-            };
-            for (f, i, w, t) in [
-                (1., 1., 1., 0.),
-                (1., 1., 1., 0.1),
-                (1., 1.2, 0.8, 0.),
-                (1., 2., 1., 0.),
-            ] {
-                let times = Times::uniform(s.stages(), f, i, w, t);
-                let x = simulate(&s, &times).unwrap();
-                println!(
-                    "{kind:12} m{m} {f} {i} {w} {t}: total {:.3} dataflow {:.3}",
-                    x.total(),
-                    dataflow(&s, &times)
-                );
-            }
-        }
-    }
-    for p in [1, 2, 3, 4, 5, 8] {
-        for m in [1, 2, 2 * p, 2 * p + 1, 4 * p] {
-            for kind in ScheduleKind::ALL {
-                let Ok(s) = generate(&ScheduleConfig::new(kind, p, m)) else {
-                    continue;
-                };
-                let r = validate(&s).unwrap();
-                for (f, i, w) in [
-                    (1., 1., 1.),
-                    (1., 1.2, 0.8),
-                    (1., 1.2, 0.6),
-                    (1., 2., 1.),
-                    (1., 0.9, 0.8),
-                ] {
-                    let times = Times::uniform(s.stages(), f, i, w, 0.);
-                    let x = simulate(&s, &times).unwrap();
-                    println!(
-                        "P {kind} {p} {m} {f} {i} {w} extra {:.2} dataflow {:.2} peak {:?}",
-                        x.total() - x.busy(0),
-                        dataflow(&s, &times) - x.busy(0),
-                        r.peak_activations
-                    );
-                }
-            }
-        }
-    }
+
+/// When the input of a computation is there; `None` while it is not computed.
+fn input(
+    schedule: &Schedule,
+    times: &Times,
+    ends: &HashMap<(bool, usize, usize), f64>,
+    rank: usize,
+    action: &Action,
+) -> Option<f64> {
+    let forward = action.kind == ActionKind::Forward;
+    let from = match forward {
+        _ if action.kind == ActionKind::WeightGradient => return Some(0.0),
+        true if action.stage == 0 => return Some(0.0),
+        true => action.stage - 1,
+        false if action.stage + 1 == schedule.stages() => return Some(0.0),
+        false => action.stage + 1,
+    };
+    let away = schedule.rank_of(from) != rank;
+    let transfer = if away { times.transfer[from] } else { 0.0 };
+    let end = ends.get(&(forward, from, action.micro_batch));
+    end.map(|end| end + transfer)
 }
-#[test]
-fn show() {
-    for (kind, v) in [(ScheduleKind::OneFOneB,1), (ScheduleKind::Interleaved{group:None},2), (ScheduleKind::ZbH1,1), (ScheduleKind::ZbV,2), (ScheduleKind::DualPipeV,2), (ScheduleKind::Interleaved{group:None},4)] {
-        let s = generate(&ScheduleConfig::new(kind, 4, 8).with_virtual_stages(v)).unwrap();
-        let t = if v == 2 {0.5} else {1.0};
-        let x = simulate(&s, &Times::uniform(s.stages(), t, t, t, 0.)).unwrap();
-        println!("{}", x.table(120));
-        let x = simulate(&s, &Times::uniform(s.stages(), t, t, t, 0.2)).unwrap();
-        x.write_svg(std::path::Path::new(&format!("/tmp/pipe/{kind}{v}.svg"))).unwrap();
+
+fn duration(times: &Times, action: &Action) -> f64 {
+    let stage = action.stage;
+    let (input, weight) = (times.input_gradient[stage], times.weight_gradient[stage]);
+    match action.kind {
+        ActionKind::Forward => times.forward[stage],
+        ActionKind::Backward => input + weight,
+        ActionKind::InputGradient => input,
+        ActionKind::WeightGradient => weight,
+        kind => panic!("{kind} is no computation"),
     }
 }

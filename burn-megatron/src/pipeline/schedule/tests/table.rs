@@ -1,0 +1,138 @@
+//! Reading and writing schedules.
+
+use proptest::prelude::*;
+
+use super::super::{Action, ActionKind, Schedule, ScheduleKind, validate};
+use super::{computations, schedule};
+
+#[test]
+fn actions_are_read_as_they_are_written() {
+    for kind in ActionKind::ALL {
+        let action = Action::new(kind, 2, 15);
+        let written = action.to_string();
+        assert_eq!(written, format!("{} 2 15", kind.code()));
+        assert_eq!(written.parse(), Ok(action));
+        assert_eq!(kind.is_compute(), written.len() == 6);
+    }
+    for text in [
+        "", "F", "F 1", "F 1 2 3", "X 1 2", "f 1 2", "F -1 2", "F 1 2.0", "F1 2",
+    ] {
+        assert!(text.parse::<Action>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn a_send_and_its_receive_name_each_other() {
+    let other = |text: &str| {
+        let action: Action = text.parse().expect("action");
+        action.counterpart().map(|other| other.to_string())
+    };
+    assert_eq!(other("SF 1 4").as_deref(), Some("RF 2 4"));
+    assert_eq!(other("RF 2 4").as_deref(), Some("SF 1 4"));
+    assert_eq!(other("SB 2 4").as_deref(), Some("RB 1 4"));
+    assert_eq!(other("RB 1 4").as_deref(), Some("SB 2 4"));
+    for none in ["F 1 4", "B 1 4", "I 1 4", "W 1 4", "RF 0 4", "SB 0 4"] {
+        assert_eq!(other(none), None);
+    }
+}
+
+#[test]
+fn schedules_are_read_as_they_are_written() {
+    for kind in ScheduleKind::ALL {
+        for (p, m) in [(1, 1), (2, 4), (4, 8), (3, 6)] {
+            let written = schedule(kind, p, m);
+            let read = Schedule::from_csv(written.name(), &written.to_csv()).expect("readable");
+            assert_eq!(read, written);
+            // A table of computations alone gets the same sends and receives.
+            let rows = (0..p).map(|rank| {
+                let cells = computations(&written, rank).into_iter();
+                cells
+                    .map(|cell| cell.to_string())
+                    .collect::<Vec<_>>()
+                    .join(",")
+            });
+            let bare = rows.collect::<Vec<_>>().join("\n");
+            assert_eq!(
+                Schedule::from_csv(written.name(), &bare).expect("readable"),
+                written
+            );
+        }
+    }
+}
+
+#[test]
+fn a_table_from_a_spreadsheet() {
+    let text =
+        "\u{feff}# two ranks\r\n\r\n F 0 0 ,, F  0 1,B 0 0,B 0 1,,\r\n,F 1 0,B 1 0,F 1 1,B 1 1";
+    let schedule = Schedule::from_csv("mine", text).expect("readable");
+    assert_eq!((schedule.name(), schedule.ranks()), ("mine", 2));
+    assert_eq!((schedule.stages(), schedule.micro_batches()), (2, 2));
+    assert_eq!(computations(&schedule, 0).len(), 4);
+    validate(&schedule).expect("valid");
+}
+
+#[test]
+fn errors_name_row_column_and_text() {
+    let cases = [
+        ("", "row 1, column 1: the table has no actions"),
+        (
+            "F 0 0,B 0 0\n,,\n",
+            "row 2, column 1: the row has no actions",
+        ),
+        (
+            "F 0 0,B 0 0\n\nF 1 0,Q 1 0",
+            "row 3, column 2: \"Q 1 0\" is no action: write a kind, a stage and a micro-batch",
+        ),
+        (
+            "F 0 0,B 0 0\nF 1 0,B 0 1",
+            "row 2, column 2: \"B 0 1\" puts stage 0 on rank 1, but row 1 has it already",
+        ),
+        (
+            "F 0 0,B 0 0\nF 2 0,B 2 0",
+            "row 2, column 1: \"F 2 0\" names stage 2, but nothing names stage 1: count from 0",
+        ),
+        (
+            "F 0 1,B 0 1",
+            "row 1, column 1: \"F 0 1\" names micro-batch 1, but nothing names micro-batch 0",
+        ),
+        (
+            "F 0 18446744073709551615",
+            "row 1, column 1: \"F 0 18446744073709551615\" names micro-batch",
+        ),
+        (
+            "F 0 0,B 0 0\nB 1 0,F 1 0",
+            "rank 1, action 1 of 2, \"B 1 0\" (backward of stage 1, micro-batch 0): it needs \
+             \"F 1 0\" (forward of stage 1, micro-batch 0), which is not done before",
+        ),
+    ];
+    for (text, expected) in cases {
+        let message = Schedule::from_csv("", text).expect_err(text).to_string();
+        assert!(message.starts_with(expected), "{message}");
+    }
+}
+
+/// Each rank waits for what the other computes later: no sends can mend that.
+#[test]
+fn a_table_whose_ranks_wait_for_one_another() {
+    let text = "F 0 0,F 0 1,B 0 1,B 0 0\nF 1 0,B 1 0,F 1 1,B 1 1";
+    Schedule::from_csv("", text).expect("only the order of the gradients differs");
+    let text = "F 0 0,B 0 0,F 0 1,B 0 1\nF 1 1,B 1 1,F 1 0,B 1 0";
+    let message = Schedule::from_csv("", text)
+        .expect_err("a ring")
+        .to_string();
+    assert_eq!(
+        message,
+        "rank 0, action 2 of 4, \"B 0 0\" (backward of stage 0, micro-batch 0): rank 0 waits in \
+         \"RB 0 0\" for rank 1, which waits in \"RF 1 1\" for rank 0"
+    );
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_reader_fail_badly(text in "([FBIWSR]{1,2} [0-3] [0-3][,\n]{1,2}|.){0,30}") {
+        if let Ok(schedule) = Schedule::from_csv("", &text) {
+            let again = Schedule::from_csv("", &schedule.to_csv());
+            prop_assert_eq!(again.expect("readable"), schedule);
+        }
+    }
+}

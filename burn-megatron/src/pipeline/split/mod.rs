@@ -1,0 +1,331 @@
+//! Which layers of a model each stage of a pipeline holds.
+//!
+//! Evenly, with numbers of their own for the first and the last stage, or by a layout string; see
+//! [`LayerSplit`].
+
+mod layout;
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+pub use layout::{LayoutFault, parse_layout};
+
+/// The part of a model that one stage holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageLayout {
+    /// Whether the stage begins with the embedding.
+    pub embedding: bool,
+    /// The stage's layers, counted from 0 over the whole model; may be empty.
+    pub layers: Range<usize>,
+    /// Whether the stage ends with the output layer and the loss.
+    pub loss: bool,
+}
+
+/// How layers are shared out over stages.
+///
+/// The first stage has the embedding and the last one the loss, whatever the layers.
+///
+/// ```text
+/// split = "even"
+/// split = { ends = { first = 1, last = 1 } }
+/// split = { layout = "Et*3|(tt|)*2,L" }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerSplit {
+    /// The same number for each stage.
+    #[default]
+    Even,
+    /// These numbers for the first and the last stage, and the same number for each stage between;
+    /// an end without a number counts as one of those between.
+    Ends {
+        /// Layers of the first stage.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        first: Option<usize>,
+        /// Layers of the last stage.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        last: Option<usize>,
+    },
+    /// A layout string, as [`parse_layout`] reads it.
+    Layout(String),
+}
+
+/// Why layers cannot be shared out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SplitError {
+    /// There are no layers, no stages or no ranks.
+    #[error("a pipeline needs at least 1 of its {what}, not 0")]
+    Nothing {
+        /// What is missing.
+        what: &'static str,
+    },
+    /// Stages would have different numbers of layers.
+    #[error(
+        "{layers} layers cannot be shared evenly over {stages} stages: use {fits}, or give the \
+         first and the last stage numbers of their own"
+    )]
+    Uneven {
+        /// Layers of the model.
+        layers: usize,
+        /// Stages of the pipeline.
+        stages: usize,
+        /// Layers and stages that would do, the nearest ones.
+        fits: String,
+    },
+    /// The ends have more layers than there are, or there are too few stages to have two ends.
+    #[error(
+        "{ends} layers on the first and the last stage do not fit {layers} layers over {stages} \
+         stages: use {fits}"
+    )]
+    Ends {
+        /// Layers of the ends together.
+        ends: usize,
+        /// Layers of the model.
+        layers: usize,
+        /// Stages of the pipeline.
+        stages: usize,
+        /// What would do.
+        fits: String,
+    },
+    /// The stages that have no number of their own would have different numbers of layers.
+    #[error(
+        "{ends} of {layers} layers on the first and the last stage leave {rest} for {between} \
+         other stages, which cannot share them evenly: use {fits} layers at the ends"
+    )]
+    Between {
+        /// Layers of the ends together.
+        ends: usize,
+        /// Layers of the model.
+        layers: usize,
+        /// Layers that are left.
+        rest: usize,
+        /// Stages that share them.
+        between: usize,
+        /// Numbers of layers of both ends together that would do.
+        fits: String,
+    },
+    /// The layout string cannot be read.
+    #[error("{fault}\n  {text}\n  {:at$}^", "")]
+    Syntax {
+        /// The layout string.
+        text: String,
+        /// The character at which something is wrong, counted from 0.
+        at: usize,
+        /// What is wrong there.
+        fault: LayoutFault,
+    },
+    /// The layout string has another number of layers than the model.
+    #[error("the layout \"{text}\" has {named} layers (t), the model has {layers}")]
+    LayoutLayers {
+        /// The layout string.
+        text: String,
+        /// Layers of the layout.
+        named: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// The layout string has another number of stages than the pipeline.
+    #[error("the layout \"{text}\" has {named} stages, the pipeline has {stages}")]
+    LayoutStages {
+        /// The layout string.
+        text: String,
+        /// Stages of the layout.
+        named: usize,
+        /// Stages of the pipeline.
+        stages: usize,
+    },
+    /// The ranks would hold different numbers of stages.
+    #[error("{stages} stages cannot be shared evenly by {ranks} ranks: use {fits}")]
+    Ranks {
+        /// Stages of the pipeline.
+        stages: usize,
+        /// Ranks of the pipeline.
+        ranks: usize,
+        /// Stages and ranks that would do.
+        fits: String,
+    },
+}
+
+impl LayerSplit {
+    /// What each of `stages` stages holds of a model of `layers` layers.
+    ///
+    /// # Errors
+    ///
+    /// [`SplitError`] with the numbers that would do, or with the place in the layout string.
+    pub fn stages(&self, layers: usize, stages: usize) -> Result<Vec<StageLayout>, SplitError> {
+        for (what, count) in [("layers", layers), ("stages", stages)] {
+            if count == 0 {
+                return Err(SplitError::Nothing { what });
+            }
+        }
+        match self {
+            LayerSplit::Even => even(layers, stages),
+            LayerSplit::Ends { first, last } => ends(layers, stages, *first, *last),
+            LayerSplit::Layout(text) => checked_layout(text, layers, stages),
+        }
+    }
+}
+
+/// The stages of each of `ranks` ranks, v.
+///
+/// # Errors
+///
+/// [`SplitError::Ranks`] where the ranks would hold different numbers of stages, and
+/// [`SplitError::Nothing`].
+pub fn virtual_stages(stages: usize, ranks: usize) -> Result<usize, SplitError> {
+    for (what, count) in [("stages", stages), ("ranks", ranks)] {
+        if count == 0 {
+            return Err(SplitError::Nothing { what });
+        }
+    }
+    if !stages.is_multiple_of(ranks) {
+        let fits = format!(
+            "{} stages, or {} ranks",
+            multiples_around(stages, ranks),
+            divisors_around(stages, ranks)
+        );
+        return Err(SplitError::Ranks {
+            stages,
+            ranks,
+            fits,
+        });
+    }
+    Ok(stages / ranks)
+}
+
+fn even(layers: usize, stages: usize) -> Result<Vec<StageLayout>, SplitError> {
+    if !layers.is_multiple_of(stages) {
+        let fits = format!(
+            "{} layers, or {} stages",
+            multiples_around(layers, stages),
+            divisors_around(layers, stages)
+        );
+        return Err(SplitError::Uneven {
+            layers,
+            stages,
+            fits,
+        });
+    }
+    Ok(laid_out(&vec![layers / stages; stages]))
+}
+
+fn ends(
+    layers: usize,
+    stages: usize,
+    first: Option<usize>,
+    last: Option<usize>,
+) -> Result<Vec<StageLayout>, SplitError> {
+    let named = usize::from(first.is_some()) + usize::from(last.is_some());
+    if named == 0 {
+        return even(layers, stages);
+    }
+    let ends = first.unwrap_or(0).saturating_add(last.unwrap_or(0));
+    let misfit = |fits: String| SplitError::Ends {
+        ends,
+        layers,
+        stages,
+        fits,
+    };
+    let between = stages
+        .checked_sub(named)
+        .ok_or_else(|| misfit("2 stages or more".into()))?;
+    let rest = layers
+        .checked_sub(ends)
+        .ok_or_else(|| misfit(format!("at most {layers} layers there")))?;
+    if between == 0 && rest > 0 {
+        return Err(misfit(format!("{layers} layers there, or more stages")));
+    }
+    if between > 0 && (rest == 0 || !rest.is_multiple_of(between)) {
+        return Err(SplitError::Between {
+            ends,
+            layers,
+            rest,
+            between,
+            fits: ends_around(layers, rest, between).ok_or_else(|| {
+                misfit(format!("at most {} stages", layers.saturating_add(named)))
+            })?,
+        });
+    }
+    let share = rest.checked_div(between).unwrap_or(0);
+    let mut counts = vec![share; between];
+    if let Some(first) = first {
+        counts.insert(0, first);
+    }
+    counts.extend(last);
+    Ok(laid_out(&counts))
+}
+
+fn checked_layout(
+    text: &str,
+    layers: usize,
+    stages: usize,
+) -> Result<Vec<StageLayout>, SplitError> {
+    let layout = parse_layout(text)?;
+    let named = layout.last().map_or(0, |stage| stage.layers.end);
+    if named != layers {
+        return Err(SplitError::LayoutLayers {
+            text: text.into(),
+            named,
+            layers,
+        });
+    }
+    if layout.len() != stages {
+        return Err(SplitError::LayoutStages {
+            text: text.into(),
+            named: layout.len(),
+            stages,
+        });
+    }
+    Ok(layout)
+}
+
+/// Stages with these numbers of layers, one after the other.
+fn laid_out(counts: &[usize]) -> Vec<StageLayout> {
+    let mut end = 0;
+    let stage = |(i, count): (usize, &usize)| {
+        let start = end;
+        end += count;
+        StageLayout {
+            embedding: i == 0,
+            layers: start..end,
+            loss: i + 1 == counts.len(),
+        }
+    };
+    counts.iter().enumerate().map(stage).collect()
+}
+
+/// The multiples of `step` next to `number`, which is none: `8 or 12`.
+fn multiples_around(number: usize, step: usize) -> String {
+    let below = number / step * step;
+    match (below, below.checked_add(step)) {
+        (0, Some(above)) => above.to_string(),
+        (below, Some(above)) => format!("{below} or {above}"),
+        (below, None) => below.to_string(),
+    }
+}
+
+/// The divisors of `number` next to `divisor`, which is none: `2 or 5`.
+fn divisors_around(number: usize, divisor: usize) -> String {
+    let divides = |trial: &usize| number.is_multiple_of(*trial);
+    let below = (1..divisor.min(number + 1)).rev().find(divides);
+    let above = (divisor..=number).find(divides);
+    let both: Vec<_> = below.iter().chain(&above).map(usize::to_string).collect();
+    both.join(" or ")
+}
+
+/// The numbers of layers at the ends that leave a multiple for the stages between: `2 or 4`.
+fn ends_around(layers: usize, rest: usize, between: usize) -> Option<String> {
+    let below = rest / between * between;
+    let above = below.checked_add(between).filter(|above| *above <= layers);
+    let kept = [above, Some(below).filter(|below| *below > 0)];
+    let ends: Vec<_> = kept
+        .into_iter()
+        .flatten()
+        .map(|rest| (layers - rest).to_string())
+        .collect();
+    (!ends.is_empty()).then(|| ends.join(" or "))
+}
+
+#[cfg(test)]
+mod tests;
