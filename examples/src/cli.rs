@@ -53,9 +53,9 @@ pub struct ScheduleArgs {
     #[arg(long, value_name = "F,I,W,T", value_delimiter = ',', num_args = 1,
           default_values_t = [1.0, 1.0, 1.0, 0.0])]
     pub times: Vec<f64>,
-    /// Where the chart goes.
-    #[arg(long, value_name = "FILE.svg")]
-    pub svg: Option<PathBuf>,
+    /// Where the Gantt chart goes.
+    #[arg(long, value_name = "FILE.svg", default_value = "schedule.svg")]
+    pub svg: PathBuf,
     /// Where the schedule goes as a table that --kind and --schedule read.
     #[arg(long, value_name = "FILE.csv")]
     pub csv: Option<PathBuf>,
@@ -94,6 +94,10 @@ pub struct PretrainArgs {
     /// groups of N micro-batches), zb-h1, zb-v, dualpipe-v, or a CSV file.
     #[arg(long, value_name = "NAME|FILE.csv")]
     pub schedule: Option<String>,
+    /// Let the last stage put off the weight gradients of the output layer to its cool-down, at
+    /// most LIMIT at once (0, or no number: all).
+    #[arg(long, value_name = "LIMIT", num_args = 0..=1, default_missing_value = "0")]
+    pub defer_embedding_wgrad: Option<usize>,
     /// Micro-batches of a step on each rank of --data-parallel; says how large they are.
     #[arg(long, value_name = "M", conflicts_with = "micro_batch_size")]
     pub micro_batches: Option<usize>,
@@ -143,8 +147,9 @@ pub struct PretrainArgs {
 #[derive(Args)]
 pub struct VerifyArgs {
     /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, dpN data,
-    /// mbN samples per micro-batch. The default is tensor {1,2,4} x sequence parallel {off,on} x
-    /// data {1,2}.
+    /// ppN pipeline, mbN samples per micro-batch; then, after a slash, the pipeline's schedule and
+    /// the stages on each rank, as in `pp2-mb1/interleaved/v2`. The default is tensor {1,2,4} x
+    /// sequence parallel {off,on} x data {1,2}, and twelve pipelines.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT")]
     pub layouts: Vec<Layout>,
     /// Models to check.
@@ -155,7 +160,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "FILE.toml", conflicts_with = "models")]
     pub recipe: Option<PathBuf>,
     /// Samples per step.
-    #[arg(long, default_value_t = 4, value_name = "N")]
+    #[arg(long, default_value_t = 8, value_name = "N")]
     pub samples: usize,
     /// Optimizer steps before the weights are compared.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

@@ -6,7 +6,7 @@ use burn_megatron::data::TextData;
 use burn_megatron::nn::Scope;
 use burn_megatron::pipeline::engine::Event;
 use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{LanguageModel, Outcome, Trainer};
+use burn_megatron::train::{LanguageModel, Outcome, Pipeline, Trainer};
 use burn_megatron_models::Transformer;
 
 use crate::header::print_model;
@@ -84,12 +84,12 @@ impl RankRun<'_> {
             .map(|stage| (stage, self.plan.stages[stage].clone()))
             .collect();
         let model = model.init_stages(scope, sequence_parallel, &own)?;
-        Ok(Trainer::with_schedule(
-            model,
-            groups,
-            device,
-            train,
-            schedule.clone(),
+        let pipeline = Pipeline {
+            schedule: schedule.clone(),
+            defer_embedding_wgrad: self.recipe.parallel.defer_embedding_wgrad,
+        };
+        Ok(Trainer::with_pipeline(
+            model, groups, device, train, pipeline,
         )?)
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::mesh::{Axis, Mesh, ParallelConfig, split_evenly};
-use burn_megatron::pipeline::schedule::{Schedule, ScheduleConfig, generate, validate};
+use burn_megatron::pipeline::schedule::{ActionKind, Schedule, ScheduleConfig, generate, validate};
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
 use burn_megatron::train::schedule::LrStyle;
 use burn_megatron::train::{GenerateConfig, TrainConfig};
@@ -50,6 +50,9 @@ pub struct Parallel {
     pub virtual_stages: Option<usize>,
     /// How the layers are shared out over the stages.
     pub split: LayerSplit,
+    /// How many weight gradients of the output layer the last stage puts off to its cool-down at
+    /// once; 0 puts off all.
+    pub defer_embedding_wgrad: Option<usize>,
 }
 
 impl Default for Parallel {
@@ -62,6 +65,7 @@ impl Default for Parallel {
             schedule: None,
             virtual_stages: None,
             split: LayerSplit::Even,
+            defer_embedding_wgrad: None,
         }
     }
 }
@@ -102,11 +106,15 @@ impl Recipe {
                 recipe.parallel.schedule = None;
                 recipe.parallel.virtual_stages = None;
                 recipe.parallel.split = LayerSplit::Even;
+                recipe.parallel.defer_embedding_wgrad = None;
             }
         }
         if args.schedule.is_some() {
             recipe.parallel.schedule = args.schedule.clone();
             recipe.parallel.virtual_stages = None;
+        }
+        if args.defer_embedding_wgrad.is_some() {
+            recipe.parallel.defer_embedding_wgrad = args.defer_embedding_wgrad;
         }
         if args.virtual_stages.is_some() {
             recipe.parallel.virtual_stages = args.virtual_stages;
@@ -213,6 +221,10 @@ impl Recipe {
                 ("schedule", parallel.schedule.is_some()),
                 ("virtual_stages", parallel.virtual_stages.is_some()),
                 ("split", parallel.split != LayerSplit::Even),
+                (
+                    "defer_embedding_wgrad",
+                    parallel.defer_embedding_wgrad.is_some(),
+                ),
             ] {
                 if given {
                     return Err(format!(
@@ -227,13 +239,26 @@ impl Recipe {
         let share = self.train.global_batch_size / parallel.data;
         let micro_batches = share / self.train.micro_batch_size;
         let name = parallel.schedule.as_deref().unwrap_or("1f1b");
-        read_schedule(
+        let schedule = read_schedule(
             name,
             parallel.pipeline,
             parallel.virtual_stages,
             micro_batches,
-        )
-        .map(Some)
+        )?;
+        let last = schedule
+            .actions(schedule.rank_of(schedule.stages() - 1))
+            .iter();
+        let mut weights = last.filter(|action| action.kind == ActionKind::WeightGradient);
+        if parallel.defer_embedding_wgrad.is_some()
+            && weights.any(|a| a.stage + 1 == schedule.stages())
+        {
+            return Err(format!(
+                "defer_embedding_wgrad puts off weight gradients that are computed with the \
+                 backward, and the schedule {name} puts all of them off; leave it out"
+            )
+            .into());
+        }
+        Ok(Some(schedule))
     }
 }
 

@@ -33,10 +33,8 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
     let times = Times::uniform(schedule.stages(), forward, input, weight, transfer);
     let simulation = simulate(&schedule, &times)?;
     print!("{}", simulation.table(args.columns));
-    if let Some(path) = &args.svg {
-        simulation.write_svg(path)?;
-        println!("chart written to {}", path.display());
-    }
+    simulation.write_svg(&args.svg)?;
+    println!("chart written to {}", args.svg.display());
     if let Some(path) = &args.csv {
         fs::write(path, schedule.to_csv())
             .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;

@@ -12,7 +12,7 @@ use crate::recipe::{Error, Recipe};
 /// Prints a table per model; the exit code says whether all passed.
 pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
     let layouts = match args.layouts.is_empty() {
-        true => Layout::standard(),
+        true => [Layout::standard(), Layout::pipelines()].concat(),
         false => args.layouts.clone(),
     };
     let options = Options {
@@ -70,7 +70,7 @@ impl VerifyModel {
             vocabulary: 53,
             context: 16,
             hidden: 32,
-            layers: 2,
+            layers: 8,
             heads: 4,
             dropout: 0.1,
             attention_dropout: 0.1,

@@ -308,6 +308,13 @@ impl LanguageModel for Transformer {
         logits.narrow(2, 0, self.config.vocabulary)
     }
 
+    fn output_weight(&self) -> &str {
+        match self.config.tied {
+            true => "embedding.weight",
+            false => "output.weight",
+        }
+    }
+
     fn context(&self) -> usize {
         self.config.context
     }

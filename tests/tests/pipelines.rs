@@ -1,31 +1,293 @@
 //! Every schedule computes what one rank computes.
 
-use burn_megatron::verify::{Layout, Options, verify};
-use burn_megatron_models::TransformerSubject;
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor};
+use burn_megatron::comm::Groups;
+use burn_megatron::nn::{BuildError, ParallelModule};
+use burn_megatron::pipeline::engine::Output;
+use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind};
+use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
+use burn_megatron::verify::{Layout, Options, StageCall, Subject, observe_layout, verify};
+use burn_megatron_models::{Transformer, TransformerConfig, TransformerSubject};
 use burn_megatron_tests::{small_gpt, small_llama};
 
-fn assert_passes(subject: &TransformerSubject, layouts: &[&str]) {
+/// The subject with other sizes; of its model only the layers change.
+fn sized(subject: TransformerSubject, layers: usize, samples: usize) -> TransformerSubject {
+    let config = TransformerConfig {
+        layers,
+        ..subject.config
+    };
+    TransformerSubject {
+        config,
+        samples,
+        ..subject
+    }
+}
+
+fn gpt(layers: usize, samples: usize) -> TransformerSubject {
+    sized(small_gpt(), layers, samples)
+}
+
+fn untied_gpt(layers: usize, samples: usize) -> TransformerSubject {
+    let mut subject = gpt(layers, samples);
+    subject.config.tied = false;
+    subject
+}
+
+fn llama(layers: usize, samples: usize) -> TransformerSubject {
+    sized(small_llama(), layers, samples)
+}
+
+fn tied_llama(layers: usize, samples: usize) -> TransformerSubject {
+    let mut subject = llama(layers, samples);
+    subject.config.tied = true;
+    subject
+}
+
+fn assert_passes(subject: &impl Subject, layouts: &[&str]) {
     let layouts: Vec<Layout> = layouts.iter().map(|text| text.parse().unwrap()).collect();
-    let report = verify(subject, &layouts, &Options::default()).unwrap();
+    let options = Options {
+        steps: 2,
+        ..Options::default()
+    };
+    let report = verify(subject, &layouts, &options).unwrap();
     println!("{report}");
     assert!(report.passes(), "\n{report}");
 }
 
-fn eight_layers(mut subject: TransformerSubject) -> TransformerSubject {
-    subject.config.layers = 8;
-    subject.samples = 8;
-    subject
+/// Every kind over `ranks` ranks, with micro-batches of one sample and of two.
+fn every_kind(ranks: usize) -> Vec<String> {
+    let kinds = ScheduleKind::ALL.into_iter().flat_map(|kind| {
+        let kind = ScheduleConfig::new(kind, ranks, 1);
+        [1, 2].map(|micro_batch| {
+            let stages = kind.virtual_stages;
+            format!("pp{ranks}-mb{micro_batch}/{}/v{stages}", kind.kind)
+        })
+    });
+    let groups = format!("pp{ranks}-mb1/interleaved:{}/v2", 2 * ranks);
+    kinds.chain([groups]).collect()
 }
 
 #[test]
 fn two_ranks() {
+    let layouts = every_kind(2);
+    let layouts: Vec<&str> = layouts.iter().map(String::as_str).collect();
+    assert_passes(&gpt(4, 4), &layouts);
+    assert_passes(&untied_gpt(4, 4), &layouts);
+    assert_passes(&llama(4, 4), &layouts);
+    assert_passes(&tied_llama(4, 4), &layouts);
+    assert_passes(&gpt(8, 4), &["pp2-mb1/interleaved/v4"]);
+}
+
+#[test]
+fn four_ranks() {
+    let layouts = every_kind(4);
+    let layouts: Vec<&str> = layouts.iter().map(String::as_str).collect();
+    assert_passes(&gpt(8, 8), &layouts);
+    assert_passes(&llama(8, 8), &layouts);
+}
+
+#[test]
+fn micro_batches_that_are_no_multiple_of_the_ranks() {
     assert_passes(
-        &eight_layers(small_gpt()),
+        &gpt(4, 3),
         &[
             "pp2-mb1/gpipe",
             "pp2-mb1/1f1b",
             "pp2-mb1/zb-h1",
-            "pp2-mb1/interleaved/v2",
+            "pp2-mb1/interleaved:3/v2",
+            "pp2-mb1/zb-v",
+            "pp2-mb1/dualpipe-v",
         ],
     );
+    assert_passes(
+        &llama(8, 6),
+        &[
+            "pp4-mb1/gpipe",
+            "pp4-mb1/1f1b",
+            "pp4-mb1/zb-h1",
+            "pp4-mb1/interleaved:6/v2",
+            "pp4-mb1/zb-v",
+            "pp4-mb1/dualpipe-v",
+        ],
+    );
+}
+
+#[test]
+fn fewer_micro_batches_than_ranks() {
+    assert_passes(
+        &gpt(8, 2),
+        &[
+            "pp4-mb2/gpipe",
+            "pp4-mb1/1f1b",
+            "pp4-mb1/zb-h1",
+            "pp4-mb1/zb-v",
+            "pp4-mb2/dualpipe-v",
+        ],
+    );
+}
+
+#[test]
+fn stages_that_are_not_even() {
+    let ends = |first, last| LayerSplit::Ends { first, last };
+    let layout = |text: &str| LayerSplit::Layout(text.into());
+    let cases: [(LayerSplit, &[&str]); 4] = [
+        (ends(Some(1), None), &["pp4-mb1/1f1b", "pp4-mb2/zb-h1"]),
+        (ends(None, Some(1)), &["pp2-mb1/interleaved/v2"]),
+        (ends(Some(2), Some(1)), &["tp2-sp-pp2-dp2-mb1/zb-v"]),
+        // The first stage has the embedding alone, the last one the loss alone.
+        (layout("E|ttt|tttt|L"), &["pp4-mb1/1f1b", "pp2-mb1/zb-v"]),
+    ];
+    for (split, layouts) in cases {
+        for subject in [gpt(7, 4), llama(7, 4)] {
+            let split = split.clone();
+            assert_passes(&Uneven { subject, split }, layouts);
+        }
+    }
+}
+
+#[test]
+fn with_tensor_sequence_and_data() {
+    let layouts = [
+        "tp2-pp2-mb1/1f1b",
+        "tp2-sp-pp2-dp2-mb1/zb-h1",
+        "pp2-dp2-mb1/gpipe",
+        "tp2-sp-pp2-mb2/interleaved/v2",
+        "tp2-pp2-dp2-mb1/zb-v",
+        "tp2-sp-pp2-dp2-mb1/dualpipe-v",
+    ];
+    assert_passes(&gpt(4, 4), &layouts);
+    assert_passes(&llama(4, 4), &layouts);
+}
+
+#[test]
+fn four_ranks_with_tensor_sequence_and_data() {
+    let layouts = [
+        "tp2-sp-pp4-dp2-mb1/1f1b",
+        "pp4-dp2-mb1/interleaved/v2",
+        "tp2-sp-pp4-mb2/zb-v",
+    ];
+    assert_passes(&gpt(8, 8), &layouts);
+}
+
+/// A transformer whose layers are not shared out evenly.
+struct Uneven {
+    subject: TransformerSubject,
+    split: LayerSplit,
+}
+
+impl Subject for Uneven {
+    type Model = Transformer;
+
+    fn split(&self) -> LayerSplit {
+        self.split.clone()
+    }
+
+    fn layers(&self) -> usize {
+        self.subject.layers()
+    }
+
+    fn samples(&self) -> usize {
+        self.subject.samples()
+    }
+
+    fn input_shape(&self) -> [usize; 2] {
+        self.subject.input_shape()
+    }
+
+    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
+        Subject::tokens(&self.subject, step, samples)
+    }
+
+    fn build(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        self.subject.build(groups, device, sequence_parallel)
+    }
+
+    fn build_stages(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+        stages: &[(usize, StageLayout)],
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        self.subject
+            .build_stages(groups, device, sequence_parallel, stages)
+    }
+
+    fn loss(
+        &self,
+        model: &Transformer,
+        step: usize,
+        samples: Range<usize>,
+        offset: Tensor<3>,
+    ) -> Tensor<1> {
+        self.subject.loss(model, step, samples, offset)
+    }
+
+    fn stage(&self, model: &Transformer, call: StageCall) -> Output {
+        self.subject.stage(model, call)
+    }
+}
+
+/// The bits of the weights after 20 steps.
+fn trained(subject: &TransformerSubject, layout: &str) -> Vec<Vec<u64>> {
+    let options = Options {
+        steps: 20,
+        ..Options::default()
+    };
+    let ranks = observe_layout(subject, &layout.parse().unwrap(), &options).unwrap();
+    let mut parameters: Vec<(&String, &Vec<f64>)> = ranks
+        .iter()
+        .flat_map(|rank| rank.paths.iter().zip(&rank.final_weights))
+        .collect();
+    parameters.sort_by_key(|(path, _)| *path);
+    let moved = ranks
+        .iter()
+        .any(|rank| rank.initial_weights != rank.final_weights);
+    assert!(moved, "{layout} trained nothing");
+    parameters
+        .into_iter()
+        .map(|(_, values)| values.iter().map(|x| x.to_bits()).collect())
+        .collect()
+}
+
+fn assert_same_bits(subject: &TransformerSubject, layouts: &[&str]) {
+    let first = trained(subject, layouts[0]);
+    for layout in &layouts[1..] {
+        assert!(
+            trained(subject, layout) == first,
+            "{layout} is not bit-identical to {}",
+            layouts[0]
+        );
+    }
+}
+
+// Each stage accumulates its gradients from the first micro-batch to the last under all of these.
+// Layouts of other placements sum the gradient norm in another order, and are not compared.
+
+#[test]
+fn one_stage_per_rank_gives_the_same_bits_under_every_schedule() {
+    assert_same_bits(
+        &untied_gpt(2, 4),
+        &["pp2-mb1/gpipe", "pp2-mb1/1f1b", "pp2-mb1/zb-h1"],
+    );
+}
+
+#[test]
+fn groups_of_any_size_give_the_same_bits() {
+    assert_same_bits(
+        &gpt(4, 4),
+        &["pp2-mb1/interleaved/v2", "pp2-mb1/interleaved:4/v2"],
+    );
+}
+
+#[test]
+fn both_schedules_of_a_v_give_the_same_bits() {
+    assert_same_bits(&gpt(4, 4), &["pp2-mb1/zb-v", "pp2-mb1/dualpipe-v"]);
 }

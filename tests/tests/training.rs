@@ -248,6 +248,10 @@ impl LanguageModel for Poisoned {
         self.inner.logits_of(hidden)
     }
 
+    fn output_weight(&self) -> &str {
+        self.inner.output_weight()
+    }
+
     fn context(&self) -> usize {
         self.inner.context()
     }

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use crate::collective::{Comm, PendingTensor, start_all_reduce};
-use crate::comm::{CommError, Groups, ReduceOp};
+use super::sums::Sums;
+use crate::collective::Comm;
+use crate::comm::{CommError, Groups};
 use crate::nn::{ParameterEntry, ParameterTable, Place, Placement};
 
 /// One flat gradient per parameter of the table: this rank's part.
@@ -50,7 +51,8 @@ impl SharedGroups {
 }
 
 impl Gradients {
-    /// Sums over the ranks what is a part of a sum, and divides by the tokens.
+    /// Sums over the model's ranks what is a part of a sum, and divides by the tokens. The sum over
+    /// the data axis is done.
     pub(super) fn reduced(
         mut flat: Vec<Tensor<1>>,
         tokens: u64,
@@ -58,7 +60,6 @@ impl Gradients {
         groups: &Groups,
         shared: &SharedGroups,
     ) -> Self {
-        sum_together(&mut flat, |_| true, groups.data());
         let partial = |index: usize| table.entries()[index].partial_gradient;
         sum_together(&mut flat, partial, groups.tensor());
         let at_both_ends = |index: usize| table.entries()[index].at_both_ends;
@@ -82,54 +83,14 @@ impl Gradients {
     }
 }
 
-/// A tensor of at least so many elements has a collective of its own; smaller ones share one.
-const ALONE: usize = 1 << 16;
-
 /// Sums the chosen tensors over the ranks of `comm`.
-///
-/// All collectives are started before the first is waited for, and each rank begins to wait at
-/// another one: where it is the waiting rank that reduces, the ranks share that work.
-fn sum_together(tensors: &mut [Tensor<1>], chosen: impl Fn(usize) -> bool, comm: &Comm) {
+pub(super) fn sum_together(tensors: &mut [Tensor<1>], chosen: impl Fn(usize) -> bool, comm: &Comm) {
     if comm.size() == 1 {
         return;
     }
-    let chosen = (0..tensors.len()).filter(|index| chosen(*index));
-    let (large, small): (Vec<_>, Vec<_>) =
-        chosen.partition(|index| tensors[*index].dims()[0] >= ALONE);
-    let mut buckets: Vec<Vec<usize>> = large.into_iter().map(|index| vec![index]).collect();
-    buckets.extend((!small.is_empty()).then_some(small));
-
-    let mut pending: Vec<_> = buckets
-        .iter()
-        .map(|bucket| {
-            let parts = bucket.iter().map(|index| tensors[*index].clone());
-            Some(start_all_reduce(join(parts.collect()), ReduceOp::Sum, comm))
-        })
-        .collect();
-    let first = comm.rank() * buckets.len() / comm.size();
-    for at in (first..buckets.len()).chain(0..first) {
-        let Some(sum) = pending[at].take().map(PendingTensor::wait) else {
-            continue;
-        };
-        if let [index] = buckets[at][..] {
-            tensors[index] = sum;
-            continue;
-        }
-        let mut start = 0;
-        for index in &buckets[at] {
-            let len = tensors[*index].dims()[0];
-            tensors[*index] = sum.clone().narrow(0, start, len);
-            start += len;
-        }
-    }
-}
-
-/// One tensor is taken as it is, without a copy.
-fn join(mut parts: Vec<Tensor<1>>) -> Tensor<1> {
-    match parts.len() {
-        1 => parts.remove(0),
-        _ => Tensor::cat(parts, 0),
-    }
+    let all = tensors.iter().cloned().enumerate();
+    let chosen = all.filter(|(index, _)| chosen(*index)).collect();
+    Sums::start(chosen, comm).finish(|index, sum| tensors[index] = sum);
 }
 
 /// Sums the sections that `replicas` neighbours hold together.

@@ -22,13 +22,14 @@ use crate::nn::{ParallelModule, ParameterTable, Placement, Position};
 
 mod gradients;
 mod store;
+mod sums;
 #[cfg(test)]
 mod tests;
 
 pub use gradients::Gradients;
-use gradients::SharedGroups;
 pub(crate) use gradients::owned;
-use store::GradientStore;
+use gradients::{SharedGroups, sum_together};
+use store::{GradientStore, Slot};
 
 /// A module whose gradients are summed over the data axis.
 ///
@@ -103,7 +104,7 @@ impl<M: Module> DistributedDataParallel<M> {
             .iter()
             .map(|entry| entry.shape.len())
             .collect();
-        let store = Arc::new(GradientStore::new(ranks));
+        let store = Arc::new(GradientStore::new(ranks, groups.data()));
         let table = Arc::new(table);
         let mut detach = Detach {
             table: &table,
@@ -188,21 +189,16 @@ impl<M: Module> DistributedDataParallel<M> {
             self.module.visit(&mut nothing);
         }
         let mut nothing = nothing.0.into_iter();
-        let received = self.store.take().into_iter().zip(self.table.entries());
-        let flat = received
-            .map(
-                |(received, entry)| match (received.expected, received.sum.or(nothing.next())) {
-                    (0, Some(gradient)) => Ok(gradient),
-                    (0, None) => Err(DataParallelError::Unused {
-                        path: entry.path.clone(),
-                    }),
-                    (uses, _) => Err(DataParallelError::NoBackward {
-                        path: entry.path.clone(),
-                        uses,
-                    }),
-                },
-            )
+        let (slots, sums) = self.store.take();
+        let under_way: Vec<bool> = slots.iter().map(|slot| slot.under_way).collect();
+        let received = slots.into_iter().zip(self.table.entries());
+        let mut flat = received
+            .map(|(slot, entry)| self.received(slot, nothing.next(), &entry.path))
             .collect::<Result<Vec<_>, _>>()?;
+        for sums in sums {
+            sums.finish(|index, sum| flat[index] = sum);
+        }
+        sum_together(&mut flat, |index| !under_way[index], self.groups.data());
         let tokens = sum(tokens, self.groups.data())?;
         Ok(Gradients::reduced(
             flat,
@@ -211,6 +207,22 @@ impl<M: Module> DistributedDataParallel<M> {
             &self.groups,
             &self.shared,
         ))
+    }
+
+    /// The gradient of one parameter; some tensor where its sum is under way.
+    fn received(
+        &self,
+        slot: Slot,
+        nothing: Option<Tensor<1>>,
+        path: &str,
+    ) -> Result<Tensor<1>, DataParallelError> {
+        let path = path.to_string();
+        match (slot.expected, slot.sum.or(nothing)) {
+            (0, Some(gradient)) => Ok(gradient),
+            (0, None) if slot.under_way => Ok(Tensor::zeros([1], &Device::flex())),
+            (0, None) => Err(DataParallelError::Unused { path }),
+            (uses, _) => Err(DataParallelError::NoBackward { path, uses }),
+        }
     }
 
     /// Replaces the module by what `change` makes of it; the doors stay.

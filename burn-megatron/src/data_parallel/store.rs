@@ -1,10 +1,13 @@
 //! Where the gradients of one rank wait for their reduction.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
+use super::sums::Sums;
+use crate::collective::Comm;
 use crate::nn::door::{Deferred, DeferringSink, GradientSink, LaterGradient};
 
 /// One slot per parameter of the table: the sum of the gradients of all uses and micro-batches.
@@ -12,6 +15,9 @@ pub(super) struct GradientStore {
     slots: Mutex<Vec<Slot>>,
     /// Weight gradients that are put off; none where they are computed at once.
     deferred: Mutex<Option<Vec<Deferred>>>,
+    stages: Mutex<Stages>,
+    /// The ranks over which gradients are summed.
+    comm: Comm,
     /// The ranks (number of dims) of the parameters, to bring gradients into one dimension.
     ranks: Vec<usize>,
 }
@@ -19,24 +25,39 @@ pub(super) struct GradientStore {
 /// What a parameter has received.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slot {
+    /// Whether its sum over the ranks is under way.
+    pub under_way: bool,
     /// The sum of its gradients, flattened.
     pub sum: Option<Tensor<1>>,
     /// Uses whose backward has not come yet.
     pub expected: usize,
 }
 
+/// Which parameters the stages of a pipeline use, and what is under way for them.
+#[derive(Default)]
+struct Stages {
+    current: Option<usize>,
+    users: BTreeMap<usize, BTreeSet<usize>>,
+    ended: BTreeSet<usize>,
+    sums: Vec<Sums>,
+}
+
 impl GradientStore {
-    pub fn new(ranks: Vec<usize>) -> Self {
+    pub fn new(ranks: Vec<usize>, comm: &Comm) -> Self {
         Self {
+            stages: Mutex::default(),
+            comm: comm.clone(),
             slots: Mutex::new(vec![Slot::default(); ranks.len()]),
             deferred: Mutex::new(None),
             ranks,
         }
     }
 
-    /// Empties all slots and returns what was in them.
-    pub fn take(&self) -> Vec<Slot> {
-        std::mem::replace(&mut *self.lock(), vec![Slot::default(); self.ranks.len()])
+    /// Empties all slots, and returns what was in them and the sums that are under way.
+    pub fn take(&self) -> (Vec<Slot>, Vec<Sums>) {
+        let sums = std::mem::take(&mut *lock(&self.stages)).sums;
+        let empty = vec![Slot::default(); self.ranks.len()];
+        (std::mem::replace(&mut *self.lock(), empty), sums)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -56,6 +77,10 @@ impl std::fmt::Debug for GradientStore {
 
 impl GradientSink for GradientStore {
     fn expect(&self, index: usize) {
+        let stages = &mut *lock(&self.stages);
+        if let Some(stage) = stages.current {
+            stages.users.entry(index).or_default().insert(stage);
+        }
         self.lock()[index].expected += 1;
     }
 
@@ -93,6 +118,38 @@ impl DeferringSink for GradientStore {
             .as_mut()
             .map(std::mem::take)
             .unwrap_or_default()
+    }
+
+    fn begin_stage(&self, stage: usize) {
+        lock(&self.stages).current = Some(stage);
+    }
+
+    fn end_stage(&self, stage: usize) {
+        if self.comm.size() == 1 {
+            return;
+        }
+        let stages = &mut *lock(&self.stages);
+        stages.ended.insert(stage);
+        let slots = &mut *self.lock();
+        let ended = &stages.ended;
+        let ready = stages
+            .users
+            .iter()
+            .filter(|(_, users)| users.is_subset(ended));
+        let take = |index: &usize| {
+            let slot = &mut slots[*index];
+            let sum = if slot.expected == 0 {
+                slot.sum.take()
+            } else {
+                None
+            };
+            slot.under_way |= sum.is_some();
+            sum.map(|sum| (*index, sum))
+        };
+        let sums: Vec<_> = ready.map(|(index, _)| index).filter_map(take).collect();
+        if !sums.is_empty() {
+            stages.sums.push(Sums::start(sums, &self.comm));
+        }
     }
 }
 

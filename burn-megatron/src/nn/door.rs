@@ -47,6 +47,16 @@ pub trait DeferringSink: GradientSink {
 
     /// What was put off since the last call.
     fn take_deferred(&self) -> Vec<Deferred>;
+
+    /// What enters a graph from now on belongs to this stage of a pipeline.
+    fn begin_stage(&self, stage: usize) {
+        let _ = stage;
+    }
+
+    /// No gradient of this stage will come any more in this step: its sum can begin.
+    fn end_stage(&self, stage: usize) {
+        let _ = stage;
+    }
 }
 
 thread_local! {

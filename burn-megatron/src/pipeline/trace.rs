@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::schedule::{Action, Simulation};
+use super::schedule::{Action, Simulation, idle_part};
 
 /// Something that a rank did.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,12 +60,8 @@ pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
         .map(|event| event.end)
         .fold(f64::NEG_INFINITY, f64::max);
     let busy: f64 = computed().map(|event| event.end - event.start).sum();
-    let total = ranks as f64 * (last - first);
-    if total > 0.0 {
-        ((total - busy) / total).max(0.0)
-    } else {
-        0.0
-    }
+    // Without computations this is negative, and no time.
+    idle_part(busy, ranks as f64 * (last - first))
 }
 
 /// Writes events in the Chrome trace format (JSON), a row for each rank.

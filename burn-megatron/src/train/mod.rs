@@ -20,4 +20,4 @@ pub use generate::GenerateConfig;
 use generate::generate;
 pub use model::LanguageModel;
 pub use observer::{Observer, ObserverError, Silent};
-pub use trainer::{Outcome, TrainError, Trainer};
+pub use trainer::{Outcome, Pipeline, TrainError, Trainer};

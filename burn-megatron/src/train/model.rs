@@ -28,6 +28,9 @@ pub trait LanguageModel: Module {
     /// the tensor axis.
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3>;
 
+    /// The path of the weight that makes the logits.
+    fn output_weight(&self) -> &str;
+
     /// The longest sequence.
     fn context(&self) -> usize;
 

@@ -16,7 +16,9 @@ use crate::data_parallel::{DataParallelError, DistributedDataParallel};
 use crate::mesh::Axis;
 use crate::nn::ParallelModule;
 use crate::optim::{ParallelAdamW, all_finite, global_norm};
-use crate::pipeline::engine::{Engine, EngineError, Event, Output, Run, Stage, forward_only};
+use crate::pipeline::engine::{
+    Engine, EngineError, Event, Output, PutOff, Run, Stage, forward_only,
+};
 use crate::pipeline::schedule::Schedule;
 
 /// Trains one rank's part of a model; every rank of the mesh has one.
@@ -28,8 +30,19 @@ pub struct Trainer<M> {
     device: Device,
     /// In which order the ranks of the pipeline work, where there are several.
     schedule: Option<Schedule>,
+    put_off: Option<PutOff>,
     /// What this rank did in the last step of a pipeline.
     events: Vec<Event>,
+}
+
+/// How the ranks of a pipeline work together.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// In which order they work.
+    pub schedule: Schedule,
+    /// How many gradients of the output layer's weight the last stage puts off to its cool-down at
+    /// once: 0 puts off all, nothing puts off none. For schedules whose backward is one action.
+    pub defer_embedding_wgrad: Option<usize>,
 }
 
 /// How a run ended.
@@ -94,7 +107,7 @@ impl<M: LanguageModel> Trainer<M> {
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
         match groups.mesh().size(Axis::Pipeline) {
-            1 => Self::build(model, groups, device, config, None),
+            1 => Self::build(model, groups, device, config, None, None),
             ranks => Err(TrainError::NoSchedule(ranks)),
         }
     }
@@ -104,13 +117,17 @@ impl<M: LanguageModel> Trainer<M> {
     /// # Errors
     ///
     /// [`TrainError`] when the settings do not fit the mesh, the model or the schedule.
-    pub fn with_schedule(
+    pub fn with_pipeline(
         model: ParallelModule<M>,
         groups: &Groups,
         device: &Device,
         config: &TrainConfig,
-        schedule: Schedule,
+        pipeline: Pipeline,
     ) -> Result<Self, TrainError> {
+        let Pipeline {
+            schedule,
+            defer_embedding_wgrad,
+        } = pipeline;
         let share = config.global_batch_size / groups.mesh().size(Axis::Data);
         let micro_batches = share / config.micro_batch_size.max(1);
         if schedule.micro_batches() != micro_batches {
@@ -120,7 +137,14 @@ impl<M: LanguageModel> Trainer<M> {
                 micro_batches,
             });
         }
-        Self::build(model, groups, device, config, Some(schedule))
+        let last = schedule.rank_of(schedule.stages() - 1) == groups.pipeline().rank();
+        let index = model
+            .table
+            .index(model.module.output_weight())
+            .filter(|_| last);
+        let put_off = index.zip(defer_embedding_wgrad);
+        let put_off = put_off.map(|(index, limit)| PutOff { index, limit });
+        Self::build(model, groups, device, config, Some(schedule), put_off)
     }
 
     fn build(
@@ -129,6 +153,7 @@ impl<M: LanguageModel> Trainer<M> {
         device: &Device,
         config: &TrainConfig,
         schedule: Option<Schedule>,
+        put_off: Option<PutOff>,
     ) -> Result<Self, TrainError> {
         config.check(groups.mesh().size(Axis::Data), model.module.context())?;
         let ddp = DistributedDataParallel::new(model, groups)?;
@@ -139,6 +164,7 @@ impl<M: LanguageModel> Trainer<M> {
             config: config.clone(),
             device: device.clone().inner(),
             schedule,
+            put_off,
             events: vec![],
         })
     }
@@ -334,7 +360,8 @@ impl<M: LanguageModel> Trainer<M> {
             first_sample: self.own_samples().start as u64,
             last: schedule.stages() - 1,
         };
-        Engine::new(schedule, pipeline, &self.device, &*sink)?.run(&stages)
+        let engine = Engine::new(schedule, pipeline, &self.device, &*sink)?;
+        engine.with_put_off(self.put_off).run(&stages)
     }
 
     /// What the last stage gives for a batch, on the rank that holds it; nothing is recorded.

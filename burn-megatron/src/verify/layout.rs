@@ -102,6 +102,28 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Two and four pipeline ranks under every schedule, for models of eight layers and eight
+    /// samples; some with tensor, sequence and data parallelism.
+    pub fn pipelines() -> Vec<Self> {
+        let names = [
+            "pp2-mb2/gpipe",
+            "pp2-mb2/1f1b",
+            "pp2-mb2/interleaved",
+            "pp2-mb2/zb-h1",
+            "pp2-mb2/zb-v",
+            "pp2-mb2/dualpipe-v",
+            "pp4-mb1/1f1b",
+            "pp4-mb1/interleaved",
+            "pp4-mb1/zb-v",
+            "tp2-sp-pp2-mb2/zb-h1",
+            "tp2-pp2-dp2-mb1/1f1b",
+            "tp2-sp-pp2-dp2-mb1/interleaved",
+        ];
+        names.iter().filter_map(|name| name.parse().ok()).collect()
+    }
+}
+
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tp{}", self.tensor)?;
@@ -179,6 +201,10 @@ mod tests {
     #[test]
     fn a_layout_is_read_as_it_is_written() {
         for layout in Layout::standard() {
+            assert_eq!(layout.to_string().parse(), Ok(layout));
+        }
+        assert_eq!(Layout::pipelines().len(), 12);
+        for layout in Layout::pipelines() {
             assert_eq!(layout.to_string().parse(), Ok(layout));
         }
         for text in ["tp2-pp2-dp1-mb1/zb-h1", "tp1-pp4-dp2-mb2/interleaved:6/v2"] {

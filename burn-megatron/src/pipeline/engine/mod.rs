@@ -4,6 +4,8 @@
 //! output is sent and freed while its graph lives; the backward starts from the gradient that comes
 //! back. Weight gradients of linear layers can be put off to an action of their own.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use burn::tensor::{Device, Gradients, Tensor};
@@ -13,10 +15,13 @@ use crate::collective::Comm;
 use crate::comm::CommError;
 use crate::nn::door::DeferringSink;
 
+mod ends;
 mod forward_only;
 mod link;
 mod seed;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use forward_only::forward_only;
 use state::State;
@@ -96,6 +101,41 @@ pub enum EngineError {
         /// What went wrong.
         source: Box<CommError>,
     },
+    /// A stage panicked.
+    #[error("pipeline rank {rank}, {}: panicked: {message}", action.describe())]
+    Panic {
+        /// The rank of the pipeline axis.
+        rank: usize,
+        /// The action in which it panicked.
+        action: Action,
+        /// The message of the panic.
+        message: String,
+    },
+}
+
+impl EngineError {
+    /// What a stage unwound with: an error that was [raised](crate::comm::raise), or a panic.
+    fn unwound(rank: usize, action: Action, payload: Box<dyn Any + Send>) -> Self {
+        let payload = match payload.downcast::<CommError>() {
+            Ok(source) => {
+                return Self::Action {
+                    rank,
+                    action,
+                    source,
+                };
+            }
+            Err(payload) => payload,
+        };
+        let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+        let message = text
+            .or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "with a payload that is no text".into());
+        Self::Panic {
+            rank,
+            action,
+            message,
+        }
+    }
 }
 
 /// Runs the schedule of one rank.
@@ -104,6 +144,16 @@ pub struct Engine<'a> {
     comm: &'a Comm,
     device: Device,
     sink: &'a dyn DeferringSink,
+    put_off: Option<PutOff>,
+}
+
+/// A weight whose gradient the last stage puts off to the cool-down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutOff {
+    /// The index of the weight in the table.
+    pub index: usize,
+    /// The most gradients that are put off at once; 0 puts off all.
+    pub limit: usize,
 }
 
 impl<'a> Engine<'a> {
@@ -131,33 +181,56 @@ impl<'a> Engine<'a> {
             comm,
             device,
             sink,
+            put_off: None,
         })
+    }
+
+    /// Lets the last stage put off the gradient of one weight, the output layer's, until its rank
+    /// has done all else, while the ranks before it are still at their last backwards. The bits
+    /// stay the same. Meanwhile the inputs and the gradients of that layer are kept.
+    pub fn with_put_off(mut self, put_off: Option<PutOff>) -> Self {
+        self.put_off = put_off;
+        self
     }
 
     /// Runs all actions of this rank.
     ///
     /// # Errors
     ///
-    /// [`EngineError::Action`] names the action in which another rank was found missing. A failure
-    /// inside of a stage unwinds with [`raise`](crate::comm::raise).
+    /// [`EngineError::Action`] names the action in which another rank was found missing, or in which
+    /// a stage [raised](crate::comm::raise) an error; [`EngineError::Panic`] that in which one
+    /// panicked.
     pub fn run(&self, model: &impl Stage) -> Result<Run, EngineError> {
-        let mut state = State::new(self.schedule, self.comm, &self.device, self.sink);
+        let mut state = State::new(
+            self.schedule,
+            self.comm,
+            &self.device,
+            self.sink,
+            self.put_off,
+        );
         let mut events = vec![];
-        for action in self.schedule.actions(self.comm.rank()) {
+        let mut ends = ends::stage_ends(self.schedule, self.comm.rank());
+        let last = self.schedule.stages() - 1;
+        let put_off = self.put_off.map(|_| last);
+        let put_off = put_off.filter(|_| self.schedule.rank_of(last) == self.comm.rank());
+        for (position, action) in self.schedule.actions(self.comm.rank()).iter().enumerate() {
             let start = Instant::now();
-            let _span = tracing::debug_span!("action", %action).entered();
-            state
-                .perform(action, model)
-                .map_err(|source| EngineError::Action {
-                    rank: self.comm.rank(),
-                    action: *action,
-                    source: Box::new(source),
-                })?;
+            self.perform(&mut state, action, model)?;
             events.push(Event {
                 action: *action,
                 start,
                 end: Instant::now(),
             });
+            for stage in ends.remove(&position).unwrap_or_default() {
+                // The stage of what is put off ends when that has been done.
+                if Some(stage) != put_off {
+                    self.sink.end_stage(stage);
+                }
+            }
+        }
+        if let Some(stage) = put_off {
+            state.compute_put_off();
+            self.sink.end_stage(stage);
         }
         state.finish().map_err(|source| EngineError::Sends {
             rank: self.comm.rank(),
@@ -167,6 +240,24 @@ impl<'a> Engine<'a> {
             loss: state.loss(),
             peak_activations: state.peak_activations(),
             events,
+        })
+    }
+
+    fn perform(
+        &self,
+        state: &mut State,
+        action: &Action,
+        model: &impl Stage,
+    ) -> Result<(), EngineError> {
+        let rank = self.comm.rank();
+        let _span = tracing::debug_span!("action", %action).entered();
+        // After an unwinding the state is dropped, so that nothing half done is seen.
+        let done = catch_unwind(AssertUnwindSafe(|| state.perform(action, model)));
+        let done = done.map_err(|payload| EngineError::unwound(rank, *action, payload))?;
+        done.map_err(|source| EngineError::Action {
+            rank,
+            action: *action,
+            source: Box::new(source),
         })
     }
 }

@@ -14,9 +14,13 @@ pub(super) struct Seed(Arc<Mutex<Option<DispatchTensor>>>);
 impl Seed {
     /// A scalar whose backward gives `output` the gradient that is in this place by then.
     ///
-    /// `output` is not kept: only its graph is.
-    pub fn root(&self, output: Tensor<3>) -> Tensor<1> {
-        apply(vec![output.into_dispatch()], self.clone())
+    /// `output` is not kept: only its graph is. `anchor` is tracked, so that a stage that trains
+    /// nothing has a backward too.
+    pub fn root(&self, output: Tensor<3>, anchor: Tensor<1>) -> Tensor<1> {
+        apply(
+            vec![output.into_dispatch(), anchor.into_dispatch()],
+            self.clone(),
+        )
     }
 
     /// Puts the gradient in.
@@ -49,6 +53,6 @@ impl Function for Seed {
             gradient.is_some(),
             "a valid schedule brings the gradient before the backward"
         );
-        vec![gradient]
+        vec![gradient, None]
     }
 }

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use super::super::schedule::{Action, ActionKind, Schedule};
 use super::link::Link;
 use super::seed::Seed;
-use super::{Output, Stage};
+use super::{Output, PutOff, Stage};
 use crate::collective::Comm;
 use crate::comm::CommError;
 use crate::nn::door::{Deferred, DeferringSink, with_anchor};
@@ -36,6 +36,9 @@ pub(super) struct State<'a> {
     gradients: HashMap<Key, Tensor<3>>,
     losses: Vec<Tensor<1>>,
     peak: usize,
+    put_off: Option<PutOff>,
+    /// Gradients of the weight that is put off to the cool-down.
+    waiting: Vec<Deferred>,
 }
 
 impl<'a> State<'a> {
@@ -44,6 +47,7 @@ impl<'a> State<'a> {
         comm: &'a Comm,
         device: &'a Device,
         sink: &'a dyn DeferringSink,
+        put_off: Option<PutOff>,
     ) -> Self {
         Self {
             schedule,
@@ -56,6 +60,8 @@ impl<'a> State<'a> {
             gradients: HashMap::new(),
             losses: vec![],
             peak: 0,
+            put_off,
+            waiting: vec![],
         }
     }
 
@@ -80,12 +86,15 @@ impl<'a> State<'a> {
             action.counterpart(),
         ) {
             (ActionKind::Forward, ..) => self.forward(key, model),
-            (ActionKind::Backward, ..) => self.backward(key, model),
+            (ActionKind::Backward, ..) => match self.put_off {
+                Some(put_off) if action.stage + 1 == self.schedule.stages() => {
+                    self.backward_putting_off(key, model, put_off);
+                }
+                _ => self.backward(key, model),
+            },
             (ActionKind::InputGradient, ..) => {
-                self.sink.set_deferring(true);
-                self.backward(key, model);
-                self.deferred.insert(key, self.sink.take_deferred());
-                self.sink.set_deferring(false);
+                let deferred = self.backward_deferring(key, model);
+                self.deferred.insert(key, deferred);
             }
             (ActionKind::WeightGradient, ..) => {
                 for (index, gradient) in self.deferred.remove(&key).unwrap_or_default() {
@@ -123,8 +132,32 @@ impl<'a> State<'a> {
         self.link.finish()
     }
 
+    /// A backward of the last stage that leaves one weight gradient for later.
+    fn backward_putting_off(&mut self, key: Key, model: &impl Stage, put_off: PutOff) {
+        for (index, gradient) in self.backward_deferring(key, model) {
+            let room = put_off.limit == 0 || self.waiting.len() < put_off.limit;
+            match index == put_off.index && room {
+                true => self.waiting.push((index, gradient)),
+                // Sums keep their order: what waits comes first.
+                false if index == put_off.index => {
+                    self.compute_put_off();
+                    self.sink.accumulate(index, gradient());
+                }
+                false => self.sink.accumulate(index, gradient()),
+            }
+        }
+    }
+
+    /// Computes what was put off, in order.
+    pub fn compute_put_off(&mut self) {
+        for (index, gradient) in self.waiting.drain(..) {
+            self.sink.accumulate(index, gradient());
+        }
+    }
+
     fn forward(&mut self, key: Key, model: &impl Stage) {
         let (stage, micro_batch) = key;
+        self.sink.begin_stage(stage);
         let device = self.device.clone().autodiff();
         let input = (stage > 0).then(|| {
             let received = taken(self.activations.remove(&key));
@@ -137,7 +170,7 @@ impl<'a> State<'a> {
                 let seed = Seed::default();
                 self.activations
                     .insert((stage + 1, micro_batch), output.clone().inner());
-                (seed.root(output), Some(seed))
+                (seed.root(output, anchor), Some(seed))
             }
             Output::Loss(loss) => {
                 self.losses.push(loss.clone().inner());
@@ -146,6 +179,13 @@ impl<'a> State<'a> {
         };
         self.graphs.insert(key, Graph { root, seed, input });
         self.peak = self.peak.max(self.graphs.len() + self.deferred.len());
+    }
+
+    /// A backward that leaves the weight gradients for later.
+    fn backward_deferring(&mut self, key: Key, model: &impl Stage) -> Vec<Deferred> {
+        let deferring = Deferring::of(self.sink);
+        self.backward(key, model);
+        deferring.0.take_deferred()
     }
 
     fn backward(&mut self, key: Key, model: &impl Stage) {
@@ -161,6 +201,22 @@ impl<'a> State<'a> {
             let gradient = gradient.unwrap_or_else(|| input.inner().zeros_like());
             self.gradients.insert((stage - 1, micro_batch), gradient);
         }
+    }
+}
+
+/// Weight gradients are put off as long as this lives, also when a backward unwinds.
+struct Deferring<'a>(&'a dyn DeferringSink);
+
+impl<'a> Deferring<'a> {
+    fn of(sink: &'a dyn DeferringSink) -> Self {
+        sink.set_deferring(true);
+        Self(sink)
+    }
+}
+
+impl Drop for Deferring<'_> {
+    fn drop(&mut self) {
+        self.0.set_deferring(false);
     }
 }
 

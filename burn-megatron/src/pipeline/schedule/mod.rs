@@ -40,6 +40,7 @@ pub use action::{Action, ActionKind, NoAction};
 pub use config::{ScheduleConfig, ScheduleKind};
 pub use error::{CsvFault, ScheduleError};
 pub use generate::{generate, warm_up};
+pub(super) use simulate::idle_part;
 pub use simulate::{Simulation, Span, Times, simulate};
 pub use validate::{Invalid, Reason, Report, validate};
 

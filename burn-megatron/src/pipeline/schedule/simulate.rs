@@ -196,7 +196,7 @@ impl Simulation {
 }
 
 /// The part of `total` that is not `busy`, from 0 to 1; 0 of nothing.
-fn idle_part(busy: f64, total: f64) -> f64 {
+pub(in super::super) fn idle_part(busy: f64, total: f64) -> f64 {
     if total > 0.0 {
         ((total - busy) / total).max(0.0)
     } else {

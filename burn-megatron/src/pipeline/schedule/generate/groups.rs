@@ -1,6 +1,7 @@
 //! Which groups of micro-batches an interleaved schedule runs with.
 
 use super::super::ScheduleError;
+use super::LIMIT;
 
 /// Whether groups of this size can run: each, the last one included, has to fill the pipeline.
 fn runs(ranks: usize, micro_batches: usize, group: usize) -> bool {
@@ -30,10 +31,9 @@ fn fits(ranks: usize, micro_batches: usize, group: usize) -> String {
 
     let count_runs = |count: &usize| group >= ranks && runs(ranks, *count, group);
     let fewer = (1..micro_batches).rev().find(count_runs);
-    // A multiple of the group runs, so that this ends.
-    let more = (group.max(micro_batches + 1)..)
-        .take(group)
-        .find(count_runs);
+    // A multiple of the group runs, so that few numbers are tried.
+    let most = micro_batches.saturating_add(group).min(LIMIT);
+    let more = (group.max(micro_batches + 1)..=most).find(count_runs);
     let counts = either(fewer, more);
 
     match (groups, counts) {

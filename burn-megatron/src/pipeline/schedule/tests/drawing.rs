@@ -1,1 +1,133 @@
+//! The table and the chart.
 
+use super::super::{ScheduleConfig, ScheduleKind, Simulation, Times, generate, simulate};
+use super::{INTERLEAVED, schedule};
+
+fn simulated(config: &ScheduleConfig, time: f64, transfer: f64) -> Simulation {
+    let schedule = generate(config).expect("runs");
+    let times = Times::uniform(schedule.stages(), time, time, time, transfer);
+    simulate(&schedule, &times).expect("valid")
+}
+
+#[test]
+fn a_small_table() {
+    let simulation = simulated(&ScheduleConfig::new(ScheduleKind::OneFOneB, 2, 2), 1.0, 0.0);
+    assert_eq!(
+        simulation.table(25),
+        "   time 0\n\
+         r0 F0F1····B0  ··B1\n\
+         r1 ··F0B0  F1B1  ····\n\
+         F forward, B backward, · waiting\n\
+         1f1b: 2 ranks, 2 stages, 2 micro-batches; total 9, bubble 33.333 %, live \
+         stage-activations at most 2 1\n"
+    );
+    let simulation = simulated(&ScheduleConfig::new(ScheduleKind::ZbV, 2, 2), 1.0, 0.0);
+    let table = simulation.table(80);
+    assert!(
+        table.contains("small letters: second stage of a rank"),
+        "{table}"
+    );
+    assert!(
+        table.contains("F0") && table.contains("f0") && table.contains("w1"),
+        "{table}"
+    );
+}
+
+/// Four ranks and eight micro-batches fit into one block of 120 columns under every schedule.
+#[test]
+fn tables_of_a_usual_size_are_not_broken() {
+    for kind in ScheduleKind::ALL {
+        let config = ScheduleConfig::new(kind, 4, 8);
+        let time = 1.0 / config.virtual_stages as f64;
+        let table = simulated(&config, time, 0.0).table(120);
+        assert_eq!(table.lines().count(), 1 + 4 + 2, "{table}");
+        for row in table.lines().take(5) {
+            assert!(row.chars().count() <= 120, "{table}");
+        }
+        for micro_batch in 0..8 {
+            let label = format!("F{micro_batch}");
+            assert_eq!(table.matches(&label).count(), 4, "{label} in\n{table}");
+        }
+    }
+}
+
+#[test]
+fn any_width_and_any_times_can_be_drawn() {
+    let config = ScheduleConfig::new(INTERLEAVED, 3, 12).with_virtual_stages(3);
+    for columns in [0, 20, 79, 1000, usize::MAX] {
+        let table = simulated(&config, 1.0, 0.25).table(columns);
+        for row in table.lines().filter(|row| row.starts_with('r')) {
+            assert!(row.chars().count() <= columns.max(30), "{table}");
+        }
+        assert!(table.contains("F11.2"), "{table}");
+    }
+    let schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
+    for (forward, input) in [
+        (0.0, 0.0),
+        (0.0, 1.0),
+        (1e-9, 1.0),
+        (1e300, 1.0),
+        (1e-300, 1e-300),
+    ] {
+        let times = Times::uniform(2, forward, input, 0.0, 0.0);
+        let simulation = simulate(&schedule, &times).expect("valid");
+        let table = simulation.table(100);
+        assert!(table.len() < 10_000, "{}", table.len());
+        let svg = simulation.svg().expect("draws");
+        assert!(svg.len() < 100_000 && !svg.contains("NaN"), "{}", svg.len());
+    }
+}
+
+#[test]
+fn a_chart_has_a_box_for_each_computation_and_a_legend() {
+    let simulation = simulated(&ScheduleConfig::new(ScheduleKind::ZbH1, 4, 8), 1.0, 0.25);
+    let svg = simulation.svg().expect("draws");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    let names = [
+        "zb-h1: 4 ranks, 4 stages, 8 micro-batches",
+        "bubble",
+        "forward",
+        "input gradient",
+        "weight gradient",
+        "activation on its way",
+        "gradient on its way",
+        "rank 3",
+        "time (in units of the given times)",
+    ];
+    for name in names {
+        assert!(svg.contains(name), "{name}");
+    }
+    assert!(!svg.contains("backward"));
+    // One for each of 4 x 8 computations and transfers, and one in the legend.
+    let boxes = |color: &str| svg.matches(&format!("fill=\"{color}\"")).count();
+    assert_eq!(boxes("#6BA3D6"), 32 + 1);
+    assert_eq!(boxes("#DEB24A"), 32 + 1);
+    assert_eq!(boxes("#79B26E"), 32 + 1);
+    assert_eq!(boxes("#315882"), 24 + 1);
+    assert_eq!(boxes("#964B19"), 24 + 1);
+}
+
+#[test]
+fn a_chart_that_would_be_too_large() {
+    let simulation = simulated(
+        &ScheduleConfig::new(ScheduleKind::GPipe, 2, 40_000),
+        1.0,
+        0.0,
+    );
+    let message = simulation.svg().expect_err("too large").to_string();
+    assert!(
+        message.contains("at most 200000; use fewer micro-batches"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named() {
+    let simulation = simulated(&ScheduleConfig::new(ScheduleKind::GPipe, 2, 2), 1.0, 0.0);
+    let path = std::env::temp_dir().join("no-such-folder-of-a-chart/chart.svg");
+    let message = simulation
+        .write_svg(&path)
+        .expect_err("no folder")
+        .to_string();
+    assert!(message.contains("no-such-folder-of-a-chart"), "{message}");
+}

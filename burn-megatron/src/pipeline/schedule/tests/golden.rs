@@ -151,3 +151,26 @@ fn stages_of_ranks() {
         assert_eq!(v.peer(&"SB 0 0".parse().expect("action")), None);
     }
 }
+
+/// The steps of DualPipeV for two ranks and four micro-batches, `.0` down the V and `.1` up.
+#[test]
+fn dualpipe_v_row_by_row() {
+    let schedule = schedule(ScheduleKind::DualPipeV, 2, 4);
+    let rows = [
+        "F0.0 F1.0 F2.0 F0.1 I0.1 W0.1 F1.1 F3.0 B1.1 F2.1 B0.0 B2.1 F3.1 B1.0 B3.1 I2.0 W2.0 \
+         I3.0 W3.0",
+        "F0.0 F0.1 F1.0 F1.1 F2.0 B0.1 F2.1 B0.0 F3.0 B1.1 F3.1 B1.0 B2.1 B2.0 I3.1 I3.0 W3.1 \
+         W3.0",
+    ];
+    for (rank, row) in rows.into_iter().enumerate() {
+        let actions = computations(&schedule, rank);
+        let written: Vec<_> = actions
+            .iter()
+            .map(|action| {
+                let place = usize::from(action.stage >= 2);
+                format!("{}{}.{place}", action.kind.code(), action.micro_batch)
+            })
+            .collect();
+        assert_eq!(written.join(" "), row, "rank {rank}");
+    }
+}

@@ -1,0 +1,280 @@
+//! What a user reads where there is no schedule, and names in files.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::{Reason, ScheduleConfig, ScheduleKind, Times, simulate, validate};
+use super::super::{Schedule, generate};
+use super::{INTERLEAVED, schedule};
+
+fn refusal(config: &ScheduleConfig) -> String {
+    generate(config).expect_err("refused").to_string()
+}
+
+fn grouped(ranks: usize, micro_batches: usize, group: usize) -> ScheduleConfig {
+    let kind = ScheduleKind::Interleaved { group: Some(group) };
+    ScheduleConfig::new(kind, ranks, micro_batches)
+}
+
+#[test]
+fn groups_that_do_not_run() {
+    assert_eq!(
+        refusal(&ScheduleConfig::new(INTERLEAVED, 4, 5)),
+        "interleaved over 4 stages cannot run 5 micro-batches in groups of 4: use a group of 5, or \
+         4 or 8 micro-batches"
+    );
+    let fits = |ranks, micro_batches, group| {
+        let message = refusal(&grouped(ranks, micro_batches, group));
+        message
+            .split_once(": use ")
+            .expect("a way out")
+            .1
+            .to_string()
+    };
+    assert_eq!(fits(4, 3, 4), "4 micro-batches");
+    assert_eq!(fits(4, 8, 9), "a group of 8, or 9 micro-batches");
+    assert_eq!(fits(4, 8, 3), "a group of 4");
+    assert_eq!(
+        fits(4, 3, 2),
+        "a group of 4 and 4 micro-batches or a multiple"
+    );
+    assert_eq!(
+        fits(4, 10, 8),
+        "a group of 6 or 10, or 8 or 12 micro-batches"
+    );
+    assert_eq!(fits(4, 8, 0), "a group of 4");
+    assert_eq!(fits(4, 8, usize::MAX), "a group of 8");
+}
+
+/// What a message offers runs.
+#[test]
+fn the_way_out_is_one() {
+    for ranks in 1..6 {
+        for micro_batches in 1..14 {
+            for group in 1..16 {
+                let config = grouped(ranks, micro_batches, group);
+                let Err(error) = generate(&config) else {
+                    continue;
+                };
+                let message = error.to_string();
+                let fits = message.split_once(": use ").expect("a way out").1;
+                let numbers = |text: &str| -> Vec<usize> {
+                    text.split(' ')
+                        .filter_map(|word| word.parse().ok())
+                        .collect()
+                };
+                let (groups, counts) = match fits.split_once(", or ") {
+                    Some((groups, counts)) => (numbers(groups), numbers(counts)),
+                    None if fits.contains(" and ") => {
+                        generate(&grouped(ranks, ranks, ranks)).expect("offered");
+                        continue;
+                    }
+                    None if fits.starts_with("a group") => (numbers(fits), vec![]),
+                    None => (vec![], numbers(fits)),
+                };
+                assert!(!groups.is_empty() || !counts.is_empty(), "{message}");
+                for group in groups {
+                    generate(&grouped(ranks, micro_batches, group)).expect(&message);
+                }
+                for count in counts {
+                    generate(&grouped(ranks, count, group)).expect(&message);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_that_no_schedule_has() {
+    let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 4, 8);
+    assert_eq!(
+        refusal(&config.with_virtual_stages(2)),
+        "1f1b cannot run 2 virtual stages on each rank: use 1, or interleaved"
+    );
+    let config = ScheduleConfig::new(INTERLEAVED, 4, 8);
+    assert_eq!(
+        refusal(&config.with_virtual_stages(1)),
+        "interleaved cannot run 1 virtual stages on each rank: use 2 or more, or 1f1b"
+    );
+    let config = ScheduleConfig::new(ScheduleKind::ZbV, 4, 8);
+    assert_eq!(
+        refusal(&config.with_virtual_stages(1)),
+        "zb-v cannot run 1 virtual stages on each rank: use 2, or zb-h1"
+    );
+    for kind in ScheduleKind::ALL {
+        let zero = [
+            (ScheduleConfig::new(kind, 0, 8), "ranks"),
+            (ScheduleConfig::new(kind, 4, 0), "micro-batches"),
+            (
+                ScheduleConfig::new(kind, 4, 8).with_virtual_stages(0),
+                "virtual stages",
+            ),
+        ];
+        for (config, what) in zero {
+            let message = format!("a schedule needs at least 1 of its {what}, not 0");
+            assert_eq!(refusal(&config), message);
+        }
+        for huge in [1 << 24, usize::MAX] {
+            let message = refusal(&ScheduleConfig::new(kind, huge, 8));
+            assert!(
+                message.contains("more than 16777216 computations"),
+                "{message}"
+            );
+            let message = refusal(&ScheduleConfig::new(kind, 2, huge));
+            assert!(message.contains("use fewer micro-batches"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn names() {
+    for kind in ScheduleKind::ALL.into_iter().chain([grouped(1, 1, 6).kind]) {
+        assert_eq!(
+            kind.to_string().parse::<ScheduleKind>().expect("a name"),
+            kind
+        );
+    }
+    assert_eq!(grouped(1, 1, 6).kind.to_string(), "interleaved:6");
+    for name in [
+        "",
+        "1F1B",
+        "interleaved:",
+        "interleaved:0",
+        "interleaved:x",
+        "dualpipe",
+    ] {
+        let message = name.parse::<ScheduleKind>().expect_err(name).to_string();
+        assert!(message.contains(&format!(
+            "\"{name}\" is no schedule; the schedules are gpipe"
+        )));
+    }
+}
+
+#[test]
+fn configurations_in_files() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct File {
+        pipeline: ScheduleConfig,
+    }
+    let file = File {
+        pipeline: grouped(4, 8, 6),
+    };
+    let text = "[pipeline]\nkind = \"interleaved:6\"\nranks = 4\nvirtual_stages = 2\n\
+                micro_batches = 8\n";
+    assert_eq!(toml::to_string(&file).expect("writable"), text);
+    assert_eq!(toml::from_str::<File>(text).expect("readable"), file);
+    assert!(toml::from_str::<File>(&text.replace("interleaved:6", "zb-h2")).is_err());
+}
+
+/// The first wrong action of a schedule after a change of one of its lists.
+fn message(change: impl Fn(&mut Vec<Vec<super::Action>>)) -> String {
+    let mut schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
+    change(&mut schedule.ranks);
+    validate(&schedule).expect_err("changed").to_string()
+}
+
+#[test]
+fn the_first_wrong_action() {
+    let action = |text: &str| text.parse().expect("an action");
+    assert_eq!(
+        message(|ranks| ranks[1][0] = action("RF 2 0")),
+        "rank 1, action 1 of 8, \"RF 2 0\" (receiving the activation of stage 2, micro-batch 0): \
+         there are 2 stages and 2 micro-batches, both counted from 0"
+    );
+    assert_eq!(
+        message(|ranks| ranks[1][0] = action("F 0 1")),
+        "rank 1, action 1 of 8, \"F 0 1\" (forward of stage 0, micro-batch 1): the stage is on \
+         rank 0"
+    );
+    assert_eq!(
+        message(|ranks| ranks[0].insert(1, action("RF 0 0"))),
+        "rank 0, action 2 of 9, \"RF 0 0\" (receiving the activation of stage 0, micro-batch 0): \
+         this passes between no two ranks, so that nothing is sent or received"
+    );
+    assert_eq!(
+        message(|ranks| ranks[0].push(action("W 0 0"))),
+        "rank 0, action 9 of 9, \"W 0 0\" (weight gradient of stage 0, micro-batch 0): \"B 0 0\" \
+         has done this already, as action 6 of the rank"
+    );
+    assert_eq!(
+        message(|ranks| {
+            ranks[1].remove(0);
+        }),
+        "rank 1, action 1 of 7, \"F 1 0\" (forward of stage 1, micro-batch 0): it needs \"RF 1 0\" \
+         (receiving the activation of stage 1, micro-batch 0), which is not done before"
+    );
+    assert_eq!(
+        message(|ranks| {
+            ranks[0].pop();
+        }),
+        "rank 0 ends after 7 actions without \"B 0 1\" (backward of stage 0, micro-batch 1)"
+    );
+    // Of two wrong actions the earlier one, and of two as early the one on the lower rank.
+    let first = message(|ranks| {
+        ranks[0].remove(2);
+        ranks[1].remove(0);
+    });
+    assert!(first.starts_with("rank 1, action 1 of 7"), "{first}");
+    let first = message(|ranks| {
+        ranks[0][0] = action("F 1 0");
+        ranks[1][0] = action("F 0 0");
+    });
+    assert!(first.starts_with("rank 0, action 1 of 8"), "{first}");
+    // Both ranks send before they receive, as 1F1B would in its plain order.
+    assert_eq!(
+        message(|ranks| ranks[1].swap(3, 4)),
+        "rank 0, action 4 of 8, \"SF 0 1\" (sending the activation of stage 0, micro-batch 1): \
+         rank 0 waits in \"SF 0 1\" for rank 1, which waits in \"SB 1 0\" for rank 0"
+    );
+}
+
+#[test]
+fn an_error_can_be_taken_apart() {
+    let mut schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
+    schedule.ranks[1].swap(3, 4);
+    let invalid = validate(&schedule).expect_err("a ring");
+    assert_eq!((invalid.rank, invalid.position), (0, 3));
+    let Reason::Deadlock { ring } = invalid.reason else {
+        panic!("{invalid}")
+    };
+    let ranks: Vec<_> = ring.iter().map(|(rank, _)| *rank).collect();
+    assert_eq!(ranks, [0, 1]);
+}
+
+#[test]
+fn times_that_do_not_suit() {
+    let schedule = schedule(ScheduleKind::OneFOneB, 4, 8);
+    let refusal = |times: &Times| simulate(&schedule, times).expect_err("refused").to_string();
+    assert_eq!(
+        refusal(&Times::uniform(3, 1.0, 1.0, 1.0, 0.0)),
+        "forward has 3 times for 4 stages: give one for each stage"
+    );
+    for wrong in [-1.0, f64::NAN, f64::INFINITY] {
+        let mut times = Times::uniform(4, 1.0, 1.0, 1.0, 0.0);
+        times.transfer[2] = wrong;
+        assert_eq!(
+            refusal(&times),
+            format!("transfer of stage 2 takes {wrong}: use a finite time of 0 or more")
+        );
+    }
+}
+
+#[test]
+fn schedules_without_shape() {
+    let none = Schedule::new("", vec![0], 1, vec![]).expect_err("no ranks");
+    assert_eq!(
+        none.to_string(),
+        "a schedule needs at least 1 of its ranks, not 0"
+    );
+    let outside = Schedule::new("", vec![0, 1], 1, vec![vec![]]).expect_err("no rank 1");
+    assert_eq!(
+        outside.to_string(),
+        "stage 1 is placed on rank 1, but there are 1 ranks"
+    );
+    let empty = Schedule::new("", vec![0], 1, vec![vec![]]).expect("shaped");
+    assert!(
+        validate(&empty)
+            .expect_err("empty")
+            .to_string()
+            .contains("without \"F 0 0\"")
+    );
+}

@@ -38,7 +38,9 @@ fn has_every_action(schedule: &Schedule) -> bool {
         let whole = [ActionKind::Backward];
         let halves = [ActionKind::InputGradient, ActionKind::WeightGradient];
         for micro_batch in 0..schedule.micro_batches() {
-            let found = found.remove(&(rank, stage, micro_batch)).unwrap_or_default();
+            let found = found
+                .remove(&(rank, stage, micro_batch))
+                .unwrap_or_default();
             let once = found.values().all(|count| *count == 1);
             let kinds: BTreeSet<_> = found.into_keys().collect();
             let with = |backward: &[ActionKind]| {
@@ -123,7 +125,11 @@ fn agree(schedule: &Schedule) -> Result<bool, TestCaseError> {
             prop_assert!(found == report(schedule));
         }
         Err(invalid) => {
-            prop_assert!(!right, "refused, but right: {invalid}\n{}", schedule.to_csv());
+            prop_assert!(
+                !right,
+                "refused, but right: {invalid}\n{}",
+                schedule.to_csv()
+            );
             let list = schedule.actions(invalid.rank);
             prop_assert_eq!(invalid.actions, list.len());
             match invalid.reason {
@@ -214,10 +220,9 @@ fn halve(list: &mut Vec<Action>, at: usize, to: &Index) {
 
 fn valid_schedule() -> impl Strategy<Value = Schedule> {
     let kinds = prop::sample::select(ScheduleKind::ALL.to_vec());
-    (kinds, 1..5_usize, 1..7_usize)
-        .prop_filter_map("does not run", |(kind, p, m)| {
-            generate(&ScheduleConfig::new(kind, p, m)).ok()
-        })
+    (kinds, 1..5_usize, 1..7_usize).prop_filter_map("does not run", |(kind, p, m)| {
+        generate(&ScheduleConfig::new(kind, p, m)).ok()
+    })
 }
 
 /// Any order of computations in which nothing comes before what it needs, on random ranks.
@@ -245,13 +250,12 @@ fn random_order() -> impl Strategy<Value = Schedule> {
 }
 
 /// What is not done and needs only what is.
-fn free_computations(
-    stages: usize,
-    m: usize,
-    split: bool,
-    done: &BTreeSet<Action>,
-) -> Vec<Action> {
-    let backward = if split { ActionKind::InputGradient } else { ActionKind::Backward };
+fn free_computations(stages: usize, m: usize, split: bool, done: &BTreeSet<Action>) -> Vec<Action> {
+    let backward = if split {
+        ActionKind::InputGradient
+    } else {
+        ActionKind::Backward
+    };
     let mut free = vec![];
     for micro_batch in 0..m {
         for stage in 0..stages {
@@ -259,8 +263,8 @@ fn free_computations(
             let is_done = |kind, stage| done.contains(&at(kind, stage));
             let forward = stage == 0 || is_done(ActionKind::Forward, stage - 1);
             let last = stage + 1 == stages;
-            let gradient = is_done(ActionKind::Forward, stage)
-                && (last || is_done(backward, stage + 1));
+            let gradient =
+                is_done(ActionKind::Forward, stage) && (last || is_done(backward, stage + 1));
             let weight = split && is_done(backward, stage);
             for (kind, ready) in [
                 (ActionKind::Forward, forward),
@@ -305,7 +309,7 @@ fn in_order(schedule: &Schedule) -> f64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn faults_are_found_where_they_are_faults(
@@ -404,8 +408,8 @@ fn all_small_faults_of_small_schedules() {
 
 #[test]
 fn every_generated_schedule_is_right() {
-    for p in 1..7 {
-        for m in 1..15 {
+    for p in 1..6 {
+        for m in 1..12 {
             for kind in ScheduleKind::ALL {
                 if let Ok(schedule) = generate(&ScheduleConfig::new(kind, p, m)) {
                     assert!(agree(&schedule).expect("agrees"), "{kind} {p} {m}");
@@ -435,7 +439,10 @@ fn every_group_that_runs_is_right_and_at_the_closed_form() {
                 let times = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
                 let bubble = simulate(&schedule, &times).expect("valid").bubble();
                 let form = (p - 1) as f64 / (v * m + p - 1) as f64;
-                assert!((bubble - form).abs() < 1e-12, "{p} {v} {m} {group}: {bubble}");
+                assert!(
+                    (bubble - form).abs() < 1e-12,
+                    "{p} {v} {m} {group}: {bubble}"
+                );
             }
         }
     }
@@ -451,7 +458,9 @@ fn every_schedule_adds_up_in_the_same_order() {
         for stage in 0..schedule.stages() {
             let all = computations(&schedule, schedule.rank_of(stage));
             for kind in ActionKind::ALL {
-                let of = all.iter().filter(|one| one.stage == stage && one.kind == kind);
+                let of = all
+                    .iter()
+                    .filter(|one| one.stage == stage && one.kind == kind);
                 let order: Vec<_> = of.map(|one| one.micro_batch).collect();
                 // DualPipeV has both sorts of backward passes, so that the sorts are sorted alone.
                 assert!(order.is_sorted(), "{kind:?}");
@@ -461,7 +470,6 @@ fn every_schedule_adds_up_in_the_same_order() {
                 one.stage == stage && weights.contains(&one.kind)
             });
             let order: Vec<_> = weights.map(|one| one.micro_batch).collect();
-            println!("{kind} {stage} {order:?}");
             assert!(order.is_sorted(), "{kind} {stage} {order:?}");
         }
     }

@@ -1,0 +1,104 @@
+//! When the gradients of a stage are complete.
+
+use std::collections::BTreeMap;
+
+use super::super::schedule::{Action, ActionKind, Schedule};
+
+/// The stages of a rank that end with each position of its list: the sum of their gradients over
+/// the data axis can begin there.
+///
+/// Under an interleaved schedule rank r reaches the last backward of its chunk r backwards earlier
+/// than rank 0 does; it waits so many, so that all ranks begin at the same time and none of them
+/// holds up another's sum.
+pub(super) fn stage_ends(schedule: &Schedule, rank: usize) -> BTreeMap<usize, Vec<usize>> {
+    let actions = schedule.actions(rank);
+    let is_gradient = |action: &&Action| {
+        matches!(
+            action.kind,
+            ActionKind::Backward | ActionKind::InputGradient | ActionKind::WeightGradient
+        )
+    };
+    let positions: Vec<(usize, usize)> = actions
+        .iter()
+        .enumerate()
+        .filter(|(_, action)| is_gradient(action))
+        .map(|(position, action)| (position, action.stage))
+        .collect();
+    let wait = if is_interleaved(schedule) { rank } else { 0 };
+    let mut ends: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for stage in schedule.stages_of(rank) {
+        let last = positions.iter().rposition(|(_, other)| *other == stage);
+        let Some(last) = last else { continue };
+        let at = positions[(last + wait).min(positions.len() - 1)].0;
+        ends.entry(at).or_default().push(stage);
+    }
+    ends
+}
+
+/// Several stages on each rank, as many apart as there are ranks.
+fn is_interleaved(schedule: &Schedule) -> bool {
+    let ranks = schedule.ranks();
+    schedule.stages() > ranks
+        && (0..schedule.stages()).all(|stage| schedule.rank_of(stage) == stage % ranks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::schedule::{ScheduleConfig, ScheduleKind, Times, generate, simulate};
+    use super::*;
+
+    fn schedule(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule {
+        generate(&ScheduleConfig::new(kind, ranks, micro_batches)).unwrap()
+    }
+
+    #[test]
+    fn a_stage_ends_with_its_last_gradient() {
+        for kind in [
+            ScheduleKind::OneFOneB,
+            ScheduleKind::ZbH1,
+            ScheduleKind::ZbV,
+        ] {
+            let schedule = schedule(kind, 4, 8);
+            for rank in 0..4 {
+                let actions = schedule.actions(rank);
+                for (position, stages) in stage_ends(&schedule, rank) {
+                    for stage in stages {
+                        assert_eq!(actions[position].stage, stage);
+                        let rest = actions[position + 1..].iter();
+                        assert!(
+                            rest.filter(|a| a.stage == stage)
+                                .all(|a| !a.kind.is_compute())
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// By the simulator's clock, with forwards and backwards of the usual lengths.
+    #[test]
+    fn ranks_of_an_interleaved_schedule_begin_together() {
+        let schedule = schedule(ScheduleKind::Interleaved { group: None }, 4, 8);
+        let times = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
+        let simulation = simulate(&schedule, &times).unwrap();
+        let begins = |chunk: usize| -> Vec<f64> {
+            (0..4)
+                .map(|rank| {
+                    let stage = chunk * 4 + rank;
+                    let ends = stage_ends(&schedule, rank);
+                    let (position, _) = ends.iter().find(|(_, s)| s.contains(&stage)).unwrap();
+                    let action = schedule.actions(rank)[*position];
+                    let spans = simulation.timeline(rank).iter();
+                    spans
+                        .clone()
+                        .find(|span| span.action == action)
+                        .unwrap()
+                        .end
+                })
+                .collect()
+        };
+        // The chunk that ends first; the other one ends with the step, where nobody can wait.
+        let first = begins(1);
+        assert!(first.iter().all(|begin| *begin == first[0]), "{first:?}");
+    }
+}

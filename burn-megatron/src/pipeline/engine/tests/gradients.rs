@@ -1,0 +1,202 @@
+//! What comes out of a run is what Burn computes without stages.
+
+use super::*;
+
+/// Loss, gradients of the weights and of the inputs.
+struct Whole {
+    loss: f64,
+    weights: Vec<Vec<f64>>,
+    inputs: Vec<Vec<f64>>,
+}
+
+fn whole(stages: usize, inputs: &[[usize; 2]]) -> Whole {
+    let device = Device::flex().autodiff();
+    let weights: Vec<_> = (0..stages)
+        .map(|stage| weight(stage, &device).require_grad())
+        .collect();
+    let leaves: Vec<_> = (0..inputs.len())
+        .map(|i| Tensor::from_inner(input(i, inputs[i])).require_grad())
+        .collect();
+    let losses = leaves.iter().map(|leaf| {
+        let product = |x: Tensor<3>, w: &Tensor<2>| x.matmul(w.clone().unsqueeze());
+        let y = weights.iter().fold(leaf.clone(), product);
+        (y.clone() * y).sum()
+    });
+    let loss = losses.reduce(|a, b| a + b).unwrap();
+    let gradients = loss.backward();
+    Whole {
+        loss: loss.into_scalar(),
+        weights: weights
+            .iter()
+            .map(|w| values(w.grad(&gradients).unwrap()))
+            .collect(),
+        inputs: leaves
+            .iter()
+            .map(|leaf| values(leaf.grad(&gradients).unwrap()))
+            .collect(),
+    }
+}
+
+fn assert_close(found: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0f64, |max, x| max.max(x.abs()));
+    for (found, expected) in found.iter().zip(expected) {
+        let off = (found - expected).abs();
+        assert!(off <= 1e-12 * largest, "{what}: {found} for {expected}");
+    }
+}
+
+fn assert_right(schedule: &Schedule, inputs: &[[usize; 2]]) {
+    let name = schedule.name();
+    let expected = whole(schedule.stages(), inputs);
+    let ranks = run(schedule, inputs, |run, chain| {
+        let of_inputs = chain.input_gradients.lock().unwrap();
+        let of_inputs = of_inputs.iter().map(|(i, g)| (*i, values(g.clone())));
+        let of_inputs: Vec<_> = of_inputs.collect();
+        (run.loss, chain.gradients(), of_inputs)
+    });
+    let loss: f64 = ranks.iter().map(|(loss, ..)| loss).sum();
+    assert_close(&[loss], &[expected.loss], name);
+    let of_inputs: Vec<_> = ranks.iter().flat_map(|(.., inputs)| inputs).collect();
+    assert_eq!(of_inputs.len(), inputs.len(), "{name}");
+    for (micro_batch, gradient) in of_inputs {
+        assert_close(gradient, &expected.inputs[*micro_batch], name);
+    }
+    let found = by_stage(ranks.into_iter().map(|(_, weights, _)| weights).collect());
+    for (found, expected) in found.iter().zip(&expected.weights) {
+        assert_close(found, expected, name);
+    }
+}
+
+#[test]
+fn micro_batches_may_have_any_shape() {
+    let inputs: Vec<_> = (0..8).map(|i| [1 + i % 2, 1 + (i * 3) % 5]).collect();
+    for kind in ScheduleKind::ALL {
+        for ranks in [2, 4] {
+            assert_right(&schedule(kind, ranks, inputs.len()), &inputs);
+        }
+    }
+}
+
+#[test]
+fn fewer_micro_batches_than_ranks() {
+    for kind in ScheduleKind::ALL {
+        if !matches!(kind, ScheduleKind::Interleaved { .. }) {
+            assert_right(&schedule(kind, 4, 3), &even(3));
+        }
+    }
+}
+
+#[test]
+fn one_rank_runs_a_schedule_of_one() {
+    assert_right(&schedule(ScheduleKind::OneFOneB, 1, 3), &even(3));
+    assert_right(&schedule(ScheduleKind::ZbV, 1, 3), &even(3));
+}
+
+#[test]
+fn a_split_backward_has_the_bits_of_a_whole_one() {
+    let bits = |kind| {
+        let gradients = weight_gradients(&schedule(kind, 4, 8), &even(8));
+        let bits = gradients.into_iter().flatten().map(f64::to_bits);
+        bits.collect::<Vec<_>>()
+    };
+    let [gpipe, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe_v] = ScheduleKind::ALL.map(bits);
+    assert_eq!(gpipe, one_f_one_b);
+    assert_eq!(one_f_one_b, zb_h1);
+    assert_eq!(interleaved, zb_v);
+    assert_eq!(interleaved, dualpipe_v);
+}
+
+#[test]
+fn a_weight_gradient_arrives_in_its_own_action() {
+    for kind in ScheduleKind::ALL {
+        let schedule = schedule(kind, 4, 8);
+        let seen = run(&schedule, &even(8), |_, chain| {
+            chain.sums.seen.lock().unwrap().clone()
+        });
+        for (rank, seen) in seen.iter().enumerate() {
+            let expected = schedule.actions(rank).iter().flat_map(|action| {
+                let weight = Seen::Weight(action.stage);
+                let backward = Seen::Backward(action.stage, action.micro_batch);
+                match action.kind {
+                    ActionKind::Backward => vec![weight, backward],
+                    ActionKind::InputGradient => vec![backward],
+                    ActionKind::WeightGradient => vec![weight],
+                    _ => vec![],
+                }
+            });
+            assert_eq!(*seen, expected.collect::<Vec<_>>(), "{kind}, rank {rank}");
+        }
+    }
+}
+
+/// A first stage that trains nothing, before a chain.
+struct Frozen(Chain);
+
+impl Stage for Frozen {
+    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> Output {
+        match given {
+            None => Output::Activation(input(micro_batch, [2, 4])),
+            given => self.0.forward(stage, micro_batch, given),
+        }
+    }
+}
+
+#[test]
+fn a_stage_may_train_nothing() {
+    for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1] {
+        let schedule = schedule(kind, 2, 4);
+        let world = World::threads(2).unwrap();
+        let gradients = world.run(|rank| {
+            let comm = rank.communicator();
+            let chain = Chain::new(&schedule, comm.rank(), &even(4), Duration::ZERO);
+            let sums = chain.sums.clone();
+            let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
+            engine.run(&Frozen(chain))?;
+            let of_last = &sums.weights.lock().unwrap()[0].1;
+            Ok::<_, RankError>(of_last.clone().map(values))
+        });
+        let gradients = gradients.unwrap();
+        assert_eq!(gradients[0], None);
+        let w = weight(1, &Device::flex());
+        let expected = (0..4).map(|i| {
+            let x = input(i, [2, 4]).reshape([8, WIDTH]);
+            x.clone().transpose().matmul(x.matmul(w.clone()) * 2.0)
+        });
+        let expected = values(expected.reduce(|a, b| a + b).unwrap());
+        assert_close(gradients[1].as_ref().unwrap(), &expected, "the last stage");
+    }
+}
+
+#[test]
+fn the_last_weight_gradient_can_be_put_off_without_changing_a_bit() {
+    let kinds = [
+        ScheduleKind::GPipe,
+        ScheduleKind::OneFOneB,
+        ScheduleKind::Interleaved { group: None },
+    ];
+    for kind in kinds {
+        let schedule = schedule(kind, 4, 8);
+        let last = schedule.stages() - 1;
+        let expected = weight_gradients(&schedule, &even(8));
+        for limit in [0, 1, 3, 100] {
+            let ranks = World::threads(4).unwrap().run(|rank| {
+                let comm = rank.communicator();
+                let chain = Chain::new(&schedule, comm.rank(), &even(8), Duration::ZERO);
+                let sums = chain.sums.clone();
+                let index = chain.own.len() - 1;
+                let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?
+                    .with_put_off(Some(PutOff { index, limit }));
+                engine.run(&chain)?;
+                let seen = sums.seen.lock().unwrap();
+                let late = seen.iter().rev().take_while(|s| **s == Seen::Weight(last));
+                Ok::<_, RankError>((chain.gradients(), late.count()))
+            });
+            let (gradients, late): (Vec<_>, Vec<_>) = ranks.unwrap().into_iter().unzip();
+            assert_eq!(by_stage(gradients), expected, "{kind}, limit {limit}");
+            if limit == 0 || limit >= 8 {
+                assert_eq!(late[3], 8, "{kind}: all wait for the end");
+            }
+        }
+    }
+}

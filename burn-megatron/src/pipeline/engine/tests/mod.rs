@@ -1,0 +1,258 @@
+//! A chain of linear layers, one per stage, under every schedule.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use burn::backend::DispatchTensor;
+use burn::module::{Module, Param, Reparameterizer};
+use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+
+use super::*;
+use crate::comm::World;
+use crate::nn::door::{Deferred, Door, GradientSink, LaterGradient};
+use crate::nn::{InputLies, Weight, linear};
+use crate::pipeline::schedule::{ActionKind, ScheduleConfig, ScheduleKind, generate};
+
+mod faults;
+mod gradients;
+mod memory;
+mod order;
+mod timing;
+
+const WIDTH: usize = 3;
+
+type RankError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What happened, in order, on one rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Seen {
+    /// A weight gradient of a stage has arrived.
+    Weight(usize),
+    /// The backward of a stage and a micro-batch is over.
+    Backward(usize, usize),
+}
+
+/// Sums the weight gradients of a rank.
+#[derive(Default)]
+struct Sums {
+    /// For each parameter of the rank, its stage and its gradient.
+    weights: Mutex<Vec<(usize, Option<Tensor<2>>)>>,
+    deferred: Mutex<Option<Vec<Deferred>>>,
+    seen: Mutex<Vec<Seen>>,
+    /// How long a weight gradient takes.
+    pause: Duration,
+}
+
+impl GradientSink for Sums {
+    fn expect(&self, _index: usize) {}
+
+    fn accumulate(&self, index: usize, gradient: DispatchTensor) {
+        std::thread::sleep(self.pause);
+        let gradient = Tensor::<2>::from_dispatch(gradient);
+        let (stage, sum) = &mut self.weights.lock().unwrap()[index];
+        self.seen.lock().unwrap().push(Seen::Weight(*stage));
+        *sum = Some(match sum.take() {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        });
+    }
+
+    fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
+        match &mut *self.deferred.lock().unwrap() {
+            Some(deferred) => deferred.push((index, gradient)),
+            None => self.accumulate(index, gradient()),
+        }
+    }
+}
+
+impl DeferringSink for Sums {
+    fn set_deferring(&self, deferring: bool) {
+        *self.deferred.lock().unwrap() = deferring.then(Vec::new);
+    }
+
+    fn take_deferred(&self) -> Vec<Deferred> {
+        let mut deferred = self.deferred.lock().unwrap();
+        deferred.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
+
+/// The weights of one rank.
+#[derive(Module, Debug)]
+struct Weights {
+    of_stages: Vec<Param<Tensor<2>>>,
+}
+
+struct Attach {
+    sink: Arc<dyn GradientSink>,
+    next: usize,
+}
+
+impl Reparameterizer for Attach {
+    type Reparam = Door;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Door>) {
+        let door = Door::new(self.next, self.sink.clone());
+        self.next += 1;
+        (param.set_require_grad(false), Some(door))
+    }
+}
+
+/// The stages of one rank: `y = x w`, and at the end the sum of squares.
+struct Chain {
+    stages: usize,
+    own: Vec<usize>,
+    weights: Weights,
+    sums: Arc<Sums>,
+    inputs: Vec<[usize; 2]>,
+    /// The gradients of the first stage's input, by micro-batch.
+    input_gradients: Mutex<Vec<(usize, Tensor<3>)>>,
+    leaves: Mutex<Vec<(usize, Tensor<3>)>>,
+    /// How long a forward and an input gradient take.
+    pause: Duration,
+}
+
+impl Chain {
+    /// The stages of `rank`; `inputs` are `[batch, seq]` of the micro-batches.
+    fn new(schedule: &Schedule, rank: usize, inputs: &[[usize; 2]], pause: Duration) -> Self {
+        let own = schedule.stages_of(rank);
+        let sums = Arc::new(Sums {
+            weights: Mutex::new(own.iter().map(|stage| (*stage, None)).collect()),
+            pause,
+            ..Sums::default()
+        });
+        let of_stages = own
+            .iter()
+            .map(|stage| Param::from_tensor(weight(*stage, &Device::flex())))
+            .collect();
+        let sink: Arc<dyn GradientSink> = sums.clone();
+        let weights = Weights { of_stages }.apply_reparameterization(Attach { sink, next: 0 });
+        Self {
+            stages: schedule.stages(),
+            own,
+            weights,
+            sums,
+            inputs: inputs.to_vec(),
+            input_gradients: Mutex::default(),
+            leaves: Mutex::default(),
+            pause,
+        }
+    }
+
+    fn weight_of(&self, stage: usize, x: &Tensor<3>) -> Weight {
+        let index = self.own.iter().position(|own| *own == stage).unwrap();
+        Weight::of(&self.weights.of_stages[index], x)
+    }
+
+    /// The gradients of this rank, by stage.
+    fn gradients(&self) -> Vec<(usize, Vec<f64>)> {
+        let sums = self.sums.weights.lock().unwrap();
+        let gradient = |(stage, sum): &(usize, Option<Tensor<2>>)| {
+            (*stage, values(sum.clone().expect("a gradient arrived")))
+        };
+        sums.iter().map(gradient).collect()
+    }
+}
+
+impl Stage for Chain {
+    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> Output {
+        std::thread::sleep(self.pause);
+        let x = given.unwrap_or_else(|| {
+            let x = input(micro_batch, self.inputs[micro_batch]);
+            let x = Tensor::from_inner(x).require_grad();
+            self.leaves.lock().unwrap().push((micro_batch, x.clone()));
+            x
+        });
+        let y = linear(x.clone(), self.weight_of(stage, &x), None, InputLies::Local);
+        if stage + 1 == self.stages {
+            Output::Loss((y.clone() * y).sum())
+        } else {
+            Output::Activation(y)
+        }
+    }
+
+    fn after_backward(&self, stage: usize, micro_batch: usize, leaves: &mut Gradients) {
+        std::thread::sleep(self.pause);
+        let backward = Seen::Backward(stage, micro_batch);
+        self.sums.seen.lock().unwrap().push(backward);
+        if stage == 0 {
+            let mut kept = self.leaves.lock().unwrap();
+            let at = kept.iter().position(|(of, _)| *of == micro_batch).unwrap();
+            let (_, leaf) = kept.remove(at);
+            let gradient = leaf.grad_remove(leaves).unwrap();
+            let mut gradients = self.input_gradients.lock().unwrap();
+            gradients.push((micro_batch, gradient));
+        }
+    }
+}
+
+/// Numbers between -1 and 1 that differ from `seed` to `seed`.
+fn numbers<const D: usize>(seed: usize, shape: [usize; D], device: &Device) -> Tensor<D> {
+    let len: usize = shape.iter().product();
+    let number = |i: usize| ((seed * 131 + i * 17) as f64).sin();
+    let data = TensorData::new((0..len).map(number).collect::<Vec<f64>>(), shape);
+    Tensor::from_data(data, (device, DType::F64))
+}
+
+fn weight(stage: usize, device: &Device) -> Tensor<2> {
+    numbers(stage + 1, [WIDTH, WIDTH], device)
+}
+
+fn input(micro_batch: usize, [batch, seq]: [usize; 2]) -> Tensor<3> {
+    numbers(100 + micro_batch, [batch, seq, WIDTH], &Device::flex())
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+/// Micro-batches of one size.
+fn even(micro_batches: usize) -> Vec<[usize; 2]> {
+    vec![[2, 4]; micro_batches]
+}
+
+fn schedule(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule {
+    generate(&ScheduleConfig::new(kind, ranks, micro_batches)).unwrap()
+}
+
+/// Runs a chain on the ranks of a world, over what `over` makes of its communicators.
+fn run_over<T: Send>(
+    schedule: &Schedule,
+    inputs: &[[usize; 2]],
+    pause: Duration,
+    over: impl Fn(Comm) -> Comm + Sync,
+    look: impl Fn(Run, &Chain) -> T + Sync,
+) -> Vec<T> {
+    let world = World::threads(schedule.ranks()).unwrap();
+    let results = world.run(|rank| {
+        let comm = over(rank.communicator());
+        let chain = Chain::new(schedule, comm.rank(), inputs, pause);
+        let sums = chain.sums.clone();
+        let engine = Engine::new(schedule, &comm, &Device::flex(), &*sums)?;
+        comm.barrier()?;
+        Ok::<_, RankError>(look(engine.run(&chain)?, &chain))
+    });
+    results.unwrap()
+}
+
+fn run<T: Send>(
+    schedule: &Schedule,
+    inputs: &[[usize; 2]],
+    look: impl Fn(Run, &Chain) -> T + Sync,
+) -> Vec<T> {
+    run_over(schedule, inputs, Duration::ZERO, |comm| comm, look)
+}
+
+/// The gradients of all stages.
+fn weight_gradients(schedule: &Schedule, inputs: &[[usize; 2]]) -> Vec<Vec<f64>> {
+    by_stage(run(schedule, inputs, |_, chain| chain.gradients()))
+}
+
+fn by_stage(ranks: Vec<Vec<(usize, Vec<f64>)>>) -> Vec<Vec<f64>> {
+    let mut all: Vec<_> = ranks.into_iter().flatten().collect();
+    all.sort_by_key(|(stage, _)| *stage);
+    all.into_iter().map(|(_, gradient)| gradient).collect()
+}
