@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use burn::tensor::Device;
 use burn_megatron::comm::{Groups, World};
 use burn_megatron::data::TextData;
+use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::Scope;
-use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
+use burn_megatron::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
@@ -138,4 +139,32 @@ fn putting_off_the_output_weight_changes_no_bit() {
         let put_off = train(Some(ScheduleKind::OneFOneB), Some(limit), 5);
         assert_eq!(bits(&at_once), bits(&put_off), "limit {limit}");
     }
+}
+
+/// Stages 0 to 3 on ranks 0, 1, 3, 2: the tied weight of the last stage is out of reach.
+#[test]
+fn a_tied_weight_that_no_sum_reaches_is_refused() {
+    let text = "F 0 0,B 0 0\nF 1 0,B 1 0\nF 3 0,B 3 0\nF 2 0,B 2 0\n";
+    let schedule = Schedule::from_csv("crossed", text).unwrap();
+    let layout = ParallelConfig::new().with_pipeline(4);
+    let run = World::threads(4)
+        .unwrap()
+        .run(|rank| -> Result<(), AnyError> {
+            let groups = Groups::new(&layout, &rank)?;
+            let stages = LayerSplit::Even.stages(4, 4)?;
+            let own = schedule.stages_of(rank.rank()).into_iter();
+            let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
+            let model = model().init_stages(Scope::new(&groups, &Device::flex()), false, &own)?;
+            DistributedDataParallel::new(model, &groups)?;
+            Ok(())
+        });
+    let error = run.unwrap_err().to_string();
+    assert!(
+        error.contains("embedding.weight is shared by the first and the last stage"),
+        "{error}"
+    );
+    assert!(
+        error.contains("lies on rank 2 of a pipeline of 4"),
+        "{error}"
+    );
 }

@@ -61,6 +61,21 @@ pub enum DataParallelError {
         /// How many uses are open.
         uses: usize,
     },
+    /// A weight that two stages share lies where no sum reaches it.
+    #[error(
+        "{path} is shared by the first and the last stage, and lies on rank {rank} of a pipeline of \
+         {ranks}: its gradients are summed between rank 0 and rank {}; a schedule that puts both \
+         stages there, or on one rank, can train it, or an output that is not tied",
+        ranks - 1
+    )]
+    NotAtTheEnds {
+        /// The parameter.
+        path: String,
+        /// The rank of the pipeline axis that holds it.
+        rank: usize,
+        /// The ranks of the pipeline.
+        ranks: usize,
+    },
     /// The ranks of the data axis hold different models.
     #[error(
         "rank {rank} and rank {other} hold other parameters: the models were built differently"
@@ -98,6 +113,7 @@ impl<M: Module> DistributedDataParallel<M> {
             position,
         } = model;
         check_same_table(&table, groups)?;
+        check_ends(&table, groups)?;
         let shared = SharedGroups::new(&table, groups)?;
         let ranks = table
             .entries()
@@ -270,6 +286,19 @@ fn check_same_table(table: &ParameterTable, groups: &Groups) -> Result<(), DataP
             other: groups.stage().group().ranks()[other],
         }),
         None => Ok(()),
+    }
+}
+
+fn check_ends(table: &ParameterTable, groups: &Groups) -> Result<(), DataParallelError> {
+    let (rank, ranks) = (groups.pipeline().rank(), groups.pipeline().size());
+    let shared = table.entries().iter().find(|entry| entry.at_both_ends);
+    match shared {
+        Some(entry) if rank != 0 && rank + 1 != ranks => Err(DataParallelError::NotAtTheEnds {
+            path: entry.path.clone(),
+            rank,
+            ranks,
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::nn::{BuildError, ParallelModule};
 use crate::optim::AdamWConfig;
 use crate::pipeline::engine::Output;
 use crate::pipeline::schedule::ScheduleError;
-use crate::pipeline::split::{LayerSplit, StageLayout};
+use crate::pipeline::split::{LayerSplit, SplitError, StageLayout};
 
 mod compare;
 mod layout;
@@ -188,6 +188,9 @@ pub enum LayoutFailure {
     /// Its schedule does not fit the samples.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    /// The layers cannot be shared out over its stages.
+    #[error(transparent)]
+    Split(#[from] SplitError),
     /// A rank failed.
     #[error(transparent)]
     World(#[from] WorldError),
@@ -256,9 +259,10 @@ fn check_samples<S: Subject>(subject: &S, layout: &Layout) -> Result<(), VerifyE
     let share = share_batch(subject.samples(), layout.data, layout.micro_batch)
         .map_err(|error| failed(error.into()))?;
     if layout.pipeline > 1 {
-        layout
-            .schedule(share)
-            .map_err(|error| failed(error.into()))?;
+        let schedule = layout.schedule(share);
+        let schedule = schedule.map_err(|error| failed(error.into()))?;
+        let stages = subject.split().stages(subject.layers(), schedule.stages());
+        stages.map_err(|error| failed(error.into()))?;
     }
     Ok(())
 }
