@@ -273,21 +273,28 @@ fn assert_same_bits(subject: &TransformerSubject, layouts: &[&str]) {
 
 #[test]
 fn one_stage_per_rank_gives_the_same_bits_under_every_schedule() {
-    assert_same_bits(
-        &untied_gpt(2, 4),
-        &["pp2-mb1/gpipe", "pp2-mb1/1f1b", "pp2-mb1/zb-h1"],
-    );
+    let kinds = ["pp2-mb1/gpipe", "pp2-mb1/1f1b", "pp2-mb1/zb-h1"];
+    assert_same_bits(&untied_gpt(2, 4), &kinds);
+    assert_same_bits(&tied_llama(2, 4), &kinds);
+    let shared = [
+        "tp2-sp-pp2-dp2-mb1/gpipe",
+        "tp2-sp-pp2-dp2-mb1/1f1b",
+        "tp2-sp-pp2-dp2-mb1/zb-h1",
+    ];
+    assert_same_bits(&gpt(2, 4), &shared);
 }
 
 #[test]
 fn groups_of_any_size_give_the_same_bits() {
-    assert_same_bits(
-        &gpt(4, 4),
-        &["pp2-mb1/interleaved/v2", "pp2-mb1/interleaved:4/v2"],
-    );
+    for subject in [gpt(4, 8), llama(4, 8)] {
+        let groups = ["pp2-dp2-mb1/interleaved/v2", "pp2-dp2-mb1/interleaved:4/v2"];
+        assert_same_bits(&subject, &groups);
+    }
 }
 
 #[test]
 fn both_schedules_of_a_v_give_the_same_bits() {
-    assert_same_bits(&gpt(4, 4), &["pp2-mb1/zb-v", "pp2-mb1/dualpipe-v"]);
+    for subject in [gpt(4, 8), llama(4, 8)] {
+        assert_same_bits(&subject, &["pp2-dp2-mb1/zb-v", "pp2-dp2-mb1/dualpipe-v"]);
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::schedule::{Action, Invalid, Schedule, validate};
+use super::schedule::{Action, ActionKind, Invalid, Schedule, validate};
 use crate::collective::Comm;
 use crate::comm::CommError;
 use crate::nn::door::DeferringSink;
@@ -215,7 +215,7 @@ impl<'a> Engine<'a> {
         let put_off = put_off.filter(|_| self.schedule.rank_of(last) == self.comm.rank());
         for (position, action) in self.schedule.actions(self.comm.rank()).iter().enumerate() {
             let start = Instant::now();
-            self.perform(&mut state, action, model)?;
+            self.naming(action, || state.perform(action, model))?;
             events.push(Event {
                 action: *action,
                 start,
@@ -224,13 +224,21 @@ impl<'a> Engine<'a> {
             for stage in ends.remove(&position).unwrap_or_default() {
                 // The stage of what is put off ends when that has been done.
                 if Some(stage) != put_off {
-                    self.sink.end_stage(stage);
+                    self.naming(action, || {
+                        self.sink.end_stage(stage);
+                        Ok(())
+                    })?;
                 }
             }
         }
         if let Some(stage) = put_off {
-            state.compute_put_off();
-            self.sink.end_stage(stage);
+            let micro_batch = self.schedule.micro_batches() - 1;
+            let action = Action::new(ActionKind::WeightGradient, stage, micro_batch);
+            self.naming(&action, || {
+                state.compute_put_off();
+                self.sink.end_stage(stage);
+                Ok(())
+            })?;
         }
         state.finish().map_err(|source| EngineError::Sends {
             rank: self.comm.rank(),
@@ -243,16 +251,16 @@ impl<'a> Engine<'a> {
         })
     }
 
-    fn perform(
+    /// Does a part of an action, and names the action where that fails.
+    fn naming(
         &self,
-        state: &mut State,
         action: &Action,
-        model: &impl Stage,
+        work: impl FnOnce() -> Result<(), CommError>,
     ) -> Result<(), EngineError> {
         let rank = self.comm.rank();
         let _span = tracing::debug_span!("action", %action).entered();
         // After an unwinding the state is dropped, so that nothing half done is seen.
-        let done = catch_unwind(AssertUnwindSafe(|| state.perform(action, model)));
+        let done = catch_unwind(AssertUnwindSafe(work));
         let done = done.map_err(|payload| EngineError::unwound(rank, *action, payload))?;
         done.map_err(|source| EngineError::Action {
             rank,

@@ -116,6 +116,58 @@ fn a_stage_that_raises_an_error_ends_all_ranks() {
     assert_named(ScheduleKind::DualPipeV, forward, &fail, "cable: cut");
 }
 
+/// A sink in which the sum of stage 1 cannot begin.
+struct NoSum(Arc<Sums>);
+
+impl GradientSink for NoSum {
+    fn expect(&self, index: usize) {
+        self.0.expect(index);
+    }
+
+    fn accumulate(&self, index: usize, gradient: DispatchTensor) {
+        self.0.accumulate(index, gradient);
+    }
+
+    fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
+        self.0.accumulate_later(index, gradient);
+    }
+}
+
+impl DeferringSink for NoSum {
+    fn set_deferring(&self, deferring: bool) {
+        self.0.set_deferring(deferring);
+    }
+
+    fn take_deferred(&self) -> Vec<Deferred> {
+        self.0.take_deferred()
+    }
+
+    fn end_stage(&self, stage: usize) {
+        assert!(stage == 0, "no sum of stage {stage}");
+    }
+}
+
+#[test]
+fn a_sum_that_cannot_begin_names_the_last_action_of_its_stage() {
+    let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);
+    let message = |put_off: Option<PutOff>| {
+        let result = World::threads(2).unwrap().run(|rank| {
+            let comm = rank.communicator();
+            let chain = Chain::new(&schedule, comm.rank(), &even(4), Duration::ZERO);
+            let sink = NoSum(chain.sums.clone());
+            let engine = Engine::new(&schedule, &comm, &Device::flex(), &sink)?;
+            Ok::<_, RankError>(engine.with_put_off(put_off).run(&chain).map(drop)?)
+        });
+        result.unwrap_err().to_string()
+    };
+    let expected =
+        "pipeline rank 1, backward of stage 1, micro-batch 3: panicked: no sum of stage 1";
+    assert!(message(None).contains(expected));
+    let put_off = PutOff { index: 0, limit: 0 };
+    let expected = "pipeline rank 1, weight gradient of stage 1, micro-batch 3: panicked: no sum";
+    assert!(message(Some(put_off)).contains(expected));
+}
+
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 2);

@@ -11,7 +11,7 @@ use super::*;
 use crate::comm::World;
 use crate::nn::door::{Deferred, Door, GradientSink, LaterGradient};
 use crate::nn::{InputLies, Weight, linear};
-use crate::pipeline::schedule::{ActionKind, ScheduleConfig, ScheduleKind, generate};
+use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 
 mod faults;
 mod gradients;
