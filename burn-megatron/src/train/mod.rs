@@ -5,8 +5,10 @@
 //! draws a [`plot`] into a [`run_folder`].
 
 mod config;
+mod error;
 mod generate;
 pub mod metrics;
+mod micro_batches;
 mod model;
 mod observer;
 pub mod plot;
@@ -16,8 +18,9 @@ pub mod schedule;
 mod trainer;
 
 pub use config::{ConfigError, TrainConfig};
+pub use error::TrainError;
 pub use generate::GenerateConfig;
 use generate::generate;
 pub use model::LanguageModel;
 pub use observer::{Observer, ObserverError, Silent};
-pub use trainer::{Outcome, Pipeline, TrainError, Trainer};
+pub use trainer::{Outcome, Pipeline, Trainer};

@@ -3,34 +3,34 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
+use super::error::TrainError;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming, bits_per_byte};
+use super::micro_batches::matrix;
 use super::schedule::LrSchedule;
 use super::{GenerateConfig, LanguageModel, Observer, generate};
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
-use crate::data::{Batch, DataError, Sampler, TextData};
-use crate::data_parallel::{DataParallelError, DistributedDataParallel};
+use crate::data::{Batch, Sampler, TextData};
+use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::Axis;
 use crate::nn::ParallelModule;
 use crate::optim::{ParallelAdamW, all_finite, global_norm};
-use crate::pipeline::engine::{
-    Engine, EngineError, Event, Output, PutOff, Run, Stage, forward_only,
-};
+use crate::pipeline::engine::{Event, PutOff};
 use crate::pipeline::schedule::Schedule;
 
 /// Trains one rank's part of a model; every rank of the mesh has one.
 pub struct Trainer<M> {
-    ddp: DistributedDataParallel<M>,
+    pub(super) ddp: DistributedDataParallel<M>,
     optimizer: ParallelAdamW,
     learning_rates: LrSchedule,
-    config: TrainConfig,
-    device: Device,
+    pub(super) config: TrainConfig,
+    pub(super) device: Device,
     /// In which order the ranks of the pipeline work, where there are several.
-    schedule: Option<Schedule>,
-    put_off: Option<PutOff>,
+    pub(super) schedule: Option<Schedule>,
+    pub(super) put_off: Option<PutOff>,
     /// What this rank did in the last step of a pipeline.
     events: Vec<Event>,
 }
@@ -56,42 +56,6 @@ pub struct Outcome {
     pub stopped: bool,
     /// Held-out loss at the end.
     pub held_out: HeldOutMetrics,
-}
-
-/// What a run can fail with.
-#[derive(Debug, thiserror::Error)]
-pub enum TrainError {
-    /// The settings.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The data.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// The gradients.
-    #[error(transparent)]
-    DataParallel(#[from] DataParallelError),
-    /// The pipeline.
-    #[error(transparent)]
-    Pipeline(#[from] EngineError),
-    /// A pipeline without a schedule.
-    #[error("pipeline = {0}, and no schedule says in which order its ranks work")]
-    NoSchedule(usize),
-    /// A schedule for other micro-batches.
-    #[error(
-        "the schedule has {schedule} micro-batches, a rank of the data axis has {micro_batches}"
-    )]
-    MicroBatches {
-        /// Those of the schedule.
-        schedule: usize,
-        /// Those of a step.
-        micro_batches: usize,
-    },
-    /// The other ranks.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-    /// The observer.
-    #[error("{0}")]
-    Observer(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl<M: LanguageModel> Trainer<M> {
@@ -308,75 +272,10 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// The samples of each step that this rank runs.
-    fn own_samples(&self) -> Range<usize> {
+    pub(super) fn own_samples(&self) -> Range<usize> {
         let axis = self.ddp.groups().data();
         let share = self.config.global_batch_size / axis.size();
         axis.rank() * share..(axis.rank() + 1) * share
-    }
-
-    /// The micro-batches of this rank.
-    fn batches(&self, sampler: &Sampler, step: usize) -> Result<Vec<Batch>, DataError> {
-        let size = self.config.micro_batch_size;
-        let firsts = self.own_samples().step_by(size);
-        firsts
-            .map(|first| sampler.batch(step, first..first + size))
-            .collect()
-    }
-
-    /// Forward and backward of one micro-batch after the other; the sum of their losses.
-    fn run_batches(&self, batches: &[Batch], step: usize) -> f64 {
-        let device = self.device.clone().autodiff();
-        let firsts = self.own_samples().step_by(self.config.micro_batch_size);
-        let losses = batches.iter().zip(firsts).map(|(batch, first)| {
-            self.ddp.position().set(step as u64, first as u64);
-            let sum = {
-                let _span = tracing::debug_span!("forward").entered();
-                let tokens = matrix(&batch.tokens, batch, &device);
-                let targets = matrix(&batch.targets, batch, &device);
-                let losses = |model: &M| model.losses(tokens, targets, None).sum();
-                self.ddp.forward(&device, losses)
-            };
-            let loss = sum.clone().into_scalar::<f64>();
-            self.ddp.backward(sum);
-            loss
-        });
-        losses.sum()
-    }
-
-    /// The same in the order of the schedule.
-    fn run_schedule(
-        &self,
-        schedule: &Schedule,
-        batches: &[Batch],
-        step: usize,
-    ) -> Result<Run, EngineError> {
-        let sink = self.ddp.sink();
-        let pipeline = self.ddp.groups().pipeline();
-        let stages = Stages {
-            ddp: &self.ddp,
-            device: self.device.clone().autodiff(),
-            batches,
-            step: step as u64,
-            first_sample: self.own_samples().start as u64,
-            last: schedule.stages() - 1,
-        };
-        let engine = Engine::new(schedule, pipeline, &self.device, &*sink)?;
-        engine.with_put_off(self.put_off).run(&stages)
-    }
-
-    /// What the last stage gives for a batch, on the rank that holds it; nothing is recorded.
-    fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
-        let placement = match &self.schedule {
-            Some(schedule) => (0..schedule.stages())
-                .map(|stage| schedule.rank_of(stage))
-                .collect(),
-            None => vec![0],
-        };
-        let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
-        forward_only(&placement, pipeline, &self.device, |stage, input| {
-            let tokens = matrix(&batch.tokens, batch, &self.device);
-            module.hidden(stage, input, tokens, None)
-        })
     }
 
     /// Text after a prompt; every rank of the tensor and the pipeline axis must come, and all get
@@ -434,40 +333,5 @@ impl<M: LanguageModel> Trainer<M> {
             tokens_per_second,
             flops_per_second: tokens_per_second * flops,
         }
-    }
-}
-
-/// `[rows, seq]`
-fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2, Int> {
-    Tensor::from_data(
-        TensorData::new(values.to_vec(), [batch.rows, batch.seq]),
-        device,
-    )
-}
-
-/// The stages of this rank on the micro-batches of a step, as the engine runs them.
-struct Stages<'a, M> {
-    ddp: &'a DistributedDataParallel<M>,
-    device: Device,
-    batches: &'a [Batch],
-    step: u64,
-    first_sample: u64,
-    last: usize,
-}
-
-impl<M: LanguageModel> Stage for Stages<'_, M> {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output {
-        let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
-        let before = (micro_batch * batch.rows) as u64;
-        self.ddp
-            .position()
-            .set(self.step, self.first_sample + before);
-        let tokens = matrix(&batch.tokens, batch, &self.device);
-        let hidden = model.hidden(stage, input, tokens, None);
-        if stage < self.last {
-            return Output::Activation(hidden);
-        }
-        let targets = matrix(&batch.targets, batch, &self.device);
-        Output::Loss(model.losses_of(hidden, targets).sum())
     }
 }

@@ -4,6 +4,9 @@ use super::*;
 use crate::pipeline::schedule::{Times, simulate};
 
 const PAUSE: Duration = Duration::from_millis(20);
+/// Other work on the machine can make a run wait, so that one is not enough; an engine that waits
+/// where the simulator does not fails them all.
+const ATTEMPTS: usize = 5;
 
 /// The part of the ranks' time, from the start until the last computation, without computation.
 fn bubble(runs: &[Vec<Event>]) -> f64 {
@@ -25,12 +28,17 @@ fn the_bubble_of_a_run_is_that_of_the_simulation() {
         let times = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
         let expected = simulate(&schedule, &times).unwrap().bubble();
         let inputs = vec![[1, 1]; 8];
-        let runs = run_over(&schedule, &inputs, PAUSE, |comm| comm, |run, _| run.events);
-        let measured = bubble(&runs);
-        println!("{kind:12} measured {measured:.4}, simulated {expected:.4}");
+        let mut measured = vec![];
+        let agrees = (0..ATTEMPTS).any(|_| {
+            let runs = run_over(&schedule, &inputs, PAUSE, |comm| comm, |run, _| run.events);
+            let bubble = bubble(&runs);
+            measured.push(bubble);
+            (bubble - expected).abs() < 0.03
+        });
+        println!("{kind:12} measured {measured:.4?}, simulated {expected:.4}");
         assert!(
-            (measured - expected).abs() < 0.03,
-            "{kind}: measured {measured}, simulated {expected}"
+            agrees,
+            "{kind}: measured {measured:?}, simulated {expected}"
         );
     }
 }

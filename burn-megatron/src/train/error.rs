@@ -1,0 +1,43 @@
+//! What a run can fail with.
+
+use super::config::ConfigError;
+use crate::comm::CommError;
+use crate::data::DataError;
+use crate::data_parallel::DataParallelError;
+use crate::pipeline::engine::EngineError;
+
+/// What a run can fail with.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The settings.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The gradients.
+    #[error(transparent)]
+    DataParallel(#[from] DataParallelError),
+    /// The pipeline.
+    #[error(transparent)]
+    Pipeline(#[from] EngineError),
+    /// A pipeline without a schedule.
+    #[error("pipeline = {0}, and no schedule says in which order its ranks work")]
+    NoSchedule(usize),
+    /// A schedule for other micro-batches.
+    #[error(
+        "the schedule has {schedule} micro-batches, a rank of the data axis has {micro_batches}"
+    )]
+    MicroBatches {
+        /// Those of the schedule.
+        schedule: usize,
+        /// Those of a step.
+        micro_batches: usize,
+    },
+    /// The other ranks.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The observer.
+    #[error("{0}")]
+    Observer(Box<dyn std::error::Error + Send + Sync>),
+}

@@ -1,0 +1,112 @@
+//! The micro-batches of a step: one after the other, or in the order of a schedule.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use super::{LanguageModel, Trainer};
+use crate::comm::CommError;
+use crate::data::{Batch, DataError, Sampler};
+use crate::data_parallel::DistributedDataParallel;
+use crate::pipeline::engine::{Engine, EngineError, Output, Run, Stage, forward_only};
+use crate::pipeline::schedule::Schedule;
+
+impl<M: LanguageModel> Trainer<M> {
+    /// The micro-batches of this rank.
+    pub(super) fn batches(&self, sampler: &Sampler, step: usize) -> Result<Vec<Batch>, DataError> {
+        let size = self.config.micro_batch_size;
+        let firsts = self.own_samples().step_by(size);
+        firsts
+            .map(|first| sampler.batch(step, first..first + size))
+            .collect()
+    }
+
+    /// Forward and backward of one micro-batch after the other; the sum of their losses.
+    pub(super) fn run_batches(&self, batches: &[Batch], step: usize) -> f64 {
+        let device = self.device.clone().autodiff();
+        let firsts = self.own_samples().step_by(self.config.micro_batch_size);
+        let losses = batches.iter().zip(firsts).map(|(batch, first)| {
+            self.ddp.position().set(step as u64, first as u64);
+            let sum = {
+                let _span = tracing::debug_span!("forward").entered();
+                let tokens = matrix(&batch.tokens, batch, &device);
+                let targets = matrix(&batch.targets, batch, &device);
+                let losses = |model: &M| model.losses(tokens, targets, None).sum();
+                self.ddp.forward(&device, losses)
+            };
+            let loss = sum.clone().into_scalar::<f64>();
+            self.ddp.backward(sum);
+            loss
+        });
+        losses.sum()
+    }
+
+    /// The same in the order of the schedule.
+    pub(super) fn run_schedule(
+        &self,
+        schedule: &Schedule,
+        batches: &[Batch],
+        step: usize,
+    ) -> Result<Run, EngineError> {
+        let sink = self.ddp.sink();
+        let pipeline = self.ddp.groups().pipeline();
+        let stages = Stages {
+            ddp: &self.ddp,
+            device: self.device.clone().autodiff(),
+            batches,
+            step: step as u64,
+            first_sample: self.own_samples().start as u64,
+            last: schedule.stages() - 1,
+        };
+        let engine = Engine::new(schedule, pipeline, &self.device, &*sink)?;
+        engine.with_put_off(self.put_off).run(&stages)
+    }
+
+    /// What the last stage gives for a batch, on the rank that holds it; nothing is recorded.
+    pub(super) fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
+        let placement = match &self.schedule {
+            Some(schedule) => (0..schedule.stages())
+                .map(|stage| schedule.rank_of(stage))
+                .collect(),
+            None => vec![0],
+        };
+        let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
+        forward_only(&placement, pipeline, &self.device, |stage, input| {
+            let tokens = matrix(&batch.tokens, batch, &self.device);
+            module.hidden(stage, input, tokens, None)
+        })
+    }
+}
+
+/// `[rows, seq]`
+pub(super) fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(
+        TensorData::new(values.to_vec(), [batch.rows, batch.seq]),
+        device,
+    )
+}
+
+/// The stages of this rank on the micro-batches of a step, as the engine runs them.
+struct Stages<'a, M> {
+    ddp: &'a DistributedDataParallel<M>,
+    device: Device,
+    batches: &'a [Batch],
+    step: u64,
+    first_sample: u64,
+    last: usize,
+}
+
+impl<M: LanguageModel> Stage for Stages<'_, M> {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output {
+        let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
+        let before = (micro_batch * batch.rows) as u64;
+        self.ddp
+            .position()
+            .set(self.step, self.first_sample + before);
+        let tokens = matrix(&batch.tokens, batch, &self.device);
+        let hidden = model.hidden(stage, input, tokens, None);
+        if stage < self.last {
+            return Output::Activation(hidden);
+        }
+        let targets = matrix(&batch.targets, batch, &self.device);
+        Output::Loss(model.losses_of(hidden, targets).sum())
+    }
+}
