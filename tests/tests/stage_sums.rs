@@ -1,0 +1,126 @@
+//! The sum of a stage's gradients over the data axis begins with the stage's last backward.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::{Device, Tensor};
+use burn_megatron::comm::{Buffer, Call, CommError, Communicator, Group, Groups, Pending, World};
+use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::pipeline::engine::{Engine, Output, Stage};
+use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
+use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::verify::{StageCall, Subject};
+use burn_megatron_models::{Transformer, TransformerSubject};
+use burn_megatron_tests::small_gpt;
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Counts the calls that are started.
+#[derive(Debug)]
+struct Counted {
+    inner: Arc<dyn Communicator>,
+    started: Arc<AtomicUsize>,
+}
+
+impl Communicator for Counted {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        self.started.fetch_add(1, Ordering::SeqCst);
+        self.inner.start(call, input)
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        self.inner.split(name, groups)
+    }
+}
+
+struct Stages<'a> {
+    subject: &'a TransformerSubject,
+    model: &'a Transformer,
+    last: usize,
+    started: &'a AtomicUsize,
+    /// Sums that had been started at each forward.
+    seen: std::cell::RefCell<Vec<usize>>,
+}
+
+impl Stage for Stages<'_> {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output {
+        self.seen
+            .borrow_mut()
+            .push(self.started.load(Ordering::SeqCst));
+        let call = StageCall {
+            stage,
+            last: stage == self.last,
+            step: 0,
+            samples: micro_batch..micro_batch + 1,
+            input,
+            offset: None,
+        };
+        self.subject.stage(self.model, call)
+    }
+}
+
+/// Collectives on the data axis: before the run, at the end of it, and after the reduction.
+fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
+    let mut subject = small_gpt();
+    subject.config.layers = 4;
+    subject.config.tied = false;
+    let layout = ParallelConfig::new().with_pipeline(2).with_data(2);
+    let run = World::threads(4)
+        .unwrap()
+        .run(|rank| -> Result<_, AnyError> {
+            let groups = Groups::new(&layout, &rank)?;
+            let device = Device::flex();
+            let schedule = generate(&ScheduleConfig::new(kind, 2, 4))?;
+            let stages = LayerSplit::Even.stages(4, schedule.stages())?;
+            let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
+            let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
+            let model = subject.build_stages(&groups, &device, false, &own)?;
+
+            let started = Arc::new(AtomicUsize::new(0));
+            let counted = Counted {
+                inner: groups.data().clone(),
+                started: started.clone(),
+            };
+            let counted = groups.clone().with_data(Arc::new(counted));
+            let mut ddp = DistributedDataParallel::new(model, &counted)?;
+            started.store(0, Ordering::SeqCst);
+
+            let sink = ddp.sink();
+            let engine = Engine::new(&schedule, groups.pipeline(), &device, &*sink)?;
+            let stages = Stages {
+                subject: &subject,
+                model: ddp.module(),
+                last: schedule.stages() - 1,
+                started: &started,
+                seen: Default::default(),
+            };
+            engine.run(&stages)?;
+            // While forwards are still to come, no stage is over.
+            assert!(stages.seen.into_inner().iter().all(|seen| *seen == 0));
+            let after_run = started.load(Ordering::SeqCst);
+            ddp.reduce(1)?;
+            Ok([after_run, started.load(Ordering::SeqCst)])
+        });
+    run.unwrap()
+}
+
+#[test]
+fn sums_begin_before_the_reduction_and_are_not_made_twice() {
+    for kind in ScheduleKind::ALL {
+        let stages = if kind.usual_virtual_stages() == 1 {
+            1
+        } else {
+            2
+        };
+        for [after_run, after_reduction] in counts(kind) {
+            // These parameters are small: one collective for each stage, and then the tokens'.
+            assert_eq!(after_run, stages, "{kind}");
+            assert_eq!(after_reduction, stages + 1, "{kind}");
+        }
+    }
+}
