@@ -176,21 +176,14 @@ impl Groups {
     }
 }
 
-/// First and last rank of each pipeline together, all others alone.
+/// The embedding group of each pipeline, and all other ranks alone.
 fn ends(mesh: &Mesh) -> Vec<Vec<usize>> {
-    let mut groups = vec![];
-    for pipeline in mesh.groups(&[Axis::Pipeline]) {
-        match pipeline[..] {
-            [first, .., last] => {
-                groups.push(vec![first, last]);
-                groups.extend(
-                    pipeline[1..pipeline.len() - 1]
-                        .iter()
-                        .map(|rank| vec![*rank]),
-                );
-            }
-            _ => groups.push(pipeline),
-        }
-    }
-    groups
+    let pipelines = mesh.groups(&[Axis::Pipeline]).into_iter();
+    let groups = pipelines.flat_map(|pipeline| {
+        let ends = mesh.embedding_group(pipeline[0]);
+        let others = pipeline.into_iter().filter(|rank| !ends.contains(rank));
+        let others: Vec<_> = others.map(|rank| vec![rank]).collect();
+        std::iter::once(ends).chain(others)
+    });
+    groups.collect()
 }

@@ -167,6 +167,8 @@ fn flatten(tensor: DispatchTensor, rank: usize) -> Tensor<1> {
         4 => of::<4>(tensor),
         5 => of::<5>(tensor),
         6 => of::<6>(tensor),
+        7 => of::<7>(tensor),
+        8 => of::<8>(tensor),
         rank => panic!("Burn has no parameters of {rank} dims"),
     }
 }
