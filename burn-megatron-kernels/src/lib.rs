@@ -8,7 +8,15 @@
 //!
 //! Feature flags are Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`.
 
+mod cpu;
+#[cfg(feature = "cubecl")]
+mod cube;
+mod error;
 pub mod function;
+mod launch;
 pub mod philox;
+#[cfg(test)]
+mod testing;
 
+pub use error::{KernelError, MAX_ELEMENTS};
 pub use function::{Function, apply};

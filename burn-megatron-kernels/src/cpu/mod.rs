@@ -1,0 +1,68 @@
+//! What the CPU forms share: element types, vectorised mathematics, rows in parallel.
+//!
+//! A CPU form is generic over [`Element`] and computes in [`Element::Wide`]: f32 for 16-bit types.
+//! Its inner loops are plain Rust under [`vectorized`], which compiles them once for each SIMD width
+//! that the processor may have.
+
+mod element;
+mod math;
+mod rows;
+
+pub(crate) use element::{Element, Real};
+pub(crate) use rows::{ROW_GRAIN, rows_per_task, vectorized};
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Shape};
+
+/// The elements of a contiguous tensor.
+pub(crate) fn slice<E: Element>(tensor: &FlexTensor) -> &[E] {
+    match tensor.as_slice() {
+        Some(slice) => slice,
+        None => unreachable!(
+            "a {:?} tensor was read as {:?}, or was not contiguous",
+            tensor.dtype(),
+            E::dtype()
+        ),
+    }
+}
+
+/// A contiguous tensor of these values.
+pub(crate) fn tensor<E: Element>(values: Vec<E>, shape: impl Into<Shape>) -> FlexTensor {
+    FlexTensor::from_data(burn::tensor::TensorData::new(values, shape.into()))
+}
+
+/// Calls `$body` with the type `$element` that belongs to the [`DType`] `$dtype`.
+///
+/// Other types never come here: `launch` has refused them.
+macro_rules! for_float {
+    ($dtype:expr, $element:ident => $body:expr) => {
+        match $dtype {
+            burn::tensor::DType::F64 => {
+                type $element = f64;
+                $body
+            }
+            burn::tensor::DType::F32 | burn::tensor::DType::Flex32 => {
+                type $element = f32;
+                $body
+            }
+            burn::tensor::DType::F16 => {
+                type $element = burn::tensor::f16;
+                $body
+            }
+            burn::tensor::DType::BF16 => {
+                type $element = burn::tensor::bf16;
+                $body
+            }
+            other => unreachable!("{other:?} is no float"),
+        }
+    };
+}
+pub(crate) use for_float;
+
+/// The type in which values of `dtype` are added up and statistics are kept.
+pub(crate) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}

@@ -1,0 +1,10 @@
+//! What the CubeCL kernels share: how a launch is laid out, and sums over a row.
+
+mod plan;
+mod reduce;
+pub mod specimen;
+
+#[cfg(test)]
+pub(crate) use plan::with_reduction;
+pub(crate) use plan::{Reduction, RowPlan, empty, grid};
+pub(crate) use reduce::{cube_max, cube_sum, lane_max, lane_sum};

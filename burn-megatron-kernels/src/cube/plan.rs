@@ -1,0 +1,113 @@
+//! How a row kernel is launched: vectors, units, and the way of its reductions.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::{ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
+use cubecl::client::Client;
+use cubecl::features::Plane;
+use cubecl::prelude::{CubeCount, CubeDim};
+
+/// How the units of a cube add up: by plane operations or through shared memory alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Reduction {
+    /// Plane operations first, then one value of each plane through shared memory.
+    Planes,
+    /// A tree in shared memory.
+    Shared,
+}
+
+/// The launch of a kernel in which one cube works on one row at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowPlan {
+    /// Elements of one load.
+    pub vector: usize,
+    /// Units of a cube: a power of two.
+    pub units: u32,
+    /// Vectors of a row.
+    pub columns: usize,
+    /// How sums are made.
+    pub reduction: Reduction,
+}
+
+/// Units of a cube for rows of up to this many vectors per unit before a larger cube is taken.
+const VECTORS_PER_UNIT: usize = 4;
+
+impl RowPlan {
+    /// For contiguous rows of `width` elements of `dtype`.
+    ///
+    /// Loads are as wide as the device and the width allow. A row is shared by as many units as
+    /// leave each of them a few vectors, up to 1024.
+    pub(crate) fn new(client: &Client, dtype: DType, width: usize) -> Self {
+        let vector = client
+            .io_optimized_vector_sizes(dtype.size())
+            .find(|size| width.is_multiple_of(*size))
+            .unwrap_or(1);
+        let properties = client.properties();
+        let columns = width / vector;
+        let wanted = columns.div_ceil(VECTORS_PER_UNIT).next_power_of_two() as u32;
+        // At least a plane, so that a reduction by planes has whole ones.
+        let least = properties.hardware.plane_size_max.max(32);
+        let most = properties.hardware.max_units_per_cube.min(1024);
+        let has_planes = properties.features.plane.contains(Plane::Ops);
+        Self {
+            vector,
+            units: wanted.clamp(least, most.max(least)),
+            columns,
+            reduction: reduction(has_planes),
+        }
+    }
+
+    /// The units as a cube's dimension.
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_1d(self.units)
+    }
+}
+
+fn reduction(has_planes: bool) -> Reduction {
+    #[cfg(test)]
+    if let Some(forced) = FORCED.get() {
+        return forced;
+    }
+    match has_planes {
+        true => Reduction::Planes,
+        false => Reduction::Shared,
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    static FORCED: std::cell::Cell<Option<Reduction>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs `work` with every [`RowPlan`] made on this thread using `reduction`.
+#[cfg(test)]
+pub(crate) fn with_reduction<T>(reduction: Reduction, work: impl FnOnce() -> T) -> T {
+    FORCED.set(Some(reduction));
+    let result = work();
+    FORCED.set(None);
+    result
+}
+
+/// `cubes` cubes, spread over two dimensions where one does not hold as many.
+///
+/// Kernels read `CUBE_POS` and must leave what is past the end alone.
+pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
+    let most = client.properties().hardware.max_cube_count.0.max(1) as usize;
+    match cubes <= most {
+        true => CubeCount::Static(cubes as u32, 1, 1),
+        false => {
+            // Near to a square, so that few cubes are past the end.
+            let high = cubes.div_ceil(most).max((cubes as f64).sqrt() as usize);
+            CubeCount::Static(cubes.div_ceil(high) as u32, high as u32, 1)
+        }
+    }
+}
+
+/// Memory for an output beside `like`: contiguous, not initialised.
+pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(
+        like.client.clone(),
+        like.device.clone(),
+        shape.into(),
+        dtype,
+    )
+}

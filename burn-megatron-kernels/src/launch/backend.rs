@@ -1,0 +1,231 @@
+//! Where a launch reaches into Burn: which backend a tensor is on, and its primitive.
+//!
+//! Under `fusion` a kernel is queued as an opaque operation and runs when the stream drains, so its
+//! neighbours still fuse among themselves.
+
+use std::sync::Arc;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{
+    Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
+    Flex, TensorMetadata,
+};
+use burn::tensor::DType;
+
+use super::{Kernel, Spec};
+use crate::KernelError;
+
+/// Refuses element types that the device of the inputs does not have.
+pub(super) fn check_types(
+    operation: &'static str,
+    inputs: &[DispatchTensor],
+    outputs: &[Spec],
+) -> Result<(), KernelError> {
+    let device = inputs[0].device();
+    let dtypes = inputs.iter().map(|tensor| tensor.dtype());
+    let floats = dtypes
+        .chain(outputs.iter().map(|spec| spec.dtype))
+        .filter(|dtype| dtype.is_float());
+    // No CubeCL kernel here computes in f64: CUDA's tensors in Burn have no such type.
+    let flex = matches!(inputs[0].kind, DispatchTensorKind::Flex(_));
+    let has =
+        |dtype: DType| (flex || dtype != DType::F64) && Dispatch::supports_dtype(&device, dtype);
+    for dtype in floats {
+        if !has(dtype) {
+            let all = [DType::F64, DType::F32, DType::F16, DType::BF16];
+            let fits: Vec<_> = all
+                .into_iter()
+                .filter(|dtype| has(*dtype))
+                .map(|dtype| format!("{dtype:?}"))
+                .collect();
+            return Err(KernelError::Type {
+                operation,
+                dtype,
+                device: format!("{device:?}"),
+                fits: fits.join(", "),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Runs the kernel's form for the backend of the inputs.
+pub(super) fn run(
+    kernel: Arc<dyn Kernel>,
+    inputs: Vec<DispatchTensor>,
+    outputs: Vec<Spec>,
+) -> Vec<DispatchTensor> {
+    match &inputs[0].kind {
+        DispatchTensorKind::Flex(_) => {
+            let inputs = inputs.into_iter().map(|tensor| match tensor.kind {
+                DispatchTensorKind::Flex(tensor) => flex(tensor),
+                other => mixed(kernel.name(), "flex", &other),
+            });
+            let inputs = match kernel.strided() {
+                true => inputs.collect(),
+                false => inputs.map(|tensor| tensor.to_contiguous()).collect(),
+            };
+            let results = kernel.cpu(inputs);
+            check_results(kernel.name(), &results, &outputs);
+            results.into_iter().map(wrap_flex).collect()
+        }
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(_) => cube::run(kernel, inputs, outputs),
+        other => panic!("{} has no form for {other:?}", kernel.name()),
+    }
+}
+
+fn mixed(operation: &str, device: &str, other: &DispatchTensorKind) -> ! {
+    panic!(
+        "{operation}: one tensor is on {device}, another is {other:?}; both must be on one device"
+    )
+}
+
+/// A form must keep what it promised; checked where it costs nothing beside the work.
+fn check_results<T: TensorMetadata>(operation: &str, results: &[T], outputs: &[Spec]) {
+    let given = results
+        .iter()
+        .map(|tensor| Spec::new(tensor.shape(), tensor.dtype()));
+    debug_assert!(
+        given.clone().eq(outputs.iter().cloned()),
+        "{operation} promised {outputs:?} and gave {:?}",
+        given.collect::<Vec<_>>()
+    );
+}
+
+/// Floats, integers and truth values are all one primitive on this backend.
+fn flex(tensor: BackendTensor<Flex>) -> FlexTensor {
+    match tensor {
+        BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor) => {
+            tensor
+        }
+        other => panic!("a {} tensor is not an input of a kernel", other.name()),
+    }
+}
+
+fn wrap_flex(tensor: FlexTensor) -> DispatchTensor {
+    let dtype = tensor.dtype();
+    plain(DispatchTensorKind::Flex(by_type::<Flex>(dtype, tensor)))
+}
+
+fn by_type<B>(dtype: DType, tensor: B::FloatTensorPrimitive) -> BackendTensor<B>
+where
+    B: Backend<
+            IntTensorPrimitive = <B as burn::backend::BackendTypes>::FloatTensorPrimitive,
+            BoolTensorPrimitive = <B as burn::backend::BackendTypes>::FloatTensorPrimitive,
+        >,
+{
+    match dtype {
+        DType::Bool(_) => BackendTensor::Bool(tensor),
+        dtype if dtype.is_float() => BackendTensor::Float(tensor),
+        _ => BackendTensor::Int(tensor),
+    }
+}
+
+fn plain(kind: DispatchTensorKind) -> DispatchTensor {
+    DispatchTensor {
+        kind,
+        autodiff: DispatchAutodiffContext::Disabled,
+    }
+}
+
+#[cfg(feature = "cubecl")]
+mod cube {
+    use burn::backend::Cube;
+    use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+
+    use super::*;
+
+    type Primitive = <Cube as burn::backend::BackendTypes>::FloatTensorPrimitive;
+
+    pub(super) fn run(
+        kernel: Arc<dyn Kernel>,
+        inputs: Vec<DispatchTensor>,
+        outputs: Vec<Spec>,
+    ) -> Vec<DispatchTensor> {
+        let inputs = inputs.into_iter().map(|tensor| match tensor.kind {
+            DispatchTensorKind::Cube(tensor) => unwrap(tensor),
+            other => mixed(kernel.name(), "a CubeCL device", &other),
+        });
+        let results = queue(kernel.clone(), inputs.collect(), outputs);
+        let wrap = |tensor: Primitive| {
+            let dtype = tensor.dtype();
+            plain(DispatchTensorKind::Cube(by_type::<Cube>(dtype, tensor)))
+        };
+        results.into_iter().map(wrap).collect()
+    }
+
+    fn unwrap(tensor: BackendTensor<Cube>) -> Primitive {
+        match tensor {
+            BackendTensor::Float(tensor)
+            | BackendTensor::Int(tensor)
+            | BackendTensor::Bool(tensor) => tensor,
+            other => panic!("a {} tensor is not an input of a kernel", other.name()),
+        }
+    }
+
+    fn execute(kernel: &dyn Kernel, inputs: Vec<CubeTensor>, outputs: &[Spec]) -> Vec<CubeTensor> {
+        let inputs = match kernel.strided() {
+            true => inputs,
+            false => inputs.into_iter().map(into_contiguous).collect(),
+        };
+        let results = kernel.cube(inputs);
+        check_results(kernel.name(), &results, outputs);
+        results
+    }
+
+    #[cfg(not(feature = "fusion"))]
+    fn queue(
+        kernel: Arc<dyn Kernel>,
+        inputs: Vec<CubeTensor>,
+        outputs: Vec<Spec>,
+    ) -> Vec<CubeTensor> {
+        execute(&*kernel, inputs, &outputs)
+    }
+
+    #[cfg(feature = "fusion")]
+    fn queue(
+        kernel: Arc<dyn Kernel>,
+        inputs: Vec<Primitive>,
+        outputs: Vec<Spec>,
+    ) -> Vec<Primitive> {
+        use burn::backend::fusion::custom::{
+            CustomOpIr, OperationFn, OperationIr, StreamId, TensorIr,
+        };
+        use burn_cubecl::CubeBackend;
+
+        let client = inputs[0].client.clone();
+        let inputs: Vec<TensorIr> = inputs.into_iter().map(|tensor| tensor.into_ir()).collect();
+        let results: Vec<TensorIr> = outputs
+            .iter()
+            .map(|spec| {
+                TensorIr::uninit(client.create_empty_handle(), spec.shape.clone(), spec.dtype)
+            })
+            .collect();
+        let description = CustomOpIr {
+            id: kernel.name().into(),
+            inputs: inputs.clone(),
+            outputs: results.clone(),
+            scalars: vec![],
+        };
+        // Every primitive of this backend is a `CubeTensor`, so one accessor serves all types.
+        let operation = OperationFn(
+            move |handles: &mut burn::backend::fusion::custom::HandleContainer<_>| {
+                let inputs = inputs
+                    .iter()
+                    .map(|tensor| handles.get_float_tensor::<CubeBackend>(tensor))
+                    .collect();
+                let tensors = execute(&*kernel, inputs, &outputs);
+                for (result, tensor) in results.iter().zip(tensors) {
+                    handles.register_float_tensor::<CubeBackend>(&result.id, tensor);
+                }
+                Ok(())
+            },
+        );
+        client.register(
+            StreamId::current(),
+            OperationIr::Custom(description),
+            operation,
+        )
+    }
+}

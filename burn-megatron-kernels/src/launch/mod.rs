@@ -1,0 +1,88 @@
+//! A kernel in its forms, run on whatever backend its inputs are on.
+//!
+//! [`launch`] knows nothing of autodiff: a [`Function`](crate::Function) calls it from its forward
+//! and from its backward.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Shape};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::error::{accept, check_size};
+
+mod backend;
+#[cfg(test)]
+mod tests;
+
+/// Shape and type of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Spec {
+    /// The dimensions.
+    pub shape: Shape,
+    /// The element type.
+    pub dtype: DType,
+}
+
+impl Spec {
+    /// A tensor of these dimensions and this type.
+    pub(crate) fn new(shape: impl Into<Shape>, dtype: DType) -> Self {
+        Self {
+            shape: shape.into(),
+            dtype,
+        }
+    }
+}
+
+/// One computation on plain tensors, in a form for each kind of backend.
+///
+/// The forms get what [`outputs`](Self::outputs) has accepted: checks of shapes stand in the public
+/// function that launches the kernel. Inputs are contiguous unless [`strided`](Self::strided) says
+/// otherwise. An input that nobody else holds may be written to and returned as an output.
+pub(crate) trait Kernel: Debug + Send + Sync + 'static {
+    /// The name that errors give the operation.
+    fn name(&self) -> &'static str;
+
+    /// Shapes and types of the outputs.
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec>;
+
+    /// Whether the forms read strided inputs themselves.
+    fn strided(&self) -> bool {
+        false
+    }
+
+    /// On Burn's CPU backend.
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor>;
+
+    /// On any CubeCL device: CUDA, WebGPU and the others.
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor>;
+}
+
+/// Runs `kernel` on plain tensors of one device.
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError): an element type that the device lacks, a tensor with
+/// too many elements, a backend that has no form.
+pub(crate) fn launch(kernel: impl Kernel, inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    let specs: Vec<_> = inputs
+        .iter()
+        .map(|tensor| Spec::new(tensor.shape(), tensor.dtype()))
+        .collect();
+    let outputs = kernel.outputs(&specs);
+    for spec in specs.iter().chain(&outputs) {
+        let shape: Vec<usize> = spec.shape.iter().copied().collect();
+        accept(check_size(kernel.name(), &shape));
+    }
+    accept(backend::check_types(kernel.name(), &inputs, &outputs));
+    backend::run(Arc::new(kernel), inputs, outputs)
+}
+
+/// [`launch`] for a kernel with one output.
+pub(crate) fn launch_one(kernel: impl Kernel, inputs: Vec<DispatchTensor>) -> DispatchTensor {
+    launch(kernel, inputs).remove(0)
+}
