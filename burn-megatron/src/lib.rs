@@ -12,6 +12,7 @@
 //! | [`mesh`] | sizes, coordinates and groups of ranks; pure values |
 //! | [`comm`] | collectives between ranks; the engine whose ranks are threads |
 //! | [`collective`] | the same on tensors, each forward with its backward |
+//! | [`choice`] | which operations run as fused kernels |
 //! | [`nn`] | parallel layers, and the table of how their parameters lie |
 //! | [`pipeline`] | schedules, and the engine that runs them |
 //! | [`data_parallel`] | gradients of any Burn module, summed over the ranks |
@@ -46,6 +47,7 @@
 
 pub use burn_megatron_kernels as kernels;
 
+pub mod choice;
 pub mod collective;
 pub mod comm;
 pub mod data;

@@ -120,6 +120,11 @@ pub struct PretrainArgs {
     /// (--features wgpu, --features cuda).
     #[arg(long, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
+    /// Which operations run as fused kernels: auto, fused or unfused for all, or for one, as in
+    /// `unfused,norm=fused`. The operations: norm, activation, dropout, rope, attention, softmax,
+    /// loss, linear, optimizer.
+    #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
+    pub kernels: Vec<String>,
     /// Compute threads of each rank on the CPU; the cores are shared out evenly by default.
     #[arg(long, value_name = "N")]
     pub compute_threads: Option<usize>,

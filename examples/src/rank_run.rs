@@ -55,6 +55,7 @@ impl RankRun<'_> {
                 own,
                 ddp.module().flops_per_token(length),
             );
+            println!("kernels  {}", ddp.kernels());
             println!("folder   {}\n", self.folder.path().display());
         }
         let mut recorder = Recorder::new(rank.rank(), recipe.train.steps, self.folder, interrupt)?;
@@ -74,7 +75,8 @@ impl RankRun<'_> {
     fn trainer(&self, groups: &Groups, device: &Device) -> Result<Trainer<Transformer>, Error> {
         let (model, train) = (&self.recipe.model, &self.recipe.train);
         let sequence_parallel = self.recipe.parallel.sequence_parallel;
-        let scope = Scope::with(groups, device, train.seed, DType::F32);
+        let scope = Scope::with(groups, device, train.seed, DType::F32)
+            .with_kernels(&self.recipe.kernels)?;
         let Some(schedule) = &self.plan.schedule else {
             let model = model.init(scope, sequence_parallel)?;
             return Ok(Trainer::new(model, groups, device, train)?);

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn_megatron::choice::Choices;
 use burn_megatron::mesh::{Axis, Mesh, ParallelConfig, split_evenly};
 use burn_megatron::pipeline::schedule::{ActionKind, Schedule, ScheduleConfig, generate, validate};
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
@@ -24,6 +25,8 @@ pub struct Recipe {
     pub model: TransformerConfig,
     /// The ranks.
     pub parallel: Parallel,
+    /// Which operations are fused kernels.
+    pub kernels: Choices,
     /// The run.
     pub train: TrainConfig,
     /// The text at its end.
@@ -154,6 +157,9 @@ impl Recipe {
             .sequence_parallel
             .unwrap_or(recipe.parallel.sequence_parallel);
         recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
+        for choices in &args.kernels {
+            recipe.kernels.set(choices)?;
+        }
         recipe.data.path = args.data.clone().or(recipe.data.path);
         Ok(recipe)
     }

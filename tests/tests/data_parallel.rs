@@ -158,7 +158,7 @@ fn parallel(data: usize, micro_batches: usize, counts: [usize; SAMPLES]) -> Vec<
             weight_decay: 0.0,
             ..AdamWConfig::default()
         };
-        let mut optimizer = ParallelAdamW::new(&settings, ddp.table());
+        let mut optimizer = ParallelAdamW::new(&settings, &ddp);
         let share = SAMPLES / data;
         let own = groups.rank() * share..(groups.rank() + 1) * share;
         let mut first_gradients = vec![];

@@ -303,6 +303,7 @@ fn poisoned(
         module: inner,
         mut table,
         position,
+        kernels,
     } = model;
     for entry in table.entries_mut() {
         entry.path = format!("inner.{}", entry.path);
@@ -317,5 +318,6 @@ fn poisoned(
         module,
         table,
         position,
+        kernels,
     }
 }

@@ -244,7 +244,7 @@ fn step(
                 epsilon: 1e-3,
                 ..AdamWConfig::default()
             },
-            ddp.table(),
+            &ddp,
         );
         optimizer.step(0.1, &mut ddp, gradients);
         let table = ddp.table().clone();

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
+use crate::choice::Chosen;
 use crate::collective::{Comm, from_buffer, to_buffer};
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::nn::door::{DeferringSink, Door, GradientSink, with_anchor};
@@ -42,6 +43,7 @@ pub struct DistributedDataParallel<M> {
     groups: Groups,
     store: Arc<GradientStore>,
     shared: SharedGroups,
+    kernels: Chosen,
 }
 
 /// What a data-parallel step can fail with.
@@ -111,6 +113,7 @@ impl<M: Module> DistributedDataParallel<M> {
             module,
             table,
             position,
+            kernels,
         } = model;
         check_same_table(&table, groups)?;
         check_ends(&table, groups)?;
@@ -141,6 +144,7 @@ impl<M: Module> DistributedDataParallel<M> {
             groups: groups.clone(),
             store,
             shared,
+            kernels,
         })
     }
 
@@ -152,6 +156,11 @@ impl<M: Module> DistributedDataParallel<M> {
     /// How each parameter lies.
     pub fn table(&self) -> &Arc<ParameterTable> {
         &self.table
+    }
+
+    /// Which operations are fused.
+    pub fn kernels(&self) -> &Chosen {
+        &self.kernels
     }
 
     /// The ranks.

@@ -1,13 +1,14 @@
 //! Where a module is built: its ranks, its device, its seed, and its path in the model.
 
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::init::stream_key;
 use super::{Init, ParameterEntry, ParameterTable, Place, Placement, Position, TableError};
+use crate::choice::{ChoiceError, Choices, Chosen, Operation};
 use crate::comm::Groups;
 use crate::mesh::MeshError;
 
@@ -29,6 +30,7 @@ struct Shared {
     dtype: DType,
     seed: u64,
     position: Position,
+    kernels: Mutex<Chosen>,
     declared: Mutex<Vec<ParameterEntry>>,
 }
 
@@ -87,6 +89,9 @@ pub enum BuildError {
         /// What is wrong, and what would fit.
         message: String,
     },
+    /// A kernel that was asked for cannot run.
+    #[error(transparent)]
+    Kernels(#[from] ChoiceError),
     /// What the layers declared does not fit the module.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -101,17 +106,30 @@ pub struct ParallelModule<M> {
     pub table: ParameterTable,
     /// The step and sample that dropout draws for.
     pub position: Position,
+    /// Which operations are fused.
+    pub kernels: Chosen,
 }
 
 impl<M: Module> ParallelModule<M> {
     /// A module that is the same on every rank, such as one of burn-nn's.
     pub fn replicated(module: M) -> Self {
         let table = ParameterTable::replicated(&module);
+        let device = module.devices().into_iter().next();
+        let kernels = automatic(&device.unwrap_or_else(Device::flex), DType::F32);
         Self {
+            kernels,
             module,
             table,
             position: Position::default(),
         }
+    }
+}
+
+/// What is chosen where nobody says anything.
+fn automatic(device: &Device, dtype: DType) -> Chosen {
+    match Chosen::new(&Choices::default(), device, dtype) {
+        Ok(chosen) => chosen,
+        Err(error) => unreachable!("an automatic choice fits every device: {error}"),
     }
 }
 
@@ -128,6 +146,7 @@ impl Scope {
             dtype,
             seed,
             position: Position::default(),
+            kernels: Mutex::new(automatic(device, dtype)),
             declared: Mutex::default(),
         };
         Self {
@@ -136,6 +155,40 @@ impl Scope {
             path: String::new(),
             at_both_ends: false,
         }
+    }
+
+    /// Chooses which operations of the model are fused; to be called on the root.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Kernels`] where a kernel was asked for that the device does not have.
+    pub fn with_kernels(self, choices: &Choices) -> Result<Self, BuildError> {
+        let chosen = Chosen::new(choices, self.device(), self.dtype())?;
+        *self.lock_kernels() = chosen;
+        Ok(self)
+    }
+
+    /// Whether the layer that is being built uses the fused form of an operation.
+    pub fn is_fused(&self, operation: Operation) -> bool {
+        self.lock_kernels().is_fused(operation)
+    }
+
+    /// Says why the layer that is being built cannot use the fused form of an operation.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Kernels`] where the kernel was asked for.
+    pub fn keep_unfused(
+        &self,
+        operation: Operation,
+        reason: impl Into<String>,
+    ) -> Result<(), BuildError> {
+        Ok(self.lock_kernels().keep_unfused(operation, reason)?)
+    }
+
+    fn lock_kernels(&self) -> MutexGuard<'_, Chosen> {
+        let kernels = &self.shared.kernels;
+        kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The scope of the field `name`, or of the element of a list.
@@ -266,6 +319,7 @@ impl Scope {
             module,
             table,
             position: self.shared.position.clone(),
+            kernels: self.lock_kernels().clone(),
         })
     }
 

@@ -48,8 +48,8 @@ pub struct ParallelAdamW {
 }
 
 impl ParallelAdamW {
-    /// The optimizer for the parameters of `table`.
-    pub fn new(config: &AdamWConfig, table: &ParameterTable) -> Self {
+    /// The optimizer for the parameters of a model.
+    pub fn new<M: Module>(config: &AdamWConfig, ddp: &DistributedDataParallel<M>) -> Self {
         let build = |decay: f64| {
             BurnAdamWConfig::new()
                 .with_beta_1(config.beta1 as f32)
@@ -58,7 +58,7 @@ impl ParallelAdamW {
                 .with_weight_decay(decay as f32)
                 .build()
         };
-        let states = table.entries().iter().map(|_| None).collect();
+        let states = ddp.table().entries().iter().map(|_| None).collect();
         Self {
             decayed: build(config.weight_decay),
             plain: build(0.0),

@@ -139,7 +139,7 @@ fn adamw_follows_its_formula_and_decays_matrices_alone() {
         weight_decay: 0.3,
         ..AdamWConfig::default()
     };
-    let mut optimizer = ParallelAdamW::new(&config, ddp.table());
+    let mut optimizer = ParallelAdamW::new(&config, &ddp);
     let place = Groups::single().place();
     for step in 0..STEPS {
         let gradients = gradients(ddp.table(), place, step);
@@ -184,7 +184,7 @@ fn norms_and_biases_are_not_decayed() {
 fn parts_are_stepped_as_the_whole_is() {
     let run = |groups: &Groups| {
         let mut ddp = mixed(groups)?;
-        let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), ddp.table());
+        let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp);
         for step in 0..STEPS {
             let gradients = gradients(ddp.table(), groups.place(), step);
             optimizer.step(RATE, &mut ddp, gradients);

@@ -122,7 +122,7 @@ impl<M: LanguageModel> Trainer<M> {
         config.check(groups.mesh().size(Axis::Data), model.module.context())?;
         let ddp = DistributedDataParallel::new(model, groups)?;
         Ok(Self {
-            optimizer: ParallelAdamW::new(&config.optimizer, ddp.table()),
+            optimizer: ParallelAdamW::new(&config.optimizer, &ddp),
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,
             ddp,
             config: config.clone(),

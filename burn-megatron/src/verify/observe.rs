@@ -42,7 +42,7 @@ pub(super) fn observe<S: Subject>(
     let model = plan.build(subject, groups, &device)?;
     let weights = Assembled::of(&model.module, &model.table, groups)?;
     let mut ddp = subject.wrap(model, groups)?;
-    let mut optimizer = ParallelAdamW::new(&options.optimizer, ddp.table());
+    let mut optimizer = ParallelAdamW::new(&options.optimizer, &ddp);
     let mut observation = Observation {
         paths: ddp
             .table()
