@@ -6,10 +6,12 @@
 
 use std::f64::consts::TAU;
 
-const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// The constants of a round, also for the forms that draw many blocks at once.
+pub(crate) const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 /// Added to the key before each further round: fractions of the golden ratio and of the root of 3.
-const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-const ROUNDS: usize = 10;
+pub(crate) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+/// Rounds of a block.
+pub(crate) const ROUNDS: usize = 10;
 
 /// One block of four random words.
 pub fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {

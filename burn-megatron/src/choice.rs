@@ -214,9 +214,9 @@ impl Chosen {
             choices: *choices,
             decisions: vec![],
         };
-        let missing = missing(device, dtype);
         for operation in Operation::ALL {
-            let decision = decide(operation, choices.of(operation), missing.clone())?;
+            let missing = missing(operation, device, dtype);
+            let decision = decide(operation, choices.of(operation), missing)?;
             chosen.decisions.push(decision);
         }
         Ok(chosen)
@@ -243,9 +243,12 @@ impl Chosen {
     }
 }
 
-/// Why the device has no kernels for this type, if it has none.
-fn missing(device: &Device, dtype: DType) -> Option<String> {
+/// Why the device has no kernel for this type, if it has none.
+fn missing(operation: Operation, device: &Device, dtype: DType) -> Option<String> {
     let is_cpu = *device == Device::flex();
+    if operation == Operation::Optimizer && dtype.size() < 4 {
+        return Some("the weights that it updates are in 16 bits".into());
+    }
     if !is_cpu && dtype == DType::F64 {
         return Some("kernels for GPUs compute in f32".into());
     }

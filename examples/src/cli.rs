@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use burn_megatron::device::DeviceKind;
 use burn_megatron::verify::Layout;
+use crate::bench::Shape;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::fmt::format::FmtSpan;
 
@@ -32,6 +33,72 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Show a pipeline schedule: a table in the terminal, its bubble and its memory, a Gantt chart.
     Schedule(ScheduleArgs),
+    /// Time parts of the library on a device.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+/// What can be timed.
+#[derive(Subcommand)]
+pub enum BenchCommand {
+    /// Each kernel beside the same of Burn's operations and beside a copy of as many bytes.
+    Kernels(BenchArgs),
+}
+
+/// Flags of `bench kernels`.
+#[derive(Args)]
+pub struct BenchArgs {
+    /// Where the kernels run: cpu, wgpu or cuda. The last two must be compiled in.
+    #[arg(long, default_value_t = DeviceKind::Cpu)]
+    pub device: DeviceKind,
+    /// The type of the tensors; AdamW and matrix products are timed in f32.
+    #[arg(long, value_enum, default_value_t = BenchDtype::F32)]
+    pub dtype: BenchDtype,
+    /// Sizes, such as 4096x1024 (tokens x features); the default is a grid that suits the device.
+    #[arg(long, value_delimiter = ',', value_name = "ROWSxWIDTH")]
+    pub sizes: Vec<Shape>,
+    /// Only these: names from the table, or an operation as --kernels names it.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub only: Vec<String>,
+    /// Runs of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = at_least_one)]
+    pub samples: usize,
+    /// Milliseconds of runs that do not count before them.
+    #[arg(long, value_name = "MS", default_value_t = 200)]
+    pub warm_up_ms: u64,
+    /// Where the figures go as JSON, which examples/bench/torch_kernels.py reads.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// A type that kernels are timed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchDtype {
+    /// 32 bits.
+    F32,
+    /// 16 bits, IEEE.
+    F16,
+    /// 16 bits, the range of f32.
+    Bf16,
+}
+
+impl BenchDtype {
+    /// As the flag writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("0 runs have no median; 1 and more do".into()),
+        Ok(samples) => Ok(samples),
+        Err(error) => Err(format!("{error}")),
+    }
 }
 
 /// Flags of `schedule`.
@@ -164,6 +231,9 @@ pub struct VerifyArgs {
     /// Check the model of a recipe instead; keep it small, this runs in f64.
     #[arg(long, value_name = "FILE.toml", conflicts_with = "models")]
     pub recipe: Option<PathBuf>,
+    /// Which operations run as fused kernels; see `pretrain --help`.
+    #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
+    pub kernels: Vec<String>,
     /// Samples per step.
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub samples: usize,

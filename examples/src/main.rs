@@ -1,5 +1,6 @@
 //! The `burn-megatron` command.
 
+mod bench;
 mod cli;
 mod header;
 mod interrupt;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, Command};
+use cli::{BenchCommand, Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => pretrain::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Schedule(args) => schedule::run(args),
+        Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
     };
     match result {
         Ok(code) => code,

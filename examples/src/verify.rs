@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use burn_megatron::choice::Choices;
 use burn_megatron::nn::{Activation, NormKind};
 use burn_megatron::verify::{Layout, Options, verify};
 use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
@@ -36,6 +37,10 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
                 .map_err(|error| format!("layout {layout}: {error}"))?;
         }
     }
+    let mut kernels = Choices::default();
+    for choices in &args.kernels {
+        kernels.set(choices)?;
+    }
     let mut passes = true;
     for (name, config) in models {
         eprintln!("{name}");
@@ -43,6 +48,7 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
             config,
             seed: args.seed,
             samples: args.samples,
+            kernels,
         };
         let report = verify(&subject, &layouts, &options)?;
         println!("{name}\n{report}\n");
@@ -80,7 +86,7 @@ impl VerifyModel {
             groups: Some(2),
             norm: NormKind::Rms,
             activation: Activation::SwiGlu,
-            positions: Positions::Rotary { base: 10_000.0 },
+            positions: Positions::rotary(10_000.0),
             bias: false,
             tied: false,
             ..gpt.clone()

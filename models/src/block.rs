@@ -2,9 +2,10 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use burn_megatron::kernels::rope::RopeTable;
 use burn_megatron::nn::{
-    BuildError, Dropout, Init, Lies, Norm, ParallelAttention, ParallelAttentionConfig, ParallelMlp,
-    ParallelMlpConfig, RotaryTable, Scope,
+    BuildError, Dropout, Init, Lies, Norm, ParallelAttention, ParallelAttentionConfig,
+    ParallelMlp, ParallelMlpConfig, Scope,
 };
 
 use crate::TransformerConfig;
@@ -49,16 +50,8 @@ impl Block {
             output_init,
             sequence_parallel,
         };
-        let norm = |name| {
-            let (hidden, epsilon) = (config.hidden, config.norm_epsilon);
-            Norm::new(
-                config.norm,
-                hidden,
-                epsilon,
-                sequence_parallel,
-                &scope.child(name),
-            )
-        };
+        let norm = config.norm(sequence_parallel);
+        let norm = |name| norm.init(&scope.child(name));
         let dropout = |name| Dropout::new(config.dropout, &scope.child(name));
         Ok(Self {
             attention_norm: norm("attention_norm"),
@@ -71,12 +64,18 @@ impl Block {
     }
 
     /// `[batch, seq, hidden]` to the same; `lies` says how the residual stream lies on the ranks.
-    pub fn forward(&self, x: Tensor<3>, rotary: Option<&RotaryTable>, lies: Lies) -> Tensor<3> {
-        let attended = self
-            .attention
-            .forward(self.attention_norm.forward(x.clone()), rotary);
-        let x = x + self.attention_dropout.forward(attended, lies);
-        let fed = self.mlp.forward(self.mlp_norm.forward(x.clone()));
-        x + self.mlp_dropout.forward(fed, lies)
+    pub fn forward(&self, x: Tensor<3>, rotary: Option<&RopeTable>, lies: Lies) -> Tensor<3> {
+        let normal = self.attention_norm.forward(x.clone());
+        let (attended, bias) = self.attention.forward_without_bias(normal, rotary);
+        // The addition belongs to the dropout where there is one, otherwise to the next norm.
+        let (normal, x) = match (self.attention_dropout.is_on(), bias) {
+            (false, None) => self.mlp_norm.forward_add(attended, x),
+            (_, bias) => {
+                let x = self.attention_dropout.forward_add(attended, bias, x, lies);
+                (self.mlp_norm.forward(x.clone()), x)
+            }
+        };
+        let (fed, bias) = self.mlp.forward_without_bias(normal);
+        self.mlp_dropout.forward_add(fed, bias, x, lies)
     }
 }

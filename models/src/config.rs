@@ -1,8 +1,10 @@
 //! The sizes and choices of a transformer.
 
 use burn_megatron::mesh::{Axis, split_evenly};
-use burn_megatron::nn::{Activation, BuildError, NormKind, Vocabulary};
+use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary};
 use serde::{Deserialize, Serialize};
+
+use crate::RotaryScaling;
 
 /// How the model knows where a token stands.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,7 +16,20 @@ pub enum Positions {
     Rotary {
         /// The base of the angles; 10,000 in Llama 2.
         base: f64,
+        /// How the frequencies are stretched for longer sequences.
+        #[serde(default)]
+        scaling: RotaryScaling,
     },
+}
+
+impl Positions {
+    /// Rotary positions as Llama 2 has them.
+    pub fn rotary(base: f64) -> Self {
+        Self::Rotary {
+            base,
+            scaling: RotaryScaling::None,
+        }
+    }
 }
 
 /// Configuration of a [`Transformer`](crate::Transformer).
@@ -44,6 +59,9 @@ pub struct TransformerConfig {
     pub norm: NormKind,
     /// Added to the variance.
     pub norm_epsilon: f64,
+    /// Whether the weights of the norms are kept as their distances from 1, so that weight decay
+    /// pulls them there.
+    pub norm_zero_centered: bool,
     /// The nonlinearity of the MLP.
     pub activation: Activation,
     /// How positions enter.
@@ -61,6 +79,8 @@ pub struct TransformerConfig {
     pub init_std: f64,
     /// Label smoothing of the loss.
     pub label_smoothing: f64,
+    /// Weight of the squared log-sum-exp in the loss.
+    pub z_loss: f64,
 }
 
 impl Default for TransformerConfig {
@@ -85,6 +105,7 @@ impl TransformerConfig {
             mlp_width: None,
             norm: NormKind::Layer,
             norm_epsilon: 1e-5,
+            norm_zero_centered: false,
             activation: Activation::GeluTanh,
             positions: Positions::Learned,
             bias: true,
@@ -93,6 +114,7 @@ impl TransformerConfig {
             attention_dropout: 0.0,
             init_std: 0.02,
             label_smoothing: 0.0,
+            z_loss: 0.0,
         }
     }
 
@@ -102,7 +124,7 @@ impl TransformerConfig {
             groups: Some(2),
             norm: NormKind::Rms,
             activation: Activation::SwiGlu,
-            positions: Positions::Rotary { base: 10_000.0 },
+            positions: Positions::rotary(10_000.0),
             bias: false,
             tied: false,
             ..Self::gpt2()
@@ -192,6 +214,16 @@ impl TransformerConfig {
             )));
         }
         Ok(width)
+    }
+
+    pub(crate) fn norm(&self, sequence_parallel: bool) -> NormConfig {
+        NormConfig {
+            kind: self.norm,
+            hidden: self.hidden,
+            epsilon: self.norm_epsilon,
+            zero_centered: self.norm_zero_centered,
+            sequence_parallel,
+        }
     }
 
     pub(crate) fn groups(&self) -> usize {

@@ -5,10 +5,12 @@
 
 mod block;
 mod config;
+mod scaling;
 mod subject;
 mod transformer;
 
 pub use block::Block;
 pub use config::{Positions, TransformerConfig};
+pub use scaling::RotaryScaling;
 pub use subject::TransformerSubject;
 pub use transformer::Transformer;

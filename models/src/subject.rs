@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::choice::Choices;
 use burn_megatron::comm::Groups;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::{BuildError, ParallelModule, Scope};
@@ -23,9 +24,15 @@ pub struct TransformerSubject {
     pub seed: u64,
     /// Samples per step.
     pub samples: usize,
+    /// Which operations are fused.
+    pub kernels: Choices,
 }
 
 impl TransformerSubject {
+    fn scope(&self, groups: &Groups, device: &Device) -> Result<Scope, BuildError> {
+        Scope::with(groups, device, self.seed, DType::F64).with_kernels(&self.kernels)
+    }
+
     /// `[seq]` draws below `below`.
     fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i64> {
         let seq = self.config.context;
@@ -79,8 +86,7 @@ impl Subject for TransformerSubject {
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        let scope = Scope::with(groups, device, self.seed, DType::F64);
-        self.config.init(scope, sequence_parallel)
+        self.config.init(self.scope(groups, device)?, sequence_parallel)
     }
 
     fn samples(&self) -> usize {
@@ -123,7 +129,7 @@ impl Subject for TransformerSubject {
         sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        let scope = Scope::with(groups, device, self.seed, DType::F64);
+        let scope = self.scope(groups, device)?;
         self.config.init_stages(scope, sequence_parallel, stages)
     }
 

@@ -6,9 +6,11 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::Groups;
+use burn_megatron::choice::Operation;
+use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::nn::{
     BuildError, Dropout, Init, LearnedPositions, Lies, Norm, OutputLayer, ParallelModule,
-    RotaryTable, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding,
+    SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding,
     Vocabulary,
 };
 use burn_megatron::pipeline::split::StageLayout;
@@ -33,7 +35,7 @@ pub struct Transformer {
     #[module(skip)]
     stages: Vec<Part>,
     #[module(skip)]
-    rotary: Option<RotaryTable>,
+    rotary: Option<RopeTable>,
     #[module(skip)]
     loss: VocabParallelCrossEntropy,
     #[module(skip)]
@@ -142,8 +144,19 @@ impl Transformer {
         );
         let (learned, rotary) = match config.positions {
             Positions::Learned => (true, None),
-            Positions::Rotary { base } => (false, Some(base)),
+            Positions::Rotary { base, scaling } => {
+                let config = RopeConfig {
+                    width: head_width,
+                    max_positions: config.context,
+                    base,
+                    scaling: scaling.into(),
+                };
+                (false, Some(RopeTable::new(&config, scope.device(), scope.dtype())))
+            }
         };
+        let rotary = rotary
+            .transpose()
+            .map_err(|error| scope.error(error.to_string()))?;
         let block = |i| {
             let scope = scope.child("blocks").child(i);
             Block::new(config, head_width, sequence_parallel, &scope)
@@ -184,29 +197,14 @@ impl Transformer {
                 .flat_map(|(_, stage)| stage.layers.clone())
                 .map(block)
                 .collect::<Result<_, _>>()?,
-            norm: last.then(|| {
-                let scope = scope.child("norm");
-                Norm::new(
-                    config.norm,
-                    hidden,
-                    config.norm_epsilon,
-                    sequence_parallel,
-                    &scope,
-                )
-            }),
+            norm: last.then(|| config.norm(sequence_parallel).init(&scope.child("norm"))),
             output: last.then(output).transpose()?,
             stages: Part::number(stages),
-            rotary: rotary.map(|base| {
-                RotaryTable::new(
-                    config.context,
-                    head_width,
-                    base,
-                    scope.device(),
-                    scope.dtype(),
-                )
-            }),
+            rotary,
             loss: VocabParallelCrossEntropy::new(vocabulary, &comm)
                 .with_label_smoothing(config.label_smoothing)
+                .with_z_loss(config.z_loss)
+                .with_fused(scope.is_fused(Operation::Loss))
                 .with_ignore(Some(Self::IGNORE)),
             comm,
             lies: match sequence_parallel {

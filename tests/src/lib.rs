@@ -3,6 +3,7 @@
 pub mod disturbed;
 pub mod faulty;
 
+use burn_megatron::choice::Choices;
 use burn_megatron::nn::{Activation, NormKind};
 use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
 
@@ -22,29 +23,24 @@ pub fn small_gpt() -> TransformerSubject {
         config,
         seed: 1,
         samples: 4,
+        kernels: Choices::default(),
     }
 }
 
-/// A Llama that runs in milliseconds, with two groups of keys and values.
+/// A Llama that runs in milliseconds, with two groups of keys and values, and no dropout of the
+/// attention, so that its attention is fused.
 pub fn small_llama() -> TransformerSubject {
-    let TransformerSubject {
-        config,
-        seed,
-        samples,
-    } = small_gpt();
+    let gpt = small_gpt();
     let config = TransformerConfig {
+        attention_dropout: 0.0,
         groups: Some(2),
         norm: NormKind::Rms,
         activation: Activation::SwiGlu,
-        positions: Positions::Rotary { base: 10_000.0 },
+        positions: Positions::rotary(10_000.0),
         bias: false,
         tied: false,
         mlp_width: Some(24),
-        ..config
+        ..gpt.config
     };
-    TransformerSubject {
-        config,
-        seed,
-        samples,
-    }
+    TransformerSubject { config, ..gpt }
 }

@@ -165,7 +165,7 @@ fn parallel(data: usize, micro_batches: usize, counts: [usize; SAMPLES]) -> Vec<
         for step in 0..STEPS {
             let gradients = reduced(&mut ddp, own.clone(), micro_batches, counts)?;
             if step == 0 {
-                first_gradients = gradients.flat.iter().cloned().map(values).collect();
+                first_gradients = gradients.flat().map(values).collect();
             }
             optimizer.step(LEARNING_RATE, &mut ddp, gradients);
         }
@@ -279,7 +279,7 @@ fn evaluation_between_two_micro_batches_changes_nothing() {
             }
             ddp.backward(loss);
         }
-        let flat = ddp.reduce(1).unwrap().flat;
+        let flat = ddp.reduce(1).unwrap().flat().collect::<Vec<_>>();
         flat.into_iter().map(values).collect::<Vec<_>>()
     };
     assert_eq!(gradients(true), gradients(false));

@@ -234,9 +234,7 @@ fn step(
         let gradients = ddp.reduce(count)?;
         let norm = global_norm(&gradients, &ddp)?;
         let parts = gradients
-            .flat
-            .iter()
-            .cloned()
+            .flat()
             .map(values)
             .collect::<Vec<_>>();
         let mut optimizer = ParallelAdamW::new(

@@ -1,7 +1,9 @@
 //! `cargo xtask`: the checks of this repository, each with the command that a person would type.
 
+mod apt;
 mod book;
 mod check;
+mod check_cuda;
 mod links;
 mod process;
 mod recipe;
@@ -10,6 +12,7 @@ mod temp;
 mod test;
 mod totals;
 mod vulkan;
+mod wheels;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -18,6 +21,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use check::Check;
+use check_cuda::{Compilers, Options};
 use report::Report;
 
 /// The checks of this repository.
@@ -52,13 +56,27 @@ enum Command {
         #[arg(value_enum, default_value = "all")]
         check: Check,
     },
+    /// Compile every CUDA kernel to machine code, with no GPU, and judge it.
+    ///
+    /// Each kernel for A100 (sm_80), H100 and H200 (sm_90a) and B200 (sm_100a). The
+    /// table lists registers, spilled bytes (stored/loaded), local memory (stack) and shared memory
+    /// in bytes, and how many instructions load from and store to global memory with how many bits.
+    /// It fails if a kernel does not compile, spills, or wants more shared memory than there is, or
+    /// if one that streams rows does not do so 128 bits at a time.
+    ///
+    /// Needs NVIDIA's compilers, in the folder CUDA_WHEELS or else in cuda-wheels in the target
+    /// folder. Missing ones are installed there with pip (about 330 MB), and on Debian and Ubuntu,
+    /// as root, a missing pip with apt-get.
+    CheckCuda(Options),
     /// Check the book: every page of its summary exists and every relative link resolves.
     ///
     /// README.md is checked as well. Builds the book if mdbook is installed.
     Book,
     /// Train the default recipe for a few steps and check that its loss falls.
     Recipe,
-    /// Everything above: format, lint, docs, book, test, cuda, recipe.
+    /// Everything above: format, lint, docs, book, test, cuda, check-cuda, recipe.
+    ///
+    /// What needs a driver or compilers that cannot be had here is left out, and said to be.
     Ci,
 }
 
@@ -75,6 +93,9 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Test => test::run(&root, &mut report),
         Command::Check { check } => check::run(check, &root, &mut report),
+        Command::CheckCuda(options) => {
+            check_cuda::run(&options, Compilers::Needed, &root, &mut report);
+        }
         Command::Book => book::run(&root, &mut report),
         Command::Recipe => recipe::run(&root, &mut report),
         Command::Ci => ci(&root, &mut report),
@@ -90,6 +111,7 @@ fn ci(root: &Path, report: &mut Report) {
     book::run(root, report);
     test::run(root, report);
     check::run(Check::Cuda, root, report);
+    check_cuda::run(&Options::default(), Compilers::Optional, root, report);
     recipe::run(root, report);
 }
 

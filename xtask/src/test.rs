@@ -12,17 +12,23 @@ use crate::vulkan;
 /// every binary after the first that fails.
 const ON_CPU: &[&str] = &["test", "--workspace", "--no-fail-fast"];
 
-/// The tests that need a wgpu device: each stands in a file of `tests/tests` named `wgpu*.rs`.
-const ON_WGPU: &[&str] = &[
+/// The tests of what the feature `wgpu` brings: each stands in a file named `wgpu*.rs` in one of
+/// [`WGPU_FOLDERS`]. Their build is also that of the command `kernel-check`: cargo builds everything
+/// anew for another choice of packages and features.
+pub const ON_WGPU: &[&str] = &[
     "test",
     "--no-fail-fast",
     "-p",
     "burn-megatron-tests",
+    "-p",
+    "burn-megatron-kernel-check",
     "--features",
-    "wgpu",
+    "burn-megatron-tests/wgpu,burn-megatron-kernel-check/wgpu",
     "--test",
     "wgpu*",
 ];
+
+const WGPU_FOLDERS: [&str; 2] = ["tests/tests", "kernel-check/tests"];
 
 /// Runs every test and hands the totals to the report.
 pub fn run(root: &Path, report: &mut Report) {
@@ -55,7 +61,8 @@ fn run_tests(root: &Path, args: &[&str], totals: &mut Totals) -> Result<(), Stri
 }
 
 fn leave_out(root: &Path, totals: &mut Totals) -> Outcome {
-    match count_wgpu_tests(&root.join("tests/tests")) {
+    let counts = WGPU_FOLDERS.map(|folder| count_wgpu_tests(&root.join(folder)));
+    match counts.into_iter().sum::<Result<usize, String>>() {
         Ok(count) => {
             totals.skipped += count;
             Outcome::LeftOut(format!("{count} tests, for want of a Vulkan driver"))

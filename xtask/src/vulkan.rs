@@ -6,14 +6,15 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::{env, fs};
 
-use crate::process::run;
+use crate::apt;
 
 const DRIVER: &str =
     "a driver description (*.json in /usr/share/vulkan/icd.d, or named by VK_DRIVER_FILES)";
 const LOADER: &str = "the loader libvulkan.so.1";
+
+const PACKAGES: &[&str] = &["mesa-vulkan-drivers", "libvulkan1"];
 
 /// Mesa's drivers include one that runs on the CPU, so a machine without a GPU will do.
 const ADVICE: &str = "
@@ -43,10 +44,10 @@ pub fn find_or_install() -> Result<(), String> {
         println!("found a driver description and the loader");
         return Ok(());
     }
-    if !may_use_apt() {
+    if !apt::may_install() {
         return Err(explain(&missing));
     }
-    install().map_err(|reason| format!("{}\n{reason}", explain(&missing)))?;
+    apt::install(PACKAGES).map_err(|reason| format!("{}\n{reason}", explain(&missing)))?;
     let missing = system.missing();
     if missing.is_empty() {
         Ok(())
@@ -127,50 +128,6 @@ fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-fn may_use_apt() -> bool {
-    let read = |path| fs::read_to_string(path).unwrap_or_default();
-    is_debian(&read("/etc/os-release")) && is_root(&read("/proc/self/status"))
-}
-
-/// Whether an os-release text is of Debian, Ubuntu or a descendant.
-fn is_debian(os_release: &str) -> bool {
-    os_release
-        .lines()
-        .filter_map(|line| line.split_once('='))
-        .filter(|(key, _)| matches!(key.trim(), "ID" | "ID_LIKE"))
-        .flat_map(|(_, value)| value.trim().trim_matches(['"', '\'']).split_whitespace())
-        .any(|id| matches!(id, "debian" | "ubuntu"))
-}
-
-/// Whether a `/proc/self/status` text is of a process that acts as root: its second user id, the
-/// effective one, is 0.
-fn is_root(status: &str) -> bool {
-    status
-        .lines()
-        .filter_map(|line| line.strip_prefix("Uid:"))
-        .any(|ids| ids.split_whitespace().nth(1) == Some("0"))
-}
-
-fn install() -> Result<(), String> {
-    // A lock held by another apt-get is waited for, though not for ever.
-    let apt = |args: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive");
-        command
-            .args(args)
-            .args(["-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::Retries=3"]);
-        run(&mut command)
-    };
-    apt(&["update"])?;
-    apt(&[
-        "install",
-        "-y",
-        "--no-install-recommends",
-        "mesa-vulkan-drivers",
-        "libvulkan1",
-    ])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,24 +173,5 @@ mod tests {
         assert!(system.missing().is_empty());
         system.driver_files = Some(root.path().join("no-such.json").into());
         assert_eq!(system.missing(), [DRIVER]);
-    }
-
-    #[test]
-    fn descendants_of_debian_are_known() {
-        assert!(is_debian("NAME=\"Debian GNU/Linux\"\nID=debian\n"));
-        assert!(is_debian("ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n"));
-        assert!(is_debian("ID='pop'\nID_LIKE='ubuntu'\n"));
-        assert!(!is_debian(
-            "ID=fedora\nHOME_URL=\"https://example.org/debian\"\n"
-        ));
-        assert!(!is_debian("VERSION_ID=debian\nID=arch\n"));
-        assert!(!is_debian(""));
-    }
-
-    #[test]
-    fn root_is_told_by_the_effective_user() {
-        assert!(is_root("Name:\txtask\nUid:\t1000\t0\t0\t0\n"));
-        assert!(!is_root("Uid:\t0\t1000\t0\t0\n"));
-        assert!(!is_root(""));
     }
 }

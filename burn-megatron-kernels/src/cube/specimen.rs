@@ -83,6 +83,19 @@ pub(crate) fn types() -> [(&'static str, ElemType, usize); 3] {
 }
 
 /// Every kernel of the crate.
-pub fn specimens(_target: &Target) -> Vec<Specimen> {
-    vec![]
+pub fn specimens(target: &Target) -> Vec<Specimen> {
+    let operations = [
+        crate::activation::kernel::specimens,
+        crate::adamw::specimens,
+        crate::attention::kernel::specimens,
+        crate::cross_entropy::kernel::specimens,
+        crate::dropout::kernel::specimens,
+        crate::norm::kernel::specimens,
+        crate::rope::kernel::specimens,
+        crate::softmax::kernel::specimens,
+    ];
+    operations
+        .into_iter()
+        .flat_map(|specimens| specimens(target))
+        .collect()
 }

@@ -149,7 +149,18 @@ where
         let gradient = gradients.consume::<B>(&ops.node);
         let (function, saved) = ops.state;
         let needed: Vec<bool> = ops.parents.iter().map(Option::is_some).collect();
-        let parents = function.0.backward(saved, wrap::<B>(gradient), &needed);
+        let gradient = wrap::<B>(gradient);
+        let so_far = function.0.onto().and_then(|input| {
+            // Only intermediate gradients are removed when consumed, as this step's own was; that
+            // of a leaf would be added twice.
+            let parent = ops.parents[input].as_ref();
+            let parent = parent.filter(|parent| parent.requirement == ops.node.requirement)?;
+            Some(wrap::<B>(gradients.consume::<B>(parent)))
+        });
+        let parents = match so_far {
+            Some(so_far) => function.0.backward_onto(saved, gradient, &needed, so_far),
+            None => function.0.backward(saved, gradient, &needed),
+        };
         for (parent, gradient) in ops.parents.iter().zip(parents) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, unwrap::<B>(gradient, &function));

@@ -39,6 +39,31 @@ pub trait Function: Debug + Send + Sync + 'static {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>>;
+
+    /// The input whose gradient so far [`backward_onto`](Self::backward_onto) adds its own to.
+    ///
+    /// Asked when the backward of this function is due. May only be given if that input is an
+    /// output of another recorded operation, and a gradient of it has been registered in the same
+    /// pass, by a function that shares a state with this one. Otherwise there is nothing to take.
+    fn onto(&self) -> Option<usize> {
+        None
+    }
+
+    /// [`backward`](Self::backward), with the gradient of the input [`onto`](Self::onto) made so
+    /// far: what is returned for that input is the sum of both.
+    ///
+    /// It saves the separate addition that autodiff would do. Only called where `onto` names an
+    /// input that is tracked.
+    fn backward_onto(
+        &self,
+        saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        needed: &[bool],
+        so_far: DispatchTensor,
+    ) -> Vec<Option<DispatchTensor>> {
+        let _ = (saved, gradient, needed, so_far);
+        panic!("{self:?} names an input in `onto` and has no `backward_onto`")
+    }
 }
 
 /// Runs `function` on `inputs` and records it where an input is tracked.

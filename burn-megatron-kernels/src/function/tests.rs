@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use burn::tensor::Device;
 
 use super::*;
@@ -94,4 +96,75 @@ fn too_many_inputs_are_named() {
     let x = Tensor::<2>::from_floats(X, &Device::flex().autodiff()).require_grad();
     let inputs = vec![x.into_dispatch(); MAX_INPUTS + 1];
     let _: Tensor<2> = apply(inputs, Product);
+}
+
+/// `factor x`. Of two that share `given`, the second takes the gradient that the first has given.
+#[derive(Debug)]
+struct Scale {
+    factor: f64,
+    given: Arc<AtomicUsize>,
+    taken: Arc<AtomicUsize>,
+}
+
+impl Function for Scale {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let x = Tensor::<1>::from_dispatch(inputs.remove(0));
+        ((x * self.factor).into_dispatch(), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        self.given.fetch_add(1, Ordering::SeqCst);
+        let gradient = Tensor::<1>::from_dispatch(gradient);
+        vec![Some((gradient * self.factor).into_dispatch())]
+    }
+
+    fn onto(&self) -> Option<usize> {
+        (self.given.load(Ordering::SeqCst) > 0).then_some(0)
+    }
+
+    fn backward_onto(
+        &self,
+        saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        needed: &[bool],
+        so_far: DispatchTensor,
+    ) -> Vec<Option<DispatchTensor>> {
+        self.taken.fetch_add(1, Ordering::SeqCst);
+        let own = self.backward(saved, gradient, needed).remove(0);
+        let own = Tensor::<1>::from_dispatch(own.unwrap());
+        vec![Some((own + Tensor::from_dispatch(so_far)).into_dispatch())]
+    }
+}
+
+/// The gradient of `x` in `5 h + 3 h`, and how often one was added to another by a function.
+fn scaled_twice(leaf: bool) -> (f32, usize) {
+    let x = Tensor::<1>::from_floats([1.0], &Device::flex().autodiff()).require_grad();
+    let h = if leaf { x.clone() } else { x.clone() * 2.0 };
+    let (given, taken) = (Arc::<AtomicUsize>::default(), Arc::default());
+    let scale = |factor| {
+        let function = Scale {
+            factor,
+            given: given.clone(),
+            taken: Arc::clone(&taken),
+        };
+        apply::<1>(vec![h.clone().into_dispatch()], function)
+    };
+    let gradients = (scale(5.0) + scale(3.0)).sum().backward();
+    let gradient = x.grad(&gradients).unwrap().into_scalar::<f32>();
+    (gradient, taken.load(Ordering::SeqCst))
+}
+
+#[test]
+fn a_function_adds_to_the_gradient_so_far() {
+    assert_eq!(scaled_twice(false), (16.0, 1));
+}
+
+#[test]
+fn the_gradient_of_a_leaf_stays_where_it_is() {
+    assert_eq!(scaled_twice(true), (8.0, 0));
 }

@@ -11,11 +11,14 @@ use crate::comm::{CommError, Groups};
 use crate::nn::{ParameterEntry, ParameterTable, Place, Placement};
 
 /// One flat gradient per parameter of the table: this rank's part.
+///
+/// It is kept as a sum over all tokens and one factor for all parameters, so that dividing and
+/// clipping cost nothing before the optimizer reads the sums.
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    /// `[elements]` of each parameter, in the order of the table.
-    pub flat: Vec<Tensor<1>>,
-    /// The tokens of all micro-batches on all ranks, by which the gradients were divided.
+    sums: Vec<Tensor<1>>,
+    factor: f64,
+    /// The tokens of all micro-batches on all ranks, by which the gradients are divided.
     pub tokens: u64,
 }
 
@@ -67,19 +70,43 @@ impl Gradients {
         for (replicas, comm) in &shared.0 {
             sum_shared(&mut flat, table, groups.place(), *replicas, comm);
         }
-        let scale = 1.0 / tokens.max(1) as f64;
-        let flat = flat
-            .into_iter()
-            .map(|gradient| gradient.mul_scalar(scale))
-            .collect();
-        Self { flat, tokens }
+        Self::new(flat, tokens)
+    }
+
+    /// Gradients from their sums over `tokens`, `[elements]` of each parameter in the order of the
+    /// table.
+    pub fn new(sums: Vec<Tensor<1>>, tokens: u64) -> Self {
+        Self {
+            sums,
+            factor: 1.0 / tokens.max(1) as f64,
+            tokens,
+        }
+    }
+
+    /// The gradients, `[elements]` of each parameter in the order of the table.
+    pub fn flat(&self) -> impl Iterator<Item = Tensor<1>> + '_ {
+        let scaled = |sum: &Tensor<1>| sum.clone().mul_scalar(self.factor);
+        self.sums.iter().map(scaled)
+    }
+
+    /// What is to be multiplied with [`factor`](Self::factor).
+    pub fn sums(&self) -> &[Tensor<1>] {
+        &self.sums
+    }
+
+    /// What the sums are to be multiplied with.
+    pub fn factor(&self) -> f64 {
+        self.factor
+    }
+
+    /// The sums, for the optimizer, which may write over them.
+    pub fn into_sums(self) -> Vec<Tensor<1>> {
+        self.sums
     }
 
     /// Multiplies every gradient.
     pub fn scale(&mut self, factor: f64) {
-        for gradient in &mut self.flat {
-            *gradient = gradient.clone().mul_scalar(factor);
-        }
+        self.factor *= factor;
     }
 }
 

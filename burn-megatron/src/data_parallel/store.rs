@@ -88,8 +88,7 @@ impl GradientSink for GradientStore {
         let gradient = flatten(gradient, self.ranks[index]);
         let slot = &mut self.lock()[index];
         if slot.expected == 0 {
-            tracing::warn!(parameter = index, "a gradient came after its step was over");
-            return;
+            return late(index);
         }
         slot.expected -= 1;
         slot.sum = Some(match slot.sum.take() {
@@ -104,7 +103,17 @@ impl GradientSink for GradientStore {
             deferred.push((index, gradient));
             return;
         }
-        self.accumulate(index, gradient());
+        // The sum goes into the product, which adds to it in place.
+        let sum = {
+            let slot = &mut self.lock()[index];
+            if slot.expected == 0 {
+                return late(index);
+            }
+            slot.expected -= 1;
+            slot.sum.take()
+        };
+        let sum = flatten(gradient(sum), self.ranks[index]);
+        self.lock()[index].sum = Some(sum);
     }
 }
 
@@ -151,6 +160,10 @@ impl DeferringSink for GradientStore {
             stages.sums.push(Sums::start(sums, &self.comm));
         }
     }
+}
+
+fn late(index: usize) {
+    tracing::warn!(parameter = index, "a gradient came after its step was over");
 }
 
 /// `rank` is the number of dims of the tensor, which a `DispatchTensor` does not carry in its type.

@@ -3,11 +3,17 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::attention_core::{Heads, attend};
+use burn_megatron_kernels::attention::{
+    AttentionOptions, Heads, MAX_WIDTH, flash_attention_packed,
+};
+use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
+
+use super::attention_core::attend;
 use super::{
     BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init, Lies,
-    OutputSection, RotaryTable, RowParallelLinear, RowParallelLinearConfig, Scope,
+    OutputSection, RowParallelLinear, RowParallelLinearConfig, Scope,
 };
+use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
 
 /// Configuration of a [`ParallelAttention`].
@@ -49,6 +55,16 @@ pub struct ParallelAttention {
     heads: Heads,
     #[module(skip)]
     lies: Lies,
+    #[module(skip)]
+    fused: Fused,
+}
+
+/// Which parts are kernels.
+#[derive(Clone, Copy, Debug)]
+struct Fused {
+    attention: bool,
+    softmax: bool,
+    rope: bool,
 }
 
 impl ParallelAttentionConfig {
@@ -87,35 +103,88 @@ impl ParallelAttentionConfig {
             .with_bias(self.bias)
             .with_sequence_parallel(self.sequence_parallel)
             .init(&scope.child("output"))?;
+        self.check_fused(scope)?;
         Ok(ParallelAttention {
             qkv,
             output,
             dropout: Dropout::new(self.dropout, &scope.child("dropout"))?,
             heads: Heads {
-                queries: heads,
+                heads,
                 groups: (self.groups / place.size).max(1),
                 width: self.head_width,
             },
             lies: Lies::SplitAlong { dim: 1, place },
+            fused: Fused {
+                attention: scope.is_fused(Operation::Attention),
+                softmax: scope.is_fused(Operation::Softmax),
+                rope: scope.is_fused(Operation::Rope),
+            },
         })
+    }
+
+    /// Says what keeps attention from being fused.
+    fn check_fused(&self, scope: &Scope) -> Result<(), BuildError> {
+        let (operation, width) = (Operation::Attention, self.head_width);
+        if self.dropout > 0.0 {
+            let reason = "the attention's dropout acts on its probabilities";
+            scope.keep_unfused(operation, reason)?;
+        }
+        if width > MAX_WIDTH {
+            let reason = format!("heads of {width} features are wider than {MAX_WIDTH}");
+            scope.keep_unfused(operation, reason)?;
+        }
+        Ok(())
     }
 }
 
 impl ParallelAttention {
     /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
     /// parallelism. `rotary` turns queries and keys.
-    pub fn forward(&self, x: Tensor<3>, rotary: Option<&RotaryTable>) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, rotary: Option<&RopeTable>) -> Tensor<3> {
+        self.output.forward(self.heads_of(x, rotary))
+    }
+
+    /// The output before its bias, and the bias, for an operation that adds it itself.
+    pub fn forward_without_bias(
+        &self,
+        x: Tensor<3>,
+        rotary: Option<&RopeTable>,
+    ) -> (Tensor<3>, Option<Tensor<1>>) {
+        self.output.forward_without_bias(self.heads_of(x, rotary))
+    }
+
+    /// What the heads of this rank give.
+    fn heads_of(&self, x: Tensor<3>, rotary: Option<&RopeTable>) -> Tensor<3> {
         let qkv = self.qkv.forward(x);
-        let [batch, seq, _] = qkv.dims();
-        let shape = [batch, self.heads.queries, seq, seq];
-        let mask = qkv
-            .is_autodiff()
-            .then(|| {
-                self.dropout
-                    .scaled_mask(shape, self.lies, &qkv.device(), qkv.dtype())
-            })
-            .flatten();
-        self.output
-            .forward(attend(qkv, self.heads, rotary.cloned(), mask))
+        let qkv = match rotary {
+            Some(table) => self.turn(qkv, table),
+            None => qkv,
+        };
+        if self.fused.attention {
+            let options = AttentionOptions {
+                causal: true,
+                ..AttentionOptions::default()
+            };
+            return flash_attention_packed(qkv, self.heads, None, &options);
+        }
+        attend(qkv, self.heads, self.fused.softmax, |probabilities| {
+            self.dropout.forward(probabilities, self.lies)
+        })
+    }
+
+    /// Turns the queries and keys of a joint projection.
+    fn turn(&self, qkv: Tensor<3>, table: &RopeTable) -> Tensor<3> {
+        let ([batch, seq, features], heads) = (qkv.dims(), self.heads);
+        let x = qkv.reshape([batch, seq, features / heads.width, heads.width]);
+        let options = RopeOptions {
+            heads: Some(heads.heads + heads.groups),
+            ..RopeOptions::default()
+        };
+        let positions = Positions::From(0);
+        let turned = match self.fused.rope {
+            true => rope::rotate(x, table, &positions, &options),
+            false => rope::composed::rotate(x, table, &positions, &options),
+        };
+        turned.reshape([batch, seq, features])
     }
 }

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 
 use super::linear::{InputLies, Weight, linear};
 use super::{BuildError, Init, ParameterSpec, Placement, Scope, Section, value_at};
+use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
@@ -108,6 +109,7 @@ impl ColumnParallelLinearConfig {
             comm: scope.groups().tensor().clone(),
             gather_output: self.gather_output,
             sequence_parallel: self.sequence_parallel,
+            fused: scope.is_fused(Operation::Linear),
         })
     }
 }
@@ -142,6 +144,8 @@ pub struct ColumnParallelLinear {
     gather_output: bool,
     #[module(skip)]
     sequence_parallel: bool,
+    #[module(skip)]
+    fused: bool,
 }
 
 impl ColumnParallelLinear {
@@ -149,18 +153,35 @@ impl ColumnParallelLinear {
     ///
     /// Under sequence parallelism the input is `[batch, seq / tensor, in]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let weight = Weight::of(&self.weight, &x);
         let bias = self.bias.as_ref().map(|bias| value_at(bias, &x));
+        let y = self.product(x, bias);
+        match self.gather_output {
+            true => collective::gather(y, 2, &self.comm),
+            false => y,
+        }
+    }
+
+    /// This rank's part of the output before the bias, and its part of the bias, for an operation
+    /// that adds it itself.
+    ///
+    /// # Panics
+    ///
+    /// When the output is to be gathered.
+    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
+        assert!(!self.gather_output, "an output without its bias cannot be gathered");
+        let y = self.product(x, None);
+        let bias = self.bias.as_ref().map(|bias| value_at(bias, &y));
+        (y, bias)
+    }
+
+    fn product(&self, x: Tensor<3>, bias: Option<Tensor<1>>) -> Tensor<3> {
+        let weight = Weight::of(&self.weight, &x);
         let comm = self.comm.clone();
         let input = match (comm.size(), self.sequence_parallel) {
             (1, _) => InputLies::Local,
             (_, false) => InputLies::Replicated(comm),
             (_, true) => InputLies::SplitSequence(comm),
         };
-        let y = linear(x, weight, bias, input);
-        match self.gather_output {
-            true => collective::gather(y, 2, &self.comm),
-            false => y,
-        }
+        linear(x, weight, bias, input, self.fused)
     }
 }

@@ -30,12 +30,16 @@ pub trait GradientSink: Send + Sync + 'static {
     /// Takes a weight gradient that is still to be computed. A sink that can put it off does so
     /// while it is told to ([`DeferringSink`]); any other computes it at once.
     fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
-        self.accumulate(index, gradient());
+        self.accumulate(index, gradient(None));
     }
 }
 
 /// The computation of a weight gradient.
-pub type LaterGradient = Box<dyn FnOnce() -> DispatchTensor + Send>;
+///
+/// A sink may give it the sum of earlier gradients, flat and in the type that sums are kept in; the
+/// result is then the new sum. Otherwise it is this gradient alone. The result has the parameter's
+/// shape.
+pub type LaterGradient = Box<dyn FnOnce(Option<Tensor<1>>) -> DispatchTensor + Send>;
 
 /// A weight gradient that was put off, with the index of its parameter.
 pub type Deferred = (usize, LaterGradient);

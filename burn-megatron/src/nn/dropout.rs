@@ -1,10 +1,11 @@
 //! Dropout with masks that do not depend on the layout.
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_megatron_kernels::philox::Stream;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::dropout::{self, Draw};
 
 use super::{BuildError, Place, Position, Scope};
+use crate::choice::Operation;
 
 /// Sets elements to zero with probability `p` while training, and scales the others by `1/(1-p)`.
 ///
@@ -17,6 +18,8 @@ pub struct Dropout {
     key: u64,
     #[module(skip)]
     position: Position,
+    #[module(skip)]
+    fused: bool,
 }
 
 /// How the input of [`Dropout::forward`] lies on the ranks.
@@ -50,42 +53,57 @@ impl Dropout {
             probability,
             key,
             position,
+            fused: scope.is_fused(Operation::Dropout),
         })
     }
 
     /// `[batch, ...]` to `[batch, ...]`; the identity outside of training (a plain tensor).
     pub fn forward<const D: usize>(&self, x: Tensor<D>, lies: Lies) -> Tensor<D> {
-        if !x.is_autodiff() {
-            return x;
-        }
-        match self.scaled_mask(x.dims(), lies, &x.device(), x.dtype()) {
-            Some(mask) => x * Tensor::from_inner(mask),
+        match self.draw(&x, lies) {
+            Some(draw) => self.apply(x, None, None, Some(draw)),
             None => x,
         }
     }
 
-    /// The mask that [`forward`](Self::forward) multiplies an input of `shape` with: 0 or
-    /// `1/(1-p)`, a plain tensor. None where nothing is dropped.
-    pub fn scaled_mask<const D: usize>(
+    /// `residual + dropout(x + bias)`, `[batch, ...]` each but the bias, which is of the last dim.
+    pub fn forward_add<const D: usize>(
         &self,
-        shape: [usize; D],
+        x: Tensor<D>,
+        bias: Option<Tensor<1>>,
+        residual: Tensor<D>,
         lies: Lies,
-        device: &Device,
-        dtype: DType,
-    ) -> Option<Tensor<D>> {
-        let device = device.clone().inner();
-        let mask = || Tensor::from_data(self.mask(shape, lies), (&device, dtype));
-        (self.probability > 0.0).then(mask)
+    ) -> Tensor<D> {
+        match (self.draw(&x, lies), bias) {
+            (None, None) => residual + x,
+            (draw, bias) => self.apply(x, bias, Some(residual), draw),
+        }
     }
 
-    /// This rank's part of the scaled mask, for an input of `shape` on this rank.
-    fn mask<const D: usize>(&self, shape: [usize; D], lies: Lies) -> TensorData {
-        let (step, first_sample) = self.position.get();
-        let stream = Stream::new(self.key, step);
-        let keep = 1.0 - self.probability;
-        let threshold = (keep * 4_294_967_296.0) as u64;
-        let scale = (1.0 / keep) as f32;
+    /// Whether anything is dropped while training.
+    pub fn is_on(&self) -> bool {
+        self.probability > 0.0
+    }
 
+    fn apply<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        bias: Option<Tensor<1>>,
+        residual: Option<Tensor<D>>,
+        draw: Option<Draw>,
+    ) -> Tensor<D> {
+        match self.fused {
+            true => dropout::bias_dropout_add(x, bias, residual, draw),
+            false => dropout::composed::bias_dropout_add(x, bias, residual, draw),
+        }
+    }
+
+    /// Which draws this rank's part of the mask takes; none where nothing is dropped.
+    fn draw<const D: usize>(&self, x: &Tensor<D>, lies: Lies) -> Option<Draw> {
+        (self.is_on() && x.is_autodiff()).then(|| self.draw_for(x.dims(), lies))
+    }
+
+    fn draw_for<const D: usize>(&self, shape: [usize; D], lies: Lies) -> Draw {
+        let (step, first_sample) = self.position.get();
         let (dim, place) = match lies {
             Lies::Whole => (1, Place { index: 0, size: 1 }),
             Lies::SplitAlong { dim, place } => (dim, place),
@@ -93,23 +111,21 @@ impl Dropout {
         let outer: usize = shape[1..dim].iter().product();
         let run: usize = shape[dim..].iter().product();
         let sample = (outer * run * place.size) as u64;
-        let mut mask = vec![0.0f32; shape.iter().product()];
-        for (i, run_mask) in mask.chunks_exact_mut(run.max(1)).enumerate() {
-            let (row, outer_index) = (i / outer, i % outer);
-            let in_sample = (outer_index * place.size + place.index) * run;
-            let start = (first_sample + row as u64) * sample + in_sample as u64;
-            stream.words(start, run, |i, word| {
-                if u64::from(word) < threshold {
-                    run_mask[i] = scale;
-                }
-            });
+        Draw {
+            probability: self.probability,
+            key: self.key,
+            position: step,
+            first: first_sample * sample + (place.index * run) as u64,
+            run,
+            pitch: (run * place.size) as u64,
         }
-        TensorData::new(mask, shape)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::*;
     use crate::comm::Groups;
 
@@ -118,8 +134,14 @@ mod tests {
         Dropout::new(probability, &scope).unwrap()
     }
 
-    fn values(data: TensorData) -> Vec<f32> {
-        data.try_into_vec().unwrap()
+    /// What an input of ones becomes: 0 where it is dropped.
+    fn mask<const D: usize>(dropout: &Dropout, shape: [usize; D], lies: Lies) -> Tensor<D> {
+        let ones = Tensor::<D>::ones(shape, &Device::flex().autodiff());
+        dropout.forward(ones, lies).inner()
+    }
+
+    fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+        tensor.into_data().try_into_vec().unwrap()
     }
 
     #[test]
@@ -127,7 +149,7 @@ mod tests {
         let dropout = dropout(0.3);
         dropout.position.set(5, 2);
         let shape = [3, 4, 6, 2];
-        let whole = Tensor::<4>::from_data(dropout.mask(shape, Lies::Whole), &Device::flex());
+        let whole = mask(&dropout, shape, Lies::Whole);
         for dim in 1..4 {
             for size in [1, 2] {
                 let mut local = shape;
@@ -137,7 +159,7 @@ mod tests {
                         dim,
                         place: Place { index, size },
                     };
-                    Tensor::<4>::from_data(dropout.mask(local, lies), &Device::flex())
+                    mask(&dropout, local, lies)
                 };
                 let parts = Tensor::cat((0..size).map(part).collect(), dim);
                 parts.into_data().assert_eq(&whole.to_data(), true);
@@ -148,15 +170,15 @@ mod tests {
     #[test]
     fn a_micro_batch_draws_its_rows_of_the_batch() {
         let dropout = dropout(0.5);
-        let whole = values(dropout.mask([4, 7, 3], Lies::Whole));
+        let whole = values(mask(&dropout, [4, 7, 3], Lies::Whole));
         dropout.position.set(0, 2);
         assert_eq!(
-            values(dropout.mask([2, 7, 3], Lies::Whole)),
+            values(mask(&dropout, [2, 7, 3], Lies::Whole)),
             whole[2 * 21..]
         );
         dropout.position.set(1, 2);
         assert_ne!(
-            values(dropout.mask([2, 7, 3], Lies::Whole)),
+            values(mask(&dropout, [2, 7, 3], Lies::Whole)),
             whole[2 * 21..]
         );
     }

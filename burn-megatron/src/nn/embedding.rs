@@ -5,6 +5,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
 use super::{BuildError, Init, ParameterSpec, Place, Placement, Scope, Section, value_at};
+use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
@@ -170,6 +171,8 @@ pub struct OutputLayer {
     comm: Comm,
     #[module(skip)]
     sequence_parallel: bool,
+    #[module(skip)]
+    fused: bool,
 }
 
 impl OutputLayer {
@@ -193,6 +196,7 @@ impl OutputLayer {
             weight: (!tied).then(|| scope.parameter("weight", spec)),
             comm: scope.groups().tensor().clone(),
             sequence_parallel,
+            fused: scope.is_fused(Operation::Linear),
         })
     }
 
@@ -220,6 +224,6 @@ impl OutputLayer {
             (_, false) => InputLies::Replicated(comm),
             (_, true) => InputLies::SplitSequence(comm),
         };
-        linear(x, weight.transposed(), None, input)
+        linear(x, weight.transposed(), None, input, self.fused)
     }
 }

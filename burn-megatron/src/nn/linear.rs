@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
-use burn_megatron_kernels::{Function, apply};
+use burn_megatron_kernels::{Function, apply, gemm};
 
 use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
@@ -81,11 +81,14 @@ impl From<Tensor<2>> for Weight {
 /// Where the gradients of the ranks must be summed, that collective is under way while the weight
 /// gradient is computed. Of a split sequence only this rank's part is saved; the backward gathers
 /// it again while it computes the input gradient (Korthikanti et al. 2022, arXiv:2205.05198).
+///
+/// `fused` says whether the products add the bias, and earlier weight gradients, themselves.
 pub fn linear(
     x: Tensor<3>,
     weight: impl Into<Weight>,
     bias: Option<Tensor<1>>,
     input: InputLies,
+    fused: bool,
 ) -> Tensor<3> {
     let Weight {
         tensor,
@@ -100,6 +103,7 @@ pub fn linear(
             input,
             exit,
             transposed,
+            fused,
         },
     )
 }
@@ -111,6 +115,8 @@ struct Linear {
     exit: Option<Exit>,
     /// Whether it goes there as `[out, in]`.
     transposed: bool,
+    /// Whether products go through the kernels' seam.
+    fused: bool,
 }
 
 impl Function for Linear {
@@ -121,10 +127,8 @@ impl Function for Linear {
             InputLies::Local | InputLies::Replicated(_) => x,
         };
         let [batch, seq, _] = x.dims();
-        let mut y = rows(x).matmul(weight);
-        if let Some(bias) = inputs.get(2) {
-            y = y + tensor::<1>(bias).unsqueeze();
-        }
+        let bias = inputs.get(2).map(tensor::<1>);
+        let y = self.product(rows(x), weight, bias);
         let out = y.dims()[1];
         let mut saved = inputs;
         saved.truncate(2);
@@ -151,10 +155,8 @@ impl Function for Linear {
         };
         let input_gradient = needs_x.then(|| {
             let width = weight.dims()[0];
-            let dx = gradient
-                .clone()
-                .matmul(weight.transpose())
-                .reshape([batch, seq, width]);
+            let dx = self.product(gradient.clone(), weight.transpose(), None);
+            let dx = dx.reshape([batch, seq, width]);
             match &self.input {
                 InputLies::Local => PendingTensor::ready(dx),
                 InputLies::Replicated(comm) => start_all_reduce(dx, ReduceOp::Sum, comm),
@@ -163,20 +165,19 @@ impl Function for Linear {
         });
         let weight_gradient = match &self.exit {
             Some(exit) => {
-                let (gradient, transposed) = (gradient.clone(), self.transposed);
-                let later = move || {
-                    let product = weight_gradient(x.wait(), gradient);
-                    let product = if transposed {
-                        product.transpose()
-                    } else {
-                        product
+                let (gradient, transposed, fused) = (gradient.clone(), self.transposed, self.fused);
+                let later = move |sum: Option<Tensor<1>>| {
+                    let (left, right) = match transposed {
+                        true => (gradient, rows(x.wait())),
+                        false => (rows(x.wait()), gradient),
                     };
-                    product.into_dispatch()
+                    weight_gradient(left, right, sum, fused).into_dispatch()
                 };
                 exit.sink.accumulate_later(exit.index, Box::new(later));
                 None
             }
-            None => needs_weight.then(|| weight_gradient(x.wait(), gradient.clone())),
+            None => needs_weight
+                .then(|| weight_gradient(rows(x.wait()), gradient.clone(), None, self.fused)),
         };
         let bias_gradient = needed.get(2).is_some_and(|needed| *needed).then(|| {
             let sum: Tensor<2> = gradient.sum_dim(0);
@@ -195,10 +196,33 @@ impl Function for Linear {
     }
 }
 
-/// `[in, out]`
-fn weight_gradient(x: Tensor<3>, gradient: Tensor<2>) -> Tensor<2> {
+impl Linear {
+    /// `[rows, in]`, `[in, out]`, `[out]` to `[rows, out]`.
+    fn product(&self, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+        match self.fused {
+            true => gemm::linear(x, weight, bias),
+            false => gemm::composed::linear(x, weight, bias),
+        }
+    }
+}
+
+/// `left^T right`, of `[rows, a]` and `[rows, b]`, added to the flat `sum` where there is one.
+fn weight_gradient(
+    left: Tensor<2>,
+    right: Tensor<2>,
+    sum: Option<Tensor<1>>,
+    fused: bool,
+) -> Tensor<2> {
     let _span = tracing::trace_span!("weight_gradient").entered();
-    rows(x).transpose().matmul(gradient)
+    let shape = [left.dims()[1], right.dims()[1]];
+    let Some(sum) = sum.map(|sum| sum.reshape(shape)) else {
+        return left.transpose().matmul(right);
+    };
+    // The kernel adds up in f32, or f64; sums in 16 bits are not its business.
+    match fused && sum.dtype() == right.dtype() && sum.dtype().size() >= 4 {
+        true => gemm::accumulate_weight_gradient(left, right, sum),
+        false => sum + left.transpose().matmul(right),
+    }
 }
 
 fn tensor<const D: usize>(tensor: &DispatchTensor) -> Tensor<D> {

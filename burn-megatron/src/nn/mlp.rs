@@ -3,6 +3,8 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use crate::choice::Operation;
+
 use super::{
     Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init, OutputSection,
     RowParallelLinear, RowParallelLinearConfig, Scope,
@@ -36,6 +38,8 @@ pub struct ParallelMlp {
     pub down: RowParallelLinear,
     #[module(skip)]
     activation: Activation,
+    #[module(skip)]
+    fused: bool,
 }
 
 impl ParallelMlpConfig {
@@ -66,6 +70,7 @@ impl ParallelMlpConfig {
             up,
             down,
             activation: self.activation,
+            fused: scope.is_fused(Operation::Activation),
         })
     }
 }
@@ -74,7 +79,16 @@ impl ParallelMlp {
     /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
     /// parallelism.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        match self.forward_without_bias(x) {
+            (y, Some(bias)) => y + bias.unsqueeze(),
+            (y, None) => y,
+        }
+    }
+
+    /// The output before the last bias, and that bias, for an operation that adds it itself.
+    pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
+        let (x, bias) = self.up.forward_without_bias(x);
         self.down
-            .forward(self.activation.forward(self.up.forward(x)))
+            .forward_without_bias(self.activation.forward(x, bias, self.fused))
     }
 }

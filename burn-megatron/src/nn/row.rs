@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 
 use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
 use super::{BuildError, Init, ParameterSpec, Placement, Scope, value_at};
+use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
@@ -76,6 +77,7 @@ impl RowParallelLinearConfig {
             comm: scope.groups().tensor().clone(),
             input_is_split: self.input_is_split,
             sequence_parallel: self.sequence_parallel,
+            fused: scope.is_fused(Operation::Linear),
         })
     }
 }
@@ -95,6 +97,8 @@ pub struct RowParallelLinear {
     input_is_split: bool,
     #[module(skip)]
     sequence_parallel: bool,
+    #[module(skip)]
+    fused: bool,
 }
 
 impl RowParallelLinear {
@@ -114,7 +118,7 @@ impl RowParallelLinear {
             false => collective::split(x, 2, &self.comm),
         };
         let weight = Weight::of(&self.weight, &x);
-        let partial = linear(x, weight, None, InputLies::Local);
+        let partial = linear(x, weight, None, InputLies::Local, self.fused);
         let y = match self.sequence_parallel {
             true => collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm),
             false => collective::reduce(partial, &self.comm),

@@ -1,8 +1,10 @@
 //! The norm of all gradients, each element of the model counted once.
 
 use burn::module::Module;
-use burn::tensor::{ElementConversion, Tensor};
+use burn::tensor::Tensor;
+use burn_megatron_kernels::adamw::{composed, sum_of_squares_of};
 
+use crate::choice::Operation;
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::data_parallel::{DistributedDataParallel, Gradients, owned};
@@ -22,9 +24,9 @@ pub fn global_norm<M: Module>(
 ) -> Result<f64, CommError> {
     let _span = tracing::debug_span!("gradient_norm").entered();
     let place = ddp.groups().place();
-    let mut squares = 0.0;
+    let mut parts = vec![];
     let first_stage = ddp.groups().pipeline().rank() == 0;
-    for (gradient, entry) in gradients.flat.iter().zip(ddp.table().entries()) {
+    for (gradient, entry) in gradients.sums().iter().zip(ddp.table().entries()) {
         if entry.at_both_ends && !first_stage {
             continue;
         }
@@ -37,15 +39,18 @@ pub fn global_norm<M: Module>(
                     .reshape(shape)
                     .narrow(1, range.start, range.len()),
             };
-            squares += (part.clone() * part)
-                .sum()
-                .into_scalar::<f64>()
-                .elem::<f64>();
+            let len = part.shape().num_elements();
+            parts.push(part.reshape([len]));
         }
     }
+    let squares = match (parts.is_empty(), ddp.kernels().is_fused(Operation::Optimizer)) {
+        (true, _) => 0.0,
+        (false, true) => sum_of_squares_of(&parts).into_scalar::<f64>(),
+        (false, false) => composed::sum_of_squares_of(&parts).into_scalar::<f64>(),
+    };
     let groups = ddp.groups();
     let of_stage = sum(squares, groups.tensor())?;
-    Ok(sum(of_stage, groups.pipeline())?.sqrt())
+    Ok(sum(of_stage, groups.pipeline())?.sqrt() * gradients.factor())
 }
 
 fn sum(value: f64, comm: &Comm) -> Result<f64, CommError> {

@@ -4,10 +4,11 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
+use crate::data_parallel::{DistributedDataParallel, Gradients};
 use crate::comm::{Groups, World};
 use crate::mesh::ParallelConfig;
 use crate::nn::{
-    Init, Norm, NormKind, ParallelAttention, ParallelAttentionConfig, ParallelModule, Place, Scope,
+    Init, Norm, NormKind, ParameterTable, ParallelAttention, ParallelAttentionConfig, ParallelModule, Place, Scope,
     VocabParallelEmbedding, Vocabulary,
 };
 
@@ -64,10 +65,7 @@ fn whole_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
 fn gradients(table: &ParameterTable, place: Place, step: usize) -> Gradients {
     let parts = table.entries().iter().zip(whole_gradients(table, step));
     let part = parts.map(|(entry, whole)| entry.placement.part(&entry.shape, &whole, place));
-    Gradients {
-        flat: part.map(tensor).collect(),
-        tokens: 1,
-    }
+    Gradients::new(part.map(tensor).collect(), 1)
 }
 
 fn tensor(values: Vec<f64>) -> Tensor<1> {

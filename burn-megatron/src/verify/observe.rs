@@ -65,9 +65,8 @@ pub(super) fn observe<S: Subject>(
         observation.losses.push(pass.loss);
         if step == 0 {
             let parts = gradients
-                .flat
-                .iter()
-                .map(|gradient| elements(gradient.clone()))
+                .flat()
+                .map(elements)
                 .collect();
             let assembled = Assembled::new(parts, ddp.table(), groups)?;
             observation.gradients = assembled.whole;

@@ -291,7 +291,7 @@ fn attention() {
             output_init: INIT,
             sequence_parallel,
         };
-        let rotary = turned.then(|| RotaryTable::new(SEQ, 4, 100.0, &autodiff(), DType::F64));
+        let rotary = turned.then(|| super::rotary(SEQ, 4, 100.0, DType::F64));
         let case = Case {
             input: sequence(HIDDEN, sequence_parallel),
             output: sequence(HIDDEN, sequence_parallel),

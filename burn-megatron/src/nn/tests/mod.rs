@@ -13,6 +13,8 @@ mod references_attention;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
+use burn_megatron_kernels::rope::{RopeConfig, RopeTable, Scaling};
+
 use super::{ParameterTable, Place, Placement};
 use crate::comm::{Groups, GroupsError, World};
 use crate::mesh::ParallelConfig;
@@ -36,6 +38,17 @@ fn wave<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
         TensorData::new(values, shape),
         (&Device::flex(), DType::F64),
     )
+}
+
+/// The angles of rotary positions.
+fn rotary(max_positions: usize, width: usize, base: f64, dtype: DType) -> RopeTable {
+    let config = RopeConfig {
+        width,
+        max_positions,
+        base,
+        scaling: Scaling::None,
+    };
+    RopeTable::new(&config, &Device::flex(), dtype).unwrap()
 }
 
 /// The same tensor as a leaf of a graph.

@@ -155,7 +155,7 @@ fn overlap_changes_no_bit() {
                     false => collective::copy(x, groups.tensor()),
                 };
                 let bias = layer.bias.as_ref().map(|bias| bias.val());
-                linear(x, layer.weight.val(), bias, InputLies::Local)
+                linear(x, layer.weight.val(), bias, InputLies::Local, true)
             });
             assert_eq!(
                 overlapped, one_by_one,
@@ -175,7 +175,7 @@ fn what_is_not_needed_is_not_communicated() {
             journal: journal.clone(),
         });
         let run = |x: Tensor<3>, weight: Tensor<2>| {
-            let y = linear(x, weight, None, InputLies::SplitSequence(slow.clone()));
+            let y = linear(x, weight, None, InputLies::SplitSequence(slow.clone()), true);
             journal.lock().unwrap().clear();
             let _ = backward(&y);
             journal.lock().unwrap().clone()

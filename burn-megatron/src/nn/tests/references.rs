@@ -4,6 +4,8 @@ use burn::module::Param;
 use burn::tensor::activation::{gelu_approximate, sigmoid};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 
+use burn_megatron_kernels::rope::{Positions, RopeOptions, rotate};
+
 use super::{assert_close, assert_near, autodiff, leaf, values, wave};
 use crate::comm::Groups;
 use crate::nn::*;
@@ -170,14 +172,20 @@ fn norms_in_f32_are_near_those_in_f64() {
 
 #[test]
 fn activations_follow_their_formulas() {
+    for fused in [true, false] {
+        activations(fused);
+    }
+}
+
+fn activations(fused: bool) {
     assert_same(
         "gelu",
-        |x| Activation::Gelu.forward(x),
+        |x| Activation::Gelu.forward(x, None, fused),
         burn::tensor::activation::gelu,
     );
     assert_same(
         "gelu of tanh",
-        |x| Activation::GeluTanh.forward(x),
+        |x| Activation::GeluTanh.forward(x, None, fused),
         |x| {
             let cube = x.clone() * x.clone() * x.clone();
             let inner = (x.clone() + cube.mul_scalar(0.044715))
@@ -187,12 +195,12 @@ fn activations_follow_their_formulas() {
     );
     assert_same(
         "Burn's gelu of tanh",
-        |x| Activation::GeluTanh.forward(x),
+        |x| Activation::GeluTanh.forward(x, None, fused),
         gelu_approximate,
     );
     assert_same(
         "swiglu",
-        |x| Activation::SwiGlu.forward(x),
+        |x| Activation::SwiGlu.forward(x, None, fused),
         |x| {
             let (gate, value) = (x.clone().narrow(2, 0, 3), x.narrow(2, 3, 3));
             gate.clone() * sigmoid(gate) * value
@@ -208,7 +216,7 @@ fn activations_are_finite_far_out() {
             [[[-1e4f64, -50.0, 50.0, 1e4, 1.0, 1.0, 1.0, 1.0]]],
             (&Device::flex(), DType::F64),
         ));
-        let y = activation.forward(x.clone());
+        let y = activation.forward(x.clone(), None, true);
         let gradients = y.clone().sum().backward();
         let y = values(y.inner());
         assert!(
@@ -262,8 +270,15 @@ fn rotary_positions_are_burns_in_another_order() {
         let pairs: Tensor<5> = x.reshape([2, 3, seq, width / inner, inner]);
         pairs.swap_dims(3, 4).reshape([2, 3, seq, width])
     };
-    let table = RotaryTable::new(16, width, 10_000.0, &Device::flex(), DType::F32);
-    let ours = values(table.turn(order(x.clone(), 2)));
+    let table = super::rotary(16, width, 10_000.0, DType::F32);
+    // The kernel turns `[batch, seq, heads, width]`.
+    let turned = rotate(
+        order(x.clone(), 2).swap_dims(1, 2),
+        &table,
+        &Positions::From(0),
+        &RopeOptions::default(),
+    );
+    let ours = values(turned.swap_dims(1, 2));
     let theirs = values(order(reference.forward(x), 2));
     assert_near("turned", &ours, &theirs, 1e-6);
 }

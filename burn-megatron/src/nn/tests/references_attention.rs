@@ -106,17 +106,11 @@ fn attention_is_its_unfused_composition() {
         let model = scope.clone().finish(layer).unwrap();
         let place = Place { index: 0, size: 1 };
         let layer = filled(model.module, &model.table, place);
-        let table = |base| RotaryTable::new(SEQ, WIDTH, base, &autodiff(), DType::F64);
+        let table = |base| super::rotary(SEQ, WIDTH, base, DType::F64);
         let rotary = rotary_base.map(table);
-        let dropped = Dropout::new(dropout, &scope.child("dropout"))
-            .unwrap()
-            .scaled_mask(
-                [BATCH, HEADS, SEQ, SEQ],
-                Lies::Whole,
-                &autodiff(),
-                DType::F64,
-            );
-        assert_eq!(dropped.is_some(), dropout > 0.0);
+        let dropped = Dropout::new(dropout, &scope.child("dropout")).unwrap();
+        let ones = Tensor::<4>::ones([BATCH, HEADS, SEQ, SEQ], (&autodiff(), DType::F64));
+        let dropped = (dropout > 0.0).then(|| dropped.forward(ones, Lies::Whole).inner());
 
         let x = leaf(wave([BATCH, SEQ, HIDDEN], 0.5).mul_scalar(0.3));
         let ours = all(&layer, layer.forward(x.clone(), rotary.as_ref()), &x);

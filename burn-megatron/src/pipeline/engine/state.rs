@@ -98,7 +98,7 @@ impl<'a> State<'a> {
             }
             (ActionKind::WeightGradient, ..) => {
                 for (index, gradient) in self.deferred.remove(&key).unwrap_or_default() {
-                    self.sink.accumulate(index, gradient());
+                    self.sink.accumulate_later(index, gradient);
                 }
             }
             (ActionKind::SendActivation, Some(to), Some(at)) => {
@@ -141,9 +141,9 @@ impl<'a> State<'a> {
                 // Sums keep their order: what waits comes first.
                 false if index == put_off.index => {
                     self.compute_put_off();
-                    self.sink.accumulate(index, gradient());
+                    self.sink.accumulate_later(index, gradient);
                 }
-                false => self.sink.accumulate(index, gradient()),
+                false => self.sink.accumulate_later(index, gradient),
             }
         }
     }
@@ -151,7 +151,7 @@ impl<'a> State<'a> {
     /// Computes what was put off, in order.
     pub fn compute_put_off(&mut self) {
         for (index, gradient) in self.waiting.drain(..) {
-            self.sink.accumulate(index, gradient());
+            self.sink.accumulate_later(index, gradient);
         }
     }
 

@@ -60,7 +60,7 @@ impl GradientSink for Sums {
     fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
         match &mut *self.deferred.lock().unwrap() {
             Some(deferred) => deferred.push((index, gradient)),
-            None => self.accumulate(index, gradient()),
+            None => self.accumulate(index, gradient(None)),
         }
     }
 }
@@ -166,7 +166,7 @@ impl Stage for Chain {
             self.leaves.lock().unwrap().push((micro_batch, x.clone()));
             x
         });
-        let y = linear(x.clone(), self.weight_of(stage, &x), None, InputLies::Local);
+        let y = linear(x.clone(), self.weight_of(stage, &x), None, InputLies::Local, true);
         if stage + 1 == self.stages {
             Output::Loss((y.clone() * y).sum())
         } else {

@@ -1,0 +1,131 @@
+//! The activation as a recorded function, and its two kernels.
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Shape;
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::{Activation, ActivationOptions, NAME, cpu, statistics};
+use crate::Function;
+use crate::cpu::for_float;
+use crate::launch::{Kernel, Spec, launch, launch_one};
+
+/// Inputs: `x`, then the bias and the row weight where there are any.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fused {
+    pub kind: Activation,
+    pub options: ActivationOptions,
+    pub bias: bool,
+    pub weight: bool,
+}
+
+/// Which gradients a backward makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Wanted {
+    pub x: bool,
+    pub bias: bool,
+    pub weight: bool,
+}
+
+impl Fused {
+    /// The values of the inputs in the order `x`, bias, row weight.
+    pub fn split<T>(&self, inputs: impl IntoIterator<Item = T>) -> (T, Option<T>, Option<T>) {
+        let mut inputs = inputs.into_iter();
+        let Some(x) = inputs.next() else {
+            unreachable!("the function is applied to `x` first")
+        };
+        let bias = self.bias.then(|| inputs.next()).flatten();
+        let weight = self.weight.then(|| inputs.next()).flatten();
+        (x, bias, weight)
+    }
+}
+
+impl Function for Fused {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (launch_one(Forward(*self), inputs.clone()), inputs)
+    }
+
+    fn backward(
+        &self,
+        mut saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let (x, bias, weight) = self.split(needed.iter().copied());
+        let wanted = Wanted {
+            x,
+            bias: bias.unwrap_or(false),
+            weight: weight.unwrap_or(false),
+        };
+        saved.push(gradient);
+        let mut gradients = launch(Backward(*self, wanted), saved).into_iter();
+        needed
+            .iter()
+            .map(|needed| needed.then(|| gradients.next()).flatten())
+            .collect()
+    }
+}
+
+/// `f(x + bias) row_weight`.
+#[derive(Debug)]
+struct Forward(Fused);
+
+impl Kernel for Forward {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        let mut shape: Vec<usize> = inputs[0].shape.iter().copied().collect();
+        if let Some(width) = shape.last_mut() {
+            *width = self.0.kind.narrowed(*width);
+        }
+        vec![Spec::new(Shape::from(shape), inputs[0].dtype)]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        for_float!(inputs[0].dtype(), E => vec![cpu::forward::<E>(&self.0, inputs)])
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![super::kernel::forward(&self.0, inputs)]
+    }
+}
+
+/// The wanted gradients of `x`, the bias and the row weight; the last input is that of the output.
+#[derive(Debug)]
+struct Backward(Fused, Wanted);
+
+impl Kernel for Backward {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        let (x, bias, weight) = self.0.split(inputs);
+        let Wanted {
+            x: wants_x,
+            bias: wants_bias,
+            weight: wants_weight,
+        } = self.1;
+        let outputs = [
+            wants_x.then(|| x.clone()),
+            bias.filter(|_| wants_bias).cloned(),
+            weight
+                .filter(|_| wants_weight)
+                .map(|weight| Spec::new(weight.shape.clone(), statistics(x.dtype))),
+        ];
+        outputs.into_iter().flatten().collect()
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        for_float!(inputs[0].dtype(), E => cpu::backward::<E>(&self.0, self.1, inputs))
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        super::kernel::backward(&self.0, self.1, inputs)
+    }
+}

@@ -1,0 +1,164 @@
+//! The CPU form: rows in parallel, each in chunks that stay in the first cache.
+//!
+//! A chunk is widened into buffers, worked on in place and narrowed again, so that the mathematics
+//! vectorises for every element type.
+
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::Curve;
+use super::backward::{Fused, Wanted};
+use crate::cpu::{Element, Real, rows_per_task, slice, tensor, vectorized};
+
+pub(crate) mod curve;
+mod rows;
+
+use curve::Gaussian;
+use rows::{Gradient, Limits, Rows};
+
+/// Rows that a task has at least where it sums over them, so that the partial sums are few.
+const LEAST_SUMMED: usize = 16;
+
+/// Calls `$body` with the type `$shape` of a [`Curve`].
+macro_rules! for_curve {
+    ($curve:expr, $shape:ident => $body:expr) => {
+        match $curve {
+            Curve::Normal => {
+                type $shape = curve::Normal;
+                $body
+            }
+            Curve::Tanh => {
+                type $shape = curve::Tanh;
+                $body
+            }
+            Curve::Quick => {
+                type $shape = curve::Quick;
+                $body
+            }
+            Curve::Silu => {
+                type $shape = curve::Silu;
+                $body
+            }
+            Curve::SquaredRelu => {
+                type $shape = curve::SquaredRelu;
+                $body
+            }
+        }
+    };
+}
+
+/// The output of `inputs`, see [`Fused`].
+pub(super) fn forward<E: Element>(fused: &Fused, inputs: Vec<FlexTensor>) -> FlexTensor
+where
+    E::Wide: Gaussian,
+{
+    let (x, bias, weight) = fused.split(&inputs);
+    let mut shape: Vec<usize> = x.layout().shape().iter().copied().collect();
+    let width = shape.pop().unwrap_or(1);
+    let narrowed = fused.kind.narrowed(width);
+    shape.push(narrowed);
+    let mut y = vec![E::narrow(<E::Wide as Real>::ZERO); shape.iter().product()];
+    if y.is_empty() {
+        return tensor(y, shape);
+    }
+    let rows = Rows {
+        x: slice::<E>(x),
+        bias: bias.map(slice::<E>),
+        weight: weight.map(slice::<E::Wide>),
+        width,
+        gated: fused.kind.is_gated(),
+        limits: Limits::new(&fused.options),
+    };
+    let per_task = rows_per_task(width);
+    let task = |(i, y): (usize, &mut [E])| {
+        for_curve!(fused.kind.curve(), S => vectorized(
+            #[inline(always)]
+            || rows.forward::<S>(i * per_task, y)
+        ))
+    };
+    match y.len() <= per_task * narrowed {
+        true => task((0, &mut y)),
+        false => y
+            .par_chunks_mut(per_task * narrowed)
+            .enumerate()
+            .for_each(task),
+    }
+    tensor(y, shape)
+}
+
+/// The wanted gradients, see [`Fused`]; the last input is the gradient of the output.
+pub(super) fn backward<E: Element>(
+    fused: &Fused,
+    wanted: Wanted,
+    mut inputs: Vec<FlexTensor>,
+) -> Vec<FlexTensor>
+where
+    E::Wide: Gaussian,
+{
+    let Some(gradient) = inputs.pop() else {
+        unreachable!("the last input of a backward is the gradient")
+    };
+    let (x, bias, weight) = fused.split(&inputs);
+    let shape = x.layout().shape().clone();
+    let width = shape.iter().copied().last().unwrap_or(1);
+    let rows = Rows {
+        x: slice::<E>(x),
+        bias: bias.map(slice::<E>),
+        weight: weight.map(slice::<E::Wide>),
+        width,
+        gated: fused.kind.is_gated(),
+        limits: Limits::new(&fused.options),
+    };
+    let count = shape.num_elements() / width.max(1);
+    let zero = <E::Wide as Real>::ZERO;
+    let mut dx = vec![E::narrow(zero); if wanted.x { rows.x.len() } else { 0 }];
+    let row_count = weight.map_or(0, |weight| weight.layout().shape().num_elements());
+    let mut dweight = vec![zero; if wanted.weight { row_count } else { 0 }];
+
+    let per_task = match wanted.bias {
+        true => rows_per_task(width).max(LEAST_SUMMED),
+        false => rows_per_task(width),
+    };
+    let mut tasks = Vec::new();
+    let mut dxs = dx.chunks_mut((per_task * width).max(1));
+    let mut dweights = dweight.chunks_mut(per_task);
+    let full = if width == 0 { 0 } else { count };
+    for first in (0..full).step_by(per_task) {
+        tasks.push(Gradient {
+            first,
+            rows: per_task.min(full - first),
+            dx: dxs.next(),
+            dweight: dweights.next(),
+            dbias: wanted.bias.then(|| vec![zero; width]),
+        });
+    }
+    let gradient = slice::<E>(&gradient);
+    let task = |mut task: Gradient<'_, E>| {
+        for_curve!(fused.kind.curve(), S => vectorized(
+            #[inline(always)]
+            || rows.backward::<S>(gradient, &mut task)
+        ));
+        task.dbias
+    };
+    let partials: Vec<_> = match tasks.len() {
+        0 | 1 => tasks.into_iter().map(task).collect(),
+        _ => tasks.into_par_iter().map(task).collect(),
+    };
+
+    let mut outputs = Vec::new();
+    if wanted.x {
+        outputs.push(tensor(dx, shape));
+    }
+    if wanted.bias {
+        let mut total = vec![zero; width];
+        for partial in partials.into_iter().flatten() {
+            rows::add(&mut total, &partial);
+        }
+        let narrow = total.into_iter().map(E::narrow).collect();
+        outputs.push(tensor::<E>(narrow, [width]));
+    }
+    if wanted.weight {
+        outputs.push(tensor(dweight, [row_count]));
+    }
+    outputs
+}

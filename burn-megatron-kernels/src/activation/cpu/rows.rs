@@ -1,0 +1,236 @@
+//! The work on a run of rows, one chunk of columns after another.
+
+use super::curve::{Gaussian, Nonlinear, bounded};
+use crate::activation::ActivationOptions;
+use crate::cpu::{Element, Real};
+
+/// Columns that are worked on at a time: three buffers of them fit the first cache.
+const CHUNK: usize = 512;
+/// Partial sums of a sum, as many as the widest vectors of f32 have lanes.
+const LANES: usize = 16;
+
+/// Bounds and offset of a gate; infinite bounds where there is no clamp.
+#[derive(Clone, Copy)]
+pub(super) struct Limits<R> {
+    clamp: R,
+    offset: R,
+}
+
+impl<R: Real> Limits<R> {
+    pub fn new(options: &ActivationOptions) -> Self {
+        Self {
+            clamp: R::of(options.clamp.unwrap_or(f64::INFINITY)),
+            offset: R::of(options.offset),
+        }
+    }
+}
+
+/// The inputs of an activation.
+pub(super) struct Rows<'a, E: Element> {
+    pub x: &'a [E],
+    pub bias: Option<&'a [E]>,
+    pub weight: Option<&'a [E::Wide]>,
+    pub width: usize,
+    pub gated: bool,
+    pub limits: Limits<E::Wide>,
+}
+
+/// What one task of the backward makes: gradients of its rows, and its part of that of the bias.
+pub(super) struct Gradient<'a, E: Element> {
+    pub first: usize,
+    pub rows: usize,
+    pub dx: Option<&'a mut [E]>,
+    pub dweight: Option<&'a mut [E::Wide]>,
+    pub dbias: Option<Vec<E::Wide>>,
+}
+
+impl<E: Element> Rows<'_, E>
+where
+    E::Wide: Gaussian,
+{
+    fn narrowed(&self) -> usize {
+        if self.gated {
+            self.width / 2
+        } else {
+            self.width
+        }
+    }
+
+    /// Fills the rows `y` of the output, which start at row `first`.
+    #[inline(always)]
+    pub fn forward<S: Nonlinear>(&self, first: usize, y: &mut [E]) {
+        let zero = <E::Wide as Real>::ZERO;
+        let (mut a, mut b) = ([zero; CHUNK], [zero; CHUNK]);
+        let narrowed = self.narrowed();
+        for (i, y) in y.chunks_exact_mut(narrowed).enumerate() {
+            let row = first + i;
+            let weight = self.weight_of(row);
+            for (j, y) in y.chunks_mut(CHUNK).enumerate() {
+                let (a, b) = (&mut a[..y.len()], &mut b[..y.len()]);
+                self.load(row, j * CHUNK, a);
+                match self.gated {
+                    true => {
+                        self.load(row, narrowed + j * CHUNK, b);
+                        gate::<S, _>(a, b, weight, self.limits);
+                    }
+                    false => a.iter_mut().for_each(|a| *a = S::at(*a).0 * weight),
+                }
+                store(a, y);
+            }
+        }
+    }
+
+    /// The gradients of a task's rows.
+    #[inline(always)]
+    pub fn backward<S: Nonlinear>(&self, gradient: &[E], task: &mut Gradient<'_, E>) {
+        let zero = <E::Wide as Real>::ZERO;
+        let (mut a, mut b, mut g) = ([zero; CHUNK], [zero; CHUNK], [zero; CHUNK]);
+        let narrowed = self.narrowed();
+        for i in 0..task.rows {
+            let row = task.first + i;
+            let weight = self.weight_of(row);
+            let mut dot = zero;
+            let of_row = &gradient[row * narrowed..(row + 1) * narrowed];
+            for (j, of_row) in of_row.chunks(CHUNK).enumerate() {
+                let (a, b) = (&mut a[..of_row.len()], &mut b[..of_row.len()]);
+                let g = &mut g[..of_row.len()];
+                widen(of_row, g);
+                self.load(row, j * CHUNK, a);
+                match self.gated {
+                    true => {
+                        self.load(row, narrowed + j * CHUNK, b);
+                        gate_gradient::<S, _>(a, b, g, weight, self.limits);
+                        task.keep(i * self.width, narrowed + j * CHUNK, b);
+                    }
+                    false => gradient_in_place::<S, _>(a, g, weight),
+                }
+                task.keep(i * self.width, j * CHUNK, a);
+                if task.dweight.is_some() {
+                    dot += sum(g);
+                }
+            }
+            if let Some(dweight) = &mut task.dweight {
+                dweight[i] = dot;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn weight_of(&self, row: usize) -> E::Wide {
+        self.weight
+            .map_or(<E::Wide as Real>::ONE, |weight| weight[row])
+    }
+
+    /// The sum of `x` and the bias in `row` from `column` on.
+    #[inline(always)]
+    fn load(&self, row: usize, column: usize, into: &mut [E::Wide]) {
+        let at = row * self.width + column;
+        let x = &self.x[at..at + into.len()];
+        let Some(bias) = self.bias else {
+            return widen(x, into);
+        };
+        let bias = &bias[column..column + into.len()];
+        for ((into, x), bias) in into.iter_mut().zip(x).zip(bias) {
+            *into = x.wide() + bias.wide();
+        }
+    }
+}
+
+impl<E: Element> Gradient<'_, E> {
+    /// Writes gradients of the row that starts at `row`, from `column` on.
+    #[inline(always)]
+    fn keep(&mut self, row: usize, column: usize, gradient: &[E::Wide]) {
+        if let Some(dx) = &mut self.dx {
+            store(
+                gradient,
+                &mut dx[row + column..row + column + gradient.len()],
+            );
+        }
+        if let Some(dbias) = &mut self.dbias {
+            add(&mut dbias[column..column + gradient.len()], gradient);
+        }
+    }
+}
+
+#[inline(always)]
+fn widen<E: Element>(from: &[E], into: &mut [E::Wide]) {
+    into.iter_mut()
+        .zip(from)
+        .for_each(|(into, from)| *into = from.wide());
+}
+
+#[inline(always)]
+fn store<E: Element>(from: &[E::Wide], into: &mut [E]) {
+    into.iter_mut()
+        .zip(from)
+        .for_each(|(into, from)| *into = E::narrow(*from));
+}
+
+/// Adds `part` to `total`.
+#[inline(always)]
+pub(super) fn add<R: Real>(total: &mut [R], part: &[R]) {
+    total
+        .iter_mut()
+        .zip(part)
+        .for_each(|(total, part)| *total += *part);
+}
+
+/// The sum in a fixed order that vectorises.
+#[inline(always)]
+fn sum<R: Real>(values: &[R]) -> R {
+    let mut lanes = [R::ZERO; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        add(&mut lanes, chunk);
+    }
+    add(&mut lanes, chunks.remainder());
+    lanes.into_iter().sum()
+}
+
+/// `a` becomes the output.
+#[inline(always)]
+fn gate<S: Nonlinear, R: Gaussian>(a: &mut [R], b: &[R], weight: R, limits: Limits<R>) {
+    for (a, b) in a.iter_mut().zip(b) {
+        let first = if *a > limits.clamp { limits.clamp } else { *a };
+        let second = bounded(*b, -limits.clamp, limits.clamp) + limits.offset;
+        *a = S::at(first).0 * second * weight;
+    }
+}
+
+/// `a` and `b` become their gradients; `g`, the gradient of the output, becomes that of the weight.
+#[inline(always)]
+fn gate_gradient<S: Nonlinear, R: Gaussian>(
+    a: &mut [R],
+    b: &mut [R],
+    g: &mut [R],
+    weight: R,
+    limits: Limits<R>,
+) {
+    for ((a, b), g) in a.iter_mut().zip(b).zip(g) {
+        let first = if *a > limits.clamp { limits.clamp } else { *a };
+        let second = bounded(*b, -limits.clamp, limits.clamp) + limits.offset;
+        let (value, slope) = S::at(first);
+        let upstream = *g * weight;
+        *g = *g * value * second;
+        *a = if *a > limits.clamp {
+            R::ZERO
+        } else {
+            upstream * second * slope
+        };
+        *b = if b.magnitude() > limits.clamp {
+            R::ZERO
+        } else {
+            upstream * value
+        };
+    }
+}
+
+/// [`gate_gradient`] where there is no gate.
+#[inline(always)]
+fn gradient_in_place<S: Nonlinear, R: Gaussian>(a: &mut [R], g: &mut [R], weight: R) {
+    for (a, g) in a.iter_mut().zip(g) {
+        let (value, slope) = S::at(*a);
+        *a = *g * weight * slope;
+        *g = *g * value;
+    }
+}

@@ -1,0 +1,118 @@
+//! The kernels that work on elements alone: the forward, and the backward of the input.
+
+use cubecl::prelude::*;
+
+use super::formula::{Form, gradients, output};
+
+/// Units of a cube.
+pub(super) const UNITS: u32 = 256;
+/// Vectors of the output that a unit makes; all of them are loaded before the first is stored.
+pub(super) const PER_UNIT: usize = 2;
+
+/// One vector of the input with its bias.
+#[cube]
+fn load<F: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    bias: &ComptimeOption<OwnedTensor<Vector<F, N>>>,
+    at: usize,
+    column: usize,
+) -> Vector<f32, N> {
+    let value = Vector::<f32, N>::cast_from(x[at]);
+    #[comptime]
+    match bias {
+        ComptimeOption::Some(bias) => value + Vector::<f32, N>::cast_from(bias.as_slice()[column]),
+        ComptimeOption::None => value,
+    }
+}
+
+/// The weight of a row; 1 where there is none.
+#[cube]
+pub(super) fn row_weight(weight: &ComptimeOption<OwnedTensor<f32>>, row: usize) -> f32 {
+    #[comptime]
+    match weight {
+        ComptimeOption::Some(weight) => weight.as_slice()[row],
+        ComptimeOption::None => f32::new(1.0),
+    }
+}
+
+/// The halves `a` and `b` of the input for one vector of the output; `a` twice without a gate.
+#[cube]
+pub(super) fn halves<F: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    bias: &ComptimeOption<OwnedTensor<Vector<F, N>>>,
+    row: usize,
+    column: usize,
+    #[comptime] columns: usize,
+    #[comptime] form: Form,
+) -> (Vector<f32, N>, Vector<f32, N>) {
+    let at = row * comptime!(columns * form.halves()) + column;
+    let a = load::<F, N>(x, bias, at, column);
+    if comptime!(form.gated) {
+        (a, load::<F, N>(x, bias, at + columns, column + columns))
+    } else {
+        (a, a)
+    }
+}
+
+/// `columns`: vectors of a row of the output; `vectors`: those of the whole output.
+#[cube(launch_unchecked)]
+pub(super) fn forward_kernel<F: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    bias: &ComptimeOption<OwnedTensor<Vector<F, N>>>,
+    weight: &ComptimeOption<OwnedTensor<f32>>,
+    y: &mut Tensor<Vector<F, N>>,
+    clamp: f32,
+    offset: f32,
+    vectors: u32,
+    #[comptime] columns: usize,
+    #[comptime] form: Form,
+    #[define(F)] _dtype: ElemType,
+) {
+    let first = CUBE_POS * comptime!(UNITS as usize * PER_UNIT) + UNIT_POS as usize;
+    #[unroll]
+    for i in 0..PER_UNIT {
+        let at = first + i * comptime!(UNITS as usize);
+        if at < vectors as usize {
+            let row = at / columns;
+            let column = at % columns;
+            let (a, b) = halves::<F, N>(x, bias, row, column, columns, form);
+            let value = output::<N>(a, b, clamp, offset, form);
+            y[at] = Vector::cast_from(value * Vector::new(row_weight(weight, row)));
+        }
+    }
+}
+
+/// As [`forward_kernel`]; `dx` has the shape of `x`.
+#[cube(launch_unchecked)]
+pub(super) fn backward_kernel<F: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    bias: &ComptimeOption<OwnedTensor<Vector<F, N>>>,
+    weight: &ComptimeOption<OwnedTensor<f32>>,
+    gradient: &Tensor<Vector<F, N>>,
+    dx: &mut Tensor<Vector<F, N>>,
+    clamp: f32,
+    offset: f32,
+    vectors: u32,
+    #[comptime] columns: usize,
+    #[comptime] form: Form,
+    #[define(F)] _dtype: ElemType,
+) {
+    let first = CUBE_POS * comptime!(UNITS as usize * PER_UNIT) + UNIT_POS as usize;
+    #[unroll]
+    for i in 0..PER_UNIT {
+        let at = first + i * comptime!(UNITS as usize);
+        if at < vectors as usize {
+            let row = at / columns;
+            let column = at % columns;
+            let g = Vector::<f32, N>::cast_from(gradient[at]);
+            let scale = row_weight(weight, row);
+            let (a, b) = halves::<F, N>(x, bias, row, column, columns, form);
+            let (da, db, _) = gradients::<N>(a, b, g, scale, clamp, offset, form);
+            let to = row * comptime!(columns * form.halves()) + column;
+            dx[to] = Vector::cast_from(da);
+            if comptime!(form.gated) {
+                dx[to + columns] = Vector::cast_from(db);
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The nonlinearities and their slopes on one value; the same formulas as on the CPU.
+
+use cubecl::prelude::*;
+
+use crate::activation::Curve;
+use crate::activation::cpu::curve::{
+    BELL_SCALE, QUICK_SCALE, TAIL, TAIL_SCALE, TANH_CUBIC, TANH_END, TANH_SCALE,
+};
+
+/// What a kernel is made for, beside the type and the width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    pub curve: Curve,
+    pub gated: bool,
+    pub clamped: bool,
+}
+
+impl Form {
+    /// How many times as wide as the output the input is.
+    pub fn halves(self) -> usize {
+        if self.gated { 2 } else { 1 }
+    }
+}
+
+/// The value and the slope of a nonlinearity.
+#[cube]
+pub(super) fn curve(x: f32, #[comptime] kind: Curve) -> (f32, f32) {
+    match comptime!(kind) {
+        Curve::Normal => normal(x),
+        Curve::Tanh => {
+            let end = comptime!(TANH_END as f32);
+            let near = bounded(x, end);
+            let square = near * near * comptime!(TANH_CUBIC as f32);
+            let scale = comptime!(TANH_SCALE as f32);
+            let inner = near * (1.0f32 + square) * scale;
+            logistic(x, inner, (1.0f32 + square * 3.0f32) * scale)
+        }
+        Curve::Quick => {
+            let scale = comptime!(QUICK_SCALE as f32);
+            logistic(x, x * scale, f32::new(scale))
+        }
+        Curve::Silu => logistic(x, x, f32::new(1.0)),
+        Curve::SquaredRelu => {
+            let positive = select(x < 0.0f32, 0.0f32, x);
+            (positive * positive, positive + positive)
+        }
+    }
+}
+
+/// `x Phi(x)`, with the tail of [`TAIL`].
+#[cube]
+fn normal(x: f32) -> (f32, f32) {
+    let bell = (x * x * -0.5f32).exp();
+    let t = 1.0f32 / (1.0f32 + x.abs() * TAIL_SCALE);
+    let mut p = f32::new(comptime!(TAIL[0]));
+    #[unroll]
+    for i in 1..9usize {
+        p = p * t + comptime!(TAIL[i]);
+    }
+    let tail = bell * t * p;
+    let below = select(x < 0.0f32, tail, 1.0f32 - tail);
+    (x * below, below + x * bell * comptime!(BELL_SCALE as f32))
+}
+
+/// `x s` and its slope for `s = sigmoid(inner)`. The exponential is of a negative number, so that
+/// nothing overflows on any device.
+#[cube]
+fn logistic(x: f32, inner: f32, slope: f32) -> (f32, f32) {
+    let e = (-inner.abs()).exp();
+    let larger = 1.0f32 / (1.0f32 + e);
+    let smaller = e * larger;
+    let s = select(inner < 0.0f32, smaller, larger);
+    (x * s, s + x * slope * smaller * larger)
+}
+
+/// `x` within `-end` and `end`; NaN stays NaN.
+#[cube]
+fn bounded(x: f32, end: f32) -> f32 {
+    let x = select(x > end, end, x);
+    select(x < -end, -end, x)
+}
+
+/// The first half of a gate within its bound.
+#[cube]
+fn first_bounded(a: f32, clamp: f32, #[comptime] form: Form) -> f32 {
+    if comptime!(form.clamped) {
+        select(a > clamp, clamp, a)
+    } else {
+        a
+    }
+}
+
+/// The second half of a gate within its bounds.
+#[cube]
+fn second_bounded(b: f32, clamp: f32, #[comptime] form: Form) -> f32 {
+    if comptime!(form.clamped) {
+        bounded(b, clamp)
+    } else {
+        b
+    }
+}
+
+/// The output from the halves `a` and `b`; `b` is not looked at where there is no gate.
+#[cube]
+pub(super) fn output<N: Size>(
+    a: Vector<f32, N>,
+    b: Vector<f32, N>,
+    clamp: f32,
+    offset: f32,
+    #[comptime] form: Form,
+) -> Vector<f32, N> {
+    let mut y = Vector::<f32, N>::new(0.0);
+    #[unroll]
+    for i in 0..N::value() {
+        let (value, _) = curve(first_bounded(a.extract(i), clamp, form), form.curve);
+        if comptime!(form.gated) {
+            y.insert(
+                i,
+                value * (second_bounded(b.extract(i), clamp, form) + offset),
+            );
+        } else {
+            y.insert(i, value);
+        }
+    }
+    y
+}
+
+/// The gradients of `a`, of `b` and of the row weight (a summand of it for each lane), for the
+/// gradient `g` of the output and a row weight.
+#[cube]
+pub(super) fn gradients<N: Size>(
+    a: Vector<f32, N>,
+    b: Vector<f32, N>,
+    g: Vector<f32, N>,
+    weight: f32,
+    clamp: f32,
+    offset: f32,
+    #[comptime] form: Form,
+) -> (Vector<f32, N>, Vector<f32, N>, Vector<f32, N>) {
+    let mut da = Vector::<f32, N>::new(0.0);
+    let mut db = Vector::<f32, N>::new(0.0);
+    let mut dweight = Vector::<f32, N>::new(0.0);
+    #[unroll]
+    for i in 0..N::value() {
+        let first = a.extract(i);
+        let upstream = g.extract(i) * weight;
+        let (value, slope) = curve(first_bounded(first, clamp, form), form.curve);
+        if comptime!(form.gated) {
+            let second = b.extract(i);
+            let factor = second_bounded(second, clamp, form) + offset;
+            let mut first_gradient = upstream * factor * slope;
+            let mut second_gradient = upstream * value;
+            if comptime!(form.clamped) {
+                first_gradient = select(first > clamp, 0.0f32, first_gradient);
+                second_gradient = select(second.abs() > clamp, 0.0f32, second_gradient);
+            }
+            da.insert(i, first_gradient);
+            db.insert(i, second_gradient);
+            dweight.insert(i, g.extract(i) * value * factor);
+        } else {
+            da.insert(i, upstream * slope);
+            dweight.insert(i, g.extract(i) * value);
+        }
+    }
+    (da, db, dweight)
+}

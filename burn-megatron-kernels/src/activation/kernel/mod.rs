@@ -1,0 +1,266 @@
+//! The CubeCL form.
+//!
+//! The forward, and the backward of the input alone, work on elements ([`elements`]). Gradients of
+//! the bias and of the row weight need sums ([`sums`]), made in the same pass; what several cubes
+//! have summed is added in a fixed order by a second, small kernel.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::{ComptimeOptionArgs, CubeDim, SequenceArg};
+
+use super::backward::{Fused, Wanted};
+use crate::cube::{Reduction, RowPlan, empty, grid};
+
+mod elements;
+mod formula;
+mod specimen;
+mod sums;
+
+use elements::{PER_UNIT, UNITS, backward_kernel, forward_kernel};
+use formula::Form;
+pub(crate) use specimen::specimens;
+use sums::{Cut, FOLD_PARTS, FOLD_SUMS, fold_kernel, sums_kernel};
+
+/// Cubes that keep a large device busy.
+const CUBES: usize = 1024;
+/// Rows that a cube has at least where it sums over them, so that the partial sums are few.
+const LEAST_SUMMED: usize = 16;
+
+/// What is the same for every kernel of one launch.
+struct Plan {
+    form: Form,
+    /// Width of the input.
+    width: usize,
+    rows: usize,
+    row: RowPlan,
+    clamp: f32,
+    offset: f32,
+}
+
+impl Plan {
+    fn new(fused: &Fused, x: &CubeTensor) -> Self {
+        let shape = x.shape();
+        let width = shape.iter().copied().last().unwrap_or(1);
+        let options = fused.options;
+        Self {
+            form: Form {
+                curve: fused.kind.curve(),
+                gated: fused.kind.is_gated(),
+                clamped: options.clamp.is_some(),
+            },
+            width,
+            rows: shape.num_elements() / width.max(1),
+            row: RowPlan::new(&x.client, x.dtype, fused.kind.narrowed(width)),
+            clamp: options.clamp.unwrap_or(0.0) as f32,
+            offset: options.offset as f32,
+        }
+    }
+
+    /// Vectors of the output.
+    fn vectors(&self) -> usize {
+        self.rows * self.row.columns
+    }
+
+    /// Cubes of a kernel on elements.
+    fn cubes(&self) -> usize {
+        self.vectors().div_ceil(UNITS as usize * PER_UNIT)
+    }
+}
+
+macro_rules! optional {
+    ($tensor:expr) => {
+        ComptimeOptionArgs::from($tensor.map(CubeTensor::into_tensor_arg))
+    };
+}
+
+/// The output of `inputs`, see [`Fused`].
+pub(super) fn forward(fused: &Fused, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let (x, bias, weight) = fused.split(inputs);
+    let plan = Plan::new(fused, &x);
+    let mut shape: Vec<usize> = x.shape().iter().copied().collect();
+    if let Some(width) = shape.last_mut() {
+        *width = fused.kind.narrowed(*width);
+    }
+    let (client, dtype) = (x.client.clone(), x.dtype);
+    let y = empty(&x, shape, dtype);
+    if plan.vectors() == 0 {
+        return y;
+    }
+    unsafe {
+        forward_kernel::launch_unchecked(
+            &client,
+            grid(&client, plan.cubes()),
+            CubeDim::new_1d(UNITS),
+            plan.row.vector,
+            x.into_tensor_arg(),
+            optional!(bias),
+            optional!(weight),
+            y.clone().into_tensor_arg(),
+            plan.clamp,
+            plan.offset,
+            plan.vectors() as u32,
+            plan.row.columns,
+            plan.form,
+            dtype_to_storage_type(dtype),
+        );
+    }
+    y
+}
+
+/// The wanted gradients, see [`Fused`]; the last input is the gradient of the output.
+pub(super) fn backward(
+    fused: &Fused,
+    wanted: Wanted,
+    mut inputs: Vec<CubeTensor>,
+) -> Vec<CubeTensor> {
+    let Some(gradient) = inputs.pop() else {
+        unreachable!("the last input of a backward is the gradient")
+    };
+    let plan = Plan::new(fused, &inputs[0]);
+    match wanted.bias || wanted.weight {
+        true => sums(fused, &plan, wanted, inputs, gradient),
+        false => elements(fused, &plan, inputs, gradient),
+    }
+}
+
+fn elements(
+    fused: &Fused,
+    plan: &Plan,
+    inputs: Vec<CubeTensor>,
+    gradient: CubeTensor,
+) -> Vec<CubeTensor> {
+    let (x, bias, weight) = fused.split(inputs);
+    let (client, dtype) = (x.client.clone(), x.dtype);
+    let dx = empty(&x, x.shape(), dtype);
+    if plan.vectors() > 0 {
+        unsafe {
+            backward_kernel::launch_unchecked(
+                &client,
+                grid(&client, plan.cubes()),
+                CubeDim::new_1d(UNITS),
+                plan.row.vector,
+                x.into_tensor_arg(),
+                optional!(bias),
+                optional!(weight),
+                gradient.into_tensor_arg(),
+                dx.clone().into_tensor_arg(),
+                plan.clamp,
+                plan.offset,
+                plan.vectors() as u32,
+                plan.row.columns,
+                plan.form,
+                dtype_to_storage_type(dtype),
+            );
+        }
+    }
+    vec![dx]
+}
+
+fn sums(
+    fused: &Fused,
+    plan: &Plan,
+    wanted: Wanted,
+    inputs: Vec<CubeTensor>,
+    gradient: CubeTensor,
+) -> Vec<CubeTensor> {
+    let (x, bias, weight) = fused.split(inputs);
+    let (client, dtype) = (x.client.clone(), x.dtype);
+    let units = plan.row.units.min(UNITS);
+    let columns = plan.row.columns;
+    // Only the bias needs a unit to stay on its columns.
+    let tile = if wanted.bias { units as usize } else { columns };
+    let tiles = columns.div_ceil(tile.max(1));
+    let rows_per_cube = match wanted.bias {
+        true => (plan.rows * tiles).div_ceil(CUBES).max(LEAST_SUMMED),
+        false => 1,
+    };
+    let blocks = match plan.vectors() {
+        0 => 0,
+        _ => plan.rows.div_ceil(rows_per_cube),
+    };
+    let tiles = if blocks == 0 { 0 } else { tiles };
+
+    let dx = wanted.x.then(|| empty(&x, x.shape(), dtype));
+    let partial = |size: usize| empty(&x, [size.max(1)], DType::F32);
+    let dbias = wanted.bias.then(|| partial(blocks * plan.width));
+    let dweight = wanted.weight.then(|| partial(plan.rows * tiles));
+    if blocks > 0 {
+        let cut = Cut {
+            columns,
+            tile,
+            units,
+            planes: plan.row.reduction == Reduction::Planes,
+        };
+        unsafe {
+            sums_kernel::launch_unchecked(
+                &client,
+                grid(&client, blocks * tiles),
+                CubeDim::new_1d(units),
+                plan.row.vector,
+                x.into_tensor_arg(),
+                optional!(bias),
+                optional!(weight),
+                gradient.into_tensor_arg(),
+                sequence(&dx),
+                sequence(&dbias),
+                sequence(&dweight),
+                plan.clamp,
+                plan.offset,
+                plan.rows as u32,
+                rows_per_cube as u32,
+                cut,
+                plan.form,
+                dtype_to_storage_type(dtype),
+            );
+        }
+    }
+    let dbias = dbias.map(|parts| fold(parts, dtype, plan.width, blocks, (1, plan.width)));
+    let dweight = dweight.map(|parts| match tiles {
+        // One cube had the whole row: its sum is the gradient.
+        1 => parts,
+        _ => fold(parts, DType::F32, plan.rows, tiles, (tiles, 1)),
+    });
+    [dx, dbias, dweight].into_iter().flatten().collect()
+}
+
+fn sequence<T>(tensor: &Option<CubeTensor>) -> SequenceArg<T>
+where
+    SequenceArg<T>: FromIterator<cubecl::prelude::TensorArg>,
+    T: cubecl::prelude::LaunchArg,
+{
+    tensor
+        .iter()
+        .map(|tensor| tensor.clone().into_tensor_arg())
+        .collect()
+}
+
+/// `length` sums of `count` parts each, which are `strides.1` apart; the sums are `strides.0` apart.
+fn fold(
+    parts: CubeTensor,
+    dtype: DType,
+    length: usize,
+    count: usize,
+    strides: (usize, usize),
+) -> CubeTensor {
+    let client = parts.client.clone();
+    let sums = empty(&parts, [length], dtype);
+    if length > 0 {
+        unsafe {
+            fold_kernel::launch_unchecked(
+                &client,
+                grid(&client, length.div_ceil(FOLD_SUMS as usize)),
+                CubeDim::new_1d(FOLD_SUMS * FOLD_PARTS),
+                parts.into_tensor_arg(),
+                sums.clone().into_tensor_arg(),
+                length as u32,
+                count as u32,
+                strides.0 as u32,
+                strides.1 as u32,
+                dtype_to_storage_type(dtype),
+            );
+        }
+    }
+    sums
+}

@@ -1,0 +1,132 @@
+//! The backward with sums: over rows for the bias, along a row for its weight.
+
+use cubecl::prelude::*;
+
+use super::elements::{halves, row_weight};
+use super::formula::{Form, gradients};
+use crate::cube::{cube_sum, lane_sum};
+
+/// How the work is cut; all in vectors of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Cut {
+    /// Vectors of a row.
+    pub columns: usize,
+    /// Those of a row that a cube works on; as many as units where the bias has a gradient, which
+    /// a unit then sums for its own columns in registers.
+    pub tile: usize,
+    /// Units of a cube.
+    pub units: u32,
+    /// Whether sums over units use plane operations.
+    pub planes: bool,
+}
+
+/// A cube works on `rows_per_cube` rows of one tile. `dbias` is `[blocks of rows, width of x]`,
+/// `dweight` is `[rows, tiles]`.
+#[cube(launch_unchecked)]
+pub(super) fn sums_kernel<F: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    bias: &ComptimeOption<OwnedTensor<Vector<F, N>>>,
+    weight: &ComptimeOption<OwnedTensor<f32>>,
+    gradient: &Tensor<Vector<F, N>>,
+    dx: &mut Sequence<OwnedTensor<Vector<F, N>>>,
+    dbias: &mut Sequence<OwnedTensor<Vector<f32, N>>>,
+    dweight: &mut Sequence<OwnedTensor<f32>>,
+    clamp: f32,
+    offset: f32,
+    rows: u32,
+    rows_per_cube: u32,
+    #[comptime] cut: Cut,
+    #[comptime] form: Form,
+    #[define(F)] _dtype: ElemType,
+) {
+    let tiles = comptime!(cut.columns.div_ceil(cut.tile));
+    let width = comptime!(cut.columns * form.halves());
+    let block = CUBE_POS / tiles;
+    let tile = CUBE_POS % tiles;
+    let first = tile * comptime!(cut.tile) + UNIT_POS as usize;
+    let end = min((tile + 1) * comptime!(cut.tile), cut.columns);
+    let mut row = block * rows_per_cube as usize;
+    let end_row = min(row + rows_per_cube as usize, rows as usize);
+    let is_inside = row < rows as usize;
+    let mut sum_a = Vector::<f32, N>::new(0.0);
+    let mut sum_b = Vector::<f32, N>::new(0.0);
+    while row < end_row {
+        let mut dot = Vector::<f32, N>::new(0.0);
+        let scale = row_weight(weight, row);
+        let mut column = first;
+        while column < end {
+            let g = Vector::<f32, N>::cast_from(gradient[row * comptime!(cut.columns) + column]);
+            let (a, b) = halves::<F, N>(x, bias, row, column, cut.columns, form);
+            let (da, db, product) = gradients::<N>(a, b, g, scale, clamp, offset, form);
+            if comptime!(dx.len() > 0) {
+                let dx = dx.index_mut(0);
+                let to = row * width + column;
+                dx.as_mut_slice()[to] = Vector::cast_from(da);
+                if comptime!(form.gated) {
+                    dx.as_mut_slice()[to + cut.columns] = Vector::cast_from(db);
+                }
+            }
+            sum_a += da;
+            sum_b += db;
+            dot += product;
+            column += comptime!(cut.units as usize);
+        }
+        if comptime!(dweight.len() > 0) {
+            let total = cube_sum(lane_sum(dot), cut.units, cut.planes);
+            if UNIT_POS == 0 {
+                let dweight = dweight.index_mut(0);
+                dweight.as_mut_slice()[row * tiles + tile] = total;
+            }
+        }
+        row += 1;
+    }
+    if comptime!(dbias.len() > 0) {
+        if is_inside && first < end {
+            let dbias = dbias.index_mut(0);
+            let at = block * width + first;
+            dbias.as_mut_slice()[at] = sum_a;
+            if comptime!(form.gated) {
+                dbias.as_mut_slice()[at + cut.columns] = sum_b;
+            }
+        }
+    }
+}
+
+/// Sums that a cube of [`fold_kernel`] makes.
+pub(super) const FOLD_SUMS: u32 = 32;
+/// Units that share one sum there.
+pub(super) const FOLD_PARTS: u32 = 8;
+
+/// `sums[i]`: the sum of `parts[i * stride + k * step]` over `k < count`, in a fixed order.
+#[cube(launch_unchecked)]
+pub(super) fn fold_kernel<F: Float>(
+    parts: &Tensor<f32>,
+    sums: &mut Tensor<F>,
+    length: u32,
+    count: u32,
+    stride: u32,
+    step: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(comptime!((FOLD_SUMS * FOLD_PARTS) as usize));
+    let own = UNIT_POS % FOLD_SUMS;
+    let at = CUBE_POS * comptime!(FOLD_SUMS as usize) + own as usize;
+    let mut sum = 0.0f32;
+    if at < length as usize {
+        let mut k = UNIT_POS / FOLD_SUMS;
+        while k < count {
+            sum += parts[at * stride as usize + (k * step) as usize];
+            k += FOLD_PARTS;
+        }
+    }
+    shared[UNIT_POS as usize] = sum;
+    sync_cube();
+    if UNIT_POS < FOLD_SUMS && at < length as usize {
+        let mut total = 0.0f32;
+        #[unroll]
+        for part in 0..FOLD_PARTS {
+            total += shared[(part * FOLD_SUMS + UNIT_POS) as usize];
+        }
+        sums[at] = F::cast_from(total);
+    }
+}

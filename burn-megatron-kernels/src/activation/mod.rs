@@ -1,0 +1,203 @@
+//! The activations of an MLP: bias, nonlinearity, gate and row weight in one pass.
+//!
+//! [`activate`] reads its input once and writes its output once, saves nothing but its inputs, and
+//! computes the nonlinearity again in the backward. [`composed::activate`] is the same function
+//! made of Burn's own operations.
+
+use burn::tensor::{DType, Tensor};
+
+use crate::error::{KernelError, accept};
+use crate::function::apply;
+
+mod backward;
+pub mod composed;
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+#[cfg(test)]
+mod tests;
+
+use backward::Fused;
+
+const NAME: &str = "activate";
+
+/// The nonlinearity of an MLP.
+///
+/// A gated one takes the two halves `a` and `b` of the last dim and gives half the width (Shazeer
+/// 2020, "GLU Variants Improve Transformer").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x Phi(x)`, with the exact normal distribution (Hendrycks and Gimpel 2016).
+    Gelu,
+    /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, its approximation in GPT-2.
+    GeluTanh,
+    /// `x sigmoid(1.702 x)`, the other approximation of the same paper.
+    QuickGelu,
+    /// `max(x, 0)^2` (So et al. 2021, "Primer").
+    SquaredRelu,
+    /// `a sigmoid(a) b`.
+    SwiGlu,
+    /// [`GeluTanh`](Self::GeluTanh) of `a`, times `b`.
+    GeGlu,
+    /// [`QuickGelu`](Self::QuickGelu) of `a`, times `b`.
+    QuickGeGlu,
+}
+
+/// What a nonlinearity does with one value, gate or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Curve {
+    Normal,
+    Tanh,
+    Quick,
+    Silu,
+    SquaredRelu,
+}
+
+impl Activation {
+    /// Whether the input is twice as wide as the output.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Self::SwiGlu | Self::GeGlu | Self::QuickGeGlu)
+    }
+
+    pub(crate) fn curve(self) -> Curve {
+        match self {
+            Self::Gelu => Curve::Normal,
+            Self::GeluTanh | Self::GeGlu => Curve::Tanh,
+            Self::QuickGelu | Self::QuickGeGlu => Curve::Quick,
+            Self::SwiGlu => Curve::Silu,
+            Self::SquaredRelu => Curve::SquaredRelu,
+        }
+    }
+
+    /// The width of the output.
+    fn narrowed(self, width: usize) -> usize {
+        match self.is_gated() {
+            true => width / 2,
+            false => width,
+        }
+    }
+}
+
+/// What can be changed about a gated [`Activation`].
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct ActivationOptions {
+    /// `c`: the first half becomes `min(a, c)` and the second `min(max(b, -c), c)`, after the bias.
+    /// Gradients are zero outside of these bounds.
+    pub clamp: Option<f64>,
+    /// Added to the second half, after it was clamped; 1 in gpt-oss.
+    pub offset: f64,
+}
+
+/// `f(x + bias) row_weight`, in one pass each way.
+///
+/// - `x`: `[.., width]`; rows are the product of the leading dims.
+/// - `bias`: `[width]`, used in the type of `x`.
+/// - `row_weight`: `[rows]`, one factor for each row of the output; used in f32 (f64 if `x` is f64)
+///   and may have another type than `x`, as the router weights of a mixture of experts do.
+/// - returns `[.., width]`, or `[.., width / 2]` for a gated `kind`, in the type of `x`.
+///
+/// Everything is computed in f32 (f64 for f64) and rounded once at the end. Large finite inputs
+/// give the limits of the formulas; NaN gives NaN, and an infinite input gives whatever the
+/// formulas make of it. The backward keeps `x`, `bias` and `row_weight` and computes the rest again.
+///
+/// # Panics
+///
+/// With a [`KernelError`] if shapes do not fit, if a clamp is not positive and finite, if an offset
+/// is not finite, or if either is given for a `kind` without a gate.
+pub fn activate<const D: usize>(
+    x: Tensor<D>,
+    bias: Option<Tensor<1>>,
+    row_weight: Option<Tensor<1>>,
+    kind: Activation,
+    options: ActivationOptions,
+) -> Tensor<D> {
+    let bias_width = bias.as_ref().map(|bias| bias.dims()[0]);
+    let weights = row_weight.as_ref().map(|weight| weight.dims()[0]);
+    accept(check(&x.dims(), bias_width, weights, kind, options));
+    let function = Fused {
+        kind,
+        options,
+        bias: bias.is_some(),
+        weight: row_weight.is_some(),
+    };
+    let dtype = x.dtype();
+    let bias = bias.map(|bias| typed(bias, dtype).into_dispatch());
+    let weight = row_weight.map(|weight| typed(weight, statistics(dtype)).into_dispatch());
+    let inputs = [Some(x.into_dispatch()), bias, weight];
+    apply(inputs.into_iter().flatten().collect(), function)
+}
+
+fn typed(tensor: Tensor<1>, dtype: DType) -> Tensor<1> {
+    match tensor.dtype() == dtype {
+        true => tensor,
+        false => tensor.cast(dtype),
+    }
+}
+
+/// The type in which values of `dtype` are computed.
+fn statistics(dtype: DType) -> DType {
+    crate::cpu::wide(dtype)
+}
+
+fn check(
+    shape: &[usize],
+    bias: Option<usize>,
+    weights: Option<usize>,
+    kind: Activation,
+    options: ActivationOptions,
+) -> Result<(), KernelError> {
+    check_options(kind, options)?;
+    let Some((width, leading)) = shape.split_last() else {
+        return Err(KernelError::shape(
+            NAME,
+            "a tensor without dims has no width",
+        ));
+    };
+    if kind.is_gated() && !width.is_multiple_of(2) {
+        let message = format!(
+            "{kind:?} takes two halves of the last dim, but {shape:?} has an odd width of {width}; \
+             an even one would fit"
+        );
+        return Err(KernelError::shape(NAME, message));
+    }
+    if let Some(length) = bias.filter(|length| length != width) {
+        let message = format!("a bias [{length}] beside {shape:?}; [{width}] would fit");
+        return Err(KernelError::shape(NAME, message));
+    }
+    // A product too large to count is refused where the tensor itself is.
+    let rows = leading
+        .iter()
+        .fold(1usize, |rows, dim| rows.saturating_mul(*dim));
+    if let Some(length) = weights.filter(|length| *length != rows) {
+        let message = format!("a row weight [{length}] beside {shape:?}; [{rows}] would fit");
+        return Err(KernelError::shape(NAME, message));
+    }
+    Ok(())
+}
+
+fn check_options(kind: Activation, options: ActivationOptions) -> Result<(), KernelError> {
+    let error = |name, value: String, fits| KernelError::Option {
+        operation: NAME,
+        name,
+        value,
+        fits,
+    };
+    if let Some(clamp) = options.clamp {
+        if !kind.is_gated() {
+            let value = format!("{clamp} for {kind:?}");
+            return Err(error("clamp", value, "no clamp, or a gated activation,"));
+        }
+        // The kernels compute in f32, where a larger or smaller number is infinite or zero.
+        if !((clamp as f32).is_finite() && clamp as f32 > 0.0) {
+            return Err(error("clamp", clamp.to_string(), "a positive finite f32"));
+        }
+    }
+    if options.offset != 0.0 && !kind.is_gated() {
+        let value = format!("{} for {kind:?}", options.offset);
+        return Err(error("offset", value, "0, or a gated activation,"));
+    }
+    if !(options.offset as f32).is_finite() {
+        return Err(error("offset", options.offset.to_string(), "a finite f32"));
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! The same functions made of Burn's own operations.
+
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::{AdamWBuffers, AdamWStep, DECAY_BLOCK, Decay};
+use crate::cpu::wide;
+
+/// [`adamw`](super::adamw) of Burn's operations.
+pub fn adamw(
+    buffers: AdamWBuffers,
+    gradient: Tensor<1>,
+    decay: &Decay,
+    step: &AdamWStep,
+    model: Option<FloatDType>,
+) -> (AdamWBuffers, Option<Tensor<1>>) {
+    let AdamWBuffers {
+        master,
+        first,
+        second,
+    } = buffers;
+    let (own, moments) = (master.dtype(), first.dtype());
+    let gradient = gradient.cast(own) * step.gradient_scale;
+    let first = first.cast(own) * step.beta1 + gradient.clone() * (1.0 - step.beta1);
+    let squares = gradient.clone() * gradient;
+    let second = second.cast(own) * step.beta2 + squares * (1.0 - step.beta2);
+    let correction = |beta: f64| 1.0 - beta.powf(step.step as f64);
+    let mean = first.clone() / correction(step.beta1);
+    let root = (second.clone() / correction(step.beta2)).sqrt();
+    let change = mean / (root + step.epsilon);
+    let decayed = match decay {
+        Decay::None => change,
+        Decay::All => change + master.clone() * step.weight_decay,
+        Decay::Blocks(factors) => {
+            let length = master.dims()[0];
+            let blocks = factors.dims()[0];
+            let factors = factors.clone().cast(own).reshape([blocks, 1]);
+            let each = factors.repeat_dim(1, DECAY_BLOCK);
+            let each = each.reshape([blocks * DECAY_BLOCK]);
+            change + master.clone() * step.weight_decay * each.narrow(0, 0, length)
+        }
+    };
+    let master = master - decayed * step.rate;
+    let copy = model.map(|dtype| master.clone().cast(dtype));
+    let buffers = AdamWBuffers {
+        master,
+        first: first.cast(moments),
+        second: second.cast(moments),
+    };
+    (buffers, copy)
+}
+
+/// [`sum_of_squares`](super::sum_of_squares) of Burn's operations, in Burn's order.
+pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
+    let own = wide(x.dtype());
+    let x = x.cast(own);
+    (x.clone() * x).sum()
+}
+
+/// [`sum_of_squares_of`](super::sum_of_squares_of) of Burn's operations, in Burn's order.
+///
+/// # Panics
+///
+/// Without a buffer.
+pub fn sum_of_squares_of(buffers: &[Tensor<1>]) -> Tensor<1> {
+    let double = buffers.iter().any(|buffer| buffer.dtype() == DType::F64);
+    let own = if double { DType::F64 } else { DType::F32 };
+    let sums = buffers
+        .iter()
+        .map(|buffer| sum_of_squares(buffer.clone().cast(own)));
+    Tensor::cat(sums.collect(), 0).sum()
+}

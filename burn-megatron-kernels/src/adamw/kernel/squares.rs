@@ -1,0 +1,148 @@
+//! Sums of squares in two launches: one value for each group of a fixed size, then their sum.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use crate::cube::specimen::{Specimen, Target, buffer, types};
+use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum};
+
+/// Units of the cube that adds up one group.
+const UNITS: u32 = 256;
+
+/// Vectors of each unit.
+const VECTORS: u32 = 8;
+
+/// Units of the one cube that adds up the groups.
+const LAST_UNITS: u32 = 256;
+
+#[cube(launch_unchecked)]
+fn squares_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    sums: &mut [f32],
+    first: u32,
+    groups: u32,
+    vectors: u32,
+    #[comptime] planes: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let group = CUBE_POS;
+    if group < groups as usize {
+        let start = group * (UNITS * VECTORS) as usize + UNIT_POS as usize;
+        let mut sum = Vector::<f32, N>::new(0.0);
+        #[unroll]
+        for i in 0..VECTORS {
+            let at = start + (i * UNITS) as usize;
+            if at < vectors as usize {
+                let value = Vector::<f32, N>::cast_from(x[at]);
+                sum += value * value;
+            }
+        }
+        let total = cube_sum(lane_sum(sum), UNITS, planes);
+        if UNIT_POS == 0 {
+            sums[first as usize + group] = total;
+        }
+    }
+}
+
+#[cube(launch_unchecked)]
+fn total_kernel(sums: &[f32], total: &mut [f32], groups: u32, #[comptime] planes: bool) {
+    let mut sum = 0.0f32;
+    let mut at = UNIT_POS;
+    while at < groups {
+        sum += sums[at as usize];
+        at += LAST_UNITS;
+    }
+    let all = cube_sum(sum, LAST_UNITS, planes);
+    if UNIT_POS == 0 {
+        total[0] = all;
+    }
+}
+
+/// The buffers may have several types and lengths.
+pub(in crate::adamw) fn sum_of_squares(inputs: Vec<CubeTensor>) -> CubeTensor {
+    let like = inputs[0].clone();
+    let client = like.client.clone();
+    let plan = |x: &CubeTensor| RowPlan::new(&client, x.dtype, x.shape().num_elements());
+    let groups = |x: &CubeTensor| plan(x).columns.div_ceil((UNITS * VECTORS) as usize);
+    let count: usize = inputs.iter().map(groups).sum();
+    let sums = empty(&like, [count.max(1)], DType::F32);
+    let total = empty(&like, [1], DType::F32);
+    let planes = plan(&like).reduction == Reduction::Planes;
+    let mut first = 0;
+    for x in inputs {
+        let (plan, groups) = (plan(&x), groups(&x));
+        if groups == 0 {
+            continue;
+        }
+        let dtype = dtype_to_storage_type(x.dtype);
+        unsafe {
+            squares_kernel::launch_unchecked(
+                &client,
+                grid(&client, groups),
+                CubeDim::new_1d(UNITS),
+                plan.vector,
+                x.into_buffer_arg(),
+                sums.clone().into_buffer_arg(),
+                first as u32,
+                groups as u32,
+                plan.columns as u32,
+                planes,
+                dtype,
+            );
+        }
+        first += groups;
+    }
+    unsafe {
+        total_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(LAST_UNITS),
+            sums.into_buffer_arg(),
+            total.clone().into_buffer_arg(),
+            count as u32,
+            planes,
+        );
+    }
+    total
+}
+
+pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+    let mut all = vec![];
+    for (name, dtype, vector) in types() {
+        let (device, compiler) = target.properties();
+        all.push(Specimen::streaming(
+            format!("sum_of_squares/{name}"),
+            squares_kernel::SquaresKernel::new(
+                target.settings(UNITS),
+                device,
+                compiler,
+                buffer(),
+                buffer(),
+                (),
+                (),
+                (),
+                vector,
+                true,
+                dtype,
+            ),
+        ));
+    }
+    let (device, compiler) = target.properties();
+    all.push(Specimen::other(
+        "sum_of_squares/total".to_string(),
+        total_kernel::TotalKernel::new(
+            target.settings(LAST_UNITS),
+            device,
+            compiler,
+            buffer(),
+            buffer(),
+            (),
+            true,
+        ),
+    ));
+    all
+}

@@ -1,0 +1,278 @@
+//! AdamW over a flat buffer in one launch, and sums of squares for the norm of a gradient.
+//!
+//! With the gradient `g`, scaled, at step `t` (Loshchilov and Hutter 2019, arXiv:1711.05101):
+//!
+//! ```text
+//! m = beta1 m + (1 - beta1) g             m' = m / (1 - beta1^t)
+//! v = beta2 v + (1 - beta2) g^2           v' = v / (1 - beta2^t)
+//! w = w - rate (m' / (sqrt(v') + epsilon) + weight_decay w)
+//! ```
+//!
+//! Every element is read once and written once, the copy of the weights in the type of the model
+//! included. 16-bit values are computed in f32. A gradient that is not finite is not special: it
+//! makes its own weight NaN and no other. Nothing here is recorded for a backward.
+
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use crate::KernelError;
+use crate::cpu::wide;
+use crate::error::accept;
+use crate::launch::launch;
+
+pub mod composed;
+mod cpu;
+#[cfg(feature = "cubecl")]
+mod kernel;
+mod squares;
+#[cfg(test)]
+mod tests;
+mod update;
+
+#[cfg(feature = "cubecl")]
+pub(crate) use kernel::specimens;
+pub use squares::{sum_of_squares, sum_of_squares_of};
+
+const NAME: &str = "adamw";
+
+/// The elements that share one factor of [`Decay::Blocks`].
+pub const DECAY_BLOCK: usize = 64;
+
+/// The numbers of one step. They may change from step to step at no cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// The learning rate.
+    pub rate: f64,
+    /// Decay of the first moment, in [0, 1).
+    pub beta1: f64,
+    /// Decay of the second moment, in [0, 1).
+    pub beta2: f64,
+    /// Added to the root of the second moment; 0 or more.
+    pub epsilon: f64,
+    /// Decoupled decay of the weights; 0 or more.
+    pub weight_decay: f64,
+    /// The number of this step, from 1, for the corrections of the bias.
+    pub step: u64,
+    /// What the gradient is multiplied with: the inverse of a loss scale times a clip factor.
+    pub gradient_scale: f64,
+}
+
+/// Weights and moments, flat and of one length.
+#[derive(Clone, Debug)]
+pub struct AdamWBuffers {
+    /// The weights, f32 (or f64 for verification).
+    pub master: Tensor<1>,
+    /// The first moment, of the type of the weights or bf16.
+    pub first: Tensor<1>,
+    /// The second moment, of the type of the first.
+    pub second: Tensor<1>,
+}
+
+/// Which weights decay.
+#[derive(Clone, Debug)]
+pub enum Decay {
+    /// Every one.
+    All,
+    /// None.
+    None,
+    /// One f32 factor of the decay for each [`DECAY_BLOCK`] elements, `[ceil(length / 64)]`, so that
+    /// one buffer holds decayed and undecayed parameters that start at multiples of 64.
+    Blocks(Tensor<1>),
+}
+
+impl AdamWStep {
+    /// Refuses numbers with which the formula has no meaning.
+    fn check(&self) -> Result<(), KernelError> {
+        let option = |name, value: f64, fits| {
+            let value = value.to_string();
+            Err(KernelError::Option {
+                operation: NAME,
+                name,
+                value,
+                fits,
+            })
+        };
+        if self.step == 0 {
+            return option("step", 0.0, "1 for the first step");
+        }
+        if !self.rate.is_finite() {
+            return option("rate", self.rate, "a finite number");
+        }
+        for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            if !(0.0..1.0).contains(&beta) {
+                return option(name, beta, "a number from 0 up to but not including 1");
+            }
+        }
+        for (name, value) in [
+            ("epsilon", self.epsilon),
+            ("weight_decay", self.weight_decay),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return option(name, value, "a finite number from 0");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One step of AdamW on a flat buffer; see the [module](self) for the formula.
+///
+/// Returns the buffers, updated in place where nobody else holds them, and the new weights in the
+/// type `model` where one is asked for: the copy that a model computes with.
+///
+/// `gradient` is f32, f16 or bf16, and so is `model`; in f64 everything is f64.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for lengths or types that do not agree, and numbers of the step without
+/// meaning.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_megatron_kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw};
+///
+/// let device = Device::flex();
+/// let buffers = AdamWBuffers {
+///     master: Tensor::ones([128], &device),
+///     first: Tensor::zeros([128], &device),
+///     second: Tensor::zeros([128], &device),
+/// };
+/// let step = AdamWStep {
+///     rate: 0.25,
+///     beta1: 0.9,
+///     beta2: 0.95,
+///     epsilon: 0.0,
+///     weight_decay: 0.0,
+///     step: 1,
+///     gradient_scale: 1.0,
+/// };
+/// let gradient = Tensor::full([128], 3.0, &device);
+/// let (buffers, model) = adamw(buffers, gradient, &Decay::None, &step, Some(FloatDType::BF16));
+/// // The first step has the size of the rate, whatever the gradient.
+/// let weight = buffers.master.slice([0..1]).into_scalar::<f32>();
+/// assert!((weight - 0.75).abs() < 1e-6);
+/// assert_eq!(model.unwrap().dims(), [128]);
+/// ```
+pub fn adamw(
+    buffers: AdamWBuffers,
+    gradient: Tensor<1>,
+    decay: &Decay,
+    step: &AdamWStep,
+    model: Option<FloatDType>,
+) -> (AdamWBuffers, Option<Tensor<1>>) {
+    accept(check(&buffers, &gradient, decay, step, model));
+    let update = update::Update::new(step, decay, model.map(DType::from));
+    let AdamWBuffers {
+        master,
+        first,
+        second,
+    } = buffers;
+    let mut inputs = vec![
+        master.into_dispatch(),
+        first.into_dispatch(),
+        second.into_dispatch(),
+        gradient.into_dispatch(),
+    ];
+    if let Decay::Blocks(factors) = decay {
+        inputs.push(factors.clone().into_dispatch());
+    }
+    let mut outputs = launch(update, inputs)
+        .into_iter()
+        .map(Tensor::from_dispatch);
+    let mut next = || outputs.next();
+    match (next(), next(), next()) {
+        (Some(master), Some(first), Some(second)) => (
+            AdamWBuffers {
+                master,
+                first,
+                second,
+            },
+            next(),
+        ),
+        _ => unreachable!("the kernel has three outputs or four"),
+    }
+}
+
+fn check(
+    buffers: &AdamWBuffers,
+    gradient: &Tensor<1>,
+    decay: &Decay,
+    step: &AdamWStep,
+    model: Option<FloatDType>,
+) -> Result<(), KernelError> {
+    step.check()?;
+    let AdamWBuffers {
+        master,
+        first,
+        second,
+    } = buffers;
+    let lengths = [master, first, second, gradient].map(|tensor| tensor.dims()[0]);
+    let [length, ..] = lengths;
+    if lengths.iter().any(|other| *other != length) {
+        let [master, first, second, gradient] = lengths;
+        return Err(KernelError::shape(
+            NAME,
+            format!(
+                "the weights have {master} elements, the first moment {first}, the second \
+                 {second}, the gradient {gradient}; all must have as many"
+            ),
+        ));
+    }
+    let dtype = |tensor: &Tensor<1>| tensor.dtype();
+    let option = |name, value: DType, fits| {
+        let value = format!("{value:?} beside weights in {:?}", dtype(master));
+        Err(KernelError::Option {
+            operation: NAME,
+            name,
+            value,
+            fits,
+        })
+    };
+    let own = match dtype(master) {
+        DType::F32 => "the type of the weights, F16 or BF16",
+        DType::F64 => "F64",
+        other => return option("type of the weights", other, "F32 or F64"),
+    };
+    if dtype(first) != dtype(master) && (dtype(first), dtype(master)) != (DType::BF16, DType::F32) {
+        return option(
+            "type of the first moment",
+            dtype(first),
+            "the same type, or BF16 beside F32",
+        );
+    }
+    if dtype(second) != dtype(first) {
+        return option(
+            "type of the second moment",
+            dtype(second),
+            "that of the first moment",
+        );
+    }
+    if wide(dtype(gradient)) != dtype(master) {
+        return option("type of the gradient", dtype(gradient), own);
+    }
+    match model.map(DType::from) {
+        Some(model) if wide(model) != dtype(master) => {
+            return option("type of the model", model, own);
+        }
+        _ => {}
+    }
+    let Decay::Blocks(factors) = decay else {
+        return Ok(());
+    };
+    let blocks = length.div_ceil(DECAY_BLOCK);
+    if factors.dims() != [blocks] {
+        return Err(KernelError::shape(
+            NAME,
+            format!(
+                "{} factors of the decay were given; {length} elements in blocks of {DECAY_BLOCK} \
+                 have {blocks}",
+                factors.dims()[0]
+            ),
+        ));
+    }
+    match dtype(factors) {
+        DType::F32 => Ok(()),
+        other => option("type of the decay's factors", other, "F32"),
+    }
+}

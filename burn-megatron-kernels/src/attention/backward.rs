@@ -1,0 +1,80 @@
+//! Attention as one recorded step.
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+
+use super::engine::AttentionEngine;
+use super::problem::{Problem, Projections};
+use crate::Function;
+
+/// Inputs: queries, keys and values or the joint projection, then the sink if there is one.
+///
+/// Saved are the inputs, the output and one log-sum-exp per query and head.
+#[derive(Debug)]
+pub(super) struct Attention {
+    pub engine: Arc<dyn AttentionEngine>,
+    pub problem: Problem,
+}
+
+impl Function for Attention {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let mut saved = inputs.clone();
+        let (projections, sink) = self.inputs(&mut inputs.into_iter());
+        let (out, lse) = self.engine.forward(&self.problem, projections, sink);
+        saved.extend([out.clone().into_dispatch(), lse.into_dispatch()]);
+        let out = match self.problem.packed {
+            true => out.flatten::<3>(2, 3).into_dispatch(),
+            false => out.into_dispatch(),
+        };
+        (out, saved)
+    }
+
+    fn backward(
+        &self,
+        saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let mut saved = saved.into_iter();
+        let (projections, sink) = self.inputs(&mut saved);
+        let result = (next(&mut saved), next(&mut saved));
+        let dout = match self.problem.packed {
+            true => Tensor::<3>::from_dispatch(gradient).reshape(self.problem.out_shape()),
+            false => Tensor::from_dispatch(gradient),
+        };
+        let engine = &self.engine;
+        let (gradients, dsink) = engine.backward(&self.problem, projections, sink, result, dout);
+        let mut list = match gradients {
+            Projections::Separate { q, k, v } => [q, k, v].map(Tensor::into_dispatch).to_vec(),
+            Projections::Packed(qkv) => vec![qkv.into_dispatch()],
+        };
+        list.extend(dsink.map(Tensor::into_dispatch));
+        list.into_iter().map(Some).collect()
+    }
+}
+
+impl Attention {
+    fn inputs(
+        &self,
+        tensors: &mut impl Iterator<Item = DispatchTensor>,
+    ) -> (Projections, Option<Tensor<1>>) {
+        let projections = match self.problem.packed {
+            true => Projections::Packed(next(tensors)),
+            false => Projections::Separate {
+                q: next(tensors),
+                k: next(tensors),
+                v: next(tensors),
+            },
+        };
+        (projections, self.problem.sink.then(|| next(tensors)))
+    }
+}
+
+fn next<const D: usize>(tensors: &mut impl Iterator<Item = DispatchTensor>) -> Tensor<D> {
+    match tensors.next() {
+        Some(tensor) => Tensor::from_dispatch(tensor),
+        None => unreachable!("the problem says how many tensors there are"),
+    }
+}

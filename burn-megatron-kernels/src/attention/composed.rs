@@ -1,0 +1,119 @@
+//! Attention of Burn's own operations, with the scores `[batch, heads, queries, keys]` in memory.
+
+use burn::tensor::{Bool, Int, Tensor};
+
+use super::options::{AttentionOptions, Heads};
+use super::problem::Problem;
+use super::visible::Band;
+use crate::cpu::wide;
+use crate::error::accept;
+
+/// The same as [`flash_attention`](super::flash_attention).
+///
+/// # Panics
+///
+/// As [`flash_attention`](super::flash_attention).
+pub fn flash_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    sink: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> Tensor<4> {
+    let problem = accept(Problem::separate(&q, &k, &v, sink.as_ref(), options));
+    attend(&problem, q, k, v, sink)
+}
+
+/// The same as [`flash_attention_packed`](super::flash_attention_packed).
+///
+/// # Panics
+///
+/// As [`flash_attention_packed`](super::flash_attention_packed).
+pub fn flash_attention_packed(
+    qkv: Tensor<3>,
+    heads: Heads,
+    sink: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> Tensor<3> {
+    let problem = accept(Problem::packed(&qkv, heads, sink.as_ref(), options));
+    let [batch, seq, _] = qkv.dims();
+    let part = |first: usize, count: usize| {
+        let part = qkv.clone().narrow(2, first * heads.width, count * heads.width);
+        part.reshape([batch, seq, count, heads.width])
+    };
+    let q = part(0, heads.heads);
+    let k = part(heads.heads, heads.groups);
+    let v = part(heads.heads + heads.groups, heads.groups);
+    attend(&problem, q, k, v, sink).flatten(2, 3)
+}
+
+fn attend(
+    problem: &Problem,
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    sink: Option<Tensor<1>>,
+) -> Tensor<4> {
+    let Heads {
+        heads,
+        groups,
+        width,
+    } = problem.heads;
+    let (batch, queries, keys) = (problem.batch, problem.queries, problem.keys);
+    if problem.is_empty() {
+        return q.zeros_like();
+    }
+    let type_of_sums = wide(problem.dtype);
+    let by_head = |x: Tensor<4>| x.swap_dims(1, 2).cast(type_of_sums);
+    // The heads of a group are rows of one product.
+    let grouped = [batch, groups, heads / groups * queries, width];
+    let q = by_head(q).reshape(grouped);
+    let scores = q.matmul(by_head(k).swap_dims(2, 3)).mul_scalar(problem.scale);
+    let scores = scores.reshape([batch, heads, queries, keys]);
+    let hidden = hidden(problem, &scores).expand([batch, heads, queries, keys]);
+    let scores = scores.mask_fill(hidden, f64::NEG_INFINITY);
+    let sink = sink.map(|sink| {
+        let sink = sink.cast(type_of_sums).reshape([1, heads, 1, 1]);
+        sink.expand([batch, heads, queries, 1])
+    });
+
+    // The largest score is taken off; it is finite even where nothing is seen.
+    let mut largest = scores.clone().detach().max_dim(3).clamp_min(-1e30);
+    if let Some(sink) = &sink {
+        largest = largest.max_pair(sink.clone().detach());
+    }
+    let weights = (scores - largest.clone()).exp();
+    let mut sum = weights.clone().sum_dim(3);
+    if let Some(sink) = sink {
+        sum = sum + (sink - largest).exp();
+    }
+    let none = sum.clone().equal_elem(0.0);
+    let weights = weights / sum.mask_fill(none, 1.0);
+    let weights = weights.reshape([batch, groups, heads / groups * queries, keys]);
+    let out = weights.matmul(by_head(v));
+    let out = out.reshape([batch, heads, queries, width]);
+    out.swap_dims(1, 2).cast(problem.dtype)
+}
+
+/// `[1, 1, queries, keys]`: what is out of sight.
+fn hidden(problem: &Problem, scores: &Tensor<4>) -> Tensor<4, Bool> {
+    let (queries, keys) = (problem.queries, problem.keys);
+    let device = scores.device();
+    let count = |n: usize| Tensor::<1, Int>::arange(0..n as i64, &device);
+    let band = Band::new(queries, keys, &problem.options);
+    let place = count(queries).reshape([queries, 1]).add_scalar(band.shift);
+    let place = place.expand([queries, keys]);
+    let key = count(keys).reshape([1, keys]).expand([queries, keys]);
+    let before = key.clone().lower(place.clone().sub_scalar(band.before));
+    let mut hidden = before.bool_or(key.clone().greater(place.add_scalar(band.after)));
+    if let Some(documents) = &problem.options.documents {
+        let bounds = documents.bounds().clone().cast(key.dtype());
+        let bound = |row: usize| {
+            let bound = bounds.clone().narrow(0, row, 1).reshape([queries, 1]);
+            bound.expand([queries, keys])
+        };
+        hidden = hidden.bool_or(key.clone().lower(bound(0)));
+        hidden = hidden.bool_or(key.greater_equal(bound(1)));
+    }
+    hidden.reshape([1, 1, queries, keys])
+}

@@ -1,0 +1,159 @@
+//! The backward of one head.
+
+use std::ops::Range;
+
+use super::forward::{Head, dot, hide, panels_of, scores_stride};
+use super::load::{Source, matrix};
+use super::product::{Fused, LANES, ROWS, add_transposed_times, times_panels, times_rows};
+use crate::cpu::{Element, Real};
+
+/// Queries that are taken at a time: the depth of the products for keys and values.
+const TILE: usize = 32;
+
+/// The gradients of one head's rows, padded in width, and of its sink.
+pub(super) struct HeadGradients<T> {
+    pub q: Vec<T>,
+    pub k: Vec<T>,
+    pub v: Vec<T>,
+    pub sink: T,
+}
+
+/// What the forward gave, and the gradient of its output.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a, E: Element> {
+    pub out: Source<'a, E>,
+    pub dout: Source<'a, E>,
+    pub lse: &'a [E::Wide],
+}
+
+/// A head as the products take it: padded rows, and panels where it is the right factor's transpose.
+struct Padded<T> {
+    width: usize,
+    depth: usize,
+    q: Vec<T>,
+    dout: Vec<T>,
+    k: Vec<T>,
+    k_panels: Vec<T>,
+    v_panels: Vec<T>,
+    scale: T,
+}
+
+/// The probabilities of [`TILE`] queries and the gradients of their scores.
+struct Scores<T> {
+    p: Vec<T>,
+    ds: Vec<T>,
+    stride: usize,
+}
+
+#[inline(always)]
+pub(super) fn backward<E: Element<Wide: Fused>, const FUSED: bool>(
+    head: Head<'_, E>,
+    given: Given<'_, E>,
+) -> HeadGradients<E::Wide> {
+    let (width, queries) = head.q.padded();
+    let (one, zero) = (E::Wide::ONE, E::Wide::ZERO);
+    let (_, keys) = head.k.padded();
+    let padded = Padded {
+        width,
+        depth: head.q.width,
+        q: head.q.rows(head.scale),
+        dout: given.dout.rows(one),
+        k: head.k.rows(one),
+        k_panels: head.k.panels(),
+        v_panels: head.v.panels(),
+        scale: head.scale,
+    };
+    let mut gradients = HeadGradients {
+        q: vec![zero; queries.next_multiple_of(TILE) * width],
+        k: vec![zero; keys * width],
+        v: vec![zero; keys * width],
+        sink: zero,
+    };
+    let stride = scores_stride(keys);
+    let mut scores = Scores {
+        p: vec![zero; TILE * stride],
+        ds: vec![zero; TILE * stride],
+        stride,
+    };
+    for (tile, visible) in head.visible.chunks(TILE).enumerate() {
+        let row = tile * TILE;
+        let all = panels_of(visible);
+        let (first, columns) = (all.start * LANES, all.len() * LANES);
+        for (strip, visible) in visible.chunks(ROWS).enumerate() {
+            let (row, local) = (row + strip * ROWS, strip * ROWS);
+            let panels = panels_of(visible);
+            let offset = local * stride + (panels.start * LANES).saturating_sub(first);
+            padded.products::<FUSED>(row, &panels, &mut scores, offset);
+            for (i, range) in visible.iter().enumerate() {
+                let lse = given.lse[row + i];
+                let delta = dot(given.out.row(row + i), given.dout.row(row + i));
+                if let Some(sink) = head.sink
+                    && lse > E::Wide::NEG_INFINITY
+                {
+                    gradients.sink += -((sink - lse).exponential() * delta);
+                }
+                let (start, length) = (offset + i * stride, panels.len() * LANES);
+                let p = &mut scores.p[start..][..length];
+                let ds = &mut scores.ds[start..][..length];
+                differentiate(p, ds, lse, delta);
+                let line = (local + i) * stride;
+                hide(&mut scores.p[line..][..columns], range, first, zero);
+                hide(&mut scores.ds[line..][..columns], range, first, zero);
+            }
+            padded.queries::<FUSED>(&panels, &scores, offset, &mut gradients.q[row * width..]);
+        }
+        let depth = visible.len();
+        let (p, ds) = (matrix(&scores.p, stride), matrix(&scores.ds, stride));
+        let (q, dout) = (matrix(&padded.q, width).from(row), matrix(&padded.dout, width).from(row));
+        let from = first * width;
+        add_transposed_times::<_, FUSED>(p, columns, depth, dout, &mut gradients.v[from..]);
+        add_transposed_times::<_, FUSED>(ds, columns, depth, q, &mut gradients.k[from..]);
+    }
+    gradients
+}
+
+impl<T: Fused> Padded<T> {
+    /// Scores and `do v^T` of [`ROWS`] queries from `row` on.
+    #[inline(always)]
+    fn products<const FUSED: bool>(
+        &self,
+        row: usize,
+        panels: &Range<usize>,
+        scores: &mut Scores<T>,
+        offset: usize,
+    ) {
+        let range = panels.start * self.depth * LANES..panels.end * self.depth * LANES;
+        let (q, dout) = (matrix(&self.q, self.width), matrix(&self.dout, self.width));
+        let (k, v) = (&self.k_panels[range.clone()], &self.v_panels[range]);
+        let (p, ds) = (&mut scores.p[offset..], &mut scores.ds[offset..]);
+        times_panels::<_, FUSED>(q.from(row), self.depth, k, p, scores.stride);
+        times_panels::<_, FUSED>(dout.from(row), self.depth, v, ds, scores.stride);
+    }
+
+    /// `scale * ds k` of [`ROWS`] queries.
+    #[inline(always)]
+    fn queries<const FUSED: bool>(
+        &self,
+        panels: &Range<usize>,
+        scores: &Scores<T>,
+        offset: usize,
+        out: &mut [T],
+    ) {
+        let out = &mut out[..ROWS * self.width];
+        let ds = matrix(&scores.ds[offset..], scores.stride);
+        let keys = matrix(&self.k, self.width).from(panels.start * LANES);
+        times_rows::<_, FUSED>(ds, panels.len() * LANES, keys, out);
+        out.iter_mut().for_each(|out| *out = *out * self.scale);
+    }
+}
+
+/// Scores and `do v^T` of a row to probabilities and the gradients of the scores.
+#[inline(always)]
+fn differentiate<T: Real>(p: &mut [T], ds: &mut [T], lse: T, delta: T) {
+    for (p, ds) in p.chunks_exact_mut(LANES).zip(ds.chunks_exact_mut(LANES)) {
+        for n in 0..LANES {
+            p[n] = (p[n] - lse).exponential();
+            ds[n] = p[n] * (ds[n] - delta);
+        }
+    }
+}

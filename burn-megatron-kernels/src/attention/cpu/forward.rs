@@ -1,0 +1,136 @@
+//! The forward of one head.
+
+use std::ops::Range;
+
+use super::load::{Source, matrix};
+use super::product::{Fused, LANES, ROWS, lanes, times_panels, times_rows};
+use crate::cpu::{Element, Real};
+
+/// What one head gives: output rows, padded in width, and the log-sum-exp of each.
+pub(super) struct HeadOutput<T> {
+    pub out: Vec<T>,
+    pub lse: Vec<T>,
+}
+
+/// Queries, keys and values of one head.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a, E: Element> {
+    pub q: Source<'a, E>,
+    pub k: Source<'a, E>,
+    pub v: Source<'a, E>,
+    pub scale: E::Wide,
+    pub sink: Option<E::Wide>,
+    /// The keys that each query sees.
+    pub visible: &'a [Range<usize>],
+}
+
+/// From row to row of the scores of so many keys: rows that lie a power of two apart would share
+/// their cache lines.
+#[inline(always)]
+pub(super) fn scores_stride(keys: usize) -> usize {
+    keys + LANES
+}
+
+/// The columns that a strip of rows sees, as whole panels.
+#[inline(always)]
+pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
+    match (visible.first(), visible.last()) {
+        (Some(first), Some(last)) if first.start < last.end => {
+            first.start / LANES..last.end.div_ceil(LANES)
+        }
+        _ => 0..0,
+    }
+}
+
+/// Takes [`ROWS`] queries at a time against all the keys that they see.
+#[inline(always)]
+pub(super) fn forward<E: Element<Wide: Fused>, const FUSED: bool>(
+    head: Head<'_, E>,
+) -> HeadOutput<E::Wide> {
+    let (width, queries) = head.q.padded();
+    let depth = head.q.width;
+    let q = head.q.rows(head.scale);
+    let (k, v) = (head.k.panels(), head.v.rows(E::Wide::ONE));
+    let stride = scores_stride(head.k.padded().1);
+    let mut scores = vec![E::Wide::ZERO; ROWS * stride];
+    let mut out = vec![E::Wide::ZERO; queries * width];
+    let mut lse = Vec::with_capacity(head.q.count);
+    for (strip, visible) in head.visible.chunks(ROWS).enumerate() {
+        let panels = panels_of(visible);
+        let (first, columns) = (panels.start * LANES, panels.len() * LANES);
+        let rows = matrix(&q, width).from(strip * ROWS);
+        let keys = &k[panels.start * depth * LANES..panels.end * depth * LANES];
+        times_panels::<_, FUSED>(rows, depth, keys, &mut scores, stride);
+        let mut factors = [E::Wide::ZERO; ROWS];
+        for (row, range) in visible.iter().enumerate() {
+            let scores = &mut scores[row * stride..][..columns];
+            let (largest, sum) = softmax(scores, range, first, head.sink);
+            let seen = sum > E::Wide::ZERO;
+            factors[row] = if seen { E::Wide::ONE / sum } else { E::Wide::ZERO };
+            lse.push(if seen { largest + sum.logarithm() } else { E::Wide::NEG_INFINITY });
+        }
+        let out = &mut out[strip * ROWS * width..][..ROWS * width];
+        let values = matrix(&v, width).from(first);
+        times_rows::<_, FUSED>(matrix(&scores, stride), columns, values, out);
+        for (out, factor) in out.chunks_exact_mut(width).zip(factors) {
+            out.iter_mut().for_each(|out| *out = *out * factor);
+        }
+    }
+    HeadOutput { out, lse }
+}
+
+/// Turns the scores of a row, which start at column `first`, into `exp(score - largest)`, 0 where
+/// the row does not see; gives the largest and the sum.
+#[inline(always)]
+fn softmax<T: Real>(
+    scores: &mut [T],
+    visible: &Range<usize>,
+    first: usize,
+    sink: Option<T>,
+) -> (T, T) {
+    hide(scores, visible, first, T::NEG_INFINITY);
+    let mut most = [T::NEG_INFINITY; LANES];
+    for chunk in scores.chunks_exact(LANES) {
+        for n in 0..LANES {
+            most[n] = if chunk[n] > most[n] { chunk[n] } else { most[n] };
+        }
+    }
+    let largest = most.into_iter().fold(sink.unwrap_or(T::NEG_INFINITY), T::larger);
+    // Where nothing is seen every weight becomes 0.
+    let largest = if largest > T::NEG_INFINITY { largest } else { T::ZERO };
+    let mut sums = [T::ZERO; LANES];
+    for chunk in scores.chunks_exact_mut(LANES) {
+        for n in 0..LANES {
+            chunk[n] = (chunk[n] - largest).exponential();
+            sums[n] += chunk[n];
+        }
+    }
+    let own = sink.map_or(T::ZERO, |sink| (sink - largest).exponential());
+    (largest, sums.into_iter().fold(own, |sum, one| sum + one))
+}
+
+/// Sets what a row does not see; `values` starts at column `first`.
+#[inline(always)]
+pub(super) fn hide<T: Copy>(values: &mut [T], visible: &Range<usize>, first: usize, value: T) {
+    let count = values.len();
+    let low = visible.start.saturating_sub(first).min(count);
+    let high = visible.end.saturating_sub(first).clamp(low, count);
+    values[..low].fill(value);
+    values[high..].fill(value);
+}
+
+/// The sum of `a[i] * b[i]`.
+#[inline(always)]
+pub(super) fn dot<E: Element>(a: &[E], b: &[E]) -> E::Wide {
+    let mut sums = [E::Wide::ZERO; LANES];
+    let whole = a.len() / LANES * LANES;
+    for at in (0..whole).step_by(LANES) {
+        let (a, b) = (lanes(a, at), lanes(b, at));
+        for n in 0..LANES {
+            sums[n] += a[n].wide() * b[n].wide();
+        }
+    }
+    let rest = a[whole..].iter().zip(&b[whole..]);
+    let rest = rest.fold(E::Wide::ZERO, |sum, (a, b)| sum + a.wide() * b.wide());
+    sums.into_iter().fold(rest, |sum, one| sum + one)
+}

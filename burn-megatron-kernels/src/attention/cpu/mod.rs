@@ -1,0 +1,283 @@
+//! Attention on the CPU: one task per sequence and head, scores of a few queries at a time.
+
+use std::ops::Range;
+
+use burn::backend::flex::FlexTensor;
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+mod backward;
+mod forward;
+mod load;
+mod product;
+
+use backward::{Given, HeadGradients};
+use forward::{Head, HeadOutput};
+use load::Source;
+use product::{Fused, LANES};
+
+use super::portable::Place;
+use super::problem::Problem;
+use super::visible::Band;
+use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+
+/// Outputs as [`Forward`](super::portable::Forward) has them.
+pub(super) fn forward(problem: &Problem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    for_float!(problem.dtype, E => forward_in::<E>(problem, inputs))
+}
+
+/// Outputs as [`Backward`](super::portable::Backward) has them.
+pub(super) fn backward(problem: &Problem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    for_float!(problem.dtype, E => backward_in::<E>(problem, inputs))
+}
+
+fn forward_in<E: Element<Wide: Fused>>(
+    problem: &Problem,
+    mut inputs: Vec<FlexTensor>,
+) -> Vec<FlexTensor> {
+    let rest = inputs.split_off(projections(problem));
+    let heads = Heads::<E>::new(problem, inputs, rest.first());
+    let outputs = tasks(problem, 2, |task| Arch::new().dispatch(ForwardTask(heads.head(task))));
+    let rows: Vec<_> = outputs.iter().map(|output| output.out.as_slice()).collect();
+    let shape = problem.out_shape();
+    let out = gather::<E>(problem, problem.queries, &[(&rows, 1)]);
+    let lse: Vec<E::Wide> = outputs.iter().flat_map(|output| output.lse.iter().copied()).collect();
+    vec![tensor(out, shape), tensor(lse, problem.lse_shape())]
+}
+
+fn backward_in<E: Element<Wide: Fused>>(
+    problem: &Problem,
+    mut inputs: Vec<FlexTensor>,
+) -> Vec<FlexTensor> {
+    let rest = inputs.split_off(projections(problem));
+    let heads = Heads::<E>::new(problem, inputs, rest.get(3));
+    let [out, lse, dout] = [0, 1, 2].map(|i| rest[i].to_contiguous());
+    let (out, dout, lse) = (slice::<E>(&out), slice::<E>(&dout), slice::<E::Wide>(&lse));
+    let (count, width, queries) = (problem.heads.heads, problem.heads.width, problem.queries);
+    let gradients = tasks(problem, 5, |task| {
+        let rows = |values: &'_ [E]| {
+            let first = (task / count * queries * count + task % count) * width;
+            (first, values.len())
+        };
+        let source = |values| {
+            let (first, end) = rows(values);
+            Source {
+                values: &values[first..end],
+                stride: count * width,
+                count: queries,
+                width,
+            }
+        };
+        let given = Given {
+            out: source(out),
+            dout: source(dout),
+            lse: &lse[task * queries..][..queries],
+        };
+        Arch::new().dispatch(BackwardTask(heads.head(task), given))
+    });
+    let share = count / problem.heads.groups;
+    let q: Vec<_> = gradients.iter().map(|head| head.q.as_slice()).collect();
+    let k: Vec<_> = gradients.iter().map(|head| head.k.as_slice()).collect();
+    let v: Vec<_> = gradients.iter().map(|head| head.v.as_slice()).collect();
+    let mut outputs = Vec::new();
+    if problem.packed {
+        let parts: [Part<'_, _>; 3] = [(&q, 1), (&k, share), (&v, share)];
+        let dqkv = gather::<E>(problem, queries, &parts);
+        let shape = [problem.batch, queries, problem.heads.features()];
+        outputs.push(tensor(dqkv, shape));
+    } else {
+        let dq = gather::<E>(problem, queries, &[(&q, 1)]);
+        let mut pair = gather::<E>(problem, problem.keys, &[(&k, share)]);
+        pair.extend(gather::<E>(problem, problem.keys, &[(&v, share)]));
+        outputs.extend([tensor(dq, problem.out_shape()), tensor(pair, problem.pair_shape())]);
+    }
+    if problem.sink {
+        let sum = |head: usize| {
+            let heads = gradients.iter().skip(head).step_by(count);
+            heads.fold(E::Wide::ZERO, |sum, head| sum + head.sink)
+        };
+        let dsink: Vec<_> = (0..count).map(sum).collect();
+        outputs.push(tensor(dsink, [count]));
+    }
+    outputs
+}
+
+/// How many tensors hold the projections.
+fn projections(problem: &Problem) -> usize {
+    if problem.packed { 1 } else { 3 }
+}
+
+/// The forward of one head. A closure as large as this would stay a call out of SIMD code.
+struct ForwardTask<'a, E: Element>(Head<'a, E>);
+
+impl<E: Element<Wide: Fused>> WithSimd for ForwardTask<'_, E> {
+    type Output = HeadOutput<E::Wide>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Self::Output {
+        match unfused::<S>() {
+            true => forward::forward::<E, false>(self.0),
+            false => forward::forward::<E, true>(self.0),
+        }
+    }
+}
+
+/// The backward of one head.
+struct BackwardTask<'a, E: Element>(Head<'a, E>, Given<'a, E>);
+
+impl<E: Element<Wide: Fused>> WithSimd for BackwardTask<'_, E> {
+    type Output = HeadGradients<E::Wide>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Self::Output {
+        match unfused::<S>() {
+            true => backward::backward::<E, false>(self.0, self.1),
+            false => backward::backward::<E, true>(self.0, self.1),
+        }
+    }
+}
+
+/// Whether the processor lacks an instruction that multiplies and adds.
+#[inline(always)]
+fn unfused<S: Simd>() -> bool {
+    cfg!(target_arch = "x86_64") && S::IS_SCALAR
+}
+
+/// The projections of all heads.
+struct Heads<'a, E: Element> {
+    problem: &'a Problem,
+    tensors: Vec<FlexTensor>,
+    places: [Place; 3],
+    sink: Option<Vec<E::Wide>>,
+    visible: Vec<Range<usize>>,
+}
+
+impl<'a, E: Element> Heads<'a, E> {
+    fn new(problem: &'a Problem, tensors: Vec<FlexTensor>, sink: Option<&FlexTensor>) -> Self {
+        let tensors: Vec<_> = tensors.into_iter().map(readable).collect();
+        let layouts: Vec<_> = tensors
+            .iter()
+            .map(|tensor| {
+                let layout = tensor.layout();
+                let strides = layout.strides().iter().map(|stride| *stride as usize);
+                (layout.start_offset(), strides.collect())
+            })
+            .collect();
+        let band = Band::new(problem.queries, problem.keys, &problem.options);
+        let sink = sink.filter(|_| problem.sink);
+        Self {
+            problem,
+            places: problem.places(&layouts),
+            sink: sink.map(|sink| slice::<E::Wide>(&sink.to_contiguous()).to_vec()),
+            visible: band.all(problem.queries, problem.options.documents.as_ref()),
+            tensors,
+        }
+    }
+
+    /// The head of a task: heads of the first sequence, then those of the second, and so on.
+    fn head(&self, task: usize) -> Head<'_, E> {
+        let heads = self.problem.heads;
+        let (batch, head) = (task / heads.heads, task % heads.heads);
+        let group = head / (heads.heads / heads.groups);
+        let source = |part: usize, head: usize, count: usize| {
+            let place = self.places[part];
+            let tensor = &self.tensors[part.min(self.tensors.len() - 1)];
+            let first = place.offset + batch * place.batch + head * place.head;
+            Source {
+                values: &tensor.storage::<E>()[first..],
+                stride: place.row,
+                count,
+                width: heads.width,
+            }
+        };
+        Head {
+            q: source(0, head, self.problem.queries),
+            k: source(1, group, self.problem.keys),
+            v: source(2, group, self.problem.keys),
+            scale: E::Wide::of(self.problem.scale),
+            sink: self.sink.as_ref().map(|sink| sink[head]),
+            visible: &self.visible,
+        }
+    }
+}
+
+/// The tensor itself where rows of a head are neighbours in memory, otherwise a copy.
+fn readable(tensor: FlexTensor) -> FlexTensor {
+    let layout = tensor.layout();
+    let last = layout.strides().last();
+    match layout.has_positive_strides() && last == Some(&1) {
+        true => tensor,
+        false => tensor.to_contiguous(),
+    }
+}
+
+/// Multiplications that make a parallel task worth its start.
+const GRAIN: usize = 256 * 1024;
+
+/// One result for each sequence and head, in that order; `products` counts the matrix products.
+fn tasks<T: Send>(problem: &Problem, products: usize, work: impl Fn(usize) -> T + Sync + Send) -> Vec<T> {
+    let count = problem.batch * problem.heads.heads;
+    let cost = products * problem.queries * problem.keys * problem.heads.width;
+    let least = (GRAIN / cost.max(1)).max(1);
+    match count <= least {
+        true => (0..count).map(work).collect(),
+        false => (0..count).into_par_iter().with_min_len(least).map(work).collect(),
+    }
+}
+
+/// Rows of each task, padded in width, of which as many consecutive ones as the number says are
+/// added up.
+type Part<'a, T> = (&'a [&'a [T]], usize);
+
+/// Rows `[batch, rows, features]`: the parts side by side, each with its heads side by side.
+fn gather<E: Element>(problem: &Problem, rows: usize, parts: &[Part<'_, E::Wide>]) -> Vec<E> {
+    let (count, width) = (problem.heads.heads, problem.heads.width);
+    let features: usize = parts.iter().map(|(_, share)| count / share * width).sum();
+    let mut out = vec![E::narrow(E::Wide::ZERO); problem.batch * rows * features];
+    let fill = |first: usize, out: &mut [E]| {
+        vectorized(|| {
+            for (i, out) in out.chunks_exact_mut(features).enumerate() {
+                let (batch, row) = ((first + i) / rows, (first + i) % rows);
+                let heads = batch * count..(batch + 1) * count;
+                fill_row::<E>(out, width, row, parts, heads);
+            }
+        });
+    };
+    let chunk = rows_per_task(features);
+    match problem.batch * rows <= chunk {
+        true => fill(0, &mut out),
+        false => out
+            .par_chunks_mut(chunk * features)
+            .enumerate()
+            .for_each(|(i, out)| fill(i * chunk, out)),
+    }
+    out
+}
+
+#[inline(always)]
+fn fill_row<E: Element>(
+    out: &mut [E],
+    width: usize,
+    row: usize,
+    parts: &[Part<'_, E::Wide>],
+    heads: Range<usize>,
+) {
+    let first = row * width.next_multiple_of(LANES);
+    let groups = parts.iter().flat_map(|(tasks, share)| tasks[heads.clone()].chunks(*share));
+    for (out, group) in out.chunks_exact_mut(width).zip(groups) {
+        let line = |task: &'_ &[E::Wide]| -> Range<usize> {
+            debug_assert!(first + width <= task.len());
+            first..first + width
+        };
+        if let [only] = group {
+            for (out, value) in out.iter_mut().zip(&only[line(only)]) {
+                *out = E::narrow(*value);
+            }
+            continue;
+        }
+        for (column, out) in out.iter_mut().enumerate() {
+            let sum = group.iter().fold(E::Wide::ZERO, |sum, task| sum + task[first + column]);
+            *out = E::narrow(sum);
+        }
+    }
+}

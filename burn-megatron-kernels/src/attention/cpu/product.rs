@@ -1,0 +1,186 @@
+//! Products of tiles that stay in registers.
+//!
+//! Matrices are padded, so that there are only whole tiles of [`ROWS`] rows and [`LANES`] columns.
+
+use crate::cpu::Real;
+
+/// Rows of a tile.
+pub(super) const ROWS: usize = 8;
+/// Columns of a tile; the width of matrices is a multiple of it.
+pub(super) const LANES: usize = 16;
+
+/// A float with a fused multiplication and addition.
+pub(super) trait Fused: Real {
+    /// `self * factor + term`, rounded once if `FUSED`; where the processor has no such instruction
+    /// that would be a call.
+    fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self;
+}
+
+macro_rules! fused {
+    ($type:ident) => {
+        impl Fused for $type {
+            #[inline(always)]
+            fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self {
+                match FUSED {
+                    true => self.mul_add(factor, term),
+                    false => self * factor + term,
+                }
+            }
+        }
+    };
+}
+fused!(f32);
+fused!(f64);
+
+/// A matrix of rows with `stride` elements from row to row.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a, T> {
+    pub values: &'a [T],
+    pub stride: usize,
+}
+
+impl<'a, T> Rows<'a, T> {
+    /// The matrix from `row` on.
+    #[inline(always)]
+    pub(super) fn from(&self, row: usize) -> Self {
+        Self {
+            values: &self.values[row * self.stride..],
+            stride: self.stride,
+        }
+    }
+}
+
+/// The [`LANES`] elements from `at` on.
+#[inline(always)]
+pub(super) fn lanes<T>(values: &[T], at: usize) -> &[T; LANES] {
+    match values[at..at + LANES].try_into() {
+        Ok(lanes) => lanes,
+        Err(_) => unreachable!("a slice of as many elements"),
+    }
+}
+
+#[inline(always)]
+fn lanes_mut<T>(values: &mut [T], at: usize) -> &mut [T; LANES] {
+    match (&mut values[at..at + LANES]).try_into() {
+        Ok(lanes) => lanes,
+        Err(_) => unreachable!("a slice of as many elements"),
+    }
+}
+
+/// `sums + a b`, one row of a tile.
+#[inline(always)]
+fn plus<T: Fused, const FUSED: bool>(mut sums: [T; LANES], a: T, b: &[T; LANES]) -> [T; LANES] {
+    for n in 0..LANES {
+        sums[n] = a.times_plus::<FUSED>(b[n], sums[n]);
+    }
+    sums
+}
+
+/// Once for each of [`ROWS`] rows. As a loop, it would itself become SIMD code, over the wrong dim.
+macro_rules! unrolled {
+    ($m:ident => $body:expr) => {
+        unrolled!($m => $body, 0, 1, 2, 3, 4, 5, 6, 7)
+    };
+    ($m:ident => $body:expr, $($index:literal),*) => {
+        $({
+            const $m: usize = $index;
+            $body;
+        })*
+    };
+}
+
+/// `sum_k a(k)[m] b[k][n]`, one tile.
+#[inline(always)]
+fn tile<T: Fused, const FUSED: bool>(
+    depth: usize,
+    a: impl Fn(usize) -> [T; ROWS],
+    b: Rows<'_, T>,
+) -> [[T; LANES]; ROWS] {
+    let mut sums = [[T::ZERO; LANES]; ROWS];
+    for k in 0..depth {
+        let (a, b) = (a(k), lanes(b.values, k * b.stride));
+        unrolled!(M => sums[M] = plus::<T, FUSED>(sums[M], a[M], b));
+    }
+    sums
+}
+
+/// One column of [`ROWS`] rows after the other.
+#[inline(always)]
+fn by_rows<T: Real>(a: Rows<'_, T>, depth: usize) -> impl Fn(usize) -> [T; ROWS] {
+    let mut rows = [&a.values[..0]; ROWS];
+    for (m, row) in rows.iter_mut().enumerate() {
+        *row = &a.values[m * a.stride..][..depth];
+    }
+    move |k| {
+        let mut column = [T::ZERO; ROWS];
+        unrolled!(M => column[M] = rows[M][k]);
+        column
+    }
+}
+
+/// `a b^T` for [`ROWS`] rows of `a`, with `b` in panels of [`LANES`] rows `[panel][depth][LANES]`.
+#[inline(always)]
+pub(super) fn times_panels<T: Fused, const FUSED: bool>(
+    a: Rows<'_, T>,
+    depth: usize,
+    panels: &[T],
+    out: &mut [T],
+    stride: usize,
+) {
+    for (panel, b) in panels.chunks_exact(depth * LANES).enumerate() {
+        let b = Rows {
+            values: b,
+            stride: LANES,
+        };
+        let sums = tile::<T, FUSED>(depth, by_rows(a, depth), b);
+        unrolled!(M => *lanes_mut(out, M * stride + panel * LANES) = sums[M]);
+    }
+}
+
+/// `a b` for [`ROWS`] rows of `a` of length `depth`; the rows of `out` are those of `b`.
+#[inline(always)]
+pub(super) fn times_rows<T: Fused, const FUSED: bool>(
+    a: Rows<'_, T>,
+    depth: usize,
+    b: Rows<'_, T>,
+    out: &mut [T],
+) {
+    for column in (0..b.stride).step_by(LANES) {
+        let from = Rows {
+            values: &b.values[column..],
+            stride: b.stride,
+        };
+        let sums = tile::<T, FUSED>(depth, by_rows(a, depth), from);
+        unrolled!(M => *lanes_mut(out, M * b.stride + column) = sums[M]);
+    }
+}
+
+/// Adds `a^T b` to `out`, for `depth` rows of `a` of which `columns` count.
+#[inline(always)]
+pub(super) fn add_transposed_times<T: Fused, const FUSED: bool>(
+    a: Rows<'_, T>,
+    columns: usize,
+    depth: usize,
+    b: Rows<'_, T>,
+    out: &mut [T],
+) {
+    for row in (0..columns).step_by(ROWS) {
+        let by_columns = |k: usize| -> [T; ROWS] {
+            match a.values[k * a.stride + row..][..ROWS].try_into() {
+                Ok(column) => column,
+                Err(_) => unreachable!("a slice of as many elements"),
+            }
+        };
+        for column in (0..b.stride).step_by(LANES) {
+            let from = Rows {
+                values: &b.values[column..],
+                stride: b.stride,
+            };
+            let sums = tile::<T, FUSED>(depth, by_columns, from);
+            unrolled!(M => {
+                let out = lanes_mut(out, (row + M) * b.stride + column);
+                *out = plus::<T, FUSED>(*out, T::ONE, &sums[M]);
+            });
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The gradients: queries stay and keys pass by, then the other way round. No two cubes write to
+//! one place, and sums are in a fixed order.
+
+use cubecl::prelude::*;
+
+use super::tile::{
+    LANES, Reach, Shape, Site, accumulate, dots, high, load, low, start, store, zeros,
+};
+use crate::cube::{cube_sum, lane_sum};
+
+/// `delta[batch, heads, queries] = sum(out * dout)` of rows `[batch, queries, heads, width]`, with
+/// [`LANES`] units for a row.
+#[cube(launch_unchecked)]
+pub(crate) fn attention_delta<F: Float, N: Size>(
+    out: &[Vector<F, N>],
+    dout: &[Vector<F, N>],
+    delta: &mut [f32],
+    rows: u32,
+    queries: u32,
+    heads: u32,
+    #[comptime] width: usize,
+    #[comptime] units: u32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut parts = Shared::<[f32]>::new_slice(units as usize);
+    let lane = UNIT_POS as usize % LANES;
+    let row = CUBE_POS * comptime!(units as usize / LANES) + UNIT_POS as usize / LANES;
+    let mut sum = Vector::<f32, N>::new(0.0);
+    if row < rows as usize {
+        let mut column = lane;
+        while column < width {
+            let at = row * width + column;
+            sum += Vector::<f32, N>::cast_from(out[at]) * Vector::<f32, N>::cast_from(dout[at]);
+            column += LANES;
+        }
+    }
+    parts[UNIT_POS as usize] = lane_sum(sum);
+    sync_cube();
+    if lane == 0 && row < rows as usize {
+        let mut total = 0.0f32;
+        for i in 0..LANES {
+            total += parts[UNIT_POS as usize + i];
+        }
+        let (heads, queries) = (heads as usize, queries as usize);
+        let query = row / heads % queries;
+        let batch = row / heads / queries;
+        delta[(batch * heads + row % heads) * queries + query] = total;
+    }
+}
+
+/// `dsink[head] = - sum over sequences and queries of exp(sink - lse) * delta`; one cube per head.
+#[cube(launch_unchecked)]
+pub(crate) fn attention_sink(
+    sink: &[f32],
+    lse: &[f32],
+    delta: &[f32],
+    dsink: &mut [f32],
+    batches: u32,
+    heads: u32,
+    queries: u32,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+) {
+    let head = CUBE_POS;
+    if head < heads as usize {
+        let logit = sink[head];
+        let mut sum = 0.0f32;
+        let mut at = UNIT_POS;
+        while at < batches * queries {
+            let (batch, query) = ((at / queries) as usize, (at % queries) as usize);
+            let i = (batch * heads as usize + head) * queries as usize + query;
+            sum += (logit - lse[i]).exp() * delta[i];
+            at += units;
+        }
+        let total = cube_sum(sum, units, planes);
+        if UNIT_POS == 0 {
+            dsink[head] = -total;
+        }
+    }
+}
+
+/// `dq = scale * ds k`: one cube takes `shape.rows` queries of one head.
+#[cube(launch_unchecked)]
+pub(crate) fn attention_queries<F: Float, N: Size>(
+    q: &[Vector<F, N>],
+    k: &[Vector<F, N>],
+    v: &[Vector<F, N>],
+    dout: &[Vector<F, N>],
+    lse: &[f32],
+    delta: &[f32],
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+    dq: &mut [Vector<F, N>],
+    q_site: &Site,
+    k_site: &Site,
+    v_site: &Site,
+    out_site: &Site,
+    dq_site: &Site,
+    reach: &Reach,
+    scale: f32,
+    batches: u32,
+    heads: u32,
+    share: u32,
+    #[comptime] shape: Shape,
+    #[define(F)] _dtype: ElemType,
+) {
+    let own = comptime!(shape.own);
+    let columns = comptime!(shape.columns_per_unit());
+    let weight_pitch = comptime!(shape.weight_pitch());
+    let queries = reach.rows as usize;
+    let keys = reach.columns as usize;
+    let tiles = queries.div_ceil(shape.rows);
+    let sequences = (batches * heads) as usize;
+    let cube = CUBE_POS;
+    if cube < tiles * sequences {
+        let tile = tiles - 1 - cube / sequences;
+        let head = cube % sequences % heads as usize;
+        let batch = cube % sequences / heads as usize;
+        let group = head / share as usize;
+        let first = tile * shape.rows;
+        let lane = UNIT_POS as usize % LANES;
+        let row = UNIT_POS as usize / LANES * own;
+
+        let mut stays =
+            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
+        let mut gradient =
+            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
+        let mut passes =
+            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
+        let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
+        let q_start = start(q_site, batch, head);
+        let out_start = start(out_site, batch, head);
+        let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
+        let (q_row, out_row) = (q_site.row as usize, out_site.row as usize);
+        let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
+        load(q, q_start, q_row, first, queries, scale, &mut stays, shape.rows, shape);
+        load(dout, out_start, out_row, first, queries, 1.0f32, &mut gradient, shape.rows, shape);
+
+        let mut sums = zeros::<N>(shape);
+        let mut row_lse = Array::<f32>::new(own);
+        let mut row_delta = Array::<f32>::new(own);
+        let mut lows = Array::<i32>::new(own);
+        let mut highs = Array::<i32>::new(own);
+        let statistics = (batch * heads as usize + head) * queries;
+        #[unroll]
+        for r in 0..own {
+            let at = min(first + row + r, queries - 1);
+            row_lse[r] = lse[statistics + at];
+            row_delta[r] = delta[statistics + at];
+            lows[r] = low(at as i32, reach, bounds);
+            highs[r] = high(at as i32, reach, bounds);
+        }
+        let last = min(first + shape.rows, queries) - 1;
+        let mut at = low(first as i32, reach, bounds);
+        let end = high(last as i32, reach, bounds);
+        while at < end {
+            sync_cube();
+            let key = at as usize;
+            load(v, v_start, v_row, key, keys, 1.0f32, &mut passes, shape.columns, shape);
+            sync_cube();
+            let dp = dots::<N>(&gradient, &passes, shape);
+            sync_cube();
+            load(k, k_start, k_row, key, keys, 1.0f32, &mut passes, shape.columns, shape);
+            sync_cube();
+            let scores = dots::<N>(&stays, &passes, shape);
+            #[unroll]
+            for r in 0..own {
+                #[unroll]
+                for c in 0..columns {
+                    let i = comptime!(r * columns + c);
+                    let j = at + (lane + c * LANES) as i32;
+                    let p = (scores[i] - row_lse[r]).exp();
+                    let ds = p * (dp[i] - row_delta[r]);
+                    weights[(row + r) * weight_pitch + lane + c * LANES] =
+                        select(j >= lows[r] && j < highs[r], ds, 0.0f32);
+                }
+            }
+            sync_cube();
+            accumulate::<N>(&weights, &passes, &mut sums, shape);
+            at += shape.columns as i32;
+        }
+        let mut factors = Array::<f32>::new(own);
+        #[unroll]
+        for r in 0..own {
+            factors[r] = scale;
+        }
+        let dq_start = start(dq_site, batch, head);
+        store(&sums, &factors, dq, dq_start, dq_site.row as usize, first, queries, shape);
+    }
+}
+
+/// `dv = p^T dout` and `dk = ds^T (scale * q)`: one cube takes `shape.rows` keys of one group, and
+/// all the heads of it one after the other. `reach` says which queries see a key.
+#[cube(launch_unchecked)]
+pub(crate) fn attention_keys<F: Float, N: Size>(
+    q: &[Vector<F, N>],
+    k: &[Vector<F, N>],
+    v: &[Vector<F, N>],
+    dout: &[Vector<F, N>],
+    lse: &[f32],
+    delta: &[f32],
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+    gradients: &mut [Vector<F, N>],
+    q_site: &Site,
+    k_site: &Site,
+    v_site: &Site,
+    out_site: &Site,
+    dk_site: &Site,
+    dv_site: &Site,
+    reach: &Reach,
+    scale: f32,
+    batches: u32,
+    heads: u32,
+    share: u32,
+    #[comptime] shape: Shape,
+    #[define(F)] _dtype: ElemType,
+) {
+    let own = comptime!(shape.own);
+    let columns = comptime!(shape.columns_per_unit());
+    let weight_pitch = comptime!(shape.weight_pitch());
+    let keys = reach.rows as usize;
+    let queries = reach.columns as usize;
+    let tiles = keys.div_ceil(shape.rows);
+    let groups = (heads / share) as usize;
+    let sequences = batches as usize * groups;
+    let cube = CUBE_POS;
+    if cube < tiles * sequences {
+        let first = cube / sequences * shape.rows;
+        let group = cube % sequences % groups;
+        let batch = cube % sequences / groups;
+        let lane = UNIT_POS as usize % LANES;
+        let row = UNIT_POS as usize / LANES * own;
+
+        let mut stays =
+            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
+        let mut values =
+            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
+        let mut passes =
+            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
+        let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
+        let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
+        let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
+        let (q_row, out_row) = (q_site.row as usize, out_site.row as usize);
+        load(k, k_start, k_row, first, keys, 1.0f32, &mut stays, shape.rows, shape);
+        load(v, v_start, v_row, first, keys, 1.0f32, &mut values, shape.rows, shape);
+
+        let mut dk = zeros::<N>(shape);
+        let mut dv = zeros::<N>(shape);
+        let mut lows = Array::<i32>::new(own);
+        let mut highs = Array::<i32>::new(own);
+        #[unroll]
+        for r in 0..own {
+            let at = min(first + row + r, keys - 1) as i32;
+            lows[r] = low(at, reach, bounds);
+            highs[r] = high(at, reach, bounds);
+        }
+        let last = min(first + shape.rows, keys) - 1;
+        let begin = low(first as i32, reach, bounds);
+        let end = high(last as i32, reach, bounds);
+        for member in 0..share as usize {
+            let head = group * share as usize + member;
+            let (q_start, out_start) = (start(q_site, batch, head), start(out_site, batch, head));
+            let statistics = (batch * heads as usize + head) * queries;
+            let mut at = begin;
+            while at < end {
+                let query = at as usize;
+                sync_cube();
+                load(q, q_start, q_row, query, queries, scale, &mut passes, shape.columns, shape);
+                sync_cube();
+                let mut p = dots::<N>(&stays, &passes, shape);
+                #[unroll]
+                for c in 0..columns {
+                    let i = at + (lane + c * LANES) as i32;
+                    let of_query = lse[statistics + min(i, reach.columns - 1) as usize];
+                    #[unroll]
+                    for r in 0..own {
+                        let cell = comptime!(r * columns + c);
+                        let visible = i >= lows[r] && i < highs[r];
+                        p[cell] = select(visible, (p[cell] - of_query).exp(), 0.0f32);
+                        weights[(row + r) * weight_pitch + lane + c * LANES] = p[cell];
+                    }
+                }
+                sync_cube();
+                let rows = shape.columns;
+                load(dout, out_start, out_row, query, queries, 1.0f32, &mut passes, rows, shape);
+                sync_cube();
+                accumulate::<N>(&weights, &passes, &mut dv, shape);
+                let dp = dots::<N>(&values, &passes, shape);
+                sync_cube();
+                #[unroll]
+                for c in 0..columns {
+                    let i = min(at + (lane + c * LANES) as i32, reach.columns - 1);
+                    let of_query = delta[statistics + i as usize];
+                    #[unroll]
+                    for r in 0..own {
+                        let cell = comptime!(r * columns + c);
+                        weights[(row + r) * weight_pitch + lane + c * LANES] =
+                            p[cell] * (dp[cell] - of_query);
+                    }
+                }
+                load(q, q_start, q_row, query, queries, scale, &mut passes, shape.columns, shape);
+                sync_cube();
+                accumulate::<N>(&weights, &passes, &mut dk, shape);
+                at += shape.columns as i32;
+            }
+        }
+        let mut factors = Array::<f32>::new(own);
+        #[unroll]
+        for r in 0..own {
+            factors[r] = 1.0f32;
+        }
+        let (dk_start, dv_start) = (start(dk_site, batch, group), start(dv_site, batch, group));
+        store(&dk, &factors, gradients, dk_start, dk_site.row as usize, first, keys, shape);
+        store(&dv, &factors, gradients, dv_start, dv_site.row as usize, first, keys, shape);
+    }
+}

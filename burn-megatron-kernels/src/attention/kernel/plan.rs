@@ -1,0 +1,128 @@
+//! How large the tiles are.
+
+use burn::tensor::DType;
+use cubecl::client::Client;
+
+use super::super::portable::Place;
+use super::super::problem::Problem;
+use super::tile::{LANES, Shape};
+use crate::cube::{Reduction, RowPlan};
+
+/// Shared memory of a cube that leaves room for a second and a third one beside it.
+const ENOUGH: usize = 64 * 1024;
+
+/// Rows, columns and rows of a unit, the best first. Each asks for fewer registers or less memory.
+const FORWARD: [[usize; 3]; 6] = [
+    [64, 64, 4],
+    [64, 32, 4],
+    [32, 32, 4],
+    [32, 16, 4],
+    [16, 8, 2],
+    [8, 8, 1],
+];
+const BACKWARD: [[usize; 3]; 6] = [
+    [64, 32, 2],
+    [32, 32, 2],
+    [32, 16, 2],
+    [16, 16, 2],
+    [16, 8, 2],
+    [8, 8, 1],
+];
+
+/// Elements of a load, and the tiles of both directions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub vector: usize,
+    pub forward: Shape,
+    pub backward: Shape,
+    pub reduction: Reduction,
+}
+
+impl Plan {
+    /// For tensors whose heads lie at `places`.
+    pub(super) fn new(client: &Client, problem: &Problem, places: &[Place]) -> Self {
+        let width = problem.heads.width;
+        let hardware = &client.properties().hardware;
+        let reduction = RowPlan::new(client, problem.dtype, width).reduction;
+        // A row's lanes must be neighbours in one plane.
+        let planes = reduction == Reduction::Planes && hardware.plane_size_min as usize >= LANES;
+        let vector = vector(client, problem.dtype, width, places);
+        let memory = hardware.max_shared_memory_size.min(ENOUGH);
+        let units = hardware.max_units_per_cube as usize;
+        let shape = |sizes, stays| best(sizes, stays, width, vector, planes, memory, units);
+        Self {
+            vector,
+            forward: shape(FORWARD, 1),
+            backward: shape(BACKWARD, 2),
+            reduction,
+        }
+    }
+}
+
+/// The widest load that every row can be read by, up to four elements.
+fn vector(client: &Client, dtype: DType, width: usize, places: &[Place]) -> usize {
+    let fits = |size: usize| {
+        let of_place = |place: &Place| {
+            let steps = [place.offset, place.batch, place.row, place.head];
+            steps.iter().all(|step| step.is_multiple_of(size))
+        };
+        size <= 4 && width.is_multiple_of(size) && places.iter().all(of_place)
+    };
+    let mut sizes = client.io_optimized_vector_sizes(dtype.size());
+    sizes.find(|size| fits(*size)).unwrap_or(1)
+}
+
+/// The first of `sizes` that fits; the last fits everywhere, with `stays` tiles that stay.
+pub(super) fn best(
+    sizes: [[usize; 3]; 6],
+    stays: usize,
+    width: usize,
+    vector: usize,
+    planes: bool,
+    memory: usize,
+    units: usize,
+) -> Shape {
+    let shape = |[rows, columns, own]: [usize; 3]| Shape {
+        rows,
+        columns,
+        own,
+        width: width / vector,
+        planes,
+    };
+    let fits = |shape: &Shape| {
+        let tiles = (stays * shape.rows + shape.columns) * shape.pitch() * vector;
+        let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange();
+        words * size_of::<f32>() <= memory && shape.units() <= units
+    };
+    let last = shape(sizes[sizes.len() - 1]);
+    sizes.into_iter().map(shape).find(fits).unwrap_or(last)
+}
+
+/// The tiles of a large device, for specimens.
+pub(super) fn typical(width: usize, vector: usize) -> [Shape; 2] {
+    let shape = |sizes, stays| best(sizes, stays, width, vector, true, ENOUGH, 1024);
+    [shape(FORWARD, 1), shape(BACKWARD, 2)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_of_every_width_fit_into_the_memory_of_the_smallest_device() {
+        const SMALL: usize = 32 * 1024;
+        for width in 1..=super::super::super::problem::MAX_WIDTH {
+            for vector in [1, 2, 4] {
+                for (sizes, stays) in [(FORWARD, 1), (BACKWARD, 2)] {
+                    if width % vector != 0 {
+                        continue;
+                    }
+                    let shape = best(sizes, stays, width, vector, false, SMALL, 256);
+                    let tiles = (stays * shape.rows + shape.columns) * shape.pitch() * vector;
+                    let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange();
+                    assert!(words * 4 <= SMALL, "width {width}, vector {vector}: {shape:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The kernels as values, with the sizes of a large model.
+
+use cubecl::prelude::ComptimeOptionCompilationArg;
+
+use super::backward::{attention_delta, attention_keys, attention_queries, attention_sink};
+use super::forward::attention_forward;
+use super::plan::typical;
+use super::tile::{LANES, ReachCompilationArg, SiteCompilationArg};
+use crate::cube::specimen::{Specimen, Target, buffer, tensor, types};
+
+fn site() -> SiteCompilationArg {
+    SiteCompilationArg {
+        offset: (),
+        batch: (),
+        row: (),
+        head: (),
+    }
+}
+
+fn reach() -> ReachCompilationArg {
+    ReachCompilationArg {
+        shift: (),
+        before: (),
+        after: (),
+        columns: (),
+        rows: (),
+    }
+}
+
+/// Every kernel in every type for heads of width 64, 96 and 128.
+pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+    const UNITS: u32 = 256;
+    let (device, compiler) = target.properties();
+    let sink = attention_sink::AttentionSink::new(
+        target.settings(UNITS),
+        device,
+        compiler,
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        (),
+        UNITS,
+        true,
+    );
+    let mut all = vec![Specimen::other("attention/sink/f32".into(), sink)];
+    for (name, dtype, _) in types() {
+        for width in [64, 96, 128] {
+            let vector = 4;
+            let [forward, backward] = typical(width, vector);
+            let label = |kernel: &str| format!("attention/{kernel}/{name}/{width}");
+            let option = || ComptimeOptionCompilationArg::Some(tensor());
+            let (device, compiler) = target.properties();
+            let settings = target.settings(forward.units() as u32);
+            let kernel = attention_forward::AttentionForward::new(
+                settings, device, compiler, buffer(), buffer(), buffer(), option(), option(),
+                buffer(), buffer(), site(), site(), site(), site(), reach(), (), (), (), (),
+                vector, forward, dtype,
+            );
+            all.push(Specimen::other(label("forward"), kernel));
+            let (device, compiler) = target.properties();
+            let kernel = attention_delta::AttentionDelta::new(
+                target.settings(UNITS), device, compiler, buffer(), buffer(), buffer(), (), (),
+                (), vector, width / vector, UNITS, dtype,
+            );
+            all.push(Specimen::other(label("delta"), kernel));
+            let settings = || target.settings(backward.units() as u32);
+            let (device, compiler) = target.properties();
+            let kernel = attention_queries::AttentionQueries::new(
+                settings(), device, compiler, buffer(), buffer(), buffer(), buffer(), buffer(),
+                buffer(), option(), buffer(), site(), site(), site(), site(), site(), reach(), (),
+                (), (), (), vector, backward, dtype,
+            );
+            all.push(Specimen::other(label("queries"), kernel));
+            let (device, compiler) = target.properties();
+            let kernel = attention_keys::AttentionKeys::new(
+                settings(), device, compiler, buffer(), buffer(), buffer(), buffer(), buffer(),
+                buffer(), option(), buffer(), site(), site(), site(), site(), site(), site(),
+                reach(), (), (), (), (), vector, backward, dtype,
+            );
+            all.push(Specimen::other(label("keys"), kernel));
+        }
+    }
+    debug_assert!(LANES.is_power_of_two());
+    all
+}

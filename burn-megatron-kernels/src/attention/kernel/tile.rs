@@ -1,0 +1,308 @@
+//! Tiles in shared memory and their products in registers.
+//!
+//! [`LANES`] neighbouring units share a row: a unit owns a few consecutive rows of the tile that
+//! stays, and of each every [`LANES`]th column.
+
+use cubecl::prelude::*;
+
+/// Units that share a row.
+pub(crate) const LANES: usize = 8;
+
+/// Where the rows of a head lie, in vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Site {
+    /// The first row of the first head of the first sequence.
+    pub offset: u32,
+    /// From sequence to sequence.
+    pub batch: u32,
+    /// From position to position.
+    pub row: u32,
+    /// From head to head.
+    pub head: u32,
+}
+
+/// Rows see the columns `row + shift - before ..= row + shift + after`.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Reach {
+    /// Where row 0 stands.
+    pub shift: i32,
+    /// Columns that are seen before the place of the row.
+    pub before: i32,
+    /// Columns that are seen behind it.
+    pub after: i32,
+    /// How many columns there are.
+    pub columns: i32,
+    /// How many rows there are.
+    pub rows: i32,
+}
+
+/// The sizes of a kernel's tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    /// Rows of a tile that stays; each cube has as many.
+    pub rows: usize,
+    /// Rows of a tile that passes by: columns of the scores.
+    pub columns: usize,
+    /// Rows of a unit.
+    pub own: usize,
+    /// Vectors of a row in memory.
+    pub width: usize,
+    /// Whether lanes exchange values by plane operations.
+    pub planes: bool,
+}
+
+impl Shape {
+    /// Vectors of a row in shared memory before the next begins; odd, so that lanes which read
+    /// different rows read different banks.
+    pub(crate) fn pitch(&self) -> usize {
+        self.width.next_multiple_of(LANES) + 1
+    }
+
+    /// From row to row of the weights in shared memory.
+    pub(crate) fn weight_pitch(&self) -> usize {
+        self.columns + 1
+    }
+
+    /// Units of a cube.
+    pub(crate) fn units(&self) -> usize {
+        self.rows / self.own * LANES
+    }
+
+    /// Values of the lanes in shared memory, where planes do not exchange them.
+    pub(crate) fn exchange(&self) -> usize {
+        if self.planes { 1 } else { self.units() * self.own }
+    }
+
+    /// Columns of the scores that a unit owns in each of its rows.
+    pub(crate) fn columns_per_unit(&self) -> usize {
+        self.columns / LANES
+    }
+
+    /// Vectors of a row that a unit owns.
+    pub(crate) fn parts(&self) -> usize {
+        self.width.div_ceil(LANES)
+    }
+}
+
+/// The first row of a head.
+#[cube]
+pub(crate) fn start(site: &Site, batch: usize, head: usize) -> usize {
+    site.offset as usize + batch * site.batch as usize + head * site.head as usize
+}
+
+/// The first column that `row` sees.
+#[cube]
+pub(crate) fn low(row: i32, reach: &Reach, bounds: &ComptimeOption<OwnedTensor<i32>>) -> i32 {
+    let mut low = max(row + reach.shift - reach.before, 0i32);
+    #[comptime]
+    match bounds {
+        ComptimeOption::Some(bounds) => low = max(low, bounds.as_slice()[row as usize]),
+        ComptimeOption::None => {}
+    }
+    low
+}
+
+/// Behind the last column that `row` sees.
+#[cube]
+pub(crate) fn high(row: i32, reach: &Reach, bounds: &ComptimeOption<OwnedTensor<i32>>) -> i32 {
+    let mut high = min(row + reach.shift + reach.after + 1, reach.columns);
+    #[comptime]
+    match bounds {
+        ComptimeOption::Some(bounds) => {
+            high = min(high, bounds.as_slice()[(row + reach.rows) as usize]);
+        }
+        ComptimeOption::None => {}
+    }
+    high
+}
+
+/// Loads `rows` rows from `first` on, times `factor`, to row `0` of a tile; what is past `count`
+/// rows or past the width becomes 0.
+#[cube]
+pub(crate) fn load<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    start: usize,
+    stride: usize,
+    first: usize,
+    count: usize,
+    factor: f32,
+    tile: &mut Shared<[Vector<f32, N>]>,
+    #[comptime] rows: usize,
+    #[comptime] shape: Shape,
+) {
+    let pitch = comptime!(shape.pitch());
+    let columns = comptime!(shape.pitch() - 1);
+    let units = comptime!(shape.units());
+    let mut at = UNIT_POS as usize;
+    while at < rows * columns {
+        let row = at / columns;
+        let column = at % columns;
+        let mut value = Vector::<f32, N>::new(0.0);
+        if first + row < count && column < shape.width {
+            let read = from[start + (first + row) * stride + column];
+            value = Vector::<f32, N>::cast_from(read) * Vector::new(factor);
+        }
+        tile[row * pitch + column] = value;
+        at += units;
+    }
+}
+
+/// The products of the unit's rows of `stays` with its columns, which are rows of `passes`.
+#[cube]
+pub(crate) fn dots<N: Size>(
+    stays: &Shared<[Vector<f32, N>]>,
+    passes: &Shared<[Vector<f32, N>]>,
+    #[comptime] shape: Shape,
+) -> Array<f32> {
+    let pitch = comptime!(shape.pitch());
+    let own = comptime!(shape.own);
+    let columns = comptime!(shape.columns_per_unit());
+    let lane = UNIT_POS as usize % LANES;
+    let row = UNIT_POS as usize / LANES * own;
+    let mut sums = Array::<f32>::new(comptime!(own * columns));
+    #[unroll]
+    for i in 0..own * columns {
+        sums[i] = 0.0f32;
+    }
+    for k in 0..shape.width {
+        let mut right = Array::<Vector<f32, N>>::new(columns);
+        #[unroll]
+        for c in 0..columns {
+            right[c] = passes[(lane + c * LANES) * pitch + k];
+        }
+        #[unroll]
+        for r in 0..own {
+            let left = stays[(row + r) * pitch + k];
+            #[unroll]
+            for c in 0..columns {
+                #[unroll]
+                for n in 0..N::value() {
+                    let i = comptime!(r * columns + c);
+                    sums[i] = fma(left.extract(n), right[c].extract(n), sums[i]);
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// Adds the products of the unit's rows of `weights` with its vectors of the rows of `passes`.
+#[cube]
+pub(crate) fn accumulate<N: Size>(
+    weights: &Shared<[f32]>,
+    passes: &Shared<[Vector<f32, N>]>,
+    sums: &mut Array<Vector<f32, N>>,
+    #[comptime] shape: Shape,
+) {
+    let pitch = comptime!(shape.pitch());
+    let weight_pitch = comptime!(shape.weight_pitch());
+    let own = comptime!(shape.own);
+    let parts = comptime!(shape.parts());
+    let lane = UNIT_POS as usize % LANES;
+    let row = UNIT_POS as usize / LANES * own;
+    for j in 0..shape.columns {
+        let mut right = Array::<Vector<f32, N>>::new(parts);
+        #[unroll]
+        for t in 0..parts {
+            right[t] = passes[j * pitch + lane + t * LANES];
+        }
+        #[unroll]
+        for r in 0..own {
+            let weight = Vector::<f32, N>::new(weights[(row + r) * weight_pitch + j]);
+            #[unroll]
+            for t in 0..parts {
+                let i = comptime!(r * parts + t);
+                sums[i] = fma(weight, right[t], sums[i]);
+            }
+        }
+    }
+}
+
+/// Registers for the unit's vectors of its rows, 0.
+#[cube]
+pub(crate) fn zeros<N: Size>(#[comptime] shape: Shape) -> Array<Vector<f32, N>> {
+    let count = comptime!(shape.own * shape.parts());
+    let mut sums = Array::<Vector<f32, N>>::new(count);
+    #[unroll]
+    for i in 0..count {
+        sums[i] = Vector::new(0.0);
+    }
+    sums
+}
+
+/// Writes the unit's vectors of its rows, `first` being the first row of the tile.
+#[cube]
+pub(crate) fn store<F: Float, N: Size>(
+    sums: &Array<Vector<f32, N>>,
+    factors: &Array<f32>,
+    to: &mut [Vector<F, N>],
+    start: usize,
+    stride: usize,
+    first: usize,
+    count: usize,
+    #[comptime] shape: Shape,
+) {
+    let own = comptime!(shape.own);
+    let parts = comptime!(shape.parts());
+    let lane = UNIT_POS as usize % LANES;
+    let row = first + UNIT_POS as usize / LANES * own;
+    #[unroll]
+    for r in 0..own {
+        #[unroll]
+        for t in 0..parts {
+            let column = lane + t * LANES;
+            if row + r < count && column < shape.width {
+                let value = sums[comptime!(r * parts + t)] * Vector::new(factors[r]);
+                to[start + (row + r) * stride + column] = Vector::cast_from(value);
+            }
+        }
+    }
+}
+
+/// The largest of each row's values over its lanes, or their sum; every lane gets it. All units of
+/// the cube must come here.
+#[cube]
+pub(crate) fn over_lanes(
+    values: &mut Array<f32>,
+    exchange: &mut Shared<[f32]>,
+    #[comptime] sum: bool,
+    #[comptime] shape: Shape,
+) {
+    let own = comptime!(shape.own);
+    if comptime!(shape.planes) {
+        #[unroll]
+        for r in 0..own {
+            #[unroll]
+            for step in 0..3u32 {
+                let other = plane_shuffle_xor(values[r], comptime!(1u32 << step));
+                if comptime!(sum) {
+                    values[r] += other;
+                } else {
+                    values[r] = max(values[r], other);
+                }
+            }
+        }
+    } else {
+        let unit = UNIT_POS as usize;
+        #[unroll]
+        for r in 0..own {
+            exchange[unit * own + r] = values[r];
+        }
+        sync_cube();
+        let first = unit / LANES * LANES;
+        #[unroll]
+        for r in 0..own {
+            let mut all = exchange[first * own + r];
+            for lane in 1..LANES {
+                let other = exchange[(first + lane) * own + r];
+                if comptime!(sum) {
+                    all += other;
+                } else {
+                    all = max(all, other);
+                }
+            }
+            values[r] = all;
+        }
+        sync_cube();
+    }
+}

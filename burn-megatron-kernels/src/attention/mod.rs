@@ -1,0 +1,214 @@
+//! Attention without its scores in memory.
+//!
+//! For query `i` and the keys `j` that it sees, with `s_ij = scale * q_i . k_j`:
+//!
+//! ```text
+//! lse_i = ln(sum_j exp(s_ij) + exp(sink))        p_ij = exp(s_ij - lse_i)        o_i = sum_j p_ij v_j
+//!
+//! delta_i = do_i . o_i                           ds_ij = p_ij (do_i . v_j - delta_i)
+//! dv_j = sum_i p_ij do_i     dq_i = scale * sum_j ds_ij k_j     dk_j = scale * sum_i ds_ij q_i
+//! dsink = - sum_i exp(sink - lse_i) delta_i
+//! ```
+//!
+//! Scores are made tile by tile in both directions, so memory is linear in the sequence: beside its
+//! inputs the backward holds the output and one `lse` per query and head. The tiles and the softmax
+//! of a row in one pass follow Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023);
+//! the sink is the logit without a value of Xiao et al., "Efficient Streaming Language Models with
+//! Attention Sinks" (2023), learned for each head.
+//!
+//! [`flash_attention`] and [`flash_attention_packed`] are recorded for the backward.
+//! [`attention_forward`] and [`attention_backward`] are their two halves on plain tensors, for
+//! callers who merge partial results, as context parallelism does. [`composed`] is the same of
+//! Burn's own operations, with the scores in memory.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+mod backward;
+pub mod composed;
+mod cpu;
+mod engine;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+mod options;
+mod portable;
+mod problem;
+#[cfg(test)]
+mod tests;
+mod visible;
+
+use backward::Attention;
+use problem::OPERATION;
+
+pub use engine::{AttentionEngine, Portable};
+pub use options::{AttentionOptions, Documents, Heads, Window};
+pub use problem::{MAX_WIDTH, Problem, Projections};
+
+use crate::KernelError;
+use crate::cpu::wide;
+use crate::error::accept;
+use crate::function::apply;
+
+/// The gradients of an attention's inputs.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    /// `[batch, queries, heads, width]`.
+    pub dq: Tensor<4>,
+    /// `[batch, keys, groups, width]`.
+    pub dk: Tensor<4>,
+    /// `[batch, keys, groups, width]`.
+    pub dv: Tensor<4>,
+    /// `[heads]`, where there is a sink.
+    pub dsink: Option<Tensor<1>>,
+}
+
+/// Attention of `q` `[batch, queries, heads, width]` to `k` and `v` `[batch, keys, groups, width]`,
+/// giving `[batch, queries, heads, width]` in the same type.
+///
+/// `heads` is a multiple of `groups`: each group serves `heads / groups` consecutive heads. `sink`
+/// `[heads]` is one more logit in the sum of each row's softmax. A query that sees no key gives 0.
+/// The inputs may be views; what is contiguous in its last dim is read in place.
+///
+/// # Panics
+///
+/// With a [`KernelError`]: shapes or types that do not agree, a head wider than [`MAX_WIDTH`],
+/// documents of another length, a type that the device lacks.
+pub fn flash_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    sink: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> Tensor<4> {
+    flash_attention_with(Arc::new(Portable), q, k, v, sink, options)
+}
+
+/// [`flash_attention`] by an engine of the caller's choice.
+///
+/// # Panics
+///
+/// As [`flash_attention`], and when the engine does not take the problem.
+pub fn flash_attention_with(
+    engine: Arc<dyn AttentionEngine>,
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    sink: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> Tensor<4> {
+    let problem = accept(Problem::separate(&q, &k, &v, sink.as_ref(), options));
+    let mut inputs = [q, k, v].map(Tensor::into_dispatch).to_vec();
+    inputs.extend(widened(&problem, sink).map(Tensor::into_dispatch));
+    apply(inputs, step(engine, problem))
+}
+
+/// Attention of a joint projection `[batch, seq, (heads + 2 groups) * width]`, all query heads, then
+/// the groups of keys, then those of values, giving `[batch, seq, heads * width]`.
+///
+/// Nothing is cut out of `qkv`, and its gradient is written as one tensor. See [`flash_attention`].
+///
+/// # Panics
+///
+/// As [`flash_attention`], and when `qkv` does not hold these `heads`.
+pub fn flash_attention_packed(
+    qkv: Tensor<3>,
+    heads: Heads,
+    sink: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> Tensor<3> {
+    flash_attention_packed_with(Arc::new(Portable), qkv, heads, sink, options)
+}
+
+/// [`flash_attention_packed`] by an engine of the caller's choice.
+///
+/// # Panics
+///
+/// As [`flash_attention_packed`], and when the engine does not take the problem.
+pub fn flash_attention_packed_with(
+    engine: Arc<dyn AttentionEngine>,
+    qkv: Tensor<3>,
+    heads: Heads,
+    sink: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> Tensor<3> {
+    let problem = accept(Problem::packed(&qkv, heads, sink.as_ref(), options));
+    let mut inputs = vec![qkv.into_dispatch()];
+    inputs.extend(widened(&problem, sink).map(Tensor::into_dispatch));
+    apply(inputs, step(engine, problem))
+}
+
+/// [`flash_attention`] of plain tensors (no autodiff), with the log-sum-exp `[batch, heads, queries]`
+/// of each query's scores: f64 for f64, otherwise f32.
+///
+/// The log-sum-exp includes the sink, and is minus infinity where nothing is seen. Two results on
+/// different keys make one: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse) out1 + e^(lse2 - lse)
+/// out2`. Then only one of them may be given the sink.
+///
+/// # Panics
+///
+/// As [`flash_attention`].
+pub fn attention_forward(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    sink: Option<Tensor<1>>,
+    options: &AttentionOptions,
+) -> (Tensor<4>, Tensor<3>) {
+    let problem = accept(Problem::separate(&q, &k, &v, sink.as_ref(), options));
+    let sink = widened(&problem, sink);
+    Portable.forward(&problem, Projections::Separate { q, k, v }, sink)
+}
+
+/// The gradients of [`attention_forward`] for the gradient `dout` of its output; plain tensors.
+///
+/// `out` and `lse` may be merged of several calls on different keys: then this is the part of these
+/// keys, and the sum of all parts is the gradient of the queries.
+///
+/// # Panics
+///
+/// As [`flash_attention`], and when `out`, `lse` or `dout` are not of this problem.
+#[allow(clippy::too_many_arguments)]
+pub fn attention_backward(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    sink: Option<Tensor<1>>,
+    out: Tensor<4>,
+    lse: Tensor<3>,
+    dout: Tensor<4>,
+    options: &AttentionOptions,
+) -> Gradients {
+    let problem = accept(Problem::separate(&q, &k, &v, sink.as_ref(), options));
+    accept(problem.check_result(&out, &lse, &dout));
+    let narrow = sink.as_ref().map(|sink| sink.dtype());
+    let sink = widened(&problem, sink);
+    let projections = Projections::Separate { q, k, v };
+    let (gradients, dsink) = Portable.backward(&problem, projections, sink, (out, lse), dout);
+    let Projections::Separate { q, k, v } = gradients else {
+        unreachable!("gradients come in the form of the inputs")
+    };
+    Gradients {
+        dq: q,
+        dk: k,
+        dv: v,
+        dsink: dsink.zip(narrow).map(|(dsink, dtype)| dsink.cast(dtype)),
+    }
+}
+
+/// The sink in the type of the statistics.
+fn widened(problem: &Problem, sink: Option<Tensor<1>>) -> Option<Tensor<1>> {
+    sink.map(|sink| sink.cast(wide(problem.dtype)))
+}
+
+fn step(engine: Arc<dyn AttentionEngine>, problem: Problem) -> Attention {
+    accept(engine.supports(&problem).map_err(|reason| {
+        let message = format!(
+            "the engine {:?} refuses: {reason}; the engine {:?} takes every problem",
+            engine.name(),
+            Portable.name()
+        );
+        KernelError::shape(OPERATION, message)
+    }));
+    Attention { engine, problem }
+}

@@ -1,0 +1,49 @@
+//! The whole loss as a step of autodiff.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Int, Tensor};
+
+use super::{CrossEntropyOptions, Part, combined, gradient, statistics};
+use crate::Function;
+
+/// Logits `[rows, width]` to the loss `[rows]`.
+#[derive(Debug)]
+pub(super) struct CrossEntropy {
+    pub targets: Tensor<1, Int>,
+    pub part: Part,
+    pub options: CrossEntropyOptions,
+}
+
+impl Function for CrossEntropy {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
+        let targets = self.targets.clone();
+        let parts = statistics(logits.clone(), targets.clone(), &self.part);
+        let (loss, lse) = combined(
+            parts.into_dispatch(),
+            targets,
+            self.part.tokens,
+            &self.options,
+        );
+        let saved = vec![logits.into_dispatch(), lse.into_dispatch()];
+        (loss.into_dispatch(), saved)
+    }
+
+    fn backward(
+        &self,
+        mut saved: Vec<DispatchTensor>,
+        output: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        if !needed[0] {
+            return vec![None];
+        }
+        // Taken out of `saved`, so that the logits may have no other holder left.
+        let logits = Tensor::from_dispatch(saved.remove(0));
+        let lse = Tensor::from_dispatch(saved.remove(0));
+        let output = Tensor::from_dispatch(output);
+        let targets = self.targets.clone();
+        let logits = gradient(logits, targets, lse, output, &self.part, &self.options);
+        vec![Some(logits.into_dispatch())]
+    }
+}

@@ -1,0 +1,59 @@
+//! The same loss made of Burn's own operations and differentiated by Burn.
+
+use burn::tensor::{Int, Tensor};
+
+use super::{CrossEntropyOptions, Part, check, ignored, pieces::Weights, widened};
+use crate::cpu::wide;
+use crate::error::accept;
+
+/// The loss of each row; see [`cross_entropy`](super::cross_entropy).
+///
+/// The log-softmax is stored for the backward. One thing differs: the gradient of an ignored row
+/// whose logits are not finite is NaN.
+///
+/// # Panics
+///
+/// As [`cross_entropy`](super::cross_entropy).
+pub fn cross_entropy(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    options: &CrossEntropyOptions,
+) -> Tensor<1> {
+    let [rows, tokens] = logits.dims();
+    accept(check(
+        &logits,
+        &targets,
+        &Part { first: 0, tokens },
+        options,
+    ));
+    let weights = Weights::new(tokens, options);
+    let targets = widened(targets);
+    let dtype = wide(logits.dtype());
+    let logits = logits.cast(dtype);
+
+    let max = logits.clone().detach().max_dim(1);
+    let shifted = logits - max.clone();
+    let log_sum = shifted.clone().exp().sum_dim(1).log();
+    let index = targets.clone().clamp(0, tokens as i64 - 1);
+    let target = shifted.clone().gather(1, index.reshape([rows, 1]));
+    let mut loss = log_sum.clone() - target * weights.keep;
+    if weights.smoothing != 0.0 {
+        loss = loss - shifted.mean_dim(1) * weights.smoothing;
+    }
+    if weights.z != 0.0 {
+        loss = loss + (log_sum + max).powi_scalar(2) * weights.z;
+    }
+    let loss = loss.reshape([rows]);
+
+    let kept = match ignored(options.ignore, targets.dtype()) {
+        Some(ignore) => targets.clone().not_equal_scalar(ignore),
+        None => targets.clone().equal(targets.clone()),
+    };
+    let no_token = targets.clone().lower_scalar(0);
+    let fault = no_token
+        .bool_or(targets.greater_equal_scalar(tokens as i64))
+        .bool_and(kept.clone());
+    // A factor, so that the gradient of a fault is NaN as well.
+    let mark = Tensor::<1>::ones([rows], (&loss.device(), dtype)).mask_fill(fault, f64::NAN);
+    (loss * mark).mask_fill(kept.bool_not(), 0.0)
+}

@@ -1,0 +1,384 @@
+//! The CPU forms: rows in parallel, each in blocks that stay in the first cache.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+use rayon::prelude::*;
+
+use super::STATISTICS;
+use super::pieces::{Vocabulary, Weights};
+use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+
+/// Elements of a block.
+const BLOCK: usize = 1024;
+
+/// Partial results of a sum over a block, so that it becomes SIMD code with several accumulators.
+const LANES: usize = 32;
+
+/// What a target says about its row.
+#[derive(Clone, Copy)]
+enum Target {
+    Ignored,
+    Fault,
+    Token(u32),
+}
+
+impl Vocabulary {
+    fn target(&self, target: i64) -> Target {
+        match u32::try_from(target) {
+            _ if Some(target) == self.ignore => Target::Ignored,
+            Ok(token) if token < self.tokens => Target::Token(token),
+            _ => Target::Fault,
+        }
+    }
+
+    /// The column of a token, where this part has it.
+    fn column(&self, target: Target) -> Option<usize> {
+        match target {
+            Target::Token(token) => token
+                .checked_sub(self.first)
+                .filter(|column| *column < self.real)
+                .map(|column| column as usize),
+            _ => None,
+        }
+    }
+}
+
+/// The targets as i64; what does not fit is no token either way.
+fn targets(tensor: &FlexTensor) -> Vec<i64> {
+    fn cast<E: burn::tensor::Element + bytemuck::Pod>(tensor: &FlexTensor) -> Vec<i64>
+    where
+        i64: TryFrom<E>,
+    {
+        let values = tensor.as_slice::<E>().unwrap_or_default().iter();
+        values
+            .map(|x| i64::try_from(*x).unwrap_or(i64::MAX))
+            .collect()
+    }
+    match tensor.dtype() {
+        DType::I64 => cast::<i64>(tensor),
+        DType::I32 => cast::<i32>(tensor),
+        DType::U64 => cast::<u64>(tensor),
+        DType::U32 => cast::<u32>(tensor),
+        other => unreachable!("targets in {other:?} have been cast before"),
+    }
+}
+
+/// Logits `[rows, width]` to `[rows, 4]`.
+pub(super) fn statistics(
+    logits: &FlexTensor,
+    target: &FlexTensor,
+    vocabulary: &Vocabulary,
+) -> FlexTensor {
+    let [rows, width] = dims(logits);
+    let targets = targets(target);
+    for_float!(logits.dtype(), E => {
+        let logits = slice::<E>(logits);
+        let mut output = vec![<E as Element>::Wide::ZERO; rows * STATISTICS];
+        let tasks = rows_per_task(width);
+        for_each_task(&mut output, tasks * STATISTICS, |task, output| {
+            let rows = output.chunks_exact_mut(STATISTICS).enumerate();
+            for (i, output) in rows {
+                let row = task * tasks + i;
+                let logits = &logits[row * width..][..vocabulary.real as usize];
+                let column = vocabulary.column(vocabulary.target(targets[row]));
+                let target = column.map_or(Real::ZERO, |column| logits[column].wide());
+                let online = vectorized(#[inline(always)] || Online::read(logits));
+                output.copy_from_slice(&[online.max, online.exponentials, target, online.sum]);
+            }
+        });
+        tensor::<<E as Element>::Wide>(output, [rows, STATISTICS])
+    })
+}
+
+fn dims(tensor: &FlexTensor) -> [usize; 2] {
+    let shape = tensor.layout().shape();
+    [shape[0], shape[1]]
+}
+
+/// Runs `work` on pieces of `size` elements; a single piece stays on this thread.
+fn for_each_task<T: Send>(values: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+    match values.len() <= size {
+        true => work(0, values),
+        false => {
+            let pieces = values.par_chunks_mut(size).enumerate();
+            pieces.for_each(|(task, piece)| work(task, piece));
+        }
+    }
+}
+
+/// The lowest finite value.
+fn lowest<W: Real>() -> W {
+    let double = W::of(f64::MIN);
+    match double.finite() {
+        true => double,
+        false => W::of(f64::from(f32::MIN)),
+    }
+}
+
+/// Maximum, sum of `exp(x - maximum)` and sum of what has been read.
+#[derive(Clone, Copy)]
+struct Online<W> {
+    max: W,
+    exponentials: W,
+    sum: W,
+}
+
+impl<W: Real> Online<W> {
+    /// Reads the columns of a row that are tokens.
+    #[inline(always)]
+    fn read<E: Element<Wide = W>>(row: &[E]) -> Self {
+        let mut online = Self {
+            max: lowest(),
+            exponentials: W::ZERO,
+            sum: W::ZERO,
+        };
+        for block in row.chunks(BLOCK) {
+            online = online.join(block);
+        }
+        online
+    }
+
+    /// Reads at most [`BLOCK`] more.
+    #[inline(always)]
+    fn join<E: Element<Wide = W>>(self, block: &[E]) -> Self {
+        let mut values = [W::ZERO; BLOCK];
+        let values = &mut values[..block.len()];
+        let mut lanes = Lanes {
+            larger: [self.max; LANES],
+            sums: [W::ZERO; LANES],
+        };
+        // Chunks of a known size, so that their loops have no remainder.
+        let (wide, wide_rest) = values.as_chunks_mut::<LANES>();
+        let (chunks, rest) = block.as_chunks::<LANES>();
+        for (values, chunk) in wide.iter_mut().zip(chunks) {
+            lanes.read(values, chunk);
+        }
+        lanes.read(wide_rest, rest);
+        let max = fold(lanes.larger, larger);
+
+        let mut exponentials = [W::ZERO; LANES];
+        let (chunks, rest) = values.as_chunks::<LANES>();
+        for chunk in chunks {
+            add_exponentials(&mut exponentials, chunk, max);
+        }
+        add_exponentials(&mut exponentials, rest, max);
+        let rescaled = self.exponentials * (self.max - max).exponential();
+        Self {
+            max,
+            exponentials: rescaled + fold(exponentials, |a, b| a + b),
+            sum: self.sum + fold(lanes.sums, |a, b| a + b),
+        }
+    }
+}
+
+/// Partial maxima and sums of a block.
+struct Lanes<W> {
+    larger: [W; LANES],
+    sums: [W; LANES],
+}
+
+impl<W: Real> Lanes<W> {
+    #[inline(always)]
+    fn read<E: Element<Wide = W>>(&mut self, values: &mut [W], chunk: &[E]) {
+        let lanes = self.larger.iter_mut().zip(&mut self.sums);
+        for ((value, x), (most, sum)) in values.iter_mut().zip(chunk).zip(lanes) {
+            *value = x.wide();
+            *most = larger(*most, *value);
+            *sum += *value;
+        }
+    }
+}
+
+/// A NaN is never the larger one; it enters by the exponentials.
+#[inline(always)]
+fn larger<W: Real>(a: W, b: W) -> W {
+    if b > a { b } else { a }
+}
+
+#[inline(always)]
+fn add_exponentials<W: Real>(lanes: &mut [W; LANES], chunk: &[W], max: W) {
+    for (lane, value) in lanes.iter_mut().zip(chunk) {
+        *lane += (*value - max).exponential();
+    }
+}
+
+/// Joins the lanes, halves onto halves.
+#[inline(always)]
+fn fold<W: Real>(mut lanes: [W; LANES], join: impl Fn(W, W) -> W) -> W {
+    let mut count = LANES / 2;
+    while count > 0 {
+        for i in 0..count {
+            lanes[i] = join(lanes[i], lanes[i + count]);
+        }
+        count /= 2;
+    }
+    lanes[0]
+}
+
+/// Statistics `[parts, rows, 4]` to the loss and the log-sum-exp.
+pub(super) fn combine(
+    parts: &FlexTensor,
+    target: &FlexTensor,
+    vocabulary: &Vocabulary,
+    weights: &Weights,
+) -> Vec<FlexTensor> {
+    let targets = targets(target);
+    for_float!(parts.dtype(), E => {
+        let parts = slice::<E>(parts);
+        let rows = targets.iter().enumerate();
+        let (losses, sums): (Vec<_>, Vec<_>) = rows
+            .map(|(row, target)| {
+                let parts = parts.chunks_exact(STATISTICS);
+                let parts = parts.skip(row).step_by(targets.len());
+                combine_row(parts, vocabulary.target(*target), weights)
+            })
+            .unzip();
+        let shape = [targets.len()];
+        vec![tensor::<E>(losses, shape), tensor::<E>(sums, shape)]
+    })
+}
+
+/// The loss and the log-sum-exp of a row; computed in f64, as there are few of them.
+fn combine_row<'a, E: Element>(
+    parts: impl Iterator<Item = &'a [E]> + Clone,
+    target: Target,
+    weights: &Weights,
+) -> (E, E) {
+    let parts = parts.map(|part| [0, 1, 2, 3].map(|i| part[i].wide().double()));
+    let max = parts.clone().fold(f64::MIN, |max, part| max.max(part[0]));
+    let (mut exponentials, mut logit, mut sum) = (0.0, 0.0, 0.0);
+    for part in parts {
+        exponentials += part[1] * (part[0] - max).exp();
+        logit += part[2];
+        sum += part[3];
+    }
+    let log = exponentials.ln();
+    let lse = max + log;
+    // In this order large logits cancel before anything small is added.
+    let mut loss = weights.keep * (max - logit) + log;
+    if weights.smoothing != 0.0 {
+        loss += weights.smoothing * max - weights.share * sum;
+    }
+    if weights.z != 0.0 {
+        loss += weights.z * lse * lse;
+    }
+    let loss = match target {
+        Target::Ignored => 0.0,
+        Target::Fault => f64::NAN,
+        Target::Token(_) => loss,
+    };
+    let narrow = |x| E::narrow(E::Wide::of(x));
+    (narrow(loss), narrow(lse))
+}
+
+/// The gradient of the logits, in their memory where nobody else holds it.
+pub(super) fn gradient(
+    inputs: Vec<FlexTensor>,
+    vocabulary: &Vocabulary,
+    weights: &Weights,
+) -> FlexTensor {
+    let Ok([mut logits, target, lse, gradient]) = <[FlexTensor; 4]>::try_from(inputs) else {
+        unreachable!("`Gradient` is launched with four inputs")
+    };
+    let [rows, width] = dims(&logits);
+    let targets = targets(&target);
+    for_float!(logits.dtype(), E => {
+        let (lse, gradient) = (slice(&lse), slice(&gradient));
+        let tasks = rows_per_task(width);
+        // `from` is what the values start as, where they are not the logits already.
+        let fill = |values: &mut [E], from: Option<&[E]>| {
+            for_each_task(values, tasks * width, |task, values| {
+                for (i, values) in values.chunks_exact_mut(width).enumerate() {
+                    let row = task * tasks + i;
+                    let from = from.map(|from| &from[row * width..][..width]);
+                    let target = vocabulary.target(targets[row]);
+                    let row = Row::new(target, vocabulary, weights, lse[row], gradient[row]);
+                    vectorized(#[inline(always)] || row.write(values, from));
+                }
+            });
+        };
+        let offsets = logits.layout().contiguous_offsets();
+        match offsets {
+            Some((start, end)) if logits.is_unique() => {
+                fill(&mut logits.storage_mut::<E>()[start..end], None);
+                logits
+            }
+            _ => {
+                let mut values = vec![E::narrow(Real::ZERO); rows * width];
+                fill(&mut values, Some(slice(&logits)));
+                tensor::<E>(values, [rows, width])
+            }
+        }
+    })
+}
+
+/// The gradient of one row, `softmax * exp(x - lse) - share - (keep at the column)`.
+struct Row<W> {
+    ignored: bool,
+    column: Option<usize>,
+    real: usize,
+    lse: W,
+    softmax: W,
+    share: W,
+    keep: W,
+}
+
+impl<W: Real> Row<W> {
+    fn new(
+        target: Target,
+        vocabulary: &Vocabulary,
+        weights: &Weights,
+        lse: W,
+        gradient: W,
+    ) -> Self {
+        let gradient = match target {
+            Target::Fault => W::of(f64::NAN),
+            _ => gradient,
+        };
+        Self {
+            ignored: matches!(target, Target::Ignored),
+            column: vocabulary.column(target),
+            real: vocabulary.real as usize,
+            lse,
+            softmax: gradient * (W::ONE + W::of(2.0 * weights.z) * lse),
+            share: gradient * W::of(weights.share),
+            keep: gradient * W::of(weights.keep),
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, x: W) -> W {
+        self.softmax * (x - self.lse).exponential() - self.share
+    }
+
+    /// Turns logits into their gradient; they are in `from` or in `values` itself.
+    #[inline(always)]
+    fn write<E: Element<Wide = W>>(&self, values: &mut [E], from: Option<&[E]>) {
+        let zero = E::narrow(W::ZERO);
+        if self.ignored {
+            values.fill(zero);
+            return;
+        }
+        let target = self.column.map(|column| match from {
+            Some(from) => from[column].wide(),
+            None => values[column].wide(),
+        });
+        let (real, padding) = values.split_at_mut(self.real);
+        match from {
+            Some(from) => {
+                for (value, x) in real.iter_mut().zip(from) {
+                    *value = E::narrow(self.at(x.wide()));
+                }
+            }
+            None => {
+                for value in real.iter_mut() {
+                    *value = E::narrow(self.at(value.wide()));
+                }
+            }
+        }
+        padding.fill(zero);
+        if let (Some(column), Some(x)) = (self.column, target) {
+            values[column] = E::narrow(self.at(x) - self.keep);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The loss from the statistics of all parts: one unit per row.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::pieces::{Vocabulary, Weights};
+use super::super::{STATISTICS, ignored};
+use super::{FAULT, IGNORED, token_of};
+use crate::cube::{empty, grid};
+
+/// Units of a cube.
+pub(super) const UNITS: u32 = 128;
+
+/// `statistics` `[parts, rows, 4]` to `loss` and `lse`, `[rows]` each.
+#[cube(launch_unchecked)]
+pub(super) fn combine_kernel<I: Int>(
+    statistics: &Tensor<f32>,
+    targets: &Tensor<I>,
+    loss: &mut Tensor<f32>,
+    lse: &mut Tensor<f32>,
+    parts: u32,
+    rows: u32,
+    tokens: u32,
+    keep: f32,
+    share: f32,
+    smoothing: f32,
+    z: f32,
+    nan: f32,
+    #[comptime] smoothed: bool,
+    #[comptime] ignore: Option<i64>,
+    #[define(I)] _type: ElemType,
+) {
+    let row = ABSOLUTE_POS;
+    if row < rows as usize {
+        let step = rows as usize * STATISTICS;
+        let first = row * STATISTICS;
+        let mut largest = statistics[first];
+        for part in 1..parts as usize {
+            largest = max(largest, statistics[part * step + first]);
+        }
+        let mut exponentials = 0.0f32;
+        let mut target = 0.0f32;
+        let mut sum = 0.0f32;
+        for part in 0..parts as usize {
+            let at = part * step + first;
+            exponentials += statistics[at + 1] * (statistics[at] - largest).exp();
+            target += statistics[at + 2];
+            sum += statistics[at + 3];
+        }
+        let log = exponentials.ln();
+        let log_sum_exp = largest + log;
+        // In this order large logits cancel before anything small is added.
+        let mut value = keep * (largest - target) + log;
+        if comptime!(smoothed) {
+            value += smoothing * largest - share * sum;
+        }
+        if z != 0.0 {
+            value += z * log_sum_exp * log_sum_exp;
+        }
+        let token = token_of::<I>(targets[row], tokens, ignore);
+        if token == IGNORED {
+            value = 0.0f32;
+        } else if token == FAULT {
+            value = nan;
+        }
+        loss[row] = value;
+        lse[row] = log_sum_exp;
+    }
+}
+
+/// Statistics and targets to the loss and the log-sum-exp.
+pub(in crate::cross_entropy) fn combine(
+    inputs: Vec<CubeTensor>,
+    vocabulary: &Vocabulary,
+    weights: &Weights,
+) -> Vec<CubeTensor> {
+    let Ok([statistics, targets]) = <[CubeTensor; 2]>::try_from(inputs) else {
+        unreachable!("`Combine` is launched with two inputs")
+    };
+    let rows = targets.meta.shape()[0];
+    let row = || empty(&statistics, [rows], statistics.dtype);
+    let (loss, lse) = (row(), row());
+    if rows == 0 {
+        return vec![loss, lse];
+    }
+    let parts = statistics.meta.shape().num_elements() / (rows * STATISTICS);
+    let client = statistics.client.clone();
+    let dtype = targets.dtype;
+    unsafe {
+        combine_kernel::launch_unchecked(
+            &client,
+            grid(&client, rows.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            statistics.into_tensor_arg(),
+            targets.into_tensor_arg(),
+            loss.clone().into_tensor_arg(),
+            lse.clone().into_tensor_arg(),
+            parts as u32,
+            rows as u32,
+            vocabulary.tokens,
+            weights.keep as f32,
+            weights.share as f32,
+            weights.smoothing as f32,
+            weights.z as f32,
+            f32::NAN,
+            weights.smoothing != 0.0,
+            ignored(vocabulary.ignore, dtype),
+            dtype_to_storage_type(dtype),
+        );
+    }
+    vec![loss, lse]
+}

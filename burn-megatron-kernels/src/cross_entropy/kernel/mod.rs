@@ -1,0 +1,56 @@
+//! The CubeCL kernels: one cube per row for the statistics and the gradient, one unit per row to
+//! combine.
+//!
+//! Rows of an odd width do not begin where a vector does. Memory is still read in whole vectors:
+//! any size that divides the number of all elements will do, and the vectors at both ends of a row
+//! are looked at lane by lane.
+
+// Kernels have no `is_multiple_of`, and a test at compile time cannot be joined to one at run time.
+#![allow(clippy::manual_is_multiple_of, clippy::collapsible_if)]
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+mod combine;
+mod gradient;
+mod specimens;
+mod statistics;
+
+pub(super) use combine::combine;
+pub(super) use gradient::gradient;
+pub(crate) use specimens::specimens;
+pub(super) use statistics::statistics;
+
+/// Vectors that a unit loads before it works on them, so that enough are on their way.
+const LOADS: usize = 4;
+
+/// A target that has no loss. Tokens are below 2^31.
+const IGNORED: u32 = u32::MAX;
+
+/// A target that is no token.
+const FAULT: u32 = u32::MAX - 1;
+
+/// The token of a target, [`IGNORED`] or [`FAULT`].
+#[cube]
+fn token_of<I: Int>(target: I, tokens: u32, #[comptime] ignore: Option<i64>) -> u32 {
+    let mut token = FAULT.runtime();
+    if target >= I::new(0) && target < I::cast_from(tokens) {
+        token = u32::cast_from(target);
+    }
+    if comptime!(ignore.is_some()) {
+        if target == I::new(comptime!(ignore.unwrap_or_default())) {
+            token = IGNORED.runtime();
+        }
+    }
+    token
+}
+
+/// The largest vector that divides all elements of `logits`, and so the start of its memory too.
+fn vector(client: &Client, logits: &CubeTensor) -> usize {
+    let elements = logits.meta.shape().num_elements();
+    client
+        .io_optimized_vector_sizes(logits.dtype.size())
+        .find(|size| elements.is_multiple_of(*size))
+        .unwrap_or(1)
+}

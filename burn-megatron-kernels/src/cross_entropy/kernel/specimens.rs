@@ -1,0 +1,95 @@
+//! The kernels of cross entropy as values.
+
+use cubecl::ir::{ElemType, IntKind};
+
+use super::combine::{UNITS, combine_kernel};
+use super::gradient::{ColumnsCompilationArg, ScalesCompilationArg, gradient_kernel};
+use super::statistics::statistics_kernel;
+use crate::cube::specimen::{Specimen, Target, tensor, types};
+
+/// Units of the row kernels for a wide vocabulary.
+const ROW_UNITS: u32 = 1024;
+
+/// Every kernel of cross entropy, in every type.
+pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+    let index = ElemType::Int(IntKind::I32);
+    let ignore = Some(-100);
+    let mut specimens = Vec::new();
+    for (name, dtype, vector) in types() {
+        let (device, compiler) = target.properties();
+        let kernel = statistics_kernel::StatisticsKernel::new(
+            target.settings(ROW_UNITS),
+            device,
+            compiler,
+            tensor(),
+            tensor(),
+            tensor(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            vector,
+            ignore,
+            ROW_UNITS,
+            true,
+            [dtype, index],
+        );
+        let title = format!("cross_entropy/statistics/{name}/131072");
+        specimens.push(Specimen::streaming(title, kernel));
+
+        let (device, compiler) = target.properties();
+        let kernel = gradient_kernel::GradientKernel::new(
+            target.settings(ROW_UNITS),
+            device,
+            compiler,
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            (),
+            ColumnsCompilationArg {
+                width: (),
+                first: (),
+                real: (),
+                tokens: (),
+            },
+            ScalesCompilationArg {
+                keep: (),
+                share: (),
+                twice_z: (),
+                nan: (),
+            },
+            vector,
+            ignore,
+            ROW_UNITS,
+            [dtype, index],
+        );
+        let title = format!("cross_entropy/gradient/{name}/131072");
+        specimens.push(Specimen::streaming(title, kernel));
+    }
+    let (device, compiler) = target.properties();
+    let kernel = combine_kernel::CombineKernel::new(
+        target.settings(UNITS),
+        device,
+        compiler,
+        tensor(),
+        tensor(),
+        tensor(),
+        tensor(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        true,
+        ignore,
+        index,
+    );
+    specimens.push(Specimen::other("cross_entropy/combine/f32".into(), kernel));
+    specimens
+}

@@ -1,0 +1,199 @@
+//! Maximum, sum of exponentials and sum of each row in one reading.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::pieces::Vocabulary;
+use super::super::{STATISTICS, ignored};
+use super::{LOADS, token_of, vector};
+use crate::cube::{Reduction, RowPlan, cube_max, cube_sum, empty, grid, lane_max, lane_sum};
+
+/// What a unit has seen of its row: the maximum, and per lane the sum of `exp(x - maximum)` and
+/// the sum.
+#[derive(CubeType)]
+struct Online<N: Size> {
+    max: f32,
+    exponentials: Vector<f32, N>,
+    sum: Vector<f32, N>,
+}
+
+#[cube]
+impl<N: Size> Online<N> {
+    /// Reads `count` more vectors; sums are rescaled only where the maximum grows.
+    fn read<F: Float>(
+        &mut self,
+        logits: &Tensor<Vector<F, N>>,
+        at: usize,
+        step: usize,
+        #[comptime] count: usize,
+    ) {
+        let mut values = Array::<Vector<f32, N>>::new(count);
+        #[unroll]
+        for i in 0..count {
+            values[i] = Vector::cast_from(logits[at + i * step]);
+        }
+        let mut larger = values[0];
+        #[unroll]
+        for i in 1..count {
+            larger = max(larger, values[i]);
+        }
+        let largest = lane_max(larger);
+        if largest > self.max {
+            self.exponentials *= Vector::new((self.max - largest).exp());
+            self.max = largest;
+        }
+        #[unroll]
+        for i in 0..count {
+            self.exponentials += (values[i] - Vector::new(self.max)).exp();
+            self.sum += values[i];
+        }
+    }
+
+    /// Reads the lanes of one vector that lie in `start..end`.
+    fn read_lanes<F: Float>(
+        &mut self,
+        logits: &Tensor<Vector<F, N>>,
+        at: usize,
+        start: usize,
+        end: usize,
+    ) {
+        let values = Vector::<f32, N>::cast_from(logits[at]);
+        #[unroll]
+        for lane in 0..N::value() {
+            let position = at * N::value() + lane;
+            if position >= start && position < end {
+                let x = values.extract(lane);
+                if x > self.max {
+                    self.exponentials *= Vector::new((self.max - x).exp());
+                    self.max = x;
+                }
+                let more = self.exponentials.extract(lane) + (x - self.max).exp();
+                self.exponentials.insert(lane, more);
+                let more = self.sum.extract(lane) + x;
+                self.sum.insert(lane, more);
+            }
+        }
+    }
+}
+
+/// One cube per row: `logits` `[rows, width]` to `output` `[rows, 4]`.
+#[cube(launch_unchecked)]
+pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
+    logits: &Tensor<Vector<F, N>>,
+    targets: &Tensor<I>,
+    output: &mut Tensor<f32>,
+    rows: u32,
+    width: u32,
+    real: u32,
+    first: u32,
+    tokens: u32,
+    #[comptime] ignore: Option<i64>,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+    #[define(F, I)] _types: [ElemType; 2],
+) {
+    let row = CUBE_POS;
+    if row < rows as usize {
+        let lanes = N::value();
+        let start = row * width as usize;
+        let end = start + real as usize;
+        let mut online = Online::<N> {
+            max: f32::min_value(),
+            exponentials: Vector::new(0.0),
+            sum: Vector::new(0.0),
+        };
+
+        // Whole vectors of the row; the division is by a constant.
+        let head = start / lanes + (start % lanes != 0) as usize;
+        let tail = end / lanes;
+        let step = units as usize;
+        let mut at = UNIT_POS as usize;
+        if tail > head {
+            let count = tail - head;
+            while at + comptime!((LOADS - 1) * units as usize) < count {
+                online.read::<F>(logits, head + at, step, LOADS);
+                at += comptime!(LOADS * units as usize);
+            }
+            while at < count {
+                online.read::<F>(logits, head + at, step, 1usize);
+                at += step;
+            }
+        }
+        // What is left at both ends, which may be parts of one vector.
+        let cut = start % lanes != 0;
+        if UNIT_POS == 0 && cut && end > start {
+            online.read_lanes::<F>(logits, start / lanes, start, end);
+        }
+        let same = cut && tail == start / lanes;
+        if UNIT_POS == 1 && end % lanes != 0 && end > start && !same {
+            online.read_lanes::<F>(logits, tail, start, end);
+        }
+
+        let largest = cube_max(online.max, units, planes);
+        let own = lane_sum(online.exponentials) * (online.max - largest).exp();
+        let exponentials = cube_sum(own, units, planes);
+        let sum = cube_sum(lane_sum(online.sum), units, planes);
+        if UNIT_POS == 0 {
+            let token = token_of::<I>(targets[row], tokens, ignore);
+            let mut target = 0.0f32;
+            if token >= first && token - first < real {
+                let position = start + (token - first) as usize;
+                let values = Vector::<f32, N>::cast_from(logits[position / lanes]);
+                #[unroll]
+                for lane in 0..lanes {
+                    if lane == position % lanes {
+                        target = values.extract(lane);
+                    }
+                }
+            }
+            let at = row * STATISTICS;
+            output[at] = largest;
+            output[at + 1] = exponentials;
+            output[at + 2] = target;
+            output[at + 3] = sum;
+        }
+    }
+}
+
+/// Logits and targets to the statistics.
+pub(in crate::cross_entropy) fn statistics(
+    inputs: Vec<CubeTensor>,
+    vocabulary: &Vocabulary,
+) -> Vec<CubeTensor> {
+    let Ok([logits, targets]) = <[CubeTensor; 2]>::try_from(inputs) else {
+        unreachable!("`Statistics` is launched with two inputs")
+    };
+    let shape = logits.meta.shape();
+    let [rows, width] = [shape[0], shape[1]];
+    let output = empty(&logits, [rows, STATISTICS], DType::F32);
+    if rows == 0 {
+        return vec![output];
+    }
+    let client = logits.client.clone();
+    let types = [logits.dtype, targets.dtype];
+    let plan = RowPlan::new(&client, logits.dtype, width);
+    let vector = vector(&client, &logits);
+    unsafe {
+        statistics_kernel::launch_unchecked(
+            &client,
+            grid(&client, rows),
+            plan.cube_dim(),
+            vector,
+            logits.into_tensor_arg(),
+            targets.into_tensor_arg(),
+            output.clone().into_tensor_arg(),
+            rows as u32,
+            width as u32,
+            vocabulary.real,
+            vocabulary.first,
+            vocabulary.tokens,
+            ignored(vocabulary.ignore, types[1]),
+            plan.units,
+            plan.reduction == Reduction::Planes,
+            types.map(dtype_to_storage_type),
+        );
+    }
+    vec![output]
+}

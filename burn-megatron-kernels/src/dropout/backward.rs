@@ -1,0 +1,130 @@
+//! Forward and backward as the autodiff seam wants them, and the kernels in their forms.
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Tensor};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::{Mask, NAME, Sizes, cpu};
+use crate::Function;
+use crate::cpu::wide;
+use crate::launch::{Kernel, Spec, launch, launch_one};
+
+/// Inputs: `x`, the bias and the residual, the latter two where there are any.
+#[derive(Debug)]
+pub(super) struct BiasDropoutAdd {
+    pub sizes: Sizes,
+    pub mask: Option<Mask>,
+    /// The type of each input.
+    pub input: DType,
+    pub bias: Option<DType>,
+    pub residual: Option<DType>,
+}
+
+impl Function for BiasDropoutAdd {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let kernel = Forward {
+            sizes: self.sizes,
+            mask: self.mask,
+            bias: self.bias.is_some(),
+            residual: self.residual.is_some(),
+        };
+        (launch_one(kernel, inputs), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let bias = self.bias.filter(|_| needed[1]);
+        let mut results = match needed[0] || bias.is_some() {
+            false => vec![],
+            true => {
+                let kernel = Backward {
+                    sizes: self.sizes,
+                    mask: self.mask,
+                    input: self.input,
+                    bias: bias.is_some(),
+                };
+                launch(kernel, vec![gradient.clone()])
+            }
+        }
+        .into_iter();
+        let mut gradients = vec![results.next()];
+        if self.bias.is_some() {
+            let narrow = |(sum, dtype)| Tensor::<1>::from_dispatch(sum).cast::<DType>(dtype);
+            let sum = results.next().zip(bias).map(narrow);
+            gradients.push(sum.map(Tensor::into_dispatch));
+        }
+        if self.residual.is_some() {
+            gradients.push(Some(gradient));
+        }
+        gradients
+    }
+}
+
+/// From `x`, a bias and a residual to the output.
+#[derive(Debug)]
+pub(super) struct Forward {
+    pub sizes: Sizes,
+    pub mask: Option<Mask>,
+    pub bias: bool,
+    pub residual: bool,
+}
+
+impl Kernel for Forward {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        let residual = if self.residual { inputs.last() } else { None };
+        vec![residual.unwrap_or(&inputs[0]).clone()]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        cpu::forward(self, inputs)
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        super::kernel::forward(self, inputs)
+    }
+}
+
+/// From the gradient of the output to that of `x` and, where it is wanted, that of the bias, the
+/// latter in the type that sums are made in.
+#[derive(Debug)]
+pub(super) struct Backward {
+    pub sizes: Sizes,
+    pub mask: Option<Mask>,
+    /// The type of `x`.
+    pub input: DType,
+    pub bias: bool,
+}
+
+impl Kernel for Backward {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        let mut outputs = vec![Spec::new(inputs[0].shape.clone(), self.input)];
+        if self.bias {
+            outputs.push(Spec::new([self.sizes.width], wide(self.input)));
+        }
+        outputs
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        cpu::backward(self, inputs)
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        super::kernel::backward(self, inputs)
+    }
+}

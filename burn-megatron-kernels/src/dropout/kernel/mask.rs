@@ -1,0 +1,199 @@
+//! Factors of a mask, from Philox 4x32 with 10 rounds in 32-bit arithmetic: not every device has
+//! integers of 64 bits.
+
+use cubecl::prelude::*;
+
+use super::{Draws, Mask, WORDS};
+use crate::philox::{MULTIPLIERS, ROUNDS, WEYL};
+
+/// A [`Mask`] as the kernels take it: numbers of 64 bits in two halves.
+#[derive(CubeLaunch, CubeType)]
+pub(crate) struct MaskArgs {
+    key_low: u32,
+    key_high: u32,
+    position_low: u32,
+    position_high: u32,
+    first_low: u32,
+    first_high: u32,
+    pitch_low: u32,
+    pitch_high: u32,
+    run: u32,
+    threshold: u32,
+    scale: f32,
+}
+
+impl MaskArgs {
+    /// The arguments of a mask; of one that drops nothing where there is none.
+    pub(super) fn launch(mask: Option<&Mask>) -> MaskArgsLaunch {
+        let none = Mask {
+            key: [0; 2],
+            position: [0; 2],
+            first: 0,
+            run: 1,
+            pitch: 0,
+            threshold: 0,
+            scale: 1.0,
+        };
+        let mask = mask.copied().unwrap_or(none);
+        MaskArgsLaunch::new(
+            mask.key[0],
+            mask.key[1],
+            mask.position[0],
+            mask.position[1],
+            mask.first as u32,
+            (mask.first >> 32) as u32,
+            mask.pitch as u32,
+            (mask.pitch >> 32) as u32,
+            mask.run as u32,
+            mask.threshold,
+            mask.scale,
+        )
+    }
+
+    /// What a kernel's `new` takes.
+    pub(super) fn compiled() -> MaskArgsCompilationArg {
+        MaskArgsCompilationArg {
+            key_low: (),
+            key_high: (),
+            position_low: (),
+            position_high: (),
+            first_low: (),
+            first_high: (),
+            pitch_low: (),
+            pitch_high: (),
+            run: (),
+            threshold: (),
+            scale: (),
+        }
+    }
+}
+
+/// The words of one block.
+#[derive(CubeType)]
+struct Words {
+    a: u32,
+    b: u32,
+    c: u32,
+    d: u32,
+}
+
+#[derive(CubeType)]
+struct Wide {
+    low: u32,
+    high: u32,
+}
+
+/// The draw of an element: `first + (element / run) * pitch + element % run`.
+#[cube]
+fn draw(mask: &MaskArgs, element: u32) -> Wide {
+    let run = element / mask.run;
+    let offset = element - run * mask.run;
+    let jump = run * mask.pitch_low;
+    let jump_high = u32::mul_hi(run, mask.pitch_low) + run * mask.pitch_high;
+    let start = jump + mask.first_low;
+    let start_high = jump_high + mask.first_high + u32::cast_from(start < jump);
+    let low = start + offset;
+    Wide {
+        low,
+        high: start_high + u32::cast_from(low < start),
+    }
+}
+
+/// The block that holds a draw.
+#[cube]
+fn block_of(mask: &MaskArgs, draw: &Wide) -> Words {
+    let mut key_low = mask.key_low;
+    let mut key_high = mask.key_high;
+    let mut a = (draw.low >> 2u32) | (draw.high << 30u32);
+    let mut b = draw.high >> 2u32;
+    let mut c = mask.position_low;
+    let mut d = mask.position_high;
+    #[unroll]
+    for _ in 0..ROUNDS {
+        let first = comptime!(MULTIPLIERS[0]).runtime();
+        let second = comptime!(MULTIPLIERS[1]).runtime();
+        let next_a = u32::mul_hi(second, c) ^ b ^ key_low;
+        let next_c = u32::mul_hi(first, a) ^ d ^ key_high;
+        b = second * c;
+        d = first * a;
+        a = next_a;
+        c = next_c;
+        key_low += comptime!(WEYL[0]).runtime();
+        key_high += comptime!(WEYL[1]).runtime();
+    }
+    Words { a, b, c, d }
+}
+
+#[cube]
+fn factor(mask: &MaskArgs, word: u32) -> f32 {
+    select(word < mask.threshold, mask.scale, 0.0f32)
+}
+
+/// The factors of `count` elements from `element` on.
+#[cube]
+pub(super) fn factors(
+    mask: &MaskArgs,
+    element: u32,
+    #[comptime] count: usize,
+    #[comptime] draws: Draws,
+) -> Array<f32> {
+    let mut factors = Array::<f32>::new(count);
+    if comptime!(draws == Draws::Aligned) {
+        #[unroll]
+        for i in 0..count / WORDS {
+            let at = draw(mask, element + (i * WORDS) as u32);
+            let words = block_of(mask, &at);
+            factors[i * WORDS] = factor(mask, words.a);
+            factors[i * WORDS + 1] = factor(mask, words.b);
+            factors[i * WORDS + 2] = factor(mask, words.c);
+            factors[i * WORDS + 3] = factor(mask, words.d);
+        }
+    }
+    if comptime!(draws == Draws::Any) {
+        let start = draw(mask, element);
+        let words = block_of(mask, &start);
+        let mut low = start.low;
+        let mut high = start.high;
+        let mut a = words.a;
+        let mut b = words.b;
+        let mut c = words.c;
+        let mut d = words.d;
+        #[unroll]
+        for i in 0..count {
+            let at = draw(mask, element + i as u32);
+            // A new block is drawn only where the last one does not hold the word.
+            if (at.low ^ low) >= 4u32 || at.high != high {
+                let words = block_of(mask, &at);
+                a = words.a;
+                b = words.b;
+                c = words.c;
+                d = words.d;
+                low = at.low;
+                high = at.high;
+            }
+            let index = at.low & 3u32;
+            let early = select(index == 0u32, a, b);
+            let late = select(index == 2u32, c, d);
+            factors[i] = factor(mask, select(index < 2u32, early, late));
+        }
+    }
+    factors
+}
+
+/// Vector `i` of a group times its factors.
+#[cube]
+pub(super) fn masked<N: Size>(
+    value: Vector<f32, N>,
+    factors: &Array<f32>,
+    #[comptime] i: usize,
+    #[comptime] draws: Draws,
+) -> Vector<f32, N> {
+    let mut factor = Vector::<f32, N>::new(1.0f32);
+    if comptime!(draws != Draws::None) {
+        #[unroll]
+        for lane in 0..N::value() {
+            factor.insert(lane, factors[i * N::value() + lane]);
+        }
+    }
+    value * factor
+}

@@ -1,0 +1,64 @@
+//! The CubeCL kernels: a unit works on a group of elements, at least the four of one Philox block.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use super::Mask;
+use crate::cube::specimen::{Specimen, Target};
+
+mod backward;
+mod forward;
+mod mask;
+
+pub(super) use backward::backward;
+pub(super) use forward::forward;
+use mask::{MaskArgs, factors, masked};
+
+/// Units of a cube of the element-wise kernels.
+const UNITS: u32 = 256;
+
+/// Words of a block, and the least elements of a group.
+const WORDS: usize = 4;
+
+/// How the draws of a mask are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Draws {
+    /// Nothing is dropped.
+    None,
+    /// Four elements take the four words of one block.
+    Aligned,
+    /// Each element takes the word of its own draw.
+    Any,
+}
+
+impl Draws {
+    /// For groups that start at multiples of `start`.
+    fn new(mask: Option<&Mask>, start: usize) -> Self {
+        match mask {
+            None => Self::None,
+            Some(mask) if mask.is_aligned() && start.is_multiple_of(WORDS) => Self::Aligned,
+            Some(_) => Self::Any,
+        }
+    }
+}
+
+/// Elements of one load that rows of `width` allow: at most 128 bits of the widest type.
+fn vector(client: &Client, dtypes: &[DType], width: usize) -> usize {
+    let widest = dtypes.iter().map(DType::size).max().unwrap_or(4);
+    let mut sizes = client.io_optimized_vector_sizes(widest);
+    sizes.find(|size| width.is_multiple_of(*size)).unwrap_or(1)
+}
+
+fn optional<T: CubePrimitive>(tensor: Option<CubeTensor>) -> ComptimeOptionArgs<OwnedTensor<T>> {
+    tensor.map(CubeTensor::into_tensor_arg).into()
+}
+
+/// Every kernel of the operation.
+pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+    let mut all = forward::specimens(target);
+    all.extend(backward::specimens(target));
+    all
+}

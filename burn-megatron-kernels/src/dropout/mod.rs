@@ -1,0 +1,243 @@
+//! Bias, dropout and residual in one operation, with masks from Philox counters.
+//!
+//! `y = residual + mask * (x + bias)`, where an element of the mask is `1 / (1 - p)` if its draw is
+//! kept and 0 otherwise. No mask is stored: the backward draws it again.
+
+use burn::tensor::{DType, Tensor};
+
+use crate::KernelError;
+use crate::error::{accept, check_size};
+
+mod backward;
+pub mod composed;
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+#[cfg(test)]
+mod tests;
+mod wide;
+
+use backward::BiasDropoutAdd;
+
+const NAME: &str = "bias_dropout_add";
+
+/// Which random draws a mask takes.
+///
+/// Element `e` (the flat, row-major index of this rank's tensor) takes draw number
+/// `first + (e / run) * pitch + e % run` of
+/// [`Stream::new(key, position)`](crate::philox::Stream::new). It is kept where
+/// `word < (1 - probability) * 2^32`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// The probability that an element is dropped, in `[0, 1)`.
+    pub probability: f64,
+    /// The key of the stream.
+    pub key: u64,
+    /// The position of the stream, such as a step.
+    pub position: u64,
+    /// The draw of element 0.
+    pub first: u64,
+    /// How many elements take draws that follow each other; at least 1.
+    pub run: usize,
+    /// The distance of the first draws of two neighbouring runs.
+    pub pitch: u64,
+}
+
+/// `residual + dropout(x + bias)` for `x` of any shape `[.., width]`, `bias` `[width]` of any float
+/// type and `residual` of the shape of `x`.
+///
+/// Without a draw nothing is dropped; without a residual it is dropout alone. It computes in f32
+/// (f64 for f64) and rounds once, to the type of the residual: that of `x`, or f32 beside an `x` of
+/// 16 bits (a residual stream in f32). Without a residual the output has the type of `x`. A dropped
+/// value is multiplied with 0, so that one that is infinite or NaN stays visible, as NaN.
+///
+/// # Panics
+///
+/// With a [`KernelError`]: shapes that do not go together, a probability out of `[0, 1)`, a run of 0,
+/// draws beyond 2^64, a residual of another type, an element type that the device lacks.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::dropout::{Draw, bias_dropout_add};
+///
+/// let draw = Draw {
+///     probability: 0.5,
+///     key: 7,
+///     position: 0,
+///     first: 0,
+///     run: 1024,
+///     pitch: 1024,
+/// };
+/// let x = Tensor::<2>::ones([4, 256], &Device::flex());
+/// let y = bias_dropout_add(x.clone(), None, Some(x), Some(draw));
+/// let kept = y.equal_elem(3.0).int().sum().into_scalar::<i64>();
+/// assert!((450..574).contains(&kept));
+/// ```
+pub fn bias_dropout_add<const D: usize>(
+    x: Tensor<D>,
+    bias: Option<Tensor<1>>,
+    residual: Option<Tensor<D>>,
+    draw: Option<Draw>,
+) -> Tensor<D> {
+    let mask = accept(check(&x, bias.as_ref(), residual.as_ref(), draw));
+    let dims = x.dims();
+    if dims.contains(&0) || bias.is_none() && residual.is_none() && mask.is_none() {
+        return residual.unwrap_or(x);
+    }
+    let function = BiasDropoutAdd {
+        sizes: Sizes {
+            elements: dims.iter().product(),
+            width: dims[D - 1],
+        },
+        mask,
+        input: x.dtype(),
+        bias: bias.as_ref().map(Tensor::dtype),
+        residual: residual.as_ref().map(Tensor::dtype),
+    };
+    let mut inputs = vec![x.into_dispatch()];
+    inputs.extend(bias.map(Tensor::into_dispatch));
+    inputs.extend(residual.map(Tensor::into_dispatch));
+    crate::apply(inputs, function)
+}
+
+/// Sizes of the tensor seen as rows.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    elements: usize,
+    width: usize,
+}
+
+/// A draw that has been checked, as the forms take it.
+#[derive(Clone, Copy, Debug)]
+struct Mask {
+    key: [u32; 2],
+    position: [u32; 2],
+    first: u64,
+    run: usize,
+    pitch: u64,
+    /// Words below it are kept.
+    threshold: u32,
+    /// What a kept value is multiplied with.
+    scale: f32,
+}
+
+impl Mask {
+    /// The mask of `elements` elements; None where all of them are kept.
+    fn new(draw: Draw, elements: usize) -> Option<Self> {
+        let keep = 1.0 - draw.probability;
+        let threshold = u32::try_from((keep * 4_294_967_296.0) as u64).ok()?;
+        let halves = |value: u64| [value as u32, (value >> 32) as u32];
+        // Runs that follow each other are one run.
+        let (run, pitch) = match draw.run >= elements || draw.pitch == draw.run as u64 {
+            true => (elements, 0),
+            false => (draw.run, draw.pitch),
+        };
+        Some(Self {
+            key: halves(draw.key),
+            position: halves(draw.position),
+            first: draw.first,
+            run,
+            pitch,
+            threshold,
+            scale: (1.0 / keep) as f32,
+        })
+    }
+
+    /// The draw of an element.
+    #[inline(always)]
+    fn draw(&self, element: usize) -> u64 {
+        let (run, offset) = (element / self.run, element % self.run);
+        self.first + run as u64 * self.pitch + offset as u64
+    }
+
+    /// Whether four elements from a multiple of four on take the four words of one block.
+    #[cfg(feature = "cubecl")]
+    fn is_aligned(&self) -> bool {
+        let runs = self.pitch == 0 || self.run.is_multiple_of(4) && self.pitch.is_multiple_of(4);
+        runs && self.first.is_multiple_of(4)
+    }
+}
+
+fn check<const D: usize>(
+    x: &Tensor<D>,
+    bias: Option<&Tensor<1>>,
+    residual: Option<&Tensor<D>>,
+    draw: Option<Draw>,
+) -> Result<Option<Mask>, KernelError> {
+    let dims = x.dims();
+    check_size(NAME, &dims)?;
+    let width = dims[D - 1];
+    if let Some(bias) = bias.map(Tensor::dims)
+        && bias != [width]
+    {
+        let message = format!("a bias {bias:?} does not go with {dims:?}; [{width}] would");
+        return Err(KernelError::shape(NAME, message));
+    }
+    if let Some(residual) = residual {
+        let given = residual.dims();
+        if given != dims {
+            let message =
+                format!("a residual {given:?} does not go with {dims:?}; it must be equal");
+            return Err(KernelError::shape(NAME, message));
+        }
+        check_type(x.dtype(), residual.dtype())?;
+    }
+    match draw {
+        None => Ok(None),
+        Some(draw) => {
+            let elements = dims.iter().product();
+            check_draw(&draw, elements)?;
+            Ok(Mask::new(draw, elements))
+        }
+    }
+}
+
+fn check_type(input: DType, residual: DType) -> Result<(), KernelError> {
+    let short = matches!(input, DType::F16 | DType::BF16);
+    if residual == input || short && residual == DType::F32 {
+        return Ok(());
+    }
+    Err(KernelError::Type {
+        operation: NAME,
+        dtype: residual,
+        device: format!("a residual beside {input:?}"),
+        fits: match short {
+            true => format!("{input:?}, F32"),
+            false => format!("{input:?}"),
+        },
+    })
+}
+
+fn check_draw(draw: &Draw, elements: usize) -> Result<(), KernelError> {
+    let refuse = |name, value, fits| {
+        Err(KernelError::Option {
+            operation: NAME,
+            name,
+            value,
+            fits,
+        })
+    };
+    if !(0.0..1.0).contains(&draw.probability) {
+        let value = draw.probability.to_string();
+        return refuse("probability", value, "at least 0 and below 1");
+    }
+    if draw.run == 0 {
+        return refuse("run", "0".into(), "at least 1");
+    }
+    let runs = (elements.max(1) - 1) / draw.run;
+    let longest = draw.run.min(elements) as u64;
+    let end = (runs as u64)
+        .checked_mul(draw.pitch)
+        .and_then(|start| start.checked_add(draw.first))
+        .and_then(|start| start.checked_add(longest));
+    match end {
+        Some(_) => Ok(()),
+        None => refuse(
+            "first",
+            format!("{} with a pitch of {}", draw.first, draw.pitch),
+            "one whose last draw is below 2^64",
+        ),
+    }
+}

@@ -1,0 +1,22 @@
+//! The same functions made of Burn's own operations.
+
+use burn::tensor::Tensor;
+
+use crate::cpu::wide;
+
+/// [`linear`](super::linear) of Burn's operations.
+pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+    let (dtype, own) = (x.dtype(), wide(x.dtype()));
+    let product = x.cast(own).matmul(weight.cast(own));
+    let sum = match bias {
+        Some(bias) => product + bias.cast(own).unsqueeze::<2>(),
+        None => product,
+    };
+    sum.cast(dtype)
+}
+
+/// [`accumulate_weight_gradient`](super::accumulate_weight_gradient) of Burn's operations.
+pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tensor<2>) -> Tensor<2> {
+    let own = into.dtype();
+    into + x.cast(own).transpose().matmul(gradient.cast(own))
+}

@@ -1,0 +1,280 @@
+//! The engine of Burn's CPU backend: the `gemm` crate, straight into the result.
+//!
+//! What is added is what the result holds before: the rows of a bias, or the matrix that is added
+//! to. The crate splits the sum of one element by the sizes of the problem and of the caches, not by
+//! the number of threads, and works on the pool of the calling thread.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, bf16, f16};
+use rayon::prelude::*;
+
+use super::engine::{Added, GemmEngine, Matrix, Operands, Problem};
+use super::product::Product;
+use crate::cpu::{Element, ROW_GRAIN, Real, rows_per_task, slice, tensor, vectorized};
+
+pub(super) const NAME: &str = "the gemm crate";
+
+/// Products of two factors below which one thread is as fast as many.
+const PARALLEL: usize = 192 * 192 * 192;
+
+/// The `gemm` crate.
+#[derive(Debug)]
+struct GemmCrate;
+
+/// The product of a kernel's inputs.
+pub(super) fn multiply(product: Product, inputs: Vec<FlexTensor>) -> FlexTensor {
+    let added = product.added(inputs.len());
+    let mut inputs = inputs.into_iter();
+    let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
+        unreachable!("a product has two factors")
+    };
+    let factors = first.dtype();
+    let first = match product {
+        Product::Linear => first,
+        Product::WeightGradient => first.transpose(0, 1),
+    };
+    let ((left, left_lies), (right, right_lies)) = (settle(first), settle(second));
+    let problem = Problem {
+        left: left_lies,
+        right: right_lies,
+        factors,
+        result: product.result(factors),
+        added,
+    };
+    let operands = Operands {
+        left,
+        right,
+        added: inputs.next(),
+    };
+    GemmCrate.multiply(&problem, operands)
+}
+
+fn lies(tensor: &FlexTensor) -> Option<Matrix> {
+    let (shape, strides) = (tensor.layout().shape(), tensor.layout().strides());
+    Matrix::of([shape[0], shape[1]], [strides[0], strides[1]])
+}
+
+/// The tensor and how it lies, copied if it lies in no way that can be multiplied.
+fn settle(tensor: FlexTensor) -> (FlexTensor, Matrix) {
+    match lies(&tensor) {
+        Some(matrix) => (tensor, matrix),
+        None => {
+            let tensor = tensor.to_contiguous();
+            match lies(&tensor) {
+                Some(matrix) => (tensor, matrix),
+                None => unreachable!("a contiguous matrix lies row by row"),
+            }
+        }
+    }
+}
+
+impl GemmEngine<FlexTensor> for GemmCrate {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn supports(&self, _problem: &Problem) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn multiply(&self, problem: &Problem, operands: Operands<FlexTensor>) -> FlexTensor {
+        match problem.factors {
+            DType::F64 => exact::<f64>(problem, operands),
+            DType::F16 => widened::<f16>(problem, operands),
+            DType::BF16 => widened::<bf16>(problem, operands),
+            _ => exact::<f32>(problem, operands),
+        }
+    }
+}
+
+/// The factors are of the type that is computed in.
+fn exact<W: Real>(problem: &Problem, operands: Operands<FlexTensor>) -> FlexTensor {
+    let [left, right] = [&operands.left, &operands.right].map(|factor| {
+        let start = factor.layout().start_offset();
+        &factor.storage::<W>()[start..]
+    });
+    match problem.added {
+        Added::Nothing | Added::Bias => {
+            let bias = operands.added.map(|bias| bias.to_contiguous());
+            let [rows, columns, _] = problem.sizes();
+            let bias = bias.as_ref().map(slice::<W>);
+            tensor(product(problem, left, right, bias), [rows, columns])
+        }
+        Added::Result => add_to(problem, left, right, operands.added),
+    }
+}
+
+/// 16-bit factors are widened, each in the order in which it lies.
+fn widened<E: Element<Wide = f32>>(
+    problem: &Problem,
+    operands: Operands<FlexTensor>,
+) -> FlexTensor {
+    let wide = |factor: FlexTensor, matrix: Matrix| {
+        let stored = match matrix.transposed {
+            true => factor.transpose(0, 1),
+            false => factor,
+        };
+        let values = widen(slice::<E>(&stored.to_contiguous()));
+        let leading = if matrix.transposed {
+            matrix.rows
+        } else {
+            matrix.columns
+        };
+        let matrix = Matrix {
+            leading: leading.max(1),
+            ..matrix
+        };
+        (values, matrix)
+    };
+    let (left, left_lies) = wide(operands.left, problem.left);
+    let (right, right_lies) = wide(operands.right, problem.right);
+    let problem = Problem {
+        left: left_lies,
+        right: right_lies,
+        ..*problem
+    };
+    match problem.added {
+        Added::Nothing | Added::Bias => {
+            let bias = operands
+                .added
+                .map(|bias| widen(slice::<E>(&bias.to_contiguous())));
+            let [rows, columns, _] = problem.sizes();
+            let values = product(&problem, &left, &right, bias.as_deref());
+            tensor(narrow::<E>(&values), [rows, columns])
+        }
+        Added::Result => add_to(&problem, &left, &right, operands.added),
+    }
+}
+
+fn widen<E: Element<Wide = f32>>(values: &[E]) -> Vec<f32> {
+    converted(values, |value| value.wide())
+}
+
+fn narrow<E: Element<Wide = f32>>(values: &[f32]) -> Vec<E> {
+    converted(values, |value| E::narrow(value))
+}
+
+#[inline(always)]
+fn converted<A: Element, B: Element>(from: &[A], convert: impl Fn(A) -> B + Sync) -> Vec<B> {
+    let part = |from: &[A], to: &mut [B]| {
+        vectorized(
+            #[inline(always)]
+            || {
+                to.iter_mut()
+                    .zip(from)
+                    .for_each(|(to, from)| *to = convert(*from))
+            },
+        )
+    };
+    let mut to = vec![B::narrow(<B::Wide as Real>::ZERO); from.len()];
+    match from.len() <= ROW_GRAIN {
+        true => part(from, &mut to),
+        false => to
+            .par_chunks_mut(ROW_GRAIN)
+            .zip(from.par_chunks(ROW_GRAIN))
+            .for_each(|(to, from)| part(from, to)),
+    }
+    to
+}
+
+/// `left right`, in new memory that holds the bias before.
+fn product<W: Real>(problem: &Problem, left: &[W], right: &[W], bias: Option<&[W]>) -> Vec<W> {
+    let [rows, columns, _] = problem.sizes();
+    let mut result = vec![W::ZERO; rows * columns];
+    if let Some(bias) = bias.filter(|bias| !bias.is_empty()) {
+        let fill = |rows: &mut [W]| {
+            rows.chunks_mut(columns)
+                .for_each(|row| row.copy_from_slice(bias));
+        };
+        match result.len() <= ROW_GRAIN {
+            true => fill(&mut result),
+            false => result
+                .par_chunks_mut(rows_per_task(columns) * columns)
+                .for_each(fill),
+        }
+    }
+    gemm_into(problem, left, right, &mut result, bias.is_some());
+    result
+}
+
+fn add_to<W: Real>(
+    problem: &Problem,
+    left: &[W],
+    right: &[W],
+    into: Option<FlexTensor>,
+) -> FlexTensor {
+    let [rows, columns, _] = problem.sizes();
+    let Some(into) = into else {
+        unreachable!("a product that is added to a matrix is given one")
+    };
+    let fills = into.is_contiguous() && into.storage::<W>().len() == rows * columns;
+    let mut into = match fills && into.is_unique() {
+        true => into,
+        false => tensor(slice::<W>(&into.to_contiguous()).to_vec(), [rows, columns]),
+    };
+    gemm_into(problem, left, right, into.storage_mut::<W>(), true);
+    into
+}
+
+/// `result = left right`, or `result += left right`.
+fn gemm_into<W: Real>(problem: &Problem, left: &[W], right: &[W], result: &mut [W], add: bool) {
+    let [rows, columns, depth] = problem.sizes();
+    for (values, matrix) in [(left, problem.left), (right, problem.right)] {
+        assert!(
+            values.len() >= extent(matrix),
+            "{matrix:?} is outside of its {} elements",
+            values.len()
+        );
+    }
+    assert_eq!(result.len(), rows * columns);
+    let [left_strides, right_strides] = [problem.left, problem.right].map(|matrix| {
+        let leading = matrix.leading as isize;
+        if matrix.transposed {
+            [1, leading]
+        } else {
+            [leading, 1]
+        }
+    });
+    let work = rows.saturating_mul(columns).saturating_mul(depth);
+    let parallelism = match work >= PARALLEL {
+        true => gemm::Parallelism::Rayon(0),
+        false => gemm::Parallelism::None,
+    };
+    // SAFETY: the matrices are inside their slices, as asserted above, and the result is borrowed
+    // exclusively.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            depth,
+            result.as_mut_ptr(),
+            1,
+            columns as isize,
+            add,
+            left.as_ptr(),
+            left_strides[1],
+            left_strides[0],
+            right.as_ptr(),
+            right_strides[1],
+            right_strides[0],
+            W::ONE,
+            W::ONE,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+/// Elements from the first of a matrix to behind its last.
+fn extent(matrix: Matrix) -> usize {
+    let (count, length) = match matrix.transposed {
+        true => (matrix.columns, matrix.rows),
+        false => (matrix.rows, matrix.columns),
+    };
+    match count * length {
+        0 => 0,
+        _ => (count - 1) * matrix.leading + length,
+    }
+}

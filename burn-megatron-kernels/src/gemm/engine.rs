@@ -1,0 +1,198 @@
+//! What an engine is given, and how a row-major product looks to a column-major library.
+
+use std::fmt::Debug;
+
+use burn::tensor::DType;
+
+/// What multiplies matrices whose tensors are `T`: Flex's or CubeCL's.
+pub trait GemmEngine<T>: Debug + Send + Sync {
+    /// A name for messages.
+    fn name(&self) -> &'static str;
+
+    /// Whether it computes `problem`.
+    ///
+    /// # Errors
+    ///
+    /// The reason why not, in words.
+    fn supports(&self, problem: &Problem) -> Result<(), String>;
+
+    /// Computes a problem that it [supports](Self::supports).
+    fn multiply(&self, problem: &Problem, operands: Operands<T>) -> T;
+}
+
+/// `result = left right`, and what is added to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Problem {
+    /// `[m, k]`.
+    pub left: Matrix,
+    /// `[k, n]`.
+    pub right: Matrix,
+    /// The type of both factors.
+    pub factors: DType,
+    /// The type of the result, which is row-major without gaps.
+    pub result: DType,
+    /// What is added.
+    pub added: Added,
+}
+
+/// What is added to a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Added {
+    /// Nothing.
+    Nothing,
+    /// A row of `n` elements in the type of the result, to each row.
+    Bias,
+    /// The product is added to a matrix of the size and the type of the result, in place.
+    Result,
+}
+
+/// The tensors of a [`Problem`].
+#[derive(Debug)]
+pub struct Operands<T> {
+    /// `[m, k]`.
+    pub left: T,
+    /// `[k, n]`.
+    pub right: T,
+    /// As [`Problem::added`] says: `[n]`, or `[m, n]`, which is written to if nobody else holds it.
+    pub added: Option<T>,
+}
+
+/// How a matrix lies in memory: row by row, or transposed column by column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Matrix {
+    /// Its rows.
+    pub rows: usize,
+    /// Its columns.
+    pub columns: usize,
+    /// Elements from one row to the next, or if `transposed` from one column to the next.
+    pub leading: usize,
+    /// Whether the elements of a column lie side by side, not those of a row.
+    pub transposed: bool,
+}
+
+impl Matrix {
+    /// The matrix `[rows, columns]` with these strides in elements; `None` if neither its rows nor
+    /// its columns lie side by side, or if they overlap.
+    pub fn of([rows, columns]: [usize; 2], strides: [isize; 2]) -> Option<Self> {
+        let [row, column] = strides;
+        // The stride of a dimension of one element says nothing.
+        let leading = |count: usize, stride: isize, least: usize| match count {
+            0 | 1 => Some(least.max(1)),
+            _ => usize::try_from(stride)
+                .ok()
+                .filter(|stride| *stride >= least.max(1)),
+        };
+        let unit = |count: usize, stride: isize| count <= 1 || stride == 1;
+        let lies = |transposed, leading| Self {
+            rows,
+            columns,
+            leading,
+            transposed,
+        };
+        let by_rows = leading(rows, row, columns).filter(|_| unit(columns, column));
+        let by_columns = leading(columns, column, rows).filter(|_| unit(rows, row));
+        by_rows
+            .map(|leading| lies(false, leading))
+            .or(by_columns.map(|leading| lies(true, leading)))
+    }
+
+    /// The transposed of it, in the same memory.
+    pub fn transpose(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            leading: self.leading,
+            transposed: !self.transposed,
+        }
+    }
+}
+
+impl Problem {
+    /// Rows of the result, columns of the result, and what is summed over.
+    pub fn sizes(&self) -> [usize; 3] {
+        [self.left.rows, self.right.columns, self.left.columns]
+    }
+
+    /// The same product for a library that takes matrices column by column.
+    ///
+    /// A row-major matrix is a column-major transposed one, and `(left right)^T` is
+    /// `right^T left^T`. So the library's first factor is `right`, its second `left`, and what it
+    /// writes is the row-major result; a bias for each column here is one for each row there.
+    pub fn column_major(&self) -> ColumnMajor {
+        let [rows, columns, depth] = self.sizes();
+        ColumnMajor {
+            m: columns,
+            n: rows,
+            k: depth,
+            a: Operand::of(self.right),
+            b: Operand::of(self.left),
+            leading: columns.max(1),
+        }
+    }
+}
+
+/// `D = op(A) op(B)` with column-major matrices, in the terms of BLAS: `D` is `m x n`, `op(A)`
+/// `m x k`, `op(B)` `k x n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColumnMajor {
+    /// Rows of `D`.
+    pub m: usize,
+    /// Columns of `D`.
+    pub n: usize,
+    /// What is summed over.
+    pub k: usize,
+    /// The first factor, before its transposition.
+    pub a: Operand,
+    /// The second factor, before its transposition.
+    pub b: Operand,
+    /// Elements from one column of `D` to the next.
+    pub leading: usize,
+}
+
+/// A factor as it lies in memory, column by column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Rows in memory.
+    pub rows: usize,
+    /// Columns in memory.
+    pub columns: usize,
+    /// Elements from one column to the next.
+    pub leading: usize,
+    /// Whether the library is to transpose it.
+    pub transpose: bool,
+}
+
+impl ColumnMajor {
+    /// `D` as it lies in memory.
+    pub fn result(&self) -> Operand {
+        Operand {
+            rows: self.m,
+            columns: self.n,
+            leading: self.leading,
+            transpose: false,
+        }
+    }
+}
+
+impl Operand {
+    /// The transposed of a row-major matrix.
+    fn of(matrix: Matrix) -> Self {
+        let Matrix {
+            rows,
+            columns,
+            leading,
+            transposed,
+        } = matrix;
+        let (rows, columns) = if transposed {
+            (rows, columns)
+        } else {
+            (columns, rows)
+        };
+        Self {
+            rows,
+            columns,
+            leading,
+            transpose: transposed,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Products of matrices, and the seam behind which an engine computes them.
+//!
+//! [`linear`] and [`accumulate_weight_gradient`] are what a linear layer needs in its forward and
+//! its backward; the gradient of its input is `linear(gradient, weight.transpose(), None)`, which
+//! copies no weight: transposed matrices are read where they lie. 16-bit factors are multiplied
+//! exactly and added up in f32, and a bias is added before the result is rounded.
+//!
+//! | device | engine |
+//! |---|---|
+//! | Flex | the `gemm` crate |
+//! | CUDA | cuBLASLt, on the stream that Burn's kernels run on |
+//! | CUDA where cuBLASLt is missing or refuses, and other CubeCL devices | Burn's matmul |
+//!
+//! [`engine_of`] tells which one a device has. Nothing here is recorded for a backward.
+
+use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Device, Tensor};
+
+use crate::KernelError;
+use crate::cpu::wide;
+use crate::error::accept;
+use crate::launch::launch_one;
+
+pub mod composed;
+mod cpu;
+#[cfg(feature = "cubecl")]
+mod cube;
+#[cfg(feature = "cuda")]
+mod cublaslt;
+#[cfg(feature = "cuda")]
+mod cuda_stream;
+mod engine;
+mod product;
+#[cfg(test)]
+mod tests;
+
+pub use engine::{Added, ColumnMajor, GemmEngine, Matrix, Operand, Operands, Problem};
+
+use product::Product;
+
+/// `x weight + bias`.
+///
+/// `x` is `[rows, in]`, `weight` `[in, out]`, `bias` `[out]`, the result `[rows, out]`, all of one
+/// type. On one device the result does not depend on the number of threads.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes or types that do not agree.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::gemm::linear;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::ones([4, 3], &device);
+/// let weight = Tensor::full([3, 2], 2.0, &device);
+/// let y = linear(x, weight, Some(Tensor::ones([2], &device)));
+/// assert_eq!(y.dims(), [4, 2]);
+/// assert_eq!(y.sum().into_scalar::<f32>(), 8.0 * 7.0);
+/// ```
+pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+    accept(check_linear(&x, &weight, bias.as_ref()));
+    let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
+    inputs.extend(bias.map(Tensor::into_dispatch));
+    Tensor::from_dispatch(launch_one(Product::Linear, inputs))
+}
+
+/// `into + x^T gradient`, written in place where nobody else holds `into`.
+///
+/// `x` is `[rows, in]` and `gradient` `[rows, out]`, of one type; `into` is `[in, out]` in f32, or
+/// f64 for f64. On one device the result does not depend on the number of threads.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes or types that do not agree.
+pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tensor<2>) -> Tensor<2> {
+    accept(check_accumulate(&x, &gradient, &into));
+    let inputs = vec![
+        x.into_dispatch(),
+        gradient.into_dispatch(),
+        into.into_dispatch(),
+    ];
+    Tensor::from_dispatch(launch_one(Product::WeightGradient, inputs))
+}
+
+/// What multiplies matrices on a device, and why it is not something faster.
+pub fn engine_of(device: &Device) -> String {
+    describe(device.as_dispatch())
+}
+
+fn describe(device: &DispatchDevice) -> String {
+    match device {
+        DispatchDevice::Autodiff(device) => describe(device),
+        DispatchDevice::Flex(_) => cpu::NAME.to_string(),
+        #[cfg(feature = "cubecl")]
+        DispatchDevice::Cube(device) => cube::describe(device),
+        #[allow(unreachable_patterns)]
+        other => format!("none: this crate has no kernels for {other:?}"),
+    }
+}
+
+fn check_linear(
+    x: &Tensor<2>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+) -> Result<(), KernelError> {
+    let operation = product::LINEAR;
+    let ([rows, inputs], [expected, outputs]) = (x.dims(), weight.dims());
+    let given = bias.map(|bias| bias.dims()[0]);
+    if inputs != expected || given.is_some_and(|given| given != outputs) {
+        let bias = given.map_or("none".to_string(), |given| format!("[{given}]"));
+        return Err(KernelError::shape(
+            operation,
+            format!(
+                "x is [{rows}, {inputs}], the weight [{expected}, {outputs}], the bias {bias}; \
+                 [rows, in], [in, out] and [out] fit"
+            ),
+        ));
+    }
+    same_type(operation, x.dtype(), "type of the weight", weight.dtype())?;
+    bias.map_or(Ok(()), |bias| {
+        same_type(operation, x.dtype(), "type of the bias", bias.dtype())
+    })
+}
+
+fn check_accumulate(
+    x: &Tensor<2>,
+    gradient: &Tensor<2>,
+    into: &Tensor<2>,
+) -> Result<(), KernelError> {
+    let operation = product::WEIGHT_GRADIENT;
+    let ([rows, inputs], [others, outputs]) = (x.dims(), gradient.dims());
+    if rows != others || into.dims() != [inputs, outputs] {
+        return Err(KernelError::shape(
+            operation,
+            format!(
+                "x is [{rows}, {inputs}], the gradient [{others}, {outputs}], what it is added to \
+                 {:?}; [rows, in], [rows, out] and [in, out] fit",
+                into.dims()
+            ),
+        ));
+    }
+    let name = "type of the gradient";
+    same_type(operation, x.dtype(), name, gradient.dtype())?;
+    match into.dtype() == wide(x.dtype()) {
+        true => Ok(()),
+        false => Err(KernelError::Option {
+            operation,
+            name: "type of what it is added to",
+            value: format!("{:?} beside x in {:?}", into.dtype(), x.dtype()),
+            fits: "F32, or F64 for F64,",
+        }),
+    }
+}
+
+fn same_type(
+    operation: &'static str,
+    own: DType,
+    name: &'static str,
+    other: DType,
+) -> Result<(), KernelError> {
+    match own == other {
+        true => Ok(()),
+        false => Err(KernelError::Option {
+            operation,
+            name,
+            value: format!("{other:?} beside x in {own:?}"),
+            fits: "the type of x",
+        }),
+    }
+}

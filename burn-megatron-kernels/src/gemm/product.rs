@@ -1,0 +1,74 @@
+//! The products as a [`Kernel`].
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::cpu;
+use super::engine::Added;
+use crate::launch::{Kernel, Spec};
+
+pub(super) const LINEAR: &str = "linear";
+pub(super) const WEIGHT_GRADIENT: &str = "accumulate_weight_gradient";
+
+/// A product of the two first inputs; the third, if any, is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Product {
+    /// Inputs: `x`, the weight, and the bias if there is one.
+    Linear,
+    /// Inputs: `x`, the gradient, and what is added to.
+    WeightGradient,
+}
+
+impl Product {
+    /// What becomes of the third of `inputs` inputs.
+    pub(super) fn added(self, inputs: usize) -> Added {
+        match self {
+            Self::WeightGradient => Added::Result,
+            Self::Linear if inputs == 3 => Added::Bias,
+            Self::Linear => Added::Nothing,
+        }
+    }
+
+    /// The type of the result.
+    pub(super) fn result(self, factors: DType) -> DType {
+        match self {
+            Self::Linear => factors,
+            Self::WeightGradient => crate::cpu::wide(factors),
+        }
+    }
+}
+
+impl Kernel for Product {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Linear => LINEAR,
+            Self::WeightGradient => WEIGHT_GRADIENT,
+        }
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![match self {
+            Self::Linear => {
+                let sizes = [inputs[0].shape[0], inputs[1].shape[1]];
+                Spec::new(sizes, inputs[0].dtype)
+            }
+            Self::WeightGradient => inputs[2].clone(),
+        }]
+    }
+
+    /// Transposed matrices are read where they lie.
+    fn strided(&self) -> bool {
+        true
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        vec![cpu::multiply(*self, inputs)]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![super::cube::multiply(*self, inputs)]
+    }
+}

@@ -1,0 +1,90 @@
+//! The norms made of Burn's own operations, differentiated by Burn.
+//!
+//! The same formulas in the same precision, with every intermediate tensor in memory.
+
+use burn::tensor::Tensor;
+
+use super::NormOptions;
+use crate::cpu::wide;
+
+/// [`layer_norm`](super::layer_norm), unfused.
+pub fn layer_norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    options: NormOptions,
+) -> Tensor<D> {
+    let dtype = x.dtype();
+    let x = x.cast(wide(dtype));
+    let x = x.clone() - x.mean_dim(D - 1);
+    let normalised = by_mean_square(x, options);
+    affine(normalised, weight, bias, options).cast(dtype)
+}
+
+/// [`rms_norm`](super::rms_norm), unfused.
+pub fn rms_norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    options: NormOptions,
+) -> Tensor<D> {
+    let dtype = x.dtype();
+    let normalised = by_mean_square(x.cast(wide(dtype)), options);
+    affine(normalised, weight, None, options).cast(dtype)
+}
+
+/// [`add_layer_norm`](super::add_layer_norm), unfused.
+pub fn add_layer_norm<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    options: NormOptions,
+) -> (Tensor<D>, Tensor<D>) {
+    let dtype = x.dtype();
+    let sum = add(x, residual);
+    // A wide sum is not rounded to the type of `x` before it is normalised.
+    let y = layer_norm(sum.clone(), weight, bias, options);
+    (y.cast(dtype), sum)
+}
+
+/// [`add_rms_norm`](super::add_rms_norm), unfused.
+pub fn add_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    options: NormOptions,
+) -> (Tensor<D>, Tensor<D>) {
+    let dtype = x.dtype();
+    let sum = add(x, residual);
+    let y = rms_norm(sum.clone(), weight, options);
+    (y.cast(dtype), sum)
+}
+
+fn add<const D: usize>(x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
+    let dtype = residual.dtype();
+    (x.cast(wide(dtype)) + residual.cast(wide(dtype))).cast(dtype)
+}
+
+/// `x / sqrt(mean(x^2) + epsilon)` over the last dim.
+fn by_mean_square<const D: usize>(x: Tensor<D>, options: NormOptions) -> Tensor<D> {
+    let square = (x.clone() * x.clone()).mean_dim(D - 1);
+    x / (square + options.epsilon).sqrt()
+}
+
+fn affine<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    options: NormOptions,
+) -> Tensor<D> {
+    let dtype = x.dtype();
+    let weight = match options.zero_centered {
+        true => weight.cast(dtype) + 1.0,
+        false => weight.cast(dtype),
+    };
+    let x = x * weight.unsqueeze();
+    match bias {
+        Some(bias) => x + bias.cast(dtype).unsqueeze(),
+        None => x,
+    }
+}

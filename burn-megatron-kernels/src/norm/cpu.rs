@@ -1,0 +1,359 @@
+//! The CPU forms: one pass over memory, a row at a time, in parallel over tasks of whole rows.
+
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::backward::{Gradients, Rule};
+use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+
+/// Partial sums of one row: two AVX-512 registers of f32.
+const PARTIALS: usize = 32;
+
+/// `[x, residual?, weight, bias?]` to `[y, statistics, sum?]`.
+pub(super) fn forward(rule: Rule, residual: bool, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let dtype = inputs[0].dtype();
+    for_float!(dtype, X => match residual && inputs[1].dtype() != dtype {
+        true => forward_as::<X, <X as Element>::Wide>(rule, residual, &inputs),
+        false => forward_as::<X, X>(rule, residual, &inputs),
+    })
+}
+
+/// `[source, statistics, gradient, weight, so far?]` to the gradients that are asked for.
+pub(super) fn backward(rule: Rule, asked: Gradients, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let dtype = inputs[2].dtype();
+    for_float!(dtype, Y => match inputs[0].dtype() != dtype {
+        true => backward_as::<Y, <Y as Element>::Wide>(rule, asked, &inputs),
+        false => backward_as::<Y, Y>(rule, asked, &inputs),
+    })
+}
+
+/// A parameter in the type of the computation.
+fn parameter<R: Real>(values: &FlexTensor, offset: R) -> Vec<R> {
+    for_float!(values.dtype(), W => {
+        let value = |w: &W| R::of(w.wide().double()) + offset;
+        slice::<W>(values).iter().map(value).collect()
+    })
+}
+
+/// The factors of a row: the weight, or one more.
+fn factors<R: Real>(rule: Rule, weight: &FlexTensor) -> Vec<R> {
+    let offset = match rule.options.zero_centered {
+        true => R::ONE,
+        false => R::ZERO,
+    };
+    parameter(weight, offset)
+}
+
+/// Sums of `terms` over pairs of two rows, in an order that depends on the length alone.
+#[inline(always)]
+fn sums<R: Real, const K: usize>(a: &[R], b: &[R], terms: impl Fn(R, R) -> [R; K]) -> [R; K] {
+    let mut partial = [[R::ZERO; PARTIALS]; K];
+    let (wide_a, rest_a) = a.as_chunks::<PARTIALS>();
+    let (wide_b, rest_b) = b.as_chunks::<PARTIALS>();
+    for (a, b) in wide_a.iter().zip(wide_b) {
+        for i in 0..PARTIALS {
+            let terms = terms(a[i], b[i]);
+            for k in 0..K {
+                partial[k][i] += terms[k];
+            }
+        }
+    }
+    let mut total = partial.map(|partial| {
+        let mut folded = [R::ZERO; 4];
+        for chunk in partial.as_chunks::<4>().0 {
+            for i in 0..4 {
+                folded[i] += chunk[i];
+            }
+        }
+        (folded[0] + folded[1]) + (folded[2] + folded[3])
+    });
+    for (a, b) in rest_a.iter().zip(rest_b) {
+        let terms = terms(*a, *b);
+        for k in 0..K {
+            total[k] += terms[k];
+        }
+    }
+    total
+}
+
+/// One over the deviation, and the mean in two parts (0 for RMSNorm).
+///
+/// The sum of what is left after the first part corrects it, and the variance, for its rounding.
+#[inline(always)]
+fn statistics<R: Real>(rule: Rule, row: &[R]) -> [R; 3] {
+    let count = R::of(row.len() as f64);
+    let epsilon = R::of(rule.options.epsilon);
+    if !rule.centred {
+        let [squares] = sums(row, row, |x, _| [x * x]);
+        return [
+            R::ONE / (squares / count + epsilon).root(),
+            R::ZERO,
+            R::ZERO,
+        ];
+    }
+    let [sum] = sums(row, row, |x, _| [x]);
+    let mean = sum / count;
+    let [rest, squares] = sums(row, row, |x, _| {
+        let x = x - mean;
+        [x, x * x]
+    });
+    let rest = rest / count;
+    let variance = (squares / count - rest * rest).larger(R::ZERO);
+    [R::ONE / (variance + epsilon).root(), mean, rest]
+}
+
+/// Rows of a forward that are done by one thread.
+struct Forward<'a, X: Element, S: Element> {
+    x: &'a [X],
+    residual: Option<(&'a [S], &'a mut [S])>,
+    y: &'a mut [X],
+    statistics: &'a mut [X::Wide],
+}
+
+impl<X: Element, S: Element<Wide = X::Wide>> Forward<'_, X, S> {
+    #[inline(always)]
+    fn run(mut self, rule: Rule, factors: &[X::Wide], bias: Option<&[X::Wide]>) {
+        let width = factors.len();
+        let kept = rule.statistics();
+        let mut row = vec![X::Wide::ZERO; width];
+        for (i, y) in self.y.chunks_exact_mut(width).enumerate() {
+            let at = i * width..(i + 1) * width;
+            let x = &self.x[at.clone()];
+            match &mut self.residual {
+                Some((residual, sum)) => add(x, &residual[at.clone()], &mut sum[at], &mut row),
+                None => widen(x, &mut row),
+            }
+            let all = statistics(rule, &row);
+            self.statistics[i * kept..(i + 1) * kept].copy_from_slice(&all[..kept]);
+            let [rstd, mean, rest] = all;
+            let normalised = row.iter().map(|x| (*x - mean - rest) * rstd);
+            let products = normalised.zip(factors).map(|(x, w)| x * *w);
+            match bias {
+                Some(bias) => {
+                    for ((y, product), bias) in y.iter_mut().zip(products).zip(bias) {
+                        *y = X::narrow(product + *bias);
+                    }
+                }
+                None => {
+                    for (y, product) in y.iter_mut().zip(products) {
+                        *y = X::narrow(product);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn widen<E: Element>(values: &[E], row: &mut [E::Wide]) {
+    for (row, value) in row.iter_mut().zip(values) {
+        *row = value.wide();
+    }
+}
+
+/// The sum, rounded to the residual's type, is what is normalised.
+#[inline(always)]
+fn add<X, S>(x: &[X], residual: &[S], sum: &mut [S], row: &mut [S::Wide])
+where
+    X: Element,
+    S: Element<Wide = X::Wide>,
+{
+    for (((row, sum), x), residual) in row.iter_mut().zip(sum).zip(x).zip(residual) {
+        *sum = S::narrow(x.wide() + residual.wide());
+        *row = sum.wide();
+    }
+}
+
+/// Runs the tasks, in parallel if there are several and threads for them: a pool of one thread
+/// would only add the way to it.
+fn each<T: Send>(tasks: Vec<T>, run: impl Fn(T) + Send + Sync) {
+    match tasks.len() > 1 && rayon::current_num_threads() > 1 {
+        true => tasks.into_par_iter().for_each(run),
+        false => tasks.into_iter().for_each(run),
+    }
+}
+
+fn forward_as<X, S>(rule: Rule, residual: bool, inputs: &[FlexTensor]) -> Vec<FlexTensor>
+where
+    X: Element,
+    S: Element<Wide = X::Wide>,
+{
+    let (x, params) = (&inputs[0], &inputs[1 + usize::from(residual)..]);
+    let shape = x.layout().shape().clone();
+    let factors: Vec<X::Wide> = factors(rule, &params[0]);
+    let bias = params.get(1).map(|bias| parameter(bias, X::Wide::ZERO));
+    let (width, x) = (factors.len(), slice::<X>(x));
+    let (rows, kept) = (x.len() / width, rule.statistics());
+    let residual = residual.then(|| slice::<S>(&inputs[1]));
+
+    let mut y = vec![X::narrow(X::Wide::ZERO); x.len()];
+    let mut statistics = vec![X::Wide::ZERO; rows * kept];
+    let mut sum = vec![S::narrow(X::Wide::ZERO); residual.map_or(0, <[S]>::len)];
+    let grain = rows_per_task(width);
+    let mut sums = sum.chunks_mut(grain * width);
+    let outputs = y
+        .chunks_mut(grain * width)
+        .zip(statistics.chunks_mut(grain * kept));
+    let tasks = outputs.enumerate().map(|(i, (y, statistics))| {
+        let at = i * grain * width..i * grain * width + y.len();
+        let residual = residual.map(|residual| &residual[at.clone()]);
+        Forward {
+            x: &x[at],
+            residual: residual.zip(sums.next()),
+            y,
+            statistics,
+        }
+    });
+    each(tasks.collect(), |task| {
+        vectorized(
+            #[inline(always)]
+            || task.run(rule, &factors, bias.as_deref()),
+        )
+    });
+
+    let mut outputs = vec![tensor(y, shape.clone()), tensor(statistics, [rows, kept])];
+    if residual.is_some() {
+        outputs.push(tensor(sum, shape));
+    }
+    outputs
+}
+
+/// Rows of a backward that are done by one thread.
+struct Backward<'a, Y: Element, S: Element> {
+    source: &'a [S],
+    statistics: &'a [Y::Wide],
+    gradient: &'a [Y],
+    so_far: Option<&'a [S]>,
+    /// The gradient of the input.
+    dx: Option<&'a mut [S]>,
+    /// The gradient of the weight, then that of the bias.
+    params: &'a mut [Y::Wide],
+}
+
+impl<Y: Element, S: Element<Wide = Y::Wide>> Backward<'_, Y, S> {
+    #[inline(always)]
+    fn run(mut self, rule: Rule, factors: &[Y::Wide]) {
+        let width = factors.len();
+        let kept = rule.statistics();
+        let count = Y::Wide::of(width as f64);
+        let mut normalised = vec![Y::Wide::ZERO; width];
+        let mut product = vec![Y::Wide::ZERO; width];
+        for (i, statistics) in self.statistics.chunks_exact(kept).enumerate() {
+            let at = i * width..(i + 1) * width;
+            let (rstd, mean, rest) = match rule.centred {
+                true => (statistics[0], statistics[1], statistics[2]),
+                false => (statistics[0], Y::Wide::ZERO, Y::Wide::ZERO),
+            };
+            for (x, source) in normalised.iter_mut().zip(&self.source[at.clone()]) {
+                *x = (source.wide() - mean - rest) * rstd;
+            }
+            widen(&self.gradient[at.clone()], &mut product);
+            self.parameters(&normalised, &product);
+            let Some(dx) = &mut self.dx else { continue };
+            for (g, w) in product.iter_mut().zip(factors) {
+                *g = *g * *w;
+            }
+            let [along, all] = sums(&normalised, &product, |x, g| [x * g, g]);
+            let along = along / count;
+            let all = match rule.centred {
+                true => all / count,
+                false => Y::Wide::ZERO,
+            };
+            let pairs = normalised.iter().zip(&product);
+            let gradients = pairs.map(|(x, g)| (*g - all - *x * along) * rstd);
+            let dx = &mut dx[at.clone()];
+            match self.so_far {
+                Some(so_far) => {
+                    for ((dx, g), so_far) in dx.iter_mut().zip(gradients).zip(&so_far[at]) {
+                        *dx = S::narrow(g + so_far.wide());
+                    }
+                }
+                None => {
+                    for (dx, g) in dx.iter_mut().zip(gradients) {
+                        *dx = S::narrow(g);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds one row to the gradients of the parameters.
+    #[inline(always)]
+    fn parameters(&mut self, normalised: &[Y::Wide], gradient: &[Y::Wide]) {
+        let (weight, bias) = self
+            .params
+            .split_at_mut(normalised.len().min(self.params.len()));
+        for ((sum, x), g) in weight.iter_mut().zip(normalised).zip(gradient) {
+            *sum += *x * *g;
+        }
+        for (sum, g) in bias.iter_mut().zip(gradient) {
+            *sum += *g;
+        }
+    }
+}
+
+fn backward_as<Y, S>(rule: Rule, asked: Gradients, inputs: &[FlexTensor]) -> Vec<FlexTensor>
+where
+    Y: Element,
+    S: Element<Wide = Y::Wide>,
+{
+    let weight = &inputs[3];
+    let shape = inputs[0].layout().shape().clone();
+    let (source, gradient) = (slice::<S>(&inputs[0]), slice::<Y>(&inputs[2]));
+    let statistics = slice::<Y::Wide>(&inputs[1]);
+    let so_far = inputs.get(4).map(slice::<S>);
+    let factors: Vec<Y::Wide> = factors(rule, weight);
+    let (width, kept) = (factors.len(), rule.statistics());
+    // Larger tasks than the forward's, as each has sums of its own.
+    let grain = 4 * rows_per_task(width);
+    let tasks = (source.len() / width).div_ceil(grain);
+
+    let mut dx = vec![S::narrow(Y::Wide::ZERO); if asked.input { source.len() } else { 0 }];
+    // The gradient of a bias comes after one of the weight, asked for or not.
+    let each_task = width * asked.parameters();
+    let mut params = vec![Y::Wide::ZERO; tasks * each_task];
+    let mut dx_chunks = dx.chunks_mut(grain * width);
+    let mut param_chunks = params.chunks_mut(each_task.max(1));
+    let work = (0..tasks).map(|i| {
+        let at = i * grain * width..source.len().min((i + 1) * grain * width);
+        let rows = at.start / width * kept..at.end / width * kept;
+        Backward {
+            source: &source[at.clone()],
+            statistics: &statistics[rows],
+            gradient: &gradient[at.clone()],
+            so_far: so_far.map(|so_far| &so_far[at]),
+            dx: dx_chunks.next(),
+            params: param_chunks.next().unwrap_or_default(),
+        }
+    });
+    each(work.collect(), |task: Backward<'_, Y, S>| {
+        vectorized(
+            #[inline(always)]
+            || task.run(rule, &factors),
+        )
+    });
+
+    let mut total = vec![Y::Wide::ZERO; each_task];
+    for partial in params.chunks(each_task.max(1)) {
+        for (total, partial) in total.iter_mut().zip(partial) {
+            *total += *partial;
+        }
+    }
+    let mut outputs = Vec::new();
+    if asked.input {
+        outputs.push(tensor(dx, shape));
+    }
+    let parameter = |values: &[Y::Wide]| {
+        for_float!(weight.dtype(), W => {
+            let narrow = |v: &Y::Wide| W::narrow(<W as Element>::Wide::of(v.double()));
+            tensor::<W>(values.iter().map(narrow).collect(), [width])
+        })
+    };
+    if asked.weight {
+        outputs.push(parameter(&total[..width]));
+    }
+    if asked.bias {
+        outputs.push(parameter(&total[width..]));
+    }
+    outputs
+}

@@ -1,0 +1,285 @@
+//! The kernels of the backward: the input's gradient with partial sums of the parameters', the
+//! partial sums alone, and their sum.
+
+use cubecl::prelude::*;
+
+use super::forward::factor;
+use super::layout::{Layout, row_sum};
+use crate::cube::lane_sum;
+
+/// What the backward is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Pass {
+    /// Whether the mean was subtracted.
+    pub centred: bool,
+    /// Whether the weight is one more than what is stored.
+    pub zero_centered: bool,
+    /// Whether the gradient of the input is made.
+    pub input: bool,
+    /// Whether it is added to one that is there.
+    pub onto: bool,
+    /// Sums that are made for the parameters: none, the weight's, or the weight's and the bias's.
+    pub parameters: usize,
+}
+
+/// The normalised values of a vector.
+#[cube]
+fn normalised<S: Float, N: Size>(
+    source: Vector<S, N>,
+    statistics: &Tensor<f32>,
+    row: usize,
+    #[comptime] centred: bool,
+) -> Vector<f32, N> {
+    let value = Vector::<f32, N>::cast_from(source);
+    if comptime!(centred) {
+        let mean = Vector::new(statistics[row * 3 + 1]);
+        let rest = Vector::new(statistics[row * 3 + 2]);
+        (value - mean - rest) * Vector::new(statistics[row * 3])
+    } else {
+        value * Vector::new(statistics[row])
+    }
+}
+
+/// A vector of a row: from registers, or from memory for the second time.
+#[cube]
+fn again<F: Float, N: Size>(
+    kept: &Array<Vector<F, N>>,
+    tensor: &Tensor<Vector<F, N>>,
+    step: usize,
+    at: usize,
+    #[comptime] held: bool,
+) -> Vector<F, N> {
+    if comptime!(held) {
+        kept[step]
+    } else {
+        tensor[at]
+    }
+}
+
+/// `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)` with `g = gradient * weight`, `x` the
+/// normalised values and `mean(g)` for `centred` alone.
+///
+/// A cube takes every `cubes`-th block of rows and leaves sums of `gradient x` and of `gradient` in
+/// its part of `partials` `[cubes, parameters, columns]`. What is not asked for is not touched.
+#[cube(launch_unchecked)]
+pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
+    source: &Tensor<Vector<S, N>>,
+    statistics: &Tensor<f32>,
+    gradient: &Tensor<Vector<Y, N>>,
+    weight: &Tensor<Vector<W, N>>,
+    so_far: &Tensor<Vector<S, N>>,
+    dx: &mut Tensor<Vector<S, N>>,
+    partials: &mut Tensor<Vector<f32, N>>,
+    rows: u32,
+    cubes: u32,
+    #[comptime] pass: Pass,
+    #[comptime] layout: Layout,
+    #[define(Y, S, W)] _types: [ElemType; 3],
+) {
+    let lanes = comptime!(layout.lanes);
+    let columns = comptime!(layout.columns);
+    let held = comptime!(layout.held);
+    let steps = comptime!(layout.steps());
+    let lane = (UNIT_POS % lanes) as usize;
+    let block_rows = comptime!(layout.rows());
+    let blocks = (rows as usize).div_ceil(block_rows);
+    let count = f32::cast_from(columns * N::value());
+
+    let mut kept = Array::<Vector<S, N>>::new(comptime!(layout.kept()));
+    let mut kept_gradient = Array::<Vector<Y, N>>::new(comptime!(layout.kept()));
+    let mut of_weight = Array::<Vector<f32, N>>::new(comptime!(layout.kept()));
+    let mut of_bias = Array::<Vector<f32, N>>::new(comptime!(layout.kept()));
+    #[unroll]
+    for step in 0..comptime!(layout.kept()) {
+        of_weight[step] = Vector::new(0.0);
+        of_bias[step] = Vector::new(0.0);
+    }
+
+    let mut block = CUBE_POS;
+    while block < blocks {
+        let row = block * block_rows + (UNIT_POS / lanes) as usize;
+        let active = row < rows as usize;
+        let base = row * columns;
+        let mut along = Vector::<f32, N>::new(0.0);
+        let mut all = Vector::<f32, N>::new(0.0);
+        #[unroll(held)]
+        for step in 0..steps {
+            let column = lane + step * lanes as usize;
+            if active && column < columns {
+                let raw = source[base + column];
+                let raw_gradient = gradient[base + column];
+                let value = normalised(raw, statistics, row, pass.centred);
+                let change = Vector::<f32, N>::cast_from(raw_gradient);
+                if comptime!(held) {
+                    kept[step] = raw;
+                    kept_gradient[step] = raw_gradient;
+                    if comptime!(pass.parameters > 0) {
+                        of_weight[step] += change * value;
+                    }
+                    if comptime!(pass.parameters > 1) {
+                        of_bias[step] += change;
+                    }
+                }
+                let product = change * factor(weight, column, pass.zero_centered);
+                along += product * value;
+                all += product;
+            }
+        }
+        if comptime!(pass.input) {
+            let along = Vector::<f32, N>::new(row_sum(lane_sum(along), layout) / count);
+            let mut mean = Vector::<f32, N>::new(0.0);
+            if comptime!(pass.centred) {
+                mean = Vector::new(row_sum(lane_sum(all), layout) / count);
+            }
+            #[unroll(held)]
+            for step in 0..steps {
+                let column = lane + step * lanes as usize;
+                if active && column < columns {
+                    let at = base + column;
+                    let raw = again(&kept, source, step, at, held);
+                    let raw_gradient = again(&kept_gradient, gradient, step, at, held);
+                    let value = normalised(raw, statistics, row, pass.centred);
+                    let change = Vector::<f32, N>::cast_from(raw_gradient);
+                    let product = change * factor(weight, column, pass.zero_centered);
+                    let rstd = statistics[row * comptime!(if pass.centred { 3usize } else { 1 })];
+                    let mut result = (product - mean - value * along) * Vector::new(rstd);
+                    if comptime!(pass.onto) {
+                        result += Vector::<f32, N>::cast_from(so_far[at]);
+                    }
+                    dx[at] = Vector::cast_from(result);
+                }
+            }
+        }
+        block += cubes as usize;
+    }
+
+    if comptime!(held) {
+        #[unroll]
+        for parameter in 0..comptime!(pass.parameters) {
+            #[unroll]
+            for step in 0..steps {
+                let column = lane + step * lanes as usize;
+                let mut own = of_weight[step];
+                if comptime!(parameter == 1) {
+                    own = of_bias[step];
+                }
+                let total = across_rows(own, layout);
+                if UNIT_POS < lanes && column < columns {
+                    let part = CUBE_POS * comptime!(pass.parameters) + parameter;
+                    partials[part * columns + column] = total;
+                }
+            }
+        }
+    }
+}
+
+/// The sum over the rows of a cube, for the units of its first row. All units must come here.
+#[cube]
+fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: Layout) -> Vector<f32, N> {
+    let lanes = comptime!(layout.lanes);
+    let mut total = own;
+    if comptime!(layout.lanes < layout.units) {
+        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(layout.units as usize));
+        shared[UNIT_POS as usize] = own;
+        sync_cube();
+        if UNIT_POS < lanes {
+            for other in 1..comptime!(layout.units / layout.lanes) {
+                total += shared[(UNIT_POS + other * lanes) as usize];
+            }
+        }
+        sync_cube();
+    }
+    total
+}
+
+/// The partial sums alone, for rows that do not fit in registers: a unit takes one column of a strip
+/// of rows. `partials` is `[strips, parameters, columns]`.
+#[cube(launch_unchecked)]
+pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
+    source: &Tensor<Vector<S, N>>,
+    statistics: &Tensor<f32>,
+    gradient: &Tensor<Vector<Y, N>>,
+    partials: &mut Tensor<Vector<f32, N>>,
+    rows: u32,
+    strips: u32,
+    #[comptime] pass: Pass,
+    #[comptime] columns: usize,
+    #[comptime] units: u32,
+    #[define(Y, S)] _types: [ElemType; 2],
+) {
+    let blocks = comptime!(columns.div_ceil(units as usize));
+    let strip = CUBE_POS / blocks;
+    let column = (CUBE_POS % blocks) * units as usize + UNIT_POS as usize;
+    if strip < strips as usize && column < columns {
+        let mut of_weight = Vector::<f32, N>::new(0.0);
+        let mut of_bias = Vector::<f32, N>::new(0.0);
+        let mut row = strip;
+        while row < rows as usize {
+            let at = row * columns + column;
+            let change = Vector::<f32, N>::cast_from(gradient[at]);
+            of_weight += change * normalised(source[at], statistics, row, pass.centred);
+            of_bias += change;
+            row += strips as usize;
+        }
+        let part = strip * comptime!(pass.parameters);
+        partials[part * columns + column] = of_weight;
+        if comptime!(pass.parameters > 1) {
+            partials[(part + 1) * columns + column] = of_bias;
+        }
+    }
+}
+
+/// Columns of a cube of [`norm_finish`].
+pub(super) const FINISH_COLUMNS: u32 = 32;
+/// Units of a cube of [`norm_finish`].
+pub(super) const FINISH_UNITS: u32 = 512;
+
+/// Sums `partials` `[parts, parameters, width]` over the parts, in a fixed order.
+///
+/// Cubes are counted from the parameter `first`.
+#[cube(launch_unchecked)]
+pub(super) fn norm_finish<W: Float>(
+    partials: &Tensor<f32>,
+    of_weight: &mut Tensor<W>,
+    of_bias: &mut Tensor<W>,
+    parts: u32,
+    width: u32,
+    #[comptime] first: u32,
+    #[comptime] parameters: u32,
+    #[comptime] units: u32,
+    #[define(W)] _dtype: ElemType,
+) {
+    let blocks = width.div_ceil(FINISH_COLUMNS);
+    let parameter = CUBE_POS as u32 / blocks + first;
+    let column = (CUBE_POS as u32 % blocks) * FINISH_COLUMNS + UNIT_POS % FINISH_COLUMNS;
+    let inside = parameter < parameters && column < width;
+    let mut total = 0.0f32;
+    if inside {
+        let mut part = UNIT_POS / FINISH_COLUMNS;
+        while part < parts {
+            let at = (part * parameters + parameter) as usize * width as usize;
+            total += partials[at + column as usize];
+            part += comptime!(units / FINISH_COLUMNS);
+        }
+    }
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(units as usize));
+    shared[UNIT_POS as usize] = total;
+    sync_cube();
+    let mut jump = comptime!(units / 2).runtime();
+    while jump >= FINISH_COLUMNS {
+        if UNIT_POS < jump {
+            let other = shared[(UNIT_POS + jump) as usize];
+            shared[UNIT_POS as usize] += other;
+        }
+        sync_cube();
+        jump /= 2;
+    }
+    if inside && UNIT_POS < FINISH_COLUMNS {
+        let value = W::cast_from(shared[UNIT_POS as usize]);
+        if parameter == 0 {
+            of_weight[column as usize] = value;
+        } else {
+            of_bias[column as usize] = value;
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The kernel of the forward.
+
+use cubecl::prelude::*;
+
+use super::layout::{Layout, row_sum};
+use crate::cube::lane_sum;
+
+/// What the forward and the backward are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Form {
+    /// Whether the mean is subtracted.
+    pub centred: bool,
+    /// Whether the weight is one more than what is stored.
+    pub zero_centered: bool,
+    /// Whether `x` and a residual are added first.
+    pub add: bool,
+    /// Whether there is a bias.
+    pub bias: bool,
+}
+
+/// A vector of factors: the weight, or one more.
+#[cube]
+pub(super) fn factor<W: Float, N: Size>(
+    weight: &Tensor<Vector<W, N>>,
+    column: usize,
+    #[comptime] zero_centered: bool,
+) -> Vector<f32, N> {
+    let mut factor = Vector::<f32, N>::cast_from(weight[column]);
+    if comptime!(zero_centered) {
+        factor += Vector::new(1.0);
+    }
+    factor
+}
+
+/// A vector of the row: from registers, or from memory for the second time.
+#[cube]
+fn again<S: Float, N: Size>(
+    kept: &Array<Vector<S, N>>,
+    source: &mut Tensor<Vector<S, N>>,
+    step: usize,
+    at: usize,
+    #[comptime] held: bool,
+) -> Vector<f32, N> {
+    if comptime!(held) {
+        Vector::<f32, N>::cast_from(kept[step])
+    } else {
+        Vector::<f32, N>::cast_from(source[at])
+    }
+}
+
+/// A vector of the row, for the first time: the sum, which is written, or what is there.
+#[cube]
+fn first<X: Float, S: Float, N: Size>(
+    x: &Tensor<Vector<X, N>>,
+    residual: &Tensor<Vector<S, N>>,
+    source: &mut Tensor<Vector<S, N>>,
+    at: usize,
+    #[comptime] add: bool,
+) -> Vector<S, N> {
+    if comptime!(add) {
+        let total = Vector::<f32, N>::cast_from(x[at]) + Vector::<f32, N>::cast_from(residual[at]);
+        let sum = Vector::<S, N>::cast_from(total);
+        source[at] = sum;
+        sum
+    } else {
+        source[at]
+    }
+}
+
+/// Normalises the rows of `source`, after writing `x + residual` to it if they are to be added.
+///
+/// A row's statistics are one over its deviation, and with `centred` its mean in two parts: the sum
+/// of what is left after the first corrects it, and the variance, for its rounding. Without an
+/// addition `source` is only read, and `x` and `residual` are not touched; without a bias nor is
+/// `bias`.
+#[cube(launch_unchecked)]
+pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
+    x: &Tensor<Vector<X, N>>,
+    residual: &Tensor<Vector<S, N>>,
+    weight: &Tensor<Vector<W, N>>,
+    bias: &Tensor<Vector<W, N>>,
+    source: &mut Tensor<Vector<S, N>>,
+    y: &mut Tensor<Vector<X, N>>,
+    statistics: &mut Tensor<f32>,
+    epsilon: f32,
+    rows: u32,
+    #[comptime] form: Form,
+    #[comptime] layout: Layout,
+    #[define(X, S, W)] _types: [ElemType; 3],
+) {
+    let lanes = comptime!(layout.lanes);
+    let columns = comptime!(layout.columns);
+    let held = comptime!(layout.held);
+    let steps = comptime!(layout.steps());
+    let lane = (UNIT_POS % lanes) as usize;
+    let row = CUBE_POS * comptime!(layout.rows()) + (UNIT_POS / lanes) as usize;
+    let active = row < rows as usize;
+    let base = row * columns;
+    let count = f32::cast_from(columns * N::value());
+
+    let mut kept = Array::<Vector<S, N>>::new(comptime!(layout.kept()));
+    let mut sum = Vector::<f32, N>::new(0.0);
+    #[unroll(held)]
+    for step in 0..steps {
+        let column = lane + step * lanes as usize;
+        if active && column < columns {
+            let at = base + column;
+            let raw = first(x, residual, source, at, form.add);
+            if comptime!(held) {
+                kept[step] = raw;
+            }
+            let value = Vector::<f32, N>::cast_from(raw);
+            if comptime!(form.centred) {
+                sum += value;
+            } else {
+                sum += value * value;
+            }
+        }
+    }
+    let total = row_sum(lane_sum(sum), layout);
+
+    let mut mean = 0.0f32;
+    let mut rest = 0.0f32;
+    let mut square = total / count;
+    if comptime!(form.centred) {
+        mean = total / count;
+        let near = Vector::<f32, N>::new(mean);
+        let mut left = Vector::<f32, N>::new(0.0);
+        let mut squares = Vector::<f32, N>::new(0.0);
+        #[unroll(held)]
+        for step in 0..steps {
+            let column = lane + step * lanes as usize;
+            if active && column < columns {
+                let value = again(&kept, source, step, base + column, held) - near;
+                left += value;
+                squares += value * value;
+            }
+        }
+        rest = row_sum(lane_sum(left), layout) / count;
+        square = row_sum(lane_sum(squares), layout) / count - rest * rest;
+        square = max(square, 0.0);
+    }
+    let rstd = (square + epsilon).inverse_sqrt();
+    if active && lane == 0 {
+        if comptime!(form.centred) {
+            statistics[row * 3] = rstd;
+            statistics[row * 3 + 1] = mean;
+            statistics[row * 3 + 2] = rest;
+        } else {
+            statistics[row] = rstd;
+        }
+    }
+
+    let rstd = Vector::<f32, N>::new(rstd);
+    let mean = Vector::<f32, N>::new(mean);
+    let rest = Vector::<f32, N>::new(rest);
+    #[unroll(held)]
+    for step in 0..steps {
+        let column = lane + step * lanes as usize;
+        if active && column < columns {
+            let mut value = again(&kept, source, step, base + column, held);
+            if comptime!(form.centred) {
+                value = value - mean - rest;
+            }
+            value = value * rstd * factor(weight, column, form.zero_centered);
+            if comptime!(form.bias) {
+                value += Vector::<f32, N>::cast_from(bias[column]);
+            }
+            y[base + column] = Vector::cast_from(value);
+        }
+    }
+}

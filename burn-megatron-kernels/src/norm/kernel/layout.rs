@@ -1,0 +1,133 @@
+//! How rows are laid over the units of cubes, and sums over a row in that layout.
+
+use burn::tensor::DType;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use crate::cube::{Reduction, RowPlan, cube_sum};
+
+/// The launch of a row kernel: `lanes` units on a row, as many rows at a time as fit in a cube.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Layout {
+    /// Vectors of a row.
+    pub columns: usize,
+    /// Units of a cube.
+    pub units: u32,
+    /// Units of a row: a power of two.
+    pub lanes: u32,
+    /// Whether a row stays in registers between its passes.
+    pub held: bool,
+    /// Whether sums over a cube use planes.
+    pub planes: bool,
+    /// Whether the lanes of a row are in one plane, so that shuffles alone add them up.
+    pub shuffles: bool,
+}
+
+/// What a kernel can afford.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Budget {
+    /// Vectors of a row for each unit where the row is as short as that.
+    pub wanted: usize,
+    /// Vectors of a row that a unit can keep in registers.
+    pub held: usize,
+    /// Units of a cube.
+    pub units: u32,
+}
+
+/// Rows of up to this many vectors are given to a plane each: no synchronisation of the cube.
+const PLANE_COLUMNS: usize = 128;
+/// Units of a row that has a plane for itself, and the most for several rows in a cube.
+const PLANE_LANES: u32 = 32;
+/// The smallest cube.
+const LEAST_UNITS: u32 = 128;
+
+impl Layout {
+    /// For rows of `width` elements of `dtype`; the size of the vectors comes beside it.
+    pub(super) fn new(
+        client: &Client,
+        dtype: DType,
+        width: usize,
+        budget: Budget,
+    ) -> (Self, usize) {
+        let plan = RowPlan::new(client, dtype, width);
+        let hardware = &client.properties().hardware;
+        let most = budget.units.min(1 << hardware.max_units_per_cube.ilog2());
+        let planes = plan.reduction == Reduction::Planes;
+        let layout = Self::of(plan.columns, planes, hardware.plane_size_min, most, budget);
+        (layout, plan.vector)
+    }
+
+    /// For rows of `columns` vectors in cubes of up to `most` units.
+    pub(super) fn of(columns: usize, planes: bool, plane: u32, most: u32, budget: Budget) -> Self {
+        let least = LEAST_UNITS.min(most);
+        let power = |count: usize| count.next_power_of_two().min(1 << 16) as u32;
+        let lanes = match columns <= PLANE_COLUMNS {
+            true => power(columns).min(PLANE_LANES).min(most),
+            false => power(columns.div_ceil(budget.wanted)).clamp(least, most),
+        };
+        Self {
+            columns,
+            units: lanes.max(least),
+            lanes,
+            held: columns.div_ceil(lanes as usize) <= budget.held,
+            planes,
+            shuffles: planes && lanes <= plane,
+        }
+    }
+
+    /// Rows of a cube.
+    pub(super) fn rows(&self) -> usize {
+        (self.units / self.lanes) as usize
+    }
+
+    /// Vectors of a row for each unit.
+    pub(super) fn steps(&self) -> usize {
+        self.columns.div_ceil(self.lanes as usize)
+    }
+
+    /// Vectors of a row that a unit keeps.
+    pub(super) fn kept(&self) -> usize {
+        match self.held {
+            true => self.steps(),
+            false => 1,
+        }
+    }
+
+    /// The units as a cube's dimension.
+    pub(super) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_1d(self.units)
+    }
+}
+
+/// The sum of `value` over the units of a row; each of them gets it. All units must come here.
+#[cube]
+pub(super) fn row_sum(value: f32, #[comptime] layout: Layout) -> f32 {
+    let lanes = comptime!(layout.lanes);
+    if comptime!(layout.shuffles) {
+        let mut sum = value;
+        #[unroll]
+        for step in 0..comptime!(lanes.ilog2()) {
+            sum += plane_shuffle_xor(sum, comptime!(1u32 << step));
+        }
+        sum
+    } else if comptime!(layout.lanes == layout.units) {
+        cube_sum(value, layout.units, layout.planes)
+    } else {
+        let mut shared = Shared::<[f32]>::new_slice(comptime!(layout.units as usize));
+        let lane = UNIT_POS % lanes;
+        shared[UNIT_POS as usize] = value;
+        sync_cube();
+        let mut jump = comptime!(lanes / 2).runtime();
+        while jump > 0 {
+            if lane < jump {
+                let other = shared[(UNIT_POS + jump) as usize];
+                shared[UNIT_POS as usize] += other;
+            }
+            sync_cube();
+            jump /= 2;
+        }
+        let sum = shared[(UNIT_POS - lane) as usize];
+        sync_cube();
+        sum
+    }
+}

@@ -1,0 +1,235 @@
+//! On the CPU: token by token, each in cache while its heads turn.
+
+use burn::backend::TensorMetadata;
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::{Heads, Latent, Pairing};
+use crate::cpu::{Element, ROW_GRAIN, Real, rows_per_task, slice, vectorized};
+
+/// Cosines and sines of the tokens.
+pub(super) struct Angles<'a, E: Element> {
+    cosine: &'a [E::Wide],
+    sine: &'a [E::Wide],
+    each: Option<&'a [i32]>,
+    half: usize,
+    start: usize,
+    seq: usize,
+    /// 1, or -1 to turn back.
+    direction: E::Wide,
+}
+
+/// Those of one token.
+#[derive(Clone, Copy)]
+struct Angle<'a, R> {
+    cosine: &'a [R],
+    sine: &'a [R],
+    direction: R,
+}
+
+impl<'a, E: Element> Angles<'a, E> {
+    /// Of the table and the positions that are the last inputs of a launch.
+    pub(super) fn new(inputs: &'a [FlexTensor], seq: usize, start: usize, back: bool) -> Self {
+        Self {
+            cosine: slice(&inputs[0]),
+            sine: slice(&inputs[1]),
+            each: inputs.get(2).map(slice_of_positions),
+            half: inputs[0].shape()[1],
+            start,
+            seq,
+            direction: if back { -E::Wide::ONE } else { E::Wide::ONE },
+        }
+    }
+
+    #[inline(always)]
+    fn of(&self, token: usize) -> Angle<'a, E::Wide> {
+        let last = self.cosine.len() / self.half - 1;
+        let position = match self.each {
+            Some(each) => (each[token].max(0) as usize).min(last),
+            None => self.start + token % self.seq,
+        };
+        let row = position * self.half..(position + 1) * self.half;
+        Angle {
+            cosine: &self.cosine[row.clone()],
+            sine: &self.sine[row],
+            direction: self.direction,
+        }
+    }
+}
+
+fn slice_of_positions(tensor: &FlexTensor) -> &[i32] {
+    match tensor.as_slice() {
+        Some(positions) => positions,
+        None => unreachable!("positions were cast to i32 and made contiguous"),
+    }
+}
+
+/// Turns the features of one head.
+#[inline(always)]
+fn turn_head<E: Element>(head: &mut [E], angle: Angle<E::Wide>, pairing: Pairing) {
+    let turn = |a: &mut E, b: &mut E, cosine: E::Wide, sine: E::Wide| {
+        let (x, y, sine) = (a.wide(), b.wide(), sine * angle.direction);
+        *a = E::narrow(x * cosine - y * sine);
+        *b = E::narrow(y * cosine + x * sine);
+    };
+    let angles = angle.cosine.iter().zip(angle.sine);
+    match pairing {
+        Pairing::Halves => {
+            let (a, b) = head.split_at_mut(angle.cosine.len());
+            for ((a, b), (cosine, sine)) in a.iter_mut().zip(b).zip(angles) {
+                turn(a, b, *cosine, *sine);
+            }
+        }
+        Pairing::Interleaved => {
+            for ([a, b], (cosine, sine)) in head.as_chunks_mut().0.iter_mut().zip(angles) {
+                turn(a, b, *cosine, *sine);
+            }
+        }
+    }
+}
+
+/// Calls `work` with every token's number and part of `output`, in parallel.
+fn for_tokens<E: Element>(output: &mut [E], width: usize, work: impl Fn(usize, &mut [E]) + Sync) {
+    if output.is_empty() {
+        return;
+    }
+    let tokens = rows_per_task(width);
+    let task = |(task, part): (usize, &mut [E])| {
+        vectorized(
+            #[inline(always)]
+            || {
+                for (i, token) in part.chunks_exact_mut(width).enumerate() {
+                    work(task * tokens + i, token);
+                }
+            },
+        )
+    };
+    match output.len() <= ROW_GRAIN {
+        true => task((0, output)),
+        false => output
+            .par_chunks_mut(tokens * width)
+            .enumerate()
+            .for_each(task),
+    }
+}
+
+/// Turns what turns of one token.
+#[inline(always)]
+fn turn_token<E: Element>(token: &mut [E], angle: Angle<E::Wide>, heads: Heads) {
+    let turned = heads.turned * heads.features;
+    for head in token[..turned].chunks_exact_mut(heads.features) {
+        let active = &mut head[heads.first..heads.first + heads.width];
+        turn_head(active, angle, heads.pairing);
+    }
+}
+
+/// Turns `x`, in place where nobody else holds it.
+pub(super) fn turn<E: Element>(mut x: FlexTensor, angles: &Angles<E>, heads: Heads) -> FlexTensor {
+    let width = heads.heads * heads.features;
+    if x.is_unique()
+        && let Some((start, end)) = x.layout().contiguous_offsets()
+    {
+        for_tokens(
+            &mut x.storage_mut::<E>()[start..end],
+            width,
+            #[inline(always)]
+            |number, token| turn_token(token, angles.of(number), heads),
+        );
+        return x;
+    }
+    let mut y = FlexTensor::empty(x.shape(), x.dtype());
+    let source = slice::<E>(&x);
+    for_tokens(
+        y.storage_mut::<E>(),
+        width,
+        #[inline(always)]
+        |number, token| {
+            token.copy_from_slice(&source[number * width..(number + 1) * width]);
+            turn_token(token, angles.of(number), heads);
+        },
+    );
+    y
+}
+
+/// The keys: every head's own part, then the shared one, turned.
+pub(super) fn keys<E: Element>(
+    kv: &FlexTensor,
+    shared: &FlexTensor,
+    angles: &Angles<E>,
+    heads: Heads,
+    latent: Latent,
+) -> FlexTensor {
+    let mut shape = kv.shape();
+    shape[3] = heads.features;
+    let mut k = FlexTensor::empty(shape, kv.dtype());
+    let (kv, shared) = (slice::<E>(kv), slice::<E>(shared));
+    let row = latent.nope + latent.value;
+    for_tokens(
+        k.storage_mut::<E>(),
+        heads.heads * heads.features,
+        #[inline(always)]
+        |number, token| {
+            let own = kv[number * heads.heads * row..].chunks_exact(row);
+            let shared = &shared[number * heads.width..(number + 1) * heads.width];
+            // The first head's part is turned where it lies, and the others take it from there.
+            let (first, rest) = token.split_at_mut(heads.features);
+            let turned = &mut first[latent.nope..];
+            turned.copy_from_slice(shared);
+            turn_head(turned, angles.of(number), heads.pairing);
+            let turned = &first[latent.nope..];
+            for head in rest.chunks_exact_mut(heads.features) {
+                head[latent.nope..].copy_from_slice(turned);
+            }
+            for (head, own) in token.chunks_exact_mut(heads.features).zip(own) {
+                head[..latent.nope].copy_from_slice(&own[..latent.nope]);
+            }
+        },
+    );
+    k
+}
+
+/// Gradients of `kv`, 0 for the values, and of the shared key, summed over the heads in order.
+pub(super) fn keys_back<E: Element>(
+    dk: &FlexTensor,
+    angles: &Angles<E>,
+    heads: Heads,
+    latent: Latent,
+) -> Vec<FlexTensor> {
+    let (batch, seq) = (dk.shape()[0], dk.shape()[1]);
+    let row = latent.nope + latent.value;
+    let mut dkv = FlexTensor::empty([batch, seq, heads.heads, row].into(), dk.dtype());
+    let mut shared = FlexTensor::empty([batch, seq, heads.width].into(), dk.dtype());
+    let width = heads.heads * heads.features;
+    let gradient = slice::<E>(dk);
+    let of =
+        |number: usize| gradient[number * width..(number + 1) * width].chunks_exact(heads.features);
+    for_tokens(
+        dkv.storage_mut::<E>(),
+        heads.heads * row,
+        #[inline(always)]
+        |number, token| {
+            for (head, gradient) in token.chunks_exact_mut(row).zip(of(number)) {
+                head[..latent.nope].copy_from_slice(&gradient[..latent.nope]);
+            }
+        },
+    );
+    for_tokens(
+        shared.storage_mut::<E>(),
+        heads.width,
+        #[inline(always)]
+        |number, token| {
+            let mut sums = vec![E::Wide::ZERO; heads.width];
+            for gradient in of(number) {
+                for (sum, gradient) in sums.iter_mut().zip(&gradient[latent.nope..]) {
+                    *sum += gradient.wide();
+                }
+            }
+            // Turned before they are rounded.
+            turn_head::<E::Wide>(&mut sums, angles.of(number), heads.pairing);
+            for (gradient, sum) in token.iter_mut().zip(sums) {
+                *gradient = E::narrow(sum);
+            }
+        },
+    );
+    vec![dkv, shared]
+}

@@ -1,0 +1,257 @@
+//! Turning one tensor.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{Angles, Plan, UNITS, cube_dim, cubes};
+use crate::cube::{empty, grid};
+use crate::rope::Heads;
+
+/// Where in the table the token's angles begin, in vectors of the table.
+#[cube]
+pub(super) fn table_row(
+    each: &ComptimeOption<OwnedTensor<i32>>,
+    token: usize,
+    start: u32,
+    seq: u32,
+    last: u32,
+    #[comptime] plan: Plan,
+) -> usize {
+    let mut position = start + token as u32 % seq;
+    #[comptime]
+    match each {
+        ComptimeOption::Some(each) => {
+            position = clamp(each.as_slice()[token], 0i32, last as i32) as u32;
+        }
+        ComptimeOption::None => {}
+    }
+    position as usize * comptime!(plan.items * plan.loads)
+}
+
+/// The cosines of an item, one for each element of its first vector.
+#[cube]
+pub(super) fn cosines<N: Size, T: Size>(
+    table: &Tensor<Vector<f32, T>>,
+    at: usize,
+    #[comptime] plan: Plan,
+) -> Vector<f32, N> {
+    let mut angles = Vector::<f32, N>::new(0.0);
+    #[unroll]
+    for load in 0..plan.loads {
+        let vector = table[at + load];
+        #[unroll]
+        for lane in 0..plan.lanes {
+            let value = vector.extract(lane);
+            if comptime!(plan.distance == 0) {
+                angles.insert(comptime!(2 * (load * plan.lanes + lane)), value);
+                angles.insert(comptime!(2 * (load * plan.lanes + lane) + 1), value);
+            } else {
+                angles.insert(comptime!(load * plan.lanes + lane), value);
+            }
+        }
+    }
+    angles
+}
+
+/// What the partners of the elements of an item's first vector are multiplied by: minus the sines,
+/// and the sines where the element is the second of its pair.
+#[cube]
+pub(super) fn sines<N: Size, T: Size>(
+    table: &Tensor<Vector<f32, T>>,
+    at: usize,
+    direction: f32,
+    #[comptime] plan: Plan,
+) -> Vector<f32, N> {
+    let mut angles = Vector::<f32, N>::new(0.0);
+    #[unroll]
+    for load in 0..plan.loads {
+        let vector = table[at + load];
+        #[unroll]
+        for lane in 0..plan.lanes {
+            let value = vector.extract(lane) * direction;
+            if comptime!(plan.distance == 0) {
+                angles.insert(comptime!(2 * (load * plan.lanes + lane)), -value);
+                angles.insert(comptime!(2 * (load * plan.lanes + lane) + 1), value);
+            } else {
+                angles.insert(comptime!(load * plan.lanes + lane), -value);
+            }
+        }
+    }
+    angles
+}
+
+/// Neighbours exchanged.
+#[cube]
+pub(super) fn exchanged<N: Size>(x: Vector<f32, N>, #[comptime] plan: Plan) -> Vector<f32, N> {
+    let mut y = Vector::<f32, N>::new(0.0);
+    #[unroll]
+    for pair in 0..plan.vector / 2 {
+        y.insert(comptime!(2 * pair), x.extract(comptime!(2 * pair + 1)));
+        y.insert(comptime!(2 * pair + 1), x.extract(comptime!(2 * pair)));
+    }
+    y
+}
+
+/// Turns an item of a group of heads; `at` is its first vector in the first of them.
+#[cube]
+pub(super) fn turn_group<F: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    y: &mut Tensor<Vector<F, N>>,
+    at: usize,
+    cosine: Vector<f32, N>,
+    sine: Vector<f32, N>,
+    #[comptime] plan: Plan,
+) {
+    let mut first = Array::<Vector<f32, N>>::new(plan.group);
+    let mut second = Array::<Vector<f32, N>>::new(plan.group);
+    #[unroll]
+    for head in 0..plan.group {
+        let place = at + head * plan.features;
+        first[head] = Vector::cast_from(x[place]);
+        if comptime!(plan.distance > 0) {
+            second[head] = Vector::cast_from(x[place + plan.distance]);
+        }
+    }
+    #[unroll]
+    for head in 0..plan.group {
+        let place = at + head * plan.features;
+        if comptime!(plan.distance > 0) {
+            let (a, b) = (first[head], second[head]);
+            y[place] = Vector::cast_from(a * cosine + b * sine);
+            y[place + plan.distance] = Vector::cast_from(b * cosine - a * sine);
+        } else {
+            let a = first[head];
+            y[place] = Vector::cast_from(a * cosine + exchanged(a, plan) * sine);
+        }
+    }
+}
+
+/// Turns or, past the items that turn, copies the part of a token that is `item`.
+#[cube]
+pub(super) fn turn_item<F: Float, N: Size, T: Size>(
+    x: &Tensor<Vector<F, N>>,
+    cosine: &Tensor<Vector<f32, T>>,
+    sine: &Tensor<Vector<f32, T>>,
+    y: &mut Tensor<Vector<F, N>>,
+    token: usize,
+    row: usize,
+    item: usize,
+    direction: f32,
+    #[comptime] plan: Plan,
+) {
+    let base = token * comptime!(plan.heads * plan.features);
+    let turning = comptime!(plan.turning());
+    if item < turning {
+        let part = item % plan.items;
+        let head = item / plan.items * plan.group;
+        let angle = row + part * plan.loads;
+        let cosine = cosines::<N, T>(cosine, angle, plan);
+        let sine = sines::<N, T>(sine, angle, direction, plan);
+        let at = base + head * plan.features + part * plan.stride + plan.first;
+        turn_group(x, y, at, cosine, sine, plan);
+    } else {
+        let at = base + passing_place(item - turning, plan);
+        y[at] = x[at];
+    }
+}
+
+/// The place within a token of a vector that does not turn.
+#[cube]
+fn passing_place(item: usize, #[comptime] plan: Plan) -> usize {
+    let rest = comptime!(plan.features - plan.width);
+    let within = comptime!(plan.turned * rest);
+    let mut place = item + comptime!(plan.turned * plan.width);
+    if comptime!(rest > 0) {
+        if item < within {
+            let feature = item % rest;
+            place = item / rest * plan.features + feature;
+            if feature >= plan.first {
+                place += plan.width;
+            }
+        }
+    }
+    place
+}
+
+#[cube(launch_unchecked)]
+pub(super) fn turn_kernel<F: Float, N: Size, T: Size>(
+    x: &Tensor<Vector<F, N>>,
+    cosine: &Tensor<Vector<f32, T>>,
+    sine: &Tensor<Vector<f32, T>>,
+    each: &ComptimeOption<OwnedTensor<i32>>,
+    y: &mut Tensor<Vector<F, N>>,
+    start: u32,
+    last: u32,
+    seq: u32,
+    tokens: u32,
+    direction: f32,
+    #[comptime] plan: Plan,
+    #[comptime] items: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let unit = CUBE_POS * comptime!(UNITS as usize) + UNIT_POS as usize;
+    let token = unit / items;
+    if token < tokens as usize {
+        let row = table_row(each, token, start, seq, last, plan);
+        turn_item(
+            x,
+            cosine,
+            sine,
+            y,
+            token,
+            row,
+            unit % items,
+            direction,
+            plan,
+        );
+    }
+}
+
+/// Turns `x`, in place where nobody else holds it.
+pub(in crate::rope) fn turn(x: CubeTensor, angles: Angles, heads: Heads) -> CubeTensor {
+    let plan = Plan::new(&x.client, x.dtype, heads, &[]);
+    let in_place = x.can_mut() && x.is_nonoverlapping();
+    let y = match in_place {
+        true => x.clone(),
+        false => empty(&x, x.shape(), x.dtype),
+    };
+    let items = match in_place {
+        true => plan.turning(),
+        false => plan.turning() + plan.passing(),
+    };
+    let tokens = x.shape()[0] * x.shape()[1];
+    if tokens * items == 0 {
+        return y;
+    }
+    let (client, dtype) = (x.client.clone(), x.dtype);
+    let output = match in_place {
+        true => x.as_tensor_alias(0),
+        false => y.clone().into_tensor_arg(),
+    };
+    let [cosine, sine] = angles.table();
+    unsafe {
+        turn_kernel::launch_unchecked(
+            &client,
+            grid(&client, cubes(tokens, items)),
+            cube_dim(),
+            plan.vector,
+            plan.lanes,
+            x.into_tensor_arg(),
+            cosine,
+            sine,
+            angles.each(),
+            output,
+            angles.start as u32,
+            angles.last(),
+            angles.seq as u32,
+            tokens as u32,
+            angles.direction,
+            plan,
+            items,
+            dtype_to_storage_type(dtype),
+        );
+    }
+    y
+}

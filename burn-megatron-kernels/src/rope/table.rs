@@ -1,0 +1,275 @@
+//! Frequencies, and the table of cosines and sines.
+
+use std::f64::consts::PI;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::check::NAME;
+use crate::KernelError;
+use crate::cpu::wide;
+use crate::error::check_size;
+
+/// How the frequencies follow from the base. Unscaled, pair `i` has `base^(-2i / width)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Scaling {
+    /// As they are.
+    #[default]
+    None,
+    /// Llama 3.1: with wavelengths `w = 2 pi / frequency`, those longer than `original / low` are
+    /// divided by `factor`, those shorter than `original / high` stay, and between them
+    /// `s = (original / w - low) / (high - low)` mixes the two: `(1 - s) / factor + s`.
+    Llama3 {
+        /// By how much the context grows, at least 1.
+        factor: f64,
+        /// Turns within the original context below which a frequency is divided.
+        low: f64,
+        /// Turns within the original context above which a frequency stays; larger than `low`.
+        high: f64,
+        /// Positions of the original context.
+        original: usize,
+    },
+    /// YaRN (Peng et al. 2023, arXiv:2309.00071), as DeepSeek and Megatron-LM have it.
+    ///
+    /// The pair that makes `r` turns within the original context is
+    /// `d(r) = width ln(original / (2 pi r)) / (2 ln base)`. Pairs up to `floor d(beta_fast)` stay,
+    /// those from `ceil d(beta_slow)` on are divided by `factor`, a ramp lies between. Cosines and
+    /// sines are multiplied by `m(mscale) / m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
+    Yarn {
+        /// By how much the context grows, at least 1.
+        factor: f64,
+        /// Positions of the original context.
+        original: usize,
+        /// Turns from which on a frequency stays, larger than `beta_slow`; usually 32.
+        beta_fast: f64,
+        /// Turns up to which a frequency is divided; usually 1.
+        beta_slow: f64,
+        /// Concentration of attention; usually 1.
+        mscale: f64,
+        /// Its divisor, which the softmax then applies squared; 0 for none.
+        mscale_all_dim: f64,
+    },
+}
+
+/// What a [`RopeTable`] is made of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Turned features of a head, an even number.
+    pub width: usize,
+    /// Positions `0..max_positions` are in the table.
+    pub max_positions: usize,
+    /// The base of the frequencies, above 1; 10,000 in the paper.
+    pub base: f64,
+    /// How the frequencies follow from the base.
+    pub scaling: Scaling,
+}
+
+fn option(name: &'static str, value: impl ToString, fits: &'static str) -> KernelError {
+    KernelError::Option {
+        operation: NAME,
+        name,
+        value: value.to_string(),
+        fits,
+    }
+}
+
+impl RopeConfig {
+    fn check(&self) -> Result<(), KernelError> {
+        let at_least_one = |name, value: f64| match value.is_finite() && value >= 1.0 {
+            true => Ok(()),
+            false => Err(option(name, value, "a finite number of at least 1")),
+        };
+        let finite = |name, value: f64| match value.is_finite() && value >= 0.0 {
+            true => Ok(()),
+            false => Err(option(name, value, "a finite number of at least 0")),
+        };
+        let ordered = |name, less: f64, more: f64| match 0.0 < less && less < more {
+            true if more.is_finite() => Ok(()),
+            _ => Err(option(
+                name,
+                more,
+                "a finite number above its lower, positive companion",
+            )),
+        };
+        if self.width == 0 || !self.width.is_multiple_of(2) {
+            return Err(option("width", self.width, "a positive even number"));
+        }
+        if self.max_positions == 0 {
+            return Err(option("max_positions", 0, "a positive number"));
+        }
+        if !(self.base.is_finite() && self.base > 1.0) {
+            return Err(option("base", self.base, "a finite number above 1"));
+        }
+        check_size(NAME, &[self.max_positions, self.width / 2])?;
+        match self.scaling {
+            Scaling::None => Ok(()),
+            Scaling::Llama3 {
+                factor,
+                low,
+                high,
+                original,
+            } => {
+                at_least_one("factor", factor)?;
+                ordered("high", low, high)?;
+                at_least_one("original", original as f64)
+            }
+            Scaling::Yarn {
+                factor,
+                original,
+                beta_fast,
+                beta_slow,
+                mscale,
+                mscale_all_dim,
+            } => {
+                at_least_one("factor", factor)?;
+                at_least_one("original", original as f64)?;
+                ordered("beta_fast", beta_slow, beta_fast)?;
+                finite("mscale", mscale)?;
+                finite("mscale_all_dim", mscale_all_dim)
+            }
+        }
+    }
+
+    /// Radians per position of each of the `width / 2` pairs, in f64.
+    ///
+    /// # Errors
+    ///
+    /// An odd width, a table without positions, a base or a scaling that makes no sense.
+    pub fn frequencies(&self) -> Result<Vec<f64>, KernelError> {
+        self.check()?;
+        let plain = |i: usize| self.base.powf(-2.0 * i as f64 / self.width as f64);
+        let scaled = |i: usize| match self.scaling {
+            Scaling::None => plain(i),
+            Scaling::Llama3 {
+                factor,
+                low,
+                high,
+                original,
+            } => {
+                let turns = original as f64 * plain(i) / (2.0 * PI);
+                let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                plain(i) * ((1.0 - kept) / factor + kept)
+            }
+            Scaling::Yarn {
+                factor,
+                original,
+                beta_fast,
+                beta_slow,
+                ..
+            } => {
+                let kept = 1.0 - self.ramp(i, original, beta_fast, beta_slow);
+                plain(i) * ((1.0 - kept) / factor + kept)
+            }
+        };
+        Ok((0..self.width / 2).map(scaled).collect())
+    }
+
+    /// 0 for pairs before the one that makes `fast` turns, 1 after the one that makes `slow`.
+    fn ramp(&self, pair: usize, original: usize, fast: f64, slow: f64) -> f64 {
+        let width = self.width as f64;
+        let turning = |turns: f64| {
+            width * (original as f64 / (2.0 * PI * turns)).ln() / (2.0 * self.base.ln())
+        };
+        let from = turning(fast).floor().max(0.0);
+        let to = turning(slow).ceil().min(width - 1.0);
+        // Equal ends make a step; the small distance is the one of the published models.
+        let to = if to == from { from + 0.001 } else { to };
+        ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)
+    }
+
+    /// What cosines and sines are multiplied by: 1 but for YaRN.
+    pub fn concentration(&self) -> f64 {
+        match self.scaling {
+            Scaling::Yarn {
+                factor,
+                mscale,
+                mscale_all_dim,
+                ..
+            } => {
+                let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
+                at(mscale) / at(mscale_all_dim)
+            }
+            _ => 1.0,
+        }
+    }
+}
+
+/// Cosines and sines of every position, `[max_positions, width / 2]` each.
+///
+/// Computed in f64, stored in f32 (in f64 for f64). Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RopeTable {
+    cosine: Tensor<2>,
+    sine: Tensor<2>,
+}
+
+impl RopeTable {
+    /// The table for tensors of `dtype` on `device`.
+    ///
+    /// # Errors
+    ///
+    /// A configuration that makes no sense (see [`RopeConfig::frequencies`]), more elements than a
+    /// tensor can have, and a `dtype` that is no float.
+    pub fn new(config: &RopeConfig, device: &Device, dtype: DType) -> Result<Self, KernelError> {
+        let frequencies = config.frequencies()?;
+        if !matches!(
+            dtype,
+            DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16
+        ) {
+            return Err(KernelError::Type {
+                operation: NAME,
+                dtype,
+                device: "any device".into(),
+                fits: "F64, F32, F16, BF16".into(),
+            });
+        }
+        let scale = config.concentration();
+        let (cosines, sines) = (0..config.max_positions)
+            .flat_map(|position| {
+                let angle = move |frequency: &f64| (position as f64 * frequency).sin_cos();
+                frequencies.iter().map(angle)
+            })
+            .map(|(sine, cosine)| (scale * cosine, scale * sine))
+            .unzip();
+        let options = (&device.clone().inner(), wide(dtype));
+        let shape = [config.max_positions, config.width / 2];
+        let table = |values: Vec<f64>| Tensor::from_data(TensorData::new(values, shape), options);
+        Ok(Self {
+            cosine: table(cosines),
+            sine: table(sines),
+        })
+    }
+
+    /// The number of positions.
+    pub fn max_positions(&self) -> usize {
+        self.cosine.dims()[0]
+    }
+
+    /// Turned features of a head.
+    pub fn width(&self) -> usize {
+        2 * self.cosine.dims()[1]
+    }
+
+    /// The type of the table: f64 for tensors of f64, f32 for all others.
+    pub fn dtype(&self) -> DType {
+        self.cosine.dtype()
+    }
+
+    /// The device of the table.
+    pub fn device(&self) -> Device {
+        self.cosine.device()
+    }
+
+    /// The same table on another device.
+    pub fn to_device(self, device: &Device) -> Self {
+        let device = device.clone().inner();
+        Self {
+            cosine: self.cosine.to_device(&device),
+            sine: self.sine.to_device(&device),
+        }
+    }
+
+    /// Cosines and sines, `[max_positions, width / 2]`.
+    pub(crate) fn parts(&self) -> (Tensor<2>, Tensor<2>) {
+        (self.cosine.clone(), self.sine.clone())
+    }
+}

@@ -1,0 +1,134 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::*;
+
+/// Asserts that fused and composed form panic with this message, on every device.
+fn refused(message: &str, call: impl Fn(&Device, bool)) {
+    for (device, _) in devices() {
+        for fused in [true, false] {
+            let panic = catch_unwind(AssertUnwindSafe(|| call(&device, fused)))
+                .expect_err("must be refused");
+            let text = panic.downcast_ref::<String>().expect("a message");
+            assert!(text.contains(message), "{text}");
+        }
+    }
+}
+
+fn call(fused: bool, x: Tensor<4>, table: &RopeTable, at: &Positions, options: RopeOptions) {
+    match fused {
+        true => rotate(x, table, at, &options),
+        false => composed::rotate(x, table, at, &options),
+    };
+}
+
+fn input(device: &Device) -> (Tensor<4>, RopeTable) {
+    let x = Tensor::zeros([2, 4, 3, 8], device);
+    let table = table(&x, 6, 5);
+    (x, table)
+}
+
+#[test]
+fn features_and_heads_that_are_not_there() {
+    let with = |options: RopeOptions| {
+        move |device: &Device, fused: bool| {
+            let (x, table) = input(device);
+            call(fused, x, &table, &Positions::From(0), options);
+        }
+    };
+    refused(
+        "rope: x [2, 4, 3, 8] has heads of 8 features; 6 features from feature 3 on turn, so at \
+         least 9 are needed",
+        with(RopeOptions {
+            first: 3,
+            ..Default::default()
+        }),
+    );
+    refused(
+        "rope: x [2, 4, 3, 8] has 3 heads, of which 4 cannot turn; at most 3 can",
+        with(RopeOptions {
+            heads: Some(4),
+            ..Default::default()
+        }),
+    );
+}
+
+#[test]
+fn positions_that_do_not_fit() {
+    let with = |positions: fn(&Device) -> Positions| {
+        move |device: &Device, fused: bool| {
+            let (x, table) = input(device);
+            call(fused, x, &table, &positions(device), RopeOptions::default());
+        }
+    };
+    refused(
+        "rope: 4 tokens from position 2 on reach past a table of 5 positions; one of at least 6",
+        with(|_| Positions::From(2)),
+    );
+    refused(
+        "reach past a table of 5 positions",
+        with(|_| Positions::From(usize::MAX)),
+    );
+    refused(
+        "rope: positions [4, 2] do not fit x [2, 4, 3, 8]; [2, 4] do",
+        with(|device| scattered(4, 2, 5, device)),
+    );
+}
+
+#[test]
+fn tables_that_do_not_fit() {
+    refused(
+        "rope: x is F32 and the table F64; a table made for F32 fits",
+        |device, fused| {
+            let x = Tensor::zeros([2, 4, 3, 8], device);
+            // f64 is no type of every device; the check comes before the one of the device.
+            let table = RopeTable::new(&config(6, 5), &Device::flex(), DType::F64).unwrap();
+            call(
+                fused,
+                x,
+                &table,
+                &Positions::From(0),
+                RopeOptions::default(),
+            );
+        },
+    );
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+#[should_panic(expected = "`RopeTable::to_device` moves it")]
+fn a_table_on_another_device() {
+    let x = Tensor::<4>::zeros([2, 4, 3, 8], &Device::wgpu(Default::default()));
+    let table = RopeTable::new(&config(6, 5), &Device::flex(), DType::F32).unwrap();
+    call(true, x, &table, &Positions::From(0), RopeOptions::default());
+}
+
+#[test]
+fn latent_shapes_that_do_not_agree() {
+    let with = |nope: usize, value: usize, shared: usize| {
+        move |device: &Device, fused: bool| {
+            let q = Tensor::<4>::zeros([2, 4, 3, 10], device);
+            let kv = Tensor::<4>::zeros([2, 4, 3, 9], device);
+            let k = Tensor::<3>::zeros([2, 4, shared], device);
+            let table = table(&q, 6, 5);
+            let operation = if fused {
+                rotate_mla
+            } else {
+                composed::rotate_mla
+            };
+            let positions = Positions::From(0);
+            operation(q, kv, k, nope, value, &table, &positions, Pairing::Halves);
+        }
+    };
+    refused(
+        "rope: q [2, 4, 3, 10], kv [2, 4, 3, 9] and k_turned [2, 4, 4] do not agree; with 4 \
+         features without position, 6 turned ones and 5 of a value, [2, 4, 3, 10], [2, 4, 3, 9] and \
+         [2, 4, 6] do",
+        with(4, 5, 4),
+    );
+    refused("do not agree", with(3, 6, 6));
+    refused(
+        "rope: nope = 0 makes no sense; a positive number does",
+        with(0, 5, 6),
+    );
+    refused("rope: value = 0 makes no sense", with(4, 0, 6));
+}

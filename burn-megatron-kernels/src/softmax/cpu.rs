@@ -1,0 +1,312 @@
+//! The CPU form: rows in parallel, SIMD over the keys that a row sees.
+
+use std::ops::Range;
+
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::{Plan, SinkKind, Span};
+use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
+
+/// Partial sums and maxima side by side: two registers of AVX, one of AVX-512.
+const LANES: usize = 16;
+
+/// The scores at which a key counts as hidden.
+fn lowest<W: Real>() -> W {
+    W::of(f64::from(f32::MIN))
+}
+
+pub(super) fn forward(plan: &Plan, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    for_float!(inputs[0].dtype(), E => forward_as::<E>(plan, &inputs))
+}
+
+pub(super) fn backward(plan: &Plan, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    for_float!(inputs[0].dtype(), E => backward_as::<E>(plan, &inputs))
+}
+
+fn forward_as<E: Element>(plan: &Plan, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+    let [batch, heads, queries, keys] = plan.shape;
+    let learned = usize::from(plan.sink == SinkKind::Learned);
+    let scores = slice::<E>(&inputs[0]);
+    let rows = Rows::new(plan, inputs.get(1 + learned));
+    let hidden = plan.hidden.map(|_| truth(&inputs[1 + learned]));
+    let sink = |row: usize| match plan.sink {
+        SinkKind::None => None,
+        SinkKind::Zero => Some(E::Wide::ZERO),
+        SinkKind::Learned => Some(slice::<E::Wide>(&inputs[1])[row / queries % heads]),
+    };
+
+    let mut output = vec![E::narrow(E::Wide::ZERO); scores.len()];
+    let mut shares = vec![E::Wide::ZERO; plan.rows()];
+    let scale = E::Wide::of(plan.scale);
+    for_tasks(
+        keys,
+        &mut output,
+        &mut shares,
+        #[inline(always)]
+        |first, output: &mut [E], shares: &mut [E::Wide]| {
+            let mut scratch = vec![E::Wide::ZERO; keys];
+            let lines = output.chunks_exact_mut(keys).zip(shares);
+            for (row, (output, share)) in (first..).zip(lines) {
+                let seen = rows.seen(row);
+                let hidden = hidden.map(|hidden| {
+                    let at = rows.hidden(row) * keys;
+                    &hidden[at + seen.start..at + seen.end]
+                });
+                *share = softmax_row(
+                    &scores[row * keys..][seen.clone()],
+                    hidden,
+                    scale,
+                    sink(row),
+                    &mut scratch[..seen.len()],
+                    &mut output[seen],
+                );
+            }
+        },
+    );
+    let output = tensor(output, plan.shape);
+    match learned {
+        0 => vec![output],
+        _ => vec![output, tensor(shares, [batch, heads, queries])],
+    }
+}
+
+/// Fills `output` from the scores that a row sees; returns the share of the sink.
+#[inline(always)]
+fn softmax_row<E: Element>(
+    scores: &[E],
+    hidden: Option<&[u8]>,
+    scale: E::Wide,
+    sink: Option<E::Wide>,
+    scratch: &mut [E::Wide],
+    output: &mut [E],
+) -> E::Wide {
+    let lowest = lowest::<E::Wide>();
+    for (scaled, score) in scratch.iter_mut().zip(scores) {
+        let value = score.wide() * scale;
+        *scaled = match value <= lowest {
+            true => E::Wide::NEG_INFINITY,
+            false => value,
+        };
+    }
+    if let Some(hidden) = hidden {
+        for (scaled, hidden) in scratch.iter_mut().zip(hidden) {
+            *scaled = match *hidden != 0 {
+                true => E::Wide::NEG_INFINITY,
+                false => *scaled,
+            };
+        }
+    }
+    // A finite maximum: where nothing is seen, every difference to it is -inf and none is NaN.
+    let mut largest = fold(scratch, lowest, |value| *value, E::Wide::larger);
+    if let Some(sink) = sink {
+        largest = largest.larger(sink);
+    }
+    let seen = fold_mut(
+        scratch,
+        E::Wide::ZERO,
+        #[inline(always)]
+        |value| {
+            *value = (*value - largest).exponential();
+            *value
+        },
+        |a, b| a + b,
+    );
+    let sink = match sink {
+        Some(sink) => (sink - largest).exponential(),
+        None => E::Wide::ZERO,
+    };
+    let total = seen + sink;
+    let inverse = match total == E::Wide::ZERO {
+        true => E::Wide::ZERO,
+        false => E::Wide::ONE / total,
+    };
+    for (output, weight) in output.iter_mut().zip(scratch.iter()) {
+        *output = E::narrow(*weight * inverse);
+    }
+    sink * inverse
+}
+
+fn backward_as<E: Element>(plan: &Plan, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+    let [batch, heads, queries, keys] = plan.shape;
+    let learned = usize::from(plan.sink == SinkKind::Learned);
+    let (output, gradient) = (slice::<E>(&inputs[0]), slice::<E>(&inputs[1]));
+    let rows = Rows::new(plan, inputs.get(2 + learned));
+
+    let mut scores = vec![E::narrow(E::Wide::ZERO); output.len()];
+    let mut products = vec![E::Wide::ZERO; plan.rows()];
+    let scale = E::Wide::of(plan.scale);
+    for_tasks(
+        keys,
+        &mut scores,
+        &mut products,
+        #[inline(always)]
+        |first, scores: &mut [E], products: &mut [E::Wide]| {
+            let lines = scores.chunks_exact_mut(keys).zip(products);
+            for (row, (scores, product)) in (first..).zip(lines) {
+                let seen = rows.seen(row);
+                *product = gradient_row(
+                    &output[row * keys..][seen.clone()],
+                    &gradient[row * keys..][seen.clone()],
+                    scale,
+                    &mut scores[seen],
+                );
+            }
+        },
+    );
+    let scores = tensor(scores, plan.shape);
+    if learned == 0 {
+        return vec![scores];
+    }
+    let shares = slice::<E::Wide>(&inputs[2]);
+    let mut sink = vec![0.0f64; heads];
+    for row in 0..batch * heads * queries {
+        sink[row / queries % heads] -= (shares[row] * products[row]).double();
+    }
+    let sink: Vec<E::Wide> = sink.into_iter().map(E::Wide::of).collect();
+    vec![scores, tensor(sink, [heads])]
+}
+
+/// The gradient of a row of scores; returns the sum of `gradient * output`.
+#[inline(always)]
+fn gradient_row<E: Element>(
+    output: &[E],
+    gradient: &[E],
+    scale: E::Wide,
+    scores: &mut [E],
+) -> E::Wide {
+    let zero = E::Wide::ZERO;
+    let pairs = || output.chunks(LANES).zip(gradient.chunks(LANES));
+    let mut sums = [zero; LANES];
+    for (output, gradient) in pairs() {
+        for ((sum, p), g) in sums.iter_mut().zip(output).zip(gradient) {
+            let p = p.wide();
+            *sum += if p == zero { zero } else { p * g.wide() };
+        }
+    }
+    let product = sums.into_iter().fold(zero, |a, b| a + b);
+    for ((score, p), g) in scores.iter_mut().zip(output).zip(gradient) {
+        let p = p.wide();
+        let value = scale * p * (g.wide() - product);
+        *score = E::narrow(if p == zero { zero } else { value });
+    }
+    product
+}
+
+/// Which keys the rows see.
+struct Rows<'a> {
+    plan: &'a Plan,
+    lengths: &'a [i32],
+}
+
+impl<'a> Rows<'a> {
+    fn new(plan: &'a Plan, mask: Option<&'a FlexTensor>) -> Self {
+        let lengths = match (plan.span, mask) {
+            (Span::Lengths, Some(lengths)) => match lengths.as_slice() {
+                Some(lengths) => lengths,
+                None => unreachable!("lengths are launched as contiguous i32"),
+            },
+            _ => &[],
+        };
+        Self { plan, lengths }
+    }
+
+    #[inline(always)]
+    fn seen(&self, row: usize) -> Range<usize> {
+        let [_, heads, queries, keys] = self.plan.shape;
+        match self.plan.span {
+            Span::All => 0..keys,
+            Span::Lengths => 0..self.lengths[row / (heads * queries)] as usize,
+            Span::Window { left, right } => {
+                // Both sides plus `queries`, so that nothing is negative.
+                let at = row % queries + keys;
+                let end = (at + right + 1).saturating_sub(queries).min(keys);
+                at.saturating_sub(queries + left).min(end)..end
+            }
+        }
+    }
+
+    /// The row of the tensor that hides keys.
+    #[inline(always)]
+    fn hidden(&self, row: usize) -> usize {
+        let [_, heads, queries, _] = self.plan.shape;
+        let [hidden_batches, hidden_heads] = self.plan.hidden.unwrap_or([1, 1]);
+        let (batch, head, query) = (
+            row / (heads * queries),
+            row / queries % heads,
+            row % queries,
+        );
+        (batch % hidden_batches * hidden_heads + head % hidden_heads) * queries + query
+    }
+}
+
+/// The bytes of contiguous truth values: 0 for false.
+fn truth(tensor: &FlexTensor) -> &[u8] {
+    match tensor.layout().contiguous_offsets() {
+        Some((start, end)) => &tensor.bytes()[start..end],
+        None => unreachable!("inputs of a kernel are contiguous"),
+    }
+}
+
+/// Runs `work(first row, its rows, its statistics)` for tasks of a fixed number of rows.
+fn for_tasks<E: Element, W: Real>(
+    width: usize,
+    values: &mut [E],
+    statistics: &mut [W],
+    work: impl Fn(usize, &mut [E], &mut [W]) + Sync,
+) {
+    let rows = rows_per_task(width);
+    if statistics.len() <= rows {
+        return vectorized(
+            #[inline(always)]
+            || work(0, values, statistics),
+        );
+    }
+    values
+        .par_chunks_mut(rows * width)
+        .zip(statistics.par_chunks_mut(rows))
+        .enumerate()
+        .for_each(|(task, (values, statistics))| {
+            vectorized(
+                #[inline(always)]
+                || work(task * rows, values, statistics),
+            );
+        });
+}
+
+#[inline(always)]
+fn fold<W: Real>(values: &[W], start: W, map: impl Fn(&W) -> W, join: impl Fn(W, W) -> W) -> W {
+    let mut lanes = [start; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for i in 0..LANES {
+            lanes[i] = join(lanes[i], map(&chunk[i]));
+        }
+    }
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane = join(*lane, map(value));
+    }
+    lanes.into_iter().fold(start, join)
+}
+
+/// [`fold`] over values that `map` replaces.
+#[inline(always)]
+fn fold_mut<W: Real>(
+    values: &mut [W],
+    start: W,
+    map: impl Fn(&mut W) -> W,
+    join: impl Fn(W, W) -> W,
+) -> W {
+    let mut lanes = [start; LANES];
+    let mut chunks = values.chunks_exact_mut(LANES);
+    for chunk in &mut chunks {
+        for i in 0..LANES {
+            lanes[i] = join(lanes[i], map(&mut chunk[i]));
+        }
+    }
+    for (lane, value) in lanes.iter_mut().zip(chunks.into_remainder()) {
+        *lane = join(*lane, map(value));
+    }
+    lanes.into_iter().fold(start, join)
+}

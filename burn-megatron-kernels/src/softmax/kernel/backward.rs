@@ -1,0 +1,248 @@
+//! Gradients of scores and of the sink.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::*;
+use crate::cube::specimen::{Specimen, Target, tensor, types as elements};
+use crate::cube::{cube_sum, empty, grid, lane_sum};
+
+/// Vectors of 128 bits that a unit holds at most, of the output and of its gradient each.
+const HELD: usize = 4;
+
+#[cube(launch_unchecked)]
+fn gradient_kernel<F: Float, N: Size>(
+    output: &Tensor<Vector<F, N>>,
+    gradient: &Tensor<Vector<F, N>>,
+    share: &ComptimeOption<OwnedTensor<f32>>,
+    lengths: &ComptimeOption<OwnedTensor<i32>>,
+    scores: &mut Tensor<Vector<F, N>>,
+    sink: &mut ComptimeOption<OwnedTensor<f32>>,
+    layout: &Layout,
+    scale: f32,
+    columns: usize,
+    #[comptime] span: SpanKind,
+    #[comptime] held: usize,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+    #[define(F)] _type: ElemType,
+) {
+    let row = CUBE_POS;
+    if row < layout.rows {
+        let seen = seen::<N>(layout, lengths, row, span);
+        let base = row * columns;
+        let unit = UNIT_POS as usize;
+        let mut partial = Vector::<f32, N>::new(0.0f32);
+        let size = comptime!(if held > 0 { held } else { 1 });
+        let mut outputs = Array::<Vector<F, N>>::new(size);
+        let mut gradients = Array::<Vector<F, N>>::new(size);
+        if comptime!(held > 0) {
+            #[unroll]
+            for i in 0..held {
+                let column = unit + i * units as usize;
+                outputs[i] = Vector::new(F::from_int(0));
+                gradients[i] = Vector::new(F::from_int(0));
+                if column >= seen.first && column < seen.last {
+                    outputs[i] = output[base + column];
+                    gradients[i] = gradient[base + column];
+                }
+                partial += product(outputs[i], gradients[i]);
+            }
+        } else {
+            let mut column = seen.first + unit;
+            while column < seen.last {
+                partial += product(output[base + column], gradient[base + column]);
+                column += units as usize;
+            }
+        }
+        let total = cube_sum(lane_sum(partial), units, planes);
+        if comptime!(held > 0) {
+            #[unroll]
+            for i in 0..held {
+                let column = unit + i * units as usize;
+                if column < columns {
+                    let value = of_scores(outputs[i], gradients[i], total, scale);
+                    scores[base + column] = Vector::cast_from(value);
+                }
+            }
+        } else {
+            let mut column = unit;
+            while column < columns {
+                let mut value = Vector::<f32, N>::new(0.0f32);
+                if column >= seen.first && column < seen.last {
+                    let at = base + column;
+                    value = of_scores(output[at], gradient[at], total, scale);
+                }
+                scores[base + column] = Vector::cast_from(value);
+                column += units as usize;
+            }
+        }
+        #[comptime]
+        match (share, sink) {
+            (ComptimeOption::Some(share), ComptimeOption::Some(sink)) => {
+                if UNIT_POS == 0 {
+                    sink.as_mut_slice()[row] = -share.as_slice()[row] * total;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `p g`, and 0 where `p` is, whatever stands in `g`.
+#[cube]
+fn product<F: Float, N: Size>(p: Vector<F, N>, g: Vector<F, N>) -> Vector<f32, N> {
+    let p = Vector::<f32, N>::cast_from(p);
+    let zero = Vector::<f32, N>::new(0.0f32);
+    select_many(p.equal(&zero), zero, p * Vector::cast_from(g))
+}
+
+/// `scale p (g - total)`, and 0 where `p` is.
+#[cube]
+fn of_scores<F: Float, N: Size>(
+    p: Vector<F, N>,
+    g: Vector<F, N>,
+    total: f32,
+    scale: f32,
+) -> Vector<f32, N> {
+    let p = Vector::<f32, N>::cast_from(p);
+    let zero = Vector::<f32, N>::new(0.0f32);
+    let value = Vector::new(scale) * p * (Vector::cast_from(g) - Vector::new(total));
+    select_many(p.equal(&zero), zero, value)
+}
+
+/// Sums the rows of each head, one cube for one head, in an order that the sizes fix.
+#[cube(launch_unchecked)]
+fn sink_kernel(
+    rows: &Tensor<f32>,
+    sink: &mut Tensor<f32>,
+    layout: &Layout,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+) {
+    let head = CUBE_POS;
+    if head < layout.heads {
+        let of_head = layout.rows / layout.heads;
+        let mut sum = 0.0f32;
+        let mut i = UNIT_POS as usize;
+        while i < of_head {
+            let batch = i / layout.queries;
+            let at = (batch * layout.heads + head) * layout.queries + i % layout.queries;
+            sum += rows[at];
+            i += units as usize;
+        }
+        let total = cube_sum(sum, units, planes);
+        if UNIT_POS == 0 {
+            sink[head] = total;
+        }
+    }
+}
+
+pub(in super::super) fn backward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let [_, _, _, keys] = plan.shape;
+    let (output, gradient) = (inputs.remove(0), inputs.remove(0));
+    let share = (plan.sink == SinkKind::Learned).then(|| inputs.remove(0));
+    let lengths = (plan.span == Span::Lengths).then(|| inputs.remove(0));
+
+    let client = output.client.clone();
+    let launch = RowPlan::new(&client, output.dtype, keys);
+    let scores = empty(&output, output.shape(), output.dtype);
+    let rows = share
+        .as_ref()
+        .map(|share| empty(share, share.shape(), share.dtype));
+    let dtype = dtype_to_storage_type(output.dtype);
+    unsafe {
+        gradient_kernel::launch_unchecked(
+            &client,
+            grid(&client, plan.rows()),
+            launch.cube_dim(),
+            launch.vector,
+            output.into_tensor_arg(),
+            gradient.into_tensor_arg(),
+            optional(share),
+            optional(lengths),
+            scores.clone().into_tensor_arg(),
+            optional(rows.clone()),
+            Layout::launch(plan),
+            plan.scale as f32,
+            launch.columns,
+            plan.span.into(),
+            held(&launch, HELD),
+            launch.units,
+            planes(&launch),
+            dtype,
+        );
+    }
+    let sink = rows.map(|rows| sum_of_heads(plan, rows));
+    [Some(scores), sink].into_iter().flatten().collect()
+}
+
+fn sum_of_heads(plan: &Plan, rows: CubeTensor) -> CubeTensor {
+    let [_, heads, ..] = plan.shape;
+    let client = rows.client.clone();
+    let launch = RowPlan::new(&client, rows.dtype, plan.rows() / heads);
+    let sink = empty(&rows, [heads], rows.dtype);
+    unsafe {
+        sink_kernel::launch_unchecked(
+            &client,
+            grid(&client, heads),
+            launch.cube_dim(),
+            rows.into_tensor_arg(),
+            sink.clone().into_tensor_arg(),
+            Layout::launch(plan),
+            launch.units,
+            planes(&launch),
+        );
+    }
+    sink
+}
+
+/// Rows of 4096 keys, held and read twice, and the sum over the rows of a head.
+pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+    let mut all = Vec::new();
+    for (name, element, vector) in elements() {
+        for held in [0, HELD] {
+            let units = 4096 / (vector * HELD) as u32;
+            let (device, compiler) = target.properties();
+            let kernel = gradient_kernel::GradientKernel::new(
+                target.settings(units),
+                device,
+                compiler,
+                tensor(),
+                tensor(),
+                ComptimeOptionCompilationArg::Some(tensor()),
+                ComptimeOptionCompilationArg::None,
+                tensor(),
+                ComptimeOptionCompilationArg::Some(tensor()),
+                Layout::compiled(),
+                (),
+                (),
+                vector,
+                SpanKind::Window,
+                held,
+                units,
+                true,
+                element,
+            );
+            let name = format!("masked_softmax/backward/{name}/4096/held{held}");
+            all.push(Specimen::streaming(name, kernel));
+        }
+    }
+    let (device, compiler) = target.properties();
+    let kernel = sink_kernel::SinkKernel::new(
+        target.settings(1024),
+        device,
+        compiler,
+        tensor(),
+        tensor(),
+        Layout::compiled(),
+        1024,
+        true,
+    );
+    all.push(Specimen::other(
+        "masked_softmax/sink/f32/1024".into(),
+        kernel,
+    ));
+    all
+}

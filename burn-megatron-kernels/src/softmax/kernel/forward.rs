@@ -1,0 +1,284 @@
+//! Probabilities from scores.
+
+use burn::backend::TensorMetadata;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::*;
+use crate::cube::specimen::{Specimen, Target, tensor, types as elements};
+use crate::cube::{cube_max, cube_sum, empty, grid, lane_max, lane_sum};
+
+/// Values in f32 that a unit holds at most: a cube of 1024 units has 64 registers for each.
+const HELD: usize = 32;
+
+#[cube(launch_unchecked)]
+fn softmax_kernel<F: Float, M: Int, N: Size>(
+    scores: &Tensor<Vector<F, N>>,
+    sink: &ComptimeOption<OwnedTensor<f32>>,
+    lengths: &ComptimeOption<OwnedTensor<i32>>,
+    hidden: &ComptimeOption<OwnedTensor<Vector<M, N>>>,
+    output: &mut Tensor<Vector<F, N>>,
+    share: &mut ComptimeOption<OwnedTensor<f32>>,
+    layout: &Layout,
+    hidden_batches: usize,
+    hidden_heads: usize,
+    scale: f32,
+    columns: usize,
+    #[comptime] span: SpanKind,
+    #[comptime] off_by_one: bool,
+    #[comptime] held: usize,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+    #[define(F, M)] _types: [ElemType; 2],
+) {
+    let row = CUBE_POS;
+    if row < layout.rows {
+        let seen = seen::<N>(layout, lengths, row, span);
+        let base = row * columns;
+        let head = row / layout.queries % layout.heads;
+        let batch = row / (layout.queries * layout.heads);
+        let hidden_row = batch % hidden_batches * hidden_heads + head % hidden_heads;
+        let hidden_base = (hidden_row * layout.queries + row % layout.queries) * columns;
+
+        let mut logit = f32::new(LOWEST);
+        if comptime!(off_by_one) {
+            logit = 0.0f32;
+        }
+        #[comptime]
+        match sink {
+            ComptimeOption::Some(sink) => logit = sink.as_slice()[head],
+            ComptimeOption::None => {}
+        }
+        let has_sink = comptime!(off_by_one || sink.is_some());
+
+        let mut largest = f32::new(LOWEST);
+        let mut sum = 0.0f32;
+        let unit = UNIT_POS as usize;
+        let mut values = Array::<Vector<f32, N>>::new(comptime!(if held > 0 { held } else { 1 }));
+        if comptime!(held > 0) {
+            let mut most = Vector::<f32, N>::new(f32::new(LOWEST));
+            #[unroll]
+            for i in 0..held {
+                let column = unit + i * units as usize;
+                let mut value = Vector::<f32, N>::new(f32::new(LOWEST));
+                if column >= seen.first && column < seen.last {
+                    value = scaled(
+                        scores,
+                        hidden,
+                        base,
+                        hidden_base,
+                        column,
+                        &seen,
+                        scale,
+                        span,
+                    );
+                }
+                values[i] = value;
+                most = max(most, value);
+            }
+            largest = max(cube_max(lane_max(most), units, planes), logit);
+            let mut weights = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for i in 0..held {
+                let weight = weigh(values[i], largest);
+                values[i] = weight;
+                weights += weight;
+            }
+            sum = cube_sum(lane_sum(weights), units, planes);
+        } else {
+            let mut column = seen.first + unit;
+            while column < seen.last {
+                let value = scaled(
+                    scores,
+                    hidden,
+                    base,
+                    hidden_base,
+                    column,
+                    &seen,
+                    scale,
+                    span,
+                );
+                let next = max(largest, lane_max(value));
+                sum = sum * (largest - next).exp() + lane_sum(weigh(value, next));
+                largest = next;
+                column += units as usize;
+            }
+            let own = largest;
+            largest = max(cube_max(own, units, planes), logit);
+            sum = cube_sum(sum * (own - largest).exp(), units, planes);
+        }
+
+        let mut rest = 0.0f32;
+        if comptime!(has_sink) {
+            rest = (logit - largest).exp();
+        }
+        let total = sum + rest;
+        let inverse = select(total == 0.0f32, 0.0f32, 1.0f32 / total);
+        let inverses = Vector::<f32, N>::new(inverse);
+        if comptime!(held > 0) {
+            #[unroll]
+            for i in 0..held {
+                let column = unit + i * units as usize;
+                if column < columns {
+                    output[base + column] = Vector::cast_from(values[i] * inverses);
+                }
+            }
+        } else {
+            let mut column = unit;
+            while column < columns {
+                let mut value = Vector::<f32, N>::new(0.0f32);
+                if column >= seen.first && column < seen.last {
+                    let again = scaled(
+                        scores,
+                        hidden,
+                        base,
+                        hidden_base,
+                        column,
+                        &seen,
+                        scale,
+                        span,
+                    );
+                    value = weigh(again, largest) * inverses;
+                }
+                output[base + column] = Vector::cast_from(value);
+                column += units as usize;
+            }
+        }
+        #[comptime]
+        match share {
+            ComptimeOption::Some(share) => {
+                if UNIT_POS == 0 {
+                    share.as_mut_slice()[row] = rest * inverse;
+                }
+            }
+            ComptimeOption::None => {}
+        }
+    }
+}
+
+/// The scaled scores of a vector of keys, with the lowest value for what is hidden.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn scaled<F: Float, M: Int, N: Size>(
+    scores: &Tensor<Vector<F, N>>,
+    hidden: &ComptimeOption<OwnedTensor<Vector<M, N>>>,
+    base: usize,
+    hidden_base: usize,
+    column: usize,
+    seen: &Seen,
+    scale: f32,
+    #[comptime] span: SpanKind,
+) -> Vector<f32, N> {
+    let mut value = Vector::<f32, N>::cast_from(scores[base + column]) * Vector::new(scale);
+    if comptime!(span != SpanKind::All) {
+        #[unroll]
+        for lane in 0..N::value() {
+            let key = column * N::value() + lane;
+            let sees = key >= seen.low && key < seen.high;
+            let kept = select(sees, value.extract(lane), f32::new(LOWEST));
+            value.insert(lane, kept);
+        }
+    }
+    #[comptime]
+    match hidden {
+        ComptimeOption::Some(hidden) => {
+            let truth = hidden.as_slice()[hidden_base + column];
+            #[unroll]
+            for lane in 0..N::value() {
+                let hides = truth.extract(lane) != M::from_int(0);
+                let kept = select(hides, f32::new(LOWEST), value.extract(lane));
+                value.insert(lane, kept);
+            }
+        }
+        ComptimeOption::None => {}
+    }
+    value
+}
+
+/// `e^(value - largest)`, and 0 for what is hidden.
+#[cube]
+fn weigh<N: Size>(value: Vector<f32, N>, largest: f32) -> Vector<f32, N> {
+    let hidden = value.less_equal(&Vector::new(f32::new(LOWEST)));
+    let weight = (value - Vector::new(largest)).exp();
+    select_many(hidden, Vector::new(0.0f32), weight)
+}
+
+pub(in super::super) fn forward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let [batch, heads, queries, keys] = plan.shape;
+    let scores = inputs.remove(0);
+    let sink = (plan.sink == SinkKind::Learned).then(|| inputs.remove(0));
+    let lengths = (plan.span == Span::Lengths).then(|| inputs.remove(0));
+    let hidden = plan.hidden.map(|_| inputs.remove(0));
+    let [hidden_batches, hidden_heads] = plan.hidden.unwrap_or([1, 1]);
+
+    let client = scores.client.clone();
+    let launch = RowPlan::new(&client, scores.dtype, keys);
+    let output = empty(&scores, scores.shape(), scores.dtype);
+    let share = sink
+        .as_ref()
+        .map(|sink| empty(sink, [batch, heads, queries], sink.dtype));
+    let types = types(&scores, hidden.as_ref());
+    unsafe {
+        softmax_kernel::launch_unchecked(
+            &client,
+            grid(&client, plan.rows()),
+            launch.cube_dim(),
+            launch.vector,
+            scores.into_tensor_arg(),
+            optional(sink),
+            optional(lengths),
+            optional(hidden),
+            output.clone().into_tensor_arg(),
+            optional(share.clone()),
+            Layout::launch(plan),
+            hidden_batches,
+            hidden_heads,
+            plan.scale as f32,
+            launch.columns,
+            plan.span.into(),
+            plan.sink == SinkKind::Zero,
+            held(&launch, HELD / launch.vector),
+            launch.units,
+            planes(&launch),
+            types,
+        );
+    }
+    [Some(output), share].into_iter().flatten().collect()
+}
+
+/// Rows of 4096 keys, held and read twice.
+pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+    let mut all = Vec::new();
+    for (name, element, vector) in elements() {
+        for held in [0, 4] {
+            let units = 4096 / (vector * 4) as u32;
+            let (device, compiler) = target.properties();
+            let kernel = softmax_kernel::SoftmaxKernel::new(
+                target.settings(units),
+                device,
+                compiler,
+                tensor(),
+                ComptimeOptionCompilationArg::Some(tensor()),
+                ComptimeOptionCompilationArg::None,
+                ComptimeOptionCompilationArg::None,
+                tensor(),
+                ComptimeOptionCompilationArg::Some(tensor()),
+                Layout::compiled(),
+                (),
+                (),
+                (),
+                (),
+                vector,
+                SpanKind::Window,
+                false,
+                held,
+                units,
+                true,
+                [element, ElemType::UInt(UIntKind::U8)],
+            );
+            let name = format!("masked_softmax/forward/{name}/4096/held{held}");
+            all.push(Specimen::streaming(name, kernel));
+        }
+    }
+    all
+}

@@ -1,0 +1,220 @@
+//! Scale, mask and softmax of attention scores in one operation.
+//!
+//! For a row of scores `x` with seen keys `S` and an optional sink `s`:
+//!
+//! ```text
+//! p_j = exp(scale x_j) / (sum over k in S of exp(scale x_k) + exp(s))    for j in S, else 0
+//! ```
+//!
+//! The sink is a logit beside the row whose share is left out of the output: 0 for "softmax off by
+//! one" (Miller, "Attention is off by one", 2023), learned per head in gpt-oss. The backward needs
+//! the output alone: with `D = sum of dp_j p_j`, `dx_j = scale p_j (dp_j - D)` and, for each row,
+//! `ds = -p_s D` with `p_s` the share of the sink.
+
+use burn::tensor::{Bool, Int, IntDType, Tensor};
+
+use crate::KernelError;
+use crate::cpu::wide;
+use crate::error::accept;
+
+mod backward;
+pub mod composed;
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+#[cfg(test)]
+mod tests;
+
+use backward::MaskedSoftmax;
+
+const NAME: &str = "masked_softmax";
+
+/// Which keys a query sees.
+#[derive(Clone, Debug, Default)]
+pub enum Mask {
+    /// All of them.
+    #[default]
+    None,
+    /// Query `i` sees key `j` where `j <= i + (keys - queries)`: aligned at the bottom right.
+    Causal,
+    /// Query `i` sees key `j` where `i + shift - left <= j <= i + shift + right`, with
+    /// `shift = keys - queries`.
+    Window {
+        /// How far back a query sees.
+        left: usize,
+        /// How far ahead a query sees.
+        right: usize,
+    },
+    /// `[batch]`: the number of keys that are real, the first ones. A number out of `0..=keys`
+    /// counts as the nearer bound.
+    Lengths(Tensor<1, Int>),
+    /// `[batch or 1, heads or 1, queries, keys]`: true where a key is hidden.
+    Hidden(Tensor<4, Bool>),
+}
+
+/// A logit beside each row that takes a share of the softmax and gives none.
+#[derive(Clone, Debug, Default)]
+pub enum Sink {
+    /// No such logit.
+    #[default]
+    None,
+    /// A logit of 0.
+    OffByOne,
+    /// `[heads]`: a learned logit per head, of any float type. It is not scaled.
+    PerHead(Tensor<1>),
+}
+
+/// The softmax over the seen keys of scaled scores `[batch, heads, queries, keys]`, in the type of
+/// the scores; statistics are in f32 (f64 for f64).
+///
+/// A row that sees no key is 0, and so is its gradient. What stands at a hidden key does not matter,
+/// infinite or NaN; a seen NaN makes the seen part of its row NaN. A seen score counts as hidden if
+/// it is -inf, or at most the lowest finite f32 once scaled. In the backward the gradient beside a
+/// probability of 0 does not matter either.
+///
+/// # Panics
+///
+/// With a [`KernelError`]: a scale that is not finite, a mask or a sink whose shape does not fit the
+/// scores, more than 2^30 queries and keys together, an element type that the device lacks.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::softmax::{Mask, Sink, masked_softmax};
+///
+/// let scores = Tensor::<4>::zeros([1, 1, 2, 2], &Device::flex());
+/// let p = masked_softmax(scores, 0.125, &Mask::Causal, Sink::None);
+/// assert_eq!(p.into_data().try_into_vec::<f32>().unwrap(), [1.0, 0.0, 0.5, 0.5]);
+/// ```
+pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) -> Tensor<4> {
+    let shape = scores.dims();
+    accept(check(shape, scale, mask, &sink));
+    if shape.contains(&0) {
+        return scores;
+    }
+    let [_, _, queries, keys] = shape;
+    let (span, hidden, tensor) = match mask {
+        Mask::None => (Span::All, None, None),
+        Mask::Causal => (Span::window(usize::MAX, 0, queries, keys), None, None),
+        Mask::Window { left, right } => (Span::window(*left, *right, queries, keys), None, None),
+        Mask::Lengths(lengths) => {
+            let lengths = lengths.clone().inner().clamp(0, keys as i64);
+            let lengths = lengths.cast(IntDType::I32).into_dispatch();
+            (Span::Lengths, None, Some(lengths))
+        }
+        Mask::Hidden(hidden) => {
+            let [batches, heads, ..] = hidden.dims();
+            let tensor = hidden.clone().inner().into_dispatch();
+            (Span::All, Some([batches, heads]), Some(tensor))
+        }
+    };
+    let statistics = wide(scores.dtype());
+    let mut inputs = vec![scores.into_dispatch()];
+    let sink = match sink {
+        Sink::None => SinkKind::None,
+        Sink::OffByOne => SinkKind::Zero,
+        Sink::PerHead(logits) => {
+            inputs.push(logits.cast(statistics).into_dispatch());
+            SinkKind::Learned
+        }
+    };
+    let plan = Plan {
+        shape,
+        scale,
+        span,
+        hidden,
+        sink,
+    };
+    crate::apply(inputs, MaskedSoftmax { plan, mask: tensor })
+}
+
+/// What a call works on, without its tensors.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    /// `[batch, heads, queries, keys]`.
+    shape: [usize; 4],
+    scale: f64,
+    span: Span,
+    /// Batches and heads of the tensor that hides keys.
+    hidden: Option<[usize; 2]>,
+    sink: SinkKind,
+}
+
+impl Plan {
+    fn rows(&self) -> usize {
+        self.shape[..3].iter().product()
+    }
+}
+
+/// The keys that a row sees if nothing is hidden besides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Span {
+    All,
+    Window { left: usize, right: usize },
+    Lengths,
+}
+
+impl Span {
+    /// A window no wider than it can matter, so that sums of its sides stay small.
+    fn window(left: usize, right: usize, queries: usize, keys: usize) -> Self {
+        Self::Window {
+            left: left.min(queries + keys),
+            right: right.min(queries + keys),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SinkKind {
+    None,
+    Zero,
+    Learned,
+}
+
+/// The limit of queries and keys together: positions are compared in 32 bits.
+const MAX_POSITIONS: usize = 1 << 30;
+
+fn check(shape: [usize; 4], scale: f64, mask: &Mask, sink: &Sink) -> Result<(), KernelError> {
+    let [batch, heads, queries, keys] = shape;
+    let refuse = |message: String| Err(KernelError::shape(NAME, message));
+    if !scale.is_finite() {
+        return Err(KernelError::Option {
+            operation: NAME,
+            name: "scale",
+            value: scale.to_string(),
+            fits: "a finite number",
+        });
+    }
+    if queries.saturating_add(keys) > MAX_POSITIONS {
+        return refuse(format!(
+            "{queries} queries and {keys} keys are more than the {MAX_POSITIONS} that fit together"
+        ));
+    }
+    match mask {
+        Mask::Lengths(lengths) if lengths.dims() != [batch] => {
+            return refuse(format!(
+                "lengths {:?} do not go with scores {shape:?}; [{batch}] would",
+                lengths.dims()
+            ));
+        }
+        Mask::Hidden(hidden) => {
+            let given = hidden.dims();
+            let fits = |dim: usize| given[dim] == 1 || given[dim] == shape[dim];
+            if !(fits(0) && fits(1)) || given[2..] != shape[2..] {
+                return refuse(format!(
+                    "a mask {given:?} does not go with scores {shape:?}; [{batch} or 1, {heads} or \
+                     1, {queries}, {keys}] would"
+                ));
+            }
+        }
+        _ => {}
+    }
+    match sink {
+        Sink::PerHead(logits) if logits.dims() != [heads] => refuse(format!(
+            "sinks {:?} do not go with scores {shape:?}; [{heads}] would",
+            logits.dims()
+        )),
+        _ => Ok(()),
+    }
+}

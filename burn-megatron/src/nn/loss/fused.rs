@@ -1,0 +1,65 @@
+//! The loss from the kernels' three pieces, with one collective between them.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Int, Tensor};
+use burn_megatron_kernels::cross_entropy::{
+    CrossEntropyOptions, Part, combine, gradient, statistics,
+};
+use burn_megatron_kernels::{Function, apply};
+
+use crate::collective::{Comm, start_all_gather};
+
+/// Logits `[tokens, width]` of the columns of `part` and targets `[tokens]` to losses `[tokens]`.
+pub(super) fn cross_entropy(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    part: Part,
+    options: &CrossEntropyOptions,
+    comm: &Comm,
+) -> Tensor<1> {
+    let function = CrossEntropy {
+        targets,
+        part,
+        options: options.clone(),
+        comm: comm.clone(),
+    };
+    apply(vec![logits.into_dispatch()], function)
+}
+
+#[derive(Debug)]
+struct CrossEntropy {
+    targets: Tensor<1, Int>,
+    part: Part,
+    options: CrossEntropyOptions,
+    comm: Comm,
+}
+
+impl Function for CrossEntropy {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
+        let own = statistics(logits.clone(), self.targets.clone(), &self.part);
+        let own = own.unsqueeze_dim::<3>(0);
+        let all = match self.comm.size() {
+            1 => own,
+            _ => start_all_gather(own, 0, &self.comm).wait(),
+        };
+        let (loss, lse) = combine(all, self.targets.clone(), self.part.tokens, &self.options);
+        let saved = vec![logits.into_dispatch(), lse.into_dispatch()];
+        (loss.into_dispatch(), saved)
+    }
+
+    fn backward(
+        &self,
+        mut saved: Vec<DispatchTensor>,
+        upstream: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        let lse = Tensor::<1>::from_dispatch(saved.remove(1));
+        // The logits are handed over, so that their gradient can be written over them.
+        let logits = Tensor::<2>::from_dispatch(saved.remove(0));
+        let upstream = Tensor::from_dispatch(upstream);
+        let targets = self.targets.clone();
+        let gradient = gradient(logits, targets, lse, upstream, &self.part, &self.options);
+        vec![Some(gradient.into_dispatch())]
+    }
+}

@@ -1,0 +1,202 @@
+//! What is timed: an operation in both forms, forward and backward.
+
+use std::str::FromStr;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use burn_megatron::choice::Operation;
+use burn_megatron::kernels::rope::{RopeConfig, RopeTable, Scaling};
+use burn_megatron::kernels::{Function, apply};
+
+use super::timing::Work;
+use crate::recipe::Error;
+
+/// An operation on the inputs of the table.
+pub type Form = fn(&Inputs) -> Tensor<1>;
+
+/// What an operation is timed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Tokens; the length of the sequence.
+    pub rows: usize,
+    /// Features, keys, or entries of the vocabulary.
+    pub width: usize,
+}
+
+impl Shape {
+    /// `rows * width`
+    pub fn elements(&self) -> usize {
+        self.rows * self.width
+    }
+
+    /// The number of heads, of about 64 features, and the features of each.
+    pub fn heads(&self) -> (usize, usize) {
+        let heads = match self.width.is_multiple_of(64) {
+            true => self.width / 64,
+            false => 1,
+        };
+        (heads, self.width / heads)
+    }
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let sizes = text.split_once('x');
+        let sizes = sizes.and_then(|(rows, width)| Some((rows.parse().ok()?, width.parse().ok()?)));
+        match sizes {
+            Some((rows, width)) if rows > 0 && width > 0 => Ok(Self { rows, width }),
+            _ => Err(format!("`{text}` is no size; 4096x1024 (rows x width) is")),
+        }
+    }
+}
+
+/// An operation of the table.
+pub struct Subject {
+    /// The name in the table.
+    pub name: &'static str,
+    /// The setting that it belongs to.
+    pub operation: Operation,
+    /// Elements of each leaf.
+    pub leaves: fn(&Shape) -> Vec<usize>,
+    /// Whether it is timed in f32 whatever the type.
+    pub always_f32: bool,
+    /// Whether a size is one for it.
+    pub takes: fn(&Shape) -> bool,
+    /// The kernel.
+    pub fused: Form,
+    /// The same of Burn's operations.
+    pub composed: Form,
+    /// Values that the forward and the backward must read and write at the least; 0 where there is
+    /// no such direction.
+    pub traffic: [fn(&Shape) -> usize; 2],
+}
+
+/// Which half of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The output.
+    Forward,
+    /// The gradients of all leaves.
+    Backward,
+}
+
+impl Direction {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Forward, Self::Backward];
+
+    /// As the table writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        }
+    }
+}
+
+/// What the operations take, with random values.
+pub struct Inputs {
+    /// The size.
+    pub shape: Shape,
+    /// Flat float leaves.
+    pub leaves: Vec<Tensor<1>>,
+    /// `[rows]`, each an entry of the width.
+    pub targets: Tensor<1, Int>,
+    /// Angles for the heads of this width.
+    pub table: RopeTable,
+}
+
+impl Inputs {
+    /// Draws values for one size.
+    pub fn draw(
+        subject: &Subject,
+        shape: &Shape,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Self, Error> {
+        let draw = |len: usize| {
+            let draw = Tensor::<1>::random([len], Distribution::Normal(0.0, 1.0), device);
+            draw.cast(dtype)
+        };
+        let (_, width) = shape.heads();
+        let config = RopeConfig {
+            width: width / 2 * 2,
+            max_positions: shape.rows,
+            base: 10_000.0,
+            scaling: Scaling::None,
+        };
+        let last = Distribution::Uniform(0.0, shape.width as f64);
+        Ok(Self {
+            shape: *shape,
+            leaves: (subject.leaves)(shape).into_iter().map(draw).collect(),
+            targets: Tensor::<1, Int>::random([shape.rows], last, device),
+            table: RopeTable::new(&config, device, dtype)?,
+        })
+    }
+
+    /// The same with other leaves.
+    fn with_leaves(&self, leaves: Vec<Tensor<1>>) -> Self {
+        Self {
+            shape: self.shape,
+            leaves,
+            targets: self.targets.clone(),
+            table: self.table.clone(),
+        }
+    }
+
+    /// Leaf `i` as `[rows, ..]`.
+    pub fn rows(&self, i: usize) -> Tensor<2> {
+        let leaf = self.leaves[i].clone();
+        let width = leaf.dims()[0] / self.shape.rows;
+        leaf.reshape([self.shape.rows, width])
+    }
+
+    /// Leaf `i`.
+    pub fn leaf(&self, i: usize) -> Tensor<1> {
+        self.leaves[i].clone()
+    }
+}
+
+/// One form in one direction. `gradient` is that of the output.
+pub fn work<'a>(
+    form: Form,
+    direction: Direction,
+    inputs: &'a Inputs,
+    gradient: &'a Tensor<1>,
+) -> Work<'a> {
+    match direction {
+        Direction::Forward => Box::new(move || {
+            let inputs = inputs.with_leaves(inputs.leaves.clone());
+            Box::new(move || drop(form(&inputs)))
+        }),
+        Direction::Backward => Box::new(move || {
+            let track = |leaf: &Tensor<1>| Tensor::from_inner(leaf.clone()).require_grad();
+            let tracked = inputs.with_leaves(inputs.leaves.iter().map(track).collect());
+            let seed = Seed(gradient.clone());
+            let loss: Tensor<1> = apply(vec![form(&tracked).into_dispatch()], seed);
+            Box::new(move || drop(loss.backward()))
+        }),
+    }
+}
+
+/// A scalar whose backward hands a given gradient to its input, so that nothing but the operation
+/// under test is timed.
+#[derive(Debug)]
+struct Seed(Tensor<1>);
+
+impl Function for Seed {
+    fn forward(&self, _inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        let options = (&self.0.device(), self.0.dtype());
+        (Tensor::<1>::zeros([1], options).into_dispatch(), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        _gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        vec![Some(self.0.clone().into_dispatch())]
+    }
+}

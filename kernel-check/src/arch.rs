@@ -1,0 +1,61 @@
+//! The architectures that kernels are compiled for.
+
+/// An architecture, and the device that stands for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arch {
+    /// As the compilers call it. An `a` at the end allows what only this architecture has.
+    pub name: &'static str,
+    /// Compute capability times ten.
+    pub version: u32,
+    /// Multiprocessors of the device.
+    pub multiprocessors: u32,
+    /// The most shared memory that one cube may have, in bytes.
+    pub shared_memory: usize,
+}
+
+/// A100, H100 and H200, B200; the limits are those of the CUDA programming guide.
+pub const ARCHS: [Arch; 3] = [
+    Arch {
+        name: "sm_80",
+        version: 80,
+        multiprocessors: 108,
+        shared_memory: 163 * 1024,
+    },
+    Arch {
+        name: "sm_90a",
+        version: 90,
+        multiprocessors: 132,
+        shared_memory: 227 * 1024,
+    },
+    Arch {
+        name: "sm_100a",
+        version: 100,
+        multiprocessors: 148,
+        shared_memory: 227 * 1024,
+    },
+];
+
+/// The architecture of a name. The error lists all names.
+pub fn parse(name: &str) -> Result<Arch, String> {
+    let found = ARCHS.into_iter().find(|arch| arch.name == name);
+    found.ok_or_else(|| {
+        let names: Vec<_> = ARCHS.iter().map(|arch| arch.name).collect();
+        format!("there is {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_found_and_others_are_answered_with_the_list() {
+        for arch in ARCHS {
+            assert_eq!(parse(arch.name), Ok(arch));
+        }
+        assert_eq!(
+            parse("sm_90").unwrap_err(),
+            "there is sm_80, sm_90a, sm_100a"
+        );
+    }
+}

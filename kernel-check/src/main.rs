@@ -1,0 +1,127 @@
+//! The command `kernel-check`; `cargo xtask check-cuda` finds its compilers and runs it.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use burn_megatron_kernel_check::arch::{self, ARCHS, Arch};
+use burn_megatron_kernel_check::table::{Outcome, Row, render};
+use burn_megatron_kernel_check::toolchain::Toolchain;
+use burn_megatron_kernel_check::{emit, types, verdict};
+use burn_megatron_kernels::specimen::{Specimen, specimens};
+use clap::Parser;
+use rayon::prelude::*;
+
+/// Compiles every CUDA kernel to machine code, with no GPU, and judges it.
+#[derive(Parser)]
+#[command(name = "kernel-check")]
+struct Cli {
+    /// The folder that holds NVIDIA's compilers, as `pip install --target` filled it.
+    #[arg(long, value_name = "DIR")]
+    wheels: PathBuf,
+    /// Compile for this architecture only: sm_80, sm_90a or sm_100a. May be repeated. Without it,
+    /// sm_90a gets every type, and the others only bf16 of what there is in bf16.
+    #[arg(long, value_name = "ARCH", value_parser = arch::parse)]
+    arch: Vec<Arch>,
+    /// Compile only kernels whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Where the files of every kernel go: CUDA C++, PTX, cubin and SASS, a folder per
+    /// architecture.
+    #[arg(long, value_name = "DIR")]
+    keep: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether every kernel passed.
+fn run(cli: &Cli) -> Result<bool, String> {
+    let start = Instant::now();
+    let toolchain = Toolchain::open(&cli.wheels)?;
+    let archs = match cli.arch.is_empty() {
+        true => &ARCHS[..],
+        false => &cli.arch,
+    };
+    let mut work = Vec::new();
+    for arch in archs {
+        let folder = cli.keep.join(arch.name);
+        fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let kernels = specimens(&emit::target(*arch));
+        let names = names(&kernels)?;
+        let every_type = !cli.arch.is_empty() || arch.name == types::EVERY_TYPE;
+        let part = cli.only.as_deref().unwrap_or_default();
+        let wanted = |kernel: &Specimen| {
+            kernel.name.contains(part) && (every_type || !types::is_in_bf16(&kernel.name, &names))
+        };
+        let kernels = kernels.into_iter().filter(wanted);
+        work.extend(kernels.map(|kernel| (*arch, folder.clone(), kernel)));
+    }
+    if work.is_empty() {
+        return Err(match &cli.only {
+            Some(part) => format!("no kernel's name contains {part:?}"),
+            None => "there are no kernels".into(),
+        });
+    }
+    let mut rows: Vec<_> = work
+        .par_iter()
+        .map(|(arch, folder, kernel)| row(&toolchain, *arch, folder, kernel))
+        .collect();
+    // A kernel's architectures stand together.
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    print!("{}", render(&rows));
+    let failures: Vec<_> = rows.iter().filter_map(Row::failure).collect();
+    for failure in &failures {
+        println!("\n{failure}");
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "\n{} kernels in {seconds:.1} s: {} passed, {} failed",
+        rows.len(),
+        rows.len() - failures.len(),
+        failures.len()
+    );
+    Ok(failures.is_empty())
+}
+
+/// The names of all kernels. Two of one name would overwrite each other's files.
+fn names(kernels: &[Specimen]) -> Result<HashSet<String>, String> {
+    let mut names = HashSet::new();
+    match kernels
+        .iter()
+        .find(|kernel| !names.insert(kernel.name.clone()))
+    {
+        Some(kernel) => Err(format!("two kernels are called {}", kernel.name)),
+        None => Ok(names),
+    }
+}
+
+fn row(toolchain: &Toolchain, arch: Arch, folder: &Path, kernel: &Specimen) -> Row {
+    let outcome = emit::emit(kernel, arch).and_then(|source| {
+        let stem = folder.join(kernel.name.replace('/', "-"));
+        let built = toolchain
+            .build(&source.text, arch, &stem)
+            .map_err(|error| error.to_string())?;
+        let shared = source.shared + built.usage.shared;
+        Ok(Outcome::Judged {
+            faults: verdict::judge(&built, shared, kernel.streams, arch),
+            built,
+            shared,
+        })
+    });
+    Row {
+        name: kernel.name.clone(),
+        arch,
+        outcome: outcome.unwrap_or_else(Outcome::NotBuilt),
+    }
+}

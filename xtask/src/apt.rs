@@ -1,0 +1,70 @@
+//! Packages of Debian and its descendants.
+
+use std::fs;
+use std::process::Command;
+
+use crate::process::run;
+
+/// Whether this is Debian or a descendant, and the process acts as root.
+pub fn may_install() -> bool {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    is_debian(&read("/etc/os-release")) && is_root(&read("/proc/self/status"))
+}
+
+/// Whether an os-release text is of Debian, Ubuntu or a descendant.
+fn is_debian(os_release: &str) -> bool {
+    os_release
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .filter(|(key, _)| matches!(key.trim(), "ID" | "ID_LIKE"))
+        .flat_map(|(_, value)| value.trim().trim_matches(['"', '\'']).split_whitespace())
+        .any(|id| matches!(id, "debian" | "ubuntu"))
+}
+
+/// Whether a `/proc/self/status` text is of a process that acts as root: its second user id, the
+/// effective one, is 0.
+fn is_root(status: &str) -> bool {
+    status
+        .lines()
+        .filter_map(|line| line.strip_prefix("Uid:"))
+        .any(|ids| ids.split_whitespace().nth(1) == Some("0"))
+}
+
+/// Installs packages and what they need.
+pub fn install(packages: &[&str]) -> Result<(), String> {
+    // A lock held by another apt-get is waited for, though not for ever.
+    let apt = |args: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+            .args(args)
+            .args(["-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::Retries=3"]);
+        run(&mut command)
+    };
+    apt(&["update"])?;
+    apt(&[&["install", "-y", "--no-install-recommends"], packages].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descendants_of_debian_are_known() {
+        assert!(is_debian("NAME=\"Debian GNU/Linux\"\nID=debian\n"));
+        assert!(is_debian("ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n"));
+        assert!(is_debian("ID='pop'\nID_LIKE='ubuntu'\n"));
+        assert!(!is_debian(
+            "ID=fedora\nHOME_URL=\"https://example.org/debian\"\n"
+        ));
+        assert!(!is_debian("VERSION_ID=debian\nID=arch\n"));
+        assert!(!is_debian(""));
+    }
+
+    #[test]
+    fn root_is_told_by_the_effective_user() {
+        assert!(is_root("Name:\txtask\nUid:\t1000\t0\t0\t0\n"));
+        assert!(!is_root("Uid:\t0\t1000\t0\t0\n"));
+        assert!(!is_root(""));
+    }
+}

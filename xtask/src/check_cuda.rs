@@ -1,0 +1,120 @@
+//! `cargo xtask check-cuda`: every CUDA kernel as machine code, with no GPU.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::process::{cargo, run as run_command};
+use crate::report::{Outcome, Report};
+use crate::{test, wheels};
+
+/// The command that compiles and judges.
+const PROGRAM: &str = "kernel-check";
+
+/// Which kernels are compiled, and for what.
+#[derive(Args, Default)]
+pub struct Options {
+    /// Compile for this architecture only: sm_80, sm_90a or sm_100a. May be repeated. Without it,
+    /// sm_90a gets every type, and the others only bf16 of what there is in bf16.
+    #[arg(long, value_name = "ARCH")]
+    arch: Vec<String>,
+    /// Compile only kernels whose name contains this.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Leave the files of every kernel (CUDA C++, PTX, cubin, SASS) in this folder, instead of
+    /// cuda-kernels in the target folder.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+}
+
+/// What it means if there are no compilers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compilers {
+    /// The check was asked for: without compilers it fails.
+    Needed,
+    /// The check is one of many: without compilers it is left out.
+    Optional,
+}
+
+/// Finds or installs the compilers, then compiles and judges the kernels.
+pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Report) {
+    let mut found = Err("the CUDA compilers were not looked for".to_owned());
+    report.step("cuda compilers", || {
+        found = target_folder(root).and_then(|target| {
+            let wheels = match env::var_os("CUDA_WHEELS").filter(|folder| !folder.is_empty()) {
+                Some(folder) => PathBuf::from(folder),
+                None => target.join("cuda-wheels"),
+            };
+            wheels::find_or_install(&wheels).map(|()| (target, wheels))
+        });
+        match (&found, compilers) {
+            (Ok(_), _) => Outcome::Passed,
+            (Err(reason), Compilers::Needed) => Outcome::Failed(reason.clone()),
+            (Err(reason), Compilers::Optional) => Outcome::LeftOut(reason.clone()),
+        }
+    });
+    report.step("cuda kernels", || match &found {
+        Ok((target, wheels)) => check(options, root, target, wheels).into(),
+        Err(_) => Outcome::LeftOut("for want of compilers".into()),
+    });
+}
+
+fn check(options: &Options, root: &Path, target: &Path, wheels: &Path) -> Result<(), String> {
+    // With its integration test, cargo builds the command itself.
+    run_command(cargo(root, test::ON_WGPU).arg("--no-run"))?;
+    let program = target.join("debug").join(PROGRAM);
+    let default = target.join("cuda-kernels");
+    let keep = options.keep.as_deref().unwrap_or(&default);
+    run_command(&mut kernel_check(&program, options, wheels, keep))
+}
+
+fn kernel_check(program: &Path, options: &Options, wheels: &Path, keep: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.arg("--wheels").arg(wheels).arg("--keep").arg(keep);
+    for arch in &options.arch {
+        command.args(["--arch", arch]);
+    }
+    if let Some(only) = &options.only {
+        command.args(["--only", only]);
+    }
+    command
+}
+
+/// Where cargo puts what it builds.
+fn target_folder(root: &Path) -> Result<PathBuf, String> {
+    let mut command = cargo(root, &["metadata", "--no-deps", "--format-version", "1"]);
+    let output = command
+        .output()
+        .map_err(|error| format!("cargo metadata could not start: {error}"))?;
+    let metadata: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("cargo metadata: {error}"))?;
+    match metadata["target_directory"].as_str() {
+        Some(folder) => Ok(folder.into()),
+        None => Err("cargo metadata does not name the target folder".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_handed_on() {
+        let options = Options {
+            arch: vec!["sm_80".into(), "sm_90a".into()],
+            only: Some("norm/".into()),
+            keep: None,
+        };
+        let [program, wheels, keep] = ["/kernel-check", "/wheels", "/keep"].map(Path::new);
+        let command = kernel_check(program, &options, wheels, keep);
+        let words: Vec<_> = command
+            .get_args()
+            .map(|word| word.to_string_lossy())
+            .collect();
+        let expected = "--wheels /wheels --keep /keep --arch sm_80 --arch sm_90a --only norm/";
+        assert_eq!(words.join(" "), expected);
+    }
+}

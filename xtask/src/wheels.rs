@@ -1,0 +1,153 @@
+//! NVIDIA's CUDA compilers, from the wheels that the Python index has of them.
+
+use std::env;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::apt;
+use crate::process::run;
+
+/// One wheel, and a file that it brings.
+struct Wheel {
+    package: &'static str,
+    version: &'static str,
+    file: &'static str,
+}
+
+const WHEELS: [Wheel; 4] = [
+    Wheel {
+        package: "nvidia-cuda-nvrtc-cu12",
+        version: "12.9.86",
+        file: "cuda_nvrtc/lib/libnvrtc.so.12",
+    },
+    Wheel {
+        package: "nvidia-cuda-nvcc-cu12",
+        version: "12.9.86",
+        file: "cuda_nvcc/bin/ptxas",
+    },
+    Wheel {
+        package: "nvidia-cuda-runtime-cu12",
+        version: "12.9.79",
+        file: "cuda_runtime/include/cuda_bf16.h",
+    },
+    // There is none for CUDA 12. This one still reads its files.
+    Wheel {
+        package: "nvidia-cuda-nvdisasm",
+        version: "13.2.51",
+        file: "cu13/bin/nvdisasm",
+    },
+];
+
+/// Debian's python3 comes before one that stands earlier on the path and has no pip.
+const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
+
+const ADVICE: &str = "python3 with pip is missing, which brings NVIDIA's compilers
+  Debian, Ubuntu:  sudo apt-get install python3-pip
+  Fedora:          sudo dnf install python3-pip
+  Arch:            sudo pacman -S python-pip";
+
+impl Wheel {
+    /// Whether this version of it is in a folder that pip filled.
+    fn is_in(&self, folder: &Path) -> bool {
+        let package = self.package.replace('-', "_");
+        let record = format!("{package}-{}.dist-info", self.version);
+        folder.join(record).is_dir() && folder.join("nvidia").join(self.file).is_file()
+    }
+
+    fn pinned(&self) -> String {
+        format!("{}=={}", self.package, self.version)
+    }
+}
+
+/// Makes sure that a folder holds the compilers. The error says how to get what is missing.
+pub fn find_or_install(folder: &Path) -> Result<(), String> {
+    if missing(folder).is_empty() {
+        println!("found in {}", folder.display());
+        return Ok(());
+    }
+    if env::consts::OS != "linux" {
+        let os = env::consts::OS;
+        return Err(format!(
+            "NVIDIA's compilers come as wheels for Linux, and this is {os}"
+        ));
+    }
+    let python = find_or_install_pip()?;
+    install(python, folder)?;
+    match missing(folder).as_slice() {
+        [] => Ok(()),
+        missing => {
+            let (folder, missing) = (folder.display(), missing.join(", "));
+            Err(format!(
+                "pip installed into {folder} without an error, but not {missing}"
+            ))
+        }
+    }
+}
+
+fn missing(folder: &Path) -> Vec<String> {
+    let missing = WHEELS.iter().filter(|wheel| !wheel.is_in(folder));
+    missing.map(Wheel::pinned).collect()
+}
+
+/// A Python that has pip.
+fn find_or_install_pip() -> Result<&'static str, String> {
+    if let Some(python) = with_pip() {
+        return Ok(python);
+    }
+    if apt::may_install() {
+        apt::install(&["python3-pip"]).map_err(|reason| format!("{ADVICE}\n{reason}"))?;
+    }
+    with_pip().ok_or_else(|| ADVICE.into())
+}
+
+fn with_pip() -> Option<&'static str> {
+    PYTHONS.into_iter().find(|python| {
+        let mut command = Command::new(python);
+        command.args(["-m", "pip", "--version"]);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    })
+}
+
+/// Installs all wheels at once: they share a folder, which pip replaces as a whole.
+fn install(python: &str, folder: &Path) -> Result<(), String> {
+    let mut command = Command::new(python);
+    command
+        .args(["-m", "pip", "install", "--no-deps", "--upgrade"])
+        .args([
+            "--only-binary",
+            ":all:",
+            "--no-input",
+            "--progress-bar",
+            "off",
+        ])
+        .arg("--target")
+        .arg(folder)
+        .args(WHEELS.iter().map(Wheel::pinned))
+        // Nothing of the system is touched.
+        .env("PIP_ROOT_USER_ACTION", "ignore")
+        .env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
+    run(&mut command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::temp::TempDir;
+
+    #[test]
+    fn a_wheel_is_there_with_its_version_and_its_file() {
+        let folder = TempDir::new("wheels").unwrap();
+        let all: Vec<_> = WHEELS.iter().map(Wheel::pinned).collect();
+        assert_eq!(missing(folder.path()), all);
+        for wheel in &WHEELS {
+            folder.write(&format!("nvidia/{}", wheel.file), "");
+        }
+        assert_eq!(missing(folder.path()), all);
+        folder.write("nvidia_cuda_nvrtc_cu12-12.9.86.dist-info/METADATA", "");
+        folder.write("nvidia_cuda_nvcc_cu12-12.8.93.dist-info/METADATA", "");
+        folder.write("nvidia_cuda_runtime_cu12-12.9.79.dist-info/METADATA", "");
+        folder.write("nvidia_cuda_nvdisasm-13.2.51.dist-info/METADATA", "");
+        assert_eq!(missing(folder.path()), ["nvidia-cuda-nvcc-cu12==12.9.86"]);
+    }
+}
