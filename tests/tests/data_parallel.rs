@@ -22,7 +22,9 @@ const OUT: usize = 3;
 const STEPS: usize = 3;
 const LEARNING_RATE: f64 = 0.05;
 /// Large, as the gradient of a key's bias is zero but for rounding, which a small one would blow up.
-const EPSILON: f64 = 1e-5;
+/// Burn's AdamW rounds its settings to f32, so these are numbers that f32 holds.
+const EPSILON: f64 = 1.0 / 131_072.0;
+const BETA: f64 = 0.5;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -121,7 +123,8 @@ fn plain(counts: [usize; SAMPLES]) -> Run {
     let device = Device::flex().autodiff();
     let mut model = Model::new(&device, 0.0);
     let mut optimizer = BurnAdamWConfig::new()
-        .with_beta_2(0.95)
+        .with_beta_1(BETA as f32)
+        .with_beta_2(BETA as f32)
         .with_epsilon(EPSILON as f32)
         .with_weight_decay(0.0)
         .init();
@@ -154,9 +157,10 @@ fn parallel(data: usize, micro_batches: usize, counts: [usize; SAMPLES]) -> Vec<
         let model = ParallelModule::replicated(model);
         let mut ddp = DistributedDataParallel::new(model, &groups)?;
         let settings = AdamWConfig {
+            beta1: BETA,
+            beta2: BETA,
             epsilon: EPSILON,
             weight_decay: 0.0,
-            ..AdamWConfig::default()
         };
         let mut optimizer = ParallelAdamW::new(&settings, &ddp);
         let share = SAMPLES / data;

@@ -22,13 +22,16 @@ pub const ON_WGPU: &[&str] = &[
     "burn-megatron-tests",
     "-p",
     "burn-megatron-kernel-check",
+    "-p",
+    "burn-megatron-kernels",
     "--features",
-    "burn-megatron-tests/wgpu,burn-megatron-kernel-check/wgpu",
+    "burn-megatron-tests/wgpu,burn-megatron-tests/tracing,burn-megatron-kernel-check/wgpu",
+    "--lib",
     "--test",
     "wgpu*",
 ];
 
-const WGPU_FOLDERS: [&str; 2] = ["tests/tests", "kernel-check/tests"];
+const WGPU_FOLDERS: [&str; 3] = ["tests/tests", "kernel-check/tests", "burn-megatron-kernels/tests"];
 
 /// Runs every test and hands the totals to the report.
 pub fn run(root: &Path, report: &mut Report) {

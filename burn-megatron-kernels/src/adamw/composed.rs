@@ -30,6 +30,8 @@ pub fn adamw(
     let decayed = match decay {
         Decay::None => change,
         Decay::All => change + master.clone() * step.weight_decay,
+        // Burn cuts nothing out of nothing.
+        Decay::Blocks(_) if master.dims()[0] == 0 => change,
         Decay::Blocks(factors) => {
             let length = master.dims()[0];
             let blocks = factors.dims()[0];

@@ -38,7 +38,9 @@ pub fn flash_attention_packed(
     let problem = accept(Problem::packed(&qkv, heads, sink.as_ref(), options));
     let [batch, seq, _] = qkv.dims();
     let part = |first: usize, count: usize| {
-        let part = qkv.clone().narrow(2, first * heads.width, count * heads.width);
+        let part = qkv
+            .clone()
+            .narrow(2, first * heads.width, count * heads.width);
         part.reshape([batch, seq, count, heads.width])
     };
     let q = part(0, heads.heads);
@@ -68,7 +70,9 @@ fn attend(
     // The heads of a group are rows of one product.
     let grouped = [batch, groups, heads / groups * queries, width];
     let q = by_head(q).reshape(grouped);
-    let scores = q.matmul(by_head(k).swap_dims(2, 3)).mul_scalar(problem.scale);
+    let scores = q
+        .matmul(by_head(k).swap_dims(2, 3))
+        .mul_scalar(problem.scale);
     let scores = scores.reshape([batch, heads, queries, keys]);
     let hidden = hidden(problem, &scores).expand([batch, heads, queries, keys]);
     let scores = scores.mask_fill(hidden, f64::NEG_INFINITY);

@@ -91,7 +91,11 @@ impl AttentionEngine for Portable {
             return (projections.zeros_like(), sink.map(|sink| sink.zeros_like()));
         }
         let mut inputs = projections.list();
-        inputs.extend([out.into_dispatch(), lse.into_dispatch(), dout.into_dispatch()]);
+        inputs.extend([
+            out.into_dispatch(),
+            lse.into_dispatch(),
+            dout.into_dispatch(),
+        ]);
         inputs.extend(sink.map(Tensor::into_dispatch));
         inputs.extend(bounds(problem));
         let mut outputs = launch(Backward(problem.clone()), inputs).into_iter();
@@ -132,7 +136,9 @@ fn nothing(
     let device = projections.device();
     let out = Tensor::zeros(problem.out_shape(), (&device, problem.dtype));
     let lse = match sink {
-        Some(sink) => sink.reshape([1, problem.heads.heads, 1]).expand(problem.lse_shape()),
+        Some(sink) => sink
+            .reshape([1, problem.heads.heads, 1])
+            .expand(problem.lse_shape()),
         None => Tensor::full(
             problem.lse_shape(),
             f64::NEG_INFINITY,

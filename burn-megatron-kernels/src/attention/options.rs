@@ -69,7 +69,10 @@ impl Documents {
         };
         if let Some(fall) = ends.windows(2).find(|pair| pair[0] > pair[1]) {
             let value = format!("[.., {}, {}, ..]", fall[0], fall[1]);
-            return Err(refused(value, "a list of sums of lengths, which never falls,"));
+            return Err(refused(
+                value,
+                "a list of sums of lengths, which never falls,",
+            ));
         }
         let length = ends.last().copied().unwrap_or(0);
         if length > MAX_POSITIONS {

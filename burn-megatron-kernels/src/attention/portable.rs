@@ -81,7 +81,13 @@ impl Kernel for Backward {
 impl Problem {
     /// `[2, batch, keys, groups, width]`: keys, then values.
     pub(super) fn pair_shape(&self) -> [usize; 5] {
-        [2, self.batch, self.keys, self.heads.groups, self.heads.width]
+        [
+            2,
+            self.batch,
+            self.keys,
+            self.heads.groups,
+            self.heads.width,
+        ]
     }
 
     /// Where queries, keys and values lie in tensors with these strides.

@@ -35,7 +35,9 @@ pub struct Problem {
 }
 
 /// Queries, keys and values, or their gradients.
+// A few handles each, and only ever one of them at a time.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)]
 pub enum Projections {
     /// Each on its own.
     Separate {
@@ -73,7 +75,10 @@ impl Problem {
         }
         for (other, name) in [(k.dtype(), "keys"), (v.dtype(), "values")] {
             if other != q.dtype() {
-                let message = format!("queries are {:?}, {name} {other:?}; one type fits", q.dtype());
+                let message = format!(
+                    "queries are {:?}, {name} {other:?}; one type fits",
+                    q.dtype()
+                );
                 return Err(KernelError::shape(OPERATION, message));
             }
         }

@@ -27,7 +27,9 @@ const EVERYWHERE: i32 = MAX_POSITIONS as i32 - 1;
 impl Band {
     /// The keys that the queries of an attention see.
     pub(super) fn new(queries: usize, keys: usize, options: &AttentionOptions) -> Self {
-        let reach = |distance: usize| i32::try_from(distance).map_or(EVERYWHERE, |distance| distance.min(EVERYWHERE));
+        let reach = |distance: usize| {
+            i32::try_from(distance).map_or(EVERYWHERE, |distance| distance.min(EVERYWHERE))
+        };
         let (left, right) = match options.window {
             Some(window) => (reach(window.left), reach(window.right)),
             None => (EVERYWHERE, EVERYWHERE),
@@ -56,7 +58,10 @@ impl Band {
         let low = (place - i64::from(self.before)).max(0);
         let high = (place + i64::from(self.after) + 1).min(i64::from(self.columns));
         let (low, high) = match document {
-            Some(document) => (low.max(document.start as i64), high.min(document.end as i64)),
+            Some(document) => (
+                low.max(document.start as i64),
+                high.min(document.end as i64),
+            ),
             None => (low, high),
         };
         low as usize..high.max(low) as usize

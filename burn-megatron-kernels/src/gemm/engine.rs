@@ -75,14 +75,17 @@ impl Matrix {
     /// its columns lie side by side, or if they overlap.
     pub fn of([rows, columns]: [usize; 2], strides: [isize; 2]) -> Option<Self> {
         let [row, column] = strides;
+        // Nothing lies any way; its strides may be 0.
+        let nothing = rows == 0 || columns == 0;
         // The stride of a dimension of one element says nothing.
         let leading = |count: usize, stride: isize, least: usize| match count {
+            _ if nothing => Some(least.max(1)),
             0 | 1 => Some(least.max(1)),
             _ => usize::try_from(stride)
                 .ok()
                 .filter(|stride| *stride >= least.max(1)),
         };
-        let unit = |count: usize, stride: isize| count <= 1 || stride == 1;
+        let unit = |count: usize, stride: isize| nothing || count <= 1 || stride == 1;
         let lies = |transposed, leading| Self {
             rows,
             columns,

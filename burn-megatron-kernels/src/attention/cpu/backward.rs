@@ -104,7 +104,10 @@ pub(super) fn backward<E: Element<Wide: Fused>, const FUSED: bool>(
         }
         let depth = visible.len();
         let (p, ds) = (matrix(&scores.p, stride), matrix(&scores.ds, stride));
-        let (q, dout) = (matrix(&padded.q, width).from(row), matrix(&padded.dout, width).from(row));
+        let (q, dout) = (
+            matrix(&padded.q, width).from(row),
+            matrix(&padded.dout, width).from(row),
+        );
         let from = first * width;
         add_transposed_times::<_, FUSED>(p, columns, depth, dout, &mut gradients.v[from..]);
         add_transposed_times::<_, FUSED>(ds, columns, depth, q, &mut gradients.k[from..]);

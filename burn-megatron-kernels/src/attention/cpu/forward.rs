@@ -66,8 +66,16 @@ pub(super) fn forward<E: Element<Wide: Fused>, const FUSED: bool>(
             let scores = &mut scores[row * stride..][..columns];
             let (largest, sum) = softmax(scores, range, first, head.sink);
             let seen = sum > E::Wide::ZERO;
-            factors[row] = if seen { E::Wide::ONE / sum } else { E::Wide::ZERO };
-            lse.push(if seen { largest + sum.logarithm() } else { E::Wide::NEG_INFINITY });
+            factors[row] = if seen {
+                E::Wide::ONE / sum
+            } else {
+                E::Wide::ZERO
+            };
+            lse.push(if seen {
+                largest + sum.logarithm()
+            } else {
+                E::Wide::NEG_INFINITY
+            });
         }
         let out = &mut out[strip * ROWS * width..][..ROWS * width];
         let values = matrix(&v, width).from(first);
@@ -92,12 +100,22 @@ fn softmax<T: Real>(
     let mut most = [T::NEG_INFINITY; LANES];
     for chunk in scores.chunks_exact(LANES) {
         for n in 0..LANES {
-            most[n] = if chunk[n] > most[n] { chunk[n] } else { most[n] };
+            most[n] = if chunk[n] > most[n] {
+                chunk[n]
+            } else {
+                most[n]
+            };
         }
     }
-    let largest = most.into_iter().fold(sink.unwrap_or(T::NEG_INFINITY), T::larger);
+    let largest = most
+        .into_iter()
+        .fold(sink.unwrap_or(T::NEG_INFINITY), T::larger);
     // Where nothing is seen every weight becomes 0.
-    let largest = if largest > T::NEG_INFINITY { largest } else { T::ZERO };
+    let largest = if largest > T::NEG_INFINITY {
+        largest
+    } else {
+        T::ZERO
+    };
     let mut sums = [T::ZERO; LANES];
     for chunk in scores.chunks_exact_mut(LANES) {
         for n in 0..LANES {

@@ -37,11 +37,16 @@ fn forward_in<E: Element<Wide: Fused>>(
 ) -> Vec<FlexTensor> {
     let rest = inputs.split_off(projections(problem));
     let heads = Heads::<E>::new(problem, inputs, rest.first());
-    let outputs = tasks(problem, 2, |task| Arch::new().dispatch(ForwardTask(heads.head(task))));
+    let outputs = tasks(problem, 2, |task| {
+        Arch::new().dispatch(ForwardTask(heads.head(task)))
+    });
     let rows: Vec<_> = outputs.iter().map(|output| output.out.as_slice()).collect();
     let shape = problem.out_shape();
     let out = gather::<E>(problem, problem.queries, &[(&rows, 1)]);
-    let lse: Vec<E::Wide> = outputs.iter().flat_map(|output| output.lse.iter().copied()).collect();
+    let lse: Vec<E::Wide> = outputs
+        .iter()
+        .flat_map(|output| output.lse.iter().copied())
+        .collect();
     vec![tensor(out, shape), tensor(lse, problem.lse_shape())]
 }
 
@@ -89,7 +94,10 @@ fn backward_in<E: Element<Wide: Fused>>(
         let dq = gather::<E>(problem, queries, &[(&q, 1)]);
         let mut pair = gather::<E>(problem, problem.keys, &[(&k, share)]);
         pair.extend(gather::<E>(problem, problem.keys, &[(&v, share)]));
-        outputs.extend([tensor(dq, problem.out_shape()), tensor(pair, problem.pair_shape())]);
+        outputs.extend([
+            tensor(dq, problem.out_shape()),
+            tensor(pair, problem.pair_shape()),
+        ]);
     }
     if problem.sink {
         let sum = |head: usize| {
@@ -215,13 +223,21 @@ fn readable(tensor: FlexTensor) -> FlexTensor {
 const GRAIN: usize = 256 * 1024;
 
 /// One result for each sequence and head, in that order; `products` counts the matrix products.
-fn tasks<T: Send>(problem: &Problem, products: usize, work: impl Fn(usize) -> T + Sync + Send) -> Vec<T> {
+fn tasks<T: Send>(
+    problem: &Problem,
+    products: usize,
+    work: impl Fn(usize) -> T + Sync + Send,
+) -> Vec<T> {
     let count = problem.batch * problem.heads.heads;
     let cost = products * problem.queries * problem.keys * problem.heads.width;
     let least = (GRAIN / cost.max(1)).max(1);
     match count <= least {
         true => (0..count).map(work).collect(),
-        false => (0..count).into_par_iter().with_min_len(least).map(work).collect(),
+        false => (0..count)
+            .into_par_iter()
+            .with_min_len(least)
+            .map(work)
+            .collect(),
     }
 }
 
@@ -263,7 +279,9 @@ fn fill_row<E: Element>(
     heads: Range<usize>,
 ) {
     let first = row * width.next_multiple_of(LANES);
-    let groups = parts.iter().flat_map(|(tasks, share)| tasks[heads.clone()].chunks(*share));
+    let groups = parts
+        .iter()
+        .flat_map(|(tasks, share)| tasks[heads.clone()].chunks(*share));
     for (out, group) in out.chunks_exact_mut(width).zip(groups) {
         let line = |task: &'_ &[E::Wide]| -> Range<usize> {
             debug_assert!(first + width <= task.len());
@@ -276,7 +294,9 @@ fn fill_row<E: Element>(
             continue;
         }
         for (column, out) in out.iter_mut().enumerate() {
-            let sum = group.iter().fold(E::Wide::ZERO, |sum, task| sum + task[first + column]);
+            let sum = group
+                .iter()
+                .fold(E::Wide::ZERO, |sum, task| sum + task[first + column]);
             *out = E::narrow(sum);
         }
     }

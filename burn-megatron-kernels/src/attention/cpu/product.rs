@@ -89,32 +89,60 @@ macro_rules! unrolled {
     };
 }
 
-/// `sum_k a(k)[m] b[k][n]`, one tile.
+/// `sum_k a[m][k] b[k][n]`, one tile.
 #[inline(always)]
 fn tile<T: Fused, const FUSED: bool>(
     depth: usize,
-    a: impl Fn(usize) -> [T; ROWS],
+    a: &impl Columns<T>,
     b: Rows<'_, T>,
 ) -> [[T; LANES]; ROWS] {
     let mut sums = [[T::ZERO; LANES]; ROWS];
     for k in 0..depth {
-        let (a, b) = (a(k), lanes(b.values, k * b.stride));
+        let (a, b) = (a.column(k), lanes(b.values, k * b.stride));
         unrolled!(M => sums[M] = plus::<T, FUSED>(sums[M], a[M], b));
     }
     sums
 }
 
-/// One column of [`ROWS`] rows after the other.
-#[inline(always)]
-fn by_rows<T: Real>(a: Rows<'_, T>, depth: usize) -> impl Fn(usize) -> [T; ROWS] {
-    let mut rows = [&a.values[..0]; ROWS];
-    for (m, row) in rows.iter_mut().enumerate() {
-        *row = &a.values[m * a.stride..][..depth];
+/// The left factor of a tile, one column of [`ROWS`] rows at a time. A closure may stay a call.
+trait Columns<T> {
+    fn column(&self, k: usize) -> [T; ROWS];
+}
+
+/// The columns of [`ROWS`] rows.
+struct OfRows<'a, T>([&'a [T]; ROWS]);
+
+impl<'a, T: Real> OfRows<'a, T> {
+    #[inline(always)]
+    fn new(a: Rows<'a, T>, depth: usize) -> Self {
+        let mut rows = [&a.values[..0]; ROWS];
+        unrolled!(M => rows[M] = &a.values[M * a.stride..][..depth]);
+        Self(rows)
     }
-    move |k| {
+}
+
+impl<T: Real> Columns<T> for OfRows<'_, T> {
+    #[inline(always)]
+    fn column(&self, k: usize) -> [T; ROWS] {
         let mut column = [T::ZERO; ROWS];
-        unrolled!(M => column[M] = rows[M][k]);
+        unrolled!(M => column[M] = self.0[M][k]);
         column
+    }
+}
+
+/// The columns of a transpose: [`ROWS`] neighbours from `first` on in each row.
+struct Transposed<'a, T> {
+    a: Rows<'a, T>,
+    first: usize,
+}
+
+impl<T: Real> Columns<T> for Transposed<'_, T> {
+    #[inline(always)]
+    fn column(&self, k: usize) -> [T; ROWS] {
+        match self.a.values[k * self.a.stride + self.first..][..ROWS].try_into() {
+            Ok(column) => column,
+            Err(_) => unreachable!("a slice of as many elements"),
+        }
     }
 }
 
@@ -127,12 +155,13 @@ pub(super) fn times_panels<T: Fused, const FUSED: bool>(
     out: &mut [T],
     stride: usize,
 ) {
+    let a = OfRows::new(a, depth);
     for (panel, b) in panels.chunks_exact(depth * LANES).enumerate() {
         let b = Rows {
             values: b,
             stride: LANES,
         };
-        let sums = tile::<T, FUSED>(depth, by_rows(a, depth), b);
+        let sums = tile::<T, FUSED>(depth, &a, b);
         unrolled!(M => *lanes_mut(out, M * stride + panel * LANES) = sums[M]);
     }
 }
@@ -145,12 +174,13 @@ pub(super) fn times_rows<T: Fused, const FUSED: bool>(
     b: Rows<'_, T>,
     out: &mut [T],
 ) {
+    let a = OfRows::new(a, depth);
     for column in (0..b.stride).step_by(LANES) {
         let from = Rows {
             values: &b.values[column..],
             stride: b.stride,
         };
-        let sums = tile::<T, FUSED>(depth, by_rows(a, depth), from);
+        let sums = tile::<T, FUSED>(depth, &a, from);
         unrolled!(M => *lanes_mut(out, M * b.stride + column) = sums[M]);
     }
 }
@@ -165,18 +195,13 @@ pub(super) fn add_transposed_times<T: Fused, const FUSED: bool>(
     out: &mut [T],
 ) {
     for row in (0..columns).step_by(ROWS) {
-        let by_columns = |k: usize| -> [T; ROWS] {
-            match a.values[k * a.stride + row..][..ROWS].try_into() {
-                Ok(column) => column,
-                Err(_) => unreachable!("a slice of as many elements"),
-            }
-        };
+        let transposed = Transposed { a, first: row };
         for column in (0..b.stride).step_by(LANES) {
             let from = Rows {
                 values: &b.values[column..],
                 stride: b.stride,
             };
-            let sums = tile::<T, FUSED>(depth, by_columns, from);
+            let sums = tile::<T, FUSED>(depth, &transposed, from);
             unrolled!(M => {
                 let out = lanes_mut(out, (row + M) * b.stride + column);
                 *out = plus::<T, FUSED>(*out, T::ONE, &sums[M]);

@@ -132,8 +132,20 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
         let (q_row, out_row) = (q_site.row as usize, out_site.row as usize);
         let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
-        load(q, q_start, q_row, first, queries, scale, &mut stays, shape.rows, shape);
-        load(dout, out_start, out_row, first, queries, 1.0f32, &mut gradient, shape.rows, shape);
+        load(
+            q, q_start, q_row, first, queries, scale, &mut stays, shape.rows, shape,
+        );
+        load(
+            dout,
+            out_start,
+            out_row,
+            first,
+            queries,
+            1.0f32,
+            &mut gradient,
+            shape.rows,
+            shape,
+        );
 
         let mut sums = zeros::<N>(shape);
         let mut row_lse = Array::<f32>::new(own);
@@ -155,11 +167,31 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         while at < end {
             sync_cube();
             let key = at as usize;
-            load(v, v_start, v_row, key, keys, 1.0f32, &mut passes, shape.columns, shape);
+            load(
+                v,
+                v_start,
+                v_row,
+                key,
+                keys,
+                1.0f32,
+                &mut passes,
+                shape.columns,
+                shape,
+            );
             sync_cube();
             let dp = dots::<N>(&gradient, &passes, shape);
             sync_cube();
-            load(k, k_start, k_row, key, keys, 1.0f32, &mut passes, shape.columns, shape);
+            load(
+                k,
+                k_start,
+                k_row,
+                key,
+                keys,
+                1.0f32,
+                &mut passes,
+                shape.columns,
+                shape,
+            );
             sync_cube();
             let scores = dots::<N>(&stays, &passes, shape);
             #[unroll]
@@ -184,7 +216,16 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
             factors[r] = scale;
         }
         let dq_start = start(dq_site, batch, head);
-        store(&sums, &factors, dq, dq_start, dq_site.row as usize, first, queries, shape);
+        store(
+            &sums,
+            &factors,
+            dq,
+            dq_start,
+            dq_site.row as usize,
+            first,
+            queries,
+            shape,
+        );
     }
 }
 
@@ -240,8 +281,20 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
         let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
         let (q_row, out_row) = (q_site.row as usize, out_site.row as usize);
-        load(k, k_start, k_row, first, keys, 1.0f32, &mut stays, shape.rows, shape);
-        load(v, v_start, v_row, first, keys, 1.0f32, &mut values, shape.rows, shape);
+        load(
+            k, k_start, k_row, first, keys, 1.0f32, &mut stays, shape.rows, shape,
+        );
+        load(
+            v,
+            v_start,
+            v_row,
+            first,
+            keys,
+            1.0f32,
+            &mut values,
+            shape.rows,
+            shape,
+        );
 
         let mut dk = zeros::<N>(shape);
         let mut dv = zeros::<N>(shape);
@@ -264,7 +317,17 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
             while at < end {
                 let query = at as usize;
                 sync_cube();
-                load(q, q_start, q_row, query, queries, scale, &mut passes, shape.columns, shape);
+                load(
+                    q,
+                    q_start,
+                    q_row,
+                    query,
+                    queries,
+                    scale,
+                    &mut passes,
+                    shape.columns,
+                    shape,
+                );
                 sync_cube();
                 let mut p = dots::<N>(&stays, &passes, shape);
                 #[unroll]
@@ -281,7 +344,17 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                 }
                 sync_cube();
                 let rows = shape.columns;
-                load(dout, out_start, out_row, query, queries, 1.0f32, &mut passes, rows, shape);
+                load(
+                    dout,
+                    out_start,
+                    out_row,
+                    query,
+                    queries,
+                    1.0f32,
+                    &mut passes,
+                    rows,
+                    shape,
+                );
                 sync_cube();
                 accumulate::<N>(&weights, &passes, &mut dv, shape);
                 let dp = dots::<N>(&values, &passes, shape);
@@ -297,7 +370,17 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                             p[cell] * (dp[cell] - of_query);
                     }
                 }
-                load(q, q_start, q_row, query, queries, scale, &mut passes, shape.columns, shape);
+                load(
+                    q,
+                    q_start,
+                    q_row,
+                    query,
+                    queries,
+                    scale,
+                    &mut passes,
+                    shape.columns,
+                    shape,
+                );
                 sync_cube();
                 accumulate::<N>(&weights, &passes, &mut dk, shape);
                 at += shape.columns as i32;
@@ -309,7 +392,25 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
             factors[r] = 1.0f32;
         }
         let (dk_start, dv_start) = (start(dk_site, batch, group), start(dv_site, batch, group));
-        store(&dk, &factors, gradients, dk_start, dk_site.row as usize, first, keys, shape);
-        store(&dv, &factors, gradients, dv_start, dv_site.row as usize, first, keys, shape);
+        store(
+            &dk,
+            &factors,
+            gradients,
+            dk_start,
+            dk_site.row as usize,
+            first,
+            keys,
+            shape,
+        );
+        store(
+            &dv,
+            &factors,
+            gradients,
+            dv_start,
+            dv_site.row as usize,
+            first,
+            keys,
+            shape,
+        );
     }
 }

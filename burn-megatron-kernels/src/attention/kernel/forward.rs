@@ -60,7 +60,9 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
         let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
         let q_row = q_site.row as usize;
-        load(q, q_start, q_row, first, queries, scale, &mut stays, shape.rows, shape);
+        load(
+            q, q_start, q_row, first, queries, scale, &mut stays, shape.rows, shape,
+        );
 
         let mut sums = zeros::<N>(shape);
         let mut largest = Array::<f32>::new(own);
@@ -81,7 +83,17 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         while at < end {
             sync_cube();
             let key = at as usize;
-            load(k, k_start, k_row, key, keys, 1.0f32, &mut passes, shape.columns, shape);
+            load(
+                k,
+                k_start,
+                k_row,
+                key,
+                keys,
+                1.0f32,
+                &mut passes,
+                shape.columns,
+                shape,
+            );
             sync_cube();
             let mut scores = dots::<N>(&stays, &passes, shape);
             let mut most = Array::<f32>::new(own);
@@ -115,7 +127,17 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            load(v, v_start, v_row, key, keys, 1.0f32, &mut passes, shape.columns, shape);
+            load(
+                v,
+                v_start,
+                v_row,
+                key,
+                keys,
+                1.0f32,
+                &mut passes,
+                shape.columns,
+                shape,
+            );
             sync_cube();
             accumulate::<N>(&weights, &passes, &mut sums, shape);
             at += shape.columns as i32;
@@ -146,6 +168,8 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         }
         let out_start = start(out_site, batch, head);
         let out_row = out_site.row as usize;
-        store(&sums, &factors, out, out_start, out_row, first, queries, shape);
+        store(
+            &sums, &factors, out, out_start, out_row, first, queries, shape,
+        );
     }
 }

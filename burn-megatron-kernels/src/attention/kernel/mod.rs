@@ -42,7 +42,10 @@ pub(super) fn forward(problem: &Problem, inputs: Vec<CubeTensor>) -> Vec<CubeTen
     unsafe {
         attention_forward::launch_unchecked(
             &like.client,
-            grid(&like.client, call.cubes(problem.queries, problem.heads.heads, shape)),
+            grid(
+                &like.client,
+                call.cubes(problem.queries, problem.heads.heads, shape),
+            ),
             CubeDim::new_1d(shape.units() as u32),
             call.plan.vector,
             call.projection(0).into_buffer_arg(),
@@ -295,7 +298,13 @@ impl<'a> Call<'a> {
 }
 
 fn reach(band: Band, rows: usize) -> ReachLaunch {
-    ReachLaunch::new(band.shift, band.before, band.after, band.columns, rows as i32)
+    ReachLaunch::new(
+        band.shift,
+        band.before,
+        band.after,
+        band.columns,
+        rows as i32,
+    )
 }
 
 /// The tensor itself where rows of a head are neighbours in memory, otherwise a copy.

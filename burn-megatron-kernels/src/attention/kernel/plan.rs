@@ -120,7 +120,10 @@ mod tests {
                     let shape = best(sizes, stays, width, vector, false, SMALL, 256);
                     let tiles = (stays * shape.rows + shape.columns) * shape.pitch() * vector;
                     let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange();
-                    assert!(words * 4 <= SMALL, "width {width}, vector {vector}: {shape:?}");
+                    assert!(
+                        words * 4 <= SMALL,
+                        "width {width}, vector {vector}: {shape:?}"
+                    );
                 }
             }
         }

@@ -1,11 +1,11 @@
 //! The kernels as values, with the sizes of a large model.
 
-use cubecl::prelude::ComptimeOptionCompilationArg;
+use cubecl::prelude::{ComptimeOptionCompilationArg, LaunchArg, TensorCompilationArg};
 
 use super::backward::{attention_delta, attention_keys, attention_queries, attention_sink};
 use super::forward::attention_forward;
 use super::plan::typical;
-use super::tile::{LANES, ReachCompilationArg, SiteCompilationArg};
+use super::tile::{ReachCompilationArg, SiteCompilationArg};
 use crate::cube::specimen::{Specimen, Target, buffer, tensor, types};
 
 fn site() -> SiteCompilationArg {
@@ -25,6 +25,11 @@ fn reach() -> ReachCompilationArg {
         columns: (),
         rows: (),
     }
+}
+
+/// An optional tensor that is there.
+fn given<T: LaunchArg<CompilationArg = TensorCompilationArg>>() -> ComptimeOptionCompilationArg<T> {
+    ComptimeOptionCompilationArg::Some(tensor())
 }
 
 /// Every kernel in every type for heads of width 64, 96 and 128.
@@ -51,38 +56,109 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
             let vector = 4;
             let [forward, backward] = typical(width, vector);
             let label = |kernel: &str| format!("attention/{kernel}/{name}/{width}");
-            let option = || ComptimeOptionCompilationArg::Some(tensor());
             let (device, compiler) = target.properties();
             let settings = target.settings(forward.units() as u32);
             let kernel = attention_forward::AttentionForward::new(
-                settings, device, compiler, buffer(), buffer(), buffer(), option(), option(),
-                buffer(), buffer(), site(), site(), site(), site(), reach(), (), (), (), (),
-                vector, forward, dtype,
+                settings,
+                device,
+                compiler,
+                buffer(),
+                buffer(),
+                buffer(),
+                given(),
+                given(),
+                buffer(),
+                buffer(),
+                site(),
+                site(),
+                site(),
+                site(),
+                reach(),
+                (),
+                (),
+                (),
+                (),
+                vector,
+                forward,
+                dtype,
             );
             all.push(Specimen::other(label("forward"), kernel));
             let (device, compiler) = target.properties();
             let kernel = attention_delta::AttentionDelta::new(
-                target.settings(UNITS), device, compiler, buffer(), buffer(), buffer(), (), (),
-                (), vector, width / vector, UNITS, dtype,
+                target.settings(UNITS),
+                device,
+                compiler,
+                buffer(),
+                buffer(),
+                buffer(),
+                (),
+                (),
+                (),
+                vector,
+                width / vector,
+                UNITS,
+                dtype,
             );
             all.push(Specimen::other(label("delta"), kernel));
             let settings = || target.settings(backward.units() as u32);
             let (device, compiler) = target.properties();
             let kernel = attention_queries::AttentionQueries::new(
-                settings(), device, compiler, buffer(), buffer(), buffer(), buffer(), buffer(),
-                buffer(), option(), buffer(), site(), site(), site(), site(), site(), reach(), (),
-                (), (), (), vector, backward, dtype,
+                settings(),
+                device,
+                compiler,
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                given(),
+                buffer(),
+                site(),
+                site(),
+                site(),
+                site(),
+                site(),
+                reach(),
+                (),
+                (),
+                (),
+                (),
+                vector,
+                backward,
+                dtype,
             );
             all.push(Specimen::other(label("queries"), kernel));
             let (device, compiler) = target.properties();
             let kernel = attention_keys::AttentionKeys::new(
-                settings(), device, compiler, buffer(), buffer(), buffer(), buffer(), buffer(),
-                buffer(), option(), buffer(), site(), site(), site(), site(), site(), site(),
-                reach(), (), (), (), (), vector, backward, dtype,
+                settings(),
+                device,
+                compiler,
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                given(),
+                buffer(),
+                site(),
+                site(),
+                site(),
+                site(),
+                site(),
+                site(),
+                reach(),
+                (),
+                (),
+                (),
+                (),
+                vector,
+                backward,
+                dtype,
             );
             all.push(Specimen::other(label("keys"), kernel));
         }
     }
-    debug_assert!(LANES.is_power_of_two());
     all
 }

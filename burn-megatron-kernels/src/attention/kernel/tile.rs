@@ -70,7 +70,11 @@ impl Shape {
 
     /// Values of the lanes in shared memory, where planes do not exchange them.
     pub(crate) fn exchange(&self) -> usize {
-        if self.planes { 1 } else { self.units() * self.own }
+        if self.planes {
+            1
+        } else {
+            self.units() * self.own
+        }
     }
 
     /// Columns of the scores that a unit owns in each of its rows.

@@ -1,0 +1,485 @@
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{Input, assert_gradients, compare_within, devices, evaluate};
+
+mod refused;
+
+/// Gradients are sums of terms that nearly cancel, and are measured by what is left of them.
+const CANCELLED: f64 = 3.0;
+
+/// An attention to test.
+#[derive(Clone, Debug)]
+struct Case {
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    heads: Heads,
+    causal: bool,
+    window: Option<(usize, usize)>,
+    ends: Option<Vec<usize>>,
+    sink: bool,
+}
+
+const fn heads(heads: usize, groups: usize, width: usize) -> Heads {
+    Heads {
+        heads,
+        groups,
+        width,
+    }
+}
+
+impl Case {
+    fn new(batch: usize, queries: usize, keys: usize, heads: Heads) -> Self {
+        Self {
+            batch,
+            queries,
+            keys,
+            heads,
+            causal: true,
+            window: None,
+            ends: None,
+            sink: false,
+        }
+    }
+
+    fn options(&self, device: &Device) -> AttentionOptions {
+        let documents = |ends: &Vec<usize>| Documents::new(ends.clone(), device).unwrap();
+        AttentionOptions {
+            scale: None,
+            causal: self.causal,
+            window: self.window.map(|(left, right)| Window { left, right }),
+            documents: self.ends.as_ref().map(documents),
+        }
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        let Heads {
+            heads,
+            groups,
+            width,
+        } = self.heads;
+        let mut inputs = vec![
+            Input::wave([self.batch, self.queries, heads, width], 0.1).scaled(0.5, 0.0),
+            Input::wave([self.batch, self.keys, groups, width], 0.57).scaled(0.5, 0.0),
+            Input::wave([self.batch, self.keys, groups, width], 0.91),
+        ];
+        if self.sink {
+            inputs.push(Input::wave([heads], 0.4));
+        }
+        inputs
+    }
+
+    /// Queries, keys and values of flat leaves, and the sink.
+    fn split(&self, x: &[Tensor<1>]) -> ([Tensor<4>; 3], Option<Tensor<1>>) {
+        let Heads {
+            heads,
+            groups,
+            width,
+        } = self.heads;
+        let q = x[0]
+            .clone()
+            .reshape([self.batch, self.queries, heads, width]);
+        let kv = [1, 2].map(|i| x[i].clone().reshape([self.batch, self.keys, groups, width]));
+        let [k, v] = kv;
+        ([q, k, v], x.get(3).cloned())
+    }
+
+    fn ours(&self, x: &[Tensor<1>]) -> Tensor<1> {
+        let ([q, k, v], sink) = self.split(x);
+        let options = self.options(&q.device());
+        flash_attention(q, k, v, sink, &options).flatten(0, 3)
+    }
+
+    fn reference(&self, x: &[Tensor<1>]) -> Tensor<1> {
+        let ([q, k, v], sink) = self.split(x);
+        let options = self.options(&q.device());
+        composed::flash_attention(q, k, v, sink, &options).flatten(0, 3)
+    }
+
+    fn compare(&self) {
+        let name = format!("{self:?}");
+        let (ours, reference) = (|x: &[_]| self.ours(x), |x: &[_]| self.reference(x));
+        compare_within(CANCELLED, &name, &self.inputs(), ours, reference);
+    }
+
+    /// In the widest type of each device, with errors measured by the largest of all gradients:
+    /// sums of a drawn problem may cancel to nothing.
+    fn agree(&self, devices: impl IntoIterator<Item = (Device, Vec<DType>)>) {
+        let inputs = self.inputs();
+        let (exact, plain) = (DType::F64, Device::flex());
+        let expected = evaluate(&inputs, &plain, exact, DType::F32, &|x| self.reference(x));
+        for (device, dtypes) in devices {
+            let bound = if dtypes[0] == exact { 1e-13 } else { 5e-6 };
+            let actual = evaluate(&inputs, &device, dtypes[0], DType::F32, &|x| self.ours(x));
+            let largest = expected
+                .gradients
+                .iter()
+                .chain([&expected.output])
+                .flatten();
+            let bound = bound * largest.fold(1.0f64, |most, x| most.max(x.abs()));
+            let name = format!("{self:?} on {device:?}");
+            assert_near(&name, actual.output, expected.output.clone(), bound);
+            let pairs = actual.gradients.into_iter().zip(&expected.gradients);
+            pairs
+                .for_each(|(actual, expected)| assert_near(&name, actual, expected.clone(), bound));
+        }
+    }
+}
+
+#[test]
+fn every_width_is_that_of_the_composition() {
+    for width in [1, 16, 33, 64, 96, 128, 256] {
+        Case::new(1, 9, 9, heads(2, 1, width)).compare();
+    }
+}
+
+#[test]
+fn every_length_is_that_of_the_composition() {
+    for seq in [1, 7, 63, 64, 65, 130] {
+        // With a sink, so that a query which sees one key has a gradient.
+        let case = Case::new(1, seq, seq, heads(1, 1, 8));
+        Case { sink: true, ..case }.compare();
+    }
+}
+
+#[test]
+fn groups_of_heads_share_their_keys() {
+    for share in [1, 2, 4] {
+        Case::new(2, 18, 18, heads(2 * share, 2, 12)).compare();
+    }
+}
+
+#[test]
+fn queries_stand_at_the_end_of_the_keys() {
+    for (queries, keys) in [(5, 21), (21, 5), (1, 70)] {
+        for causal in [false, true] {
+            let case = Case::new(2, queries, keys, heads(2, 1, 8));
+            Case { causal, ..case }.compare();
+        }
+    }
+}
+
+#[test]
+fn windows_are_those_of_the_composition() {
+    for window in [(0, 0), (3, 2), (usize::MAX, 1)] {
+        for (causal, keys) in [(false, 40), (true, 50)] {
+            let case = Case::new(1, 40, keys, heads(2, 2, 8));
+            let window = Some(window);
+            Case {
+                causal,
+                window,
+                sink: true,
+                ..case
+            }
+            .compare();
+        }
+    }
+}
+
+#[test]
+fn documents_do_not_see_each_other() {
+    for ends in [vec![40], vec![0, 1, 2, 2, 20, 40, 40], (1..=40).collect()] {
+        for causal in [false, true] {
+            let case = Case::new(2, 40, 40, heads(2, 1, 8));
+            let (ends, window) = (Some(ends.clone()), causal.then_some((6, 0)));
+            Case {
+                causal,
+                ends,
+                window,
+                sink: true,
+                ..case
+            }
+            .compare();
+        }
+    }
+}
+
+#[test]
+fn a_sink_takes_its_part() {
+    for (queries, keys) in [(20, 20), (20, 8)] {
+        let case = Case::new(2, queries, keys, heads(4, 2, 8));
+        Case { sink: true, ..case }.compare();
+    }
+}
+
+#[test]
+fn gradients_are_those_of_differences() {
+    let case = Case {
+        window: Some((3, 1)),
+        sink: true,
+        causal: false,
+        ..Case::new(1, 5, 6, heads(2, 1, 3))
+    };
+    assert_gradients("attention", &case.inputs(), |x| case.ours(x));
+    let heads = heads(2, 1, 3);
+    let inputs = [
+        Input::wave([1, 5, heads.features()], 0.2),
+        Input::wave([2], 0.5),
+    ];
+    assert_gradients("packed attention", &inputs, |x| {
+        let qkv = x[0].clone().reshape([1, 5, heads.features()]);
+        let options = AttentionOptions {
+            causal: true,
+            ..Default::default()
+        };
+        flash_attention_packed(qkv, heads, Some(x[1].clone()), &options).flatten(0, 2)
+    });
+}
+
+#[test]
+fn a_joint_projection_is_read_in_place() {
+    for shape in [heads(4, 2, 16), heads(3, 1, 33)] {
+        let inputs = [
+            Input::wave([2, 19, shape.features()], 0.3),
+            Input::wave([shape.heads], 0.1),
+        ];
+        let run = |x: &[Tensor<1>], fused: bool| {
+            let qkv = x[0].clone().reshape([2, 19, shape.features()]);
+            let documents = Documents::new(vec![4, 19], &qkv.device()).unwrap();
+            let options = AttentionOptions {
+                causal: true,
+                documents: Some(documents),
+                scale: Some(0.3),
+                ..Default::default()
+            };
+            let sink = Some(x[1].clone());
+            match fused {
+                true => flash_attention_packed(qkv, shape, sink, &options).flatten(0, 2),
+                false => composed::flash_attention_packed(qkv, shape, sink, &options).flatten(0, 2),
+            }
+        };
+        compare_within(
+            CANCELLED,
+            "packed",
+            &inputs,
+            |x| run(x, true),
+            |x| run(x, false),
+        );
+    }
+}
+
+#[test]
+fn views_are_taken() {
+    let inputs = [
+        Input::wave([2, 2, 24, 20], 0.3),
+        Input::wave([2, 12, 2, 20], 0.5),
+    ];
+    let run = |x: &[Tensor<1>], fused: bool| {
+        // Turned, cut in rows and in features, and turned in its last dim.
+        let q = x[0].clone().reshape([2, 2, 24, 20]).swap_dims(1, 2);
+        let q = q.narrow(1, 3, 12).narrow(3, 4, 8);
+        let k = x[1].clone().reshape([2, 12, 2, 20]).narrow(3, 1, 8);
+        let v = x[1]
+            .clone()
+            .reshape([2, 12, 20, 2])
+            .swap_dims(2, 3)
+            .narrow(3, 0, 8);
+        let options = AttentionOptions::default();
+        match fused {
+            true => flash_attention(q, k, v, None, &options).flatten(0, 3),
+            false => composed::flash_attention(q, k, v, None, &options).flatten(0, 3),
+        }
+    };
+    compare_within(
+        CANCELLED,
+        "views",
+        &inputs,
+        |x| run(x, true),
+        |x| run(x, false),
+    );
+}
+
+#[test]
+fn nothing_to_attend_gives_nothing() {
+    for (device, _) in devices() {
+        let zeros = |rows: usize, heads: usize| {
+            Tensor::<4>::zeros([2, rows, heads, 4], (&device, DType::F32))
+        };
+        let options = AttentionOptions::default();
+        let run = |queries: usize, keys: usize, sink: Option<Tensor<1>>| {
+            let (q, kv) = (zeros(queries, 2) + 1.0, zeros(keys, 1) + 1.0);
+            attention_forward(q, kv.clone(), kv, sink, &options)
+        };
+        let (out, lse) = run(0, 5, None);
+        assert_eq!((out.dims(), lse.dims()), ([2, 0, 2, 4], [2, 2, 0]));
+        let (out, lse) = run(3, 0, None);
+        assert_eq!(out.into_data().try_into_vec::<f32>().unwrap(), [0.0; 48]);
+        assert_eq!(
+            lse.into_data().try_into_vec::<f32>().unwrap(),
+            [f32::NEG_INFINITY; 12]
+        );
+        let sink = Tensor::from_data([1.5f32, -2.0], (&device, DType::F32));
+        let lse = run(1, 0, Some(sink)).1;
+        assert_eq!(
+            lse.into_data().try_into_vec::<f32>().unwrap(),
+            [1.5, -2.0, 1.5, -2.0]
+        );
+    }
+}
+
+#[test]
+fn a_query_that_sees_nothing_gives_nothing() {
+    for (device, _) in devices() {
+        let values = |rows: usize| Tensor::<4>::ones([1, rows, 1, 4], (&device, DType::F32));
+        let options = AttentionOptions {
+            causal: true,
+            ..Default::default()
+        };
+        // The first two of five queries stand before the first of three keys.
+        let (out, lse) = attention_forward(values(5), values(3), values(3), None, &options);
+        let out = out.into_data().try_into_vec::<f32>().unwrap();
+        assert_eq!(out[..8], [0.0; 8]);
+        assert!(out[8..].iter().all(|x| (x - 1.0).abs() < 1e-6), "{out:?}");
+        let lse = lse.into_data().try_into_vec::<f32>().unwrap();
+        assert_eq!(lse[..2], [f32::NEG_INFINITY; 2]);
+        assert!(lse[2..].iter().all(|x| x.is_finite()), "{lse:?}");
+    }
+}
+
+/// A plain tensor of one of the inputs.
+fn plain<const D: usize>(input: &Input, device: &Device, dtype: DType) -> Tensor<D> {
+    let data = TensorData::new(input.values.clone(), input.shape.clone()).convert_dtype(dtype);
+    Tensor::from_data(data, (device, dtype))
+}
+
+fn doubles<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    let data = tensor.into_data().convert_dtype(DType::F64);
+    data.try_into_vec::<f64>().unwrap()
+}
+
+fn assert_near(what: &str, a: Vec<f64>, b: Vec<f64>, tolerance: f64) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    for (i, (a, b)) in a.iter().zip(&b).enumerate() {
+        assert!(
+            (a - b).abs() <= tolerance * (1.0 + b.abs()),
+            "{what} {i}: {a} and {b}"
+        );
+    }
+}
+
+#[test]
+fn the_log_sum_exp_is_that_of_f64() {
+    let case = Case {
+        sink: true,
+        ..Case::new(2, 20, 20, heads(2, 1, 12))
+    };
+    let inputs = case.inputs();
+    let lse = |device: &Device, dtype: DType| {
+        let [q, k, v] = [0, 1, 2].map(|i| plain::<4>(&inputs[i], device, dtype));
+        let sink = Some(plain::<1>(&inputs[3], device, dtype));
+        attention_forward(q, k, v, sink, &case.options(device)).1
+    };
+    let exact = doubles(lse(&Device::flex(), DType::F64));
+    // By hand, for one row: the last query of the first head sees every key.
+    let (q, k) = (&inputs[0].values, &inputs[1].values);
+    let score = |j: usize| {
+        let products = (0..12).map(|w| q[(19 * 2) * 12 + w] * k[j * 12 + w]);
+        products.sum::<f64>() / 12f64.sqrt()
+    };
+    let sum = (0..20).map(|j| score(j).exp()).sum::<f64>() + inputs[3].values[0].exp();
+    assert!((exact[19] - sum.ln()).abs() < 1e-12);
+    for (device, _) in devices() {
+        let ours = lse(&device, DType::F32);
+        assert_eq!(ours.dtype(), DType::F32);
+        assert_near("lse", doubles(ours), exact.clone(), 2e-6);
+    }
+}
+
+#[test]
+fn two_halves_of_the_keys_make_the_whole() {
+    let case = Case::new(1, 13, 20, heads(2, 1, 8));
+    let inputs = case.inputs();
+    for (device, _) in devices() {
+        let [q, k, v] = [0, 1, 2].map(|i| plain::<4>(&inputs[i], &device, DType::F32));
+        let dout = plain::<4>(&Input::wave([1, 13, 2, 8], 0.6), &device, DType::F32);
+        let sink = Some(plain::<1>(&Input::wave([2], 0.7), &device, DType::F32));
+        let options = AttentionOptions::default();
+        let (out, lse) = attention_forward(q.clone(), k.clone(), v.clone(), sink.clone(), &options);
+        let half = |x: &Tensor<4>, i: usize| x.clone().narrow(1, i * 12, [12, 8][i]);
+        let halves = [0, 1].map(|i| (half(&k, i), half(&v, i), sink.clone().filter(|_| i == 1)));
+        let parts = halves
+            .clone()
+            .map(|(k, v, sink)| attention_forward(q.clone(), k, v, sink, &options));
+        let merged = (parts[0].1.clone().exp() + parts[1].1.clone().exp()).log();
+        let share = parts.map(|(out, part)| {
+            let share = (part - merged.clone()).exp().swap_dims(1, 2);
+            out * share.unsqueeze_dim::<4>(3)
+        });
+        let [first, second] = share;
+        let whole = first + second;
+        assert_near("out", doubles(whole.clone()), doubles(out.clone()), 1e-5);
+        assert_near("lse", doubles(merged.clone()), doubles(lse.clone()), 1e-5);
+        let all = attention_backward(q.clone(), k, v, sink, out, lse, dout.clone(), &options);
+        let parts = halves.map(|(k, v, sink)| {
+            let (out, lse) = (whole.clone(), merged.clone());
+            attention_backward(q.clone(), k, v, sink, out, lse, dout.clone(), &options)
+        });
+        let [first, second] = parts;
+        assert!(first.dsink.is_none());
+        assert_near("dq", doubles(first.dq + second.dq), doubles(all.dq), 1e-5);
+        assert_near(
+            "dk",
+            doubles(Tensor::cat(vec![first.dk, second.dk], 1)),
+            doubles(all.dk),
+            1e-5,
+        );
+        assert_near(
+            "dv",
+            doubles(Tensor::cat(vec![first.dv, second.dv], 1)),
+            doubles(all.dv),
+            1e-5,
+        );
+        let dsink = [second.dsink, all.dsink].map(|dsink| doubles(dsink.unwrap()));
+        let [ours, whole] = dsink;
+        assert_near("dsink", ours, whole, 1e-5);
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    // Scores of some thousands: the softmax picks the largest.
+    let inputs = [Input::wave([1, 9, 1, 8], 0.1).scaled(60.0, 0.0)];
+    for (device, _) in devices() {
+        let x = plain::<4>(&inputs[0], &device, DType::F32);
+        let options = AttentionOptions::default();
+        let (out, lse) = attention_forward(x.clone(), x.clone(), x, None, &options);
+        assert!(
+            doubles(out)
+                .iter()
+                .chain(&doubles(lse))
+                .all(|x| x.is_finite())
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    #[test]
+    fn any_problem_is_that_of_the_composition(
+        batch in 1usize..3, queries in 1usize..40, keys in 1usize..40, share in 1usize..4,
+        groups in 1usize..3, width in 1usize..40, causal: bool, sink: bool,
+        window in proptest::option::of((0usize..50, 0usize..50)),
+    ) {
+        let case = Case {
+            causal,
+            window,
+            sink,
+            ..Case::new(batch, queries, keys, heads(share * groups, groups, width))
+        };
+        case.agree(devices().into_iter().take(1));
+    }
+}
+
+#[test]
+fn everything_at_once_is_right_on_every_device() {
+    let case = Case {
+        window: Some((9, 0)),
+        ends: Some(vec![5, 5, 6, 37]),
+        sink: true,
+        ..Case::new(2, 37, 37, heads(6, 2, 20))
+    };
+    case.agree(devices());
+}

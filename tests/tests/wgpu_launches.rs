@@ -1,0 +1,275 @@
+//! How many kernels an operation and a layer launch. The counts are exact: a change may lower them,
+//! and then writes the lower number here.
+#![cfg(all(feature = "wgpu", feature = "tracing", not(feature = "fusion")))]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Device, Int, Tensor};
+use burn_megatron::choice::{Choice, Choices};
+use burn_megatron::comm::Groups;
+use burn_megatron::device::DeviceKind;
+use burn_megatron::kernels::activation::{Activation, ActivationOptions, activate};
+use burn_megatron::kernels::adamw::{
+    AdamWBuffers, AdamWStep, Decay, adamw, sum_of_squares,
+};
+use burn_megatron::kernels::attention::{AttentionOptions, Heads, flash_attention_packed};
+use burn_megatron::kernels::cross_entropy::{CrossEntropyOptions, cross_entropy};
+use burn_megatron::kernels::dropout::{Draw, bias_dropout_add};
+use burn_megatron::kernels::norm::{NormOptions, add_rms_norm, layer_norm, rms_norm};
+use burn_megatron::kernels::rope::{
+    Positions, RopeConfig, RopeOptions, RopeTable, Scaling, rotate,
+};
+use burn_megatron::kernels::softmax::{Mask, Sink, masked_softmax};
+use burn_megatron::kernels::{Function, apply};
+use burn_megatron::nn::Scope;
+use burn_megatron::train::LanguageModel;
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::{small_gpt, small_llama};
+use tracing::span::{Attributes, Id};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+/// Counts the spans of CubeCL's launches on this thread.
+struct Launches(Arc<AtomicUsize>);
+
+impl<S: tracing::Subscriber> Layer<S> for Launches {
+    fn on_new_span(&self, span: &Attributes<'_>, _id: &Id, _context: Context<'_, S>) {
+        if span.metadata().name() == "launch_inner" {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn count<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let launches = Arc::new(AtomicUsize::new(0));
+    let subscriber = tracing_subscriber::registry().with(Launches(launches.clone()));
+    let result = tracing::subscriber::with_default(subscriber, work);
+    (result, launches.load(Ordering::Relaxed))
+}
+
+fn wgpu() -> Device {
+    let devices = DeviceKind::Wgpu.devices();
+    devices.unwrap_or_else(|error| panic!("{error}")).remove(0)
+}
+
+/// Hands a given gradient to its input.
+#[derive(Debug)]
+struct Seed(Tensor<1>);
+
+impl Function for Seed {
+    fn forward(&self, _inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (Tensor::<1>::zeros([1], &self.0.device()).into_dispatch(), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        _gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        vec![Some(self.0.clone().into_dispatch())]
+    }
+}
+
+fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    let len = x.shape().num_elements();
+    x.reshape([len])
+}
+
+const ROWS: usize = 8;
+const WIDTH: usize = 64;
+
+/// Launches of the forward and of the backward of an operation on leaves of these sizes.
+fn launches(sizes: &[usize], operation: impl Fn(&[Tensor<1>]) -> Tensor<1>) -> [usize; 2] {
+    let device = wgpu().autodiff();
+    let leaf = |size: &usize| Tensor::<1>::ones([*size], &device).require_grad();
+    let leaves: Vec<_> = sizes.iter().map(leaf).collect();
+    let (output, forward) = count(|| operation(&leaves));
+    let seed = Seed(output.clone().inner().ones_like());
+    let loss: Tensor<1> = apply(vec![output.into_dispatch()], seed);
+    let (_, backward) = count(|| loss.backward());
+    // Burn begins every backward with a scalar of 1.
+    [forward, backward - 1]
+}
+
+fn rows(x: &Tensor<1>) -> Tensor<2> {
+    x.clone().reshape([ROWS as i32, -1])
+}
+
+#[test]
+fn each_operation_launches_as_few_kernels_as_it_can() {
+    let (n, w) = (ROWS * WIDTH, WIDTH);
+    let norm = NormOptions::new(1e-5);
+    let none = ActivationOptions::default;
+    let device = wgpu();
+    let targets = Tensor::<1, Int>::zeros([ROWS], &device);
+    let config = RopeConfig {
+        width: 16,
+        max_positions: ROWS,
+        base: 1e4,
+        scaling: Scaling::None,
+    };
+    let table = RopeTable::new(&config, &device, burn::tensor::DType::F32).unwrap();
+    let heads = Heads {
+        heads: 4,
+        groups: 2,
+        width: 16,
+    };
+    let causal = AttentionOptions {
+        causal: true,
+        ..AttentionOptions::default()
+    };
+    let draw = Draw {
+        probability: 0.1,
+        key: 1,
+        position: 0,
+        first: 0,
+        run: n,
+        pitch: n as u64,
+    };
+    let counted = [
+        // A backward over rows has a second kernel that adds up the sums of its cubes.
+        (
+            "layer norm",
+            launches(&[n, w, w], |x| {
+                flat(layer_norm(rows(&x[0]), x[1].clone(), Some(x[2].clone()), norm))
+            }),
+            [1, 2],
+        ),
+        (
+            "rms norm",
+            launches(&[n, w], |x| flat(rms_norm(rows(&x[0]), x[1].clone(), norm))),
+            [1, 2],
+        ),
+        (
+            "add and rms norm",
+            launches(&[n, n, w], |x| {
+                flat(add_rms_norm(rows(&x[0]), rows(&x[1]), x[2].clone(), norm).0)
+            }),
+            [1, 2],
+        ),
+        (
+            "gelu",
+            launches(&[n], |x| {
+                flat(activate(rows(&x[0]), None, None, Activation::Gelu, none()))
+            }),
+            [1, 1],
+        ),
+        (
+            "bias and swiglu",
+            launches(&[n, w], |x| {
+                let bias = Some(x[1].clone());
+                flat(activate(rows(&x[0]), bias, None, Activation::SwiGlu, none()))
+            }),
+            [1, 2],
+        ),
+        (
+            "causal softmax",
+            launches(&[4 * n], |x| {
+                let scores = x[0].clone().reshape([1, 4, 8, 64]);
+                flat(masked_softmax(scores, 0.25, &Mask::Causal, Sink::None))
+            }),
+            [1, 1],
+        ),
+        (
+            "bias, dropout and residual",
+            launches(&[n, n, w], |x| {
+                let (bias, residual) = (Some(x[2].clone()), Some(rows(&x[1])));
+                flat(bias_dropout_add(rows(&x[0]), bias, residual, Some(draw)))
+            }),
+            [1, 2],
+        ),
+        (
+            "rotary positions",
+            launches(&[n], |x| {
+                let tokens = x[0].clone().reshape([1, 8, 4, 16]);
+                flat(rotate(tokens, &table, &Positions::From(0), &RopeOptions::default()))
+            }),
+            [1, 1],
+        ),
+        (
+            "cross entropy",
+            launches(&[n], |x| {
+                cross_entropy(rows(&x[0]), targets.clone(), &CrossEntropyOptions::default())
+            }),
+            [2, 1],
+        ),
+        (
+            "attention",
+            launches(&[2 * n], |x| {
+                let qkv = x[0].clone().reshape([1, 8, 128]);
+                flat(flash_attention_packed(qkv, heads, None, &causal))
+            }),
+            [1, 3],
+        ),
+    ];
+    for (name, found, expected) in counted {
+        assert_eq!(found, expected, "{name}: forward and backward");
+    }
+}
+
+#[test]
+fn the_optimizer_launches_one_kernel() {
+    let device = wgpu();
+    let ones = || Tensor::<1>::ones([4096], &device);
+    let buffers = AdamWBuffers {
+        master: ones(),
+        first: ones(),
+        second: ones(),
+    };
+    let step = AdamWStep {
+        rate: 1e-3,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        step: 1,
+        gradient_scale: 1.0,
+    };
+    let gradient = ones();
+    let (_, launched) = count(|| adamw(buffers, gradient, &Decay::All, &step, None));
+    assert_eq!(launched, 1, "AdamW");
+    let (_, launched) = count(|| sum_of_squares(ones()));
+    // One fills the buffer.
+    assert_eq!(launched, 1 + 2, "the sum of squares, without the fill");
+}
+
+/// Launches of a training step's forward and backward over a model of so many layers.
+fn of_model(config: &TransformerConfig, choice: Choice, layers: usize) -> usize {
+    let config = TransformerConfig {
+        layers,
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        ..config.clone()
+    };
+    let device = wgpu().autodiff();
+    let scope = Scope::new(&Groups::single(), &device);
+    let scope = scope.with_kernels(&Choices::all(choice)).unwrap();
+    let model = config.init(scope, false).unwrap().module;
+    let tokens = Tensor::<2, Int>::zeros([2, config.context], &device);
+    let step = || {
+        let loss = model.losses(tokens.clone(), tokens.clone(), None).sum();
+        loss.backward()
+    };
+    // Products are tuned in the first one.
+    step();
+    count(step).1
+}
+
+/// What one more layer launches.
+fn of_layer(config: &TransformerConfig, choice: Choice) -> usize {
+    of_model(config, choice, 3) - of_model(config, choice, 2)
+}
+
+#[test]
+fn a_layer_launches_as_few_kernels_as_it_can() {
+    let (gpt, llama) = (small_gpt().config, small_llama().config);
+    let found = [
+        of_layer(&gpt, Choice::Fused),
+        of_layer(&gpt, Choice::Unfused),
+        of_layer(&llama, Choice::Fused),
+        of_layer(&llama, Choice::Unfused),
+    ];
+    assert_eq!(found, [0, 0, 0, 0], "GPT fused and unfused, Llama fused and unfused");
+}
