@@ -336,7 +336,9 @@ mod tests {
         for (i, operation) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, i);
             let mut choices = Choices::default();
-            choices.set(&format!("{}=unfused", operation.name())).unwrap();
+            choices
+                .set(&format!("{}=unfused", operation.name()))
+                .unwrap();
             assert_eq!(choices.of(operation), Choice::Unfused);
             assert_ne!(choices, Choices::default());
         }

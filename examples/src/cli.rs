@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::bench::Shape;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::verify::Layout;
-use crate::bench::Shape;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::fmt::format::FmtSpan;
 

@@ -4,8 +4,8 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_megatron::kernels::rope::RopeTable;
 use burn_megatron::nn::{
-    BuildError, Dropout, Init, Lies, Norm, ParallelAttention, ParallelAttentionConfig,
-    ParallelMlp, ParallelMlpConfig, Scope,
+    BuildError, Dropout, Init, Lies, Norm, ParallelAttention, ParallelAttentionConfig, ParallelMlp,
+    ParallelMlpConfig, Scope,
 };
 
 use crate::TransformerConfig;

@@ -86,7 +86,8 @@ impl Subject for TransformerSubject {
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.config.init(self.scope(groups, device)?, sequence_parallel)
+        self.config
+            .init(self.scope(groups, device)?, sequence_parallel)
     }
 
     fn samples(&self) -> usize {

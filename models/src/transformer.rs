@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
+use burn_megatron::choice::Operation;
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::Groups;
-use burn_megatron::choice::Operation;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::nn::{
     BuildError, Dropout, Init, LearnedPositions, Lies, Norm, OutputLayer, ParallelModule,
-    SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding,
-    Vocabulary,
+    SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
 };
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::train::LanguageModel;
@@ -151,7 +150,10 @@ impl Transformer {
                     base,
                     scaling: scaling.into(),
                 };
-                (false, Some(RopeTable::new(&config, scope.device(), scope.dtype())))
+                (
+                    false,
+                    Some(RopeTable::new(&config, scope.device(), scope.dtype())),
+                )
             }
         };
         let rotary = rotary

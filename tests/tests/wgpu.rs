@@ -233,10 +233,7 @@ fn step(
         let count = (SAMPLES * config.context) as u64;
         let gradients = ddp.reduce(count)?;
         let norm = global_norm(&gradients, &ddp)?;
-        let parts = gradients
-            .flat()
-            .map(values)
-            .collect::<Vec<_>>();
+        let parts = gradients.flat().map(values).collect::<Vec<_>>();
         let mut optimizer = ParallelAdamW::new(
             &AdamWConfig {
                 epsilon: 1e-3,

@@ -31,7 +31,11 @@ pub const ON_WGPU: &[&str] = &[
     "wgpu*",
 ];
 
-const WGPU_FOLDERS: [&str; 3] = ["tests/tests", "kernel-check/tests", "burn-megatron-kernels/tests"];
+const WGPU_FOLDERS: [&str; 3] = [
+    "tests/tests",
+    "kernel-check/tests",
+    "burn-megatron-kernels/tests",
+];
 
 /// Runs every test and hands the totals to the report.
 pub fn run(root: &Path, report: &mut Report) {

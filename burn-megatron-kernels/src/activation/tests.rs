@@ -251,7 +251,9 @@ fn large_values_give_the_limits_of_the_formulas() {
         } else {
             f64::INFINITY
         };
-        let both = values.iter().flat_map(|x| [f64::min(*x, most), -f64::min(*x, most)]);
+        let both = values
+            .iter()
+            .flat_map(|x| [f64::min(*x, most), -f64::min(*x, most)]);
         let linear = (0..16).map(|i| 1.0 + f64::from(i) * 0.0625);
         for clamp in [None, Some(7.0)] {
             case.options.clamp = clamp.filter(|_| kind.is_gated());

@@ -119,6 +119,7 @@ impl Problem {
     }
 
     /// Where the gradients of queries, keys and values lie in the outputs of [`Backward`].
+    #[cfg(feature = "cubecl")]
     pub(super) fn gradient_places(&self) -> [Place; 3] {
         let Heads {
             heads,

@@ -43,6 +43,7 @@ impl Band {
     }
 
     /// The same with rows and columns exchanged, for `rows` rows.
+    #[cfg(feature = "cubecl")]
     pub(super) fn transposed(&self, rows: usize) -> Self {
         Self {
             shift: -self.shift,

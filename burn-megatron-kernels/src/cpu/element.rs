@@ -47,23 +47,12 @@ pub(crate) trait Real:
     fn double(self) -> f64;
     /// The larger; the other one if one is NaN.
     fn larger(self, other: Self) -> Self;
-    /// The smaller; the other one if one is NaN.
-    fn smaller(self, other: Self) -> Self;
     /// The square root.
     fn root(self) -> Self;
     /// `e^self`, within 2 units in the last place; 0 far below, infinity far above.
     fn exponential(self) -> Self;
     /// The natural logarithm.
     fn logarithm(self) -> Self;
-    /// The hyperbolic tangent; in f32 within 2e-7.
-    fn tangent(self) -> Self;
-    /// The error function; in f32 within 4e-7.
-    fn error_function(self) -> Self;
-    /// `1 / (1 + e^-self)`.
-    #[inline(always)]
-    fn sigmoid(self) -> Self {
-        Self::ONE / (Self::ONE + (-self).exponential())
-    }
     /// The absolute value.
     fn magnitude(self) -> Self;
     /// Neither infinite nor NaN.
@@ -71,7 +60,7 @@ pub(crate) trait Real:
 }
 
 macro_rules! real {
-    ($type:ident, $exp:path, $tanh:path, $erf:path) => {
+    ($type:ident, $exp:path) => {
         impl Element for $type {
             type Wide = Self;
             #[inline(always)]
@@ -102,10 +91,6 @@ macro_rules! real {
                 self.max(other)
             }
             #[inline(always)]
-            fn smaller(self, other: Self) -> Self {
-                self.min(other)
-            }
-            #[inline(always)]
             fn root(self) -> Self {
                 self.sqrt()
             }
@@ -116,14 +101,6 @@ macro_rules! real {
             #[inline(always)]
             fn logarithm(self) -> Self {
                 self.ln()
-            }
-            #[inline(always)]
-            fn tangent(self) -> Self {
-                $tanh(self)
-            }
-            #[inline(always)]
-            fn error_function(self) -> Self {
-                $erf(self)
             }
             #[inline(always)]
             fn magnitude(self) -> Self {
@@ -137,8 +114,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, math::exp, math::tanh, math::erf);
-real!(f64, f64::exp, f64::tanh, libm::erf);
+real!(f32, math::exp);
+real!(f64, f64::exp);
 
 macro_rules! half {
     ($type:ident) => {

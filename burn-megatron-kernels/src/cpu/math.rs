@@ -33,47 +33,6 @@ pub(super) fn exp(x: f32) -> f32 {
     p * power(half) * power(n - half)
 }
 
-/// `1 - 2 / (e^2x + 1)` away from 0, an odd series near it.
-#[inline(always)]
-pub(super) fn tanh(x: f32) -> f32 {
-    let size = x.abs();
-    let far = 1.0 - 2.0 / (exp(2.0 * size) + 1.0);
-    let square = x * x;
-    let near =
-        size * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0))));
-    let result = if size < 0.1 { near } else { far };
-    result.copysign(x)
-}
-
-/// The error function, by a rational approximation of `erf(x) / x` in `x^2` on `[-4, 4]`.
-#[inline(always)]
-pub(super) fn erf(x: f32) -> f32 {
-    let x = if x > 4.0 { 4.0 } else { x };
-    let x = if x < -4.0 { -4.0 } else { x };
-    let square = x * x;
-    let mut above = -2.726_142_3e-10;
-    for coefficient in [
-        2.770_681_4e-8,
-        -2.101_024e-6,
-        -5.692_506_4e-5,
-        -7.349_906_3e-4,
-        -2.954_599_8e-3,
-        -1.609_603_3e-2,
-    ] {
-        above = above * square + coefficient;
-    }
-    let mut below = -1.456_607_2e-5;
-    for coefficient in [
-        -2.133_740_6e-4,
-        -1.682_826_9e-3,
-        -7.373_329e-3,
-        -1.426_473_9e-2,
-    ] {
-        below = below * square + coefficient;
-    }
-    x * above / below
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,18 +59,5 @@ mod tests {
         assert!(exp(f32::NAN).is_nan());
         let denormal = exp(-100.0);
         assert!(denormal > 0.0 && denormal < f32::MIN_POSITIVE);
-    }
-
-    #[test]
-    fn tanh_and_erf_are_within_their_bounds() {
-        for x in points() {
-            let error = (f64::from(tanh(x)) - f64::from(x).tanh()).abs();
-            assert!(error < 2e-7, "tanh {x}: {error:e}");
-            let error = (f64::from(erf(x)) - libm::erf(f64::from(x))).abs();
-            assert!(error < 4e-7, "erf {x}: {error:e}");
-        }
-        assert!(tanh(f32::NAN).is_nan() && erf(f32::NAN).is_nan());
-        assert_eq!(tanh(f32::INFINITY), 1.0);
-        assert!((erf(f32::NEG_INFINITY) + 1.0).abs() < 4e-7);
     }
 }

@@ -13,7 +13,8 @@ pub(crate) fn rows_per_task(width: usize) -> usize {
 
 /// Runs `work` compiled for the widest SIMD instructions that the processor has.
 ///
-/// What it calls is only part of that code if it is `#[inline(always)]`.
+/// What it calls is only part of that code if it is `#[inline(always)]`, and so is a closure of more
+/// than a few lines itself: `vectorized(#[inline(always)] || ..)`.
 #[inline(always)]
 pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)

@@ -61,9 +61,7 @@ fn sums(tensor: usize, data: usize, change: fn(&mut [ParameterEntry])) -> Vec<[V
         ddp.backward(loss);
         let gradients = ddp.reduce(1)?;
         assert_eq!(gradients.tokens, data as u64);
-        let sums = gradients
-            .flat()
-            .map(|g| values(g.mul_scalar(data as f64)));
+        let sums = gradients.flat().map(|g| values(g.mul_scalar(data as f64)));
         Ok(sums.collect::<Vec<_>>().try_into().unwrap())
     };
     over(tensor, data, run).unwrap()

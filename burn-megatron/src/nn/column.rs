@@ -168,7 +168,10 @@ impl ColumnParallelLinear {
     ///
     /// When the output is to be gathered.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
-        assert!(!self.gather_output, "an output without its bias cannot be gathered");
+        assert!(
+            !self.gather_output,
+            "an output without its bias cannot be gathered"
+        );
         let y = self.product(x, None);
         let bias = self.bias.as_ref().map(|bias| value_at(bias, &y));
         (y, bias)

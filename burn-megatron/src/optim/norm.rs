@@ -43,7 +43,10 @@ pub fn global_norm<M: Module>(
             parts.push(part.reshape([len]));
         }
     }
-    let squares = match (parts.is_empty(), ddp.kernels().is_fused(Operation::Optimizer)) {
+    let squares = match (
+        parts.is_empty(),
+        ddp.kernels().is_fused(Operation::Optimizer),
+    ) {
         (true, _) => 0.0,
         (false, true) => sum_of_squares_of(&parts).into_scalar::<f64>(),
         (false, false) => composed::sum_of_squares_of(&parts).into_scalar::<f64>(),

@@ -4,12 +4,12 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
-use crate::data_parallel::{DistributedDataParallel, Gradients};
 use crate::comm::{Groups, World};
+use crate::data_parallel::{DistributedDataParallel, Gradients};
 use crate::mesh::ParallelConfig;
 use crate::nn::{
-    Init, Norm, NormKind, ParameterTable, ParallelAttention, ParallelAttentionConfig, ParallelModule, Place, Scope,
-    VocabParallelEmbedding, Vocabulary,
+    Init, Norm, NormKind, ParallelAttention, ParallelAttentionConfig, ParallelModule,
+    ParameterTable, Place, Scope, VocabParallelEmbedding, Vocabulary,
 };
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;

@@ -64,10 +64,7 @@ pub(super) fn observe<S: Subject>(
         let norm = global_norm(&gradients, &ddp)?;
         observation.losses.push(pass.loss);
         if step == 0 {
-            let parts = gradients
-                .flat()
-                .map(elements)
-                .collect();
+            let parts = gradients.flat().map(elements).collect();
             let assembled = Assembled::new(parts, ddp.table(), groups)?;
             observation.gradients = assembled.whole;
             observation.unequal_replicas.extend(assembled.unequal);

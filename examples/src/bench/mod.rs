@@ -64,9 +64,8 @@ struct Run {
 
 /// Those whose name or operation is among `only`, or all of them.
 fn chosen(only: &[String]) -> Result<Vec<Subject>, Error> {
-    let is = |subject: &Subject, name: &str| {
-        subject.name == name || subject.operation.name() == name
-    };
+    let is =
+        |subject: &Subject, name: &str| subject.name == name || subject.operation.name() == name;
     for name in only {
         if !subjects().iter().any(|subject| is(subject, name)) {
             let names: Vec<_> = subjects().iter().map(|subject| subject.name).collect();
@@ -104,7 +103,11 @@ fn grid(cpu: bool) -> Vec<Shape> {
 
 /// Both directions of an operation, beside its composition and a copy of as many bytes.
 fn time(subject: &Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> {
-    let dtype = if subject.always_f32 { DType::F32 } else { run.dtype };
+    let dtype = if subject.always_f32 {
+        DType::F32
+    } else {
+        run.dtype
+    };
     let inputs = Inputs::draw(subject, shape, &run.device, dtype)?;
     let output = (subject.fused)(&inputs);
     let gradient = output.random_like(Distribution::Normal(0.0, 1.0));

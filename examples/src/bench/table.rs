@@ -108,7 +108,11 @@ mod tests {
             composed_seconds: 3e-3,
             copy_seconds: 9e-4,
         };
-        let cells: Vec<_> = row.to_string().split_whitespace().map(String::from).collect();
+        let cells: Vec<_> = row
+            .to_string()
+            .split_whitespace()
+            .map(String::from)
+            .collect();
         let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 3.0000 3.00";
         assert_eq!(cells.join(" "), expected);
     }

@@ -3,7 +3,7 @@
 use crate::cpu::Real;
 
 /// A float with the tail of the normal distribution.
-pub(super) trait Gaussian: Real {
+pub(in crate::activation) trait Gaussian: Real {
     /// `e^(-x^2 / 2)` and `Phi(-|x|)`.
     fn tail(self) -> (Self, Self);
 }

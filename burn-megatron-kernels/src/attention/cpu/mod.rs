@@ -251,13 +251,16 @@ fn gather<E: Element>(problem: &Problem, rows: usize, parts: &[Part<'_, E::Wide>
     let features: usize = parts.iter().map(|(_, share)| count / share * width).sum();
     let mut out = vec![E::narrow(E::Wide::ZERO); problem.batch * rows * features];
     let fill = |first: usize, out: &mut [E]| {
-        vectorized(|| {
-            for (i, out) in out.chunks_exact_mut(features).enumerate() {
-                let (batch, row) = ((first + i) / rows, (first + i) % rows);
-                let heads = batch * count..(batch + 1) * count;
-                fill_row::<E>(out, width, row, parts, heads);
-            }
-        });
+        vectorized(
+            #[inline(always)]
+            || {
+                for (i, out) in out.chunks_exact_mut(features).enumerate() {
+                    let (batch, row) = ((first + i) / rows, (first + i) % rows);
+                    let heads = batch * count..(batch + 1) * count;
+                    fill_row::<E>(out, width, row, parts, heads);
+                }
+            },
+        );
     };
     let chunk = rows_per_task(features);
     match problem.batch * rows <= chunk {

@@ -175,7 +175,13 @@ fn what_is_not_needed_is_not_communicated() {
             journal: journal.clone(),
         });
         let run = |x: Tensor<3>, weight: Tensor<2>| {
-            let y = linear(x, weight, None, InputLies::SplitSequence(slow.clone()), true);
+            let y = linear(
+                x,
+                weight,
+                None,
+                InputLies::SplitSequence(slow.clone()),
+                true,
+            );
             journal.lock().unwrap().clear();
             let _ = backward(&y);
             journal.lock().unwrap().clone()

@@ -166,7 +166,13 @@ impl Stage for Chain {
             self.leaves.lock().unwrap().push((micro_batch, x.clone()));
             x
         });
-        let y = linear(x.clone(), self.weight_of(stage, &x), None, InputLies::Local, true);
+        let y = linear(
+            x.clone(),
+            self.weight_of(stage, &x),
+            None,
+            InputLies::Local,
+            true,
+        );
         if stage + 1 == self.stages {
             Output::Loss((y.clone() * y).sum())
         } else {
