@@ -83,6 +83,8 @@ impl VerifyModel {
             ..TransformerConfig::gpt2()
         };
         let llama = TransformerConfig {
+            // Attention is fused where its probabilities are not dropped.
+            attention_dropout: 0.0,
             groups: Some(2),
             norm: NormKind::Rms,
             activation: Activation::SwiGlu,

@@ -1,7 +1,8 @@
 //! Rows in parallel, with SIMD inside.
 
-/// Elements that make a parallel task worth its start, about 10 microseconds of work.
-pub(crate) const ROW_GRAIN: usize = 16 * 1024;
+/// Elements that make a parallel task worth its start: some tens of microseconds of work, as many as
+/// it takes to wake another thread.
+pub(crate) const ROW_GRAIN: usize = 128 * 1024;
 
 /// How many rows of `width` make one parallel task.
 ///

@@ -34,7 +34,7 @@ fn length(batch: usize, batches: usize, keys: usize) -> usize {
 
 /// Hides about a third of the keys, and all of them in the first row.
 fn hides(i: usize, keys: usize) -> bool {
-    i < keys || (i * 7 + i / 3) % 3 == 0
+    i < keys || (i * 7 + i / 3).is_multiple_of(3)
 }
 
 fn mask(kind: Kind, shape: [usize; 4], device: &Device) -> Mask {

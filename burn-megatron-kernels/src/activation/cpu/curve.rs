@@ -20,7 +20,7 @@ impl Gaussian for f64 {
 /// interpolation on `0 <= x <= 14.5`, where the tail ends in f32; within 4e-8 of the value.
 pub(crate) const TAIL: [f32; 9] = [
     -0.029_732_276,
-    0.146_783_99,
+    0.146_784,
     -0.261_410_54,
     0.165_510_17,
     -0.027_321_91,
