@@ -21,6 +21,20 @@
 //!
 //! Feature flags are Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`.
 
+// A kernel is Rust to read, but not to compile: a condition at expansion time cannot be joined with
+// one on the device, and ranges, not iterators, are unrolled.
+#![cfg_attr(
+    feature = "cubecl",
+    allow(
+        clippy::collapsible_if,
+        clippy::collapsible_match,
+        clippy::len_zero,
+        clippy::manual_div_ceil,
+        clippy::needless_range_loop,
+        clippy::single_match
+    )
+)]
+
 pub mod activation;
 pub mod adamw;
 pub mod attention;
