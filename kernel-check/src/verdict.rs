@@ -9,6 +9,10 @@ use crate::toolchain::Built;
 /// Bits of the widest access that every architecture has.
 const WIDE: u32 = 128;
 
+/// Bytes that a kernel of tiles may spill: the assembler gives away a few registers for one more cube
+/// on a multiprocessor. One that streams rows may spill none.
+const TILES_MAY_SPILL: u32 = 16;
+
 /// Something wrong with a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -69,7 +73,8 @@ impl fmt::Display for Fault {
 pub fn judge(built: &Built, shared: usize, streams: bool, arch: Arch) -> Vec<Fault> {
     let mut faults = Vec::new();
     let (stores, loads) = (built.usage.spill_stores, built.usage.spill_loads);
-    if stores > 0 || loads > 0 {
+    let allowed = if streams { 0 } else { TILES_MAY_SPILL };
+    if stores.max(loads) > allowed {
         faults.push(Fault::Spills(stores, loads));
     } else if streams && built.usage.stack > 0 {
         faults.push(Fault::LocalArray(built.usage.stack));
@@ -209,8 +214,12 @@ ptxas info    : Used 22 registers, used 0 barriers
     }
 
     #[test]
-    fn only_streaming_kernels_must_be_wide_but_none_may_spill() {
+    fn only_streaming_kernels_must_be_wide_and_spill_nothing_at_all() {
         assert!(faults(CLEAN, PIECES, 0, false).is_empty());
+        let few = CLEAN.replace("0 bytes spill loads", "16 bytes spill loads");
+        assert!(faults(&few, PIECES, 0, false).is_empty());
+        let expected = ["spills registers: 0 bytes stored, 16 loaded"];
+        assert_eq!(faults(&few, WIDE_ROW, 0, true), expected);
         let spilling = CLEAN.replace("0 bytes spill loads", "24 bytes spill loads");
         let expected = ["spills registers: 0 bytes stored, 24 loaded"];
         assert_eq!(faults(&spilling, PIECES, 0, false), expected);

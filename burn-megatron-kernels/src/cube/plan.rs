@@ -37,20 +37,28 @@ impl RowPlan {
     /// Loads are as wide as the device and the width allow. A row is shared by as many units as
     /// leave each of them a few vectors, up to 1024.
     pub(crate) fn new(client: &Client, dtype: DType, width: usize) -> Self {
-        let vector = client
-            .io_optimized_vector_sizes(dtype.size())
-            .find(|size| width.is_multiple_of(*size))
-            .unwrap_or(1);
+        let vector = vector(client, dtype, width);
+        Self::with_elements_per_unit(client, dtype, width, VECTORS_PER_UNIT * vector)
+    }
+
+    /// As [`RowPlan::new`], with a larger cube for rows of more than `most` elements per unit.
+    pub(crate) fn with_elements_per_unit(
+        client: &Client,
+        dtype: DType,
+        width: usize,
+        most: usize,
+    ) -> Self {
+        let vector = vector(client, dtype, width);
         let properties = client.properties();
         let columns = width / vector;
-        let wanted = columns.div_ceil(VECTORS_PER_UNIT).next_power_of_two() as u32;
+        let wanted = columns.div_ceil((most / vector).max(1)).next_power_of_two() as u32;
         // At least a plane, so that a reduction by planes has whole ones.
         let least = properties.hardware.plane_size_max.max(32);
-        let most = properties.hardware.max_units_per_cube.min(1024);
+        let largest = properties.hardware.max_units_per_cube.min(1024);
         let has_planes = properties.features.plane.contains(Plane::Ops);
         Self {
             vector,
-            units: wanted.clamp(least, most.max(least)),
+            units: wanted.clamp(least, largest.max(least)),
             columns,
             reduction: reduction(has_planes),
         }
@@ -60,6 +68,12 @@ impl RowPlan {
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_1d(self.units)
     }
+}
+
+/// The widest load by which rows of `width` elements can be read.
+fn vector(client: &Client, dtype: DType, width: usize) -> usize {
+    let mut sizes = client.io_optimized_vector_sizes(dtype.size());
+    sizes.find(|size| width.is_multiple_of(*size)).unwrap_or(1)
 }
 
 fn reduction(has_planes: bool) -> Reduction {

@@ -47,11 +47,23 @@ pub(super) fn curve(x: f32, #[comptime] kind: Curve) -> (f32, f32) {
     }
 }
 
+/// `1 / x` for `x` from 1 to a few thousand, to the last bit or two. A division would call a
+/// function for the numbers that have no normal reciprocal, and need registers for that.
+#[cube]
+fn reciprocal(x: f32) -> f32 {
+    let root = x.inverse_sqrt();
+    let y = root * root;
+    y + y * (1.0f32 - x * y)
+}
+
+/// Beyond this, nothing is left of the tail.
+const FAR: f32 = 64.0;
+
 /// `x Phi(x)`, with the tail of [`TAIL`].
 #[cube]
 fn normal(x: f32) -> (f32, f32) {
     let bell = (x * x * -0.5f32).exp();
-    let t = 1.0f32 / (1.0f32 + x.abs() * TAIL_SCALE);
+    let t = reciprocal(1.0f32 + min(x.abs(), FAR) * TAIL_SCALE);
     let mut p = f32::new(comptime!(TAIL[0]));
     #[unroll]
     for i in 1..9usize {
@@ -67,7 +79,7 @@ fn normal(x: f32) -> (f32, f32) {
 #[cube]
 fn logistic(x: f32, inner: f32, slope: f32) -> (f32, f32) {
     let e = (-inner.abs()).exp();
-    let larger = 1.0f32 / (1.0f32 + e);
+    let larger = reciprocal(1.0f32 + e);
     let smaller = e * larger;
     let s = select(inner < 0.0f32, smaller, larger);
     (x * s, s + x * slope * smaller * larger)

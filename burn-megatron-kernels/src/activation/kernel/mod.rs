@@ -21,10 +21,10 @@ mod sums;
 use elements::{PER_UNIT, UNITS, backward_kernel, forward_kernel};
 use formula::Form;
 pub(crate) use specimen::specimens;
-use sums::{Cut, FOLD_PARTS, FOLD_SUMS, fold_kernel, sums_kernel};
+use sums::{Cut, FOLD_PARTS, FOLD_SUMS, SUM_UNITS, fold_kernel, sums_kernel};
 
 /// Cubes that keep a large device busy.
-const CUBES: usize = 1024;
+const CUBES: usize = 2048;
 /// Rows that a cube has at least where it sums over them, so that the partial sums are few.
 const LEAST_SUMMED: usize = 16;
 
@@ -167,7 +167,7 @@ fn sums(
 ) -> Vec<CubeTensor> {
     let (x, bias, weight) = fused.split(inputs);
     let (client, dtype) = (x.client.clone(), x.dtype);
-    let units = plan.row.units.min(UNITS);
+    let units = plan.row.units.min(SUM_UNITS);
     let columns = plan.row.columns;
     // Only the bias needs a unit to stay on its columns.
     let tile = if wanted.bias { units as usize } else { columns };

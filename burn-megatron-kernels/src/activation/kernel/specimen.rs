@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::elements::{UNITS, backward_kernel, forward_kernel};
 use super::formula::Form;
-use super::sums::{Cut, FOLD_PARTS, FOLD_SUMS, fold_kernel, sums_kernel};
+use super::sums::{Cut, FOLD_PARTS, FOLD_SUMS, SUM_UNITS, fold_kernel, sums_kernel};
 use crate::activation::Activation;
 use crate::cube::specimen::{Specimen, Target, tensor, types};
 
@@ -108,8 +108,8 @@ impl Described {
         let columns = self.columns();
         let cut = Cut {
             columns,
-            tile: if bias { UNITS as usize } else { columns },
-            units: UNITS,
+            tile: if bias { SUM_UNITS as usize } else { columns },
+            units: SUM_UNITS,
             planes: true,
         };
         let option = |given: bool| match given {
@@ -117,7 +117,7 @@ impl Described {
             false => ComptimeOptionCompilationArg::None,
         };
         let kernel = sums_kernel::SumsKernel::new(
-            target.settings(UNITS),
+            target.settings(SUM_UNITS),
             device,
             compiler,
             tensor(),

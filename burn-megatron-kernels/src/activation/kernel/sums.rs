@@ -6,6 +6,10 @@ use super::elements::{halves, row_weight};
 use super::formula::{Form, gradients};
 use crate::cube::{cube_sum, lane_sum};
 
+/// The most units of a cube. With twice as many, a compiler for CUDA gives up registers that the
+/// formulas need, so that more cubes fit beside each other.
+pub(super) const SUM_UNITS: u32 = 128;
+
 /// How the work is cut; all in vectors of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Cut {

@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 use super::tile::{
-    LANES, Reach, Shape, Site, accumulate, dots, high, load, low, start, store, zeros,
+    LANES, Reach, Shape, Site, accumulate, dots, high, limits, load, low, start, store, zeros,
 };
 use crate::cube::{cube_sum, lane_sum};
 
@@ -148,18 +148,16 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         );
 
         let mut sums = zeros::<N>(shape);
-        let mut row_lse = Array::<f32>::new(own);
-        let mut row_delta = Array::<f32>::new(own);
-        let mut lows = Array::<i32>::new(own);
-        let mut highs = Array::<i32>::new(own);
+        let mut row_lse = Shared::<[f32]>::new_slice(shape.rows);
+        let mut row_delta = Shared::<[f32]>::new_slice(shape.rows);
+        let mut lows = Shared::<[i32]>::new_slice(shape.rows);
+        let mut highs = Shared::<[i32]>::new_slice(shape.rows);
+        limits(first, reach, bounds, &mut lows, &mut highs, shape);
         let statistics = (batch * heads as usize + head) * queries;
-        #[unroll]
-        for r in 0..own {
-            let at = min(first + row + r, queries - 1);
-            row_lse[r] = lse[statistics + at];
-            row_delta[r] = delta[statistics + at];
-            lows[r] = low(at as i32, reach, bounds);
-            highs[r] = high(at as i32, reach, bounds);
+        if (UNIT_POS as usize) < shape.rows {
+            let at = statistics + min(first + UNIT_POS as usize, queries - 1);
+            row_lse[UNIT_POS as usize] = lse[at];
+            row_delta[UNIT_POS as usize] = delta[at];
         }
         let last = min(first + shape.rows, queries) - 1;
         let mut at = low(first as i32, reach, bounds);
@@ -179,7 +177,16 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 shape,
             );
             sync_cube();
+            // Kept in shared memory while the scores are made, where only this unit reads it.
             let dp = dots::<N>(&gradient, &passes, shape);
+            #[unroll]
+            for r in 0..own {
+                #[unroll]
+                for c in 0..columns {
+                    weights[(row + r) * weight_pitch + lane + c * LANES] =
+                        dp[comptime!(r * columns + c)] - row_delta[row + r];
+                }
+            }
             sync_cube();
             load(
                 k,
@@ -200,10 +207,9 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 for c in 0..columns {
                     let i = comptime!(r * columns + c);
                     let j = at + (lane + c * LANES) as i32;
-                    let p = (scores[i] - row_lse[r]).exp();
-                    let ds = p * (dp[i] - row_delta[r]);
-                    weights[(row + r) * weight_pitch + lane + c * LANES] =
-                        select(j >= lows[r] && j < highs[r], ds, 0.0f32);
+                    let cell = (row + r) * weight_pitch + lane + c * LANES;
+                    let ds = (scores[i] - row_lse[row + r]).exp() * weights[cell];
+                    weights[cell] = select(j >= lows[row + r] && j < highs[row + r], ds, 0.0f32);
                 }
             }
             sync_cube();
@@ -298,14 +304,9 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
 
         let mut dk = zeros::<N>(shape);
         let mut dv = zeros::<N>(shape);
-        let mut lows = Array::<i32>::new(own);
-        let mut highs = Array::<i32>::new(own);
-        #[unroll]
-        for r in 0..own {
-            let at = min(first + row + r, keys - 1) as i32;
-            lows[r] = low(at, reach, bounds);
-            highs[r] = high(at, reach, bounds);
-        }
+        let mut lows = Shared::<[i32]>::new_slice(shape.rows);
+        let mut highs = Shared::<[i32]>::new_slice(shape.rows);
+        limits(first, reach, bounds, &mut lows, &mut highs, shape);
         let last = min(first + shape.rows, keys) - 1;
         let begin = low(first as i32, reach, bounds);
         let end = high(last as i32, reach, bounds);
@@ -329,17 +330,16 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     shape,
                 );
                 sync_cube();
-                let mut p = dots::<N>(&stays, &passes, shape);
+                let scores = dots::<N>(&stays, &passes, shape);
                 #[unroll]
                 for c in 0..columns {
                     let i = at + (lane + c * LANES) as i32;
                     let of_query = lse[statistics + min(i, reach.columns - 1) as usize];
                     #[unroll]
                     for r in 0..own {
-                        let cell = comptime!(r * columns + c);
-                        let visible = i >= lows[r] && i < highs[r];
-                        p[cell] = select(visible, (p[cell] - of_query).exp(), 0.0f32);
-                        weights[(row + r) * weight_pitch + lane + c * LANES] = p[cell];
+                        let p = (scores[comptime!(r * columns + c)] - of_query).exp();
+                        weights[(row + r) * weight_pitch + lane + c * LANES] =
+                            select(i >= lows[row + r] && i < highs[row + r], p, 0.0f32);
                     }
                 }
                 sync_cube();
@@ -365,9 +365,8 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     let of_query = delta[statistics + i as usize];
                     #[unroll]
                     for r in 0..own {
-                        let cell = comptime!(r * columns + c);
-                        weights[(row + r) * weight_pitch + lane + c * LANES] =
-                            p[cell] * (dp[cell] - of_query);
+                        weights[(row + r) * weight_pitch + lane + c * LANES] *=
+                            dp[comptime!(r * columns + c)] - of_query;
                     }
                 }
                 load(

@@ -91,7 +91,8 @@ pub(super) fn best(
     };
     let fits = |shape: &Shape| {
         let tiles = (stays * shape.rows + shape.columns) * shape.pitch() * vector;
-        let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange();
+        let kept = (stays - 1) * shape.kept();
+        let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange() + kept;
         words * size_of::<f32>() <= memory && shape.units() <= units
     };
     let last = shape(sizes[sizes.len() - 1]);
@@ -119,7 +120,8 @@ mod tests {
                     }
                     let shape = best(sizes, stays, width, vector, false, SMALL, 256);
                     let tiles = (stays * shape.rows + shape.columns) * shape.pitch() * vector;
-                    let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange();
+                    let kept = (stays - 1) * shape.kept();
+                    let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange() + kept;
                     assert!(
                         words * 4 <= SMALL,
                         "width {width}, vector {vector}: {shape:?}"

@@ -77,6 +77,11 @@ impl Shape {
         }
     }
 
+    /// Values of the rows that the backward keeps in shared memory.
+    pub(crate) fn kept(&self) -> usize {
+        4 * self.rows
+    }
+
     /// Columns of the scores that a unit owns in each of its rows.
     pub(crate) fn columns_per_unit(&self) -> usize {
         self.columns / LANES
@@ -118,6 +123,24 @@ pub(crate) fn high(row: i32, reach: &Reach, bounds: &ComptimeOption<OwnedTensor<
         ComptimeOption::None => {}
     }
     high
+}
+
+/// Keeps what the rows of the tile that stays see, in shared memory and not in registers.
+#[cube]
+pub(crate) fn limits(
+    first: usize,
+    reach: &Reach,
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+    lows: &mut Shared<[i32]>,
+    highs: &mut Shared<[i32]>,
+    #[comptime] shape: Shape,
+) {
+    let row = UNIT_POS as usize;
+    if row < shape.rows {
+        let at = min((first + row) as i32, reach.rows - 1);
+        lows[row] = low(at, reach, bounds);
+        highs[row] = high(at, reach, bounds);
+    }
 }
 
 /// Loads `rows` rows from `first` on, times `factor`, to row `0` of a tile; what is past `count`
@@ -169,20 +192,20 @@ pub(crate) fn dots<N: Size>(
         sums[i] = 0.0f32;
     }
     for k in 0..shape.width {
-        let mut right = Array::<Vector<f32, N>>::new(columns);
-        #[unroll]
-        for c in 0..columns {
-            right[c] = passes[(lane + c * LANES) * pitch + k];
-        }
+        let mut left = Array::<Vector<f32, N>>::new(own);
         #[unroll]
         for r in 0..own {
-            let left = stays[(row + r) * pitch + k];
+            left[r] = stays[(row + r) * pitch + k];
+        }
+        #[unroll]
+        for c in 0..columns {
+            let right = passes[(lane + c * LANES) * pitch + k];
             #[unroll]
-            for c in 0..columns {
+            for r in 0..own {
                 #[unroll]
                 for n in 0..N::value() {
                     let i = comptime!(r * columns + c);
-                    sums[i] = fma(left.extract(n), right[c].extract(n), sums[i]);
+                    sums[i] = fma(left[r].extract(n), right.extract(n), sums[i]);
                 }
             }
         }

@@ -157,9 +157,12 @@ pub(in crate::rope) fn keys(
     let Ok([q, kv, shared]) = <[CubeTensor; 3]>::try_from(inputs) else {
         unreachable!("queries, keys and values, and the shared key")
     };
+    let k = empty(&q, q.shape(), q.dtype);
+    if q.shape().num_elements() == 0 {
+        return vec![q, k];
+    }
     let plan = Plan::new(&q.client, q.dtype, heads, &[latent.nope, latent.value]);
     let in_place = q.can_mut() && q.is_nonoverlapping();
-    let k = empty(&q, q.shape(), q.dtype);
     let (turned, output, queries) = match in_place {
         true => (q.clone(), q.as_tensor_alias(0), plan.turning()),
         false => {
@@ -170,9 +173,6 @@ pub(in crate::rope) fn keys(
     };
     let latent = in_vectors(latent, plan);
     let tokens = q.shape()[0] * q.shape()[1];
-    if tokens * heads.heads == 0 {
-        return vec![turned, k];
-    }
     let items = queries + plan.items + plan.heads * latent.nope;
     let (client, dtype) = (q.client.clone(), q.dtype);
     let [cosine, sine] = angles.table();

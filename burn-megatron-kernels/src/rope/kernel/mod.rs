@@ -24,8 +24,9 @@ pub(super) use turn::turn;
 /// Units of a cube.
 const UNITS: u32 = 256;
 
-/// The most heads that one unit turns: as many loads are under way at once.
-const MOST_HEADS: usize = 4;
+/// The most heads that one unit turns: its loads are under way at once, and more do not fit into
+/// the registers that leave a device full of units.
+const MOST_HEADS: usize = 2;
 
 /// How the heads of a tensor are spread over units. Features are counted in vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

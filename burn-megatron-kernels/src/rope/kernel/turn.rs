@@ -211,6 +211,9 @@ pub(super) fn turn_kernel<F: Float, N: Size, T: Size>(
 
 /// Turns `x`, in place where nobody else holds it.
 pub(in crate::rope) fn turn(x: CubeTensor, angles: Angles, heads: Heads) -> CubeTensor {
+    if x.shape().num_elements() == 0 {
+        return x;
+    }
     let plan = Plan::new(&x.client, x.dtype, heads, &[]);
     let in_place = x.can_mut() && x.is_nonoverlapping();
     let y = match in_place {
@@ -222,7 +225,7 @@ pub(in crate::rope) fn turn(x: CubeTensor, angles: Angles, heads: Heads) -> Cube
         false => plan.turning() + plan.passing(),
     };
     let tokens = x.shape()[0] * x.shape()[1];
-    if tokens * items == 0 {
+    if items == 0 {
         return y;
     }
     let (client, dtype) = (x.client.clone(), x.dtype);

@@ -8,8 +8,11 @@ use super::*;
 use crate::cube::specimen::{Specimen, Target, tensor, types as elements};
 use crate::cube::{cube_sum, empty, grid, lane_sum};
 
-/// Vectors of 128 bits that a unit holds at most, of the output and of its gradient each.
-const HELD: usize = 4;
+/// Elements that a unit holds at most, of the output and of its gradient each.
+const HELD: usize = 16;
+/// Elements of a unit before a larger cube is taken: with more, registers do not suffice for
+/// several cubes beside each other.
+const FEW: usize = 8;
 
 #[cube(launch_unchecked)]
 fn gradient_kernel<F: Float, N: Size>(
@@ -146,7 +149,7 @@ pub(in super::super) fn backward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Ve
     let lengths = (plan.span == Span::Lengths).then(|| inputs.remove(0));
 
     let client = output.client.clone();
-    let launch = RowPlan::new(&client, output.dtype, keys);
+    let launch = RowPlan::with_elements_per_unit(&client, output.dtype, keys, FEW);
     let scores = empty(&output, output.shape(), output.dtype);
     let rows = share
         .as_ref()
@@ -168,7 +171,7 @@ pub(in super::super) fn backward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Ve
             plan.scale as f32,
             launch.columns,
             plan.span.into(),
-            held(&launch, HELD),
+            held(&launch, HELD / launch.vector),
             launch.units,
             planes(&launch),
             dtype,
@@ -198,12 +201,16 @@ fn sum_of_heads(plan: &Plan, rows: CubeTensor) -> CubeTensor {
     sink
 }
 
-/// Rows of 4096 keys, held and read twice, and the sum over the rows of a head.
+/// Rows of 4096 keys, read twice and held, the widest that are held, and the sum over the rows of
+/// a head.
 pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
     let mut all = Vec::new();
     for (name, element, vector) in elements() {
-        for held in [0, HELD] {
-            let units = 4096 / (vector * HELD) as u32;
+        for (held, units) in [
+            (0, 4096 / FEW as u32),
+            (FEW / vector, 4096 / FEW as u32),
+            (HELD / vector, 1024),
+        ] {
             let (device, compiler) = target.properties();
             let kernel = gradient_kernel::GradientKernel::new(
                 target.settings(units),
@@ -225,7 +232,8 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
                 true,
                 element,
             );
-            let name = format!("masked_softmax/backward/{name}/4096/held{held}");
+            let keys = units as usize * (vector * held).max(FEW);
+            let name = format!("masked_softmax/backward/{name}/{keys}/held{held}");
             all.push(Specimen::streaming(name, kernel));
         }
     }
