@@ -241,6 +241,16 @@ impl Chosen {
         self.decisions[operation as usize] = decide(operation, choice, Some(reason.into()))?;
         Ok(())
     }
+
+    /// Decides again for an operation that is the faster one unfused, where the choice is automatic.
+    pub fn prefer_unfused(&mut self, operation: Operation, reason: impl Into<String>) {
+        if self.choices.of(operation) == Choice::Auto {
+            self.decisions[operation as usize] = Decision {
+                fused: false,
+                reason: reason.into(),
+            };
+        }
+    }
 }
 
 /// Why the device has no kernel for this type, if it has none.
@@ -314,6 +324,11 @@ mod tests {
         chosen.keep_unfused(Operation::Loss, "of a test").unwrap();
         assert!(!chosen.is_fused(Operation::Loss));
         assert!(chosen.to_string().ends_with("; unfused: loss (of a test)"));
+        // What was asked for stays; what was not may go.
+        chosen.prefer_unfused(Operation::Norm, "slower");
+        chosen.prefer_unfused(Operation::Loss, "slower");
+        assert!(chosen.is_fused(Operation::Norm));
+        assert!(chosen.to_string().ends_with("; unfused: loss (slower)"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The feed-forward layer with its width split over the tensor axis.
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use crate::choice::Operation;
 
@@ -49,6 +49,10 @@ impl ParallelMlpConfig {
     ///
     /// [`BuildError::Mesh`] when the width cannot be split over the tensor axis.
     pub fn init(&self, scope: &Scope) -> Result<ParallelMlp, BuildError> {
+        if self.activation == Activation::SquaredRelu && *scope.device() == Device::flex() {
+            let reason = "Burn's squared ReLU is the faster one on the CPU";
+            scope.prefer_unfused(Operation::Activation, reason);
+        }
         let section = OutputSection {
             unit: "MLP width",
             units: self.width,

@@ -186,6 +186,11 @@ impl Scope {
         Ok(self.lock_kernels().keep_unfused(operation, reason)?)
     }
 
+    /// Says why the layer that is being built is faster with the unfused form of an operation.
+    pub fn prefer_unfused(&self, operation: Operation, reason: impl Into<String>) {
+        self.lock_kernels().prefer_unfused(operation, reason);
+    }
+
     fn lock_kernels(&self) -> MutexGuard<'_, Chosen> {
         let kernels = &self.shared.kernels;
         kernels.lock().unwrap_or_else(PoisonError::into_inner)
