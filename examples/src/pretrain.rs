@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use burn::tensor::DType;
 use burn_megatron::comm::World;
 use burn_megatron::data::{TextData, VOCABULARY};
 use burn_megatron::device::DeviceKind;
@@ -58,6 +59,9 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     text.held_out_windows(length, recipe.train.held_out_samples)?;
     // The devices are asked for once, here: what is wrong with them is said before anything starts.
     let devices = args.device.devices()?;
+    recipe
+        .model
+        .check_kernels(&recipe.kernels, &devices[0], DType::F32)?;
     let interrupt = Interrupt::listen()?;
     let folder = run_folder(args)?;
     folder.write_config(&recipe)?;

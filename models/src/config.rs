@@ -1,7 +1,9 @@
 //! The sizes and choices of a transformer.
 
+use burn::tensor::{DType, Device};
+use burn_megatron::choice::{ChoiceError, Choices, Chosen, Operation};
 use burn_megatron::mesh::{Axis, split_evenly};
-use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary};
+use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary, why_unfused};
 use serde::{Deserialize, Serialize};
 
 use crate::RotaryScaling;
@@ -189,6 +191,26 @@ impl TransformerConfig {
         self.check_head_width()
     }
 
+    /// Checks that the kernels which are asked for suit this model and the device, before anything is
+    /// built.
+    ///
+    /// # Errors
+    ///
+    /// [`ChoiceError`] for the first that does not.
+    pub fn check_kernels(
+        &self,
+        choices: &Choices,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Chosen, ChoiceError> {
+        let mut chosen = Chosen::new(choices, device, dtype)?;
+        let head_width = self.head_width.unwrap_or(self.hidden / self.heads.max(1));
+        if let Some(reason) = why_unfused(self.attention_dropout, head_width) {
+            chosen.keep_unfused(Operation::Attention, reason)?;
+        }
+        Ok(chosen)
+    }
+
     fn check_head_width(&self) -> Result<usize, BuildError> {
         let width = match self.head_width {
             Some(width) => width,
@@ -257,6 +279,7 @@ fn divisors(size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn_megatron::choice::Choice;
 
     fn error(change: impl FnOnce(&mut TransformerConfig), tensor: usize) -> String {
         let mut config = TransformerConfig::llama();
@@ -288,6 +311,22 @@ mod tests {
         );
         assert!(error(|config| config.context = 6, 4).starts_with("context 6 cannot be split"));
         assert!(error(|config| config.dropout = 1.0, 1).contains("dropout = 1 makes no sense"));
+    }
+
+    #[test]
+    fn a_kernel_that_the_model_cannot_use_is_refused_at_once() {
+        let config = TransformerConfig {
+            attention_dropout: 0.1,
+            ..TransformerConfig::llama()
+        };
+        let check =
+            |choice| config.check_kernels(&Choices::all(choice), &Device::flex(), DType::F32);
+        let error = check(Choice::Fused).unwrap_err().to_string();
+        assert!(
+            error.starts_with("kernels: attention cannot be fused"),
+            "{error}"
+        );
+        assert!(!check(Choice::Auto).unwrap().is_fused(Operation::Attention));
     }
 
     #[test]

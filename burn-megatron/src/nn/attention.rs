@@ -124,17 +124,20 @@ impl ParallelAttentionConfig {
 
     /// Says what keeps attention from being fused.
     fn check_fused(&self, scope: &Scope) -> Result<(), BuildError> {
-        let (operation, width) = (Operation::Attention, self.head_width);
-        if self.dropout > 0.0 {
-            let reason = "the attention's dropout acts on its probabilities";
-            scope.keep_unfused(operation, reason)?;
+        match why_unfused(self.dropout, self.head_width) {
+            Some(reason) => scope.keep_unfused(Operation::Attention, reason),
+            None => Ok(()),
         }
-        if width > MAX_WIDTH {
-            let reason = format!("heads of {width} features are wider than {MAX_WIDTH}");
-            scope.keep_unfused(operation, reason)?;
-        }
-        Ok(())
     }
+}
+
+/// What keeps an attention with this dropout and width of heads from being fused.
+pub fn why_unfused(dropout: f64, head_width: usize) -> Option<String> {
+    if dropout > 0.0 {
+        return Some("the attention's dropout acts on its probabilities".into());
+    }
+    let wide = head_width > MAX_WIDTH;
+    wide.then(|| format!("heads of {head_width} features are wider than {MAX_WIDTH}"))
 }
 
 impl ParallelAttention {

@@ -38,7 +38,7 @@ mod tests;
 
 pub use crate::mesh::Place;
 pub use activation::Activation;
-pub use attention::{ParallelAttention, ParallelAttentionConfig};
+pub use attention::{ParallelAttention, ParallelAttentionConfig, why_unfused};
 pub use column::{ColumnParallelLinear, ColumnParallelLinearConfig, OutputSection};
 pub use door::value_at;
 pub use dropout::{Dropout, Lies};

@@ -4,8 +4,6 @@ use super::backward::JOINED;
 use super::{NormOptions, add_layer_norm, add_rms_norm, composed, layer_norm, rms_norm};
 use crate::testing::{Input, assert_gradients, compare, compare_within, devices, evaluate};
 
-mod refusals;
-
 const OPTIONS: NormOptions = NormOptions {
     epsilon: 1e-5,
     zero_centered: false,
@@ -75,6 +73,8 @@ macro_rules! add_rms {
         }
     };
 }
+
+mod refusals;
 
 const SIZES: [(usize, usize); 5] = [(300, 1), (37, 7), (5, 33), (3, 1000), (2, 4097)];
 
