@@ -34,6 +34,9 @@ const TOKENS: usize = SAMPLES * SEQ;
 const STEPS: usize = 8;
 const LEARNING_RATE: f64 = 3e-3;
 const TOLERANCE: f64 = 1e-10;
+/// Burn's AdamW rounds its settings to f32, ours does not; these are numbers that f32 holds.
+const BETA: f64 = 0.5;
+const EPSILON: f64 = 1.0 / 67_108_864.0;
 const RANKS: usize = 2;
 const MICRO_BATCHES: usize = 4;
 
@@ -100,8 +103,10 @@ fn train_rank(model: &[Block], schedule: &Schedule, groups: &Groups) -> Result<O
 
     let mut ddp = DistributedDataParallel::new(ParallelModule::replicated(stages), groups)?;
     let settings = AdamWConfig {
+        beta1: BETA,
+        beta2: BETA,
+        epsilon: EPSILON,
         weight_decay: 0.0,
-        ..AdamWConfig::default()
     };
     let mut optimizer = ParallelAdamW::new(&settings, &ddp);
     let sink = ddp.sink();
@@ -139,8 +144,12 @@ fn train_pipeline(model: &[Block], schedule: &Schedule) -> Result<Vec<f64>, AnyE
 
 /// The same in plain Burn.
 fn train_alone(mut model: Vec<Block>) -> Vec<f64> {
-    let optimizer = BurnAdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
-    let mut optimizer = optimizer.with_weight_decay(0.0).init();
+    let mut optimizer = BurnAdamWConfig::new()
+        .with_beta_1(BETA as f32)
+        .with_beta_2(BETA as f32)
+        .with_epsilon(EPSILON as f32)
+        .with_weight_decay(0.0)
+        .init();
     let mut losses = vec![];
     for step in 0..STEPS {
         let (inputs, targets) = batch(step, 0..SAMPLES);

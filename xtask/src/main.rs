@@ -72,7 +72,7 @@ enum Command {
     ///
     /// README.md is checked as well. Builds the book if mdbook is installed.
     Book,
-    /// Train the default recipe for a few steps and check that its loss falls.
+    /// Train the default recipe for a few steps and check that its loss falls; run the examples.
     Recipe,
     /// Everything above: format, lint, docs, book, test, cuda, check-cuda, recipe.
     ///

@@ -1,4 +1,4 @@
-//! `cargo xtask recipe`: the first thing that a new user runs does train.
+//! `cargo xtask recipe`: the first thing that a new user runs does train, and the examples run.
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,21 @@ use crate::temp::TempDir;
 
 const STEPS: usize = 8;
 
-/// Trains the default recipe for a few steps in a temporary run folder and reads its metrics.
+/// Those that compare what they compute with one rank, and fail if it differs.
+const EXAMPLES: [&str; 2] = ["bring_your_own", "pipeline_stages"];
+
+/// Trains the default recipe for a few steps in a temporary run folder and reads its metrics, and runs
+/// the examples.
 pub fn run(root: &Path, report: &mut Report) {
     report.step("recipe", || train(root));
+    for name in EXAMPLES {
+        report.step(name, || example(root, name));
+    }
+}
+
+fn example(root: &Path, name: &str) -> Result<(), String> {
+    let package = ["run", "--release", "-p", "burn-megatron-examples"];
+    run_command(cargo(root, &package).args(["--example", name]))
 }
 
 fn train(root: &Path) -> Result<(), String> {
