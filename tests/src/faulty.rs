@@ -184,7 +184,7 @@ impl Decoder {
         let attended = self.attention.forward(self.norm.forward(x.clone()), None);
         let x = x + self.dropout.forward(attended, self.lies);
         let up = self.up.forward(self.mlp_norm.forward(x.clone()));
-        let x = x + self.down(Activation::GeluTanh.forward(up, None, true));
+        let x = x + self.down(Activation::GeluTanh.forward(up));
         self.loss
             .forward(self.output.forward(x, &self.embedding), targets)
     }

@@ -42,9 +42,13 @@ impl Activation {
         }
     }
 
-    /// `x + bias` of `[batch, seq, width]` through the nonlinearity; a gated one halves the last
-    /// dim. `fused` says in which form.
-    pub fn forward(self, x: Tensor<3>, bias: Option<Tensor<1>>, fused: bool) -> Tensor<3> {
+    /// `[batch, seq, width]` through the nonlinearity, by its kernel; a gated one halves the last dim.
+    pub fn forward(self, x: Tensor<3>) -> Tensor<3> {
+        self.forward_biased(x, None, true)
+    }
+
+    /// `x + bias` through the nonlinearity; `fused` says in which form.
+    pub fn forward_biased(self, x: Tensor<3>, bias: Option<Tensor<1>>, fused: bool) -> Tensor<3> {
         let options = ActivationOptions::default();
         match fused {
             true => activation::activate(x, bias, None, self.kind(), options),

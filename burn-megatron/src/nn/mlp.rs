@@ -93,6 +93,6 @@ impl ParallelMlp {
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
         let (x, bias) = self.up.forward_without_bias(x);
         self.down
-            .forward_without_bias(self.activation.forward(x, bias, self.fused))
+            .forward_without_bias(self.activation.forward_biased(x, bias, self.fused))
     }
 }

@@ -117,6 +117,6 @@ impl Block {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), None);
         let up = self.up.forward(self.mlp_norm.forward(x.clone()));
-        x + self.down.forward(Activation::Gelu.forward(up, None, true))
+        x + self.down.forward(Activation::Gelu.forward(up))
     }
 }

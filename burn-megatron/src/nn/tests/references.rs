@@ -180,12 +180,12 @@ fn activations_follow_their_formulas() {
 fn activations(fused: bool) {
     assert_same(
         "gelu",
-        |x| Activation::Gelu.forward(x, None, fused),
+        |x| Activation::Gelu.forward_biased(x, None, fused),
         burn::tensor::activation::gelu,
     );
     assert_same(
         "gelu of tanh",
-        |x| Activation::GeluTanh.forward(x, None, fused),
+        |x| Activation::GeluTanh.forward_biased(x, None, fused),
         |x| {
             let cube = x.clone() * x.clone() * x.clone();
             let inner = (x.clone() + cube.mul_scalar(0.044715))
@@ -195,12 +195,12 @@ fn activations(fused: bool) {
     );
     assert_same(
         "Burn's gelu of tanh",
-        |x| Activation::GeluTanh.forward(x, None, fused),
+        |x| Activation::GeluTanh.forward_biased(x, None, fused),
         gelu_approximate,
     );
     assert_same(
         "swiglu",
-        |x| Activation::SwiGlu.forward(x, None, fused),
+        |x| Activation::SwiGlu.forward_biased(x, None, fused),
         |x| {
             let (gate, value) = (x.clone().narrow(2, 0, 3), x.narrow(2, 3, 3));
             gate.clone() * sigmoid(gate) * value
@@ -216,7 +216,7 @@ fn activations_are_finite_far_out() {
             [[[-1e4f64, -50.0, 50.0, 1e4, 1.0, 1.0, 1.0, 1.0]]],
             (&Device::flex(), DType::F64),
         ));
-        let y = activation.forward(x.clone(), None, true);
+        let y = activation.forward(x.clone());
         let gradients = y.clone().sum().backward();
         let y = values(y.inner());
         assert!(
