@@ -70,6 +70,20 @@ pub fn layer_norm<const D: usize>(
 /// # Panics
 ///
 /// As [`layer_norm`].
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_megatron_kernels::norm::{NormOptions, rms_norm};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::random([4, 8], Distribution::Default, &device).require_grad();
+/// let weight = Tensor::<1>::ones([8], &device).require_grad();
+/// let y = rms_norm(x.clone(), weight, NormOptions::new(1e-5));
+/// let gradients = y.sum().backward();
+/// assert_eq!(x.grad(&gradients).unwrap().dims(), [4, 8]);
+/// ```
 pub fn rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
