@@ -2,8 +2,8 @@
 //! and then writes the lower number here.
 #![cfg(all(feature = "wgpu", feature = "tracing", not(feature = "fusion")))]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::Cell;
+use std::sync::Once;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Int, Tensor};
@@ -28,25 +28,36 @@ use burn_megatron_tests::{small_gpt, small_llama};
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-/// Counts the spans of CubeCL's launches on this thread.
-struct Launches(Arc<AtomicUsize>);
+thread_local! {
+    static LAUNCHED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts the spans of CubeCL's launches, each on its thread.
+struct Launches;
 
 impl<S: tracing::Subscriber> Layer<S> for Launches {
     fn on_new_span(&self, span: &Attributes<'_>, _id: &Id, _context: Context<'_, S>) {
         if span.metadata().name() == "launch_inner" {
-            self.0.fetch_add(1, Ordering::Relaxed);
+            LAUNCHED.set(LAUNCHED.get() + 1);
         }
     }
 }
 
 fn count<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let launches = Arc::new(AtomicUsize::new(0));
-    let subscriber = tracing_subscriber::registry().with(Launches(launches.clone()));
-    let result = tracing::subscriber::with_default(subscriber, work);
-    (result, launches.load(Ordering::Relaxed))
+    let before = LAUNCHED.get();
+    let result = work();
+    (result, LAUNCHED.get() - before)
 }
 
+/// The device. One subscriber serves the process, and stands before the first launch: tracing decides
+/// at a span's first use whether anybody listens, and a subscriber of each test's own can come while
+/// another thread decides.
 fn wgpu() -> Device {
+    static LISTENING: Once = Once::new();
+    LISTENING.call_once(|| {
+        let subscriber = tracing_subscriber::registry().with(Launches);
+        tracing::subscriber::set_global_default(subscriber).expect("no other subscriber");
+    });
     let devices = DeviceKind::Wgpu.devices();
     devices.unwrap_or_else(|error| panic!("{error}")).remove(0)
 }

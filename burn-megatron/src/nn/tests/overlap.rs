@@ -88,6 +88,9 @@ fn input(place: Place, sequence_parallel: bool) -> Tensor<3> {
 
 /// What the backward of a column-parallel layer does, in order, on each rank.
 fn backward_of(sequence_parallel: bool) -> Vec<Vec<String>> {
+    // While there is one subscriber alone, a thread of another test that comes first to a span, and has
+    // none, would switch the span off for all.
+    let _second = tracing::Dispatch::new(Spans(Journal::default()));
     over(2, |groups| {
         let journal = Journal::default();
         let slow = Slow {
