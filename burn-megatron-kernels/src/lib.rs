@@ -15,6 +15,7 @@
 //! | [`cross_entropy`] | log-sum-exp, loss and gradient, also for a split vocabulary |
 //! | [`adamw`] | a step over a flat buffer; sums of squares |
 //! | [`gemm`] | matrix products with a bias, or added to what is there |
+//! | [`flat`] | values written into a buffer of many tensors, or added there |
 //!
 //! They stand on [`function`] (an operation given by its forward and its backward) and [`philox`]
 //! (counter-based random numbers, so that a draw depends on its coordinates alone).
@@ -44,6 +45,7 @@ pub mod cross_entropy;
 mod cube;
 pub mod dropout;
 mod error;
+pub mod flat;
 pub mod function;
 pub mod gemm;
 mod launch;

@@ -256,9 +256,11 @@ impl Chosen {
 /// Why the device has no kernel for this type, if it has none.
 fn missing(operation: Operation, device: &Device, dtype: DType) -> Option<String> {
     let is_cpu = *device == Device::flex();
-    if operation == Operation::Optimizer && dtype.size() < 4 {
-        return Some("the weights that it updates are in 16 bits".into());
-    }
+    // Whatever the model computes in, its weights are stepped in f32 at least.
+    let dtype = match operation {
+        Operation::Optimizer if dtype != DType::F64 => DType::F32,
+        _ => dtype,
+    };
     if !is_cpu && dtype == DType::F64 {
         return Some("kernels for GPUs compute in f32".into());
     }

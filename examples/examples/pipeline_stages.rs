@@ -107,8 +107,9 @@ fn train_rank(model: &[Block], schedule: &Schedule, groups: &Groups) -> Result<O
         beta2: BETA,
         epsilon: EPSILON,
         weight_decay: 0.0,
+        ..AdamWConfig::default()
     };
-    let mut optimizer = ParallelAdamW::new(&settings, &ddp);
+    let mut optimizer = ParallelAdamW::new(&settings, &ddp)?;
     let sink = ddp.sink();
     let engine = Engine::new(schedule, groups.pipeline(), &Device::flex(), &*sink)?;
     let mut losses = vec![];

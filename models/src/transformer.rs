@@ -159,15 +159,22 @@ impl Transformer {
         let rotary = rotary
             .transpose()
             .map_err(|error| scope.error(error.to_string()))?;
-        let block = |i| {
-            let scope = scope.child("blocks").child(i);
+        let block = |(stage, i): (usize, usize)| {
+            let scope = scope.child("blocks").child(i).in_stage(stage);
             Block::new(config, head_width, sequence_parallel, &scope)
         };
+        let stage_where = |has: fn(&StageLayout) -> bool| {
+            let stage = stages.iter().find(|(_, stage)| has(stage));
+            stage.map_or(0, |(stage, _)| *stage)
+        };
+        let first_stage = stage_where(|stage| stage.embedding);
+        let last_stage = stage_where(|stage| stage.loss);
         let comm = scope.groups().tensor().clone();
         let first = stages.iter().any(|(_, stage)| stage.embedding);
         let last = stages.iter().any(|(_, stage)| stage.loss);
         let embedding = || {
             let scope = scope.child("embedding");
+            let scope = scope.in_stage(if first { first_stage } else { last_stage });
             // A tied weight that is needed on two ranks is held by both.
             let scope = if first && last {
                 scope
@@ -177,7 +184,7 @@ impl Transformer {
             VocabParallelEmbedding::new(vocabulary, hidden, init, sequence_parallel, &scope)
         };
         let output = || {
-            let scope = scope.child("output");
+            let scope = scope.child("output").in_stage(last_stage);
             OutputLayer::new(
                 vocabulary,
                 hidden,
@@ -190,16 +197,19 @@ impl Transformer {
         Ok(Self {
             embedding: (first || last && config.tied).then(embedding).transpose()?,
             positions: (first && learned).then(|| {
-                let scope = scope.child("positions");
+                let scope = scope.child("positions").in_stage(first_stage);
                 LearnedPositions::new(config.context, hidden, init, sequence_parallel, &scope)
             }),
             dropout: Dropout::new(config.dropout, &scope.child("dropout"))?,
             blocks: stages
                 .iter()
-                .flat_map(|(_, stage)| stage.layers.clone())
+                .flat_map(|(stage, layout)| layout.layers.clone().map(|i| (*stage, i)))
                 .map(block)
                 .collect::<Result<_, _>>()?,
-            norm: last.then(|| config.norm(sequence_parallel).init(&scope.child("norm"))),
+            norm: last.then(|| {
+                let scope = scope.child("norm").in_stage(last_stage);
+                config.norm(sequence_parallel).init(&scope)
+            }),
             output: last.then(output).transpose()?,
             stages: Part::number(stages),
             rotary,

@@ -231,7 +231,7 @@ fn parallel_step<'a>(
     };
     let model = Transformer::on(&config, groups, &Device::flex(), 1, sequence_parallel)?;
     let mut ddp = DistributedDataParallel::new(model, groups)?;
-    let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp);
+    let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
     let own = BATCH / groups.data().size();
     let first = groups.data().rank() * own;
     let device = Device::flex().autodiff();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn_megatron::collective::Comm;
-use burn_megatron::comm::{Buffer, Call, CommError, Communicator, Group, Pending};
+use burn_megatron::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
 
 /// What a [`Disturbed`] communicator does to sums of floats; everything else it passes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +65,10 @@ impl Communicator for Disturbed {
             Disturbance::LeftOutInParts => Self::over(&part, Disturbance::LeftOut),
             _ => part,
         })
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
     }
 }
 

@@ -41,8 +41,9 @@ fn train(config: &TransformerConfig, choices: &Choices, dtype: DType) -> Trained
         beta2: 0.5,
         epsilon: 1.0 / 131_072.0,
         weight_decay: 0.125,
+        ..AdamWConfig::default()
     };
-    let mut optimizer = ParallelAdamW::new(&settings, &ddp);
+    let mut optimizer = ParallelAdamW::new(&settings, &ddp).unwrap();
     let mut trained = Trained::default();
     for step in 0..STEPS {
         let mut sum = 0.0;
@@ -68,7 +69,7 @@ fn train(config: &TransformerConfig, choices: &Choices, dtype: DType) -> Trained
         trained.losses.push(sum);
         trained.norms.push(norm);
         if step == 0 {
-            trained.gradients = gradients.flat().map(values).collect();
+            trained.gradients = ddp.whole_gradients(&gradients).into_iter().map(values).collect();
         }
         gradients.scale(0.5 / norm);
         optimizer.step(0.01, &mut ddp, gradients);

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{Device, Tensor};
-use burn_megatron::comm::{Buffer, Call, CommError, Communicator, Group, Groups, Pending, World};
+use burn_megatron::comm::{
+    Buffer, BufferPool, Call, CommError, Communicator, Group, Groups, Pending, World,
+};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::pipeline::engine::{Engine, Output, Stage};
@@ -35,6 +37,10 @@ impl Communicator for Counted {
 
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
         self.inner.split(name, groups)
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
     }
 }
 

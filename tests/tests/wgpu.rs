@@ -186,7 +186,7 @@ fn initial_weights_are_bit_equal() {
     let weights = |device: &Device| {
         let ddp = build(&small_gpt().config, &Groups::single(), device, false).unwrap();
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        weights(ddp.module())
+        weights(&ddp.to_module())
             .into_iter()
             .map(bits)
             .collect::<Vec<_>>()
@@ -233,21 +233,22 @@ fn step(
         let count = (SAMPLES * config.context) as u64;
         let gradients = ddp.reduce(count)?;
         let norm = global_norm(&gradients, &ddp)?;
-        let parts = gradients.flat().map(values).collect::<Vec<_>>();
+        let parts = ddp.whole_gradients(&gradients).into_iter().map(values);
+        let parts = parts.collect::<Vec<_>>();
         let mut optimizer = ParallelAdamW::new(
             &AdamWConfig {
                 epsilon: 1e-3,
                 ..AdamWConfig::default()
             },
             &ddp,
-        );
+        )?;
         optimizer.step(0.1, &mut ddp, gradients);
         let table = ddp.table().clone();
         Ok::<_, RankError>((
             sum / count as f32,
             norm,
             parts,
-            weights(ddp.module()),
+            weights(&ddp.to_module()),
             table,
         ))
     };

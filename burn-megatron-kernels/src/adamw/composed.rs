@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::{AdamWBuffers, AdamWStep, DECAY_BLOCK, Decay};
+use super::{AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay};
 use crate::cpu::wide;
 
 /// [`adamw`](super::adamw) of Burn's operations.
@@ -27,21 +27,22 @@ pub fn adamw(
     let mean = first.clone() / correction(step.beta1);
     let root = (second.clone() / correction(step.beta2)).sqrt();
     let change = mean / (root + step.epsilon);
-    let decayed = match decay {
+    let length = master.dims()[0];
+    let change = match decay {
         Decay::None => change,
         Decay::All => change + master.clone() * step.weight_decay,
         // Burn cuts nothing out of nothing.
-        Decay::Blocks(_) if master.dims()[0] == 0 => change,
-        Decay::Blocks(factors) => {
-            let length = master.dims()[0];
-            let blocks = factors.dims()[0];
-            let factors = factors.clone().cast(own).reshape([blocks, 1]);
-            let each = factors.repeat_dim(1, DECAY_BLOCK);
-            let each = each.reshape([blocks * DECAY_BLOCK]);
-            change + master.clone() * step.weight_decay * each.narrow(0, 0, length)
+        Decay::Blocks(_) if length == 0 => change,
+        Decay::Blocks(Blocks { decay, rate, first }) => {
+            let each = |factors: &Tensor<1>| spread(factors.clone().cast(own), *first, length);
+            let change = change + master.clone() * step.weight_decay * each(decay);
+            match rate {
+                Some(rate) => change * each(rate),
+                None => change,
+            }
         }
     };
-    let master = master - decayed * step.rate;
+    let master = master - change * step.rate;
     let copy = model.map(|dtype| master.clone().cast(dtype));
     let buffers = AdamWBuffers {
         master,
@@ -49,6 +50,14 @@ pub fn adamw(
         second: second.cast(moments),
     };
     (buffers, copy)
+}
+
+/// The factor of each of `length` elements, the first of which is element `first` of its block.
+fn spread(factors: Tensor<1>, first: usize, length: usize) -> Tensor<1> {
+    let [blocks] = factors.dims();
+    let each = factors.reshape([blocks, 1]).repeat_dim(1, DECAY_BLOCK);
+    let each = each.reshape([blocks * DECAY_BLOCK]);
+    each.narrow(0, first, length)
 }
 
 /// [`sum_of_squares`](super::sum_of_squares) of Burn's operations, in Burn's order.

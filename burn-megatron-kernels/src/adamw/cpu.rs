@@ -1,14 +1,14 @@
 //! The step on Burn's CPU backend: one pass, tasks of a fixed number of elements.
 
+use std::ops::Range;
+
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
 use rayon::prelude::*;
 
 use super::DECAY_BLOCK;
 use super::update::Numbers;
-use crate::cpu::{Element, ROW_GRAIN, Real, slice, tensor, vectorized};
-
-const _: () = assert!(ROW_GRAIN.is_multiple_of(DECAY_BLOCK));
+use crate::cpu::{Element, ROW_GRAIN, Real, own, slice, slice_mut, tensor, vectorized};
 
 /// The elements of one task.
 const GRAIN: usize = ROW_GRAIN;
@@ -16,13 +16,13 @@ const GRAIN: usize = ROW_GRAIN;
 /// See [`Update`](super::update::Update) for the inputs.
 pub(super) fn update(
     inputs: Vec<FlexTensor>,
-    blocks: bool,
+    inside: usize,
     numbers: &Numbers,
     model: Option<DType>,
 ) -> Vec<FlexTensor> {
     let work = Work {
         inputs,
-        blocks,
+        inside,
         numbers,
         model,
     };
@@ -35,7 +35,7 @@ pub(super) fn update(
 
 struct Work<'a> {
     inputs: Vec<FlexTensor>,
-    blocks: bool,
+    inside: usize,
     numbers: &'a Numbers,
     model: Option<DType>,
 }
@@ -68,8 +68,12 @@ impl Work<'_> {
         let mut rest = self.inputs.split_off(3).into_iter();
         let gradient = rest.next();
         let gradient = gradient.as_ref().map_or(&[] as &[G], slice::<G>);
-        let factors = rest.next().filter(|_| self.blocks);
-        let factors = factors.as_ref().map(slice::<f32>);
+        let (decay, rate) = (rest.next(), rest.next());
+        let factors = decay.as_ref().map(|decay| Factors {
+            decay: slice(decay),
+            rate: rate.as_ref().map(slice),
+            first: self.inside,
+        });
         let mut moments = self.inputs.split_off(1).into_iter().map(own::<M>);
         let mut outputs: Vec<_> = self.inputs.into_iter().map(own::<W>).collect();
         outputs.extend(&mut moments);
@@ -78,21 +82,24 @@ impl Work<'_> {
             unreachable!("three buffers are updated")
         };
         let mut parts: Vec<Part<'_, W, M, G, C>> = Vec::with_capacity(length.div_ceil(GRAIN));
-        let mut factors = factors.map(|factors| factors.chunks(GRAIN / DECAY_BLOCK));
         let mut copies = copy.as_mut().map(|copy| copy.chunks_mut(GRAIN));
-        for (((master, first), second), gradient) in master
-            .storage_mut::<W>()
+        for ((((number, master), first), second), gradient) in slice_mut::<W>(master)
             .chunks_mut(GRAIN)
-            .zip(first.storage_mut::<M>().chunks_mut(GRAIN))
-            .zip(second.storage_mut::<M>().chunks_mut(GRAIN))
+            .enumerate()
+            .zip(slice_mut::<M>(first).chunks_mut(GRAIN))
+            .zip(slice_mut::<M>(second).chunks_mut(GRAIN))
             .zip(gradient.chunks(GRAIN))
         {
+            let factors = factors.map(|factors| Factors {
+                first: factors.first + number * GRAIN,
+                ..factors
+            });
             parts.push(Part {
                 master,
                 first,
                 second,
                 gradient,
-                factors: factors.as_mut().and_then(Iterator::next),
+                factors,
                 copy: copies.as_mut().and_then(Iterator::next),
             });
         }
@@ -106,12 +113,39 @@ impl Work<'_> {
     }
 }
 
-/// The tensor itself where nobody else holds its memory and it fills it; a copy otherwise.
-fn own<E: Element>(flex: FlexTensor) -> FlexTensor {
-    let length = flex.layout().num_elements();
-    match flex.is_unique() && flex.storage::<E>().len() == length {
-        true => flex,
-        false => tensor::<E>(slice::<E>(&flex).to_vec(), [length]),
+/// Factors of the blocks.
+#[derive(Clone, Copy)]
+struct Factors<'a> {
+    decay: &'a [f32],
+    rate: Option<&'a [f32]>,
+    /// The place of a task's first element, counted from the first block's first.
+    first: usize,
+}
+
+impl Factors<'_> {
+    /// The blocks of a task of `length` elements.
+    #[inline(always)]
+    fn blocks(self, length: usize) -> Range<usize> {
+        self.first / DECAY_BLOCK..(self.first + length).div_ceil(DECAY_BLOCK)
+    }
+
+    /// The elements of a task of `length` that lie in a block of it.
+    #[inline(always)]
+    fn elements(self, block: usize, length: usize) -> Range<usize> {
+        let start = (block * DECAY_BLOCK).saturating_sub(self.first);
+        let end = (block + 1) * DECAY_BLOCK - self.first;
+        start..end.min(length)
+    }
+
+    /// Size and decay of a block's change.
+    #[inline(always)]
+    fn change<W: Real>(self, block: usize, numbers: &Wide<W>) -> [W; 2] {
+        let factor = |factors: &[f32]| W::of(f64::from(factors[block]));
+        let decay = numbers.decay * factor(self.decay);
+        match self.rate.map(factor) {
+            Some(rate) => [numbers.size * rate, decay * rate],
+            None => [numbers.size, decay],
+        }
     }
 }
 
@@ -146,7 +180,7 @@ struct Part<'a, W, M, G, C> {
     first: &'a mut [M],
     second: &'a mut [M],
     gradient: &'a [G],
-    factors: Option<&'a [f32]>,
+    factors: Option<Factors<'a>>,
     copy: Option<&'a mut [C]>,
 }
 
@@ -169,19 +203,24 @@ where
         vectorized(
             #[inline(always)]
             || {
-                match factors {
-                    None => step(master, first, second, gradient, numbers.decay, numbers),
-                    Some(factors) => {
-                        let blocks = master
-                            .chunks_mut(DECAY_BLOCK)
-                            .zip(first.chunks_mut(DECAY_BLOCK))
-                            .zip(second.chunks_mut(DECAY_BLOCK))
-                            .zip(gradient.chunks(DECAY_BLOCK));
-                        for ((((w, m), v), g), factor) in blocks.zip(factors) {
-                            let decay = numbers.decay * W::of(f64::from(*factor));
-                            step(w, m, v, g, decay, numbers);
-                        }
-                    }
+                let length = gradient.len();
+                let blocks = factors.map_or(0..1, |factors| factors.blocks(length));
+                for block in blocks {
+                    let (part, change) = match factors {
+                        None => (0..length, [numbers.size, numbers.decay]),
+                        Some(factors) => (
+                            factors.elements(block, length),
+                            factors.change(block, numbers),
+                        ),
+                    };
+                    step(
+                        &mut master[part.clone()],
+                        &mut first[part.clone()],
+                        &mut second[part.clone()],
+                        &gradient[part],
+                        change,
+                        numbers,
+                    );
                 }
                 if let Some(copy) = copy {
                     for (copy, weight) in copy.iter_mut().zip(master.iter()) {
@@ -199,7 +238,7 @@ fn step<W, M, G>(
     first: &mut [M],
     second: &mut [M],
     gradient: &[G],
-    decay: W,
+    [size, decay]: [W; 2],
     numbers: &Wide<W>,
 ) where
     W: Real,
@@ -212,7 +251,7 @@ fn step<W, M, G>(
         let new_v = v.wide() * numbers.second[0] + g * g * numbers.second[1];
         *m = M::narrow(new_m);
         *v = M::narrow(new_v);
-        let change = numbers.size * new_m / (new_v.root() * numbers.root + numbers.epsilon);
+        let change = size * new_m / (new_v.root() * numbers.root + numbers.epsilon);
         *w = *w - (change + decay * *w);
     }
 }

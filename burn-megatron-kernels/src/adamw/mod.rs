@@ -10,7 +10,8 @@
 //!
 //! Every element is read once and written once, the copy of the weights in the type of the model
 //! included. 16-bit values are computed in f32. A gradient that is not finite is not special: it
-//! makes its own weight NaN and no other. Nothing here is recorded for a backward.
+//! makes its own weight NaN and no other. What becomes of an element depends on its own values
+//! alone: a buffer that is cut anywhere gives the same bits. Nothing here is recorded for a backward.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -34,7 +35,7 @@ pub use squares::{sum_of_squares, sum_of_squares_of};
 
 const NAME: &str = "adamw";
 
-/// The elements that share one factor of [`Decay::Blocks`].
+/// The elements that share one factor of [`Decay::Blocks`]: a block.
 pub const DECAY_BLOCK: usize = 64;
 
 /// The numbers of one step. They may change from step to step at no cost.
@@ -67,16 +68,46 @@ pub struct AdamWBuffers {
     pub second: Tensor<1>,
 }
 
-/// Which weights decay.
+/// Which weights decay, and how fast they learn.
 #[derive(Clone, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one of them, for one step"
+)]
 pub enum Decay {
-    /// Every one.
+    /// Every one decays.
     All,
-    /// None.
+    /// None decays.
     None,
-    /// One f32 factor of the decay for each [`DECAY_BLOCK`] elements, `[ceil(length / 64)]`, so that
-    /// one buffer holds decayed and undecayed parameters that start at multiples of 64.
-    Blocks(Tensor<1>),
+    /// As the factors of their block say, so that one buffer holds groups of parameters that start
+    /// at multiples of 64.
+    Blocks(Blocks),
+}
+
+/// Factors of the decay and of the rate, one for each [`DECAY_BLOCK`] elements.
+///
+/// The buffer may be a part of a larger one that is cut anywhere. Both kinds of factors are f32 and
+/// `[ceil((first + length) / 64)]`: element `i` of the buffer takes number `(first + i) / 64`.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    /// What the decay of a block's weights is multiplied with.
+    pub decay: Tensor<1>,
+    /// What the rate of a block is multiplied with: the whole change of its weights, the decay
+    /// included. `None` leaves every rate as it is.
+    pub rate: Option<Tensor<1>>,
+    /// The place of the buffer's first element in its block, below 64.
+    pub first: usize,
+}
+
+impl Blocks {
+    /// Factors of the decay of a buffer that begins with its first block.
+    pub fn new(decay: Tensor<1>) -> Self {
+        Self {
+            decay,
+            rate: None,
+            first: 0,
+        }
+    }
 }
 
 impl AdamWStep {
@@ -174,8 +205,9 @@ pub fn adamw(
         second.into_dispatch(),
         gradient.into_dispatch(),
     ];
-    if let Decay::Blocks(factors) = decay {
-        inputs.push(factors.clone().into_dispatch());
+    if let Decay::Blocks(blocks) = decay {
+        inputs.push(blocks.decay.clone().into_dispatch());
+        inputs.extend(blocks.rate.clone().map(Tensor::into_dispatch));
     }
     let mut outputs = launch(update, inputs)
         .into_iter()
@@ -257,22 +289,44 @@ fn check(
         }
         _ => {}
     }
-    let Decay::Blocks(factors) = decay else {
-        return Ok(());
+    match decay {
+        Decay::Blocks(blocks) => check_blocks(blocks, length),
+        Decay::All | Decay::None => Ok(()),
+    }
+}
+
+fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
+    let Blocks { decay, rate, first } = blocks;
+    let option = |name, value, fits| {
+        Err(KernelError::Option {
+            operation: NAME,
+            name,
+            value,
+            fits,
+        })
     };
-    let blocks = length.div_ceil(DECAY_BLOCK);
-    if factors.dims() != [blocks] {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "{} factors of the decay were given; {length} elements in blocks of {DECAY_BLOCK} \
-                 have {blocks}",
-                factors.dims()[0]
-            ),
-        ));
+    if *first >= DECAY_BLOCK {
+        let name = "place of the first element in its block";
+        return option(name, first.to_string(), "a number below 64");
     }
-    match dtype(factors) {
-        DType::F32 => Ok(()),
-        other => option("type of the decay's factors", other, "F32"),
+    let count = (first + length).div_ceil(DECAY_BLOCK);
+    let decay = ("decay", "type of the decay's factors", decay);
+    let rate = rate.as_ref();
+    let rate = rate.map(|rate| ("rate", "type of the rate's factors", rate));
+    for (name, of_type, factors) in std::iter::once(decay).chain(rate) {
+        if factors.dims() != [count] {
+            return Err(KernelError::shape(
+                NAME,
+                format!(
+                    "{} factors of the {name} were given; {length} elements in blocks of \
+                     {DECAY_BLOCK}, from element {first} of the first block on, have {count}",
+                    factors.dims()[0]
+                ),
+            ));
+        }
+        if factors.dtype() != DType::F32 {
+            return option(of_type, format!("{:?}", factors.dtype()), "F32");
+        }
     }
+    Ok(())
 }

@@ -8,11 +8,13 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{AdamWStep, Decay, NAME, cpu};
 use crate::launch::{Kernel, Spec};
 
-/// Inputs: weights, first and second moment, gradient, and with `blocks` the factors of the decay.
+/// Inputs: weights, first and second moment, gradient; where blocks have factors, those of the
+/// decay, and those of the rate if there are any.
 #[derive(Debug)]
 pub(super) struct Update {
     numbers: Numbers,
-    blocks: bool,
+    /// The place of the first element in its block.
+    inside: usize,
     model: Option<DType>,
 }
 
@@ -59,7 +61,10 @@ impl Update {
     pub(super) fn new(step: &AdamWStep, decay: &Decay, model: Option<DType>) -> Self {
         Self {
             numbers: Numbers::new(step, !matches!(decay, Decay::None)),
-            blocks: matches!(decay, Decay::Blocks(_)),
+            inside: match decay {
+                Decay::Blocks(blocks) => blocks.first,
+                _ => 0,
+            },
             model,
         }
     }
@@ -80,11 +85,11 @@ impl Kernel for Update {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::update(inputs, self.blocks, &self.numbers, self.model)
+        cpu::update(inputs, self.inside, &self.numbers, self.model)
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::update(inputs, self.blocks, &self.numbers, self.model)
+        super::kernel::update(inputs, self.inside, &self.numbers, self.model)
     }
 }

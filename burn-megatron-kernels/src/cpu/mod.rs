@@ -26,6 +26,25 @@ pub(crate) fn slice<E: Element>(tensor: &FlexTensor) -> &[E] {
     }
 }
 
+/// The elements of a contiguous tensor, to write to; copied first if somebody else holds them.
+pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
+    match tensor.layout().contiguous_offsets() {
+        Some((start, end)) => &mut tensor.storage_mut::<E>()[start..end],
+        None => unreachable!("a tensor that was not contiguous was written to"),
+    }
+}
+
+/// The tensor itself where nobody else holds its memory; a contiguous copy otherwise.
+pub(crate) fn own<E: Element>(flex: FlexTensor) -> FlexTensor {
+    match flex.is_unique() && flex.is_contiguous() {
+        true => flex,
+        false => {
+            let shape = flex.layout().shape().clone();
+            tensor::<E>(slice::<E>(&flex.to_contiguous()).to_vec(), shape)
+        }
+    }
+}
+
 /// A contiguous tensor of these values.
 pub(crate) fn tensor<E: Element>(values: Vec<E>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::from_data(burn::tensor::TensorData::new(values, shape.into()))

@@ -6,5 +6,5 @@ pub mod specimen;
 
 #[cfg(test)]
 pub(crate) use plan::with_reduction;
-pub(crate) use plan::{Reduction, RowPlan, empty, grid};
+pub(crate) use plan::{Reduction, RowPlan, empty, grid, own};
 pub(crate) use reduce::{cube_max, cube_sum, lane_max, lane_sum};

@@ -125,3 +125,11 @@ pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
         dtype,
     )
 }
+
+/// The tensor itself where nobody else holds its memory, a copy otherwise.
+pub(crate) fn own(tensor: CubeTensor) -> CubeTensor {
+    match tensor.can_mut() {
+        true => tensor,
+        false => tensor.copy(),
+    }
+}

@@ -90,6 +90,7 @@ pub fn specimens(target: &Target) -> Vec<Specimen> {
         crate::attention::kernel::specimens,
         crate::cross_entropy::kernel::specimens,
         crate::dropout::kernel::specimens,
+        crate::flat::kernel::specimens,
         crate::norm::kernel::specimens,
         crate::rope::kernel::specimens,
         crate::softmax::kernel::specimens,

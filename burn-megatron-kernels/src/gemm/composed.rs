@@ -3,6 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::cpu::wide;
+use crate::flat::composed::accumulate;
 
 /// [`linear`](super::linear) of Burn's operations.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
@@ -19,4 +20,18 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
 pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tensor<2>) -> Tensor<2> {
     let own = into.dtype();
     into + x.cast(own).transpose().matmul(gradient.cast(own))
+}
+
+/// [`accumulate_weight_gradient_at`](super::accumulate_weight_gradient_at) of Burn's operations.
+pub fn accumulate_weight_gradient_at(
+    x: Tensor<2>,
+    gradient: Tensor<2>,
+    flat: Tensor<1>,
+    offset: usize,
+    add: bool,
+) -> Tensor<1> {
+    let own = flat.dtype();
+    let count = x.dims()[1] * gradient.dims()[1];
+    let product = x.cast(own).transpose().matmul(gradient.cast(own));
+    accumulate(flat, offset, product.reshape([count]), add)
 }

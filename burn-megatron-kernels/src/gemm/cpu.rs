@@ -1,7 +1,7 @@
 //! The engine of Burn's CPU backend: the `gemm` crate, straight into the result.
 //!
-//! What is added is what the result holds before: the rows of a bias, or the matrix that is added
-//! to. The crate splits the sum of one element by the sizes of the problem and of the caches, not by
+//! What is added is what the result holds before: the rows of a bias, or the stretch of a flat
+//! buffer. The crate splits the sum of one element by the sizes of the problem and of the caches, not by
 //! the number of threads, and works on the pool of the calling thread.
 
 use burn::backend::flex::FlexTensor;
@@ -10,7 +10,9 @@ use rayon::prelude::*;
 
 use super::engine::{Added, GemmEngine, Matrix, Operands, Problem};
 use super::product::Product;
-use crate::cpu::{Element, ROW_GRAIN, Real, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{
+    Element, ROW_GRAIN, Real, own, rows_per_task, slice, slice_mut, tensor, vectorized,
+};
 
 pub(super) const NAME: &str = "the gemm crate";
 
@@ -31,7 +33,7 @@ pub(super) fn multiply(product: Product, inputs: Vec<FlexTensor>) -> FlexTensor 
     let factors = first.dtype();
     let first = match product {
         Product::Linear => first,
-        Product::WeightGradient => first.transpose(0, 1),
+        Product::WeightGradient { .. } => first.transpose(0, 1),
     };
     let ((left, left_lies), (right, right_lies)) = (settle(first), settle(second));
     let problem = Problem {
@@ -45,6 +47,7 @@ pub(super) fn multiply(product: Product, inputs: Vec<FlexTensor>) -> FlexTensor 
         left,
         right,
         added: inputs.next(),
+        offset: product.offset(),
     };
     GemmCrate.multiply(&problem, operands)
 }
@@ -100,7 +103,9 @@ fn exact<W: Real>(problem: &Problem, operands: Operands<FlexTensor>) -> FlexTens
             let bias = bias.as_ref().map(slice::<W>);
             tensor(product(problem, left, right, bias), [rows, columns])
         }
-        Added::Result => add_to(problem, left, right, operands.added),
+        Added::Flat { add } => {
+            into_flat(problem, left, right, (operands.added, operands.offset), add)
+        }
     }
 }
 
@@ -142,7 +147,10 @@ fn widened<E: Element<Wide = f32>>(
             let values = product(&problem, &left, &right, bias.as_deref());
             tensor(narrow::<E>(&values), [rows, columns])
         }
-        Added::Result => add_to(&problem, &left, &right, operands.added),
+        Added::Flat { add } => {
+            let into = (operands.added, operands.offset);
+            into_flat(&problem, &left, &right, into, add)
+        }
     }
 }
 
@@ -197,23 +205,22 @@ fn product<W: Real>(problem: &Problem, left: &[W], right: &[W], bias: Option<&[W
     result
 }
 
-fn add_to<W: Real>(
+/// The flat buffer with the product from an element on.
+fn into_flat<W: Real>(
     problem: &Problem,
     left: &[W],
     right: &[W],
-    into: Option<FlexTensor>,
+    (flat, offset): (Option<FlexTensor>, usize),
+    add: bool,
 ) -> FlexTensor {
     let [rows, columns, _] = problem.sizes();
-    let Some(into) = into else {
-        unreachable!("a product that is added to a matrix is given one")
+    let Some(flat) = flat else {
+        unreachable!("a product that goes into a flat buffer is given one")
     };
-    let fills = into.is_contiguous() && into.storage::<W>().len() == rows * columns;
-    let mut into = match fills && into.is_unique() {
-        true => into,
-        false => tensor(slice::<W>(&into.to_contiguous()).to_vec(), [rows, columns]),
-    };
-    gemm_into(problem, left, right, into.storage_mut::<W>(), true);
-    into
+    let mut flat = own::<W>(flat);
+    let stretch = &mut slice_mut::<W>(&mut flat)[offset..offset + rows * columns];
+    gemm_into(problem, left, right, stretch, add);
+    flat
 }
 
 /// `result = left right`, or `result += left right`.

@@ -14,7 +14,11 @@ use burn_cubecl::{CubeBackend, CubeDevice};
 
 use super::engine::{Added, GemmEngine, Matrix, Operands, Problem};
 use super::product::Product;
-use crate::cube::empty;
+use crate::cube::{empty, own};
+use crate::flat::kernel::accumulate;
+
+/// A product goes straight into a flat buffer at multiples of so many bytes.
+pub(super) const FLAT_ALIGNMENT: usize = 16;
 
 /// Buffers start at multiples of so many bytes, or are copied: what cuBLASLt takes for granted.
 const ALIGNMENT: u64 = 256;
@@ -29,7 +33,7 @@ pub(super) fn multiply(product: Product, inputs: Vec<CubeTensor>) -> CubeTensor 
     let (factors, device) = (first.dtype, first.device.clone());
     let first = match product {
         Product::Linear => first,
-        Product::WeightGradient => permute(first, &[1, 0]),
+        Product::WeightGradient { .. } => permute(first, &[1, 0]),
     };
     let ((left, left_lies), (right, right_lies)) = (settle(first), settle(second));
     let problem = Problem {
@@ -42,11 +46,49 @@ pub(super) fn multiply(product: Product, inputs: Vec<CubeTensor>) -> CubeTensor 
     let added = inputs
         .next()
         .map(|added| settle_added(added, problem.added));
-    let operands = Operands { left, right, added };
-    match problem.sizes() {
-        [0, ..] | [_, 0, _] | [.., 0] => without_products(&problem, operands),
+    let operands = Operands {
+        left,
+        right,
+        added,
+        offset: product.offset(),
+    };
+    let start = operands.offset * problem.result.size();
+    let misplaced = !start.is_multiple_of(FLAT_ALIGNMENT);
+    match (problem.sizes(), problem.added) {
+        ([0, ..] | [_, 0, _] | [.., 0], _) => without_products(&problem, operands),
+        (_, Added::Flat { add }) if misplaced => {
+            let alone = Problem {
+                added: Added::Nothing,
+                ..problem
+            };
+            product_into_flat(&*choose(&device, &alone), &alone, operands, add)
+        }
         _ => choose(&device, &problem).multiply(&problem, operands),
     }
+}
+
+/// The flat buffer with a product that `engine` computes `alone`.
+fn product_into_flat(
+    engine: &dyn GemmEngine<CubeTensor>,
+    alone: &Problem,
+    operands: Operands<CubeTensor>,
+    add: bool,
+) -> CubeTensor {
+    let Operands {
+        added: Some(flat),
+        offset,
+        ..
+    } = operands
+    else {
+        unreachable!("a product that goes into a flat buffer is given one")
+    };
+    let operands = Operands {
+        added: None,
+        offset: 0,
+        ..operands
+    };
+    let product = into_contiguous(engine.multiply(alone, operands));
+    accumulate(flat, offset, product, add)
 }
 
 fn lies(tensor: &CubeTensor) -> Option<Matrix> {
@@ -76,7 +118,7 @@ fn settle(tensor: CubeTensor) -> (CubeTensor, Matrix) {
 fn settle_added(tensor: CubeTensor, added: Added) -> CubeTensor {
     let tensor = into_contiguous(aligned(tensor));
     match added {
-        Added::Result if !tensor.can_mut() => tensor.copy(),
+        Added::Flat { .. } => own(tensor),
         _ => tensor,
     }
 }
@@ -94,7 +136,11 @@ fn without_products(problem: &Problem, operands: Operands<CubeTensor>) -> CubeTe
     let [rows, columns, _] = problem.sizes();
     let shape = Shape::from([rows, columns]);
     match (operands.added, problem.added) {
-        (Some(into), Added::Result) => into,
+        (Some(flat), Added::Flat { add: false }) if rows * columns > 0 => {
+            let zeros = CubeBackend::float_zeros(shape, &flat.device, float(problem.result));
+            accumulate(flat, operands.offset, zeros, false)
+        }
+        (Some(flat), Added::Flat { .. }) => flat,
         (Some(bias), Added::Bias) if rows * columns > 0 => {
             into_contiguous(CubeBackend::float_expand(row(bias, columns), shape))
         }
@@ -135,7 +181,16 @@ impl GemmEngine<CubeTensor> for BurnMatmul {
     }
 
     fn multiply(&self, problem: &Problem, operands: Operands<CubeTensor>) -> CubeTensor {
-        let Operands { left, right, added } = operands;
+        if let Added::Flat { add } = problem.added {
+            let alone = Problem {
+                added: Added::Nothing,
+                ..*problem
+            };
+            return product_into_flat(self, &alone, operands, add);
+        }
+        let Operands {
+            left, right, added, ..
+        } = operands;
         // A bias is added before the rounding to 16 bits.
         let between = match added {
             Some(_) => crate::cpu::wide(problem.result),
@@ -143,18 +198,10 @@ impl GemmEngine<CubeTensor> for BurnMatmul {
         };
         let product = matmul(left, right, None, MatmulStrategy::default(), between);
         let product = product.unwrap_or_else(|error| panic!("{BURN} failed: {error:?}"));
-        let Some(added) = added else { return product };
-        let added = match problem.added {
-            Added::Bias => row(added, problem.right.columns),
-            _ => added,
-        };
-        let added = cast(added, between);
+        let Some(bias) = added else { return product };
+        let bias = cast(row(bias, problem.right.columns), between);
         // The first operand is what may be written to.
-        let sum = match problem.added {
-            Added::Result => CubeBackend::float_add(added, product),
-            _ => CubeBackend::float_add(product, added),
-        };
-        cast(sum, problem.result)
+        cast(CubeBackend::float_add(product, bias), problem.result)
     }
 }
 

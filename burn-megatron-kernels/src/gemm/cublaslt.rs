@@ -9,6 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::cuda::CudaDevice;
 use cudarc::cublaslt::{result as lt, sys};
 
+use super::cube::FLAT_ALIGNMENT;
 use super::cuda_stream::Submitter;
 use super::engine::{Added, GemmEngine, Operand, Operands, Problem};
 use crate::cube::empty;
@@ -86,12 +87,17 @@ impl GemmEngine<CubeTensor> for CublasLt {
             Ok(plan) => plan,
             Err(reason) => panic!("cuBLASLt was given {problem:?}, which it refuses: {reason}"),
         };
-        let Operands { left, right, added } = operands;
+        let Operands {
+            left,
+            right,
+            added,
+            offset,
+        } = operands;
         let client = left.client.clone();
         let [rows, columns, _] = problem.sizes();
         let new = || empty(&left, Shape::from([rows, columns]), problem.result);
         let (result, bias) = match (added, problem.added) {
-            (Some(into), Added::Result) => (into, None),
+            (Some(flat), Added::Flat { .. }) => (flat, None),
             (bias, _) => (new(), bias),
         };
         // The last one is new, so its stream is the one that this thread launches on; after the
@@ -104,6 +110,7 @@ impl GemmEngine<CubeTensor> for CublasLt {
         });
         buffers.push(workspace);
         let library = self.library;
+        let start = (offset * problem.result.size()) as u64;
         self.submitter.submit(buffers, move |addresses, stream| {
             let &[a, b, d, .., workspace] = addresses else {
                 return Err("a product has three matrices".to_string());
@@ -111,7 +118,7 @@ impl GemmEngine<CubeTensor> for CublasLt {
             let bias = bias.map(|index| addresses[index]);
             plan.run(
                 library,
-                [a, b, d],
+                [a, b, d + start],
                 bias,
                 workspace,
                 stream as sys::cudaStream_t,
@@ -183,20 +190,33 @@ impl Layout {
 }
 
 impl Preference {
-    fn new() -> Result<Self, String> {
-        use sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    fn new(added: Added) -> Result<Self, String> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = told(lt::create_matmul_pref()).map(Self)?;
-        let (value, size) = (&raw const WORKSPACE_LIMIT, size_of::<usize>());
-        let attribute = CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: the preference lives, and the value has `size` bytes.
-        told(unsafe {
-            lt::set_matmul_pref_attribute(preference.0, attribute, value.cast(), size)
-        })?;
+        let workspace = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        preference.set(workspace, WORKSPACE as u64)?;
+        if let Added::Flat { .. } = added {
+            let alignment = FLAT_ALIGNMENT as u32;
+            for attribute in [
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+            ] {
+                preference.set(attribute, alignment)?;
+            }
+        }
         Ok(preference)
     }
-}
 
-static WORKSPACE_LIMIT: usize = WORKSPACE;
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: T,
+    ) -> Result<(), String> {
+        let (value, size) = (&raw const value, size_of::<T>());
+        // SAFETY: the preference lives, and `value` has `size` bytes that are read at once.
+        told(unsafe { lt::set_matmul_pref_attribute(self.0, attribute, value.cast(), size) })
+    }
+}
 
 macro_rules! dropped {
     ($type:ident, $destroy:path) => {
@@ -229,7 +249,7 @@ impl Plan {
         let a = Layout::new(problem.factors, column.a)?;
         let b = Layout::new(problem.factors, column.b)?;
         let d = Layout::new(problem.result, column.result())?;
-        let preference = Preference::new()?;
+        let preference = Preference::new(problem.added)?;
         // SAFETY: every description was made above and lives.
         let advice = told(unsafe {
             lt::get_matmul_algo_heuristic(
@@ -249,10 +269,9 @@ impl Plan {
             d,
             algorithm: advice.algo,
             workspace: advice.workspaceSize,
-            beta: if problem.added == Added::Result {
-                1.0
-            } else {
-                0.0
+            beta: match problem.added {
+                Added::Flat { add: true } => 1.0,
+                _ => 0.0,
             },
         })
     }

@@ -29,7 +29,7 @@ pub struct Problem {
     pub right: Matrix,
     /// The type of both factors.
     pub factors: DType,
-    /// The type of the result, which is row-major without gaps.
+    /// The type of the result, which is row-major without gaps, or a flat buffer.
     pub result: DType,
     /// What is added.
     pub added: Added,
@@ -42,8 +42,12 @@ pub enum Added {
     Nothing,
     /// A row of `n` elements in the type of the result, to each row.
     Bias,
-    /// The product is added to a matrix of the size and the type of the result, in place.
-    Result,
+    /// The product lies row by row in a flat buffer of the type of the result, whose other elements
+    /// stay.
+    Flat {
+        /// Whether it is added to what is there, or written over it.
+        add: bool,
+    },
 }
 
 /// The tensors of a [`Problem`].
@@ -53,8 +57,11 @@ pub struct Operands<T> {
     pub left: T,
     /// `[k, n]`.
     pub right: T,
-    /// As [`Problem::added`] says: `[n]`, or `[m, n]`, which is written to if nobody else holds it.
+    /// As [`Problem::added`] says: `[n]`, or a flat buffer, which nobody else holds or which is
+    /// copied.
     pub added: Option<T>,
+    /// The element of the flat buffer that the product begins at; 0 if there is none.
+    pub offset: usize,
 }
 
 /// How a matrix lies in memory: row by row, or transposed column by column.

@@ -1,7 +1,7 @@
 //! Products of matrices, and the seam behind which an engine computes them.
 //!
-//! [`linear`] and [`accumulate_weight_gradient`] are what a linear layer needs in its forward and
-//! its backward; the gradient of its input is `linear(gradient, weight.transpose(), None)`, which
+//! [`linear`] and [`accumulate_weight_gradient`] (or [`accumulate_weight_gradient_at`], into a flat
+//! buffer of many gradients) are what a linear layer needs in its forward and its backward; the gradient of its input is `linear(gradient, weight.transpose(), None)`, which
 //! copies no weight: transposed matrices are read where they lie. 16-bit factors are multiplied
 //! exactly and added up in f32, and a bias is added before the result is rounded.
 //!
@@ -19,6 +19,7 @@ use burn::tensor::{DType, Device, Tensor};
 use crate::KernelError;
 use crate::cpu::wide;
 use crate::error::accept;
+use crate::flat::check_stretch;
 use crate::launch::launch_one;
 
 pub mod composed;
@@ -69,6 +70,8 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
 
 /// `into + x^T gradient`, written in place where nobody else holds `into`.
 ///
+/// [`accumulate_weight_gradient_at`] does so inside of a flat buffer.
+///
 /// `x` is `[rows, in]` and `gradient` `[rows, out]`, of one type; `into` is `[in, out]` in f32, or
 /// f64 for f64. On one device the result does not depend on the number of threads.
 ///
@@ -77,12 +80,64 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
 /// With a [`KernelError`] for sizes or types that do not agree.
 pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tensor<2>) -> Tensor<2> {
     accept(check_accumulate(&x, &gradient, &into));
+    let [inputs, outputs] = into.dims();
+    let flat = into.reshape([inputs * outputs]);
+    weight_gradient(x, gradient, flat, 0, true).reshape([inputs, outputs])
+}
+
+/// `flat` with `x^T gradient`, row by row, over its elements from `offset` on, or, where `add` says
+/// so, added to them; written in place where nobody else holds `flat`.
+///
+/// `x` is `[rows, in]` and `gradient` `[rows, out]`, of one type; `flat` is `[length]` in f32, or f64
+/// for f64, with room for `in * out` elements. Without rows the product is 0. On one device the
+/// result does not depend on the number of threads.
+///
+/// The product goes straight into the buffer on the CPU, and on CUDA where the stretch starts at a
+/// multiple of 16 bytes; elsewhere it is made first and then written there by
+/// [`flat::accumulate`](crate::flat::accumulate)'s kernel.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for sizes or types that do not agree, and for a stretch that reaches past
+/// the buffer.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::gemm::accumulate_weight_gradient_at;
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::ones([3, 1], &device);
+/// let gradient = Tensor::full([3, 2], 2.0, &device);
+/// let flat = accumulate_weight_gradient_at(x, gradient, Tensor::ones([4], &device), 1, true);
+/// let values: Vec<f32> = flat.into_data().try_into_vec().unwrap();
+/// assert_eq!(values, [1.0, 7.0, 7.0, 1.0]);
+/// ```
+pub fn accumulate_weight_gradient_at(
+    x: Tensor<2>,
+    gradient: Tensor<2>,
+    flat: Tensor<1>,
+    offset: usize,
+    add: bool,
+) -> Tensor<1> {
+    accept(check_accumulate_at(&x, &gradient, &flat, offset));
+    weight_gradient(x, gradient, flat, offset, add)
+}
+
+fn weight_gradient(
+    x: Tensor<2>,
+    gradient: Tensor<2>,
+    flat: Tensor<1>,
+    offset: usize,
+    add: bool,
+) -> Tensor<1> {
     let inputs = vec![
         x.into_dispatch(),
         gradient.into_dispatch(),
-        into.into_dispatch(),
+        flat.into_dispatch(),
     ];
-    Tensor::from_dispatch(launch_one(Product::WeightGradient, inputs))
+    Tensor::from_dispatch(launch_one(Product::WeightGradient { offset, add }, inputs))
 }
 
 /// What multiplies matrices on a device, and why it is not something faster.
@@ -142,14 +197,46 @@ fn check_accumulate(
             ),
         ));
     }
-    let name = "type of the gradient";
-    same_type(operation, x.dtype(), name, gradient.dtype())?;
-    match into.dtype() == wide(x.dtype()) {
+    let name = "type of what it is added to";
+    check_accumulated_types(operation, [x, gradient], name, into.dtype())
+}
+
+fn check_accumulate_at(
+    x: &Tensor<2>,
+    gradient: &Tensor<2>,
+    flat: &Tensor<1>,
+    offset: usize,
+) -> Result<(), KernelError> {
+    let operation = product::WEIGHT_GRADIENT_AT;
+    let ([rows, inputs], [others, outputs]) = (x.dims(), gradient.dims());
+    if rows != others {
+        return Err(KernelError::shape(
+            operation,
+            format!(
+                "x is [{rows}, {inputs}], the gradient [{others}, {outputs}]; [rows, in] and \
+                 [rows, out] fit"
+            ),
+        ));
+    }
+    check_stretch(operation, flat, offset, &[inputs, outputs])?;
+    let name = "type of the flat buffer";
+    check_accumulated_types(operation, [x, gradient], name, flat.dtype())
+}
+
+fn check_accumulated_types(
+    operation: &'static str,
+    [x, gradient]: [&Tensor<2>; 2],
+    name: &'static str,
+    into: DType,
+) -> Result<(), KernelError> {
+    let of_gradient = "type of the gradient";
+    same_type(operation, x.dtype(), of_gradient, gradient.dtype())?;
+    match into == wide(x.dtype()) {
         true => Ok(()),
         false => Err(KernelError::Option {
             operation,
-            name: "type of what it is added to",
-            value: format!("{:?} beside x in {:?}", into.dtype(), x.dtype()),
+            name,
+            value: format!("{into:?} beside x in {:?}", x.dtype()),
             fits: "F32, or F64 for F64,",
         }),
     }

@@ -11,23 +11,37 @@ use crate::launch::{Kernel, Spec};
 
 pub(super) const LINEAR: &str = "linear";
 pub(super) const WEIGHT_GRADIENT: &str = "accumulate_weight_gradient";
+pub(super) const WEIGHT_GRADIENT_AT: &str = "accumulate_weight_gradient_at";
 
-/// A product of the two first inputs; the third, if any, is added.
+/// A product of the two first inputs; the third, if any, is added or written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Product {
     /// Inputs: `x`, the weight, and the bias if there is one.
     Linear,
-    /// Inputs: `x`, the gradient, and what is added to.
-    WeightGradient,
+    /// Inputs: `x`, the gradient, and the flat buffer.
+    WeightGradient {
+        /// The element of the buffer that the product begins at.
+        offset: usize,
+        /// Whether it is added to what is there.
+        add: bool,
+    },
 }
 
 impl Product {
     /// What becomes of the third of `inputs` inputs.
     pub(super) fn added(self, inputs: usize) -> Added {
         match self {
-            Self::WeightGradient => Added::Result,
+            Self::WeightGradient { add, .. } => Added::Flat { add },
             Self::Linear if inputs == 3 => Added::Bias,
             Self::Linear => Added::Nothing,
+        }
+    }
+
+    /// Where in its third input the result begins.
+    pub(super) fn offset(self) -> usize {
+        match self {
+            Self::Linear => 0,
+            Self::WeightGradient { offset, .. } => offset,
         }
     }
 
@@ -35,7 +49,7 @@ impl Product {
     pub(super) fn result(self, factors: DType) -> DType {
         match self {
             Self::Linear => factors,
-            Self::WeightGradient => crate::cpu::wide(factors),
+            Self::WeightGradient { .. } => crate::cpu::wide(factors),
         }
     }
 }
@@ -44,7 +58,7 @@ impl Kernel for Product {
     fn name(&self) -> &'static str {
         match self {
             Self::Linear => LINEAR,
-            Self::WeightGradient => WEIGHT_GRADIENT,
+            Self::WeightGradient { .. } => WEIGHT_GRADIENT,
         }
     }
 
@@ -54,7 +68,7 @@ impl Kernel for Product {
                 let sizes = [inputs[0].shape[0], inputs[1].shape[1]];
                 Spec::new(sizes, inputs[0].dtype)
             }
-            Self::WeightGradient => inputs[2].clone(),
+            Self::WeightGradient { .. } => inputs[2].clone(),
         }]
     }
 

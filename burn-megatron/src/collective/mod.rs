@@ -18,6 +18,9 @@
 //! The first four are Shoeybi et al. 2019 (arXiv:1909.08053), the next three Korthikanti et al.
 //! 2022 (arXiv:2205.05198).
 //!
+//! Outside of autodiff, the `start_` functions take plain tensors and give a handle; those on several
+//! flat tensors start them as one call.
+//!
 //! A collective that fails inside forward or backward cannot return an error there: it unwinds with
 //! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns it.
 
@@ -28,17 +31,21 @@ use burn_megatron_kernels::apply;
 
 use crate::comm::{Communicator, ReduceOp};
 
+mod flat;
 mod function;
 mod host;
 mod plain;
 #[cfg(test)]
 mod tests;
+mod wide;
 
+pub use flat::{start_all_gathers, start_all_reduces, start_reduce_scatters};
 use function::Conjugate;
 pub use host::{from_buffer, to_buffer};
 pub use plain::{
     Move, PendingTensor, start, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
+pub use wide::{PendingWide, start_reduce_scatter_wide};
 
 /// A group of ranks, as the layers hold it.
 pub type Comm = Arc<dyn Communicator>;

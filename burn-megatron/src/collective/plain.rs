@@ -206,7 +206,7 @@ fn start_all_to_all<const D: usize>(
     flying(or_raise(pending), device, dtype, 1, shape, 0)
 }
 
-fn flying<const D: usize>(
+pub(super) fn flying<const D: usize>(
     pending: Pending,
     device: Device,
     dtype: DType,
@@ -227,7 +227,7 @@ fn flying<const D: usize>(
 }
 
 /// The size of one rank's part of `dim`.
-fn part_of<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) -> usize {
+pub(super) fn part_of<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) -> usize {
     check_dim(x, dim, comm);
     let (shape, size) = (x.dims(), comm.size());
     if !shape[dim].is_multiple_of(size) {

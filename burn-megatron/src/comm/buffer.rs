@@ -258,6 +258,29 @@ impl Buffer {
         Ok(())
     }
 
+    /// Overwrites the elements from `at` on with the elements `range` of `other`.
+    ///
+    /// # Errors
+    /// [`BufferError::WrongType`] if the types differ.
+    ///
+    /// # Panics
+    /// If the range reaches beyond `other`, or its copy beyond this buffer.
+    pub fn write(
+        &mut self,
+        at: usize,
+        other: &Buffer,
+        range: Range<usize>,
+    ) -> Result<(), BufferError> {
+        let place = at..at + range.len();
+        with_elements!(self, values => values[place].copy_from_slice(&other.as_slice()?[range]));
+        Ok(())
+    }
+
+    /// Sets every element to zero.
+    pub fn fill_zeros(&mut self) {
+        with_elements!(self, values => values.fill(Default::default()));
+    }
+
     fn wrong_type(&self, expected: DType) -> BufferError {
         BufferError::WrongType {
             expected,

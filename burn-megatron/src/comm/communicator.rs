@@ -7,6 +7,7 @@ use super::buffer::{Buffer, DType};
 use super::call::{Call, ReduceOp};
 use super::error::{CommError, list_ranks};
 use super::pending::Pending;
+use super::pool::BufferPool;
 
 /// The ranks that a communicator joins, and the place of this rank among them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,8 +71,9 @@ impl fmt::Display for Group {
 /// compared, and a difference is a [`CommError::Mismatch`]. Messages ([`send`](Self::send),
 /// [`receive`](Self::receive)) are ordered per pair of ranks and do not count among the collectives.
 ///
-/// An engine or a wrapper implements [`group`](Self::group), [`start`](Self::start) and
-/// [`split`](Self::split); all else goes through `start`. The `start_` methods return at once, the plain
+/// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split); all
+/// else goes through `start`. A wrapper also passes [`pool`](Self::pool) on, and
+/// [`start_all`](Self::start_all) where it has nothing to do to the calls one by one. The `start_` methods return at once, the plain
 /// ones wait for the result. Roots and peers are indices inside the group, counts are in elements. Every
 /// method fails with [`CommError::InvalidCall`] before anything is sent if the arguments do not fit; what
 /// ends a wait, see [`CommError`].
@@ -91,6 +93,30 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`CommError::InvalidCall`] if `groups` is no partition of this group's ranks.
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError>;
+
+    /// Starts several calls as one: an engine may launch them together and so pay for one launch. The
+    /// handles are in the order of the calls.
+    ///
+    /// It is the same as starting them one after the other, which is what happens unless an engine has
+    /// something better, except that all of them are checked before the first is sent. Every rank must
+    /// give the same calls in the same order.
+    ///
+    /// # Errors
+    /// [`CommError::InvalidCall`] about the first call that does not fit, with nothing sent; else the
+    /// error of the first start that fails.
+    fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {
+        for (call, input) in &calls {
+            call.check(self.group(), input)?;
+        }
+        let calls = calls.into_iter();
+        calls.map(|(call, input)| self.start(call, input)).collect()
+    }
+
+    /// The memory that this rank's calls are made in, if the engine recycles it: results are taken from
+    /// it, and who [gives](BufferPool::give) them back saves the next call an allocation.
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        None
+    }
 
     /// The index of this rank in the group.
     fn rank(&self) -> usize {

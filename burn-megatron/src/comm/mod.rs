@@ -4,6 +4,8 @@
 //! the usual collectives and point-to-point messages on a plain [`Buffer`]. Every call returns a
 //! [`Pending`] handle, and every wait has a deadline: ranks that disagree about a call, a rank that
 //! never comes and a rank that fails are answered by a [`CommError`] that names them, never by a hang.
+//! A rank's [`BufferPool`] keeps the memory of its calls for the next ones. [`SlowLink`] makes an engine
+//! as slow as a network, for measurements.
 //!
 //! The engine of [`World::threads`] needs no set-up: the ranks are threads of one process. It reduces in
 //! a fixed order, so that the same inputs give the same bits.
@@ -25,7 +27,9 @@ mod error;
 mod groups;
 mod log;
 mod pending;
+mod pool;
 mod reduce;
+mod slow;
 mod solo;
 mod threads;
 mod world;
@@ -37,6 +41,9 @@ pub use error::{CommError, raise};
 pub use groups::{Groups, GroupsError};
 pub use log::{CALLS_KEPT, CallRecord};
 pub use pending::Pending;
+pub use pool::{BufferPool, LEAST_POOLED};
+pub(crate) use reduce::sum_parts_in_f32;
+pub use slow::{Link, LinkError, SlowLink, Transfer, hidden_share};
 pub use solo::Solo;
 pub use world::{MAX_THREAD_RANKS, Rank, RankPanic, World, WorldError};
 

@@ -1,122 +1,97 @@
-//! Reductions in a fixed order: the contributions are folded from left to right, in group order.
+//! Reductions in a fixed order: a tree over neighbours, in group order.
+//!
+//! Contributions 0 and 1 are combined, 2 and 3, and so on; then these pairs with each other, and so on
+//! up. One that has no partner is carried up unchanged. So a reduction over inner groups of 2^k
+//! neighbours and then over their results takes the same steps as one over all, and gives the same bits.
 
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
-
 use super::buffer::{Buffer, Element, with_elements};
 use super::call::ReduceOp;
+use tree::{Accumulator, Reduce, Rest, piece};
 
-/// Elements folded at a time: the accumulator stays in the first-level cache while every rank's
-/// contribution passes by.
-const CHUNK: usize = 2048;
+#[cfg(test)]
+mod tests;
+mod tree;
 
-/// Reduces whole buffers of one type and length into the first of them.
-pub(super) fn reduce_all(mut inputs: Vec<Buffer>, op: ReduceOp) -> Buffer {
-    let rest = inputs.split_off(1);
-    let mut first = inputs.remove(0);
-    with_elements!(&mut first, values => {
-        let rest: Vec<&[_]> = rest.iter().map(typed).collect();
-        Reduce::fold(values, &rest, op);
+/// Elements reduced at a time: the partial results of a chunk, one for each level of the tree, stay in
+/// the first-level cache while every rank's contribution passes by.
+const CHUNK: usize = 512;
+
+/// Reduces `rest`, in order, into `first`, the contribution before them. All have one type and length.
+pub(super) fn reduce_into(first: &mut Buffer, rest: &[&Buffer], op: ReduceOp) {
+    with_elements!(first, values => {
+        let rest: Vec<&[_]> = rest.iter().map(|buffer| typed(buffer)).collect();
+        reduce_chunks(values, None, &rest, op);
     });
-    first
 }
 
-/// Reduces the elements `range` of buffers of one type and length.
-pub(super) fn reduce_range(inputs: &[&Buffer], range: Range<usize>, op: ReduceOp) -> Buffer {
-    let mut first = inputs[0].slice(range.clone());
-    with_elements!(&mut first, values => {
-        let rest: Vec<&[_]> = inputs[1..].iter().map(|b| &typed(b)[range.clone()]).collect();
-        Reduce::fold(values, &rest, op);
+/// Reduces the elements `range` of buffers of one type and length into `result`, which has the type
+/// and the length of the range.
+pub(super) fn reduce_range(
+    inputs: &[&Buffer],
+    range: Range<usize>,
+    op: ReduceOp,
+    result: &mut Buffer,
+) {
+    with_elements!(result, values => {
+        let parts: Vec<&[_]> = inputs.iter().map(|b| &typed(b)[range.clone()]).collect();
+        reduce_chunks(values, Some(parts[0]), &parts[1..], op);
     });
-    first
+}
+
+/// Sums the `parts` equal parts of a 16-bit buffer, in the order of a reduction over as many ranks, into
+/// `sums`, which has the length of one part. Nothing is rounded to 16 bits.
+///
+/// # Panics
+/// If the type has not 16 bits or the lengths do not fit.
+pub(crate) fn sum_parts_in_f32(whole: &Buffer, parts: usize, sums: &mut [f32]) {
+    assert_eq!(whole.len(), parts * sums.len(), "the parts fit the sums");
+    match whole {
+        Buffer::BF16(values) => sum_in_f32(values, parts, sums),
+        Buffer::F16(values) => sum_in_f32(values, parts, sums),
+        other => unreachable!("{} is no 16-bit float", other.dtype()),
+    }
+}
+
+fn sum_in_f32<T: Reduce<Sum = f32>>(whole: &[T], parts: usize, sums: &mut [f32]) {
+    let len = sums.len();
+    let parts: Vec<&[T]> = (0..parts).map(|i| &whole[i * len..(i + 1) * len]).collect();
+    let mut scratch = scratch::<T>(parts.len(), len);
+    for (start, sums) in chunks(sums) {
+        T::load(piece(parts[0], start, sums.len()), sums);
+        let rest = Rest::<T> {
+            parts: &parts[1..],
+            start,
+        };
+        f32::reduce(sums, rest, ReduceOp::Sum, &mut scratch);
+    }
+}
+
+/// Reduces `rest` into `values`, which hold the contribution before them unless `first` does.
+fn reduce_chunks<T: Reduce>(values: &mut [T], first: Option<&[T]>, rest: &[&[T]], op: ReduceOp) {
+    let mut scratch = scratch::<T>(rest.len() + 1, values.len());
+    for (start, chunk) in chunks(values) {
+        if let Some(first) = first {
+            chunk.copy_from_slice(piece(first, start, chunk.len()));
+        }
+        let rest = Rest { parts: rest, start };
+        T::reduce_chunk(chunk, rest, op, &mut scratch);
+    }
 }
 
 fn typed<T: Element>(buffer: &Buffer) -> &[T] {
     T::view(buffer).expect("the types were compared when the contributions arrived")
 }
 
-/// Folds `rest`, in order, into the accumulator, which starts as the first rank's contribution.
-trait Reduce: Element {
-    fn fold(accumulator: &mut [Self], rest: &[&[Self]], op: ReduceOp);
+/// The chunks, each with the place where it starts.
+fn chunks<T>(values: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
+    let numbered = values.chunks_mut(CHUNK).enumerate();
+    numbered.map(|(number, chunk)| (number * CHUNK, chunk))
 }
 
-fn fold_with<T: Element>(
-    accumulator: &mut [T],
-    rest: &[&[T]],
-    combine: impl Fn(T, T) -> T,
-    finish: impl Fn(T) -> T,
-) {
-    for (number, chunk) in accumulator.chunks_mut(CHUNK).enumerate() {
-        let (start, end) = (number * CHUNK, number * CHUNK + chunk.len());
-        for other in rest {
-            for (sum, value) in chunk.iter_mut().zip(&other[start..end]) {
-                *sum = combine(*sum, *value);
-            }
-        }
-        chunk.iter_mut().for_each(|value| *value = finish(*value));
-    }
+/// Room for a chunk on each level of the tree below the first, and for what a type needs of its own.
+fn scratch<T: Reduce>(ranks: usize, len: usize) -> Vec<T::Sum> {
+    let levels = (ranks.ilog2() as usize).saturating_sub(1);
+    vec![T::Sum::default(); (levels + T::SPARE) * len.min(CHUNK)]
 }
-
-macro_rules! reduce_floats {
-    ($($type:ty),*) => {$(
-        impl Reduce for $type {
-            fn fold(accumulator: &mut [Self], rest: &[&[Self]], op: ReduceOp) {
-                let ranks = (rest.len() + 1) as $type;
-                // A NaN wins against every number: it must not vanish in a maximum.
-                let max = |a: $type, b: $type| if a.is_nan() || a > b { a } else { b };
-                let min = |a: $type, b: $type| if a.is_nan() || a < b { a } else { b };
-                match op {
-                    ReduceOp::Sum => fold_with(accumulator, rest, |a, b| a + b, |a| a),
-                    ReduceOp::Average => fold_with(accumulator, rest, |a, b| a + b, |a| a / ranks),
-                    ReduceOp::Max => fold_with(accumulator, rest, max, |a| a),
-                    ReduceOp::Min => fold_with(accumulator, rest, min, |a| a),
-                }
-            }
-        }
-    )*};
-}
-reduce_floats!(f64, f32);
-
-macro_rules! reduce_halves {
-    ($($type:ty),*) => {$(
-        impl Reduce for $type {
-            fn fold(accumulator: &mut [Self], rest: &[&[Self]], op: ReduceOp) {
-                let (mut sums, mut wide) = ([0f32; CHUNK], [0f32; CHUNK]);
-                let ranks = (rest.len() + 1) as f32;
-                let combine = if op == ReduceOp::Average { ReduceOp::Sum } else { op };
-                for (number, chunk) in accumulator.chunks_mut(CHUNK).enumerate() {
-                    let (start, len) = (number * CHUNK, chunk.len());
-                    let (sums, wide) = (&mut sums[..len], &mut wide[..len]);
-                    chunk.convert_to_f32_slice(sums);
-                    for other in rest {
-                        other[start..start + len].convert_to_f32_slice(wide);
-                        f32::fold(sums, &[wide], combine);
-                    }
-                    if op == ReduceOp::Average {
-                        sums.iter_mut().for_each(|sum| *sum /= ranks);
-                    }
-                    chunk.convert_from_f32_slice(sums);
-                }
-            }
-        }
-    )*};
-}
-reduce_halves!(bf16, f16);
-
-macro_rules! reduce_integers {
-    ($($type:ty),*) => {$(
-        impl Reduce for $type {
-            fn fold(accumulator: &mut [Self], rest: &[&[Self]], op: ReduceOp) {
-                match op {
-                    ReduceOp::Sum => fold_with(accumulator, rest, <$type>::wrapping_add, |a| a),
-                    ReduceOp::Max => fold_with(accumulator, rest, Ord::max, |a| a),
-                    ReduceOp::Min => fold_with(accumulator, rest, Ord::min, |a| a),
-                    ReduceOp::Average => unreachable!("refused before the call was started"),
-                }
-            }
-        }
-    )*};
-}
-reduce_integers!(i64, i32, u8);

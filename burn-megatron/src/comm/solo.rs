@@ -2,19 +2,25 @@
 
 use std::sync::Arc;
 
-use super::{Buffer, Call, CommError, Communicator, Group, Pending};
+use super::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
 
 /// The communicator of a rank that is alone: every collective gives back its input.
 #[derive(Debug)]
 pub struct Solo {
     group: Group,
+    pool: Arc<BufferPool>,
 }
 
 impl Solo {
     /// The group `name` of rank 0.
     pub fn new(name: impl Into<String>) -> Self {
+        Self::with_pool(name, Arc::default())
+    }
+
+    fn with_pool(name: impl Into<String>, pool: Arc<BufferPool>) -> Self {
         Self {
             group: Group::new(name, vec![0], 0),
+            pool,
         }
     }
 }
@@ -38,13 +44,19 @@ impl Communicator for Solo {
 
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
         match groups {
-            [group] if group == self.group.ranks() => Ok(Arc::new(Self::new(name))),
+            [group] if group == self.group.ranks() => {
+                Ok(Arc::new(Self::with_pool(name, Arc::clone(&self.pool))))
+            }
             _ => Err(CommError::InvalidCall {
                 group: self.group.to_string(),
                 call: "split".to_string(),
                 reason: format!("{groups:?} is no partition of [0]"),
             }),
         }
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        Some(&self.pool)
     }
 }
 
@@ -60,7 +72,9 @@ mod tests {
         assert_eq!(solo.all_reduce(x(), ReduceOp::Sum).unwrap(), x());
         assert_eq!(solo.reduce_scatter(x(), ReduceOp::Average).unwrap(), x());
         assert_eq!(solo.all_to_all(x(), vec![2], vec![2]).unwrap(), x());
-        assert_eq!(solo.split("tensor", &[vec![0]]).unwrap().size(), 1);
+        let part = solo.split("tensor", &[vec![0]]).unwrap();
+        assert_eq!(part.size(), 1);
+        assert!(Arc::ptr_eq(part.pool().unwrap(), solo.pool().unwrap()));
     }
 
     #[test]

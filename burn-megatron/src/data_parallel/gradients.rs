@@ -1,97 +1,47 @@
 //! The gradients of one step, reduced and ready for the optimizer.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use burn::tensor::Tensor;
+use burn_megatron_kernels::flat;
 
+use super::counted::{Chosen, Stretch, held_together, whole_where};
+use super::guard::Culprit;
+use super::plan::Plan;
 use super::sums::Sums;
+use super::usage::Flat;
 use crate::collective::Comm;
 use crate::comm::{CommError, Groups};
-use crate::nn::{ParameterEntry, ParameterTable, Place, Placement};
+use crate::nn::{ParameterTable, Placement};
 
-/// One flat gradient per parameter of the table: this rank's part.
+/// What this rank steps of each bucket of gradients.
 ///
-/// It is kept as a sum over all tokens and one factor for all parameters, so that dividing and
-/// clipping cost nothing before the optimizer reads the sums.
-#[derive(Clone, Debug)]
+/// It is kept as a sum over all tokens and one factor for all parameters, so that dividing,
+/// unscaling and clipping cost nothing before the optimizer reads the sums.
+#[derive(Debug)]
 pub struct Gradients {
-    sums: Vec<Tensor<1>>,
+    shards: Vec<Flat>,
     factor: f64,
     /// The tokens of all micro-batches on all ranks, by which the gradients are divided.
     pub tokens: u64,
-}
-
-/// The groups in which shared sections are summed: by number of ranks that hold the same part.
-#[derive(Debug)]
-pub(super) struct SharedGroups(BTreeMap<usize, Comm>);
-
-impl SharedGroups {
-    /// Forms the groups that `table` calls for; every rank of the tensor axis must come.
-    pub fn new(table: &ParameterTable, groups: &Groups) -> Result<Self, CommError> {
-        let ranks = groups.place().size;
-        let mut sizes: Vec<usize> = table
-            .entries()
-            .iter()
-            .flat_map(|entry| match &entry.placement {
-                Placement::Replicated => vec![],
-                Placement::Split { sections, .. } => sections
-                    .iter()
-                    .map(|section| section.replicas(ranks))
-                    .collect(),
-            })
-            .filter(|replicas| *replicas > 1)
-            .collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        let form = |size| Ok((size, groups.tensor_neighbours(size)?));
-        sizes
-            .into_iter()
-            .map(form)
-            .collect::<Result<_, _>>()
-            .map(Self)
-    }
+    /// What was found on this rank before the gradients were summed.
+    pub culprits: Vec<Culprit>,
 }
 
 impl Gradients {
-    /// Sums over the model's ranks what is a part of a sum, and divides by the tokens. The sum over
-    /// the data axis is done.
-    pub(super) fn reduced(
-        mut flat: Vec<Tensor<1>>,
-        tokens: u64,
-        table: &ParameterTable,
-        groups: &Groups,
-        shared: &SharedGroups,
-    ) -> Self {
-        let partial = |index: usize| table.entries()[index].partial_gradient;
-        sum_together(&mut flat, partial, groups.tensor());
-        let at_both_ends = |index: usize| table.entries()[index].at_both_ends;
-        sum_together(&mut flat, at_both_ends, groups.ends());
-        for (replicas, comm) in &shared.0 {
-            sum_shared(&mut flat, table, groups.place(), *replicas, comm);
-        }
-        Self::new(flat, tokens)
-    }
-
-    /// Gradients from their sums over `tokens`, `[elements]` of each parameter in the order of the
-    /// table.
-    pub fn new(sums: Vec<Tensor<1>>, tokens: u64) -> Self {
+    pub(super) fn new(shards: Vec<Flat>, tokens: u64, culprits: Vec<Culprit>) -> Self {
         Self {
-            sums,
+            shards,
             factor: 1.0 / tokens.max(1) as f64,
             tokens,
+            culprits,
         }
     }
 
-    /// The gradients, `[elements]` of each parameter in the order of the table.
-    pub fn flat(&self) -> impl Iterator<Item = Tensor<1>> + '_ {
-        let scaled = |sum: &Tensor<1>| sum.clone().mul_scalar(self.factor);
-        self.sums.iter().map(scaled)
-    }
-
-    /// What is to be multiplied with [`factor`](Self::factor).
-    pub fn sums(&self) -> &[Tensor<1>] {
-        &self.sums
+    /// What is to be multiplied with [`factor`](Self::factor): this rank's part of each bucket, as
+    /// a sum over all tokens.
+    pub fn sums(&self) -> impl Iterator<Item = &Tensor<1>> {
+        self.shards.iter().map(|shard| &shard.tensor)
     }
 
     /// What the sums are to be multiplied with.
@@ -100,8 +50,8 @@ impl Gradients {
     }
 
     /// The sums, for the optimizer, which may write over them.
-    pub fn into_sums(self) -> Vec<Tensor<1>> {
-        self.sums
+    pub(crate) fn into_sums(self) -> impl Iterator<Item = Flat> {
+        self.shards.into_iter()
     }
 
     /// Multiplies every gradient.
@@ -110,83 +60,83 @@ impl Gradients {
     }
 }
 
-/// Sums the chosen tensors over the ranks of `comm`.
-pub(super) fn sum_together(tensors: &mut [Tensor<1>], chosen: impl Fn(usize) -> bool, comm: &Comm) {
-    if comm.size() == 1 {
-        return;
-    }
-    let all = tensors.iter().cloned().enumerate();
-    let chosen = all.filter(|(index, _)| chosen(*index)).collect();
-    Sums::start(chosen, comm).finish(|index, sum| tensors[index] = sum);
+/// Sums over the model's ranks what is a part of a sum there.
+#[derive(Debug)]
+pub(super) struct ModelSums {
+    /// Sums over the tensor axis, between the ends of the pipeline, and over neighbours on the
+    /// tensor axis, in this order on every rank.
+    sums: Vec<(Comm, Vec<Stretch>)>,
 }
 
-/// Sums the sections that `replicas` neighbours hold together.
-fn sum_shared(
-    flat: &mut [Tensor<1>],
-    table: &ParameterTable,
-    place: Place,
-    replicas: usize,
-    comm: &Comm,
-) {
-    let mut stretches = vec![];
-    for (index, entry) in table.entries().iter().enumerate() {
-        for (range, section) in entry.placement.local_sections(place) {
-            if section.replicas(place.size) == replicas {
-                stretches.push((index, range));
-            }
+impl ModelSums {
+    /// Forms the groups that `table` calls for; every rank of the tensor axis must come.
+    pub fn new(plan: &Plan, table: &ParameterTable, groups: &Groups) -> Result<Self, CommError> {
+        let place = groups.place();
+        let partial = whole_where(plan, table, |entry| entry.partial_gradient);
+        let at_both_ends = whole_where(plan, table, |entry| entry.at_both_ends);
+        let mut sums = vec![
+            (groups.tensor().clone(), partial),
+            (groups.ends().clone(), at_both_ends),
+        ];
+        for (replicas, comm) in neighbours(table, groups)? {
+            sums.push((comm, held_together(plan, table, place, replicas)));
+        }
+        sums.retain(|(comm, stretches)| comm.size() > 1 && !stretches.is_empty());
+        Ok(Self { sums })
+    }
+
+    /// Replaces each part by the sum.
+    pub fn apply(&self, shards: &mut [Flat]) {
+        for (comm, stretches) in &self.sums {
+            let part = |(number, stretch): (usize, &Stretch)| {
+                let whole = shards[stretch.bucket].tensor.clone();
+                (number, whole.slice([stretch.range.clone()]))
+            };
+            let parts = stretches.iter().enumerate().map(part).collect();
+            Sums::start(parts, comm).finish(|number, sum| {
+                let stretch = &stretches[number];
+                stretch.put(&mut shards[stretch.bucket], sum);
+            });
         }
     }
-    let view = |flat: &[Tensor<1>], index: usize| {
-        flat[index]
-            .clone()
-            .reshape(split_shape(&table.entries()[index], place))
-    };
-    let mut parts: Vec<Tensor<1>> = stretches
-        .iter()
-        .map(|(index, range)| {
-            let part = view(flat, *index).narrow(1, range.start, range.len());
-            let len = part.shape().num_elements();
-            part.reshape([len])
-        })
-        .collect();
-    sum_together(&mut parts, |_| true, comm);
-    for ((index, range), part) in stretches.into_iter().zip(parts) {
-        let whole = view(flat, index);
-        let [outer, _, inner] = whole.dims();
-        let part = part.reshape([outer, range.len(), inner]);
-        let whole = whole.slice_assign([0..outer, range, 0..inner], part);
-        let len = whole.shape().num_elements();
-        flat[index] = whole.reshape([len]);
+}
+
+impl Stretch {
+    /// Writes over the chosen elements of this stretch.
+    fn put(&self, shard: &mut Flat, values: Tensor<1>) {
+        let nothing = Tensor::empty([0], (&values.device(), values.dtype()));
+        let whole = std::mem::replace(&mut shard.tensor, nothing);
+        let values = match &self.chosen {
+            Chosen::Some(mask) => {
+                let own = whole.clone().slice([self.range.clone()]);
+                own.mask_where(mask.clone(), values)
+            }
+            Chosen::All | Chosen::None => values,
+        };
+        shard.tensor = flat::accumulate(whole, self.range.start, values, false);
     }
 }
 
-/// A split parameter's local shape with the split dimension in the middle.
-fn split_shape(entry: &ParameterEntry, place: Place) -> [usize; 3] {
-    let local = entry.local_shape(place);
-    let dim = match entry.placement {
-        Placement::Split { dim, .. } => dim,
-        Placement::Replicated => 0,
-    };
-    [
-        local[..dim].iter().product(),
-        local[dim],
-        local[dim + 1..].iter().product(),
-    ]
-}
-
-/// The stretches of a parameter's split dimension that this rank counts, so that over the tensor
-/// axis each element of the whole parameter is counted once; `[outer, split, inner]` around them.
-pub(crate) fn owned(entry: &ParameterEntry, place: Place) -> ([usize; 3], Vec<Range<usize>>) {
-    let shape = split_shape(entry, place);
-    let whole = std::iter::once(0..shape[1]);
-    let ranges = match &entry.placement {
-        Placement::Replicated => whole.filter(|_| place.index == 0).collect(),
-        placement => placement
-            .local_sections(place)
-            .into_iter()
-            .filter(|(_, section)| section.is_first_replica(place))
-            .map(|(range, _)| range)
-            .collect(),
-    };
-    (shape, ranges)
+/// The groups of ranks that hold the same sections, by their number of ranks.
+pub(super) fn neighbours(
+    table: &ParameterTable,
+    groups: &Groups,
+) -> Result<BTreeMap<usize, Comm>, CommError> {
+    let ranks = groups.place().size;
+    let mut sizes: Vec<usize> = table
+        .entries()
+        .iter()
+        .flat_map(|entry| match &entry.placement {
+            Placement::Replicated => vec![],
+            Placement::Split { sections, .. } => sections
+                .iter()
+                .map(|section| section.replicas(ranks))
+                .collect(),
+        })
+        .filter(|replicas| *replicas > 1)
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let form = |size| Ok((size, groups.tensor_neighbours(size)?));
+    sizes.into_iter().map(form).collect()
 }

@@ -1,105 +1,94 @@
-//! Data parallelism for any Burn module: gradients leave backward through the door, are summed over
-//! the micro-batches and the ranks, and divided by the number of tokens.
+//! Data parallelism for any Burn module: parameters and gradients live in flat buffers, whole or
+//! sharded over the ranks; gradients leave backward through the door, are summed over the
+//! micro-batches and the ranks, and divided by the number of tokens.
 //!
 //! ```text
 //! let mut ddp = DistributedDataParallel::new(model, &groups)?;
 //! for batch in micro_batches {
 //!     let loss = ddp.forward(&device, |model| model.loss(batch));   // summed over the tokens
-//!     ddp.backward(loss);
+//!     ddp.backward(loss);                                           // backward_last for the last
 //! }
 //! let gradients = ddp.reduce(tokens)?;                              // tokens of this rank
 //! ```
+//!
+//! [`DataParallelConfig`] says what is sharded (ZeRO 1 to 3, hybrid), in which type the model
+//! computes, and what overlaps.
 
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::choice::Chosen;
-use crate::collective::{Comm, from_buffer, to_buffer};
-use crate::comm::{Buffer, CommError, Groups, ReduceOp};
-use crate::nn::door::{DeferringSink, Door, GradientSink, with_anchor};
-use crate::nn::{ParallelModule, ParameterTable, Placement, Position};
+use crate::collective::start_all_gather;
+use crate::comm::{Buffer, Groups};
+use crate::nn::door::{DeferringSink, with_anchor};
+use crate::nn::{ParallelModule, ParameterTable, Position};
 
+mod axes;
+mod blocks;
+mod buckets;
+mod build;
+mod config;
+mod counted;
+mod error;
 mod gradients;
+mod guard;
+pub mod layout;
+mod memory;
+mod order;
+mod parameters;
+mod plan;
+mod reduction;
+mod replicas;
 mod store;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod usage;
+mod uses;
 
+pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
+pub(crate) use counted::{Chosen as ChosenElements, Stretch};
+pub use error::DataParallelError;
 pub use gradients::Gradients;
-pub(crate) use gradients::owned;
-use gradients::{SharedGroups, sum_together};
-use store::{GradientStore, Slot};
+use gradients::ModelSums;
+pub use guard::Culprit;
+pub use memory::{MemoryError, MemoryPlan, MemoryRules, UnknownStage, ZeroStage};
+pub(crate) use plan::Plan;
+use store::Store;
+pub(crate) use usage::Flat;
+pub use usage::{Category, Holding, Usage};
 
-/// A module whose gradients are summed over the data axis.
+/// A module whose parameters and gradients are shared by the ranks of the data axis.
 ///
-/// It holds the parameters as plain tensors: they never become leaves of an autodiff graph.
+/// The module itself holds no parameters, only their shapes: its layers get them through their
+/// doors, by [`Param::val`](burn::module::Param::val). [`to_module`](Self::to_module) gives a module
+/// that holds them.
 #[derive(Debug)]
 pub struct DistributedDataParallel<M> {
     module: M,
     table: Arc<ParameterTable>,
     position: Position,
     groups: Groups,
-    store: Arc<GradientStore>,
-    shared: SharedGroups,
+    store: Arc<Store>,
+    sums: ModelSums,
+    counted: Vec<Stretch>,
     kernels: Chosen,
-}
-
-/// What a data-parallel step can fail with.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum DataParallelError {
-    /// A parameter took no part in the loss.
-    #[error("{path} received no gradient: the loss of this step does not depend on it")]
-    Unused {
-        /// The parameter.
-        path: String,
-    },
-    /// A forward was not followed by its backward.
-    #[error("{path} was used {uses} times in a forward whose backward did not run")]
-    NoBackward {
-        /// The parameter.
-        path: String,
-        /// How many uses are open.
-        uses: usize,
-    },
-    /// A weight that two stages share lies where no sum reaches it.
-    #[error(
-        "{path} is shared by the first and the last stage, and lies on rank {rank} of a pipeline of \
-         {ranks}: its gradients are summed between rank 0 and rank {}; a schedule that puts both \
-         stages there, or on one rank, can train it, or an output that is not tied",
-        ranks - 1
-    )]
-    NotAtTheEnds {
-        /// The parameter.
-        path: String,
-        /// The rank of the pipeline axis that holds it.
-        rank: usize,
-        /// The ranks of the pipeline.
-        ranks: usize,
-    },
-    /// The ranks of the data axis hold different models.
-    #[error(
-        "rank {rank} and rank {other} hold other parameters: the models were built differently"
-    )]
-    OtherModel {
-        /// This rank.
-        rank: usize,
-        /// A rank that differs.
-        other: usize,
-    },
-    /// The ranks could not communicate.
-    #[error(transparent)]
-    Comm(Box<CommError>),
-}
-
-impl From<CommError> for DataParallelError {
-    fn from(error: CommError) -> Self {
-        Self::Comm(Box::new(error))
-    }
+    /// Whether a step has been made, after which no communication buffer is allocated any more.
+    reserved: bool,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
+    /// Wraps a module with the [default settings](DataParallelConfig): nothing is sharded.
+    ///
+    /// # Errors
+    ///
+    /// See [`with`](Self::with).
+    pub fn new(model: ParallelModule<M>, groups: &Groups) -> Result<Self, DataParallelError> {
+        Self::with(model, groups, &DataParallelConfig::default())
+    }
+
     /// Wraps a module; every rank must come. Parameters are made equal to those of the first rank
     /// that holds them, so a module need not be built from one seed. Only the sections that
     /// neighbours on the tensor axis share must be equal already, as [`Scope`](crate::nn::Scope)
@@ -107,8 +96,13 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// # Errors
     ///
+    /// [`DataParallelError::Config`] for settings that do not fit the ranks,
     /// [`DataParallelError::OtherModel`] when the tables of the ranks differ.
-    pub fn new(model: ParallelModule<M>, groups: &Groups) -> Result<Self, DataParallelError> {
+    pub fn with(
+        model: ParallelModule<M>,
+        groups: &Groups,
+        config: &DataParallelConfig,
+    ) -> Result<Self, DataParallelError> {
         let ParallelModule {
             module,
             table,
@@ -117,38 +111,26 @@ impl<M: Module> DistributedDataParallel<M> {
         } = model;
         check_same_table(&table, groups)?;
         check_ends(&table, groups)?;
-        let shared = SharedGroups::new(&table, groups)?;
-        let ranks = table
-            .entries()
-            .iter()
-            .map(|entry| entry.shape.len())
-            .collect();
-        let store = Arc::new(GradientStore::new(ranks, groups.data()));
-        let table = Arc::new(table);
-        let mut detach = Detach {
-            table: &table,
-            groups,
-            next: 0,
-            error: None,
-        };
-        let module = module.map(&mut detach);
-        if let Some(error) = detach.error {
-            return Err(error.into());
-        }
-        let sink: Arc<dyn GradientSink> = store.clone();
-        let module = module.apply_reparameterization(Attach { sink, next: 0 });
+        let plan = build::plan(&module, &table, groups, config)?;
+        let store = Arc::new(Store::new(plan));
+        let module = build::detach(module, &table, groups, &store)?;
+        let first = groups.pipeline().rank() == 0;
         Ok(Self {
+            sums: ModelSums::new(&store.plan, &table, groups)?,
+            counted: counted::counted(&store.plan, &table, groups.place(), first),
             module,
-            table,
+            table: Arc::new(table),
             position,
             groups: groups.clone(),
             store,
-            shared,
             kernels,
+            reserved: false,
         })
     }
 
     /// The module. Outside of [`forward`](Self::forward) it evaluates and records nothing.
+    ///
+    /// Its parameters are there by `Param::val` alone; what it holds itself is not a number.
     pub fn module(&self) -> &M {
         &self.module
     }
@@ -168,6 +150,16 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.groups
     }
 
+    /// The settings.
+    pub fn config(&self) -> &DataParallelConfig {
+        &self.store.plan.config
+    }
+
+    /// Where parameters and gradients lie.
+    pub fn layout(&self) -> &layout::BufferLayout {
+        &self.store.plan.layout
+    }
+
     /// Where the gradients go, for whoever runs the backward.
     pub fn sink(&self) -> Arc<dyn DeferringSink> {
         self.store.clone()
@@ -178,10 +170,32 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.position
     }
 
+    /// What this rank holds, as it is counted.
+    pub fn usage(&self) -> &Usage {
+        &self.store.plan.usage
+    }
+
+    /// What this rank will hold, as it is computed.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelError::Memory`] for more bytes than can be counted.
+    pub fn memory_plan(&self) -> Result<MemoryPlan, DataParallelError> {
+        let Plan {
+            layout,
+            config,
+            axes,
+            ..
+        } = &*self.store.plan;
+        let rules = MemoryRules::of(config, axes.shard.size());
+        Ok(MemoryPlan::new(layout, &rules)?)
+    }
+
     /// Runs a forward whose parameters can be differentiated.
     ///
     /// `device` is where the inputs are; autodiff is turned on.
     pub fn forward<T>(&self, device: &Device, body: impl FnOnce(&M) -> T) -> T {
+        self.store.begin(None);
         let device = device.clone().inner().autodiff();
         let anchor = Tensor::<1>::zeros([1], &device).require_grad();
         with_anchor(&anchor, || body(&self.module))
@@ -195,83 +209,160 @@ impl<M: Module> DistributedDataParallel<M> {
         loss.backward()
     }
 
+    /// The same for the last micro-batch of a step: no forward will follow, so each bucket is summed
+    /// over the ranks as soon as its gradients are final, while the backward goes on.
+    pub fn backward_last(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
+        self.store.buckets.close(None);
+        self.backward(loss)
+    }
+
     /// Ends the step: sums the gradients over the ranks and divides them by all tokens.
     ///
     /// `tokens` is the number of tokens in the micro-batches of *this* rank, so that ranks with
     /// more tokens weigh more. Every rank must come; one that has no tokens this time, and so ran
-    /// no micro-batch at all, comes with 0 and gives nothing to the sums.
+    /// no micro-batch at all, comes with 0 and gives nothing to the sums. A parameter that took no
+    /// part in the loss has a gradient of zeros, and is named in a warning once.
     ///
     /// A step that fails is over: its gradients are forgotten, and those that still come are not
     /// waited for.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError`] when a parameter received no gradient, or a rank is missing.
+    /// [`DataParallelError`] when a backward is missing, or a rank.
     pub fn reduce(&mut self, tokens: u64) -> Result<Gradients, DataParallelError> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
-        let mut nothing = Nothing::default();
-        if tokens == 0 {
-            self.module.visit(&mut nothing);
+        let blocks = self.store.parameters.end();
+        let mut summed = self.store.buckets.finish()?;
+        let tokens = self.agree(tokens, [blocks, summed.print])?;
+        self.sums.apply(&mut summed.shards);
+        if !std::mem::replace(&mut self.reserved, true) {
+            self.store.plan.reserve();
         }
-        let mut nothing = nothing.0.into_iter();
-        let (slots, sums) = self.store.take();
-        let under_way: Vec<bool> = slots.iter().map(|slot| slot.under_way).collect();
-        let received = slots.into_iter().zip(self.table.entries());
-        let mut flat = received
-            .map(|(slot, entry)| self.received(slot, nothing.next(), &entry.path))
-            .collect::<Result<Vec<_>, _>>()?;
-        for sums in sums {
-            sums.finish(|index, sum| flat[index] = sum);
-        }
-        sum_together(&mut flat, |index| !under_way[index], self.groups.data());
-        let tokens = sum(tokens, self.groups.data())?;
-        Ok(Gradients::reduced(
-            flat,
-            tokens,
-            &self.table,
-            &self.groups,
-            &self.shared,
-        ))
+        Ok(Gradients::new(summed.shards, tokens, summed.culprits))
     }
 
-    /// The gradient of one parameter; some tensor where its sum is under way.
-    fn received(
+    /// The tokens of all ranks; from ZeRO-2 on, all must have done the same for them.
+    fn agree(&self, tokens: u64, done: [u64; 2]) -> Result<u64, DataParallelError> {
+        let data = self.groups.data();
+        let own = [tokens, done[0], done[1]].map(|x| x as i64);
+        let all = i64s(data.all_gather(Buffer::from(own.to_vec()))?);
+        let stage = self.config().zero_stage;
+        let differs = |other: &[i64]| stage >= ZeroStage::Gradients && other[1..] != own[1..];
+        if let Some(other) = all.chunks(3).position(differs) {
+            return Err(DataParallelError::OtherOrder {
+                rank: self.groups.rank(),
+                other: data.group().ranks()[other],
+                stage,
+            });
+        }
+        Ok(all.chunks(3).map(|rank| rank[0] as u64).sum())
+    }
+
+    /// Gradients from this rank's part of each parameter's, `[elements]` in the order of the table,
+    /// as sums over `tokens`: for gradients that were not made by [`backward`](Self::backward).
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelError::Elements`] where one does not fit its parameter.
+    pub fn gradients_of(
         &self,
-        slot: Slot,
-        nothing: Option<Tensor<1>>,
-        path: &str,
-    ) -> Result<Tensor<1>, DataParallelError> {
-        let path = path.to_string();
-        match (slot.expected, slot.sum.or(nothing)) {
-            (0, Some(gradient)) => Ok(gradient),
-            (0, None) if slot.under_way => Ok(Tensor::zeros([1], &Device::flex())),
-            (0, None) => Err(DataParallelError::Unused { path }),
-            (uses, _) => Err(DataParallelError::NoBackward { path, uses }),
+        parts: Vec<Tensor<1>>,
+        tokens: u64,
+    ) -> Result<Gradients, DataParallelError> {
+        replicas::gradients_of(&self.store.plan, parts, tokens)
+    }
+
+    /// This rank's part of each parameter's gradient, whole over the data axis: `[elements]` in the
+    /// order of the table. Every rank of the data axis must come.
+    pub fn whole_gradients(&self, gradients: &Gradients) -> Vec<Tensor<1>> {
+        let plan = &self.store.plan;
+        let sums = gradients.sums().enumerate();
+        let flats: Vec<_> = sums
+            .map(|(number, sum)| self.gather(number, sum.clone()))
+            .collect();
+        let part = |index| {
+            let (number, range) = plan.place(index);
+            let sum: Tensor<1> = flats[number].clone().slice([range]);
+            sum.mul_scalar(gradients.factor())
+        };
+        (0..plan.parameters.len()).map(part).collect()
+    }
+
+    /// This rank's part of each parameter, in the type that it is stepped in: `[elements]` in the
+    /// order of the table. Every rank of the data axis must come.
+    pub fn parameters(&self) -> Vec<Tensor<1>> {
+        let plan = &self.store.plan;
+        let whole = |number| self.gather(number, self.store.parameters.kept(number));
+        let flats: Vec<_> = (0..plan.buckets()).map(whole).collect();
+        let part = |index| {
+            let (number, range) = plan.place(index);
+            flats[number].clone().slice([range])
+        };
+        (0..plan.parameters.len()).map(part).collect()
+    }
+
+    /// A bucket from what the ranks that share it have.
+    fn gather(&self, number: usize, part: Tensor<1>) -> Tensor<1> {
+        let shard = &self.store.plan.axes.shard;
+        match (shard.size(), self.store.plan.elements(number)) {
+            (1, _) | (_, 0) => part,
+            _ => start_all_gather(part, 0, shard).wait(),
         }
     }
 
-    /// Replaces the module by what `change` makes of it; the doors stay.
+    /// A module that holds its parameters, in the type that they are stepped in, and has no doors.
+    /// Every rank of the data axis must come.
+    pub fn to_module(&self) -> M {
+        let mut values = build::Fill(self.parameters().into_iter());
+        self.module.clone().map(&mut values)
+    }
+
+    /// Replaces the parameters by what `change` makes of them. Every rank of the data axis must
+    /// come, and change them alike.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
-        self.module = change(self.module.clone());
+        let module = change(self.to_module());
+        let mut load = build::Load {
+            store: &self.store,
+            next: 0,
+        };
+        module.visit(&mut load);
     }
-}
 
-/// The gradient of a loss over no tokens: a flat zero per parameter.
-#[derive(Default)]
-struct Nothing(Vec<Tensor<1>>);
-
-impl ModuleVisitor for Nothing {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        let len = value.shape().num_elements();
-        let zeros = Tensor::zeros([len], (&value.device(), value.dtype()));
-        self.0.push(zeros);
+    /// Checks that ranks which hold the same part of a parameter hold the same bits: replicas on the
+    /// data axis, and on the tensor axis. Every rank of the stage must come.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelError::Drifted`] names a parameter that is not, and two ranks.
+    pub fn check_replicas(&self) -> Result<(), DataParallelError> {
+        replicas::check(&self.store, &self.table, &self.groups)
     }
-}
 
-fn sum(value: u64, comm: &Comm) -> Result<u64, CommError> {
-    let sum = comm.all_reduce(Buffer::from(vec![value as i64]), ReduceOp::Sum)?;
-    Ok(i64s(sum)[0] as u64)
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.store.plan
+    }
+
+    /// What this rank counts of the gradients.
+    pub(crate) fn counted(&self) -> &[Stretch] {
+        &self.counted
+    }
+
+    /// What this rank steps of a bucket, in the type that it is stepped in.
+    pub(crate) fn take(&mut self, bucket: usize) -> Flat {
+        self.store.parameters.take(bucket)
+    }
+
+    /// Gives it back, with its copy in the type of the model where that is another one.
+    pub(crate) fn put(&mut self, bucket: usize, master: Flat, model: Option<Tensor<1>>) {
+        self.store.parameters.put(bucket, master, model);
+    }
+
+    /// The optimizer has stepped all buckets.
+    pub(crate) fn stepped(&mut self) {
+        if !self.config().overlap_param_gather {
+            self.store.parameters.wait();
+        }
+    }
 }
 
 fn i64s(buffer: Buffer) -> Vec<i64> {
@@ -308,62 +399,5 @@ fn check_ends(table: &ParameterTable, groups: &Groups) -> Result<(), DataParalle
             ranks,
         }),
         _ => Ok(()),
-    }
-}
-
-/// Makes parameters plain, and equal on the ranks that hold the same.
-struct Detach<'a> {
-    table: &'a ParameterTable,
-    groups: &'a Groups,
-    next: usize,
-    error: Option<CommError>,
-}
-
-impl ModuleMapper for Detach<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let entry = &self.table.entries()[self.next];
-        self.next += 1;
-        let holders = match entry.placement {
-            Placement::Replicated => self.groups.stage(),
-            Placement::Split { .. } => self.groups.data(),
-        };
-        param.map(|tensor| {
-            let tensor = if tensor.is_autodiff() {
-                tensor.inner()
-            } else {
-                tensor
-            };
-            if self.error.is_some() || holders.size() == 1 {
-                return tensor;
-            }
-            let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());
-            match holders.broadcast(to_buffer(tensor.clone()), 0) {
-                Ok(buffer) => from_buffer(buffer, shape, &device, dtype),
-                Err(error) => {
-                    self.error = Some(error);
-                    tensor
-                }
-            }
-        })
-    }
-}
-
-/// Attaches the doors, in the order of the table.
-struct Attach {
-    sink: Arc<dyn GradientSink>,
-    next: usize,
-}
-
-impl Reparameterizer for Attach {
-    type Reparam = Door;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        _path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<Door>) {
-        let door = Door::new(self.next, self.sink.clone());
-        self.next += 1;
-        (param.set_require_grad(false), Some(door))
     }
 }

@@ -3,8 +3,9 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 
+use super::door::{passing_value, with_anchor};
 use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
-use super::{BuildError, Init, ParameterSpec, Place, Placement, Scope, Section, value_at};
+use super::{BuildError, Init, ParameterSpec, Place, Placement, Scope, Section};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -92,7 +93,7 @@ impl VocabParallelEmbedding {
     /// sequence parallelism.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [batch, seq] = tokens.dims();
-        let weight = self.weight.val();
+        let weight = passing_value(&self.weight);
         let [rows, hidden] = weight.dims();
         let tokens = tokens.reshape([batch * seq]);
         if self.comm.size() == 1 {
@@ -155,7 +156,8 @@ impl LearnedPositions {
         } else {
             0
         };
-        let rows = value_at(&self.weight, &x).narrow(0, first, len);
+        let weight = with_anchor(&x, || passing_value(&self.weight));
+        let rows = weight.narrow(0, first, len);
         x + rows.unsqueeze()
     }
 }

@@ -66,6 +66,7 @@ mod tests {
             placement,
             partial_gradient: false,
             at_both_ends: false,
+            stage: 0,
             decay: true,
         }
     }

@@ -3,14 +3,14 @@
 use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
-use burn_megatron_kernels::{Function, apply, gemm};
+use burn_megatron_kernels::{Function, apply, flat, gemm};
 
 use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
 use crate::comm::ReduceOp;
 
-use super::door::{Door, Exit};
+use super::door::{Door, Exit, Pass, Place};
 use super::value_at;
 
 /// The dimension of the sequence in `[batch, seq, hidden]`.
@@ -31,8 +31,17 @@ pub enum InputLies {
 #[derive(Clone, Debug)]
 pub struct Weight {
     tensor: Tensor<2>,
-    exit: Option<Exit>,
+    exit: Option<Behind>,
     transposed: bool,
+}
+
+/// A weight behind a [`Door`]: the graph does not hold its value, which may be gathered again for
+/// the backward.
+#[derive(Clone, Debug)]
+struct Behind {
+    exit: Exit,
+    /// What the module holds, of the weight's shape.
+    base: Tensor<2>,
 }
 
 impl Weight {
@@ -43,11 +52,11 @@ impl Weight {
         let door = param.reparameterization::<Door>();
         match door.filter(|_| x.is_autodiff() && x.is_tracked()) {
             Some(door) => {
-                let exit = door.exit().clone();
-                exit.sink.expect(exit.index);
+                let (exit, base) = (door.exit().clone(), param.base());
+                exit.expect();
                 Self {
-                    tensor: param.base(),
-                    exit: Some(exit),
+                    tensor: exit.value(base.clone()).0,
+                    exit: Some(Behind { exit, base }),
                     transposed: false,
                 }
             }
@@ -112,7 +121,7 @@ pub fn linear(
 struct Linear {
     input: InputLies,
     /// Where the weight gradient goes, if not into the graph.
-    exit: Option<Exit>,
+    exit: Option<Behind>,
     /// Whether it goes there as `[out, in]`.
     transposed: bool,
     /// Whether products go through the kernels' seam.
@@ -131,7 +140,7 @@ impl Function for Linear {
         let y = self.product(rows(x), weight, bias);
         let out = y.dims()[1];
         let mut saved = inputs;
-        saved.truncate(2);
+        saved.truncate(if self.exit.is_some() { 1 } else { 2 });
         (y.reshape([batch, seq, out]).into_dispatch(), saved)
     }
 
@@ -141,7 +150,7 @@ impl Function for Linear {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let (x, weight) = (tensor::<3>(&saved[0]), tensor::<2>(&saved[1]));
+        let x = tensor::<3>(&saved[0]);
         let (needs_x, needs_weight) = (needed[0], needed[1] || self.exit.is_some());
         let gradient = Tensor::<3>::from_dispatch(gradient);
         let [batch, seq, _] = gradient.dims();
@@ -154,6 +163,7 @@ impl Function for Linear {
             _ => PendingTensor::ready(x),
         };
         let input_gradient = needs_x.then(|| {
+            let weight = self.weight(&saved);
             let width = weight.dims()[0];
             let dx = self.product(gradient.clone(), weight.transpose(), None);
             let dx = dx.reshape([batch, seq, width]);
@@ -164,20 +174,19 @@ impl Function for Linear {
             }
         });
         let weight_gradient = match &self.exit {
-            Some(exit) => {
+            Some(Behind { exit, .. }) => {
                 let (gradient, transposed, fused) = (gradient.clone(), self.transposed, self.fused);
-                let later = move |sum: Option<Tensor<1>>| {
+                let later = move |place: Option<Place>| {
                     let (left, right) = match transposed {
                         true => (gradient, rows(x.wait())),
                         false => (rows(x.wait()), gradient),
                     };
-                    weight_gradient(left, right, sum, fused).into_dispatch()
+                    weight_gradient_at(left, right, place, fused)
                 };
                 exit.sink.accumulate_later(exit.index, Box::new(later));
                 None
             }
-            None => needs_weight
-                .then(|| weight_gradient(rows(x.wait()), gradient.clone(), None, self.fused)),
+            None => needs_weight.then(|| weight_gradient(rows(x.wait()), gradient.clone())),
         };
         let bias_gradient = needed.get(2).is_some_and(|needed| *needed).then(|| {
             let sum: Tensor<2> = gradient.sum_dim(0);
@@ -197,6 +206,18 @@ impl Function for Linear {
 }
 
 impl Linear {
+    /// The weight, in the backward.
+    fn weight(&self, saved: &[DispatchTensor]) -> Tensor<2> {
+        let Some(Behind { exit, base }) = &self.exit else {
+            return tensor(&saved[1]);
+        };
+        let weight = exit.value_in(base.clone(), Pass::Backward).0;
+        match self.transposed {
+            true => weight.transpose(),
+            false => weight,
+        }
+    }
+
     /// `[rows, in]`, `[in, out]`, `[out]` to `[rows, out]`.
     fn product(&self, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
         match self.fused {
@@ -206,23 +227,33 @@ impl Linear {
     }
 }
 
-/// `left^T right`, of `[rows, a]` and `[rows, b]`, added to the flat `sum` where there is one.
-fn weight_gradient(
+/// `left^T right`, of `[rows, a]` and `[rows, b]`.
+fn weight_gradient(left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
+    let _span = tracing::trace_span!("weight_gradient").entered();
+    left.transpose().matmul(right)
+}
+
+/// The same, flat, in a place of a buffer where there is one.
+fn weight_gradient_at(
     left: Tensor<2>,
     right: Tensor<2>,
-    sum: Option<Tensor<1>>,
+    place: Option<Place>,
     fused: bool,
-) -> Tensor<2> {
-    let _span = tracing::trace_span!("weight_gradient").entered();
-    let shape = [left.dims()[1], right.dims()[1]];
-    let Some(sum) = sum.map(|sum| sum.reshape(shape)) else {
-        return left.transpose().matmul(right);
+) -> Tensor<1> {
+    let Some(Place { flat, offset, add }) = place else {
+        return flatten(weight_gradient(left, right));
     };
-    // The kernel adds up in f32, or f64; sums in 16 bits are not its business.
-    match fused && sum.dtype() == right.dtype() && sum.dtype().size() >= 4 {
-        true => gemm::accumulate_weight_gradient(left, right, sum),
-        false => sum + left.transpose().matmul(right),
+    // The product adds up in f32, or f64; sums in 16 bits are not its business.
+    if fused && flat.dtype().size() >= 4 {
+        let _span = tracing::trace_span!("weight_gradient").entered();
+        return gemm::accumulate_weight_gradient_at(left, right, flat, offset, add);
     }
+    flat::accumulate(flat, offset, flatten(weight_gradient(left, right)), add)
+}
+
+fn flatten(x: Tensor<2>) -> Tensor<1> {
+    let len = x.shape().num_elements();
+    x.reshape([len])
 }
 
 fn tensor<const D: usize>(tensor: &DispatchTensor) -> Tensor<D> {

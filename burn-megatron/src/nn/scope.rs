@@ -22,6 +22,9 @@ pub struct Scope {
     groups: Groups,
     path: String,
     at_both_ends: bool,
+    stage: usize,
+    /// The type of activations.
+    compute: DType,
 }
 
 #[derive(Debug)]
@@ -154,6 +157,8 @@ impl Scope {
             groups: groups.clone(),
             path: String::new(),
             at_both_ends: false,
+            stage: 0,
+            compute: dtype,
         }
     }
 
@@ -163,9 +168,17 @@ impl Scope {
     ///
     /// [`BuildError::Kernels`] where a kernel was asked for that the device does not have.
     pub fn with_kernels(self, choices: &Choices) -> Result<Self, BuildError> {
-        let chosen = Chosen::new(choices, self.device(), self.dtype())?;
+        let chosen = Chosen::new(choices, self.device(), self.compute)?;
         *self.lock_kernels() = chosen;
         Ok(self)
+    }
+
+    /// Chooses operations for a model that computes in `dtype` whatever the type of its parameters;
+    /// to be called on the root, before [`with_kernels`](Self::with_kernels).
+    pub fn computing_in(mut self, dtype: DType) -> Self {
+        self.compute = dtype;
+        *self.lock_kernels() = automatic(self.device(), dtype);
+        self
     }
 
     /// Whether the layer that is being built uses the fused form of an operation.
@@ -217,6 +230,14 @@ impl Scope {
     pub fn at_both_ends_if(&self, at_both_ends: bool) -> Self {
         Self {
             at_both_ends,
+            ..self.clone()
+        }
+    }
+
+    /// The same place, for parameters that belong to a stage of the pipeline.
+    pub fn in_stage(&self, stage: usize) -> Self {
+        Self {
+            stage,
             ..self.clone()
         }
     }
@@ -284,6 +305,7 @@ impl Scope {
             partial_gradient,
             decay,
             at_both_ends: self.at_both_ends,
+            stage: self.stage,
         };
         let (place, key) = (self.place(), stream_key(self.shared.seed, &entry.path));
         let data = TensorData::new(init.values(&entry, place, key), entry.local_shape(place));

@@ -28,6 +28,8 @@ pub struct ParameterEntry {
     /// Whether the first and the last rank of the pipeline both hold it (a tied embedding): their
     /// gradients are parts of a sum, and it counts once, on the first.
     pub at_both_ends: bool,
+    /// The stage of the pipeline that it belongs to; 0 where the model is not cut.
+    pub stage: usize,
 }
 
 impl ParameterEntry {
@@ -160,6 +162,7 @@ impl ParameterTable {
             placement: Placement::Replicated,
             partial_gradient: false,
             at_both_ends: false,
+            stage: 0,
         };
         Self {
             entries: shapes(module).into_iter().map(entry).collect(),

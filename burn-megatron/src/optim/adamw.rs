@@ -1,59 +1,76 @@
-//! AdamW with one state per parameter of the table, on this rank's part of it.
+//! AdamW on this rank's part of each bucket of parameters.
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::{AdamW, AdamWConfig as BurnAdamWConfig, Optimizer as _};
-use burn::tensor::Tensor;
-use burn_megatron_kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw};
+use burn::module::Module;
+use burn::optim::AdamWConfig as BurnAdamWConfig;
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_megatron_kernels::adamw::{AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay, adamw};
 
-use super::AdamWConfig;
+use super::element_wise::ElementWise;
+use super::multipliers::{self, Run};
+use super::{AdamWConfig, OptimizerError};
 use crate::choice::Operation;
-use crate::data_parallel::{DistributedDataParallel, Gradients};
+use crate::data_parallel::{
+    Category, DistributedDataParallel, Flat, Gradients, Holding, Moments as MomentType, Plan,
+};
 
 /// AdamW over the parameters of a model.
 ///
-/// Fused, each parameter is read and written once, and the division by tokens and the clipping of
-/// its gradient happen on the way. Otherwise it is Burn's AdamW.
+/// Fused, each bucket is read and written once, and the division by tokens, the unscaling and the
+/// clipping of its gradient happen on the way, as does the copy in the type of the model. Otherwise
+/// it is Burn's AdamW.
 pub struct ParallelAdamW {
-    config: AdamWConfig,
-    /// By parameter, whether it decays.
-    decays: Vec<bool>,
     form: Form,
 }
 
 enum Form {
-    Fused(Vec<Option<Moments>>),
-    Burn(Box<BurnForm>),
+    Fused(Fused),
+    Burn(Box<ElementWise<burn::optim::AdamW>>),
 }
 
-/// What AdamW remembers of a parameter.
-struct Moments {
-    first: Tensor<1>,
-    second: Tensor<1>,
+struct Fused {
+    config: AdamWConfig,
+    /// By bucket.
+    decays: Vec<Decay>,
+    states: Vec<Moments>,
     steps: u64,
 }
 
-struct BurnForm {
-    decayed: AdamW,
-    plain: AdamW,
-    states: Vec<Option<<AdamW as burn::optim::Optimizer>::State<1>>>,
+/// What AdamW remembers of a bucket.
+struct Moments {
+    first: Tensor<1>,
+    second: Tensor<1>,
+    _held: [Holding; 2],
 }
 
 impl ParallelAdamW {
-    /// The optimizer for the parameters of a model.
-    pub fn new<M: Module>(config: &AdamWConfig, ddp: &DistributedDataParallel<M>) -> Self {
-        let decays: Vec<_> = ddp.table().entries().iter().map(|e| e.decay).collect();
+    /// The optimizer for the parameters of a model; every rank of the pipeline must come.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError`] for a group that is not right, or fits no parameter of the model.
+    pub fn new<M: Module>(
+        config: &AdamWConfig,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Result<Self, OptimizerError> {
         let form = match ddp.kernels().is_fused(Operation::Optimizer) {
-            true => Form::Fused(decays.iter().map(|_| None).collect()),
-            false => Form::Burn(Box::new(BurnForm::new(config, decays.len()))),
+            true => Form::Fused(Fused::new(config, ddp)?),
+            false => {
+                let settings = config.clone();
+                let build = move |decay: f64| {
+                    BurnAdamWConfig::new()
+                        .with_beta_1(settings.beta1 as f32)
+                        .with_beta_2(settings.beta2 as f32)
+                        .with_epsilon(settings.epsilon as f32)
+                        .with_weight_decay((settings.weight_decay * decay) as f32)
+                        .build()
+                };
+                Form::Burn(Box::new(ElementWise::new(build, &config.groups, ddp)?))
+            }
         };
-        Self {
-            config: *config,
-            decays,
-            form,
-        }
+        Ok(Self { form })
     }
 
-    /// Updates the module with the reduced gradients of one step.
+    /// Updates the parameters with the reduced gradients of one step. Every rank must come.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,
@@ -61,121 +78,124 @@ impl ParallelAdamW {
         gradients: Gradients,
     ) {
         let _span = tracing::debug_span!("optimizer_step").entered();
-        let mut update = Update {
-            optimizer: self,
-            learning_rate,
-            factor: gradients.factor(),
-            sums: gradients.into_sums().into_iter(),
-            next: 0,
-        };
-        ddp.update(|module| module.map(&mut update));
+        match &mut self.form {
+            Form::Fused(fused) => fused.step(learning_rate, ddp, gradients),
+            Form::Burn(burn) => burn.step(learning_rate, ddp, gradients),
+        }
     }
+}
 
-    /// One parameter, flat, and the sum that times `factor` is its gradient.
-    fn step_one(
-        &mut self,
-        index: usize,
-        learning_rate: f64,
-        value: Tensor<1>,
-        sum: Tensor<1>,
-        factor: f64,
-    ) -> Tensor<1> {
-        let states = match &mut self.form {
-            Form::Fused(states) => states,
-            Form::Burn(form) => {
-                let decay = self.decays[index];
-                return form.step(index, decay, learning_rate, value, sum.mul_scalar(factor));
+impl Fused {
+    fn new<M: Module>(
+        config: &AdamWConfig,
+        ddp: &DistributedDataParallel<M>,
+    ) -> Result<Self, OptimizerError> {
+        let plan = ddp.plan();
+        let runs = multipliers::of_buckets(&config.groups, ddp)?;
+        let decays = runs.iter().enumerate();
+        let decays = decays.map(|(bucket, runs)| decay(plan, bucket, runs));
+        let moments = |bucket: usize| {
+            let (_, main) = plan.types(bucket);
+            let dtype = match (plan.config.moments, main) {
+                (MomentType::Bf16, DType::F32) => DType::BF16,
+                _ => main,
+            };
+            let zeros = || {
+                Tensor::<1>::zeros([plan.own(bucket).len()], (&plan.device, dtype))
+            };
+            let (first, second) = (zeros(), zeros());
+            let held = [&first, &second];
+            Moments {
+                _held: held.map(|of| plan.usage.hold_tensor(Category::Optimizer, of)),
+                first,
+                second,
             }
         };
-        let moments = states[index].take().unwrap_or_else(|| Moments {
-            first: value.zeros_like(),
-            second: value.zeros_like(),
+        Ok(Self {
+            config: config.clone(),
+            decays: decays.collect(),
+            states: (0..plan.buckets()).map(moments).collect(),
             steps: 0,
-        });
+        })
+    }
+
+    fn step<M: Module>(
+        &mut self,
+        learning_rate: f64,
+        ddp: &mut DistributedDataParallel<M>,
+        gradients: Gradients,
+    ) {
+        self.steps += 1;
         let step = AdamWStep {
             rate: learning_rate,
             beta1: self.config.beta1,
             beta2: self.config.beta2,
             epsilon: self.config.epsilon,
             weight_decay: self.config.weight_decay,
-            step: moments.steps + 1,
-            gradient_scale: factor,
+            step: self.steps,
+            gradient_scale: gradients.factor(),
         };
-        let buffers = AdamWBuffers {
-            master: value,
-            first: moments.first,
-            second: moments.second,
-        };
-        let decay = match self.decays[index] {
-            true => Decay::All,
-            false => Decay::None,
-        };
-        let (buffers, _) = adamw(buffers, sum, &decay, &step, None);
-        states[index] = Some(Moments {
-            first: buffers.first,
-            second: buffers.second,
-            steps: step.step,
-        });
-        buffers.master
-    }
-}
-
-impl BurnForm {
-    fn new(config: &AdamWConfig, parameters: usize) -> Self {
-        let build = |decay: f64| {
-            BurnAdamWConfig::new()
-                .with_beta_1(config.beta1 as f32)
-                .with_beta_2(config.beta2 as f32)
-                .with_epsilon(config.epsilon as f32)
-                .with_weight_decay(decay as f32)
-                .build()
-        };
-        Self {
-            decayed: build(config.weight_decay),
-            plain: build(0.0),
-            states: (0..parameters).map(|_| None).collect(),
+        let sums: Vec<_> = gradients.into_sums().enumerate().collect();
+        // The last bucket has the first layers, which the next forward needs first.
+        for (bucket, sum) in sums.into_iter().rev() {
+            let _span = tracing::trace_span!("update", bucket).entered();
+            self.step_bucket(bucket, &step, ddp, sum);
         }
+        ddp.stepped();
     }
 
-    fn step(
+    fn step_bucket<M: Module>(
         &mut self,
-        index: usize,
-        decay: bool,
-        learning_rate: f64,
-        value: Tensor<1>,
-        gradient: Tensor<1>,
-    ) -> Tensor<1> {
-        let optimizer = if decay { &self.decayed } else { &self.plain };
-        let state = self.states[index].take();
-        let (value, state) = optimizer.step(learning_rate, value, gradient, state);
-        self.states[index] = state;
-        value
-    }
-}
-
-/// Steps one parameter after the other, in the order of the table.
-struct Update<'a, G> {
-    optimizer: &'a mut ParallelAdamW,
-    learning_rate: f64,
-    factor: f64,
-    sums: G,
-    next: usize,
-}
-
-impl<G: Iterator<Item = Tensor<1>>> ModuleMapper for Update<'_, G> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(sum) = self.sums.next() else {
-            return param;
+        bucket: usize,
+        step: &AdamWStep,
+        ddp: &mut DistributedDataParallel<M>,
+        sum: Flat,
+    ) {
+        let Flat { tensor, held } = ddp.take(bucket);
+        let state = &mut self.states[bucket];
+        let nothing = || Tensor::empty([0], &tensor.device());
+        let buffers = AdamWBuffers {
+            first: std::mem::replace(&mut state.first, nothing()),
+            second: std::mem::replace(&mut state.second, nothing()),
+            master: tensor,
         };
-        let index = self.next;
-        self.next += 1;
-        let _span = tracing::trace_span!("update", parameter = index).entered();
-        let (rate, factor) = (self.learning_rate, self.factor);
-        param.map(|value| {
-            let shape = value.dims();
-            let flat = value.reshape([sum.dims()[0]]);
-            let flat = self.optimizer.step_one(index, rate, flat, sum, factor);
-            flat.reshape(shape)
-        })
+        let (model, main) = ddp.plan().types(bucket);
+        let model = (model != main).then(|| FloatDType::from(model));
+        let gradient = sum.tensor.clone();
+        let (buffers, model) = adamw(buffers, gradient, &self.decays[bucket], step, model);
+        state.first = buffers.first;
+        state.second = buffers.second;
+        let master = Flat::holding(buffers.master, held);
+        ddp.plan().recycle(sum.tensor);
+        ddp.put(bucket, master, model);
     }
+}
+
+/// The factors of a bucket's decay and rate, as its runs of parameters have them.
+fn decay(plan: &Plan, bucket: usize, runs: &[Run]) -> Decay {
+    let all = |fits: fn(&Run) -> bool| runs.iter().all(fits);
+    if all(|run| run.rate == 1.0) && all(|run| run.decay == 1.0) {
+        return Decay::All;
+    }
+    if all(|run| run.rate == 1.0) && all(|run| run.decay == 0.0) {
+        return Decay::None;
+    }
+    let own = plan.own(bucket);
+    let first = own.start % DECAY_BLOCK;
+    let mut decay = vec![0f32; (first + own.len()).div_ceil(DECAY_BLOCK)];
+    let mut rate = vec![1f32; decay.len()];
+    for run in runs {
+        // A parameter starts with a block, so that no block has two of them.
+        let blocks = (first + run.range.start) / DECAY_BLOCK
+            ..(first + run.range.end).div_ceil(DECAY_BLOCK);
+        decay[blocks.clone()].fill(run.decay as f32);
+        rate[blocks].fill(run.rate as f32);
+    }
+    let tensor = |factors: Vec<f32>| Tensor::<1>::from_data(&factors[..], (&plan.device, DType::F32));
+    let rate = rate.iter().any(|rate| *rate != 1.0).then_some(rate);
+    Decay::Blocks(Blocks {
+        decay: tensor(decay),
+        rate: rate.map(tensor),
+        first,
+    })
 }

@@ -1,17 +1,31 @@
-//! The optimizer over a table of parameters: AdamW, the global gradient norm, clipping.
+//! The optimizer over a table of parameters: AdamW or any element-wise optimizer of Burn, groups of
+//! parameters, the global gradient norm, loss scaling.
 
 use serde::{Deserialize, Serialize};
 
+use crate::comm::CommError;
+
 mod adamw;
+mod element_wise;
+pub mod groups;
+mod loss_scale;
+mod multipliers;
 mod norm;
+mod skip;
 #[cfg(test)]
 mod tests;
 
 pub use adamw::ParallelAdamW;
-pub use norm::{all_finite, global_norm};
+pub use element_wise::ElementWise;
+pub use groups::{GlobFault, GroupError, Multipliers, ParameterGroup};
+pub use loss_scale::{
+    LossScale, LossScaleConfig, LossScaleError, LossScaler, LossScalerState, ScaleChange,
+};
+pub use norm::{all_finite, count_zeros, global_norm};
+pub use skip::{StepCount, TooManySkips};
 
 /// Settings of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamWConfig {
     /// Decay of the first moment.
@@ -21,8 +35,11 @@ pub struct AdamWConfig {
     /// Added to the root of the second moment.
     pub epsilon: f64,
     /// Decoupled decay of weights; norms and biases have none (see
-    /// [`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
+    /// [`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)), unless a group says otherwise.
     pub weight_decay: f64,
+    /// Parameters whose decay or learning rate is another one, by the patterns of their paths.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ParameterGroup>,
 }
 
 impl Default for AdamWConfig {
@@ -32,6 +49,18 @@ impl Default for AdamWConfig {
             beta2: 0.95,
             epsilon: 1e-8,
             weight_decay: 0.1,
+            groups: vec![],
         }
     }
+}
+
+/// An optimizer that cannot be built.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum OptimizerError {
+    /// A group of parameters is not right.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// The ranks could not communicate.
+    #[error(transparent)]
+    Comm(Box<CommError>),
 }

@@ -1,15 +1,15 @@
 //! AdamW against its formula, and what must not depend on how parameters are split.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
 use crate::comm::{Groups, World};
-use crate::data_parallel::{DistributedDataParallel, Gradients};
+use crate::data_parallel::{DataParallelConfig, DistributedDataParallel, Gradients};
 use crate::mesh::ParallelConfig;
 use crate::nn::{
     Init, Norm, NormKind, ParallelAttention, ParallelAttentionConfig, ParallelModule,
-    ParameterTable, Place, Scope, VocabParallelEmbedding, Vocabulary,
+    ParameterTable, Scope, VocabParallelEmbedding, Vocabulary,
 };
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
@@ -44,7 +44,15 @@ fn mixed(groups: &Groups) -> Result<DistributedDataParallel<Mixed>, RankError> {
         norm: Norm::new(NormKind::Layer, hidden, 1e-5, false, &scope.child("norm")),
         attention: attention.init(&scope.child("attention"))?,
     };
-    Ok(DistributedDataParallel::new(scope.finish(model)?, groups)?)
+    Ok(DistributedDataParallel::with(scope.finish(model)?, groups, &config())?)
+}
+
+/// The second bucket begins in the middle, so that parameters lie in several.
+fn config() -> DataParallelConfig {
+    DataParallelConfig {
+        bucket_size: Some(100),
+        ..DataParallelConfig::default()
+    }
 }
 
 fn wave(len: usize, phase: f64) -> Vec<f64> {
@@ -62,10 +70,11 @@ fn whole_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
 }
 
 /// The part of it that the rank at `place` holds.
-fn gradients(table: &ParameterTable, place: Place, step: usize) -> Gradients {
+fn gradients<M: Module>(ddp: &DistributedDataParallel<M>, step: usize) -> Gradients {
+    let (table, place) = (ddp.table(), ddp.groups().place());
     let parts = table.entries().iter().zip(whole_gradients(table, step));
     let part = parts.map(|(entry, whole)| entry.placement.part(&entry.shape, &whole, place));
-    Gradients::new(part.map(tensor).collect(), 1)
+    ddp.gradients_of(part.map(tensor).collect(), 1).unwrap()
 }
 
 fn tensor(values: Vec<f64>) -> Tensor<1> {
@@ -76,20 +85,9 @@ fn tensor(values: Vec<f64>) -> Tensor<1> {
     )
 }
 
-#[derive(Default)]
-struct Weights(Vec<Vec<f64>>);
-
-impl ModuleVisitor for Weights {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0
-            .push(param.base().into_data().try_into_vec().unwrap());
-    }
-}
-
-fn weights<M: Module>(module: &M) -> Vec<Vec<f64>> {
-    let mut weights = Weights::default();
-    module.visit(&mut weights);
-    weights.0
+fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> Vec<Vec<f64>> {
+    let values = |tensor: Tensor<1>| tensor.into_data().try_into_vec().unwrap();
+    ddp.parameters().into_iter().map(values).collect()
 }
 
 /// Runs `f` on the ranks of a mesh.
@@ -130,23 +128,22 @@ fn adamw_follows_its_formula_and_decays_matrices_alone() {
         matrix: Param::from_tensor(tensor(wave(6, 0.3)).reshape([2, 3])),
         vector: Param::from_tensor(tensor(wave(3, 0.9))),
     };
-    let before = weights(&module);
     let model = ParallelModule::replicated(module);
     let mut ddp = DistributedDataParallel::new(model, &Groups::single()).unwrap();
+    let before = weights(&ddp);
     let config = AdamWConfig {
         weight_decay: 0.3,
         ..AdamWConfig::default()
     };
-    let mut optimizer = ParallelAdamW::new(&config, &ddp);
-    let place = Groups::single().place();
+    let mut optimizer = ParallelAdamW::new(&config, &ddp).unwrap();
     for step in 0..STEPS {
-        let gradients = gradients(ddp.table(), place, step);
+        let gradients = gradients(&ddp, step);
         optimizer.step(RATE, &mut ddp, gradients);
     }
     let steps: Vec<_> = (0..STEPS)
         .map(|step| whole_gradients(ddp.table(), step))
         .collect();
-    for (i, after) in weights(ddp.module()).into_iter().enumerate() {
+    for (i, after) in weights(&ddp).into_iter().enumerate() {
         for (k, found) in after.into_iter().enumerate() {
             let gradients: Vec<f64> = steps.iter().map(|step| step[i][k]).collect();
             let decay = [config.weight_decay, 0.0][i];
@@ -182,12 +179,12 @@ fn norms_and_biases_are_not_decayed() {
 fn parts_are_stepped_as_the_whole_is() {
     let run = |groups: &Groups| {
         let mut ddp = mixed(groups)?;
-        let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp);
+        let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
         for step in 0..STEPS {
-            let gradients = gradients(ddp.table(), groups.place(), step);
+            let gradients = gradients(&ddp, step);
             optimizer.step(RATE, &mut ddp, gradients);
         }
-        Ok((weights(ddp.module()), ddp.table().clone()))
+        Ok((weights(&ddp), ddp.table().clone()))
     };
     let whole = over(1, 1, run).remove(0).0;
     for ranks in [2, 4] {
@@ -206,7 +203,7 @@ fn the_norm_counts_every_element_once() {
         let norms = over(tensor, data, |groups| {
             let ddp = mixed(groups)?;
             let table = ddp.table();
-            let norm = global_norm(&gradients(table, groups.place(), 0), &ddp)?;
+            let norm = global_norm(&gradients(&ddp, 0), &ddp)?;
             let all = whole_gradients(table, 0).into_iter().flatten();
             Ok((norm, all.map(|x| x * x).sum::<f64>().sqrt()))
         });
@@ -224,7 +221,7 @@ fn the_norm_counts_every_element_once() {
 fn scaled_gradients_have_the_norm_they_are_clipped_to() {
     let norms = over(2, 1, |groups| {
         let ddp = mixed(groups)?;
-        let mut gradients = gradients(ddp.table(), groups.place(), 0);
+        let mut gradients = gradients(&ddp, 0);
         let norm = global_norm(&gradients, &ddp)?;
         gradients.scale(0.25 / norm);
         Ok(global_norm(&gradients, &ddp)?)
@@ -240,7 +237,7 @@ fn what_is_not_finite_on_one_rank_is_so_for_all() {
         for value in [f64::NAN, f64::INFINITY] {
             let found = over(2, 2, |groups| {
                 let ddp = mixed(groups)?;
-                let mut gradients = gradients(ddp.table(), groups.place(), 0);
+                let mut gradients = gradients(&ddp, 0);
                 if odd == Some(groups.rank()) {
                     gradients.scale(value);
                 }

@@ -1,10 +1,13 @@
 //! What a training run is told.
 
+use std::num::NonZeroU64;
+
 use serde::{Deserialize, Serialize};
 
 use super::schedule::{LrSchedule, LrStyle, ScheduleError};
+use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{MeshError, share_batch};
-use crate::optim::AdamWConfig;
+use crate::optim::{AdamWConfig, LossScale, LossScaleError, StepCount};
 
 /// Settings of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +33,17 @@ pub struct TrainConfig {
     pub schedule: LrStyle,
     /// AdamW.
     pub optimizer: AdamWConfig,
+    /// What is sharded over the data axis, the type that the model computes in, what overlaps.
+    pub data_parallel: DataParallelConfig,
+    /// What the loss is multiplied with, so that small gradients stay in the range of f16;
+    /// dynamic for f16 and none for other types where not given.
+    pub loss_scale: Option<LossScale>,
+    /// Skipped steps in a row after which the run ends.
+    pub skip_limit: NonZeroU64,
+    /// Steps between two comparisons of the weights of ranks that hold the same.
+    pub check_replicas_every: Option<usize>,
+    /// Whether the elements of the gradient that are zero are counted in each step.
+    pub count_zeros: bool,
     /// The largest gradient norm; larger gradients are scaled down to it.
     pub clip: f64,
     /// Steps between two evaluations on held-out text; there is always one at the end.
@@ -51,6 +65,11 @@ impl Default for TrainConfig {
             warmup_steps: 10,
             schedule: LrStyle::Cosine,
             optimizer: AdamWConfig::default(),
+            data_parallel: DataParallelConfig::default(),
+            loss_scale: None,
+            skip_limit: StepCount::USUAL_LIMIT,
+            check_replicas_every: None,
+            count_zeros: false,
             clip: 1.0,
             evaluate_every: None,
             held_out_samples: 64,
@@ -83,6 +102,12 @@ pub enum ConfigError {
     /// The learning rate.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
+    /// Sharding and precision.
+    #[error(transparent)]
+    DataParallel(#[from] DataParallelConfigError),
+    /// The loss scale.
+    #[error(transparent)]
+    LossScale(#[from] LossScaleError),
 }
 
 impl TrainConfig {
@@ -105,6 +130,10 @@ impl TrainConfig {
             ("clip", self.clip),
             ("held_out_samples", self.held_out_samples as f64),
             ("evaluate_every", self.evaluate_every.unwrap_or(1) as f64),
+            (
+                "check_replicas_every",
+                self.check_replicas_every.unwrap_or(1) as f64,
+            ),
         ];
         for (name, value) in positive {
             if value.is_nan() || value <= 0.0 {
@@ -117,7 +146,18 @@ impl TrainConfig {
             return Err(ConfigError::Sequence { length, context });
         }
         self.learning_rates()?;
+        self.data_parallel.check(data)?;
+        self.loss_scale().check()?;
         Ok(())
+    }
+
+    /// What the loss is multiplied with.
+    pub fn loss_scale(&self) -> LossScale {
+        let usual = || match self.data_parallel.precision {
+            Precision::F16 => LossScale::Dynamic(Default::default()),
+            Precision::F32 | Precision::Bf16 => LossScale::None,
+        };
+        self.loss_scale.clone().unwrap_or_else(usual)
     }
 
     /// The learning rate of each step.

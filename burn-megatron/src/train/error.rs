@@ -4,6 +4,7 @@ use super::config::ConfigError;
 use crate::comm::CommError;
 use crate::data::DataError;
 use crate::data_parallel::DataParallelError;
+use crate::optim::{OptimizerError, TooManySkips};
 use crate::pipeline::engine::EngineError;
 
 /// What a run can fail with.
@@ -18,6 +19,12 @@ pub enum TrainError {
     /// The gradients.
     #[error(transparent)]
     DataParallel(#[from] DataParallelError),
+    /// The optimizer.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
+    /// No step is taken any more.
+    #[error(transparent)]
+    Skips(#[from] TooManySkips),
     /// The pipeline.
     #[error(transparent)]
     Pipeline(#[from] EngineError),

@@ -35,6 +35,12 @@ pub struct StepMetrics {
     pub tokens: u64,
     /// Whether the update was left out, as for a gradient that is not finite.
     pub skipped: bool,
+    /// What the loss was multiplied with for its backward, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// The elements of the gradient that are zero, where they are counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zeros: Option<u64>,
 }
 
 /// The loss on text that the model does not train on.

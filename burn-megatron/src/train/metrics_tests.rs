@@ -10,6 +10,8 @@ fn step(step: usize) -> StepMetrics {
         learning_rate: 1e-3,
         tokens: 1024,
         skipped: false,
+        loss_scale: None,
+        zeros: None,
     }
 }
 
@@ -66,6 +68,8 @@ fn what_is_not_finite_is_valid_json_and_comes_back() {
         bits_per_byte: f64::NEG_INFINITY,
         gradient_norm: f64::INFINITY,
         skipped: true,
+        loss_scale: None,
+        zeros: None,
         ..step(3)
     };
     log.step(&metrics).expect("writable");

@@ -23,7 +23,10 @@ impl<M: LanguageModel> Trainer<M> {
     pub(super) fn run_batches(&self, batches: &[Batch], step: usize) -> f64 {
         let device = self.device.clone().autodiff();
         let firsts = self.own_samples().step_by(self.config.micro_batch_size);
-        let losses = batches.iter().zip(firsts).map(|(batch, first)| {
+        let last = batches.len().saturating_sub(1);
+        let scale = self.scaler.scale();
+        let losses = batches.iter().zip(firsts).enumerate();
+        let losses = losses.map(|(number, (batch, first))| {
             self.ddp.position().set(step as u64, first as u64);
             let sum = {
                 let _span = tracing::debug_span!("forward").entered();
@@ -33,7 +36,11 @@ impl<M: LanguageModel> Trainer<M> {
                 self.ddp.forward(&device, losses)
             };
             let loss = sum.clone().into_scalar::<f64>();
-            self.ddp.backward(sum);
+            let scaled = scaled(sum, scale);
+            match number == last {
+                true => self.ddp.backward_last(scaled),
+                false => self.ddp.backward(scaled),
+            };
             loss
         });
         losses.sum()
@@ -54,10 +61,13 @@ impl<M: LanguageModel> Trainer<M> {
             batches,
             step: step as u64,
             first_sample: self.own_samples().start as u64,
+            scale: self.scaler.scale(),
             last: schedule.stages() - 1,
         };
         let engine = Engine::new(schedule, pipeline, &self.device, &*sink)?;
-        engine.with_put_off(self.put_off).run(&stages)
+        let mut run = engine.with_put_off(self.put_off).run(&stages)?;
+        run.loss /= stages.scale;
+        Ok(run)
     }
 
     /// What the last stage gives for a batch, on the rank that holds it; nothing is recorded.
@@ -91,6 +101,8 @@ struct Stages<'a, M> {
     batches: &'a [Batch],
     step: u64,
     first_sample: u64,
+    /// What the loss is multiplied with.
+    scale: f64,
     last: usize,
 }
 
@@ -107,6 +119,15 @@ impl<M: LanguageModel> Stage for Stages<'_, M> {
             return Output::Activation(hidden);
         }
         let targets = matrix(&batch.targets, batch, &self.device);
-        Output::Loss(model.losses_of(hidden, targets).sum())
+        let loss = model.losses_of(hidden, targets).sum();
+        Output::Loss(scaled(loss, self.scale))
+    }
+}
+
+/// The loss, multiplied where there is a factor.
+fn scaled(loss: Tensor<1>, scale: f64) -> Tensor<1> {
+    match scale == 1.0 {
+        true => loss,
+        false => loss.mul_scalar(scale),
     }
 }

@@ -204,6 +204,8 @@ mod tests {
             learning_rate: 1e-3,
             tokens: 1024,
             skipped: step == 0,
+            loss_scale: None,
+            zeros: None,
         };
         let (tokens_per_second, flops_per_second) = (12_345.6, 1.5e9);
         (

@@ -14,10 +14,10 @@ use super::{GenerateConfig, LanguageModel, Observer, generate};
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::data::{Batch, Sampler, TextData};
-use crate::data_parallel::DistributedDataParallel;
+use crate::data_parallel::{DistributedDataParallel, Gradients};
 use crate::mesh::Axis;
 use crate::nn::ParallelModule;
-use crate::optim::{ParallelAdamW, all_finite, global_norm};
+use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite, count_zeros, global_norm};
 use crate::pipeline::engine::{Event, PutOff};
 use crate::pipeline::schedule::Schedule;
 
@@ -25,6 +25,8 @@ use crate::pipeline::schedule::Schedule;
 pub struct Trainer<M> {
     pub(super) ddp: DistributedDataParallel<M>,
     optimizer: ParallelAdamW,
+    pub(super) scaler: LossScaler,
+    count: StepCount,
     learning_rates: LrSchedule,
     pub(super) config: TrainConfig,
     pub(super) device: Device,
@@ -120,9 +122,11 @@ impl<M: LanguageModel> Trainer<M> {
         put_off: Option<PutOff>,
     ) -> Result<Self, TrainError> {
         config.check(groups.mesh().size(Axis::Data), model.module.context())?;
-        let ddp = DistributedDataParallel::new(model, groups)?;
+        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         Ok(Self {
-            optimizer: ParallelAdamW::new(&config.optimizer, &ddp),
+            optimizer: ParallelAdamW::new(&config.optimizer, &ddp)?,
+            scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
+            count: StepCount::default(),
             learning_rates: config.learning_rates().map_err(ConfigError::from)?,
             ddp,
             config: config.clone(),
@@ -206,11 +210,17 @@ impl<M: LanguageModel> Trainer<M> {
                 run.loss
             }
         };
+        let scale = self.scaler.scale();
         let mut gradients = self.ddp.reduce(tokens)?;
+        gradients.scale(1.0 / scale);
         let norm = global_norm(&gradients, &self.ddp)?;
         let loss = self.sum_over_model(loss)? / gradients.tokens as f64;
-        let learning_rate = self.learning_rates.lr(step);
-        let finite = all_finite(loss.is_finite() && norm.is_finite(), self.ddp.groups())?;
+        // A step that was skipped does not use up a part of the schedule.
+        let learning_rate = self.learning_rates.lr(self.count.taken as usize);
+        let own = loss.is_finite() && norm.is_finite() && gradients.culprits.is_empty();
+        let finite = all_finite(own, self.ddp.groups())?;
+        self.name_culprits(&gradients, step);
+        let count_zeros = || count_zeros(&gradients, &self.ddp);
         let metrics = StepMetrics {
             step,
             loss,
@@ -219,14 +229,34 @@ impl<M: LanguageModel> Trainer<M> {
             learning_rate,
             tokens: gradients.tokens,
             skipped: !finite,
+            loss_scale: (scale != 1.0).then_some(scale),
+            zeros: self.config.count_zeros.then(count_zeros).transpose()?,
         };
+        self.scaler.update(!finite);
+        self.count.record(finite);
+        self.count.check(self.config.skip_limit)?;
         if finite {
             if norm > self.config.clip {
                 gradients.scale(self.config.clip / norm);
             }
             self.optimizer.step(learning_rate, &mut self.ddp, gradients);
         }
+        let every = self.config.check_replicas_every;
+        if every.is_some_and(|every| (step + 1).is_multiple_of(every)) {
+            self.ddp.check_replicas()?;
+        }
         Ok(metrics)
+    }
+
+    /// Says what was wrong with the gradients of this rank. With a dynamic loss scale that is how
+    /// the scale is found, and no news.
+    fn name_culprits(&self, gradients: &Gradients, step: usize) {
+        for culprit in &gradients.culprits {
+            match self.scaler.state() {
+                Some(_) => tracing::debug!(step, "{culprit}"),
+                None => tracing::warn!(step, "{culprit}"),
+            }
+        }
     }
 
     /// The mean loss on held-out text after `steps` updates; every rank must come.

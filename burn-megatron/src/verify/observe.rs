@@ -42,7 +42,7 @@ pub(super) fn observe<S: Subject>(
     let model = plan.build(subject, groups, &device)?;
     let weights = Assembled::of(&model.module, &model.table, groups)?;
     let mut ddp = subject.wrap(model, groups)?;
-    let mut optimizer = ParallelAdamW::new(&options.optimizer, &ddp);
+    let mut optimizer = ParallelAdamW::new(&options.optimizer, &ddp)?;
     let mut observation = Observation {
         paths: ddp
             .table()
@@ -64,7 +64,8 @@ pub(super) fn observe<S: Subject>(
         let norm = global_norm(&gradients, &ddp)?;
         observation.losses.push(pass.loss);
         if step == 0 {
-            let parts = gradients.flat().map(elements).collect();
+            let parts = ddp.whole_gradients(&gradients).into_iter();
+            let parts = parts.map(elements).collect();
             let assembled = Assembled::new(parts, ddp.table(), groups)?;
             observation.gradients = assembled.whole;
             observation.unequal_replicas.extend(assembled.unequal);
@@ -76,7 +77,8 @@ pub(super) fn observe<S: Subject>(
         }
         optimizer.step(options.learning_rate, &mut ddp, gradients);
     }
-    let weights = Assembled::of(ddp.module(), ddp.table(), groups)?;
+    let parts = ddp.parameters().into_iter().map(elements).collect();
+    let weights = Assembled::new(parts, ddp.table(), groups)?;
     observation.final_weights = weights.whole;
     observation.unequal_replicas.extend(weights.unequal);
     Ok(observation)

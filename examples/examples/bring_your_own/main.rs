@@ -78,7 +78,7 @@ fn train_parallel(config: &GptConfig, groups: &Groups) -> Result<f64, AnyError> 
     let scope = Scope::new(groups, &device);
     let model = config.init_parallel(&scope, false)?;
     let mut ddp = DistributedDataParallel::new(scope.finish(model)?, groups)?;
-    let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp);
+    let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
     let own = BATCH / groups.data().size();
     let first = groups.data().rank() * own;
     let mut last = f64::NAN;

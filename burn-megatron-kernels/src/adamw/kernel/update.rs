@@ -9,13 +9,17 @@ use cubecl::prelude::*;
 
 use crate::adamw::DECAY_BLOCK;
 use crate::adamw::update::Numbers;
-use crate::cube::specimen::{Specimen, Target, buffer, types};
-use crate::cube::{RowPlan, empty, grid};
+use crate::cube::specimen::{Specimen, Target, buffer, tensor, types};
+use crate::cube::{RowPlan, empty, grid, own};
 
 /// Units of a cube: they share nothing, so any number that fills a processor serves.
 const UNITS: u32 = 256;
 
 /// Every number of the step is an argument at run time: no step compiles anything.
+///
+/// `factors`: those of the decay, then those of the rate; `inside`: the place of the first element
+/// in its block, a multiple of `N`. Products that are added to are written as `fma`: a compiler is
+/// not left to choose, so that vectors of all lengths give the same bits.
 #[cube(launch_unchecked)]
 fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     master: &mut [Vector<f32, N>],
@@ -33,26 +37,39 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     root: f32,
     epsilon: f32,
     decay: f32,
+    inside: u32,
     vectors: u32,
     #[define(M, G, C)] _dtypes: [ElemType; 3],
 ) {
     let at = CUBE_POS * UNITS as usize + UNIT_POS as usize;
     if at < vectors as usize {
         let g = Vector::<f32, N>::cast_from(gradient[at]) * Vector::new(scale);
-        let m =
-            Vector::<f32, N>::cast_from(first[at]) * Vector::new(beta1) + g * Vector::new(rest1);
-        let v = Vector::<f32, N>::cast_from(second[at]) * Vector::new(beta2)
-            + g * g * Vector::new(rest2);
+        let m = fma(
+            Vector::<f32, N>::cast_from(first[at]),
+            Vector::new(beta1),
+            g * Vector::new(rest1),
+        );
+        let v = fma(
+            Vector::<f32, N>::cast_from(second[at]),
+            Vector::new(beta2),
+            g * g * Vector::new(rest2),
+        );
         first[at] = Vector::cast_from(m);
         second[at] = Vector::cast_from(v);
-        let below = v.sqrt() * Vector::new(root) + Vector::new(epsilon);
-        let mut rate = decay;
+        let below = fma(v.sqrt(), Vector::new(root), Vector::new(epsilon));
+        let mut size = size;
+        let mut decay = decay;
         #[unroll]
         for i in 0..factors.len() {
-            rate *= factors.index(i).as_slice()[at * N::value() / DECAY_BLOCK];
+            let block = (at * N::value() + inside as usize) / DECAY_BLOCK;
+            let factor = factors.index(i).as_slice()[block];
+            decay *= factor;
+            if comptime!(i == 1) {
+                size *= factor;
+            }
         }
         let w = master[at];
-        let changed = w - (Vector::new(size) * m / below + Vector::new(rate) * w);
+        let changed = w - fma(Vector::new(decay), w, Vector::new(size) * m / below);
         master[at] = changed;
         #[unroll]
         for i in 0..model.len() {
@@ -65,25 +82,26 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
 /// See [`Update`](crate::adamw::update::Update) for the inputs.
 pub(in crate::adamw) fn update(
     inputs: Vec<CubeTensor>,
-    blocks: bool,
+    inside: usize,
     numbers: &Numbers,
     model: Option<DType>,
 ) -> Vec<CubeTensor> {
     let mut inputs = inputs.into_iter();
     let mut outputs: Vec<_> = inputs.by_ref().take(3).map(own).collect();
     let gradient: Vec<_> = inputs.by_ref().take(1).collect();
-    let factors: Vec<_> = inputs.take(usize::from(blocks)).collect();
+    let factors: Vec<_> = inputs.collect();
     let shape = outputs[0].shape();
     let length = shape.num_elements();
     outputs.extend(model.map(|dtype| empty(&outputs[0], shape, dtype)));
     let ([master, first, second, copy @ ..], [gradient]) = (&outputs[..], &gradient[..]) else {
-        unreachable!("the kernel has four inputs or five")
+        unreachable!("the kernel has four inputs and their factors")
     };
     if length == 0 {
         return outputs;
     }
     let client = master.client.clone();
-    let vector = RowPlan::new(&client, master.dtype, length).vector;
+    // A power of two divides both exactly if it divides this; then no vector is in two blocks.
+    let vector = RowPlan::new(&client, master.dtype, length | inside).vector;
     let vectors = length / vector;
     let types = [first.dtype, gradient.dtype, model.unwrap_or(master.dtype)];
     unsafe {
@@ -112,6 +130,7 @@ pub(in crate::adamw) fn update(
             numbers.root as f32,
             numbers.epsilon as f32,
             numbers.decay as f32,
+            inside as u32,
             vectors as u32,
             types.map(dtype_to_storage_type),
         );
@@ -119,16 +138,8 @@ pub(in crate::adamw) fn update(
     outputs
 }
 
-/// The tensor itself where nobody else holds its memory, a copy otherwise.
-fn own(tensor: CubeTensor) -> CubeTensor {
-    match tensor.can_mut() {
-        true => tensor,
-        false => tensor.copy(),
-    }
-}
-
 /// Moments in f32 and bf16, gradients in every type, copies of the weights in the type of the
-/// gradient.
+/// gradient, factors of the decay and of the rate.
 pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
     let [(_, single, vector), _, (_, brain, _)] = types();
     let mut all = vec![];
@@ -157,8 +168,9 @@ fn specimen(target: &Target, name: &str, vector: usize, dtypes: [ElemType; 3]) -
             buffer(),
             buffer(),
             buffer(),
-            [crate::cube::specimen::tensor()].into_iter().collect(),
-            [crate::cube::specimen::tensor()].into_iter().collect(),
+            [tensor(), tensor()].into_iter().collect(),
+            [tensor()].into_iter().collect(),
+            (),
             (),
             (),
             (),

@@ -4,9 +4,11 @@
 //! of ranks gives another sum.
 
 mod faults;
+mod flat;
 mod linear_maps;
 mod rows;
 mod started;
+mod wide;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 

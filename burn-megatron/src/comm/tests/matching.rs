@@ -56,8 +56,12 @@ fn splits_nest_down_to_one_rank() {
 #[test]
 fn the_order_of_the_sum_is_that_of_the_ranks() {
     let values = [1.0e8f32, 1.0, -1.0e8, 0.3, 1.0e-3];
-    let in_order = values.iter().copied().reduce(|a, b| a + b).unwrap();
-    let reversed = values.iter().rev().copied().reduce(|a, b| a + b).unwrap();
+    // Neighbours first, then the pairs of them; the last is carried up.
+    let tree = |v: &[f32]| ((v[0] + v[1]) + (v[2] + v[3])) + v[4];
+    let in_order = tree(&values);
+    let from_left = values.iter().copied().reduce(|a, b| a + b).unwrap();
+    let reversed = tree(&values.iter().rev().copied().collect::<Vec<_>>());
+    assert_ne!(in_order.to_bits(), from_left.to_bits());
     assert_ne!(in_order.to_bits(), reversed.to_bits());
     World::threads(5)
         .unwrap()
@@ -206,6 +210,9 @@ fn a_wrapper_sees_every_call() {
         }
         fn split(&self, n: &str, g: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
             Ok(Arc::new(Recorder(self.0.split(n, g)?, Arc::clone(&self.1))))
+        }
+        fn pool(&self) -> Option<&Arc<BufferPool>> {
+            self.0.pool()
         }
     }
 

@@ -4,7 +4,9 @@ mod faults;
 mod log;
 mod matching;
 mod operations;
+mod pool;
 mod stress;
+mod together;
 mod world;
 
 use half::{bf16, f16};

@@ -130,6 +130,31 @@ fn halves_accumulate_in_f32_and_round_once() {
 }
 
 #[test]
+fn inner_groups_first_give_the_bits_of_all_at_once() {
+    for (ranks, inner) in [(4, 2), (8, 2), (8, 4)] {
+        let parts: Vec<Vec<usize>> = (0..ranks / inner)
+            .map(|part| (part * inner..(part + 1) * inner).collect())
+            .collect();
+        let across: Vec<Vec<usize>> = (0..inner)
+            .map(|place| parts.iter().map(|part| part[place]).collect())
+            .collect();
+        let results = World::threads(ranks).unwrap().run(|rank| {
+            let world = rank.communicator();
+            let (part, across) = (
+                world.split("part", &parts)?,
+                world.split("across", &across)?,
+            );
+            let value = |i: usize| ((7 * rank.rank() + i) as f32 * 1.618).sin() / 3.0;
+            let own = || Buffer::from((0..2000).map(value).collect::<Vec<_>>());
+            let shard = part.reduce_scatter(own(), ReduceOp::Sum)?;
+            let nested = part.all_gather(across.all_reduce(shard, ReduceOp::Sum)?)?;
+            Ok::<_, CommError>(nested == world.all_reduce(own(), ReduceOp::Sum)?)
+        });
+        assert_eq!(results.unwrap(), vec![true; ranks], "{ranks} by {inner}");
+    }
+}
+
+#[test]
 fn a_nan_of_any_rank_wins() {
     for bad in 0..3 {
         for op in [ReduceOp::Max, ReduceOp::Min] {

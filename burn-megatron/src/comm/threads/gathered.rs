@@ -1,30 +1,35 @@
 //! A collective that all members have come to, and what each of them gets from it.
 
 use std::mem;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use super::Visit;
 use super::meeting::{Meeting, Slot};
 use super::state::{WorldState, lock};
 use crate::comm::buffer::{Buffer, DType};
 use crate::comm::call::{Call, Operation, ReduceOp, Signature};
-use crate::comm::reduce::{reduce_all, reduce_range};
+use crate::comm::pool::Lent;
+use crate::comm::reduce::{reduce_into, reduce_range};
 
 /// One member's part in a collective.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub signature: Arc<Signature>,
-    pub input: Buffer,
+    /// Goes home when the last member has fetched its result.
+    pub input: Lent,
 }
 
 #[derive(Debug)]
 pub(super) enum Gathered {
     /// Each member makes its own result from what all gave.
     Inputs(Vec<Arrival>),
-    /// All get the same value: the first who fetches it computes it, and the inputs are freed.
+    /// All get the same value: the first who fetches it computes it in the memory of the first input,
+    /// and the other inputs go home.
     Reduction {
         op: ReduceOp,
-        inputs: Mutex<Vec<Buffer>>,
-        value: OnceLock<Buffer>,
+        inputs: Mutex<Vec<Lent>>,
+        value: OnceLock<Lent>,
     },
     /// The parts of a split.
     Parts(Vec<Arc<Meeting>>),
@@ -54,31 +59,44 @@ impl Gathered {
 }
 
 /// The result of a member, once all have come. Takes no lock of the group.
-pub(super) fn result(slot: Arc<Slot>, index: usize, signature: &Signature) -> Buffer {
+pub(super) fn result(slot: Arc<Slot>, visit: &Visit) -> Buffer {
     match slot.gathered.get() {
-        Some(Gathered::Inputs(arrivals)) => from_inputs(arrivals, index, signature),
+        Some(Gathered::Inputs(arrivals)) => from_inputs(arrivals, visit),
         Some(Gathered::Reduction { op, inputs, value }) => {
-            value.get_or_init(|| reduce_all(mem::take(&mut *lock(inputs)), *op));
-            take_value(slot)
+            value.get_or_init(|| reduced(mem::take(&mut *lock(inputs)), *op));
+            take_value(slot, visit)
         }
         Some(Gathered::Parts(_)) | None => unreachable!("all have come to a call, not to a split"),
     }
 }
 
-/// The common value: moved out by the last handle, copied by the others.
-fn take_value(slot: Arc<Slot>) -> Buffer {
-    let copy = |slot: &Slot| match slot.gathered.get() {
-        Some(Gathered::Reduction { value, .. }) => value.get().cloned(),
-        _ => None,
-    };
-    let value = match Arc::try_unwrap(slot) {
-        Err(shared) => copy(&shared),
-        Ok(last) => match last.gathered.into_inner() {
-            Some(Gathered::Reduction { value, .. }) => value.into_inner(),
-            _ => None,
+fn reduced(mut inputs: Vec<Lent>, op: ReduceOp) -> Lent {
+    let rest = inputs.split_off(1);
+    let mut first = inputs.remove(0);
+    let rest: Vec<&Buffer> = rest.iter().map(|input| &**input).collect();
+    reduce_into(&mut first, &rest, op);
+    first
+}
+
+/// The common value: copied for each handle but the last, which gives memory of its own for it. So each
+/// member takes one buffer from its pool, whoever comes last.
+fn take_value(slot: Arc<Slot>, visit: &Visit) -> Buffer {
+    let Signature { dtype, len, .. } = *visit.signature;
+    let mut own = visit.pool().take(dtype, len);
+    let missing = "the value was computed before it is taken";
+    match Arc::try_unwrap(slot).map(|last| last.gathered.into_inner()) {
+        Err(shared) => match shared.gathered.get() {
+            Some(Gathered::Reduction { value, .. }) => {
+                put(&mut own, 0, value.get().expect(missing), 0..len);
+            }
+            _ => unreachable!("{missing}"),
         },
-    };
-    value.expect("the value was computed before it is taken")
+        Ok(Some(Gathered::Reduction { value, .. })) => {
+            mem::swap(&mut own, &mut value.into_inner().expect(missing));
+        }
+        Ok(_) => unreachable!("{missing}"),
+    }
+    own
 }
 
 /// The part of a split that contains a rank, and its index there.
@@ -93,30 +111,40 @@ pub(super) fn part(slot: &Slot, rank: usize) -> (&Arc<Meeting>, usize) {
         .expect("the parts were checked to contain every rank")
 }
 
-fn from_inputs(arrivals: &[Arrival], index: usize, signature: &Signature) -> Buffer {
-    let Operation::Call(call) = &signature.operation else {
+fn from_inputs(arrivals: &[Arrival], visit: &Visit) -> Buffer {
+    let Operation::Call(call) = &visit.signature.operation else {
         unreachable!("a split has no inputs")
     };
+    let (index, pool) = (visit.group.index(), visit.pool());
+    let Signature { dtype, len, .. } = *visit.signature;
+    let inputs = arrivals.iter().map(|arrival| &*arrival.input);
     match call {
-        Call::AllGather => {
-            let inputs = arrivals.iter().map(|arrival| (&arrival.input, 0));
-            assemble(
-                signature.dtype,
-                inputs.map(|(input, start)| (input, start, input.len())),
-            )
-        }
+        Call::AllGather => assemble(
+            pool.take(dtype, len * arrivals.len()),
+            inputs.map(|input| (input, 0, len)),
+        ),
         Call::ReduceScatter(op) => {
-            let inputs: Vec<&Buffer> = arrivals.iter().map(|arrival| &arrival.input).collect();
-            let chunk = signature.len / inputs.len();
-            reduce_range(&inputs, index * chunk..(index + 1) * chunk, *op)
+            let chunk = len / arrivals.len();
+            let mut result = pool.take(dtype, chunk);
+            let inputs: Vec<&Buffer> = inputs.collect();
+            reduce_range(
+                &inputs,
+                index * chunk..(index + 1) * chunk,
+                *op,
+                &mut result,
+            );
+            result
         }
-        Call::Broadcast { root } => arrivals[*root].input.clone(),
+        Call::Broadcast { root } => {
+            let root = &*arrivals[*root].input;
+            assemble(pool.take(dtype, len), [(root, 0, len)].into_iter())
+        }
         Call::AllToAll { receive, .. } => {
-            let parts = arrivals.iter().zip(receive);
-            let start = |arrival: &Arrival| sent_before(&arrival.signature, index);
+            let starts = arrivals.iter().map(|a| sent_before(&a.signature, index));
+            let pieces = inputs.zip(starts).zip(receive);
             assemble(
-                signature.dtype,
-                parts.map(|(arrival, count)| (&arrival.input, start(arrival), *count)),
+                pool.take(dtype, receive.iter().sum()),
+                pieces.map(|((input, start), count)| (input, start, *count)),
             )
         }
         Call::Barrier => Buffer::empty(DType::U8),
@@ -136,15 +164,18 @@ fn sent_before(signature: &Signature, index: usize) -> usize {
 
 /// Puts pieces, each `(source, start, count)`, one after the other.
 fn assemble<'a>(
-    dtype: DType,
-    pieces: impl Iterator<Item = (&'a Buffer, usize, usize)> + Clone,
+    mut whole: Buffer,
+    pieces: impl Iterator<Item = (&'a Buffer, usize, usize)>,
 ) -> Buffer {
-    let len = pieces.clone().map(|(_, _, count)| count).sum();
-    let mut whole = Buffer::with_capacity(dtype, len);
+    let mut at = 0;
     for (source, start, count) in pieces {
-        whole
-            .extend(source, start..start + count)
-            .expect("the types were compared when the contributions arrived");
+        put(&mut whole, at, source, start..start + count);
+        at += count;
     }
     whole
+}
+
+fn put(whole: &mut Buffer, at: usize, source: &Buffer, range: Range<usize>) {
+    let written = whole.write(at, source, range);
+    written.expect("the types were compared when the contributions arrived");
 }

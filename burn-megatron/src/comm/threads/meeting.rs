@@ -11,6 +11,7 @@ use super::state::{WorldState, lock};
 use crate::comm::buffer::Buffer;
 use crate::comm::communicator::Group;
 use crate::comm::error::CommError;
+use crate::comm::pool::Lent;
 
 /// What the members of one group share.
 #[derive(Debug)]
@@ -205,6 +206,7 @@ impl Table {
             return false;
         };
         let signature = Arc::clone(&visit.signature);
+        let input = Lent::new(input, visit.pool());
         open.arrivals[visit.group.index()] = Some(Arrival { signature, input });
         open.arrived += 1;
         open.arrived == open.arrivals.len()

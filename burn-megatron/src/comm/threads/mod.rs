@@ -21,6 +21,7 @@ use super::call::{Call, Operation, Signature};
 use super::communicator::{Communicator, Group};
 use super::error::CommError;
 use super::pending::Pending;
+use super::pool::BufferPool;
 use meeting::Meeting;
 pub(super) use state::{Failure, WorldState};
 
@@ -83,11 +84,7 @@ impl ThreadCommunicator {
         Ok(Pending::new(move || {
             visit.finish(|visit| {
                 visit.meeting.await_all(visit, &slot)?;
-                Ok(gathered::result(
-                    slot,
-                    visit.group.index(),
-                    &visit.signature,
-                ))
+                Ok(gathered::result(slot, visit))
             })
         }))
     }
@@ -185,6 +182,11 @@ impl Communicator for ThreadCommunicator {
             Ok(Self::join(part, index))
         })
     }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        let world = self.meeting.world();
+        Some(world.pool(self.group.world_rank()))
+    }
 }
 
 impl fmt::Debug for ThreadCommunicator {
@@ -211,6 +213,11 @@ pub(super) struct Visit {
 impl Visit {
     fn world(&self) -> &WorldState {
         self.meeting.world()
+    }
+
+    /// The memory of this rank's calls.
+    fn pool(&self) -> &Arc<BufferPool> {
+        self.world().pool(self.group.world_rank())
     }
 
     /// Runs the start of a call; if it fails, the rank stands there.

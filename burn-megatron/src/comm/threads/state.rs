@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::meeting::Meeting;
 use crate::comm::error::CommError;
 use crate::comm::log::{CallLog, CallRecord, Position, verdict};
+use crate::comm::pool::BufferPool;
 
 /// The first failure of a world.
 #[derive(Debug)]
@@ -29,6 +30,7 @@ pub(in crate::comm) struct WorldState {
     report: Mutex<Option<Failure>>,
     returned: Vec<AtomicBool>,
     logs: Vec<Mutex<CallLog>>,
+    pools: Vec<Arc<BufferPool>>,
     meetings: Mutex<Vec<Weak<Meeting>>>,
 }
 
@@ -46,6 +48,7 @@ impl WorldState {
             report: Mutex::new(None),
             returned: (0..size).map(|_| AtomicBool::new(false)).collect(),
             logs: (0..size).map(|_| Mutex::default()).collect(),
+            pools: (0..size).map(|_| Arc::default()).collect(),
             meetings: Mutex::default(),
         })
     }
@@ -61,6 +64,11 @@ impl WorldState {
 
     pub fn log(&self, rank: usize) -> MutexGuard<'_, CallLog> {
         lock(&self.logs[rank])
+    }
+
+    /// The memory of one rank's calls.
+    pub fn pool(&self, rank: usize) -> &Arc<BufferPool> {
+        &self.pools[rank]
     }
 
     /// The recent calls of one rank.

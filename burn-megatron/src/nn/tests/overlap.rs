@@ -11,7 +11,7 @@ use tracing::{Event, Metadata, Subscriber};
 use super::references::{backward, gradient};
 use super::{leaf, over, part, values, wave};
 use crate::collective::{self, Comm};
-use crate::comm::{Buffer, Call, CommError, Communicator, Group, Groups, Pending};
+use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Groups, Pending};
 use crate::nn::*;
 
 /// What happened, in order.
@@ -47,6 +47,10 @@ impl Communicator for Slow {
 
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Comm, CommError> {
         self.inner.split(name, groups)
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
     }
 }
 

@@ -1,38 +1,38 @@
-//! When the gradients of a stage are complete.
+//! When no forward of a stage will come any more.
 
 use std::collections::BTreeMap;
 
-use super::super::schedule::{Action, ActionKind, Schedule};
+use super::super::schedule::{ActionKind, Schedule};
 
-/// The stages of a rank that end with each position of its list: the sum of their gradients over
-/// the data axis can begin there.
+/// The stages of a rank that are closed with each position of its list: from there on gradients are
+/// final as soon as no use of their parameter is open, and their sums over the data axis begin.
 ///
-/// Under an interleaved schedule rank r reaches the last backward of its chunk r backwards earlier
-/// than rank 0 does; it waits so many, so that all ranks begin at the same time and none of them
-/// holds up another's sum.
-pub(super) fn stage_ends(schedule: &Schedule, rank: usize) -> BTreeMap<usize, Vec<usize>> {
-    let actions = schedule.actions(rank);
-    let is_gradient = |action: &&Action| {
-        matches!(
-            action.kind,
+/// That is after the stage's last forward. Only under an interleaved schedule rank r reaches the last
+/// backward of its chunk r backwards earlier than rank 0 does; it waits so many, so that all ranks
+/// begin at the same time and none of them holds up another's sum.
+pub(super) fn stage_closes(schedule: &Schedule, rank: usize) -> BTreeMap<usize, Vec<usize>> {
+    let actions = schedule.actions(rank).iter().enumerate();
+    let interleaved = is_interleaved(schedule);
+    let counts = |kind: ActionKind| match interleaved {
+        true => matches!(
+            kind,
             ActionKind::Backward | ActionKind::InputGradient | ActionKind::WeightGradient
-        )
+        ),
+        false => kind == ActionKind::Forward,
     };
     let positions: Vec<(usize, usize)> = actions
-        .iter()
-        .enumerate()
-        .filter(|(_, action)| is_gradient(action))
+        .filter(|(_, action)| counts(action.kind))
         .map(|(position, action)| (position, action.stage))
         .collect();
-    let wait = if is_interleaved(schedule) { rank } else { 0 };
-    let mut ends: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let wait = if interleaved { rank } else { 0 };
+    let mut closes: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for stage in schedule.stages_of(rank) {
         let last = positions.iter().rposition(|(_, other)| *other == stage);
         let Some(last) = last else { continue };
         let at = positions[(last + wait).min(positions.len() - 1)].0;
-        ends.entry(at).or_default().push(stage);
+        closes.entry(at).or_default().push(stage);
     }
-    ends
+    closes
 }
 
 /// Several stages on each rank, as many apart as there are ranks.
@@ -44,7 +44,9 @@ fn is_interleaved(schedule: &Schedule) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::schedule::{ScheduleConfig, ScheduleKind, Times, generate, simulate};
+    use super::super::super::schedule::{
+        Action, ScheduleConfig, ScheduleKind, Times, generate, simulate,
+    };
     use super::*;
 
     fn schedule(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule {
@@ -52,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_ends_with_its_last_gradient() {
+    fn a_stage_closes_with_its_last_forward() {
         for kind in [
             ScheduleKind::OneFOneB,
             ScheduleKind::ZbH1,
@@ -61,14 +63,11 @@ mod tests {
             let schedule = schedule(kind, 4, 8);
             for rank in 0..4 {
                 let actions = schedule.actions(rank);
-                for (position, stages) in stage_ends(&schedule, rank) {
+                for (position, stages) in stage_closes(&schedule, rank) {
                     for stage in stages {
-                        assert_eq!(actions[position].stage, stage);
-                        let rest = actions[position + 1..].iter();
-                        assert!(
-                            rest.filter(|a| a.stage == stage)
-                                .all(|a| !a.kind.is_compute())
-                        );
+                        let own = |a: &&Action| a.stage == stage && a.kind == ActionKind::Forward;
+                        assert_eq!(actions[..=position].iter().filter(own).count(), 8);
+                        assert_eq!(actions[..position].iter().filter(own).count(), 7);
                     }
                 }
             }
@@ -85,7 +84,7 @@ mod tests {
             (0..4)
                 .map(|rank| {
                     let stage = chunk * 4 + rank;
-                    let ends = stage_ends(&schedule, rank);
+                    let ends = stage_closes(&schedule, rank);
                     let (position, _) = ends.iter().find(|(_, s)| s.contains(&stage)).unwrap();
                     let action = schedule.actions(rank)[*position];
                     let spans = simulation.timeline(rank).iter();

@@ -209,7 +209,7 @@ impl<'a> Engine<'a> {
             self.put_off,
         );
         let mut events = vec![];
-        let mut ends = ends::stage_ends(self.schedule, self.comm.rank());
+        let mut closes = ends::stage_closes(self.schedule, self.comm.rank());
         let last = self.schedule.stages() - 1;
         let put_off = self.put_off.map(|_| last);
         let put_off = put_off.filter(|_| self.schedule.rank_of(last) == self.comm.rank());
@@ -221,14 +221,11 @@ impl<'a> Engine<'a> {
                 start,
                 end: Instant::now(),
             });
-            for stage in ends.remove(&position).unwrap_or_default() {
-                // The stage of what is put off ends when that has been done.
-                if Some(stage) != put_off {
-                    self.naming(action, || {
-                        self.sink.end_stage(stage);
-                        Ok(())
-                    })?;
-                }
+            for stage in closes.remove(&position).unwrap_or_default() {
+                self.naming(action, || {
+                    self.sink.close_stage(stage);
+                    Ok(())
+                })?;
             }
         }
         if let Some(stage) = put_off {
@@ -236,7 +233,6 @@ impl<'a> Engine<'a> {
             let action = Action::new(ActionKind::WeightGradient, stage, micro_batch);
             self.naming(&action, || {
                 state.compute_put_off();
-                self.sink.end_stage(stage);
                 Ok(())
             })?;
         }

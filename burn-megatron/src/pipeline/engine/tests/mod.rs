@@ -60,7 +60,10 @@ impl GradientSink for Sums {
     fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
         match &mut *self.deferred.lock().unwrap() {
             Some(deferred) => deferred.push((index, gradient)),
-            None => self.accumulate(index, gradient(None)),
+            None => {
+                let gradient = gradient(None).reshape([WIDTH, WIDTH]);
+                self.accumulate(index, gradient.into_dispatch());
+            }
         }
     }
 }

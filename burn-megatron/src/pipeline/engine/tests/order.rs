@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Condvar;
 
 use super::*;
-use crate::comm::{Buffer, Call, Communicator, Group, Pending};
+use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -44,6 +44,10 @@ impl Communicator for Rendezvous {
 
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Comm, CommError> {
         self.inner.split(name, groups)
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
     }
 }
 

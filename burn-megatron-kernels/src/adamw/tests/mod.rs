@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Input, devices};
 
+mod cut;
+
 fn flat(length: usize, phase: f64, device: &Device, dtype: DType) -> Tensor<1> {
     let values = Input::wave([length], phase).values;
     Tensor::from_data(
@@ -36,11 +38,31 @@ fn numbers(step: u64) -> AdamWStep {
     }
 }
 
-fn decays(length: usize, device: &Device) -> [Decay; 3] {
-    let blocks = length.div_ceil(DECAY_BLOCK);
-    let factors: Vec<f32> = (0..blocks).map(|i| [1.0, 0.0, 0.5][i % 3]).collect();
-    let factors = Tensor::from_data(TensorData::new(factors, [blocks]), (device, DType::F32));
-    [Decay::All, Decay::None, Decay::Blocks(factors)]
+/// Factors of so many blocks, those of `cycle` again and again.
+fn factors(count: usize, cycle: &[f32], device: &Device) -> Tensor<1> {
+    let factors: Vec<f32> = cycle.iter().copied().cycle().take(count).collect();
+    Tensor::from_data(TensorData::new(factors, [count]), (device, DType::F32))
+}
+
+/// Blocks with factors of both kinds, for a buffer that begins with element `first` of a block.
+fn blocks(first: usize, length: usize, device: &Device) -> Blocks {
+    let count = (first + length).div_ceil(DECAY_BLOCK);
+    Blocks {
+        decay: factors(count, &[1.0, 0.0, 0.5], device),
+        rate: Some(factors(count, &[0.0, 0.5, 1.0, 2.0], device)),
+        first,
+    }
+}
+
+fn decays(length: usize, device: &Device) -> [Decay; 5] {
+    let cut = |first| blocks(first, length, device);
+    [
+        Decay::All,
+        Decay::None,
+        Decay::Blocks(Blocks::new(cut(0).decay)),
+        Decay::Blocks(cut(0)),
+        Decay::Blocks(cut(27)),
+    ]
 }
 
 fn doubles(tensor: &Tensor<1>) -> Vec<f64> {
@@ -349,10 +371,38 @@ fn what_does_not_fit_is_named_on_every_device() {
             "adamw: the weights have 100 elements, the first moment 100, the second 100, the \
              gradient 99; all must have as many"
         );
-        let decay = Decay::Blocks(gradient(3));
+        let decay = Decay::Blocks(Blocks::new(gradient(3)));
         assert_eq!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: 3 factors of the decay were given; 100 elements in blocks of 64 have 2"
+            "adamw: 3 factors of the decay were given; 100 elements in blocks of 64, from element \
+             0 of the first block on, have 2"
+        );
+        let decay = Decay::Blocks(Blocks {
+            rate: Some(gradient(2)),
+            first: 30,
+            ..Blocks::new(gradient(3))
+        });
+        assert_eq!(
+            call(own(), gradient(100), decay, numbers(1)),
+            "adamw: 2 factors of the rate were given; 100 elements in blocks of 64, from element \
+             30 of the first block on, have 3"
+        );
+        let decay = Decay::Blocks(Blocks {
+            first: 64,
+            ..Blocks::new(gradient(3))
+        });
+        assert_eq!(
+            call(own(), gradient(100), decay, numbers(1)),
+            "adamw: place of the first element in its block = 64 makes no sense; a number below 64 \
+             does"
+        );
+        let decay = Decay::Blocks(Blocks {
+            rate: Some(gradient(2).cast(DType::F16)),
+            ..Blocks::new(gradient(2))
+        });
+        assert_eq!(
+            call(own(), gradient(100), decay, numbers(1)),
+            "adamw: type of the rate's factors = F16 makes no sense; F32 does"
         );
         assert_eq!(
             call(own(), gradient(100), Decay::All, numbers(0)),
@@ -387,6 +437,7 @@ proptest! {
     #[test]
     fn any_length_step_and_scale_agrees(
         length in 0usize..2000,
+        first in 0usize..64,
         step in 1u64..1_000_000_000,
         scale in 1e-4f64..1e4,
         rate in -1.0f64..1.0,
@@ -395,7 +446,7 @@ proptest! {
         let step = AdamWStep { step, gradient_scale: scale, rate, ..numbers(1) };
         let own = || buffers(length, &device, DType::F64, DType::F64);
         let gradient = || flat(length, 0.7, &device, DType::F64);
-        let [_, _, decay] = decays(length, &device);
+        let decay = Decay::Blocks(blocks(first, length, &device));
         let (ours, _) = adamw(own(), gradient(), &decay, &step, None);
         let (expected, _) = composed::adamw(own(), gradient(), &decay, &step, None);
         let tolerance = Tolerance::<f64>::absolute(1e-12).set_relative(1e-12);

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Input, devices};
 
+mod at;
+
 fn matrix(sizes: [usize; 2], phase: f64, device: &Device, dtype: DType) -> Tensor<2> {
     let values = Input::wave(sizes, phase).values;
     let data = TensorData::new(values, sizes).convert_dtype(dtype);

@@ -1,0 +1,25 @@
+//! The same function made of Burn's own operations.
+
+use burn::tensor::Tensor;
+
+use crate::cpu::wide;
+
+/// [`accumulate`](super::accumulate) of Burn's operations.
+///
+/// # Panics
+///
+/// As Burn does, for a stretch that reaches past the buffer.
+pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) -> Tensor<1> {
+    let [count] = values.dims();
+    // Burn cuts nothing out of nothing.
+    if count == 0 {
+        return flat;
+    }
+    let (dtype, own) = (flat.dtype(), wide(flat.dtype()));
+    let values = values.cast(own);
+    let stretch = match add {
+        true => flat.clone().narrow(0, offset, count).cast(own) + values,
+        false => values,
+    };
+    flat.slice_assign(offset..offset + count, stretch.cast(dtype))
+}

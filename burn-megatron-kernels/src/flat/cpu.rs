@@ -1,0 +1,55 @@
+//! On Burn's CPU backend: one pass over the stretch, tasks of a fixed number of elements.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, bf16, f16};
+use rayon::prelude::*;
+
+use crate::cpu::{Element, ROW_GRAIN, for_float, own, slice, slice_mut, vectorized};
+
+/// See [`accumulate`](super::accumulate); both tensors are contiguous.
+pub(super) fn accumulate(
+    flat: FlexTensor,
+    offset: usize,
+    values: &FlexTensor,
+    add: bool,
+) -> FlexTensor {
+    match (flat.dtype(), values.dtype()) {
+        (DType::F32, DType::F16) => write::<f32, f16>(flat, offset, slice(values), add),
+        (DType::F32, DType::BF16) => write::<f32, bf16>(flat, offset, slice(values), add),
+        (dtype, _) => for_float!(dtype, E => write::<E, E>(flat, offset, slice(values), add)),
+    }
+}
+
+fn write<F, V>(flat: FlexTensor, offset: usize, values: &[V], add: bool) -> FlexTensor
+where
+    F: Element,
+    V: Element<Wide = F::Wide>,
+{
+    let mut flat = own::<F>(flat);
+    let stretch = &mut slice_mut::<F>(&mut flat)[offset..offset + values.len()];
+    match values.len() <= ROW_GRAIN {
+        true => part(stretch, values, add),
+        false => stretch
+            .par_chunks_mut(ROW_GRAIN)
+            .zip(values.par_chunks(ROW_GRAIN))
+            .for_each(|(stretch, values)| part(stretch, values, add)),
+    }
+    flat
+}
+
+fn part<F, V>(stretch: &mut [F], values: &[V], add: bool)
+where
+    F: Element,
+    V: Element<Wide = F::Wide>,
+{
+    vectorized(
+        #[inline(always)]
+        || {
+            let pairs = stretch.iter_mut().zip(values);
+            match add {
+                true => pairs.for_each(|(to, value)| *to = F::narrow(to.wide() + value.wide())),
+                false => pairs.for_each(|(to, value)| *to = F::narrow(value.wide())),
+            }
+        },
+    );
+}

@@ -1,0 +1,111 @@
+//! The CubeCL kernel: one vector of the buffer per unit.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use crate::cube::specimen::{Specimen, Target, buffer, types};
+use crate::cube::{RowPlan, grid, own};
+
+/// Units of a cube: they share nothing, so any number that fills a processor serves.
+const UNITS: u32 = 256;
+
+/// `first`: the vector of the buffer that the first vector of the values goes to.
+#[cube(launch_unchecked)]
+fn accumulate_kernel<F: Float, V: Float, N: Size>(
+    flat: &mut [Vector<F, N>],
+    values: &[Vector<V, N>],
+    first: u32,
+    vectors: u32,
+    #[comptime] add: bool,
+    #[define(F, V)] _dtypes: [ElemType; 2],
+) {
+    let at = CUBE_POS * UNITS as usize + UNIT_POS as usize;
+    if at < vectors as usize {
+        let to = first as usize + at;
+        let mut sum = Vector::<f32, N>::cast_from(values[at]);
+        if comptime!(add) {
+            sum += Vector::<f32, N>::cast_from(flat[to]);
+        }
+        flat[to] = Vector::cast_from(sum);
+    }
+}
+
+/// See [`accumulate`](super::accumulate); both tensors are contiguous, the values of any shape and
+/// at least one.
+pub(crate) fn accumulate(
+    flat: CubeTensor,
+    offset: usize,
+    values: CubeTensor,
+    add: bool,
+) -> CubeTensor {
+    let flat = own(flat);
+    let client = flat.client.clone();
+    let count = values.shape().num_elements();
+    // A power of two divides both exactly if it divides this.
+    let vector = RowPlan::new(&client, flat.dtype, offset | count).vector;
+    let vectors = count / vector;
+    let types = [flat.dtype, values.dtype];
+    unsafe {
+        accumulate_kernel::launch_unchecked(
+            &client,
+            grid(&client, vectors.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            vector,
+            flat.clone().into_buffer_arg(),
+            values.into_buffer_arg(),
+            (offset / vector) as u32,
+            vectors as u32,
+            add,
+            types.map(dtype_to_storage_type),
+        );
+    }
+    flat
+}
+
+/// Sums in f32 of every type, and 16-bit sums; written over and added.
+pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+    let [(_, single, lanes), halves @ ..] = types();
+    let mut all = vec![];
+    for add in [false, true] {
+        let form = if add { "add" } else { "write" };
+        let name = |flat, values| format!("accumulate/{form}/{flat}/{values}");
+        for (values, dtype, _) in types() {
+            let kernel = specimen(target, lanes, add, [single, dtype]);
+            // Values of 16 bits that are not added are all that is read, 64 bits at a time.
+            let wide = add || dtype == single;
+            all.push(match wide {
+                true => Specimen::streaming(name("f32", values), kernel),
+                false => Specimen::other(name("f32", values), kernel),
+            });
+        }
+        for (half, dtype, lanes) in halves {
+            let kernel = specimen(target, lanes, add, [dtype; 2]);
+            all.push(Specimen::streaming(name(half, half), kernel));
+        }
+    }
+    all
+}
+
+fn specimen(
+    target: &Target,
+    vector: usize,
+    add: bool,
+    dtypes: [ElemType; 2],
+) -> accumulate_kernel::AccumulateKernel {
+    let (device, compiler) = target.properties();
+    accumulate_kernel::AccumulateKernel::new(
+        target.settings(UNITS),
+        device,
+        compiler,
+        buffer(),
+        buffer(),
+        (),
+        (),
+        vector,
+        add,
+        dtypes,
+    )
+}

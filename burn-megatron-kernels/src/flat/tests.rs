@@ -1,0 +1,224 @@
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{Input, devices};
+
+fn wave(length: usize, phase: f64, device: &Device, dtype: DType) -> Tensor<1> {
+    let values = Input::wave([length], phase).values;
+    let data = TensorData::new(values, [length]).convert_dtype(dtype);
+    Tensor::from_data(data, (device, dtype))
+}
+
+/// The types of a buffer, each with the types of the values that go there.
+fn pairs(has: &[DType]) -> Vec<[DType; 2]> {
+    let all = [
+        [DType::F64, DType::F64],
+        [DType::F32, DType::F32],
+        [DType::F32, DType::F16],
+        [DType::F32, DType::BF16],
+        [DType::F16, DType::F16],
+        [DType::BF16, DType::BF16],
+    ];
+    let taken = |pair: &[DType; 2]| pair.iter().all(|dtype| has.contains(dtype));
+    all.into_iter().filter(taken).collect()
+}
+
+/// The composition in f64, rounded to the type of the buffer: a sum of two values of a type that is
+/// made in a wide enough type and then rounded is the nearest one.
+fn exact(flat: &Tensor<1>, offset: usize, values: &Tensor<1>, add: bool) -> TensorData {
+    let double = |tensor: &Tensor<1>| {
+        let data = tensor.clone().into_data().convert_dtype(DType::F64);
+        Tensor::<1>::from_data(data, (&Device::flex(), DType::F64))
+    };
+    let sum = composed::accumulate(double(flat), offset, double(values), add);
+    sum.into_data().convert_dtype(flat.dtype())
+}
+
+/// Length of the buffer, offset, count: whole and empty ones, no alignment, several tasks.
+const STRETCHES: [[usize; 3]; 11] = [
+    [0, 0, 0],
+    [5, 5, 0],
+    [1, 0, 1],
+    [7, 3, 4],
+    [64, 0, 64],
+    [100, 33, 61],
+    [100, 32, 61],
+    [130, 64, 66],
+    [4096, 1024, 2048],
+    [4096, 1, 4095],
+    [300_000, 4097, 270_001],
+];
+
+#[test]
+fn every_pair_of_types_and_stretch_agrees_with_the_composition_in_f64() {
+    for (device, has) in devices() {
+        for [own, dtype] in pairs(&has) {
+            for [length, offset, count] in STRETCHES {
+                for add in [false, true] {
+                    let flat = || wave(length, 0.2, &device, own);
+                    let values = wave(count, 0.7, &device, dtype);
+                    let expected = exact(&flat(), offset, &values, add);
+                    let composed = composed::accumulate(flat(), offset, values.clone(), add);
+                    composed.into_data().assert_eq(&expected, true);
+                    let ours = accumulate(flat(), offset, values, add);
+                    assert_eq!(ours.dtype(), own);
+                    ours.into_data().assert_eq(&expected, true);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn values_and_buffers_may_lie_anyhow() {
+    for (device, _) in devices() {
+        let table: Tensor<2> = wave(60 * 4, 0.4, &device, DType::F32).reshape([60, 4]);
+        let column = table.clone().narrow(1, 2, 1).squeeze_dim::<1>(1);
+        let expanded = wave(1, 0.4, &device, DType::F32).expand([60]);
+        let turned = table.clone().transpose().reshape([240]);
+        let row = table.narrow(0, 7, 1).squeeze_dim::<1>(0);
+        let flipped = wave(60, 0.3, &device, DType::F32).flip([0]);
+        let stepped = wave(120, 0.3, &device, DType::F32).slice(burn::tensor::s![0..120;2]);
+        for values in [column, expanded, turned, row, flipped, stepped] {
+            for offset in [0, 3, 64] {
+                let flat = wave(320, 0.1, &device, DType::F32);
+                let expected = exact(&flat, offset, &values, true);
+                let sum = accumulate(flat, offset, values.clone(), true);
+                sum.into_data().assert_eq(&expected, true);
+                // A view of a larger buffer, and one with gaps.
+                let large = wave(700, 0.1, &device, DType::F32);
+                let [view, gaps] = [
+                    large.clone().slice(64..384),
+                    large.clone().slice(burn::tensor::s![0..640;2]),
+                ];
+                let before = large.clone().into_data();
+                for flat in [view, gaps] {
+                    let expected = exact(&flat, offset, &values, false);
+                    let written = accumulate(flat, offset, values.clone(), false);
+                    written.into_data().assert_eq(&expected, true);
+                }
+                large.into_data().assert_eq(&before, true);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_buffer_of_somebody_else_is_left_alone_and_an_own_one_is_written_to() {
+    for (device, _) in devices() {
+        let held = wave(100, 0.1, &device, DType::F32);
+        let before = held.clone().into_data();
+        let values = wave(40, 0.3, &device, DType::F32);
+        let expected = exact(&held, 30, &values, true);
+        let sum = accumulate(held.clone(), 30, values, true);
+        sum.into_data().assert_eq(&expected, true);
+        held.clone().into_data().assert_eq(&before, true);
+        // Values that are a part of the buffer hold it.
+        let values = held.clone().narrow(0, 0, 64);
+        let expected = exact(&held, 1, &values, true);
+        let sum = accumulate(held, 1, values, true);
+        sum.into_data().assert_eq(&expected, true);
+    }
+    let place = |tensor: Tensor<1>| {
+        let flex = tensor.try_into_primitive::<burn::backend::Flex>();
+        flex.expect("the tensor is on Flex").bytes().as_ptr() as usize
+    };
+    let device = Device::flex();
+    for add in [false, true] {
+        let flat = wave(100, 0.1, &device, DType::F32);
+        let values = wave(40, 0.3, &device, DType::BF16);
+        let expected = exact(&flat, 7, &values, add);
+        let before = place(flat.clone());
+        let sum = accumulate(flat, 7, values, add);
+        sum.clone().into_data().assert_eq(&expected, true);
+        assert_eq!(place(sum), before);
+    }
+}
+
+#[test]
+fn what_is_written_over_is_not_read() {
+    for (device, has) in devices() {
+        for [own, dtype] in pairs(&has) {
+            let flat = Tensor::<1>::full([70], f64::NAN, (&device, own));
+            let flat = accumulate(flat, 5, wave(60, 0.2, &device, dtype), false);
+            let data = flat.into_data().convert_dtype(DType::F64);
+            let values: Vec<f64> = data.try_into_vec().expect("converted to f64");
+            let bad = |part: &[f64]| part.iter().filter(|x| x.is_nan()).count();
+            assert_eq!(
+                [&values[..5], &values[5..65], &values[65..]].map(bad),
+                [5, 0, 5]
+            );
+        }
+    }
+}
+
+fn message(work: impl FnOnce()) -> String {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    let panic = panic.expect_err("the call must be refused");
+    let text = panic.downcast_ref::<String>().cloned();
+    text.expect("the panic has a message")
+}
+
+#[test]
+fn what_does_not_fit_is_named_on_every_device() {
+    for (device, _) in devices() {
+        let zeros = |length, dtype| Tensor::<1>::zeros([length], (&device, dtype));
+        let call = |own, offset, dtype| {
+            message(|| drop(accumulate(zeros(10, own), offset, zeros(4, dtype), true)))
+        };
+        assert_eq!(
+            call(DType::F32, 7, DType::F32),
+            "accumulate: 4 elements from element 7 on reach past a flat buffer of 10; one of at \
+             least 11 is needed"
+        );
+        assert_eq!(
+            call(DType::F32, usize::MAX, DType::F32),
+            format!(
+                "accumulate: 4 elements from element {0} on reach past a flat buffer of 10; one of \
+                 at least {0} is needed",
+                usize::MAX
+            )
+        );
+        assert_eq!(
+            call(DType::F16, 0, DType::F32),
+            "accumulate: type of the values = F32 beside a flat buffer in F16 makes no sense; F16 \
+             does"
+        );
+    }
+    let flex = Device::flex();
+    let zeros = |dtype| Tensor::<1>::zeros([4], (&flex, dtype));
+    for (own, dtype, fits) in [
+        (DType::F32, DType::F64, "F32, F16 or BF16"),
+        (DType::F64, DType::F32, "F64"),
+        (DType::BF16, DType::F16, "BF16"),
+    ] {
+        assert_eq!(
+            message(|| drop(accumulate(zeros(own), 0, zeros(dtype), false))),
+            format!(
+                "accumulate: type of the values = {dtype:?} beside a flat buffer in {own:?} makes \
+                 no sense; {fits} does"
+            )
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn any_stretch_agrees(
+        before in 0usize..200,
+        count in 0usize..200,
+        after in 0usize..200,
+        kind in 0usize..6,
+        add in any::<bool>(),
+    ) {
+        let device = Device::flex();
+        let all = [DType::F64, DType::F32, DType::F16, DType::BF16];
+        let [own, dtype] = pairs(&all)[kind];
+        let flat = wave(before + count + after, 0.3, &device, own);
+        let values = wave(count, 0.8, &device, dtype);
+        let expected = exact(&flat, before, &values, add);
+        accumulate(flat, before, values, add).into_data().assert_eq(&expected, true);
+    }
+}

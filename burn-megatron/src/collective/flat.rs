@@ -1,0 +1,56 @@
+//! Collectives on several flat tensors, started as one call.
+
+use burn::tensor::Tensor;
+
+use super::Comm;
+use super::host::{or_raise, to_buffer};
+use super::plain::{Move, PendingTensor, check, flying};
+use crate::comm::{Call, ReduceOp};
+
+/// Starts summing each of `xs` over the ranks; each rank keeps its part: `[n] -> [n / ranks]`.
+///
+/// They are started as one call ([`start_all`](crate::comm::Communicator::start_all)); the handles are
+/// in the order of `xs`. Unwinds with [`raise`](crate::comm::raise), with nothing sent, if a length is no
+/// multiple of the ranks.
+pub fn start_reduce_scatters(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
+    let (way, call) = (
+        Move::ReduceScatter { dim: 0 },
+        Call::ReduceScatter(ReduceOp::Sum),
+    );
+    for x in &xs {
+        check(x, &way, comm);
+    }
+    start_each(xs, &call, comm)
+}
+
+/// Starts the reduction of each of `xs` over the ranks: `[n] -> [n]`; see [`start_reduce_scatters`].
+pub fn start_all_reduces(xs: Vec<Tensor<1>>, op: ReduceOp, comm: &Comm) -> Vec<PendingTensor<1>> {
+    start_each(xs, &Call::AllReduce(op), comm)
+}
+
+/// Starts gathering the parts of all ranks of each of `xs`: `[n] -> [ranks * n]`; see
+/// [`start_reduce_scatters`].
+pub fn start_all_gathers(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
+    start_each(xs, &Call::AllGather, comm)
+}
+
+fn start_each(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<PendingTensor<1>> {
+    let ranks = comm.size();
+    if ranks == 1 {
+        return xs.into_iter().map(PendingTensor::ready).collect();
+    }
+    // The parts that a result has of the length of each rank's.
+    let (cut, parts) = match call {
+        Call::ReduceScatter(_) => (ranks, 1),
+        Call::AllGather => (1, ranks),
+        _ => (1, 1),
+    };
+    let place = |x: &Tensor<1>| (x.device(), x.dtype(), x.dims()[0] / cut);
+    let places: Vec<_> = xs.iter().map(place).collect();
+    let calls = xs.into_iter().map(|x| (call.clone(), to_buffer(x)));
+    let started = or_raise(comm.start_all(calls.collect())).into_iter();
+    let with_place = started.zip(places);
+    with_place
+        .map(|(pending, (device, dtype, len))| flying(pending, device, dtype, parts, [len], 0))
+        .collect()
+}

@@ -1,0 +1,80 @@
+//! The reduce-scatter of 16-bit tensors whose sum is made in 32 bits.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::Comm;
+use super::host::{from_buffer, invalid, or_raise, to_buffer};
+use super::plain::part_of;
+use crate::comm::{Buffer, Pending, sum_parts_in_f32};
+
+/// A [`start_reduce_scatter_wide`] under way.
+#[must_use = "a collective that is not waited for has no result"]
+pub struct PendingWide(State);
+
+enum State {
+    Ready(Box<Tensor<1>>),
+    Flying {
+        pending: Pending,
+        comm: Comm,
+        device: Device,
+        part: usize,
+    },
+}
+
+/// Starts summing `x`, of `bf16` or `f16`, over the ranks, with every addition in `f32`; each rank keeps
+/// its part, as `f32`: `[n] -> [n / ranks]`.
+///
+/// The 16-bit parts change ranks (all_to_all), so that as many bytes are sent as by a reduce-scatter in
+/// 16 bits, and each rank sums what it gets. The result has the bits of a reduce-scatter of the widened
+/// tensors: nothing is rounded to 16 bits on the way.
+///
+/// Unwinds with [`raise`](crate::comm::raise), with nothing sent, if `x` has another type or its length
+/// is no multiple of the ranks.
+pub fn start_reduce_scatter_wide(x: Tensor<1>, comm: &Comm) -> PendingWide {
+    let (len, device, ranks) = (x.dims()[0], x.device(), comm.size());
+    if !matches!(x.dtype(), DType::BF16 | DType::F16) {
+        invalid(format!(
+            "a reduce-scatter that sums in f32 takes bf16 or f16, but the tensor [{len}] for {} is \
+             of {:?}; the plain one fits it",
+            comm.group(),
+            x.dtype(),
+        ));
+    }
+    let part = part_of(&x, 0, comm);
+    if ranks == 1 {
+        return PendingWide(State::Ready(Box::new(x.cast(DType::F32))));
+    }
+    let counts = vec![part; ranks];
+    let pending = or_raise(comm.start_all_to_all(to_buffer(x), counts.clone(), counts));
+    PendingWide(State::Flying {
+        pending,
+        comm: comm.clone(),
+        device,
+        part,
+    })
+}
+
+impl PendingWide {
+    /// This rank's part of the sum, `[n / ranks]` of `f32`; waits for the other ranks.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
+    pub fn wait(self) -> Tensor<1> {
+        match self.0 {
+            State::Ready(tensor) => *tensor,
+            State::Flying {
+                pending,
+                comm,
+                device,
+                part,
+            } => {
+                let received = or_raise(pending.wait());
+                let mut sums = vec![0f32; part];
+                sum_parts_in_f32(&received, comm.size(), &mut sums);
+                if let Some(pool) = comm.pool() {
+                    pool.give(received);
+                }
+                from_buffer(Buffer::from(sums), [part], &device, DType::F32)
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Which parameters belong together.
+
+/// The block of a parameter, by its path: the element of the first list on the way to it, such as
+/// `blocks.3`, or the field of the model where there is no list.
+pub(super) fn block_of(path: &str) -> &str {
+    let mut end = 0;
+    for part in path.split('.') {
+        let start = end;
+        end = start + part.len() + usize::from(start > 0);
+        if part.parse::<usize>().is_ok() {
+            return &path[..end];
+        }
+    }
+    path.split('.').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::block_of;
+
+    #[test]
+    fn a_block_is_an_element_of_a_list_or_a_field() {
+        for (path, block) in [
+            ("blocks.3.mlp.up.weight", "blocks.3"),
+            ("encoder.layers.10.norm_1.gamma", "encoder.layers.10"),
+            ("stages.1.blocks.2.weight", "stages.1"),
+            ("embedding.weight", "embedding"),
+            ("weight", "weight"),
+            ("0.weight", "0"),
+        ] {
+            assert_eq!(block_of(path), block);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What a user reads when a layout is refused, and the printed table.
+
+use super::*;
+
+#[test]
+fn refusals_say_what_would_fit() {
+    let refusal = |rules| BufferLayout::new(&all_dense(&[10]), &rules).unwrap_err();
+    let sharded = BucketRules::sharded(2);
+    let cases = [
+        (
+            BucketRules {
+                ranks: 0,
+                ..sharded
+            },
+            "buckets of dense parameters cannot be cut over 0 ranks; give at least 1",
+        ),
+        (
+            BucketRules {
+                expert_ranks: Some(0),
+                ..sharded
+            },
+            "buckets of expert parameters cannot be cut over 0 ranks; give at least 1",
+        ),
+        (
+            BucketRules {
+                size: Some(0),
+                ..sharded
+            },
+            "a bucket cannot close at 0 elements; give at least 1 (the default is 40000000), or no \
+             size for one bucket",
+        ),
+        (
+            BucketRules {
+                align: 0,
+                ..sharded
+            },
+            "parameters cannot start at multiples of 0; give 1 to pack them",
+        ),
+        (
+            BucketRules {
+                pad_for_bandwidth: true,
+                sharded: false,
+                ..sharded
+            },
+            "buckets are padded for bandwidth only where they are cut over the ranks; shard the \
+             optimizer, or leave the padding out",
+        ),
+    ];
+    for (rules, message) in cases {
+        assert_eq!(refusal(rules).to_string(), message);
+    }
+    assert_eq!(
+        refusal(BucketRules {
+            ranks: usize::MAX,
+            ..sharded
+        }),
+        LayoutError::Multiple {
+            ranks: usize::MAX,
+            align: 64
+        }
+    );
+    assert_eq!(
+        BucketRules::alignment(0, DType::F32),
+        Err(LayoutError::ZeroAlign)
+    );
+}
+
+#[test]
+fn what_memory_cannot_hold_is_refused() {
+    let limit = isize::MAX as usize / 4;
+    for (sizes, index) in [
+        (vec![limit], 0),
+        (vec![1, limit & !127], 0),
+        (vec![limit, 1], 0),
+        (vec![usize::MAX, 1], 0),
+        (vec![3, usize::MAX, 5], 1),
+    ] {
+        let elements = sizes[index];
+        let error = BufferLayout::new(&all_dense(&sizes), &rules(None, 2, true));
+        let key = BufferKey::of(&dense(0));
+        let expected = LayoutError::TooLarge {
+            index,
+            elements,
+            key,
+            limit,
+        };
+        assert_eq!(error, Err(expected));
+    }
+    // Each bucket fits, the buffer does not.
+    let halves = all_dense(&[limit / 2 + 1; 2]);
+    let error = BufferLayout::new(&halves, &rules(Some(1), 2, false));
+    assert!(
+        matches!(error, Err(LayoutError::TooLarge { index: 0, .. })),
+        "{error:?}"
+    );
+    // Each buffer fits, all of them do not.
+    let types = [DType::U8, DType::F16, DType::BF16, DType::F32];
+    let parameters = types.map(|dtype| ParameterSize {
+        elements: isize::MAX as usize / dtype.size_of(),
+        parameter: dtype,
+        gradient: dtype,
+        ..dense(0)
+    });
+    let error = BufferLayout::new(&parameters, &rules(None, 2, false));
+    assert_eq!(error, Err(LayoutError::Uncountable { buffers: 4 }));
+}
+
+#[test]
+fn the_table_shows_every_bucket() {
+    let mut parameters = all_dense(&[100, 10, 300]);
+    parameters[0].shared = true;
+    parameters[2].part = 1;
+    let layout = layout(&parameters, &rules(None, 4, true));
+    assert_eq!(
+        layout.to_string(),
+        "\
+bucket                 buffer  part  parameters  elements  padded
+0              bf16/f32 dense     1           1       300     384
+1              bf16/f32 dense     0           1        10     128
+2       bf16/f32 dense shared     0           1       100     128
+total                                         3       410     640"
+    );
+}

@@ -1,0 +1,192 @@
+//! Properties of random layouts, checked element by element.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn parameters() -> impl Strategy<Value = Vec<ParameterSize>> {
+    let dtype = prop::sample::select(vec![DType::F32, DType::BF16]);
+    let size = (
+        0..300usize,
+        dtype,
+        prop::bool::weighted(0.2),
+        prop::bool::weighted(0.2),
+        0..3usize,
+    );
+    let size = size.prop_map(
+        |(elements, parameter, expert, shared, part)| ParameterSize {
+            elements,
+            parameter,
+            expert,
+            shared,
+            part,
+            gradient: DType::F32,
+        },
+    );
+    prop::collection::vec(size, 0..12)
+}
+
+fn some_rules() -> impl Strategy<Value = BucketRules> {
+    let align = prop::sample::select(vec![1, 3, 64, 256]);
+    let size = prop::option::of(1..900usize);
+    let ranks = (1..9usize, prop::option::of(1..9usize));
+    (size, ranks, any::<bool>(), any::<bool>(), align).prop_map(
+        |(size, (ranks, expert_ranks), sharded, pad, align)| BucketRules {
+            size,
+            ranks,
+            expert_ranks,
+            sharded,
+            pad_for_bandwidth: sharded && pad,
+            align,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_element_lies_in_one_place(parameters in parameters(), rules in some_rules()) {
+        let layout = layout(&parameters, &rules);
+        let mut owners: Vec<_> = layout.buffers.iter().map(|b| vec![None; b.elements]).collect();
+        let mut seen = vec![0; parameters.len()];
+        for (buffer, owners) in layout.buffers.iter().zip(&mut owners) {
+            for bucket in &buffer.buckets {
+                for Placed { index, range } in &bucket.parameters {
+                    let size = &parameters[*index];
+                    seen[*index] += 1;
+                    prop_assert_eq!(BufferKey::of(size), buffer.key);
+                    prop_assert_eq!(range.len(), size.elements);
+                    prop_assert_eq!(range.start % rules.align, 0);
+                    prop_assert!(range.end <= bucket.padded());
+                    for element in range.clone() {
+                        let owner = &mut owners[bucket.range.start + element];
+                        prop_assert_eq!(owner.replace(*index), None);
+                    }
+                }
+            }
+        }
+        prop_assert!(seen.iter().all(|times| *times == 1));
+        let elements: usize = parameters.iter().map(|size| size.elements).sum();
+        prop_assert_eq!(layout.parameter_elements(), elements);
+    }
+
+    #[test]
+    fn buckets_follow_the_rules(parameters in parameters(), rules in some_rules()) {
+        let layout = layout(&parameters, &rules);
+        for buffer in &layout.buffers {
+            let ranks = if buffer.key.expert { rules.expert_ranks } else { None };
+            let ranks = ranks.unwrap_or(rules.ranks);
+            let mut end = 0;
+            let mut walk = vec![];
+            for bucket in &buffer.buckets {
+                prop_assert_eq!(bucket.range.start, end);
+                end = bucket.range.end;
+                prop_assert_eq!(end % rules.align, 0);
+                if rules.sharded {
+                    prop_assert_eq!((end % 128, end % ranks), (0, 0));
+                    prop_assert!(!rules.pad_for_bandwidth || end % 65536 == 0);
+                } else if rules.align == 1 {
+                    prop_assert_eq!(bucket.padded(), bucket.parameter_elements());
+                }
+                let (last, before) = bucket.parameters.split_last().unwrap();
+                for placed in &bucket.parameters {
+                    prop_assert_eq!(parameters[placed.index].part, bucket.part);
+                    prop_assert_eq!(parameters[placed.index].shared, bucket.shared);
+                    walk.push((bucket.shared, std::cmp::Reverse(placed.index)));
+                }
+                // No parameter but the last may have filled the bucket.
+                let full = |placed: &Placed| rules.size.is_some_and(|size| placed.range.end >= size);
+                prop_assert!(!before.iter().any(full));
+                prop_assert!(!bucket.shared || bucket.parameters.len() == 1);
+                prop_assert_eq!(bucket.used(), last.range.end);
+            }
+            prop_assert_eq!(end, buffer.elements);
+            prop_assert!(walk.is_sorted());
+            // Neighbours were parted for a reason.
+            for pair in buffer.buckets.windows(2) {
+                let full = rules.size.is_some_and(|size| pair[0].used() >= size);
+                prop_assert!(full || pair[0].part != pair[1].part || pair[1].shared);
+            }
+        }
+    }
+
+    #[test]
+    fn lookups_agree(parameters in parameters(), rules in some_rules()) {
+        let layout = layout(&parameters, &rules);
+        let all: Vec<_> = layout.buffers.iter().flat_map(|buffer| &buffer.buckets).collect();
+        prop_assert_eq!(all.len(), layout.bucket_count());
+        for (number, buffer, bucket) in layout.buckets() {
+            prop_assert_eq!(bucket, all[number]);
+            prop_assert!(buffer.buckets.contains(bucket));
+            for placed in &bucket.parameters {
+                let location = layout.find(placed.index).unwrap();
+                prop_assert_eq!((location.bucket, &location.range), (number, &placed.range));
+            }
+        }
+        prop_assert_eq!(layout.find(parameters.len()), None);
+    }
+
+    /// Values that travel through the shards of all ranks come back whole.
+    #[test]
+    fn shards_hold_every_parameter(parameters in parameters(), rules in some_rules()) {
+        let layout = layout(&parameters, &rules);
+        let mut whole: Vec<_> = parameters.iter().map(|size| vec![0; size.elements]).collect();
+        for (_, buffer, bucket) in layout.buckets() {
+            let mut flat = vec![usize::MAX; bucket.padded()];
+            for placed in &bucket.parameters {
+                for (element, value) in flat[placed.range.clone()].iter_mut().enumerate() {
+                    *value = placed.index * 1000 + element;
+                }
+            }
+            let mut end = 0;
+            for rank in 0..bucket.shards {
+                let shard = bucket.shard(rank);
+                prop_assert_eq!((shard.start, shard.len()), (end, bucket.shard_elements()));
+                end = shard.end;
+                let values = &flat[shard.clone()];
+                let pieces = bucket.pieces(shard);
+                for Piece { index, of_parameter, of_range } in &pieces {
+                    prop_assert!(!of_range.is_empty());
+                    let target = &mut whole[*index][of_parameter.clone()];
+                    for (target, value) in target.iter_mut().zip(&values[of_range.clone()]) {
+                        *target += value;
+                    }
+                }
+                // What no piece covers is padding.
+                let covered: usize = pieces.iter().map(|piece| piece.of_range.len()).sum();
+                let padding = values.iter().filter(|value| **value == usize::MAX).count();
+                prop_assert_eq!(covered + padding, values.len());
+            }
+            prop_assert_eq!(end, bucket.padded());
+            prop_assert!(buffer.shard_elements() * bucket.shards == buffer.elements);
+        }
+        for (index, values) in whole.iter().enumerate() {
+            let expected: Vec<_> = (0..values.len()).map(|e| index * 1000 + e).collect();
+            prop_assert_eq!(values, &expected);
+        }
+    }
+
+    /// The pieces of any stretch are its elements one by one.
+    #[test]
+    fn pieces_of_any_stretch(
+        parameters in parameters(),
+        rules in some_rules(),
+        (bucket, from, to) in any::<(prop::sample::Index, prop::sample::Index, prop::sample::Index)>(),
+    ) {
+        let layout = layout(&parameters, &rules);
+        prop_assume!(layout.bucket_count() > 0);
+        let bucket = layout.bucket(bucket.index(layout.bucket_count()));
+        let start = from.index(bucket.padded() + 1);
+        let end = start + to.index(bucket.padded() - start + 1);
+        let pieces = bucket.pieces(start..end);
+        let listed = pieces.iter().flat_map(|piece| {
+            let elements = piece.of_parameter.clone().zip(piece.of_range.clone());
+            elements.map(|(element, place)| (piece.index, element, place))
+        });
+        let expected = bucket.parameters.iter().flat_map(|placed| {
+            let inside = placed.range.clone().filter(|place| (start..end).contains(place));
+            inside.map(|place| (placed.index, place - placed.range.start, place - start))
+        });
+        prop_assert_eq!(listed.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        prop_assert!(pieces.iter().all(|piece| piece.of_parameter.len() == piece.of_range.len()));
+    }
+}

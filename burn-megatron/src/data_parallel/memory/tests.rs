@@ -1,0 +1,299 @@
+//! Bytes worked out by hand, and the table.
+
+use super::super::layout::{BucketRules, ParameterSize};
+use super::*;
+use crate::comm::DType::{BF16, F16, F32};
+use ZeroStage::{Gradients, Optimizer, Parameters, Replicated};
+
+/// Elements of one layer; every padding of up to 8 ranks divides it.
+const LAYER: usize = 128 * 100;
+
+fn size(elements: usize, parameter: DType, gradient: DType) -> ParameterSize {
+    ParameterSize {
+        elements,
+        parameter,
+        gradient,
+        expert: false,
+        shared: false,
+        part: 0,
+    }
+}
+
+fn layout_of(parameters: &[ParameterSize], ranks: usize) -> BufferLayout {
+    let rules = BucketRules {
+        size: Some(1),
+        ..BucketRules::sharded(ranks)
+    };
+    BufferLayout::new(parameters, &rules).unwrap()
+}
+
+fn plan(layout: &BufferLayout, stage: ZeroStage) -> MemoryPlan {
+    MemoryPlan::new(layout, &MemoryRules::adam(stage)).unwrap()
+}
+
+/// Bytes that stand all the time, per element.
+fn standing(plan: &MemoryPlan, elements: usize) -> f64 {
+    (plan.total() - plan.buffers) as f64 / elements as f64
+}
+
+/// Bytes per parameter of Adam for every stage over every number of ranks.
+fn check(parameter: DType, gradient: DType, rules: MemoryRules, formulas: [fn(f64) -> f64; 4]) {
+    for ranks in [1, 2, 4, 8] {
+        let layout = layout_of(&[size(LAYER, parameter, gradient); 3], ranks);
+        for (stage, formula) in ZeroStage::ALL.into_iter().zip(formulas) {
+            let plan = MemoryPlan::new(&layout, &MemoryRules { stage, ..rules }).unwrap();
+            let expected = formula(ranks as f64);
+            let found = standing(&plan, 3 * LAYER);
+            assert_eq!(found, expected, "stage {stage} over {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn bf16_with_f32_gradients() {
+    let formulas: [fn(f64) -> f64; 4] = [
+        |_| 18.0,
+        |d| 6.0 + 12.0 / d,
+        |d| 2.0 + 16.0 / d,
+        |d| 18.0 / d,
+    ];
+    check(BF16, F32, MemoryRules::adam(Replicated), formulas);
+}
+
+#[test]
+fn f32_is_its_own_master() {
+    let formulas: [fn(f64) -> f64; 4] = [
+        |_| 16.0,
+        |d| 8.0 + 8.0 / d,
+        |d| 4.0 + 12.0 / d,
+        |d| 16.0 / d,
+    ];
+    check(F32, F32, MemoryRules::adam(Replicated), formulas);
+}
+
+#[test]
+fn f16_with_f16_gradients() {
+    let formulas: [fn(f64) -> f64; 4] = [
+        |_| 16.0,
+        |d| 4.0 + 12.0 / d,
+        |d| 2.0 + 14.0 / d,
+        |d| 16.0 / d,
+    ];
+    check(F16, F16, MemoryRules::adam(Replicated), formulas);
+    // An optimizer that keeps the gradients in f32 too: the reference's 20 and 4 + 16 / d.
+    let copies = MemoryRules {
+        gradient_copies: true,
+        ..MemoryRules::adam(Replicated)
+    };
+    let formulas: [fn(f64) -> f64; 4] = [
+        |_| 20.0,
+        |d| 4.0 + 16.0 / d,
+        |d| 2.0 + 18.0 / d,
+        |d| 20.0 / d,
+    ];
+    check(F16, F16, copies, formulas);
+}
+
+#[test]
+fn moments_and_masters_on_request() {
+    let short_moments = MemoryRules {
+        moment: BF16,
+        ..MemoryRules::adam(Replicated)
+    };
+    let formulas: [fn(f64) -> f64; 4] = [
+        |_| 14.0,
+        |d| 6.0 + 8.0 / d,
+        |d| 2.0 + 12.0 / d,
+        |d| 14.0 / d,
+    ];
+    check(BF16, F32, short_moments, formulas);
+    let bare = MemoryRules {
+        masters: false,
+        moments: 0,
+        ..short_moments
+    };
+    let formulas: [fn(f64) -> f64; 4] = [|_| 6.0, |_| 6.0, |d| 2.0 + 4.0 / d, |d| 6.0 / d];
+    check(BF16, F32, bare, formulas);
+}
+
+#[test]
+fn categories_of_a_stage() {
+    let layout = layout_of(&[size(LAYER, BF16, F32)], 4);
+    let layer = LAYER as u64;
+    let shares = |stage| {
+        let plan = plan(&layout, stage);
+        [plan.parameters, plan.gradients, plan.optimizer].map(|bytes| 4 * bytes / layer)
+    };
+    assert_eq!(shares(Replicated), [8, 16, 48]);
+    assert_eq!(shares(Optimizer), [8, 16, 12]);
+    assert_eq!(shares(Gradients), [8, 4, 12]);
+    assert_eq!(shares(Parameters), [2, 4, 12]);
+}
+
+#[test]
+fn experts_are_shared_by_their_own_ranks() {
+    let expert = ParameterSize {
+        expert: true,
+        ..size(LAYER, BF16, F32)
+    };
+    let rules = BucketRules {
+        expert_ranks: Some(2),
+        ..BucketRules::sharded(8)
+    };
+    let layout = BufferLayout::new(&[size(LAYER, BF16, F32), expert], &rules).unwrap();
+    let plan = plan(&layout, Parameters);
+    assert_eq!(plan.optimizer, (LAYER * 12 / 8 + LAYER * 12 / 2) as u64);
+}
+
+#[test]
+fn padding_counts() {
+    let layout = layout_of(&[size(1, BF16, F32)], 4);
+    let plan = plan(&layout, Optimizer);
+    assert_eq!((plan.parameters, plan.optimizer), (256, 128 * 12 / 4));
+}
+
+/// Parameters of 4, 1, 3, 2 layers in parts of their own.
+fn uneven(shared: Option<usize>) -> BufferLayout {
+    let mut parameters = [4, 1, 3, 2].map(|layers| size(layers * LAYER, BF16, F32));
+    for (part, parameter) in parameters.iter_mut().enumerate() {
+        parameter.part = part;
+    }
+    if let Some(shared) = shared {
+        parameters[shared].shared = true;
+    }
+    layout_of(&parameters, 2)
+}
+
+#[test]
+fn what_comes_and_goes() {
+    let layers = |layout: &BufferLayout, stage| plan(layout, stage).buffers as usize / LAYER;
+    let layout = uneven(None);
+    assert_eq!(layers(&layout, Replicated), 0);
+    assert_eq!(layers(&layout, Optimizer), 4 * 2 / 2);
+    assert_eq!(layers(&layout, Gradients), (4 + 1) * 4);
+    assert_eq!(layers(&layout, Parameters), (4 + 1) * 2 + (4 + 1) * 4);
+    // A tied embedding: its gradient stays open, and after the last block it is gathered again.
+    let tied = uneven(Some(0));
+    assert_eq!(layers(&tied, Gradients), (3 + 2 + 4) * 4);
+    assert_eq!(layers(&tied, Parameters), (2 + 4) * 2 + (3 + 2 + 4) * 4);
+}
+
+#[test]
+fn a_part_is_gathered_whole() {
+    // Two parts of two buckets each, and a buffer more for the first.
+    let mut parameters = [size(LAYER, BF16, F32); 5];
+    parameters[0].parameter = F32;
+    for parameter in &mut parameters[3..] {
+        parameter.part = 1;
+    }
+    let layout = layout_of(&parameters, 2);
+    assert_eq!(layout.bucket_count(), 5);
+    let gathered = plan(&layout, Parameters).buffers as usize / LAYER - (1 + 2) * 4;
+    assert_eq!(gathered, (4 + 2 * 2) + 2 * 2);
+}
+
+#[test]
+fn a_step_may_take_more_than_gradients() {
+    let parameters = [size(LAYER, DType::F64, BF16), size(LAYER / 4, DType::F64, BF16)];
+    let layout = layout_of(&parameters, 2);
+    assert_eq!(plan(&layout, Gradients).buffers as usize, LAYER * 8 / 2);
+}
+
+#[test]
+fn hybrid_shards_are_larger() {
+    let layout = layout_of(&[size(LAYER, BF16, F32)], 4);
+    let rules = |shards| MemoryRules {
+        shards,
+        ..MemoryRules::adam(Optimizer)
+    };
+    let optimizer = |shards| MemoryPlan::new(&layout, &rules(shards)).unwrap().optimizer;
+    assert_eq!(optimizer(None), (LAYER * 12 / 4) as u64);
+    assert_eq!(optimizer(Some(2)), (LAYER * 12 / 2) as u64);
+}
+
+#[test]
+fn a_layout_that_is_not_cut_shares_nothing() {
+    let rules = BucketRules::replicated(4);
+    let layout = BufferLayout::new(&[size(10, BF16, F32)], &rules).unwrap();
+    let all = plan(&layout, Replicated);
+    assert_eq!((all.total(), all.buffers), (180, 0));
+    let error = MemoryPlan::new(&layout, &MemoryRules::adam(Gradients)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "ZeRO stage 2 shares buckets among ranks, but this layout does not cut them; lay the \
+         buffers out with sharded rules, or take stage 0"
+    );
+}
+
+#[test]
+fn more_than_64_bits_count() {
+    let elements = isize::MAX as usize / 8;
+    let layout = layout_of(&[size(elements & !127, F32, DType::F64)], 1);
+    let error = MemoryPlan::new(&layout, &MemoryRules::adam(Parameters));
+    assert!(matches!(error, Err(MemoryError::Uncountable { bytes }) if bytes > u64::MAX as u128));
+}
+
+#[test]
+fn nothing_takes_nothing() {
+    let plan = plan(&layout_of(&[], 2), Parameters);
+    assert_eq!(plan, MemoryPlan::default());
+}
+
+#[test]
+fn stages_are_numbers() {
+    for (number, stage) in ZeroStage::ALL.into_iter().enumerate() {
+        assert_eq!(stage.to_string(), number.to_string());
+        assert_eq!(number.to_string().parse(), Ok(stage));
+        assert_eq!(serde_json::to_string(&stage).unwrap(), number.to_string());
+        assert_eq!(
+            serde_json::from_str::<ZeroStage>(&number.to_string()).unwrap(),
+            stage
+        );
+    }
+    assert!(Optimizer < Parameters);
+    assert!(serde_json::from_str::<ZeroStage>("4").is_err());
+    for text in ["4", "-1", "", "two", "256"] {
+        assert_eq!(text.parse::<ZeroStage>(), Err(UnknownStage(text.into())));
+    }
+    assert_eq!(
+        UnknownStage("4".into()).to_string(),
+        "there is no ZeRO stage \"4\"; the stages are 0 (everything on every rank), 1 (the \
+         optimizer state is sharded), 2 (and the gradients) and 3 (and the parameters)"
+    );
+}
+
+#[test]
+fn the_table_is_for_people() {
+    let plan = MemoryPlan {
+        parameters: 2 << 30,
+        gradients: 1000,
+        optimizer: 1536 << 10,
+        buffers: 0,
+    };
+    assert_eq!(
+        plan.to_string(),
+        "\
+per rank         computed
+parameters       2.00 GiB
+gradients          1000 B
+optimizer state  1.50 MiB
+buffers               0 B
+total            2.00 GiB"
+    );
+    let measured = MemoryPlan {
+        gradients: 1050,
+        optimizer: 768 << 10,
+        buffers: 512,
+        ..plan
+    };
+    assert_eq!(
+        plan.table(Some(&measured)),
+        "\
+per rank         computed    measured  difference
+parameters       2.00 GiB    2.00 GiB      +0.0 %
+gradients          1000 B    1.03 KiB      +5.0 %
+optimizer state  1.50 MiB  768.00 KiB     -50.0 %
+buffers               0 B       512 B           -
+total            2.00 GiB    2.00 GiB      -0.0 %"
+    );
+}

@@ -1,0 +1,178 @@
+//! What does not change while a module is trained: which parameter lies where, on which ranks.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::Flex;
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron_kernels::flat;
+
+use super::axes::Axes;
+use super::config::DataParallelConfig;
+use super::layout::{BufferLayout, Piece};
+use super::memory::ZeroStage;
+use super::usage::{Category, Flat, Usage};
+use crate::collective::{from_buffer, to_buffer};
+use crate::comm::{self, BufferPool};
+
+/// The layout of one rank's parameters, and what it is carried out with.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub layout: BufferLayout,
+    pub parameters: Vec<Shape>,
+    pub axes: Axes,
+    pub config: DataParallelConfig,
+    pub device: Device,
+    pub pool: Arc<BufferPool>,
+    pub usage: Usage,
+}
+
+/// A parameter of this rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub path: String,
+    /// Of this rank's part.
+    pub shape: Vec<usize>,
+    /// The type in which it is computed with.
+    pub model: DType,
+    /// The type in which it is stepped, and its gradients are summed.
+    pub main: DType,
+}
+
+impl Plan {
+    pub fn stage(&self) -> ZeroStage {
+        self.config.zero_stage
+    }
+
+    pub fn buckets(&self) -> usize {
+        self.layout.bucket_count()
+    }
+
+    /// The elements of a bucket.
+    pub fn elements(&self, bucket: usize) -> usize {
+        self.layout.bucket(bucket).padded()
+    }
+
+    /// The type in which a bucket's parameters are computed with, and the one of their masters.
+    pub fn types(&self, bucket: usize) -> (DType, DType) {
+        let first = self.layout.bucket(bucket).parameters.first();
+        let of = |index: usize| (self.parameters[index].model, self.parameters[index].main);
+        first.map_or((DType::F32, DType::F32), |placed| of(placed.index))
+    }
+
+    /// What this rank steps of a bucket.
+    pub fn own(&self, bucket: usize) -> Range<usize> {
+        self.axes.own(self.elements(bucket))
+    }
+
+    /// The stretches of parameters in what this rank steps of a bucket.
+    pub fn own_pieces(&self, bucket: usize) -> Vec<Piece> {
+        self.layout.bucket(bucket).pieces(self.own(bucket))
+    }
+
+    /// Where a parameter lies: its bucket, and its elements in it.
+    pub fn place(&self, index: usize) -> (usize, Range<usize>) {
+        match self.layout.find(index) {
+            Some(place) => (place.bucket, place.range.clone()),
+            None => unreachable!("parameter {index} is not in the table"),
+        }
+    }
+
+    /// A flat tensor with anything in it.
+    pub fn uninitialised(&self, elements: usize, dtype: DType) -> Tensor<1> {
+        match wire(dtype).filter(|_| is_cpu(&self.device)) {
+            Some(wire) => {
+                let buffer = self.pool.take(wire, elements);
+                from_buffer(buffer, [elements], &self.device, dtype)
+            }
+            None => Tensor::empty([elements], (&self.device, dtype)),
+        }
+    }
+
+    /// A flat tensor of zeros.
+    pub fn zeros(&self, elements: usize, dtype: DType) -> Tensor<1> {
+        match wire(dtype).filter(|_| is_cpu(&self.device)) {
+            Some(wire) => {
+                let buffer = self.pool.take_zeroed(wire, elements);
+                from_buffer(buffer, [elements], &self.device, dtype)
+            }
+            None => Tensor::zeros([elements], (&self.device, dtype)),
+        }
+    }
+
+    /// A copy of a tensor, or of a view, in memory of its own.
+    pub fn copy(&self, x: Tensor<1>) -> Tensor<1> {
+        let memory = self.uninitialised(x.dims()[0], x.dtype());
+        flat::accumulate(memory, 0, x, false)
+    }
+
+    /// Gives the memory of a tensor back where nobody else holds it.
+    pub fn recycle(&self, x: Tensor<1>) {
+        if is_cpu(&self.device)
+            && let Some(x) = unshared(x)
+        {
+            self.pool.give(to_buffer(x));
+        }
+    }
+
+    /// Sees to it that the pool has what a step can need at once, whichever rank is first or last: its
+    /// inputs come home when the slowest rank has read them.
+    pub fn reserve(&self) {
+        if !is_cpu(&self.device) {
+            return;
+        }
+        let mut needed: BTreeMap<(&str, usize), (comm::DType, usize)> = BTreeMap::new();
+        let stage = self.stage();
+        for bucket in 0..self.buckets() {
+            let (whole, own) = (self.elements(bucket), self.own(bucket).len());
+            let (model, main) = self.types(bucket);
+            let mut add = |dtype: DType, len: usize, count: usize, most: usize| {
+                if let Some(wire) = wire(dtype) {
+                    let (_, known) = needed.entry((wire.name(), len)).or_insert((wire, 0));
+                    *known = (*known + count).min(most);
+                }
+            };
+            // One bucket is filled, one is being summed, two may still be read by other ranks.
+            let most = if stage >= ZeroStage::Gradients { 4 } else { usize::MAX };
+            add(main, whole, 2, most);
+            if stage == ZeroStage::Parameters {
+                add(model, whole, 2, most);
+            }
+            if own < whole {
+                add(main, own, 3, usize::MAX);
+                add(model, own, 2, usize::MAX);
+            }
+        }
+        for ((_, len), (wire, count)) in needed {
+            let taken: Vec<_> = (0..count).map(|_| self.pool.take(wire, len)).collect();
+            taken.into_iter().for_each(|buffer| self.pool.give(buffer));
+        }
+    }
+
+    /// Counts the bytes of a tensor.
+    pub fn hold(&self, tensor: Tensor<1>, category: Category) -> Flat {
+        Flat::new(tensor, category, &self.usage)
+    }
+}
+
+/// The tensor, if nobody else holds its memory.
+fn unshared(x: Tensor<1>) -> Option<Tensor<1>> {
+    let x = x.try_into_primitive::<Flex>().ok()?;
+    x.is_unique().then(|| Tensor::from_primitive::<Flex>(x))
+}
+
+/// The type in which elements travel.
+pub(super) fn wire(dtype: DType) -> Option<comm::DType> {
+    match dtype {
+        DType::F64 => Some(comm::DType::F64),
+        DType::F32 | DType::Flex32 => Some(comm::DType::F32),
+        DType::BF16 => Some(comm::DType::BF16),
+        DType::F16 => Some(comm::DType::F16),
+        _ => None,
+    }
+}
+
+fn is_cpu(device: &Device) -> bool {
+    *device == Device::flex()
+}

@@ -1,0 +1,269 @@
+//! Patterns over dotted paths, and how far a path is from fitting one.
+
+use std::iter::once;
+
+/// A pattern over the paths of parameters; it fits a path as a whole.
+///
+/// `?` is one character of a component, `*` any characters of one, and `**`, which stands alone in
+/// its component, any number of components.
+pub(super) struct Glob(Vec<Token>);
+
+enum Token {
+    /// This character.
+    Literal(char),
+    /// `?`.
+    One,
+    /// `*`.
+    Any,
+    /// `**.`: nothing, or whole components with the dot after them.
+    Components,
+    /// `**` at the end: whatever follows.
+    Rest,
+}
+
+/// What is wrong with a pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GlobFault {
+    /// Nothing between two dots, or before the first or after the last.
+    #[error("it has an empty component: write names, *, ? or ** between dots")]
+    EmptyComponent,
+    /// `**` beside something else.
+    #[error("** has to stand alone between dots, as in **.bias; inside of a component use *")]
+    Joined,
+}
+
+impl Glob {
+    /// Reads a pattern.
+    pub(super) fn parse(pattern: &str) -> Result<Self, GlobFault> {
+        let mut tokens = vec![];
+        let mut components = pattern.split('.').peekable();
+        while let Some(component) = components.next() {
+            let last = components.peek().is_none();
+            match component {
+                "" => return Err(GlobFault::EmptyComponent),
+                "**" if last => tokens.push(Token::Rest),
+                "**" => tokens.push(Token::Components),
+                joined if joined.contains("**") => return Err(GlobFault::Joined),
+                name => {
+                    tokens.extend(name.chars().map(Token::of));
+                    tokens.extend((!last).then_some(Token::Literal('.')));
+                }
+            }
+        }
+        Ok(Self(tokens))
+    }
+
+    /// Whether the pattern fits the path.
+    pub(super) fn fits(&self, path: &str) -> bool {
+        self.distance(path) == 0
+    }
+
+    /// The least number of characters that have to be put into the pattern, taken out of it or
+    /// changed for it to fit the path: the distance of Levenshtein (1966), where stars fit for
+    /// nothing.
+    pub(super) fn distance(&self, path: &str) -> usize {
+        let path: Vec<char> = path.chars().collect();
+        // At `j`: the distance of the tokens so far to the first `j` characters.
+        let mut row: Vec<usize> = (0..=path.len()).collect();
+        for token in &self.0 {
+            row = token.next_row(&row, &path);
+        }
+        row[path.len()]
+    }
+}
+
+impl Token {
+    fn of(character: char) -> Self {
+        match character {
+            '*' => Self::Any,
+            '?' => Self::One,
+            other => Self::Literal(other),
+        }
+    }
+
+    /// The distances with this token, from those without.
+    fn next_row(&self, before: &[usize], path: &[char]) -> Vec<usize> {
+        match self {
+            Self::Literal(wanted) => edits(before, path, |found| found == *wanted),
+            Self::One => edits(before, path, |found| found != '.'),
+            Self::Any => {
+                let mut best = before[0];
+                let after = path.iter().zip(&before[1..]).map(|(found, without)| {
+                    best = match found {
+                        '.' => (best + 1).min(*without),
+                        _ => best.min(*without),
+                    };
+                    best
+                });
+                once(before[0]).chain(after).collect()
+            }
+            Self::Components => {
+                let mut best = before[0];
+                let after = path.iter().zip(&before[1..]).map(|(found, without)| {
+                    best = best.min(*without);
+                    if *found == '.' { best } else { *without }
+                });
+                once(before[0]).chain(after).collect()
+            }
+            Self::Rest => {
+                let least = before.iter().scan(usize::MAX, |least, without| {
+                    *least = (*least).min(*without);
+                    Some(*least)
+                });
+                least.collect()
+            }
+        }
+    }
+}
+
+/// The distances with one more token that fits one character.
+fn edits(before: &[usize], path: &[char], fits: impl Fn(char) -> bool) -> Vec<usize> {
+    let mut row = vec![before[0] + 1];
+    for (j, found) in path.iter().enumerate() {
+        let changed = before[j] + usize::from(!fits(*found));
+        row.push(changed.min(before[j + 1] + 1).min(row[j] + 1));
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn glob(pattern: &str) -> Glob {
+        Glob::parse(pattern).expect("is a pattern")
+    }
+
+    #[test]
+    fn patterns_fit_whole_paths() {
+        let fits = [
+            ("embedding.weight", "embedding.weight"),
+            ("*.weight", "norm.weight"),
+            ("blocks.*.norm?.weight", "blocks.11.norm1.weight"),
+            ("blocks.1*.mlp.*.bias", "blocks.12.mlp.up.bias"),
+            ("**.bias", "bias"),
+            ("**.bias", "blocks.0.mlp.up.bias"),
+            ("blocks.**", "blocks.0.mlp.up.bias"),
+            ("blocks.**.bias", "blocks.bias"),
+            ("**.mlp.**.weight", "blocks.0.mlp.up.weight"),
+            ("**", "embedding.weight"),
+            ("**.*norm*.**", "blocks.3.final_norm.weight"),
+            ("**.größe", "blöcke.größe"),
+        ];
+        for (pattern, path) in fits {
+            assert!(glob(pattern).fits(path), "{pattern} {path}");
+        }
+        let fits_not = [
+            ("embedding", "embedding.weight"),
+            ("weight", "embedding.weight"),
+            ("*", "embedding.weight"),
+            ("*.weight", "blocks.0.weight"),
+            ("blocks.?.bias", "blocks.10.bias"),
+            ("blocks?0.bias", "blocks.0.bias"),
+            ("embedding.weigh", "embedding.weight"),
+            ("**.bias", "blocks.0.unbias"),
+            ("**.bias", "blocks.bias.weight"),
+            ("blocks.**", "blocks2.0.bias"),
+            ("blocks.**", "blocks"),
+            ("Embedding.weight", "embedding.weight"),
+        ];
+        for (pattern, path) in fits_not {
+            assert!(!glob(pattern).fits(path), "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn patterns_that_mean_nothing_are_refused() {
+        for pattern in ["", ".", "a.", ".a", "a..b"] {
+            let fault = Glob::parse(pattern).err();
+            assert_eq!(fault, Some(GlobFault::EmptyComponent), "{pattern}");
+        }
+        for pattern in ["**bias", "blocks**", "a.***.b", "a.b**c"] {
+            let fault = Glob::parse(pattern).err();
+            assert_eq!(fault, Some(GlobFault::Joined), "{pattern}");
+        }
+    }
+
+    /// The meaning of a pattern, component by component.
+    fn meaning(pattern: &[&str], path: &[&str]) -> bool {
+        match (pattern, path) {
+            ([], []) => true,
+            (["**"], _) => !path.is_empty(),
+            (["**", rest @ ..], _) => {
+                meaning(rest, path) || path.split_first().is_some_and(|(_, p)| meaning(pattern, p))
+            }
+            ([component, rest @ ..], [name, names @ ..]) => {
+                of_component(component.as_bytes(), name.as_bytes()) && meaning(rest, names)
+            }
+            _ => false,
+        }
+    }
+
+    fn of_component(pattern: &[u8], name: &[u8]) -> bool {
+        match (pattern, name) {
+            ([], []) => true,
+            ([b'*', rest @ ..], _) => {
+                of_component(rest, name)
+                    || name
+                        .split_first()
+                        .is_some_and(|(_, n)| of_component(pattern, n))
+            }
+            ([b'?', rest @ ..], [_, names @ ..]) => of_component(rest, names),
+            ([wanted, rest @ ..], [found, names @ ..]) => {
+                wanted == found && of_component(rest, names)
+            }
+            _ => false,
+        }
+    }
+
+    /// All paths of one to `longest` of these components.
+    fn paths<'a>(components: &[&'a str], longest: usize) -> Vec<Vec<&'a str>> {
+        let mut all: Vec<Vec<&str>> = vec![vec![]];
+        let mut from = 0;
+        for _ in 0..longest {
+            let until = all.len();
+            for i in from..until {
+                for component in components {
+                    all.push(all[i].iter().chain([component]).copied().collect());
+                }
+            }
+            from = until;
+        }
+        all.split_off(1)
+    }
+
+    #[test]
+    fn every_small_pattern_has_its_meaning() {
+        let patterns = paths(&["a", "ab", "*", "?", "a*", "*b", "?*", "**"], 3);
+        let paths = paths(&["a", "b", "ab", "aab"], 4);
+        let mut fitting = 0;
+        for pattern in &patterns {
+            let glob = glob(&pattern.join("."));
+            for path in &paths {
+                let expected = meaning(pattern, path);
+                fitting += usize::from(expected);
+                assert_eq!(glob.fits(&path.join(".")), expected, "{pattern:?} {path:?}");
+            }
+        }
+        assert!(fitting > 10_000, "{fitting} of them fit");
+    }
+
+    #[test]
+    fn distances_are_those_of_levenshtein_and_stars_fit_for_nothing() {
+        let distances = [
+            ("kitten", "sitting", 3),
+            ("bias", "bais", 2),
+            ("wieght", "weight", 2),
+            ("a", "abcd", 3),
+            ("abcd", "a", 3),
+            ("**.bais", "blocks.0.mlp.up.bias", 2),
+            ("block.*.mlp.up.weight", "blocks.17.mlp.up.weight", 1),
+            ("*.weight", "blocks.0.weight", 1),
+            ("blocks.??.bias", "blocks.0.bias", 1),
+            ("blocs.**", "blocks.0.mlp.up.bias", 1),
+        ];
+        for (pattern, path, distance) in distances {
+            assert_eq!(glob(pattern).distance(path), distance, "{pattern} {path}");
+        }
+    }
+}

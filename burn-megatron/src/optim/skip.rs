@@ -1,0 +1,164 @@
+//! Steps that were taken, and steps that were skipped as something was not finite.
+
+use std::num::NonZeroU64;
+
+use serde::{Deserialize, Serialize};
+
+/// The steps of a run so far, for a checkpoint.
+///
+/// The learning rate of the next step is that of [`taken`](Self::taken): a skipped step changes no
+/// weight, and must not use up the warm-up or the decay either. The samples of the next step are
+/// those of [`made`](Self::made), as those of a skipped step are not seen again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepCount {
+    /// Steps that updated the weights.
+    pub taken: u64,
+    /// Steps that did not.
+    pub skipped: u64,
+    /// How many of the skipped ones came last, with no taken one among them.
+    pub consecutive_skips: u64,
+}
+
+/// A run in which no step is taken any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the last {} steps were all skipped, after {} that were taken, as the loss or a gradient was not \
+     finite in any of them; the limit is {limit}: lower the learning rate, or begin with a lower loss \
+     scale if there is one", .count.consecutive_skips, .count.taken
+)]
+pub struct TooManySkips {
+    /// The steps of the run.
+    pub count: StepCount,
+    /// How many in a row are too many.
+    pub limit: NonZeroU64,
+}
+
+impl StepCount {
+    /// The usual limit of skips in a row: about three times the 17 steps in which a dynamic loss scale
+    /// with the default settings falls from 2^16 to 1. The weights of a run that skips more have left
+    /// the numbers that can be computed with.
+    pub const USUAL_LIMIT: NonZeroU64 = NonZeroU64::new(50).unwrap();
+
+    /// Counts a step.
+    pub fn record(&mut self, taken: bool) {
+        match taken {
+            true => {
+                self.taken += 1;
+                self.consecutive_skips = 0;
+            }
+            false => {
+                self.skipped += 1;
+                self.consecutive_skips += 1;
+            }
+        }
+    }
+
+    /// All steps, taken or skipped.
+    pub fn made(&self) -> u64 {
+        self.taken + self.skipped
+    }
+
+    /// Whether the run may go on. Ranks with the same counts get the same answer.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManySkips`] as soon as `limit` steps in a row were skipped; with a limit of 1 the first
+    /// skip ends the run.
+    pub fn check(&self, limit: NonZeroU64) -> Result<(), TooManySkips> {
+        match self.consecutive_skips < limit.get() {
+            true => Ok(()),
+            false => Err(TooManySkips {
+                count: *self,
+                limit,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optim::loss_scale::{LossScale, LossScaleConfig, LossScaler};
+
+    fn counted(steps: &[bool]) -> StepCount {
+        let mut count = StepCount::default();
+        steps.iter().for_each(|taken| count.record(*taken));
+        count
+    }
+
+    fn limit(limit: u64) -> NonZeroU64 {
+        NonZeroU64::new(limit).expect("is above 0")
+    }
+
+    #[test]
+    fn steps_are_counted() {
+        assert_eq!(counted(&[]).made(), 0);
+        let count = counted(&[true, false, false, true, true, false]);
+        let expected = StepCount {
+            taken: 3,
+            skipped: 3,
+            consecutive_skips: 1,
+        };
+        assert_eq!((count, count.made()), (expected, 6));
+    }
+
+    /// What looks a rate up by the steps taken sees each place of the schedule once.
+    #[test]
+    fn a_skipped_step_does_not_advance_what_counts_taken_ones() {
+        let steps = [true, false, false, true, false, true, true];
+        let mut count = StepCount::default();
+        let mut used = vec![];
+        for taken in steps {
+            if taken {
+                used.push(count.taken);
+            }
+            count.record(taken);
+        }
+        assert_eq!(used, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn as_many_skips_in_a_row_as_the_limit_end_the_run() {
+        let mut count = counted(&[true, false, false, true]);
+        for _ in 0..2 {
+            count.record(false);
+            assert_eq!(count.check(limit(3)), Ok(()));
+        }
+        count.record(false);
+        let error = count.check(limit(3)).expect_err("three in a row");
+        assert_eq!(
+            error.to_string(),
+            "the last 3 steps were all skipped, after 2 that were taken, as the loss or a gradient \
+             was not finite in any of them; the limit is 3: lower the learning rate, or begin with a \
+             lower loss scale if there is one",
+        );
+        count.record(true);
+        assert_eq!(count.check(limit(1)), Ok(()));
+        count.record(false);
+        assert!(count.check(limit(1)).is_err());
+    }
+
+    #[test]
+    fn the_usual_limit_leaves_a_dynamic_scale_its_time() {
+        let setting = LossScale::Dynamic(LossScaleConfig::default());
+        let mut scaler = LossScaler::new(&setting).expect("the defaults fit");
+        let mut count = StepCount::default();
+        for _ in 0..17 {
+            assert!(scaler.scale() > 1.0);
+            scaler.update(true);
+            count.record(false);
+        }
+        assert_eq!(scaler.scale(), 1.0);
+        assert_eq!(count.check(StepCount::USUAL_LIMIT), Ok(()));
+    }
+
+    /// Skips before and after a checkpoint are in one row.
+    #[test]
+    fn a_run_that_goes_on_remembers_its_skips() {
+        let saved = serde_json::to_string(&counted(&[true, false, false])).expect("is json");
+        let mut count: StepCount = serde_json::from_str(&saved).expect("is a count");
+        count.record(false);
+        assert!(count.check(limit(3)).is_err());
+    }
+}

@@ -1,0 +1,268 @@
+//! What is sharded changes nothing: the same bits, whatever is shared over the data axis.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::choice::{Choice, Choices};
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DistributedDataParallel, MemoryPlan, ZeroStage,
+};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::optim::{AdamWConfig, ParallelAdamW, count_zeros, global_norm};
+use burn_megatron::train::LanguageModel;
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::{small_gpt, small_llama};
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+const RANKS: usize = 4;
+const STEPS: usize = 20;
+/// Below most norms of the runs, so that gradients are clipped.
+const CLIP: f64 = 0.5;
+
+/// What a rank has seen.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    weights: Vec<Vec<u32>>,
+    norms: Vec<u64>,
+    zeros: Vec<u64>,
+}
+
+struct Run {
+    seen: Seen,
+    peak: MemoryPlan,
+    planned: MemoryPlan,
+    most_blocks: u64,
+    /// Communication buffers that had been allocated after each step.
+    allocated: Vec<u64>,
+}
+
+fn tokens(config: &TransformerConfig, key: usize, device: &Device) -> Tensor<2, Int> {
+    let shape = [2, config.context];
+    let token = |i: usize| ((i * i * 7 + key * 31 + i) % config.vocabulary) as i64;
+    let data = (0..shape[0] * shape[1]).map(token).collect::<Vec<_>>();
+    Tensor::from_data(TensorData::new(data, shape), device)
+}
+
+fn train(
+    config: &TransformerConfig,
+    settings: &DataParallelConfig,
+    micro_batches: usize,
+    choices: &Choices,
+) -> Vec<Run> {
+    let mesh = ParallelConfig::new().with_data(RANKS);
+    let run = |rank| {
+        let groups = Groups::new(&mesh, &rank)?;
+        let device = Device::flex();
+        let scope = Scope::with(&groups, &device, 3, DType::F32).with_kernels(choices)?;
+        let model = config.init(scope, false)?;
+        let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
+        let adam = AdamWConfig {
+            weight_decay: 0.1,
+            ..AdamWConfig::default()
+        };
+        let mut optimizer = ParallelAdamW::new(&adam, &ddp)?;
+        let mut seen = Seen {
+            weights: vec![],
+            norms: vec![],
+            zeros: vec![],
+        };
+        let mut allocated = vec![];
+        let inputs = device.clone().autodiff();
+        for step in 0..STEPS {
+            for micro_batch in 0..micro_batches {
+                ddp.position().set(step as u64, (2 * groups.rank()) as u64);
+                let key = (step * 10 + groups.rank()) * 10 + micro_batch;
+                let batch = |key| tokens(config, key, &inputs);
+                let loss = ddp.forward(&device, |model| {
+                    model.losses(batch(key), batch(key + 5000), None).sum()
+                });
+                match micro_batch + 1 == micro_batches {
+                    true => ddp.backward_last(loss),
+                    false => ddp.backward(loss),
+                };
+            }
+            let mut gradients = ddp.reduce((micro_batches * 2 * config.context) as u64)?;
+            let norm = global_norm(&gradients, &ddp)?;
+            seen.norms.push(norm.to_bits());
+            seen.zeros.push(count_zeros(&gradients, &ddp)?);
+            if norm > CLIP {
+                gradients.scale(CLIP / norm);
+            }
+            optimizer.step(0.01, &mut ddp, gradients);
+            let pool = groups.data().pool().map(|pool| pool.allocated());
+            allocated.push(pool.unwrap_or_default());
+        }
+        ddp.check_replicas()?;
+        let bits = |tensor: Tensor<1>| {
+            let values: Vec<f32> = tensor.into_data().try_into_vec().unwrap();
+            values.into_iter().map(f32::to_bits).collect()
+        };
+        seen.weights = ddp.parameters().into_iter().map(bits).collect();
+        Ok::<_, AnyError>(Run {
+            seen,
+            peak: ddp.usage().peak(),
+            planned: ddp.memory_plan()?,
+            most_blocks: ddp.usage().most_blocks(),
+            allocated,
+        })
+    };
+    World::threads(RANKS).unwrap().run(run).unwrap()
+}
+
+fn stage(stage: u8) -> DataParallelConfig {
+    DataParallelConfig {
+        zero_stage: ZeroStage::try_from(stage).unwrap(),
+        // Several buckets, and parameters that lie in two shards.
+        bucket_size: (stage < 3).then_some(1000),
+        ..DataParallelConfig::default()
+    }
+}
+
+fn ways() -> Vec<(&'static str, DataParallelConfig)> {
+    let hsdp = |number| DataParallelConfig {
+        hsdp: Some(2),
+        ..stage(number)
+    };
+    let overlap = |number, grads, params| DataParallelConfig {
+        overlap_grad_reduce: grads,
+        overlap_param_gather: params,
+        ..stage(number)
+    };
+    vec![
+        ("ZeRO-1", stage(1)),
+        ("ZeRO-2", stage(2)),
+        ("ZeRO-3", stage(3)),
+        ("ZeRO-1, hybrid 2 x 2", hsdp(1)),
+        ("ZeRO-2, hybrid 2 x 2", hsdp(2)),
+        ("ZeRO-3, hybrid 2 x 2", hsdp(3)),
+        ("ZeRO-0 without overlap", overlap(0, false, false)),
+        ("ZeRO-1 without overlap", overlap(1, false, false)),
+        ("ZeRO-1 with overlapped gathering", overlap(1, true, true)),
+        ("ZeRO-2 with overlapped gathering", overlap(2, true, true)),
+        (
+            "ZeRO-3 that keeps what it gathers",
+            DataParallelConfig {
+                keep_gathered: true,
+                ..stage(3)
+            },
+        ),
+    ]
+}
+
+fn assert_same_bits(name: &str, runs: &[Run], reference: &[Run]) {
+    for (rank, run) in runs.iter().enumerate() {
+        assert_eq!(run.seen.norms, reference[0].seen.norms, "{name}: norms of rank {rank}");
+        assert_eq!(run.seen.zeros, reference[0].seen.zeros, "{name}: zeros of rank {rank}");
+        for (index, weights) in run.seen.weights.iter().enumerate() {
+            let expected = &reference[0].seen.weights[index];
+            let differing = weights.iter().zip(expected).filter(|(a, b)| a != b).count();
+            assert_eq!(differing, 0, "{name}: parameter {index} of rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn every_stage_gives_the_same_bits() {
+    let fused = Choices::default();
+    for (model, config) in [("GPT, tied", small_gpt().config), ("Llama", small_llama().config)] {
+        let reference = train(&config, &stage(0), 1, &fused);
+        let clipped = reference[0].seen.norms.iter();
+        let clipped = clipped.filter(|norm| f64::from_bits(**norm) > CLIP).count();
+        assert!(clipped > STEPS / 2, "{clipped} steps were clipped");
+        for (name, settings) in ways() {
+            let name = format!("{model}, {name}");
+            assert_same_bits(&name, &train(&config, &settings, 1, &fused), &reference);
+        }
+    }
+}
+
+#[test]
+fn burns_own_optimizer_is_sharded_too() {
+    let unfused = Choices::all(Choice::Unfused);
+    let config = small_llama().config;
+    let reference = train(&config, &stage(0), 1, &unfused);
+    for number in 1..=3 {
+        let runs = train(&config, &stage(number), 1, &unfused);
+        assert_same_bits(&format!("ZeRO-{number}, unfused"), &runs, &reference);
+    }
+}
+
+/// From ZeRO-2 on each micro-batch is summed over the ranks, where ZeRO-0 sums over the micro-batches
+/// first: another order of the same sum.
+#[test]
+fn micro_batches_are_added_in_another_order_from_zero_2_on() {
+    let config = small_gpt().config;
+    let reference = train(&config, &stage(0), 3, &Choices::default());
+    assert_same_bits("ZeRO-1", &train(&config, &stage(1), 3, &Choices::default()), &reference);
+    for number in [2, 3] {
+        let runs = train(&config, &stage(number), 3, &Choices::default());
+        let pairs = runs[0].seen.weights.iter().flatten();
+        let pairs = pairs.zip(reference[0].seen.weights.iter().flatten());
+        let apart = pairs.map(|(a, b)| (f32::from_bits(*a) - f32::from_bits(*b)).abs());
+        let largest = apart.fold(0.0f32, f32::max);
+        // Adam divides by the root of the second moment, which blows rounding up; a step has 0.01.
+        assert!(largest < 2e-3, "ZeRO-{number}: {largest}");
+    }
+}
+
+#[test]
+fn a_rank_holds_what_was_computed() {
+    let config = TransformerConfig {
+        hidden: 64,
+        layers: 4,
+        ..small_llama().config
+    };
+    for (name, settings) in [("ZeRO-0", stage(0))].into_iter().chain(ways()) {
+        for run in train(&config, &settings, 1, &Choices::default()) {
+            for (what, measured, planned) in [
+                ("parameters", run.peak.parameters, run.planned.parameters),
+                ("gradients", run.peak.gradients, run.planned.gradients),
+                ("optimizer", run.peak.optimizer, run.planned.optimizer),
+            ] {
+                let ratio = measured as f64 / planned as f64;
+                assert!((0.95..=1.05).contains(&ratio), "{name}, {what}: {measured} of {planned}");
+            }
+            if !settings.keep_gathered {
+                let (measured, planned) = (run.peak.buffers, run.planned.buffers);
+                assert!(measured <= planned, "{name}, buffers: {measured} of {planned}");
+            }
+        }
+    }
+}
+
+#[test]
+fn full_sharding_gathers_two_blocks_at_the_most() {
+    let config = TransformerConfig {
+        layers: 5,
+        ..small_gpt().config
+    };
+    for micro_batches in [1, 2] {
+        for run in train(&config, &stage(3), micro_batches, &Choices::default()) {
+            assert_eq!(run.most_blocks, 2);
+        }
+    }
+    let keeping = DataParallelConfig {
+        keep_gathered: true,
+        ..stage(3)
+    };
+    for run in train(&config, &keeping, 1, &Choices::default()) {
+        assert!(run.most_blocks > 5, "{} blocks were kept", run.most_blocks);
+    }
+}
+
+#[test]
+fn steps_allocate_no_communication_buffers_after_the_second() {
+    // Buffers of a size that is worth pooling.
+    let config = TransformerConfig {
+        hidden: 64,
+        ..small_llama().config
+    };
+    for (name, settings) in [("ZeRO-0", stage(0))].into_iter().chain(ways()) {
+        for run in train(&config, &settings, 2, &Choices::default()) {
+            let (second, last) = (run.allocated[1], run.allocated[STEPS - 1]);
+            assert!(second > 0, "{name}: something is allocated");
+            assert_eq!(last, second, "{name}: {:?}", run.allocated);
+        }
+    }
+}
