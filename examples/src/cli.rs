@@ -219,9 +219,10 @@ pub struct PretrainArgs {
 #[derive(Args)]
 pub struct VerifyArgs {
     /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, dpN data,
-    /// ppN pipeline, mbN samples per micro-batch; then, after a slash, the pipeline's schedule and
-    /// the stages on each rank, as in `pp2-mb1/interleaved/v2`. The default is tensor {1,2,4} x
-    /// sequence parallel {off,on} x data {1,2}, and twelve pipelines.
+    /// ppN pipeline, mbN samples per micro-batch, zN ZeRO stage, hsdpN ranks of a sharding group; then,
+    /// after a slash, the pipeline's schedule and the stages on each rank, as in
+    /// `pp2-mb1/interleaved/v2`. The default is tensor {1,2,4} x sequence parallel {off,on} x data
+    /// {1,2}, twelve pipelines, and twelve sharded ones.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT")]
     pub layouts: Vec<Layout>,
     /// Models to check.

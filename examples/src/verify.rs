@@ -13,7 +13,7 @@ use crate::recipe::{Error, Recipe};
 /// Prints a table per model; the exit code says whether all passed.
 pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
     let layouts = match args.layouts.is_empty() {
-        true => [Layout::standard(), Layout::pipelines()].concat(),
+        true => [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat(),
         false => args.layouts.clone(),
     };
     let options = Options {

@@ -6,7 +6,9 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::collective::{self, Comm, from_buffer, to_buffer};
 use burn_megatron::comm::Groups;
-use burn_megatron::data_parallel::{DataParallelError, DistributedDataParallel};
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DataParallelError, DistributedDataParallel,
+};
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::{
     Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
@@ -279,6 +281,7 @@ impl Subject for FaultySubject {
         &self,
         model: ParallelModule<Decoder>,
         groups: &Groups,
+        config: &DataParallelConfig,
     ) -> Result<DistributedDataParallel<Decoder>, DataParallelError> {
         let groups = groups.clone();
         let tensor = |how| Disturbed::over(groups.tensor(), how);
@@ -294,7 +297,7 @@ impl Subject for FaultySubject {
             Some(Fault::Drift) => groups.clone().with_data(data(Disturbance::Drift)),
             _ => groups,
         };
-        DistributedDataParallel::new(model, &groups)
+        DistributedDataParallel::with(model, &groups, config)
     }
 
     fn samples(&self) -> usize {

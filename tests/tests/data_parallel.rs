@@ -285,7 +285,10 @@ fn evaluation_between_two_micro_batches_changes_nothing() {
             ddp.backward(loss);
         }
         let reduced = ddp.reduce(1).unwrap();
-        ddp.whole_gradients(&reduced).into_iter().map(values).collect::<Vec<_>>()
+        ddp.whole_gradients(&reduced)
+            .into_iter()
+            .map(values)
+            .collect::<Vec<_>>()
     };
     assert_eq!(gradients(true), gradients(false));
 }

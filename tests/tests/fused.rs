@@ -69,7 +69,11 @@ fn train(config: &TransformerConfig, choices: &Choices, dtype: DType) -> Trained
         trained.losses.push(sum);
         trained.norms.push(norm);
         if step == 0 {
-            trained.gradients = ddp.whole_gradients(&gradients).into_iter().map(values).collect();
+            trained.gradients = ddp
+                .whole_gradients(&gradients)
+                .into_iter()
+                .map(values)
+                .collect();
         }
         gradients.scale(0.5 / norm);
         optimizer.step(0.01, &mut ddp, gradients);

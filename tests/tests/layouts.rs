@@ -5,7 +5,11 @@ use burn_megatron_models::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama};
 
 fn assert_passes(subject: &TransformerSubject) {
-    let report = verify(subject, &Layout::standard(), &Options::default()).unwrap();
+    assert_pass(subject, &Layout::standard());
+}
+
+fn assert_pass(subject: &TransformerSubject, layouts: &[Layout]) {
+    let report = verify(subject, layouts, &Options::default()).unwrap();
     println!("{report}");
     assert!(report.passes(), "\n{report}");
 }
@@ -34,4 +38,21 @@ fn llama_tied_with_one_group() {
     subject.config.tied = true;
     subject.config.groups = Some(1);
     assert_passes(&subject);
+}
+
+/// Eight layers and samples, so that every pipeline and every group of ranks has some.
+fn deeper(mut subject: TransformerSubject) -> TransformerSubject {
+    subject.config.layers = 8;
+    subject.samples = 8;
+    subject
+}
+
+#[test]
+fn gpt_tied_sharded() {
+    assert_pass(&deeper(small_gpt()), &Layout::sharded());
+}
+
+#[test]
+fn llama_untied_sharded() {
+    assert_pass(&deeper(small_llama()), &Layout::sharded());
 }

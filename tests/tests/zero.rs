@@ -152,8 +152,14 @@ fn ways() -> Vec<(&'static str, DataParallelConfig)> {
 
 fn assert_same_bits(name: &str, runs: &[Run], reference: &[Run]) {
     for (rank, run) in runs.iter().enumerate() {
-        assert_eq!(run.seen.norms, reference[0].seen.norms, "{name}: norms of rank {rank}");
-        assert_eq!(run.seen.zeros, reference[0].seen.zeros, "{name}: zeros of rank {rank}");
+        assert_eq!(
+            run.seen.norms, reference[0].seen.norms,
+            "{name}: norms of rank {rank}"
+        );
+        assert_eq!(
+            run.seen.zeros, reference[0].seen.zeros,
+            "{name}: zeros of rank {rank}"
+        );
         for (index, weights) in run.seen.weights.iter().enumerate() {
             let expected = &reference[0].seen.weights[index];
             let differing = weights.iter().zip(expected).filter(|(a, b)| a != b).count();
@@ -165,7 +171,10 @@ fn assert_same_bits(name: &str, runs: &[Run], reference: &[Run]) {
 #[test]
 fn every_stage_gives_the_same_bits() {
     let fused = Choices::default();
-    for (model, config) in [("GPT, tied", small_gpt().config), ("Llama", small_llama().config)] {
+    for (model, config) in [
+        ("GPT, tied", small_gpt().config),
+        ("Llama", small_llama().config),
+    ] {
         let reference = train(&config, &stage(0), 1, &fused);
         let clipped = reference[0].seen.norms.iter();
         let clipped = clipped.filter(|norm| f64::from_bits(**norm) > CLIP).count();
@@ -194,7 +203,11 @@ fn burns_own_optimizer_is_sharded_too() {
 fn micro_batches_are_added_in_another_order_from_zero_2_on() {
     let config = small_gpt().config;
     let reference = train(&config, &stage(0), 3, &Choices::default());
-    assert_same_bits("ZeRO-1", &train(&config, &stage(1), 3, &Choices::default()), &reference);
+    assert_same_bits(
+        "ZeRO-1",
+        &train(&config, &stage(1), 3, &Choices::default()),
+        &reference,
+    );
     for number in [2, 3] {
         let runs = train(&config, &stage(number), 3, &Choices::default());
         let pairs = runs[0].seen.weights.iter().flatten();
@@ -221,11 +234,17 @@ fn a_rank_holds_what_was_computed() {
                 ("optimizer", run.peak.optimizer, run.planned.optimizer),
             ] {
                 let ratio = measured as f64 / planned as f64;
-                assert!((0.95..=1.05).contains(&ratio), "{name}, {what}: {measured} of {planned}");
+                assert!(
+                    (0.95..=1.05).contains(&ratio),
+                    "{name}, {what}: {measured} of {planned}"
+                );
             }
             if !settings.keep_gathered {
                 let (measured, planned) = (run.peak.buffers, run.planned.buffers);
-                assert!(measured <= planned, "{name}, buffers: {measured} of {planned}");
+                assert!(
+                    measured <= planned,
+                    "{name}, buffers: {measured} of {planned}"
+                );
             }
         }
     }

@@ -54,10 +54,7 @@ impl Axes {
     /// data axis. It lies in what the rank keeps, and is the same stretch for [`Self::part_of`] the
     /// same part, however the axis is cut.
     pub fn counted(&self, elements: usize) -> Range<usize> {
-        nth(
-            self.part_of(self.data.rank()),
-            elements / self.data.size(),
-        )
+        nth(self.part_of(self.data.rank()), elements / self.data.size())
     }
 
     /// Which of the equal parts of a bucket a rank of the data axis counts.

@@ -229,7 +229,9 @@ impl State {
     /// No gradient of this bucket will come any more.
     fn is_final(&self, number: usize, plan: &Plan) -> bool {
         let parameters = &plan.layout.bucket(number).parameters;
-        parameters.iter().all(|placed| self.uses.is_final(placed.index))
+        parameters
+            .iter()
+            .all(|placed| self.uses.is_final(placed.index))
     }
 
     /// Every parameter of this bucket has the gradients of a micro-batch.
@@ -348,7 +350,11 @@ impl Bucket {
             }
         };
         for (placed, given) in bucket.parameters.iter().zip(&mut self.given) {
-            let start = if *given == 0 { placed.range.end } else { placed.range.start };
+            let start = if *given == 0 {
+                placed.range.end
+            } else {
+                placed.range.start
+            };
             clear(end..start);
             end = placed.range.end;
             *given = 0;

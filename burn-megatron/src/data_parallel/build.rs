@@ -54,7 +54,11 @@ pub(super) fn plan<M: Module>(
     };
     let parameters = table.entries().iter().zip(found.parameters);
     let parameters = parameters.map(shape).collect::<Result<Vec<_>, _>>()?;
-    let align = match parameters.iter().filter_map(|of| wire(of.model)).min_by_key(|of| of.size_of()) {
+    let align = match parameters
+        .iter()
+        .filter_map(|of| wire(of.model))
+        .min_by_key(|of| of.size_of())
+    {
         Some(dtype) if device != Device::flex() => BucketRules::alignment(VIEW_BYTES, dtype)?,
         _ => BucketRules::sharded(ranks).align,
     };
@@ -182,7 +186,10 @@ impl ModuleMapper for Detach<'_> {
                     .map(|buffer| from_buffer(buffer, shape, &device, dtype)),
             };
             match value {
-                Ok(value) => self.store.parameters.write(index, &main(value, self.store, index)),
+                Ok(value) => self
+                    .store
+                    .parameters
+                    .write(index, &main(value, self.store, index)),
                 Err(error) => self.error = Some(error),
             }
             placeholder(shape, options)

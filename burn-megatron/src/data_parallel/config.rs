@@ -129,7 +129,9 @@ pub enum DataParallelConfigError {
         fits: &'static str,
     },
     /// A 16-bit setting of a model that is not.
-    #[error("reduce_in_16_bits is about 16-bit models, and precision = f32; use bf16 or f16, or leave it out")]
+    #[error(
+        "reduce_in_16_bits is about 16-bit models, and precision = f32; use bf16 or f16, or leave it out"
+    )]
     Wide,
     /// A number that must be above zero.
     #[error("{name} = {value} is not right; it must be above 0")]
@@ -159,7 +161,11 @@ impl DataParallelConfig {
         };
         if let Some(hsdp) = self.hsdp {
             if stage == ZeroStage::Replicated {
-                return idle("hsdp", "shards within groups", "use 1, 2 or 3, or leave it out");
+                return idle(
+                    "hsdp",
+                    "shards within groups",
+                    "use 1, 2 or 3, or leave it out",
+                );
             }
             if hsdp == 0 || !ranks.is_multiple_of(hsdp) {
                 let fits = (1..=ranks).filter(|n| ranks.is_multiple_of(*n));
@@ -168,7 +174,9 @@ impl DataParallelConfig {
                 return Err(DataParallelConfigError::Hsdp { hsdp, ranks, fits });
             }
         }
-        if self.overlap_param_gather && !matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients) {
+        if self.overlap_param_gather
+            && !matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients)
+        {
             return idle(
                 "overlap_param_gather",
                 "gathers parameters after a sharded step",
@@ -176,7 +184,11 @@ impl DataParallelConfig {
             );
         }
         if self.keep_gathered && stage != ZeroStage::Parameters {
-            return idle("keep_gathered", "keeps gathered parameters", "3 gathers them");
+            return idle(
+                "keep_gathered",
+                "keeps gathered parameters",
+                "3 gathers them",
+            );
         }
         if self.reduce_in_16_bits && self.precision == Precision::F32 {
             return Err(DataParallelConfigError::Wide);

@@ -30,7 +30,12 @@ pub(crate) struct Stretch {
 
 /// The stretches that this rank counts: those of its part of each bucket, but for what another rank
 /// of the tensor axis, or the other end of the pipeline, counts.
-pub(super) fn counted(plan: &Plan, table: &ParameterTable, place: Place, first: bool) -> Vec<Stretch> {
+pub(super) fn counted(
+    plan: &Plan,
+    table: &ParameterTable,
+    place: Place,
+    first: bool,
+) -> Vec<Stretch> {
     let counts = |entry: &ParameterEntry| match (&entry.placement, entry.at_both_ends && !first) {
         (_, true) => Elements::None,
         (Placement::Replicated, _) => match place.index {
@@ -53,7 +58,9 @@ pub(super) fn held_together(
     replicas: usize,
 ) -> Vec<Stretch> {
     let shared = |entry: &ParameterEntry| {
-        chosen_sections(entry, place, |section| section.replicas(place.size) == replicas)
+        chosen_sections(entry, place, |section| {
+            section.replicas(place.size) == replicas
+        })
     };
     stretches(plan, table, |number| plan.own(number), shared)
 }

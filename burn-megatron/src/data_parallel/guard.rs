@@ -23,7 +23,10 @@ impl fmt::Display for Culprit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, rank, norm } = self;
         match norm.is_finite() {
-            true => write!(f, "the gradient of {path} on rank {rank} has the norm {norm:.3e}"),
+            true => write!(
+                f,
+                "the gradient of {path} on rank {rank} has the norm {norm:.3e}"
+            ),
             false => write!(f, "the gradient of {path} on rank {rank} is not finite"),
         }
     }
@@ -47,7 +50,13 @@ pub(super) fn culprit(number: usize, flat: &Tensor<1>, plan: &Plan) -> Option<Cu
         (placed.index, norm)
     });
     // What is not finite comes first, then what is largest.
-    let rank = |norm: f64| if norm.is_finite() { norm } else { f64::INFINITY };
+    let rank = |norm: f64| {
+        if norm.is_finite() {
+            norm
+        } else {
+            f64::INFINITY
+        }
+    };
     let (index, found) = norms.max_by(|a, b| rank(a.1).total_cmp(&rank(b.1)))?;
     Some(Culprit {
         path: plan.parameters[index].path.clone(),

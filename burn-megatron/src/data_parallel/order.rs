@@ -80,7 +80,9 @@ mod tests {
     /// What is brought ahead at each block of a step.
     fn step(order: &mut Order, blocks: &[(usize, Pass)]) -> (Vec<Option<usize>>, u64) {
         order.begin();
-        let next = blocks.iter().map(|(block, pass)| order.next(*block, 4, *pass));
+        let next = blocks
+            .iter()
+            .map(|(block, pass)| order.next(*block, 4, *pass));
         (next.collect(), order.end())
     }
 
@@ -102,7 +104,16 @@ mod tests {
         let (first, print) = step(&mut order, &blocks);
         assert_eq!(
             first,
-            [Some(2), Some(1), Some(0), None, Some(2), Some(1), Some(2), Some(3)]
+            [
+                Some(2),
+                Some(1),
+                Some(0),
+                None,
+                Some(2),
+                Some(1),
+                Some(2),
+                Some(3)
+            ]
         );
         for _ in 0..2 {
             let (later, same) = step(&mut order, &blocks);
@@ -122,7 +133,10 @@ mod tests {
     fn a_block_out_of_order_is_found_again() {
         use Pass::Forward;
         let mut order = Order::default();
-        step(&mut order, &[(3, Forward), (2, Forward), (1, Forward), (0, Forward)]);
+        step(
+            &mut order,
+            &[(3, Forward), (2, Forward), (1, Forward), (0, Forward)],
+        );
         let (next, _) = step(&mut order, &[(3, Forward), (1, Forward), (3, Forward)]);
         assert_eq!(next, [Some(2), Some(0), Some(2)]);
     }

@@ -86,9 +86,8 @@ impl Parameters {
     pub fn new(plan: Arc<Plan>) -> Self {
         let bucket = |number: usize| {
             let ((model, main), own) = (plan.types(number), plan.own(number).len());
-            let zeros = |elements, dtype, category| {
-                plan.hold(plan.zeros(elements, dtype), category)
-            };
+            let zeros =
+                |elements, dtype, category| plan.hold(plan.zeros(elements, dtype), category);
             let full = plan.stage() == ZeroStage::Parameters;
             Bucket {
                 master: (full || model != main).then(|| {
@@ -102,9 +101,7 @@ impl Parameters {
                 shard: (full && model != main).then(|| zeros(own, model, Category::Parameters)),
                 whole: match full {
                     true => Whole::Away,
-                    false => {
-                        Gathered::staying(plan.zeros(plan.elements(number), model), &plan)
-                    }
+                    false => Gathered::staying(plan.zeros(plan.elements(number), model), &plan),
                 },
             }
         };
@@ -348,10 +345,7 @@ impl Bucket {
 /// Starts gathering a bucket from the parts of the ranks.
 fn coming(number: usize, part: Tensor<1>, category: Category, plan: &Plan) -> Whole {
     let bytes = plan.elements(number) * part.dtype().size();
-    let held = [
-        plan.usage.hold(category, bytes),
-        plan.usage.hold_block(),
-    ];
+    let held = [plan.usage.hold(category, bytes), plan.usage.hold_block()];
     let pending = start_all_gather(part, 0, &plan.axes.shard);
     Whole::Coming(Box::new(pending), held)
 }

@@ -134,7 +134,11 @@ impl Plan {
                 }
             };
             // One bucket is filled, one is being summed, two may still be read by other ranks.
-            let most = if stage >= ZeroStage::Gradients { 4 } else { usize::MAX };
+            let most = if stage >= ZeroStage::Gradients {
+                4
+            } else {
+                usize::MAX
+            };
             add(main, whole, 2, most);
             if stage == ZeroStage::Parameters {
                 add(model, whole, 2, most);

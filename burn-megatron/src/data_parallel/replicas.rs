@@ -62,8 +62,16 @@ pub(super) fn check(
     let everything = whole_where(plan, table, |_| true);
     compare(store, &everything, &plan.axes.replicas)?;
     let replicated = |entry: &crate::nn::ParameterEntry| entry.placement == Placement::Replicated;
-    compare(store, &whole_where(plan, table, replicated), groups.tensor())?;
-    compare(store, &whole_where(plan, table, |entry| entry.at_both_ends), groups.ends())?;
+    compare(
+        store,
+        &whole_where(plan, table, replicated),
+        groups.tensor(),
+    )?;
+    compare(
+        store,
+        &whole_where(plan, table, |entry| entry.at_both_ends),
+        groups.ends(),
+    )?;
     for (replicas, comm) in neighbours(table, groups)? {
         compare(store, &held_together(plan, table, place, replicas), &comm)?;
     }
@@ -75,7 +83,10 @@ fn compare(store: &Store, stretches: &[Stretch], comm: &Comm) -> Result<(), Data
     if comm.size() == 1 {
         return Ok(());
     }
-    let own: Vec<i64> = stretches.iter().map(|stretch| hash(store, stretch)).collect();
+    let own: Vec<i64> = stretches
+        .iter()
+        .map(|stretch| hash(store, stretch))
+        .collect();
     let all = i64s(comm.all_gather(Buffer::from(own.clone()))?);
     if own.is_empty() {
         return Ok(());
@@ -106,7 +117,10 @@ fn hash(store: &Store, stretch: &Stretch) -> i64 {
     match to_buffer(own) {
         Buffer::F64(values) => values.iter().for_each(|x| x.to_bits().hash(&mut hasher)),
         Buffer::F32(values) => values.iter().for_each(|x| x.to_bits().hash(&mut hasher)),
-        other => unreachable!("parameters are stepped in f32 or f64, not {}", other.dtype()),
+        other => unreachable!(
+            "parameters are stepped in f32 or f64, not {}",
+            other.dtype()
+        ),
     }
     hasher.finish() as i64
 }

@@ -128,7 +128,10 @@ enum Use {
 /// Runs a forward that is recorded nowhere and run [again](again) in the backward: the gradients
 /// of the parameters it uses are announced now.
 pub(crate) fn promising<T>(body: impl FnOnce() -> T) -> T {
-    let _restore = (Restore(ANCHOR.take()), RestoreUse(USE.replace(Use::Promised)));
+    let _restore = (
+        Restore(ANCHOR.take()),
+        RestoreUse(USE.replace(Use::Promised)),
+    );
     body()
 }
 

@@ -100,9 +100,7 @@ impl Fused {
                 (MomentType::Bf16, DType::F32) => DType::BF16,
                 _ => main,
             };
-            let zeros = || {
-                Tensor::<1>::zeros([plan.own(bucket).len()], (&plan.device, dtype))
-            };
+            let zeros = || Tensor::<1>::zeros([plan.own(bucket).len()], (&plan.device, dtype));
             let (first, second) = (zeros(), zeros());
             let held = [&first, &second];
             Moments {
@@ -186,12 +184,13 @@ fn decay(plan: &Plan, bucket: usize, runs: &[Run]) -> Decay {
     let mut rate = vec![1f32; decay.len()];
     for run in runs {
         // A parameter starts with a block, so that no block has two of them.
-        let blocks = (first + run.range.start) / DECAY_BLOCK
-            ..(first + run.range.end).div_ceil(DECAY_BLOCK);
+        let blocks =
+            (first + run.range.start) / DECAY_BLOCK..(first + run.range.end).div_ceil(DECAY_BLOCK);
         decay[blocks.clone()].fill(run.decay as f32);
         rate[blocks].fill(run.rate as f32);
     }
-    let tensor = |factors: Vec<f32>| Tensor::<1>::from_data(&factors[..], (&plan.device, DType::F32));
+    let tensor =
+        |factors: Vec<f32>| Tensor::<1>::from_data(&factors[..], (&plan.device, DType::F32));
     let rate = rate.iter().any(|rate| *rate != 1.0).then_some(rate);
     Decay::Blocks(Blocks {
         decay: tensor(decay),

@@ -56,7 +56,9 @@ fn check_matches<M: Module>(
     if groups.is_empty() {
         return Ok(());
     }
-    let flags: Vec<u8> = (0..groups.len()).map(|group| u8::from(here.contains(&group))).collect();
+    let flags: Vec<u8> = (0..groups.len())
+        .map(|group| u8::from(here.contains(&group)))
+        .collect();
     let comm = ddp.groups().pipeline();
     let everywhere = match comm.all_reduce(Buffer::from(flags), ReduceOp::Min)? {
         Buffer::U8(flags) => flags,

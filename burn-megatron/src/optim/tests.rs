@@ -44,7 +44,11 @@ fn mixed(groups: &Groups) -> Result<DistributedDataParallel<Mixed>, RankError> {
         norm: Norm::new(NormKind::Layer, hidden, 1e-5, false, &scope.child("norm")),
         attention: attention.init(&scope.child("attention"))?,
     };
-    Ok(DistributedDataParallel::with(scope.finish(model)?, groups, &config())?)
+    Ok(DistributedDataParallel::with(
+        scope.finish(model)?,
+        groups,
+        &config(),
+    )?)
 }
 
 /// The second bucket begins in the middle, so that parameters lie in several.

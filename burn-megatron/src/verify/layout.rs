@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+use crate::data_parallel::{DataParallelConfig, ZeroStage};
 use crate::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleError, ScheduleKind, generate};
 
 /// How many ranks share the model and the batch.
@@ -23,6 +24,10 @@ pub struct Layout {
     pub schedule: ScheduleKind,
     /// Stages on each of them; as many as the schedule usually has where not given.
     pub virtual_stages: Option<usize>,
+    /// What is sharded over the data axis.
+    pub zero_stage: ZeroStage,
+    /// Ranks of the data axis that share one sharded copy; all of them where not given.
+    pub hsdp: Option<usize>,
 }
 
 impl Default for Layout {
@@ -36,6 +41,8 @@ impl Default for Layout {
             pipeline: 1,
             schedule: ScheduleKind::OneFOneB,
             virtual_stages: None,
+            zero_stage: ZeroStage::Replicated,
+            hsdp: None,
         }
     }
 }
@@ -43,9 +50,10 @@ impl Default for Layout {
 /// A text that names no layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{text}\" is no layout: \"{part}\" is not one of tpN, sp, dpN, ppN, mbN (tensor, sequence, data \
-     and pipeline parallelism, micro-batch), as in tp2-sp-dp2, nor after a slash a schedule or vN \
-     (stages on each rank), as in pp2-mb1/interleaved/v2"
+    "\"{text}\" is no layout: \"{part}\" is not one of tpN, sp, dpN, ppN, mbN, zN, hsdpN (tensor, \
+     sequence, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group), as \
+     in tp2-sp-dp2 and dp4-z3-hsdp2, nor after a slash a schedule or vN (stages on each rank), as in \
+     pp2-mb1/interleaved/v2"
 )]
 pub struct LayoutError {
     /// The whole text.
@@ -54,7 +62,21 @@ pub struct LayoutError {
     pub part: String,
 }
 
+/// Elements of a bucket in `verify`: few enough that small models have several, and that parameters
+/// lie in several shards.
+const BUCKET: usize = 5000;
+
 impl Layout {
+    /// What is sharded over the data axis, and how.
+    pub fn data_parallel(&self) -> DataParallelConfig {
+        DataParallelConfig {
+            zero_stage: self.zero_stage,
+            hsdp: self.hsdp,
+            bucket_size: (self.zero_stage < ZeroStage::Parameters).then_some(BUCKET),
+            ..DataParallelConfig::default()
+        }
+    }
+
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.tensor * self.data * self.pipeline
@@ -124,6 +146,28 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Every ZeRO stage and hybrid sharding over the data axis, for models of eight layers and eight
+    /// samples; some with tensor and sequence parallelism and in pipelines.
+    pub fn sharded() -> Vec<Self> {
+        let names = [
+            "dp4-mb1-z1",
+            "dp4-mb1-z2",
+            "dp4-mb1-z3",
+            "dp4-mb2-z1-hsdp2",
+            "dp4-mb2-z3-hsdp2",
+            "tp2-dp2-mb2-z3",
+            "tp4-sp-dp2-mb2-z1",
+            "tp2-sp-dp2-mb2-z2",
+            "tp2-pp2-dp2-mb1-z1/1f1b",
+            "tp2-sp-pp2-dp2-mb1-z2/interleaved",
+            "tp2-pp2-dp2-mb1-z3/1f1b",
+            "pp2-dp4-mb1-z3-hsdp2/zb-v",
+        ];
+        names.iter().filter_map(|name| name.parse().ok()).collect()
+    }
+}
+
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tp{}", self.tensor)?;
@@ -136,6 +180,12 @@ impl fmt::Display for Layout {
         write!(f, "-dp{}", self.data)?;
         if let Some(size) = self.micro_batch {
             write!(f, "-mb{size}")?;
+        }
+        if self.zero_stage != ZeroStage::Replicated {
+            write!(f, "-z{}", self.zero_stage)?;
+        }
+        if let Some(ranks) = self.hsdp {
+            write!(f, "-hsdp{ranks}")?;
         }
         if self.pipeline > 1 {
             write!(f, "/{}", self.schedule)?;
@@ -169,6 +219,10 @@ impl FromStr for Layout {
             let number = |prefix: &str| size(part, prefix);
             if part == "sp" {
                 layout.sequence_parallel = true;
+            } else if let Some(stage) = part.strip_prefix("z").and_then(|n| n.parse().ok()) {
+                layout.zero_stage = stage;
+            } else if let Some(ranks) = number("hsdp") {
+                layout.hsdp = Some(ranks);
             } else if let Some(size) = number("tp") {
                 layout.tensor = size;
             } else if let Some(size) = number("dp") {
@@ -204,7 +258,8 @@ mod tests {
             assert_eq!(layout.to_string().parse(), Ok(layout));
         }
         assert_eq!(Layout::pipelines().len(), 12);
-        for layout in Layout::pipelines() {
+        assert_eq!(Layout::sharded().len(), 12);
+        for layout in [Layout::pipelines(), Layout::sharded()].concat() {
             assert_eq!(layout.to_string().parse(), Ok(layout));
         }
         for text in ["tp2-pp2-dp1-mb1/zb-h1", "tp1-pp4-dp2-mb2/interleaved:6/v2"] {
@@ -223,6 +278,7 @@ mod tests {
             ("tp0", "tp0"),
             ("", ""),
             ("tp2-dpx", "dpx"),
+            ("dp4-z4", "z4"),
         ] {
             assert_eq!(text.parse::<Layout>().unwrap_err().part, part);
         }

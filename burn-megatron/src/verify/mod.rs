@@ -15,7 +15,9 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use crate::comm::{Groups, World, WorldError};
-use crate::data_parallel::{DataParallelError, DistributedDataParallel};
+use crate::data_parallel::{
+    DataParallelConfig, DataParallelConfigError, DataParallelError, DistributedDataParallel,
+};
 use crate::mesh::{MeshError, ParallelConfig, share_batch};
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::AdamWConfig;
@@ -51,18 +53,19 @@ pub trait Subject: Sync {
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Self::Model>, BuildError>;
 
-    /// Wraps the module for data parallelism: here the communicators of the wrapper can be replaced
+    /// Wraps the module for data parallelism with the settings of the layout: here the communicators of the wrapper can be replaced
     /// by ones that record or disturb its calls.
     ///
     /// # Errors
     ///
-    /// See [`DistributedDataParallel::new`].
+    /// See [`DistributedDataParallel::with`].
     fn wrap(
         &self,
         model: ParallelModule<Self::Model>,
         groups: &Groups,
+        config: &DataParallelConfig,
     ) -> Result<DistributedDataParallel<Self::Model>, DataParallelError> {
-        DistributedDataParallel::new(model, groups)
+        DistributedDataParallel::with(model, groups, config)
     }
 
     /// The samples of a step, over all ranks.
@@ -191,6 +194,9 @@ pub enum LayoutFailure {
     /// The layers cannot be shared out over its stages.
     #[error(transparent)]
     Split(#[from] SplitError),
+    /// The data axis cannot be sharded so.
+    #[error(transparent)]
+    Sharding(#[from] DataParallelConfigError),
     /// A rank failed.
     #[error(transparent)]
     World(#[from] WorldError),
@@ -258,6 +264,8 @@ fn check_samples<S: Subject>(subject: &S, layout: &Layout) -> Result<(), VerifyE
     };
     let share = share_batch(subject.samples(), layout.data, layout.micro_batch)
         .map_err(|error| failed(error.into()))?;
+    let sharding = layout.data_parallel().check(layout.data);
+    sharding.map_err(|error| failed(error.into()))?;
     if layout.pipeline > 1 {
         let schedule = layout.schedule(share);
         let schedule = schedule.map_err(|error| failed(error.into()))?;

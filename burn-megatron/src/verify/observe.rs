@@ -41,7 +41,7 @@ pub(super) fn observe<S: Subject>(
     let plan = Plan::new(subject, layout, groups)?;
     let model = plan.build(subject, groups, &device)?;
     let weights = Assembled::of(&model.module, &model.table, groups)?;
-    let mut ddp = subject.wrap(model, groups)?;
+    let mut ddp = subject.wrap(model, groups, &layout.data_parallel())?;
     let mut optimizer = ParallelAdamW::new(&options.optimizer, &ddp)?;
     let mut observation = Observation {
         paths: ddp

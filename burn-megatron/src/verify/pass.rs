@@ -129,7 +129,10 @@ impl Plan {
             let offset = offsets.add(micro_batch, samples.len(), subject.input_shape());
             let sum = ddp.forward(&device, |model| subject.loss(model, step, samples, offset));
             let loss = sum.clone().into_scalar::<f64>();
-            let mut leaves = ddp.backward(sum);
+            let mut leaves = match micro_batch + 1 == micro_batches {
+                true => ddp.backward_last(sum),
+                false => ddp.backward(sum),
+            };
             offsets.take(micro_batch, &mut leaves);
             loss
         });

@@ -83,7 +83,10 @@ impl MemoryRules {
     /// Elements that one rank owns.
     fn shard_elements(&self, buffer: &FlatBuffer) -> usize {
         let shards = self.shards;
-        shards.map_or_else(|| buffer.shard_elements(), |shards| buffer.elements / shards)
+        shards.map_or_else(
+            || buffer.shard_elements(),
+            |shards| buffer.elements / shards,
+        )
     }
 
     /// Bytes of optimizer state per element.

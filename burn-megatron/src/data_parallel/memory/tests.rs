@@ -194,7 +194,10 @@ fn a_part_is_gathered_whole() {
 
 #[test]
 fn a_step_may_take_more_than_gradients() {
-    let parameters = [size(LAYER, DType::F64, BF16), size(LAYER / 4, DType::F64, BF16)];
+    let parameters = [
+        size(LAYER, DType::F64, BF16),
+        size(LAYER / 4, DType::F64, BF16),
+    ];
     let layout = layout_of(&parameters, 2);
     assert_eq!(plan(&layout, Gradients).buffers as usize, LAYER * 8 / 2);
 }

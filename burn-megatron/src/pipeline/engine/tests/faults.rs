@@ -157,7 +157,8 @@ fn a_sum_that_cannot_begin_names_the_action_that_closed_its_stage() {
         let engine = Engine::new(&schedule, &comm, &Device::flex(), &sink)?;
         Ok::<_, RankError>(engine.run(&chain).map(drop)?)
     });
-    let expected = "pipeline rank 1, forward of stage 1, micro-batch 3: panicked: no sum of stage 1";
+    let expected =
+        "pipeline rank 1, forward of stage 1, micro-batch 3: panicked: no sum of stage 1";
     assert!(result.unwrap_err().to_string().contains(expected));
 }
 
