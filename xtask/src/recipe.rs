@@ -11,8 +11,8 @@ use crate::temp::TempDir;
 
 const STEPS: usize = 8;
 
-/// Those that compare what they compute with one rank, and fail if it differs.
-const EXAMPLES: [&str; 2] = ["bring_your_own", "pipeline_stages"];
+/// Those that look at what they compute themselves, and fail if it is not right.
+const EXAMPLES: [&str; 3] = ["bring_your_own", "pipeline_stages", "zero3"];
 
 /// Trains the default recipe for a few steps in a temporary run folder and reads its metrics, and runs
 /// the examples.

@@ -81,6 +81,11 @@ impl Buckets {
         state.advance(&self.plan);
     }
 
+    /// A backward of a module without stages is over.
+    pub fn backward(&self) {
+        self.lock().uses.backward();
+    }
+
     pub fn expect(&self, index: usize) {
         self.lock().uses.expect(index);
     }
@@ -145,7 +150,7 @@ impl Buckets {
         let fresh = State::new(&self.plan);
         let mut state = std::mem::replace(&mut *self.lock(), fresh);
         self.lock().warned = std::mem::take(&mut state.warned);
-        if let Some((index, uses)) = state.uses.first_open() {
+        if let Some((index, uses)) = state.uses.without_backward() {
             let path = self.plan.parameters[index].path.clone();
             return Err(DataParallelError::NoBackward { path, uses });
         }
@@ -313,7 +318,7 @@ impl State {
 
     fn warn_of_unused(&self, plan: &Plan, warned: &mut BTreeSet<usize>) {
         for (index, parameter) in plan.parameters.iter().enumerate() {
-            if !self.uses.was_used(index) && warned.insert(index) {
+            if !self.uses.has_gradient(index) && warned.insert(index) {
                 tracing::warn!(
                     parameter = parameter.path,
                     "no gradient came: the loss does not depend on it, and it counts as zero"

@@ -206,7 +206,9 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Returns Burn's gradients of other leaves, such as an input's.
     pub fn backward(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
         let _span = tracing::debug_span!("backward").entered();
-        loss.backward()
+        let leaves = loss.backward();
+        self.store.buckets.backward();
+        leaves
     }
 
     /// The same for the last micro-batch of a step: no forward will follow, so each bucket is summed

@@ -11,6 +11,8 @@ pub(super) struct Uses {
     stage: Option<usize>,
     /// Forwards of each stage.
     forwards: BTreeMap<Option<usize>, usize>,
+    /// Backwards of a module without stages.
+    backwards: usize,
     closed: BTreeSet<usize>,
     /// No forward at all will come.
     all_closed: bool,
@@ -25,6 +27,8 @@ struct Use {
     /// The most uses in one forward.
     most: usize,
     stages: BTreeSet<usize>,
+    /// Whether a gradient came.
+    came: bool,
 }
 
 impl Uses {
@@ -34,6 +38,7 @@ impl Uses {
             forward: 0,
             stage: None,
             forwards: BTreeMap::new(),
+            backwards: 0,
             closed: BTreeSet::new(),
             all_closed: false,
         }
@@ -76,14 +81,21 @@ impl Uses {
     /// The gradient of one use has come.
     pub fn complete(&mut self, index: usize) {
         self.parameters[index].open -= 1;
+        self.parameters[index].came = true;
     }
 
     pub fn is_open(&self, index: usize) -> bool {
         self.parameters[index].open > 0
     }
 
-    pub fn was_used(&self, index: usize) -> bool {
-        self.parameters[index].most > 0
+    /// Whether a gradient of it came.
+    pub fn has_gradient(&self, index: usize) -> bool {
+        self.parameters[index].came
+    }
+
+    /// A backward of a module without stages is over.
+    pub fn backward(&mut self) {
+        self.backwards += 1;
     }
 
     /// How often a forward uses it, as far as is known.
@@ -98,8 +110,13 @@ impl Uses {
         *open == 0 && (self.all_closed || closed)
     }
 
-    /// A parameter with uses whose backward has not come, and how many.
-    pub fn first_open(&self) -> Option<(usize, usize)> {
+    /// A parameter with open uses, and how many, if a forward had no backward. After all backwards a
+    /// use that is still open has no part in the loss.
+    pub fn without_backward(&self) -> Option<(usize, usize)> {
+        let forwards = self.forwards.get(&None).copied().unwrap_or(0);
+        if forwards <= self.backwards {
+            return None;
+        }
         let mut uses = self.parameters.iter().map(|used| used.open).enumerate();
         uses.find(|(_, open)| *open > 0)
     }
@@ -121,12 +138,12 @@ mod tests {
         assert!(!uses.is_final(0), "stage 3 uses it");
         uses.close(Some(3));
         assert!(!uses.is_final(0), "a use is open");
-        assert_eq!(uses.first_open(), Some((0, 1)));
         uses.complete(0);
         assert!(uses.is_final(0));
         assert!(!uses.is_final(1), "nobody knows who will use it");
         uses.close(None);
-        assert!(uses.is_final(1) && !uses.was_used(1));
+        assert!(uses.is_final(1) && !uses.has_gradient(1));
+        assert!(uses.has_gradient(0));
     }
 
     #[test]
@@ -138,6 +155,10 @@ mod tests {
             uses.expect(0);
         }
         assert_eq!(uses.of_a_forward(0), 2);
-        assert_eq!(uses.first_open(), Some((0, 6)));
+        for _ in 0..3 {
+            assert_eq!(uses.without_backward(), Some((0, 6)));
+            uses.backward();
+        }
+        assert_eq!(uses.without_backward(), None);
     }
 }

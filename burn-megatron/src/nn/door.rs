@@ -121,17 +121,18 @@ enum Use {
     Recorded,
     /// A gradient will come, though nothing is recorded: the forward will be run again.
     Promised,
-    /// This is the run that was promised.
+    /// This is the run that was promised, or a part of it.
     Again,
 }
 
 /// Runs a forward that is recorded nowhere and run [again](again) in the backward: the gradients
-/// of the parameters it uses are announced now.
+/// of the parameters it uses are announced now, unless it is a part of a run that was announced.
 pub(crate) fn promising<T>(body: impl FnOnce() -> T) -> T {
-    let _restore = (
-        Restore(ANCHOR.take()),
-        RestoreUse(USE.replace(Use::Promised)),
-    );
+    let kind = match USE.get() {
+        Use::Recorded | Use::Promised => Use::Promised,
+        Use::Again => Use::Again,
+    };
+    let _restore = (Restore(ANCHOR.take()), RestoreUse(USE.replace(kind)));
     body()
 }
 
@@ -142,9 +143,9 @@ pub(crate) fn again<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -
     with_anchor(anchor, body)
 }
 
-/// Whether a recorded forward is under way: parameters have something to hang on.
-pub(crate) fn is_recording() -> bool {
-    ANCHOR.with_borrow(Option::is_some)
+/// What parameters hang on, where a recorded forward is under way.
+pub(crate) fn anchor() -> Option<DispatchTensor> {
+    ANCHOR.with_borrow(Clone::clone)
 }
 
 /// Puts the outer use back.
@@ -280,7 +281,7 @@ impl Reparameterization for Door {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let (value, keep) = self.exit.value(base);
-        let anchor = ANCHOR.with_borrow(Clone::clone);
+        let anchor = anchor();
         if anchor.is_some() || USE.get() == Use::Promised {
             self.exit.expect();
         }

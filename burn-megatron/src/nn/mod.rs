@@ -15,6 +15,9 @@
 //! | [`ParallelAttention`] | heads |
 //! | [`ParallelMlp`] | width |
 //! | [`Norm`], [`LearnedPositions`] | nothing; the sequence where that is parallel |
+//!
+//! Any block, of these layers or of burn-nn's, can be run again in the backward instead of being
+//! remembered: [`recompute`].
 
 mod activation;
 mod attention;
@@ -30,6 +33,7 @@ mod mlp;
 mod norm;
 mod placement;
 mod position;
+mod recompute;
 mod row;
 mod scope;
 mod table;
@@ -50,6 +54,7 @@ pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use placement::{Placement, Section};
 pub use position::Position;
+pub use recompute::{recompute, recompute_at};
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use scope::{BuildError, ParallelModule, ParameterSpec, Scope};
 pub use table::{ParameterEntry, ParameterTable, TableError};

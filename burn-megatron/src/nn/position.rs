@@ -20,4 +20,22 @@ impl Position {
     pub fn get(&self) -> (u64, u64) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Runs `body` at another place, as [`get`](Self::get) gave it, and comes back, also when `body`
+    /// unwinds.
+    pub fn at<T>(&self, (step, first_sample): (u64, u64), body: impl FnOnce() -> T) -> T {
+        let _back = Back(self, self.get());
+        self.set(step, first_sample);
+        body()
+    }
+}
+
+/// Goes back to a place.
+struct Back<'a>(&'a Position, (u64, u64));
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        let (step, first_sample) = self.1;
+        self.0.set(step, first_sample);
+    }
 }

@@ -157,7 +157,7 @@ impl TrainConfig {
             Precision::F16 => LossScale::Dynamic(Default::default()),
             Precision::F32 | Precision::Bf16 => LossScale::None,
         };
-        self.loss_scale.clone().unwrap_or_else(usual)
+        self.loss_scale.unwrap_or_else(usual)
     }
 
     /// The learning rate of each step.

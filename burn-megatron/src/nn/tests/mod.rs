@@ -7,6 +7,7 @@ mod dropout;
 mod layers;
 mod loss;
 mod overlap;
+mod recompute;
 mod references;
 mod references_attention;
 

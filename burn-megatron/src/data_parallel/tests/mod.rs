@@ -3,7 +3,7 @@
 
 use std::sync::Mutex;
 
-use burn::module::{Module, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
@@ -11,6 +11,10 @@ use super::*;
 use crate::comm::{Groups, World, WorldError};
 use crate::mesh::ParallelConfig;
 use crate::nn::{ParallelModule, ParameterEntry, Placement, Section};
+
+mod guards;
+mod order;
+mod precision;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -252,6 +256,29 @@ fn a_parameter_that_is_not_used_counts_as_zero_and_is_named() {
     let warnings = warnings.0.lock().unwrap();
     assert_eq!(warnings.len(), 1, "it is said once: {warnings:?}");
     assert!(warnings[0].contains("no gradient came") && warnings[0].contains("second"));
+}
+
+#[test]
+fn a_parameter_beside_the_way_to_the_loss_counts_as_zero() {
+    for number in 0..=3 {
+        let config = guards::stage(number);
+        let model = ParallelModule::replicated(pair(1.0, &Device::flex()));
+        let mut ddp = DistributedDataParallel::with(model, &Groups::single(), &config).unwrap();
+        for micro_batch in 0..2 {
+            let loss = ddp.forward(&device(), |pair| {
+                let _unused = pair.second.val().mul_scalar(2.0);
+                pair.first.val().sum()
+            });
+            match micro_batch {
+                0 => ddp.backward(loss),
+                _ => ddp.backward_last(loss),
+            };
+        }
+        let gradients = ddp.reduce(1).unwrap();
+        let whole = ddp.whole_gradients(&gradients);
+        assert_eq!(values(whole[0].clone()), [2.0; 8]);
+        assert_eq!(values(whole[1].clone()), [0.0; 3]);
+    }
 }
 
 #[test]

@@ -1,0 +1,268 @@
+//! What is refused, and what is named.
+
+use super::*;
+
+/// Four blocks in a list, of which a forward may leave some out.
+#[derive(Module, Debug)]
+pub(super) struct Blocks {
+    pub blocks: Vec<Linear>,
+}
+
+pub(super) fn blocks(count: usize) -> Blocks {
+    let linear = || LinearConfig::new(4, 4).init(&Device::flex());
+    Blocks {
+        blocks: (0..count).map(|_| linear()).collect(),
+    }
+}
+
+pub(super) fn wrap(
+    groups: &Groups,
+    count: usize,
+    config: DataParallelConfig,
+) -> Result<DistributedDataParallel<Blocks>, DataParallelError> {
+    let model = ParallelModule::replicated(blocks(count));
+    DistributedDataParallel::with(model, groups, &config)
+}
+
+/// The sum of the outputs of some blocks, one after the other.
+pub(super) fn run(ddp: &DistributedDataParallel<Blocks>, order: &[usize]) -> Tensor<1> {
+    ddp.forward(&device(), |model| {
+        let x = Tensor::<2>::ones([2, 4], &device());
+        let y = order
+            .iter()
+            .fold(x, |x, block| model.blocks[*block].forward(x));
+        y.sum()
+    })
+}
+
+pub(super) fn stage(number: u8) -> DataParallelConfig {
+    DataParallelConfig {
+        zero_stage: ZeroStage::try_from(number).unwrap(),
+        ..DataParallelConfig::default()
+    }
+}
+
+#[test]
+fn settings_that_do_not_fit_are_refused() {
+    let refused = |config: DataParallelConfig| {
+        let run = |groups: &Groups| Ok(wrap(groups, 1, config.clone()).map(drop)?);
+        let error = over(1, 4, run).unwrap_err().to_string();
+        error
+    };
+    for (config, expected) in [
+        (
+            DataParallelConfig {
+                hsdp: Some(3),
+                ..stage(1)
+            },
+            "hsdp = 3 does not cut the 4 ranks of the data axis into equal groups; 1, 2, 4 do",
+        ),
+        (
+            DataParallelConfig {
+                hsdp: Some(2),
+                ..stage(0)
+            },
+            "hsdp shards within groups, and zero_stage = 0 does not; use 1, 2 or 3, or leave it out",
+        ),
+        (
+            DataParallelConfig {
+                overlap_param_gather: true,
+                ..stage(3)
+            },
+            "overlap_param_gather gathers parameters after a sharded step, and zero_stage = 3",
+        ),
+        (
+            DataParallelConfig {
+                keep_gathered: true,
+                ..stage(2)
+            },
+            "keep_gathered keeps gathered parameters, and zero_stage = 2 does not; 3 gathers them",
+        ),
+        (
+            DataParallelConfig {
+                bucket_size: Some(0),
+                ..stage(2)
+            },
+            "bucket_size = 0 is not right; it must be above 0",
+        ),
+        (
+            DataParallelConfig {
+                reduce_in_16_bits: true,
+                ..stage(2)
+            },
+            "reduce_in_16_bits is about 16-bit models, and precision = f32",
+        ),
+        (
+            DataParallelConfig {
+                gradient_limit: Some(-1.0),
+                ..stage(2)
+            },
+            "gradient_limit = -1 is not right; it must be above 0",
+        ),
+    ] {
+        let error = refused(config);
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_sits_out_is_told_why_it_cannot() {
+    let run = |groups: &Groups| {
+        let mut ddp = wrap(groups, 2, stage(2))?;
+        if groups.rank() == 0 {
+            let loss = super::guards::run(&ddp, &[0, 1]);
+            ddp.backward_last(loss);
+        }
+        Ok(ddp.reduce(groups.rank() as u64 ^ 1).map(drop)?)
+    };
+    let error = over(1, 2, run).unwrap_err().to_string();
+    assert!(
+        error.contains("this rank ran no micro-batch, and with zero_stage = 2"),
+        "{error}"
+    );
+}
+
+#[test]
+fn ranks_that_use_blocks_in_other_orders_are_told() {
+    let run = |groups: &Groups| {
+        // As many gathers of as many elements: only the blocks are others.
+        let mut ddp = wrap(groups, 2, stage(3))?;
+        let order = [[0, 1], [1, 0]][groups.rank()];
+        let loss = super::guards::run(&ddp, &order);
+        ddp.backward_last(loss);
+        Ok(ddp.reduce(1).map(drop)?)
+    };
+    let error = over(1, 2, run).unwrap_err().to_string();
+    assert!(
+        error.contains("used the blocks of the model in different orders"),
+        "{error}"
+    );
+}
+
+/// Each rank leaves another block out: nothing hangs, and the sums are those of the others.
+#[test]
+fn blocks_that_some_ranks_leave_out_count_as_zero_there() {
+    for number in [0, 1] {
+        let config = DataParallelConfig {
+            bucket_size: Some(10),
+            ..stage(number)
+        };
+        let gradients = |leave_out: bool| {
+            let run = |groups: &Groups| {
+                let mut ddp = wrap(groups, 3, config.clone())?;
+                ddp.update(|model| model.map(&mut Fill(0.25)));
+                let order: Vec<_> = (0..3)
+                    .filter(|block| !leave_out || *block != groups.rank())
+                    .collect();
+                let loss = super::guards::run(&ddp, &order);
+                ddp.backward_last(loss);
+                let reduced = ddp.reduce(1)?;
+                let whole = ddp.whole_gradients(&reduced).into_iter();
+                Ok(whole.map(values).collect::<Vec<_>>())
+            };
+            over(1, 2, run).unwrap()
+        };
+        // All weights are 1/4 and all biases 0, so that a block maps ones to ones.
+        let all = gradients(false).remove(0);
+        let some = gradients(true);
+        assert_eq!(some[0], some[1]);
+        for (index, gradient) in some[0].iter().enumerate() {
+            // Blocks 0 and 1 are left out by one of the two ranks each.
+            let share = if index < 4 { 0.5 } else { 1.0 };
+            let expected: Vec<f32> = all[index].iter().map(|g| g * share).collect();
+            assert_eq!(*gradient, expected, "ZeRO-{number}, parameter {index}");
+        }
+    }
+}
+
+/// Weights of a value, biases of zero.
+struct Fill(f32);
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = if D > 1 { self.0 } else { 0.0 };
+        param.map(|tensor| tensor.zeros_like() + value)
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_is_named_before_it_is_summed() {
+    let run = |groups: &Groups| {
+        let mut ddp = wrap(groups, 3, stage(1))?;
+        let factor = if groups.rank() == 1 { f64::NAN } else { 1.0 };
+        let loss = ddp.forward(&device(), |model| {
+            let x = Tensor::<2>::ones([2, 4], &device());
+            let first = model.blocks[0].forward(x.clone()).sum();
+            let second = model.blocks[1].forward(x.clone()).sum();
+            first + second.mul_scalar(factor) + model.blocks[2].forward(x).sum()
+        });
+        ddp.backward_last(loss);
+        Ok(ddp.reduce(1)?.culprits)
+    };
+    let found = over(1, 2, run).unwrap();
+    assert!(found[0].is_empty());
+    let text = found[1][0].to_string();
+    assert!(
+        text.starts_with("the gradient of blocks.1.") && text.ends_with("on rank 1 is not finite"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_gradient_that_explodes_is_named() {
+    let config = DataParallelConfig {
+        gradient_limit: Some(100.0),
+        ..stage(0)
+    };
+    let mut ddp = wrap(&Groups::single(), 2, config).unwrap();
+    for (factor, expected) in [(1.0, None), (1e4, Some("blocks.0.bias"))] {
+        let loss = ddp.forward(&device(), |model| {
+            let x = Tensor::<2>::zeros([2, 4], &device());
+            let first = model.blocks[0].forward(x.clone()).sum();
+            first.mul_scalar(factor) + model.blocks[1].forward(x).sum()
+        });
+        ddp.backward_last(loss);
+        let culprits = ddp.reduce(1).unwrap().culprits;
+        let named = culprits.first().map(|culprit| &culprit.path[..]);
+        assert_eq!(named, expected);
+    }
+}
+
+#[test]
+fn replicas_that_drift_apart_are_named() {
+    for number in [0, 1, 3] {
+        let run = |groups: &Groups| {
+            let config = DataParallelConfig {
+                hsdp: (number > 0).then_some(1),
+                ..stage(number)
+            };
+            let mut ddp = wrap(groups, 2, config)?;
+            ddp.check_replicas()?;
+            // A mistake of the caller: not all ranks change alike.
+            let rank = groups.rank();
+            ddp.update(|mut model| {
+                if rank == 2 {
+                    let weight = model.blocks[1].weight.clone();
+                    model.blocks[1].weight = weight.map(|weight| weight + 1e-6);
+                }
+                model
+            });
+            Ok(ddp.check_replicas()?)
+        };
+        let error = over(1, 4, run).unwrap_err().to_string();
+        let expected = "blocks.1.weight is not the same on ranks 0 and 2";
+        assert!(error.contains(expected), "ZeRO-{number}: {error}");
+    }
+}
+
+#[test]
+fn gradients_of_another_model_are_refused() {
+    let ddp = wrap(&Groups::single(), 1, stage(0)).unwrap();
+    let part = |len| Tensor::<1>::zeros([len], &Device::flex());
+    let error = |parts| ddp.gradients_of(parts, 1).unwrap_err().to_string();
+    assert_eq!(
+        error(vec![part(16), part(3)]),
+        "3 elements were given for blocks.0.bias, which has 4 on this rank"
+    );
+    assert!(error(vec![part(16)]).contains("the list of parameters"));
+}

@@ -1,0 +1,452 @@
+//! Blocks that are run again give the gradients of blocks that are remembered, bit for bit, and
+//! keep nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::gelu;
+use burn::tensor::{DType, Device, Tensor};
+
+use super::{autodiff, values, wave};
+use crate::comm::{Groups, World};
+use crate::data_parallel::{
+    DataParallelConfig, DataParallelError, DistributedDataParallel, ZeroStage,
+};
+use crate::mesh::ParallelConfig;
+use crate::nn::door::{self, with_anchor};
+use crate::nn::*;
+
+const WIDTH: usize = 6;
+const BLOCKS: usize = 6;
+const SAMPLES: usize = 4;
+const STAGES: [ZeroStage; 3] = [
+    ZeroStage::Replicated,
+    ZeroStage::Gradients,
+    ZeroStage::Parameters,
+];
+
+/// As burn-nn has it.
+#[derive(Module, Debug)]
+struct Block {
+    norm: LayerNorm,
+    up: Linear,
+    down: Linear,
+}
+
+impl Block {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let up = self.up.forward(self.norm.forward(x.clone()));
+        x + self.down.forward(gelu(up))
+    }
+}
+
+#[derive(Module, Debug)]
+struct Model {
+    stem: Linear,
+    blocks: Vec<Block>,
+    head: Linear,
+}
+
+/// How the blocks of a model are run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Recorded,
+    Recomputed,
+    /// Each block, and each three of them.
+    Nested,
+}
+
+impl Kind {
+    fn run<const D: usize, const E: usize>(
+        self,
+        x: Tensor<D>,
+        body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
+    ) -> Tensor<E> {
+        match self {
+            Self::Recorded => body(x),
+            Self::Recomputed | Self::Nested => recompute(x, body),
+        }
+    }
+}
+
+impl Model {
+    fn new(dtype: DType) -> Self {
+        let device = Device::flex();
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device);
+        let block = |_| Block {
+            norm: LayerNormConfig::new(WIDTH).init(&device),
+            up: linear(WIDTH, 2 * WIDTH),
+            down: linear(2 * WIDTH, WIDTH),
+        };
+        let model = Self {
+            stem: linear(3, WIDTH),
+            blocks: (0..BLOCKS).map(block).collect(),
+            head: linear(WIDTH, 2),
+        };
+        model.map(&mut Fill(0.0, dtype))
+    }
+
+    fn forward(&self, x: Tensor<2>, kind: Kind) -> Tensor<2> {
+        let Self { stem, blocks, head } = self.clone();
+        let x = kind.run(x, move |x| stem.forward(x));
+        let x = match kind {
+            Kind::Nested => blocks.chunks(3).fold(x, |x, chunk| {
+                let chunk = chunk.to_vec();
+                recompute(x, move |x| in_order(&chunk, x, kind))
+            }),
+            Kind::Recorded | Kind::Recomputed => in_order(&blocks, x, kind),
+        };
+        kind.run(x, move |x| head.forward(x))
+    }
+}
+
+fn in_order(blocks: &[Block], x: Tensor<2>, kind: Kind) -> Tensor<2> {
+    blocks.iter().fold(x, |x, block| {
+        let block = block.clone();
+        kind.run(x, move |x| block.forward(x))
+    })
+}
+
+struct Fill(f64, DType);
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.0 += 1.0;
+        param.map(|tensor| wave(tensor.dims(), self.0).mul_scalar(0.5).cast(self.1))
+    }
+}
+
+/// Values that differ, of this type.
+fn input(phase: f64, dtype: DType) -> Tensor<2> {
+    Tensor::from_inner(wave([SAMPLES, 3], phase).cast(dtype))
+}
+
+/// The squares, so that every output has a gradient of its own.
+fn loss(y: Tensor<2>) -> Tensor<1> {
+    (y.clone() * y).sum()
+}
+
+fn wrapped<M: Module>(model: M, stage: ZeroStage, groups: &Groups) -> DistributedDataParallel<M> {
+    let config = DataParallelConfig {
+        zero_stage: stage,
+        ..DataParallelConfig::default()
+    };
+    DistributedDataParallel::with(ParallelModule::replicated(model), groups, &config).unwrap()
+}
+
+/// The gradients of all parameters.
+fn reduced<M: Module>(ddp: &mut DistributedDataParallel<M>) -> Vec<Vec<f64>> {
+    let gradients = ddp.reduce(1).unwrap();
+    let whole = ddp.whole_gradients(&gradients).into_iter();
+    whole.map(values).collect()
+}
+
+/// Gradients of the model's own inputs, and of its parameters, by step; and the most blocks.
+type Outcome = (Vec<Vec<f64>>, Vec<Vec<f64>>, u64);
+
+/// Two steps of some micro-batches on `ranks` ranks.
+fn train(
+    (kind, stage, dtype): (Kind, ZeroStage, DType),
+    ranks: usize,
+    micro_batches: usize,
+    tracked: bool,
+) -> Vec<Outcome> {
+    let config = ParallelConfig::new().with_data(ranks);
+    let run = |rank| {
+        let groups = Groups::new(&config, &rank).unwrap();
+        let mut ddp = wrapped(Model::new(dtype), stage, &groups);
+        let (mut of_inputs, mut of_parameters) = (vec![], vec![]);
+        for step in 0..2 {
+            for micro_batch in 0..micro_batches {
+                let phase = 100 * step + 10 * micro_batch + groups.rank();
+                let x = input(phase as f64, dtype);
+                let x = if tracked { x.require_grad() } else { x };
+                let loss = ddp.forward(&autodiff(), |model| loss(model.forward(x.clone(), kind)));
+                let gradients = match micro_batch + 1 == micro_batches {
+                    true => ddp.backward_last(loss),
+                    false => ddp.backward(loss),
+                };
+                of_inputs.extend(x.grad(&gradients).map(values));
+            }
+            of_parameters.extend(reduced(&mut ddp));
+        }
+        Ok::<_, DataParallelError>((of_inputs, of_parameters, ddp.usage().most_blocks()))
+    };
+    World::threads(ranks).unwrap().run(run).unwrap()
+}
+
+#[track_caller]
+fn assert_as_recorded(stage: ZeroStage, dtype: DType, micro_batches: usize, tracked: bool) {
+    let run = |kind| train((kind, stage, dtype), 2, micro_batches, tracked);
+    let expected = run(Kind::Recorded);
+    let of_inputs = if tracked { 2 * micro_batches } else { 0 };
+    for (of_input, of_parameters, _) in &expected {
+        assert_eq!(of_input.len(), of_inputs);
+        let all = of_parameters.iter().flatten();
+        assert!(all.clone().any(|x| *x != 0.0) && all.clone().all(|x| x.is_finite()));
+    }
+    for kind in [Kind::Recomputed, Kind::Nested] {
+        for (found, expected) in run(kind).iter().zip(&expected) {
+            let what = format!("{kind:?}, {stage:?}, {dtype:?}, {micro_batches}");
+            assert_eq!(found.0, expected.0, "inputs: {what}");
+            assert_eq!(found.1, expected.1, "parameters: {what}");
+        }
+    }
+}
+
+#[test]
+fn gradients_are_those_of_a_recorded_forward() {
+    for stage in STAGES {
+        for dtype in [DType::F32, DType::F64] {
+            for (micro_batches, tracked) in [(1, true), (3, true), (1, false)] {
+                assert_as_recorded(stage, dtype, micro_batches, tracked);
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_of_a_block_is_saved() {
+    let most_blocks = |kind| {
+        let setting = (kind, ZeroStage::Parameters, DType::F32);
+        let ranks = train(setting, 2, 2, false).into_iter();
+        ranks.map(|(.., most)| most).max().unwrap()
+    };
+    let recorded = most_blocks(Kind::Recorded);
+    assert!(recorded > BLOCKS as u64, "all blocks are in the graph");
+    for kind in [Kind::Recomputed, Kind::Nested] {
+        let most = most_blocks(kind);
+        assert_eq!(most, 2, "{kind:?}: the one at hand, and the next one");
+    }
+}
+
+/// A block that is used twice in one body, and once more in another.
+#[test]
+fn every_use_of_a_parameter_is_counted() {
+    let run = |kind: Kind, stage| {
+        let mut ddp = wrapped(Model::new(DType::F64), stage, &Groups::single());
+        for micro_batch in 0..2 {
+            let x = wave([SAMPLES, WIDTH], f64::from(micro_batch)).autodiff();
+            let loss = ddp.forward(&autodiff(), |model| {
+                let block = model.blocks[0].clone();
+                let twice = move |x| block.forward(block.forward(x));
+                let x = kind.run(x, twice);
+                let block = model.blocks[0].clone();
+                loss(kind.run(x, move |x| block.forward(x)))
+            });
+            ddp.backward_last(loss);
+        }
+        reduced(&mut ddp)
+    };
+    for stage in STAGES {
+        let expected = run(Kind::Recorded, stage);
+        assert_eq!(run(Kind::Recomputed, stage), expected, "{stage:?}");
+    }
+}
+
+/// Ours do not save their weight; they ask for it at another place.
+#[test]
+fn our_own_layers_can_be_run_again() {
+    let run = |kind: Kind, stage| {
+        let scope = Scope::with(&Groups::single(), &Device::flex(), 3, DType::F64);
+        let config = ParallelMlpConfig {
+            hidden: WIDTH,
+            width: 8,
+            activation: Activation::Gelu,
+            bias: true,
+            init: Init::Normal(0.5),
+            output_init: Init::Normal(0.5),
+            sequence_parallel: false,
+        };
+        let mlp = config.init(&scope).unwrap();
+        let config = DataParallelConfig {
+            zero_stage: stage,
+            ..DataParallelConfig::default()
+        };
+        let model = scope.finish(mlp).unwrap();
+        let mut ddp = DistributedDataParallel::with(model, &Groups::single(), &config).unwrap();
+        let x = wave([2, 3, WIDTH], 4.0).autodiff().require_grad();
+        let loss = ddp.forward(&autodiff(), |mlp| {
+            let mlp = mlp.clone();
+            let y = kind.run(x.clone(), move |x| mlp.forward(x));
+            (y.clone() * y).sum()
+        });
+        let of_input = x.grad(&ddp.backward_last(loss)).map(values);
+        (of_input, reduced(&mut ddp))
+    };
+    for stage in [ZeroStage::Replicated, ZeroStage::Parameters] {
+        assert_eq!(run(Kind::Recomputed, stage), run(Kind::Recorded, stage));
+    }
+}
+
+#[test]
+fn an_evaluation_records_nothing() {
+    let model = Model::new(DType::F64);
+    let x = input(7.0, DType::F64).inner();
+    let expected = values(model.forward(x.clone(), Kind::Recorded));
+    let mut ddp = wrapped(model, ZeroStage::Parameters, &Groups::single());
+    let train = |ddp: &DistributedDataParallel<Model>, evaluate: bool| {
+        let x = input(1.0, DType::F64);
+        let loss = ddp.forward(&autodiff(), |model| loss(model.forward(x, Kind::Nested)));
+        if evaluate {
+            let y = ddp
+                .module()
+                .forward(input(7.0, DType::F64).inner(), Kind::Nested);
+            assert!(!y.is_autodiff());
+            assert_eq!(values(y), expected);
+        }
+        ddp.backward_last(loss);
+    };
+    train(&ddp, false);
+    let alone = reduced(&mut ddp);
+    train(&ddp, true);
+    assert_eq!(
+        reduced(&mut ddp),
+        alone,
+        "an evaluation in between changes nothing"
+    );
+}
+
+#[test]
+fn a_module_without_a_wrapper_is_recorded_as_it_is() {
+    let layer = Linear {
+        weight: Param::from_tensor(super::leaf(wave([3, 3], 1.0))),
+        bias: None,
+    };
+    let gradient = |kind: Kind| {
+        let inner = layer.clone();
+        let y = kind.run(input(2.0, DType::F64), move |x| inner.forward(x));
+        values(layer.weight.grad(&loss(y).backward()).unwrap())
+    };
+    assert_eq!(gradient(Kind::Recomputed), gradient(Kind::Recorded));
+}
+
+#[test]
+fn an_input_without_any_influence_has_a_gradient_of_zeros() {
+    let x = super::leaf(wave([2, 3], 1.0));
+    let y: Tensor<1> = with_anchor(&x, || recompute(x.clone(), |x| x.ones_like().inner().sum()));
+    let gradients = (y + x.clone().sum()).backward();
+    assert_eq!(values(x.grad(&gradients).unwrap()), [1.0; 6]);
+}
+
+#[test]
+fn a_tracked_tensor_from_outside_is_refused() {
+    let (x, outside) = (super::leaf(wave([2], 1.0)), super::leaf(wave([2], 2.0)));
+    let run = || {
+        with_anchor(&x, || {
+            recompute(x.clone(), move |x: Tensor<1>| x * outside.clone())
+        })
+    };
+    let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    let message = panic.downcast_ref::<&str>().unwrap();
+    assert!(
+        message.contains("a tracked tensor that is not its input"),
+        "{message}"
+    );
+}
+
+/// The first run is in the forward, the second one in the backward.
+#[test]
+fn a_fault_in_a_block_leaves_nothing_behind() {
+    let mut ddp = wrapped(
+        Model::new(DType::F64),
+        ZeroStage::Parameters,
+        &Groups::single(),
+    );
+    let step = |ddp: &DistributedDataParallel<Model>, faulty_run: usize| {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let x = input(1.0, DType::F64);
+        let loss = ddp.forward(&autodiff(), |model| {
+            let Model { stem, head, .. } = model.clone();
+            let x = recompute(x, move |x| {
+                let y = stem.forward(x);
+                if runs.fetch_add(1, Ordering::Relaxed) == faulty_run {
+                    std::panic::resume_unwind(Box::new("a fault"));
+                }
+                y
+            });
+            loss(recompute(x, move |x| head.forward(x)))
+        });
+        ddp.backward_last(loss);
+    };
+    step(&ddp, usize::MAX);
+    let expected = reduced(&mut ddp);
+    for faulty_run in [0, 1] {
+        let fault = catch_unwind(AssertUnwindSafe(|| step(&ddp, faulty_run)));
+        assert!(fault.is_err(), "run {faulty_run}");
+        assert!(door::anchor().is_none());
+        let over = ddp.reduce(1);
+        assert!(
+            matches!(over, Err(DataParallelError::NoBackward { .. })),
+            "{over:?}"
+        );
+        step(&ddp, usize::MAX);
+        assert_eq!(
+            reduced(&mut ddp),
+            expected,
+            "after a fault in run {faulty_run}"
+        );
+    }
+}
+
+#[derive(Module, Debug)]
+struct Dropping {
+    layer: Linear,
+    dropout: Dropout,
+}
+
+/// The gradients after two forwards at two positions, whose backwards come when both are over.
+fn dropping(run: impl Fn(&Position, Tensor<2>, Dropping) -> Tensor<2>) -> Vec<Vec<f64>> {
+    let scope = Scope::with(&Groups::single(), &Device::flex(), 5, DType::F64);
+    let layer = Linear {
+        weight: Param::from_tensor(wave([3, 4], 1.0)),
+        bias: Some(Param::from_tensor(wave([4], 2.0))),
+    };
+    let dropout = Dropout::new(0.4, &scope).unwrap();
+    let mut ddp = wrapped(
+        Dropping { layer, dropout },
+        ZeroStage::Replicated,
+        &Groups::single(),
+    );
+    let position = scope.position();
+    let losses = [0, 1].map(|micro_batch| {
+        position.set(3, micro_batch * SAMPLES as u64);
+        let x = input(micro_batch as f64, DType::F64);
+        ddp.forward(&autodiff(), |model| loss(run(position, x, model.clone())))
+    });
+    for loss in losses {
+        ddp.backward(loss);
+        assert_eq!(
+            position.get(),
+            (3, SAMPLES as u64),
+            "the position comes back"
+        );
+    }
+    reduced(&mut ddp)
+}
+
+#[test]
+fn dropout_draws_its_masks_again() {
+    let forward = |model: &Dropping, x| {
+        let y = model.layer.forward(x);
+        model.dropout.forward(y, Lies::Whole)
+    };
+    let recorded = dropping(|_, x, model| forward(&model, x));
+    let again =
+        dropping(|position, x, model| recompute_at(position, x, move |x| forward(&model, x)));
+    assert_eq!(again, recorded);
+    let elsewhere = dropping(|_, x, model| recompute(x, move |x| forward(&model, x)));
+    assert_ne!(elsewhere, recorded, "the position had moved on");
+}
+
+#[test]
+fn a_position_comes_back_after_a_fault() {
+    let position = Position::default();
+    position.set(1, 2);
+    let run = || position.at((5, 6), || std::panic::resume_unwind(Box::new("a fault")));
+    assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+    assert_eq!(position.get(), (1, 2));
+}
