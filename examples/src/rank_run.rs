@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::{Buffer, CommError, Groups, Rank, ReduceOp};
 use burn_megatron::data::TextData;
+use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::nn::Scope;
 use burn_megatron::pipeline::engine::Event;
 use burn_megatron::train::run_folder::RunFolder;
@@ -61,7 +62,10 @@ impl RankRun<'_> {
         let mut recorder = Recorder::new(rank.rank(), recipe.train.steps, self.folder, interrupt)?;
         let outcome = trainer.fit(self.text, &mut recorder)?;
         recorder.finish();
-        let writes = groups.data().rank() == 0 && !outcome.stopped && recipe.sample.tokens > 0;
+        // Parameters that are sharded are gathered by all ranks.
+        let alone = trainer.model().config().zero_stage < ZeroStage::Parameters;
+        let writes = groups.data().rank() == 0 || !alone;
+        let writes = writes && !outcome.stopped && recipe.sample.tokens > 0;
         let sample = writes
             .then(|| trainer.generate(&recipe.sample))
             .transpose()?;

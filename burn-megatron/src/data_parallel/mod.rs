@@ -75,8 +75,6 @@ pub struct DistributedDataParallel<M> {
     sums: ModelSums,
     counted: Vec<Stretch>,
     kernels: Chosen,
-    /// Whether a step has been made, after which no communication buffer is allocated any more.
-    reserved: bool,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
@@ -114,6 +112,7 @@ impl<M: Module> DistributedDataParallel<M> {
         let plan = build::plan(&module, &table, groups, config)?;
         let store = Arc::new(Store::new(plan));
         let module = build::detach(module, &table, groups, &store)?;
+        store.plan.reserve();
         let first = groups.pipeline().rank() == 0;
         Ok(Self {
             sums: ModelSums::new(&store.plan, &table, groups)?,
@@ -124,7 +123,6 @@ impl<M: Module> DistributedDataParallel<M> {
             groups: groups.clone(),
             store,
             kernels,
-            reserved: false,
         })
     }
 
@@ -237,9 +235,6 @@ impl<M: Module> DistributedDataParallel<M> {
         let mut summed = self.store.buckets.finish()?;
         let tokens = self.agree(tokens, [blocks, summed.print])?;
         self.sums.apply(&mut summed.shards);
-        if !std::mem::replace(&mut self.reserved, true) {
-            self.store.plan.reserve();
-        }
         Ok(Gradients::new(summed.shards, tokens, summed.culprits))
     }
 

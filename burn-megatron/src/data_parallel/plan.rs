@@ -123,35 +123,38 @@ impl Plan {
             return;
         }
         let mut needed: BTreeMap<(&str, usize), (comm::DType, usize)> = BTreeMap::new();
-        let stage = self.stage();
         for bucket in 0..self.buckets() {
-            let (whole, own) = (self.elements(bucket), self.own(bucket).len());
-            let (model, main) = self.types(bucket);
-            let mut add = |dtype: DType, len: usize, count: usize, most: usize| {
+            for (dtype, elements, count, most) in self.at_once(bucket) {
                 if let Some(wire) = wire(dtype) {
-                    let (_, known) = needed.entry((wire.name(), len)).or_insert((wire, 0));
+                    let (_, known) = needed.entry((wire.name(), elements)).or_insert((wire, 0));
                     *known = (*known + count).min(most);
                 }
-            };
-            // One bucket is filled, one is being summed, two may still be read by other ranks.
-            let most = if stage >= ZeroStage::Gradients {
-                4
-            } else {
-                usize::MAX
-            };
-            add(main, whole, 2, most);
-            if stage == ZeroStage::Parameters {
-                add(model, whole, 2, most);
-            }
-            if own < whole {
-                add(main, own, 3, usize::MAX);
-                add(model, own, 2, usize::MAX);
             }
         }
-        for ((_, len), (wire, count)) in needed {
-            let taken: Vec<_> = (0..count).map(|_| self.pool.take(wire, len)).collect();
+        for ((_, elements), (wire, count)) in needed {
+            let taken: Vec<_> = (0..count).map(|_| self.pool.take(wire, elements)).collect();
             taken.into_iter().for_each(|buffer| self.pool.give(buffer));
         }
+    }
+
+    /// The buffers that a step needs at once for a bucket: type, elements, how many, and the most for
+    /// all buckets that are alike.
+    fn at_once(&self, bucket: usize) -> Vec<(DType, usize, usize, usize)> {
+        let (whole, own) = (self.elements(bucket), self.own(bucket).len());
+        let (model, main) = self.types(bucket);
+        let all = usize::MAX;
+        let mut buffers = match (self.stage(), self.axes.data.size()) {
+            (_, 1) => return vec![(main, whole, 1, all)],
+            // The sums do not go where the parts came from.
+            (ZeroStage::Replicated, _) => return vec![(main, whole, 2, all)],
+            (ZeroStage::Optimizer, _) => vec![(main, whole, 1, all)],
+            // One is filled, one is being summed, two may still be read by other ranks.
+            (ZeroStage::Gradients, _) => vec![(main, whole, 2, 4)],
+            (ZeroStage::Parameters, _) => vec![(main, whole, 2, 4), (model, whole, 2, 4)],
+        };
+        // The sum, what the optimizer makes of it, and what other ranks still read.
+        buffers.extend([(main, own, 3, all), (model, own, 2, all)]);
+        buffers
     }
 
     /// Counts the bytes of a tensor.

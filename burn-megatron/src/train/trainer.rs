@@ -14,7 +14,7 @@ use super::{GenerateConfig, LanguageModel, Observer, generate};
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::data::{Batch, Sampler, TextData};
-use crate::data_parallel::{DistributedDataParallel, Gradients};
+use crate::data_parallel::{DistributedDataParallel, Gradients, ZeroStage};
 use crate::mesh::Axis;
 use crate::nn::ParallelModule;
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite, count_zeros, global_norm};
@@ -268,24 +268,28 @@ impl<M: LanguageModel> Trainer<M> {
         let _span = tracing::info_span!("evaluate", steps).entered();
         let windows =
             data.held_out_windows(self.sequence_length(), self.config.held_out_samples)?;
-        let axis = self.ddp.groups().data();
-        let own = windows
-            .into_iter()
-            .skip(axis.rank())
-            .step_by(axis.size())
-            .collect::<Vec<_>>();
-        let (mut loss, mut tokens) = (0.0, 0);
-        for windows in own.chunks(self.config.micro_batch_size) {
+        let (axis, size) = (self.ddp.groups().data(), self.config.micro_batch_size);
+        let own = windows.iter().skip(axis.rank()).step_by(axis.size());
+        let own: Vec<_> = own.copied().collect();
+        let mut batches: Vec<_> = own.chunks(size).map(|own| (own, true)).collect();
+        if self.ddp.config().zero_stage == ZeroStage::Parameters {
+            // Every rank gathers as often as the others: one that has less goes over a window again.
+            let rounds = windows.len().div_ceil(axis.size()).div_ceil(size);
+            batches.resize(rounds, (&windows[..1], false));
+        }
+        let (mut loss, mut tokens) = (0.0, 0.0);
+        for (windows, counts) in batches {
             let batch = Batch::new(windows.iter().copied())?;
-            tokens += batch.tokens.len();
+            let weight = if counts { 1.0 } else { 0.0 };
+            tokens += weight * batch.tokens.len() as f64;
             let Some(hidden) = self.hidden(&batch)? else {
                 continue;
             };
             let targets = matrix(&batch.targets, &batch, &self.device);
             let losses = self.ddp.module().losses_of(hidden, targets);
-            loss += losses.sum().into_scalar::<f64>();
+            loss += weight * losses.sum().into_scalar::<f64>();
         }
-        let tokens = self.sum(tokens as f64, self.ddp.groups().data())?;
+        let tokens = self.sum(tokens, self.ddp.groups().data())?;
         let loss = self.sum_over_model(loss)? / tokens;
         Ok(HeldOutMetrics {
             step: steps,
@@ -308,8 +312,8 @@ impl<M: LanguageModel> Trainer<M> {
         axis.rank() * share..(axis.rank() + 1) * share
     }
 
-    /// Text after a prompt; every rank of the tensor and the pipeline axis must come, and all get
-    /// the same.
+    /// Text after a prompt; every rank of the tensor and the pipeline axis must come, and under full
+    /// sharding of the data axis too. All get the same.
     ///
     /// # Errors
     ///

@@ -1,0 +1,106 @@
+//! What a rank says that it holds is what it holds: compared with the heap of the whole process.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
+};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
+use burn_megatron::train::LanguageModel;
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::small_llama;
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Counts the bytes that are allocated and not freed.
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+// Safety: everything is handed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const RANKS: usize = 4;
+
+/// About 3 million parameters.
+fn config() -> TransformerConfig {
+    TransformerConfig {
+        vocabulary: 256,
+        hidden: 256,
+        layers: 4,
+        mlp_width: Some(768),
+        ..small_llama().config
+    }
+}
+
+/// Heap that the ranks hold between two steps, over what they say that they hold.
+fn ratio(settings: &DataParallelConfig) -> f64 {
+    let mesh = ParallelConfig::new().with_data(RANKS);
+    let config = config();
+    let before = LIVE.load(Ordering::Relaxed);
+    let run = |rank| {
+        let groups = Groups::new(&mesh, &rank)?;
+        let device = Device::flex();
+        let scope = Scope::with(&groups, &device, 3, DType::F32);
+        let scope = scope.computing_in(settings.precision.of(DType::F32));
+        let model = config.init(scope, false)?;
+        let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
+        let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
+        for _ in 0..2 {
+            let inputs = device.clone().autodiff();
+            let tokens = Tensor::<2, Int>::zeros([1, config.context], &inputs);
+            let loss = ddp.forward(&device, |model| {
+                model.losses(tokens.clone(), tokens, None).sum()
+            });
+            ddp.backward_last(loss);
+            let gradients = ddp.reduce(1)?;
+            optimizer.step(0.001, &mut ddp, gradients);
+        }
+        // All ranks are between two steps.
+        groups.world().barrier()?;
+        let pool = groups.data().pool().map(|pool| pool.free_bytes());
+        let live = LIVE.load(Ordering::Relaxed);
+        groups.world().barrier()?;
+        let now: MemoryPlan = ddp.usage().now();
+        Ok::<_, AnyError>((live, now.total() + pool.unwrap_or_default()))
+    };
+    let ranks = World::threads(RANKS).unwrap().run(run).unwrap();
+    let said: u64 = ranks.iter().map(|(_, said)| said).sum();
+    (ranks[0].0 - before) as f64 / said as f64
+}
+
+#[test]
+fn the_heap_is_what_the_ranks_say_they_hold() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        for stage in ZeroStage::ALL {
+            let settings = DataParallelConfig {
+                zero_stage: stage,
+                precision,
+                ..DataParallelConfig::default()
+            };
+            let ratio = ratio(&settings);
+            assert!(
+                (0.95..=1.05).contains(&ratio),
+                "ZeRO-{stage}, {precision:?}: {ratio}"
+            );
+        }
+    }
+}
