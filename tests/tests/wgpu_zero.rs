@@ -1,0 +1,112 @@
+//! Sharding and 16 bits on a device: the same as on the CPU, and the same bits whatever is sharded.
+#![cfg(feature = "wgpu")]
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
+};
+use burn_megatron::device::DeviceKind;
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
+use burn_megatron::train::LanguageModel;
+use burn_megatron_tests::small_llama;
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+fn wgpu() -> Device {
+    let devices = DeviceKind::Wgpu.devices();
+    devices.unwrap_or_else(|error| panic!("{error}")).remove(0)
+}
+
+/// The weights of rank 0 after three steps of two ranks.
+fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
+    let mesh = ParallelConfig::new().with_data(2);
+    let config = small_llama().config;
+    let run = |rank| {
+        let groups = Groups::new(&mesh, &rank)?;
+        let scope = Scope::with(&groups, device, 3, DType::F32);
+        let scope = scope.computing_in(settings.precision.of(DType::F32));
+        let model = config.init(scope, false)?;
+        let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
+        // A large epsilon keeps what rounding makes of small gradients small.
+        let adam = AdamWConfig {
+            epsilon: 1e-3,
+            ..AdamWConfig::default()
+        };
+        let mut optimizer = ParallelAdamW::new(&adam, &ddp)?;
+        let inputs = device.clone().autodiff();
+        for step in 0..3 {
+            for micro_batch in 0..2 {
+                ddp.position().set(step as u64, 0);
+                let first = (step * 5 + micro_batch * 2 + groups.rank()) as i64;
+                let tokens = |from: i64| {
+                    let tokens = (0..config.context as i64).map(|i| (from + i * i) % 21);
+                    let tokens: Vec<i64> = tokens.collect();
+                    Tensor::<1, Int>::from_data(&tokens[..], &inputs).unsqueeze::<2>()
+                };
+                let loss = ddp.forward(device, |model| {
+                    model.losses(tokens(first), tokens(first + 1), None).sum()
+                });
+                match micro_batch {
+                    1 => ddp.backward_last(loss),
+                    _ => ddp.backward(loss),
+                };
+            }
+            let gradients = ddp.reduce(2 * config.context as u64)?;
+            optimizer.step(0.01, &mut ddp, gradients);
+        }
+        ddp.check_replicas()?;
+        let values = |tensor: Tensor<1>| tensor.into_data().try_into_vec::<f32>();
+        let parameters: Result<Vec<_>, _> = ddp.parameters().into_iter().map(values).collect();
+        Ok::<_, AnyError>(parameters.map_err(|error| format!("{error:?}"))?.concat())
+    };
+    World::threads(2).unwrap().run(run).unwrap().remove(0)
+}
+
+fn settings(stage: ZeroStage, precision: Precision) -> DataParallelConfig {
+    DataParallelConfig {
+        zero_stage: stage,
+        precision,
+        bucket_size: (stage < ZeroStage::Parameters).then_some(1000),
+        ..DataParallelConfig::default()
+    }
+}
+
+fn furthest(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    apart.fold(0.0, f32::max)
+}
+
+#[test]
+fn every_stage_computes_on_the_device_what_the_cpu_does() {
+    let expected = train(
+        &Device::flex(),
+        &settings(ZeroStage::Replicated, Precision::F32),
+    );
+    let first = train(&wgpu(), &settings(ZeroStage::Replicated, Precision::F32));
+    let apart = furthest(&first, &expected);
+    assert!(apart < 1e-4, "{apart}");
+    // Two micro-batches: from ZeRO-2 on their gradients are added in another order.
+    for (stage, tolerance) in [
+        (ZeroStage::Optimizer, 0.0),
+        (ZeroStage::Gradients, 1e-5),
+        (ZeroStage::Parameters, 1e-5),
+    ] {
+        let apart = furthest(&train(&wgpu(), &settings(stage, Precision::F32)), &first);
+        assert!(apart <= tolerance, "ZeRO-{stage}: {apart}");
+    }
+}
+
+#[test]
+fn f16_on_the_device_stays_near_f32() {
+    let wide = train(&wgpu(), &settings(ZeroStage::Replicated, Precision::F32));
+    for stage in [ZeroStage::Replicated, ZeroStage::Parameters] {
+        let half = train(&wgpu(), &settings(stage, Precision::F16));
+        let apart = furthest(&half, &wide);
+        // Three steps of 0.01, each element by its own gradient.
+        assert!(apart > 0.0 && apart < 0.02, "ZeRO-{stage}: {apart}");
+    }
+}
