@@ -145,8 +145,10 @@ impl Plan {
         let all = usize::MAX;
         let mut buffers = match (self.stage(), self.axes.data.size()) {
             (_, 1) => return vec![(main, whole, 1, all)],
-            // The sums do not go where the parts came from.
-            (ZeroStage::Replicated, _) => return vec![(main, whole, 2, all)],
+            // The sums do not go where the parts came from, and each rank computes a share of them.
+            (ZeroStage::Replicated, ranks) => {
+                return vec![(main, whole, 2, all), (main, whole / ranks, 1, all)];
+            }
             (ZeroStage::Optimizer, _) => vec![(main, whole, 1, all)],
             // One is filled, one is being summed, two may still be read by other ranks.
             (ZeroStage::Gradients, _) => vec![(main, whole, 2, 4)],

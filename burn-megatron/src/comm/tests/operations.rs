@@ -82,6 +82,14 @@ fn long_buffers_cross_the_chunks_of_the_reduction() {
     }
 }
 
+/// So many that the members share the work; they cannot be shared evenly.
+#[test]
+fn shared_reductions() {
+    for op in [ReduceOp::Sum, ReduceOp::Max] {
+        check_all(|_| 20_011, |_| Call::AllReduce(op));
+    }
+}
+
 #[test]
 fn averages_of_every_float() {
     for size in 1..=4 {

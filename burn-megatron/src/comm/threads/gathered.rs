@@ -31,9 +31,19 @@ pub(super) enum Gathered {
         inputs: Mutex<Vec<Lent>>,
         value: OnceLock<Lent>,
     },
+    /// The same for many elements: the members share the work. Each begins with the part of its own
+    /// number, and takes the others as it finds them, computed or not.
+    Shared {
+        op: ReduceOp,
+        inputs: Vec<Arrival>,
+        parts: Vec<OnceLock<Lent>>,
+    },
     /// The parts of a split.
     Parts(Vec<Arc<Meeting>>),
 }
+
+/// Elements from which on a reduction is worth sharing.
+const SHARED: usize = 1 << 14;
 
 impl Gathered {
     /// From the arrivals in group order, which agree with each other. Cheap: it runs under a lock.
@@ -44,6 +54,11 @@ impl Gathered {
                 let meeting = |ranks: &Vec<usize>| Meeting::new(name, ranks.clone(), world);
                 Gathered::Parts(groups.iter().map(meeting).collect())
             }
+            Operation::Call(Call::AllReduce(op)) if signature.len >= SHARED => Gathered::Shared {
+                op: *op,
+                parts: arrivals.iter().map(|_| OnceLock::new()).collect(),
+                inputs: arrivals,
+            },
             Operation::Call(Call::AllReduce(op)) => {
                 let inputs = arrivals.into_iter().map(|arrival| arrival.input).collect();
                 let inputs = Mutex::new(inputs);
@@ -66,8 +81,29 @@ pub(super) fn result(slot: Arc<Slot>, visit: &Visit) -> Buffer {
             value.get_or_init(|| reduced(mem::take(&mut *lock(inputs)), *op));
             take_value(slot, visit)
         }
+        Some(Gathered::Shared { op, inputs, parts }) => shared(*op, inputs, parts, visit),
         Some(Gathered::Parts(_)) | None => unreachable!("all have come to a call, not to a split"),
     }
+}
+
+/// Computes the parts that nobody has computed yet, and puts all of them together.
+fn shared(op: ReduceOp, inputs: &[Arrival], parts: &[OnceLock<Lent>], visit: &Visit) -> Buffer {
+    let Signature { dtype, len, .. } = *visit.signature;
+    let size = len.div_ceil(parts.len());
+    let range = |part: usize| (part * size).min(len)..((part + 1) * size).min(len);
+    let inputs: Vec<&Buffer> = inputs.iter().map(|arrival| &*arrival.input).collect();
+    let mut whole = visit.pool().take(dtype, len);
+    for step in 0..parts.len() {
+        let part = (visit.group.index() + step) % parts.len();
+        let range = range(part);
+        let reduced = parts[part].get_or_init(|| {
+            let mut result = visit.pool().take(dtype, range.len());
+            reduce_range(&inputs, range.clone(), op, &mut result);
+            Lent::new(result, visit.pool())
+        });
+        put(&mut whole, range.start, reduced, 0..range.len());
+    }
+    whole
 }
 
 fn reduced(mut inputs: Vec<Lent>, op: ReduceOp) -> Lent {
