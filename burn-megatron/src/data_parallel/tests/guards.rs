@@ -46,8 +46,7 @@ pub(super) fn stage(number: u8) -> DataParallelConfig {
 fn settings_that_do_not_fit_are_refused() {
     let refused = |config: DataParallelConfig| {
         let run = |groups: &Groups| Ok(wrap(groups, 1, config.clone()).map(drop)?);
-        let error = over(1, 4, run).unwrap_err().to_string();
-        error
+        over(1, 4, run).unwrap_err().to_string()
     };
     for (config, expected) in [
         (
