@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
+        Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
     };
     match result {
         Ok(code) => code,

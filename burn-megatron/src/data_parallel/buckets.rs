@@ -210,6 +210,9 @@ impl State {
         }
         while let Some(ready) = self.next_ready(plan) {
             self.start(ready, plan);
+            if !plan.config.overlap_grad_reduce {
+                self.land(plan, 0);
+            }
         }
     }
 

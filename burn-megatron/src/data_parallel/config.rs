@@ -23,6 +23,8 @@ pub struct DataParallelConfig {
     /// Whether buckets end at multiples of 65 536 elements, which large fabrics like.
     pub pad_buckets: bool,
     /// Whether a bucket is summed as soon as its last gradient is final, while backward goes on.
+    /// Without, stages 0 and 1 sum when backward is over; the others must sum in between, to free the
+    /// bucket, and wait for it there.
     pub overlap_grad_reduce: bool,
     /// Whether parameters are gathered while the next forward begins: each bucket is waited for
     /// where it is first needed.

@@ -1,6 +1,7 @@
 //! `burn-megatron bench`.
 
 mod case;
+pub mod overlap;
 mod subjects;
 mod table;
 mod timing;

@@ -1,0 +1,335 @@
+//! `burn-megatron bench overlap`.
+
+mod case;
+mod figures;
+mod picture;
+mod trace;
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron_models::TransformerConfig;
+use serde::Serialize;
+
+use super::timing::median;
+use crate::cli::OverlapArgs;
+use crate::recipe::Error;
+use case::{Case, Record, Setup, Wire};
+use figures::{Row, computing, is_backward};
+use picture::{Timeline, svg};
+
+/// Of a step without a link: the seconds of its backward, and what it sends.
+struct Calibration {
+    backward: f64,
+    calls: f64,
+    bytes: f64,
+}
+
+/// The run as JSON.
+#[derive(Serialize)]
+struct Report {
+    layers: usize,
+    hidden: usize,
+    context: usize,
+    samples: usize,
+    ranks: usize,
+    steps: usize,
+    latency_seconds: f64,
+    rows: Vec<Row>,
+}
+
+/// Trains over a slow link, and prints how much of its time is hidden.
+pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
+    let setup = setup(args)?;
+    let counted = setup.warm_up..setup.warm_up + setup.steps;
+    println!("{}\n", describe(&setup, args));
+    println!("{}", Row::header());
+    let mut runs = vec![];
+    for stage in &args.zero_stages {
+        let wire = wire(args, &setup, counted.clone())?;
+        for overlap in [true, false] {
+            let case = Case {
+                stage: *stage,
+                overlap,
+            };
+            let records = setup.run(case, wire)?;
+            let row = Row::new(case, wire, &records, counted.clone());
+            println!("{row}");
+            if let Some(folder) = &args.trace {
+                write_trace(folder, case, &records)?;
+            }
+            runs.push((row, records));
+        }
+    }
+    println!(
+        "\nstep, backward, link, blocked: seconds of a step; hidden: 1 - blocked / link; in the trace: the part of \
+         the transfers during which the rank computed; medians over ranks and steps (lowest - highest)"
+    );
+    if let Some(path) = &args.svg {
+        let title = format!(
+            "One step of {} layers on {} ranks: what is hidden of the communication",
+            setup.model.layers, setup.ranks
+        );
+        let lines: Vec<_> = runs.iter().map(|run| timeline(run, &counted)).collect();
+        write(path, &svg(&title, &lines))?;
+    }
+    if let Some(path) = &args.json {
+        let rows = runs.into_iter().map(|(row, _)| row).collect();
+        let report = report(&setup, Duration::from_micros(args.latency_us), rows);
+        write(path, &serde_json::to_string_pretty(&report)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn setup(args: &OverlapArgs) -> Result<Setup, Error> {
+    let model = TransformerConfig {
+        layers: args.layers,
+        hidden: args.hidden,
+        context: args.context,
+        ..TransformerConfig::gpt2()
+    };
+    model.check(1, false)?;
+    if args.data_parallel < 2 {
+        let ranks = args.data_parallel;
+        return Err(format!("--data-parallel {ranks} sends nothing; 2 ranks and more do").into());
+    }
+    Ok(Setup {
+        model,
+        ranks: args.data_parallel,
+        samples: args.samples,
+        bucket_size: args.bucket_size,
+        warm_up: args.warm_up,
+        steps: args.steps,
+    })
+}
+
+/// Trains with a link that takes no time.
+fn calibrate(setup: &Setup, counted: Range<usize>) -> Result<Calibration, Error> {
+    let case = Case {
+        stage: ZeroStage::Replicated,
+        overlap: false,
+    };
+    let wire = Wire {
+        latency: Duration::ZERO,
+        bytes_per_second: f64::INFINITY,
+    };
+    let records = setup.run(case, wire)?;
+    let over = |figure: &dyn Fn(&Record, usize) -> f64| {
+        let of = |record| counted.clone().map(move |step| figure(record, step));
+        median(&records.iter().flat_map(of).collect::<Vec<_>>())
+    };
+    Ok(Calibration {
+        backward: over(&|record, step| computing(record, step, is_backward)),
+        calls: over(&|record, step| record.transfers[step].len() as f64),
+        bytes: over(&|record, step| {
+            let bytes = record.transfers[step].iter().map(|transfer| transfer.bytes);
+            bytes.sum::<u64>() as f64
+        }),
+    })
+}
+
+/// The link of the flags. A share is one of what the machine computes now: it may be busier at one
+/// time than at another.
+fn wire(args: &OverlapArgs, setup: &Setup, counted: Range<usize>) -> Result<Wire, Error> {
+    let latency = Duration::from_micros(args.latency_us);
+    let bytes_per_second = match args.bandwidth_mb_s {
+        Some(megabytes) => megabytes * 1e6,
+        None => calibrate(setup, counted)?.bandwidth(args.share, latency)?,
+    };
+    Ok(Wire {
+        latency,
+        bytes_per_second,
+    })
+}
+
+impl Calibration {
+    /// The bytes per second with which the transfers of a step take this share of the backward.
+    fn bandwidth(&self, share: f64, latency: Duration) -> Result<f64, Error> {
+        let wanted = share * self.backward;
+        let latencies = self.calls * latency.as_secs_f64();
+        match wanted > latencies {
+            true => Ok(self.bytes / (wanted - latencies)),
+            false => Err(format!(
+                "--share {share} of a backward of {:.3} s leaves {wanted:.4} s for the transfers of a \
+                 step, but the latencies of its {} calls alone take {latencies:.4} s; a larger share or \
+                 a lower --latency-us fits",
+                self.backward, self.calls,
+            )
+            .into()),
+        }
+    }
+}
+
+fn describe(setup: &Setup, args: &OverlapArgs) -> String {
+    let link = match args.bandwidth_mb_s {
+        Some(megabytes) => format!("{megabytes} MB/s"),
+        None => format!(
+            "the transfers of a step of ZeRO-0 take {} of the time of its backward, measured before \
+             each stage",
+            args.share
+        ),
+    };
+    format!(
+        "model    {} layers, hidden {}; {} ranks with {} samples of {} tokens, 1 compute thread each\n\
+         steps    {} after {} that do not count\n\
+         link     latency {} us; {link}",
+        setup.model.layers,
+        setup.model.hidden,
+        setup.ranks,
+        setup.samples,
+        setup.model.context,
+        setup.steps,
+        setup.warm_up,
+        args.latency_us,
+    )
+}
+
+fn name(case: Case) -> String {
+    let overlap = if case.overlap { "on" } else { "off" };
+    format!("ZeRO-{}, overlap {overlap}", case.stage)
+}
+
+/// The last step that counts, of rank 0.
+fn timeline<'a>((row, records): &'a (Row, Vec<Record>), counted: &Range<usize>) -> Timeline<'a> {
+    let case = Case {
+        stage: row.zero_stage,
+        overlap: row.overlap,
+    };
+    let (start, end) = records[0].steps[counted.end - 1];
+    Timeline {
+        title: format!("{}: {:.0} % hidden", name(case), 100.0 * row.hidden.median),
+        events: &records[0].events,
+        step: (start, end),
+    }
+}
+
+fn write_trace(folder: &Path, case: Case, records: &[Record]) -> Result<(), Error> {
+    fs::create_dir_all(folder)
+        .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+    let off = if case.overlap { "" } else { "-off" };
+    let path = folder.join(format!("overlap-{}{off}.json", case.stage));
+    let events: Vec<_> = records.iter().map(|record| &record.events[..]).collect();
+    trace::write_chrome(&path, &events)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    fs::write(path, text)
+        .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
+    println!("written to {}", path.display());
+    Ok(())
+}
+
+fn report(setup: &Setup, latency: Duration, rows: Vec<Row>) -> Report {
+    Report {
+        layers: setup.model.layers,
+        hidden: setup.model.hidden,
+        context: setup.model.context,
+        samples: setup.samples,
+        ranks: setup.ranks,
+        steps: setup.steps,
+        latency_seconds: latency.as_secs_f64(),
+        rows,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{BenchCommand, Cli, Command};
+    use clap::Parser;
+
+    fn args(flags: &[&str]) -> OverlapArgs {
+        let words = ["burn-megatron", "bench", "overlap"];
+        match Cli::parse_from(words.iter().chain(flags)).command {
+            Command::Bench(BenchCommand::Overlap(args)) => args,
+            _ => panic!("bench overlap was asked for"),
+        }
+    }
+
+    const STEP: Calibration = Calibration {
+        backward: 2.0,
+        calls: 10.0,
+        bytes: 50e6,
+    };
+
+    #[test]
+    fn the_share_of_the_backward_gives_the_bandwidth() {
+        // 1 s, half of it latency.
+        let bandwidth = STEP.bandwidth(0.5, Duration::from_millis(50)).unwrap();
+        assert_eq!(bandwidth, 100e6);
+    }
+
+    #[test]
+    fn a_bandwidth_is_taken_as_it_is() {
+        let args = args(&["--bandwidth-mb-s", "12.5", "--latency-us", "7"]);
+        let setup = setup(&args).unwrap();
+        let wire = wire(&args, &setup, 2..7).unwrap();
+        assert_eq!(wire.bytes_per_second, 12.5e6);
+        assert_eq!(wire.latency, Duration::from_micros(7));
+        assert!(describe(&setup, &args).ends_with("latency 7 us; 12.5 MB/s"));
+    }
+
+    #[test]
+    fn flags_that_make_no_link_are_refused() {
+        let error = STEP.bandwidth(0.1, Duration::from_millis(100)).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("10 calls alone take 1.0000 s"), "{error}");
+        let alone = setup(&args(&["--data-parallel", "1"])).err().unwrap();
+        assert!(alone.to_string().contains("2 ranks and more do"), "{alone}");
+        for flags in [
+            ["--share", "0"],
+            ["--bandwidth-mb-s", "-3"],
+            ["--steps", "0"],
+            ["--zero-stages", "4"],
+        ] {
+            let words = ["burn-megatron", "bench", "overlap"];
+            let refused = Cli::try_parse_from(words.iter().chain(&flags)).is_err();
+            assert!(refused, "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn a_small_run_is_recorded_whole() {
+        let setup = Setup {
+            model: TransformerConfig {
+                layers: 2,
+                hidden: 32,
+                context: 16,
+                ..TransformerConfig::gpt2()
+            },
+            ranks: 2,
+            samples: 1,
+            bucket_size: None,
+            warm_up: 1,
+            steps: 2,
+        };
+        let wire = Wire {
+            latency: Duration::from_micros(200),
+            bytes_per_second: 1e8,
+        };
+        let both = |stage| [true, false].map(|overlap| Case { stage, overlap });
+        for case in ZeroStage::ALL.into_iter().flat_map(both) {
+            let records = setup.run(case, wire).unwrap();
+            assert_eq!(records.len(), 2);
+            for record in &records {
+                assert_eq!(record.steps.len(), 4);
+                let sent = |step: usize| -> Vec<_> {
+                    let all = record.transfers[step].iter();
+                    all.map(|transfer| (transfer.op, transfer.bytes)).collect()
+                };
+                assert!(sent(1).len() > 2, "{case:?}");
+                assert_eq!(sent(1), sent(2), "{case:?}");
+                // The first step gathers in an order that it guesses, and may bring too much.
+                let mut waited = record.transfers[1..3].iter().flatten();
+                assert!(waited.all(|transfer| transfer.begin_wait.is_some()));
+            }
+            let row = Row::new(case, wire, &records, 1..3);
+            assert!(row.transfer_seconds > 0.0 && row.step_seconds > 0.0);
+            assert!((0.0..=1.0).contains(&row.hidden_in_trace.median), "{row}");
+        }
+    }
+}
