@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::bench::Shape;
+use crate::sharing::SharingArgs;
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::verify::Layout;
@@ -249,6 +250,9 @@ pub struct PretrainArgs {
     /// Seed of weights, dropout, samples and generated text.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// What is sharded over --data-parallel, in which type, and what overlaps.
+    #[command(flatten)]
+    pub sharing: SharingArgs,
     /// Where the model runs: cpu, wgpu or cuda. The last two must be compiled in
     /// (--features wgpu, --features cuda).
     #[arg(long, default_value_t = DeviceKind::Cpu)]

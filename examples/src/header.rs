@@ -1,6 +1,8 @@
 //! What is said before the first step.
 
 use burn_megatron::data::TextData;
+use burn_megatron::data_parallel::layout::BufferLayout;
+use burn_megatron::data_parallel::{DataParallelConfig, Moments, Precision, ZeroStage};
 use burn_megatron::device::DeviceKind;
 
 use crate::recipe::{Plan, Recipe};
@@ -64,6 +66,82 @@ pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_tok
     );
 }
 
+/// What is sharded over the data axis of `ranks` ranks, and the buckets of rank 0.
+pub fn print_sharing(config: &DataParallelConfig, ranks: usize, layout: &BufferLayout) {
+    println!("sharding {}; {}", sharding(config, ranks), types(config));
+    println!("buckets  {}; {}", buckets(layout), timing(config, ranks));
+}
+
+fn sharding(config: &DataParallelConfig, ranks: usize) -> String {
+    let what = match config.zero_stage {
+        ZeroStage::Replicated => {
+            let plural = if ranks == 1 { "" } else { "s" };
+            return format!("none, {ranks} replica{plural}");
+        }
+        ZeroStage::Optimizer => "optimizer state",
+        ZeroStage::Gradients => "optimizer state and gradients",
+        ZeroStage::Parameters => "optimizer state, gradients and parameters",
+    };
+    let shards = config.shard_ranks(ranks);
+    let copies = match ranks / shards {
+        1 => String::new(),
+        copies => format!(", {copies} replicas"),
+    };
+    format!(
+        "ZeRO-{}, {what} over {shards} ranks{copies}",
+        config.zero_stage
+    )
+}
+
+fn types(config: &DataParallelConfig) -> String {
+    let computes = match config.precision {
+        Precision::F32 => "computes in f32",
+        Precision::Bf16 => "computes in bf16, masters and sums of gradients in f32",
+        Precision::F16 => "computes in f16, masters and sums of gradients in f32",
+    };
+    let moments = match config.moments {
+        Moments::F32 => "",
+        Moments::Bf16 => ", moments in bf16",
+    };
+    let travel = match config.reduce_in_16_bits {
+        true => ", gradients travel in 16 bits",
+        false => "",
+    };
+    format!("{computes}{moments}{travel}")
+}
+
+fn buckets(layout: &BufferLayout) -> String {
+    let sizes = || layout.buckets().map(|(_, _, bucket)| bucket.padded());
+    let (least, most) = (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0));
+    let sizes = match least == most {
+        true => count(most),
+        false => format!("{} to {}", count(least), count(most)),
+    };
+    format!("{} of {sizes} elements on rank 0", layout.bucket_count())
+}
+
+/// When buckets are summed, and gathered.
+fn timing(config: &DataParallelConfig, ranks: usize) -> String {
+    let stage = config.zero_stage;
+    if ranks == 1 {
+        return "nothing to sum".into();
+    }
+    let sums = match (stage >= ZeroStage::Gradients, config.overlap_grad_reduce) {
+        (true, true) => "summed as soon as each is full",
+        (true, false) => "summed as soon as each is full, waiting",
+        (false, true) => "summed as soon as each is final",
+        (false, false) => "summed after the backward",
+    };
+    let gathers = match (stage, config.keep_gathered, config.overlap_param_gather) {
+        (ZeroStage::Replicated, ..) => "",
+        (ZeroStage::Parameters, true, _) => ", gathered one ahead and kept for backward",
+        (ZeroStage::Parameters, false, _) => ", gathered one ahead",
+        (_, _, true) => ", gathered while the next forward begins",
+        (_, _, false) => ", gathered after the step",
+    };
+    format!("{sums}{gathers}")
+}
+
 /// A number with its thousands apart: `1 234 567`.
 pub fn count(number: usize) -> String {
     let digits = number.to_string();
@@ -77,11 +155,93 @@ pub fn count(number: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use burn_megatron::comm::DType::F32;
+    use burn_megatron::data_parallel::layout::{BucketRules, ParameterSize};
+
     #[test]
     fn thousands_stand_apart() {
         assert_eq!(
-            [0, 999, 1000, 1_234_567].map(super::count),
+            [0, 999, 1000, 1_234_567].map(count),
             ["0", "999", "1 000", "1 234 567"]
         );
+    }
+
+    fn config(stage: u8) -> DataParallelConfig {
+        DataParallelConfig {
+            zero_stage: ZeroStage::try_from(stage).unwrap(),
+            ..DataParallelConfig::default()
+        }
+    }
+
+    #[test]
+    fn the_header_says_what_is_shared() {
+        let shared = |stage| sharding(&config(stage), 4);
+        assert_eq!(shared(0), "none, 4 replicas");
+        assert_eq!(sharding(&config(0), 1), "none, 1 replica");
+        assert_eq!(shared(1), "ZeRO-1, optimizer state over 4 ranks");
+        assert_eq!(
+            shared(3),
+            "ZeRO-3, optimizer state, gradients and parameters over 4 ranks"
+        );
+        let hybrid = DataParallelConfig {
+            hsdp: Some(2),
+            ..config(2)
+        };
+        let found = sharding(&hybrid, 4);
+        assert_eq!(
+            found,
+            "ZeRO-2, optimizer state and gradients over 2 ranks, 2 replicas"
+        );
+    }
+
+    #[test]
+    fn the_header_says_which_types_and_when() {
+        let narrow = DataParallelConfig {
+            precision: Precision::Bf16,
+            moments: Moments::Bf16,
+            reduce_in_16_bits: true,
+            overlap_param_gather: true,
+            ..config(1)
+        };
+        assert_eq!(
+            types(&narrow),
+            "computes in bf16, masters and sums of gradients in f32, moments in bf16, gradients \
+             travel in 16 bits"
+        );
+        let early = "summed as soon as each is final, gathered while the next forward begins";
+        assert_eq!(timing(&narrow, 4), early);
+        let late = DataParallelConfig {
+            overlap_grad_reduce: false,
+            ..config(0)
+        };
+        assert_eq!(timing(&late, 4), "summed after the backward");
+        assert_eq!(timing(&late, 1), "nothing to sum");
+        assert_eq!(
+            timing(&config(3), 2),
+            "summed as soon as each is full, gathered one ahead"
+        );
+    }
+
+    #[test]
+    fn the_header_says_how_large_buckets_are() {
+        let size = |elements| ParameterSize {
+            elements,
+            parameter: F32,
+            gradient: F32,
+            expert: false,
+            shared: false,
+            part: 0,
+        };
+        let rules = BucketRules {
+            size: Some(1),
+            ..BucketRules::sharded(2)
+        };
+        let of = |sizes: &[usize]| {
+            let sizes: Vec<_> = sizes.iter().map(|elements| size(*elements)).collect();
+            buckets(&BufferLayout::new(&sizes, &rules).unwrap())
+        };
+        assert_eq!(of(&[100, 3000]), "2 of 128 to 3 072 elements on rank 0");
+        assert_eq!(of(&[100]), "1 of 128 elements on rank 0");
     }
 }

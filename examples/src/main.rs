@@ -9,6 +9,7 @@ mod rank_run;
 mod recipe;
 mod record;
 mod schedule;
+mod sharing;
 mod verify;
 
 use std::io::IsTerminal;

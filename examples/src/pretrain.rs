@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use burn::tensor::DType;
 use burn_megatron::comm::World;
 use burn_megatron::data::{TextData, VOCABULARY};
+use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
+use burn_megatron::optim::LossScale;
 use burn_megatron::pipeline::engine::Event;
 use burn_megatron::pipeline::trace::{TraceEvent, trace_bubble, write_chrome_trace};
-use burn_megatron::train::Outcome;
 use burn_megatron::train::metrics::read_metrics;
 use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
@@ -20,7 +21,7 @@ use burn_megatron::train::run_folder::RunFolder;
 use crate::cli::PretrainArgs;
 use crate::header::print_run;
 use crate::interrupt::{self, Interrupt};
-use crate::rank_run::{RankResult, RankRun};
+use crate::rank_run::{Memory, RankResult, RankRun};
 use crate::recipe::{Error, Recipe};
 
 /// Trains, and shows how it went.
@@ -59,9 +60,13 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     text.held_out_windows(length, recipe.train.held_out_samples)?;
     // The devices are asked for once, here: what is wrong with them is said before anything starts.
     let devices = args.device.devices()?;
+    check_types(&recipe, args.device, |dtype| {
+        devices[0].supports_dtype(dtype)
+    })?;
+    let computing = recipe.data_parallel.precision.of(DType::F32);
     recipe
         .model
-        .check_kernels(&recipe.kernels, &devices[0], DType::F32)?;
+        .check_kernels(&recipe.kernels, &devices[0], computing)?;
     let interrupt = Interrupt::listen()?;
     let folder = run_folder(args)?;
     folder.write_config(&recipe)?;
@@ -83,10 +88,37 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     if plan.schedule.is_some() {
         write_trace(&folder, &results)?;
     }
-    let RankResult {
-        outcome, sample, ..
-    } = results.swap_remove(0);
-    finish(&recipe, &folder, outcome, sample)
+    finish(&recipe, &folder, results.swap_remove(0))
+}
+
+/// Checks that a device, which `has` some types, has those that the run computes in and keeps.
+fn check_types(
+    recipe: &Recipe,
+    kind: DeviceKind,
+    has: impl Fn(DType) -> bool,
+) -> Result<(), Error> {
+    let config = &recipe.data_parallel;
+    let moments = match config.moments {
+        Moments::F32 => DType::F32,
+        Moments::Bf16 => DType::BF16,
+    };
+    let name = |dtype: DType| format!("{dtype:?}").to_lowercase();
+    for (key, dtype) in [
+        ("precision", config.precision.of(DType::F32)),
+        ("moments", moments),
+    ] {
+        if !has(dtype) {
+            let types = [DType::F32, DType::BF16, DType::F16].into_iter();
+            let fits: Vec<_> = types.filter(|dtype| has(*dtype)).map(name).collect();
+            return Err(format!(
+                "{key} = {} is a type that --device {kind} does not have; it has {}",
+                name(dtype),
+                fits.join(" and "),
+            )
+            .into());
+        }
+    }
+    Ok(())
 }
 
 /// Writes what each rank did in the last step, and says how much of it was waiting.
@@ -120,32 +152,40 @@ fn write_trace(folder: &RunFolder, results: &[RankResult]) -> Result<(), Error> 
 }
 
 /// The plots, the sample and the closing lines.
-fn finish(
-    recipe: &Recipe,
-    folder: &RunFolder,
-    outcome: Outcome,
-    sample: Option<Vec<u8>>,
-) -> Result<ExitCode, Error> {
+fn finish(recipe: &Recipe, folder: &RunFolder, result: RankResult) -> Result<ExitCode, Error> {
+    let RankResult {
+        outcome, sample, ..
+    } = &result;
     let records = read_metrics(&folder.metrics())?;
     let curve = LossCurve::from_records("Loss", &records);
     curve.write_svg(&folder.loss_svg())?;
     println!("{}", curve.terminal(90));
     if let Some(sample) = sample {
-        let sample = String::from_utf8_lossy(&sample).into_owned();
+        let sample = String::from_utf8_lossy(sample).into_owned();
         fs::write(folder.sample(), &sample)?;
         println!("sample after {:?}:\n{sample}\n", recipe.sample.prompt);
     }
+    print_memory(&result.memory);
     let held_out = outcome.held_out;
     println!(
         "held-out loss {:.4} nats per byte ({:.4} bits) after {} steps, on {} tokens",
         held_out.loss, held_out.bits_per_byte, outcome.steps, held_out.tokens,
     );
     println!("written to {}", folder.path().display());
+    let loss_scale = recipe.train_config().loss_scale();
+    let is_dynamic = matches!(loss_scale, LossScale::Dynamic(_));
     if outcome.skipped > 0 {
+        let helps = match is_dynamic {
+            true => "that is how a dynamic loss scale is found",
+            false => "a lower --lr helps",
+        };
         println!(
-            "{} of {} steps were skipped, as a loss or a gradient was not finite; a lower --lr helps",
+            "{} of {} steps were skipped, as a loss or a gradient was not finite; {helps}",
             outcome.skipped, outcome.steps,
         );
+    }
+    if loss_scale != LossScale::None {
+        println!("loss scale {} at the end", result.loss_scale);
     }
     if outcome.stopped {
         println!(
@@ -154,10 +194,23 @@ fn finish(
         );
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
-    if outcome.skipped == outcome.steps || !held_out.loss.is_finite() {
-        return Err("the run learnt nothing: its loss is not finite".into());
+    match (outcome.skipped == outcome.steps, held_out.loss.is_finite()) {
+        (_, false) => Err("the run learnt nothing: its loss is not finite".into()),
+        (true, true) => Err("the run learnt nothing: every step was skipped".into()),
+        (false, true) => Ok(ExitCode::SUCCESS),
     }
-    Ok(ExitCode::SUCCESS)
+}
+
+/// What rank 0 was to hold, and what it held.
+fn print_memory(memory: &Memory) {
+    println!("memory of rank 0, without activations; measured: the most of each kind\n");
+    println!("{}\n", memory.planned.table(Some(&memory.peak)));
+    if !memory.counts_optimizer {
+        println!("the moments of an unfused optimizer are not measured");
+    }
+    if let Some(blocks) = memory.most_blocks {
+        println!("blocks gathered at once: at most {blocks}");
+    }
 }
 
 /// The text of the recipe, or of this repository.
@@ -185,4 +238,30 @@ fn run_folder(args: &PretrainArgs) -> Result<RunFolder, Error> {
         parent.unwrap_or(Path::new(".")),
         Some(name),
     )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_megatron::data_parallel::Precision;
+
+    #[test]
+    fn a_type_that_the_device_lacks_is_refused_before_the_start() {
+        let mut recipe = Recipe::default();
+        let check = |recipe: &Recipe| check_types(recipe, DeviceKind::Wgpu, |x| x != DType::BF16);
+        assert!(check(&recipe).is_ok());
+        recipe.data_parallel.moments = Moments::Bf16;
+        assert_eq!(
+            check(&recipe).unwrap_err().to_string(),
+            "moments = bf16 is a type that --device wgpu does not have; it has f32 and f16"
+        );
+        recipe.data_parallel.precision = Precision::Bf16;
+        let error = check(&recipe).unwrap_err().to_string();
+        assert!(
+            error.starts_with("precision = bf16 is a type that"),
+            "{error}"
+        );
+        let devices = DeviceKind::Cpu.devices().unwrap();
+        check_types(&recipe, DeviceKind::Cpu, |x| devices[0].supports_dtype(x)).unwrap();
+    }
 }

@@ -1,16 +1,17 @@
 //! The run of one rank.
 
 use burn::tensor::{DType, Device};
+use burn_megatron::choice::Operation;
 use burn_megatron::comm::{Buffer, CommError, Groups, Rank, ReduceOp};
 use burn_megatron::data::TextData;
-use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
 use burn_megatron::nn::Scope;
 use burn_megatron::pipeline::engine::Event;
 use burn_megatron::train::run_folder::RunFolder;
 use burn_megatron::train::{LanguageModel, Outcome, Pipeline, Trainer};
 use burn_megatron_models::Transformer;
 
-use crate::header::print_model;
+use crate::header::{print_model, print_sharing};
 use crate::interrupt::Interrupt;
 use crate::recipe::{Error, Plan, Recipe};
 use crate::record::Recorder;
@@ -30,6 +31,33 @@ pub struct RankResult {
     pub sample: Option<Vec<u8>>,
     /// What it did in the last step of a pipeline.
     pub events: Vec<Event>,
+    pub memory: Memory,
+    /// What the loss was multiplied with at the end.
+    pub loss_scale: f64,
+}
+
+/// What a rank holds of the training state.
+pub struct Memory {
+    pub planned: MemoryPlan,
+    /// The most of each kind.
+    pub peak: MemoryPlan,
+    /// The most blocks that were gathered at once, under full sharding.
+    pub most_blocks: Option<u64>,
+    /// Whether the state of the optimizer is in the peak.
+    pub counts_optimizer: bool,
+}
+
+impl Memory {
+    fn of(ddp: &DistributedDataParallel<Transformer>) -> Result<Self, Error> {
+        let usage = ddp.usage();
+        let full = ddp.config().zero_stage == ZeroStage::Parameters;
+        Ok(Self {
+            planned: ddp.memory_plan()?,
+            peak: usage.peak(),
+            counts_optimizer: ddp.kernels().is_fused(Operation::Optimizer),
+            most_blocks: full.then(|| usage.most_blocks()),
+        })
+    }
 }
 
 impl RankRun<'_> {
@@ -56,16 +84,19 @@ impl RankRun<'_> {
                 own,
                 ddp.module().flops_per_token(length),
             );
+            print_sharing(ddp.config(), groups.data().size(), ddp.layout());
             println!("kernels  {}", ddp.kernels());
-            println!("folder   {}\n", self.folder.path().display());
+            println!("folder   {}", self.folder.path().display());
+            println!("memory   of rank 0, without activations\n");
+            println!("{}\n", ddp.memory_plan()?);
         }
         let mut recorder = Recorder::new(rank.rank(), recipe.train.steps, self.folder, interrupt)?;
         let outcome = trainer.fit(self.text, &mut recorder)?;
         recorder.finish();
-        // Parameters that are sharded are gathered by all ranks.
-        let alone = trainer.model().config().zero_stage < ZeroStage::Parameters;
-        let writes = groups.data().rank() == 0 || !alone;
-        let writes = writes && !outcome.stopped && recipe.sample.tokens > 0;
+        // Under full sharding each rank has a part of what every forward needs.
+        let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters;
+        let has_model = full || groups.data().rank() == 0;
+        let writes = has_model && !outcome.stopped && recipe.sample.tokens > 0;
         let sample = writes
             .then(|| trainer.generate(&recipe.sample))
             .transpose()?;
@@ -73,13 +104,18 @@ impl RankRun<'_> {
             outcome,
             sample,
             events: trainer.events().to_vec(),
+            memory: Memory::of(trainer.model())?,
+            loss_scale: trainer.scaler().scale(),
         })
     }
 
     fn trainer(&self, groups: &Groups, device: &Device) -> Result<Trainer<Transformer>, Error> {
-        let (model, train) = (&self.recipe.model, &self.recipe.train);
+        let (model, train) = (&self.recipe.model, &self.recipe.train_config());
         let sequence_parallel = self.recipe.parallel.sequence_parallel;
+        // Parameters are built in f32, and stay so as masters where the model computes in 16 bits.
+        let computing = train.data_parallel.precision.of(DType::F32);
         let scope = Scope::with(groups, device, train.seed, DType::F32)
+            .computing_in(computing)
             .with_kernels(&self.recipe.kernels)?;
         let Some(schedule) = &self.plan.schedule else {
             let model = model.init(scope, sequence_parallel)?;

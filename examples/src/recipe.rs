@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::choice::Choices;
+use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::{Axis, Mesh, ParallelConfig, split_evenly};
 use burn_megatron::pipeline::schedule::{ActionKind, Schedule, ScheduleConfig, generate, validate};
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
@@ -13,6 +14,7 @@ use burn_megatron_models::TransformerConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::PretrainArgs;
+use crate::sharing;
 
 /// The recipe that runs without flags.
 const TINY: &str = include_str!("../recipes/tiny.toml");
@@ -25,9 +27,11 @@ pub struct Recipe {
     pub model: TransformerConfig,
     /// The ranks.
     pub parallel: Parallel,
+    /// What the ranks of the data axis share, and in which type the model computes.
+    pub data_parallel: DataParallelConfig,
     /// Which operations are fused kernels.
     pub kernels: Choices,
-    /// The run.
+    /// The run, but for its [`DataParallelConfig`]: see [`Recipe::train_config`].
     pub train: TrainConfig,
     /// The text at its end.
     pub sample: GenerateConfig,
@@ -160,8 +164,17 @@ impl Recipe {
         for choices in &args.kernels {
             recipe.kernels.set(choices)?;
         }
+        args.sharing.apply(&mut recipe);
         recipe.data.path = args.data.clone().or(recipe.data.path);
         Ok(recipe)
+    }
+
+    /// The run, with what its ranks share.
+    pub fn train_config(&self) -> TrainConfig {
+        TrainConfig {
+            data_parallel: self.data_parallel.clone(),
+            ..self.train.clone()
+        }
     }
 
     /// Lays the ranks out, and checks every size that can be checked before a model is built.
@@ -193,7 +206,8 @@ impl Recipe {
             );
         }
         self.model.check(tensor, sequence_parallel)?;
-        self.train.check(data, self.model.context)?;
+        self.train_config().check(data, self.model.context)?;
+        sharing::check(self)?;
         if sequence_parallel {
             let length = self.train.sequence_length.unwrap_or(self.model.context);
             split_evenly("sequence length", length, Axis::Tensor, tensor)?;

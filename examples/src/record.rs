@@ -50,9 +50,12 @@ impl Observer for Recorder {
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
         self.progress.step(metrics, timing);
         if metrics.skipped {
+            let scale = metrics.loss_scale;
+            let scale = scale.map(|scale| format!(" at a loss scale of {scale}"));
             self.progress.note(&format!(
-                "step {}: skipped on every rank, as the loss or a gradient is not finite",
+                "step {}: skipped on every rank, as the loss or a gradient is not finite{}",
                 metrics.step + 1,
+                scale.unwrap_or_default(),
             ));
         }
         if let Some((records, timings)) = &mut self.files {

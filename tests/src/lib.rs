@@ -2,6 +2,9 @@
 
 pub mod disturbed;
 pub mod faulty;
+mod text;
+
+pub use text::Text;
 
 use burn_megatron::choice::Choices;
 use burn_megatron::nn::{Activation, NormKind};

@@ -1,13 +1,11 @@
 //! The training loop: it learns, it repeats, it skips, it stops.
 
-use std::fs;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::comm::{Groups, Rank, World};
-use burn_megatron::data::TextData;
+use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::{ParallelModule, Scope};
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
@@ -15,36 +13,9 @@ use burn_megatron::train::{
     GenerateConfig, LanguageModel, Observer, ObserverError, Outcome, TrainConfig, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_tests::Text;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A folder with two files of text that is easy to learn; removed when dropped.
-struct Text(PathBuf);
-
-impl Text {
-    fn new() -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("burn-megatron-training-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        fs::create_dir_all(&folder).unwrap();
-        for file in 0..12 {
-            let text = format!("fn number_{file}() -> usize {{ {file} }}\n").repeat(20);
-            fs::write(folder.join(format!("{file}.rs")), text).unwrap();
-        }
-        Self(folder)
-    }
-
-    fn open(&self) -> TextData {
-        TextData::open(&self.0).unwrap()
-    }
-}
-
-impl Drop for Text {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 fn model() -> TransformerConfig {
     TransformerConfig {
@@ -170,6 +141,39 @@ fn layouts_agree_in_f32_and_write_the_same_text() {
             assert_eq!(outcome.held_out.tokens, 7 * 16);
             assert_eq!(one.2, text);
         }
+    }
+}
+
+/// With an uneven share of the held-out samples.
+#[test]
+fn full_sharding_trains_evaluates_and_writes_the_same() {
+    let mut config = TrainConfig {
+        global_batch_size: 4,
+        held_out_samples: 5,
+        evaluate_every: Some(2),
+        ..config(5)
+    };
+    let whole = train(2, 2, &config);
+    config.data_parallel.zero_stage = ZeroStage::Parameters;
+    for (one, other) in whole.iter().zip(train(2, 2, &config)) {
+        assert_eq!(lines(&one.1), lines(&other.1));
+        assert_eq!(one.0, other.0);
+        assert_eq!(one.2, other.2);
+    }
+}
+
+/// Both sum each micro-batch over the ranks.
+#[test]
+fn micro_batches_are_added_alike_from_zero_2_on() {
+    let run = |stage, bucket_size| {
+        let mut config = config(4);
+        config.data_parallel.zero_stage = stage;
+        config.data_parallel.bucket_size = bucket_size;
+        train(1, 2, &config)
+    };
+    let two = run(ZeroStage::Gradients, Some(1000));
+    for (one, other) in two.iter().zip(run(ZeroStage::Parameters, None)) {
+        assert_eq!(lines(&one.1), lines(&other.1));
     }
 }
 

@@ -373,7 +373,12 @@ impl Bucket {
 
     /// Waits for a sum, and adds it to those of earlier micro-batches.
     fn take_in(&mut self, reduction: Reduction, plan: &Plan) {
-        let sum = reduction.wait(plan);
+        // What is added to an earlier sum does not stay.
+        let category = match self.sum {
+            None => Category::Gradients,
+            Some(_) => Category::Buffers,
+        };
+        let sum = reduction.wait(category, plan);
         self.sum = Some(match self.sum.take() {
             None => sum,
             Some(Flat { tensor, held }) => {

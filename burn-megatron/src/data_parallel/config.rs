@@ -195,6 +195,13 @@ impl DataParallelConfig {
         if self.reduce_in_16_bits && self.precision == Precision::F32 {
             return Err(DataParallelConfigError::Wide);
         }
+        if self.reduce_in_16_bits && stage == ZeroStage::Replicated {
+            return idle(
+                "reduce_in_16_bits",
+                "scatters sums of gradients",
+                "1, 2 and 3 do",
+            );
+        }
         if self.bucket_size == Some(0) {
             let (name, value) = ("bucket_size", 0.0);
             return Err(DataParallelConfigError::NotPositive { name, value });
@@ -213,6 +220,85 @@ impl DataParallelConfig {
         match self.zero_stage {
             ZeroStage::Replicated => 1,
             _ => self.hsdp.unwrap_or(ranks),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(config: &DataParallelConfig, ranks: usize) -> String {
+        config.check(ranks).unwrap_err().to_string()
+    }
+
+    fn stage(number: u8) -> DataParallelConfig {
+        DataParallelConfig {
+            zero_stage: ZeroStage::try_from(number).unwrap(),
+            ..DataParallelConfig::default()
+        }
+    }
+
+    #[test]
+    fn groups_must_fill_the_axis() {
+        let config = DataParallelConfig {
+            hsdp: Some(3),
+            ..stage(2)
+        };
+        assert_eq!(
+            message(&config, 4),
+            "hsdp = 3 does not cut the 4 ranks of the data axis into equal groups; 1, 2, 4 do"
+        );
+        assert_eq!(config.check(6), Ok(()));
+        for hsdp in [1, 2, 4] {
+            let config = DataParallelConfig {
+                hsdp: Some(hsdp),
+                ..stage(3)
+            };
+            assert_eq!((config.check(4), config.shard_ranks(4)), (Ok(()), hsdp));
+        }
+    }
+
+    #[test]
+    fn what_would_do_nothing_is_refused() {
+        let hybrid = DataParallelConfig {
+            hsdp: Some(2),
+            ..stage(0)
+        };
+        assert_eq!(
+            message(&hybrid, 4),
+            "hsdp shards within groups, and zero_stage = 0 does not; use 1, 2 or 3, or leave it out"
+        );
+        let narrow = |number, precision| DataParallelConfig {
+            reduce_in_16_bits: true,
+            precision,
+            ..stage(number)
+        };
+        assert_eq!(
+            message(&narrow(0, Precision::Bf16), 4),
+            "reduce_in_16_bits scatters sums of gradients, and zero_stage = 0 does not; 1, 2 and 3 do"
+        );
+        assert_eq!(
+            message(&narrow(1, Precision::F32), 4),
+            "reduce_in_16_bits is about 16-bit models, and precision = f32; use bf16 or f16, or \
+             leave it out"
+        );
+        assert_eq!(narrow(1, Precision::F16).check(4), Ok(()));
+        for number in [0, 1, 2] {
+            let keeping = DataParallelConfig {
+                keep_gathered: true,
+                ..stage(number)
+            };
+            let start = "keep_gathered keeps gathered parameters, and zero_stage = ";
+            assert!(message(&keeping, 4).starts_with(start));
+        }
+        for number in [0, 3] {
+            let ahead = DataParallelConfig {
+                overlap_param_gather: true,
+                ..stage(number)
+            };
+            let end = "does not; 1 and 2 do (3 always gathers ahead)";
+            assert!(message(&ahead, 4).ends_with(end));
         }
     }
 }

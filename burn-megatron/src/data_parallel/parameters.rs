@@ -101,7 +101,15 @@ impl Parameters {
                 shard: (full && model != main).then(|| zeros(own, model, Category::Parameters)),
                 whole: match full {
                     true => Whole::Away,
-                    false => Gathered::staying(plan.zeros(plan.elements(number), model), &plan),
+                    false => {
+                        let elements = plan.elements(number);
+                        let zeros = match plan.axes.shard.size() {
+                            // Nothing is gathered, and the pool would keep the memory for it.
+                            1 => Tensor::zeros([elements], (&plan.device, model)),
+                            _ => plan.zeros(elements, model),
+                        };
+                        Gathered::staying(zeros, &plan)
+                    }
                 },
             }
         };
@@ -200,6 +208,9 @@ impl Parameters {
         let plan = &self.plan;
         let bucket = &mut self.lock().buckets[number];
         if let Some(master) = bucket.master.take() {
+            // What was made from it goes before it is made anew.
+            bucket.shard = None;
+            bucket.whole = Whole::Away;
             return master;
         }
         let whole = bucket.whole(number, plan);

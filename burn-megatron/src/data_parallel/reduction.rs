@@ -61,8 +61,8 @@ fn narrow(x: Tensor<1>, plan: &Plan) -> State {
 }
 
 impl Reduction {
-    /// What this rank steps of the bucket, summed over the data axis.
-    pub fn wait(self, plan: &Plan) -> Flat {
+    /// What this rank steps of the bucket, summed over the data axis; a shard counts as `category`.
+    pub fn wait(self, category: Category, plan: &Plan) -> Flat {
         let shard = match self.state {
             State::Ready(tensor) => return Flat::holding(tensor, self.held),
             State::Whole(pending) => return Flat::holding(pending.wait(), self.held),
@@ -75,6 +75,6 @@ impl Reduction {
             1 => shard,
             _ => start_all_reduce(shard, ReduceOp::Sum, replicas).wait(),
         };
-        plan.hold(shard, Category::Gradients)
+        plan.hold(shard, category)
     }
 }

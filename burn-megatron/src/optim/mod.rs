@@ -60,6 +60,12 @@ pub enum OptimizerError {
     /// A group of parameters is not right.
     #[error(transparent)]
     Group(#[from] GroupError),
+    /// Moments in 16 bits, of an optimizer that keeps them in the type of the masters.
+    #[error(
+        "moments = bf16 is what the fused AdamW can keep, and the optimizer of this run is unfused; \
+         fuse it, or leave moments at f32"
+    )]
+    Moments,
     /// The ranks could not communicate.
     #[error(transparent)]
     Comm(Box<CommError>),

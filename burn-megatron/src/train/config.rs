@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::schedule::{LrSchedule, LrStyle, ScheduleError};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{MeshError, share_batch};
-use crate::optim::{AdamWConfig, LossScale, LossScaleError, StepCount};
+use crate::optim::{AdamWConfig, GroupError, LossScale, LossScaleError, StepCount, groups};
 
 /// Settings of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,7 +33,9 @@ pub struct TrainConfig {
     pub schedule: LrStyle,
     /// AdamW.
     pub optimizer: AdamWConfig,
-    /// What is sharded over the data axis, the type that the model computes in, what overlaps.
+    /// What is sharded over the data axis, the type that the model computes in, what overlaps. It is
+    /// no part of the text of these settings: a recipe has a table of its own for it.
+    #[serde(skip)]
     pub data_parallel: DataParallelConfig,
     /// What the loss is multiplied with, so that small gradients stay in the range of f16;
     /// dynamic for f16 and none for other types where not given.
@@ -105,6 +107,9 @@ pub enum ConfigError {
     /// Sharding and precision.
     #[error(transparent)]
     DataParallel(#[from] DataParallelConfigError),
+    /// A group of parameters.
+    #[error(transparent)]
+    Group(#[from] GroupError),
     /// The loss scale.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
@@ -147,6 +152,7 @@ impl TrainConfig {
         }
         self.learning_rates()?;
         self.data_parallel.check(data)?;
+        groups::check(&self.optimizer.groups)?;
         self.loss_scale().check()?;
         Ok(())
     }

@@ -26,6 +26,8 @@ pub struct Progress {
     output: Output,
     steps: Range<usize>,
     started: Instant,
+    /// The loss scale that was shown last.
+    scale: Option<f64>,
 }
 
 enum Output {
@@ -56,26 +58,44 @@ impl Progress {
             output,
             steps,
             started: Instant::now(),
+            scale: None,
         }
     }
 
     /// Shows a finished step.
     pub fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) {
         let done = metrics.step.saturating_add(1);
-        match &mut self.output {
-            Output::Silent => {}
-            Output::Bar(bar) => {
-                bar.set_message(measurements(metrics, timing));
-                bar.set_position(done as u64);
-            }
+        let is_shown = match &mut self.output {
+            Output::Silent => false,
+            Output::Bar(_) => true,
             Output::Lines { last, .. } => {
-                if is_due(done, &self.steps) || last.elapsed() >= LONGEST_SILENCE {
+                let due = is_due(done, &self.steps) || last.elapsed() >= LONGEST_SILENCE;
+                if due {
                     *last = Instant::now();
-                    let (total, eta) = (self.steps.end, self.eta(done));
-                    let measurements = measurements(metrics, timing);
-                    self.note(&format!("step {done}/{total}  {measurements}  ETA {eta}"));
                 }
+                due
             }
+        };
+        if !is_shown {
+            return;
+        }
+        let scale = self.scale(metrics);
+        let measurements = measurements(metrics, timing) + &scale;
+        if let Output::Bar(bar) = &self.output {
+            bar.set_message(measurements);
+            bar.set_position(done as u64);
+        } else {
+            let (total, eta) = (self.steps.end, self.eta(done));
+            self.note(&format!("step {done}/{total}  {measurements}  ETA {eta}"));
+        }
+    }
+
+    /// The loss scale, where it is another one than was shown last, or did not fit this step.
+    fn scale(&mut self, metrics: &StepMetrics) -> String {
+        let before = std::mem::replace(&mut self.scale, metrics.loss_scale);
+        match metrics.loss_scale {
+            Some(scale) if metrics.skipped || before != Some(scale) => format!("  scale {scale}"),
+            _ => String::new(),
         }
     }
 
@@ -190,6 +210,7 @@ mod tests {
                 output,
                 steps,
                 started: Instant::now(),
+                scale: None,
             },
             shared,
         )
@@ -273,6 +294,25 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_scale_is_shown_when_it_changes_or_did_not_fit() {
+        let (mut progress, shared) = lines(0..6);
+        let scales = [8.0, 4.0, 4.0, 4.0, 1.0, 1.0];
+        for (i, scale) in scales.into_iter().enumerate() {
+            let (mut metrics, timing) = step(i);
+            metrics.loss_scale = (scale != 1.0).then_some(scale);
+            metrics.skipped = i == 3;
+            progress.step(&metrics, &timing);
+        }
+        let text = text(&shared);
+        let shown: Vec<_> = text
+            .lines()
+            .map(|line| line.split_once("  scale ").map(|(_, scale)| &scale[..1]))
+            .collect();
+        let expected = [Some("8"), Some("4"), None, Some("4"), None, None];
+        assert_eq!(shown, expected, "{text}");
+    }
+
+    #[test]
     fn a_slow_run_is_not_silent() {
         let (mut progress, shared) = lines(0..1000);
         run(&mut progress, 1..5);
@@ -307,6 +347,7 @@ mod tests {
             output,
             steps: 10..20,
             started: Instant::now(),
+            scale: None,
         };
         run(&mut progress, 10..20);
         progress.finish();

@@ -142,6 +142,11 @@ impl<M: LanguageModel> Trainer<M> {
         &self.ddp
     }
 
+    /// The loss scale of the next step.
+    pub fn scaler(&self) -> &LossScaler {
+        &self.scaler
+    }
+
     /// What this rank of a pipeline did in the last step, in order; nothing without a pipeline.
     pub fn events(&self) -> &[Event] {
         &self.events
@@ -248,13 +253,13 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(metrics)
     }
 
-    /// Says what was wrong with the gradients of this rank. With a dynamic loss scale that is how
-    /// the scale is found, and no news.
+    /// Says what was wrong with the gradients of this rank, above all the first, from which others
+    /// follow. With a dynamic loss scale that is how the scale is found, and no news.
     fn name_culprits(&self, gradients: &Gradients, step: usize) {
-        for culprit in &gradients.culprits {
-            match self.scaler.state() {
-                Some(_) => tracing::debug!(step, "{culprit}"),
-                None => tracing::warn!(step, "{culprit}"),
+        for (number, culprit) in gradients.culprits.iter().enumerate() {
+            match (self.scaler.state(), number) {
+                (None, 0) => tracing::warn!(step, "{culprit}"),
+                _ => tracing::debug!(step, "{culprit}"),
             }
         }
     }

@@ -1,0 +1,448 @@
+//! Computing in 16 bits, with f32 masters: it learns as f32 does, overflows are got over, and what is
+//! sharded changes nothing.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::choice::{Choice, Choices};
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DistributedDataParallel, MemoryPlan, Moments, Precision, ZeroStage,
+};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::optim::{
+    AdamWConfig, LossScale, LossScaleConfig, OptimizerError, ParallelAdamW, global_norm,
+};
+use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
+use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::{
+    LanguageModel, Observer, ObserverError, Outcome, Pipeline, TrainConfig, Trainer,
+};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::{Text, small_gpt, small_llama};
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// How the ranks of a run lie.
+#[derive(Clone, Copy)]
+struct Layout {
+    tensor: usize,
+    data: usize,
+    pipeline: usize,
+}
+
+const FLAT: Layout = Layout {
+    tensor: 2,
+    data: 2,
+    pipeline: 1,
+};
+
+fn model() -> TransformerConfig {
+    TransformerConfig {
+        context: 16,
+        hidden: 32,
+        layers: 2,
+        heads: 2,
+        groups: Some(1),
+        ..TransformerConfig::llama()
+    }
+}
+
+fn config(steps: usize, precision: Precision) -> TrainConfig {
+    TrainConfig {
+        steps,
+        micro_batch_size: 2,
+        global_batch_size: 8,
+        learning_rate: 4e-3,
+        min_learning_rate: 4e-4,
+        warmup_steps: 4,
+        data_parallel: DataParallelConfig {
+            precision,
+            ..DataParallelConfig::default()
+        },
+        ..TrainConfig::default()
+    }
+}
+
+/// What a rank saw.
+#[derive(Default)]
+struct Seen {
+    steps: Vec<StepMetrics>,
+}
+
+impl Observer for Seen {
+    fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        self.steps.push(*metrics);
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
+    }
+}
+
+/// What a rank brings back from a run.
+struct Trained {
+    outcome: Outcome,
+    steps: Vec<StepMetrics>,
+    /// The bits of its parameters, and their types.
+    weights: Vec<Vec<u32>>,
+    /// The loss scale at the end.
+    scale: f64,
+}
+
+fn train(layout: Layout, config: &TrainConfig) -> Vec<Trained> {
+    let text = Text::new();
+    let text = text.open();
+    let mesh = ParallelConfig::new()
+        .with_tensor(layout.tensor)
+        .with_data(layout.data)
+        .with_pipeline(layout.pipeline);
+    let world = World::threads(layout.tensor * layout.data * layout.pipeline).unwrap();
+    let run = world.run(|rank| -> Result<_, AnyError> {
+        let groups = Groups::new(&mesh, &rank)?;
+        let device = Device::flex();
+        let computing = config.data_parallel.precision.of(DType::F32);
+        let scope = Scope::with(&groups, &device, 1, DType::F32).computing_in(computing);
+        let mut trainer = match layout.pipeline {
+            1 => Trainer::new(model().init(scope, false)?, &groups, &device, config)?,
+            ranks => {
+                let share = config.global_batch_size / layout.data;
+                let micro_batches = share / config.micro_batch_size;
+                let kind: ScheduleKind = "1f1b".parse()?;
+                let schedule = generate(&ScheduleConfig::new(kind, ranks, micro_batches))?;
+                let stages = LayerSplit::Even.stages(model().layers, schedule.stages())?;
+                let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
+                let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
+                let pipeline = Pipeline {
+                    schedule,
+                    defer_embedding_wgrad: None,
+                };
+                let model = model().init_stages(scope, false, &own)?;
+                Trainer::with_pipeline(model, &groups, &device, config, pipeline)?
+            }
+        };
+        let mut seen = Seen::default();
+        let outcome = trainer.fit(&text, &mut seen)?;
+        let scale = trainer.scaler().scale();
+        trainer.model().check_replicas()?;
+        Ok(Trained {
+            outcome,
+            steps: seen.steps,
+            weights: weights(trainer.model()),
+            scale,
+        })
+    });
+    run.unwrap()
+}
+
+fn weights<M: burn::module::Module>(ddp: &DistributedDataParallel<M>) -> Vec<Vec<u32>> {
+    let bits = |tensor: Tensor<1>| {
+        let values: Vec<f32> = tensor.into_data().try_into_vec().unwrap();
+        values.into_iter().map(f32::to_bits).collect()
+    };
+    ddp.parameters().into_iter().map(bits).collect()
+}
+
+#[test]
+fn sixteen_bits_end_where_thirty_two_do() {
+    let pipeline = Layout {
+        tensor: 1,
+        data: 1,
+        pipeline: 2,
+    };
+    for layout in [FLAT, pipeline] {
+        let wide = &train(layout, &config(60, Precision::F32))[0];
+        let expected = wide.outcome.held_out.loss;
+        assert!(expected < 0.5 * wide.steps[0].loss, "it learns: {expected}");
+        for precision in [Precision::Bf16, Precision::F16] {
+            let scaled = precision == Precision::F16;
+            let scale = scaled.then_some(256.0);
+            let config = TrainConfig {
+                loss_scale: scale.map(LossScale::Constant),
+                ..config(60, precision)
+            };
+            let run = &train(layout, &config)[0];
+            let found = run.outcome.held_out.loss;
+            let apart = (found / expected - 1.0).abs();
+            assert!(
+                apart < 0.02,
+                "{precision:?}: {found}, and {expected} in f32"
+            );
+            assert_eq!(run.outcome.skipped, 0, "{precision:?}");
+            // Another type was computed in.
+            assert_ne!(run.weights, wide.weights, "{precision:?}");
+            assert!(run.steps.iter().all(|step| step.loss_scale == scale));
+        }
+    }
+}
+
+/// Gradients of f16 that are not finite at first.
+#[test]
+fn an_overflow_is_skipped_on_all_ranks_and_got_over() {
+    let initial = 2f64.powi(40);
+    let dynamic = LossScaleConfig {
+        initial,
+        hysteresis: 1,
+        ..LossScaleConfig::default()
+    };
+    let config = TrainConfig {
+        loss_scale: Some(LossScale::Dynamic(dynamic)),
+        ..config(80, Precision::F16)
+    };
+    let rates = config.learning_rates().unwrap();
+    let runs = train(FLAT, &config);
+    for run in &runs {
+        assert_eq!(format!("{:?}", run.steps), format!("{:?}", runs[0].steps));
+    }
+    let Trained {
+        outcome,
+        steps,
+        scale,
+        ..
+    } = &runs[0];
+    let at_first = steps.iter().take_while(|step| step.skipped).count();
+    assert!(
+        (10..40).contains(&at_first),
+        "{at_first} steps were skipped"
+    );
+    let mut skipped = 0;
+    for (number, step) in steps.iter().enumerate() {
+        assert!(step.loss.is_finite(), "step {number}");
+        assert_eq!(
+            step.gradient_norm.is_finite(),
+            !step.skipped,
+            "step {number}"
+        );
+        assert_eq!(step.loss_scale, Some(initial * 0.5f64.powi(skipped)));
+        // The rate is that of the steps that were taken.
+        let taken = number - skipped as usize;
+        assert_eq!(step.learning_rate, rates.lr(taken), "step {number}");
+        skipped += i32::from(step.skipped);
+    }
+    assert_eq!(outcome.skipped, skipped as usize);
+    assert_eq!(*scale, initial * 0.5f64.powi(skipped));
+    let (first, last) = (steps[0].loss, outcome.held_out.loss);
+    assert!(last < 0.5 * first, "it learns after all: {first} to {last}");
+}
+
+/// Too many skips end the run, on all ranks, with what helps.
+#[test]
+fn a_scale_that_never_fits_ends_the_run() {
+    let config = TrainConfig {
+        loss_scale: Some(LossScale::Constant(2f64.powi(40))),
+        skip_limit: 5.try_into().unwrap(),
+        ..config(20, Precision::F16)
+    };
+    let outcome = std::panic::catch_unwind(|| train(FLAT, &config).len());
+    let panic = outcome.unwrap_err();
+    let message = panic.downcast_ref::<String>().unwrap();
+    assert!(
+        message.contains("the last 5 steps were all skipped"),
+        "{message}"
+    );
+}
+
+/// The factor is a power of two, so that nothing of it rounds.
+#[test]
+fn a_loss_scale_changes_nothing_in_f32() {
+    let pipeline = Layout {
+        tensor: 1,
+        data: 2,
+        pipeline: 2,
+    };
+    for layout in [FLAT, pipeline] {
+        let plain = config(8, Precision::F32);
+        let scaled = TrainConfig {
+            loss_scale: Some(LossScale::Constant(1024.0)),
+            ..plain.clone()
+        };
+        for (plain, scaled) in train(layout, &plain).iter().zip(train(layout, &scaled)) {
+            assert_eq!(plain.weights, scaled.weights);
+            for (a, b) in plain.steps.iter().zip(&scaled.steps) {
+                assert_eq!((a.loss_scale, b.loss_scale), (None, Some(1024.0)));
+                assert_eq!(a.loss.to_bits(), b.loss.to_bits());
+                assert_eq!(a.gradient_norm.to_bits(), b.gradient_norm.to_bits());
+            }
+        }
+    }
+}
+
+const RANKS: usize = 4;
+const STEPS: usize = 6;
+
+/// What a rank of [`shard`] has seen.
+#[derive(Clone, Debug, PartialEq)]
+struct Sharded {
+    weights: Vec<Vec<u32>>,
+    losses: Vec<u64>,
+    norms: Vec<u64>,
+    memory: [MemoryPlan; 2],
+}
+
+fn tokens(config: &TransformerConfig, key: usize, device: &Device) -> Tensor<2, Int> {
+    let shape = [2, config.context];
+    let token = |i: usize| ((i * i * 7 + key * 31 + i) % config.vocabulary) as i64;
+    let data = (0..shape[0] * shape[1]).map(token).collect::<Vec<_>>();
+    Tensor::from_data(TensorData::new(data, shape), device)
+}
+
+/// Trains over the data axis alone, with clipping.
+fn shard(
+    config: &TransformerConfig,
+    settings: &DataParallelConfig,
+    kernels: Choice,
+) -> Vec<Sharded> {
+    let mesh = ParallelConfig::new().with_data(RANKS);
+    let run = World::threads(RANKS).unwrap().run(|rank| {
+        let groups = Groups::new(&mesh, &rank)?;
+        let device = Device::flex();
+        let scope = Scope::with(&groups, &device, 3, DType::F32)
+            .computing_in(settings.precision.of(DType::F32))
+            .with_kernels(&Choices::all(kernels))?;
+        let model = config.init(scope, false)?;
+        let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
+        let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
+        let inputs = device.clone().autodiff();
+        let (mut losses, mut norms) = (vec![], vec![]);
+        for step in 0..STEPS {
+            ddp.position().set(step as u64, (2 * groups.rank()) as u64);
+            let key = 10 * step + groups.rank();
+            let batch = |key| tokens(config, key, &inputs);
+            let loss = ddp.forward(&device, |model| {
+                model.losses(batch(key), batch(key + 5000), None).sum()
+            });
+            losses.push(loss.clone().into_scalar::<f64>().to_bits());
+            ddp.backward_last(loss);
+            let mut gradients = ddp.reduce(2 * config.context as u64)?;
+            let norm = global_norm(&gradients, &ddp)?;
+            norms.push(norm.to_bits());
+            gradients.scale((0.5 / norm).min(1.0));
+            optimizer.step(0.01, &mut ddp, gradients);
+        }
+        ddp.check_replicas()?;
+        Ok::<_, AnyError>(Sharded {
+            weights: weights(&ddp),
+            losses,
+            norms,
+            memory: [ddp.usage().peak(), ddp.memory_plan()?],
+        })
+    });
+    run.unwrap()
+}
+
+fn stage(number: u8, precision: Precision) -> DataParallelConfig {
+    DataParallelConfig {
+        zero_stage: ZeroStage::try_from(number).unwrap(),
+        precision,
+        // Several buckets, and parameters that lie in two shards.
+        bucket_size: (number < 3).then_some(1000),
+        ..DataParallelConfig::default()
+    }
+}
+
+fn assert_same_bits(name: &str, runs: &[Sharded], reference: &[Sharded]) {
+    for (rank, (run, other)) in runs.iter().zip(reference).enumerate() {
+        assert_eq!(run.losses, other.losses, "{name}: losses of rank {rank}");
+        assert_eq!(run.norms, other.norms, "{name}: norms of rank {rank}");
+        assert_eq!(run.weights, other.weights, "{name}: weights of rank {rank}");
+    }
+}
+
+#[test]
+fn every_stage_gives_the_same_bits_in_16_bits() {
+    for (model, config) in [
+        ("GPT, tied", small_gpt().config),
+        ("Llama", small_llama().config),
+    ] {
+        for precision in [Precision::Bf16, Precision::F16] {
+            let reference = shard(&config, &stage(0, precision), Choice::Auto);
+            for number in 1..=3 {
+                let runs = shard(&config, &stage(number, precision), Choice::Auto);
+                let name = format!("{model}, {precision:?}, ZeRO-{number}");
+                assert_same_bits(&name, &runs, &reference);
+            }
+            let hybrid = DataParallelConfig {
+                hsdp: Some(2),
+                overlap_param_gather: true,
+                ..stage(2, precision)
+            };
+            let runs = shard(&config, &hybrid, Choice::Auto);
+            assert_same_bits(
+                &format!("{model}, {precision:?}, hybrid"),
+                &runs,
+                &reference,
+            );
+        }
+    }
+}
+
+#[test]
+fn what_travels_in_16_bits_is_rounded_alike_in_every_stage() {
+    let config = small_llama().config;
+    let narrow = |number| DataParallelConfig {
+        reduce_in_16_bits: true,
+        ..stage(number, Precision::Bf16)
+    };
+    let reference = shard(&config, &narrow(1), Choice::Auto);
+    for number in [2, 3] {
+        let runs = shard(&config, &narrow(number), Choice::Auto);
+        assert_same_bits(&format!("ZeRO-{number}"), &runs, &reference);
+    }
+    let wide = shard(&config, &stage(1, Precision::Bf16), Choice::Auto);
+    assert_eq!(wide[0].losses[0], reference[0].losses[0]);
+    assert_ne!(wide[0].norms[0], reference[0].norms[0], "it is rounded");
+    let norm = |run: &Sharded| f64::from_bits(run.norms[0]);
+    let apart = (norm(&wide[0]) / norm(&reference[0]) - 1.0).abs();
+    assert!(apart < 1e-2, "{apart}");
+}
+
+#[test]
+fn a_rank_holds_what_was_computed_in_16_bits() {
+    let config = TransformerConfig {
+        hidden: 64,
+        ..small_llama().config
+    };
+    for moments in [Moments::F32, Moments::Bf16] {
+        for number in 0..=3 {
+            let settings = DataParallelConfig {
+                moments,
+                ..stage(number, Precision::Bf16)
+            };
+            for run in shard(&config, &settings, Choice::Auto) {
+                let [peak, plan] = run.memory;
+                for (what, measured, planned) in [
+                    ("parameters", peak.parameters, plan.parameters),
+                    ("gradients", peak.gradients, plan.gradients),
+                    ("optimizer", peak.optimizer, plan.optimizer),
+                ] {
+                    let ratio = measured as f64 / planned as f64;
+                    let name = format!("ZeRO-{number}, {moments:?}, {what}");
+                    assert!(
+                        (0.95..=1.05).contains(&ratio),
+                        "{name}: {measured} of {planned}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn moments_in_16_bits_need_the_fused_optimizer() {
+    let mesh = ParallelConfig::new();
+    let run = World::threads(1).unwrap().run(|rank| {
+        let groups = Groups::new(&mesh, &rank)?;
+        let scope =
+            Scope::new(&groups, &Device::flex()).with_kernels(&Choices::all(Choice::Unfused))?;
+        let model = small_gpt().config.init(scope, false)?;
+        let settings = DataParallelConfig {
+            moments: Moments::Bf16,
+            ..DataParallelConfig::default()
+        };
+        let ddp = DistributedDataParallel::with(model, &groups, &settings)?;
+        let error = ParallelAdamW::new(&AdamWConfig::default(), &ddp).err();
+        Ok::<_, AnyError>(matches!(error, Some(OptimizerError::Moments)))
+    });
+    assert_eq!(run.unwrap(), [true]);
+}
