@@ -5,6 +5,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::door::{passing_value, with_anchor};
 use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
+use super::lookup::lookup;
 use super::{BuildError, Init, ParameterSpec, Place, Placement, Scope, Section};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
@@ -93,18 +94,17 @@ impl VocabParallelEmbedding {
     /// sequence parallelism.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [batch, seq] = tokens.dims();
-        let weight = passing_value(&self.weight);
-        let [rows, hidden] = weight.dims();
+        let [rows, hidden] = self.weight.lazy_shape().dims();
         let tokens = tokens.reshape([batch * seq]);
         if self.comm.size() == 1 {
-            return weight.select(0, tokens).reshape([batch, seq, hidden]);
+            return lookup(&self.weight, tokens).reshape([batch, seq, hidden]);
         }
         let own = tokens - self.first as i64;
         let foreign = own
             .clone()
             .lower_scalar(0)
             .bool_or(own.clone().greater_equal_scalar(rows as i64));
-        let found = weight.select(0, own.clamp(0, rows as i64 - 1));
+        let found = lookup(&self.weight, own.clamp(0, rows as i64 - 1));
         let partial = found.mask_fill(
             foreign.unsqueeze_dim::<2>(1).expand([batch * seq, hidden]),
             0.0,

@@ -28,6 +28,7 @@ mod dropout;
 mod embedding;
 mod init;
 mod linear;
+mod lookup;
 mod loss;
 mod mlp;
 mod norm;

@@ -1,9 +1,10 @@
 //! Models that compute in 16 bits and are stepped in 32.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Int};
 
 use super::guards::stage;
 use super::*;
+use crate::nn::{Init, Scope, VocabParallelEmbedding, Vocabulary};
 use crate::optim::{AdamWConfig, ParallelAdamW};
 
 fn half(precision: Precision, number: u8) -> DataParallelConfig {
@@ -117,4 +118,30 @@ fn moments_in_16_bits_take_half_the_memory() {
     // One bucket of 128 elements: masters of 4 bytes, and two moments.
     assert_eq!(bytes(Moments::F32), 128 * 12);
     assert_eq!(bytes(Moments::Bf16), 128 * 8);
+}
+
+/// In bf16 a sum of ones stands still at 256.
+#[test]
+fn the_gradient_of_a_token_that_comes_often_is_added_up_in_f32() {
+    let groups = Groups::single();
+    let scope = Scope::new(&groups, &Device::flex());
+    let vocabulary = Vocabulary::padded(3, 1, 1);
+    let child = scope.child("embedding");
+    let embedding = VocabParallelEmbedding::new(vocabulary, 2, Init::Constant(0.5), false, &child);
+    #[derive(Module, Debug)]
+    struct Model {
+        embedding: VocabParallelEmbedding,
+    }
+    let embedding = embedding.unwrap();
+    let model = scope.finish(Model { embedding }).unwrap();
+    let config = half(Precision::Bf16, 0);
+    let mut ddp = DistributedDataParallel::with(model, &groups, &config).unwrap();
+    let loss = ddp.forward(&device(), |model| {
+        let tokens = Tensor::<2, Int>::ones([4, 1000], &device());
+        model.embedding.forward(tokens).sum().cast(DType::F32)
+    });
+    ddp.backward_last(loss);
+    let gradients = ddp.reduce(1).unwrap();
+    let gradient = values(ddp.whole_gradients(&gradients).remove(0));
+    assert_eq!(gradient, [0.0, 0.0, 4000.0, 4000.0, 0.0, 0.0]);
 }
