@@ -9,7 +9,8 @@ use std::time::Instant;
 use burn_megatron_kernel_check::arch::{self, ARCHS, Arch};
 use burn_megatron_kernel_check::table::{Outcome, Row, render};
 use burn_megatron_kernel_check::toolchain::Toolchain;
-use burn_megatron_kernel_check::{emit, types, verdict};
+use burn_megatron_kernel_check::verdict::{self, Purpose};
+use burn_megatron_kernel_check::{emit, types};
 use burn_megatron_kernels::specimen::{Specimen, specimens};
 use clap::Parser;
 use rayon::prelude::*;
@@ -113,8 +114,12 @@ fn row(toolchain: &Toolchain, arch: Arch, folder: &Path, kernel: &Specimen) -> R
             .build(&source.text, arch, &stem)
             .map_err(|error| error.to_string())?;
         let shared = source.shared + built.usage.shared;
+        let purpose = Purpose {
+            streams: kernel.streams,
+            multiplies: kernel.multiplies,
+        };
         Ok(Outcome::Judged {
-            faults: verdict::judge(&built, shared, kernel.streams, arch),
+            faults: verdict::judge(&built, shared, purpose, arch),
             built,
             shared,
         })

@@ -1,4 +1,4 @@
-//! Accesses to global memory, read from the instructions that `nvdisasm` lists.
+//! Accesses to global memory and matrix products, read from the instructions that `nvdisasm` lists.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -55,6 +55,28 @@ pub fn parse(listing: &str) -> Accesses {
     }
 }
 
+/// How many instructions of a listing of `nvdisasm -c` are products by matrix units.
+pub fn products(listing: &str) -> usize {
+    let multiplies = |line: &&str| {
+        let name = opcode(line).and_then(|opcode| opcode.split('.').next());
+        matches!(
+            name,
+            Some("HMMA" | "IMMA" | "DMMA" | "HGMMA" | "QGMMA" | "UTCHMMA")
+        )
+    };
+    listing.lines().filter(multiplies).count()
+}
+
+/// The name of a line's instruction with its modifiers, without the predicate before it.
+fn opcode(line: &str) -> Option<&str> {
+    let mut words = line.split("*/").nth(1)?.split_whitespace();
+    let first = words.next()?;
+    match first.starts_with('@') {
+        true => words.next(),
+        false => Some(first),
+    }
+}
+
 /// Of loops, each by its first line with its last line and its accesses, those that hold no other.
 fn innermost(loops: HashMap<usize, (usize, Range<usize>)>) -> Vec<Range<usize>> {
     let holds_none = |start: usize, end: usize| {
@@ -79,13 +101,7 @@ fn branch(line: &str) -> Option<&str> {
 
 /// Reads a line such as `/*0070*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64+0x10] ;`.
 fn access(line: &str) -> Option<Access> {
-    let code = line.split("*/").nth(1)?.trim();
-    let mut words = code.split_whitespace();
-    let mut opcode = words.next()?;
-    if opcode.starts_with('@') {
-        opcode = words.next()?;
-    }
-    let mut modifiers = opcode.split('.');
+    let mut modifiers = opcode(line)?.split('.');
     let direction = match modifiers.next()? {
         // `LD` and `ST` are to an address space that the assembler could not tell; `LDGSTS` copies
         // to shared memory.
@@ -94,7 +110,7 @@ fn access(line: &str) -> Option<Access> {
         _ => return None,
     };
     let bits = modifiers.filter_map(bits).next_back().unwrap_or(32);
-    let (base, offset) = address(code)?;
+    let (base, offset) = address(line.split("*/").nth(1)?)?;
     Some(Access {
         direction,
         bits,
@@ -199,5 +215,15 @@ mod tests {
         let accesses = parse(listing);
         assert_eq!(accesses.all.len(), 4);
         assert_eq!(accesses.loops, [1..3, 4..4]);
+    }
+
+    #[test]
+    fn products_of_matrix_units_are_counted() {
+        let listing = "\
+        /*0410*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0420*/              @!P0 HMMA.16816.F32 R4, R8, R14, R4 ;
+        /*0430*/                   FFMA R4, R8, R12, R4 ;
+        /*0440*/                   LDSM.16.M88.4 R8, [R2] ;";
+        assert_eq!(products(listing), 2);
     }
 }

@@ -143,6 +143,7 @@ mod tests {
                 built: Built {
                     usage,
                     accesses: sass::parse(listing),
+                    products: 0,
                 },
                 shared: 1024,
                 faults,

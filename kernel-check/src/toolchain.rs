@@ -12,7 +12,7 @@ use crate::usage::{self, Usage};
 /// The compilers of one folder.
 pub struct Toolchain {
     nvrtc: Nvrtc,
-    include: PathBuf,
+    includes: [PathBuf; 2],
     ptxas: PathBuf,
     nvdisasm: PathBuf,
 }
@@ -41,6 +41,8 @@ pub struct Built {
     pub usage: Usage,
     /// Its accesses to global memory.
     pub accesses: Accesses,
+    /// Its instructions that multiply by matrix units.
+    pub products: usize,
 }
 
 impl Toolchain {
@@ -55,9 +57,11 @@ impl Toolchain {
             }
         };
         file("cuda_runtime/include/cuda_bf16.h")?;
+        // What `mma.h` of the first folder includes comes with the compiler.
+        file("cuda_nvcc/include/crt/mma.h")?;
         Ok(Self {
             nvrtc: Nvrtc::load(&file("cuda_nvrtc/lib/libnvrtc.so.12")?)?,
-            include: file("cuda_runtime/include")?,
+            includes: [file("cuda_runtime/include")?, file("cuda_nvcc/include")?],
             ptxas: file("cuda_nvcc/bin/ptxas")?,
             nvdisasm: file("cu13/bin/nvdisasm")?,
         })
@@ -72,11 +76,12 @@ impl Toolchain {
         };
         write("cu", source)?;
         // The options with which CubeCL compiles for a device.
-        let options = [
-            format!("--gpu-architecture={}", arch.name),
-            format!("--include-path={}", self.include.display()),
-            "-lineinfo".into(),
-        ];
+        let includes = self.includes.iter();
+        let mut options: Vec<_> = includes
+            .map(|folder| format!("--include-path={}", folder.display()))
+            .collect();
+        options.push(format!("--gpu-architecture={}", arch.name));
+        options.push("-lineinfo".into());
         let ptx = self
             .nvrtc
             .compile(source, &options)
@@ -97,6 +102,7 @@ impl Toolchain {
         Ok(Built {
             usage,
             accesses: sass::parse(&listing),
+            products: sass::products(&listing),
         })
     }
 }

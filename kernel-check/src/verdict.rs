@@ -28,6 +28,8 @@ pub enum Fault {
     /// The kernel streams rows, and this innermost loop of it (its place among the loops that
     /// access memory) has only narrow accesses.
     NarrowLoop(usize),
+    /// The kernel multiplies by matrix units, and has no instruction of theirs.
+    NoMatrixProducts,
     /// The kernel streams rows, and takes 128 bits that stand side by side in pieces; the first.
     Pieces(Access),
 }
@@ -53,6 +55,12 @@ impl fmt::Display for Fault {
                 f,
                 "streams rows, and loop {number} has no access that is {WIDE} bits wide"
             ),
+            Fault::NoMatrixProducts => {
+                write!(
+                    f,
+                    "multiplies by matrix units, and has no instruction of theirs"
+                )
+            }
             Fault::Pieces(access) => {
                 let done = match access.direction {
                     Direction::Load => "loaded",
@@ -68,9 +76,18 @@ impl fmt::Display for Fault {
     }
 }
 
-/// All that is wrong with a kernel. `shared` is its shared memory in bytes, `streams` whether it
-/// streams rows of memory.
-pub fn judge(built: &Built, shared: usize, streams: bool, arch: Arch) -> Vec<Fault> {
+/// What a kernel is for, which says what it must have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Purpose {
+    /// It streams rows of memory.
+    pub streams: bool,
+    /// It multiplies by matrix units.
+    pub multiplies: bool,
+}
+
+/// All that is wrong with a kernel. `shared` is its shared memory in bytes.
+pub fn judge(built: &Built, shared: usize, purpose: Purpose, arch: Arch) -> Vec<Fault> {
+    let streams = purpose.streams;
     let mut faults = Vec::new();
     let (stores, loads) = (built.usage.spill_stores, built.usage.spill_loads);
     let allowed = if streams { 0 } else { TILES_MAY_SPILL };
@@ -81,6 +98,9 @@ pub fn judge(built: &Built, shared: usize, streams: bool, arch: Arch) -> Vec<Fau
     }
     if shared > arch.shared_memory {
         faults.push(Fault::SharedMemory(shared, arch.shared_memory));
+    }
+    if purpose.multiplies && built.products == 0 {
+        faults.push(Fault::NoMatrixProducts);
     }
     if streams {
         faults.extend(narrow(&built.accesses));
@@ -168,8 +188,13 @@ ptxas info    : Used 22 registers, used 0 barriers
         let built = Built {
             usage: usage::parse(report).unwrap(),
             accesses: sass::parse(listing),
+            products: sass::products(listing),
         };
-        let faults = judge(&built, shared, streams, ARCHS[1]);
+        let purpose = Purpose {
+            streams,
+            ..Purpose::default()
+        };
+        let faults = judge(&built, shared, purpose, ARCHS[1]);
         faults.iter().map(Fault::to_string).collect()
     }
 
@@ -238,5 +263,24 @@ ptxas info    : Used 22 registers, used 0 barriers
     fn shared_memory_has_the_limit_of_the_architecture() {
         let expected = ["232449 bytes of shared memory, of which there are 232448"];
         assert_eq!(faults(CLEAN, WIDE_ROW, 232_449, true), expected);
+    }
+
+    #[test]
+    fn a_kernel_of_matrix_products_has_them() {
+        let faults = |listing: &str| {
+            let built = Built {
+                usage: usage::parse(CLEAN).unwrap(),
+                accesses: sass::parse(listing),
+                products: sass::products(listing),
+            };
+            let purpose = Purpose {
+                multiplies: true,
+                ..Purpose::default()
+            };
+            judge(&built, 0, purpose, ARCHS[1])
+        };
+        assert_eq!(faults(WIDE_ROW), [Fault::NoMatrixProducts]);
+        let product = "        /*0410*/                   HMMA.16816.F32 R4, R8, R12, R4 ;\n";
+        assert!(faults(&[WIDE_ROW, product].concat()).is_empty());
     }
 }

@@ -45,6 +45,7 @@ pub enum Activation {
 
 /// What a nonlinearity does with one value, gate or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "cubecl", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum Curve {
     Normal,
     Tanh,

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use super::portable::{Backward, Forward};
 use super::problem::{Problem, Projections};
 use crate::cpu::wide;
-use crate::launch::launch;
+use crate::launch::{Kernel, launch};
 
 /// A way to compute attention, forward and backward, on plain tensors (no autodiff).
 ///
@@ -68,14 +68,7 @@ impl AttentionEngine for Portable {
         projections: Projections,
         sink: Option<Tensor<1>>,
     ) -> (Tensor<4>, Tensor<3>) {
-        if problem.is_empty() {
-            return nothing(problem, &projections, sink);
-        }
-        let mut inputs = projections.list();
-        inputs.extend(sink.map(Tensor::into_dispatch));
-        inputs.extend(bounds(problem));
-        let mut outputs = launch(Forward(problem.clone()), inputs).into_iter();
-        (take(&mut outputs), take(&mut outputs))
+        forward_by(Forward(problem.clone()), problem, projections, sink)
     }
 
     fn backward(
@@ -83,36 +76,66 @@ impl AttentionEngine for Portable {
         problem: &Problem,
         projections: Projections,
         sink: Option<Tensor<1>>,
-        (out, lse): (Tensor<4>, Tensor<3>),
+        result: (Tensor<4>, Tensor<3>),
         dout: Tensor<4>,
     ) -> (Projections, Option<Tensor<1>>) {
-        if problem.is_empty() {
-            // Without keys the output is 0 whatever the sink.
-            return (projections.zeros_like(), sink.map(|sink| sink.zeros_like()));
-        }
-        let mut inputs = projections.list();
-        inputs.extend([
-            out.into_dispatch(),
-            lse.into_dispatch(),
-            dout.into_dispatch(),
-        ]);
-        inputs.extend(sink.map(Tensor::into_dispatch));
-        inputs.extend(bounds(problem));
-        let mut outputs = launch(Backward(problem.clone()), inputs).into_iter();
-        let gradients = match problem.packed {
-            true => Projections::Packed(take(&mut outputs)),
-            false => {
-                let (q, kv) = (take(&mut outputs), take::<5>(&mut outputs));
-                let half = |index| kv.clone().narrow(0, index, 1).squeeze_dim(0);
-                Projections::Separate {
-                    q,
-                    k: half(0),
-                    v: half(1),
-                }
-            }
-        };
-        (gradients, problem.sink.then(|| take(&mut outputs)))
+        let kernel = Backward(problem.clone());
+        backward_by(kernel, problem, projections, sink, result, dout)
     }
+}
+
+/// [`AttentionEngine::forward`] by a kernel with the inputs and outputs of [`Forward`].
+pub(super) fn forward_by(
+    kernel: impl Kernel,
+    problem: &Problem,
+    projections: Projections,
+    sink: Option<Tensor<1>>,
+) -> (Tensor<4>, Tensor<3>) {
+    if problem.is_empty() {
+        return nothing(problem, &projections, sink);
+    }
+    let mut inputs = projections.list();
+    inputs.extend(sink.map(Tensor::into_dispatch));
+    inputs.extend(bounds(problem));
+    let mut outputs = launch(kernel, inputs).into_iter();
+    (take(&mut outputs), take(&mut outputs))
+}
+
+/// [`AttentionEngine::backward`] by a kernel with the inputs and outputs of [`Backward`].
+pub(super) fn backward_by(
+    kernel: impl Kernel,
+    problem: &Problem,
+    projections: Projections,
+    sink: Option<Tensor<1>>,
+    (out, lse): (Tensor<4>, Tensor<3>),
+    dout: Tensor<4>,
+) -> (Projections, Option<Tensor<1>>) {
+    if problem.is_empty() {
+        // Without keys the output is 0 whatever the sink.
+        return (projections.zeros_like(), sink.map(|sink| sink.zeros_like()));
+    }
+    let mut inputs = projections.list();
+    inputs.extend([
+        out.into_dispatch(),
+        lse.into_dispatch(),
+        dout.into_dispatch(),
+    ]);
+    inputs.extend(sink.map(Tensor::into_dispatch));
+    inputs.extend(bounds(problem));
+    let mut outputs = launch(kernel, inputs).into_iter();
+    let gradients = match problem.packed {
+        true => Projections::Packed(take(&mut outputs)),
+        false => {
+            let (q, kv) = (take(&mut outputs), take::<5>(&mut outputs));
+            let half = |index| kv.clone().narrow(0, index, 1).squeeze_dim(0);
+            Projections::Separate {
+                q,
+                k: half(0),
+                v: half(1),
+            }
+        }
+    };
+    (gradients, problem.sink.then(|| take(&mut outputs)))
 }
 
 fn bounds(problem: &Problem) -> Option<DispatchTensor> {
@@ -156,7 +179,7 @@ impl Projections {
         }
     }
 
-    fn device(&self) -> burn::tensor::Device {
+    pub(super) fn device(&self) -> burn::tensor::Device {
         match self {
             Self::Separate { q, .. } => q.device(),
             Self::Packed(qkv) => qkv.device(),

@@ -20,6 +20,9 @@
 //! [`attention_forward`] and [`attention_backward`] are their two halves on plain tensors, for
 //! callers who merge partial results, as context parallelism does. [`composed`] is the same of
 //! Burn's own operations, with the scores in memory.
+//!
+//! What computes it is an [`AttentionEngine`]: [`Portable`], or with the feature `cubecl` and where
+//! asked for `CmmaTiles`, which multiplies by the matrix units of a device.
 
 use std::sync::Arc;
 
@@ -31,6 +34,8 @@ mod cpu;
 mod engine;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
+#[cfg(feature = "cubecl")]
+mod matrix;
 mod options;
 mod portable;
 mod problem;
@@ -42,6 +47,8 @@ use backward::Attention;
 use problem::OPERATION;
 
 pub use engine::{AttentionEngine, Portable};
+#[cfg(feature = "cubecl")]
+pub use matrix::CmmaTiles;
 pub use options::{AttentionOptions, Documents, Heads, Window};
 pub use problem::{MAX_WIDTH, Problem, Projections};
 

@@ -25,6 +25,8 @@ pub struct Specimen {
     pub kernel: Box<dyn CubeKernel>,
     /// Whether it streams rows, so that it must load 128 bits at a time.
     pub streams: bool,
+    /// Whether it multiplies by matrix units, so that it must have their instructions.
+    pub multiplies: bool,
 }
 
 impl Specimen {
@@ -34,6 +36,7 @@ impl Specimen {
             name,
             kernel: Box::new(kernel),
             streams: true,
+            multiplies: false,
         }
     }
 
@@ -43,6 +46,15 @@ impl Specimen {
             name,
             kernel: Box::new(kernel),
             streams: false,
+            multiplies: false,
+        }
+    }
+
+    /// A kernel that multiplies by matrix units.
+    pub(crate) fn multiplying(name: String, kernel: impl CubeKernel + 'static) -> Self {
+        Self {
+            multiplies: true,
+            ..Self::other(name, kernel)
         }
     }
 }

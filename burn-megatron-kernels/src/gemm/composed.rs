@@ -32,6 +32,9 @@ pub fn accumulate_weight_gradient_at(
 ) -> Tensor<1> {
     let own = flat.dtype();
     let count = x.dims()[1] * gradient.dims()[1];
+    if count == 0 {
+        return flat;
+    }
     let product = x.cast(own).transpose().matmul(gradient.cast(own));
     accumulate(flat, offset, product.reshape([count]), add)
 }

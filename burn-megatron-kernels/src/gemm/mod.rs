@@ -81,6 +81,10 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
 pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tensor<2>) -> Tensor<2> {
     accept(check_accumulate(&x, &gradient, &into));
     let [inputs, outputs] = into.dims();
+    if inputs * outputs == 0 {
+        // Burn's reshape reads a 0 as "keep this dimension".
+        return into;
+    }
     let flat = into.reshape([inputs * outputs]);
     weight_gradient(x, gradient, flat, 0, true).reshape([inputs, outputs])
 }

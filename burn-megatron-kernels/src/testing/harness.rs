@@ -113,7 +113,7 @@ fn doubles(tensor: Tensor<1>) -> Vec<f64> {
 }
 
 /// Relative to the largest value of what is compared: a few units in the last place of the type.
-fn tolerance(dtype: DType) -> f64 {
+pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
         DType::F32 => 5e-6,
@@ -164,7 +164,8 @@ pub(crate) fn compare_within(
     }
 }
 
-fn assert_close(what: &str, expected: &Evaluation, actual: &Evaluation, tolerance: f64) {
+/// Asserts that outputs and gradients agree, each measured by its largest value.
+pub(crate) fn assert_close(what: &str, expected: &Evaluation, actual: &Evaluation, tolerance: f64) {
     assert_values(
         &format!("{what}: output"),
         &expected.output,

@@ -3,11 +3,7 @@
 use cubecl::prelude::*;
 
 use super::formula::{Form, gradients, output};
-
-/// Units of a cube.
-pub(super) const UNITS: u32 = 256;
-/// Vectors of the output that a unit makes; all of them are loaded before the first is stored.
-pub(super) const PER_UNIT: usize = 2;
+use crate::cube::Split;
 
 /// One vector of the input with its bias.
 #[cube]
@@ -54,7 +50,8 @@ pub(super) fn halves<F: Float, N: Size>(
     }
 }
 
-/// `columns`: vectors of a row of the output; `vectors`: those of the whole output.
+/// `columns`: vectors of a row of the output; `vectors`: those of the whole output. A portion of the
+/// split is one of them; a unit loads all of its own before it stores the first.
 #[cube(launch_unchecked)]
 pub(super) fn forward_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -66,12 +63,13 @@ pub(super) fn forward_kernel<F: Float, N: Size>(
     vectors: u32,
     #[comptime] columns: usize,
     #[comptime] form: Form,
+    #[comptime] split: Split,
     #[define(F)] _dtype: ElemType,
 ) {
-    let first = CUBE_POS * comptime!(UNITS as usize * PER_UNIT) + UNIT_POS as usize;
+    let first = CUBE_POS * comptime!(split.portions()) + UNIT_POS as usize;
     #[unroll]
-    for i in 0..PER_UNIT {
-        let at = first + i * comptime!(UNITS as usize);
+    for i in 0..split.each {
+        let at = first + i * comptime!(split.units as usize);
         if at < vectors as usize {
             let row = at / columns;
             let column = at % columns;
@@ -95,12 +93,13 @@ pub(super) fn backward_kernel<F: Float, N: Size>(
     vectors: u32,
     #[comptime] columns: usize,
     #[comptime] form: Form,
+    #[comptime] split: Split,
     #[define(F)] _dtype: ElemType,
 ) {
-    let first = CUBE_POS * comptime!(UNITS as usize * PER_UNIT) + UNIT_POS as usize;
+    let first = CUBE_POS * comptime!(split.portions()) + UNIT_POS as usize;
     #[unroll]
-    for i in 0..PER_UNIT {
-        let at = first + i * comptime!(UNITS as usize);
+    for i in 0..split.each {
+        let at = first + i * comptime!(split.units as usize);
         if at < vectors as usize {
             let row = at / columns;
             let column = at % columns;

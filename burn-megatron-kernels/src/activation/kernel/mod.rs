@@ -1,6 +1,7 @@
 //! The CubeCL form.
 //!
-//! The forward, and the backward of the input alone, work on elements ([`elements`]). Gradients of
+//! The forward, and the backward of the input alone, work on elements ([`elements`]), split as
+//! is fastest ([`launched`]). Gradients of
 //! the bias and of the row weight need sums ([`sums`]), made in the same pass; what several cubes
 //! have summed is added in a fixed order by a second, small kernel.
 
@@ -13,13 +14,20 @@ use cubecl::prelude::{ComptimeOptionArgs, CubeDim, SequenceArg};
 use super::backward::{Fused, Wanted};
 use crate::cube::{Reduction, RowPlan, empty, grid};
 
+macro_rules! optional {
+    ($tensor:expr) => {
+        ComptimeOptionArgs::from($tensor.map(CubeTensor::into_tensor_arg))
+    };
+}
+
 mod elements;
 mod formula;
+mod launched;
 mod specimen;
 mod sums;
 
-use elements::{PER_UNIT, UNITS, backward_kernel, forward_kernel};
 use formula::Form;
+use launched::Elements;
 pub(crate) use specimen::specimens;
 use sums::{Cut, FOLD_PARTS, FOLD_SUMS, SUM_UNITS, fold_kernel, sums_kernel};
 
@@ -29,6 +37,7 @@ const CUBES: usize = 2048;
 const LEAST_SUMMED: usize = 16;
 
 /// What is the same for every kernel of one launch.
+#[derive(Clone, Copy)]
 struct Plan {
     form: Form,
     /// Width of the input.
@@ -62,17 +71,6 @@ impl Plan {
     fn vectors(&self) -> usize {
         self.rows * self.row.columns
     }
-
-    /// Cubes of a kernel on elements.
-    fn cubes(&self) -> usize {
-        self.vectors().div_ceil(UNITS as usize * PER_UNIT)
-    }
-}
-
-macro_rules! optional {
-    ($tensor:expr) => {
-        ComptimeOptionArgs::from($tensor.map(CubeTensor::into_tensor_arg))
-    };
 }
 
 /// The output of `inputs`, see [`Fused`].
@@ -83,29 +81,16 @@ pub(super) fn forward(fused: &Fused, inputs: Vec<CubeTensor>) -> CubeTensor {
     if let Some(width) = shape.last_mut() {
         *width = fused.kind.narrowed(*width);
     }
-    let (client, dtype) = (x.client.clone(), x.dtype);
-    let y = empty(&x, shape, dtype);
-    if plan.vectors() == 0 {
-        return y;
+    let y = empty(&x, shape, x.dtype);
+    Elements {
+        plan,
+        x,
+        bias,
+        weight,
+        gradient: None,
+        output: y.clone(),
     }
-    unsafe {
-        forward_kernel::launch_unchecked(
-            &client,
-            grid(&client, plan.cubes()),
-            CubeDim::new_1d(UNITS),
-            plan.row.vector,
-            x.into_tensor_arg(),
-            optional!(bias),
-            optional!(weight),
-            y.clone().into_tensor_arg(),
-            plan.clamp,
-            plan.offset,
-            plan.vectors() as u32,
-            plan.row.columns,
-            plan.form,
-            dtype_to_storage_type(dtype),
-        );
-    }
+    .launch();
     y
 }
 
@@ -121,41 +106,21 @@ pub(super) fn backward(
     let plan = Plan::new(fused, &inputs[0]);
     match wanted.bias || wanted.weight {
         true => sums(fused, &plan, wanted, inputs, gradient),
-        false => elements(fused, &plan, inputs, gradient),
-    }
-}
-
-fn elements(
-    fused: &Fused,
-    plan: &Plan,
-    inputs: Vec<CubeTensor>,
-    gradient: CubeTensor,
-) -> Vec<CubeTensor> {
-    let (x, bias, weight) = fused.split(inputs);
-    let (client, dtype) = (x.client.clone(), x.dtype);
-    let dx = empty(&x, x.shape(), dtype);
-    if plan.vectors() > 0 {
-        unsafe {
-            backward_kernel::launch_unchecked(
-                &client,
-                grid(&client, plan.cubes()),
-                CubeDim::new_1d(UNITS),
-                plan.row.vector,
-                x.into_tensor_arg(),
-                optional!(bias),
-                optional!(weight),
-                gradient.into_tensor_arg(),
-                dx.clone().into_tensor_arg(),
-                plan.clamp,
-                plan.offset,
-                plan.vectors() as u32,
-                plan.row.columns,
-                plan.form,
-                dtype_to_storage_type(dtype),
-            );
+        false => {
+            let (x, bias, weight) = fused.split(inputs);
+            let dx = empty(&x, x.shape(), x.dtype);
+            Elements {
+                plan,
+                x,
+                bias,
+                weight,
+                gradient: Some(gradient),
+                output: dx.clone(),
+            }
+            .launch();
+            vec![dx]
         }
     }
-    vec![dx]
 }
 
 fn sums(

@@ -3,11 +3,13 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::elements::{UNITS, backward_kernel, forward_kernel};
+use super::elements::{backward_kernel, forward_kernel};
 use super::formula::Form;
+use super::launched::Elements;
 use super::sums::{Cut, FOLD_PARTS, FOLD_SUMS, SUM_UNITS, fold_kernel, sums_kernel};
 use crate::activation::Activation;
 use crate::cube::specimen::{Specimen, Target, tensor, types};
+use crate::cube::{Elementwise, SPLITS, Split};
 
 /// Width of the output.
 const WIDTH: usize = 4096;
@@ -36,8 +38,16 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
                 vector,
             };
             let called = |kernel| format!("activation/{kernel}/{name}/{kind:?}-{WIDTH}");
-            all.push(kernel.forward(target, called("forward")));
-            all.push(kernel.backward(target, called("backward")));
+            // The splits differ alike in all kinds.
+            let splits = match kind {
+                Activation::SwiGlu => &SPLITS[..],
+                _ => &[Elements::STATIC],
+            };
+            for split in splits {
+                let called = |kernel| format!("{}-{split}", called(kernel));
+                all.push(kernel.forward(target, called("forward"), *split));
+                all.push(kernel.backward(target, called("backward"), *split));
+            }
             for [bias, weight] in [[true, false], [false, true], [true, true]] {
                 let name = format!("{}-bias-{bias}-weight-{weight}", called("sums"));
                 all.push(kernel.sums(target, name, bias, weight));
@@ -60,10 +70,10 @@ impl Described {
         WIDTH / self.vector
     }
 
-    fn forward(&self, target: &Target, name: String) -> Specimen {
+    fn forward(&self, target: &Target, name: String, split: Split) -> Specimen {
         let (device, compiler) = target.properties();
         let kernel = forward_kernel::ForwardKernel::new(
-            target.settings(UNITS),
+            target.settings(split.units),
             device,
             compiler,
             tensor(),
@@ -76,15 +86,16 @@ impl Described {
             self.vector,
             self.columns(),
             self.form,
+            split,
             self.dtype,
         );
         Specimen::streaming(name, kernel)
     }
 
-    fn backward(&self, target: &Target, name: String) -> Specimen {
+    fn backward(&self, target: &Target, name: String, split: Split) -> Specimen {
         let (device, compiler) = target.properties();
         let kernel = backward_kernel::BackwardKernel::new(
-            target.settings(UNITS),
+            target.settings(split.units),
             device,
             compiler,
             tensor(),
@@ -98,6 +109,7 @@ impl Described {
             self.vector,
             self.columns(),
             self.form,
+            split,
             self.dtype,
         );
         Specimen::streaming(name, kernel)

@@ -11,6 +11,7 @@ use cubecl::prelude::{ComptimeOptionArgs, CubeDim};
 
 mod backward;
 mod forward;
+pub(super) mod matrix;
 mod plan;
 mod specimens;
 mod tile;
@@ -73,27 +74,12 @@ pub(super) fn forward(problem: &Problem, inputs: Vec<CubeTensor>) -> Vec<CubeTen
 
 /// Outputs as [`Backward`](super::portable::Backward) has them.
 pub(super) fn backward(problem: &Problem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let (call, mut rest) = Call::new(problem, inputs);
-    let (out, lse, dout) = (rest.remove(0), rest.remove(0), rest.remove(0));
-    let sink = problem.sink.then(|| rest.remove(0));
-    let bounds = rest.pop();
-    let delta = call.delta(out, &dout);
-    let like = &call.tensors[0];
-    let mut outputs = match problem.packed {
-        true => vec![empty(like, like.shape(), problem.dtype)],
-        false => vec![
-            empty(like, problem.out_shape(), problem.dtype),
-            empty(like, problem.pair_shape(), problem.dtype),
-        ],
-    };
-    let statistics = [dout, lse, delta];
-    call.queries(&statistics, &bounds, &outputs[0]);
-    call.keys(&statistics, &bounds, &outputs[outputs.len() - 1]);
-    if let Some(sink) = sink {
-        let [_, lse, delta] = statistics;
-        outputs.push(call.sink(sink, lse, delta));
-    }
-    outputs
+    let (call, rest) = Call::new(problem, inputs);
+    call.gradients(
+        rest,
+        |statistics, bounds, dq| call.queries(statistics, bounds, dq),
+        |statistics, bounds, gradients| call.keys(statistics, bounds, gradients),
+    )
 }
 
 /// One problem on one device.
@@ -141,6 +127,38 @@ impl<'a> Call<'a> {
     /// What holds the queries (0), the keys (1) or the values (2).
     fn projection(&self, part: usize) -> CubeTensor {
         self.tensors[part.min(self.tensors.len() - 1)].clone()
+    }
+
+    /// The gradients of everything, from what stands behind the projections. `queries` and `keys`
+    /// launch what fills the gradients of queries, and of keys and values: they get the gradient of
+    /// the output, the log-sum-exp and delta, then the bounds of the documents.
+    fn gradients(
+        &self,
+        mut rest: Vec<CubeTensor>,
+        queries: impl FnOnce(&[CubeTensor; 3], &Option<CubeTensor>, &CubeTensor),
+        keys: impl FnOnce(&[CubeTensor; 3], &Option<CubeTensor>, &CubeTensor),
+    ) -> Vec<CubeTensor> {
+        let problem = self.problem;
+        let (out, lse, dout) = (rest.remove(0), rest.remove(0), rest.remove(0));
+        let sink = problem.sink.then(|| rest.remove(0));
+        let bounds = rest.pop();
+        let delta = self.delta(out, &dout);
+        let like = &self.tensors[0];
+        let mut outputs = match problem.packed {
+            true => vec![empty(like, like.shape(), problem.dtype)],
+            false => vec![
+                empty(like, problem.out_shape(), problem.dtype),
+                empty(like, problem.pair_shape(), problem.dtype),
+            ],
+        };
+        let statistics = [dout, lse, delta];
+        queries(&statistics, &bounds, &outputs[0]);
+        keys(&statistics, &bounds, &outputs[outputs.len() - 1]);
+        if let Some(sink) = sink {
+            let [_, lse, delta] = statistics;
+            outputs.push(self.sink(sink, lse, delta));
+        }
+        outputs
     }
 
     fn share(&self) -> u32 {

@@ -11,6 +11,9 @@ use crate::cube::{Reduction, RowPlan};
 /// Shared memory of a cube that leaves room for a second and a third one beside it.
 const ENOUGH: usize = 64 * 1024;
 
+/// Elements of a load: tiles are kept in f32, so wider ones would be as many words.
+const WIDEST: usize = 4;
+
 /// Rows, columns and rows of a unit, the best first. Each asks for fewer registers or less memory.
 const FORWARD: [[usize; 3]; 6] = [
     [64, 64, 4],
@@ -46,7 +49,7 @@ impl Plan {
         let reduction = RowPlan::new(client, problem.dtype, width).reduction;
         // A row's lanes must be neighbours in one plane.
         let planes = reduction == Reduction::Planes && hardware.plane_size_min as usize >= LANES;
-        let vector = vector(client, problem.dtype, width, places);
+        let vector = vector(client, problem.dtype, width, places, WIDEST);
         let memory = hardware.max_shared_memory_size.min(ENOUGH);
         let units = hardware.max_units_per_cube as usize;
         let shape = |sizes, stays| best(sizes, stays, width, vector, planes, memory, units);
@@ -59,14 +62,20 @@ impl Plan {
     }
 }
 
-/// The widest load that every row can be read by, up to four elements.
-fn vector(client: &Client, dtype: DType, width: usize, places: &[Place]) -> usize {
+/// The widest load that every row can be read by, up to `most` elements.
+pub(super) fn vector(
+    client: &Client,
+    dtype: DType,
+    width: usize,
+    places: &[Place],
+    most: usize,
+) -> usize {
     let fits = |size: usize| {
         let of_place = |place: &Place| {
             let steps = [place.offset, place.batch, place.row, place.head];
             steps.iter().all(|step| step.is_multiple_of(size))
         };
-        size <= 4 && width.is_multiple_of(size) && places.iter().all(of_place)
+        size <= most && width.is_multiple_of(size) && places.iter().all(of_place)
     };
     let mut sizes = client.io_optimized_vector_sizes(dtype.size());
     sizes.find(|size| fits(*size)).unwrap_or(1)

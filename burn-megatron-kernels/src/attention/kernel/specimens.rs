@@ -8,7 +8,7 @@ use super::plan::typical;
 use super::tile::{ReachCompilationArg, SiteCompilationArg};
 use crate::cube::specimen::{Specimen, Target, buffer, tensor, types};
 
-fn site() -> SiteCompilationArg {
+pub(super) fn site() -> SiteCompilationArg {
     SiteCompilationArg {
         offset: (),
         batch: (),
@@ -17,7 +17,7 @@ fn site() -> SiteCompilationArg {
     }
 }
 
-fn reach() -> ReachCompilationArg {
+pub(super) fn reach() -> ReachCompilationArg {
     ReachCompilationArg {
         shift: (),
         before: (),
@@ -28,7 +28,8 @@ fn reach() -> ReachCompilationArg {
 }
 
 /// An optional tensor that is there.
-fn given<T: LaunchArg<CompilationArg = TensorCompilationArg>>() -> ComptimeOptionCompilationArg<T> {
+pub(super) fn given<T: LaunchArg<CompilationArg = TensorCompilationArg>>()
+-> ComptimeOptionCompilationArg<T> {
     ComptimeOptionCompilationArg::Some(tensor())
 }
 
@@ -160,5 +161,6 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
             all.push(Specimen::other(label("keys"), kernel));
         }
     }
+    all.extend(super::matrix::specimens(target));
     all
 }

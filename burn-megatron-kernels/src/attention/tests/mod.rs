@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Input, assert_gradients, compare_within, devices, evaluate};
 
+#[cfg(feature = "cubecl")]
+mod matrix;
 mod refused;
 
 /// Gradients are sums of terms that nearly cancel, and are measured by what is left of them.

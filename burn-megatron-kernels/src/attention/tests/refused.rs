@@ -4,7 +4,7 @@ use super::super::*;
 use super::heads;
 use crate::testing::devices;
 
-fn message(work: impl FnOnce() + std::panic::UnwindSafe) -> String {
+pub(super) fn message(work: impl FnOnce() + std::panic::UnwindSafe) -> String {
     let error = std::panic::catch_unwind(work).unwrap_err();
     error.downcast_ref::<String>().cloned().unwrap()
 }

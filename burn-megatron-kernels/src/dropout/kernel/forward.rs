@@ -9,8 +9,9 @@ use cubecl::prelude::*;
 use super::super::backward::Forward;
 use super::*;
 use crate::cube::specimen::{Specimen, Target, tensor, types};
-use crate::cube::{empty, grid};
+use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, grid, launch_tuned};
 
+/// A portion of the split is a group of `each` vectors.
 #[cube(launch_unchecked)]
 fn bias_dropout_add_kernel<I: Float, B: Float, O: Float, N: Size>(
     input: &Tensor<Vector<I, N>>,
@@ -23,36 +24,40 @@ fn bias_dropout_add_kernel<I: Float, B: Float, O: Float, N: Size>(
     columns: usize,
     #[comptime] each: usize,
     #[comptime] draws: Draws,
-    #[comptime] units: u32,
+    #[comptime] split: Split,
     #[define(I, B, O)] _types: [ElemType; 3],
 ) {
-    let group = CUBE_POS * units as usize + UNIT_POS as usize;
-    if group < groups {
-        let lanes = N::value().comptime();
-        let first = group * each;
-        let element = (first * N::value()) as u32;
-        let factors = factors(mask, element, comptime!(each * lanes), draws);
-        #[unroll]
-        for i in 0..each {
-            let at = first + i;
-            if at < vectors {
-                let mut value = Vector::<f32, N>::cast_from(input[at]);
-                #[comptime]
-                match bias {
-                    ComptimeOption::Some(bias) => {
-                        value += Vector::cast_from(bias.as_slice()[at % columns]);
+    let lanes = N::value().comptime();
+    let own = CUBE_POS * comptime!(split.portions()) + UNIT_POS as usize;
+    #[unroll]
+    for portion in 0..split.each {
+        let group = own + portion * comptime!(split.units as usize);
+        if group < groups {
+            let first = group * each;
+            let element = (first * N::value()) as u32;
+            let factors = factors(mask, element, comptime!(each * lanes), draws);
+            #[unroll]
+            for i in 0..each {
+                let at = first + i;
+                if at < vectors {
+                    let mut value = Vector::<f32, N>::cast_from(input[at]);
+                    #[comptime]
+                    match bias {
+                        ComptimeOption::Some(bias) => {
+                            value += Vector::cast_from(bias.as_slice()[at % columns]);
+                        }
+                        ComptimeOption::None => {}
                     }
-                    ComptimeOption::None => {}
-                }
-                value = masked(value, &factors, i, draws);
-                #[comptime]
-                match residual {
-                    ComptimeOption::Some(residual) => {
-                        value += Vector::cast_from(residual.as_slice()[at]);
+                    value = masked(value, &factors, i, draws);
+                    #[comptime]
+                    match residual {
+                        ComptimeOption::Some(residual) => {
+                            value += Vector::cast_from(residual.as_slice()[at]);
+                        }
+                        ComptimeOption::None => {}
                     }
-                    ComptimeOption::None => {}
+                    output[at] = Vector::cast_from(value);
                 }
-                output[at] = Vector::cast_from(value);
             }
         }
     }
@@ -74,7 +79,6 @@ pub(super) fn elementwise(
     dtype: DType,
     mask: Option<Mask>,
 ) -> CubeTensor {
-    let client = input.client.clone();
     let output = empty(&input, input.shape(), dtype);
     let elements = input.shape().num_elements();
     let width = match &bias {
@@ -83,31 +87,90 @@ pub(super) fn elementwise(
     };
     let bias_type = bias.as_ref().map_or(dtype, |bias| bias.dtype);
     let dtypes = [input.dtype, bias_type, dtype];
-    let vector = vector(&client, &dtypes, width);
-    let each = WORDS.div_ceil(vector);
-    let groups = elements.div_ceil(each * vector);
-    let types = dtypes.map(dtype_to_storage_type);
-    unsafe {
-        bias_dropout_add_kernel::launch_unchecked(
-            &client,
-            grid(&client, groups.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            vector,
-            input.into_tensor_arg(),
-            optional(bias),
-            optional(residual),
-            output.clone().into_tensor_arg(),
-            MaskArgs::launch(mask.as_ref()),
-            groups,
-            elements / vector,
-            width / vector,
-            each,
-            Draws::new(mask.as_ref(), WORDS),
-            UNITS,
-            types,
-        );
-    }
+    let vector = vector(&input.client, &dtypes, width);
+    launch_tuned(Elements {
+        input,
+        bias,
+        residual,
+        output: output.clone(),
+        mask,
+        width,
+        dtypes,
+        vector,
+    });
     output
+}
+
+/// A launch of the kernel.
+#[derive(Clone)]
+struct Elements {
+    input: CubeTensor,
+    bias: Option<CubeTensor>,
+    residual: Option<CubeTensor>,
+    /// What nobody reads yet.
+    output: CubeTensor,
+    mask: Option<Mask>,
+    /// Elements after which the bias begins again.
+    width: usize,
+    dtypes: [DType; 3],
+    vector: usize,
+}
+
+impl Elements {
+    fn draws(&self) -> Draws {
+        Draws::new(self.mask.as_ref(), WORDS)
+    }
+}
+
+impl Elementwise for Elements {
+    const STATIC: Split = Split::new(UNITS, 1);
+
+    fn operation(&self) -> Operation {
+        Operation::Dropout {
+            input: self.input.dtype,
+            bias: self.bias.is_some(),
+            residual: self.residual.is_some(),
+            draws: self.draws(),
+        }
+    }
+
+    fn vector(&self) -> usize {
+        self.vector
+    }
+
+    fn output(&self) -> &CubeTensor {
+        &self.output
+    }
+
+    fn launch(self, split: Split) {
+        let client = self.input.client.clone();
+        let elements = self.input.shape().num_elements();
+        let draws = self.draws();
+        let each = WORDS.div_ceil(self.vector);
+        let groups = elements.div_ceil(each * self.vector);
+        // SAFETY: a unit past the groups or the vectors touches nothing, and all inputs are
+        // contiguous and of the sizes that the public functions check.
+        unsafe {
+            bias_dropout_add_kernel::launch_unchecked(
+                &client,
+                grid(&client, groups.div_ceil(split.portions())),
+                CubeDim::new_1d(split.units),
+                self.vector,
+                self.input.into_tensor_arg(),
+                optional(self.bias),
+                optional(self.residual),
+                self.output.into_tensor_arg(),
+                MaskArgs::launch(self.mask.as_ref()),
+                groups,
+                elements / self.vector,
+                self.width / self.vector,
+                each,
+                draws,
+                split,
+                self.dtypes.map(dtype_to_storage_type),
+            );
+        }
+    }
 }
 
 /// With a bias, a residual and every way of drawing.
@@ -115,28 +178,45 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
     let mut all = Vec::new();
     for (name, element, vector) in types() {
         for draws in [Draws::None, Draws::Aligned, Draws::Any] {
-            let (device, compiler) = target.properties();
-            let kernel = bias_dropout_add_kernel::BiasDropoutAddKernel::new(
-                target.settings(UNITS),
-                device,
-                compiler,
-                tensor(),
-                ComptimeOptionCompilationArg::Some(tensor()),
-                ComptimeOptionCompilationArg::Some(tensor()),
-                tensor(),
-                MaskArgs::compiled(),
-                (),
-                (),
-                (),
-                vector,
-                WORDS.div_ceil(vector),
-                draws,
-                UNITS,
-                [element; 3],
-            );
-            let name = format!("bias_dropout_add/forward/{name}/{draws:?}");
-            all.push(Specimen::streaming(name, kernel));
+            let called = format!("bias_dropout_add/forward/{name}/{draws:?}");
+            // A unit that draws has the most to hold in each portion.
+            let splits = match draws {
+                Draws::Aligned => &SPLITS[..],
+                _ => &[Elements::STATIC],
+            };
+            for split in splits {
+                let kernel = specimen(target, element, vector, draws, *split);
+                all.push(Specimen::streaming(format!("{called}-{split}"), kernel));
+            }
         }
     }
     all
+}
+
+fn specimen(
+    target: &Target,
+    element: ElemType,
+    vector: usize,
+    draws: Draws,
+    split: Split,
+) -> bias_dropout_add_kernel::BiasDropoutAddKernel {
+    let (device, compiler) = target.properties();
+    bias_dropout_add_kernel::BiasDropoutAddKernel::new(
+        target.settings(split.units),
+        device,
+        compiler,
+        tensor(),
+        ComptimeOptionCompilationArg::Some(tensor()),
+        ComptimeOptionCompilationArg::Some(tensor()),
+        tensor(),
+        MaskArgs::compiled(),
+        (),
+        (),
+        (),
+        vector,
+        WORDS.div_ceil(vector),
+        draws,
+        split,
+        [element; 3],
+    )
 }

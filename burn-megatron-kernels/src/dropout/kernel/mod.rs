@@ -5,6 +5,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use super::Mask;
 use crate::cube::specimen::{Specimen, Target};
@@ -24,7 +25,7 @@ const UNITS: u32 = 256;
 const WORDS: usize = 4;
 
 /// How the draws of a mask are found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Draws {
     /// Nothing is dropped.
     None,

@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::turn::{cosines, exchanged, sines, table_row, turn_item};
-use super::{Angles, Plan, UNITS, cube_dim, cubes};
+use super::{Angles, Plan, UNITS, cubes};
 use crate::cube::{empty, grid};
 use crate::rope::{Heads, Latent};
 
@@ -179,8 +179,8 @@ pub(in crate::rope) fn keys(
     unsafe {
         keys_kernel::launch_unchecked(
             &client,
-            grid(&client, cubes(tokens, items)),
-            cube_dim(),
+            grid(&client, cubes(tokens, items, UNITS)),
+            CubeDim::new_1d(UNITS),
             plan.vector,
             plan.lanes,
             q.into_tensor_arg(),
@@ -228,8 +228,8 @@ pub(in crate::rope) fn keys_back(
     unsafe {
         keys_back_kernel::launch_unchecked(
             &client,
-            grid(&client, cubes(tokens, items)),
-            cube_dim(),
+            grid(&client, cubes(tokens, items, UNITS)),
+            CubeDim::new_1d(UNITS),
             plan.vector,
             plan.lanes,
             dk.into_tensor_arg(),

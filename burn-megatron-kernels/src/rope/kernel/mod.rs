@@ -7,25 +7,26 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl::prelude::{ComptimeOptionArgs, CubeDim, OwnedTensor, TensorArg};
+use cubecl::prelude::{ComptimeOptionArgs, OwnedTensor, TensorArg};
 
 use super::check::NAME;
 use super::{Heads, Pairing};
 use crate::error::{accept, check_size};
 
 mod latent;
+mod launched;
 mod specimens;
 mod turn;
 
 pub(super) use latent::{keys, keys_back};
+pub(super) use launched::turn;
 pub(crate) use specimens::specimens;
-pub(super) use turn::turn;
 
-/// Units of a cube.
+/// Units of a cube where nothing is measured.
 const UNITS: u32 = 256;
 
-/// The most heads that one unit turns: its loads are under way at once, and more do not fit into
-/// the registers that leave a device full of units.
+/// The most heads that one unit turns where nothing is measured: its loads are under way at once, and
+/// more do not fit into the registers that leave a device full of units.
 const MOST_HEADS: usize = 2;
 
 /// How the heads of a tensor are spread over units. Features are counted in vectors.
@@ -74,16 +75,13 @@ impl Plan {
             Pairing::Interleaved => (vector / 2, heads.width / vector, 1, 0),
         };
         let lanes = pairs.min(4);
-        let group = (1..=MOST_HEADS)
-            .rev()
-            .find(|group| heads.turned.is_multiple_of(*group));
         Self {
             vector,
             lanes,
             loads: pairs / lanes,
             heads: heads.heads,
             turned: heads.turned,
-            group: group.unwrap_or(1),
+            group: 1,
             features: heads.features / vector,
             first: heads.first / vector,
             width: heads.width / vector,
@@ -91,6 +89,14 @@ impl Plan {
             stride,
             distance,
         }
+        .grouped(MOST_HEADS)
+    }
+
+    /// With as many heads for a unit as divide what turns, up to `most`.
+    fn grouped(self, most: usize) -> Self {
+        let divides = |group: &usize| self.turned.is_multiple_of(*group);
+        let group = (1..=most).rev().find(divides).unwrap_or(1);
+        Self { group, ..self }
     }
 
     /// Units that turn one token.
@@ -105,6 +111,7 @@ impl Plan {
 }
 
 /// The table and the positions of a launch.
+#[derive(Clone)]
 pub(super) struct Angles {
     cosine: CubeTensor,
     sine: CubeTensor,
@@ -145,14 +152,10 @@ impl Angles {
     }
 }
 
-fn cube_dim() -> CubeDim {
-    CubeDim::new_1d(UNITS)
-}
-
-/// Cubes for `units` units of each of `tokens` tokens.
+/// Cubes of `units` units, for `items` units of each of `tokens` tokens.
 ///
 /// Units are counted in 32 bits; only tensors of scalars (odd widths) near the limit have more.
-fn cubes(tokens: usize, units: usize) -> usize {
-    accept(check_size(NAME, &[tokens, units]));
-    (tokens * units).div_ceil(UNITS as usize)
+fn cubes(tokens: usize, items: usize, units: u32) -> usize {
+    accept(check_size(NAME, &[tokens, items]));
+    (tokens * items).div_ceil(units as usize)
 }

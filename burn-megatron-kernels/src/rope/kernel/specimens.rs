@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 use super::latent::{in_vectors, keys_back_kernel, keys_kernel};
 use super::turn::turn_kernel;
 use super::{Plan, UNITS};
+use crate::cube::SPLITS;
 use crate::cube::specimen::{Specimen, Target, tensor, types};
 use crate::rope::{Heads, Latent, Pairing};
 
@@ -23,8 +24,9 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
 
 type Type = (&'static str, ElemType, usize);
 
-/// 32 queries and 8 keys turn, 8 values pass; in place, and with positions for every token.
-fn turns(target: &Target, (name, dtype, vector): Type, pairing: Pairing) -> [Specimen; 2] {
+/// 32 queries and 8 keys turn, 8 values pass; in place in every split, and with positions for every
+/// token.
+fn turns(target: &Target, (name, dtype, vector): Type, pairing: Pairing) -> Vec<Specimen> {
     let heads = Heads {
         heads: 48,
         features: 128,
@@ -34,10 +36,10 @@ fn turns(target: &Target, (name, dtype, vector): Type, pairing: Pairing) -> [Spe
         pairing,
     };
     let plan = Plan::with_vector(heads, vector);
-    let turn = |each, items| {
+    let turn = |plan: Plan, each, items, units| {
         let (device, compiler) = target.properties();
         turn_kernel::TurnKernel::new(
-            target.settings(UNITS),
+            target.settings(units),
             device,
             compiler,
             tensor(),
@@ -54,18 +56,24 @@ fn turns(target: &Target, (name, dtype, vector): Type, pairing: Pairing) -> [Spe
             plan.lanes,
             plan,
             items,
+            units,
             dtype,
         )
     };
-    let one = turn(ComptimeOptionCompilationArg::None, plan.turning());
     let each = turn(
+        plan,
         ComptimeOptionCompilationArg::Some(tensor()),
         plan.turning() + plan.passing(),
+        UNITS,
     );
-    [
-        Specimen::streaming(format!("rope/in_place/{name}/{pairing:?}"), one),
-        Specimen::streaming(format!("rope/each/{name}/{pairing:?}"), each),
-    ]
+    let each = Specimen::streaming(format!("rope/each/{name}/{pairing:?}"), each);
+    let in_place = SPLITS.map(|split| {
+        let plan = plan.grouped(split.each);
+        let none = ComptimeOptionCompilationArg::None;
+        let kernel = turn(plan, none, plan.turning(), split.units);
+        Specimen::streaming(format!("rope/in_place/{name}/{pairing:?}-{split}"), kernel)
+    });
+    core::iter::once(each).chain(in_place).collect()
 }
 
 /// 128 heads of 128 and 64 features, and of 128 of a value.

@@ -1,13 +1,8 @@
 //! Turning one tensor.
 
-use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{Angles, Plan, UNITS, cube_dim, cubes};
-use crate::cube::{empty, grid};
-use crate::rope::Heads;
+use super::Plan;
 
 /// Where in the table the token's angles begin, in vectors of the table.
 #[cube]
@@ -175,6 +170,7 @@ fn passing_place(item: usize, #[comptime] plan: Plan) -> usize {
     place
 }
 
+/// A unit works on one item of one token, in cubes of `units`.
 #[cube(launch_unchecked)]
 pub(super) fn turn_kernel<F: Float, N: Size, T: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -189,9 +185,10 @@ pub(super) fn turn_kernel<F: Float, N: Size, T: Size>(
     direction: f32,
     #[comptime] plan: Plan,
     #[comptime] items: usize,
+    #[comptime] units: u32,
     #[define(F)] _dtype: ElemType,
 ) {
-    let unit = CUBE_POS * comptime!(UNITS as usize) + UNIT_POS as usize;
+    let unit = CUBE_POS * comptime!(units as usize) + UNIT_POS as usize;
     let token = unit / items;
     if token < tokens as usize {
         let row = table_row(each, token, start, seq, last, plan);
@@ -207,54 +204,4 @@ pub(super) fn turn_kernel<F: Float, N: Size, T: Size>(
             plan,
         );
     }
-}
-
-/// Turns `x`, in place where nobody else holds it.
-pub(in crate::rope) fn turn(x: CubeTensor, angles: Angles, heads: Heads) -> CubeTensor {
-    if x.shape().num_elements() == 0 {
-        return x;
-    }
-    let plan = Plan::new(&x.client, x.dtype, heads, &[]);
-    let in_place = x.can_mut() && x.is_nonoverlapping();
-    let y = match in_place {
-        true => x.clone(),
-        false => empty(&x, x.shape(), x.dtype),
-    };
-    let items = match in_place {
-        true => plan.turning(),
-        false => plan.turning() + plan.passing(),
-    };
-    let tokens = x.shape()[0] * x.shape()[1];
-    if items == 0 {
-        return y;
-    }
-    let (client, dtype) = (x.client.clone(), x.dtype);
-    let output = match in_place {
-        true => x.as_tensor_alias(0),
-        false => y.clone().into_tensor_arg(),
-    };
-    let [cosine, sine] = angles.table();
-    unsafe {
-        turn_kernel::launch_unchecked(
-            &client,
-            grid(&client, cubes(tokens, items)),
-            cube_dim(),
-            plan.vector,
-            plan.lanes,
-            x.into_tensor_arg(),
-            cosine,
-            sine,
-            angles.each(),
-            output,
-            angles.start as u32,
-            angles.last(),
-            angles.seq as u32,
-            tokens as u32,
-            angles.direction,
-            plan,
-            items,
-            dtype_to_storage_type(dtype),
-        );
-    }
-    y
 }

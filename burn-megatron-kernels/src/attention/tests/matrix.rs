@@ -1,0 +1,222 @@
+//! The kernels for matrix units, with loops in their place on every CubeCL device, and with the
+//! units themselves where a device has them.
+
+use super::*;
+use crate::testing::{assert_close, tolerance};
+
+/// As [`CANCELLED`], for gradients of weights that were rounded to 16 bits before their sum.
+const ROUNDED: f64 = 2.0 * CANCELLED;
+
+/// The engines to test, each with its device; what is left out is printed.
+fn engines() -> Vec<(Device, CmmaTiles)> {
+    let mut engines = Vec::new();
+    for (device, _) in devices() {
+        match CmmaTiles::new(&device) {
+            Ok(engine) => engines.push((device.clone(), engine)),
+            Err(error) => println!("left out: {error}"),
+        }
+        if device != Device::flex() {
+            let engine = CmmaTiles::by_loops(&device);
+            assert!(!engine.types().is_empty(), "{device:?} has no 16-bit type");
+            engines.push((device.clone(), engine));
+        }
+    }
+    engines
+}
+
+fn compare_engines(
+    name: &str,
+    inputs: &[Input],
+    ours: impl Fn(&[Tensor<1>], Arc<dyn AttentionEngine>) -> Tensor<1>,
+    reference: impl Fn(&[Tensor<1>]) -> Tensor<1>,
+) {
+    for (device, engine) in engines() {
+        let types = engine.types().to_vec();
+        let name = format!("{name} by {engine:?}");
+        let engine: Arc<dyn AttentionEngine> = Arc::new(engine);
+        let ours = |x: &[_]| ours(x, engine.clone());
+        for dtype in types {
+            let (exact, plain) = (DType::F64, Device::flex());
+            let expected = evaluate(inputs, &plain, exact, dtype, &reference);
+            let actual = evaluate(inputs, &device, dtype, dtype, &ours);
+            let name = format!("{name} in {dtype:?}");
+            assert_close(&name, &expected, &actual, ROUNDED * tolerance(dtype));
+        }
+    }
+}
+
+impl Case {
+    fn compare_matrices(&self) {
+        let ours = |x: &[Tensor<1>], engine| {
+            let ([q, k, v], sink) = self.split(x);
+            let options = self.options(&q.device());
+            flash_attention_with(engine, q, k, v, sink, &options).flatten(0, 3)
+        };
+        let name = format!("{self:?}");
+        compare_engines(&name, &self.inputs(), ours, |x| self.reference(x));
+    }
+}
+
+#[test]
+fn every_width_of_the_matrix_units_is_that_of_the_composition() {
+    for width in [16, 48, 64, 96, 128] {
+        // With a sink, so that a query which sees one key has a gradient.
+        let case = Case::new(1, 35, 35, heads(1, 1, width));
+        Case { sink: true, ..case }.compare_matrices();
+    }
+}
+
+#[test]
+fn every_length_of_the_matrix_units_is_that_of_the_composition() {
+    for seq in [1, 16, 17, 65, 130] {
+        let case = Case::new(1, seq, seq, heads(1, 1, 16));
+        Case { sink: true, ..case }.compare_matrices();
+    }
+}
+
+#[test]
+fn groups_and_sequences_meet_their_own_matrices() {
+    for share in [1, 3] {
+        Case::new(2, 35, 35, heads(2 * share, 2, 16)).compare_matrices();
+    }
+    for (queries, keys) in [(5, 70), (70, 5), (1, 40)] {
+        for causal in [false, true] {
+            let case = Case::new(2, queries, keys, heads(2, 1, 16));
+            Case { causal, ..case }.compare_matrices();
+        }
+    }
+}
+
+#[test]
+fn everything_at_once_goes_through_the_matrix_units() {
+    for (causal, window) in [(true, None), (false, None), (false, Some((9, 4)))] {
+        let case = Case {
+            causal,
+            window,
+            ends: Some(vec![0, 5, 5, 6, 50, 71]),
+            sink: true,
+            ..Case::new(2, 71, 71, heads(4, 2, 48))
+        };
+        case.compare_matrices();
+    }
+}
+
+#[test]
+fn matrices_are_read_from_a_joint_projection() {
+    let shape = heads(4, 2, 32);
+    let inputs = [
+        Input::wave([2, 37, shape.features()], 0.3).scaled(0.5, 0.0),
+        Input::wave([shape.heads], 0.1),
+    ];
+    let options = AttentionOptions {
+        causal: true,
+        scale: Some(0.3),
+        ..Default::default()
+    };
+    let split = |x: &[Tensor<1>]| {
+        let qkv = x[0].clone().reshape([2, 37, shape.features()]);
+        (qkv, Some(x[1].clone()))
+    };
+    compare_engines(
+        "packed",
+        &inputs,
+        |x, engine| {
+            let (qkv, sink) = split(x);
+            flash_attention_packed_with(engine, qkv, shape, sink, &options).flatten(0, 2)
+        },
+        |x| {
+            let (qkv, sink) = split(x);
+            composed::flash_attention_packed(qkv, shape, sink, &options).flatten(0, 2)
+        },
+    );
+}
+
+#[test]
+fn views_that_no_wide_load_reads_are_taken() {
+    let inputs = [
+        Input::wave([1, 2, 40, 19], 0.3).scaled(0.5, 0.0),
+        Input::wave([1, 33, 1, 18], 0.5).scaled(0.5, 0.0),
+    ];
+    let options = AttentionOptions::default();
+    let split = |x: &[Tensor<1>]| {
+        let q = x[0].clone().reshape([1, 2, 40, 19]).swap_dims(1, 2);
+        let kv = x[1].clone().reshape([1, 33, 1, 18]);
+        (q.narrow(1, 3, 21).narrow(3, 1, 16), kv.narrow(3, 1, 16))
+    };
+    compare_engines(
+        "views",
+        &inputs,
+        |x, engine| {
+            let (q, kv) = split(x);
+            flash_attention_with(engine, q, kv.clone(), kv, None, &options).flatten(0, 3)
+        },
+        |x| {
+            let (q, kv) = split(x);
+            composed::flash_attention(q, kv.clone(), kv, None, &options).flatten(0, 3)
+        },
+    );
+}
+
+#[test]
+fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
+    for (device, engine) in engines() {
+        for dtype in engine.types() {
+            let values = |rows: usize, phase: f64| {
+                let input = Input::wave([2, rows, 2, 16], phase);
+                plain::<4>(&input, &device, *dtype)
+            };
+            // The first queries stand before the first key, and see nothing.
+            let (q, k, v) = (values(45, 0.1), values(40, 0.5), values(40, 0.9));
+            let options = AttentionOptions {
+                causal: true,
+                ..Default::default()
+            };
+            let problem = Problem::separate(&q, &k, &v, None, &options).unwrap();
+            let projections = Projections::Separate { q, k, v };
+            let (out, lse) = engine.forward(&problem, projections.clone(), None);
+            let (expected, of_portable) = Portable.forward(&problem, projections, None);
+            assert_near("out", doubles(out), doubles(expected), 2e-2);
+            let lse = [lse, of_portable].map(doubles);
+            for (ours, expected) in lse[0].iter().zip(&lse[1]) {
+                let near = (ours - expected).abs() < 1e-5 * (1.0 + expected.abs());
+                assert!(near || ours == expected, "{ours} and {expected}");
+            }
+            assert_eq!(lse[0][..5], [f64::NEG_INFINITY; 5]);
+        }
+    }
+}
+
+#[test]
+fn what_the_matrix_units_do_not_take_is_refused() {
+    let error = CmmaTiles::new(&Device::flex()).unwrap_err().to_string();
+    assert!(
+        error.contains("it is no CubeCL device; Portable fits"),
+        "{error}"
+    );
+    for (device, engine) in engines() {
+        let types = engine.types().to_vec();
+        let engine: Arc<dyn AttentionEngine> = Arc::new(engine);
+        let refused = |device: &Device, width: usize, dtype: DType| {
+            let (device, engine) = (device.clone(), engine.clone());
+            let work = std::panic::AssertUnwindSafe(move || {
+                let x = Tensor::<4>::zeros([1, 4, 1, width], (&device, dtype));
+                let options = AttentionOptions::default();
+                flash_attention_with(engine, x.clone(), x.clone(), x, None, &options);
+            });
+            refused::message(work)
+        };
+        for width in [8, 20, 144] {
+            let error = refused(&device, width, types[0]);
+            let expected =
+                format!("refuses: heads of width {width}; multiples of 16 up to 128 fit");
+            assert!(error.contains(&expected), "{error}");
+        }
+        let error = refused(&device, 64, DType::F32);
+        assert!(error.contains("refuses: F32; ["), "{error}");
+        let error = refused(&Device::flex(), 64, types[0]);
+        assert!(
+            error.contains("the engine \"cmma\" was made for"),
+            "{error}"
+        );
+    }
+}
