@@ -125,7 +125,8 @@ fn train_rank(model: &[Block], schedule: &Schedule, groups: &Groups) -> Result<O
         let gradients = ddp.reduce(TOKENS as u64)?;
         optimizer.step(LEARNING_RATE, &mut ddp, gradients);
     }
-    let weights = numbers.into_iter().zip(ddp.module().iter().map(weights));
+    let trained = ddp.to_module();
+    let weights = numbers.into_iter().zip(trained.iter().map(weights));
     Ok((losses, weights.collect()))
 }
 

@@ -55,12 +55,11 @@ impl Display for Split {
 }
 
 /// What is measured: more loads under way in one unit, or more units beside each other.
-pub(crate) const SPLITS: [Split; 7] = [
+/// With more than two portions a unit of some kernels runs out of registers.
+pub(crate) const SPLITS: [Split; 5] = [
     Split::new(128, 2),
-    Split::new(128, 4),
     Split::new(256, 1),
     Split::new(256, 2),
-    Split::new(256, 4),
     Split::new(512, 1),
     Split::new(512, 2),
 ];

@@ -128,7 +128,8 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// The module. Outside of [`forward`](Self::forward) it evaluates and records nothing.
     ///
-    /// Its parameters are there by `Param::val` alone; what it holds itself is not a number.
+    /// Its parameters are there by `Param::val` alone, and not for module visitors, which get them
+    /// without doors; what it holds itself is not a number. See [`to_module`](Self::to_module).
     pub fn module(&self) -> &M {
         &self.module
     }
