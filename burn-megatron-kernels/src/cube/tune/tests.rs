@@ -107,7 +107,7 @@ fn a_forced_split_is_taken_whatever_the_size() {
 
 #[test]
 fn candidates_fit_the_device_and_begin_with_the_kernels_own() {
-    for (most, count) in [(256, 5), (512, 7), (1024, 7)] {
+    for (most, count) in [(256, 3), (512, 5), (1024, 5)] {
         let set = candidates::<Counted>(most);
         assert_eq!(set.len(), count, "up to {most} units");
         let kernel = Counted::new(4);
