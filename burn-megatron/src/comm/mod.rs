@@ -28,6 +28,9 @@ mod groups;
 mod log;
 mod pending;
 mod pool;
+// Its users are the engines of the next commits.
+#[allow(dead_code, unused_imports)]
+mod process;
 mod reduce;
 mod slow;
 mod solo;
