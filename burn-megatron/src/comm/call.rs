@@ -193,6 +193,46 @@ fn check_counts(
     })
 }
 
+/// Checks that the parts of a split are a partition of the group.
+///
+/// # Errors
+/// [`CommError::InvalidCall`] that names the ranks which are missing, repeated, or strangers.
+pub(super) fn check_parts(
+    whole: &Group,
+    name: &str,
+    groups: &[Vec<usize>],
+) -> Result<(), CommError> {
+    let count = |rank: usize| groups.iter().flatten().filter(|r| **r == rank).count();
+    let own = whole.ranks();
+    let strangers: Vec<usize> = groups
+        .iter()
+        .flatten()
+        .copied()
+        .filter(|rank| !own.contains(rank))
+        .collect();
+    let missing: Vec<usize> = own
+        .iter()
+        .copied()
+        .filter(|rank| count(*rank) == 0)
+        .collect();
+    let repeated: Vec<usize> = own
+        .iter()
+        .copied()
+        .filter(|rank| count(*rank) > 1)
+        .collect();
+    if strangers.is_empty() && missing.is_empty() && repeated.is_empty() {
+        return Ok(());
+    }
+    Err(CommError::InvalidCall {
+        group: whole.to_string(),
+        call: format!("split {name} into {groups:?}"),
+        reason: format!(
+            "the parts must hold each rank of the group exactly once; missing: {missing:?}, \
+             repeated: {repeated:?}, not in the group: {strangers:?}"
+        ),
+    })
+}
+
 /// What the ranks of a group meet for: a call, or a split of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Operation {

@@ -118,6 +118,10 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// Says that this rank begins a step, from 0. Call logs, verdicts and fault injection name it;
+    /// engines keep it, wrappers pass it on.
+    fn begin_step(&self, _step: u64) {}
+
     /// The index of this rank in the group.
     fn rank(&self) -> usize {
         self.group().index()

@@ -1,5 +1,6 @@
 //! What can go wrong in a call, and how it leaves code that returns no `Result`.
 
+use std::error::Error;
 use std::panic::resume_unwind;
 use std::time::Duration;
 
@@ -116,4 +117,18 @@ pub(super) fn list_ranks(ranks: &[usize]) -> String {
         })
         .collect();
     runs.join(", ")
+}
+
+/// The message of an error with those of its causes, except where it repeats them itself.
+pub(super) fn with_causes(error: &dyn Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !message.contains(&text) {
+            message = format!("{message}: {text}");
+        }
+        cause = error.source();
+    }
+    message
 }

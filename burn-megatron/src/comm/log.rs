@@ -8,7 +8,7 @@ use std::process;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::buffer::DType;
 use super::call::{Call, Operation, Signature};
@@ -23,6 +23,9 @@ pub const CALLS_KEPT: usize = 2000;
 pub struct CallRecord {
     /// The world rank that made the call.
     pub rank: usize,
+    /// The step it was made in, where the program says so: see
+    /// [`Communicator::begin_step`](super::Communicator::begin_step).
+    pub step: Option<u64>,
     /// The number of the call in the group, from 0; for a message, of the messages of the pair.
     pub sequence: u64,
     /// The name of the group.
@@ -48,6 +51,7 @@ struct Entry {
     sequence: u64,
     group: Arc<Group>,
     signature: Arc<Signature>,
+    step: Option<u64>,
     started: Duration,
     completed: Option<Duration>,
 }
@@ -56,6 +60,7 @@ impl Entry {
     fn record(&self) -> CallRecord {
         CallRecord {
             rank: self.group.world_rank(),
+            step: self.step,
             sequence: self.sequence,
             group: self.group.name().to_owned(),
             ranks: list_ranks(self.group.ranks()),
@@ -70,11 +75,20 @@ impl Entry {
 
     fn describe(&self) -> String {
         let (sequence, call) = (self.sequence, self.signature.describe(&self.group));
-        let unit = match &self.signature.operation {
-            Operation::Call(Call::Send { .. } | Call::Receive { .. }) => "message",
-            _ => "call",
+        let unit = if self.is_message() { "message" } else { "call" };
+        let step = match self.step {
+            Some(step) => format!(" in step {step}"),
+            None => String::new(),
         };
-        format!("{unit} {sequence} {call} over {}", self.group)
+        format!("{unit} {sequence} {call} over {}{step}", self.group)
+    }
+
+    fn is_message(&self) -> bool {
+        let operation = &self.signature.operation;
+        matches!(
+            operation,
+            Operation::Call(Call::Send { .. } | Call::Receive { .. })
+        )
     }
 }
 
@@ -95,6 +109,7 @@ impl CallLog {
         sequence: u64,
         group: &Arc<Group>,
         signature: Arc<Signature>,
+        step: Option<u64>,
         now: Duration,
     ) -> u64 {
         if self.entries.len() == CALLS_KEPT {
@@ -106,6 +121,7 @@ impl CallLog {
             sequence,
             group,
             signature,
+            step,
             started: now,
             completed: None,
         });
@@ -137,6 +153,17 @@ impl CallLog {
         self.entries.get(index as usize)
     }
 
+    /// What was called as collective `sequence` of a group.
+    pub fn call_of(&self, group: &Group, sequence: u64) -> Option<String> {
+        let same = |entry: &&Entry| {
+            let of_group =
+                entry.group.name() == group.name() && entry.group.ranks() == group.ranks();
+            of_group && entry.sequence == sequence && !entry.is_message()
+        };
+        let entry = self.entries.iter().rev().find(same)?;
+        Some(entry.signature.describe(&entry.group))
+    }
+
     /// Where the rank stands, as a clause that follows `"rank 3"` (or `"ranks 0, 1"`) and a verb.
     pub fn position(&self) -> Position {
         if let Some(entry) = self.blocked_in() {
@@ -151,7 +178,7 @@ impl CallLog {
 }
 
 /// Where a rank stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Position {
     /// It waits in a call.
     At(String),
@@ -165,6 +192,12 @@ pub(super) enum Position {
     Returned,
     /// Its closure has failed, having stood there.
     Failed(Box<Position>),
+    /// Its process has said nothing for so many seconds; when last heard of, it stood there.
+    Silent(u64, Box<Position>),
+    /// Its process has ended; when last heard of, it stood there.
+    Gone(Box<Position>),
+    /// It has never come.
+    Absent,
 }
 
 impl Position {
@@ -182,8 +215,34 @@ impl Position {
                 Position::Started(call) => verb("failed", "failed") + " having started " + call,
                 _ => verb("failed before any call", "failed before any call"),
             },
+            Position::Silent(seconds, stood) => {
+                let heard = verb("has not been heard of for", "have not been heard of for");
+                format!("{heard} {seconds} s, {}", stood.last_seen())
+            }
+            Position::Gone(stood) => {
+                let ended = verb("has ended without a word", "have ended without a word");
+                format!("{ended}, {}", stood.last_seen())
+            }
+            Position::Absent => verb("has never come", "have never come"),
         }
     }
+}
+
+impl Position {
+    /// Where a rank was that is not there any more.
+    fn last_seen(&self) -> String {
+        match self {
+            Position::At(call) => format!("last seen at {call}"),
+            Position::Past(call) => format!("last seen past {call}"),
+            Position::Started(call) => format!("last seen having started {call}"),
+            _ => "last seen before any call".into(),
+        }
+    }
+}
+
+/// Where one rank stands.
+pub(super) fn verdict_of(rank: usize, position: &Position) -> String {
+    position.clause(&[rank])
 }
 
 /// One line that says who stands where; ranks that stand together share a clause.
@@ -212,14 +271,15 @@ pub(super) struct Header<'a> {
     pub verdict: &'a str,
 }
 
-/// Writes a header line and then one line per call into a new file of `folder`.
+/// Writes a header line and then one line per call into a new file of `folder`; of all ranks, or of one.
 pub(super) fn write(
     folder: &Path,
+    rank: Option<usize>,
     header: &Header<'_>,
     records: impl Iterator<Item = CallRecord>,
 ) -> io::Result<PathBuf> {
     fs::create_dir_all(folder)?;
-    let (path, file) = create(folder)?;
+    let (path, file) = create(folder, rank)?;
     let mut out = BufWriter::new(file);
     serde_json::to_writer(&mut out, header)?;
     writeln!(out)?;
@@ -232,13 +292,14 @@ pub(super) fn write(
 }
 
 /// A file that did not exist before: several worlds may fail in the same moment.
-fn create(folder: &Path) -> io::Result<(PathBuf, File)> {
+fn create(folder: &Path, rank: Option<usize>) -> io::Result<(PathBuf, File)> {
     let time = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
+    let of = rank.map_or(String::new(), |rank| format!("rank-{rank}-"));
     for attempt in 0u64.. {
         let name = format!(
-            "burn-megatron-calls-{}-{}-{attempt}.jsonl",
+            "burn-megatron-calls-{of}{}-{}-{attempt}.jsonl",
             time.as_millis(),
             process::id()
         );

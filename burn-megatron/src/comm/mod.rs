@@ -25,13 +25,14 @@ mod call;
 mod communicator;
 mod error;
 mod groups;
+mod journal;
+pub mod launch;
 mod log;
 mod pending;
 mod pool;
-// Its users are the engines of the next commits.
-#[allow(dead_code, unused_imports)]
 mod process;
 mod reduce;
+mod rendezvous;
 mod slow;
 mod solo;
 mod threads;
@@ -46,9 +47,10 @@ pub use log::{CALLS_KEPT, CallRecord};
 pub use pending::Pending;
 pub use pool::{BufferPool, LEAST_POOLED};
 pub(crate) use reduce::sum_parts_in_f32;
+pub use rendezvous::{Coordinator, RendezvousError};
 pub use slow::{Link, LinkError, SlowLink, Transfer, hidden_share};
 pub use solo::Solo;
-pub use world::{MAX_THREAD_RANKS, Rank, RankPanic, World, WorldError};
+pub use world::{Engine, MAX_THREAD_RANKS, Rank, RankPanic, UnknownEngine, World, WorldError};
 
 #[cfg(test)]
 mod tests;

@@ -22,6 +22,15 @@ impl GroupId {
 
     /// The part `part` of the split that was call `sequence` of this group.
     pub fn part(self, sequence: u64, part: usize) -> Self {
+        self.mixed_with(1, sequence, part as u64)
+    }
+
+    /// The messages from one member of this group to another, by their indices.
+    pub fn pair(self, from: usize, to: usize) -> Self {
+        self.mixed_with(2, from as u64, to as u64)
+    }
+
+    fn mixed_with(self, purpose: u64, first: u64, second: u64) -> Self {
         // The finaliser of SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
         let mix = |x: u64| {
             let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -33,7 +42,7 @@ impl GroupId {
                 .wrapping_add(0x9e37_79b9_7f4a_7c15)
                 .wrapping_add(value))
         };
-        Self(step(step(step(1, self.0), sequence), part as u64))
+        Self(step(step(step(purpose, self.0), first), second))
     }
 }
 
@@ -58,7 +67,7 @@ pub(in crate::comm) struct Job {
 
 /// The transport of one process. All groups of the rank share it.
 ///
-/// Nothing here waits for other ranks, except [`close`](Self::close). Errors of calls go into their
+/// Nothing here waits for other ranks, except [`share`](Self::share) and [`close`](Self::close). Errors of calls go into their
 /// slots.
 pub(in crate::comm) trait Transport: fmt::Debug + Send + Sync {
     /// The name of the engine, for example `"mpi"`.
@@ -66,6 +75,13 @@ pub(in crate::comm) trait Transport: fmt::Debug + Send + Sync {
 
     /// What it is and which version, in words, for the header of a run.
     fn description(&self) -> String;
+
+    /// Hands a few bytes from rank 0, which gives them, to all ranks, before any group is used: how the
+    /// ranks learn where they meet. Waits for the others.
+    ///
+    /// # Errors
+    /// What the transport reports, or that they have not come within the deadline.
+    fn share(&self, own: Option<&[u8]>, patience: Duration) -> Result<Vec<u8>, CommError>;
 
     /// The memory of this rank's calls: results are taken from it, inputs go home to it.
     fn pool(&self) -> &Arc<BufferPool>;
@@ -102,6 +118,7 @@ mod tests {
         for parent in [GroupId::WORLD, GroupId::WORLD.part(0, 0)] {
             for sequence in 0..50 {
                 seen.extend((0..50).map(|part| parent.part(sequence, part)));
+                seen.extend((0..50).map(|to| parent.pair(sequence as usize, to)));
             }
         }
         let count = seen.len();

@@ -150,7 +150,7 @@ impl Meeting {
             };
             self.check_peers(visit, &missing)?;
             let waited = began.elapsed();
-            let left = self.world.deadline().saturating_sub(waited);
+            let left = visit.patience().saturating_sub(waited);
             if left.is_zero() {
                 return Err(visit.deadline(missing, waited));
             }
@@ -268,11 +268,17 @@ mod tests {
 
     use super::*;
     use crate::comm::call::{Call, Signature};
+    use crate::comm::journal::Deadlines;
     use crate::comm::threads::ThreadCommunicator;
     use crate::comm::{Communicator, DType, ReduceOp};
 
     fn pair() -> (Arc<Meeting>, [Arc<dyn Communicator>; 2]) {
-        let state = WorldState::new(2, Duration::from_secs(5));
+        let patience = Duration::from_secs(5);
+        let deadlines = Deadlines {
+            first: patience,
+            then: patience,
+        };
+        let state = WorldState::new(2, deadlines);
         let meeting = Meeting::new("world", vec![0, 1], &state);
         let ends = [0, 1].map(|index| ThreadCommunicator::join(&meeting, index));
         (meeting, ends)

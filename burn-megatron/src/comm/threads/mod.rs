@@ -17,9 +17,10 @@ use std::time::Duration;
 use tracing::trace_span;
 
 use super::buffer::{Buffer, DType};
-use super::call::{Call, Operation, Signature};
+use super::call::{Call, Operation, Signature, check_parts};
 use super::communicator::{Communicator, Group};
 use super::error::CommError;
+use super::journal::Journal;
 use super::pending::Pending;
 use super::pool::BufferPool;
 use meeting::Meeting;
@@ -54,9 +55,8 @@ impl ThreadCommunicator {
 
     fn visit(&self, sequence: u64, signature: Arc<Signature>) -> Visit {
         let world = self.meeting.world();
-        let mut log = world.log(self.group.world_rank());
-        let key = log.start(sequence, &self.group, Arc::clone(&signature), world.now());
-        drop(log);
+        let journal = world.journal(self.group.world_rank());
+        let key = journal.start(sequence, &self.group, &signature);
         let (meeting, group) = (Arc::clone(&self.meeting), Arc::clone(&self.group));
         Visit {
             meeting,
@@ -113,38 +113,6 @@ impl ThreadCommunicator {
             visit.finish(|visit| claim.collect(visit))
         }))
     }
-
-    fn check_parts(&self, name: &str, groups: &[Vec<usize>]) -> Result<(), CommError> {
-        let count = |rank: usize| groups.iter().flatten().filter(|r| **r == rank).count();
-        let own = self.group.ranks();
-        let strangers: Vec<usize> = groups
-            .iter()
-            .flatten()
-            .copied()
-            .filter(|rank| !own.contains(rank))
-            .collect();
-        let missing: Vec<usize> = own
-            .iter()
-            .copied()
-            .filter(|rank| count(*rank) == 0)
-            .collect();
-        let repeated: Vec<usize> = own
-            .iter()
-            .copied()
-            .filter(|rank| count(*rank) > 1)
-            .collect();
-        if strangers.is_empty() && missing.is_empty() && repeated.is_empty() {
-            return Ok(());
-        }
-        Err(CommError::InvalidCall {
-            group: self.group.to_string(),
-            call: format!("split {name} into {groups:?}"),
-            reason: format!(
-                "the parts must hold each rank of the group exactly once; missing: {missing:?}, \
-                 repeated: {repeated:?}, not in the group: {strangers:?}"
-            ),
-        })
-    }
 }
 
 impl Communicator for ThreadCommunicator {
@@ -172,7 +140,7 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        self.check_parts(name, groups)?;
+        check_parts(&self.group, name, groups)?;
         let signature = Arc::new(Signature::split(name, groups));
         let visit = self.visit(self.next_collective(), signature);
         let slot = visit.opening(|visit| visit.meeting.deposit(visit, Buffer::empty(DType::U8)))?;
@@ -181,6 +149,11 @@ impl Communicator for ThreadCommunicator {
             let (part, index) = gathered::part(&slot, self.group.world_rank());
             Ok(Self::join(part, index))
         })
+    }
+
+    fn begin_step(&self, step: u64) {
+        let rank = self.group.world_rank();
+        self.meeting.world().journal(rank).begin_step(step);
     }
 
     fn pool(&self) -> Option<&Arc<BufferPool>> {
@@ -249,14 +222,21 @@ impl Visit {
         self.waiting(wait)
     }
 
+    fn journal(&self) -> &Journal {
+        self.world().journal(self.group.world_rank())
+    }
+
+    /// How long this rank waits for the others.
+    fn patience(&self) -> Duration {
+        self.journal().deadline(self.sequence)
+    }
+
     fn block(&self) {
-        self.world().log(self.group.world_rank()).block(self.key);
+        self.journal().block(self.key);
     }
 
     fn complete(&self) {
-        self.world()
-            .log(self.group.world_rank())
-            .complete(self.key, self.world().now());
+        self.journal().complete(self.key);
     }
 
     fn describe(&self) -> String {

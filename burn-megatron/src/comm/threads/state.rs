@@ -3,11 +3,12 @@
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::meeting::Meeting;
-use crate::comm::error::CommError;
-use crate::comm::log::{CallLog, CallRecord, Position, verdict};
+use crate::comm::error::{CommError, with_causes};
+use crate::comm::journal::{Deadlines, Journal};
+use crate::comm::log::{Position, verdict};
 use crate::comm::pool::BufferPool;
 
 /// The first failure of a world.
@@ -22,14 +23,12 @@ pub(in crate::comm) struct Failure {
 
 #[derive(Debug)]
 pub(in crate::comm) struct WorldState {
-    deadline: Duration,
-    began: Instant,
     /// The first failure: its rank and message.
     failed: OnceLock<(usize, String)>,
     /// The same with all that the caller of the world is told.
     report: Mutex<Option<Failure>>,
     returned: Vec<AtomicBool>,
-    logs: Vec<Mutex<CallLog>>,
+    journals: Vec<Arc<Journal>>,
     pools: Vec<Arc<BufferPool>>,
     meetings: Mutex<Vec<Weak<Meeting>>>,
 }
@@ -40,40 +39,27 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl WorldState {
-    pub fn new(size: usize, deadline: Duration) -> Arc<Self> {
+    pub fn new(size: usize, deadlines: Deadlines) -> Arc<Self> {
+        let began = Instant::now();
+        let journal = |_| Journal::new(began, deadlines);
         Arc::new(Self {
-            deadline,
-            began: Instant::now(),
             failed: OnceLock::new(),
             report: Mutex::new(None),
             returned: (0..size).map(|_| AtomicBool::new(false)).collect(),
-            logs: (0..size).map(|_| Mutex::default()).collect(),
+            journals: (0..size).map(journal).collect(),
             pools: (0..size).map(|_| Arc::default()).collect(),
             meetings: Mutex::default(),
         })
     }
 
-    pub fn deadline(&self) -> Duration {
-        self.deadline
-    }
-
-    /// The time since the world began.
-    pub fn now(&self) -> Duration {
-        self.began.elapsed()
-    }
-
-    pub fn log(&self, rank: usize) -> MutexGuard<'_, CallLog> {
-        lock(&self.logs[rank])
+    /// The journal of one rank.
+    pub fn journal(&self, rank: usize) -> &Arc<Journal> {
+        &self.journals[rank]
     }
 
     /// The memory of one rank's calls.
     pub fn pool(&self, rank: usize) -> &Arc<BufferPool> {
         &self.pools[rank]
-    }
-
-    /// The recent calls of one rank.
-    pub fn records(&self, rank: usize) -> Vec<CallRecord> {
-        self.log(rank).records()
     }
 
     /// Fails once any rank has failed.
@@ -143,28 +129,14 @@ impl WorldState {
     fn verdict(&self, failing: usize) -> String {
         let place = |rank: usize| {
             if rank == failing {
-                Position::Failed(Box::new(self.log(rank).position()))
+                Position::Failed(Box::new(self.journals[rank].position()))
             } else if self.has_returned(rank) {
                 Position::Returned
             } else {
-                self.log(rank).position()
+                self.journals[rank].position()
             }
         };
-        let positions: Vec<Position> = (0..self.logs.len()).map(place).collect();
+        let positions: Vec<Position> = (0..self.journals.len()).map(place).collect();
         verdict(&positions)
     }
-}
-
-/// The message of an error with those of its causes, except where it repeats them itself.
-fn with_causes(error: &dyn Error) -> String {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !message.contains(&text) {
-            message = format!("{message}: {text}");
-        }
-        cause = error.source();
-    }
-    message
 }

@@ -1,0 +1,124 @@
+//! Slurm's short forms, against their long ones.
+
+use proptest::prelude::*;
+
+use super::node_list::{NodeList, NodeListError, TasksPerNode};
+
+fn hosts(text: &str) -> Vec<String> {
+    NodeList::parse(text).unwrap().hosts().collect()
+}
+
+#[test]
+fn lists_are_written_out() {
+    assert_eq!(
+        hosts("node[01-04,07],gpu3"),
+        ["node01", "node02", "node03", "node04", "node07", "gpu3"]
+    );
+    assert_eq!(hosts("node1"), ["node1"]);
+    assert_eq!(hosts("n[8-11]"), ["n8", "n9", "n10", "n11"]);
+    assert_eq!(hosts("n[098-101]"), ["n098", "n099", "n100", "n101"]);
+    assert_eq!(
+        hosts("rack[0-1]n[1-2]-ib"),
+        ["rack0n1-ib", "rack0n2-ib", "rack1n1-ib", "rack1n2-ib"]
+    );
+    assert_eq!(hosts("[1-2]"), ["1", "2"]);
+}
+
+#[test]
+fn a_long_list_costs_nothing_until_it_is_asked_for() {
+    let list = NodeList::parse("a[0-18446744073709551614]b[0-18446744073709551614]").unwrap();
+    assert_eq!(list.hosts().nth(1).unwrap(), "a0b1");
+}
+
+#[test]
+fn what_slurm_does_not_write_is_an_error() {
+    use NodeListError::*;
+    let error = |text: &str| NodeList::parse(text).unwrap_err();
+    for text in ["", ",", "a,", ",a", "a,,b", "a[1],"] {
+        assert_eq!(error(text), NoName, "{text}");
+    }
+    for text in ["a[", "a]", "a[1", "a1]", "a[[1]]", "a]1[", "a[1]]"] {
+        assert_eq!(error(text), Brackets(text.into()), "{text}");
+    }
+    let zeros = "0".repeat(70_000);
+    for range in [
+        "",
+        "-",
+        "1-",
+        "-1",
+        "2-1",
+        "x",
+        "1-x",
+        "1-2-3",
+        "+1",
+        " 1",
+        "18446744073709551615",
+        &zeros,
+    ] {
+        assert_eq!(
+            error(&format!("a[3,{range}]")),
+            Range(range.into()),
+            "{range}"
+        );
+    }
+}
+
+/// A name with one bracket in short form, and the hosts that it stands for.
+fn name() -> impl Strategy<Value = (String, Vec<String>)> {
+    let range = (0u32..2000, 0u32..30, 1usize..6);
+    let ranges = prop::collection::vec(range, 1..4);
+    let plain = "[a-z][a-z0-9]{0,5}".prop_map(|name| (name.clone(), vec![name]));
+    let short = ("[a-z]{1,6}", ranges, "(-[a-z]{1,3})?").prop_map(|(head, ranges, tail)| {
+        let short = |(first, more, width): &(u32, u32, usize)| match more {
+            0 => format!("{first:0width$}"),
+            _ => format!("{first:0width$}-{:0width$}", first + more),
+        };
+        let long = |(first, more, width): &(u32, u32, usize)| -> Vec<String> {
+            let name = |number| format!("{head}{number:0width$}{tail}");
+            (*first..=first + more).map(name).collect()
+        };
+        let inside: Vec<_> = ranges.iter().map(short).collect();
+        let text = format!("{head}[{}]{tail}", inside.join(","));
+        (text, ranges.iter().flat_map(long).collect())
+    });
+    prop_oneof![plain, short]
+}
+
+proptest! {
+    #[test]
+    fn lists_expand_to_what_they_were_made_from(names in prop::collection::vec(name(), 1..5)) {
+        let (short, long): (Vec<_>, Vec<_>) = names.into_iter().unzip();
+        prop_assert_eq!(hosts(&short.join(",")), long.concat());
+    }
+
+    #[test]
+    fn no_text_is_too_odd(text in "[a-b0-2\\[\\],\\- (x)é]{0,12}") {
+        if let Ok(list) = NodeList::parse(&text) {
+            prop_assert!(list.hosts().take(50).count() > 0);
+        }
+        if let Some(tasks) = TasksPerNode::parse(&text) {
+            prop_assert_eq!(tasks.on(tasks.nodes()), None);
+        }
+    }
+
+    #[test]
+    fn tasks_expand_to_what_they_were_made_from(
+        runs in prop::collection::vec((1usize..9, 1usize..6), 1..5),
+    ) {
+        let short = |(tasks, nodes): &(usize, usize)| match nodes {
+            1 => tasks.to_string(),
+            _ => format!("{tasks}(x{nodes})"),
+        };
+        let text: Vec<_> = runs.iter().map(short).collect();
+        let long: Vec<usize> = runs
+            .iter()
+            .flat_map(|(tasks, nodes)| vec![*tasks; *nodes])
+            .collect();
+        let tasks = TasksPerNode::parse(&text.join(",")).unwrap();
+        prop_assert_eq!(tasks.nodes(), long.len());
+        prop_assert_eq!(tasks.total(), long.iter().sum::<usize>());
+        for node in 0..=long.len() {
+            prop_assert_eq!(tasks.on(node), long.get(node).copied());
+        }
+    }
+}
