@@ -35,6 +35,12 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Show a pipeline schedule: a table in the terminal, its bubble and its memory, a Gantt chart.
     Schedule(ScheduleArgs),
+    /// Show what a run would find here: launcher, engines, devices, and how to install what is
+    /// missing.
+    ///
+    /// Start it in place of a program that does not start, with the same launcher. It ends with 1 where
+    /// the variables of the launcher contradict each other.
+    Env(EnvArgs),
     /// Time parts of the library on a device.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -166,6 +172,14 @@ fn above_zero(text: &str) -> Result<f64, String> {
         Ok(number) => Err(format!("{number} makes no link; a number above 0 does")),
         Err(error) => Err(format!("{error}")),
     }
+}
+
+/// Flags of `env`.
+#[derive(Args)]
+pub struct EnvArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Flags of `schedule`.

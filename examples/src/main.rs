@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod env;
 mod header;
 mod interrupt;
 mod pretrain;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => pretrain::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Schedule(args) => schedule::run(args),
+        Command::Env(args) => env::run(args),
         Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
         Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
     };

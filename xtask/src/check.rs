@@ -4,8 +4,9 @@ use std::path::Path;
 
 use clap::ValueEnum;
 
+use crate::mpi;
 use crate::process::{cargo, run as run_command};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 
 /// What to check.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -33,15 +34,11 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
         });
     }
     if wanted(Check::Lint) {
-        let args = [
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ];
-        report.step("lint", || run_command(&mut cargo(root, &args)));
+        report.step("lint", || lint(root, &[]));
+        report.step("lint with mpi", || match mpi::missing().as_slice() {
+            [] => lint(root, &["--features", mpi::FEATURES]).into(),
+            missing => Outcome::LeftOut(format!("for want of {}", missing.join(" and "))),
+        });
     }
     if wanted(Check::Docs) {
         let args = ["doc", "--workspace", "--no-deps"];
@@ -53,6 +50,12 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
         report.step("cuda with fusion", || cuda(root, "cuda,fusion"));
         report.step("cuda", || cuda(root, "cuda"));
     }
+}
+
+fn lint(root: &Path, features: &[&str]) -> Result<(), String> {
+    let clippy: &[&str] = &["clippy", "--workspace", "--all-targets"];
+    let args = [clippy, features, &["--", "-D", "warnings"]].concat();
+    run_command(&mut cargo(root, &args))
 }
 
 fn cuda(root: &Path, features: &str) -> Result<(), String> {

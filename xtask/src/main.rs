@@ -5,6 +5,7 @@ mod book;
 mod check;
 mod check_cuda;
 mod links;
+mod mpi;
 mod process;
 mod recipe;
 mod report;
@@ -22,7 +23,7 @@ use clap::{Parser, Subcommand};
 
 use check::Check;
 use check_cuda::{Compilers, Options};
-use report::Report;
+use report::{Outcome, Report};
 
 /// The checks of this repository.
 ///
@@ -44,10 +45,14 @@ enum Command {
     /// elsewhere the command says how to get them and how many tests are left out. macOS and
     /// Windows need none.
     ///
-    /// Then runs `cargo test --workspace`, and with a driver the files tests/tests/wgpu*.rs too.
+    /// Likewise for MPI (mpicc, mpirun and libclang; libopenmpi-dev, openmpi-bin, libclang-dev and
+    /// iproute2 with apt-get), with which ranks run as processes.
+    ///
+    /// Then runs `cargo test --workspace`, with the feature `mpi` where it can be built, and with a
+    /// driver the files tests/tests/wgpu*.rs too.
     ///
     /// The last line is "N passed, N failed, N skipped". Skipped are ignored tests and those left
-    /// out for want of a driver. A test binary that aborts, and a step that does not compile, count
+    /// out for want of a driver or of MPI. A test binary that aborts, and a step that does not compile, count
     /// as one failed each.
     Test,
     /// Check the source: format, lint, documentation, and the CUDA build.
@@ -76,7 +81,7 @@ enum Command {
     Recipe,
     /// Everything above: format, lint, docs, book, test, cuda, check-cuda, recipe.
     ///
-    /// What needs a driver or compilers that cannot be had here is left out, and said to be.
+    /// What needs a driver, MPI or compilers that cannot be had here is left out, and said to be.
     Ci,
 }
 
@@ -106,6 +111,9 @@ fn main() -> ExitCode {
 /// The cheap checks stand first; the ones that compile something of their own stand last.
 fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Format, root, report);
+    report.step("mpi", || {
+        mpi::find_or_install().map_or_else(Outcome::LeftOut, |()| Outcome::Passed)
+    });
     check::run(Check::Lint, root, report);
     check::run(Check::Docs, root, report);
     book::run(root, report);

@@ -1,4 +1,5 @@
-//! `cargo xtask test`: all tests, on the CPU and, where there is a driver, through wgpu.
+//! `cargo xtask test`: all tests, on the CPU, where there is MPI with ranks as processes too, and, where
+//! there is a driver, through wgpu.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::path::Path;
 use crate::process::{cargo, run_reading};
 use crate::report::{Outcome, Report};
 use crate::totals::{Harness, Totals, tests_in};
-use crate::vulkan;
+use crate::{mpi, vulkan};
 
 /// The tests of the whole workspace, on the CPU. Without `--no-fail-fast` cargo would leave out
 /// every binary after the first that fails.
@@ -31,6 +32,9 @@ pub const ON_WGPU: &[&str] = &[
     "wgpu*",
 ];
 
+/// The tests of what the feature `mpi` brings: each stands in a file named `mpi*.rs`.
+const MPI_FOLDERS: [&str; 2] = ["tests/tests", "examples/tests"];
+
 const WGPU_FOLDERS: [&str; 3] = [
     "tests/tests",
     "kernel-check/tests",
@@ -47,10 +51,25 @@ pub fn run(root: &Path, report: &mut Report) {
             .clone()
             .map_or_else(Outcome::LeftOut, |()| Outcome::Passed)
     });
-    report.step("tests", || run_tests(root, ON_CPU, &mut totals));
+    let mut processes = Ok(());
+    report.step("mpi", || {
+        processes = mpi::find_or_install();
+        let found = processes.clone();
+        found.map_or_else(Outcome::LeftOut, |()| Outcome::Passed)
+    });
+    report.step("tests", || {
+        let with_mpi = [ON_CPU, &["--features", mpi::FEATURES]].concat();
+        let args = if processes.is_ok() { &with_mpi } else { ON_CPU };
+        run_tests(root, args, &mut totals)
+    });
+    if processes.is_err() {
+        report.step("tests of mpi", || {
+            leave_out(root, &MPI_FOLDERS, "mpi", "MPI", &mut totals)
+        });
+    }
     report.step("tests on wgpu", || match driver {
         Ok(()) => run_tests(root, ON_WGPU, &mut totals).into(),
-        Err(_) => leave_out(root, &mut totals),
+        Err(_) => leave_out(root, &WGPU_FOLDERS, "wgpu", "a Vulkan driver", &mut totals),
     });
     report.set_totals(totals);
 }
@@ -67,25 +86,33 @@ fn run_tests(root: &Path, args: &[&str], totals: &mut Totals) -> Result<(), Stri
     result
 }
 
-fn leave_out(root: &Path, totals: &mut Totals) -> Outcome {
-    let counts = WGPU_FOLDERS.map(|folder| count_wgpu_tests(&root.join(folder)));
-    match counts.into_iter().sum::<Result<usize, String>>() {
+fn leave_out(
+    root: &Path,
+    folders: &[&str],
+    prefix: &str,
+    wanted: &str,
+    totals: &mut Totals,
+) -> Outcome {
+    let mut counts = folders
+        .iter()
+        .map(|folder| count_tests(&root.join(folder), prefix));
+    match counts.try_fold(0, |sum, count| Ok::<_, String>(sum + count?)) {
         Ok(count) => {
             totals.skipped += count;
-            Outcome::LeftOut(format!("{count} tests, for want of a Vulkan driver"))
+            Outcome::LeftOut(format!("{count} tests, for want of {wanted}"))
         }
         Err(reason) => Outcome::Failed(reason),
     }
 }
 
-/// The number of tests in the files of a folder whose names begin with `wgpu`.
-fn count_wgpu_tests(folder: &Path) -> Result<usize, String> {
+/// The number of tests in the files of a folder whose names begin with `prefix`.
+fn count_tests(folder: &Path, prefix: &str) -> Result<usize, String> {
     let unreadable = |path: &Path, e| format!("{}: {e}", path.display());
     let mut count = 0;
     for entry in fs::read_dir(folder).map_err(|e| unreadable(folder, e))? {
         let path = entry.map_err(|e| unreadable(folder, e))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with("wgpu") && name.ends_with(".rs") {
+        if name.starts_with(prefix) && name.ends_with(".rs") {
             count += tests_in(&fs::read_to_string(&path).map_err(|e| unreadable(&path, e))?);
         }
     }
@@ -98,20 +125,22 @@ mod tests {
     use crate::temp::TempDir;
 
     #[test]
-    fn only_wgpu_files_are_counted() {
+    fn only_the_files_of_a_feature_are_counted() {
         let folder = TempDir::new("count").unwrap();
         let test = "#[test]\nfn t() {}\n";
         folder.write("wgpu_norm.rs", &test.repeat(2));
         folder.write("wgpu.rs", test);
         folder.write("wgpu_notes.md", test);
         folder.write("layouts.rs", test);
-        assert_eq!(count_wgpu_tests(folder.path()), Ok(3));
+        folder.write("mpi_run.rs", test);
+        assert_eq!(count_tests(folder.path(), "wgpu"), Ok(3));
+        assert_eq!(count_tests(folder.path(), "mpi"), Ok(1));
     }
 
     #[test]
     fn a_missing_folder_is_named() {
         let folder = TempDir::new("count").unwrap();
-        let error = count_wgpu_tests(&folder.path().join("gone")).unwrap_err();
+        let error = count_tests(&folder.path().join("gone"), "wgpu").unwrap_err();
         assert!(error.contains("gone: "), "{error}");
     }
 }

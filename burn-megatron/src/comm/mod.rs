@@ -21,10 +21,12 @@
 //! ```
 
 mod buffer;
+mod bytes;
 mod call;
 mod communicator;
 mod error;
 mod groups;
+pub mod installed;
 mod journal;
 pub mod launch;
 mod log;
@@ -39,10 +41,12 @@ mod threads;
 mod world;
 
 pub use buffer::{Buffer, BufferError, DType, Element};
+pub use bytes::{all_gather_bytes, broadcast_bytes};
 pub use call::{Call, ReduceOp};
 pub use communicator::{Communicator, Group};
 pub use error::{CommError, raise};
 pub use groups::{Groups, GroupsError};
+pub use launch::{Launch, LaunchError, Launcher};
 pub use log::{CALLS_KEPT, CallRecord};
 pub use pending::Pending;
 pub use pool::{BufferPool, LEAST_POOLED};

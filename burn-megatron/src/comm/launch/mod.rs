@@ -173,8 +173,9 @@ impl Launch {
     }
 }
 
-/// A variable of this process. What is no Unicode is still told of, with marks in its place.
-pub(super) fn env_var(name: &str) -> Option<String> {
+/// A variable of this process. What is no Unicode is not left out, but has marks in its place, so that
+/// an error can tell of it.
+pub fn env_var(name: &str) -> Option<String> {
     env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
@@ -213,9 +214,8 @@ fn check_pmix(vars: Vars, seat: &Seat) -> Result<Launcher, LaunchError> {
 
 fn by_hand(vars: Vars) -> Result<(Launcher, Seat), LaunchError> {
     let seat = Seat::by_hand(vars)?;
-    match pmix_rank(vars).map(Variable::number).transpose()? {
-        Some(rank) => agree("rank", &seat.rank, &rank)?,
-        None => {}
+    if let Some(rank) = pmix_rank(vars) {
+        agree("rank", &seat.rank, &rank.number()?)?;
     }
     Ok((Launcher::Manual, seat))
 }

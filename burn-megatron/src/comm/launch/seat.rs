@@ -29,8 +29,8 @@ impl Seat {
         Seat::from_names(
             vars,
             NAMES,
-            "the launcher sets all four of RANK, WORLD_SIZE, LOCAL_RANK and \
-                                       LOCAL_WORLD_SIZE; pass all of them on",
+            "the launcher sets all four of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; pass all \
+             of them on",
         )
     }
 
@@ -49,34 +49,10 @@ impl Seat {
         let cure = "a rank by hand needs both RANK and WORLD_SIZE";
         let rank = vars.needed("WORLD_SIZE", &["RANK"], cure)?.number()?;
         let world_size = vars.needed("RANK", &["WORLD_SIZE"], cure)?.number()?;
-        let local = vars.has("LOCAL_RANK") || vars.has("LOCAL_WORLD_SIZE");
-        let meet_here = vars
-            .get("MASTER_ADDR")
-            .is_none_or(|host| is_loopback(&host.value));
-        if !local && (meet_here || world_size.value == 1) {
-            let here = |number: &Number| Number {
-                from: format!("{}, all on one machine", number.from),
-                ..*number
-            };
-            let (local_rank, local_world_size) = (here(&rank), here(&world_size));
-            return Ok(Seat {
-                rank,
-                world_size,
-                local_rank,
-                local_world_size,
-            });
-        }
-        let cure = "LOCAL_RANK counts the ranks of this machine from 0, LOCAL_WORLD_SIZE says how many \
-                    they are; set both";
-        let beside = if local {
-            "LOCAL_WORLD_SIZE"
-        } else {
-            "MASTER_ADDR"
+        let (local_rank, local_world_size) = match world_size.value == 1 || meet_here(vars) {
+            true if !has_local(vars) => (on_one_machine(&rank), on_one_machine(&world_size)),
+            _ => local_by_hand(vars)?,
         };
-        let local_rank = vars.needed(beside, &["LOCAL_RANK"], cure)?.number()?;
-        let local_world_size = vars
-            .needed("LOCAL_RANK", &["LOCAL_WORLD_SIZE"], cure)?
-            .number()?;
         Ok(Seat {
             rank,
             world_size,
@@ -143,6 +119,37 @@ impl Seat {
         }
         Ok(())
     }
+}
+
+fn has_local(vars: Vars) -> bool {
+    vars.has("LOCAL_RANK") || vars.has("LOCAL_WORLD_SIZE")
+}
+
+/// Whether no other machine is named as the place to meet.
+fn meet_here(vars: Vars) -> bool {
+    vars.get("MASTER_ADDR").is_none_or(|given| {
+        let host = given.value.trim_matches(['[', ']']);
+        host.is_empty() || is_loopback(host)
+    })
+}
+
+fn on_one_machine(number: &Number) -> Number {
+    Number {
+        value: number.value,
+        from: format!("{}, all on one machine", number.from),
+    }
+}
+
+fn local_by_hand(vars: Vars) -> Result<(Number, Number), LaunchError> {
+    let cure = "LOCAL_RANK counts the ranks of this machine from 0, LOCAL_WORLD_SIZE says how many they \
+                are; set both";
+    let beside = match has_local(vars) {
+        true => "LOCAL_WORLD_SIZE",
+        false => "MASTER_ADDR",
+    };
+    let rank = vars.needed(beside, &["LOCAL_RANK"], cure)?;
+    let size = vars.needed("LOCAL_RANK", &["LOCAL_WORLD_SIZE"], cure)?;
+    Ok((rank.number()?, size.number()?))
 }
 
 /// Checks that an index is below the number that it counts in.

@@ -170,6 +170,8 @@ fn a_place_must_be_one() {
         "MASTER_ADDR=\"\" is no address for the rendezvous: the host is empty; a name such as node1, or \
          an IP address, would fit"
     );
+    let bare = message(&["RANK=0\nWORLD_SIZE=2\nMASTER_ADDR="]);
+    assert_eq!(bare, by_hand("MASTER_ADDR="));
     for host in [
         "node 1",
         "http://node1",

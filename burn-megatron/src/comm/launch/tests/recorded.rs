@@ -200,11 +200,15 @@ fn by_hand_the_local_numbers_may_be_left_out_on_one_machine() {
         "",
         "MASTER_ADDR=localhost\nMASTER_PORT=1",
         "MASTER_ADDR=127.0.1.1\nMASTER_PORT=1",
+        "MASTER_ADDR=[::1]\nMASTER_PORT=1",
     ] {
         let (found, origins) = read(&["RANK=1\nWORLD_SIZE=3", place]).unwrap().unwrap();
         assert_eq!((found.local_rank, found.local_world_size), (1, 3));
         assert_eq!(origins.local_world_size, "WORLD_SIZE=3, all on one machine");
     }
+    // What is told counts.
+    let told = launch(&[BY_HAND, "MASTER_ADDR=localhost"]);
+    assert_eq!((told.local_rank, told.local_world_size), (0, 1));
     let alone = launch(&["RANK=0\nWORLD_SIZE=1\nMASTER_ADDR=node1\nMASTER_PORT=1"]);
     assert_eq!((alone.local_rank, alone.local_world_size), (0, 1));
 }

@@ -1,0 +1,243 @@
+//! The facts as a person reads them.
+
+use std::fmt::{self, Display, Formatter};
+
+use super::{DeviceFacts, Facts, Found, Host, Launched, Mpi, Nccl};
+
+/// The width of the first column.
+const LABEL: usize = 16;
+
+impl Display for Facts {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        row(
+            f,
+            "burn-megatron",
+            format!("{}, on Burn {}", self.version, self.burn),
+        )?;
+        self.host.write(f)?;
+        writeln!(f)?;
+        self.launch.write(f)?;
+        writeln!(f)?;
+        row(
+            f,
+            "engine threads",
+            "always there: ranks are threads of one process",
+        )?;
+        self.engines.nccl.write(f, self.nccl_package())?;
+        self.engines.mpi.write(f)?;
+        writeln!(f)?;
+        for device in &self.devices {
+            device.write(f)?;
+        }
+        self.write_driver(f)
+    }
+}
+
+fn row(f: &mut Formatter<'_>, label: &str, text: impl Display) -> fmt::Result {
+    writeln!(f, "{label:LABEL$}{text}")
+}
+
+fn to_install(f: &mut Formatter<'_>, what: impl Display) -> fmt::Result {
+    row(f, "", format!("to install: {what}"))
+}
+
+impl Facts {
+    /// NCCL is made for each major version of CUDA.
+    fn nccl_package(&self) -> &'static str {
+        match &self.cuda_driver {
+            Found::Found(driver) if driver.version.0 <= 12 => "nvidia-nccl-cu12",
+            _ => "nvidia-nccl-cu13",
+        }
+    }
+
+    fn write_driver(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match &self.cuda_driver {
+            Found::Found(driver) => {
+                let (major, minor) = driver.version;
+                let gpus = count(driver.devices, "GPU");
+                row(
+                    f,
+                    "CUDA driver",
+                    format!("up to CUDA {major}.{minor}, {gpus}"),
+                )
+            }
+            Found::Missing(reason) => {
+                row(f, "CUDA driver", reason)?;
+                to_install(
+                    f,
+                    "apt-get install nvidia-driver, where there is a GPU for it",
+                )
+            }
+        }
+    }
+}
+
+impl Host {
+    fn write(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let cores = count(self.cores, "core");
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        let memory = self.memory.as_ref().map_or(String::new(), |memory| {
+            let (total, available) = (gib(memory.total), gib(memory.available));
+            format!(", {total:.1} GiB of memory ({available:.1} GiB available)")
+        });
+        row(f, "host", format!("{}, {cores}{memory}", self.name))
+    }
+}
+
+impl Launched {
+    fn write(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (launch, origins) = match self {
+            Launched::Error(error) => return row(f, "launcher", format!("error: {error}")),
+            Launched::Threads { slurm_job } => {
+                row(f, "launcher", "none: ranks are threads")?;
+                return match slurm_job {
+                    None => Ok(()),
+                    Some(job) => row(
+                        f,
+                        "",
+                        format!(
+                            "this is Slurm job {job}, but no task of it: srun starts its ranks"
+                        ),
+                    ),
+                };
+            }
+            Launched::Rank { launch, origins } => (launch, origins),
+        };
+        let of = |index, size| format!("{index} of {size}");
+        let both = |first: &str, second: &str| format!("{first}, {second}");
+        let place = launch.rendezvous.as_ref();
+        let none = || "none".to_string();
+        let table = [
+            (
+                "rank",
+                of(launch.rank, launch.world_size),
+                both(&origins.rank, &origins.world_size),
+            ),
+            (
+                "local rank",
+                of(launch.local_rank, launch.local_world_size),
+                both(&origins.local_rank, &origins.local_world_size),
+            ),
+            (
+                "rendezvous",
+                place.map_or_else(none, ToString::to_string),
+                origins
+                    .rendezvous
+                    .clone()
+                    .unwrap_or_else(|| "MASTER_ADDR and MASTER_PORT would name one".into()),
+            ),
+            (
+                "job",
+                launch.job.clone().unwrap_or_else(none),
+                origins.job.clone().unwrap_or_default(),
+            ),
+        ];
+        row(f, "launcher", launch.launcher)?;
+        let width = table
+            .iter()
+            .map(|(_, value, _)| value.len())
+            .max()
+            .unwrap_or(0);
+        for (label, value, from) in &table {
+            row(f, label, format!("{value:width$}  {from}").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+impl Nccl {
+    fn write(&self, f: &mut Formatter<'_>, package: &str) -> fmt::Result {
+        let library = match &self.library {
+            Found::Missing(reason) => format!("no library ({reason})"),
+            Found::Found(library) => {
+                let (major, minor, patch) = library.version;
+                format!("{major}.{minor}.{patch} in {}", library.path.display())
+            }
+        };
+        row(
+            f,
+            "engine nccl",
+            format!("{}; {library}", compiled(self.compiled)),
+        )?;
+        if !self.compiled {
+            to_install(f, "build this program with --features cuda")?;
+        }
+        match self.library {
+            Found::Found(_) => Ok(()),
+            Found::Missing(_) => {
+                to_install(f, format!("pip install {package}, and then"))?;
+                let folder =
+                    "$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])')/lib";
+                row(
+                    f,
+                    "",
+                    format!("export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH"),
+                )?;
+                row(
+                    f,
+                    "",
+                    "or, with NVIDIA's package source, apt-get install libnccl2",
+                )
+            }
+        }
+    }
+}
+
+impl Mpi {
+    fn write(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let library = match &self.library {
+            None => compiled(false).to_string(),
+            Some(version) => format!("{}; {version}", compiled(true)),
+        };
+        let mpirun = match &self.mpirun {
+            Found::Missing(reason) => reason.clone(),
+            Found::Found(mpirun) => format!("{}, {}", mpirun.path.display(), mpirun.version),
+        };
+        row(f, "engine mpi", format!("{library}; {mpirun}"))?;
+        match (&self.library, &self.mpirun) {
+            (None, _) => to_install(
+                f,
+                "apt-get install libopenmpi-dev openmpi-bin libclang-dev, and build this program with \
+                 --features mpi",
+            ),
+            (Some(_), Found::Missing(_)) => to_install(f, "apt-get install openmpi-bin"),
+            (Some(_), Found::Found(_)) => Ok(()),
+        }
+    }
+}
+
+impl DeviceFacts {
+    fn write(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let label = format!("device {}", self.kind);
+        match (self.compiled, &self.problem) {
+            (false, _) => {
+                row(f, &label, compiled(false))?;
+                to_install(
+                    f,
+                    format!("build this program with --features {}", self.kind),
+                )
+            }
+            (true, None) => row(f, &label, count(self.count, "device")),
+            (true, Some(problem)) => {
+                row(f, &label, format!("none; {problem}"))?;
+                match self.kind.as_str() {
+                    "wgpu" => to_install(f, "apt-get install mesa-vulkan-drivers"),
+                    // The driver has lines of its own.
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+fn compiled(compiled: bool) -> &'static str {
+    match compiled {
+        true => "compiled in",
+        false => "not compiled in",
+    }
+}
+
+fn count(number: usize, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}

@@ -1,0 +1,127 @@
+//! Whether the engine `mpi` can be built and run, and how to get what is missing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use crate::apt;
+
+/// The features that bring the engine to the workspace's own crates; Burn is built as without them.
+pub const FEATURES: &str = "burn-megatron-tests/mpi,burn-megatron-examples/mpi";
+
+/// `iproute2` has `ip`, with which the tests of several hosts make networks.
+const PACKAGES: &[&str] = &["libopenmpi-dev", "openmpi-bin", "libclang-dev", "iproute2"];
+
+const ADVICE: &str = "
+  Debian, Ubuntu:  sudo apt-get install libopenmpi-dev openmpi-bin libclang-dev
+  Fedora:          sudo dnf install openmpi-devel clang-devel, then: module load mpi
+  Arch:            sudo pacman -S openmpi clang";
+
+/// Makes sure of MPI where that can be done. The error says what is missing and how to get it.
+pub fn find_or_install() -> Result<(), String> {
+    let missing = missing();
+    if missing.is_empty() {
+        println!("found mpicc, mpirun and libclang");
+        return Ok(());
+    }
+    if !apt::may_install() {
+        return Err(explain(&missing));
+    }
+    apt::install(PACKAGES).map_err(|reason| format!("{}\n{reason}", explain(&missing)))?;
+    match self::missing() {
+        none if none.is_empty() => Ok(()),
+        missing => Err(explain(&missing)),
+    }
+}
+
+/// What is not there, in words; empty if the engine can be built and run.
+pub fn missing() -> Vec<&'static str> {
+    let wanted = [
+        ("mpicc", answers("mpicc")),
+        ("mpirun", answers("mpirun")),
+        (
+            "libclang",
+            has_libclang(
+                Path::new("/"),
+                env::var_os("LIBCLANG_PATH").map(PathBuf::from),
+            ),
+        ),
+    ];
+    let missing = wanted.into_iter().filter(|(_, there)| !there);
+    missing.map(|(name, _)| name).collect()
+}
+
+fn explain(missing: &[&str]) -> String {
+    format!(
+        "the engine mpi needs {}, which are missing here{ADVICE}",
+        missing.join(" and ")
+    )
+}
+
+fn answers(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null());
+    let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Whether the library that reads MPI's header is where its users look for it.
+fn has_libclang(root: &Path, named: Option<PathBuf>) -> bool {
+    let is_clang = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libclang") && !name.starts_with("libclang-cpp") && name.contains(".so")
+    };
+    let holds = |folder: &Path| entries(folder).iter().any(|path| is_clang(path));
+    if let Some(named) = named {
+        return is_clang(&named) || holds(&named);
+    }
+    let libraries = ["usr/lib", "usr/lib64", "usr/local/lib"].map(|folder| root.join(folder));
+    libraries.iter().any(|folder| {
+        // Debian keeps libraries one folder down, by architecture, and those of LLVM two.
+        let inner = entries(folder);
+        holds(folder)
+            || inner
+                .iter()
+                .any(|path| holds(path) || holds(&path.join("lib")))
+    })
+}
+
+/// The paths in a folder; none if there is no such folder.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let read = fs::read_dir(folder).into_iter().flatten().flatten();
+    read.map(|entry| entry.path()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::temp::TempDir;
+
+    #[test]
+    fn libclang_is_found_where_it_is_installed() {
+        let root = TempDir::new("libclang").unwrap();
+        assert!(!has_libclang(root.path(), None));
+        root.write("usr/lib/x86_64-linux-gnu/libclang-cpp.so.14", "");
+        assert!(!has_libclang(root.path(), None));
+        root.write("usr/lib/llvm-14/lib/libclang-14.so.1", "");
+        assert!(has_libclang(root.path(), None));
+        root.write("mine/libclang.so", "");
+        let mine = root.path().join("mine");
+        assert!(has_libclang(Path::new("/nowhere"), Some(mine.clone())));
+        assert!(has_libclang(
+            Path::new("/nowhere"),
+            Some(mine.join("libclang.so"))
+        ));
+        assert!(!has_libclang(root.path(), Some(root.path().join("empty"))));
+    }
+
+    #[test]
+    fn what_is_missing_is_explained() {
+        let text = explain(&["mpicc", "libclang"]);
+        assert!(
+            text.starts_with("the engine mpi needs mpicc and libclang, which are"),
+            "{text}"
+        );
+        assert!(!answers("no-such-program-anywhere"));
+    }
+}
