@@ -28,10 +28,15 @@ pub fn check(world: &dyn Communicator, recipe: &Recipe, text: &TextData) -> Resu
         digest: digest([text.training(), text.held_out()]),
     };
     let all = all_gather_bytes(world, &serde_json::to_vec(&own)?)?;
-    let starts = all.iter().map(|bytes| serde_json::from_slice::<Start>(bytes));
+    let starts = all
+        .iter()
+        .map(|bytes| serde_json::from_slice::<Start>(bytes));
     let starts: Vec<Start> = starts.collect::<Result<_, _>>()?;
     let others = starts.iter().enumerate().skip(1);
-    match others.filter_map(|(rank, other)| difference(&starts[0], rank, other)).next() {
+    match others
+        .filter_map(|(rank, other)| difference(&starts[0], rank, other))
+        .next()
+    {
         None => Ok(()),
         Some(difference) => Err(difference.into()),
     }
@@ -40,10 +45,14 @@ pub fn check(world: &dyn Communicator, recipe: &Recipe, text: &TextData) -> Resu
 fn difference(first: &Start, rank: usize, other: &Start) -> Option<String> {
     let lines = || first.recipe.lines().zip(other.recipe.lines());
     if let Some((a, b)) = lines().find(|(a, b)| a != b) {
-        return Some(format!("the ranks have different recipes: rank 0 has `{a}`, rank {rank} `{b}`"));
+        return Some(format!(
+            "the ranks have different recipes: rank 0 has `{a}`, rank {rank} `{b}`"
+        ));
     }
     if first.recipe != other.recipe {
-        return Some(format!("rank 0 and rank {rank} have recipes of different length"));
+        return Some(format!(
+            "rank 0 and rank {rank} have recipes of different length"
+        ));
     }
     let of = |start: &Start| format!("{} bytes with digest {:016x}", start.bytes, start.digest);
     (first != other).then(|| {
@@ -86,7 +95,10 @@ mod tests {
         let moved = |recipe: &mut Recipe| recipe.data.path = Some("elsewhere".into());
         assert_eq!(failure(moved, [source; 2]), None);
         let text = failure(|recipe| recipe.train.seed = 77, [source; 2]).unwrap();
-        assert!(text.contains("rank 0 has `seed = ") && text.contains("rank 1 `seed = 77`"), "{text}");
+        assert!(
+            text.contains("rank 0 has `seed = ") && text.contains("rank 1 `seed = 77`"),
+            "{text}"
+        );
         let text = failure(|_| {}, [source, other]).unwrap();
         assert!(text.contains("the ranks read different text"), "{text}");
     }

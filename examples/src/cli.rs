@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use crate::bench::Shape;
 use crate::sharing::SharingArgs;
+use burn_megatron::comm::Engine;
+use burn_megatron::comm::inject::Fault;
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::verify::Layout;
@@ -26,7 +28,7 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Train a language model on text, over ranks that are threads of this process.
+    /// Train a language model on text, over ranks that are threads of this process, or processes.
     ///
     /// Without flags: a small Llama on the text of this repository, tensor 2 x data 2 on the CPU.
     /// Numbers go to a run folder: metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt.
@@ -35,6 +37,12 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Show a pipeline schedule: a table in the terminal, its bubble and its memory, a Gantt chart.
     Schedule(ScheduleArgs),
+    /// Check that the collectives of an engine do what they promise.
+    ///
+    /// Every operation, type, group and order of calls, and random programs, each compared with a serial
+    /// model of what every rank must get. The first difference ends it with an error that names the case,
+    /// the rank, the call and the element.
+    Conformance(ConformanceArgs),
     /// Show what a run would find here: launcher, engines, devices, and how to install what is
     /// missing.
     ///
@@ -212,6 +220,20 @@ pub struct ScheduleArgs {
     pub columns: usize,
 }
 
+/// Flags of `conformance`.
+#[derive(Args)]
+pub struct ConformanceArgs {
+    /// Ranks, which are threads of this process.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub ranks: usize,
+    /// Random programs of collectives and messages over several groups.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub programs: usize,
+    /// Seed of all numbers and programs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
+
 /// Flags of `pretrain`; each one takes the place of a setting of the recipe.
 #[derive(Args)]
 pub struct PretrainArgs {
@@ -279,10 +301,21 @@ pub struct PretrainArgs {
     /// Compute threads of each rank on the CPU; the cores are shared out evenly by default.
     #[arg(long, value_name = "N")]
     pub compute_threads: Option<usize>,
+    /// What joins the ranks: threads of this process, nccl or mpi. By default threads; where a launcher
+    /// started this process as one rank of several, mpi, and with --device cuda nccl.
+    #[arg(long, value_name = "threads|nccl|mpi")]
+    pub engine: Option<Engine>,
     /// Seconds after which a collective that is not complete is an error that names the missing
     /// ranks.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 100.0)]
     pub deadline: f64,
+    /// The same for the first collective of a group and for the first step; between processes also
+    /// for all ranks to come.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
+    pub first_deadline: f64,
+    /// Seconds without a sign of life after which the process of a rank counts as lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    pub silence: f64,
     /// Folder in which the run gets a folder of its own.
     #[arg(
         long,
@@ -297,6 +330,12 @@ pub struct PretrainArgs {
     /// Print the resolved recipe and stop.
     #[arg(long)]
     pub print_recipe: bool,
+    /// Let a call of one rank fail on purpose: KIND@rank=N,call=N, counted from the start and from 0, or
+    /// KIND@rank=N,step=N,call=N, counted from the beginning of the step. KIND is delay:TIME (as in
+    /// delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop, terminate,
+    /// interrupt or spin; never-starts@rank=N is a rank that does not come. May be given several times.
+    #[arg(long, value_name = "FAULT", help_heading = "Testing")]
+    pub inject: Vec<Fault>,
 }
 
 /// Flags of `verify`.

@@ -1,5 +1,6 @@
 //! What is said before the first step.
 
+use burn_megatron::comm::Rank;
 use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::layout::BufferLayout;
 use burn_megatron::data_parallel::{DataParallelConfig, Moments, Precision, ZeroStage};
@@ -8,16 +9,11 @@ use burn_megatron::device::DeviceKind;
 use crate::recipe::{Plan, Recipe};
 
 /// The ranks and the data.
-pub fn print_run(
-    recipe: &Recipe,
-    plan: &Plan,
-    text: &TextData,
-    device: DeviceKind,
-    threads: usize,
-) {
+pub fn print_run(recipe: &Recipe, plan: &Plan, text: &TextData, device: DeviceKind, rank: &Rank) {
     println!("{}\n", plan.mesh);
+    let (engine, threads) = (rank.engine(), rank.compute_threads());
     let plural = if threads == 1 { "" } else { "s" };
-    println!("engine   threads; {device}, {threads} compute thread{plural} per rank");
+    println!("engine   {engine}; {device}, {threads} compute thread{plural} per rank");
     if let Some(schedule) = &plan.schedule {
         let stages = plan
             .stages

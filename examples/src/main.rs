@@ -1,21 +1,26 @@
 //! The `burn-megatron` command.
 
+mod agree;
 mod bench;
 mod cli;
+mod conformance;
 mod env;
 mod header;
 mod interrupt;
 mod pretrain;
 mod rank_run;
+mod ranks;
 mod recipe;
 mod record;
 mod schedule;
 mod sharing;
+mod trace;
 mod verify;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+use burn_megatron::comm::WorldError;
 use clap::Parser;
 
 use cli::{BenchCommand, Cli, Command};
@@ -34,15 +39,25 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => pretrain::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Schedule(args) => schedule::run(args),
+        Command::Conformance(args) => conformance::run(args),
         Command::Env(args) => env::run(args),
         Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
         Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
     };
     match result {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&*error),
+    }
+}
+
+/// Shows the error, unless another process of the same world does, and gives its exit code.
+fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
+    let of_world = error.downcast_ref::<WorldError>();
+    if of_world.is_none_or(WorldError::is_for_this_process) {
+        eprintln!("error: {error}");
+    }
+    match of_world {
+        Some(error) => ExitCode::from(error.exit_code()),
+        None => ExitCode::FAILURE,
     }
 }

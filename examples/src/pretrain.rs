@@ -1,28 +1,27 @@
 //! `burn-megatron pretrain`.
 
 use std::fs;
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::thread::sleep;
+use std::time::Duration;
 
 use burn::tensor::DType;
-use burn_megatron::comm::World;
+use burn_megatron::comm::inject::Plan as Faults;
 use burn_megatron::data::{TextData, VOCABULARY};
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::optim::LossScale;
-use burn_megatron::pipeline::engine::Event;
-use burn_megatron::pipeline::trace::{TraceEvent, trace_bubble, write_chrome_trace};
 use burn_megatron::train::metrics::read_metrics;
 use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
 
 use crate::cli::PretrainArgs;
-use crate::header::print_run;
 use crate::interrupt::{self, Interrupt};
 use crate::rank_run::{Memory, RankResult, RankRun};
+use crate::ranks::{self, Ranks, seconds};
 use crate::recipe::{Error, Recipe};
+use crate::trace;
 
 /// Trains, and shows how it went.
 pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
@@ -32,11 +31,13 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);
     }
-    if !(args.deadline > 0.0 && args.deadline <= 1e9) {
-        return Err(format!("a deadline of {} s makes no sense", args.deadline).into());
-    }
-    let mut world =
-        World::threads(plan.mesh.world_size())?.deadline(Duration::from_secs_f64(args.deadline));
+    let Ranks {
+        mut world,
+        own_rank,
+        local_rank,
+    } = ranks::of(args, &plan.mesh)?;
+    let faults = Faults::new(args.inject.clone());
+    faults.check(plan.mesh.world_size())?;
     if let Some(threads) = args.compute_threads {
         if args.device != DeviceKind::Cpu {
             let device = args.device;
@@ -47,7 +48,52 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         }
         world = world.compute_threads(threads);
     }
-    let text = TextData::open(&data_path(&recipe))?;
+    let text = open_text(&recipe)?;
+    // The devices are asked for once, here: what is wrong with them is said before anything starts.
+    let devices = args.device.devices()?;
+    check_types(&recipe, args.device, |dtype| {
+        devices[0].supports_dtype(dtype)
+    })?;
+    let computing = recipe.data_parallel.precision.of(DType::F32);
+    recipe
+        .model
+        .check_kernels(&recipe.kernels, &devices[0], computing)?;
+    if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
+        return stay_away(rank, args);
+    }
+    let deadline = seconds("deadline", args.deadline)?;
+    let interrupt = Interrupt::listen()?;
+    let has_first = own_rank.is_none_or(|rank| rank == 0);
+    let folder = has_first.then(|| run_folder(args, &recipe)).transpose()?;
+    let results = world.run(|rank| {
+        let place = if own_rank.is_some() {
+            local_rank
+        } else {
+            rank.rank()
+        };
+        let run = RankRun {
+            recipe: &recipe,
+            plan: &plan,
+            text: &text,
+            folder: folder.as_ref().filter(|_| rank.rank() == 0),
+            faults: &args.inject,
+            deadline,
+            device: args.device,
+        };
+        run.train(&rank, &devices[place % devices.len()], &interrupt)
+    });
+    let result = results?.swap_remove(0);
+    match &folder {
+        Some(folder) => finish(&recipe, folder, result),
+        // Another process shows it.
+        None if result.outcome.stopped => Ok(ExitCode::from(interrupt::EXIT_CODE)),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// The text of the recipe, checked for what the run needs of it.
+fn open_text(recipe: &Recipe) -> Result<TextData, Error> {
+    let text = TextData::open(&data_path(recipe))?;
     if recipe.model.vocabulary != VOCABULARY {
         return Err(format!(
             "model.vocabulary = {} does not fit byte-level text, which has {VOCABULARY} tokens",
@@ -58,37 +104,13 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
     text.sampler(length, recipe.train.seed)?;
     text.held_out_windows(length, recipe.train.held_out_samples)?;
-    // The devices are asked for once, here: what is wrong with them is said before anything starts.
-    let devices = args.device.devices()?;
-    check_types(&recipe, args.device, |dtype| {
-        devices[0].supports_dtype(dtype)
-    })?;
-    let computing = recipe.data_parallel.precision.of(DType::F32);
-    recipe
-        .model
-        .check_kernels(&recipe.kernels, &devices[0], computing)?;
-    let interrupt = Interrupt::listen()?;
-    let folder = run_folder(args)?;
-    folder.write_config(&recipe)?;
-    let world = world.call_log_dir(folder.path());
+    Ok(text)
+}
 
-    let results = world.run(|rank| {
-        let device = &devices[rank.rank() % devices.len()];
-        let run = RankRun {
-            recipe: &recipe,
-            plan: &plan,
-            text: &text,
-            folder: &folder,
-        };
-        let kind = args.device;
-        let print = || print_run(&recipe, &plan, &text, kind, rank.compute_threads());
-        run.train(&rank, device, &interrupt, print)
-    });
-    let mut results = results?;
-    if plan.schedule.is_some() {
-        write_trace(&folder, &results)?;
-    }
-    finish(&recipe, &folder, results.swap_remove(0))
+/// What a rank does that is told never to start: it stays away until the others have missed it.
+fn stay_away(rank: usize, args: &PretrainArgs) -> Result<ExitCode, Error> {
+    sleep(seconds("first-deadline", args.first_deadline)? + Duration::from_secs(60));
+    Err(format!("rank {rank} was told never to start").into())
 }
 
 /// Checks that a device, which `has` some types, has those that the run computes in and keeps.
@@ -121,41 +143,12 @@ fn check_types(
     Ok(())
 }
 
-/// Writes what each rank did in the last step, and says how much of it was waiting.
-fn write_trace(folder: &RunFolder, results: &[RankResult]) -> Result<(), Error> {
-    let all = || results.iter().flat_map(|result| &result.events);
-    let Some(origin) = all().map(|event| event.start).min() else {
-        return Ok(());
-    };
-    let seconds = |time: Instant| time.duration_since(origin).as_secs_f64();
-    let of_rank = |(rank, result): (usize, &RankResult)| {
-        let event = |event: &Event| {
-            TraceEvent::action(
-                rank,
-                &event.action,
-                seconds(event.start),
-                seconds(event.end),
-            )
-        };
-        result.events.iter().map(event).collect::<Vec<_>>()
-    };
-    let events: Vec<_> = results.iter().enumerate().flat_map(of_rank).collect();
-    let path = folder.path().join("trace.json");
-    let failed = |error| format!("{} cannot be written: {error}", path.display());
-    let file = fs::File::create(&path).map_err(failed)?;
-    write_chrome_trace(&events, BufWriter::new(file)).map_err(failed)?;
-    println!(
-        "bubble of the last step {:.1} % of its time, measured over all ranks (trace.json)",
-        100.0 * trace_bubble(results.len(), &events),
-    );
-    Ok(())
-}
-
 /// The plots, the sample and the closing lines.
 fn finish(recipe: &Recipe, folder: &RunFolder, result: RankResult) -> Result<ExitCode, Error> {
     let RankResult {
         outcome, sample, ..
     } = &result;
+    trace::write(folder, result.ranks, &result.events)?;
     let records = read_metrics(&folder.metrics())?;
     let curve = LossCurve::from_records("Loss", &records);
     curve.write_svg(&folder.loss_svg())?;
@@ -220,7 +213,14 @@ fn data_path(recipe: &Recipe) -> PathBuf {
     path.canonicalize().unwrap_or(path)
 }
 
-fn run_folder(args: &PretrainArgs) -> Result<RunFolder, Error> {
+/// The folder of this run, with its recipe.
+fn run_folder(args: &PretrainArgs, recipe: &Recipe) -> Result<RunFolder, Error> {
+    let folder = new_folder(args)?;
+    folder.write_config(recipe)?;
+    Ok(folder)
+}
+
+fn new_folder(args: &PretrainArgs) -> Result<RunFolder, Error> {
     let Some(path) = &args.run_dir else {
         return Ok(RunFolder::create(&args.runs, None)?);
     };
@@ -244,6 +244,36 @@ fn run_folder(args: &PretrainArgs) -> Result<RunFolder, Error> {
 mod tests {
     use super::*;
     use burn_megatron::data_parallel::Precision;
+    use clap::Parser;
+
+    use crate::cli::{Cli, Command};
+
+    /// The flags as they are typed.
+    fn pretrain(flags: &str) -> Result<ExitCode, Error> {
+        let words = ["burn-megatron", "pretrain"].into_iter();
+        match Cli::parse_from(words.chain(flags.split_whitespace())).command {
+            Command::Pretrain(args) => run(&args),
+            _ => unreachable!("pretrain was asked for"),
+        }
+    }
+
+    #[test]
+    fn a_fault_strikes_at_the_step_of_the_run() {
+        let runs = std::env::temp_dir().join(format!("faults-of-a-run-{}", std::process::id()));
+        let flags = format!(
+            "--tp 2 --dp 1 --pp 1 --steps 3 --deadline 20 --runs {} --inject error@rank=1,step=1,call=2",
+            runs.display()
+        );
+        let error = pretrain(&flags).unwrap_err().to_string();
+        fs::remove_dir_all(&runs).unwrap();
+        let wanted = "error@rank=1,step=1,call=2 strikes rank 1, step 1, call 2";
+        assert!(error.contains(wanted), "{error}");
+        let error = pretrain("--tp 2 --inject kill@rank=8,call=0").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "kill@rank=8,call=0 is about no rank of a world of 8; ranks 0 to 7 would fit"
+        );
+    }
 
     #[test]
     fn a_type_that_the_device_lacks_is_refused_before_the_start() {

@@ -1,27 +1,41 @@
 //! The run of one rank.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::Operation;
-use burn_megatron::comm::{Buffer, CommError, Groups, Rank, ReduceOp};
+use burn_megatron::comm::inject::{Fault, Plan as Faults, inject};
+use burn_megatron::comm::{
+    Buffer, CommError, Communicator, Groups, Rank, ReduceOp, broadcast_bytes,
+};
 use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
+use burn_megatron::device::DeviceKind;
 use burn_megatron::nn::Scope;
-use burn_megatron::pipeline::engine::Event;
+use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::train::run_folder::RunFolder;
 use burn_megatron::train::{LanguageModel, Outcome, Pipeline, Trainer};
 use burn_megatron_models::Transformer;
 
-use crate::header::{print_model, print_sharing};
+use crate::header::{print_model, print_run, print_sharing};
 use crate::interrupt::Interrupt;
 use crate::recipe::{Error, Plan, Recipe};
 use crate::record::Recorder;
+use crate::{agree, trace};
 
 /// What every rank works with.
 pub struct RankRun<'a> {
     pub recipe: &'a Recipe,
     pub plan: &'a Plan,
     pub text: &'a TextData,
-    pub folder: &'a RunFolder,
+    /// On rank 0, which writes.
+    pub folder: Option<&'a RunFolder>,
+    /// What goes wrong on purpose, on any rank.
+    pub faults: &'a [Fault],
+    /// How long a call waits.
+    pub deadline: Duration,
+    pub device: DeviceKind,
 }
 
 /// What a rank brings back.
@@ -29,8 +43,10 @@ pub struct RankResult {
     pub outcome: Outcome,
     /// The text of the model, on the ranks that wrote it.
     pub sample: Option<Vec<u8>>,
-    /// What it did in the last step of a pipeline.
-    pub events: Vec<Event>,
+    /// What all ranks did in the last step of a pipeline.
+    pub events: Vec<TraceEvent>,
+    /// The number of ranks.
+    pub ranks: usize,
     pub memory: Memory,
     /// What the loss was multiplied with at the end.
     pub loss_scale: f64,
@@ -67,32 +83,31 @@ impl RankRun<'_> {
         rank: &Rank,
         device: &Device,
         interrupt: &Interrupt,
-        print_run: impl Fn(),
     ) -> Result<RankResult, Error> {
         let recipe = self.recipe;
-        let groups = Groups::new(&self.plan.layout, rank)?;
+        let faults = Arc::new(Faults::new(self.faults.to_vec()).deadline(self.deadline));
+        let world = match self.faults.is_empty() {
+            true => rank.communicator(),
+            false => inject(rank.communicator(), Arc::clone(&faults)),
+        };
+        self.share_folder(rank, &*world)?;
+        agree::check(&*world, recipe, self.text)?;
+        let groups = Groups::checked(&self.plan.layout, world)?;
         let mut trainer = self.trainer(&groups, device)?;
         let parameters = count_parameters(&groups, &trainer)?;
-        if rank.rank() == 0 {
-            let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
-            let ddp = trainer.model();
-            let own = ddp.table().local_elements(groups.place());
-            print_run();
-            print_model(
-                recipe,
-                parameters,
-                own,
-                ddp.module().flops_per_token(length),
-            );
-            print_sharing(ddp.config(), groups.data().size(), ddp.layout());
-            println!("kernels  {}", ddp.kernels());
-            println!("folder   {}", self.folder.path().display());
-            println!("memory   of rank 0, without activations\n");
-            println!("{}\n", ddp.memory_plan()?);
+        if let Some(folder) = self.folder {
+            print_run(recipe, self.plan, self.text, self.device, rank);
+            self.print_training(folder, &groups, trainer.model(), parameters)?;
         }
-        let mut recorder = Recorder::new(rank.rank(), recipe.train.steps, self.folder, interrupt)?;
+        let (pressed, asked) = (interrupt.clone(), rank.clone());
+        let stop = move || pressed.pressed() || asked.stop_requested();
+        let steps = recipe.train.steps;
+        let mut recorder = Recorder::new(rank.rank(), steps, self.folder, Box::new(stop))?;
         let outcome = trainer.fit(self.text, &mut recorder)?;
         recorder.finish();
+        for fault in faults.left(rank.rank()) {
+            eprintln!("warning: {fault} has not struck: the rank made no such call");
+        }
         // Under full sharding each rank has a part of what every forward needs.
         let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters;
         let has_model = full || groups.data().rank() == 0;
@@ -100,13 +115,45 @@ impl RankRun<'_> {
         let sample = writes
             .then(|| trainer.generate(&recipe.sample))
             .transpose()?;
+        let is_pipeline = self.plan.schedule.is_some();
+        let events = is_pipeline.then(|| trace::gather(&**groups.world(), trainer.events()));
         Ok(RankResult {
             outcome,
             sample,
-            events: trainer.events().to_vec(),
+            events: events.transpose()?.unwrap_or_default(),
+            ranks: rank.size(),
             memory: Memory::of(trainer.model())?,
             loss_scale: trainer.scaler().scale(),
         })
+    }
+
+    /// Lets every rank know where call logs go; ranks may be processes.
+    fn share_folder(&self, rank: &Rank, world: &dyn Communicator) -> Result<(), Error> {
+        let path = self.folder.map(|folder| folder.path().as_os_str());
+        let own = path.map(|path| path.as_encoded_bytes()).unwrap_or_default();
+        let path = String::from_utf8(broadcast_bytes(world, own, 0)?)?;
+        rank.write_call_logs_to(path);
+        Ok(())
+    }
+
+    fn print_training(
+        &self,
+        folder: &RunFolder,
+        groups: &Groups,
+        ddp: &DistributedDataParallel<Transformer>,
+        parameters: usize,
+    ) -> Result<(), Error> {
+        let recipe = self.recipe;
+        let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
+        let own = ddp.table().local_elements(groups.place());
+        let flops = ddp.module().flops_per_token(length);
+        print_model(recipe, parameters, own, flops);
+        print_sharing(ddp.config(), groups.data().size(), ddp.layout());
+        println!("kernels  {}", ddp.kernels());
+        println!("folder   {}", folder.path().display());
+        println!("memory   of rank 0, without activations\n");
+        println!("{}\n", ddp.memory_plan()?);
+        Ok(())
     }
 
     fn trainer(&self, groups: &Groups, device: &Device) -> Result<Trainer<Transformer>, Error> {

@@ -7,36 +7,33 @@ use burn_megatron::train::progress::Progress;
 use burn_megatron::train::run_folder::RunFolder;
 use burn_megatron::train::{Observer, ObserverError};
 
-use crate::interrupt::Interrupt;
 use crate::recipe::Error;
 
 /// The observer of one rank; only rank 0 shows and writes.
 pub struct Recorder {
     files: Option<(MetricsLog, TimingsLog)>,
     progress: Progress,
-    interrupt: Interrupt,
+    stop: Box<dyn Fn() -> bool>,
 }
 
 impl Recorder {
-    /// Opens the files of the run folder on rank 0.
+    /// Opens the files of the run folder, if this rank writes them; `stop` says when to end the run.
     pub fn new(
         rank: usize,
         steps: usize,
-        folder: &RunFolder,
-        interrupt: &Interrupt,
+        folder: Option<&RunFolder>,
+        stop: Box<dyn Fn() -> bool>,
     ) -> Result<Self, Error> {
-        let files = match rank {
-            0 => {
-                let metrics = MetricsLog::create(&folder.metrics())?;
-                Some((metrics, TimingsLog::create(&folder.timings())?))
-            }
-            _ => None,
+        let create = |folder: &RunFolder| {
+            let metrics = MetricsLog::create(&folder.metrics())?;
+            Ok::<_, Error>((metrics, TimingsLog::create(&folder.timings())?))
         };
+        let files = folder.map(create).transpose()?;
         let progress = Progress::start(rank, 0..steps);
         Ok(Self {
             files,
             progress,
-            interrupt: interrupt.clone(),
+            stop,
         })
     }
 
@@ -74,6 +71,6 @@ impl Observer for Recorder {
     }
 
     fn stop(&self) -> bool {
-        self.interrupt.pressed()
+        (self.stop)()
     }
 }

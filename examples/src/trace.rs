@@ -16,7 +16,10 @@ use crate::recipe::Error;
 /// Ranks may be processes, on machines of their own: their times are those of the wall clock, and as good
 /// as the clocks agree.
 pub fn gather(world: &dyn Communicator, own: &[Event]) -> Result<Vec<TraceEvent>, Error> {
-    let (now, wall) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+    let (now, wall) = (
+        Instant::now(),
+        SystemTime::now().duration_since(UNIX_EPOCH)?,
+    );
     let seconds = |time: Instant| wall.as_secs_f64() - (now - time).as_secs_f64();
     let event = |event: &Event| {
         let (start, end) = (seconds(event.start), seconds(event.end));
@@ -28,7 +31,10 @@ pub fn gather(world: &dyn Communicator, own: &[Event]) -> Result<Vec<TraceEvent>
     for bytes in all {
         events.extend(serde_json::from_slice::<Vec<TraceEvent>>(&bytes)?);
     }
-    let origin = events.iter().map(|event| event.start).fold(f64::INFINITY, f64::min);
+    let origin = events
+        .iter()
+        .map(|event| event.start)
+        .fold(f64::INFINITY, f64::min);
     for event in &mut events {
         event.start -= origin;
         event.end -= origin;

@@ -72,11 +72,12 @@ impl fmt::Display for Group {
 /// [`receive`](Self::receive)) are ordered per pair of ranks and do not count among the collectives.
 ///
 /// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split); all
-/// else goes through `start`. A wrapper also passes [`pool`](Self::pool) on, and
-/// [`start_all`](Self::start_all) where it has nothing to do to the calls one by one. The `start_` methods return at once, the plain
-/// ones wait for the result. Roots and peers are indices inside the group, counts are in elements. Every
-/// method fails with [`CommError::InvalidCall`] before anything is sent if the arguments do not fit; what
-/// ends a wait, see [`CommError`].
+/// else goes through `start`. A wrapper also passes [`pool`](Self::pool) and
+/// [`begin_step`](Self::begin_step) on, and [`start_all`](Self::start_all) where it has nothing to do to
+/// the calls one by one. The `start_` methods return at once, the plain ones wait for the result. Roots and
+/// peers are indices inside the group, counts are in elements. Every method fails with
+/// [`CommError::InvalidCall`] before anything is sent if the arguments do not fit; what ends a wait, see
+/// [`CommError`].
 pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     /// The ranks that this communicator joins.
     fn group(&self) -> &Group;

@@ -53,14 +53,26 @@ impl Groups {
     /// [`GroupsError::Mesh`] when the sizes do not fit the world; [`GroupsError::Comm`] when a rank
     /// is missing or has another config.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, GroupsError> {
-        let mesh = Mesh::new(config, rank.size())?;
+        Self::checked(config, rank.communicator())
+    }
+
+    /// The same over a communicator of the whole world, such as a wrapper around that of a rank.
+    ///
+    /// # Errors
+    ///
+    /// See [`new`](Self::new).
+    pub fn checked(
+        config: &ParallelConfig,
+        world: Arc<dyn Communicator>,
+    ) -> Result<Self, GroupsError> {
+        let mesh = Mesh::new(config, world.size())?;
         for axis in [Axis::Context, Axis::Expert] {
             let size = mesh.size(axis);
             if size > 1 {
                 return Err(GroupsError::Unused { axis, size });
             }
         }
-        Ok(Self::over(mesh, rank.communicator())?)
+        Ok(Self::over(mesh, world)?)
     }
 
     /// The groups of `mesh` over a communicator of the whole world.

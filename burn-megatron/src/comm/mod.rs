@@ -5,7 +5,8 @@
 //! [`Pending`] handle, and every wait has a deadline: ranks that disagree about a call, a rank that
 //! never comes and a rank that fails are answered by a [`CommError`] that names them, never by a hang.
 //! A rank's [`BufferPool`] keeps the memory of its calls for the next ones. [`SlowLink`] makes an engine
-//! as slow as a network, for measurements.
+//! as slow as a network, for measurements. [`conformance`] checks what an engine promises, and
+//! [`inject`] makes its calls fail on purpose.
 //!
 //! The engine of [`World::threads`] needs no set-up: the ranks are threads of one process. It reduces in
 //! a fixed order, so that the same inputs give the same bits.
@@ -24,8 +25,10 @@ mod buffer;
 mod bytes;
 mod call;
 mod communicator;
+pub mod conformance;
 mod error;
 mod groups;
+pub mod inject;
 pub mod installed;
 mod journal;
 pub mod launch;

@@ -83,6 +83,10 @@ impl Communicator for SlowLink {
     fn pool(&self) -> Option<&Arc<BufferPool>> {
         self.inner.pool()
     }
+
+    fn begin_step(&self, step: u64) {
+        self.inner.begin_step(step);
+    }
 }
 
 /// What a call puts on the link.

@@ -205,6 +205,7 @@ impl<M: LanguageModel> Trainer<M> {
     /// See [`fit`](Self::fit).
     pub fn step(&mut self, sampler: &Sampler, step: usize) -> Result<StepMetrics, TrainError> {
         let _span = tracing::info_span!("step", step).entered();
+        self.ddp.groups().world().begin_step(step as u64);
         let batches = self.batches(sampler, step)?;
         let tokens = batches.iter().map(|batch| batch.tokens.len() as u64).sum();
         let loss = match &self.schedule {

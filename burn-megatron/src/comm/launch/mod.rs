@@ -137,6 +137,11 @@ impl Launch {
         Ok(found.map(|(launch, _)| launch))
     }
 
+    /// A number that the ranks of this run have in common; 0 where nothing tells runs apart.
+    pub(super) fn number(&self) -> u64 {
+        self.job.as_deref().map_or(0, rendezvous::hash)
+    }
+
     /// As [`from_vars`](Self::from_vars), together with the variables that were used.
     ///
     /// # Errors

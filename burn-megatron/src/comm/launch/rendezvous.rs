@@ -193,7 +193,7 @@ fn port_of(job: &Job) -> u16 {
 }
 
 /// FNV-1a, 64 bits: the same on every machine.
-fn hash(text: &str) -> u64 {
+pub(super) fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })

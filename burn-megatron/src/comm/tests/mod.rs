@@ -1,11 +1,11 @@
-//! Tests of the room: every operation against a plain reference, faults, and random programs.
+//! Tests of the room: faults, matching, logs, memory. What every engine promises, operations and random
+//! programs among it, is in the conformance suite.
 
 mod faults;
 mod log;
 mod matching;
 mod operations;
 mod pool;
-mod stress;
 mod together;
 mod world;
 
@@ -40,37 +40,6 @@ fn buffer(dtype: DType, values: &[i64]) -> Buffer {
         DType::I64 => values.collect::<Vec<_>>().into(),
         DType::I32 => values.map(|v| v as i32).collect::<Vec<_>>().into(),
         DType::U8 => values.map(|v| v as u8).collect::<Vec<_>>().into(),
-    }
-}
-
-/// What one member gets from a collective, computed the plain way.
-fn expected(call: &Call, index: usize, inputs: &[Vec<i64>]) -> Vec<i64> {
-    let size = inputs.len();
-    let reduced = |op: ReduceOp| -> Vec<i64> {
-        (0..inputs[0].len())
-            .map(|i| {
-                let column = inputs.iter().map(|input| input[i]);
-                match op {
-                    ReduceOp::Sum => column.sum(),
-                    ReduceOp::Average => column.sum::<i64>() / size as i64,
-                    ReduceOp::Max => column.max().unwrap(),
-                    ReduceOp::Min => column.min().unwrap(),
-                }
-            })
-            .collect()
-    };
-    match call {
-        Call::AllReduce(op) => reduced(*op),
-        Call::AllGather => inputs.concat(),
-        Call::ReduceScatter(op) => {
-            let chunk = inputs[0].len() / size;
-            reduced(*op)[index * chunk..(index + 1) * chunk].to_vec()
-        }
-        Call::Broadcast { root } => inputs[*root].clone(),
-        Call::Barrier => Vec::new(),
-        Call::AllToAll { .. } | Call::Send { .. } | Call::Receive { .. } => {
-            unreachable!("these have tests of their own")
-        }
     }
 }
 

@@ -111,9 +111,10 @@ impl Seat {
             Some(place) if !by_mpi => {
                 let mut addresses = resolve(&place.host, place.port)?;
                 let holds = rank == 0 && !launched;
-                let coordinator = holds.then(|| hold(&mut addresses, size, 0, patience));
+                let number = if launched { 0 } else { launch.number() };
+                let coordinator = holds.then(|| hold(&mut addresses, size, number, patience));
                 let coordinator = coordinator.transpose()?;
-                let member = join(&addresses, 0)?;
+                let member = join(&addresses, number)?;
                 let transport = open(engine, launch, patience.gather, Some(&member));
                 (coordinator, member, transport.map_err(WorldError::Engine)?)
             }
