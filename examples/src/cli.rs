@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::bench::Shape;
 use crate::sharing::SharingArgs;
 use burn_megatron::comm::Engine;
+use burn_megatron::comm::conformance::Mismatch;
 use burn_megatron::comm::inject::Fault;
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
@@ -220,12 +221,39 @@ pub struct ScheduleArgs {
     pub columns: usize,
 }
 
+/// Flags about the ranks themselves.
+#[derive(Args)]
+pub struct RankArgs {
+    /// What joins the ranks: threads of this process, nccl or mpi. By default threads; where a launcher
+    /// started this process as one rank of several, mpi, and with --device cuda nccl.
+    #[arg(long, value_name = "threads|nccl|mpi")]
+    pub engine: Option<Engine>,
+    /// Seconds after which a collective that is not complete is an error that names the missing
+    /// ranks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 100.0)]
+    pub deadline: f64,
+    /// The same for the first collective of a group and for the first step; between processes also
+    /// for all ranks to come.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
+    pub first_deadline: f64,
+    /// Seconds without a sign of life after which the process of a rank counts as lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    pub silence: f64,
+}
+
 /// Flags of `conformance`.
 #[derive(Args)]
 pub struct ConformanceArgs {
-    /// Ranks, which are threads of this process.
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    pub ranks: usize,
+    /// Ranks; 4 threads of this process by default, and as many as a launcher started.
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Where the ranks are, and how long they wait for each other.
+    #[command(flatten)]
+    pub world: RankArgs,
+    /// Let the ranks disagree on purpose, and show what each is told: operation, type, length, root,
+    /// reduction or message-length.
+    #[arg(long, value_name = "KIND")]
+    pub mismatch: Option<Mismatch>,
     /// Random programs of collectives and messages over several groups.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub programs: usize,
@@ -301,21 +329,9 @@ pub struct PretrainArgs {
     /// Compute threads of each rank on the CPU; the cores are shared out evenly by default.
     #[arg(long, value_name = "N")]
     pub compute_threads: Option<usize>,
-    /// What joins the ranks: threads of this process, nccl or mpi. By default threads; where a launcher
-    /// started this process as one rank of several, mpi, and with --device cuda nccl.
-    #[arg(long, value_name = "threads|nccl|mpi")]
-    pub engine: Option<Engine>,
-    /// Seconds after which a collective that is not complete is an error that names the missing
-    /// ranks.
-    #[arg(long, value_name = "SECONDS", default_value_t = 100.0)]
-    pub deadline: f64,
-    /// The same for the first collective of a group and for the first step; between processes also
-    /// for all ranks to come.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
-    pub first_deadline: f64,
-    /// Seconds without a sign of life after which the process of a rank counts as lost.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
-    pub silence: f64,
+    /// Where the ranks are, and how long they wait for each other.
+    #[command(flatten)]
+    pub ranks: RankArgs,
     /// Folder in which the run gets a folder of its own.
     #[arg(
         long,

@@ -35,7 +35,8 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         mut world,
         own_rank,
         local_rank,
-    } = ranks::of(args, &plan.mesh)?;
+        ..
+    } = ranks::of(&args.ranks, args.device, plan.mesh.world_size())?;
     let faults = Faults::new(args.inject.clone());
     faults.check(plan.mesh.world_size())?;
     if let Some(threads) = args.compute_threads {
@@ -61,7 +62,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
         return stay_away(rank, args);
     }
-    let deadline = seconds("deadline", args.deadline)?;
+    let deadline = seconds("deadline", args.ranks.deadline)?;
     let interrupt = Interrupt::listen()?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     let folder = has_first.then(|| run_folder(args, &recipe)).transpose()?;
@@ -109,7 +110,7 @@ fn open_text(recipe: &Recipe) -> Result<TextData, Error> {
 
 /// What a rank does that is told never to start: it stays away until the others have missed it.
 fn stay_away(rank: usize, args: &PretrainArgs) -> Result<ExitCode, Error> {
-    sleep(seconds("first-deadline", args.first_deadline)? + Duration::from_secs(60));
+    sleep(seconds("first-deadline", args.ranks.first_deadline)? + Duration::from_secs(60));
     Err(format!("rank {rank} was told never to start").into())
 }
 

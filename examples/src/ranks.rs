@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use burn_megatron::comm::{Engine, Launch, World, WorldError};
 use burn_megatron::device::DeviceKind;
-use burn_megatron::mesh::Mesh;
 
-use crate::cli::PretrainArgs;
+use crate::cli::RankArgs;
 use crate::recipe::Error;
 
 /// The world of a run, and the place of this process in it.
@@ -17,16 +16,18 @@ pub struct Ranks {
     pub own_rank: Option<usize>,
     /// Its number among those of its machine.
     pub local_rank: usize,
+    /// What joins the ranks.
+    pub engine: Engine,
 }
 
-/// The ranks that the flags and the launcher's variables ask for, with the layout of `mesh`.
-pub fn of(args: &PretrainArgs, mesh: &Mesh) -> Result<Ranks, Error> {
+/// The `wanted` ranks, as the flags and the launcher's variables have them.
+pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, Error> {
     let launch = Launch::from_env()?;
     let ranks = match (launch, args.engine) {
-        (None, None | Some(Engine::Threads)) => threads(mesh)?,
+        (None, None | Some(Engine::Threads)) => threads(wanted)?,
         (None, Some(_)) => return Err(WorldError::NotLaunched.into()),
-        (Some(launch), None | Some(Engine::Threads)) if launch.world_size == 1 => threads(mesh)?,
-        (Some(launch), engine) => processes(launch, engine, args.device, mesh)?,
+        (Some(launch), None | Some(Engine::Threads)) if launch.world_size == 1 => threads(wanted)?,
+        (Some(launch), engine) => processes(launch, engine, device, wanted)?,
     };
     let world = ranks
         .world
@@ -36,11 +37,12 @@ pub fn of(args: &PretrainArgs, mesh: &Mesh) -> Result<Ranks, Error> {
     Ok(Ranks { world, ..ranks })
 }
 
-fn threads(mesh: &Mesh) -> Result<Ranks, Error> {
+fn threads(wanted: usize) -> Result<Ranks, Error> {
     Ok(Ranks {
-        world: World::threads(mesh.world_size())?,
+        world: World::threads(wanted)?,
         own_rank: None,
         local_rank: 0,
+        engine: Engine::Threads,
     })
 }
 
@@ -48,9 +50,9 @@ fn processes(
     launch: Launch,
     engine: Option<Engine>,
     device: DeviceKind,
-    mesh: &Mesh,
+    wanted: usize,
 ) -> Result<Ranks, Error> {
-    check_size(launch.world_size, mesh)?;
+    check_size(launch.world_size, wanted)?;
     let by_device = match device {
         DeviceKind::Cuda => Engine::Nccl,
         DeviceKind::Cpu | DeviceKind::Wgpu => Engine::Mpi,
@@ -66,12 +68,12 @@ fn processes(
     Ok(Ranks {
         own_rank: Some(launch.rank),
         local_rank: launch.local_rank,
+        engine,
         world: World::processes(launch).engine(engine),
     })
 }
 
-fn check_size(started: usize, mesh: &Mesh) -> Result<(), Error> {
-    let wanted = mesh.world_size();
+fn check_size(started: usize, wanted: usize) -> Result<(), Error> {
     match started == wanted {
         true => Ok(()),
         false => Err(format!(
@@ -95,14 +97,12 @@ pub fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_megatron::mesh::ParallelConfig;
 
     #[test]
     fn a_layout_of_another_size_is_refused() {
-        let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2).with_data(2), 4).unwrap();
-        assert!(check_size(4, &mesh).is_ok());
+        assert!(check_size(4, 4).is_ok());
         assert_eq!(
-            check_size(2, &mesh).unwrap_err().to_string(),
+            check_size(2, 4).unwrap_err().to_string(),
             "2 ranks were started, but the layout has 4: start 4, or change --tensor-parallel, \
              --data-parallel or --pipeline-parallel"
         );

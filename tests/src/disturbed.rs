@@ -70,6 +70,10 @@ impl Communicator for Disturbed {
     fn pool(&self) -> Option<&Arc<BufferPool>> {
         self.inner.pool()
     }
+
+    fn begin_step(&self, step: u64) {
+        self.inner.begin_step(step);
+    }
 }
 
 impl Disturbed {

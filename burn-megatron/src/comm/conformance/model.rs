@@ -120,6 +120,6 @@ fn bound<T: Number>(column: &[T], op: ReduceOp) -> f64 {
     match op {
         ReduceOp::Average => (ranks + 1.0) * T::EPSILON * total / ranks,
         _ if total <= 2.0 / T::EPSILON && wide().all(|x| x.fract() == 0.0) => 0.0,
-        _ => 1e3 * ranks * T::EPSILON * total,
+        _ => ranks * T::EPSILON * total,
     }
 }
