@@ -70,6 +70,9 @@ pub fn mpirun() -> Result<MpirunProgram, String> {
 /// The version of the MPI library that this program was built with; `None` where it was built without
 /// one.
 pub fn mpi_library_version() -> Option<String> {
+    #[cfg(feature = "mpi")]
+    return Some(super::mpi::library_version());
+    #[cfg(not(feature = "mpi"))]
     None
 }
 

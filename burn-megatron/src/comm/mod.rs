@@ -27,12 +27,16 @@ mod call;
 mod communicator;
 pub mod conformance;
 mod error;
+#[cfg(any(test, feature = "mpi"))]
+mod exchange;
 mod groups;
 pub mod inject;
 pub mod installed;
 mod journal;
 pub mod launch;
 mod log;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod pending;
 mod pool;
 mod process;

@@ -163,7 +163,7 @@ impl Seat {
             journal: self.desk.journal().clone(),
             log_folder: log_folder.clone(),
             stop: StopSign(Arc::new(move || member.stop_requested())),
-            engine: self.world.transport().description().into(),
+            engine: engine_of(&**self.world.transport()).into(),
         };
         let ended = std::sync::Mutex::new(None);
         let tell = |end: Result<(), AnyError>| {
@@ -290,6 +290,11 @@ impl Seat {
     }
 }
 
+/// The name of the engine, and what it is: `mpi, Open MPI v4.1.4 (...)`.
+fn engine_of(transport: &dyn Transport) -> String {
+    format!("{}, {}", transport.name(), transport.description())
+}
+
 /// Whether this process tells a person of the failure: the one that holds the rendezvous does, as a
 /// launcher does by itself; where that one is gone, the next rank.
 fn reports(rank: usize, launched: bool, member: &Member) -> bool {
@@ -408,6 +413,28 @@ fn own_addresses() -> std::io::Result<Vec<IpAddr>> {
     Ok(ips)
 }
 
+/// Checks that the engine and the launcher's variables mean the same rank.
+#[cfg(any(test, feature = "mpi"))]
+fn check_place(launch: &Launch, rank: usize, size: usize) -> Result<(), CommError> {
+    let Launch {
+        launcher,
+        rank: told,
+        world_size,
+        ..
+    } = launch;
+    match (rank, size) == (*told, *world_size) {
+        true => Ok(()),
+        false => Err(CommError::Engine {
+            engine: "mpi".into(),
+            message: format!(
+                "MPI takes this process for rank {rank} of {size}, the variables ({launcher}) for \
+                 rank {told} of {world_size}; start it with the mpirun of the MPI library that this \
+                 program was built with, or with `burn-megatron launch`"
+            ),
+        }),
+    }
+}
+
 #[allow(unused_variables, reason = "each engine takes what it needs")]
 fn open(
     engine: Engine,
@@ -419,7 +446,7 @@ fn open(
         #[cfg(feature = "mpi")]
         Engine::Mpi => {
             let transport = crate::comm::mpi::MpiTransport::open(Arc::default(), patience)?;
-            transport.check_place(launch.rank, launch.world_size)?;
+            check_place(launch, transport.rank(), transport.size())?;
             Ok(transport)
         }
         engine => unreachable!("{engine} was refused, as it is not compiled in"),

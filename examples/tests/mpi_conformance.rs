@@ -1,0 +1,72 @@
+//! The conformance suite on ranks that are processes.
+#![cfg(feature = "mpi")]
+
+mod processes;
+
+use std::time::Duration;
+
+use processes::{Stage, run};
+
+const PATIENCE: Duration = Duration::from_secs(300);
+
+fn conforms(ranks: usize, programs: &str) {
+    let stage = Stage::new("conformance");
+    let mut command = stage.mpirun(ranks);
+    let ended = run(
+        command.args(["conformance", "--engine", "mpi", "--programs", programs]),
+        PATIENCE,
+    );
+    assert_eq!(ended.code, Some(0), "{}", ended.all());
+    let told = format!("cases pass on {ranks} ranks of mpi");
+    assert!(ended.output.contains(&told), "{}", ended.all());
+    stage.expect_nothing_left(Duration::from_secs(2));
+}
+
+#[test]
+fn one_rank() {
+    conforms(1, "20");
+}
+
+#[test]
+fn two_ranks() {
+    conforms(2, "50");
+}
+
+#[test]
+fn three_ranks() {
+    conforms(3, "50");
+}
+
+#[test]
+fn four_ranks() {
+    conforms(4, "200");
+}
+
+/// Ranks that disagree are told so, each in its own words.
+#[test]
+fn disagreements_are_answers() {
+    for kind in [
+        "operation",
+        "type",
+        "length",
+        "root",
+        "reduction",
+        "message-length",
+    ] {
+        let stage = Stage::new("mismatch");
+        let mut command = stage.mpirun(3);
+        let flags = ["conformance", "--mismatch", kind, "--deadline", "20"];
+        let ended = run(command.args(flags), PATIENCE);
+        assert!(
+            ended.output.contains("is told: mismatch at"),
+            "{kind}: {}",
+            ended.all()
+        );
+        assert!(
+            ended.took < Duration::from_secs(15),
+            "{kind}: {:?}",
+            ended.took
+        );
+        stage.expect_nothing_left(Duration::from_secs(2));
+    }
+}

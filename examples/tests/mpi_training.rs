@@ -1,0 +1,85 @@
+//! Ranks that are processes train to the bits of ranks that are threads.
+#![cfg(feature = "mpi")]
+
+mod processes;
+
+use std::time::Duration;
+
+use processes::{PROGRAM, Stage, run};
+
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The metrics of a run by threads, by mpirun and by the launcher.
+fn metrics(stage: &Stage, ranks: usize, flags: &[&str]) -> [String; 3] {
+    let threads = stage.command(PROGRAM);
+    let starts = [
+        ("threads", threads),
+        ("mpirun", stage.mpirun(ranks)),
+        ("launch", stage.launch(ranks)),
+    ];
+    starts.map(|(name, mut command)| {
+        let ended = run(stage.pretrain(&mut command, name).args(flags), PATIENCE);
+        assert_eq!(ended.code, Some(0), "{name}: {}", ended.all());
+        let engine = if name == "threads" {
+            "engine   threads"
+        } else {
+            "engine   mpi"
+        };
+        assert!(ended.output.contains(engine), "{name}: {}", ended.all());
+        stage.expect_nothing_left(Duration::from_secs(2));
+        stage.read(&format!("{name}/metrics.jsonl"))
+    })
+}
+
+fn expect_equal(name: &str, ranks: usize, flags: &[&str]) {
+    let stage = Stage::new(name);
+    let [threads, mpirun, launch] = metrics(&stage, ranks, flags);
+    assert_eq!(
+        threads.lines().count(),
+        7,
+        "six steps and the held-out text:\n{threads}"
+    );
+    assert_eq!(mpirun, threads);
+    assert_eq!(launch, threads);
+    let sample = |run: &str| stage.read(&format!("{run}/sample.txt"));
+    assert_eq!(
+        [sample("mpirun"), sample("launch")],
+        [sample("threads"), sample("threads")]
+    );
+}
+
+#[test]
+fn tensor_and_data_parallel() {
+    expect_equal("tp-dp", 4, &["--tp", "2", "--dp", "2"]);
+}
+
+#[test]
+fn pipeline_and_sharded_in_16_bits() {
+    let stage = Stage::new("pp-zero");
+    let flags = [
+        "--pp",
+        "2",
+        "--dp",
+        "2",
+        "--zero-stage",
+        "2",
+        "--precision",
+        "bf16",
+    ];
+    let [threads, mpirun, launch] = metrics(&stage, 4, &flags);
+    assert_eq!(mpirun, threads);
+    assert_eq!(launch, threads);
+    assert!(
+        stage.read("mpirun/trace.json").contains("rank 3"),
+        "every rank is in the trace"
+    );
+}
+
+#[test]
+fn fully_sharded() {
+    expect_equal(
+        "zero-3",
+        4,
+        &["--dp", "4", "--zero-stage", "3", "--sp", "false"],
+    );
+}
