@@ -50,10 +50,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows the error, unless another process of the same world does, and gives its exit code.
+/// Shows the error, unless it was shown for all ranks, and gives its exit code.
 fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
     let of_world = error.downcast_ref::<WorldError>();
-    if of_world.is_none_or(WorldError::is_for_this_process) {
+    if !of_world.is_some_and(WorldError::is_told) {
         eprintln!("error: {error}");
     }
     match of_world {

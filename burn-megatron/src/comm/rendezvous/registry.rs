@@ -309,10 +309,18 @@ impl Registry {
         }
         let first = self.causes.is_empty();
         self.causes.push((rank, Cause { kind, message }));
-        match first {
-            true => self.ask(Purpose::Verdict, None, now + SETTLE, now),
-            false => self.close_questions(now),
+        // Nothing tells more than a process that is gone.
+        let settled = match kind {
+            CauseKind::Gone => now,
+            _ => now + SETTLE,
+        };
+        if first {
+            return self.ask(Purpose::Verdict, None, settled, now);
         }
+        for question in self.questions.values_mut() {
+            question.not_before = question.not_before.min(settled);
+        }
+        self.close_questions(now)
     }
 
     fn ask(

@@ -41,8 +41,9 @@ pub enum WorldError {
         /// The file with the recent calls of all ranks as JSON lines, after a header line with the
         /// message and the verdict; or why it could not be written.
         call_log: Result<PathBuf, String>,
-        /// Whether this process is the one to tell a person: one process of a world is, or its launcher.
-        reports: bool,
+        /// Whether a person has been told: where ranks are processes, one of them writes this error to
+        /// standard error at once, or their launcher does.
+        told: bool,
     },
     /// The variables of the launcher contradict each other.
     #[error(transparent)]
@@ -114,9 +115,9 @@ impl WorldError {
         }
     }
 
-    /// Whether this process is to show the error: it is shown once for all ranks.
-    pub fn is_for_this_process(&self) -> bool {
-        !matches!(self, Self::RankFailed { reports: false, .. })
+    /// Whether a person has been told of it already.
+    pub fn is_told(&self) -> bool {
+        matches!(self, Self::RankFailed { told: true, .. })
     }
 }
 

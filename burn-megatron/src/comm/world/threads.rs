@@ -98,6 +98,6 @@ fn report(size: usize, state: &WorldState, failure: Failure, folder: &LogFolder)
         source: source as Box<dyn Error + Send + Sync>,
         verdict,
         call_log,
-        reports: true,
+        told: false,
     }
 }

@@ -1,7 +1,9 @@
 //! A world of processes, of which this one is a rank.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process;
+mod place;
+mod watch;
+
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,14 +16,14 @@ use super::{Engine, World, WorldError};
 use crate::comm::error::{CommError, with_causes};
 use crate::comm::journal::Journal;
 use crate::comm::launch::{Launch, Launcher};
-use crate::comm::log::{self, Header};
+use crate::comm::log;
 use crate::comm::process::{Desk, ProcessCommunicator, ProcessWorld, Transport};
 use crate::comm::rendezvous::{
     Coordinator, Failure, Introduction, Member, Patience, RendezvousError, resolve,
 };
+use place::{hold, share};
+use watch::Watch;
 
-/// How long a rank may go on after another has failed.
-const GRACE: Duration = Duration::from_secs(5);
 /// How long the one who holds the rendezvous waits for the others to hear its last word.
 const DEPARTURE: Duration = Duration::from_secs(2);
 
@@ -44,10 +46,10 @@ where
     }
     let seat = Seat::take(world, launch, engine)?;
     let log_folder = LogFolder::new(world.call_log_dir.clone());
-    let ended = Arc::new(AtomicBool::new(false));
-    seat.watch(&log_folder, &ended);
-    let result = seat.run(world, dispatch, &log_folder, f);
-    ended.store(true, Ordering::Release);
+    let watch = Watch::start(&seat, &log_folder)
+        .map_err(|error| WorldError::from(RendezvousError::System(error.to_string())))?;
+    let result = seat.run(world, dispatch, &log_folder, f, &watch);
+    watch.ended.store(true, Ordering::Release);
     result.map(|value| vec![value])
 }
 
@@ -150,6 +152,7 @@ impl Seat {
         dispatch: &Dispatch,
         log_folder: &Arc<LogFolder>,
         f: &(impl Fn(Rank) -> Result<T, E> + Sync),
+        watch: &Watch,
     ) -> Result<T, WorldError>
     where
         T: Send,
@@ -187,8 +190,8 @@ impl Seat {
         });
         let ended = ended.into_inner().unwrap_or_else(|e| e.into_inner());
         match (value, ended) {
-            (Some(value), _) => self.return_with(value, log_folder),
-            (None, Some((failure, error))) => Err(self.fail(failure, Some(error), log_folder)),
+            (Some(value), _) => self.return_with(value, watch),
+            (None, Some((failure, error))) => Err(self.fail(failure, Some(error), watch)),
             (None, None) => unreachable!("a rank that gives no value tells why"),
         }
     }
@@ -211,21 +214,19 @@ impl Seat {
         known.unwrap_or(own)
     }
 
-    fn return_with<T>(self, value: T, log_folder: &LogFolder) -> Result<T, WorldError> {
+    fn return_with<T>(self, value: T, watch: &Watch) -> Result<T, WorldError> {
         let member = self.world.member().clone();
         if let Err(failure) = member.return_with_all(self.desk.calls()) {
-            return Err(self.fail(failure, None, log_folder));
+            return Err(self.fail(failure, None, watch));
         }
         let closed = self.world.transport().close(self.closing);
         self.leave();
         closed.map_err(WorldError::Engine).map(|()| value)
     }
 
-    /// Ends what this rank has under way, writes its call log, and says what happened.
-    fn fail(self, failure: Failure, error: Option<AnyError>, log_folder: &LogFolder) -> WorldError {
-        self.world.transport().abort();
-        let call_log = write_log(&failure, self.size, self.rank, &self.desk, log_folder);
-        let reports = reports(self.rank, self.launched, self.world.member());
+    /// Ends what this rank has under way, and says what happened.
+    fn fail(self, failure: Failure, error: Option<AnyError>, watch: &Watch) -> WorldError {
+        let call_log = watch.call_log();
         self.leave();
         let Failure {
             rank,
@@ -245,7 +246,7 @@ impl Seat {
             source,
             verdict,
             call_log,
-            reports,
+            told: true,
         }
     }
 
@@ -255,162 +256,11 @@ impl Seat {
             coordinator.await_departure(DEPARTURE);
         }
     }
-
-    /// Ends this process if the world has failed and its rank goes on all the same.
-    fn watch(&self, log_folder: &Arc<LogFolder>, ended: &Arc<AtomicBool>) {
-        let (world, desk) = (self.world.clone(), self.desk.clone());
-        let (log_folder, ended) = (log_folder.clone(), ended.clone());
-        let (rank, size, launched) = (self.rank, self.size, self.launched);
-        let watch = move || {
-            let Some(failure) = world.member().await_end() else {
-                return;
-            };
-            world.transport().abort();
-            let until = Instant::now() + GRACE;
-            while Instant::now() < until {
-                if ended.load(Ordering::Acquire) {
-                    return;
-                }
-                thread::sleep(Duration::from_millis(20));
-            }
-            let call_log = write_log(&failure, size, rank, &desk, &log_folder);
-            if reports(rank, launched, world.member()) {
-                let Failure {
-                    rank,
-                    message,
-                    verdict,
-                } = failure;
-                let log = super::error::log_line(&call_log);
-                eprintln!("error: rank {rank} failed: {message}\n{verdict}\n{log}");
-            }
-            process::exit(i32::from(WorldError::PEER));
-        };
-        // Without this thread the process still ends at its rank's next call.
-        let _ = thread::Builder::new().name("watch".into()).spawn(watch);
-    }
 }
 
 /// The name of the engine, and what it is: `mpi, Open MPI v4.1.4 (...)`.
 fn engine_of(transport: &dyn Transport) -> String {
     format!("{}, {}", transport.name(), transport.description())
-}
-
-/// Whether this process tells a person of the failure: the one that holds the rendezvous does, as a
-/// launcher does by itself; where that one is gone, the next rank.
-fn reports(rank: usize, launched: bool, member: &Member) -> bool {
-    match (launched, member.is_lost()) {
-        (true, false) => false,
-        (true, true) | (false, false) => rank == 0,
-        (false, true) => rank == 1,
-    }
-}
-
-fn write_log(
-    failure: &Failure,
-    size: usize,
-    rank: usize,
-    desk: &Desk,
-    folder: &LogFolder,
-) -> Result<std::path::PathBuf, String> {
-    let header = Header {
-        world: size,
-        failed_rank: failure.rank,
-        message: &failure.message,
-        verdict: &failure.verdict,
-    };
-    let (folder, records) = (folder.path(), desk.journal().records());
-    log::write(&folder, Some(rank), &header, records.into_iter())
-        .map_err(|error| format!("{}: {error}", folder.display()))
-}
-
-/// Holds the rendezvous at one of the addresses, which then lead there.
-fn hold(
-    addresses: &mut [SocketAddr],
-    size: usize,
-    number: u64,
-    patience: Patience,
-) -> Result<Coordinator, RendezvousError> {
-    let mut last = None;
-    for address in addresses.iter_mut() {
-        let mut listens = *address;
-        if !listens.ip().is_loopback() {
-            // The name may stand for an address that only the others know this machine by.
-            listens.set_ip(match listens {
-                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-                SocketAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
-            });
-        }
-        match Coordinator::listen(listens, size, number, patience) {
-            Ok(coordinator) => {
-                address.set_port(coordinator.address().port());
-                return Ok(coordinator);
-            }
-            Err(error) => {
-                last = Some(RendezvousError::Address {
-                    address: address.to_string(),
-                    reason: error.to_string(),
-                });
-            }
-        }
-    }
-    Err(last.unwrap_or(RendezvousError::System("there is no address".into())))
-}
-
-/// Where the ranks meet, as rank 0 tells it to the others.
-#[derive(serde::Serialize, serde::Deserialize)]
-struct Ticket {
-    addresses: Vec<SocketAddr>,
-    number: u64,
-}
-
-/// Rank 0 holds the rendezvous on a free port, and tells the others by the engine's own means.
-fn share(
-    transport: &dyn Transport,
-    rank: usize,
-    size: usize,
-    local: bool,
-    patience: Patience,
-) -> Result<(Option<Coordinator>, Ticket), WorldError> {
-    let system = |error: String| WorldError::from(RendezvousError::System(error));
-    let mut coordinator = None;
-    let mut own = None;
-    if rank == 0 {
-        // A number that no other run has by chance, so that nobody enters the wrong rendezvous.
-        let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let number = time.map_or(1, |time| time.as_nanos() as u64) ^ u64::from(process::id());
-        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let listens = match local {
-            true => SocketAddr::new(loopback, 0),
-            false => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
-        };
-        let held = hold(&mut [listens], size, number, patience)?;
-        let port = held.address().port();
-        let ips = match local {
-            true => vec![loopback],
-            false => own_addresses().map_err(|error| system(error.to_string()))?,
-        };
-        let addresses = ips
-            .into_iter()
-            .map(|ip| SocketAddr::new(ip, port))
-            .collect();
-        let ticket = Ticket { addresses, number };
-        own = Some(serde_json::to_vec(&ticket).map_err(|error| system(error.to_string()))?);
-        coordinator = Some(held);
-    }
-    let shared = transport.share(own.as_deref(), patience.gather);
-    let shared = shared.map_err(WorldError::Engine)?;
-    let ticket = serde_json::from_slice(&shared).map_err(|error| system(error.to_string()))?;
-    Ok((coordinator, ticket))
-}
-
-/// The addresses of this machine at which others may reach it, the likelier ones first.
-fn own_addresses() -> std::io::Result<Vec<IpAddr>> {
-    let interfaces = if_addrs::get_if_addrs()?;
-    let mut ips: Vec<IpAddr> = interfaces.iter().map(if_addrs::Interface::ip).collect();
-    // The rendezvous listens on IPv4.
-    ips.retain(IpAddr::is_ipv4);
-    ips.sort_by_key(IpAddr::is_loopback);
-    Ok(ips)
 }
 
 /// Checks that the engine and the launcher's variables mean the same rank.

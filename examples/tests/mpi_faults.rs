@@ -1,0 +1,334 @@
+//! What happens when a rank fails: each fault with four real processes under the launcher.
+//!
+//! Every test says within which time the run must be over after the fault has struck, which exit code it
+//! has, what a person is told, and that nothing is left running. The times are printed; the book has them
+//! in a table.
+#![cfg(feature = "mpi")]
+
+mod processes;
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use processes::{Ended, Stage, run};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const RANKS: usize = 4;
+/// How long a collective waits.
+const DEADLINE: &str = "6";
+/// How long a process may say nothing.
+const SILENCE: &str = "3";
+
+/// A run in which a fault strikes, and how long it went on after that.
+struct Struck {
+    ended: Ended,
+    after: f64,
+    folder: String,
+}
+
+fn strike(stage: &Stage, fault: &str, flags: &[&str]) -> Struck {
+    let mut command = stage.launch(RANKS);
+    let command = stage.pretrain(&mut command, "run");
+    command.args([
+        "--tp",
+        "2",
+        "--dp",
+        "2",
+        "--deadline",
+        DEADLINE,
+        "--first-deadline",
+        "12",
+    ]);
+    command
+        .args(["--silence", SILENCE, "--inject", fault])
+        .args(flags);
+    let ended = run(command, PATIENCE);
+    let over = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64();
+    let after = struck_at(&ended.errors).map_or(f64::NAN, |at| (over - at).rem_euclid(86_400.0));
+    println!(
+        "| `{fault}` | {} | {after:.1} s |",
+        ended.code.unwrap_or(-1)
+    );
+    stage.expect_nothing_left(Duration::from_secs(1));
+    let logs = fs::read_dir(stage.path().join("run"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let names = logs.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let folder = names.collect::<Vec<_>>().join(" ");
+    Struck {
+        ended,
+        after,
+        folder,
+    }
+}
+
+/// The second of the day at which the fault struck, from the warning that says so.
+fn struck_at(errors: &str) -> Option<f64> {
+    let line = errors
+        .lines()
+        .find(|line| line.contains(" strikes rank "))?;
+    let time = line
+        .split_whitespace()
+        .find(|word| word.contains('T') && word.ends_with('Z'))?;
+    let time = time.split('T').nth(1)?.trim_end_matches('Z');
+    let parts = time.split(':').map(str::parse::<f64>);
+    parts
+        .map(Result::ok)
+        .try_fold(0.0, |sum, part| Some(60.0 * sum + part?))
+}
+
+impl Struck {
+    fn tells(&self, what: &str) -> &Self {
+        assert!(
+            self.ended.errors.contains(what),
+            "\"{what}\" is missing:\n{}",
+            self.ended.all()
+        );
+        self
+    }
+
+    fn exits(&self, code: i32) -> &Self {
+        assert_eq!(self.ended.code, Some(code), "{}", self.ended.all());
+        self
+    }
+
+    fn within(&self, seconds: f64) -> &Self {
+        assert!(
+            self.after < seconds,
+            "{:.1} s:\n{}",
+            self.after,
+            self.ended.all()
+        );
+        self
+    }
+
+    /// Every rank of these has left its calls.
+    fn logs(&self, ranks: &[usize]) -> &Self {
+        for rank in ranks {
+            let name = format!("burn-megatron-calls-rank-{rank}-");
+            assert!(self.folder.contains(&name), "rank {rank}: {}", self.folder);
+        }
+        self
+    }
+
+    /// The verdict is told once, not by every rank.
+    fn once(&self) -> &Self {
+        let verdicts = self.ended.errors.matches(" failed: ").count();
+        assert_eq!(verdicts, 1, "{}", self.ended.all());
+        self
+    }
+}
+
+#[test]
+fn killed() {
+    let stage = Stage::new("kill");
+    let struck = strike(&stage, "kill@rank=3,step=2,call=5", &[]);
+    struck.exits(137).within(2.0).once().logs(&[0, 1, 2]);
+    struck
+        .tells("rank 3 ended by signal 9")
+        .tells("rank 3 failed: its process");
+    struck
+        .tells("rank 3 has ended without a word, last seen")
+        .tells("rank 0 is at call");
+    struck.tells("in step 2");
+}
+
+#[test]
+fn aborted() {
+    let stage = Stage::new("abort");
+    let struck = strike(&stage, "abort@rank=1,step=1,call=9", &[]);
+    struck
+        .exits(134)
+        .within(2.0)
+        .once()
+        .tells("rank 1 ended by signal 6")
+        .tells("in step 1");
+}
+
+#[test]
+fn segmentation_fault() {
+    let stage = Stage::new("segfault");
+    let struck = strike(&stage, "segfault@rank=0,step=1,call=9", &[]);
+    struck
+        .exits(139)
+        .within(2.0)
+        .once()
+        .tells("rank 0 ended by signal 11")
+        .logs(&[1, 2, 3]);
+}
+
+/// All ranks end the step in hand together, evaluate, and stop.
+#[test]
+fn terminated() {
+    let stage = Stage::new("term");
+    let struck = strike(
+        &stage,
+        "terminate@rank=2,step=1,call=3",
+        &["--steps", "200"],
+    );
+    struck.exits(130).within(5.0);
+    assert!(
+        struck
+            .ended
+            .output
+            .contains("interrupted after 2 of 200 steps"),
+        "{}",
+        struck.ended.all()
+    );
+}
+
+#[test]
+fn stopped() {
+    let stage = Stage::new("stop");
+    let struck = strike(&stage, "stop@rank=1,step=2,call=7", &[]);
+    struck.within(3.0 + 2.0 + 8.0).once().logs(&[0, 2, 3]);
+    struck
+        .tells("rank 1 failed: its process")
+        .tells("has not been heard of for 3 s")
+        .tells("in step 2");
+    assert_ne!(struck.ended.code, Some(0));
+}
+
+#[test]
+fn never_started() {
+    let stage = Stage::new("never");
+    let struck = strike(&stage, "never-starts@rank=2", &[]);
+    struck.tells("rank 2 has not come to the rendezvous within 12 s");
+    assert!(
+        struck.ended.took < Duration::from_secs(12 + 10),
+        "{:?}",
+        struck.ended.took
+    );
+    assert_ne!(struck.ended.code, Some(0));
+}
+
+#[test]
+fn mismatched_call() {
+    let stage = Stage::new("call");
+    let struck = strike(&stage, "wrong-call@rank=1,step=2,call=5", &[]);
+    struck
+        .within(2.0)
+        .once()
+        .logs(&[0, 1, 2, 3])
+        .tells("mismatch at call");
+    struck.tells("the operations differ").tells("in step 2");
+}
+
+#[test]
+fn mismatched_shape() {
+    let stage = Stage::new("shape");
+    let struck = strike(&stage, "shape@rank=1,step=2,call=5", &[]);
+    struck
+        .within(2.0)
+        .once()
+        .tells("mismatch at call")
+        .tells("the lengths differ")
+        .tells("in step 2");
+}
+
+/// A number that is no number skips the step on every rank; the run goes on.
+#[test]
+fn not_a_number() {
+    let stage = Stage::new("nan");
+    let struck = strike(&stage, "nan@rank=1,step=2,call=5", &[]);
+    struck.exits(0).tells("step 3: skipped on every rank");
+    assert!(
+        struck.ended.output.contains("1 of 6 steps were skipped"),
+        "{}",
+        struck.ended.all()
+    );
+}
+
+/// The last calls of a step on the tensor axis are those of the backward.
+#[test]
+fn panicked_in_the_backward() {
+    let stage = Stage::new("panic");
+    let struck = strike(&stage, "panic@rank=2,step=1,call=25", &[]);
+    struck
+        .within(2.0)
+        .once()
+        .logs(&[0, 1, 2, 3])
+        .tells("rank 2 failed: ")
+        .tells("in step 1");
+}
+
+#[test]
+fn an_error() {
+    let stage = Stage::new("error");
+    let struck = strike(&stage, "error@rank=0,step=1,call=4", &[]);
+    struck
+        .exits(1)
+        .within(2.0)
+        .once()
+        .tells("rank 0 failed: fault injection");
+}
+
+/// A rank that computes for ever is found by the deadline of the others, and is ended.
+#[test]
+fn spinning() {
+    let stage = Stage::new("spin");
+    let struck = strike(&stage, "spin@rank=3,step=2,call=5", &[]);
+    struck
+        .within(6.0 + 9.0)
+        .once()
+        .tells("deadline: after 6.0 s, rank 3 has not come to call");
+}
+
+#[test]
+fn a_call_left_out() {
+    let stage = Stage::new("drop");
+    let struck = strike(&stage, "drop@rank=3,step=2,call=5", &[]);
+    struck.within(6.0 + 3.0).once();
+    assert_ne!(struck.ended.code, Some(0));
+}
+
+#[test]
+fn a_late_call_does_no_harm() {
+    let stage = Stage::new("delay");
+    strike(&stage, "delay:2s@rank=1,step=1,call=5", &[]).exits(0);
+}
+
+/// The disk of the run folder is full: rank 0 says so, and all end.
+#[test]
+fn a_full_disk() {
+    let stage = Stage::new("disk");
+    let small = stage.path().join("small");
+    fs::create_dir(&small).unwrap();
+    let mount = |args: &[&str]| Command::new(args[0]).args(&args[1..]).arg(&small).status();
+    let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=8k", "none"]);
+    if !mounted.is_ok_and(|status| status.success()) {
+        println!("left out: mounting a small file system needs root");
+        return;
+    }
+    let mut command = stage.launch(RANKS);
+    let command = stage.pretrain(&mut command, "small/run");
+    let ended = run(
+        command.args(["--tp", "2", "--dp", "2", "--steps", "400"]),
+        PATIENCE,
+    );
+    let left = std::panic::catch_unwind(|| stage.expect_nothing_left(Duration::from_secs(1)));
+    mount(&["umount"]).unwrap();
+    assert!(left.is_ok());
+    println!(
+        "| full disk | {} | {:.1} s |",
+        ended.code.unwrap_or(-1),
+        ended.took.as_secs_f64()
+    );
+    assert_eq!(ended.code, Some(1), "{}", ended.all());
+    assert!(
+        ended.errors.contains("No space left on device"),
+        "{}",
+        ended.all()
+    );
+    assert_eq!(
+        ended.errors.matches(" failed: ").count(),
+        1,
+        "{}",
+        ended.all()
+    );
+}
