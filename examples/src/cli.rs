@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::bench::Shape;
+use crate::launch::args::{KeepArgs, LaunchArgs};
 use crate::sharing::SharingArgs;
 use burn_megatron::comm::Engine;
 use burn_megatron::comm::conformance::Mismatch;
@@ -34,6 +35,15 @@ pub enum Command {
     /// Without flags: a small Llama on the text of this repository, tensor 2 x data 2 on the CPU.
     /// Numbers go to a run folder: metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt.
     Pretrain(Box<PretrainArgs>),
+    /// Start ranks as processes: of this machine or of several, through mpirun or without it.
+    ///
+    /// What follows -- is the command that every rank runs, as in `launch --ranks 4 -- pretrain`. Each
+    /// line that a rank writes gets its number in front. When one rank fails all others are ended, and
+    /// the exit code is that of the one. Ctrl-C stops all ranks; a second one kills them.
+    Launch(Box<LaunchArgs>),
+    /// Keep one rank of `launch`, which calls this itself.
+    #[command(hide = true)]
+    LaunchKeeper(KeepArgs),
     /// Check that layouts compute what one rank computes, in f64 on the CPU.
     Verify(VerifyArgs),
     /// Show a pipeline schedule: a table in the terminal, its bubble and its memory, a Gantt chart.

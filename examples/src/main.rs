@@ -7,6 +7,7 @@ mod conformance;
 mod env;
 mod header;
 mod interrupt;
+mod launch;
 mod pretrain;
 mod rank_run;
 mod ranks;
@@ -37,6 +38,8 @@ fn main() -> ExitCode {
         .init();
     let result = match &cli.command {
         Command::Pretrain(args) => pretrain::run(args),
+        Command::Launch(args) => launch::run(args),
+        Command::LaunchKeeper(args) => launch::keeper::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Conformance(args) => conformance::run(args),

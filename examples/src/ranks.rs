@@ -1,5 +1,6 @@
 //! Where the ranks of a run are: threads of this process, or processes that a launcher started.
 
+use std::env;
 use std::time::Duration;
 
 use burn_megatron::comm::{Engine, Launch, World, WorldError};
@@ -7,6 +8,9 @@ use burn_megatron::device::DeviceKind;
 
 use crate::cli::RankArgs;
 use crate::recipe::Error;
+
+/// What joins the ranks, for those that `launch` starts.
+pub const ENGINE: &str = "BURN_MEGATRON_ENGINE";
 
 /// The world of a run, and the place of this process in it.
 pub struct Ranks {
@@ -23,7 +27,12 @@ pub struct Ranks {
 /// The `wanted` ranks, as the flags and the launcher's variables have them.
 pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, Error> {
     let launch = Launch::from_env()?;
-    let ranks = match (launch, args.engine) {
+    let told = env::var(ENGINE).ok().filter(|_| launch.is_some());
+    let told = told.map(|name| {
+        name.parse::<Engine>()
+            .map_err(|error| format!("{ENGINE}: {error}"))
+    });
+    let ranks = match (launch, args.engine.or(told.transpose()?)) {
         (None, None | Some(Engine::Threads)) => threads(wanted)?,
         (None, Some(_)) => return Err(WorldError::NotLaunched.into()),
         (Some(launch), None | Some(Engine::Threads)) if launch.world_size == 1 => threads(wanted)?,

@@ -33,7 +33,7 @@ pub const ON_WGPU: &[&str] = &[
 ];
 
 /// The tests of what the feature `mpi` brings: each stands in a file named `mpi*.rs`.
-const MPI_FOLDERS: [&str; 2] = ["tests/tests", "examples/tests"];
+const MPI_FOLDERS: [&str; 2] = ["tests/tests", "examples/tests/mpi"];
 
 const WGPU_FOLDERS: [&str; 3] = [
     "tests/tests",

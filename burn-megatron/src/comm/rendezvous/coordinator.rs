@@ -41,7 +41,8 @@ struct Hall {
 impl Coordinator {
     /// Listens on `address` for `ranks` ranks, as a launcher does; port 0 takes a free one.
     ///
-    /// `gather` is the time for all to come, `silence` that for a sign of life of each.
+    /// `gather` is the time for all to come, `silence` that for a sign of life of each; ranks that are less
+    /// patient say so when they come.
     ///
     /// # Errors
     /// What the operating system says, such as that the port is taken.
@@ -90,9 +91,13 @@ impl Coordinator {
         self.address
     }
 
-    /// Asks all ranks to end the step in hand and to stop.
-    pub fn request_stop(&self) {
-        self.hall.say(vec![(To::All, Down::Stop)]);
+    /// Asks all ranks to end the step in hand and to stop; whether they have come, so that they hear it.
+    pub fn request_stop(&self) -> bool {
+        let complete = self.hall.registry().is_complete();
+        if complete {
+            self.hall.say(vec![(To::All, Down::Stop)]);
+        }
+        complete
     }
 
     /// The end of the world, once a rank has failed.

@@ -148,6 +148,8 @@ impl Member {
             world: introduction.world,
             host: super::host_name(),
             process: process::id(),
+            gather: introduction.gather.as_secs_f64(),
+            silence: introduction.silence.as_secs_f64(),
         };
         message::write(&mut stream, &Up::Hello(hello))?;
         let from = BufReader::new(stream.try_clone()?);

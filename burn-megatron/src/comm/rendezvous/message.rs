@@ -32,7 +32,7 @@ pub(super) enum Up {
 }
 
 /// Who a rank is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Hello {
     /// The version of this library.
     pub version: String,
@@ -43,6 +43,10 @@ pub(super) struct Hello {
     /// Where it runs, for messages.
     pub host: String,
     pub process: u32,
+    /// How many seconds it waits for all to come, from now on.
+    pub gather: f64,
+    /// After how many seconds without a sign of life another counts as lost.
+    pub silence: f64,
 }
 
 /// A collective, by the number of its group and its own.

@@ -103,6 +103,11 @@ impl Registry {
         self.failure.as_ref()
     }
 
+    /// Whether every rank has come.
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
     /// Whether every rank has returned.
     pub fn all_returned(&self) -> bool {
         let mut guests = self.seats.iter().map(Seat::guest);
@@ -138,6 +143,14 @@ impl Registry {
             return Err(Refusal::Misfit { reason, said });
         }
         let rank = hello.rank;
+        let Patience { gather, silence } = &mut self.patience;
+        // What is no time is no wish.
+        if let Ok(wished) = Duration::try_from_secs_f64(hello.gather) {
+            *gather = (*gather).min(now.saturating_add(wished));
+        }
+        if let Ok(wished) = Duration::try_from_secs_f64(hello.silence) {
+            *silence = (*silence).min(wished);
+        }
         self.seats[rank] = Seat::Taken(Guest {
             hello,
             heard: now,

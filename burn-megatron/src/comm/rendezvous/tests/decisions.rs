@@ -22,6 +22,8 @@ fn hello(rank: usize, size: usize) -> Hello {
         world: 7,
         host: format!("node{rank}"),
         process: 100 + rank as u32,
+        gather: 60.0,
+        silence: 30.0,
     }
 }
 

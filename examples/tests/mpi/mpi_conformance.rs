@@ -1,11 +1,8 @@
 //! The conformance suite on ranks that are processes.
-#![cfg(feature = "mpi")]
-
-mod processes;
 
 use std::time::Duration;
 
-use processes::{Stage, run};
+use crate::processes::{Stage, run};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 

@@ -1,11 +1,8 @@
 //! Ranks that are processes train to the bits of ranks that are threads.
-#![cfg(feature = "mpi")]
-
-mod processes;
 
 use std::time::Duration;
 
-use processes::{PROGRAM, Stage, run};
+use crate::processes::{PROGRAM, Stage, run};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 

@@ -3,15 +3,12 @@
 //! Every test says within which time the run must be over after the fault has struck, which exit code it
 //! has, what a person is told, and that nothing is left running. The times are printed; the book has them
 //! in a table.
-#![cfg(feature = "mpi")]
-
-mod processes;
 
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use processes::{Ended, Stage, run};
+use crate::processes::{Ended, Stage, run};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const RANKS: usize = 4;

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -35,11 +36,15 @@ prompt = "fn"
 tokens = 4
 "#;
 
-/// A folder of one test, gone with it, and a mark for its processes.
+/// A folder of one test, gone with it, and a mark for its processes. There is one at a time: the tests
+/// measure times, and have more processes than a machine has cores.
 pub struct Stage {
     folder: PathBuf,
     mark: String,
+    _alone: MutexGuard<'static, ()>,
 }
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Stage {
     pub fn new(name: &str) -> Self {
@@ -50,7 +55,12 @@ impl Stage {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("recipe.toml"), RECIPE).unwrap();
-        Self { folder, mark }
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Self {
+            folder,
+            mark,
+            _alone,
+        }
     }
 
     pub fn path(&self) -> &Path {

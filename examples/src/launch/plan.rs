@@ -1,0 +1,247 @@
+//! What is to be started, checked before anything is.
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::path::PathBuf;
+
+use super::args::{LaunchArgs, LaunchEngine};
+use super::error::{LaunchError, MAX_LOCAL_RANKS};
+use super::{mpirun, program};
+
+/// The variables that only a rank has.
+const OF_A_RANK: [&str; 3] = ["RANK", "BURN_MEGATRON_RENDEZVOUS", "OMPI_COMM_WORLD_RANK"];
+
+/// The port where the ranks of several machines meet by default, which is torchrun's.
+const MEETING_PORT: u16 = 29500;
+
+/// A run that can be started.
+#[derive(Debug)]
+pub struct Plan {
+    /// The program of each rank and its arguments.
+    pub command: Vec<OsString>,
+    /// The first rank that is started from here.
+    pub first: usize,
+    /// How many are.
+    pub ranks: usize,
+    /// The ranks of all machines.
+    pub world: usize,
+    /// Who starts them.
+    pub way: Way,
+}
+
+/// How ranks are started.
+#[derive(Debug)]
+pub enum Way {
+    /// As children of this process.
+    Own {
+        /// Where they meet.
+        host: String,
+        /// The port there; a free one if it is 0.
+        port: u16,
+    },
+    /// Through mpirun.
+    Mpirun {
+        /// Open MPI's mpirun.
+        mpirun: PathBuf,
+        /// The machines, if there are others.
+        hosts: Option<String>,
+        /// Further arguments.
+        arguments: Vec<String>,
+        /// This machine as the others reach it.
+        host: String,
+    },
+}
+
+impl Plan {
+    /// What `args` ask for; `variable` looks into the environment.
+    pub fn new(
+        args: &LaunchArgs,
+        variable: &dyn Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, LaunchError> {
+        for name in OF_A_RANK {
+            if let Some(value) = variable(name) {
+                let value = value.to_string_lossy().into_owned();
+                return Err(LaunchError::Nested {
+                    variable: name,
+                    value,
+                });
+            }
+        }
+        let engine = args.engine.unwrap_or_else(|| by_device(&args.command));
+        check_flags(args, engine)?;
+        let way = match engine {
+            LaunchEngine::Threads => return Err(LaunchError::Threads),
+            LaunchEngine::Nccl => own(args)?,
+            LaunchEngine::Mpi => through_mpirun(args)?,
+        };
+        let too_many = LaunchError::TooManyNodes {
+            nodes: args.nodes,
+            ranks: args.ranks,
+        };
+        let world = args.nodes.checked_mul(args.ranks);
+        let world = world.filter(|world| *world <= 1 << 24).ok_or(too_many)?;
+        Ok(Self {
+            command: command(args)?,
+            first: args.node_rank * args.ranks,
+            ranks: args.ranks,
+            world,
+            way,
+        })
+    }
+}
+
+/// NCCL where the command is about CUDA devices.
+fn by_device(command: &[OsString]) -> LaunchEngine {
+    let pairs = command.windows(2);
+    let is_cuda = command.iter().any(|word| word == "--device=cuda")
+        || pairs.into_iter().any(|pair| pair == ["--device", "cuda"]);
+    match is_cuda {
+        true => LaunchEngine::Nccl,
+        false => LaunchEngine::Mpi,
+    }
+}
+
+fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchError> {
+    let mpi = engine == LaunchEngine::Mpi;
+    let (own, other) = match mpi {
+        true => ("mpi", "nccl"),
+        false => ("nccl", "mpi"),
+    };
+    let (hosts_hint, none) = ("; mpirun reaches other machines by --hosts", "");
+    // A flag, whether it is given, and whether it is one of mpirun.
+    let flags = [
+        ("--nodes", args.nodes != 1, false, hosts_hint),
+        ("--node-rank", args.node_rank != 0, false, hosts_hint),
+        ("--master-port", args.master_port.is_some(), false, none),
+        (
+            "--hosts",
+            args.hosts.is_some(),
+            true,
+            "; --nodes and --node-rank are its way to several machines",
+        ),
+        ("--mpirun", args.mpirun.is_some(), true, none),
+        ("--mpirun-args", args.mpirun_args.is_some(), true, none),
+    ];
+    match args.ranks {
+        _ if engine == LaunchEngine::Threads => return Err(LaunchError::Threads),
+        0 => return Err(LaunchError::NoRanks),
+        // With other machines, mpirun's are not all here.
+        ranks if ranks > MAX_LOCAL_RANKS && args.hosts.is_none() => {
+            return Err(LaunchError::TooManyRanks(ranks));
+        }
+        _ => {}
+    }
+    for (flag, is_given, is_mpi, hint) in flags {
+        if is_given && is_mpi != mpi {
+            return Err(LaunchError::WrongEngine {
+                flag,
+                engine: other,
+                chosen: own,
+                hint,
+            });
+        }
+    }
+    if let Some(host) = &args.master_addr {
+        if mpi && args.hosts.is_none() {
+            return Err(LaunchError::MasterWithoutHosts);
+        }
+        let is_host = |c: char| c.is_alphanumeric() || "-_.".contains(c);
+        let is_v6 = host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_ipv6());
+        if host.is_empty() || !(is_v6 || host.chars().all(is_host)) {
+            return Err(LaunchError::MasterAddress(host.clone()));
+        }
+    }
+    Ok(())
+}
+
+fn own(args: &LaunchArgs) -> Result<Way, LaunchError> {
+    let (nodes, node_rank) = (args.nodes, args.node_rank);
+    match (nodes, node_rank, &args.master_addr) {
+        (0, _, _) => return Err(LaunchError::NoNodes),
+        _ if node_rank >= nodes => return Err(LaunchError::NodeRank { node_rank, nodes }),
+        (2.., _, None) => return Err(LaunchError::NoMasterAddress(nodes)),
+        _ => {}
+    }
+    let port = match (args.master_port, nodes) {
+        (Some(port), _) => port,
+        (None, 1) => 0,
+        (None, _) => MEETING_PORT,
+    };
+    if node_rank == 0 && port != 0 {
+        free_port(port).map_err(|source| LaunchError::PortTaken { port, source })?;
+    }
+    let host = args.master_addr.clone();
+    Ok(Way::Own {
+        host: host.unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string()),
+        port,
+    })
+}
+
+/// A port where nobody listens: this one, or any if it is 0.
+pub fn free_port(port: u16) -> io::Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// `host:port`, with the brackets that an IPv6 address needs.
+pub fn address(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
+fn through_mpirun(args: &LaunchArgs) -> Result<Way, LaunchError> {
+    let hosts = args
+        .hosts
+        .as_deref()
+        .map(|hosts| mpirun::names(hosts).map(|names| (hosts, names)));
+    let hosts = hosts.transpose()?;
+    let host = match (&args.master_addr, &hosts) {
+        (Some(host), _) => host.clone(),
+        (None, Some((_, names))) => seen_from(names),
+        (None, None) => Ipv4Addr::LOCALHOST.to_string(),
+    };
+    let arguments = args.mpirun_args.as_deref().map(mpirun::words).transpose()?;
+    Ok(Way::Mpirun {
+        mpirun: mpirun::find(args.mpirun.as_deref())?,
+        hosts: hosts.map(|(hosts, _)| hosts.to_owned()),
+        arguments: arguments.unwrap_or_default(),
+        host,
+    })
+}
+
+/// The address of this machine on the way to the first of `names` that is another machine.
+fn seen_from(names: &[&str]) -> String {
+    let own_address = |name: &&str| {
+        // Connecting such a socket looks up the way and sends nothing.
+        let to = (*name, 9)
+            .to_socket_addrs()
+            .ok()?
+            .find(SocketAddr::is_ipv4)?;
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+        socket.connect(to).ok()?;
+        let own = socket.local_addr().ok()?.ip();
+        (own != to.ip() && !own.is_loopback()).then_some(own)
+    };
+    let found = names.iter().find_map(own_address);
+    found.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)).to_string()
+}
+
+/// What each rank runs.
+fn command(args: &LaunchArgs) -> Result<Vec<OsString>, LaunchError> {
+    let program = match &args.program {
+        // Elsewhere it may be found where it is not here.
+        Some(program) if args.hosts.is_some() => program.clone(),
+        Some(program) => program::find(program)?,
+        None => {
+            env::current_exe().map_err(LaunchError::system("this program is not to be found"))?
+        }
+    };
+    let words = std::iter::once(program.into_os_string());
+    Ok(words.chain(args.command.iter().cloned()).collect())
+}

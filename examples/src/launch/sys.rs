@@ -1,0 +1,163 @@
+//! What of the system the standard library does not offer.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use libc::{c_int, pid_t};
+
+use super::ending::Ending;
+
+/// The signals by which a person ends a program.
+const ENDING: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+fn check(result: c_int) -> io::Result<c_int> {
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        other => Ok(other),
+    }
+}
+
+fn ending_signals() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: the set is initialised by the first call; the signals are valid.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        let mut set = set.assume_init();
+        for signal in ENDING {
+            libc::sigaddset(&mut set, signal);
+        }
+        set
+    }
+}
+
+fn mask(how: c_int) -> io::Result<()> {
+    // SAFETY: the set is valid, and no old one is asked for.
+    match unsafe { libc::pthread_sigmask(how, &ending_signals(), std::ptr::null_mut()) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Keeps SIGINT, SIGTERM and SIGHUP for [`next_ending_signal`], in this thread and those that it starts.
+pub fn hold_ending_signals() -> io::Result<()> {
+    mask(libc::SIG_BLOCK)
+}
+
+/// Waits for SIGINT, SIGTERM or SIGHUP.
+pub fn next_ending_signal() -> io::Result<i32> {
+    let mut signal = 0;
+    // SAFETY: both pointers are valid.
+    match unsafe { libc::sigwait(&ending_signals(), &mut signal) } {
+        0 => Ok(signal),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// The process of `command` gets `signal` as soon as the thread that starts it is gone (on Linux), and
+/// none of the signals is held for it.
+pub fn end_with_parent(command: &mut Command, signal: c_int) {
+    let parent = std::process::id() as pid_t;
+    let prepare = move || {
+        mask(libc::SIG_UNBLOCK)?;
+        #[cfg(target_os = "linux")]
+        // SAFETY: both calls may be made between fork and exec.
+        unsafe {
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, signal))?;
+            // It may be gone already.
+            if libc::getppid() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (parent, signal);
+        Ok(())
+    };
+    // SAFETY: the closure neither allocates nor takes a lock.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Sends a signal to a process, or to a group if the number is negative. One that is gone is no error.
+pub fn kill(process: pid_t, signal: c_int) {
+    // SAFETY: no pointers.
+    unsafe { libc::kill(process, signal) };
+}
+
+/// Waits until a child has ended, and leaves it there to be waited for: its number is not reused yet.
+/// `None` once there are no children.
+pub fn next_ended_child() -> Option<(u32, Ending)> {
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let options = libc::WEXITED | libc::WNOWAIT;
+        // SAFETY: the pointer is valid; the call fills it when it succeeds.
+        let result = check(unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) });
+        match result {
+            Ok(_) => {
+                // SAFETY: filled by the call, for a child.
+                let info = unsafe { info.assume_init() };
+                let (process, status) = unsafe { (info.si_pid(), info.si_status()) };
+                let ending = match info.si_code {
+                    libc::CLD_EXITED => Ending::Code(status),
+                    _ => Ending::Signal(status),
+                };
+                return Some((u32::try_from(process).ok()?, ending));
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Whether this process has all rights.
+pub fn is_root() -> bool {
+    // SAFETY: no pointers.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Raises the limit of open files as far as this process may: each rank needs up to three.
+pub fn raise_open_files() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the pointers are valid. Where the limit stays, opening says what is wrong.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max.min(1 << 16);
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
+/// Ends the connection if the other side's machine does not answer for about half a minute: a cut link
+/// is no end of a connection by itself.
+pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    set_option(stream, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    #[cfg(target_os = "linux")]
+    for (option, value) in [
+        (libc::TCP_KEEPIDLE, 10),
+        (libc::TCP_KEEPINTVL, 5),
+        (libc::TCP_KEEPCNT, 4),
+    ] {
+        set_option(stream, libc::IPPROTO_TCP, option, value)?;
+    }
+    stream.set_nodelay(true)
+}
+
+fn set_option(stream: &TcpStream, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
+    let size = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the pointer is valid for `size` bytes.
+    let result = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size,
+        )
+    };
+    check(result).map(drop)
+}

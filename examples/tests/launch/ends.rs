@@ -1,0 +1,115 @@
+//! How a run ends when a part of it does: nothing is left running.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use super::run::{Way, both_ways, has_mpirun, kill, launch, until};
+
+#[test]
+fn the_first_failure_decides_the_exit_code() {
+    both_ways(|way| {
+        // The others learn of it, and end in their own way.
+        let script = "if [ $R = 2 ]; then exit 3; fi; sleep 0.7; exit 4";
+        let ended = launch(way, 3, &[], script).end();
+        ended.code(3);
+        ended.summary(&["rank 2 ended with exit code 3 after T s"]);
+        assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+    });
+}
+
+/// A rank is killed; of the others one is stopped, one ignores SIGTERM, one has children.
+#[test]
+fn nothing_outlives_a_rank_that_fails() {
+    both_ways(|way| {
+        let script = "case $R in
+            0) trap '' TERM; sleep 61; sleep 62 ;;
+            1) sleep 0.3; kill -9 $$ ;;
+            2) kill -STOP $$ ;;
+            3) sleep 63 & sleep 64 ;;
+        esac";
+        let began = Instant::now();
+        let ended = launch(way, 4, &[], script).end();
+        ended.code(137);
+        ended.summary(&[
+            "rank 1 ended by signal 9 (SIGKILL) after T s",
+            "ranks 0, 2 had to be killed",
+        ]);
+        assert_eq!(
+            ended.err.lines().count(),
+            2 + ended.err.matches("Terminated").count(),
+            "{}",
+            ended.err
+        );
+        let took = began.elapsed().as_secs_f64();
+        assert!((7.0..15.0).contains(&took), "5 s and 2 s: {took}");
+    });
+}
+
+/// A rank that succeeds may have left something running, which holds its output open too.
+#[test]
+fn nothing_outlives_a_rank_that_succeeds() {
+    both_ways(|way| {
+        let ended = launch(way, 2, &[], "sleep 71 & echo done").end();
+        ended.code(0);
+        assert_eq!(ended.sorted(), ["[rank 0] done", "[rank 1] done"]);
+    });
+}
+
+#[test]
+fn nothing_outlives_the_launcher() {
+    both_ways(|way| {
+        let script = "trap '' TERM INT HUP; sleep 67; sleep 68";
+        let run = launch(way, 3, &[], script);
+        run.await_processes("sleep 67", 3);
+        run.signal(libc::SIGKILL);
+        let began = Instant::now();
+        until(|| {
+            run.processes()
+                .iter()
+                .all(|(process, _)| *process == run.pid())
+        });
+        assert!(began.elapsed() < Duration::from_secs(5));
+        let (ended, left) = run.end_with();
+        assert_eq!((ended.status.signal(), left), (Some(libc::SIGKILL), vec![]));
+    });
+}
+
+#[test]
+fn nothing_outlives_mpirun() {
+    if !has_mpirun() {
+        return println!("skipped: Open MPI's mpirun is not on PATH");
+    }
+    let run = launch(Way::Mpirun, 2, &[], "trap '' TERM; sleep 69");
+    run.await_processes("sleep 69", 2);
+    let mpirun = run.processes().into_iter().find(|(_, called)| {
+        called.starts_with("mpirun -n 2") || called.contains("bin/mpirun -n 2")
+    });
+    kill(mpirun.unwrap().0, libc::SIGKILL);
+    let ended = run.end();
+    ended.code(137);
+    ended.summary(&["mpirun ended by signal 9 (SIGKILL) before its ranks did"]);
+}
+
+/// Between the launcher and a rank stands a process, which may be killed as well.
+#[test]
+fn a_rank_ends_with_its_keeper() {
+    both_ways(|way| {
+        let script = "if [ $R = 1 ]; then exec sleep 70; fi; sleep 0.5; exit 0";
+        let run = launch(way, 2, &[], script);
+        let rank = run.await_processes("sleep 70", 1)[0];
+        let status = fs::read_to_string(format!("/proc/{rank}/status")).unwrap();
+        let parent = status
+            .lines()
+            .find_map(|line| line.strip_prefix("PPid:"))
+            .unwrap();
+        kill(parent.trim().parse().unwrap(), libc::SIGKILL);
+        let ended = run.end();
+        assert_ne!(ended.status.code(), Some(0));
+        assert!(
+            ended.err.contains("rank 1 was lost after "),
+            "{}",
+            ended.err
+        );
+    });
+}

@@ -1,0 +1,256 @@
+//! Launchers that run, and the processes that they start.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+const MARK: &str = "BURN_MEGATRON_LAUNCH_TEST";
+
+/// Longer than any run here takes.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Who starts the ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Way {
+    Own,
+    Mpirun,
+}
+
+impl Way {
+    pub fn engine(self) -> &'static str {
+        match self {
+            Way::Own => "nccl",
+            Way::Mpirun => "mpi",
+        }
+    }
+}
+
+pub fn has_mpirun() -> bool {
+    let probe = Command::new("mpirun").arg("--version").output();
+    probe.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("Open MPI"))
+}
+
+/// Runs a test both ways at the same time.
+pub fn both_ways(test: fn(Way)) {
+    let own = thread::spawn(move || test(Way::Own));
+    match has_mpirun() {
+        true => test(Way::Mpirun),
+        false => println!("skipped through mpirun: Open MPI's mpirun is not on PATH"),
+    }
+    own.join()
+        .expect("the ranks that are children of the launcher");
+}
+
+/// A launcher that runs.
+pub struct Run {
+    child: Child,
+    mark: String,
+    out: Option<JoinHandle<Vec<u8>>>,
+    err: Option<JoinHandle<Vec<u8>>>,
+}
+
+/// How it ended.
+pub struct Ended {
+    pub status: ExitStatus,
+    pub out: Vec<u8>,
+    pub err: String,
+}
+
+pub fn launch_with(change: impl FnOnce(&mut Command), words: &[&str]) -> Run {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let mark = format!("{}-{count}", std::process::id());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    for name in ["RANK", "BURN_MEGATRON_RENDEZVOUS", "OMPI_COMM_WORLD_RANK"] {
+        command.env_remove(name);
+    }
+    command.arg("launch").args(words).env(MARK, &mark);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    change(&mut command);
+    let mut child = command.spawn().unwrap();
+    Run {
+        out: child.stdout.take().map(read),
+        err: child.stderr.take().map(read),
+        child,
+        mark,
+    }
+}
+
+/// Reads on so that nobody waits for a full pipe.
+fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).unwrap();
+        bytes
+    })
+}
+
+/// Launches a script on each rank, in which `$R` is the rank.
+pub fn launch(way: Way, ranks: usize, flags: &[&str], script: &str) -> Run {
+    let script = format!("R=${{OMPI_COMM_WORLD_RANK:-$RANK}}\n{script}");
+    let ranks = ranks.to_string();
+    let head = [
+        "--ranks",
+        &ranks,
+        "--engine",
+        way.engine(),
+        "--program",
+        "/bin/sh",
+    ];
+    let tail = ["--", "-c", &script];
+    launch_with(|_| {}, &[&head, flags, &tail].concat())
+}
+
+impl Run {
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// The processes of this run, with what each was called with.
+    pub fn processes(&self) -> Vec<(i32, String)> {
+        let wanted = format!("{MARK}={}", self.mark);
+        let own = |entry: fs::DirEntry| {
+            let process: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let environment = fs::read(entry.path().join("environ")).ok()?;
+            let is_own = environment
+                .split(|byte| *byte == 0)
+                .any(|pair| pair == wanted.as_bytes());
+            let called = fs::read(entry.path().join("cmdline")).ok()?;
+            is_own.then(|| (process, String::from_utf8_lossy(&called).replace('\0', " ")))
+        };
+        fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(own)
+            .collect()
+    }
+
+    /// The processes whose call starts with a text, once there are so many.
+    #[track_caller]
+    pub fn await_processes(&self, text: &str, count: usize) -> Vec<i32> {
+        let mut found = Vec::new();
+        until(|| {
+            let all = self.processes().into_iter();
+            found = all
+                .filter(|(_, called)| called.starts_with(text))
+                .map(|(process, _)| process)
+                .collect();
+            found.len() == count
+        });
+        found
+    }
+
+    pub fn signal(&self, signal: i32) {
+        kill(self.pid(), signal);
+    }
+
+    /// Waits for the end, after which nothing may be left.
+    #[track_caller]
+    pub fn end(self) -> Ended {
+        let (ended, left) = self.end_with();
+        assert!(left.is_empty(), "left running: {left:?}\n{}", ended.err);
+        ended
+    }
+
+    #[track_caller]
+    pub fn end_with(mut self) -> (Ended, Vec<(i32, String)>) {
+        let began = Instant::now();
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if began.elapsed() > DEADLINE => {
+                    for (process, _) in self.processes() {
+                        kill(process, libc::SIGKILL);
+                    }
+                    panic!("the launcher did not end");
+                }
+                None => thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let left = self.processes();
+        let take =
+            |thread: &mut Option<JoinHandle<Vec<u8>>>| thread.take().unwrap().join().unwrap();
+        let ended = Ended {
+            status,
+            out: take(&mut self.out),
+            err: String::from_utf8_lossy(&take(&mut self.err)).into_owned(),
+        };
+        (ended, left)
+    }
+}
+
+impl Drop for Run {
+    /// When a test fails nothing may be left either, which is the launcher's own affair.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+impl Ended {
+    pub fn out(&self) -> &str {
+        std::str::from_utf8(&self.out).unwrap()
+    }
+
+    /// The lines of standard output in an order that does not depend on chance.
+    pub fn sorted(&self) -> Vec<&str> {
+        let mut lines: Vec<_> = self.out().lines().collect();
+        lines.sort_unstable();
+        lines
+    }
+
+    #[track_caller]
+    pub fn code(&self, code: i32) {
+        assert_eq!(
+            self.status.code(),
+            Some(code),
+            "{}\n{}",
+            self.out(),
+            self.err
+        );
+    }
+
+    /// Checks the last lines of standard error that are not of a rank, without the digits of a time.
+    #[track_caller]
+    pub fn summary(&self, lines: &[&str]) {
+        let own = self.err.lines().filter(|line| !line.starts_with("[rank "));
+        let found: Vec<_> = own.map(without_time).collect();
+        assert!(
+            found.ends_with(
+                &lines
+                    .iter()
+                    .map(|line| line.to_string())
+                    .collect::<Vec<_>>()
+            ),
+            "{}",
+            self.err
+        );
+    }
+}
+
+/// `rank 1 ended ... after 1.2 s` without the number.
+fn without_time(line: &str) -> String {
+    match line.split_once(" after ") {
+        Some((head, time)) if time.ends_with(" s") => format!("{head} after T s"),
+        _ => line.to_owned(),
+    }
+}
+
+pub fn kill(process: i32, signal: i32) {
+    // SAFETY: no pointers.
+    unsafe { libc::kill(process, signal) };
+}
+
+#[track_caller]
+pub fn until(mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < DEADLINE, "it never came about");
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,7 @@
+//! Ranks that are processes: each test starts real ones, under mpirun or the launcher.
+#![cfg(feature = "mpi")]
+
+mod mpi_conformance;
+mod mpi_faults;
+mod mpi_training;
+mod processes;
