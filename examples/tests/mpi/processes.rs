@@ -72,6 +72,8 @@ impl Stage {
         let mut command = Command::new(program);
         command
             .env(MARK, &self.mark)
+            // A backtrace of a binary that was not optimised takes seconds.
+            .env("RUST_BACKTRACE", "0")
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .current_dir(&self.folder)
