@@ -135,6 +135,36 @@ fn killed() {
     struck.tells("in step 2");
 }
 
+/// mpirun ends the others within moments: what is to be told is told before.
+#[test]
+fn killed_under_mpirun() {
+    let stage = Stage::new("mpirun");
+    let mut command = stage.mpirun(RANKS);
+    let command = stage.pretrain(&mut command, "run");
+    let flags = [
+        "--tp",
+        "2",
+        "--dp",
+        "2",
+        "--inject",
+        "kill@rank=3,step=2,call=5",
+    ];
+    let ended = run(command.args(flags), PATIENCE);
+    stage.expect_nothing_left(Duration::from_secs(1));
+    assert_eq!(ended.code, Some(137), "{}", ended.all());
+    assert_eq!(
+        ended.errors.matches("rank 3 failed: its process").count(),
+        1,
+        "{}",
+        ended.all()
+    );
+    assert!(
+        ended.errors.contains("rank 3 has ended without a word"),
+        "{}",
+        ended.all()
+    );
+}
+
 #[test]
 fn aborted() {
     let stage = Stage::new("abort");

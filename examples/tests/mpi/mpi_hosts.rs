@@ -1,0 +1,250 @@
+//! Two hosts on one machine: network namespaces that a cable joins, each with a host name of its own.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::processes::{PROGRAM, Stage, end, run, start};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const RANKS: usize = 4;
+
+/// Two namespaces, gone with it.
+struct Hosts<'a> {
+    stage: &'a Stage,
+    names: [String; 2],
+    net: String,
+}
+
+impl<'a> Hosts<'a> {
+    /// Makes them, which needs root; says so where that is not to be had.
+    fn new(stage: &'a Stage) -> Option<Self> {
+        // Interfaces have short names.
+        let number = std::process::id() % 10_000;
+        let hosts = Self {
+            stage,
+            names: ["a", "b"].map(|side| format!("bm{number}{side}")),
+            net: format!("10.{}.{}", 64 + number % 64, number % 250),
+        };
+        let made = hosts.make();
+        if made.is_none() {
+            println!("left out: network namespaces need root and the program ip");
+        }
+        made.map(|()| hosts)
+    }
+
+    fn make(&self) -> Option<()> {
+        let [a, b] = &self.names;
+        for name in &self.names {
+            ip(&format!("netns add {name}"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+        }
+        ip(&format!(
+            "link add {a} netns {a} type veth peer name {b} netns {b}"
+        ))?;
+        for (name, address) in self.names.iter().zip(self.addresses()) {
+            ip(&format!("-n {name} address add {address}/24 dev {name}"))?;
+            ip(&format!("-n {name} link set {name} up"))?;
+        }
+        Some(())
+    }
+
+    fn addresses(&self) -> [String; 2] {
+        [1, 2].map(|host| format!("{}.{host}", self.net))
+    }
+
+    /// How mpirun reaches the second host: a script that is called with its address and a command.
+    fn agent(&self) -> PathBuf {
+        let path = self.stage.path().join("agent.sh");
+        let name = &self.names[1];
+        let script = format!(
+            "#!/bin/sh\nshift\nexec ip netns exec {name} unshare --uts \
+             sh -c 'hostname {name}; exec sh -c \"$0\"' \"$*\"\n"
+        );
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// What mpirun needs to know of these hosts.
+    fn mpirun_args(&self) -> String {
+        let (agent, net) = (self.agent(), format!("{}.0/24", self.net));
+        format!(
+            "--mca plm_rsh_agent {} --mca btl_tcp_if_include {net} --mca oob_tcp_if_include {net}",
+            agent.display()
+        )
+    }
+
+    /// `two:2,hosts:2`.
+    fn hosts(&self) -> String {
+        let [a, b] = self.addresses();
+        format!("{a}:2,{b}:2")
+    }
+
+    /// A command on the first host.
+    fn on_first(&self, words: &[&str]) -> Command {
+        let name = &self.names[0];
+        let mut command = self.stage.command("ip");
+        command.args(["netns", "exec", name, "unshare", "--uts", "sh", "-c"]);
+        command
+            .arg(format!("hostname {name}; exec \"$@\""))
+            .arg("sh")
+            .args(words);
+        command
+    }
+
+    fn launch(&self) -> Command {
+        let (ranks, hosts, arguments) = (RANKS.to_string(), self.hosts(), self.mpirun_args());
+        let head = [PROGRAM, "launch", "--ranks", &ranks, "--hosts", &hosts];
+        self.on_first(&[&head[..], &["--mpirun-args", &arguments, "--"]].concat())
+    }
+
+    fn mpirun(&self) -> Command {
+        let (ranks, hosts, arguments) = (RANKS.to_string(), self.hosts(), self.mpirun_args());
+        let mut words = vec![
+            "mpirun",
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            "-n",
+            &ranks,
+        ];
+        words.extend(["--host", &hosts, "-x", "BURN_MEGATRON_TEST_MARK"]);
+        words.extend(arguments.split(' '));
+        words.push(PROGRAM);
+        self.on_first(&words)
+    }
+}
+
+impl Drop for Hosts<'_> {
+    fn drop(&mut self) {
+        for name in &self.names {
+            ip(&format!("netns delete {name}"));
+        }
+    }
+}
+
+/// What a process writes, read while it runs.
+struct Told(Arc<Mutex<String>>);
+
+impl Told {
+    fn by(from: impl Read + Send + 'static) -> Self {
+        let told = Arc::new(Mutex::new(String::new()));
+        let text = told.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                let mut text = text.lock().unwrap();
+                text.push_str(&line);
+                text.push('\n');
+            }
+        });
+        Self(told)
+    }
+
+    fn all(&self) -> String {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn await_text(&self, wanted: &str, patience: Duration) {
+        let until = Instant::now() + patience;
+        while !self.all().contains(wanted) {
+            assert!(
+                Instant::now() < until,
+                "\"{wanted}\" did not come:\n{}",
+                self.all()
+            );
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn ip(words: &str) -> Option<()> {
+    let mut command = Command::new("ip");
+    command.args(words.split(' ')).stderr(Stdio::null());
+    command.status().ok()?.success().then_some(())
+}
+
+#[test]
+fn two_hosts_train_to_the_bits_of_one() {
+    let stage = Stage::new("hosts");
+    let Some(hosts) = Hosts::new(&stage) else {
+        return;
+    };
+    let starts = [
+        ("threads", stage.command(PROGRAM)),
+        ("launch", hosts.launch()),
+        ("mpirun", hosts.mpirun()),
+    ];
+    let metrics = starts.map(|(name, mut command)| {
+        let command = stage.pretrain(&mut command, name);
+        let ended = run(command.args(["--tp", "2", "--dp", "2"]), PATIENCE);
+        assert_eq!(ended.code, Some(0), "{name}: {}", ended.all());
+        stage.expect_nothing_left(Duration::from_secs(5));
+        stage.read(&format!("{name}/metrics.jsonl"))
+    });
+    assert_eq!(metrics[1], metrics[0]);
+    assert_eq!(metrics[2], metrics[0]);
+}
+
+/// The cable is pulled while they train: the first host names the ranks that it lost, and both sides end
+/// all of theirs.
+#[test]
+fn a_link_is_cut_in_the_middle() {
+    let stage = Stage::new("cut");
+    let Some(hosts) = Hosts::new(&stage) else {
+        return;
+    };
+    let mut command = hosts.launch();
+    let command = stage.pretrain(&mut command, "run");
+    let flags = [
+        "--tp",
+        "2",
+        "--dp",
+        "2",
+        "--steps",
+        "100000",
+        "--silence",
+        "3",
+    ];
+    let mut child = start(command.args(flags));
+    let told = Told::by(child.stderr.take().unwrap());
+    told.await_text("] step ", Duration::from_secs(60));
+    let [name, _] = &hosts.names;
+    ip(&format!("-n {name} link set {name} down")).unwrap();
+    let cut = Instant::now();
+    let ended = end(child, PATIENCE);
+    let (noticed, told) = (cut.elapsed(), told.all());
+    println!(
+        "| link cut | {} | {:.1} s |",
+        ended.code.unwrap_or(-1),
+        noticed.as_secs_f64()
+    );
+    assert_ne!(ended.code, Some(0), "{told}");
+    let lost = told.contains("rank 2 failed: ") || told.contains("rank 3 failed: ");
+    assert!(
+        lost && told.contains("has not been heard of for 3 s"),
+        "{told}"
+    );
+    assert!(noticed < Duration::from_secs(20), "{noticed:?}\n{told}");
+    // The other side sees by itself that it is alone. Open MPI's own daemon there waits for TCP to give
+    // up, which takes minutes.
+    let ours = || {
+        let mut living = stage.living();
+        living.retain(|(_, command)| !command.contains("orted"));
+        living
+    };
+    let until = Instant::now() + Duration::from_secs(30);
+    while !ours().is_empty() && Instant::now() < until {
+        sleep(Duration::from_millis(100));
+    }
+    println!(
+        "both sides have ended {:.1} s after the cut",
+        cut.elapsed().as_secs_f64()
+    );
+    assert!(ours().is_empty(), "{:#?}", ours());
+}
