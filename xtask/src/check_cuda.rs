@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use serde_json::Value;
 
-use crate::process::{cargo, run as run_command};
+use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 use crate::{test, wheels};
 
@@ -81,20 +80,6 @@ fn kernel_check(program: &Path, options: &Options, wheels: &Path, keep: &Path) -
         command.args(["--only", only]);
     }
     command
-}
-
-/// Where cargo puts what it builds.
-fn target_folder(root: &Path) -> Result<PathBuf, String> {
-    let mut command = cargo(root, &["metadata", "--no-deps", "--format-version", "1"]);
-    let output = command
-        .output()
-        .map_err(|error| format!("cargo metadata could not start: {error}"))?;
-    let metadata: Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("cargo metadata: {error}"))?;
-    match metadata["target_directory"].as_str() {
-        Some(folder) => Ok(folder.into()),
-        None => Err("cargo metadata does not name the target folder".into()),
-    }
 }
 
 #[cfg(test)]

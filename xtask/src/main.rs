@@ -77,7 +77,8 @@ enum Command {
     ///
     /// README.md is checked as well. Builds the book if mdbook is installed.
     Book,
-    /// Train the default recipe for a few steps and check that its loss falls; run the examples.
+    /// Train the default recipe for a few steps and check that its loss falls; with MPI, also as four
+    /// processes, whose metrics must be those of four threads; run the examples.
     Recipe,
     /// Everything above: format, lint, docs, book, test, cuda, check-cuda, recipe.
     ///

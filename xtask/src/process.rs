@@ -2,8 +2,10 @@
 
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+
+use serde_json::Value;
 
 /// The cargo that runs this program, in the repository root.
 pub fn cargo(root: &Path, args: &[&str]) -> Command {
@@ -57,6 +59,20 @@ fn tee(from: impl Read, mut to: impl Write, mut on_line: impl FnMut(&str)) -> st
         line.clear();
     }
     Ok(())
+}
+
+/// Where cargo puts what it builds.
+pub fn target_folder(root: &Path) -> Result<PathBuf, String> {
+    let mut command = cargo(root, &["metadata", "--no-deps", "--format-version", "1"]);
+    let output = command
+        .output()
+        .map_err(|error| format!("cargo metadata could not start: {error}"))?;
+    let metadata: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("cargo metadata: {error}"))?;
+    match metadata["target_directory"].as_str() {
+        Some(folder) => Ok(folder.into()),
+        None => Err("cargo metadata does not name the target folder".into()),
+    }
 }
 
 fn announce(command: &Command) {

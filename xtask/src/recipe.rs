@@ -1,12 +1,15 @@
-//! `cargo xtask recipe`: the first thing that a new user runs does train, and the examples run.
+//! `cargo xtask recipe`: the first thing that a new user runs does train, as threads and as processes, and
+//! the examples run.
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::process::{cargo, run as run_command};
-use crate::report::Report;
+use crate::mpi;
+use crate::process::{cargo, run as run_command, target_folder};
+use crate::report::{Outcome, Report};
 use crate::temp::TempDir;
 
 const STEPS: usize = 8;
@@ -18,6 +21,10 @@ const EXAMPLES: [&str; 3] = ["bring_your_own", "pipeline_stages", "zero3"];
 /// the examples.
 pub fn run(root: &Path, report: &mut Report) {
     report.step("recipe", || train(root));
+    report.step("recipe as processes", || match mpi::missing().as_slice() {
+        [] => as_processes(root).into(),
+        missing => Outcome::LeftOut(format!("for want of {}", missing.join(" and "))),
+    });
     for name in EXAMPLES {
         report.step(name, || example(root, name));
     }
@@ -36,6 +43,43 @@ fn train(root: &Path) -> Result<(), String> {
         folder.keep();
         format!("{reason}\nthe run folder is kept: {}", run_dir.display())
     })
+}
+
+/// Four threads, four processes of the launcher and four of mpirun train the default recipe to the same
+/// metrics, bit for bit.
+fn as_processes(root: &Path) -> Result<(), String> {
+    let build = ["build", "--release", "--features", "mpi"];
+    run_command(&mut cargo(root, &build))?;
+    let program = target_folder(root)?.join("release/burn-megatron");
+    let folder = TempDir::new("processes").map_err(|e| format!("a temporary folder: {e}"))?;
+    let steps = STEPS.to_string();
+    let metrics = |name: &str, mut command: Command| {
+        let run_dir = folder.path().join(name);
+        let layout = ["--tp", "2", "--dp", "2", "--pp", "1", "--steps", &steps];
+        command.current_dir(root).arg("pretrain").args(layout);
+        run_command(command.arg("--run-dir").arg(&run_dir))?;
+        let metrics = run_dir.join("metrics.jsonl");
+        fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))
+    };
+    let mut launch = Command::new(&program);
+    launch.args(["launch", "--ranks", "4", "--"]);
+    let mut mpirun = Command::new("mpirun");
+    mpirun
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .args(["-n", "4", "--oversubscribe", "--bind-to", "none"])
+        .arg(&program);
+    let threads = metrics("threads", Command::new(&program))?;
+    check_losses(&losses(&threads)?)?;
+    for (name, command) in [("launch", launch), ("mpirun", mpirun)] {
+        if metrics(name, command)? != threads {
+            return Err(format!(
+                "four processes of {name} have other metrics than four threads"
+            ));
+        }
+    }
+    println!("four threads, and four processes of launch and of mpirun: the same bits");
+    Ok(())
 }
 
 fn train_in(root: &Path, run_dir: &Path) -> Result<(), String> {
