@@ -10,7 +10,7 @@
 //! | room | what it owns |
 //! |---|---|
 //! | [`mesh`] | sizes, coordinates and groups of ranks; pure values |
-//! | [`comm`] | collectives between ranks; the engine whose ranks are threads |
+//! | [`comm`] | collectives between ranks, which are threads or processes |
 //! | [`collective`] | the same on tensors, each forward with its backward |
 //! | [`choice`] | which operations run as fused kernels |
 //! | [`nn`] | parallel layers, and the table of how their parameters lie |
@@ -25,7 +25,8 @@
 //! # Feature flags
 //!
 //! Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`. The CPU (Burn's Flex) is always
-//! there; no GPU is on by default.
+//! there; no GPU is on by default. `mpi` is ours: ranks as processes over the MPI library of the system,
+//! whose compiler wrapper `mpicc` and libclang are needed to build it.
 //!
 //! # Example
 //!

@@ -9,7 +9,9 @@
 //! [`inject`] makes its calls fail on purpose.
 //!
 //! The engine of [`World::threads`] needs no set-up: the ranks are threads of one process. It reduces in
-//! a fixed order, so that the same inputs give the same bits.
+//! a fixed order, so that the same inputs give the same bits. [`World::from_env`] is the world of a
+//! process that a launcher started as one rank; the ranks find each other at a rendezvous, which also
+//! learns when one of them dies. Over MPI they compute the same bits as threads.
 //!
 //! ```
 //! # use burn_megatron::comm::{Buffer, CommError, ReduceOp, World};

@@ -262,11 +262,6 @@ impl Member {
         }
     }
 
-    /// The address of the coordinator that answered.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
     /// The end of the world, once a rank has failed.
     pub fn failure(&self) -> Option<Failure> {
         self.heard().failure.clone()

@@ -1,6 +1,8 @@
 //! A world of processes, of which this one is a rank.
 
 mod place;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::net::SocketAddr;

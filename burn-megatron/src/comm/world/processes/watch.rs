@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::{DEPARTURE, Seat};
 use crate::comm::log::{self, Header};
 use crate::comm::process::Desk;
-use crate::comm::rendezvous::{Failure, Member};
+use crate::comm::rendezvous::Failure;
 use crate::comm::world::WorldError;
 use crate::comm::world::error::log_line;
 use crate::comm::world::rank::LogFolder;
@@ -44,7 +44,7 @@ impl Watch {
             };
             world.transport().abort();
             let call_log = write_log(&failure, size, rank, &desk, &log_folder);
-            if tells(rank, launched, world.member()) {
+            if tells(rank, launched, world.member().is_lost()) {
                 tell(&failure, &call_log);
             }
             // Nobody listens if the rank has ended by itself.
@@ -76,8 +76,8 @@ fn end_after(grace: Duration, ended: &AtomicBool) {
 
 /// Whether this process tells a person of the failure: the one that holds the rendezvous does, as a
 /// launcher does by itself; where that one is gone, the next rank.
-fn tells(rank: usize, launched: bool, member: &Member) -> bool {
-    match (launched, member.is_lost()) {
+pub(super) fn tells(rank: usize, launched: bool, lost: bool) -> bool {
+    match (launched, lost) {
         (true, false) => false,
         (true, true) | (false, false) => rank == 0,
         (false, true) => rank == 1,
