@@ -78,6 +78,12 @@ impl Landing {
         (Self(landing), places)
     }
 
+    /// Opens one place of a buffer.
+    pub fn at(buffer: Lent, place: Range<usize>) -> (Self, Option<Incoming>) {
+        let (landing, mut places) = Self::open(buffer, slice::from_ref(&place));
+        (landing, places.pop().flatten())
+    }
+
     /// The buffer, once every place was given up.
     ///
     /// # Panics
@@ -154,10 +160,10 @@ mod tests {
         assert_eq!(pool.free_bytes(), 0);
         drop(outgoing);
         assert_eq!(pool.free_bytes(), 8192);
-        let (landing, places) = Landing::open(lent(pool.take(DType::F32, 2048), &pool), &[0..4]);
+        let (landing, place) = Landing::at(lent(pool.take(DType::F32, 2048), &pool), 0..4);
         drop(landing);
         assert_eq!(pool.free_bytes(), 0);
-        drop(places);
+        drop(place);
         assert_eq!(pool.free_bytes(), 8192);
     }
 
@@ -172,7 +178,7 @@ mod tests {
     #[should_panic(expected = "when all have landed")]
     fn a_landing_with_an_open_place_is_not_closed() {
         let pool = Arc::default();
-        let (landing, _places) = Landing::open(lent(vec![0u8; 4].into(), &pool), &[0..3]);
+        let (landing, _place) = Landing::at(lent(vec![0u8; 4].into(), &pool), 0..3);
         landing.close();
     }
 }

@@ -73,13 +73,12 @@ pub fn receive<W: Wire>(
         return post.discard(sender, note.header.carriage);
     }
     let result = Lent::new(pool.take(dtype, len), pool);
-    let whole = [0..len];
-    let (landing, mut places) = Landing::open(result, &whole);
+    let (landing, place) = Landing::at(result, 0..len);
     let letter = Letter {
         slot: job.slot,
         landing,
     };
-    match (note.header.carriage, places.pop().flatten()) {
+    match (note.header.carriage, place) {
         (Carriage::Nothing, None) => letter.deliver(pool),
         (Carriage::Inline, Some(place)) if place.len() == note.body.len() => {
             place.fill(&note.body);

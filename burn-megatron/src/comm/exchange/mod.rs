@@ -9,7 +9,8 @@
 //! under a number of its own, so that it blocks nothing else. Sums are made by
 //! [`reduce`](super::reduce), in the order of the group.
 //!
-//! One thread of the process owns the wire and does all of this ([`progress`]), while the rank computes.
+//! One thread of the process owns the wire and does all of this, sums included ([`progress`]), while the
+//! rank computes.
 
 mod agreement;
 mod collective;
@@ -20,13 +21,14 @@ mod plan;
 mod post;
 mod progress;
 mod rank;
+mod transport;
 mod wire;
 
 pub(super) use header::NOTE;
-#[cfg(test)]
+#[cfg(all(test, feature = "mpi"))]
 pub(super) use memory::Landing;
 pub(super) use memory::{Incoming, Outgoing};
-pub(super) use progress::Exchange;
+pub(super) use transport::Exchange;
 pub(super) use wire::{Event, Tag, Ticket, Wire};
 
 #[cfg(test)]

@@ -167,9 +167,9 @@ impl Part {
                 Some(mine) => (mine, 0..0),
                 None => (self.take(own.len()), 0..own.len()),
             };
-            let (landing, mut places) = Landing::open(memory, &[place]);
+            let (landing, place) = Landing::at(memory, place);
             landings.push(landing);
-            takes.append(&mut places);
+            takes.push(place);
         }
         Round {
             gives: self.each(|index| Outgoing::new(&input, ranges[index].clone())),

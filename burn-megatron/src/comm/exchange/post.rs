@@ -159,14 +159,11 @@ impl<W: Wire> Post<W> {
         let Carriage::Tagged { tag, bytes } = carriage else {
             return Ok(());
         };
-        let nowhere = Lent::new(
-            Buffer::zeros(DType::U8, bytes as usize),
-            &BufferPool::new().into(),
-        );
-        let (_, mut places) = Landing::open(nowhere, &[0..bytes as usize]);
-        match places.pop().flatten() {
-            None => Ok(()),
-            Some(place) => self.take(from, tag, place, Purpose::Discarded),
+        let len = bytes as usize;
+        let nowhere = Lent::new(Buffer::zeros(DType::U8, len), &BufferPool::new().into());
+        match Landing::at(nowhere, 0..len) {
+            (_, None) => Ok(()),
+            (_, Some(place)) => self.take(from, tag, place, Purpose::Discarded),
         }
     }
 

@@ -1,297 +1,75 @@
-//! The thread that owns the wire, and how the rank speaks to it.
+//! The thread that owns the wire.
 
 use std::any::Any;
-use std::fmt;
-use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError, Sender, TryRecvError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::post::Key;
 use super::rank::{Activity, RankState, Reply};
 use super::wire::Wire;
-use crate::comm::communicator::Group;
-use crate::comm::error::{CommError, ranks_verb};
-use crate::comm::pool::BufferPool;
-use crate::comm::process::{GroupId, Job, Transport};
+use crate::comm::error::CommError;
+use crate::comm::process::Job;
 
-/// How long the thread looks again at once, for what comes at once.
-const SPIN: Duration = Duration::from_micros(20);
-/// How long it then lets others run in between.
+/// How long the thread looks again at once, having let others run. To spin instead is no faster where a core
+/// is free, and twice as slow where none is.
 const YIELD: Duration = Duration::from_micros(500);
 /// The same while payloads are under way: a wire may move them only while it is looked at.
 const YIELD_MOVING: Duration = Duration::from_millis(5);
 /// How long it then sleeps in between.
 const NAP: Duration = Duration::from_micros(50);
-/// How long it sleeps with nothing under way. It is woken by a call; but a wire may have something left to
-/// do for other ranks, such as to take up a connection.
+/// How long it sleeps with nothing under way. A call wakes it; but a wire may have something left to do for
+/// other ranks, such as to take up a connection.
 const SLEEP: Duration = Duration::from_millis(10);
-/// How long a rank waits for the thread to say who is missing.
-const ANSWER: Duration = Duration::from_secs(1);
 
-enum Command {
+/// What a rank asks of the thread.
+pub enum Command {
     Start(Vec<Job>),
     Missing(Key, Sender<Option<Vec<usize>>>),
     Share(Option<Vec<u8>>, Reply<Vec<u8>>),
     Close(Reply<()>),
     Unclosed(Sender<Vec<usize>>),
+    /// Wakes the thread, which then sees the flag.
     Abort,
 }
 
-/// How the thread's work ended.
+/// How the work of the thread ended.
 enum End {
     Closed,
     GivenUp,
 }
 
-/// A transport over a wire.
-pub struct Exchange {
-    engine: &'static str,
-    description: String,
-    rank: usize,
-    size: usize,
-    pool: Arc<BufferPool>,
-    commands: Sender<Command>,
+pub struct Worker<W> {
+    state: RankState<W>,
+    commands: Receiver<Command>,
     aborted: Arc<AtomicBool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    closing: Option<Reply<()>>,
 }
 
-impl Exchange {
-    /// Opens a wire on a thread of its own; `open` also gives the description of the engine.
-    ///
-    /// # Errors
-    /// Those of `open`; [`CommError::Engine`] if it does not return within `patience`.
-    pub fn launch<W: Wire + 'static>(
-        engine: &'static str,
-        pool: Arc<BufferPool>,
-        patience: Duration,
-        open: impl FnOnce() -> Result<(W, String), CommError> + Send + 'static,
-    ) -> Result<Self, CommError> {
-        let (commands, receiver) = mpsc::channel();
-        let (opened, news) = mpsc::channel();
-        let aborted = Arc::new(AtomicBool::new(false));
-        let (own_pool, own_aborted) = (Arc::clone(&pool), Arc::clone(&aborted));
-        let run = move || match open() {
-            Err(error) => drop(opened.send(Err(error))),
-            Ok((wire, description)) => {
-                // If nobody listens any more, the commands end at once.
-                let _ = opened.send(Ok((description, wire.rank(), wire.size())));
-                serve(
-                    RankState::new(wire, engine, own_pool),
-                    engine,
-                    &receiver,
-                    &own_aborted,
-                );
-            }
-        };
-        let builder = thread::Builder::new().name(format!("{engine}-progress"));
-        let thread = builder
-            .spawn(run)
-            .map_err(|error| failure(engine, format!("no thread could be started: {error}")))?;
-        let opened = news.recv_timeout(patience).unwrap_or_else(|why| {
-            Err(failure(
-                engine,
-                match why {
-                    RecvTimeoutError::Timeout => format!(
-                        "the start has not returned after {:.1} s; it returns when every rank of the world \
-                         has come to it",
-                        patience.as_secs_f64()
-                    ),
-                    RecvTimeoutError::Disconnected => "the start has panicked".to_owned(),
-                },
-            ))
-        });
-        let (description, rank, size) = opened?;
-        Ok(Self {
-            engine,
-            description,
-            rank,
-            size,
-            pool,
-            commands,
-            aborted,
-            thread: Mutex::new(Some(thread)),
-        })
-    }
-
-    /// The number of this rank.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The number of ranks.
-    pub fn size(&self) -> usize {
-        self.size
-    }
-
-    /// What rank 0 gives to this, on every rank; the others give `None`. For what the ranks must know
-    /// before they can make calls.
-    ///
-    /// # Errors
-    /// [`CommError::Engine`] if rank 0 has told nothing within `patience`, gives more than fits in a note
-    /// (some 3.9 KiB), or the wire fails.
-    pub fn share(
-        &self,
-        from_rank_0: Option<&[u8]>,
-        patience: Duration,
-    ) -> Result<Vec<u8>, CommError> {
-        let (reply, answer) = mpsc::channel();
-        let told = match (self.rank, from_rank_0) {
-            (0, Some(told)) => Some(told.to_vec()),
-            (0, None) => {
-                return Err(self.failure("rank 0 has nothing to share, but all wait for it".into()));
-            }
-            _ => None,
-        };
-        self.tell(Command::Share(told, reply))?;
-        answer.recv_timeout(patience).unwrap_or_else(|why| {
-            Err(self.failure(match why {
-                RecvTimeoutError::Timeout => {
-                    format!(
-                        "rank 0 has told nothing after {:.1} s",
-                        patience.as_secs_f64()
-                    )
-                }
-                RecvTimeoutError::Disconnected => GIVEN_UP.to_owned(),
-            }))
-        })
-    }
-
-    fn tell(&self, command: Command) -> Result<(), CommError> {
-        let told = self.commands.send(command);
-        told.map_err(|_| self.failure(GIVEN_UP.to_owned()))
-    }
-
-    fn failure(&self, message: String) -> CommError {
-        failure(self.engine, message)
-    }
-
-    /// Who keeps this rank from closing, in words.
-    fn why_open(&self) -> String {
-        let (reply, answer) = mpsc::channel();
-        let ranks = match self.tell(Command::Unclosed(reply)) {
-            Ok(()) => answer.recv_timeout(ANSWER).ok(),
-            Err(_) => None,
-        };
-        match ranks {
-            None => "the library does not return".to_owned(),
-            Some(ranks) if ranks.is_empty() => {
-                "messages of this rank are still under way".to_owned()
-            }
-            Some(ranks) => format!("{} not come to its end", ranks_verb(&ranks, "has", "have")),
-        }
-    }
-}
-
-const GIVEN_UP: &str = "the engine has ended, so that it moves nothing any more";
-
-fn failure(engine: &str, message: String) -> CommError {
+pub fn failure(engine: &str, message: String) -> CommError {
     CommError::Engine {
         engine: engine.to_owned(),
         message,
     }
 }
 
-impl Transport for Exchange {
-    fn name(&self) -> &'static str {
-        self.engine
-    }
-
-    fn description(&self) -> String {
-        self.description.clone()
-    }
-
-    fn share(&self, own: Option<&[u8]>, patience: Duration) -> Result<Vec<u8>, CommError> {
-        Exchange::share(self, own, patience)
-    }
-
-    fn pool(&self) -> &Arc<BufferPool> {
-        &self.pool
-    }
-
-    fn start(&self, jobs: Vec<Job>) {
-        if let Err(mpsc::SendError(Command::Start(jobs))) = self.commands.send(Command::Start(jobs))
-            && !self.aborted.load(Ordering::Acquire)
-        {
-            refuse(jobs, &self.failure(GIVEN_UP.to_owned()));
-        }
-    }
-
-    fn split(&self, job: Job, _part: Arc<Group>, _part_id: GroupId) {
-        // A group needs nothing but its number, which every message names.
-        self.start(vec![job]);
-    }
-
-    fn missing(&self, group: GroupId, sequence: u64) -> Option<Vec<usize>> {
-        let (reply, answer) = mpsc::channel();
-        self.tell(Command::Missing(Key { group, sequence }, reply))
-            .ok()?;
-        answer.recv_timeout(ANSWER).ok()?
-    }
-
-    fn abort(&self) {
-        self.aborted.store(true, Ordering::Release);
-        // If the thread has ended, there is nothing to give up.
-        let _ = self.commands.send(Command::Abort);
-    }
-
-    fn close(&self, deadline: Duration) -> Result<(), CommError> {
-        let (reply, answer) = mpsc::channel();
-        self.tell(Command::Close(reply))?;
-        let closed = answer.recv_timeout(deadline).unwrap_or_else(|why| {
-            Err(self.failure(match why {
-                RecvTimeoutError::Timeout => format!(
-                    "the world has not ended after {:.1} s: {}",
-                    deadline.as_secs_f64(),
-                    self.why_open()
-                ),
-                RecvTimeoutError::Disconnected => GIVEN_UP.to_owned(),
-            }))
-        });
-        closed?;
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        // Its panics have been turned into errors.
-        thread.map_or(Ok(()), |thread| thread.join().or(Ok(())))
-    }
-}
-
-impl fmt::Debug for Exchange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Exchange({}, rank {} of {})",
-            self.engine, self.rank, self.size
-        )
-    }
-}
-
-fn refuse(jobs: Vec<Job>, error: &CommError) {
+pub fn refuse(jobs: Vec<Job>, error: &CommError) {
     for job in jobs {
         job.slot.fulfil(Err(error.clone()));
     }
 }
 
 /// The life of the thread.
-fn serve<W: Wire>(
-    mut state: RankState<W>,
-    engine: &str,
-    commands: &Receiver<Command>,
-    aborted: &AtomicBool,
-) {
-    let mut closing = None;
-    let work = AssertUnwindSafe(|| drive(&mut state, commands, aborted, &mut closing));
-    let error = match catch_unwind(work) {
+pub fn serve<W: Wire>(mut worker: Worker<W>, engine: &str) {
+    let error = match catch_unwind(AssertUnwindSafe(|| worker.run())) {
         Ok(Ok(End::GivenUp)) => return,
         Ok(Ok(End::Closed)) => {
-            let closed = state.finish();
-            closing.map(|reply: Reply<()>| reply.send(closed));
+            let closed = worker.state.finish();
+            // Whoever waited for it may have gone.
+            worker.closing.map(|reply| reply.send(closed));
             return;
         }
         Ok(Err(error)) => error,
@@ -300,21 +78,7 @@ fn serve<W: Wire>(
             format!("the thread has panicked: {}", text(&*payload)),
         ),
     };
-    state.fail_all(&error);
-    if let Some(reply) = closing {
-        let _ = reply.send(Err(error.clone()));
-    }
-    // Memory of what is under way stays with the wire for ever, since something may still write there.
-    drop(state);
-    for command in commands {
-        match command {
-            Command::Start(jobs) => refuse(jobs, &error),
-            Command::Share(_, reply) => drop(reply.send(Err(error.clone()))),
-            Command::Close(reply) => drop(reply.send(Err(error.clone()))),
-            Command::Missing(..) | Command::Unclosed(_) => {}
-            Command::Abort => return,
-        }
-    }
+    worker.fail(&error);
 }
 
 fn text(payload: &(dyn Any + Send)) -> &str {
@@ -323,95 +87,111 @@ fn text(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("with no words")
 }
 
-/// Looks at the commands and at the wire in turn, the more seldom the less happens.
-fn drive<W: Wire>(
-    state: &mut RankState<W>,
-    commands: &Receiver<Command>,
-    aborted: &AtomicBool,
-    closing: &mut Option<Reply<()>>,
-) -> Result<End, CommError> {
-    let mut last = Instant::now();
-    loop {
-        let mut stirred = false;
-        loop {
-            if aborted.load(Ordering::Acquire) {
-                return Ok(End::GivenUp);
-            }
-            match commands.try_recv() {
-                Ok(command) => obey(state, command, closing)?,
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return Ok(End::GivenUp),
-            }
-            stirred = true;
-        }
-        stirred |= state.poll()?;
-        if closing.is_some() && state.is_closed()? {
-            return Ok(End::Closed);
-        }
-        if stirred {
-            last = Instant::now();
-            continue;
-        }
-        let quiet = last.elapsed();
-        let activity = state.activity();
-        let patience = match activity {
-            Activity::Moving => YIELD_MOVING,
-            Activity::Waiting | Activity::None => YIELD,
-        };
-        let nap = match activity {
-            _ if quiet < SPIN => {
-                spin_loop();
-                continue;
-            }
-            _ if quiet < patience => {
-                thread::yield_now();
-                continue;
-            }
-            Activity::None => SLEEP,
-            Activity::Waiting | Activity::Moving => NAP,
-        };
-        match commands.recv_timeout(nap) {
-            Ok(command) => {
-                last = Instant::now();
-                obey(state, command, closing)?;
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return Ok(End::GivenUp),
-        }
+/// How long to sleep after so long a quiet; not at all at first.
+fn nap(activity: Activity, quiet: Duration) -> Option<Duration> {
+    let (patience, nap) = match activity {
+        Activity::Moving => (YIELD_MOVING, NAP),
+        Activity::Waiting => (YIELD, NAP),
+        Activity::None => (YIELD, SLEEP),
+    };
+    (quiet >= patience).then_some(nap)
+}
+
+/// The next command, waited for at most so long; an error once nobody can give one.
+fn next(commands: &Receiver<Command>, nap: Option<Duration>) -> Result<Option<Command>, RecvError> {
+    match nap {
+        None => commands.try_recv().map(Some).or_else(|why| match why {
+            TryRecvError::Empty => Ok(None),
+            TryRecvError::Disconnected => Err(RecvError),
+        }),
+        Some(nap) => commands
+            .recv_timeout(nap)
+            .map(Some)
+            .or_else(|why| match why {
+                RecvTimeoutError::Timeout => Ok(None),
+                RecvTimeoutError::Disconnected => Err(RecvError),
+            }),
     }
 }
 
-fn obey<W: Wire>(
-    state: &mut RankState<W>,
-    command: Command,
-    closing: &mut Option<Reply<()>>,
-) -> Result<(), CommError> {
-    match command {
-        Command::Start(jobs) => {
-            let mut jobs = jobs.into_iter();
-            while let Some(job) = jobs.next() {
-                // The wire is of no further use: the jobs after this one fail with it.
-                state
-                    .start(job)
-                    .inspect_err(|error| refuse(jobs.by_ref().collect(), error))?;
+impl<W: Wire> Worker<W> {
+    pub fn new(state: RankState<W>, commands: Receiver<Command>, aborted: Arc<AtomicBool>) -> Self {
+        Self {
+            state,
+            commands,
+            aborted,
+            closing: None,
+        }
+    }
+
+    /// Looks at the commands and at the wire in turn, the more seldom the less happens.
+    fn run(&mut self) -> Result<End, CommError> {
+        let mut last = Instant::now();
+        loop {
+            let quiet = last.elapsed();
+            let nap = nap(self.state.activity(), quiet);
+            let Ok(command) = next(&self.commands, nap) else {
+                return Ok(End::GivenUp);
+            };
+            if self.aborted.load(Ordering::Acquire) {
+                return Ok(End::GivenUp);
             }
-            Ok(())
+            let asked = command.is_some();
+            command.map_or(Ok(()), |command| self.obey(command))?;
+            let stirred = self.state.poll()?;
+            if self.closing.is_some() && self.state.is_closed()? {
+                return Ok(End::Closed);
+            }
+            match (asked || stirred, nap) {
+                (true, _) => last = Instant::now(),
+                (false, Some(_)) => {}
+                (false, None) => thread::yield_now(),
+            }
         }
-        Command::Missing(key, reply) => {
+    }
+
+    fn obey(&mut self, command: Command) -> Result<(), CommError> {
+        match command {
+            Command::Start(jobs) => self.start(jobs)?,
+            Command::Share(told, reply) => self.state.share(told, reply)?,
+            Command::Close(reply) => {
+                self.closing = Some(reply);
+                self.state.close()?;
+            }
             // Whoever asked may have given up.
-            let _ = reply.send(state.missing(key));
-            Ok(())
+            Command::Missing(key, reply) => drop(reply.send(self.state.missing(key))),
+            Command::Unclosed(reply) => drop(reply.send(self.state.unclosed())),
+            Command::Abort => {}
         }
-        Command::Share(told, reply) => state.share(told, reply),
-        Command::Close(reply) => {
-            *closing = Some(reply);
-            state.close()
+        Ok(())
+    }
+
+    fn start(&mut self, jobs: Vec<Job>) -> Result<(), CommError> {
+        let mut jobs = jobs.into_iter();
+        while let Some(job) = jobs.next() {
+            // The wire is of no further use: the jobs after this one fail with it.
+            let started = self.state.start(job);
+            started.inspect_err(|error| refuse(jobs.by_ref().collect(), error))?;
         }
-        Command::Unclosed(reply) => {
-            let _ = reply.send(state.unclosed());
-            Ok(())
+        Ok(())
+    }
+
+    /// Ends with an error all that is under way and all that is still asked for.
+    fn fail(mut self, error: &CommError) {
+        self.state.fail_all(error);
+        if let Some(reply) = self.closing {
+            let _ = reply.send(Err(error.clone()));
         }
-        // The flag says so too.
-        Command::Abort => Ok(()),
+        // What is under way keeps its memory for ever: something may still write there.
+        drop(self.state);
+        for command in self.commands {
+            match command {
+                Command::Start(jobs) => refuse(jobs, error),
+                Command::Share(_, reply) => drop(reply.send(Err(error.clone()))),
+                Command::Close(reply) => drop(reply.send(Err(error.clone()))),
+                Command::Missing(..) | Command::Unclosed(_) => {}
+                Command::Abort => return,
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! among threads.
 //!
 //! One thread of the process makes all calls to MPI, so that any level of thread support will do. What MPI
-//! reports becomes a [`CommError::Engine`](super::CommError::Engine) with the function and the rank at the
+//! reports becomes a [`CommError::Engine`] with the function and the rank at the
 //! other end, except that an MPI that cannot start ends the process itself.
 //!
 //! That a process has died, MPI does not report: with Open MPI 4.1.4, messages to and from it are never

@@ -271,14 +271,16 @@ impl Flights {
 
     /// The error of the first request that has one.
     fn error(&self, code: c_int, landed: usize) -> CommError {
-        let pairs = self.indices[..landed].iter().zip(&self.statuses);
-        let failed = pairs.filter_map(|(index, status)| {
+        let mut pairs = self.indices[..landed].iter().zip(&self.statuses);
+        let failed = pairs.find_map(|(index, status)| {
             let flight = &self.flights[*index as usize];
             check(status.MPI_ERROR, flight.function(), Some(flight.peer)).err()
         });
-        let in_status = code == ffi::MPI_ERR_IN_STATUS as c_int;
-        let own = || check(code, "MPI_Testsome", None).err();
-        let error = failed.filter(|_| in_status).next().or_else(own);
+        let whole = check(code, "MPI_Testsome", None).err();
+        let error = match code == ffi::MPI_ERR_IN_STATUS as c_int {
+            true => failed.or(whole),
+            false => whole,
+        };
         error.unwrap_or_else(|| failure(format!("MPI_Testsome: error {code}")))
     }
 }

@@ -273,11 +273,8 @@ fn a_world_that_was_given_up_ends_without_mpi() {
 /// Bytes that stay put, to send or to fill.
 fn memory(len: usize) -> (Option<Outgoing>, Option<Incoming>) {
     let lent = || Lent::new(vec![0u8; len].into(), &Arc::default());
-    let (_, mut places) = Landing::open(lent(), &[0..len]);
-    (
-        Outgoing::new(&Rc::new(lent()), 0..len),
-        places.pop().flatten(),
-    )
+    let (_, place) = Landing::at(lent(), 0..len);
+    (Outgoing::new(&Rc::new(lent()), 0..len), place)
 }
 
 fn poll_until(
