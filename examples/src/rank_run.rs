@@ -103,6 +103,7 @@ impl RankRun<'_> {
         let stop = move || pressed.pressed() || asked.stop_requested();
         let steps = recipe.train.steps;
         let mut recorder = Recorder::new(rank.rank(), steps, self.folder, Box::new(stop))?;
+        interrupt.steps_begin();
         let outcome = trainer.fit(self.text, &mut recorder)?;
         recorder.finish();
         for fault in faults.left(rank.rank()) {

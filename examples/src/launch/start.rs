@@ -243,6 +243,8 @@ mod tests {
         fn verdict(&self) -> Option<String> {
             None
         }
+
+        fn process_ended(&self, _: usize, _: &str) {}
     }
 
     fn plan() -> Plan {

@@ -312,6 +312,9 @@ pub fn conduct(
             Some(until) => events.recv_timeout(until.saturating_duration_since(Instant::now())),
             None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
+        if let Ok(Event::Ended(rank, ending)) = &event {
+            watch.process_ended(*rank, &ending.to_string());
+        }
         let now = Instant::now();
         let action = match event {
             Ok(event) => supervisor.on(event, now),

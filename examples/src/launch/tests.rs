@@ -231,6 +231,7 @@ fn a_keeper_that_fails_before_its_rank() {
 struct Witness {
     hears: bool,
     stops: Mutex<usize>,
+    ended: Mutex<Vec<(usize, String)>>,
 }
 
 impl Watch for Witness {
@@ -245,6 +246,10 @@ impl Watch for Witness {
 
     fn verdict(&self) -> Option<String> {
         None
+    }
+
+    fn process_ended(&self, rank: usize, how: &str) {
+        self.ended.lock().unwrap().push((rank, how.to_owned()));
     }
 }
 
@@ -292,6 +297,12 @@ fn ranks_that_listen_are_asked_to_stop_and_others_get_a_signal() {
         };
         assert_eq!(conducted(&witness), acts);
         assert_eq!(*witness.stops.lock().unwrap(), 1);
+        let told = witness.ended.into_inner().unwrap();
+        let ended = [
+            (1, "ended with exit code 0"),
+            (0, "ended by signal 11 (SIGSEGV)"),
+        ];
+        assert_eq!(told, ended.map(|(rank, how)| (rank, how.to_owned())));
     }
 }
 

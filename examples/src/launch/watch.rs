@@ -22,6 +22,9 @@ pub trait Watch: Send + Sync {
 
     /// Who failed, and where each rank stood, once a rank has failed.
     fn verdict(&self) -> Option<String>;
+
+    /// Tells that the process of a rank has ended, and how.
+    fn process_ended(&self, rank: usize, how: &str);
 }
 
 /// The rendezvous of a run.
@@ -78,6 +81,12 @@ impl Watch for Lookout {
 
     fn verdict(&self) -> Option<String> {
         self.coordinator.as_ref().and_then(Coordinator::verdict)
+    }
+
+    fn process_ended(&self, rank: usize, how: &str) {
+        if let Some(coordinator) = &self.coordinator {
+            coordinator.process_ended(rank, how);
+        }
     }
 }
 

@@ -234,6 +234,26 @@ fn never_started() {
     assert_ne!(struck.ended.code, Some(0));
 }
 
+/// A rank that ends before it comes is not waited for.
+#[test]
+fn failed_before_the_start() {
+    let stage = Stage::new("early");
+    fs::create_dir(stage.path().join("run")).unwrap();
+    let mut command = stage.launch(RANKS);
+    let command = stage.pretrain(&mut command, "run");
+    let ended = run(command.args(["--tp", "2", "--dp", "2"]), PATIENCE);
+    stage.expect_nothing_left(Duration::from_secs(1));
+    assert_eq!(ended.code, Some(1), "{}", ended.all());
+    assert!(
+        ended.errors.contains("the run folder run is there already"),
+        "{}",
+        ended.all()
+    );
+    let verdict = "rank 0 failed: its process ended with exit code 1 before it came";
+    assert!(ended.errors.contains(verdict), "{}", ended.all());
+    assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
+}
+
 #[test]
 fn mismatched_call() {
     let stage = Stage::new("call");

@@ -100,6 +100,16 @@ impl Coordinator {
         complete
     }
 
+    /// Tells that the process of a rank has ended, and how, for example `"ended with exit code 1"`: one that
+    /// never came can never come.
+    pub fn process_ended(&self, rank: usize, how: &str) {
+        let said = self
+            .hall
+            .registry()
+            .process_ended(rank, how, self.hall.now());
+        self.hall.say(said);
+    }
+
     /// The end of the world, once a rank has failed.
     pub(in crate::comm) fn failure(&self) -> Option<Failure> {
         self.hall.registry().failure().cloned()

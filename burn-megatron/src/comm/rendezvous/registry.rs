@@ -195,6 +195,18 @@ impl Registry {
         ))
     }
 
+    /// The launcher says that the process of a rank has ended, and how. One that came says so itself, or
+    /// its connection does.
+    pub fn process_ended(&mut self, rank: usize, how: &str, now: Duration) -> Said {
+        match self.seats.get(rank) {
+            Some(Seat::Empty) => {
+                let message = format!("its process {how} before it came to the rendezvous");
+                self.cause(rank, CauseKind::Own, message, now)
+            }
+            _ => vec![],
+        }
+    }
+
     /// A rank says something.
     pub fn hear(&mut self, rank: usize, message: Up, now: Duration) -> Said {
         if let Some(guest) = self.seats[rank].guest_mut() {

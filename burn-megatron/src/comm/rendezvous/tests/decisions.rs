@@ -204,6 +204,28 @@ fn ranks_that_never_come_are_named() {
 }
 
 #[test]
+fn a_rank_that_ends_before_it_comes_is_not_waited_for() {
+    let mut registry = Registry::new(2, 7, PATIENCE);
+    registry.join(hello(0, 2), ZERO).unwrap();
+    // One that came has its connection.
+    assert_eq!(
+        registry.process_ended(0, "ended with exit code 1", ZERO),
+        []
+    );
+    let question = asked(
+        &registry.process_ended(1, "ended with exit code 1", ZERO),
+        &[0],
+    );
+    registry.hear(0, stands(question, Position::Nowhere), ZERO);
+    let failure = failure(registry.tick(Duration::from_millis(250)));
+    assert_eq!(failure.rank, 1);
+    assert_eq!(
+        failure.message,
+        "its process ended with exit code 1 before it came to the rendezvous"
+    );
+}
+
+#[test]
 fn a_call_that_waits_learns_who_has_not_come_and_what_the_others_called() {
     let mut registry = full(3);
     let call = CallOf {
