@@ -50,7 +50,6 @@ pub fn keeper_command(plan: &Plan) -> Result<Vec<OsString>, LaunchError> {
 
 fn launch(args: &LaunchArgs, plan: &Plan) -> Result<u8, LaunchError> {
     sys::raise_open_files();
-    let watch = Lookout::open(plan)?;
     let ranks = plan.first..plan.first + plan.ranks;
     let output = Output::new(
         plan.world,
@@ -60,6 +59,7 @@ fn launch(args: &LaunchArgs, plan: &Plan) -> Result<u8, LaunchError> {
     )?;
     // Before any thread: those that are started later hold the signals too.
     sys::hold_ending_signals().map_err(LaunchError::system("signals cannot be held"))?;
+    let watch = Lookout::open(plan)?;
     let (events, happened) = mpsc::channel();
     listen_to_signals(events.clone(), args.grace)?;
     let everywhere = matches!(&plan.way, Way::Mpirun { hosts: Some(_), .. });

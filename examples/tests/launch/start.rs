@@ -24,8 +24,8 @@ fn each_rank_has_its_environment() {
     assert_eq!(
         ended.sorted(),
         [
-            "[rank 2] 2/4 0/2 10.1.2.3:4567 none none",
-            "[rank 3] 3/4 1/2 10.1.2.3:4567 none none",
+            "[rank 2] 2/4 0/2 10.1.2.3:4567 10.1.2.3:4567 none",
+            "[rank 3] 3/4 1/2 10.1.2.3:4567 10.1.2.3:4567 none",
         ]
     );
     // On one machine they meet at a free port.
