@@ -249,6 +249,10 @@ pub struct RankArgs {
     /// Seconds without a sign of life after which the process of a rank counts as lost.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     pub silence: f64,
+    /// Let NCCL move large tensors through memory that is registered with it; the header says what came
+    /// of it.
+    #[arg(long)]
+    pub nccl_registered: bool,
 }
 
 /// Flags of `conformance`.

@@ -32,7 +32,13 @@ pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, E
         name.parse::<Engine>()
             .map_err(|error| format!("{ENGINE}: {error}"))
     });
-    let ranks = match (launch, args.engine.or(told.transpose()?)) {
+    let told = args.engine.or(told.transpose()?);
+    if args.nccl_registered && (device != DeviceKind::Cuda || launch.is_none()) {
+        return Err(
+            "--nccl-registered is about the engine nccl, which joins processes with GPUs".into(),
+        );
+    }
+    let ranks = match (launch, told) {
         (None, None | Some(Engine::Threads)) => threads(wanted)?,
         (None, Some(_)) => return Err(WorldError::NotLaunched.into()),
         (Some(launch), None | Some(Engine::Threads)) if launch.world_size == 1 => threads(wanted)?,
@@ -42,7 +48,8 @@ pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, E
         .world
         .deadline(seconds("deadline", args.deadline)?)
         .first_deadline(seconds("first-deadline", args.first_deadline)?)
-        .silence(seconds("silence", args.silence)?);
+        .silence(seconds("silence", args.silence)?)
+        .registered_buffers(args.nccl_registered);
     Ok(Ranks { world, ..ranks })
 }
 

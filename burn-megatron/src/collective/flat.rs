@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::Comm;
-use super::host::{or_raise, to_buffer};
+use super::flight::launch_all;
 use super::plain::{Move, PendingTensor, check, flying};
 use crate::comm::{Call, ReduceOp};
 
@@ -45,12 +45,10 @@ fn start_each(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<PendingTensor
         Call::AllGather => (1, ranks),
         _ => (1, 1),
     };
-    let place = |x: &Tensor<1>| (x.device(), x.dtype(), x.dims()[0] / cut);
-    let places: Vec<_> = xs.iter().map(place).collect();
-    let calls = xs.into_iter().map(|x| (call.clone(), to_buffer(x)));
-    let started = or_raise(comm.start_all(calls.collect())).into_iter();
-    let with_place = started.zip(places);
-    with_place
-        .map(|(pending, (device, dtype, len))| flying(pending, device, dtype, parts, [len], 0))
+    let lengths: Vec<_> = xs.iter().map(|x| x.dims()[0] / cut).collect();
+    let started = launch_all(xs, call, comm).into_iter();
+    started
+        .zip(lengths)
+        .map(|(flight, len)| flying(flight, parts, [len], 0))
         .collect()
 }

@@ -32,6 +32,7 @@ use burn_megatron_kernels::apply;
 use crate::comm::{Communicator, ReduceOp};
 
 mod flat;
+mod flight;
 mod function;
 mod host;
 mod plain;

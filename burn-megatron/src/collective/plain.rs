@@ -1,10 +1,11 @@
 //! Collectives on plain tensors, outside of autodiff: started now, waited for later.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::Tensor;
 
 use super::Comm;
-use super::host::{from_buffer, invalid, or_raise, to_buffer};
-use crate::comm::{Pending, ReduceOp};
+use super::flight::{Flight, launch};
+use super::host::invalid;
+use crate::comm::{Call, ReduceOp};
 
 /// What a collective does with the tensor of one rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,9 +47,7 @@ pub struct PendingTensor<const D: usize> {
 enum State<const D: usize> {
     Ready(Box<Tensor<D>>),
     Flying {
-        pending: Pending,
-        device: Device,
-        dtype: DType,
+        flight: Flight,
         parts: usize,
         shape: [usize; D],
         dim: usize,
@@ -70,24 +69,19 @@ impl<const D: usize> PendingTensor<D> {
         match self.state {
             State::Ready(tensor) => *tensor,
             State::Flying {
-                pending,
-                device,
-                dtype,
+                flight,
                 parts,
                 shape,
                 dim,
             } => {
-                let buffer = or_raise(pending.wait());
-                if dim == 0 {
-                    let mut whole = shape;
-                    whole[0] *= parts;
-                    return from_buffer(buffer, whole, &device, dtype);
-                }
-                // The parts follow each other; they belong side by side along `dim`.
                 let mut stacked = shape;
                 stacked[0] *= parts;
-                let stacked = from_buffer(buffer, stacked, &device, dtype);
-                Tensor::cat(stacked.chunk(parts, 0), dim)
+                let stacked = flight.wait(stacked);
+                match dim {
+                    0 => stacked,
+                    // The parts follow each other; they belong side by side along `dim`.
+                    _ => Tensor::cat(stacked.chunk(parts, 0), dim),
+                }
             }
         }
     }
@@ -120,17 +114,15 @@ pub fn start_all_reduce<const D: usize>(
     op: ReduceOp,
     comm: &Comm,
 ) -> PendingTensor<D> {
-    let (shape, device, dtype) = (x.dims(), x.device(), x.dtype());
-    let pending = or_raise(comm.start_all_reduce(to_buffer(x), op));
-    flying(pending, device, dtype, 1, shape, 0)
+    let shape = x.dims();
+    flying(launch(x, Call::AllReduce(op), comm), 1, shape, 0)
 }
 
 /// Starts gathering the parts of all ranks along `dim`.
 pub fn start_all_gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> PendingTensor<D> {
     check_dim(&x, dim, comm);
-    let (shape, device, dtype) = (x.dims(), x.device(), x.dtype());
-    let pending = or_raise(comm.start_all_gather(to_buffer(x)));
-    flying(pending, device, dtype, comm.size(), shape, dim)
+    let shape = x.dims();
+    flying(launch(x, Call::AllGather, comm), comm.size(), shape, dim)
 }
 
 /// Starts summing `x` over the ranks; each keeps its part of `dim`.
@@ -140,7 +132,7 @@ pub fn start_reduce_scatter<const D: usize>(
     comm: &Comm,
 ) -> PendingTensor<D> {
     let part = part_of(&x, dim, comm);
-    let (mut shape, device, dtype) = (x.dims(), x.device(), x.dtype());
+    let mut shape = x.dims();
     shape[dim] = part;
     // Each rank's part must be contiguous.
     let x = if dim == 0 {
@@ -148,8 +140,8 @@ pub fn start_reduce_scatter<const D: usize>(
     } else {
         Tensor::cat(x.chunk(comm.size(), dim), 0)
     };
-    let pending = or_raise(comm.start_reduce_scatter(to_buffer(x), ReduceOp::Sum));
-    flying(pending, device, dtype, 1, shape, 0)
+    let call = Call::ReduceScatter(ReduceOp::Sum);
+    flying(launch(x, call, comm), 1, shape, 0)
 }
 
 /// What a rank can check alone; it holds for a group of one too, where nothing is sent.
@@ -198,27 +190,26 @@ fn start_all_to_all<const D: usize>(
     receive: &[usize],
     comm: &Comm,
 ) -> PendingTensor<D> {
-    let (mut shape, device, dtype) = (x.dims(), x.device(), x.dtype());
+    let mut shape = x.dims();
     let width: usize = shape[1..].iter().product();
-    let elements = |rows: &[usize]| rows.iter().map(|n| n * width).collect::<Vec<_>>();
+    let elements = |rows: &[usize]| rows.iter().map(|n| n * width).collect();
     shape[0] = receive.iter().sum();
-    let pending = comm.start_all_to_all(to_buffer(x), elements(send), elements(receive));
-    flying(or_raise(pending), device, dtype, 1, shape, 0)
+    let call = Call::AllToAll {
+        send: elements(send),
+        receive: elements(receive),
+    };
+    flying(launch(x, call, comm), 1, shape, 0)
 }
 
 pub(super) fn flying<const D: usize>(
-    pending: Pending,
-    device: Device,
-    dtype: DType,
+    flight: Flight,
     parts: usize,
     shape: [usize; D],
     dim: usize,
 ) -> PendingTensor<D> {
     PendingTensor {
         state: State::Flying {
-            pending,
-            device,
-            dtype,
+            flight,
             parts,
             shape,
             dim,

@@ -3,9 +3,10 @@
 use burn::tensor::{DType, Device, Tensor};
 
 use super::Comm;
-use super::host::{from_buffer, invalid, or_raise, to_buffer};
+use super::flight::{Flight, launch};
+use super::host::{from_buffer, invalid, or_raise};
 use super::plain::part_of;
-use crate::comm::{Buffer, Pending, sum_parts_in_f32};
+use crate::comm::{Buffer, Call, Pending, sum_parts_in_f32};
 
 /// A [`start_reduce_scatter_wide`] under way.
 #[must_use = "a collective that is not waited for has no result"]
@@ -14,9 +15,8 @@ pub struct PendingWide(State);
 enum State {
     Ready(Box<Tensor<1>>),
     Flying {
-        pending: Pending,
+        flight: Flight,
         comm: Comm,
-        device: Device,
         part: usize,
     },
 }
@@ -31,7 +31,7 @@ enum State {
 /// Unwinds with [`raise`](crate::comm::raise), with nothing sent, if `x` has another type or its length
 /// is no multiple of the ranks.
 pub fn start_reduce_scatter_wide(x: Tensor<1>, comm: &Comm) -> PendingWide {
-    let (len, device, ranks) = (x.dims()[0], x.device(), comm.size());
+    let (len, ranks) = (x.dims()[0], comm.size());
     if !matches!(x.dtype(), DType::BF16 | DType::F16) {
         invalid(format!(
             "a reduce-scatter that sums in f32 takes bf16 or f16, but the tensor [{len}] for {} is \
@@ -44,12 +44,13 @@ pub fn start_reduce_scatter_wide(x: Tensor<1>, comm: &Comm) -> PendingWide {
     if ranks == 1 {
         return PendingWide(State::Ready(Box::new(x.cast(DType::F32))));
     }
-    let counts = vec![part; ranks];
-    let pending = or_raise(comm.start_all_to_all(to_buffer(x), counts.clone(), counts));
+    let call = Call::AllToAll {
+        send: vec![part; ranks],
+        receive: vec![part; ranks],
+    };
     PendingWide(State::Flying {
-        pending,
+        flight: launch(x, call, comm),
         comm: comm.clone(),
-        device,
         part,
     })
 }
@@ -61,20 +62,40 @@ impl PendingWide {
     pub fn wait(self) -> Tensor<1> {
         match self.0 {
             State::Ready(tensor) => *tensor,
-            State::Flying {
-                pending,
-                comm,
-                device,
-                part,
-            } => {
-                let received = or_raise(pending.wait());
-                let mut sums = vec![0f32; part];
-                sum_parts_in_f32(&received, comm.size(), &mut sums);
-                if let Some(pool) = comm.pool() {
-                    pool.give(received);
-                }
-                from_buffer(Buffer::from(sums), [part], &device, DType::F32)
-            }
+            State::Flying { flight, comm, part } => match flight {
+                Flight::Host {
+                    pending, device, ..
+                } => sum_on_host(pending, &comm, part, &device),
+                flight => sum_of_parts(flight.wait([comm.size() * part]), comm.size()),
+            },
         }
     }
+}
+
+fn sum_on_host(pending: Pending, comm: &Comm, part: usize, device: &Device) -> Tensor<1> {
+    let received = or_raise(pending.wait());
+    let mut sums = vec![0f32; part];
+    sum_parts_in_f32(&received, comm.size(), &mut sums);
+    if let Some(pool) = comm.pool() {
+        pool.give(received);
+    }
+    from_buffer(Buffer::from(sums), [part], device, DType::F32)
+}
+
+/// The sum of `parts` equal parts of `whole`, in `f32` and in the order of `comm`: neighbours first, then
+/// these pairs, and so on; one without a partner is carried up.
+fn sum_of_parts(whole: Tensor<1>, parts: usize) -> Tensor<1> {
+    let mut sums = whole.cast(DType::F32).chunk(parts, 0);
+    while sums.len() > 1 {
+        let mut rest = sums.into_iter();
+        let pair = || {
+            let first = rest.next()?;
+            Some(match rest.next() {
+                Some(second) => first + second,
+                None => first,
+            })
+        };
+        sums = std::iter::from_fn(pair).collect();
+    }
+    sums.remove(0)
 }

@@ -98,41 +98,50 @@ impl Call {
     /// # Errors
     /// [`CommError::InvalidCall`] with the sizes and what would fit.
     pub fn check(&self, group: &Group, input: &Buffer) -> Result<(), CommError> {
+        self.check_sizes(group, input.dtype(), input.len())
+    }
+
+    /// [`check`](Self::check) for an input of `len` elements of `dtype`.
+    pub(super) fn check_sizes(
+        &self,
+        group: &Group,
+        dtype: DType,
+        len: usize,
+    ) -> Result<(), CommError> {
         let reason = match self {
-            Call::AllReduce(op) => check_reduction(*op, input),
+            Call::AllReduce(op) => check_reduction(*op, dtype),
             Call::AllGather => None,
             Call::ReduceScatter(op) => {
-                check_reduction(*op, input).or_else(|| check_chunks(group, input))
+                check_reduction(*op, dtype).or_else(|| check_chunks(group, len))
             }
             Call::Broadcast { root } => check_peer("root", *root, group),
-            Call::AllToAll { send, receive } => check_counts(group, input, send, receive),
+            Call::AllToAll { send, receive } => check_counts(group, len, send, receive),
             Call::Send { to } => check_peer("receiver", *to, group),
             Call::Receive { from, .. } => {
-                check_peer("sender", *from, group).or_else(|| check_empty(input))
+                check_peer("sender", *from, group).or_else(|| check_empty(len))
             }
-            Call::Barrier => check_empty(input),
+            Call::Barrier => check_empty(len),
         };
         match reason {
             None => Ok(()),
             Some(reason) => Err(CommError::InvalidCall {
                 group: group.to_string(),
-                call: Signature::new(self.clone(), input).describe(group),
+                call: Signature::sized(self.clone(), dtype, len).describe(group),
                 reason,
             }),
         }
     }
 }
 
-fn check_reduction(op: ReduceOp, input: &Buffer) -> Option<String> {
-    let dtype = input.dtype();
+fn check_reduction(op: ReduceOp, dtype: DType) -> Option<String> {
     (op == ReduceOp::Average && !dtype.is_float()).then(|| {
         format!("{dtype} has no average; reduce with sum and divide, or send a float type")
     })
 }
 
-fn check_chunks(group: &Group, input: &Buffer) -> Option<String> {
-    let (len, size) = (input.len(), group.size());
-    (len % size != 0).then(|| {
+fn check_chunks(group: &Group, len: usize) -> Option<String> {
+    let size = group.size();
+    (!len.is_multiple_of(size)).then(|| {
         format!(
             "{len} elements do not split into {size} equal chunks; {} or {} would",
             len / size * size,
@@ -151,21 +160,11 @@ fn check_peer(role: &str, index: usize, group: &Group) -> Option<String> {
     })
 }
 
-fn check_empty(input: &Buffer) -> Option<String> {
-    (!input.is_empty()).then(|| {
-        format!(
-            "the input is not read and must be empty, but has {} elements",
-            input.len()
-        )
-    })
+fn check_empty(len: usize) -> Option<String> {
+    (len != 0).then(|| format!("the input is not read and must be empty, but has {len} elements"))
 }
 
-fn check_counts(
-    group: &Group,
-    input: &Buffer,
-    send: &[usize],
-    receive: &[usize],
-) -> Option<String> {
+fn check_counts(group: &Group, len: usize, send: &[usize], receive: &[usize]) -> Option<String> {
     let (size, own) = (group.size(), group.index());
     for (name, counts) in [("send", send), ("receive", receive)] {
         if counts.len() != size {
@@ -179,10 +178,9 @@ fn check_counts(
     let total = send
         .iter()
         .try_fold(0usize, |sum, count| sum.checked_add(*count));
-    if total != Some(input.len()) {
+    if total != Some(len) {
         return Some(format!(
-            "the send counts {send:?} do not add up to the {} elements of the input",
-            input.len()
+            "the send counts {send:?} do not add up to the {len} elements of the input"
         ));
     }
     (send[own] != receive[own]).then(|| {
@@ -253,11 +251,16 @@ pub(super) struct Signature {
 
 impl Signature {
     pub fn new(call: Call, input: &Buffer) -> Self {
+        Self::sized(call, input.dtype(), input.len())
+    }
+
+    /// The fingerprint of a call on `len` elements of `dtype`.
+    pub fn sized(call: Call, dtype: DType, len: usize) -> Self {
         let (dtype, len) = match call {
             Call::Receive { dtype, len, .. } => (dtype, len),
             // The type of no elements is no reason to disagree.
             Call::Barrier => (DType::U8, 0),
-            _ => (input.dtype(), input.len()),
+            _ => (dtype, len),
         };
         Self {
             operation: Operation::Call(call),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::buffer::{Buffer, DType};
 use super::call::{Call, ReduceOp};
+use super::device::OnDevice;
 use super::error::{CommError, list_ranks};
 use super::pending::Pending;
 use super::pool::BufferPool;
@@ -122,6 +123,12 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     /// Says that this rank begins a step, from 0. Call logs, verdicts and fault injection name it;
     /// engines keep it, wrappers pass it on.
     fn begin_step(&self, _step: u64) {}
+
+    /// The calls on tensors that stay on their device, if the engine reaches one. A wrapper passes it on
+    /// where it has nothing to do to the calls; else its tensors go through host memory.
+    fn on_device(&self) -> Option<&dyn OnDevice> {
+        None
+    }
 
     /// The index of this rank in the group.
     fn rank(&self) -> usize {

@@ -28,6 +28,7 @@ mod bytes;
 mod call;
 mod communicator;
 pub mod conformance;
+mod device;
 mod error;
 #[cfg(any(test, feature = "mpi"))]
 mod exchange;
@@ -39,6 +40,10 @@ pub mod launch;
 mod log;
 #[cfg(feature = "mpi")]
 mod mpi;
+// Its user is `World::from_env`, as of the engines below.
+#[cfg(any(feature = "cuda", test))]
+#[allow(dead_code)]
+mod nccl;
 mod pending;
 mod pool;
 mod process;
@@ -53,6 +58,7 @@ pub use buffer::{Buffer, BufferError, DType, Element};
 pub use bytes::{all_gather_bytes, broadcast_bytes};
 pub use call::{Call, ReduceOp};
 pub use communicator::{Communicator, Group};
+pub use device::{DevicePending, OnDevice};
 pub use error::{CommError, raise};
 pub use groups::{Groups, GroupsError};
 pub use launch::{Launch, LaunchError, Launcher};

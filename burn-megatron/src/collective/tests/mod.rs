@@ -3,6 +3,7 @@
 //! Values are small integers times `2^rank`: each type holds their sums exactly, and another set
 //! of ranks gives another sum.
 
+mod device;
 mod faults;
 mod flat;
 mod linear_maps;

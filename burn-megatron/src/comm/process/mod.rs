@@ -4,7 +4,11 @@
 //! its wait watches the deadline and the other ranks. The [rendezvous](super::rendezvous) beside it knows
 //! who lives.
 
+#[cfg(any(test, feature = "cuda"))]
+mod bulletin;
 mod desk;
+mod device;
+mod on_device;
 mod own_mail;
 mod slot;
 mod transport;
@@ -21,10 +25,15 @@ use tracing::trace_span;
 use super::buffer::{Buffer, DType};
 use super::call::{Call, Operation, Signature, check_parts};
 use super::communicator::{Communicator, Group};
+use super::device::OnDevice;
 use super::error::CommError;
 use super::pending::Pending;
 use super::pool::BufferPool;
+#[cfg(any(test, feature = "cuda"))]
+pub(super) use bulletin::{Bulletin, FileBulletin};
 pub(super) use desk::Desk;
+#[cfg(any(test, feature = "cuda"))]
+pub(super) use on_device::{DeviceFlight, DeviceJob, DeviceTransport, device_type};
 use own_mail::OwnMail;
 pub(super) use slot::Slot;
 pub(super) use transport::{GroupId, Job, Transport};
@@ -222,6 +231,13 @@ impl Communicator for ProcessCommunicator {
 
     fn pool(&self) -> Option<&Arc<BufferPool>> {
         Some(self.world.transport().pool())
+    }
+
+    fn on_device(&self) -> Option<&dyn OnDevice> {
+        self.world
+            .transport()
+            .device()
+            .map(|_| self as &dyn OnDevice)
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::on_device::DeviceTransport;
 use super::slot::Slot;
 use crate::comm::buffer::Buffer;
 use crate::comm::call::Signature;
@@ -88,6 +89,11 @@ pub(in crate::comm) trait Transport: fmt::Debug + Send + Sync {
 
     /// Starts collectives and messages of one group, in this order, as one launch if it can.
     fn start(&self, jobs: Vec<Job>);
+
+    /// The way for tensors that stay on their device, if the engine has one.
+    fn device(&self) -> Option<&dyn DeviceTransport> {
+        None
+    }
 
     /// Starts a split: `job` has the [`Operation::Split`](crate::comm::call::Operation::Split), `part` is
     /// the part with this rank. The slot gets an empty buffer when the part may be used.

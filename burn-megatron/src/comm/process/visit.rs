@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use burn::tensor::Tensor;
 use tracing::trace_span;
 
+use super::on_device::DeviceJob;
 use super::slot::Slot;
 use super::transport::{GroupId, Job};
 use super::world::ProcessWorld;
@@ -18,7 +20,8 @@ use crate::comm::rendezvous::CallOf;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A call that has a number and an entry in the journal.
-pub(super) struct Visit {
+#[derive(Clone, Debug)]
+pub(in crate::comm) struct Visit {
     pub world: Arc<ProcessWorld>,
     pub group: Arc<Group>,
     pub group_id: GroupId,
@@ -39,6 +42,24 @@ impl Visit {
             input,
             slot: Arc::clone(slot),
         }
+    }
+
+    /// The work for the transport of a tensor that stays on its device.
+    pub fn device_job(&self, input: Tensor<1>, passed: &Arc<Slot>) -> DeviceJob {
+        DeviceJob {
+            group: Arc::clone(&self.group),
+            group_id: self.group_id,
+            sequence: self.sequence,
+            signature: Arc::clone(&self.signature),
+            input,
+            passed: Arc::clone(passed),
+        }
+    }
+
+    /// Waits until the engine says that a call on a device has got so far.
+    pub fn launched(&self, slot: &Slot) -> Result<(), CommError> {
+        let reached = self.wait(slot).map(drop);
+        reached.inspect_err(|error| self.world.note(error))
     }
 
     /// Notes that the call has its result.

@@ -1,8 +1,10 @@
 //! What all communicators of one process share.
 
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::desk::Desk;
+use super::device::Overdue;
 use super::transport::Transport;
 use crate::comm::error::CommError;
 use crate::comm::rendezvous::{Cause, CauseKind, Member};
@@ -15,17 +17,36 @@ pub(in crate::comm) struct ProcessWorld {
     desk: Arc<Desk>,
     /// The last call that failed on this rank.
     failed_call: Mutex<Option<CommError>>,
+    overdue: Overdue,
 }
 
 impl ProcessWorld {
     /// The world of a rank that has joined it.
-    pub fn new(member: Arc<Member>, transport: Arc<dyn Transport>, desk: &Arc<Desk>) -> Arc<Self> {
-        Arc::new(Self {
+    pub fn new(
+        member: Arc<Member>,
+        transport: Arc<dyn Transport>,
+        desk: &Arc<Desk>,
+    ) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
             member,
             transport,
             desk: Arc::clone(desk),
             failed_call: Mutex::default(),
-        })
+            overdue: Overdue::start()?,
+        }))
+    }
+
+    /// The watch over calls on the device.
+    pub fn overdue(&self) -> &Overdue {
+        &self.overdue
+    }
+
+    /// Ends the world for a call of this rank that has failed while the rank may be doing something else.
+    pub fn fail_by(&self, error: &CommError) {
+        self.note(error);
+        if let Some(cause) = self.cause_of(error.to_string()) {
+            let _ = self.member.fail(cause, self.desk.journal().position());
+        }
     }
 
     /// The connection to the rendezvous.

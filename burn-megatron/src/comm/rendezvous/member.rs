@@ -10,7 +10,11 @@ use std::time::{Duration, Instant};
 
 use super::RendezvousError;
 use super::message::{self, CallOf, Cause, Down, Failure, Hello, Stand, Up, Whereabouts};
+#[cfg(any(test, feature = "cuda"))]
+use crate::comm::error::CommError;
 use crate::comm::log::Position;
+#[cfg(any(test, feature = "cuda"))]
+use crate::comm::process::Bulletin;
 
 /// How often a rank says that it lives, and where it stands.
 const BEAT: Duration = Duration::from_millis(250);
@@ -288,24 +292,6 @@ impl Member {
         })
     }
 
-    /// Keeps a value for whoever [reads](Self::read) it.
-    pub fn post(&self, key: &str, value: &[u8]) -> io::Result<()> {
-        self.say(&Up::Post {
-            key: key.into(),
-            value: value.into(),
-        })
-    }
-
-    /// The value of `key`, as soon as some rank has posted it; nothing if it has not come in time or a
-    /// rank has failed.
-    pub fn read(&self, key: &str, patience: Duration) -> Option<Vec<u8>> {
-        self.say(&Up::Read { key: key.into() }).ok()?;
-        let until = Instant::now() + patience;
-        let is_there = |heard: &Heard| heard.posted.contains_key(key) || heard.failure.is_some();
-        let heard = self.wait_until(until, is_there)?;
-        heard.posted.get(key).cloned()
-    }
-
     /// Asks all ranks whether they have come to a collective.
     pub fn whereabouts(&self, call: CallOf) -> Whereabouts {
         let question = {
@@ -402,6 +388,39 @@ impl Member {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         Some(heard)
+    }
+}
+
+#[cfg(any(test, feature = "cuda"))]
+impl Bulletin for Member {
+    fn post(&self, key: &str, value: &[u8]) -> Result<(), CommError> {
+        let post = Up::Post {
+            key: key.into(),
+            value: value.into(),
+        };
+        let posted = self.say(&post);
+        posted.map_err(|error| unread(format!("{key} cannot be posted: {error}")))
+    }
+
+    fn read(&self, key: &str, patience: Duration) -> Result<Vec<u8>, CommError> {
+        let asked = self.say(&Up::Read { key: key.into() });
+        asked.map_err(|error| unread(format!("{key} cannot be asked for: {error}")))?;
+        let until = Instant::now() + patience;
+        let is_there = |heard: &Heard| heard.posted.contains_key(key) || heard.failure.is_some();
+        let heard = self.wait_until(until, is_there);
+        let value = heard.and_then(|heard| heard.posted.get(key).cloned());
+        value.ok_or_else(|| {
+            let seconds = patience.as_secs_f64();
+            unread(format!("no rank has posted {key} within {seconds:.1} s"))
+        })
+    }
+}
+
+#[cfg(any(test, feature = "cuda"))]
+fn unread(message: String) -> CommError {
+    CommError::Engine {
+        engine: "rendezvous".into(),
+        message,
     }
 }
 

@@ -31,6 +31,7 @@ pub struct World {
     deadlines: Deadlines,
     silence: Duration,
     compute_threads: usize,
+    registered: bool,
     call_log_dir: PathBuf,
 }
 
@@ -124,6 +125,7 @@ impl World {
             deadlines: Deadlines { first, then },
             silence: Duration::from_secs(30),
             compute_threads: (cores / on_this_machine).max(1),
+            registered: false,
             call_log_dir: env::temp_dir(),
         }
     }
@@ -160,6 +162,12 @@ impl World {
     pub fn silence(self, silence: Duration) -> Self {
         let silence = silence.max(LEAST_SILENCE);
         Self { silence, ..self }
+    }
+
+    /// Whether NCCL moves large tensors through memory that is registered with it; off by default. What
+    /// came of it stands in [`Rank::engine`]. It has no meaning for other engines.
+    pub fn registered_buffers(self, registered: bool) -> Self {
+        Self { registered, ..self }
     }
 
     /// The threads that each rank computes with; by default its share of the cores of its machine, at

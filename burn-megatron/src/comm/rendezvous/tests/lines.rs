@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::comm::log::Position;
+use crate::comm::process::Bulletin;
 use crate::comm::rendezvous::{
     CallOf, Cause, CauseKind, Coordinator, Introduction, Member, Patience, RendezvousError, Stand,
     Witness,
@@ -68,11 +69,15 @@ fn values_go_round_and_all_return_together() {
     let held = coordinator(3, 10 * SECOND, 10 * SECOND);
     let members = members(held.address(), 3);
     let reader = members[2].clone();
-    let reading = thread::spawn(move || reader.read("id", 10 * SECOND));
+    let reading = thread::spawn(move || reader.read("id", 10 * SECOND).unwrap());
     thread::sleep(Duration::from_millis(50));
     members[0].post("id", &[0, 10, 255]).unwrap();
-    assert_eq!(reading.join().unwrap(), Some(vec![0, 10, 255]));
-    assert_eq!(members[1].read("never", Duration::from_millis(50)), None);
+    assert_eq!(reading.join().unwrap(), vec![0, 10, 255]);
+    let error = members[1]
+        .read("never", Duration::from_millis(50))
+        .unwrap_err();
+    let text = "rendezvous: no rank has posted never within 0.1 s";
+    assert_eq!(error.to_string(), text);
 
     assert!(!members[1].stop_requested());
     held.request_stop();

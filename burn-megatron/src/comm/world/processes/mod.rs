@@ -1,5 +1,7 @@
 //! A world of processes, of which this one is a rank.
 
+#[cfg(feature = "cuda")]
+mod nccl;
 mod place;
 #[cfg(test)]
 mod tests;
@@ -119,11 +121,17 @@ impl Seat {
                 let coordinator = holds.then(|| hold(&mut addresses, size, number, patience));
                 let coordinator = coordinator.transpose()?;
                 let member = join(&addresses, number)?;
-                let transport = open(engine, launch, patience.gather, Some(&member));
+                let transport = open(
+                    engine,
+                    launch,
+                    patience.gather,
+                    Some(&member),
+                    world.registered,
+                );
                 (coordinator, member, transport.map_err(WorldError::Engine)?)
             }
             _ if by_mpi => {
-                let transport = open(engine, launch, patience.gather, None);
+                let transport = open(engine, launch, patience.gather, None, world.registered);
                 let transport = transport.map_err(WorldError::Engine)?;
                 let local = launch.local_world_size == size;
                 let (coordinator, ticket) = share(&*transport, rank, size, local, patience)?;
@@ -139,7 +147,7 @@ impl Seat {
         Ok(Self {
             rank,
             size,
-            world: ProcessWorld::new(member, transport, &desk),
+            world: ProcessWorld::new(member, transport, &desk).map_err(RendezvousError::from)?,
             desk,
             coordinator,
             launched,
@@ -293,6 +301,7 @@ fn open(
     launch: &Launch,
     patience: Duration,
     member: Option<&Arc<Member>>,
+    registered: bool,
 ) -> Result<Arc<dyn Transport>, CommError> {
     match engine {
         #[cfg(feature = "mpi")]
@@ -301,6 +310,8 @@ fn open(
             check_place(launch, transport.rank(), transport.size())?;
             Ok(transport)
         }
+        #[cfg(feature = "cuda")]
+        Engine::Nccl => nccl::open(launch, patience, member, registered),
         engine => unreachable!("{engine} was refused, as it is not compiled in"),
     }
 }

@@ -1,0 +1,227 @@
+//! What needs a GPU: run with BURN_MEGATRON_TEST_CUDA=1 on a machine that has one.
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fs, process, thread};
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::super::order::Order;
+use super::super::tests::harness::{LONG, TestComm};
+use super::super::tests::programs;
+use super::super::transport::NcclTransport;
+use super::NcclOptions;
+use crate::collective::{
+    Comm, start_all_gather, start_all_reduce, start_reduce_scatter, start_reduce_scatter_wide,
+};
+use crate::comm::process::{FileBulletin, Transport};
+use crate::comm::{Buffer, CommError, ReduceOp, World};
+use crate::device::DeviceKind;
+
+/// GPUs are shared by the tests of a process.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+static RUNS: AtomicUsize = AtomicUsize::new(0);
+
+/// The devices of the ranks that there can be; `None`, and the reason, where the tests are not to run.
+fn devices() -> Option<Vec<usize>> {
+    if env::var("BURN_MEGATRON_TEST_CUDA").is_err() {
+        println!("not run: BURN_MEGATRON_TEST_CUDA=1 is not set");
+        return None;
+    }
+    let found = DeviceKind::Cuda.devices().expect("a GPU was promised");
+    Some((0..found.len()).collect())
+}
+
+/// Worlds to try: one rank, two on one device where NCCL is told to allow that, and one per device.
+fn worlds() -> Vec<Vec<usize>> {
+    let Some(devices) = devices() else {
+        return vec![];
+    };
+    let mut worlds = vec![vec![0]];
+    match env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1") {
+        true => worlds.extend([vec![0, 0], vec![0; 4]]),
+        false => println!("NCCL_MULTI_RANK_GPU_ENABLE=1 is not set: one rank on each GPU"),
+    }
+    if devices.len() > 1 {
+        worlds.push(devices);
+    }
+    worlds
+}
+
+/// Runs `f` on a rank for each of `devices`.
+fn over<T: Send>(
+    devices: &[usize],
+    options: NcclOptions,
+    f: impl Fn(Arc<TestComm>, Device) -> T + Sync,
+) -> Vec<T> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = RUNS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("burn-megatron-cuda-{}-{number}", process::id());
+    let folder: PathBuf = env::temp_dir().join(name);
+    let options = NcclOptions {
+        alone_too: true,
+        ..options
+    };
+    let results = thread::scope(|scope| {
+        let ranks: Vec<_> = devices
+            .iter()
+            .enumerate()
+            .map(|(rank, device)| {
+                let (f, folder, size) = (&f, &folder, devices.len());
+                scope.spawn(move || {
+                    let board = Arc::new(FileBulletin::open(folder, "run").unwrap());
+                    let pool = Arc::default();
+                    let transport =
+                        NcclTransport::open(*device, rank, size, board, pool, LONG, options);
+                    let transport = transport.unwrap();
+                    println!("rank {rank} of {size}: {}", transport.description());
+                    let comm = TestComm::world(&transport, rank, size);
+                    let result = f(comm, Device::cuda(*device));
+                    transport.close(LONG).unwrap();
+                    result
+                })
+            })
+            .collect();
+        let joined = ranks.into_iter().map(|rank| rank.join().unwrap());
+        joined.collect()
+    });
+    fs::remove_dir_all(&folder).unwrap();
+    results
+}
+
+fn floats(x: Tensor<1>) -> Vec<f32> {
+    x.cast(DType::F32).into_data().try_into_vec().unwrap()
+}
+
+/// A kernel, a collective on what it gave, a kernel on what that gave: 1,000 times, with nothing read
+/// before the end. Memory is used again and again, and other kernels run beside.
+fn kernels_and_collectives(comm: &Comm, device: &Device) {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    // Large enough for registered memory.
+    let mut x = Tensor::<1>::zeros([ranks << 18], device);
+    let mut beside = Tensor::<2>::ones([512, 512], device);
+    for step in 0..1000 {
+        // Rank by rank, another number; together, `ranks`.
+        let own = x + (2.0 * rank as f32 + 1.0) / ranks as f32;
+        let sum = match step % 2 {
+            0 => {
+                let pending = start_all_reduce(own, ReduceOp::Sum, comm);
+                beside = beside.matmul(Tensor::ones([512, 512], device)) / 512.0;
+                pending.wait()
+            }
+            _ => {
+                let part = start_reduce_scatter(own, 0, comm).wait() * 1.0;
+                start_all_gather(part, 0, comm).wait()
+            }
+        };
+        x = (sum - ranks as f32) / ranks as f32 + 1.0;
+    }
+    let found = floats(x);
+    // Exact where the number of ranks is a power of two.
+    let near = |x: &f32| (x - 1000.0).abs() < 0.5;
+    assert!(found.iter().all(near), "{:?}", &found[..8]);
+    assert_eq!(beside.sum().into_scalar::<f32>(), 512.0 * 512.0);
+}
+
+#[test]
+fn streams_keep_their_order() {
+    for devices in worlds() {
+        for order in [Order::Stream, Order::Context, Order::Host] {
+            let options = NcclOptions {
+                order: Some(order),
+                ..NcclOptions::default()
+            };
+            over(&devices, options, |comm, device| {
+                kernels_and_collectives(&(comm as Comm), &device);
+            });
+        }
+    }
+}
+
+#[test]
+fn registered_memory_keeps_the_order_too() {
+    for devices in worlds() {
+        let options = NcclOptions {
+            registered: true,
+            ..NcclOptions::default()
+        };
+        over(&devices, options, |comm, device| {
+            kernels_and_collectives(&(comm as Comm), &device);
+        });
+    }
+}
+
+/// The programs that the fake library runs, within rounding: NCCL orders sums, and averages, as it likes.
+#[test]
+fn programs_are_those_of_threads() {
+    for devices in worlds() {
+        for program in [
+            programs::collectives,
+            programs::uneven,
+            programs::messages,
+            programs::together,
+            programs::splits,
+        ] {
+            let run = |rank: crate::comm::Rank| Ok::<_, CommError>(program(rank.communicator()));
+            let world = World::threads(devices.len()).unwrap();
+            let expected = world.run(run).unwrap();
+            let options = NcclOptions::default();
+            let found = over(&devices, options, |comm, _| program(comm));
+            for (found, expected) in found.concat().iter().zip(expected.concat()) {
+                assert!(close(found, &expected), "{found:?} instead of {expected:?}");
+            }
+        }
+    }
+}
+
+fn close(a: &Buffer, b: &Buffer) -> bool {
+    let near = |a: f64, b: f64| (a - b).abs() <= 0.01 * b.abs();
+    match (a, b) {
+        (Buffer::F64(a), Buffer::F64(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b))
+        }
+        (Buffer::F32(a), Buffer::F32(b)) => {
+            let pairs = a.iter().zip(b);
+            a.len() == b.len() && pairs.into_iter().all(|(a, b)| near(*a as f64, *b as f64))
+        }
+        (Buffer::BF16(a), Buffer::BF16(b)) => {
+            let mut pairs = a.iter().zip(b);
+            a.len() == b.len() && pairs.all(|(a, b)| near(a.to_f64(), b.to_f64()))
+        }
+        (Buffer::F16(a), Buffer::F16(b)) => {
+            let mut pairs = a.iter().zip(b);
+            a.len() == b.len() && pairs.all(|(a, b)| near(a.to_f64(), b.to_f64()))
+        }
+        (a, b) => a == b,
+    }
+}
+
+/// Sums of 16-bit gradients in 32 bits have the bits of the host's.
+#[test]
+fn wide_sums_are_those_of_threads() {
+    for devices in worlds() {
+        let ranks = devices.len();
+        let values = |rank: usize| -> Vec<f32> {
+            (0..ranks * 5000)
+                .map(|i| ((i * 7919 + rank * 104_729) % 10_007) as f32 / 3.0 - 1000.0)
+                .collect()
+        };
+        let sum = |comm: &Comm, device: &Device| {
+            let values = values(comm.rank());
+            let x = Tensor::<1>::from_data(values.as_slice(), (device, DType::BF16));
+            floats(start_reduce_scatter_wide(x, comm).wait())
+        };
+        let on_host = World::threads(ranks).unwrap();
+        let run = |rank: crate::comm::Rank| {
+            Ok::<_, CommError>(sum(&rank.communicator(), &Device::flex()))
+        };
+        let expected = on_host.run(run).unwrap();
+        let options = NcclOptions::default();
+        let found = over(&devices, options, |comm, device| {
+            sum(&(comm as Comm), &device)
+        });
+        assert_eq!(found, expected);
+    }
+}
