@@ -32,8 +32,10 @@ use super::pool::BufferPool;
 #[cfg(any(test, feature = "cuda"))]
 pub(super) use bulletin::{Bulletin, FileBulletin};
 pub(super) use desk::Desk;
+#[cfg(test)]
+pub(super) use on_device::device_type;
 #[cfg(any(test, feature = "cuda"))]
-pub(super) use on_device::{DeviceFlight, DeviceJob, DeviceTransport, device_type};
+pub(super) use on_device::{DeviceFlight, DeviceJob, DeviceTransport};
 use own_mail::OwnMail;
 pub(super) use slot::Slot;
 pub(super) use transport::{GroupId, Job, Transport};

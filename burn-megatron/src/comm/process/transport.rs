@@ -49,6 +49,7 @@ impl GroupId {
 
 /// This rank's part in one call, ready to be carried out.
 #[derive(Debug)]
+#[allow(dead_code, reason = "each engine reads what it needs")]
 pub(in crate::comm) struct Job {
     /// The group, seen from this rank.
     pub group: Arc<Group>,

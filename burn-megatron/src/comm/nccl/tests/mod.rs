@@ -10,3 +10,4 @@ mod order;
 pub mod programs;
 mod random;
 mod tensors;
+mod whole;
