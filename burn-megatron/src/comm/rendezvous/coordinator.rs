@@ -115,9 +115,12 @@ impl Coordinator {
         self.hall.registry().failure().cloned()
     }
 
-    /// Who failed and where the others stood, once a rank has failed: two lines for a person.
+    /// Who failed and where the others stood, once a rank has failed: two lines for a person. None if
+    /// nobody ever came: programs that are no ranks have no world.
     pub fn verdict(&self) -> Option<String> {
-        let failure = self.failure()?;
+        let failure = self
+            .failure()
+            .filter(|_| self.hall.registry().has_guests())?;
         let Failure {
             rank,
             message,

@@ -108,6 +108,11 @@ impl Registry {
         self.complete
     }
 
+    /// Whether any rank has come.
+    pub fn has_guests(&self) -> bool {
+        self.seats.iter().any(|seat| seat.guest().is_some())
+    }
+
     /// Whether every rank has returned.
     pub fn all_returned(&self) -> bool {
         let mut guests = self.seats.iter().map(Seat::guest);
