@@ -131,8 +131,14 @@ fn killed() {
         .tells("rank 3 failed: its process");
     struck
         .tells("rank 3 has ended without a word, last seen")
-        .tells("rank 0 is at call");
+        .tells("rank 2 is at call");
     struck.tells("in step 2");
+    // A rank says where it is when a step begins.
+    assert!(
+        !struck.ended.errors.contains("before any call"),
+        "{}",
+        struck.ended.all()
+    );
 }
 
 /// mpirun ends the others within moments: what is to be told is told before.

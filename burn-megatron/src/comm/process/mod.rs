@@ -229,6 +229,7 @@ impl Communicator for ProcessCommunicator {
 
     fn begin_step(&self, step: u64) {
         self.world.desk().journal().begin_step(step);
+        self.world.member().beat();
     }
 
     fn pool(&self) -> Option<&Arc<BufferPool>> {

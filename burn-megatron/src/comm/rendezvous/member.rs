@@ -70,6 +70,8 @@ struct Heard {
     posted: HashMap<String, Vec<u8>>,
     answers: HashMap<u64, Whereabouts>,
     asked: u64,
+    /// The next sign of life is due now.
+    beat: bool,
     returned: HashMap<usize, HashMap<u64, u64>>,
 }
 
@@ -100,8 +102,7 @@ impl Member {
                 if member.say(&Up::Alive(position.position())).is_err() || member.is_over() {
                     return;
                 }
-                drop(member);
-                thread::sleep(BEAT);
+                member.rest();
             }
         };
         spawn("heartbeat", beat)?;
@@ -263,6 +264,21 @@ impl Member {
                     RendezvousError::Failed { rank, message }
                 }
             }),
+        }
+    }
+
+    /// Says soon where the rank stands: a step begins, which is what a person wants to know of a rank that
+    /// dies.
+    pub fn beat(&self) {
+        self.heard().beat = true;
+        self.bell.notify_all();
+    }
+
+    /// The pause between two signs of life.
+    fn rest(&self) {
+        let heard = self.wait_until(Instant::now() + BEAT, |heard| heard.beat || heard.leaving);
+        if let Some(mut heard) = heard {
+            heard.beat = false;
         }
     }
 
