@@ -101,6 +101,7 @@ impl Incoming {
     }
 
     /// Where the place lies. As long as this value lives, its bytes are there and nobody else uses them.
+    #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "what MPI is told"))]
     pub fn address(&self) -> *mut u8 {
         self.start
     }

@@ -88,11 +88,19 @@ impl Exchange {
     }
 
     /// The number of this rank.
+    #[cfg_attr(
+        not(feature = "mpi"),
+        allow(dead_code, reason = "for the place in MPI")
+    )]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
     /// The number of ranks.
+    #[cfg_attr(
+        not(feature = "mpi"),
+        allow(dead_code, reason = "for the place in MPI")
+    )]
     pub fn size(&self) -> usize {
         self.size
     }

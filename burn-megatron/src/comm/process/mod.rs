@@ -38,7 +38,9 @@ pub(super) use on_device::device_type;
 pub(super) use on_device::{DeviceFlight, DeviceJob, DeviceTransport};
 use own_mail::OwnMail;
 pub(super) use slot::Slot;
-pub(super) use transport::{GroupId, Job, Transport};
+#[cfg(any(test, feature = "mpi", feature = "cuda"))]
+pub(super) use transport::Job;
+pub(super) use transport::{GroupId, Transport};
 use visit::Visit;
 pub(super) use world::ProcessWorld;
 

@@ -26,7 +26,7 @@ pub enum WorldError {
     /// No threads to compute with.
     #[error("each rank needs at least 1 compute thread, but 0 were asked for")]
     NoComputeThreads,
-    /// A rank returned an error, panicked or [raised](super::raise). All others were ended.
+    /// A rank returned an error, panicked or [raised](crate::comm::raise). All others were ended.
     #[error("rank {rank} failed: {message}\n{verdict}\n{}", log_line(.call_log))]
     RankFailed {
         /// The rank that failed first.

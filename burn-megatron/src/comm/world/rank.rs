@@ -81,7 +81,7 @@ impl Rank {
         self.compute_threads
     }
 
-    /// The last [`CALLS_KEPT`](super::CALLS_KEPT) calls of this rank, the oldest first.
+    /// The last [`CALLS_KEPT`](crate::comm::CALLS_KEPT) calls of this rank, the oldest first.
     pub fn recent_calls(&self) -> Vec<CallRecord> {
         self.journal.records()
     }
