@@ -18,7 +18,7 @@ mod sharing;
 mod trace;
 mod verify;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use burn_megatron::comm::WorldError;
@@ -57,7 +57,8 @@ fn main() -> ExitCode {
 fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
     let of_world = error.downcast_ref::<WorldError>();
     if !of_world.is_some_and(WorldError::is_told) {
-        eprintln!("error: {error}");
+        // In one piece: several processes may write at once.
+        let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
     }
     match of_world {
         Some(error) => ExitCode::from(error.exit_code()),

@@ -4,6 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,16 +70,37 @@ fn launch(args: &LaunchArgs, plan: &Plan) -> Result<u8, LaunchError> {
     let grace = Duration::from_secs_f64(args.grace);
     let mut supervisor = Supervisor::new(plan.first, plan.ranks, grace, Instant::now());
     let launcher = Launcher { hub, started };
-    conduct(&mut supervisor, &happened, &launcher, &watch);
+    let over = AtomicBool::new(false);
+    let verdict = thread::scope(|scope| {
+        let verdict = scope.spawn(|| tell_verdict(&watch, &over));
+        conduct(&mut supervisor, &happened, &launcher, &watch);
+        over.store(true, Ordering::Release);
+        verdict.join().unwrap_or_default()
+    });
     if let Some(Failure::Starter(_) | Failure::NotStarted(_)) = &supervisor.failure {
         launcher.started.remarks.show();
     }
-    // A program that is no rank has nothing to say here.
-    let verdict = watch.verdict().filter(|_| supervisor.failure.is_some());
-    for line in summary(&supervisor).into_iter().chain(verdict) {
+    if let Some(rank) = watch.culprit() {
+        supervisor.blame(rank);
+    }
+    // It may have been decided in the last moment.
+    let late = watch.verdict().filter(|_| !verdict);
+    for line in late.into_iter().chain(summary(&supervisor)) {
         say(&line);
     }
     Ok(exit_code(&supervisor))
+}
+
+/// Tells the verdict as soon as it is there, while ranks may still have to be ended; whether there was one.
+fn tell_verdict(watch: &dyn Watch, over: &AtomicBool) -> bool {
+    while !over.load(Ordering::Acquire) {
+        if let Some(verdict) = watch.verdict() {
+            say(&verdict);
+            return true;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    false
 }
 
 /// What carries out the supervisor's decisions.

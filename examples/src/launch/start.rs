@@ -244,6 +244,10 @@ mod tests {
             None
         }
 
+        fn culprit(&self) -> Option<usize> {
+            None
+        }
+
         fn process_ended(&self, _: usize, _: &str) {}
     }
 

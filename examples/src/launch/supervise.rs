@@ -104,6 +104,8 @@ pub struct Supervisor {
     pub interrupted: Option<i32>,
     /// What ended the run.
     pub failure: Option<Failure>,
+    /// The ranks that failed by themselves, in the order of their ends.
+    failures: Vec<Failure>,
     /// The ranks that only SIGKILL could end.
     pub killed: Vec<usize>,
 }
@@ -120,6 +122,7 @@ impl Supervisor {
             starter_ended: false,
             interrupted: None,
             failure: None,
+            failures: Vec::new(),
             killed: Vec::new(),
         }
     }
@@ -139,6 +142,15 @@ impl Supervisor {
             },
             Event::Interrupted(signal) => self.interrupted(signal, now),
             Event::StarterEnded(ending) => self.starter_ended(ending, now),
+        }
+    }
+
+    /// The rank that is known to have failed first: one that heard of it may have ended before it.
+    pub fn blame(&mut self, culprit: usize) {
+        let is_its =
+            |failure: &&Failure| matches!(failure, Failure::Rank { rank, .. } if *rank == culprit);
+        if let Some(failure) = self.failures.iter().find(is_its) {
+            self.failure = Some(failure.clone());
         }
     }
 
@@ -196,16 +208,22 @@ impl Supervisor {
             return None;
         }
         let expected = ending.is_success() || self.interrupted.is_some() && is_stop(&ending);
-        if !expected && self.failure.is_none() {
+        if !expected {
             let after = match before {
                 Rank::Running(since) => Some(now - since),
                 _ => None,
             };
-            self.failure = Some(Failure::Rank {
+            let failure = Failure::Rank {
                 rank,
                 ending,
                 after,
-            });
+            };
+            // What ended by a signal of ours says nothing.
+            let by_itself = matches!(self.phase, Phase::Starting | Phase::Running | Phase::Failed);
+            if by_itself {
+                self.failures.push(failure.clone());
+            }
+            self.failure.get_or_insert(failure);
         }
         if self.which(|rank| rank != Rank::Ended).is_empty() {
             return self.all_ended(now);

@@ -226,6 +226,32 @@ fn a_keeper_that_fails_before_its_rank() {
     );
 }
 
+/// One that heard of the failure may end before the rank that failed.
+#[test]
+fn the_rank_that_is_known_to_have_failed_is_blamed() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(0, 3, GRACE, now);
+    for event in [
+        Event::Joined(0),
+        Event::Joined(1),
+        Event::Joined(2),
+        Event::Ended(2, Ending::Code(3)),
+        Event::Ended(0, Ending::Code(1)),
+    ] {
+        supervisor.on(event, now);
+    }
+    assert_eq!(exit_code(&supervisor), 3);
+    // Of this one nothing is known.
+    supervisor.blame(1);
+    assert_eq!(exit_code(&supervisor), 3);
+    supervisor.blame(0);
+    assert_eq!(exit_code(&supervisor), 1);
+    assert_eq!(
+        summary(&supervisor),
+        ["rank 0 ended with exit code 1 after 0.0 s"]
+    );
+}
+
 /// Remembers what it was told.
 #[derive(Default)]
 struct Witness {
@@ -245,6 +271,10 @@ impl Watch for Witness {
     }
 
     fn verdict(&self) -> Option<String> {
+        None
+    }
+
+    fn culprit(&self) -> Option<usize> {
         None
     }
 

@@ -23,6 +23,9 @@ pub trait Watch: Send + Sync {
     /// Who failed, and where each rank stood, once a rank has failed.
     fn verdict(&self) -> Option<String>;
 
+    /// The rank that failed, once one has.
+    fn culprit(&self) -> Option<usize>;
+
     /// Tells that the process of a rank has ended, and how.
     fn process_ended(&self, rank: usize, how: &str);
 }
@@ -81,6 +84,10 @@ impl Watch for Lookout {
 
     fn verdict(&self) -> Option<String> {
         self.coordinator.as_ref().and_then(Coordinator::verdict)
+    }
+
+    fn culprit(&self) -> Option<usize> {
+        self.coordinator.as_ref().and_then(Coordinator::culprit)
     }
 
     fn process_ended(&self, rank: usize, how: &str) {

@@ -265,6 +265,7 @@ fn mismatched_call() {
     let stage = Stage::new("call");
     let struck = strike(&stage, "wrong-call@rank=1,step=2,call=5", &[]);
     struck
+        .exits(1)
         .within(2.0)
         .once()
         .logs(&[0, 1, 2, 3])
@@ -277,6 +278,7 @@ fn mismatched_shape() {
     let stage = Stage::new("shape");
     let struck = strike(&stage, "shape@rank=1,step=2,call=5", &[]);
     struck
+        .exits(1)
         .within(2.0)
         .once()
         .tells("mismatch at call")
@@ -303,6 +305,7 @@ fn panicked_in_the_backward() {
     let stage = Stage::new("panic");
     let struck = strike(&stage, "panic@rank=2,step=1,call=8", &[]);
     struck
+        .exits(1)
         .within(2.0)
         .once()
         .logs(&[0, 1, 2, 3])

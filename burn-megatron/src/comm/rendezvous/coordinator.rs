@@ -110,17 +110,23 @@ impl Coordinator {
         self.hall.say(said);
     }
 
-    /// The end of the world, once a rank has failed.
-    pub(in crate::comm) fn failure(&self) -> Option<Failure> {
-        self.hall.registry().failure().cloned()
+    /// The rank that failed first, once one has.
+    pub fn culprit(&self) -> Option<usize> {
+        self.failure_of_a_world().map(|failure| failure.rank)
+    }
+
+    fn failure_of_a_world(&self) -> Option<Failure> {
+        let registry = self.hall.registry();
+        registry
+            .failure()
+            .filter(|_| registry.has_guests())
+            .cloned()
     }
 
     /// Who failed and where the others stood, once a rank has failed: two lines for a person. None if
     /// nobody ever came: programs that are no ranks have no world.
     pub fn verdict(&self) -> Option<String> {
-        let failure = self
-            .failure()
-            .filter(|_| self.hall.registry().has_guests())?;
+        let failure = self.failure_of_a_world()?;
         let Failure {
             rank,
             message,

@@ -1,5 +1,6 @@
 //! What a process does when its world has failed.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
@@ -91,7 +92,9 @@ fn tell(failure: &Failure, call_log: &Result<PathBuf, String>) {
         verdict,
     } = failure;
     let log = log_line(call_log);
-    eprintln!("error: rank {rank} failed: {message}\n{verdict}\n{log}");
+    let text = format!("error: rank {rank} failed: {message}\n{verdict}\n{log}\n");
+    // In one piece: others write to the same terminal. Whether anybody reads it is not for this process.
+    let _ = io::stderr().write_all(text.as_bytes());
 }
 
 fn write_log(
