@@ -135,11 +135,6 @@ impl Coordinator {
         Some(format!("rank {rank} failed: {message}\n{verdict}"))
     }
 
-    /// The ranks that have not come yet, if some have not.
-    pub fn awaited(&self) -> Option<String> {
-        self.hall.registry().awaited()
-    }
-
     /// Waits until all ranks that came have gone, at most so long; whether they have.
     pub fn await_departure(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;

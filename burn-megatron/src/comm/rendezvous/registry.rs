@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::message::{CallOf, Cause, CauseKind, Down, Failure, Hello, Stand, Up, Whereabouts};
-use crate::comm::error::{list_ranks, ranks_verb};
+use crate::comm::error::ranks_verb;
 use crate::comm::log::{Position, verdict};
 
 /// How long the answers of the ranks are waited for.
@@ -457,13 +457,6 @@ impl Registry {
         {
             guest.position = position;
         }
-    }
-
-    /// The ranks that have not come yet, for a progress message.
-    pub fn awaited(&self) -> Option<String> {
-        let empty = |rank: &usize| self.seats[*rank].guest().is_none();
-        let missing: Vec<usize> = (0..self.size).filter(empty).collect();
-        (!missing.is_empty()).then(|| list_ranks(&missing))
     }
 }
 
