@@ -16,6 +16,7 @@
 //! | [`adamw`] | a step over a flat buffer; sums of squares |
 //! | [`gemm`] | matrix products with a bias, or added to what is there |
 //! | [`flat`] | values written into a buffer of many tensors, or added there |
+//! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
 //!
 //! They stand on [`function`] (an operation given by its forward and its backward) and [`philox`]
 //! (counter-based random numbers, so that a draw depends on its coordinates alone).
@@ -46,6 +47,7 @@ mod cube;
 pub mod dropout;
 mod error;
 pub mod flat;
+pub mod fp8;
 pub mod function;
 pub mod gemm;
 mod launch;

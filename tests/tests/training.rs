@@ -308,6 +308,7 @@ fn poisoned(
         mut table,
         position,
         kernels,
+        fp8,
     } = model;
     for entry in table.entries_mut() {
         entry.path = format!("inner.{}", entry.path);
@@ -323,5 +324,6 @@ fn poisoned(
         table,
         position,
         kernels,
+        fp8,
     }
 }

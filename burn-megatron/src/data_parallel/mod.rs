@@ -23,6 +23,7 @@ use crate::choice::Chosen;
 use crate::collective::start_all_gather;
 use crate::comm::{Buffer, Groups};
 use crate::nn::door::{DeferringSink, with_anchor};
+use crate::nn::fp8::Fp8;
 use crate::nn::{ParallelModule, ParameterTable, Position};
 
 mod axes;
@@ -75,6 +76,7 @@ pub struct DistributedDataParallel<M> {
     sums: ModelSums,
     counted: Vec<Stretch>,
     kernels: Chosen,
+    fp8: Fp8,
 }
 
 impl<M: Module> DistributedDataParallel<M> {
@@ -106,6 +108,7 @@ impl<M: Module> DistributedDataParallel<M> {
             table,
             position,
             kernels,
+            fp8,
         } = model;
         check_same_table(&table, groups)?;
         check_ends(&table, groups)?;
@@ -123,6 +126,7 @@ impl<M: Module> DistributedDataParallel<M> {
             groups: groups.clone(),
             store,
             kernels,
+            fp8,
         })
     }
 
@@ -142,6 +146,11 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Which operations are fused.
     pub fn kernels(&self) -> &Chosen {
         &self.kernels
+    }
+
+    /// The layers that multiply in 8 bits.
+    pub fn fp8(&self) -> &Fp8 {
+        &self.fp8
     }
 
     /// The ranks.

@@ -24,6 +24,8 @@ use burn::module::{Module, Param, Reparameterization};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 
+use super::fp8::QuantizedWeight;
+
 /// The value of a parameter, flat, as its sink gives it.
 pub struct Value {
     /// `[elements]`
@@ -48,6 +50,12 @@ pub enum Pass {
 pub trait GradientSink: Send + Sync + 'static {
     /// The value of parameter `index` of the table, where the module itself does not hold it.
     fn value(&self, index: usize, pass: Pass) -> Option<Value> {
+        let _ = (index, pass);
+        None
+    }
+
+    /// The value of a weight that the sink keeps in 8 bits. [`value`](Self::value) gives it as floats.
+    fn quantized(&self, index: usize, pass: Pass) -> Option<Arc<QuantizedWeight>> {
         let _ = (index, pass);
         None
     }

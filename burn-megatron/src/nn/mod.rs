@@ -26,6 +26,7 @@ mod column;
 pub mod door;
 mod dropout;
 mod embedding;
+pub mod fp8;
 mod init;
 mod linear;
 mod lookup;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
+use super::fp8::Fp8;
 use super::init::stream_key;
 use super::{Init, ParameterEntry, ParameterTable, Place, Placement, Position, TableError};
 use crate::choice::{ChoiceError, Choices, Chosen, Operation};
@@ -34,6 +35,7 @@ struct Shared {
     seed: u64,
     position: Position,
     kernels: Mutex<Chosen>,
+    fp8: Fp8,
     declared: Mutex<Vec<ParameterEntry>>,
 }
 
@@ -111,6 +113,8 @@ pub struct ParallelModule<M> {
     pub position: Position,
     /// Which operations are fused.
     pub kernels: Chosen,
+    /// The layers that multiply in 8 bits.
+    pub fp8: Fp8,
 }
 
 impl<M: Module> ParallelModule<M> {
@@ -124,6 +128,7 @@ impl<M: Module> ParallelModule<M> {
             module,
             table,
             position: Position::default(),
+            fp8: Fp8::default(),
         }
     }
 }
@@ -150,6 +155,7 @@ impl Scope {
             seed,
             position: Position::default(),
             kernels: Mutex::new(automatic(device, dtype)),
+            fp8: Fp8::default(),
             declared: Mutex::default(),
         };
         Self {
@@ -347,6 +353,7 @@ impl Scope {
             table,
             position: self.shared.position.clone(),
             kernels: self.lock_kernels().clone(),
+            fp8: self.shared.fp8.clone(),
         })
     }
 

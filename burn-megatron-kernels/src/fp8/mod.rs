@@ -1,0 +1,28 @@
+//! 8-bit floats: formats, quantisers, and products of quantised matrices.
+//!
+//! A linear layer that trains in 8 bits makes three products, and each sums over another dimension of
+//! its two factors. [`quantize`] reads a matrix once and writes the copies that these products read:
+//! rowwise, with what is summed over along the rows as they are, and columnwise, the transposed.
+//! [`multiply`] and [`accumulate_at`] multiply two such matrices.
+//!
+//! ```text
+//! y  = x w        x rowwise    [tokens, in]   w columnwise [out, in]
+//! dx = dy w^T     dy rowwise   [tokens, out]  w rowwise    [in, out]
+//! dw = x^T dy     x columnwise [in, tokens]   dy columnwise [out, tokens]
+//! ```
+//!
+//! The formulas are those of Transformer Engine. Nothing here is recorded for a backward.
+
+mod codec;
+mod format;
+mod matrix;
+mod product;
+mod quantize;
+
+pub use codec::{decode, encode};
+pub use format::{Format, e8m0};
+pub use matrix::{BLOCK, Fp8Matrix, MX_BLOCK, ROW_BYTES, Scales};
+pub use product::{accumulate_at, multiply};
+pub use quantize::{
+    CurrentScale, Quantized, Scaling, Ways, amax, current_scale, dequantize, quantize,
+};

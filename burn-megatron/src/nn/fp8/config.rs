@@ -1,0 +1,142 @@
+//! What a run says of its 8-bit layers.
+
+use burn_megatron_kernels::fp8::Format;
+use serde::{Deserialize, Serialize};
+
+/// 8-bit arithmetic of the linear layers of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Fp8Config {
+    /// How scales are found; without one, layers compute in the type of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<Fp8Recipe>,
+    /// The formats of values and of gradients.
+    pub format: Fp8Format,
+    /// Blocks at the beginning, and as many at the end, that compute in the type of the model.
+    pub first_last_bf16: usize,
+    /// Whether inputs that wait for the backward do so in 8 bits.
+    pub save_activations: bool,
+    /// Share of the values of a tensor beyond the largest of its format above which the run warns.
+    pub saturation_limit: f64,
+    /// Recipes of the layers whose paths a pattern fits; later ones override earlier ones.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<Fp8Layers>,
+}
+
+impl Default for Fp8Config {
+    fn default() -> Self {
+        Self {
+            recipe: None,
+            format: Fp8Format::Hybrid,
+            first_last_bf16: 0,
+            save_activations: false,
+            saturation_limit: 0.01,
+            layers: vec![],
+        }
+    }
+}
+
+/// A recipe for some of the layers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fp8Layers {
+    /// Which ones, by their paths, such as `blocks.0.mlp.down`.
+    pub pattern: String,
+    /// Their recipe; without one they compute in the type of the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<Fp8Recipe>,
+}
+
+/// The formats of values and of gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fp8Format {
+    /// E4M3 for values, E5M2 for gradients. MXFP8 and blockwise scaling keep E4M3 for both.
+    #[default]
+    Hybrid,
+    /// E4M3 for both.
+    E4m3,
+}
+
+/// How scales are found.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fp8Recipe {
+    /// One scale for each tensor, from the largest magnitudes of earlier steps.
+    Delayed(DelayedScaling),
+    /// One scale for each tensor, from its own largest magnitude.
+    Current(CurrentScaling),
+    /// One scale for 1 x 128 values of activations and gradients, and for 128 x 128 of weights.
+    Blockwise(BlockScaling),
+    /// One power of two for 32 values.
+    MxFp8,
+}
+
+/// Settings of delayed scaling.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DelayedScaling {
+    /// Binary orders of magnitude that are left free above the largest magnitude.
+    pub margin: i32,
+    /// Steps that are remembered.
+    pub history: usize,
+    /// What of them counts.
+    pub amax: AmaxChoice,
+}
+
+impl Default for DelayedScaling {
+    fn default() -> Self {
+        Self {
+            margin: 0,
+            history: 1024,
+            amax: AmaxChoice::Max,
+        }
+    }
+}
+
+/// Which of the remembered magnitudes counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AmaxChoice {
+    /// The largest.
+    #[default]
+    Max,
+    /// That of the last step.
+    MostRecent,
+}
+
+/// Settings of current scaling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CurrentScaling {
+    /// The least magnitude that is taken for the largest one.
+    pub epsilon: f32,
+    /// Whether scales are rounded down to powers of two.
+    pub power_of_two: bool,
+}
+
+/// Settings of blockwise scaling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BlockScaling {
+    /// Whether scales are rounded down to powers of two.
+    pub power_of_two: bool,
+}
+
+impl Default for BlockScaling {
+    fn default() -> Self {
+        Self { power_of_two: true }
+    }
+}
+
+impl Fp8Format {
+    /// The format of values, and that of gradients, under a recipe.
+    pub fn of(self, recipe: &Fp8Recipe) -> [Format; 2] {
+        match (self, recipe) {
+            (Self::Hybrid, Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_)) => {
+                [Format::E4M3, Format::E5M2]
+            }
+            _ => [Format::E4M3; 2],
+        }
+    }
+}
