@@ -18,6 +18,7 @@ mod format;
 mod matrix;
 mod product;
 mod quantize;
+mod statistics;
 
 pub use codec::{decode, encode};
 pub use format::{Format, e8m0};
@@ -26,3 +27,4 @@ pub use product::{accumulate_at, multiply};
 pub use quantize::{
     CurrentScale, Quantized, Scaling, Ways, amax, current_scale, dequantize, quantize,
 };
+pub use statistics::{Statistics, statistics};
