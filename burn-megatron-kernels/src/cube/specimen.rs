@@ -103,6 +103,7 @@ pub fn specimens(target: &Target) -> Vec<Specimen> {
         crate::cross_entropy::kernel::specimens,
         crate::dropout::kernel::specimens,
         crate::flat::kernel::specimens,
+        crate::fp8::codec::specimens,
         crate::norm::kernel::specimens,
         crate::rope::kernel::specimens,
         crate::softmax::kernel::specimens,

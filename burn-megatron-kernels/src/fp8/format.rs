@@ -78,31 +78,29 @@ impl Format {
     }
 
     /// The code of the nearest value, ties to the even code. What lies beyond the largest value, or
-    /// is infinite, becomes that.
+    /// is infinite, becomes that: the infinities of E5M2 are never written.
+    // No branch: loops over it become SIMD code.
+    #[inline(always)]
     pub fn encode(self, value: f32) -> u8 {
         let bits = value.to_bits();
         let magnitude = bits & 0x7fff_ffff;
-        let sign = ((bits >> 31) << (self.bits() - 1)) as u8;
-        if magnitude > 0x7f80_0000 {
-            return self.nan_code();
-        }
-        if magnitude >= self.max().to_bits() {
-            return sign | self.max_code();
-        }
+        let sign = (bits >> 31) << (self.bits() - 1);
         let (mantissa, bias) = (self.mantissa_bits(), self.bias());
         let dropped = 23 - mantissa;
-        let code = if magnitude < (128 - bias) << 23 {
-            // Below the smallest normal value: a float whose last bit is the smallest step is added,
-            // which rounds as the processor does.
-            let step = (127 + 1 - bias + dropped) << 23;
-            (f32::from_bits(magnitude) + f32::from_bits(step)).to_bits() - step
-        } else {
-            let odd = (magnitude >> dropped) & 1;
-            let rounded = magnitude + ((1 << (dropped - 1)) - 1) + odd;
-            (rounded >> dropped) - ((127 - bias) << mantissa)
-        };
+        // Below the smallest normal value: a float whose last bit is the smallest step is added,
+        // which rounds as the processor does.
+        let step = (127 + 1 - bias + dropped) << 23;
+        let sum = f32::from_bits(magnitude) + f32::from_bits(step);
+        let small = sum.to_bits().wrapping_sub(step);
+        let odd = (magnitude >> dropped) & 1;
+        let rounded = magnitude + ((1 << (dropped - 1)) - 1) + odd;
+        let normal = (rounded >> dropped).wrapping_sub((127 - bias) << mantissa);
+        let is_small = magnitude < (128 - bias) << 23;
         // Rounding up can pass the largest code.
-        sign | (code.min(u32::from(self.max_code())) as u8)
+        let code = if is_small { small } else { normal }.min(u32::from(self.max_code()));
+        let is_nan = magnitude > 0x7f80_0000;
+        let nan = u32::from(self.nan_code());
+        (if is_nan { nan } else { sign | code }) as u8
     }
 
     /// The value of a code, exactly; what lies above its bits is ignored.
@@ -125,10 +123,45 @@ impl Format {
     }
 }
 
+/// How a value that lies between two powers of two becomes one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rounding {
+    /// To the nearer one; from halfway, `1.5 * 2^n`, up. That is rounding to nearest even: of the two
+    /// significands, 1 and 2 halves of the upper power, 2 is even.
+    Nearest,
+    /// To the upper one.
+    Up,
+}
+
 /// E8M0: a power of two from 2^-127 to 2^127 as its exponent plus 127; 255 is NaN.
 pub mod e8m0 {
+    use super::Rounding;
+
     /// The code of NaN.
     pub const NAN: u8 = 255;
+
+    /// The code of the largest value, 2^127.
+    pub const MAX: u8 = 254;
+
+    /// The code of the power of two beside `value`.
+    ///
+    /// What lies below 2^-127, 0 included, becomes 2^-127; what lies beyond 2^127, or is infinite,
+    /// becomes that. NaN and negative values become NaN, -0 does not.
+    pub fn encode(value: f32, rounding: Rounding) -> u8 {
+        let bits = value.to_bits();
+        if bits & 0x7fff_ffff > 0x7f80_0000 || bits > 0x8000_0000 {
+            return NAN;
+        }
+        let (exponent, mantissa) = (bits >> 23 & 0xff, bits & 0x007f_ffff);
+        // 2^-127 itself is subnormal in f32: half of the mantissa of what lies below 2^-126.
+        let up = match (rounding, exponent) {
+            (Rounding::Nearest, 0) => mantissa >= 0x0060_0000,
+            (Rounding::Nearest, _) => mantissa >= 0x0040_0000,
+            (Rounding::Up, 0) => mantissa > 0x0040_0000,
+            (Rounding::Up, _) => mantissa > 0,
+        };
+        (exponent + u32::from(up)).min(u32::from(MAX)) as u8
+    }
 
     /// The code of the scale by which a block whose largest magnitude is `amax` fits below
     /// `max` = 448 of E4M3: `amax / 448`, rounded up to a power of two. 0 gives the smallest scale,
@@ -142,7 +175,7 @@ pub mod e8m0 {
             return NAN;
         }
         if bits == 0x7f80_0000 {
-            return 254;
+            return MAX;
         }
         let up = u32::from(bits & 0x007f_ffff > 0x0060_0000);
         ((bits >> 23) + up).saturating_sub(8) as u8

@@ -13,15 +13,17 @@
 //!
 //! The formulas are those of Transformer Engine. Nothing here is recorded for a backward.
 
-mod codec;
+pub(crate) mod codec;
 mod format;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
 mod matrix;
 mod product;
 mod quantize;
 mod statistics;
 
-pub use codec::{decode, encode};
-pub use format::{Format, e8m0};
+pub use codec::{decode, decode_scales, encode, encode_scales};
+pub use format::{Format, Rounding, e8m0};
 pub use matrix::{BLOCK, Fp8Matrix, MX_BLOCK, ROW_BYTES, Scales};
 pub use product::{accumulate_at, multiply};
 pub use quantize::{

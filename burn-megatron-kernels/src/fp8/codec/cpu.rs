@@ -1,42 +1,100 @@
-//! On Burn's CPU backend.
+//! On Burn's CPU backend: one pass, tasks of a fixed number of elements.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, TensorData};
+use rayon::prelude::*;
 
-use super::super::Format;
-use crate::cpu::{Element, for_float, slice, tensor};
+use super::Coding;
+use crate::cpu::{Element, ROW_GRAIN, Real, for_float, slice, tensor, vectorized};
+use crate::fp8::{Format, Rounding};
 
-pub(super) fn encode(format: Format, values: &FlexTensor) -> FlexTensor {
-    let per_word = (32 / format.bits()) as usize;
-    let word = |codes: &mut dyn Iterator<Item = u8>| {
-        codes.enumerate().fold(0u32, |word, (at, code)| {
-            word | u32::from(code) << (format.bits() * at as u32)
-        })
-    };
-    let words: Vec<u32> = for_float!(values.dtype(), E => slice::<E>(values)
-        .chunks(per_word)
-        .map(|chunk| word(&mut chunk.iter().map(|value| format.encode(value.wide() as f32))))
-        .collect());
+/// Values that are encoded before they are packed: they stay in the nearest cache.
+const BATCH: usize = 1024;
+
+/// See [`encode`](super::encode).
+pub(super) fn encode(coding: Coding, values: &FlexTensor) -> FlexTensor {
+    let words = for_float!(values.dtype(), E => encode_all(coding, slice::<E>(values)));
     let count = words.len();
     FlexTensor::from_data(TensorData::new(words, [count]))
 }
 
-pub(super) fn decode(format: Format, count: usize, dtype: DType, codes: &FlexTensor) -> FlexTensor {
+fn encode_all<E: Element>(coding: Coding, values: &[E]) -> Vec<u32> {
+    let per_word = coding.per_word();
+    let mut words = vec![0; values.len().div_ceil(per_word)];
+    match values.len() <= ROW_GRAIN {
+        true => encode_part(coding, values, &mut words),
+        false => words
+            .par_chunks_mut(ROW_GRAIN / per_word)
+            .zip(values.par_chunks(ROW_GRAIN))
+            .for_each(|(words, values)| encode_part(coding, values, words)),
+    }
+    words
+}
+
+/// Compiles the loop once for each coding.
+fn encode_part<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
+    macro_rules! each {
+        ($($coding:path),*) => {
+            match coding {
+                $($coding => vectorized(
+                    #[inline(always)]
+                    || encode_batches($coding, values, words),
+                ),)*
+            }
+        };
+    }
+    const E4M3: Coding = Coding::Value(Format::E4M3);
+    const E5M2: Coding = Coding::Value(Format::E5M2);
+    const E2M1: Coding = Coding::Value(Format::E2M1);
+    const NEAREST: Coding = Coding::Scale(Rounding::Nearest);
+    const UP: Coding = Coding::Scale(Rounding::Up);
+    each!(E4M3, E5M2, E2M1, NEAREST, UP)
+}
+
+#[inline(always)]
+fn encode_batches<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
+    let per_word = coding.per_word();
+    let mut codes = [0u8; BATCH];
+    let batches = values.chunks(BATCH);
+    for (values, words) in batches.zip(words.chunks_mut(BATCH / per_word)) {
+        for (code, value) in codes.iter_mut().zip(values) {
+            *code = coding.encode(value.wide().double() as f32);
+        }
+        // What is left of the last word.
+        codes[values.len()..].fill(0);
+        for (word, codes) in words.iter_mut().zip(codes.chunks_exact(per_word)) {
+            let places = codes.iter().zip((0..).step_by(coding.bits() as usize));
+            *word = places.fold(0, |word, (code, place)| word | u32::from(*code) << place);
+        }
+    }
+}
+
+/// See [`decode`](super::decode).
+pub(super) fn decode(coding: Coding, count: usize, dtype: DType, codes: &FlexTensor) -> FlexTensor {
     let Some(words) = codes.as_slice::<u32>() else {
         unreachable!("codes are u32 side by side")
     };
-    let per_word = (32 / format.bits()) as usize;
-    let value = |at: usize| {
-        let code = words[at / per_word] >> (format.bits() * (at % per_word) as u32);
-        format.decode(code as u8)
+    for_float!(dtype, E => tensor(decode_all::<E>(coding, count, words), [count]))
+}
+
+fn decode_all<E: Element>(coding: Coding, count: usize, words: &[u32]) -> Vec<E> {
+    let (bits, per_word) = (coding.bits(), coding.per_word());
+    let value = |code: u8| E::narrow(E::Wide::of(f64::from(coding.decode(code))));
+    let table: [E; 256] = std::array::from_fn(|code| value(code as u8));
+    let mut values = vec![value(0); count];
+    let part = |values: &mut [E], words: &[u32]| {
+        for (values, word) in values.chunks_mut(per_word).zip(words) {
+            for (value, place) in values.iter_mut().zip((0..).step_by(bits as usize)) {
+                *value = table[(word >> place & 0xff) as usize];
+            }
+        }
     };
-    fn of<E: Element>(count: usize, value: impl Fn(usize) -> f32) -> FlexTensor {
-        let values: Vec<f64> = (0..count).map(|at| f64::from(value(at))).collect();
-        let values: Vec<E> = values
-            .into_iter()
-            .map(|v| E::narrow(<E::Wide as crate::cpu::Real>::of(v)))
-            .collect();
-        tensor(values, [count])
+    match count <= ROW_GRAIN {
+        true => part(&mut values, words),
+        false => values
+            .par_chunks_mut(ROW_GRAIN)
+            .zip(words.par_chunks(ROW_GRAIN / per_word))
+            .for_each(|(values, words)| part(values, words)),
     }
-    for_float!(dtype, E => of::<E>(count, value))
+    values
 }

@@ -5,53 +5,229 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::Format;
+use super::{Format, Rounding, e8m0};
+use crate::KernelError;
+use crate::error::accept;
 use crate::launch::{Kernel, Spec, launch_one};
 
 mod cpu;
+#[cfg(feature = "cubecl")]
+mod kernel;
+#[cfg(test)]
+mod tests;
 
-/// The codes of `values`, `[count]`: `[ceil(count bits / 32)]` of u32, the first in the lowest bits;
-/// what is left of the last word is 0.
+#[cfg(feature = "cubecl")]
+pub(crate) use kernel::specimens;
+
+/// The codes of `values`, packed: `[count]` to `[ceil(count / n)]` of u32, the first code in the
+/// lowest bits; `n` is 4 for formats of 8 bits and 8 for E2M1. What is left of the last word is 0.
+///
+/// Each value becomes the nearest one of the format, ties to the even code; see [`Format::encode`]
+/// for what saturates and for NaN. `values` may be f32, f16, bf16 or, on the CPU, f64, which is
+/// rounded to f32 first. A count of 0 is legal. Values of f16 below 2^-14 are 0 to devices that
+/// flush subnormal numbers of that type, which only E5M2 could tell.
+///
+/// On CubeCL devices this is one launch, after a copy of values that do not lie side by side. It
+/// moves 128 bits at a time where `count` is a multiple of as many values.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for values of another type, or of one that the device lacks.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_megatron_kernels::fp8::{Format, decode, encode};
+///
+/// let values = Tensor::<1>::from_floats([0.3, -1000.0, 17.0], &Device::flex());
+/// let codes = encode(values, Format::E4M3);
+/// assert_eq!(codes.dims(), [1]);
+/// let values = decode(codes, 3, Format::E4M3, FloatDType::F32);
+/// let values: Vec<f32> = values.into_data().try_into_vec().unwrap();
+/// assert_eq!(values, [0.3125, -448.0, 16.0]);
+/// ```
 pub fn encode(values: Tensor<1>, format: Format) -> Tensor<1, Int> {
+    encode_as(values, Coding::Value(format))
+}
+
+/// The values of the first `count` of `codes`, packed as [`encode`] does it: `[count]` in `dtype`.
+///
+/// This is exact: f32, f64, f16 and bf16 hold all values of the formats, the infinities and NaN of
+/// E5M2 and the NaN of E4M3 included. Subnormal numbers of f16, which only E5M2 has, are 0 on devices
+/// that flush them.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for more values than there are codes, for codes that are not u32, and for
+/// a type that the device lacks.
+pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatDType) -> Tensor<1> {
+    decode_as(codes, count, dtype, Coding::Value(format))
+}
+
+/// The codes of `values` as powers of two, E8M0, packed: `[count]` to `[ceil(count / 4)]` of u32, the
+/// first code in the lowest bits. What is left of the last word is 0.
+///
+/// See [`e8m0::encode`] for what becomes of values below and beyond all powers, negative ones and
+/// NaN. The types are those of [`encode`].
+///
+/// # Panics
+///
+/// As [`encode`].
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::fp8::{Rounding, decode_scales, encode_scales};
+///
+/// let scales = Tensor::<1>::from_floats([0.25, 1.1, 3.0], &Device::flex());
+/// let codes = encode_scales(scales, Rounding::Up);
+/// let powers: Vec<f32> = decode_scales(codes, 3).into_data().try_into_vec().unwrap();
+/// assert_eq!(powers, [0.25, 2.0, 4.0]);
+/// ```
+pub fn encode_scales(values: Tensor<1>, rounding: Rounding) -> Tensor<1, Int> {
+    encode_as(values, Coding::Scale(rounding))
+}
+
+/// The values of the first `count` of `codes` of E8M0, packed as [`encode_scales`] does it: `[count]`
+/// in f32, exactly. The smallest, 2^-127, is subnormal in f32.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for more values than there are codes, and for codes that are not u32.
+pub fn decode_scales(codes: Tensor<1, Int>, count: usize) -> Tensor<1> {
+    // Decoding does not round.
+    decode_as(
+        codes,
+        count,
+        FloatDType::F32,
+        Coding::Scale(Rounding::Nearest),
+    )
+}
+
+/// What codes stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Coding {
+    Value(Format),
+    Scale(Rounding),
+}
+
+impl Coding {
+    fn bits(self) -> u32 {
+        match self {
+            Self::Value(format) => format.bits(),
+            Self::Scale(_) => 8,
+        }
+    }
+
+    fn per_word(self) -> usize {
+        (u32::BITS / self.bits()) as usize
+    }
+
+    #[inline(always)]
+    fn encode(self, value: f32) -> u8 {
+        match self {
+            Self::Value(format) => format.encode(value),
+            Self::Scale(rounding) => e8m0::encode(value, rounding),
+        }
+    }
+
+    fn decode(self, code: u8) -> f32 {
+        match self {
+            Self::Value(format) => format.decode(code),
+            Self::Scale(_) => e8m0::decode(code),
+        }
+    }
+}
+
+fn encode_as(values: Tensor<1>, coding: Coding) -> Tensor<1, Int> {
     let values = match values.dtype() {
         DType::F64 => values.cast(FloatDType::F32),
         _ => values,
     };
-    Tensor::from_dispatch(launch_one(Encode(format), vec![values.into_dispatch()]))
+    let kernel = Encode(coding);
+    let floats = [DType::F32, DType::Flex32, DType::F16, DType::BF16];
+    let device = || format!("{:?}", values.device());
+    accept(check_type(kernel.name(), values.dtype(), &floats, device));
+    Tensor::from_dispatch(launch_one(kernel, vec![values.into_dispatch()]))
 }
 
-/// The values of the first `count` codes, exactly, in `dtype` (f32, f16 or bf16; all values of the
-/// formats are values of these types, but for those of E5M2 in no case).
-pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatDType) -> Tensor<1> {
+fn decode_as(codes: Tensor<1, Int>, count: usize, dtype: FloatDType, coding: Coding) -> Tensor<1> {
     let kernel = Decode {
-        format,
+        coding,
         count,
         dtype: dtype.into(),
     };
+    let device = || format!("{:?}", codes.device());
+    accept(check_type(
+        kernel.name(),
+        codes.dtype(),
+        &[DType::U32],
+        device,
+    ));
+    accept(check_count(&kernel, codes.dims()[0]));
     Tensor::from_dispatch(launch_one(kernel, vec![codes.into_dispatch()]))
 }
 
-#[derive(Debug)]
-struct Encode(Format);
+fn check_type(
+    operation: &'static str,
+    dtype: DType,
+    fits: &[DType],
+    device: impl FnOnce() -> String,
+) -> Result<(), KernelError> {
+    match fits.contains(&dtype) {
+        true => Ok(()),
+        false => Err(KernelError::Type {
+            operation,
+            dtype,
+            device: device(),
+            fits: fits
+                .iter()
+                .map(|dtype| format!("{dtype:?}"))
+                .collect::<Vec<_>>()
+                .join(", "),
+        }),
+    }
+}
 
+fn check_count(kernel: &Decode, words: usize) -> Result<(), KernelError> {
+    let (count, per_word) = (kernel.count, kernel.coding.per_word());
+    match count.div_ceil(per_word) <= words {
+        true => Ok(()),
+        false => Err(KernelError::shape(
+            kernel.name(),
+            format!(
+                "{count} values are more than the {} codes that {words} words hold",
+                words * per_word
+            ),
+        )),
+    }
+}
+
+/// The input: the values.
+#[derive(Debug)]
+struct Encode(Coding);
+
+/// The input: the codes.
 #[derive(Debug)]
 struct Decode {
-    format: Format,
+    coding: Coding,
     count: usize,
     dtype: DType,
 }
 
 impl Kernel for Encode {
     fn name(&self) -> &'static str {
-        "encode"
+        match self.0 {
+            Coding::Value(_) => "fp8::encode",
+            Coding::Scale(_) => "fp8::encode_scales",
+        }
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let per_word = (32 / self.0.bits()) as usize;
-        vec![Spec::new(
-            [inputs[0].shape[0].div_ceil(per_word)],
-            DType::U32,
-        )]
+        let words = inputs[0].shape[0].div_ceil(self.0.per_word());
+        vec![Spec::new([words], DType::U32)]
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
@@ -59,14 +235,17 @@ impl Kernel for Encode {
     }
 
     #[cfg(feature = "cubecl")]
-    fn cube(&self, _inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        unimplemented!("the kernels come next")
+    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![kernel::encode(inputs.remove(0), self.0)]
     }
 }
 
 impl Kernel for Decode {
     fn name(&self) -> &'static str {
-        "decode"
+        match self.coding {
+            Coding::Value(_) => "fp8::decode",
+            Coding::Scale(_) => "fp8::decode_scales",
+        }
     }
 
     fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
@@ -74,11 +253,13 @@ impl Kernel for Decode {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::decode(self.format, self.count, self.dtype, &inputs[0])]
+        let codes = &inputs[0];
+        vec![cpu::decode(self.coding, self.count, self.dtype, codes)]
     }
 
     #[cfg(feature = "cubecl")]
-    fn cube(&self, _inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        unimplemented!("the kernels come next")
+    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let codes = inputs.remove(0);
+        vec![kernel::decode(codes, self.count, self.dtype, self.coding)]
     }
 }

@@ -1,0 +1,275 @@
+//! The CubeCL kernels: one unit reads or writes whole words of codes.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::Coding;
+use crate::cube::specimen::{Specimen, Target, buffer, types};
+use crate::cube::{RowPlan, empty, grid};
+use crate::fp8::kernel as code;
+use crate::fp8::{Format, Rounding};
+
+/// Units of a cube: they share nothing, so any number that fills a processor serves.
+const UNITS: u32 = 256;
+
+/// How values and words are shared out among units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    /// Values of a load or store.
+    vector: usize,
+    /// Loads or stores of a unit.
+    loads: usize,
+    /// Words of a unit.
+    words: usize,
+    /// Whether the last unit has fewer values than its words hold.
+    ragged: bool,
+}
+
+impl Plan {
+    fn new(client: &Client, dtype: DType, count: usize, coding: Coding) -> Self {
+        let per_word = coding.per_word();
+        // Vectors as wide as the device has where no word is left half empty, else single values.
+        let whole = count.is_multiple_of(per_word);
+        let vector = RowPlan::new(client, dtype, if whole { count } else { 1 }).vector;
+        Self::of(vector, coding, !whole)
+    }
+
+    fn of(vector: usize, coding: Coding, ragged: bool) -> Self {
+        let per_word = coding.per_word();
+        let values = vector.max(per_word);
+        Self {
+            vector,
+            loads: values / vector,
+            words: values / per_word,
+            ragged,
+        }
+    }
+
+    /// The units that `count` values take.
+    fn units(&self, count: usize) -> usize {
+        count.div_ceil(self.loads * self.vector)
+    }
+
+    fn grid(&self, client: &Client, count: usize) -> CubeCount {
+        grid(client, self.units(count).div_ceil(UNITS as usize))
+    }
+}
+
+#[cube]
+fn code_of(value: f32, #[comptime] coding: Coding) -> u32 {
+    match comptime!(coding) {
+        Coding::Value(format) => code::encode(value, format),
+        Coding::Scale(rounding) => code::e8m0_encode(value, rounding),
+    }
+}
+
+#[cube]
+fn value_of(code: u32, #[comptime] coding: Coding) -> f32 {
+    match comptime!(coding) {
+        Coding::Value(format) => code::decode(code, format),
+        Coding::Scale(_rounding) => code::e8m0_decode(code),
+    }
+}
+
+/// `count`: how many values there are; `units`: how many units they take.
+#[cube(launch_unchecked)]
+fn encode_kernel<F: Float, N: Size, M: Size>(
+    values: &[Vector<F, N>],
+    codes: &mut [Vector<u32, M>],
+    count: u32,
+    units: u32,
+    #[comptime] plan: Plan,
+    #[comptime] coding: Coding,
+    #[define(F)] _dtype: ElemType,
+) {
+    let unit = CUBE_POS * UNITS as usize + UNIT_POS as usize;
+    let (vector, loads) = comptime!((plan.vector, plan.loads));
+    let first = unit * loads;
+    let count = count as usize;
+    if unit < units as usize {
+        let mut loaded = Array::<Vector<f32, N>>::new(loads);
+        #[unroll]
+        for load in 0..loads {
+            let at = first + load;
+            if comptime!(!plan.ragged) {
+                loaded[load] = Vector::cast_from(values[at]);
+            } else {
+                // What is left of the last word is 0, and 0 has the code 0 in all formats.
+                loaded[load] = Vector::cast_from(0.0f32);
+                if at < count {
+                    loaded[load] = Vector::cast_from(values[at]);
+                }
+            }
+        }
+        let mut words = Vector::<u32, M>::empty();
+        let (bits, per_word) = comptime!((coding.bits(), coding.per_word()));
+        #[unroll]
+        for word in 0..plan.words {
+            let mut packed = 0u32;
+            #[unroll]
+            for place in 0..per_word {
+                let at = comptime!(word * per_word + place);
+                let value = loaded[comptime!(at / vector)].extract(comptime!(at % vector));
+                packed |= code_of(value, coding) << comptime!(bits * place as u32);
+            }
+            words.insert(word, packed);
+        }
+        codes[unit] = words;
+    }
+}
+
+/// `count`: how many values are asked for; `units`: how many units they take.
+#[cube(launch_unchecked)]
+fn decode_kernel<F: Float, N: Size, M: Size>(
+    codes: &[Vector<u32, M>],
+    values: &mut [Vector<F, N>],
+    count: u32,
+    units: u32,
+    #[comptime] plan: Plan,
+    #[comptime] coding: Coding,
+    #[define(F)] _dtype: ElemType,
+) {
+    let unit = CUBE_POS * UNITS as usize + UNIT_POS as usize;
+    let (vector, loads) = comptime!((plan.vector, plan.loads));
+    let first = unit * loads;
+    let count = count as usize;
+    if unit < units as usize {
+        let words = codes[unit];
+        let (bits, per_word) = comptime!((coding.bits(), coding.per_word()));
+        #[unroll]
+        for store in 0..loads {
+            let mut decoded = Vector::<f32, N>::empty();
+            #[unroll]
+            for lane in 0..vector {
+                let at = comptime!(store * vector + lane);
+                let word = words.extract(comptime!(at / per_word));
+                let code = word >> comptime!(bits * (at % per_word) as u32);
+                decoded.insert(lane, value_of(code, coding));
+            }
+            if comptime!(!plan.ragged) {
+                values[first + store] = Vector::cast_from(decoded);
+            } else {
+                if first + store < count {
+                    values[first + store] = Vector::cast_from(decoded);
+                }
+            }
+        }
+    }
+}
+
+/// See [`encode`](super::encode); the values are contiguous.
+pub(super) fn encode(values: CubeTensor, coding: Coding) -> CubeTensor {
+    let client = values.client.clone();
+    let count = values.shape().num_elements();
+    let codes = empty(&values, [count.div_ceil(coding.per_word())], DType::U32);
+    if count == 0 {
+        return codes;
+    }
+    let dtype = values.dtype;
+    let plan = Plan::new(&client, dtype, count, coding);
+    unsafe {
+        encode_kernel::launch_unchecked(
+            &client,
+            plan.grid(&client, count),
+            CubeDim::new_1d(UNITS),
+            plan.vector,
+            plan.words,
+            values.into_buffer_arg(),
+            codes.clone().into_buffer_arg(),
+            count as u32,
+            plan.units(count) as u32,
+            plan,
+            coding,
+            dtype_to_storage_type(dtype),
+        );
+    }
+    codes
+}
+
+/// See [`decode`](super::decode); the codes are contiguous and hold `count` values.
+pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Coding) -> CubeTensor {
+    let client = codes.client.clone();
+    let values = empty(&codes, [count], dtype);
+    if count == 0 {
+        return values;
+    }
+    let plan = Plan::new(&client, dtype, count, coding);
+    unsafe {
+        decode_kernel::launch_unchecked(
+            &client,
+            plan.grid(&client, count),
+            CubeDim::new_1d(UNITS),
+            plan.vector,
+            plan.words,
+            codes.into_buffer_arg(),
+            values.clone().into_buffer_arg(),
+            count as u32,
+            plan.units(count) as u32,
+            plan,
+            coding,
+            dtype_to_storage_type(dtype),
+        );
+    }
+    values
+}
+
+/// Every format from and to every type, and the scales.
+pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+    let codings = [
+        ("e4m3", Coding::Value(Format::E4M3)),
+        ("e5m2", Coding::Value(Format::E5M2)),
+        ("e2m1", Coding::Value(Format::E2M1)),
+        ("e8m0", Coding::Scale(Rounding::Up)),
+    ];
+    let mut all = vec![];
+    for (format, coding) in codings {
+        for (name, dtype, vector) in types() {
+            let plan = Plan::of(vector, coding, false);
+            let (device, compiler) = target.properties();
+            let encode = encode_kernel::EncodeKernel::new(
+                target.settings(UNITS),
+                device,
+                compiler,
+                buffer(),
+                buffer(),
+                (),
+                (),
+                vector,
+                plan.words,
+                plan,
+                coding,
+                dtype,
+            );
+            all.push(Specimen::streaming(
+                format!("fp8/encode/{name}/{format}"),
+                encode,
+            ));
+            let (device, compiler) = target.properties();
+            let decode = decode_kernel::DecodeKernel::new(
+                target.settings(UNITS),
+                device,
+                compiler,
+                buffer(),
+                buffer(),
+                (),
+                (),
+                vector,
+                plan.words,
+                plan,
+                coding,
+                dtype,
+            );
+            // What it reads is a quarter or half as wide as what it writes.
+            all.push(Specimen::other(
+                format!("fp8/decode/{name}/{format}"),
+                decode,
+            ));
+        }
+    }
+    all
+}

@@ -1,0 +1,62 @@
+//! What does not fit is named, on every device.
+
+use super::*;
+
+fn message(work: impl FnOnce()) -> String {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    let panic = panic.expect_err("the call must be refused");
+    let text = panic.downcast_ref::<String>().cloned();
+    text.expect("the panic has a message")
+}
+
+#[test]
+fn more_values_than_there_are_codes() {
+    for (device, _) in devices() {
+        let codes = || integers(vec![0; 2], &device);
+        let take =
+            |count, format| message(|| drop(decode(codes(), count, format, FloatDType::F32)));
+        assert_eq!(
+            take(9, Format::E4M3),
+            "fp8::decode: 9 values are more than the 8 codes that 2 words hold"
+        );
+        assert_eq!(
+            take(17, Format::E2M1),
+            "fp8::decode: 17 values are more than the 16 codes that 2 words hold"
+        );
+        assert_eq!(
+            message(|| drop(decode_scales(codes(), usize::MAX))),
+            format!(
+                "fp8::decode_scales: {} values are more than the 8 codes that 2 words hold",
+                usize::MAX
+            )
+        );
+    }
+}
+
+#[test]
+fn codes_that_are_not_u32() {
+    for (device, _) in devices() {
+        let codes = Tensor::<1, Int>::zeros([2], (&device, DType::I32));
+        let text = message(|| drop(decode(codes, 1, Format::E4M3, FloatDType::F32)));
+        let expected = "fp8::decode does not take I32 on ";
+        assert!(
+            text.starts_with(expected) && text.ends_with("; U32 fit"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+#[cfg(feature = "wgpu")]
+fn types_that_the_device_lacks() {
+    let device = Device::wgpu(Default::default());
+    if device.supports_dtype(DType::BF16) {
+        return;
+    }
+    let codes = integers(vec![0; 2], &device);
+    let text = message(|| drop(decode(codes, 1, Format::E4M3, FloatDType::BF16)));
+    assert!(
+        text.starts_with("fp8::decode does not take BF16 on "),
+        "{text}"
+    );
+}

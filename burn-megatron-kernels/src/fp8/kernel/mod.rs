@@ -1,0 +1,9 @@
+//! What the CubeCL kernels of 8-bit floats share.
+
+mod code;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use code::{
+    decode, e8m0_decode, e8m0_encode, e8m0_factors, e8m0_of_amax, encode, encode_word,
+};
