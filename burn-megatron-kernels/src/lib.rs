@@ -17,6 +17,7 @@
 //! | [`gemm`] | matrix products with a bias, or added to what is there |
 //! | [`flat`] | values written into a buffer of many tensors, or added there |
 //! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
+//! | [`bits`] | the bits of one type as those of another |
 //!
 //! They stand on [`function`] (an operation given by its forward and its backward) and [`philox`]
 //! (counter-based random numbers, so that a draw depends on its coordinates alone).
@@ -40,6 +41,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod attention;
+pub mod bits;
 mod cpu;
 pub mod cross_entropy;
 #[cfg(feature = "cubecl")]

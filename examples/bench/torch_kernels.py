@@ -6,7 +6,8 @@
 
 Reads the rows of the JSON file, times the same operations at the same sizes and in the same type,
 and prints one table of all of them, in milliseconds. Run both on one machine, one after the other.
-An operation without a counterpart here keeps its row, with a dash. Needs torch; Triton (which comes
+An operation without a counterpart here keeps its row, with a dash: products of 8-bit blocks, and what
+this build of torch or this device refuses, which is said on stderr. Needs torch; Triton (which comes
 with torch on CUDA) has kernels of its own here for RMSNorm and the softmax.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 
 import torch
@@ -126,6 +128,131 @@ def cases(row, device, dtype):
     return None
 
 
+FP8_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+def one_scale(x, scale, kind):
+    """Both copies with one scale, the largest magnitude, and what the codes are multiplied with."""
+    most = FP8_MAX[kind]
+    codes = (x.float() * scale).clamp(-most, most).to(kind)
+    return codes, codes.t().contiguous(), x.abs().max(), scale.reciprocal()
+
+
+def current(x, kind):
+    return one_scale(x, FP8_MAX[kind] / x.abs().max().float(), kind)
+
+
+def of_blocks(x, height, width):
+    """Codes and scales of blocks, the scales rounded down to powers of two."""
+    rows, depth = x.shape
+    high, wide = -rows % height, -depth % width
+    blocks = F.pad(x.float(), (0, wide, 0, high))
+    blocks = blocks.unflatten(1, (-1, width)).unflatten(0, (-1, height))
+    amax = blocks.abs().amax(dim=(1, 3), keepdim=True)
+    scale = torch.exp2(torch.floor(torch.log2(448.0 / amax.clamp(min=1e-30))))
+    codes = (blocks * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes.flatten(2, 3).flatten(0, 1)[:rows, :depth], scale.reciprocal().flatten()
+
+
+def both_ways(x, height, width):
+    return of_blocks(x, height, width), of_blocks(x.t(), height, width)
+
+
+def scaled_mm(a, b, scale_a, scale_b, dtype, fast=False):
+    """a b^T; both factors lie row by row."""
+    kwargs = {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": dtype}
+    if fast and a.is_cuda:
+        kwargs["use_fast_accum"] = True
+    return torch._scaled_mm(a, b.t(), **kwargs)
+
+
+def fp8_mlp(quantize, dtype):
+    """Forward and backward, as in the Rust benchmark."""
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+    def forward(x, weight):
+        (x8, turned, _, sx), (w8, columns, _, sw) = quantize(x, e4m3), quantize(weight, e4m3)
+        return scaled_mm(x8, columns, sx, sw, dtype, fast=True), (turned, sx, w8, sw)
+
+    def backward(kept, gradient, sums):
+        turned, sx, w8, sw = kept
+        g8, columns, _, sg = quantize(gradient, e5m2)
+        sums += scaled_mm(turned, columns, sx, sg, torch.float32)
+        return scaled_mm(g8, w8, sg, sw, dtype)
+
+    def step(x, up, down, gradient, sums_up, sums_down):
+        inside, of_up = forward(x, up)
+        _, of_down = forward(F.gelu(inside, approximate="tanh"), down)
+        gradient = backward(of_down, gradient, sums_down)
+        gradient = torch.ops.aten.gelu_backward(gradient, inside, approximate="tanh")
+        return backward(of_up, gradient, sums_up)
+
+    return step
+
+
+def fp8_cases(row, device, dtype):
+    """The 8-bit operation of a row and its inputs, or None."""
+    rows, width = row["rows"], row["width"]
+
+    def draw(*shape, dtype=dtype):
+        return torch.randn(*shape, device=device).to(dtype)
+
+    one = torch.ones((), device=device)
+    given = lambda x, kind: one_scale(x, one, kind)
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    name = row["operation"]
+    quantisers = {
+        "quantize-delayed": lambda x: given(x, e4m3),
+        "quantize-current": lambda x: current(x, e4m3),
+        "quantize-blocks": lambda x: both_ways(x, 1, 128),
+        "quantize-squares": lambda x: both_ways(x, 128, 128),
+        "quantize-mx": lambda x: both_ways(x, 1, 32),
+    }
+    if name in quantisers:
+        return quantisers[name], [draw(rows, width)]
+    if name == "product-delayed":
+        x8, x_turned = given(draw(rows, width), e4m3)[:2]
+        w8, w_turned = given(draw(width, width), e4m3)[:2]
+        g8, g_turned = given(draw(rows, width), e5m2)[:2]
+        if row["direction"] == "forward":
+            return (lambda x, w: scaled_mm(x, w, one, one, dtype, fast=True)), [x8, w_turned]
+
+        def backward(g, w, x_turned, g_turned, sums):
+            sums += scaled_mm(x_turned, g_turned, one, one, torch.float32)
+            return scaled_mm(g, w, one, one, dtype)
+
+        sums = draw(width, width, dtype=torch.float32)
+        return backward, [g8, w8, x_turned, g_turned, sums]
+    if name in ("mlp-delayed", "mlp-current"):
+        weights = [(width, 4 * width), (4 * width, width)]
+        sums = [torch.zeros(*shape, device=device) for shape in weights]
+        inputs = [draw(rows, width)]
+        inputs += [draw(*shape) / math.sqrt(shape[0]) for shape in weights]
+        return fp8_mlp(given if name == "mlp-delayed" else current, dtype), [
+            *inputs,
+            draw(rows, width),
+            *sums,
+        ]
+    return None
+
+
+def time_fp8(row, device, dtype, samples):
+    case = fp8_cases(row, device, dtype)
+    if case is None:
+        return {}
+    function, inputs = case
+    times = {}
+    torch._dynamo.reset()
+    for form, run in [("eager", function), ("compiled", torch.compile(function, dynamic=False))]:
+        try:
+            with torch.no_grad():
+                times[form] = median_ms(lambda: lambda: run(*inputs), device, samples)
+        except (RuntimeError, NotImplementedError) as error:
+            first = str(error).strip().splitlines()[0]
+            print(f"{row['operation']}, {form}: {first}", file=sys.stderr)
+    return times
+
+
 def triton_kernels():
     """Kernels in Triton by operation: forward alone."""
     try:
@@ -212,6 +339,8 @@ def time_torch(row, function, leaves, constants, device, samples):
 
 
 def time_row(row, device, dtype, samples, triton):
+    if row["operation"].startswith(("quantize-", "product-", "mlp-")):
+        return time_fp8(row, device, dtype, samples)
     case = cases(row, device, dtype)
     if case is None:
         return {}
@@ -228,7 +357,8 @@ def time_row(row, device, dtype, samples, triton):
 
 def table(report, results):
     lines = [
-        f"{report['device']}, {report['dtype']}, milliseconds (medians); torch {torch.__version__}",
+        f"{report['device']}, {report['dtype']}, milliseconds (medians); torch {torch.__version__}; "
+        "of 8-bit products `Burn's operations` are the same in this type",
         "",
         "| operation | direction | rows x width | copy | fused | Burn's operations | torch eager "
         "| torch compiled | Triton | fastest torch / fused |",
@@ -236,13 +366,13 @@ def table(report, results):
     ]
     cell = lambda value: "-" if value is None else f"{value:.4f}"
     for row, times in zip(report["rows"], results):
-        fused = row["fused_seconds"] * 1e3
+        fused, composed = row["fused_seconds"] * 1e3, row["composed_seconds"]
         best = min(times.values(), default=None)
         ratio = "-" if best is None or math.isnan(best) else f"{best / fused:.2f}"
         lines.append(
             f"| {row['operation']} | {row['direction']} | {row['rows']} x {row['width']} "
             f"| {cell(row['copy_seconds'] * 1e3)} | {cell(fused)} "
-            f"| {cell(row['composed_seconds'] * 1e3)} | {cell(times.get('eager'))} "
+            f"| {cell(composed and composed * 1e3)} | {cell(times.get('eager'))} "
             f"| {cell(times.get('compiled'))} | {cell(times.get('triton'))} | {ratio} |"
         )
     return "\n".join(lines)

@@ -309,3 +309,30 @@ fn a_layer_launches_as_few_kernels_as_it_can() {
         "GPT fused and unfused, Llama fused and unfused"
     );
 }
+
+#[test]
+fn a_matrix_is_quantised_in_two_launches() {
+    use burn_megatron::kernels::fp8::{self, Format, Ways};
+    let x = Tensor::<2>::ones([200, 130], &wgpu());
+    let (amax, launched) = count(|| fp8::amax(x.clone()));
+    assert_eq!(launched, 2);
+    let options = fp8::CurrentScale::default();
+    let (scale, launched) = count(|| fp8::current_scale(amax, Format::E4M3, options));
+    assert_eq!(launched, 1);
+    let blocks = |square| fp8::Scaling::Blocks {
+        square,
+        power_of_two: true,
+    };
+    for scaling in [
+        fp8::Scaling::Tensor(scale),
+        fp8::Scaling::Mx,
+        blocks(false),
+        blocks(true),
+    ] {
+        let quantized = || fp8::quantize(x.clone(), Format::E4M3, &scaling, Ways::BOTH);
+        let (quantized, launched) = count(quantized);
+        assert_eq!(launched, 2, "{scaling:?}");
+        let rowwise = quantized.rowwise.expect("it was asked for");
+        assert_eq!(count(|| fp8::dequantize(&rowwise)).1, 1);
+    }
+}

@@ -104,6 +104,8 @@ pub fn specimens(target: &Target) -> Vec<Specimen> {
         crate::dropout::kernel::specimens,
         crate::flat::kernel::specimens,
         crate::fp8::codec::specimens,
+        crate::fp8::product::scales::kernel::specimens,
+        crate::fp8::quantize::kernel::specimens,
         crate::norm::kernel::specimens,
         crate::rope::kernel::specimens,
         crate::softmax::kernel::specimens,

@@ -18,14 +18,14 @@ mod format;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 mod matrix;
-mod product;
-mod quantize;
+pub(crate) mod product;
+pub(crate) mod quantize;
 mod statistics;
 
 pub use codec::{decode, decode_scales, encode, encode_scales};
 pub use format::{Format, Rounding, e8m0};
 pub use matrix::{BLOCK, Fp8Matrix, MX_BLOCK, ROW_BYTES, Scales};
-pub use product::{accumulate_at, multiply};
+pub use product::{Accumulation, accumulate_at, engine_of_fp8, library_scales, multiply};
 pub use quantize::{
     CurrentScale, Quantized, Scaling, Ways, amax, current_scale, dequantize, quantize,
 };

@@ -1,42 +1,131 @@
 //! What a quantiser did to a tensor, for reports.
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
-use super::{Fp8Matrix, dequantize};
+use super::quantize::check;
+use super::{Format, Fp8Matrix, Scales, amax, dequantize};
+use crate::KernelError;
+use crate::error::accept;
+
+const NAME: &str = "statistics";
 
 /// How well a matrix came through.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statistics {
-    /// The largest magnitude.
+    /// The largest magnitude: NaN if there is one, 0 of nothing.
     pub amax: f64,
-    /// Share of the values whose magnitude times the scale is beyond the largest of the format.
+    /// Share of the values whose magnitude is beyond the largest of the format times their scale.
     pub saturated: f64,
     /// Share of the nonzero values that became zero.
     pub flushed: f64,
-    /// Signal to noise in decibels, `10 log10(sum x^2 / sum (x - quantised)^2)`; infinite where nothing was lost.
+    /// Signal to noise in decibels, `10 log10(sum x^2 / sum (x - quantised)^2)`; infinite where
+    /// nothing was lost, NaN where a value is infinite or NaN.
     pub snr: f64,
 }
 
-/// Compares a matrix with its rowwise copy.
-pub fn statistics(x: Tensor<2>, rowwise: &Fp8Matrix) -> Statistics {
+/// The sizes of what a value may differ by from the largest of its block times the scale: two
+/// roundings of the scale.
+const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
+
+/// Compares a matrix with its copy in 8 bits: `x` is `[rows, depth]` as the copy has them, so for a
+/// columnwise copy it is the transposed of what was quantised.
+///
+/// This is made of Burn's operations, a dozen launches, and waits for the result: it is for reports.
+/// Sums are made in f32. Of an empty matrix all is 0, and the ratio infinite. NaN counts as neither
+/// saturated nor flushed.
+///
+/// # Panics
+///
+/// With a [`KernelError`] where `x` is not of the copy's size, and for what
+/// [`dequantize`] refuses.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::fp8::{Format, Scaling, Ways, quantize, statistics};
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_floats([[1000.0, 1.0], [0.001, 0.0]], &device);
+/// let scaling = Scaling::Tensor(Tensor::ones([1], &device));
+/// let copy = quantize(x.clone(), Format::E4M3, &scaling, Ways::COLUMNWISE).columnwise;
+/// let statistics = statistics(x.transpose(), &copy.unwrap());
+/// assert_eq!(statistics.amax, 1000.0);
+/// assert_eq!(statistics.saturated, 1.0 / 4.0);
+/// assert_eq!(statistics.flushed, 1.0 / 3.0);
+/// ```
+pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
+    accept(check::format(NAME, matrix.format));
+    accept(matrix.check(NAME));
+    accept(check_sizes(x.dims(), matrix));
     let x = x.cast(FloatDType::F32);
-    let quantised = dequantize(rowwise);
-    let count = x.shape().num_elements().max(1) as f64;
-    let number = |x: Tensor<1>| x.into_scalar::<f32>() as f64;
-    let noise = number((x.clone() - quantised.clone()).powf_scalar(2.0).sum());
-    let signal = number(x.clone().powf_scalar(2.0).sum());
+    let count = x.shape().num_elements();
+    let nothing = Statistics {
+        amax: 0.0,
+        saturated: 0.0,
+        flushed: 0.0,
+        snr: f64::INFINITY,
+    };
+    if count == 0 {
+        return nothing;
+    }
+    let largest = number(amax(x.clone()));
+    if largest == 0.0 {
+        return nothing;
+    }
+
+    let (codes, scales) = apart(matrix);
     let magnitude = x.clone().abs();
-    let beyond = magnitude
-        .clone()
-        .greater(quantised.clone().abs().max().unsqueeze());
-    let nonzero = magnitude.clone().greater_elem(0.0);
-    let zero = quantised.equal_elem(0.0);
-    let flushed = nonzero.clone().bool_and(zero);
-    let share = |x: Tensor<2, burn::tensor::Bool>| number(x.float().sum());
+    let limit = scales.clone() * (f64::from(matrix.format.max()) * (1.0 + ROUNDING));
+    let beyond = magnitude.clone().greater(limit);
+    let nonzero = magnitude.greater_elem(0.0);
+    let flushed = nonzero.clone().bool_and(codes.clone().equal_elem(0.0));
+    // Squares are made of parts of the largest value, which they cannot leave the range with.
+    let noise = (x.clone() - codes * scales) / largest;
+    let signal = x / largest;
+    let total = |x: Tensor<2>| x.clone().mul(x).sum();
+    let counted = |x: Tensor<2, Bool>| number(x.int().sum().float().cast(FloatDType::F32));
+    let (signal, noise) = (number(total(signal)), number(total(noise)));
     Statistics {
-        amax: number(magnitude.max()),
-        saturated: share(beyond) / count,
-        flushed: share(flushed) / share(nonzero).max(1.0),
+        amax: largest,
+        saturated: counted(beyond) / count as f64,
+        flushed: counted(flushed) / counted(nonzero).max(1.0),
         snr: 10.0 * (signal / noise).log10(),
     }
 }
+
+/// The values of the codes alone, and the scale of each of them.
+fn apart(matrix: &Fp8Matrix) -> (Tensor<2>, Tensor<2>) {
+    let device = matrix.codes.device();
+    let one = match matrix.format {
+        Format::E5M2 => 0x3c3c_3c3c_i64,
+        _ => 0x3838_3838,
+    };
+    let codes = Fp8Matrix {
+        scales: Scales::Tensor(Tensor::ones([1], (&device, DType::F32))),
+        ..matrix.clone()
+    };
+    let scales = Fp8Matrix {
+        codes: matrix.codes.full_like(one),
+        ..matrix.clone()
+    };
+    (dequantize(&codes), dequantize(&scales))
+}
+
+fn number(x: Tensor<1>) -> f64 {
+    f64::from(x.into_scalar::<f32>())
+}
+
+fn check_sizes([rows, depth]: [usize; 2], matrix: &Fp8Matrix) -> Result<(), KernelError> {
+    let of_copy = [matrix.rows(), matrix.depth];
+    match of_copy == [rows, depth] {
+        true => Ok(()),
+        false => Err(KernelError::shape(
+            NAME,
+            format!("x is [{rows}, {depth}] and its copy {of_copy:?}; both must be of one size"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests;

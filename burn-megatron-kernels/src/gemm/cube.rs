@@ -18,7 +18,7 @@ use crate::cube::{empty, own};
 use crate::flat::kernel::accumulate;
 
 /// A product goes straight into a flat buffer at multiples of so many bytes.
-pub(super) const FLAT_ALIGNMENT: usize = 16;
+pub(crate) const FLAT_ALIGNMENT: usize = 16;
 
 /// Buffers start at multiples of so many bytes, or are copied: what cuBLASLt takes for granted.
 const ALIGNMENT: u64 = 256;
@@ -123,7 +123,7 @@ fn settle_added(tensor: CubeTensor, added: Added) -> CubeTensor {
     }
 }
 
-fn aligned(tensor: CubeTensor) -> CubeTensor {
+pub(crate) fn aligned(tensor: CubeTensor) -> CubeTensor {
     let start = tensor.handle.offset_start.unwrap_or(0);
     match start.is_multiple_of(ALIGNMENT) {
         true => tensor,
@@ -223,7 +223,7 @@ fn choose(device: &CubeDevice, problem: &Problem) -> Arc<dyn GemmEngine<CubeTens
     };
     // On other devices nothing is missing.
     if matches!(device, CubeDevice::Cuda(_)) {
-        warn_once(refusal);
+        warn_once(format!("matrices are multiplied by {BURN}: {refusal}"));
     }
     Arc::new(BurnMatmul)
 }
@@ -244,12 +244,13 @@ fn fastest(_device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, Stri
 
 const ONLY_CUDA: &str = "cuBLASLt is for CUDA devices, with the feature `cuda`";
 
-fn warn_once(reason: String) {
+/// Warns unless it was said before.
+pub(crate) fn warn_once(warning: String) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if !told.contains(&reason) {
-        tracing::warn!("matrices are multiplied by {BURN}: {reason}");
-        told.insert(reason);
+    if !told.contains(&warning) {
+        tracing::warn!("{warning}");
+        told.insert(warning);
     }
 }
 

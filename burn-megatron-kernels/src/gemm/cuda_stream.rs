@@ -42,6 +42,16 @@ impl Submitter {
         })
     }
 
+    /// The compute capability of the device.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub(super) fn capability(&self) -> Result<(i32, i32), String> {
+        let capability = self.context.compute_capability();
+        capability.map_err(|error| format!("{error:?}"))
+    }
+
     fn handle(&self) -> DeviceHandle<Server> {
         DeviceHandle::new(self.device.to_id())
     }

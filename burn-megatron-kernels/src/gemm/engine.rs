@@ -124,26 +124,14 @@ impl Problem {
     }
 
     /// The same product for a library that takes matrices column by column.
-    ///
-    /// A row-major matrix is a column-major transposed one, and `(left right)^T` is
-    /// `right^T left^T`. So the library's first factor is `right`, its second `left`, and what it
-    /// writes is the row-major result; a bias for each column here is one for each row there.
     pub fn column_major(&self) -> ColumnMajor {
-        let [rows, columns, depth] = self.sizes();
-        ColumnMajor {
-            m: columns,
-            n: rows,
-            k: depth,
-            a: Operand::of(self.right),
-            b: Operand::of(self.left),
-            leading: columns.max(1),
-        }
+        ColumnMajor::of(self.left, self.right)
     }
 }
 
 /// `D = op(A) op(B)` with column-major matrices, in the terms of BLAS: `D` is `m x n`, `op(A)`
 /// `m x k`, `op(B)` `k x n`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ColumnMajor {
     /// Rows of `D`.
     pub m: usize,
@@ -160,7 +148,7 @@ pub struct ColumnMajor {
 }
 
 /// A factor as it lies in memory, column by column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// Rows in memory.
     pub rows: usize,
@@ -173,6 +161,22 @@ pub struct Operand {
 }
 
 impl ColumnMajor {
+    /// `left right` for a library that takes matrices column by column.
+    ///
+    /// A row-major matrix is a column-major transposed one, and `(left right)^T` is
+    /// `right^T left^T`. So the library's first factor is `right`, its second `left`, and what it
+    /// writes is the row-major result; a bias for each column here is one for each row there.
+    pub fn of(left: Matrix, right: Matrix) -> Self {
+        Self {
+            m: right.columns,
+            n: left.rows,
+            k: left.columns,
+            a: Operand::of(right),
+            b: Operand::of(left),
+            leading: right.columns.max(1),
+        }
+    }
+
     /// `D` as it lies in memory.
     pub fn result(&self) -> Operand {
         Operand {

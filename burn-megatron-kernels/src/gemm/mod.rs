@@ -25,13 +25,15 @@ use crate::launch::launch_one;
 pub mod composed;
 mod cpu;
 #[cfg(feature = "cubecl")]
-mod cube;
+pub(crate) mod cube;
 #[cfg(feature = "cuda")]
-mod cublaslt;
+pub(crate) mod cublaslt;
 #[cfg(feature = "cuda")]
 mod cuda_stream;
 mod engine;
 mod product;
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) mod request;
 #[cfg(test)]
 mod tests;
 

@@ -50,7 +50,7 @@ pub(crate) fn devices() -> Vec<(Device, Vec<DType>)> {
     #[cfg(feature = "wgpu")]
     devices.push(cube(Device::wgpu(Default::default()), "wgpu"));
     #[cfg(feature = "cuda")]
-    devices.push(cube(Device::cuda(Default::default()), "cuda"));
+    devices.push(cube(Device::cuda(0), "cuda"));
     devices
 }
 

@@ -183,7 +183,7 @@ pub fn work<'a>(
 /// A scalar whose backward hands a given gradient to its input, so that nothing but the operation
 /// under test is timed.
 #[derive(Debug)]
-struct Seed(Tensor<1>);
+pub struct Seed(pub Tensor<1>);
 
 impl Function for Seed {
     fn forward(&self, _inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {

@@ -1,6 +1,7 @@
 //! `burn-megatron bench`.
 
 mod case;
+mod fp8;
 pub mod overlap;
 mod subjects;
 mod table;
@@ -34,19 +35,30 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
     if !run.device.supports_dtype(run.dtype) {
         return Err(format!("{} has no {:?}", args.device, run.dtype).into());
     }
-    let chosen = chosen(&args.only)?;
-    let shapes = match args.sizes.is_empty() {
-        true => grid(args.device == DeviceKind::Cpu),
-        false => args.sizes.clone(),
+    let (operations, eight_bits) = chosen(&args.only)?;
+    let cpu = args.device == DeviceKind::Cpu;
+    let sizes = |own: &[Shape]| match (args.sizes.is_empty(), own) {
+        (false, _) => args.sizes.clone(),
+        (true, []) => grid(cpu),
+        (true, own) => own.to_vec(),
     };
-    let mut report = Report::new(format!("{:?}", run.device), args.dtype.name(), args.samples);
+    let mut report = Report::new(&run.device, args.dtype.name(), args.samples);
     println!("{}", report.header());
-    for subject in &chosen {
-        for shape in shapes.iter().filter(|shape| (subject.takes)(shape)) {
-            for row in time(subject, &run, shape)? {
-                println!("{row}");
-                report.rows.push(row);
-            }
+    let mut show = |row: Row| {
+        println!("{row}");
+        report.rows.push(row);
+    };
+    for subject in &operations {
+        for shape in sizes(&[]).iter().filter(|shape| (subject.takes)(shape)) {
+            time(subject, &run, shape)?.into_iter().for_each(&mut show);
+        }
+    }
+    for subject in &eight_bits {
+        let [small, large] = subject.sizes;
+        for shape in sizes(if cpu { small } else { large }) {
+            time_fp8(subject, &run, &shape)?
+                .into_iter()
+                .for_each(&mut show);
         }
     }
     if let Some(path) = &args.json {
@@ -64,22 +76,30 @@ struct Run {
 }
 
 /// Those whose name or operation is among `only`, or all of them.
-fn chosen(only: &[String]) -> Result<Vec<Subject>, Error> {
-    let is =
-        |subject: &Subject, name: &str| subject.name == name || subject.operation.name() == name;
-    for name in only {
-        if !subjects().iter().any(|subject| is(subject, name)) {
-            let names: Vec<_> = subjects().iter().map(|subject| subject.name).collect();
-            let operations = Operation::ALL.map(Operation::name).join(", ");
+fn chosen(only: &[String]) -> Result<(Vec<Subject>, Vec<fp8::Subject>), Error> {
+    let wanted = |names: [&str; 2]| {
+        only.is_empty() || only.iter().any(|name| names.contains(&name.as_str()))
+    };
+    let all = subjects().into_iter().map(|subject| subject.name);
+    let all = all.chain(fp8::subjects().into_iter().map(|subject| subject.name));
+    let all: Vec<_> = all.collect();
+    let mut groups = Operation::ALL.map(Operation::name).to_vec();
+    groups.push(fp8::GROUP);
+    for name in only.iter().map(String::as_str) {
+        if !all.contains(&name) && !groups.contains(&name) {
             return Err(format!(
-                "`{name}` is not timed; {} are, or all of an operation: {operations}",
-                names.join(", ")
+                "`{name}` is not timed; {} are, or all of a group: {}",
+                all.join(", "),
+                groups.join(", ")
             )
             .into());
         }
     }
-    let wanted = |subject: &Subject| only.is_empty() || only.iter().any(|name| is(subject, name));
-    Ok(subjects().into_iter().filter(wanted).collect())
+    let mut operations = subjects();
+    operations.retain(|subject| wanted([subject.name, subject.operation.name()]));
+    let mut eight_bits = fp8::subjects();
+    eight_bits.retain(|subject| wanted([subject.name, fp8::GROUP]));
+    Ok((operations, eight_bits))
 }
 
 /// The sizes without `--sizes`: on a CPU those of small models.
@@ -118,12 +138,7 @@ fn time(subject: &Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> 
         if bytes == 0 {
             continue;
         }
-        // One read and one write, of f32: the fastest way in which this device moves bytes.
-        let half = Tensor::<1>::ones([(bytes / 8).max(1)], &run.device);
-        let copy: Work = Box::new(|| {
-            let half = half.clone();
-            Box::new(move || drop(half.neg()))
-        });
+        let copy = copy(bytes, &run.device);
         let fused = work(subject.fused, direction, &inputs, &gradient);
         let composed = work(subject.composed, direction, &inputs, &gradient);
         let times = take_turns(&run.device, run.effort, &[&fused, &composed, &copy])?;
@@ -134,11 +149,42 @@ fn time(subject: &Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> 
             width: shape.width,
             bytes,
             fused_seconds: median(&times[0]),
-            composed_seconds: median(&times[1]),
+            composed_seconds: Some(median(&times[1])),
             copy_seconds: median(&times[2]),
         });
     }
     Ok(rows)
+}
+
+/// An 8-bit operation beside the same in the type of the run and a copy of as many bytes.
+fn time_fp8(subject: &fp8::Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> {
+    let time = |contest: fp8::Contest| {
+        let copy = copy(contest.bytes, &run.device);
+        let mut contestants = vec![&contest.fused, &copy];
+        contestants.extend(&contest.plain);
+        let times = take_turns(&run.device, run.effort, &contestants)?;
+        Ok(Row {
+            operation: subject.name.into(),
+            direction: contest.direction.into(),
+            rows: shape.rows,
+            width: shape.width,
+            bytes: contest.bytes,
+            fused_seconds: median(&times[0]),
+            composed_seconds: times.get(2).map(|times| median(times)),
+            copy_seconds: median(&times[1]),
+        })
+    };
+    let contests = subject.contests(shape, &run.device, run.dtype);
+    contests.into_iter().map(time).collect()
+}
+
+/// One read and one write, of f32: the fastest way in which this device moves bytes.
+fn copy(bytes: usize, device: &Device) -> Work<'static> {
+    let half = Tensor::<1>::ones([(bytes / 8).max(1)], device);
+    Box::new(move || {
+        let half = half.clone();
+        Box::new(move || drop(half.neg()))
+    })
 }
 
 impl From<BenchDtype> for DType {

@@ -4,6 +4,8 @@ use std::fmt::{self, Display};
 use std::fs;
 use std::path::Path;
 
+use burn::tensor::Device;
+use burn_megatron::kernels::fp8::engine_of_fp8;
 use serde::{Deserialize, Serialize};
 
 use crate::recipe::Error;
@@ -18,7 +20,8 @@ pub struct Row {
     /// What must be read and written at the least.
     pub bytes: usize,
     pub fused_seconds: f64,
-    pub composed_seconds: f64,
+    /// The same of Burn's operations; of 8-bit products, the same in the type of the run.
+    pub composed_seconds: Option<f64>,
     /// A copy that moves as many bytes.
     pub copy_seconds: f64,
 }
@@ -31,17 +34,20 @@ pub struct Report {
     pub samples: usize,
     /// Whether neighbouring operations of the composition were fused by Burn.
     pub fusion: bool,
+    /// What multiplies 8-bit matrices.
+    pub fp8_engine: String,
     pub rows: Vec<Row>,
 }
 
 impl Report {
     /// Nothing timed yet.
-    pub fn new(device: String, dtype: &str, samples: usize) -> Self {
+    pub fn new(device: &Device, dtype: &str, samples: usize) -> Self {
         Self {
-            device,
+            device: format!("{device:?}"),
             dtype: dtype.into(),
             samples,
             fusion: cfg!(feature = "fusion"),
+            fp8_engine: engine_of_fp8(device),
             rows: vec![],
         }
     }
@@ -51,11 +57,14 @@ impl Report {
         let fusion = if self.fusion { "with" } else { "without" };
         format!(
             "{} in {}; medians of {} runs, in turns; `composed` is the same of Burn's operations, \
-             {fusion} its fusion; `of copy`: the time of a copy of as many bytes over the kernel's\n\n\
+             {fusion} its fusion, or of 8-bit products the same in {}; `of copy`: the time of a copy \
+             of as many bytes over the kernel's\n8-bit matrices: {}\n\n\
              {:<18} {:<9} {:>15} {:>10} {:>8} {:>8} {:>11} {:>8}",
             self.device,
             self.dtype,
             self.samples,
+            self.dtype,
+            self.fp8_engine,
             "operation",
             "direction",
             "rows x width",
@@ -77,17 +86,21 @@ impl Report {
 
 impl Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let composed = |write: &dyn Fn(f64) -> String| match self.composed_seconds {
+            Some(seconds) => write(seconds),
+            None => "-".to_string(),
+        };
         write!(
             f,
-            "{:<18} {:<9} {:>15} {:>10.4} {:>8.1} {:>8.2} {:>11.4} {:>8.2}",
+            "{:<18} {:<9} {:>15} {:>10.4} {:>8.1} {:>8.2} {:>11} {:>8}",
             self.operation,
             self.direction,
             format!("{} x {}", self.rows, self.width),
             self.fused_seconds * 1e3,
             self.bytes as f64 / self.fused_seconds / 1e9,
             self.copy_seconds / self.fused_seconds,
-            self.composed_seconds * 1e3,
-            self.composed_seconds / self.fused_seconds,
+            composed(&|seconds| format!("{:.4}", seconds * 1e3)),
+            composed(&|seconds| format!("{:.2}", seconds / self.fused_seconds)),
         )
     }
 }
@@ -105,15 +118,20 @@ mod tests {
             width: 500,
             bytes: 4_000_000,
             fused_seconds: 1e-3,
-            composed_seconds: 3e-3,
+            composed_seconds: Some(3e-3),
             copy_seconds: 9e-4,
         };
-        let cells: Vec<_> = row
-            .to_string()
-            .split_whitespace()
-            .map(String::from)
-            .collect();
+        let cells = |row: &Row| {
+            let text = row.to_string();
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
         let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 3.0000 3.00";
-        assert_eq!(cells.join(" "), expected);
+        assert_eq!(cells(&row), expected);
+        let alone = Row {
+            composed_seconds: None,
+            ..row
+        };
+        let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 - -";
+        assert_eq!(cells(&alone), expected);
     }
 }

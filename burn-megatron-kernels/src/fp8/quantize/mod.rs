@@ -1,26 +1,29 @@
 //! Quantisers: from floats to codes and scales, with the largest magnitude on the way.
+//!
+//! The formulas are those of Transformer Engine, and for MX those of the OCP Microscaling Formats
+//! (MX) Specification 1.0 with the scale rounded up.
 
-use burn::backend::DispatchTensor;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, FloatDType, Int, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
+use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::matrix::{mx_words, words};
-use super::{BLOCK, Format, Fp8Matrix, Scales};
-use crate::KernelError;
+use super::{Format, Fp8Matrix};
 use crate::error::accept;
-use crate::launch::{Kernel, Spec, launch, launch_one};
+use crate::launch::{launch, launch_one};
 
+pub(super) mod check;
 mod cpu;
+#[cfg(feature = "cubecl")]
+pub(crate) mod kernel;
+mod launched;
+#[cfg(test)]
+pub(crate) mod tests;
 
-const NAME: &str = "quantize";
+use launched::{Amax, Dequantize, Kind, Quantize, ScaleOf};
 
 /// How scales are found.
 #[derive(Clone, Debug)]
 pub enum Scaling {
     /// One for the whole matrix, given: what values are multiplied with before they are encoded,
-    /// `[1]` in f32.
+    /// `[1]` in f32, a normal number above 0.
     Tensor(Tensor<1>),
     /// One for 128 elements of a row (or of a column, for the columnwise copy).
     Blocks {
@@ -67,43 +70,83 @@ pub struct Quantized {
     pub rowwise: Option<Fp8Matrix>,
     /// The columnwise copy, if asked for.
     pub columnwise: Option<Fp8Matrix>,
-    /// `[2]` in f32: the largest magnitude (NaN if there is one), and how many values were beyond the
-    /// largest of the format.
+    /// `[2]` in f32: the largest magnitude (NaN if there is one), and how many values of the first
+    /// copy that was made were, times their scale, beyond the largest of the format; infinities are,
+    /// NaN is not.
     pub seen: Tensor<1>,
 }
 
 /// How the scale follows from the largest magnitude of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CurrentScale {
-    /// The least magnitude that is taken for the largest one.
+    /// The least magnitude that is taken for the largest one: 0 or more.
     pub epsilon: f32,
     /// Whether the scale is rounded down to a power of two.
     pub power_of_two: bool,
 }
 
-/// Quantises a matrix in one pass over it.
+/// Quantises the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass over it; see
+/// [`Fp8Matrix`] for how the copies lie.
+///
+/// A value `v` becomes the code of `v s` by [`Format::encode`], and the copy has `1 / s` as its
+/// scale, rounded to f32. `max` is [`Format::max`], and `amax` the largest magnitude of a block:
+///
+/// ```text
+/// Tensor   s is given
+/// Blocks   s = max / amax, at most the largest f32, for 1 x 128 or 128 x 128 elements;
+///          power_of_two clears its mantissa; 1 where amax is 0, infinite or NaN
+/// Mx       1 / s = amax / 448, rounded up to a power of two, for 1 x 32 elements, in E8M0:
+///          2^-127 for 0, 2^127 for infinity, NaN for NaN
+/// ```
+///
+/// A last block may be short, so any sizes will do, 0 included. Infinities saturate. A NaN has the
+/// code of NaN; in MX so have all values of its block. The columnwise copy of 1 x 128 blocks and of
+/// MX has blocks and scales of its own, from the same values: it is not the transposed of the other.
+///
+/// MX is meant for [`Format::E4M3`]. With E5M2, to whose range its scales are not fitted, nothing
+/// saturates either, but the upper part of that range stays unused.
+///
+/// On CubeCL devices this is two launches, after a copy of values that do not lie side by side: one
+/// that reads `x` once, 128 bits at a time where `columns` is a multiple of as many values, and a
+/// small one. The results are the CPU's bit for bit; for scales that are no powers of two, where the
+/// device divides as IEEE 754 has it, as CUDA does. WebGPU allows 2.5 units in the last place. A
+/// device that flushes subnormal numbers of f16 takes these for 0; those of f32 are kept anywhere.
+/// `x` in f64 is rounded to f32 first.
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError) for [`Format::E2M1`], for a given scale that is not `[1]` in f32, for a
+/// matrix of another type or of one that the device lacks, and for more elements than
+/// [`MAX_ELEMENTS`](crate::MAX_ELEMENTS). Tensors of two devices are refused too.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::fp8::{Format, Scaling, Ways, dequantize, quantize};
+///
+/// let x = Tensor::<2>::from_floats([[0.3, -8.0, 70.0], [0.0, 1.1, 448.0]], &Device::flex());
+/// let quantized = quantize(x, Format::E4M3, &Scaling::Mx, Ways::BOTH);
+/// let values = |matrix| {
+///     let data = dequantize(&matrix).into_data();
+///     data.try_into_vec::<f32>().unwrap()
+/// };
+/// // The scales of the rows are 2^-2 and 1.
+/// let rowwise = values(quantized.rowwise.unwrap());
+/// assert_eq!(rowwise, [0.3125, -8.0, 72.0, 0.0, 1.125, 448.0]);
+/// // Those of the columns are 2^-10, 2^-5 and 1.
+/// let columnwise = values(quantized.columnwise.unwrap());
+/// assert_eq!(columnwise, [0.3125, 0.0, -8.0, 1.125, 72.0, 448.0]);
+/// ```
 pub fn quantize(x: Tensor<2>, format: Format, scaling: &Scaling, ways: Ways) -> Quantized {
-    accept(check(format));
-    let x = match x.dtype() {
-        DType::F64 => x.cast(FloatDType::F32),
-        _ => x,
-    };
-    let mut inputs = vec![x.clone().into_dispatch()];
-    let kind = match scaling {
-        Scaling::Tensor(scale) => {
-            inputs.push(scale.clone().into_dispatch());
-            Kind::Tensor
-        }
-        Scaling::Blocks {
-            square,
-            power_of_two,
-        } => Kind::Blocks {
-            square: *square,
-            power_of_two: *power_of_two,
-        },
-        Scaling::Mx => Kind::Mx,
-    };
-    let [rows, columns] = x.dims();
+    accept(check::format("quantize", format));
+    let kind = Kind::of(scaling);
+    let (rows, columns) = (x.dims()[0], x.dims()[1]);
+    let mut inputs = vec![single(x).into_dispatch()];
+    if let Scaling::Tensor(scale) = scaling {
+        accept(check::one("quantize", "scale", scale));
+        inputs.push(scale.clone().into_dispatch());
+    }
     let mut outputs = launch(Quantize { format, kind, ways }, inputs).into_iter();
     let mut next = || match outputs.next() {
         Some(output) => output,
@@ -125,18 +168,31 @@ pub fn quantize(x: Tensor<2>, format: Format, scaling: &Scaling, ways: Ways) -> 
     }
 }
 
-/// The largest magnitude of a tensor, `[1]` in f32: NaN if there is one, 0 of nothing.
+/// The largest magnitude of a tensor in f32, f16 or bf16, `[1]` in f32: NaN if there is one, 0 of
+/// nothing. Two launches on CubeCL devices; the result does not depend on the device.
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError) for another type, and for too many elements.
 pub fn amax(x: Tensor<2>) -> Tensor<1> {
-    let x = match x.dtype() {
-        DType::F64 => x.cast(FloatDType::F32),
-        _ => x,
-    };
-    Tensor::from_dispatch(launch_one(Amax, vec![x.into_dispatch()]))
+    Tensor::from_dispatch(launch_one(Amax, vec![single(x).into_dispatch()]))
 }
 
-/// The scale for a tensor whose largest magnitude is `amax`, both `[1]` in f32: `max / amax`; 1 where
-/// `amax` is 0, infinite or NaN, and the largest float where the quotient is infinite.
+/// The scale for a tensor whose largest magnitude is `amax`, both `[1]` in f32: what its values are
+/// multiplied with, `max / amax` with [`Format::max`].
+///
+/// `amax` is raised to [`CurrentScale::epsilon`] first. The scale is 1 where that is 0, infinite or
+/// NaN, and the largest f32 where the quotient is infinite. [`CurrentScale::power_of_two`] clears the
+/// mantissa. One launch on CubeCL devices; for how they divide see [`quantize`].
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError) for an `amax` that is not `[1]` in f32, for [`Format::E2M1`], and for an
+/// epsilon that is negative, infinite or NaN.
 pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> Tensor<1> {
+    accept(check::format("current_scale", format));
+    accept(check::one("current_scale", "largest magnitude", &amax));
+    accept(check::epsilon(options));
     Tensor::from_dispatch(launch_one(
         ScaleOf { format, options },
         vec![amax.into_dispatch()],
@@ -144,181 +200,28 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
 }
 
 /// The values of a quantised matrix, `[rows, depth]` in f32: each code times its scale.
+///
+/// One launch on CubeCL devices. What is subnormal in f32 may be 0 there.
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError) for codes and scales that do not belong together, or are of other types
+/// than [`Fp8Matrix`] says, and for [`Format::E2M1`].
 pub fn dequantize(matrix: &Fp8Matrix) -> Tensor<2> {
-    let kind = match &matrix.scales {
-        Scales::Tensor(_) => Kind::Tensor,
-        Scales::Blocks { height, .. } => Kind::Blocks {
-            square: *height == BLOCK,
-            power_of_two: false,
-        },
-        Scales::Mx(_) => Kind::Mx,
-    };
+    accept(check::format("dequantize", matrix.format));
+    accept(matrix.check("dequantize"));
     let kernel = Dequantize {
         format: matrix.format,
-        kind,
+        kind: Kind::of_matrix(matrix),
         depth: matrix.depth,
     };
     Tensor::from_dispatch(launch_one(kernel, matrix.tensors().to_vec()))
 }
 
-fn check(format: Format) -> Result<(), KernelError> {
-    match format {
-        Format::E4M3 | Format::E5M2 => Ok(()),
-        Format::E2M1 => Err(KernelError::Option {
-            operation: NAME,
-            name: "format",
-            value: "E2M1".into(),
-            fits: "E4M3 or E5M2",
-        }),
-    }
-}
-
-/// [`Scaling`] without its tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
-    Tensor,
-    Blocks { square: bool, power_of_two: bool },
-    Mx,
-}
-
-impl Kind {
-    fn scales(self, tensor: DispatchTensor) -> Scales {
-        match self {
-            Self::Tensor => Scales::Tensor(Tensor::from_dispatch(tensor)),
-            Self::Blocks { square, .. } => Scales::Blocks {
-                scales: Tensor::from_dispatch(tensor),
-                height: if square { BLOCK } else { 1 },
-            },
-            Self::Mx => Scales::Mx(Tensor::<2, Int>::from_dispatch(tensor)),
-        }
-    }
-
-    fn spec(self, [rows, depth]: [usize; 2]) -> Spec {
-        match self {
-            Self::Tensor => Spec::new([1], DType::F32),
-            Self::Blocks { square, .. } => {
-                let height = if square { BLOCK } else { 1 };
-                Spec::new([rows.div_ceil(height), depth.div_ceil(BLOCK)], DType::F32)
-            }
-            Self::Mx => Spec::new([rows, mx_words(depth)], DType::U32),
-        }
-    }
-}
-
-/// Inputs: the matrix, and the scale where it is given.
-#[derive(Clone, Copy, Debug)]
-struct Quantize {
-    format: Format,
-    kind: Kind,
-    ways: Ways,
-}
-
-impl Kernel for Quantize {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let [rows, columns] = [inputs[0].shape[0], inputs[0].shape[1]];
-        let copy = |[rows, depth]: [usize; 2]| {
-            [
-                Spec::new([rows, words(depth)], DType::U32),
-                self.kind.spec([rows, depth]),
-            ]
-        };
-        let mut all = vec![];
-        if self.ways.rowwise {
-            all.extend(copy([rows, columns]));
-        }
-        if self.ways.columnwise {
-            all.extend(copy([columns, rows]));
-        }
-        all.push(Spec::new([2], DType::F32));
-        all
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::quantize(self, &inputs)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, _inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        unimplemented!("the kernels come next")
-    }
-}
-
-/// Input: a matrix.
-#[derive(Debug)]
-struct Amax;
-
-impl Kernel for Amax {
-    fn name(&self) -> &'static str {
-        "amax"
-    }
-
-    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([1], DType::F32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::amax(&inputs[0])]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, _inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        unimplemented!("the kernels come next")
-    }
-}
-
-/// Input: the largest magnitude.
-#[derive(Debug)]
-struct ScaleOf {
-    format: Format,
-    options: CurrentScale,
-}
-
-impl Kernel for ScaleOf {
-    fn name(&self) -> &'static str {
-        "current_scale"
-    }
-
-    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([1], DType::F32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::scale_of(self, &inputs[0])]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, _inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        unimplemented!("the kernels come next")
-    }
-}
-
-/// Inputs: codes and scales.
-#[derive(Clone, Copy, Debug)]
-struct Dequantize {
-    format: Format,
-    kind: Kind,
-    depth: usize,
-}
-
-impl Kernel for Dequantize {
-    fn name(&self) -> &'static str {
-        "dequantize"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([inputs[0].shape[0], self.depth], DType::F32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::dequantize(self, &inputs)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, _inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        unimplemented!("the kernels come next")
+/// The kernels work in f32 at most.
+fn single(x: Tensor<2>) -> Tensor<2> {
+    match x.dtype() {
+        DType::F64 => x.cast(FloatDType::F32),
+        _ => x,
     }
 }

@@ -1,0 +1,109 @@
+//! The bits of one 32-bit type as those of another, for what moves tensors without reading them.
+//!
+//! Nothing here is recorded for a backward. On a device neither is a launch: only the name of the type
+//! changes.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Int, Tensor, TensorData};
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::KernelError;
+use crate::cpu::slice;
+use crate::error::accept;
+use crate::launch::{Kernel, Spec, launch_one};
+
+/// The bits of `words`, `[n]` of u32, as `[n]` of f32. Many of them may be no numbers: the result is to
+/// be moved, not to be computed with.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for words of another type.
+pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
+    accept(check(words.dtype(), DType::U32, "U32"));
+    Tensor::from_dispatch(launch_one(Bits(DType::F32), vec![words.into_dispatch()]))
+}
+
+/// The bits of `values`, `[n]` of f32, as `[n]` of u32.
+///
+/// # Panics
+///
+/// With a [`KernelError`] for values of another type.
+pub fn as_u32(values: Tensor<1>) -> Tensor<1, Int> {
+    accept(check(values.dtype(), DType::F32, "F32"));
+    Tensor::from_dispatch(launch_one(Bits(DType::U32), vec![values.into_dispatch()]))
+}
+
+fn check(found: DType, expected: DType, fits: &'static str) -> Result<(), KernelError> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(KernelError::Option {
+            operation: "bits",
+            name: "type",
+            value: format!("{found:?}"),
+            fits,
+        }),
+    }
+}
+
+/// The type that the bits are taken for.
+#[derive(Debug)]
+struct Bits(DType);
+
+impl Kernel for Bits {
+    fn name(&self) -> &'static str {
+        "bits"
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![Spec::new(inputs[0].shape.clone(), self.0)]
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let x = &inputs[0];
+        let shape = x.layout().shape().clone();
+        let data = match self.0 {
+            DType::F32 => {
+                let words = x.as_slice::<u32>().unwrap_or_default();
+                let values: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
+                TensorData::new(values, shape)
+            }
+            _ => {
+                let values: Vec<u32> = slice::<f32>(x).iter().map(|x| x.to_bits()).collect();
+                TensorData::new(values, shape)
+            }
+        };
+        vec![FlexTensor::from_data(data)]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        let x = inputs.remove(0);
+        vec![CubeTensor { dtype: self.0, ..x }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn bits_come_back_also_those_that_are_no_numbers() {
+        let words = vec![0u32, 1, 0x7f80_0001, 0xffc0_1234, 0x3f80_0000, u32::MAX];
+        let device = Device::flex();
+        let data = TensorData::new(words.clone(), [6]);
+        let tensor = Tensor::<1, Int>::from_data(data, (&device, DType::U32));
+        let floats = as_f32(tensor);
+        assert_eq!(floats.clone().narrow(0, 4, 1).into_scalar::<f32>(), 1.0);
+        let back: Vec<u32> = as_u32(floats).into_data().try_into_vec().unwrap();
+        assert_eq!(back, words);
+    }
+
+    #[test]
+    #[should_panic(expected = "U32")]
+    fn other_integers_are_refused() {
+        let _ = as_f32(Tensor::<1, Int>::zeros([2], (&Device::flex(), DType::I64)));
+    }
+}

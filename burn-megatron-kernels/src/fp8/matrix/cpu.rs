@@ -1,0 +1,68 @@
+//! Codes laid out anew, on Burn's CPU backend.
+
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::words;
+use crate::cpu::rows_per_task;
+
+/// Rows and codes of a tile: both sides of it stay in the fastest cache.
+const TILE: usize = 64;
+
+/// The words of a tensor of codes.
+pub(in super::super) fn words_of(tensor: &FlexTensor) -> &[u32] {
+    match tensor.as_slice() {
+        Some(words) => words,
+        None => unreachable!("codes are u32 side by side"),
+    }
+}
+
+/// The code at a place of a row.
+#[inline(always)]
+fn code(row: &[u32], at: usize) -> u32 {
+    (row[at / 4] >> (8 * (at % 4))) & 0xff
+}
+
+/// Padded rows of codes `[rows, depth]` as `[depth, rows]`.
+pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2]) -> Vec<u32> {
+    let [from, to] = [words(depth), words(rows)];
+    let mut turned = vec![0u32; depth * to];
+    let band = |first: usize, turned: &mut [u32]| {
+        for top in (0..rows).step_by(TILE) {
+            for (row, turned) in turned.chunks_exact_mut(to).enumerate() {
+                let places = (top..rows.min(top + TILE)).step_by(4);
+                for (word, at) in turned[top / 4..].iter_mut().zip(places) {
+                    let four = (at..rows.min(at + 4)).rev();
+                    let column = first + row;
+                    *word = four.fold(0, |word, at| {
+                        word << 8 | code(&codes[at * from..][..from], column)
+                    });
+                }
+            }
+        }
+    };
+    // Narrow bands: the rows of codes that a tile reads stay near.
+    let high = (rows_per_task(rows) / TILE).max(1) * TILE;
+    let length = (high * to).max(1);
+    match depth <= high {
+        true => turned.chunks_mut(length).for_each(|turned| band(0, turned)),
+        false => {
+            let bands = turned.par_chunks_mut(length).enumerate();
+            bands.for_each(|(number, turned)| band(number * high, turned));
+        }
+    }
+    turned
+}
+
+/// `rows` rows of `depth` codes without padding, as padded rows.
+pub(super) fn padded(codes: &[u32], [rows, depth]: [usize; 2]) -> Vec<u32> {
+    let stride = words(depth);
+    let mut all = vec![0u32; rows * stride];
+    let lines = all.chunks_exact_mut(stride.max(1)).enumerate();
+    for (row, words) in lines {
+        for at in 0..depth {
+            words[at / 4] |= code(codes, row * depth + at) << (8 * (at % 4));
+        }
+    }
+    all
+}

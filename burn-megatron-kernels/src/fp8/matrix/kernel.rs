@@ -1,0 +1,154 @@
+//! Codes laid out anew, on CubeCL devices.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::quantize::kernel::reduce::UNITS;
+use super::super::quantize::kernel::tile::{
+    GROUPS, PATCH_ROWS, STAGED, place, turned, write_columns,
+};
+use super::words;
+use crate::cube::specimen::{Specimen, Target, buffer};
+use crate::cube::{empty, grid};
+use crate::fp8::BLOCK;
+
+/// Loads of 16 codes that a row of a tile takes; with 4 rows for each unit they are the cube.
+const ACROSS: usize = BLOCK / 16;
+const _: () = assert!(ACROSS * GROUPS == UNITS as usize);
+
+/// One tile of 128 x 128 codes for each cube.
+#[cube(launch_unchecked)]
+fn transpose_kernel<Q: Size>(
+    codes: &[Vector<u32, Q>],
+    transposed: &mut [Vector<u32, Q>],
+    rows: u32,
+    columns: u32,
+) {
+    let (rows, columns) = (rows as usize, columns as usize);
+    let wide = columns.div_ceil(BLOCK);
+    if CUBE_POS < rows.div_ceil(BLOCK) * wide {
+        let (top, left) = (CUBE_POS / wide * BLOCK, CUBE_POS % wide * BLOCK);
+        let (across, group) = (UNIT_POS as usize % ACROSS, UNIT_POS as usize / ACROSS);
+        let stride = columns.div_ceil(16);
+        let at = left / 16 + across;
+        let mut four = Array::<Vector<u32, Q>>::new(PATCH_ROWS);
+        #[unroll]
+        for row in 0..PATCH_ROWS {
+            let from = top + group * PATCH_ROWS + row;
+            let mut some = Vector::<u32, Q>::new(0u32);
+            if from < rows && at < stride {
+                some = codes[from * stride + at];
+            }
+            four[row] = some;
+        }
+        let mut staged = Shared::<[u32]>::new_slice(STAGED);
+        #[unroll]
+        for word in 0..4usize {
+            let words = turned(
+                four[0].extract(word),
+                four[1].extract(word),
+                four[2].extract(word),
+                four[3].extract(word),
+            );
+            let column = across * 16 + comptime!(word * 4);
+            staged[place(column, group)] = words.0;
+            staged[place(column + 1, group)] = words.1;
+            staged[place(column + 2, group)] = words.2;
+            staged[place(column + 3, group)] = words.3;
+        }
+        sync_cube();
+        write_columns(&staged, transposed, top, left, rows, columns);
+    }
+}
+
+/// Padded rows of `depth` codes as columns.
+pub(super) fn transpose(codes: CubeTensor, depth: usize) -> CubeTensor {
+    let client = codes.client.clone();
+    let rows = codes.shape()[0];
+    let transposed = empty(&codes, [depth, words(rows)], DType::U32);
+    let cubes = rows.div_ceil(BLOCK) * depth.div_ceil(BLOCK);
+    if cubes > 0 {
+        // SAFETY: nothing outside of padded rows is read or written.
+        unsafe {
+            transpose_kernel::launch_unchecked(
+                &client,
+                grid(&client, cubes),
+                CubeDim::new_1d(UNITS),
+                4,
+                codes.into_buffer_arg(),
+                transposed.clone().into_buffer_arg(),
+                rows as u32,
+                depth as u32,
+            );
+        }
+    }
+    transposed
+}
+
+/// One word of a padded row for each unit.
+#[cube(launch_unchecked)]
+fn pad_kernel(flat: &[u32], padded: &mut [u32], rows: u32, depth: u32) {
+    let depth = depth as usize;
+    let stride = depth.div_ceil(16) * 4;
+    let unit = CUBE_POS * comptime!(UNITS as usize) + UNIT_POS as usize;
+    let (row, word) = (unit / stride, unit % stride);
+    if row < rows as usize {
+        let mut packed = 0u32;
+        #[unroll]
+        for code in 0..4usize {
+            let column = word * 4 + code;
+            if column < depth {
+                let from = row * depth + column;
+                let byte = (flat[from / 4] >> (8 * (from % 4) as u32)) & 0xff;
+                packed |= byte << comptime!(8 * code as u32);
+            }
+        }
+        padded[unit] = packed;
+    }
+}
+
+/// `rows` rows of `depth` codes without padding, as padded rows.
+pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
+    let client = flat.client.clone();
+    let padded = empty(&flat, [rows, words(depth)], DType::U32);
+    let units = rows * words(depth);
+    if units > 0 {
+        // SAFETY: the codes were counted, and units past the rows touch nothing.
+        unsafe {
+            pad_kernel::launch_unchecked(
+                &client,
+                grid(&client, units.div_ceil(UNITS as usize)),
+                CubeDim::new_1d(UNITS),
+                flat.into_buffer_arg(),
+                padded.clone().into_buffer_arg(),
+                rows as u32,
+                depth as u32,
+            );
+        }
+    }
+    padded
+}
+
+/// Both kernels.
+pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+    let (device, compiler) = target.properties();
+    let transpose = transpose_kernel::TransposeKernel::new(
+        target.settings(UNITS),
+        device,
+        compiler,
+        buffer(),
+        buffer(),
+        (),
+        (),
+        4,
+    );
+    let (device, compiler) = target.properties();
+    let settings = target.settings(UNITS);
+    let pad = pad_kernel::PadKernel::new(settings, device, compiler, buffer(), buffer(), (), ());
+    vec![
+        Specimen::streaming("fp8/transpose".into(), transpose),
+        Specimen::other("fp8/pad".into(), pad),
+    ]
+}

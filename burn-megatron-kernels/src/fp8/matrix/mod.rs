@@ -1,0 +1,262 @@
+//! A matrix in 8 bits with its scales.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Int, Tensor};
+
+use super::Format;
+use crate::KernelError;
+use crate::error::{accept, check_size};
+use crate::launch::launch_one;
+
+mod cpu;
+#[cfg(feature = "cubecl")]
+pub(super) mod kernel;
+mod launched;
+#[cfg(test)]
+mod tests;
+
+pub(super) use cpu::{transposed_codes, words_of};
+use launched::{Pad, Transpose};
+
+/// Codes of one row end at a multiple of so many bytes, which FP8 products of GPUs ask for.
+pub const ROW_BYTES: usize = 16;
+
+/// Elements that share a scale along the depth of a blockwise matrix.
+pub const BLOCK: usize = 128;
+
+/// Elements that share a scale in MXFP8.
+pub const MX_BLOCK: usize = 32;
+
+/// A matrix `[rows, depth]` in 8 bits, as a product reads it: what is summed over lies along each row.
+///
+/// A code times its scale is the value. Rows end at a multiple of [`ROW_BYTES`]; what is there beyond
+/// the depth is zeros, which add nothing to a product.
+#[derive(Clone, Debug)]
+pub struct Fp8Matrix {
+    /// `[rows, words]` of u32, four codes in each, the first in the lowest bits;
+    /// `words = 4 ceil(depth / 16)`.
+    pub codes: Tensor<2, Int>,
+    /// What the codes are multiplied with.
+    pub scales: Scales,
+    /// The format of the codes: E4M3 or E5M2.
+    pub format: Format,
+    /// What is summed over.
+    pub depth: usize,
+}
+
+/// What codes are multiplied with to be values.
+#[derive(Clone, Debug)]
+pub enum Scales {
+    /// One for all: `[1]` in f32.
+    Tensor(Tensor<1>),
+    /// `[ceil(rows / height), ceil(depth / 128)]` in f32.
+    Blocks {
+        /// The scales.
+        scales: Tensor<2>,
+        /// Rows that share a scale: 1 or [`BLOCK`].
+        height: usize,
+    },
+    /// One E8M0 for each [`MX_BLOCK`] elements of a row, four in a u32: `[rows, words]` with
+    /// `words = ceil(ceil(depth / 32) / 4)`.
+    Mx(Tensor<2, Int>),
+}
+
+impl Fp8Matrix {
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.codes.dims()[0]
+    }
+
+    /// Codes and scales, to be kept for a backward; [`with_tensors`](Self::with_tensors) is the way
+    /// back.
+    pub fn tensors(&self) -> [DispatchTensor; 2] {
+        let scales = match &self.scales {
+            Scales::Tensor(scale) => scale.clone().into_dispatch(),
+            Scales::Blocks { scales, .. } => scales.clone().into_dispatch(),
+            Scales::Mx(scales) => scales.clone().into_dispatch(),
+        };
+        [self.codes.clone().into_dispatch(), scales]
+    }
+
+    /// The matrix with other codes and scales of the same kinds and sizes, as [`tensors`](Self::tensors)
+    /// gives them.
+    pub fn with_tensors(&self, [codes, scales]: [DispatchTensor; 2]) -> Self {
+        let scales = match &self.scales {
+            Scales::Tensor(_) => Scales::Tensor(Tensor::from_dispatch(scales)),
+            Scales::Blocks { height, .. } => Scales::Blocks {
+                scales: Tensor::from_dispatch(scales),
+                height: *height,
+            },
+            Scales::Mx(_) => Scales::Mx(Tensor::from_dispatch(scales)),
+        };
+        Self {
+            codes: Tensor::from_dispatch(codes),
+            scales,
+            ..self.clone()
+        }
+    }
+
+    /// The transposed matrix, `[depth, rows]`, with the same values: what a quantiser gives as the
+    /// other copy, for one scale and for blocks of 128 x 128.
+    ///
+    /// One launch on CubeCL devices, and one more for the scales of blocks.
+    ///
+    /// # Panics
+    ///
+    /// With a [`KernelError`] for blocks of 1 x 128 and for MX, whose scales belong to the elements of
+    /// one row, and for codes and scales that do not belong together.
+    pub fn transposed(&self) -> Self {
+        accept(self.check("transposed"));
+        let scales = match &self.scales {
+            Scales::Tensor(scale) => Scales::Tensor(scale.clone()),
+            Scales::Blocks { scales, height } if *height == BLOCK => Scales::Blocks {
+                scales: scales.clone().transpose(),
+                height: *height,
+            },
+            other => accept(Err(KernelError::Option {
+                operation: "transposed",
+                name: "scales",
+                value: other.describe().into(),
+                fits: "one for all, or one for 128 x 128 elements,",
+            })),
+        };
+        let kernel = Transpose { depth: self.depth };
+        let codes = launch_one(kernel, vec![self.codes.clone().into_dispatch()]);
+        Self {
+            codes: Tensor::from_dispatch(codes),
+            scales,
+            format: self.format,
+            depth: self.rows(),
+        }
+    }
+
+    /// The matrix `[rows, depth]` of codes that lie side by side without padding, four in each u32,
+    /// the first in the lowest bits, as [`encode`](super::encode) gives them; `descale`, `[1]` in f32,
+    /// is what all of them are multiplied with.
+    ///
+    /// Of `codes`, `[words]` in u32, the first `rows * depth` count. Where `depth` is a multiple of
+    /// [`ROW_BYTES`] nothing is copied; otherwise this is one launch on CubeCL devices.
+    ///
+    /// # Panics
+    ///
+    /// With a [`KernelError`] for fewer codes than that, for another type of the codes, for a
+    /// `descale` that is not `[1]` in f32, and for [`Format::E2M1`].
+    pub fn from_flat(
+        codes: Tensor<1, Int>,
+        [rows, depth]: [usize; 2],
+        descale: Tensor<1>,
+        format: Format,
+    ) -> Self {
+        const NAME: &str = "from_flat";
+        accept(super::quantize::check::format(NAME, format));
+        accept(super::quantize::check::one(NAME, "descale", &descale));
+        accept(check_size(NAME, &[rows, depth]));
+        accept(check_codes(NAME, codes.dtype()));
+        let (given, needed) = (codes.dims()[0], (rows * depth).div_ceil(4));
+        if given < needed {
+            accept(Err(KernelError::shape(
+                NAME,
+                format!(
+                    "{given} words hold {} codes, and [{rows}, {depth}] has {}; {needed} words fit",
+                    given * 4,
+                    rows * depth
+                ),
+            )))
+        }
+        // Burn has no view of no elements.
+        let codes = match needed > 0 && depth.is_multiple_of(ROW_BYTES) {
+            true => codes.narrow(0, 0, needed).reshape([rows, words(depth)]),
+            false => {
+                let kernel = Pad { rows, depth };
+                Tensor::from_dispatch(launch_one(kernel, vec![codes.into_dispatch()]))
+            }
+        };
+        Self {
+            codes,
+            scales: Scales::Tensor(descale),
+            format,
+            depth,
+        }
+    }
+
+    /// Refuses codes and scales that do not belong together.
+    pub(super) fn check(&self, operation: &'static str) -> Result<(), KernelError> {
+        let ([rows, width], depth) = (self.codes.dims(), self.depth);
+        check_codes(operation, self.codes.dtype())?;
+        let refuse = |message| Err(KernelError::shape(operation, message));
+        if width != words(depth) {
+            return refuse(format!(
+                "codes [{rows}, {width}] are no rows of {depth}, which have {} words",
+                words(depth)
+            ));
+        }
+        let (shape, dtype, fits) = match &self.scales {
+            Scales::Tensor(scale) => (scale.dims().to_vec(), scale.dtype(), vec![1]),
+            Scales::Blocks { height, .. } if ![1, BLOCK].contains(height) => {
+                return refuse(format!("blocks are {height} rows high; 1 and {BLOCK} fit"));
+            }
+            Scales::Blocks { scales, height } => {
+                let fits = vec![rows.div_ceil(*height), depth.div_ceil(BLOCK)];
+                (scales.dims().to_vec(), scales.dtype(), fits)
+            }
+            Scales::Mx(scales) => {
+                let fits = vec![rows, mx_words(depth)];
+                (scales.dims().to_vec(), scales.dtype(), fits)
+            }
+        };
+        let wanted = match &self.scales {
+            Scales::Mx(_) => DType::U32,
+            _ => DType::F32,
+        };
+        match (shape == fits, dtype == wanted) {
+            (true, true) => Ok(()),
+            (false, _) => refuse(format!(
+                "the scales of a matrix [{rows}, {depth}] are {shape:?}; {fits:?} fits"
+            )),
+            (true, false) => refuse(format!("the scales are in {dtype:?}; {wanted:?} fits")),
+        }
+    }
+
+    /// The bytes that it takes, scales included.
+    pub fn bytes(&self) -> usize {
+        let scales = match &self.scales {
+            Scales::Tensor(_) => 4,
+            Scales::Blocks { scales, .. } => 4 * scales.shape().num_elements(),
+            Scales::Mx(scales) => 4 * scales.shape().num_elements(),
+        };
+        4 * self.codes.shape().num_elements() + scales
+    }
+}
+
+impl Scales {
+    fn describe(&self) -> &'static str {
+        match self {
+            Self::Tensor(_) => "one for all",
+            Self::Blocks { height: 1, .. } => "one for 1 x 128 elements",
+            Self::Blocks { .. } => "one for 128 x 128 elements",
+            Self::Mx(_) => "one for 1 x 32 elements",
+        }
+    }
+}
+
+fn check_codes(operation: &'static str, dtype: DType) -> Result<(), KernelError> {
+    match dtype {
+        DType::U32 => Ok(()),
+        other => Err(KernelError::Option {
+            operation,
+            name: "type of the codes",
+            value: format!("{other:?}"),
+            fits: "U32",
+        }),
+    }
+}
+
+/// The u32 words of a row of `depth` codes.
+pub(crate) const fn words(depth: usize) -> usize {
+    depth.div_ceil(ROW_BYTES) * (ROW_BYTES / 4)
+}
+
+/// The u32 words of the E8M0 scales of a row of `depth` codes.
+pub(crate) const fn mx_words(depth: usize) -> usize {
+    depth.div_ceil(MX_BLOCK).div_ceil(4)
+}

@@ -1,0 +1,18 @@
+//! What a device has, in words.
+
+use burn::tensor::Device;
+
+use crate::gemm::engine_of;
+
+/// What the emulated path does.
+pub(super) const DECODED: &str = "decoded to f32 and multiplied";
+
+pub(super) fn describe(device: &Device) -> String {
+    #[cfg(feature = "cuda")]
+    match super::cuda::engine(device) {
+        Some(Ok(engine)) => return super::problem::describe(engine.chip()),
+        Some(Err(reason)) => return format!("{DECODED} by {}: {reason}", engine_of(device)),
+        None => {}
+    }
+    format!("{DECODED} by {}", engine_of(device))
+}

@@ -1,0 +1,154 @@
+//! Products of quantised matrices.
+//!
+//! The path that defines the numbers decodes both factors to f32 and multiplies them in f32. On CUDA
+//! cuBLASLt multiplies the codes themselves where the chip and the library have it, and agrees within
+//! the rounding of its sums:
+//!
+//! | scales | chip | library |
+//! |---|---|---|
+//! | one | compute capability 8.9 and later | cuBLASLt 12 |
+//! | 1 x 128 and 128 x 128, not both factors 128 x 128 | 9.0 alone | cuBLASLt 12.9 |
+//! | MXFP8 | 10.0 and later | cuBLASLt 12.8 |
+//!
+//! It also wants rows of both factors by 16, and one factor at the least in E4M3. What it does not take
+//! is decoded, with one warning. [`engine_of_fp8`] tells what a device has.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use super::Fp8Matrix;
+use crate::error::accept;
+use crate::flat;
+
+mod check;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod emulated;
+mod engine;
+#[cfg(any(test, feature = "cuda"))]
+mod problem;
+pub(crate) mod scales;
+#[cfg(test)]
+mod tests;
+
+pub use scales::library_scales;
+
+/// How the sum of a product of 8-bit factors is kept on a tensor core. The emulated path sums in f32
+/// either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Accumulation {
+    /// In f32: what the tensor core has summed is added there every few steps. For gradients.
+    #[default]
+    Exact,
+    /// In the registers of the tensor core from first to last, which on Hopper keep fewer bits than
+    /// f32: faster. For outputs, as Transformer Engine does it, and with one scale alone; with others
+    /// this is [`Exact`](Self::Exact).
+    Fast,
+}
+
+/// `a b^T + bias`: `[m, depth]` and `[n, depth]` to `[m, n]` in `dtype`, one of f32, f16, bf16, and on
+/// the CPU f64. Sums are made in f32, the bias `[n]` of any float type is added to them, and the result
+/// is rounded once.
+///
+/// Both factors may have any kind of scales and be E4M3 or E5M2. Any size may be 0; over a depth of 0
+/// the sum is 0.
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError) for depths that differ, a bias of another size, codes or
+/// scales that do not have the sizes that [`Fp8Matrix`] says, matrices on different devices, and a type
+/// that the device has not.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType, Tensor};
+/// use burn_megatron_kernels::fp8::{Accumulation, Format, Scaling, Ways, multiply, quantize};
+///
+/// let device = Device::flex();
+/// let x = Tensor::<2>::from_data([[1.0, -2.0, 0.5], [3.0, 0.0, 1.5]], &device);
+/// let weight = Tensor::<2>::from_data([[1.0, 2.0], [0.5, 4.0], [2.0, -1.0]], &device);
+/// let x = quantize(x, Format::E4M3, &Scaling::Mx, Ways::ROWWISE);
+/// let weight = quantize(weight, Format::E4M3, &Scaling::Mx, Ways::COLUMNWISE);
+/// let (x, weight) = (x.rowwise.unwrap(), weight.columnwise.unwrap());
+/// let y = multiply(&x, &weight, None, FloatDType::F32, Accumulation::Fast);
+/// let values: Vec<f32> = y.into_data().try_into_vec().unwrap();
+/// assert_eq!(values, [1.0, -6.5, 6.0, 4.5]);
+/// ```
+pub fn multiply(
+    a: &Fp8Matrix,
+    b: &Fp8Matrix,
+    bias: Option<Tensor<1>>,
+    dtype: FloatDType,
+    accumulation: Accumulation,
+) -> Tensor<2> {
+    accept(check::multiply(a, b, bias.as_ref(), dtype));
+    #[cfg(feature = "cuda")]
+    if let Some(product) = cuda::multiply(a, b, bias.as_ref(), dtype, accumulation) {
+        return product;
+    }
+    // Sums in f32 are the exact ones.
+    let _ = accumulation;
+    emulated::multiply(a, b, bias, dtype)
+}
+
+/// `flat` with `a b^T`, row by row, over its elements from `offset` on, or, where `add` says so, added to
+/// them: `[m, depth]` and `[n, depth]` go to `m n` elements of `flat`, `[length]` in f32, or in f64 on the
+/// CPU. Written in place where nobody else holds `flat`. Sums are made in f32, exactly
+/// ([`Accumulation::Exact`]): this is for gradients of weights.
+///
+/// Any size may be 0; over a depth of 0 the product is 0. On CUDA the product goes straight into the
+/// buffer where the stretch starts at a multiple of 16 bytes, elsewhere by way of a matrix of its own.
+///
+/// # Panics
+///
+/// With a [`KernelError`](crate::KernelError) for depths that differ, a stretch that reaches past the
+/// buffer, a buffer of another type, codes or scales that do not have the sizes that [`Fp8Matrix`] says,
+/// and tensors on different devices.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_kernels::fp8::{Format, Scaling, Ways, accumulate_at, quantize};
+///
+/// let device = Device::flex();
+/// let columnwise = |x| quantize(x, Format::E4M3, &Scaling::Mx, Ways::COLUMNWISE).columnwise;
+/// let x = columnwise(Tensor::<2>::from_data([[1.0], [2.0]], &device)).unwrap();
+/// let gradient = columnwise(Tensor::<2>::from_data([[3.0, 0.5], [-1.0, 2.0]], &device)).unwrap();
+/// let flat = accumulate_at(&x, &gradient, Tensor::ones([4], &device), 1, true);
+/// let values: Vec<f32> = flat.into_data().try_into_vec().unwrap();
+/// assert_eq!(values, [1.0, 2.0, 5.5, 1.0]);
+/// ```
+pub fn accumulate_at(
+    a: &Fp8Matrix,
+    b: &Fp8Matrix,
+    flat: Tensor<1>,
+    offset: usize,
+    add: bool,
+) -> Tensor<1> {
+    accept(check::accumulate_at(a, b, &flat, offset));
+    #[cfg(feature = "cuda")]
+    if let Some(problem) = cuda::for_flat(a, b, &flat, offset, add) {
+        return cuda::accumulate_at(problem, a, b, flat, offset, add);
+    }
+    emulated::accumulate_at(a, b, flat, offset, add)
+}
+
+/// What multiplies 8-bit matrices on a device, and why it is not something faster.
+pub fn engine_of_fp8(device: &Device) -> String {
+    engine::describe(device)
+}
+
+/// A product `[m, n]` in f32, written into the buffer or added there.
+fn bring(product: Tensor<2>, flat: Tensor<1>, offset: usize, add: bool) -> Tensor<1> {
+    let len = product.shape().num_elements();
+    if len == 0 {
+        // Burn's reshape reads a 0 as "keep this dimension".
+        return flat;
+    }
+    let wide = match flat.dtype() {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    };
+    flat::accumulate(flat, offset, product.cast(wide).reshape([len]), add)
+}

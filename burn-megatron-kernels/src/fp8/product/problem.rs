@@ -1,0 +1,185 @@
+//! A product of 8-bit matrices for cuBLASLt: what it takes, and how it is asked.
+
+use burn::tensor::DType;
+
+use super::Accumulation;
+use super::engine::DECODED;
+use crate::fp8::matrix::words;
+use crate::fp8::{BLOCK, Format, Fp8Matrix, Scales};
+use crate::gemm::request::{Chip, Element, Request, ScaleMode, Scaled};
+use crate::gemm::{Added, ColumnMajor, Matrix};
+
+/// `a b^T`, and what is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    /// Rows of `a` and of the result.
+    pub rows: usize,
+    /// Rows of `b`, columns of the result.
+    pub columns: usize,
+    /// Codes of a row, the zeros at its end included: they add nothing.
+    pub depth: usize,
+    /// `a`.
+    pub a: Factor,
+    /// `b`.
+    pub b: Factor,
+    /// The type of the result.
+    pub result: DType,
+    /// What is added.
+    pub added: Added,
+    /// How sums are kept.
+    pub accumulation: Accumulation,
+}
+
+/// A matrix in 8 bits but for its sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Factor {
+    pub format: Format,
+    pub scales: ScaleMode,
+}
+
+impl From<&Fp8Matrix> for Factor {
+    fn from(matrix: &Fp8Matrix) -> Self {
+        Self {
+            format: matrix.format,
+            scales: match &matrix.scales {
+                Scales::Tensor(_) => ScaleMode::Tensor,
+                Scales::Blocks { height: BLOCK, .. } => ScaleMode::Squares,
+                Scales::Blocks { .. } => ScaleMode::Rows,
+                Scales::Mx(_) => ScaleMode::Mx,
+            },
+        }
+    }
+}
+
+/// Rows of both factors and codes of a row are multiples of this.
+const ALIGNED: usize = 16;
+
+impl Problem {
+    pub(super) fn new(
+        a: &Fp8Matrix,
+        b: &Fp8Matrix,
+        result: DType,
+        added: Added,
+        accumulation: Accumulation,
+    ) -> Self {
+        Self {
+            rows: a.rows(),
+            columns: b.rows(),
+            depth: 4 * words(a.depth),
+            a: a.into(),
+            b: b.into(),
+            result,
+            added,
+            accumulation,
+        }
+    }
+
+    /// Why this chip or this library does not multiply the codes, as far as their documentation says
+    /// it; the library may refuse more.
+    pub(super) fn accept(&self, chip: Chip) -> Result<(), String> {
+        let sizes = [self.rows, self.columns, self.depth];
+        if sizes.contains(&0) {
+            return Err("nothing is multiplied".to_string());
+        }
+        if !(self.rows.is_multiple_of(ALIGNED) && self.columns.is_multiple_of(ALIGNED)) {
+            return Err(format!(
+                "the factors have {} and {} rows, and multiples of {ALIGNED} fit",
+                self.rows, self.columns
+            ));
+        }
+        if [self.a.format, self.b.format] == [Format::E5M2; 2] {
+            return Err("both factors are E5M2, and one in E4M3 fits".to_string());
+        }
+        on_chip(self.pair()?, chip)
+    }
+
+    /// The kinds of scales of both factors, where they go together.
+    fn pair(&self) -> Result<ScaleMode, String> {
+        use ScaleMode::{Mx, Rows, Squares, Tensor};
+        match (self.a.scales, self.b.scales) {
+            (Tensor, Tensor) => Ok(Tensor),
+            (Mx, Mx) => Ok(Mx),
+            (Rows, Rows | Squares) | (Squares, Rows) => Ok(Rows),
+            (Squares, Squares) => {
+                Err("both factors have scales of 128 x 128, and 1 x 128 of one fits".to_string())
+            }
+            (a, b) => Err(format!("scales of {a:?} beside scales of {b:?}")),
+        }
+    }
+
+    /// The same product in the terms of the library, whose first factor is `b`: see
+    /// [`ColumnMajor::of`].
+    pub(super) fn request(&self) -> Request {
+        let rows = |rows| Matrix {
+            rows,
+            columns: self.depth,
+            leading: self.depth,
+            transposed: false,
+        };
+        let one_scale = self.pair() == Ok(ScaleMode::Tensor);
+        Request {
+            layout: ColumnMajor::of(rows(self.rows), rows(self.columns).transpose()),
+            factors: [self.b, self.a].map(|factor| Element::Fp8(factor.format)),
+            result: self.result,
+            added: self.added,
+            scaled: Some(Scaled {
+                modes: [self.b.scales, self.a.scales],
+                fast: one_scale && self.accumulation == Accumulation::Fast,
+            }),
+        }
+    }
+}
+
+/// Whether the tensor cores of this chip, and this library, have scales of a kind (both kinds of
+/// blocks count as one).
+pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
+    let (capabilities, has, least) = match scales {
+        ScaleMode::Tensor => ("8.9 and later have", chip.capability >= (8, 9), 120_000),
+        ScaleMode::Rows | ScaleMode::Squares => {
+            ("9.0 alone has", chip.capability == (9, 0), 120_900)
+        }
+        ScaleMode::Mx => ("10.0 and later have", chip.capability >= (10, 0), 120_800),
+    };
+    let kind = match scales {
+        ScaleMode::Tensor => "one scale",
+        ScaleMode::Rows | ScaleMode::Squares => "scales of blocks of 128",
+        ScaleMode::Mx => "MXFP8",
+    };
+    if !has {
+        return Err(format!("{chip}: compute capability {capabilities} {kind}"));
+    }
+    match chip.version >= least {
+        true => Ok(()),
+        false => Err(format!(
+            "{chip}: cuBLASLt {}.{} and later have {kind}",
+            least / 10_000,
+            least / 100 % 100
+        )),
+    }
+}
+
+/// Which scales a chip has, and what becomes of the others, in one line.
+pub(super) fn describe(chip: Chip) -> String {
+    let kinds = [
+        ("one scale", ScaleMode::Tensor),
+        ("blocks of 128", ScaleMode::Rows),
+        ("MXFP8", ScaleMode::Mx),
+    ];
+    let (has, lacks): (Vec<_>, Vec<_>) = kinds
+        .into_iter()
+        .partition(|(_, kind)| on_chip(*kind, chip).is_ok());
+    let names = |kinds: Vec<(&'static str, ScaleMode)>| {
+        let names: Vec<_> = kinds.into_iter().map(|(name, _)| name).collect();
+        names.join(", ")
+    };
+    match (has.is_empty(), lacks.is_empty()) {
+        (_, true) => chip.to_string(),
+        (true, _) => format!("{}: {chip} has no products of 8 bits", DECODED),
+        _ => format!(
+            "{chip} for {}; {} for {}",
+            names(has),
+            DECODED,
+            names(lacks)
+        ),
+    }
+}

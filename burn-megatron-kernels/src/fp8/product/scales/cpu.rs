@@ -1,0 +1,51 @@
+//! On Burn's CPU backend.
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, TensorData};
+
+use super::{Order, TILE};
+
+/// See [`library_scales`](super::library_scales).
+pub(super) fn arrange(order: Order, scales: &FlexTensor) -> FlexTensor {
+    let shape = scales.layout().shape();
+    let sizes = [shape[0], shape[1]];
+    let data = match scales.dtype() {
+        DType::F32 => arranged::<f32>(order, scales, sizes),
+        _ => arranged::<u32>(order, scales, sizes),
+    };
+    FlexTensor::from_data(data)
+}
+
+fn arranged<E: burn::tensor::Element + bytemuck::Pod>(
+    order: Order,
+    scales: &FlexTensor,
+    sizes: [usize; 2],
+) -> TensorData {
+    let Some(scales) = scales.as_slice::<E>() else {
+        unreachable!("scales are words side by side")
+    };
+    let words = (0..order.len(sizes)).map(|at| match source(order, sizes, at) {
+        Some(from) => scales[from],
+        None => E::zeroed(),
+    });
+    let words: Vec<E> = words.collect();
+    let count = words.len();
+    TensorData::new(words, [count])
+}
+
+/// The element that goes to `at`; `None` beyond the matrix.
+fn source(order: Order, [rows, columns]: [usize; 2], at: usize) -> Option<usize> {
+    let (row, column) = match order {
+        Order::Transposed => (at % rows, at / rows),
+        Order::Filled => {
+            let width = columns.next_multiple_of(4);
+            (at / width, at % width)
+        }
+        Order::Tiled => {
+            let (tile, within) = (at / TILE, at % TILE);
+            let row = tile / columns * TILE + within % 4 * 32 + within / 4;
+            (row, tile % columns)
+        }
+    };
+    (row < rows && column < columns).then(|| row * columns + column)
+}

@@ -1,0 +1,116 @@
+//! The CubeCL kernel: one word per unit.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::{ElemType, FloatKind, UIntKind};
+use cubecl::prelude::*;
+
+use super::{Order, TILE};
+use crate::cube::specimen::{Specimen, Target, buffer};
+use crate::cube::{empty, grid};
+
+/// Units of a cube: they share nothing, so any number that fills a processor serves.
+const UNITS: u32 = 256;
+
+/// The row of the word that goes to `at`.
+#[cube]
+fn row_of(at: u32, rows: u32, columns: u32, #[comptime] order: Order) -> u32 {
+    match comptime!(order) {
+        Order::Transposed => at % rows,
+        Order::Filled => at / ((columns + 3) / 4 * 4),
+        Order::Tiled => {
+            let within = at % TILE as u32;
+            at / TILE as u32 / columns * TILE as u32 + within % 4 * 32 + within / 4
+        }
+    }
+}
+
+/// Its column.
+#[cube]
+fn column_of(at: u32, rows: u32, columns: u32, #[comptime] order: Order) -> u32 {
+    match comptime!(order) {
+        Order::Transposed => at / rows,
+        Order::Filled => at % ((columns + 3) / 4 * 4),
+        Order::Tiled => at / TILE as u32 % columns,
+    }
+}
+
+/// `words`: those of the result.
+#[cube(launch_unchecked)]
+fn arrange_kernel<E: Numeric>(
+    scales: &[E],
+    arranged: &mut [E],
+    rows: u32,
+    columns: u32,
+    words: u32,
+    #[comptime] order: Order,
+    #[define(E)] _dtype: ElemType,
+) {
+    let at = (CUBE_POS * UNITS as usize + UNIT_POS as usize) as u32;
+    if at < words {
+        let row = row_of(at, rows, columns, order);
+        let column = column_of(at, rows, columns, order);
+        let mut word = E::from_int(0);
+        if row < rows && column < columns {
+            word = scales[(row * columns + column) as usize];
+        }
+        arranged[at as usize] = word;
+    }
+}
+
+/// See [`library_scales`](super::library_scales).
+pub(super) fn arrange(order: Order, scales: CubeTensor) -> CubeTensor {
+    let shape = scales.shape();
+    let sizes = [shape[0], shape[1]];
+    let client = scales.client.clone();
+    let words = order.len(sizes);
+    let arranged = empty(&scales, [words], scales.dtype);
+    if words == 0 {
+        return arranged;
+    }
+    let dtype = dtype_to_storage_type(scales.dtype);
+    unsafe {
+        arrange_kernel::launch_unchecked(
+            &client,
+            grid(&client, words.div_ceil(UNITS as usize)),
+            CubeDim::new_1d(UNITS),
+            scales.into_buffer_arg(),
+            arranged.clone().into_buffer_arg(),
+            sizes[0] as u32,
+            sizes[1] as u32,
+            words as u32,
+            order,
+            dtype,
+        );
+    }
+    arranged
+}
+
+/// Every order, with the words that it is for.
+pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+    let float = ElemType::Float(FloatKind::F32);
+    let codes = ElemType::UInt(UIntKind::U32);
+    [
+        ("transposed", Order::Transposed, float),
+        ("filled", Order::Filled, float),
+        ("tiled", Order::Tiled, codes),
+    ]
+    .map(|(name, order, dtype)| {
+        let (device, compiler) = target.properties();
+        let kernel = arrange_kernel::ArrangeKernel::new(
+            target.settings(UNITS),
+            device,
+            compiler,
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            order,
+            dtype,
+        );
+        Specimen::other(format!("library_scales/{name}"), kernel)
+    })
+    .into()
+}

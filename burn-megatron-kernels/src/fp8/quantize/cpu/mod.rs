@@ -1,0 +1,127 @@
+//! On Burn's CPU backend: bands of rows of a copy in parallel, each in small tiles with SIMD inside.
+//!
+//! Bands have a fixed height, and what is taken from them are largest bits and counts, so results
+//! never depend on the number of threads.
+
+mod band;
+mod scale;
+mod values;
+
+use burn::backend::flex::FlexTensor;
+use rayon::prelude::*;
+
+use self::band::{Copy, Scaled, Seen, Source};
+use super::super::matrix::{mx_words, transposed_codes, words};
+use super::launched::{Kind, Quantize, ScaleOf};
+use crate::cpu::{Element, ROW_GRAIN, for_float, slice, tensor, vectorized};
+use crate::fp8::{BLOCK, Format};
+
+pub(super) use values::dequantize;
+
+/// See [`Quantize`].
+pub(super) fn quantize(kernel: &Quantize, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+    for_float!(inputs[0].dtype(), E => quantize_as::<E>(kernel, inputs))
+}
+
+fn quantize_as<E: Element>(kernel: &Quantize, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+    let x = &inputs[0];
+    let [rows, columns] = [x.layout().shape()[0], x.layout().shape()[1]];
+    let given = inputs.get(1).map_or(1.0, |scale| slice::<f32>(scale)[0]);
+    let copy = |transposed| {
+        let copy = Copy {
+            source: Source {
+                values: slice::<E>(x),
+                sizes: [rows, columns],
+                transposed,
+            },
+            kind: kernel.kind,
+            given,
+        };
+        // A constant format lets its shifts be constants.
+        match kernel.format {
+            Format::E5M2 => copy.make(Format::E5M2),
+            _ => copy.make(Format::E4M3),
+        }
+    };
+    let (ways, kind) = (kernel.ways, kernel.kind);
+    let rowwise = ways.rowwise.then(|| copy(false));
+    let columnwise = ways.columnwise.then(|| match &rowwise {
+        Some(rowwise) if kind.shares_codes() => turned(rowwise, [rows, columns]),
+        _ => copy(true),
+    });
+    let first = rowwise.as_ref().or(columnwise.as_ref());
+    let seen = match first {
+        Some(copy) => copy.seen,
+        None => Seen::default().with_amax(largest::<E>(slice(x))),
+    };
+    let pairs = [(rowwise, [rows, columns]), (columnwise, [columns, rows])];
+    let mut all = vec![];
+    for (copy, [rows, depth]) in pairs {
+        let Some(copy) = copy else { continue };
+        all.push(tensor_of_words(copy.codes, [rows, words(depth)]));
+        let bits = copy.scales.into_iter();
+        all.push(match kind {
+            Kind::Tensor => tensor(vec![1.0 / given], [1]),
+            Kind::Blocks { .. } => {
+                let shape = [rows.div_ceil(kind.height()), depth.div_ceil(BLOCK)];
+                tensor(bits.map(f32::from_bits).collect(), shape)
+            }
+            Kind::Mx => tensor_of_words(bits.collect(), [rows, mx_words(depth)]),
+        });
+    }
+    let amax = f32::from_bits(seen.amax);
+    all.push(tensor(vec![amax, seen.beyond as f32], [2]));
+    all
+}
+
+/// The other copy, where both have the same codes.
+fn turned(copy: &Scaled, [rows, depth]: [usize; 2]) -> Scaled {
+    let [high, wide] = [rows.div_ceil(BLOCK), depth.div_ceil(BLOCK)];
+    let scales = match copy.scales.is_empty() {
+        true => vec![],
+        false => (0..wide)
+            .flat_map(|left| (0..high).map(move |top| copy.scales[top * wide + left]))
+            .collect(),
+    };
+    Scaled {
+        codes: transposed_codes(&copy.codes, [rows, depth]),
+        scales,
+        seen: copy.seen,
+    }
+}
+
+/// See [`amax`](super::amax).
+pub(super) fn amax(x: &FlexTensor) -> FlexTensor {
+    let largest = for_float!(x.dtype(), E => largest::<E>(slice(x)));
+    tensor(vec![f32::from_bits(largest)], [1])
+}
+
+/// The bits of the largest magnitude: NaN's, if there is one, are above all others.
+fn largest<E: Element>(values: &[E]) -> u32 {
+    let of = |values: &[E]| {
+        vectorized(
+            #[inline(always)]
+            || scale::largest(values.iter().map(|value| scale::single(*value))),
+        )
+    };
+    match values.len() <= ROW_GRAIN {
+        true => of(values),
+        false => {
+            let parts = values.par_chunks(ROW_GRAIN).map(of);
+            parts.max().unwrap_or(0)
+        }
+    }
+}
+
+/// See [`current_scale`](super::current_scale).
+pub(super) fn scale_of(kernel: &ScaleOf, amax: &FlexTensor) -> FlexTensor {
+    let amax = slice::<f32>(amax)[0];
+    tensor(
+        vec![scale::current(amax, kernel.format, kernel.options)],
+        [1],
+    )
+}
+
+fn tensor_of_words(values: Vec<u32>, shape: [usize; 2]) -> FlexTensor {
+    FlexTensor::from_data(burn::tensor::TensorData::new(values, shape))
+}

@@ -1,0 +1,42 @@
+//! Scales of the largest magnitudes.
+
+use crate::cpu::{Element, Real};
+use crate::fp8::{CurrentScale, Format, e8m0};
+
+/// The value as f32.
+#[inline(always)]
+pub(super) fn single<E: Element>(value: E) -> f32 {
+    value.wide().double() as f32
+}
+
+/// The bits of the largest magnitude: NaN's, if there is one, are above all others.
+#[inline(always)]
+pub(super) fn largest(values: impl Iterator<Item = f32>) -> u32 {
+    values.fold(0, |most, value| most.max(value.to_bits() & 0x7fff_ffff))
+}
+
+/// See [`current_scale`](crate::fp8::current_scale).
+pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
+    let amax = match amax < options.epsilon {
+        true => options.epsilon,
+        false => amax,
+    };
+    if amax == 0.0 || !amax.is_finite() {
+        return 1.0;
+    }
+    let scale = (format.max() / amax).min(f32::MAX);
+    match options.power_of_two {
+        true => f32::from_bits(scale.to_bits() & 0x7f80_0000),
+        false => scale,
+    }
+}
+
+/// Two factors of `2^(127 - code)`, neither of them subnormal; NaN for NaN.
+pub(super) fn factors(code: u8) -> [f32; 2] {
+    if code == e8m0::NAN {
+        return [f32::NAN; 2];
+    }
+    let exponent = 127 - i32::from(code);
+    let half = exponent / 2;
+    [half, exponent - half].map(|e| f32::from_bits(((e + 127) as u32) << 23))
+}

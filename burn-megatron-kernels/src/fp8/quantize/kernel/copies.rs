@@ -1,0 +1,243 @@
+//! The kernel: a tile of the matrix to the codes of both copies.
+
+use cubecl::prelude::*;
+
+use super::super::launched::Kind;
+use super::lines::{LINE_BLOCKS, column_maxima, row_maxima, settle, slot, value};
+use super::plan::Plan;
+use super::reduce::cube_total;
+use super::scale::{block_scale, magnitude, reciprocal, times};
+use super::tile::{GROUPS, PATCH_ROWS, STAGED, place, turned, write_columns};
+use crate::fp8::BLOCK;
+use crate::fp8::kernel::{e8m0_factors, encode_word};
+
+/// A value times a scale as [`settle`] leaves it.
+#[cube]
+fn scaled(value: f32, scale: u32, #[comptime] plan: Plan) -> f32 {
+    if comptime!(plan.kind == Kind::Mx && plan.flushes) {
+        let (first, second) = e8m0_factors(scale);
+        times(times(value, first, plan.flushes), second, plan.flushes)
+    } else {
+        times(value, f32::reinterpret(scale), plan.flushes)
+    }
+}
+
+/// 1 for what is beyond the largest value of the format, 0 for the others and for NaN.
+#[cube]
+fn beyond(value: f32, #[comptime] plan: Plan) -> u32 {
+    let most = magnitude(value);
+    // One comparison without a sign in place of two: what is not above the largest wraps around.
+    let least = comptime!(plan.format.max().to_bits() + 1);
+    u32::cast_from(most - least <= comptime!(0x7f80_0000 - least))
+}
+
+/// The codes from `at` on of a line that ends at `end`: beyond it they are 0. So they are anyway, but
+/// for MX, where the scale may be NaN.
+#[cube]
+fn inside(word: u32, at: usize, end: usize, #[comptime] plan: Plan) -> u32 {
+    if comptime!(plan.kind == Kind::Mx) {
+        let left = (max(at, end) - at) as u32;
+        let mask = (1u32 << (8 * min(left, 3u32))) - 1;
+        select(left > 3, word, word & mask)
+    } else {
+        word
+    }
+}
+
+/// One tile of 128 x 128 for each cube. What [`Plan::ways`] does not ask for is not touched; a scale
+/// is `given` for [`Kind::Tensor`] alone. Scales are written as bits; `partials` `[cubes, 2]` get the
+/// bits of the largest magnitude of the tile, and how many of its values were beyond.
+#[cube(launch_unchecked)]
+pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
+    x: &[Vector<F, N>],
+    given: &[u32],
+    row_codes: &mut [Vector<u32, W>],
+    row_scales: &mut [u32],
+    column_codes: &mut [Vector<u32, Q>],
+    column_scales: &mut [u32],
+    partials: &mut [u32],
+    rows: u32,
+    columns: u32,
+    #[comptime] plan: Plan,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (rows, columns) = (rows as usize, columns as usize);
+    let high = rows.div_ceil(BLOCK);
+    let wide = columns.div_ceil(BLOCK);
+    let tile = CUBE_POS;
+    if tile < high * wide {
+        let (down, right) = (tile / wide, tile % wide);
+        let (top, left) = (down * BLOCK, right * BLOCK);
+        let across = UNIT_POS as usize % comptime!(plan.across());
+        let group = UNIT_POS as usize / comptime!(plan.across());
+        let patch_width = comptime!(plan.patch());
+        let first = left + across * patch_width;
+
+        let unrolled = comptime!(plan.unrolled);
+        let mut kept = Array::<Vector<F, N>>::new(comptime!(plan.kept()));
+        let mut most = 0u32;
+        #[unroll(unrolled)]
+        for line in 0..comptime!(plan.patches() * PATCH_ROWS) {
+            let groups = line / PATCH_ROWS * comptime!(plan.groups());
+            let row = top + (group + groups) * PATCH_ROWS + line % PATCH_ROWS;
+            #[unroll]
+            for load in 0..comptime!(plan.loads()) {
+                let column = first + comptime!(load * plan.vector);
+                let mut vector = Vector::<F, N>::new(F::from_int(0));
+                if row < rows && column < columns {
+                    vector = x[(row * columns + column) / comptime!(plan.vector)];
+                }
+                kept[line * comptime!(plan.loads()) + load] = vector;
+            }
+        }
+        #[unroll(unrolled)]
+        for line in 0..comptime!(plan.patches() * PATCH_ROWS) {
+            #[unroll]
+            for lane in 0..patch_width {
+                most = max(most, magnitude(value(&kept, line, lane, plan)));
+            }
+        }
+        let amax = cube_total(most, false, plan.planes);
+
+        let mut staged = Shared::<[u32]>::new_slice(STAGED);
+        let mut slots = Shared::<[u32]>::new_slice(comptime!(2 * BLOCK * LINE_BLOCKS));
+        let mut scale = 0u32;
+        if comptime!(plan.kind == Kind::Tensor) {
+            scale = given[0];
+        } else if comptime!(!plan.by_lines()) {
+            scale = block_scale(amax, plan.format, comptime!(plan.power_of_two()));
+            if UNIT_POS == 0 {
+                let descale = reciprocal(scale, comptime!(plan.power_of_two()));
+                if comptime!(plan.ways.rowwise) {
+                    row_scales[down * wide + right] = descale;
+                }
+                if comptime!(plan.ways.columnwise) {
+                    column_scales[right * high + down] = descale;
+                }
+            }
+        } else {
+            if comptime!(plan.ways.rowwise) {
+                row_maxima(&kept, &mut staged, &mut slots, plan);
+            }
+            if comptime!(plan.ways.columnwise) {
+                column_maxima(&kept, &mut staged, &mut slots, plan);
+            }
+            sync_cube();
+            let line = UNIT_POS as usize % BLOCK;
+            if UNIT_POS < comptime!(BLOCK as u32) {
+                if comptime!(plan.ways.rowwise) {
+                    let at = (top + line) * wide + right;
+                    settle(
+                        &mut slots,
+                        row_scales,
+                        line,
+                        at,
+                        top + line < rows,
+                        false,
+                        plan,
+                    );
+                }
+            } else {
+                if comptime!(plan.ways.columnwise) {
+                    let at = (left + line) * high + down;
+                    settle(
+                        &mut slots,
+                        column_scales,
+                        line,
+                        at,
+                        left + line < columns,
+                        true,
+                        plan,
+                    );
+                }
+            }
+            sync_cube();
+        }
+
+        let mut count = 0u32;
+        let words = comptime!(patch_width / 4);
+        #[unroll(unrolled)]
+        for patch in 0..comptime!(plan.patches()) {
+            let own = group + patch * comptime!(plan.groups());
+            // Row by row, `words` words of each.
+            let mut codes = Array::<u32>::new(patch_width);
+            if comptime!(plan.along_rows()) {
+                #[unroll(unrolled)]
+                for row in 0..PATCH_ROWS {
+                    if comptime!(plan.by_lines()) {
+                        let block = across / comptime!(plan.lanes());
+                        scale = slots[slot(own * PATCH_ROWS + row, block, false)];
+                    }
+                    let mut to = Vector::<u32, W>::empty();
+                    #[unroll]
+                    for word in 0..words {
+                        let mut four = Vector::<f32, Q>::empty();
+                        #[unroll]
+                        for at in 0..4usize {
+                            let line = patch * PATCH_ROWS + row;
+                            let raw = value(&kept, line, comptime!(word * 4 + at), plan);
+                            let result = scaled(raw, scale, plan);
+                            count += beyond(result, plan);
+                            four.insert(at, result);
+                        }
+                        let packed = encode_word(four, 0usize, plan.format);
+                        let packed = inside(packed, first + word * 4, columns, plan);
+                        codes[row * words + word] = packed;
+                        to.insert(word, packed);
+                    }
+                    if comptime!(plan.ways.rowwise) {
+                        let row = top + own * PATCH_ROWS + row;
+                        let stride = columns.div_ceil(16) * 4;
+                        if row < rows && first / 4 < stride {
+                            row_codes[(row * stride + first / 4) / words] = to;
+                        }
+                    }
+                }
+            }
+            if comptime!(plan.ways.columnwise && plan.kind.shares_codes()) {
+                #[unroll]
+                for word in 0..words {
+                    let turned = turned(
+                        codes[word],
+                        codes[comptime!(words + word)],
+                        codes[comptime!(2 * words + word)],
+                        codes[comptime!(3 * words + word)],
+                    );
+                    let column = across * patch_width + comptime!(word * 4);
+                    staged[place(column, own)] = turned.0;
+                    staged[place(column + 1, own)] = turned.1;
+                    staged[place(column + 2, own)] = turned.2;
+                    staged[place(column + 3, own)] = turned.3;
+                }
+            } else if comptime!(plan.ways.columnwise) {
+                let block = own / comptime!(GROUPS / plan.blocks());
+                #[unroll]
+                for lane in 0..patch_width {
+                    let column = across * patch_width + lane;
+                    scale = slots[slot(column, block, true)];
+                    let mut four = Vector::<f32, Q>::empty();
+                    #[unroll]
+                    for row in 0..PATCH_ROWS {
+                        let line = patch * PATCH_ROWS + row;
+                        let result = scaled(value(&kept, line, lane, plan), scale, plan);
+                        if comptime!(!plan.along_rows()) {
+                            count += beyond(result, plan);
+                        }
+                        four.insert(row, result);
+                    }
+                    let packed = encode_word(four, 0usize, plan.format);
+                    staged[place(column, own)] = inside(packed, top + own * PATCH_ROWS, rows, plan);
+                }
+            }
+        }
+        let count = cube_total(count, true, plan.planes);
+        if UNIT_POS == 0 {
+            partials[tile * 2] = amax;
+            partials[tile * 2 + 1] = count;
+        }
+        if comptime!(plan.ways.columnwise) {
+            // The units of the cube have met since the last column was staged.
+            write_columns(&staged, column_codes, top, left, rows, columns);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The largest magnitudes of the rows and of the columns of a tile, and their scales.
+
+use cubecl::prelude::*;
+
+use super::super::launched::Kind;
+use super::plan::Plan;
+use super::scale::{block_scale, magnitude, reciprocal};
+use super::tile::{GROUPS, PATCH_ROWS, place};
+use crate::fp8::BLOCK;
+use crate::fp8::kernel::e8m0_of_amax;
+
+/// Blocks of a line, at most.
+pub(super) const LINE_BLOCKS: usize = 4;
+
+/// Where the scale of a block of a line stands in shared memory; the columns stand after the rows.
+#[cube]
+pub(super) fn slot(line: usize, block: usize, #[comptime] columns: bool) -> usize {
+    (line + comptime!(if columns { BLOCK } else { 0 })) * LINE_BLOCKS + block
+}
+
+/// A value that a unit keeps: its patches stand one above the other in `line`s.
+#[cube]
+pub(super) fn value<F: Float, N: Size>(
+    kept: &Array<Vector<F, N>>,
+    line: usize,
+    #[comptime] lane: usize,
+    #[comptime] plan: Plan,
+) -> f32 {
+    let vector = kept[line * comptime!(plan.loads()) + comptime!(lane / plan.vector)];
+    f32::cast_from(vector.extract(comptime!(lane % plan.vector)))
+}
+
+/// The largest bits of the blocks of each row, to their slots. All units must come here; the slots
+/// are there after a synchronisation.
+#[cube]
+pub(super) fn row_maxima<F: Float, N: Size>(
+    kept: &Array<Vector<F, N>>,
+    staged: &mut Shared<[u32]>,
+    slots: &mut Shared<[u32]>,
+    #[comptime] plan: Plan,
+) {
+    let across = UNIT_POS as usize % comptime!(plan.across());
+    let group = UNIT_POS as usize / comptime!(plan.across());
+    let lanes = comptime!(plan.lanes());
+    let unrolled = comptime!(plan.unrolled);
+    #[unroll(unrolled)]
+    for line in 0..comptime!(plan.patches() * PATCH_ROWS) {
+        let mut most = 0u32;
+        #[unroll]
+        for lane in 0..comptime!(plan.patch()) {
+            most = max(most, magnitude(value(kept, line, lane, plan)));
+        }
+        let groups = line / PATCH_ROWS * comptime!(plan.groups());
+        let row = (group + groups) * PATCH_ROWS + line % PATCH_ROWS;
+        if comptime!(plan.shuffles()) {
+            #[unroll]
+            for step in 0..comptime!(lanes.ilog2()) {
+                most = max(most, plane_shuffle_xor(most, comptime!(1u32 << step)));
+            }
+            if across % lanes == 0 {
+                slots[slot(row, across / lanes, false)] = most;
+            }
+        } else {
+            staged[place(row, across)] = most;
+        }
+    }
+    if comptime!(!plan.shuffles()) {
+        gather(staged, slots, lanes, false, plan);
+    }
+}
+
+/// The largest bits of the blocks of each column, to their slots; see [`row_maxima`].
+#[cube]
+pub(super) fn column_maxima<F: Float, N: Size>(
+    kept: &Array<Vector<F, N>>,
+    staged: &mut Shared<[u32]>,
+    slots: &mut Shared<[u32]>,
+    #[comptime] plan: Plan,
+) {
+    let across = UNIT_POS as usize % comptime!(plan.across());
+    let group = UNIT_POS as usize / comptime!(plan.across());
+    let unrolled = comptime!(plan.unrolled);
+    #[unroll(unrolled)]
+    for patch in 0..comptime!(plan.patches()) {
+        #[unroll]
+        for lane in 0..comptime!(plan.patch()) {
+            let mut most = 0u32;
+            #[unroll]
+            for row in 0..PATCH_ROWS {
+                let line = patch * PATCH_ROWS + row;
+                most = max(most, magnitude(value(kept, line, lane, plan)));
+            }
+            let column = across * comptime!(plan.patch()) + lane;
+            staged[place(column, group + patch * comptime!(plan.groups()))] = most;
+        }
+    }
+    gather(staged, slots, comptime!(GROUPS / plan.blocks()), true, plan);
+}
+
+/// The largest of each `parts` words side by side, for as many blocks as a line has.
+#[cube]
+fn gather(
+    staged: &mut Shared<[u32]>,
+    slots: &mut Shared<[u32]>,
+    #[comptime] parts: usize,
+    #[comptime] columns: bool,
+    #[comptime] plan: Plan,
+) {
+    sync_cube();
+    let line = UNIT_POS as usize;
+    if line < BLOCK {
+        #[unroll]
+        for block in 0..comptime!(plan.blocks()) {
+            let mut most = 0u32;
+            for part in 0..parts {
+                most = max(most, staged[place(line, comptime!(block * parts) + part)]);
+            }
+            slots[slot(line, block, columns)] = most;
+        }
+    }
+    sync_cube();
+}
+
+/// The bits of `2^(127 - code)`, of which the last one is subnormal; NaN for NaN.
+#[cube]
+fn factor(code: u32) -> u32 {
+    let power = select(
+        code == 254,
+        0x0040_0000u32,
+        (254u32 - min(code, 254u32)) << 23,
+    );
+    select(code == 255, 0x7fc0_0000u32, power)
+}
+
+/// Turns the maxima of a line into scales: for the product at `at` of `scales` where the line is
+/// `inside` the matrix; for the kernel in their slots, as bits of what values are multiplied with, or
+/// for MX, where that could be taken for 0, as codes of E8M0.
+#[cube]
+pub(super) fn settle(
+    slots: &mut Shared<[u32]>,
+    scales: &mut [u32],
+    line: usize,
+    at: usize,
+    inside: bool,
+    #[comptime] columns: bool,
+    #[comptime] plan: Plan,
+) {
+    let mut word = 0u32;
+    #[unroll]
+    for block in 0..comptime!(plan.blocks()) {
+        let own = slot(line, block, columns);
+        let amax = slots[own];
+        if comptime!(plan.kind == Kind::Mx) {
+            let code = e8m0_of_amax(f32::reinterpret(amax));
+            slots[own] = if comptime!(plan.flushes) {
+                code
+            } else {
+                factor(code)
+            };
+            word |= code << comptime!(8 * block as u32);
+        } else {
+            let scale = block_scale(amax, plan.format, comptime!(plan.power_of_two()));
+            slots[own] = scale;
+            word = reciprocal(scale, comptime!(plan.power_of_two()));
+        }
+    }
+    if inside {
+        scales[at] = word;
+    }
+}

@@ -1,0 +1,234 @@
+//! The CubeCL forms: how the kernels are launched.
+//!
+//! A cube takes a tile of 128 x 128, keeps it in registers, finds the scales of its rows and columns
+//! through shared memory or by planes, and writes the codes of both copies. Largest magnitudes are
+//! compared as bits: that is exact, takes no order, and lets NaN through.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use self::copies::quantize_kernel;
+#[cfg(test)]
+pub(super) use self::plan::with_cuda_forms;
+use self::plan::{Plan, Row, is_cuda};
+use self::reduce::{Finish, UNITS, finish_kernel, scale_kernel};
+use self::values::{Reading, VECTORS, amax_kernel, dequantize_kernel};
+use super::super::matrix::{mx_words, words};
+use super::launched::{Dequantize, Kind, Quantize, ScaleOf};
+use crate::cube::{empty, grid};
+use crate::fp8::BLOCK;
+
+mod copies;
+mod lines;
+mod plan;
+pub(crate) mod reduce;
+mod scale;
+mod specimens;
+pub(crate) mod tile;
+mod values;
+
+pub(crate) use specimens::specimens;
+
+/// See [`Quantize`].
+pub(super) fn quantize(kernel: &Quantize, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let x = inputs[0].clone();
+    let client = x.client.clone();
+    let [rows, columns] = [x.shape()[0], x.shape()[1]];
+    let plan = Plan::new(kernel, &x, columns);
+    let cubes = rows.div_ceil(BLOCK) * columns.div_ceil(BLOCK);
+    // What is not made is an argument all the same: one vector that is not touched.
+    let scrap = || empty(&x, [4], DType::U32);
+    let copy = |made: bool, sizes| match made {
+        true => outputs(&x, kernel.kind, sizes),
+        false => [scrap(), scrap()],
+    };
+    let rowwise = copy(kernel.ways.rowwise, [rows, columns]);
+    let columnwise = copy(kernel.ways.columnwise, [columns, rows]);
+    let partials = empty(&x, [cubes.max(1), 2], DType::U32);
+    let given = inputs.get(1).cloned().unwrap_or_else(scrap);
+    if cubes > 0 {
+        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+        // SAFETY: a unit writes what is inside of the matrix and of its padded rows alone, and the
+        // outputs have these sizes.
+        unsafe {
+            quantize_kernel::launch_unchecked(
+                &client,
+                grid(&client, cubes),
+                CubeDim::new_1d(UNITS),
+                plan.vector,
+                plan.patch() / 4,
+                4,
+                arg(&x),
+                arg(&given),
+                arg(&rowwise[0]),
+                arg(&rowwise[1]),
+                arg(&columnwise[0]),
+                arg(&columnwise[1]),
+                arg(&partials),
+                rows as u32,
+                columns as u32,
+                plan,
+                dtype_to_storage_type(x.dtype),
+            );
+        }
+    }
+    let seen = empty(&x, [2], DType::F32);
+    let descale = match (kernel.kind, kernel.ways.rowwise) {
+        (Kind::Tensor, true) => rowwise[1].clone(),
+        (Kind::Tensor, false) => columnwise[1].clone(),
+        _ => scrap(),
+    };
+    let finish = Finish {
+        counts: true,
+        descale: kernel.kind == Kind::Tensor,
+        planes: plan.planes,
+    };
+    self::finish(finish, partials, given, [&seen, &descale], cubes);
+    let mut all = vec![];
+    for (made, [codes, scales]) in [
+        (kernel.ways.rowwise, rowwise),
+        (kernel.ways.columnwise, columnwise),
+    ] {
+        if made {
+            let one = kernel.kind == Kind::Tensor;
+            all.extend([codes, if one { descale.clone() } else { scales }]);
+        }
+    }
+    all.push(seen);
+    all
+}
+
+/// Codes and scales of a copy.
+fn outputs(like: &CubeTensor, kind: Kind, [rows, depth]: [usize; 2]) -> [CubeTensor; 2] {
+    let wide = depth.div_ceil(BLOCK);
+    let scales = match kind {
+        Kind::Tensor => empty(like, [1], DType::F32),
+        Kind::Blocks { .. } => empty(like, [kind.scale_rows(rows), wide], DType::F32),
+        Kind::Mx => empty(like, [rows, mx_words(depth)], DType::U32),
+    };
+    [empty(like, [rows, words(depth)], DType::U32), scales]
+}
+
+fn finish(
+    finish: Finish,
+    partials: CubeTensor,
+    given: CubeTensor,
+    [seen, descale]: [&CubeTensor; 2],
+    parts: usize,
+) {
+    let client = partials.client.clone();
+    // SAFETY: one cube reads the partial results and writes one or two words.
+    unsafe {
+        finish_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(UNITS),
+            partials.into_buffer_arg(),
+            given.into_buffer_arg(),
+            seen.clone().into_buffer_arg(),
+            descale.clone().into_buffer_arg(),
+            parts as u32,
+            finish,
+        );
+    }
+}
+
+/// See [`amax`](super::amax).
+pub(super) fn amax(x: CubeTensor) -> CubeTensor {
+    let client = x.client.clone();
+    let count = x.shape().num_elements();
+    let Row { vector, planes } = Row::new(&x, x.dtype, count);
+    let vectors = count / vector;
+    let cubes = vectors.div_ceil((UNITS * VECTORS) as usize);
+    let partials = empty(&x, [cubes.max(1)], DType::U32);
+    let [seen, scrap] = [DType::F32, DType::U32].map(|dtype| empty(&x, [1], dtype));
+    if cubes > 0 {
+        let dtype = dtype_to_storage_type(x.dtype);
+        // SAFETY: units past the end touch nothing.
+        unsafe {
+            amax_kernel::launch_unchecked(
+                &client,
+                grid(&client, cubes),
+                CubeDim::new_1d(UNITS),
+                vector,
+                x.into_buffer_arg(),
+                partials.clone().into_buffer_arg(),
+                vectors as u32,
+                planes,
+                dtype,
+            );
+        }
+    }
+    let form = Finish {
+        counts: false,
+        descale: false,
+        planes,
+    };
+    finish(
+        form,
+        partials,
+        empty(&seen, [1], DType::U32),
+        [&seen, &scrap],
+        cubes,
+    );
+    seen
+}
+
+/// See [`current_scale`](super::current_scale).
+pub(super) fn scale_of(kernel: &ScaleOf, amax: CubeTensor) -> CubeTensor {
+    let client = amax.client.clone();
+    let scale = empty(&amax, [1], DType::F32);
+    // A 0 with a sign would be the largest of all as bits.
+    let epsilon = kernel.options.epsilon.abs();
+    // SAFETY: one unit reads and writes one word.
+    unsafe {
+        scale_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(1),
+            amax.into_buffer_arg(),
+            scale.clone().into_buffer_arg(),
+            epsilon,
+            kernel.options.power_of_two,
+            kernel.format,
+        );
+    }
+    scale
+}
+
+/// See [`Dequantize`].
+pub(super) fn dequantize(kernel: &Dequantize, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let [codes, scales] = [inputs[0].clone(), inputs[1].clone()];
+    let client = codes.client.clone();
+    let (rows, depth) = (codes.shape()[0], kernel.depth);
+    let values = empty(&codes, [rows, depth], DType::F32);
+    let units = rows * depth.div_ceil(4);
+    if units > 0 {
+        let vector = if depth.is_multiple_of(4) { 4 } else { 1 };
+        let reading = Reading {
+            kind: kernel.kind,
+            format: kernel.format,
+            flushes: !is_cuda(&codes),
+        };
+        // SAFETY: units past the rows touch nothing, and codes and scales were checked.
+        unsafe {
+            dequantize_kernel::launch_unchecked(
+                &client,
+                grid(&client, units.div_ceil(UNITS as usize)),
+                CubeDim::new_1d(UNITS),
+                vector,
+                codes.into_buffer_arg(),
+                scales.into_buffer_arg(),
+                values.clone().into_buffer_arg(),
+                rows as u32,
+                depth as u32,
+                reading,
+                vector,
+            );
+        }
+    }
+    values
+}

@@ -1,0 +1,162 @@
+//! How a quantiser is laid out.
+
+use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::super::Ways;
+use super::super::launched::{Kind, Quantize};
+use super::reduce::UNITS;
+use super::tile::{GROUPS, PATCH_ROWS};
+use crate::cube::{Reduction, RowPlan};
+use crate::fp8::{BLOCK, Format, MX_BLOCK};
+
+/// What the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Plan {
+    pub kind: Kind,
+    pub format: Format,
+    pub ways: Ways,
+    /// Elements of a load.
+    pub vector: usize,
+    /// Whether totals over a cube use planes.
+    pub planes: bool,
+    /// Units that are surely in one plane; 1 where planes are not used.
+    pub plane: usize,
+    /// Whether the device may take subnormal floats for 0.
+    pub flushes: bool,
+    /// Whether loops over what a unit keeps are unrolled here, which CUDA needs to have it in
+    /// registers; elsewhere it takes the compilers seconds, and is left to the driver.
+    pub unrolled: bool,
+}
+
+impl Plan {
+    /// For a matrix of `columns` columns.
+    pub(super) fn new(kernel: &Quantize, x: &CubeTensor, columns: usize) -> Self {
+        let Row { vector, planes } = Row::new(x, x.dtype, columns);
+        let plane = x.client.properties().hardware.plane_size_min as usize;
+        let cuda = is_cuda(x);
+        Self {
+            kind: kernel.kind,
+            format: kernel.format,
+            ways: kernel.ways,
+            vector,
+            planes,
+            plane: if planes { plane } else { 1 },
+            flushes: !cuda,
+            unrolled: cuda,
+        }
+    }
+
+    /// Columns of a patch.
+    pub(super) fn patch(&self) -> usize {
+        self.vector.max(4)
+    }
+
+    /// Loads of a row of a patch.
+    pub(super) fn loads(&self) -> usize {
+        self.patch() / self.vector
+    }
+
+    /// Patches side by side.
+    pub(super) fn across(&self) -> usize {
+        BLOCK / self.patch()
+    }
+
+    /// Groups of 4 rows that the units take at a time.
+    pub(super) fn groups(&self) -> usize {
+        UNITS as usize / self.across()
+    }
+
+    /// Patches of a unit.
+    pub(super) fn patches(&self) -> usize {
+        GROUPS / self.groups()
+    }
+
+    /// Vectors that a unit keeps.
+    pub(super) fn kept(&self) -> usize {
+        self.patches() * PATCH_ROWS * self.loads()
+    }
+
+    /// Elements of a line that share a scale.
+    pub(super) fn width(&self) -> usize {
+        match self.kind {
+            Kind::Mx => MX_BLOCK,
+            _ => BLOCK,
+        }
+    }
+
+    /// Blocks of a line of the tile.
+    pub(super) fn blocks(&self) -> usize {
+        BLOCK / self.width()
+    }
+
+    /// Patches side by side that share a scale.
+    pub(super) fn lanes(&self) -> usize {
+        self.width() / self.patch()
+    }
+
+    /// Whether those are in one plane.
+    pub(super) fn shuffles(&self) -> bool {
+        self.lanes() <= self.plane
+    }
+
+    /// Whether scales are found for lines of the tile.
+    pub(super) fn by_lines(&self) -> bool {
+        !self.kind.shares_codes()
+    }
+
+    /// Whether the scales of lines are powers of two, as E8M0 are.
+    pub(super) fn power_of_two(&self) -> bool {
+        match self.kind {
+            Kind::Blocks { power_of_two, .. } => power_of_two,
+            _ => false,
+        }
+    }
+
+    /// Whether codes are made along the rows.
+    pub(super) fn along_rows(&self) -> bool {
+        self.ways.rowwise || self.kind.shares_codes()
+    }
+}
+
+/// How wide loads are, and whether planes are used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub vector: usize,
+    pub planes: bool,
+}
+
+impl Row {
+    /// For rows of `width` elements of `dtype` on the device of `like`.
+    pub(super) fn new(like: &CubeTensor, dtype: DType, width: usize) -> Self {
+        let plan = RowPlan::new(&like.client, dtype, width);
+        Self {
+            vector: plan.vector,
+            planes: plan.reduction == Reduction::Planes,
+        }
+    }
+}
+
+/// Whether this is CUDA, whose compilers keep subnormal floats, as they are called here; shading
+/// languages may take them for 0.
+pub(super) fn is_cuda(like: &CubeTensor) -> bool {
+    #[cfg(test)]
+    if FORCED.get() {
+        return true;
+    }
+    matches!(like.device, CubeDevice::Cuda(_))
+}
+
+#[cfg(test)]
+thread_local! {
+    static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs `work` with the forms that CUDA gets on every device; they need not keep subnormal floats.
+#[cfg(test)]
+pub(in super::super) fn with_cuda_forms(work: impl FnOnce()) {
+    FORCED.set(true);
+    work();
+    FORCED.set(false);
+}

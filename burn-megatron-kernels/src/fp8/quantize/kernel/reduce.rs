@@ -1,0 +1,126 @@
+//! Maxima of bits and counts over a cube, and over the cubes of a launch.
+
+use cubecl::prelude::*;
+
+use super::scale::{block_scale, reciprocal};
+use crate::fp8::Format;
+
+/// Units of every cube here.
+pub(crate) const UNITS: u32 = 256;
+
+/// The largest of `value` over the units of a cube, or with `add` their sum; every unit gets it. All
+/// units of the cube must come here.
+#[cube]
+pub(super) fn cube_total(value: u32, #[comptime] add: bool, #[comptime] planes: bool) -> u32 {
+    let mut shared = Shared::<[u32]>::new_slice(UNITS as usize);
+    let mut total = 0u32;
+    if comptime!(planes) {
+        let own = if comptime!(add) {
+            plane_sum(value)
+        } else {
+            plane_max(value)
+        };
+        if UNIT_POS_PLANE == 0 {
+            shared[PLANE_POS as usize] = own;
+        }
+        sync_cube();
+        for i in 0..UNITS / PLANE_DIM {
+            total = both(total, shared[i as usize], add);
+        }
+    } else {
+        shared[UNIT_POS as usize] = value;
+        sync_cube();
+        let mut jump = comptime!(UNITS / 2).runtime();
+        while jump > 0 {
+            if UNIT_POS < jump {
+                let other = shared[(UNIT_POS + jump) as usize];
+                let own = shared[UNIT_POS as usize];
+                shared[UNIT_POS as usize] = both(own, other, add);
+            }
+            sync_cube();
+            jump /= 2;
+        }
+        total = shared[0];
+    }
+    sync_cube();
+    total
+}
+
+#[cube]
+fn both(one: u32, other: u32, #[comptime] add: bool) -> u32 {
+    if comptime!(add) {
+        one + other
+    } else {
+        max(one, other)
+    }
+}
+
+/// What [`finish_kernel`] makes of the partial results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Finish {
+    /// Whether counts stand between the maxima, and are added up.
+    pub counts: bool,
+    /// Whether one over the given scale is written.
+    pub descale: bool,
+    /// Whether planes are used.
+    pub planes: bool,
+}
+
+/// The total of the partial results of `parts` cubes, as bits of f32.
+#[cube(launch_unchecked)]
+pub(super) fn finish_kernel(
+    partials: &[u32],
+    given: &[u32],
+    seen: &mut [u32],
+    descale: &mut [u32],
+    parts: u32,
+    #[comptime] finish: Finish,
+) {
+    let stride = comptime!(1 + u32::from(finish.counts));
+    let mut most = 0u32;
+    let mut count = 0u32;
+    let mut part = UNIT_POS;
+    while part < parts {
+        most = max(most, partials[(part * stride) as usize]);
+        if comptime!(finish.counts) {
+            count += partials[(part * stride + 1) as usize];
+        }
+        part += UNITS;
+    }
+    let most = cube_total(most, false, finish.planes);
+    if UNIT_POS == 0 {
+        seen[0] = most;
+    }
+    if comptime!(finish.counts) {
+        let count = cube_total(count, true, finish.planes);
+        if UNIT_POS == 0 {
+            seen[1] = u32::reinterpret(f32::cast_from(count));
+        }
+    }
+    if comptime!(finish.descale) {
+        if UNIT_POS == 0 {
+            descale[0] = reciprocal(given[0], false);
+        }
+    }
+}
+
+/// The scale of one largest magnitude, see [`current_scale`](crate::fp8::current_scale); all as bits.
+#[cube(launch_unchecked)]
+pub(super) fn scale_kernel(
+    amax: &[u32],
+    scale: &mut [u32],
+    epsilon: f32,
+    #[comptime] power_of_two: bool,
+    #[comptime] format: Format,
+) {
+    if UNIT_POS == 0 {
+        // Floats that are not negative have the order of their bits. A NaN is above all others, and
+        // what is negative is below.
+        let bits = amax[0];
+        let most = bits & 0x7fff_ffff;
+        let least = u32::reinterpret(epsilon);
+        let negative = bits > 0x8000_0000 && most <= 0x7f80_0000;
+        let raised = select(negative || most < least, least, most);
+        scale[0] = block_scale(raised, format, power_of_two);
+    }
+}

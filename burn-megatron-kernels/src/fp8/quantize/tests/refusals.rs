@@ -1,0 +1,111 @@
+//! What is refused, on every device with the same words.
+
+use super::*;
+
+pub(crate) fn message(work: impl FnOnce()) -> String {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    let panic = panic.expect_err("the call must be refused");
+    let text = panic.downcast_ref::<String>().cloned();
+    text.expect("the panic has a message")
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    for (device, _) in devices() {
+        let x = || Tensor::<2>::ones([4, 8], &device);
+        let ones = |shape: [usize; 1], dtype| Tensor::<1>::ones(shape, (&device, dtype));
+        let with = |format, scaling: Scaling| {
+            message(|| drop(quantize(x(), format, &scaling, Ways::BOTH)))
+        };
+        assert_eq!(
+            with(Format::E2M1, Scaling::Mx),
+            "quantize: format = E2M1 makes no sense; E4M3 or E5M2 does"
+        );
+        assert_eq!(
+            with(Format::E4M3, Scaling::Tensor(ones([2], DType::F32))),
+            "quantize: the scale is [2]; [1] fits"
+        );
+        assert_eq!(
+            with(Format::E4M3, Scaling::Tensor(ones([1], DType::F16))),
+            "quantize: scale = a number in F16 makes no sense; one in F32 does"
+        );
+        let scale = |amax, format, epsilon| {
+            let options = CurrentScale {
+                epsilon,
+                power_of_two: false,
+            };
+            message(|| drop(current_scale(amax, format, options)))
+        };
+        let one = || ones([1], DType::F32);
+        assert_eq!(
+            scale(ones([3], DType::F32), Format::E4M3, 0.0),
+            "current_scale: the largest magnitude is [3]; [1] fits"
+        );
+        assert_eq!(
+            scale(one(), Format::E2M1, 0.0),
+            "current_scale: format = E2M1 makes no sense; E4M3 or E5M2 does"
+        );
+        for epsilon in [-1.0, f32::NAN, f32::INFINITY] {
+            assert_eq!(
+                scale(one(), Format::E4M3, epsilon),
+                format!(
+                    "current_scale: epsilon = {epsilon} makes no sense; a finite number that is 0 \
+                     or more does"
+                )
+            );
+        }
+    }
+}
+
+#[test]
+fn codes_and_scales_that_do_not_belong_together_are_refused() {
+    for (device, _) in devices() {
+        let x = Tensor::<2>::ones([4, 40], &device);
+        let copy = |scaling: &Scaling| {
+            let quantized = quantize(x.clone(), Format::E4M3, scaling, Ways::ROWWISE);
+            quantized.rowwise.unwrap()
+        };
+        let refused = |matrix: Fp8Matrix| message(|| drop(dequantize(&matrix)));
+        let mx = copy(&Scaling::Mx);
+        assert_eq!(
+            refused(Fp8Matrix {
+                depth: 49,
+                ..mx.clone()
+            }),
+            "dequantize: codes [4, 12] are no rows of 49, which have 16 words"
+        );
+        assert_eq!(
+            refused(Fp8Matrix {
+                scales: Scales::Tensor(Tensor::ones([4], &device)),
+                ..mx.clone()
+            }),
+            "dequantize: the scales of a matrix [4, 40] are [4]; [1] fits"
+        );
+        let blocks = |height, scales| Fp8Matrix {
+            scales: Scales::Blocks { scales, height },
+            ..mx.clone()
+        };
+        assert_eq!(
+            refused(blocks(64, Tensor::ones([1, 1], &device))),
+            "dequantize: blocks are 64 rows high; 1 and 128 fit"
+        );
+        assert_eq!(
+            refused(blocks(1, Tensor::ones([1, 1], &device))),
+            "dequantize: the scales of a matrix [4, 40] are [1, 1]; [4, 1] fits"
+        );
+        assert_eq!(
+            refused(blocks(BLOCK, Tensor::ones([1, 1], (&device, DType::F16)))),
+            "dequantize: the scales are in F16; F32 fits"
+        );
+    }
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn tensors_of_two_devices_are_refused() {
+    let (flex, other) = (Device::flex(), Device::wgpu(Default::default()));
+    let x = Tensor::<2>::ones([4, 8], &other);
+    let scaling = Scaling::Tensor(Tensor::ones([1], &flex));
+    let message = message(|| drop(quantize(x, Format::E4M3, &scaling, Ways::BOTH)));
+    assert!(message.contains("both must be on one device"), "{message}");
+}

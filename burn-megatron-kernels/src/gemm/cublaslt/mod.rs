@@ -1,0 +1,193 @@
+//! cuBLASLt, opened at run time.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use burn::tensor::Shape;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::cuda::CudaDevice;
+use cubecl::server::Handle;
+use cudarc::cublaslt::{result as lt, sys};
+
+use super::cuda_stream::Submitter;
+use super::engine::{Added, GemmEngine, Operands, Problem};
+use super::request::{Chip, Request};
+use crate::cube::empty;
+
+mod plan;
+
+use plan::{Addresses, Plan, told};
+
+/// cuBLASLt on one device.
+#[derive(Debug)]
+pub(crate) struct CublasLt {
+    submitter: Submitter,
+    library: Library,
+    chip: Chip,
+    plans: Mutex<HashMap<Request, Result<Arc<Plan>, String>>>,
+}
+
+/// The handle of the library, which every thread may use.
+#[derive(Clone, Copy, Debug)]
+struct Library(sys::cublasLtHandle_t);
+
+// SAFETY: "the cuBLASLt handle can be used from several threads at once" (cuBLAS documentation).
+unsafe impl Send for Library {}
+unsafe impl Sync for Library {}
+
+type Engines = HashMap<usize, Result<Arc<CublasLt>, String>>;
+static ENGINES: LazyLock<Mutex<Engines>> = LazyLock::new(Mutex::default);
+
+/// The memory of a product, each part at the beginning of its buffer but for the result.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    /// `A` of the request.
+    pub a: Handle,
+    /// `B` of the request.
+    pub b: Handle,
+    /// `D`, which is read too where the product is added to it.
+    pub d: Handle,
+    /// The bytes of `d` before the result.
+    pub start: u64,
+    /// What is added to each column of `D`.
+    pub bias: Option<Handle>,
+    /// The scales of 8-bit factors, of `A` and of `B`.
+    pub scales: Option<[Handle; 2]>,
+}
+
+impl CublasLt {
+    /// The engine of `device`, made when it is asked for the first time.
+    ///
+    /// # Errors
+    ///
+    /// Why there is none.
+    pub(crate) fn of(device: &CudaDevice) -> Result<Arc<Self>, String> {
+        let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = || Self::open(device).map(Arc::new);
+        engines.entry(device.index).or_insert_with(open).clone()
+    }
+
+    fn open(device: &CudaDevice) -> Result<Self, String> {
+        // SAFETY: opens a library of NVIDIA's, which does nothing harmful when it is opened.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("libcublasLt was not found on the search path of libraries".to_string());
+        }
+        let submitter = Submitter::of(device)?;
+        let library = submitter.wait(|| told(lt::create_handle()).map(Library))?;
+        let chip = Chip {
+            capability: submitter.capability()?,
+            // SAFETY: returns a number.
+            version: unsafe { sys::cublasLtGetVersion() },
+        };
+        Ok(Self {
+            submitter,
+            library,
+            chip,
+            plans: Mutex::default(),
+        })
+    }
+
+    /// The GPU and the version of the library.
+    pub(crate) fn chip(&self) -> Chip {
+        self.chip
+    }
+
+    /// Whether the library computes this.
+    ///
+    /// # Errors
+    ///
+    /// What it says.
+    pub(crate) fn takes(&self, request: &Request) -> Result<(), String> {
+        self.plan(request).map(|_| ())
+    }
+
+    fn plan(&self, request: &Request) -> Result<Arc<Plan>, String> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let library = self.library;
+        let make = || {
+            let make = move || Plan::new(library, request).map(Arc::new);
+            self.submitter.wait(make)
+        };
+        plans.entry(*request).or_insert_with(make).clone()
+    }
+
+    /// Queues a product that the library [takes](Self::takes).
+    pub(crate) fn launch(&self, request: &Request, client: &Client, buffers: Buffers) {
+        let plan = match self.plan(request) {
+            Ok(plan) => plan,
+            Err(reason) => panic!("cuBLASLt was given {request:?}, which it refuses: {reason}"),
+        };
+        let Buffers {
+            a,
+            b,
+            d,
+            start,
+            bias,
+            scales,
+        } = buffers;
+        let mut handles = vec![a, b, d];
+        let (biased, scaled) = (bias.is_some(), scales.is_some());
+        handles.extend(bias);
+        handles.extend(scales.into_iter().flatten());
+        // The last one is new, so its stream is the one that this thread launches on; after the
+        // work is queued, the memory may only be reused by what is queued behind it.
+        handles.push(client.empty(plan.workspace.max(1)));
+        let library = self.library;
+        self.submitter.submit(handles, move |addresses, stream| {
+            let mut addresses = addresses.iter().copied();
+            let mut next = || {
+                let address = addresses.next();
+                address.ok_or("a product was given too few buffers".to_string())
+            };
+            let addresses = Addresses {
+                a: next()?,
+                b: next()?,
+                d: next()? + start,
+                bias: biased.then(&mut next).transpose()?,
+                scales: match scaled {
+                    true => Some([next()?, next()?]),
+                    false => None,
+                },
+                workspace: next()?,
+            };
+            plan.run(library, addresses, stream as sys::cudaStream_t)
+        });
+    }
+}
+
+impl GemmEngine<CubeTensor> for CublasLt {
+    fn name(&self) -> &'static str {
+        "cuBLASLt"
+    }
+
+    fn supports(&self, problem: &Problem) -> Result<(), String> {
+        self.takes(&problem.into())
+    }
+
+    fn multiply(&self, problem: &Problem, operands: Operands<CubeTensor>) -> CubeTensor {
+        let Operands {
+            left,
+            right,
+            added,
+            offset,
+        } = operands;
+        let client = left.client.clone();
+        let [rows, columns, _] = problem.sizes();
+        let new = || empty(&left, Shape::from([rows, columns]), problem.result);
+        let (result, bias) = match (added, problem.added) {
+            (Some(flat), Added::Flat { .. }) => (flat, None),
+            (bias, _) => (new(), bias),
+        };
+        let buffers = Buffers {
+            a: right.handle,
+            b: left.handle,
+            d: result.handle.clone(),
+            start: (offset * problem.result.size()) as u64,
+            bias: bias.map(|bias| bias.handle),
+            scales: None,
+        };
+        self.launch(&problem.into(), &client, buffers);
+        result
+    }
+}

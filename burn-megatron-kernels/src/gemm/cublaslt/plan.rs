@@ -1,0 +1,300 @@
+//! One product as the library describes it.
+
+use std::ffi::c_void;
+
+use burn::tensor::DType;
+use cudarc::cublaslt::{result as lt, sys};
+
+use super::Library;
+use crate::fp8::Format;
+use crate::gemm::cube::FLAT_ALIGNMENT;
+use crate::gemm::engine::{Added, Operand};
+use crate::gemm::request::{Element, Request, ScaleMode, Scaled};
+
+/// The most memory that an algorithm may ask for beside the matrices: NVIDIA's advice for Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// A request as the library describes it, and the algorithm that it advises.
+///
+/// It is only used on the thread that submits the work of its device.
+#[derive(Debug)]
+pub(super) struct Plan {
+    description: Description,
+    a: Layout,
+    b: Layout,
+    d: Layout,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+    /// Bytes beside the matrices that the algorithm works in.
+    pub(super) workspace: usize,
+    /// 0 or 1: what the old result is multiplied with.
+    beta: f32,
+}
+
+// SAFETY: the descriptions are plain memory of the library, and only one thread works with them:
+// the one that `Submitter` runs both `new` and `run` on.
+unsafe impl Send for Plan {}
+unsafe impl Sync for Plan {}
+
+#[derive(Debug)]
+struct Description(sys::cublasLtMatmulDesc_t);
+
+#[derive(Debug)]
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+#[derive(Debug)]
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Description {
+    fn new() -> Result<Self, String> {
+        // f32 sums; f32 factors stay f32, not TF32.
+        let sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        told(lt::create_matmul_desc(sums, sys::cudaDataType::CUDA_R_32F)).map(Self)
+    }
+
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulDescAttributes_t,
+        value: T,
+    ) -> Result<(), String> {
+        let (value, size) = (&raw const value, size_of::<T>());
+        // SAFETY: the description lives, and `value` has `size` bytes that are read at once.
+        told(unsafe { lt::set_matmul_desc_attribute(self.0, attribute, value.cast(), size) })
+    }
+
+    /// Sets an attribute by its number: bindings for CUDA before 12.8 have no name for it.
+    fn set_by_number(&self, attribute: u32, value: i32) -> Result<(), String> {
+        type Set = unsafe extern "C" fn(
+            sys::cublasLtMatmulDesc_t,
+            u32,
+            *const c_void,
+            usize,
+        ) -> sys::cublasStatus_t;
+        // SAFETY: this is the type of the function in C, where an enumerator is an unsigned number.
+        let set = unsafe { sys::culib().get::<Set>(b"cublasLtMatmulDescSetAttribute\0") };
+        let set = set.map_err(|error| error.to_string())?;
+        // SAFETY: the description lives, and the value is read at once.
+        let status = unsafe {
+            set(
+                self.0,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<i32>(),
+            )
+        };
+        told(status.result())
+    }
+
+    /// The scales of 8-bit factors, but for their addresses.
+    fn set_scaled(&self, scaled: Scaled) -> Result<(), String> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let fast = i8::from(scaled.fast);
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast)?;
+        for (attribute, mode) in [A_SCALE_MODE, B_SCALE_MODE].into_iter().zip(scaled.modes) {
+            // One scale is what the library assumes, and what one that knows no modes has.
+            if mode != ScaleMode::Tensor {
+                self.set_by_number(attribute, mode as i32)?;
+            }
+        }
+        // The library advises on scales only where there is an address, which it does not follow:
+        // each run sets its own.
+        self.set_scales([ALIGNED; 2])
+    }
+
+    fn set_scales(&self, [a, b]: [u64; 2]) -> Result<(), String> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a)?;
+        self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b)
+    }
+}
+
+/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE` and the same of `B`.
+const A_SCALE_MODE: u32 = 31;
+const B_SCALE_MODE: u32 = 32;
+
+/// An address that is as aligned as any.
+const ALIGNED: u64 = 256;
+
+impl Layout {
+    fn new(element: Element, operand: Operand) -> Result<Self, String> {
+        let (rows, columns) = (operand.rows as u64, operand.columns as u64);
+        let leading = operand.leading as i64;
+        told(lt::create_matrix_layout(
+            data_type(element)?,
+            rows,
+            columns,
+            leading,
+        ))
+        .map(Self)
+    }
+}
+
+impl Preference {
+    fn new(added: Added) -> Result<Self, String> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = told(lt::create_matmul_pref()).map(Self)?;
+        let workspace = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        preference.set(workspace, WORKSPACE as u64)?;
+        if let Added::Flat { .. } = added {
+            let alignment = FLAT_ALIGNMENT as u32;
+            for attribute in [
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+            ] {
+                preference.set(attribute, alignment)?;
+            }
+        }
+        Ok(preference)
+    }
+
+    fn set<T>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: T,
+    ) -> Result<(), String> {
+        let (value, size) = (&raw const value, size_of::<T>());
+        // SAFETY: the preference lives, and `value` has `size` bytes that are read at once.
+        told(unsafe { lt::set_matmul_pref_attribute(self.0, attribute, value.cast(), size) })
+    }
+}
+
+macro_rules! dropped {
+    ($type:ident, $destroy:path) => {
+        impl Drop for $type {
+            fn drop(&mut self) {
+                // SAFETY: made by the library and destroyed once. A failure leaks some bytes.
+                let _ = unsafe { $destroy(self.0) };
+            }
+        }
+    };
+}
+
+dropped!(Description, lt::destroy_matmul_desc);
+dropped!(Layout, lt::destroy_matrix_layout);
+dropped!(Preference, lt::destroy_matmul_pref);
+
+/// Where the parts of a product lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addresses {
+    pub a: u64,
+    pub b: u64,
+    pub d: u64,
+    pub bias: Option<u64>,
+    pub scales: Option<[u64; 2]>,
+    pub workspace: u64,
+}
+
+impl Plan {
+    pub(super) fn new(library: Library, request: &Request) -> Result<Self, String> {
+        let layout = request.layout;
+        let description = describe(request)?;
+        let [of_a, of_b] = request.factors;
+        let a = Layout::new(of_a, layout.a)?;
+        let b = Layout::new(of_b, layout.b)?;
+        let d = Layout::new(Element::Plain(request.result), layout.result())?;
+        let preference = Preference::new(request.added)?;
+        // SAFETY: every description was made above and lives.
+        let advice = told(unsafe {
+            lt::get_matmul_algo_heuristic(
+                library.0,
+                description.0,
+                a.0,
+                b.0,
+                d.0,
+                d.0,
+                preference.0,
+            )
+        })?;
+        Ok(Self {
+            description,
+            a,
+            b,
+            d,
+            algorithm: advice.algo,
+            workspace: advice.workspaceSize,
+            beta: match request.added {
+                Added::Flat { add: true } => 1.0,
+                _ => 0.0,
+            },
+        })
+    }
+
+    pub(super) fn run(
+        &self,
+        library: Library,
+        addresses: Addresses,
+        stream: sys::cudaStream_t,
+    ) -> Result<(), String> {
+        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        let Addresses {
+            a,
+            b,
+            d,
+            bias,
+            scales,
+            workspace,
+        } = addresses;
+        if let Some(bias) = bias {
+            self.description
+                .set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        }
+        if let Some(scales) = scales {
+            self.description.set_scales(scales)?;
+        }
+        let alpha = 1.0f32;
+        // SAFETY: the addresses are of live buffers of the sizes that the plan was made for, which
+        // `Submitter` keeps until the stream has passed; the scalars are read at once.
+        told(unsafe {
+            lt::matmul(
+                library.0,
+                self.description.0,
+                (&raw const alpha).cast(),
+                (&raw const self.beta).cast(),
+                a as *const c_void,
+                self.a.0,
+                b as *const c_void,
+                self.b.0,
+                d as *const c_void,
+                self.d.0,
+                d as *mut c_void,
+                self.d.0,
+                &raw const self.algorithm,
+                workspace as *mut c_void,
+                self.workspace,
+                stream,
+            )
+        })
+    }
+}
+
+fn describe(request: &Request) -> Result<Description, String> {
+    use sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+    use sys::cublasLtMatmulDescAttributes_t as Attribute;
+    let layout = request.layout;
+    let description = Description::new()?;
+    let transpose = |operand: Operand| i32::from(operand.transpose);
+    description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transpose(layout.a))?;
+    description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transpose(layout.b))?;
+    if request.added == Added::Bias {
+        let epilogue = CUBLASLT_EPILOGUE_BIAS;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+    }
+    if let Some(scaled) = request.scaled {
+        description.set_scaled(scaled)?;
+    }
+    Ok(description)
+}
+
+fn data_type(element: Element) -> Result<sys::cudaDataType, String> {
+    match element {
+        Element::Plain(DType::F32 | DType::Flex32) => Ok(sys::cudaDataType::CUDA_R_32F),
+        Element::Plain(DType::F16) => Ok(sys::cudaDataType::CUDA_R_16F),
+        Element::Plain(DType::BF16) => Ok(sys::cudaDataType::CUDA_R_16BF),
+        Element::Fp8(Format::E4M3) => Ok(sys::cudaDataType::CUDA_R_8F_E4M3),
+        Element::Fp8(Format::E5M2) => Ok(sys::cudaDataType::CUDA_R_8F_E5M2),
+        other => Err(format!("no products of {other:?} here")),
+    }
+}
+
+pub(super) fn told<T>(result: Result<T, lt::CublasError>) -> Result<T, String> {
+    result.map_err(|error| format!("{error:?}"))
+}

@@ -1,0 +1,79 @@
+//! How matrices become 8 bits.
+
+use burn::tensor::Tensor;
+use burn_megatron::kernels::fp8::{
+    CurrentScale, Format, Fp8Matrix, Quantized, Scaling, Ways, amax, current_scale, quantize,
+};
+
+/// How scales are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recipe {
+    /// One, given.
+    Delayed,
+    /// One, from the largest magnitude of the matrix.
+    Current,
+    /// One for 1 x 128 values, and for 128 x 128 of a weight.
+    Blocks,
+    /// One for 32 values.
+    Mx,
+}
+
+impl Recipe {
+    /// The format of gradients.
+    pub fn of_gradients(self) -> Format {
+        match self {
+            Self::Delayed | Self::Current => Format::E5M2,
+            Self::Blocks | Self::Mx => Format::E4M3,
+        }
+    }
+
+    /// Both copies. `given` is the scale of [`Delayed`](Self::Delayed).
+    pub fn quantize(
+        self,
+        x: Tensor<2>,
+        format: Format,
+        square: bool,
+        given: &Tensor<1>,
+    ) -> Quantized {
+        let scaling = match self {
+            Self::Delayed => Scaling::Tensor(given.clone()),
+            Self::Current => {
+                let options = CurrentScale::default();
+                Scaling::Tensor(current_scale(amax(x.clone()), format, options))
+            }
+            Self::Blocks => Scaling::Blocks {
+                square,
+                power_of_two: true,
+            },
+            Self::Mx => Scaling::Mx,
+        };
+        quantize(x, format, &scaling, Ways::BOTH)
+    }
+}
+
+/// Both copies of a quantised matrix.
+#[derive(Clone)]
+pub struct Both {
+    /// Summed over its columns.
+    pub rowwise: Fp8Matrix,
+    /// Summed over its rows.
+    pub columnwise: Fp8Matrix,
+}
+
+impl Both {
+    /// Those of [`Recipe::quantize`].
+    pub fn of(quantized: Quantized) -> Self {
+        match (quantized.rowwise, quantized.columnwise) {
+            (Some(rowwise), Some(columnwise)) => Self {
+                rowwise,
+                columnwise,
+            },
+            _ => unreachable!("both copies were asked for"),
+        }
+    }
+
+    /// The bytes of both.
+    pub fn bytes(&self) -> usize {
+        self.rowwise.bytes() + self.columnwise.bytes()
+    }
+}
