@@ -54,6 +54,7 @@ pub mod comm;
 pub mod data;
 pub mod data_parallel;
 pub mod device;
+mod glob;
 pub mod mesh;
 pub mod nn;
 pub mod optim;

@@ -228,6 +228,7 @@ mod tests {
             expert: false,
             shared: false,
             part: 0,
+            quantized_bytes: None,
         };
         let rules = BucketRules {
             size: Some(1),

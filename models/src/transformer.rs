@@ -48,6 +48,10 @@ pub struct Transformer {
 impl TransformerConfig {
     /// Builds this rank's part of the model, with its table of parameters.
     ///
+    /// Where the scope [says so](Scope::with_fp8), the projections of attention and the layers of the
+    /// MLP multiply in 8 bits, but for the first and the last blocks of the whole model, as many as
+    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) says.
+    ///
     /// # Errors
     ///
     /// [`BuildError`] when the sizes do not fit each other or the mesh.
@@ -88,6 +92,19 @@ impl TransformerConfig {
                 None => path,
             }
         })
+    }
+}
+
+/// The blocks at each end of the whole model that do not compute in 8 bits.
+fn blocks_at_ends(layers: usize, scope: &Scope) -> Result<usize, BuildError> {
+    let ends = scope.fp8().config().first_last_bf16;
+    match ends <= layers / 2 {
+        true => Ok(ends),
+        false => Err(scope.child("blocks").error(format!(
+            "first_last_bf16 = {ends} keeps {ends} blocks at each end out of 8 bits, and there are \
+             {layers} in all; {} or fewer fit",
+            layers / 2
+        ))),
     }
 }
 
@@ -159,8 +176,13 @@ impl Transformer {
         let rotary = rotary
             .transpose()
             .map_err(|error| scope.error(error.to_string()))?;
+        let ends = blocks_at_ends(config.layers, scope)?;
         let block = |(stage, i): (usize, usize)| {
             let scope = scope.child("blocks").child(i).in_stage(stage);
+            let scope = match i < ends || i + ends >= config.layers {
+                true => scope.without_fp8(),
+                false => scope,
+            };
             Block::new(config, head_width, sequence_parallel, &scope)
         };
         let stage_where = |has: fn(&StageLayout) -> bool| {

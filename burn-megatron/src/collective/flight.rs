@@ -57,7 +57,7 @@ pub(super) fn launch_all(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<Fl
 }
 
 /// The engine's way for tensors that stay on `device`, if it has one.
-fn taker<'a>(comm: &'a Comm, device: &Device) -> Option<&'a dyn OnDevice> {
+pub(super) fn taker<'a>(comm: &'a Comm, device: &Device) -> Option<&'a dyn OnDevice> {
     comm.on_device().filter(|engine| engine.takes(device))
 }
 

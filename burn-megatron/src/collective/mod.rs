@@ -19,7 +19,7 @@
 //! 2022 (arXiv:2205.05198).
 //!
 //! Outside of autodiff, the `start_` functions take plain tensors and give a handle; those on several
-//! flat tensors start them as one call.
+//! flat tensors start them as one call, and [`start_all_gathers_of_words`] moves packed codes.
 //!
 //! A collective that fails inside forward or backward cannot return an error there: it unwinds with
 //! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns it.
@@ -39,6 +39,7 @@ mod plain;
 #[cfg(test)]
 mod tests;
 mod wide;
+mod words;
 
 pub use flat::{start_all_gathers, start_all_reduces, start_reduce_scatters};
 use function::Conjugate;
@@ -47,6 +48,7 @@ pub use plain::{
     Move, PendingTensor, start, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
 pub use wide::{PendingWide, start_reduce_scatter_wide};
+pub use words::{PendingWords, start_all_gathers_of_words};
 
 /// A group of ranks, as the layers hold it.
 pub type Comm = Arc<dyn Communicator>;

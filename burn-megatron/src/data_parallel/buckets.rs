@@ -119,7 +119,7 @@ impl Buckets {
                 return;
             }
             let bucket = &mut state.buckets[number];
-            let add = bucket.given[position(&self.plan, number, index)] > 0;
+            let add = bucket.given[self.plan.position(number, index)] > 0;
             let Flat { tensor, held } = bucket.flat(number, &self.plan);
             let offset = range.start;
             let flat = tensor;
@@ -129,7 +129,7 @@ impl Buckets {
         let state = &mut *self.lock();
         let bucket = &mut state.buckets[number];
         bucket.flat = Some(Flat { tensor, held });
-        bucket.given[position(&self.plan, number, index)] += 1;
+        bucket.given[self.plan.position(number, index)] += 1;
         state.uses.complete(index);
         state.advance(&self.plan);
     }
@@ -387,15 +387,6 @@ impl Bucket {
                 Flat { tensor, held }
             }
         });
-    }
-}
-
-/// The place of a parameter among those of its bucket.
-fn position(plan: &Plan, number: usize, index: usize) -> usize {
-    let mut parameters = plan.layout.bucket(number).parameters.iter();
-    match parameters.position(|placed| placed.index == index) {
-        Some(position) => position,
-        None => unreachable!("parameter {index} lies in bucket {number}"),
     }
 }
 

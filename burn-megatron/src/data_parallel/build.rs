@@ -1,5 +1,6 @@
 //! A module goes into flat buffers, and comes back out of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
@@ -7,30 +8,41 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::axes::Axes;
 use super::blocks::block_of;
-use super::config::DataParallelConfig;
+use super::config::{DataParallelConfig, DataParallelConfigError};
 use super::error::DataParallelError;
 use super::layout::{BucketRules, BufferLayout, ParameterSize};
 use super::memory::ZeroStage;
 use super::plan::{Plan, Shape, wire};
+use super::quantized;
 use super::store::Store;
 use super::usage::Usage;
 use crate::collective::{from_buffer, to_buffer};
-use crate::comm::{self, BufferPool, CommError, Groups};
+use crate::comm::{self, Buffer, BufferPool, CommError, Groups, ReduceOp};
 use crate::nn::door::{Door, GradientSink};
+use crate::nn::fp8::WeightQuantizer;
 use crate::nn::{ParameterTable, Placement};
 
 /// Bytes at which a view must start on a device that is not the CPU; CUDA asks for the most.
 const VIEW_BYTES: usize = 512;
 
-/// Lays out the parameters of a module.
+/// An 8-bit weight by its path, and how it is quantised.
+pub(super) type NamedWeight = (String, Arc<dyn WeightQuantizer>);
+
+/// Lays out the parameters of a module, of which `weights` are those of 8-bit layers; every rank must
+/// come.
 pub(super) fn plan<M: Module>(
     module: &M,
     table: &ParameterTable,
     groups: &Groups,
     config: &DataParallelConfig,
+    weights: Vec<NamedWeight>,
 ) -> Result<Plan, DataParallelError> {
     let ranks = groups.data().size();
     config.check(ranks)?;
+    let mut quantizers = match config.fp8_param_gather {
+        true => quantizers(table, groups, weights)?,
+        false => BTreeMap::new(),
+    };
     let mut found = Found::default();
     module.visit(&mut found);
     let device = found.device.unwrap_or_else(Device::flex);
@@ -46,6 +58,7 @@ pub(super) fn plan<M: Module>(
             _ => DType::F32,
         };
         Ok(Shape {
+            quantizer: quantizers.remove(&path),
             path,
             shape,
             model,
@@ -56,7 +69,7 @@ pub(super) fn plan<M: Module>(
     let parameters = parameters.map(shape).collect::<Result<Vec<_>, _>>()?;
     let align = match parameters
         .iter()
-        .filter_map(|of| wire(of.model))
+        .map(gathered)
         .min_by_key(|of| of.size_of())
     {
         Some(dtype) if device != Device::flex() => BucketRules::alignment(VIEW_BYTES, dtype)?,
@@ -72,7 +85,7 @@ pub(super) fn plan<M: Module>(
         pad_for_bandwidth: config.pad_buckets,
         ..BucketRules::sharded(ranks)
     };
-    let sizes = sizes(&parameters, table, config.zero_stage);
+    let sizes = sizes(&parameters, table, config.zero_stage, &device);
     let layout = BufferLayout::new(&sizes, &rules)?;
     tracing::debug!("{layout}");
     let pool = groups.data().pool().cloned();
@@ -80,6 +93,7 @@ pub(super) fn plan<M: Module>(
         layout,
         parameters,
         axes: Axes::new(groups, config.shard_ranks(ranks))?,
+        tensor: groups.tensor().clone(),
         config: config.clone(),
         device,
         pool: pool.unwrap_or_else(|| Arc::new(BufferPool::new())),
@@ -87,15 +101,53 @@ pub(super) fn plan<M: Module>(
     })
 }
 
-fn sizes(parameters: &[Shape], table: &ParameterTable, stage: ZeroStage) -> Vec<ParameterSize> {
+/// How the weights become 8 bits that are to be gathered so, by their paths.
+fn quantizers(
+    table: &ParameterTable,
+    groups: &Groups,
+    weights: Vec<NamedWeight>,
+) -> Result<BTreeMap<String, Arc<dyn WeightQuantizer>>, DataParallelError> {
+    let quantizers: BTreeMap<_, _> = weights.into_iter().collect();
+    // A stage may have no 8-bit weights where others have some.
+    let own = Buffer::from(vec![quantizers.len() as i64]);
+    let all = groups.pipeline().all_reduce(own, ReduceOp::Sum)?;
+    if super::i64s(all) == [0] {
+        return Err(DataParallelConfigError::NoFp8Weights.into());
+    }
+    let is_matrix = |path: &str| {
+        let entry = table.entries().iter().find(|entry| entry.path == path);
+        entry.is_some_and(|entry| entry.shape.len() == 2)
+    };
+    match quantizers.keys().find(|path| !is_matrix(path)) {
+        Some(path) => Err(DataParallelConfigError::NoSuchWeight { path: path.clone() }.into()),
+        None => Ok(quantizers),
+    }
+}
+
+/// The type in which a parameter is gathered.
+fn gathered(parameter: &Shape) -> comm::DType {
+    match &parameter.quantizer {
+        Some(quantizer) if quantizer.has_one_scale() => comm::DType::U8,
+        _ => wire(parameter.model).unwrap_or(comm::DType::F32),
+    }
+}
+
+fn sizes(
+    parameters: &[Shape],
+    table: &ParameterTable,
+    stage: ZeroStage,
+    device: &Device,
+) -> Vec<ParameterSize> {
     let mut parts: Vec<(usize, &str)> = vec![];
     let all = parameters.iter().zip(table.entries());
     let size = |(parameter, entry): (&Shape, &'_ crate::nn::ParameterEntry)| {
-        let dtype = |dtype| wire(dtype).unwrap_or(comm::DType::F32);
+        let matrix = parameter.shape.first_chunk::<2>();
+        let quantized = parameter.quantizer.as_deref().zip(matrix);
         ParameterSize {
             elements: parameter.shape.iter().product(),
-            parameter: dtype(parameter.model),
-            gradient: dtype(parameter.main),
+            parameter: gathered(parameter),
+            gradient: wire(parameter.main).unwrap_or(comm::DType::F32),
+            quantized_bytes: quantized.map(|(how, matrix)| quantized::bytes(how, *matrix, device)),
             expert: false,
             shared: entry.at_both_ends,
             part: 0,

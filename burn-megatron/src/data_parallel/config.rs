@@ -29,6 +29,11 @@ pub struct DataParallelConfig {
     /// Whether parameters are gathered while the next forward begins: each bucket is waited for
     /// where it is first needed.
     pub overlap_param_gather: bool,
+    /// Whether weights of 8-bit layers are gathered after a step as what the layers multiply with, and
+    /// kept so, instead of in the type of the model. Those with one scale travel in 8 bits; those with
+    /// block scales in the type of the model, one bucket at a time, and are quantised where they arrive.
+    /// Masters stay in f32, a shard on each rank.
+    pub fp8_param_gather: bool,
     /// Whether gradients travel in the model's 16 bits; they are added up in f32 all the same.
     pub reduce_in_16_bits: bool,
     /// Whether parameters that were gathered for a forward are kept for its backward: more memory,
@@ -53,6 +58,7 @@ impl Default for DataParallelConfig {
             pad_buckets: false,
             overlap_grad_reduce: true,
             overlap_param_gather: false,
+            fp8_param_gather: false,
             reduce_in_16_bits: false,
             keep_gathered: false,
             moments: Moments::F32,
@@ -135,6 +141,33 @@ pub enum DataParallelConfigError {
         "reduce_in_16_bits is about 16-bit models, and precision = f32; use bf16 or f16, or leave it out"
     )]
     Wide,
+    /// Nothing is gathered, as each copy lies on one rank.
+    #[error(
+        "fp8_param_gather gathers weights from the ranks that share a copy, and here each has one of its \
+         own: the data axis has {ranks} ranks and hsdp = {}; share copies, or leave it out",
+        hsdp.unwrap_or(*ranks)
+    )]
+    NotShared {
+        /// Ranks of the data axis.
+        ranks: usize,
+        /// Ranks of a sharding group, where it is given.
+        hsdp: Option<usize>,
+    },
+    /// 8-bit weights of a model that has none.
+    #[error(
+        "fp8_param_gather gathers the weights of 8-bit layers, and the model has none; choose an 8-bit \
+         recipe, or leave it out"
+    )]
+    NoFp8Weights,
+    /// An 8-bit weight that is no matrix of the model.
+    #[error(
+        "an 8-bit layer calls its weight {path}, and the model has no matrix there; with fp8_param_gather \
+         a layer must be built with the path that it has in the model"
+    )]
+    NoSuchWeight {
+        /// The path.
+        path: String,
+    },
     /// A number that must be above zero.
     #[error("{name} = {value} is not right; it must be above 0")]
     NotPositive {
@@ -192,6 +225,9 @@ impl DataParallelConfig {
                 "3 gathers them",
             );
         }
+        if self.fp8_param_gather {
+            self.check_fp8_param_gather(ranks)?;
+        }
         if self.reduce_in_16_bits && self.precision == Precision::F32 {
             return Err(DataParallelConfigError::Wide);
         }
@@ -211,6 +247,30 @@ impl DataParallelConfig {
                 let name = "gradient_limit";
                 Err(DataParallelConfigError::NotPositive { name, value })
             }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_fp8_param_gather(&self, ranks: usize) -> Result<(), DataParallelConfigError> {
+        let idle = |about, fits| {
+            Err(DataParallelConfigError::Idle {
+                name: "fp8_param_gather",
+                about,
+                stage: self.zero_stage,
+                fits,
+            })
+        };
+        let hsdp = self.hsdp;
+        match (self.zero_stage, self.shard_ranks(ranks)) {
+            (ZeroStage::Replicated, _) => {
+                idle("gathers weights after a sharded step", "1 and 2 do")
+            }
+            (ZeroStage::Parameters, _) => idle(
+                "keeps whole weights in 8 bits from step to step",
+                "it gathers them for one block at a time, whose layers quantise them; use 1 or 2, or \
+                 leave it out",
+            ),
+            (_, 1) => Err(DataParallelConfigError::NotShared { ranks, hsdp }),
             _ => Ok(()),
         }
     }
@@ -284,6 +344,38 @@ mod tests {
              leave it out"
         );
         assert_eq!(narrow(1, Precision::F16).check(4), Ok(()));
+        let in_8_bits = |number, hsdp| DataParallelConfig {
+            fp8_param_gather: true,
+            hsdp,
+            ..stage(number)
+        };
+        assert_eq!(
+            message(&in_8_bits(0, None), 4),
+            "fp8_param_gather gathers weights after a sharded step, and zero_stage = 0 does not; 1 and 2 \
+             do"
+        );
+        assert_eq!(
+            message(&in_8_bits(3, None), 4),
+            "fp8_param_gather keeps whole weights in 8 bits from step to step, and zero_stage = 3 does \
+             not; it gathers them for one block at a time, whose layers quantise them; use 1 or 2, or \
+             leave it out"
+        );
+        for (config, ranks, end) in [
+            (
+                in_8_bits(1, None),
+                1,
+                "the data axis has 1 ranks and hsdp = 1",
+            ),
+            (
+                in_8_bits(2, Some(1)),
+                4,
+                "the data axis has 4 ranks and hsdp = 1",
+            ),
+        ] {
+            let message = message(&config, ranks);
+            assert!(message.contains(end), "{message}");
+        }
+        assert_eq!(in_8_bits(2, Some(2)).check(4), Ok(()));
         for number in [0, 1, 2] {
             let keeping = DataParallelConfig {
                 keep_gathered: true,

@@ -4,6 +4,7 @@ use super::config::DataParallelConfigError;
 use super::layout::LayoutError;
 use super::memory::MemoryError;
 use crate::comm::CommError;
+use crate::nn::fp8::Fp8Error;
 
 /// What a data-parallel step can fail with.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -17,6 +18,9 @@ pub enum DataParallelError {
     /// Memory that cannot be counted.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// 8-bit layers that do not fit the model.
+    #[error(transparent)]
+    Fp8(#[from] Fp8Error),
     /// A parameter of a type that cannot be trained.
     #[error("{path} is {dtype}, which cannot be trained; f64, f32, bf16 and f16 can")]
     Type {

@@ -12,7 +12,11 @@
 //! ```
 //!
 //! [`DataParallelConfig`] says what is sharded (ZeRO 1 to 3, hybrid), in which type the model
-//! computes, and what overlaps.
+//! computes, and what overlaps. With `fp8_param_gather` the weights of 8-bit layers are gathered as such:
+//! their buckets have one byte for an element, and what every rank keeps of them are the two copies that
+//! layers multiply with ([`GradientSink::quantized`](crate::nn::door::GradientSink::quantized)); the
+//! masters, in f32 and sharded, are what is stepped, saved and compared. A step that is skipped leaves
+//! codes and scales as they are.
 
 use std::sync::Arc;
 
@@ -40,6 +44,7 @@ mod memory;
 mod order;
 mod parameters;
 mod plan;
+mod quantized;
 mod reduction;
 mod replicas;
 mod store;
@@ -49,6 +54,7 @@ mod tests;
 mod usage;
 mod uses;
 
+use build::NamedWeight;
 pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
 pub(crate) use counted::{Chosen as ChosenElements, Stretch};
 pub use error::DataParallelError;
@@ -96,12 +102,23 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::Config`] for settings that do not fit the ranks,
+    /// [`DataParallelError::Config`] for settings that do not fit the ranks or the model,
     /// [`DataParallelError::OtherModel`] when the tables of the ranks differ.
     pub fn with(
         model: ParallelModule<M>,
         groups: &Groups,
         config: &DataParallelConfig,
+    ) -> Result<Self, DataParallelError> {
+        let weights = model.fp8.weights();
+        Self::with_weights(model, groups, config, weights)
+    }
+
+    /// The same with the 8-bit weights of the model.
+    fn with_weights(
+        model: ParallelModule<M>,
+        groups: &Groups,
+        config: &DataParallelConfig,
+        weights: Vec<NamedWeight>,
     ) -> Result<Self, DataParallelError> {
         let ParallelModule {
             module,
@@ -112,10 +129,14 @@ impl<M: Module> DistributedDataParallel<M> {
         } = model;
         check_same_table(&table, groups)?;
         check_ends(&table, groups)?;
-        let plan = build::plan(&module, &table, groups, config)?;
+        fp8.check_layers(groups)?;
+        // A copy of every weight would stay where none is to stay.
+        fp8.manage_weights(config.zero_stage != ZeroStage::Parameters);
+        let plan = build::plan(&module, &table, groups, config, weights)?;
         let store = Arc::new(Store::new(plan));
         let module = build::detach(module, &table, groups, &store)?;
         store.plan.reserve();
+        store.finish_gathers();
         let first = groups.pipeline().rank() == 0;
         Ok(Self {
             sums: ModelSums::new(&store.plan, &table, groups)?,
@@ -325,7 +346,8 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// Replaces the parameters by what `change` makes of them. Every rank of the data axis must
-    /// come, and change them alike.
+    /// come, and change them alike; with `fp8_param_gather` those of the tensor axis too, as weights
+    /// are quantised anew, with the scales that their layers have then.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
         let mut load = build::Load {
@@ -333,6 +355,8 @@ impl<M: Module> DistributedDataParallel<M> {
             next: 0,
         };
         module.visit(&mut load);
+        self.fp8.weights_changed();
+        self.store.finish_gathers();
     }
 
     /// Checks that ranks which hold the same part of a parameter hold the same bits: replicas on the
@@ -364,11 +388,10 @@ impl<M: Module> DistributedDataParallel<M> {
         self.store.parameters.put(bucket, master, model);
     }
 
-    /// The optimizer has stepped all buckets.
+    /// The optimizer has stepped all buckets, and let their gradients go.
     pub(crate) fn stepped(&mut self) {
-        if !self.config().overlap_param_gather {
-            self.store.parameters.wait();
-        }
+        self.fp8.weights_changed();
+        self.store.finish_gathers();
     }
 }
 

@@ -1,16 +1,19 @@
-//! The values of the parameters: whole on every rank, or gathered block by block.
+//! The values of the parameters: whole on every rank, in the type of the model or in 8 bits, or
+//! gathered block by block.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::Tensor;
-use burn_megatron_kernels::flat;
+use burn::tensor::{FloatDType, Tensor};
+use burn_megatron_kernels::{flat, fp8};
 
 use super::memory::ZeroStage;
 use super::order::Order;
-use super::plan::Plan;
+use super::plan::{Kept, Plan};
+use super::quantized::{self, Weights};
 use super::usage::{Category, Flat, Holding};
 use crate::collective::{PendingTensor, start_all_gather};
 use crate::nn::door::{Pass, Value};
+use crate::nn::fp8::QuantizedWeight;
 
 /// The flat parameters of one rank, by bucket.
 pub(super) struct Parameters {
@@ -32,6 +35,8 @@ struct Bucket {
     /// What this rank gives to a gather, where that is not the master; full sharding only.
     shard: Option<Flat>,
     whole: Whole,
+    /// Instead of `whole`, where the bucket's weights are kept in 8 bits.
+    weights: Weights,
 }
 
 #[derive(Default)]
@@ -89,8 +94,9 @@ impl Parameters {
             let zeros =
                 |elements, dtype, category| plan.hold(plan.zeros(elements, dtype), category);
             let full = plan.stage() == ZeroStage::Parameters;
+            let in_8_bits = plan.kept(number) != Kept::Floats;
             Bucket {
-                master: (full || model != main).then(|| {
+                master: (full || in_8_bits || model != main).then(|| {
                     // A master that is computed with is a parameter.
                     let category = match full && model == main {
                         true => Category::Parameters,
@@ -99,7 +105,7 @@ impl Parameters {
                     zeros(own, main, category)
                 }),
                 shard: (full && model != main).then(|| zeros(own, model, Category::Parameters)),
-                whole: match full {
+                whole: match full || in_8_bits {
                     true => Whole::Away,
                     false => {
                         let elements = plan.elements(number);
@@ -111,6 +117,7 @@ impl Parameters {
                         Gathered::staying(zeros, &plan)
                     }
                 },
+                weights: Weights::Away,
             }
         };
         let buckets = (0..plan.buckets()).map(bucket).collect();
@@ -125,7 +132,8 @@ impl Parameters {
         }
     }
 
-    /// Sets a parameter to `value`, flat and in its main type, on this rank alone.
+    /// Sets a parameter to `value`, flat and in its main type, on this rank alone. A weight that is kept
+    /// in 8 bits is [quantised](Self::quantize) after that.
     pub fn write(&self, index: usize, value: &Tensor<1>) {
         let state = &mut *self.lock();
         let (number, range) = self.plan.place(index);
@@ -147,6 +155,7 @@ impl Parameters {
                 put(shard, part(&narrow));
             }
         }
+        bucket.weights = Weights::Away;
         match &mut bucket.whole {
             Whole::Here(whole) if self.plan.stage() != ZeroStage::Parameters => {
                 let flat = Arc::get_mut(whole).and_then(|whole| whole.flat.as_mut());
@@ -168,6 +177,14 @@ impl Parameters {
     pub fn value(&self, index: usize, pass: Pass) -> Value {
         let state = &mut *self.lock();
         let (number, range) = self.plan.place(index);
+        if let Some(weight) = state.quantized(index, &self.plan) {
+            let model = FloatDType::from(self.plan.parameters[index].model);
+            let values: Tensor<1> = fp8::dequantize(&weight.rowwise).reshape([range.len()]);
+            return Value {
+                flat: values.cast(model),
+                keep: None,
+            };
+        }
         let full = self.plan.stage() == ZeroStage::Parameters;
         if full && state.present != Some(number) {
             state.turn_to(number, pass, &self.plan);
@@ -188,6 +205,44 @@ impl Parameters {
         }
     }
 
+    /// Both copies of a weight that is kept in 8 bits.
+    pub fn quantized(&self, index: usize) -> Option<Arc<QuantizedWeight>> {
+        self.lock().quantized(index, &self.plan)
+    }
+
+    /// Makes the 8-bit weights of all buckets from the masters; every rank of the stage must come. Where
+    /// gathers overlap with what follows, codes may still be on their way after that, and the values of
+    /// one bucket.
+    pub fn quantize(&self) {
+        let (plan, state) = (&self.plan, &mut *self.lock());
+        // The last bucket has the first layers, which the next forward needs first.
+        let of = |kept| {
+            (0..plan.buckets())
+                .rev()
+                .filter(move |number| plan.kept(*number) == kept)
+        };
+        let masters: Vec<_> = of(Kept::Codes)
+            .map(|number| (number, state.buckets[number].kept(number, plan)))
+            .collect();
+        let weights = quantized::start_codes(&masters, plan);
+        for ((number, _), weights) in masters.into_iter().zip(weights) {
+            state.buckets[number].weights = weights;
+        }
+        for number in of(Kept::Blocks) {
+            state.settle(plan);
+            let bucket = &mut state.buckets[number];
+            let master = bucket.kept(number, plan);
+            bucket.weights = quantized::start_values(number, &master, plan);
+        }
+    }
+
+    /// Quantises values that were gathered in the place of gradients, before these come.
+    pub fn settle(&self) {
+        if self.plan.config.fp8_param_gather {
+            self.lock().settle(&self.plan);
+        }
+    }
+
     /// A forward begins.
     pub fn begin(&self) {
         self.lock().order.begin();
@@ -197,6 +252,7 @@ impl Parameters {
     /// gathered.
     pub fn end(&self) -> u64 {
         let state = &mut *self.lock();
+        state.settle(&self.plan);
         if self.plan.stage() == ZeroStage::Parameters {
             state.release_all();
         }
@@ -211,6 +267,7 @@ impl Parameters {
             // What was made from it goes before it is made anew.
             bucket.shard = None;
             bucket.whole = Whole::Away;
+            bucket.weights = Weights::Away;
             return master;
         }
         let whole = bucket.whole(number, plan);
@@ -230,7 +287,8 @@ impl Parameters {
     }
 
     /// Takes what this rank has stepped, and its copy in the type of the model where that is
-    /// another one, and starts gathering what the others have.
+    /// another one, and starts gathering what the others have. What is kept in 8 bits is
+    /// [quantised](Self::quantize) when all buckets are stepped.
     pub fn put(&self, number: usize, master: Flat, model: Option<Tensor<1>>) {
         let Flat {
             tensor: master,
@@ -239,6 +297,10 @@ impl Parameters {
         drop(held);
         let plan = &self.plan;
         let bucket = &mut self.lock().buckets[number];
+        if plan.kept(number) != Kept::Floats {
+            bucket.master = Some(plan.hold(master, Category::Optimizer));
+            return;
+        }
         let full = plan.stage() == ZeroStage::Parameters;
         let (keep, category) = match (full, model.is_some()) {
             (true, false) => (true, Category::Parameters),
@@ -275,19 +337,15 @@ impl Parameters {
             if matches!(bucket.whole, Whole::Coming(..)) {
                 bucket.whole(number, &self.plan);
             }
+            if bucket.weights.are_coming() {
+                bucket.weights.here(number, &self.plan);
+            }
         }
     }
 
     /// The part of a bucket that this rank steps, in the type that it is stepped in.
     pub fn kept(&self, number: usize) -> Tensor<1> {
-        let bucket = &mut self.lock().buckets[number];
-        match &bucket.master {
-            Some(master) => master.tensor.clone(),
-            None => {
-                let whole = bucket.whole(number, &self.plan);
-                whole.tensor().slice([self.plan.own(number)])
-            }
-        }
+        self.lock().buckets[number].kept(number, &self.plan)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -311,6 +369,23 @@ impl State {
         }
     }
 
+    /// Both copies of a weight that is kept in 8 bits.
+    fn quantized(&mut self, index: usize, plan: &Plan) -> Option<Arc<QuantizedWeight>> {
+        plan.parameters[index].quantizer.as_ref()?;
+        let (number, _) = plan.place(index);
+        let weights = self.buckets[number].weights.here(number, plan);
+        Some(weights[plan.position(number, index)].clone())
+    }
+
+    /// Quantises gathered values. At most one bucket has some.
+    fn settle(&mut self, plan: &Plan) {
+        for (number, bucket) in self.buckets.iter_mut().enumerate() {
+            if bucket.weights.are_values() {
+                bucket.weights.here(number, plan);
+            }
+        }
+    }
+
     fn release_all(&mut self) {
         self.present = None;
         for bucket in &mut self.buckets {
@@ -320,6 +395,17 @@ impl State {
 }
 
 impl Bucket {
+    /// The part that this rank steps, in the type that it is stepped in.
+    fn kept(&mut self, number: usize, plan: &Arc<Plan>) -> Tensor<1> {
+        match &self.master {
+            Some(master) => master.tensor.clone(),
+            None => {
+                let whole = self.whole(number, plan);
+                whole.tensor().slice([plan.own(number)])
+            }
+        }
+    }
+
     /// Starts gathering, if it is away.
     fn start(&mut self, number: usize, plan: &Arc<Plan>) {
         if !matches!(self.whole, Whole::Away) {

@@ -12,9 +12,11 @@ use super::axes::Axes;
 use super::config::DataParallelConfig;
 use super::layout::{BufferLayout, Piece};
 use super::memory::ZeroStage;
+use super::quantized;
 use super::usage::{Category, Flat, Usage};
-use crate::collective::{from_buffer, to_buffer};
+use crate::collective::{Comm, from_buffer, to_buffer};
 use crate::comm::{self, BufferPool};
+use crate::nn::fp8::WeightQuantizer;
 
 /// The layout of one rank's parameters, and what it is carried out with.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub(crate) struct Plan {
     pub layout: BufferLayout,
     pub parameters: Vec<Shape>,
     pub axes: Axes,
+    /// The tensor axis.
+    pub tensor: Comm,
     pub config: DataParallelConfig,
     pub device: Device,
     pub pool: Arc<BufferPool>,
@@ -38,6 +42,19 @@ pub(crate) struct Shape {
     pub model: DType,
     /// The type in which it is stepped, and its gradients are summed.
     pub main: DType,
+    /// How it becomes 8 bits, where it is gathered to be kept so.
+    pub quantizer: Option<Arc<dyn WeightQuantizer>>,
+}
+
+/// How the ranks keep the parameters of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// In the type of the model.
+    Floats,
+    /// In 8 bits, made of codes that were gathered.
+    Codes,
+    /// In 8 bits, made of values that were gathered.
+    Blocks,
 }
 
 impl Plan {
@@ -54,11 +71,58 @@ impl Plan {
         self.layout.bucket(bucket).padded()
     }
 
-    /// The type in which a bucket's parameters are computed with, and the one of their masters.
+    /// The type of a bucket's parameters that a step gives for the forward, and the one of their
+    /// masters. They are the same where 8-bit weights are made of the masters.
     pub fn types(&self, bucket: usize) -> (DType, DType) {
+        let of = |first: &Shape| match first.quantizer {
+            None => (first.model, first.main),
+            Some(_) => (first.main, first.main),
+        };
+        self.first(bucket).map_or((DType::F32, DType::F32), of)
+    }
+
+    /// The type in which a bucket's parameters are computed with where they are not in 8 bits.
+    pub fn gathered(&self, bucket: usize) -> DType {
+        self.first(bucket).map_or(DType::F32, |first| first.model)
+    }
+
+    /// How a bucket's parameters are kept.
+    pub fn kept(&self, bucket: usize) -> Kept {
+        let quantizer = self
+            .first(bucket)
+            .and_then(|first| first.quantizer.as_deref());
+        quantizer.map_or(Kept::Floats, quantized::kept)
+    }
+
+    /// One of the parameters of a bucket, which are alike.
+    fn first(&self, bucket: usize) -> Option<&Shape> {
         let first = self.layout.bucket(bucket).parameters.first();
-        let of = |index: usize| (self.parameters[index].model, self.parameters[index].main);
-        first.map_or((DType::F32, DType::F32), |placed| of(placed.index))
+        first.map(|placed| &self.parameters[placed.index])
+    }
+
+    /// How a weight becomes 8 bits that is kept so.
+    pub fn quantizer(&self, index: usize) -> &dyn WeightQuantizer {
+        match &self.parameters[index].quantizer {
+            Some(quantizer) => &**quantizer,
+            None => unreachable!("parameter {index} is kept in its own type"),
+        }
+    }
+
+    /// Rows and columns of an 8-bit weight.
+    pub fn matrix(&self, index: usize) -> [usize; 2] {
+        match self.parameters[index].shape[..] {
+            [rows, columns] => [rows, columns],
+            _ => unreachable!("parameter {index} was seen to be a matrix"),
+        }
+    }
+
+    /// The place of a parameter among those of its bucket.
+    pub fn position(&self, bucket: usize, index: usize) -> usize {
+        let mut parameters = self.layout.bucket(bucket).parameters.iter();
+        match parameters.position(|placed| placed.index == index) {
+            Some(position) => position,
+            None => unreachable!("parameter {index} lies in bucket {bucket}"),
+        }
     }
 
     /// What this rank steps of a bucket.
@@ -155,7 +219,10 @@ impl Plan {
             (ZeroStage::Parameters, _) => vec![(main, whole, 2, 4), (model, whole, 2, 4)],
         };
         // The sum, what the optimizer makes of it, and what other ranks still read.
-        buffers.extend([(main, own, 3, all), (model, own, 2, all)]);
+        buffers.push((main, own, 3, all));
+        if self.kept(bucket) == Kept::Floats {
+            buffers.push((model, own, 2, all));
+        }
         buffers
     }
 

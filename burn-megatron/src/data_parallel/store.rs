@@ -9,6 +9,7 @@ use super::buckets::Buckets;
 use super::parameters::Parameters;
 use super::plan::Plan;
 use crate::nn::door::{Deferred, DeferringSink, GradientSink, LaterGradient, Pass, Value};
+use crate::nn::fp8::QuantizedWeight;
 
 pub(super) struct Store {
     pub plan: Arc<Plan>,
@@ -23,6 +24,15 @@ impl Store {
             parameters: Parameters::new(plan.clone()),
             buckets: Buckets::new(plan.clone()),
             plan,
+        }
+    }
+
+    /// Makes the weights that are kept in 8 bits anew, and waits for all that is being gathered, unless
+    /// gathers overlap with the next forward. Every rank of the stage must come.
+    pub fn finish_gathers(&self) {
+        self.parameters.quantize();
+        if !self.plan.config.overlap_param_gather {
+            self.parameters.wait();
         }
     }
 
@@ -45,16 +55,22 @@ impl GradientSink for Store {
         Some(self.parameters.value(index, pass))
     }
 
+    fn quantized(&self, index: usize, _pass: Pass) -> Option<Arc<QuantizedWeight>> {
+        self.parameters.quantized(index)
+    }
+
     fn expect(&self, index: usize) {
         self.buckets.expect(index);
     }
 
     fn accumulate(&self, index: usize, gradient: DispatchTensor) {
+        self.parameters.settle();
         let dims = self.plan.parameters[index].shape.len();
         self.buckets.accumulate(index, flatten(gradient, dims));
     }
 
     fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
+        self.parameters.settle();
         self.buckets.accumulate_later(index, gradient);
     }
 }

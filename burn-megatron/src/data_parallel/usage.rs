@@ -12,7 +12,7 @@ use super::memory::MemoryPlan;
 pub enum Category {
     /// Parameters that stay.
     Parameters,
-    /// Gradients that stay from micro-batch to micro-batch.
+    /// Gradients that stay from micro-batch to micro-batch, and values that are gathered in their place.
     Gradients,
     /// Masters and moments.
     Optimizer,

@@ -3,7 +3,8 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::linear::{InputLies, Weight, linear};
+use super::fp8::{Fp8Layer, Split};
+use super::linear::{InputLies, Weight, linear, linear_in_8_bits};
 use super::{BuildError, Init, ParameterSpec, Placement, Scope, Section, value_at};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
@@ -87,7 +88,8 @@ impl ColumnParallelLinearConfig {
     /// # Errors
     ///
     /// [`BuildError`] when a section cannot be split over the tensor axis, or when an output of
-    /// several sections should be gathered (the parts would not lie in order).
+    /// several sections should be gathered (the parts would not lie in order), and for an 8-bit layer
+    /// whose path there is already.
     pub fn init(&self, scope: &Scope) -> Result<ColumnParallelLinear, BuildError> {
         let ranks = scope.place().size;
         let sections = self.sections.iter().map(|section| section.split(ranks));
@@ -110,6 +112,10 @@ impl ColumnParallelLinearConfig {
             gather_output: self.gather_output,
             sequence_parallel: self.sequence_parallel,
             fused: scope.is_fused(Operation::Linear),
+            fp8: scope.fp8_layer(Split {
+                input: false,
+                gradient: true,
+            })?,
         })
     }
 }
@@ -138,6 +144,7 @@ pub struct ColumnParallelLinear {
     pub weight: Param<Tensor<2>>,
     /// This rank's part: `[out / tensor]`.
     pub bias: Option<Param<Tensor<1>>>,
+    fp8: Option<Fp8Layer>,
     #[module(skip)]
     comm: Comm,
     #[module(skip)]
@@ -178,13 +185,21 @@ impl ColumnParallelLinear {
     }
 
     fn product(&self, x: Tensor<3>, bias: Option<Tensor<1>>) -> Tensor<3> {
-        let weight = Weight::of(&self.weight, &x);
         let comm = self.comm.clone();
         let input = match (comm.size(), self.sequence_parallel) {
             (1, _) => InputLies::Local,
             (_, false) => InputLies::Replicated(comm),
             (_, true) => InputLies::SplitSequence(comm),
         };
-        linear(x, weight, bias, input, self.fused)
+        match &self.fp8 {
+            Some(layer) => {
+                let weight = Weight::asked_for(&self.weight, &x);
+                linear_in_8_bits(x, weight, bias, input, layer)
+            }
+            None => {
+                let weight = Weight::of(&self.weight, &x);
+                linear(x, weight, bias, input, self.fused)
+            }
+        }
     }
 }

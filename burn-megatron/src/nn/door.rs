@@ -166,7 +166,7 @@ impl Drop for RestoreUse {
 }
 
 /// In which direction the model is being run on this thread.
-fn pass() -> Pass {
+pub(super) fn pass() -> Pass {
     match USE.get() {
         Use::Again => Pass::Backward,
         Use::Recorded | Use::Promised => Pass::Forward,
@@ -235,6 +235,13 @@ impl Exit {
     pub fn expect(&self) {
         if USE.get() != Use::Again {
             self.sink.expect(self.index);
+        }
+    }
+
+    /// A use that is recorded nowhere: a gradient of it comes only where the run will come again.
+    pub fn pass_by(&self) {
+        if USE.get() == Use::Promised {
+            self.expect();
         }
     }
 

@@ -3,15 +3,16 @@
 use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::Tensor;
-use burn_megatron_kernels::{Function, apply, flat, gemm};
+use burn_megatron_kernels::{Function, apply};
 
+use super::arithmetic::{Arithmetic, Factor, Input, Plain, Wanted};
+use super::door::{self, Door, Exit, Pass};
+use super::fp8::{Fp8Layer, In8Bits};
+use super::value_at;
 use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
 use crate::comm::ReduceOp;
-
-use super::door::{Door, Exit, Pass, Place};
-use super::value_at;
 
 /// The dimension of the sequence in `[batch, seq, hidden]`.
 pub const SEQUENCE_DIM: usize = 1;
@@ -31,17 +32,26 @@ pub enum InputLies {
 #[derive(Clone, Debug)]
 pub struct Weight {
     tensor: Tensor<2>,
-    exit: Option<Behind>,
+    behind: Option<Behind>,
     transposed: bool,
 }
 
-/// A weight behind a [`Door`]: the graph does not hold its value, which may be gathered again for
-/// the backward.
+/// A weight behind a [`Door`].
 #[derive(Clone, Debug)]
-struct Behind {
-    exit: Exit,
+pub(super) struct Behind {
+    pub exit: Exit,
     /// What the module holds, of the weight's shape.
     base: Tensor<2>,
+    /// Whether the gradient leaves through it. The graph does not hold the value then, which may be
+    /// gathered again for the backward.
+    leaves: bool,
+}
+
+impl Behind {
+    /// The value, as floats.
+    pub fn value(&self, pass: Pass) -> Tensor<2> {
+        self.exit.value_in(self.base.clone(), pass).0
+    }
 }
 
 impl Weight {
@@ -50,17 +60,45 @@ impl Weight {
     /// Behind a [`Door`] the product itself hands the gradient over, so that it can be put off.
     pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         let door = param.reparameterization::<Door>();
-        match door.filter(|_| x.is_autodiff() && x.is_tracked()) {
+        match door.filter(|_| is_tracked(x)) {
             Some(door) => {
-                let (exit, base) = (door.exit().clone(), param.base());
-                exit.expect();
+                let behind = Behind::leaving(door, param);
                 Self {
-                    tensor: exit.value(base.clone()).0,
-                    exit: Some(Behind { exit, base }),
+                    tensor: behind.exit.value(behind.base.clone()).0,
+                    behind: Some(behind),
                     transposed: false,
                 }
             }
             None => value_at(param, x).into(),
+        }
+    }
+
+    /// The same for a product that asks for the value itself, which may be there in 8 bits alone.
+    pub(super) fn asked_for(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
+        let Some(door) = param.reparameterization::<Door>() else {
+            return value_at(param, x).into();
+        };
+        let behind = match is_tracked(x) {
+            true => Behind::leaving(door, param),
+            false => Behind {
+                exit: door.exit().clone(),
+                base: param.base(),
+                leaves: false,
+            },
+        };
+        let tensor = match (behind.leaves, door::anchor().is_some()) {
+            (true, _) => behind.base.clone(),
+            // The gradient comes back through the graph.
+            (false, true) => param.val(),
+            (false, false) => {
+                behind.exit.pass_by();
+                behind.base.clone()
+            }
+        };
+        Self {
+            tensor,
+            behind: Some(behind),
+            transposed: false,
         }
     }
 
@@ -74,15 +112,32 @@ impl Weight {
     }
 }
 
+impl Behind {
+    /// Announces a gradient that leaves here.
+    fn leaving(door: &Door, param: &Param<Tensor<2>>) -> Self {
+        let exit = door.exit().clone();
+        exit.expect();
+        Self {
+            exit,
+            base: param.base(),
+            leaves: true,
+        }
+    }
+}
+
 impl From<Tensor<2>> for Weight {
     /// A weight whose gradient stays in the graph.
     fn from(tensor: Tensor<2>) -> Self {
         Self {
             tensor,
-            exit: None,
+            behind: None,
             transposed: false,
         }
     }
+}
+
+fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
+    x.is_autodiff() && x.is_tracked()
 }
 
 /// `x weight + bias`: `[batch, seq, in]`, `[in, out]`, `[out]` to `[batch, seq, out]`.
@@ -99,36 +154,58 @@ pub fn linear(
     input: InputLies,
     fused: bool,
 ) -> Tensor<3> {
-    let Weight {
-        tensor,
-        exit,
-        transposed,
-    } = weight.into();
-    let mut inputs = vec![x.into_dispatch(), tensor.into_dispatch()];
-    inputs.extend(bias.map(Tensor::into_dispatch));
-    apply(
-        inputs,
-        Linear {
-            input,
-            exit,
-            transposed,
-            fused,
-        },
-    )
+    let weight = weight.into();
+    let plain = Plain {
+        fused,
+        transposed: weight.transposed,
+    };
+    run(x, weight, bias, input, plain)
 }
 
-#[derive(Debug)]
-struct Linear {
+/// The same in 8 bits, with a weight that is [asked for](Weight::asked_for).
+pub(super) fn linear_in_8_bits(
+    x: Tensor<3>,
+    weight: Weight,
+    bias: Option<Tensor<1>>,
     input: InputLies,
-    /// Where the weight gradient goes, if not into the graph.
-    exit: Option<Behind>,
-    /// Whether it goes there as `[out, in]`.
-    transposed: bool,
-    /// Whether products go through the kernels' seam.
-    fused: bool,
+    layer: &Fp8Layer,
+) -> Tensor<3> {
+    let is_recorded = is_tracked(&x) || is_tracked(&weight.tensor);
+    let whole = !matches!(input, InputLies::SplitSequence(_));
+    let arithmetic = In8Bits::new(layer, is_recorded, whole);
+    run(x, weight, bias, input, arithmetic)
 }
 
-impl Function for Linear {
+fn run<A: Arithmetic>(
+    x: Tensor<3>,
+    weight: Weight,
+    bias: Option<Tensor<1>>,
+    input: InputLies,
+    arithmetic: A,
+) -> Tensor<3> {
+    let mut inputs = vec![x.into_dispatch(), weight.tensor.into_dispatch()];
+    inputs.extend(bias.map(Tensor::into_dispatch));
+    let function = Linear {
+        input,
+        behind: weight.behind,
+        transposed: weight.transposed,
+        arithmetic,
+    };
+    apply(inputs, function)
+}
+
+/// The product, whatever its arithmetic: what is exchanged, what is kept, and where gradients go.
+#[derive(Debug)]
+pub(super) struct Linear<A> {
+    pub input: InputLies,
+    /// Where the weight comes from and its gradient goes, if not from and into the graph.
+    pub behind: Option<Behind>,
+    /// Whether it lies there as `[out, in]`.
+    pub transposed: bool,
+    pub arithmetic: A,
+}
+
+impl<A: Arithmetic> Function for Linear<A> {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let (x, weight) = (tensor::<3>(&inputs[0]), tensor::<2>(&inputs[1]));
         let x = match &self.input {
@@ -137,10 +214,20 @@ impl Function for Linear {
         };
         let [batch, seq, _] = x.dims();
         let bias = inputs.get(2).map(tensor::<1>);
-        let y = self.product(rows(x), weight, bias);
+        let factor = match self.asked().filter(|_| A::ASKS) {
+            Some(behind) => Factor::Behind(behind, self.transposed),
+            None => Factor::Here(weight),
+        };
+        let (y, kept) = self.arithmetic.output(rows(x), factor, bias);
         let out = y.dims()[1];
-        let mut saved = inputs;
-        saved.truncate(if self.exit.is_some() { 1 } else { 2 });
+        let mut inputs = inputs.into_iter();
+        let x = inputs.next();
+        let mut saved = match kept.instead {
+            Some(instead) => Vec::from(instead),
+            None => Vec::from_iter(x),
+        };
+        saved.extend(inputs.next().filter(|_| self.asked().is_none()));
+        saved.extend(kept.beside);
         (y.reshape([batch, seq, out]).into_dispatch(), saved)
     }
 
@@ -150,22 +237,37 @@ impl Function for Linear {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let x = tensor::<3>(&saved[0]);
-        let (needs_x, needs_weight) = (needed[0], needed[1] || self.exit.is_some());
+        let (needs_x, needs_weight) = (needed[0], needed[1] || self.exit().is_some());
         let gradient = Tensor::<3>::from_dispatch(gradient);
         let [batch, seq, _] = gradient.dims();
         let gradient = rows(gradient);
 
-        let x = match &self.input {
-            InputLies::SplitSequence(comm) if needs_weight => {
-                start_all_gather(x, SEQUENCE_DIM, comm)
-            }
-            _ => PendingTensor::ready(x),
+        let (x, rest) = saved.split_at(if self.arithmetic.keeps_instead() {
+            2
+        } else {
+            1
+        });
+        let (factor, beside) = match self.asked() {
+            Some(behind) => (Factor::Behind(behind, self.transposed), rest),
+            None => (Factor::Here(tensor(&rest[0])), &rest[1..]),
         };
+        let beside = beside.to_vec();
+        let x = match (x, &self.input) {
+            ([codes, scales], _) => Input::Instead([codes.clone(), scales.clone()]),
+            ([x, ..], InputLies::SplitSequence(comm)) if needs_weight => {
+                Input::Whole(start_all_gather(tensor(x), SEQUENCE_DIM, comm))
+            }
+            ([x, ..], _) => Input::Whole(PendingTensor::ready(tensor(x))),
+            ([], _) => unreachable!("the input was saved"),
+        };
+        let wanted = Wanted {
+            input: needs_x,
+            weight: needs_weight,
+        };
+        let dy = self.arithmetic.gradient(gradient.clone(), wanted);
         let input_gradient = needs_x.then(|| {
-            let weight = self.weight(&saved);
-            let width = weight.dims()[0];
-            let dx = self.product(gradient.clone(), weight.transpose(), None);
+            let dx = self.arithmetic.input_gradient(&dy, factor, &beside);
+            let width = dx.dims()[1];
             let dx = dx.reshape([batch, seq, width]);
             match &self.input {
                 InputLies::Local => PendingTensor::ready(dx),
@@ -173,20 +275,14 @@ impl Function for Linear {
                 InputLies::SplitSequence(comm) => start_reduce_scatter(dx, SEQUENCE_DIM, comm),
             }
         });
-        let weight_gradient = match &self.exit {
-            Some(Behind { exit, .. }) => {
-                let (gradient, transposed, fused) = (gradient.clone(), self.transposed, self.fused);
-                let later = move |place: Option<Place>| {
-                    let (left, right) = match transposed {
-                        true => (gradient, rows(x.wait())),
-                        false => (rows(x.wait()), gradient),
-                    };
-                    weight_gradient_at(left, right, place, fused)
-                };
+        let weight_gradient = match self.exit() {
+            Some(exit) => {
+                let arithmetic = self.arithmetic.clone();
+                let later = move |place| arithmetic.weight_gradient_at(x, dy, &beside, place);
                 exit.sink.accumulate_later(exit.index, Box::new(later));
                 None
             }
-            None => needs_weight.then(|| weight_gradient(rows(x.wait()), gradient.clone())),
+            None => needs_weight.then(|| self.arithmetic.weight_gradient(x, dy, &beside)),
         };
         let bias_gradient = needed.get(2).is_some_and(|needed| *needed).then(|| {
             let sum: Tensor<2> = gradient.sum_dim(0);
@@ -205,55 +301,18 @@ impl Function for Linear {
     }
 }
 
-impl Linear {
-    /// The weight, in the backward.
-    fn weight(&self, saved: &[DispatchTensor]) -> Tensor<2> {
-        let Some(Behind { exit, base }) = &self.exit else {
-            return tensor(&saved[1]);
-        };
-        let weight = exit.value_in(base.clone(), Pass::Backward).0;
-        match self.transposed {
-            true => weight.transpose(),
-            false => weight,
-        }
+impl<A: Arithmetic> Linear<A> {
+    /// What is asked for the weight in the backward, where the graph does not hold it.
+    fn asked(&self) -> Option<&Behind> {
+        let behind = self.behind.as_ref();
+        behind.filter(|behind| A::ASKS || behind.leaves)
     }
 
-    /// `[rows, in]`, `[in, out]`, `[out]` to `[rows, out]`.
-    fn product(&self, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
-        match self.fused {
-            true => gemm::linear(x, weight, bias),
-            false => gemm::composed::linear(x, weight, bias),
-        }
+    /// Where the weight gradient goes, if not into the graph.
+    fn exit(&self) -> Option<&Exit> {
+        let behind = self.behind.as_ref().filter(|behind| behind.leaves);
+        behind.map(|behind| &behind.exit)
     }
-}
-
-/// `left^T right`, of `[rows, a]` and `[rows, b]`.
-fn weight_gradient(left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
-    let _span = tracing::trace_span!("weight_gradient").entered();
-    left.transpose().matmul(right)
-}
-
-/// The same, flat, in a place of a buffer where there is one.
-fn weight_gradient_at(
-    left: Tensor<2>,
-    right: Tensor<2>,
-    place: Option<Place>,
-    fused: bool,
-) -> Tensor<1> {
-    let Some(Place { flat, offset, add }) = place else {
-        return flatten(weight_gradient(left, right));
-    };
-    // The product adds up in f32, or f64; sums in 16 bits are not its business.
-    if fused && flat.dtype().size() >= 4 {
-        let _span = tracing::trace_span!("weight_gradient").entered();
-        return gemm::accumulate_weight_gradient_at(left, right, flat, offset, add);
-    }
-    flat::accumulate(flat, offset, flatten(weight_gradient(left, right)), add)
-}
-
-fn flatten(x: Tensor<2>) -> Tensor<1> {
-    let len = x.shape().num_elements();
-    x.reshape([len])
 }
 
 fn tensor<const D: usize>(tensor: &DispatchTensor) -> Tensor<D> {
@@ -261,7 +320,7 @@ fn tensor<const D: usize>(tensor: &DispatchTensor) -> Tensor<D> {
 }
 
 /// `[batch, seq, width]` to `[batch * seq, width]`.
-fn rows(x: Tensor<3>) -> Tensor<2> {
+pub(super) fn rows(x: Tensor<3>) -> Tensor<2> {
     let [batch, seq, width] = x.dims();
     x.reshape([batch * seq, width])
 }

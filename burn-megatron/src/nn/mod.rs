@@ -16,10 +16,13 @@
 //! | [`ParallelMlp`] | width |
 //! | [`Norm`], [`LearnedPositions`] | nothing; the sequence where that is parallel |
 //!
+//! [`ColumnParallelLinear`] and [`RowParallelLinear`] multiply in 8 bits where the scope says so: [`fp8`].
+//!
 //! Any block, of these layers or of burn-nn's, can be run again in the backward instead of being
 //! remembered: [`recompute`].
 
 mod activation;
+mod arithmetic;
 mod attention;
 mod attention_core;
 mod column;

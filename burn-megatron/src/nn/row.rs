@@ -3,7 +3,8 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
+use super::fp8::{Fp8Layer, Split};
+use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear, linear_in_8_bits};
 use super::{BuildError, Init, ParameterSpec, Placement, Scope, value_at};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
@@ -62,7 +63,8 @@ impl RowParallelLinearConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] when the input features cannot be split over the tensor axis.
+    /// [`BuildError`] when the input features cannot be split over the tensor axis, and for an 8-bit layer
+    /// whose path there is already.
     pub fn init(&self, scope: &Scope) -> Result<RowParallelLinear, BuildError> {
         let ranks = scope.place().size;
         split_evenly("input features", self.input, Axis::Tensor, ranks)?;
@@ -78,6 +80,10 @@ impl RowParallelLinearConfig {
             input_is_split: self.input_is_split,
             sequence_parallel: self.sequence_parallel,
             fused: scope.is_fused(Operation::Linear),
+            fp8: scope.fp8_layer(Split {
+                input: true,
+                gradient: false,
+            })?,
         })
     }
 }
@@ -91,6 +97,7 @@ pub struct RowParallelLinear {
     pub weight: Param<Tensor<2>>,
     /// The same on every rank: `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
+    fp8: Option<Fp8Layer>,
     #[module(skip)]
     comm: Comm,
     #[module(skip)]
@@ -117,8 +124,16 @@ impl RowParallelLinear {
             true => x,
             false => collective::split(x, 2, &self.comm),
         };
-        let weight = Weight::of(&self.weight, &x);
-        let partial = linear(x, weight, None, InputLies::Local, self.fused);
+        let partial = match &self.fp8 {
+            Some(layer) => {
+                let weight = Weight::asked_for(&self.weight, &x);
+                linear_in_8_bits(x, weight, None, InputLies::Local, layer)
+            }
+            None => {
+                let weight = Weight::of(&self.weight, &x);
+                linear(x, weight, None, InputLies::Local, self.fused)
+            }
+        };
         let y = match self.sequence_parallel {
             true => collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm),
             false => collective::reduce(partial, &self.comm),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::fp8::Fp8;
+use super::fp8::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Split};
 use super::init::stream_key;
 use super::{Init, ParameterEntry, ParameterTable, Place, Placement, Position, TableError};
 use crate::choice::{ChoiceError, Choices, Chosen, Operation};
@@ -26,6 +26,8 @@ pub struct Scope {
     stage: usize,
     /// The type of activations.
     compute: DType,
+    /// Whether layers may compute in 8 bits.
+    allows_fp8: bool,
 }
 
 #[derive(Debug)]
@@ -35,7 +37,7 @@ struct Shared {
     seed: u64,
     position: Position,
     kernels: Mutex<Chosen>,
-    fp8: Fp8,
+    fp8: Mutex<Fp8>,
     declared: Mutex<Vec<ParameterEntry>>,
 }
 
@@ -97,6 +99,9 @@ pub enum BuildError {
     /// A kernel that was asked for cannot run.
     #[error(transparent)]
     Kernels(#[from] ChoiceError),
+    /// 8-bit layers that cannot be.
+    #[error(transparent)]
+    Fp8(#[from] Fp8Error),
     /// What the layers declared does not fit the module.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -131,6 +136,14 @@ impl<M: Module> ParallelModule<M> {
             fp8: Fp8::default(),
         }
     }
+
+    /// The same, with the layers in it that multiply in 8 bits: for a module with
+    /// [`Fp8Linear`](super::fp8::Fp8Linear)s, whose paths must be those of the module. Models that were
+    /// built from a [`Scope`] have theirs.
+    pub fn with_fp8(mut self, fp8: &Fp8) -> Self {
+        self.fp8 = fp8.clone();
+        self
+    }
 }
 
 /// What is chosen where nobody says anything.
@@ -155,7 +168,7 @@ impl Scope {
             seed,
             position: Position::default(),
             kernels: Mutex::new(automatic(device, dtype)),
-            fp8: Fp8::default(),
+            fp8: Mutex::default(),
             declared: Mutex::default(),
         };
         Self {
@@ -165,6 +178,7 @@ impl Scope {
             at_both_ends: false,
             stage: 0,
             compute: dtype,
+            allows_fp8: true,
         }
     }
 
@@ -208,6 +222,42 @@ impl Scope {
     /// Says why the layer that is being built is faster with the unfused form of an operation.
     pub fn prefer_unfused(&self, operation: Operation, reason: impl Into<String>) {
         self.lock_kernels().prefer_unfused(operation, reason);
+    }
+
+    /// Lets the linear layers of the model multiply in 8 bits; to be called on the root.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Fp8`] for settings without a meaning. Whether each pattern fits a layer is found
+    /// out later: [`Fp8::check_layers`].
+    pub fn with_fp8(self, config: &Fp8Config) -> Result<Self, BuildError> {
+        *self.lock_fp8() = Fp8::new(config)?;
+        Ok(self)
+    }
+
+    /// The same place, for layers that compute in the type of the model whatever their recipe.
+    pub fn without_fp8(&self) -> Self {
+        Self {
+            allows_fp8: false,
+            ..self.clone()
+        }
+    }
+
+    /// The layers of the model that multiply in 8 bits, as far as they are built.
+    pub fn fp8(&self) -> Fp8 {
+        self.lock_fp8().clone()
+    }
+
+    /// The 8-bit arithmetic of the linear layer that is being built, if it has one. `split` says of which
+    /// tensors the ranks hold parts.
+    pub(super) fn fp8_layer(&self, split: Split) -> Result<Option<Fp8Layer>, BuildError> {
+        let comm = self.groups.tensor();
+        Ok(self.fp8().layer(&self.path, comm, split, self.allows_fp8)?)
+    }
+
+    fn lock_fp8(&self) -> MutexGuard<'_, Fp8> {
+        let fp8 = &self.shared.fp8;
+        fp8.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_kernels(&self) -> MutexGuard<'_, Chosen> {
@@ -353,7 +403,7 @@ impl Scope {
             table,
             position: self.shared.position.clone(),
             kernels: self.lock_kernels().clone(),
-            fp8: self.shared.fp8.clone(),
+            fp8: self.fp8(),
         })
     }
 

@@ -218,6 +218,8 @@ impl<M: LanguageModel> Trainer<M> {
         };
         let scale = self.scaler.scale();
         let mut gradients = self.ddp.reduce(tokens)?;
+        // Before the weights change: those that are gathered in 8 bits have the scales of the next step.
+        self.ddp.fp8().end_step(self.ddp.groups())?;
         gradients.scale(1.0 / scale);
         let norm = global_norm(&gradients, &self.ddp)?;
         let loss = self.sum_over_model(loss)? / gradients.tokens as f64;

@@ -93,6 +93,9 @@ fn everything(comm: &Comm) -> Vec<Vec<i64>> {
     results.extend(several.into_iter().map(|pending| integers(pending.wait())));
     let several = start_all_gathers(vec![flat(3)], comm);
     results.extend(several.into_iter().map(|pending| integers(pending.wait())));
+    let words = super::words::own(comm.rank(), 5);
+    let words = start_all_gathers_of_words(vec![words], comm).remove(0);
+    results.push(super::words::integers(words.wait()));
     let wide = flat(5 * ranks).cast(DType::BF16);
     results.push(integers(start_reduce_scatter_wide(wide, comm).wait()));
     results
@@ -107,7 +110,7 @@ fn tensors_that_are_taken_give_what_others_give() {
                 let (engine, comm) = device(comm.clone(), takes);
                 assert_eq!(everything(&comm), expected);
                 let starts = engine.starts.load(Ordering::Relaxed);
-                assert_eq!(starts, if takes { 10 } else { 0 });
+                assert_eq!(starts, if takes { 11 } else { 0 });
             }
         });
     }

@@ -10,6 +10,7 @@ mod linear_maps;
 mod rows;
 mod started;
 mod wide;
+mod words;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 

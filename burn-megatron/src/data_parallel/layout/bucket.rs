@@ -1,5 +1,6 @@
 //! Buckets, and what lies in a stretch of one.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// A stretch of a buffer that is reduced and gathered as one.
@@ -56,6 +57,13 @@ impl Bucket {
             .iter()
             .map(|placed| placed.range.len())
             .sum()
+    }
+
+    /// The order in which backward ends with buckets: with the lowest place in the table, which it
+    /// reaches last; those of shared parameters come after all others.
+    pub(super) fn order(&self) -> (bool, Reverse<usize>) {
+        let last = self.parameters.last().map_or(0, |last| last.index);
+        (self.shared, Reverse(last))
     }
 
     /// Elements of each of its shards, padding included.

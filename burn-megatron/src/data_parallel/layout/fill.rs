@@ -16,7 +16,7 @@ pub(super) fn fill(
     let mut filling = Filling {
         key,
         rules,
-        multiple: rules.bucket_multiple(key.expert)?,
+        multiple: rules.bucket_multiple(&key)?,
         open: None,
         closed: vec![],
     };
@@ -27,11 +27,12 @@ pub(super) fn fill(
     }
     filling.close();
     let elements = filling.elements();
-    let buckets = filling.closed;
+    let bytes = members.iter().filter_map(|(_, size)| size.quantized_bytes);
     Ok(FlatBuffer {
         key,
         elements,
-        buckets,
+        quantized_bytes: bytes.fold(0, usize::saturating_add),
+        buckets: filling.closed,
     })
 }
 

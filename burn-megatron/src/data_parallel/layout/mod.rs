@@ -48,15 +48,20 @@ pub struct BufferLayout {
 
 /// What the parameters of one buffer have in common.
 ///
-/// Printed as the type of the parameters, that of the gradients, and the kind: `bf16/f32 dense`.
+/// Printed as the type of the parameters, that of the gradients, and the kind: `bf16/f32 dense`, and
+/// `u8/f32 dense in 8 bits` for weights that are kept so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferKey {
-    /// The type in which the parameters are kept.
+    /// The type in which the parameters are gathered, and kept where they are not in 8 bits.
     pub parameter: DType,
     /// The type in which their gradients are summed.
     pub gradient: DType,
     /// Whether they belong to experts.
     pub expert: bool,
+    /// Whether they are kept in 8 bits, in two copies with their scales. What is gathered are codes
+    /// where [`parameter`](Self::parameter) is [`DType::U8`], and values that are quantised then
+    /// where it is a float.
+    pub quantized: bool,
 }
 
 /// A row of buckets without gaps between them.
@@ -66,6 +71,9 @@ pub struct FlatBuffer {
     pub key: BufferKey,
     /// Its elements, padding included.
     pub elements: usize,
+    /// Bytes of its parameters where they are kept in 8 bits: both copies and their scales. 0 for
+    /// others.
+    pub quantized_bytes: usize,
     /// Its buckets, in the order of launch.
     pub buckets: Vec<Bucket>,
 }
@@ -110,24 +118,28 @@ impl BufferLayout {
         Ok(Self::index(buffers, parameters.len(), *rules))
     }
 
-    /// Numbers the buckets and looks up every parameter.
+    /// Numbers the buckets in the order in which backward ends with them, and looks up every parameter.
     fn index(buffers: Vec<FlatBuffer>, parameters: usize, rules: BucketRules) -> Self {
+        let places = buffers.iter().enumerate().flat_map(|(place, buffer)| {
+            let bucket = move |(bucket, of): (usize, &Bucket)| (place, bucket, of.order());
+            buffer.buckets.iter().enumerate().map(bucket)
+        });
+        let mut places: Vec<_> = places.collect();
+        places.sort_by_key(|(.., order)| *order);
         let mut numbered = vec![];
         let nowhere = Location {
             bucket: 0,
             range: 0..0,
         };
         let mut locations = vec![nowhere; parameters];
-        for (place, buffer) in buffers.iter().enumerate() {
-            for (bucket, Bucket { parameters, .. }) in buffer.buckets.iter().enumerate() {
-                for Placed { index, range } in parameters {
-                    locations[*index] = Location {
-                        bucket: numbered.len(),
-                        range: range.clone(),
-                    };
-                }
-                numbered.push((place, bucket));
+        for (place, bucket, _) in places {
+            for Placed { index, range } in &buffers[place].buckets[bucket].parameters {
+                locations[*index] = Location {
+                    bucket: numbered.len(),
+                    range: range.clone(),
+                };
             }
+            numbered.push((place, bucket));
         }
         Self {
             buffers,
@@ -157,8 +169,8 @@ impl BufferLayout {
         self.numbered.len()
     }
 
-    /// All buckets with their numbers and buffers: those of the first buffer, then those of the
-    /// next, each in the order of launch.
+    /// All buckets with their numbers and buffers, in the order of launch: that in which backward ends
+    /// with them, whatever their buffers; those of shared parameters last.
     pub fn buckets(&self) -> impl Iterator<Item = (usize, &FlatBuffer, &Bucket)> {
         let number = |number| (number, self.buffer_of(number), self.bucket(number));
         (0..self.bucket_count()).map(number)
@@ -195,6 +207,7 @@ impl BufferKey {
             parameter: size.parameter,
             gradient: size.gradient,
             expert: size.expert,
+            quantized: size.quantized_bytes.is_some(),
         }
     }
 }
@@ -202,7 +215,8 @@ impl BufferKey {
 impl fmt::Display for BufferKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.expert { "expert" } else { "dense" };
-        write!(f, "{}/{} {kind}", self.parameter, self.gradient)
+        let bits = if self.quantized { " in 8 bits" } else { "" };
+        write!(f, "{}/{} {kind}{bits}", self.parameter, self.gradient)
     }
 }
 

@@ -10,6 +10,10 @@ const BUCKET_MULTIPLE: usize = 128;
 /// The multiple, in elements, at which ring collectives reach their full bandwidth.
 const BANDWIDTH_MULTIPLE: usize = 1 << 16;
 
+/// The multiple, in codes of 8 bits, at which shards start: four are packed in a word, and devices move
+/// four words at once.
+const CODES_MULTIPLE: usize = 16;
+
 /// The multiple, in elements, at which parameters of sharded buckets start: 128 bytes in 16 bits.
 const PARAMETER_MULTIPLE: usize = 64;
 
@@ -18,7 +22,8 @@ const PARAMETER_MULTIPLE: usize = 64;
 pub struct ParameterSize {
     /// Elements of the rank's own part; 0 is legal.
     pub elements: usize,
-    /// The type in which the parameter is kept and gathered.
+    /// The type in which the parameter is gathered, and kept where it is not in 8 bits:
+    /// [`DType::U8`] for a weight whose codes are gathered.
     pub parameter: DType,
     /// The type in which its gradient is summed.
     pub gradient: DType,
@@ -29,6 +34,8 @@ pub struct ParameterSize {
     /// The part of the model whose parameters may share a bucket: a pipeline stage, or a block
     /// under full sharding.
     pub part: usize,
+    /// Bytes of both copies of a weight in 8 bits and of their scales, where it is kept so.
+    pub quantized_bytes: Option<usize>,
 }
 
 /// When a bucket closes, and what its parameters and its end are padded to.
@@ -124,17 +131,22 @@ impl BucketRules {
     }
 
     /// What the end of a bucket is padded to a multiple of, in elements.
-    pub(super) fn bucket_multiple(&self, expert: bool) -> Result<usize, LayoutError> {
-        let ranks = self.shards(expert);
+    pub(super) fn bucket_multiple(&self, key: &BufferKey) -> Result<usize, LayoutError> {
+        let ranks = self.shards(key.expert);
+        let codes = match (key.quantized, key.parameter) {
+            (true, DType::U8) => CODES_MULTIPLE,
+            _ => 1,
+        };
         let bandwidth = if self.pad_for_bandwidth {
             BANDWIDTH_MULTIPLE
         } else {
             1
         };
         let multiple = if self.sharded {
-            [ranks, BUCKET_MULTIPLE, bandwidth]
+            let shards = ranks.checked_mul(codes);
+            [shards, Some(BUCKET_MULTIPLE), Some(bandwidth)]
                 .into_iter()
-                .try_fold(self.align, lcm)
+                .try_fold(self.align, |multiple, other| lcm(multiple, other?))
         } else {
             Some(self.align)
         };

@@ -4,10 +4,12 @@ use super::*;
 
 mod messages;
 mod properties;
+mod quantized;
 
 /// A dense parameter, bf16 with f32 gradients.
 fn dense(elements: usize) -> ParameterSize {
     ParameterSize {
+        quantized_bytes: None,
         elements,
         parameter: DType::BF16,
         gradient: DType::F32,
@@ -307,8 +309,8 @@ fn types_and_experts_have_buffers_of_their_own() {
     let shards = layout.buffers.iter().map(|buffer| buffer.buckets[0].shards);
     assert_eq!(shards.collect::<Vec<_>>(), [3, 3, 3, 256]);
     let buckets = (0..5).map(|index| layout.find(index).unwrap().bucket);
-    assert_eq!(buckets.collect::<Vec<_>>(), [1, 3, 2, 1, 0]);
-    assert_eq!(layout.buffer_of(3).key, BufferKey::of(&expert));
+    assert_eq!(buckets.collect::<Vec<_>>(), [3, 2, 1, 3, 0]);
+    assert_eq!(layout.buffer_of(2).key, BufferKey::of(&expert));
     assert_eq!(layout.find(5), None);
     assert_eq!(
         (layout.elements(), layout.parameter_elements()),

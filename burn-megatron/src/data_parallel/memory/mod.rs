@@ -11,6 +11,10 @@
 //! | 2 | `p + (g + s) / d` | `2 + 16 / d` | `4 + 12 / d` |
 //! | 3 | `(p + g + s) / d` | `18 / d` | `16 / d` |
 //!
+//! A weight that is gathered in 8 bits is kept in two copies, rowwise and columnwise, with their scales
+//! instead of the `p` bytes, and has a master whatever its type is: stage 1 takes
+//! `2 + g + (4 + 2 * 4) / d` bytes, stage 2 `2 + (g + 12) / d`.
+//!
 //! Source: ZeRO (Rajbhandari et al., 2020, section 3 and figure 1). What is counted are the
 //! elements of a [`BufferLayout`], padding included. Activations are not in it.
 
@@ -96,7 +100,12 @@ impl MemoryRules {
             true => wide,
             false => 0,
         };
-        extra(self.masters, key.parameter)
+        let master = match key.quantized {
+            // Codes are no masters, and values that codes are made of do not stay.
+            true if self.masters => size(key.gradient),
+            _ => extra(self.masters, key.parameter),
+        };
+        master
             + extra(self.gradient_copies, key.gradient)
             + u128::from(self.moments) * self.moment_bytes(key)
     }
@@ -131,7 +140,8 @@ pub enum MemoryError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
     /// Parameters in the type in which they are computed with: all, or the rank's shard in stage
-    /// 3. The masters of f32 parameters are these, and count here alone.
+    /// 3. The masters of f32 parameters are these, and count here alone. Weights that are kept in 8
+    /// bits count with both copies and their scales.
     pub parameters: u64,
     /// Summed gradients: all, or the rank's shard from stage 2 on.
     pub gradients: u64,
@@ -141,7 +151,10 @@ pub struct MemoryPlan {
     /// What comes and goes: the largest sum of what collectives and gathered blocks hold at once.
     ///
     /// - Stage 0: none, since gradients are summed where they lie.
-    /// - Stage 1: the rank's shard of the largest bucket, while it is stepped.
+    /// - Stage 1: the rank's shard of the largest bucket, while it is stepped; or the codes of all weights
+    ///   that are gathered in 8 bits, until the copies are made of them, if that is more. Values that
+    ///   are gathered to be quantised are not in it: they come, a bucket at a time, where the gradients
+    ///   of that bucket were.
     /// - Stage 2: the larger of that and the full gradients of two neighbouring buckets of each
     ///   buffer, of which one is filled while the other is reduced, and of all shared buckets,
     ///   which are filled from the first to the last block of backward. The step comes after
@@ -170,8 +183,10 @@ impl MemoryPlan {
             false => buffer.elements as u128,
         };
         let sum = |bytes: &dyn Fn(&FlatBuffer) -> u128| layout.buffers.iter().map(bytes).sum();
-        let parameters =
-            sum(&|buffer| held(buffer, ZeroStage::Parameters) * size(buffer.key.parameter));
+        let parameters = sum(&|buffer| match buffer.key.quantized {
+            true => buffer.quantized_bytes as u128,
+            false => held(buffer, ZeroStage::Parameters) * size(buffer.key.parameter),
+        });
         let gradients =
             sum(&|buffer| held(buffer, ZeroStage::Gradients) * size(buffer.key.gradient));
         let optimizer =

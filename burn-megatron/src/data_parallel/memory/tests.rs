@@ -16,6 +16,7 @@ fn size(elements: usize, parameter: DType, gradient: DType) -> ParameterSize {
         expert: false,
         shared: false,
         part: 0,
+        quantized_bytes: None,
     }
 }
 
@@ -128,6 +129,32 @@ fn categories_of_a_stage() {
     assert_eq!(shares(Optimizer), [8, 16, 12]);
     assert_eq!(shares(Gradients), [8, 4, 12]);
     assert_eq!(shares(Parameters), [2, 4, 12]);
+}
+
+/// Two copies of a byte, f32 gradients, a master and two moments, whether codes are gathered or values.
+#[test]
+fn weights_in_8_bits() {
+    let layer = LAYER as u64;
+    for parameter in [DType::U8, BF16, F32] {
+        let weight = ParameterSize {
+            quantized_bytes: Some(2 * LAYER),
+            ..size(LAYER, parameter, F32)
+        };
+        for ranks in [2, 4] {
+            let layout = layout_of(&[weight; 3], ranks);
+            let shares = |stage| {
+                let plan = plan(&layout, stage);
+                [plan.parameters, plan.gradients, plan.optimizer].map(|bytes| bytes / layer)
+            };
+            let d = ranks as u64;
+            assert_eq!(shares(Optimizer), [6, 12, 36 / d]);
+            assert_eq!(shares(Gradients), [6, 12 / d, 36 / d]);
+            // All codes are gathered in one call, and values where gradients were.
+            let buffers = if parameter == DType::U8 { 3 } else { 0 };
+            assert_eq!(plan(&layout, Optimizer).buffers, buffers * layer);
+            assert_eq!(plan(&layout, Gradients).buffers, 8 * layer);
+        }
+    }
 }
 
 #[test]

@@ -10,19 +10,36 @@ use crate::data_parallel::layout::{Bucket, BufferLayout, FlatBuffer};
 pub(super) fn transient(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     match rules.stage {
         ZeroStage::Replicated => 0,
-        ZeroStage::Optimizer => largest_shard(layout, rules),
-        ZeroStage::Gradients => largest_shard(layout, rules).max(gradients_in_flight(layout)),
+        ZeroStage::Optimizer => stepping(layout, rules),
+        ZeroStage::Gradients => stepping(layout, rules).max(gradients_in_flight(layout)),
         ZeroStage::Parameters => gathered_parts(layout) + gradients_in_flight(layout),
     }
 }
 
-/// The rank's shard of the bucket that has the most bytes.
+/// What the step takes: a shard, and when all are stepped the codes that are gathered.
+fn stepping(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
+    largest_shard(layout, rules).max(codes_in_flight(layout))
+}
+
+/// The codes of all buckets whose codes are gathered.
+fn codes_in_flight(layout: &BufferLayout) -> u128 {
+    let codes = layout
+        .buffers
+        .iter()
+        .filter(|buffer| buffer.key.quantized && buffer.key.parameter == DType::U8);
+    codes.map(|buffer| buffer.elements as u128).sum()
+}
+
+/// The rank's shard of the bucket that has the most bytes; none where the master is what is stepped.
 fn largest_shard(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     let bytes = |(_, buffer, bucket): (usize, &FlatBuffer, &Bucket)| {
         let shards = rules.shards.unwrap_or(bucket.shards) as u128;
         bytes(bucket, buffer.key.parameter) / shards
     };
-    layout.buckets().map(bytes).max().unwrap_or(0)
+    let floats = layout
+        .buckets()
+        .filter(|(_, buffer, _)| !buffer.key.quantized);
+    floats.map(bytes).max().unwrap_or(0)
 }
 
 /// Two neighbouring buckets of each buffer, and all that are shared.

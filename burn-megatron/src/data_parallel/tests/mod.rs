@@ -15,6 +15,7 @@ use crate::nn::{ParallelModule, ParameterEntry, Placement, Section};
 mod guards;
 mod order;
 mod precision;
+mod quantized;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -12,9 +12,11 @@ pub struct Fp8Config {
     pub recipe: Option<Fp8Recipe>,
     /// The formats of values and of gradients.
     pub format: Fp8Format,
-    /// Blocks at the beginning, and as many at the end, that compute in the type of the model.
+    /// Blocks at the beginning, and as many at the end, that compute in the type of the model, whatever
+    /// the patterns of [`layers`](Self::layers) say.
     pub first_last_bf16: usize,
-    /// Whether inputs that wait for the backward do so in 8 bits.
+    /// Whether inputs that wait for the backward do so in 8 bits, which changes no result. Where a rank
+    /// has a part of the sequence, that part waits in the type of the model.
     pub save_activations: bool,
     /// Share of the values of a tensor beyond the largest of its format above which the run warns.
     pub saturation_limit: f64,
@@ -59,7 +61,17 @@ pub enum Fp8Format {
 }
 
 /// How scales are found.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+///
+/// In a recipe, with the usual settings or with others:
+///
+/// ```toml
+/// recipe = "delayed"
+/// recipe = { delayed = { margin = 0, history = 16, amax = "most-recent" } }
+/// recipe = { current = { epsilon = 0.0, power_of_two = true } }
+/// recipe = { blockwise = { power_of_two = false } }
+/// recipe = "mxfp8"
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fp8Recipe {
     /// One scale for each tensor, from the largest magnitudes of earlier steps.

@@ -4,6 +4,7 @@ mod build;
 mod case;
 mod door;
 mod dropout;
+mod fp8;
 mod layers;
 mod loss;
 mod overlap;

@@ -2,15 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-mod glob;
 #[cfg(test)]
 mod tests;
 
-use glob::Glob;
-pub use glob::GlobFault;
-
-/// How many paths an error lists.
-const LISTED: usize = 3;
+pub use crate::glob::GlobFault;
+use crate::glob::{Glob, listed, nearest};
 
 /// Multipliers for the parameters whose path a pattern fits.
 ///
@@ -188,22 +184,12 @@ pub fn unmatched_error<'a>(
         Ok(glob) => glob,
         Err(error) => return error,
     };
-    let mut nearest: Vec<_> = paths.into_iter().collect();
-    nearest.sort_by_cached_key(|path| glob.distance(path));
     GroupError::Unmatched {
         pattern: group.pattern.clone(),
-        nearest: nearest.into_iter().take(LISTED).map(Into::into).collect(),
+        nearest: nearest(&glob, paths),
     }
 }
 
 fn globs(groups: &[ParameterGroup]) -> Result<Vec<Glob>, GroupError> {
     groups.iter().map(ParameterGroup::glob).collect()
-}
-
-fn listed(nearest: &[String]) -> String {
-    match nearest {
-        [] => ", as there is none here".into(),
-        [one] => format!("; the nearest is {one}"),
-        more => format!("; the nearest are {}", more.join(", ")),
-    }
 }

@@ -1,10 +1,13 @@
-//! The loss curve of a run, as a picture and in the terminal.
+//! The loss curve of a run, as a picture and in the terminal; those of several runs in one picture.
 
+mod comparison;
 mod svg;
 mod terminal;
 
 use std::io;
 use std::path::{Path, PathBuf};
+
+pub use comparison::Comparison;
 
 use super::metrics::Record;
 
@@ -102,11 +105,7 @@ impl LossCurve {
     ///
     /// [`PlotError::Draw`] or [`PlotError::Io`].
     pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
-        let io = |source| PlotError::Io {
-            path: path.to_path_buf(),
-            source,
-        };
-        std::fs::write(path, self.svg()?).map_err(io)
+        write(path, &self.svg()?)
     }
 
     /// The curve as 12 lines of text, at most `columns` (and at least 40) characters wide.
@@ -201,6 +200,13 @@ impl LossCurve {
             n => format!("step ({n} not finite, left out)"),
         }
     }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), PlotError> {
+    std::fs::write(path, text).map_err(|source| PlotError::Io {
+        path: path.to_path_buf(),
+        source,
+    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! The loss curve as a picture.
 
+use std::ops::Range;
+
 use plotters::prelude::*;
 
 use super::{LossCurve, PlotError};
@@ -12,33 +14,59 @@ const RAW: RGBColor = RGBColor(158, 202, 225);
 const SMOOTHED: RGBColor = RGBColor(8, 81, 156);
 const HELD_OUT: RGBColor = RGBColor(217, 95, 14);
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-type Axes =
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+pub(super) type Axes =
     Cartesian2d<plotters::coord::types::RangedCoordusize, plotters::coord::types::RangedCoordf64>;
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Axes>;
+pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Axes>;
 
 pub(super) fn draw(curve: &LossCurve) -> Result<String, PlotError> {
+    on_paper(|area| draw_on(area, curve))
+}
+
+/// A picture of our size.
+pub(super) fn on_paper(
+    draw: impl FnOnce(&Area<'_>) -> Result<(), PlotError>,
+) -> Result<String, PlotError> {
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-        draw_on(&area, curve).map_err(|error| PlotError::Draw(error.to_string()))?;
-        area.present()
-            .map_err(|error| PlotError::Draw(error.to_string()))?;
+        draw(&area)?;
+        area.present().map_err(failed)?;
     }
     Ok(text)
 }
 
-fn draw_on(area: &Area<'_>, curve: &LossCurve) -> Result<(), Box<dyn std::error::Error>> {
-    area.fill(&WHITE)?;
+fn draw_on(area: &Area<'_>, curve: &LossCurve) -> Result<(), PlotError> {
     let (first, last) = curve.steps();
-    let (low, high) = curve.losses();
-    let mut chart = ChartBuilder::on(area)
-        .caption(&curve.title, (FONT, 24).into_font().color(&TEXT))
+    let mut chart = chart(area, &curve.title, first..last, curve.losses())?;
+    mesh(&mut chart, curve.step_label())?;
+    draw_training(&mut chart, curve)?;
+    draw_held_out(&mut chart, curve)?;
+    match curve.training.is_empty() && curve.held_out.is_empty() {
+        true => Ok(()), // a legend of nothing would be an empty box
+        false => legend(&mut chart),
+    }
+}
+
+/// Axes of steps and losses.
+pub(super) fn chart<'a, 'b>(
+    area: &'a Area<'b>,
+    title: &str,
+    steps: Range<usize>,
+    (low, high): (f64, f64),
+) -> Result<Chart<'a, 'b>, PlotError> {
+    area.fill(&WHITE).map_err(failed)?;
+    ChartBuilder::on(area)
+        .caption(title, (FONT, 24).into_font().color(&TEXT))
         .margin(16)
         .margin_right(32) // for the last label of the horizontal axis
         .x_label_area_size(48)
         .y_label_area_size(72)
-        .build_cartesian_2d(first..last, low..high)?;
+        .build_cartesian_2d(steps, low..high)
+        .map_err(failed)
+}
+
+pub(super) fn mesh(chart: &mut Chart<'_, '_>, step_label: String) -> Result<(), PlotError> {
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -49,14 +77,13 @@ fn draw_on(area: &Area<'_>, curve: &LossCurve) -> Result<(), Box<dyn std::error:
         .y_labels(9)
         .label_style((FONT, 15).into_font().color(&TEXT))
         .axis_desc_style((FONT, 17).into_font().color(&TEXT))
-        .x_desc(curve.step_label())
+        .x_desc(step_label)
         .y_desc("loss (nats per token)")
-        .draw()?;
-    draw_training(&mut chart, curve)?;
-    draw_held_out(&mut chart, curve)?;
-    if curve.training.is_empty() && curve.held_out.is_empty() {
-        return Ok(()); // a legend of nothing would be an empty box
-    }
+        .draw()
+        .map_err(failed)
+}
+
+pub(super) fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Result<(), PlotError> {
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperRight)
@@ -65,39 +92,44 @@ fn draw_on(area: &Area<'_>, curve: &LossCurve) -> Result<(), Box<dyn std::error:
         .background_style(WHITE.mix(0.85))
         .border_style(FAINT)
         .label_font((FONT, 16).into_font().color(&TEXT))
-        .draw()?;
-    Ok(())
+        .draw()
+        .map_err(failed)
 }
 
-fn draw_training(
-    chart: &mut Chart<'_, '_>,
-    curve: &LossCurve,
-) -> Result<(), Box<dyn std::error::Error>> {
+pub(super) fn failed(error: impl std::error::Error) -> PlotError {
+    PlotError::Draw(error.to_string())
+}
+
+fn draw_training(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), PlotError> {
     match curve.training[..] {
         [] => {}
         // A line of one point would not show.
         [point] => {
             chart
-                .draw_series([Circle::new(point, 4, SMOOTHED.filled())])?
+                .draw_series([Circle::new(point, 4, SMOOTHED.filled())])
+                .map_err(failed)?
                 .label("training")
                 .legend(|(x, y)| Circle::new((x + 14, y), 4, SMOOTHED.filled()));
         }
         _ if !curve.is_smoothed() => {
             let line = LineSeries::new(curve.outline(), SMOOTHED.stroke_width(2));
             chart
-                .draw_series(line)?
+                .draw_series(line)
+                .map_err(failed)?
                 .label("training")
                 .legend(|at| key(at, SMOOTHED, 2));
         }
         _ => {
             let line = LineSeries::new(curve.outline(), RAW.stroke_width(1));
             chart
-                .draw_series(line)?
+                .draw_series(line)
+                .map_err(failed)?
                 .label("training")
                 .legend(|at| key(at, RAW, 1));
             let line = LineSeries::new(curve.smoothed(), SMOOTHED.stroke_width(2));
             chart
-                .draw_series(line)?
+                .draw_series(line)
+                .map_err(failed)?
                 .label("training, smoothed")
                 .legend(|at| key(at, SMOOTHED, 2));
         }
@@ -105,27 +137,23 @@ fn draw_training(
     Ok(())
 }
 
-fn draw_held_out(
-    chart: &mut Chart<'_, '_>,
-    curve: &LossCurve,
-) -> Result<(), Box<dyn std::error::Error>> {
+fn draw_held_out(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), PlotError> {
     let points = &curve.held_out;
     if points.is_empty() {
         return Ok(());
     }
-    chart.draw_series(LineSeries::new(
-        points.iter().copied(),
-        HELD_OUT.stroke_width(2),
-    ))?;
+    let line = LineSeries::new(points.iter().copied(), HELD_OUT.stroke_width(2));
+    chart.draw_series(line).map_err(failed)?;
     let dot = |at| Circle::new(at, 4, HELD_OUT.filled());
     chart
-        .draw_series(points.iter().copied().map(dot))?
+        .draw_series(points.iter().copied().map(dot))
+        .map_err(failed)?
         .label("held-out")
         .legend(|(x, y)| Circle::new((x + 14, y), 4, HELD_OUT.filled()));
     Ok(())
 }
 
 /// The piece of line that stands in the legend.
-fn key((x, y): (i32, i32), color: RGBColor, width: u32) -> PathElement<(i32, i32)> {
+pub(super) fn key((x, y): (i32, i32), color: RGBColor, width: u32) -> PathElement<(i32, i32)> {
     PathElement::new([(x, y), (x + 28, y)], color.stroke_width(width))
 }

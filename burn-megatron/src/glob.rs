@@ -2,12 +2,17 @@
 
 use std::iter::once;
 
-/// A pattern over the paths of parameters; it fits a path as a whole.
+/// How many paths an error lists.
+const LISTED: usize = 3;
+
+/// A pattern over the paths of parameters or layers; it fits a path as a whole.
 ///
 /// `?` is one character of a component, `*` any characters of one, and `**`, which stands alone in
 /// its component, any number of components.
-pub(super) struct Glob(Vec<Token>);
+#[derive(Clone, Debug)]
+pub(crate) struct Glob(Vec<Token>);
 
+#[derive(Clone, Debug)]
 enum Token {
     /// This character.
     Literal(char),
@@ -34,7 +39,7 @@ pub enum GlobFault {
 
 impl Glob {
     /// Reads a pattern.
-    pub(super) fn parse(pattern: &str) -> Result<Self, GlobFault> {
+    pub(crate) fn parse(pattern: &str) -> Result<Self, GlobFault> {
         let mut tokens = vec![];
         let mut components = pattern.split('.').peekable();
         while let Some(component) = components.next() {
@@ -54,14 +59,14 @@ impl Glob {
     }
 
     /// Whether the pattern fits the path.
-    pub(super) fn fits(&self, path: &str) -> bool {
+    pub(crate) fn fits(&self, path: &str) -> bool {
         self.distance(path) == 0
     }
 
     /// The least number of characters that have to be put into the pattern, taken out of it or
     /// changed for it to fit the path: the distance of Levenshtein (1966), where stars fit for
     /// nothing.
-    pub(super) fn distance(&self, path: &str) -> usize {
+    pub(crate) fn distance(&self, path: &str) -> usize {
         let path: Vec<char> = path.chars().collect();
         // At `j`: the distance of the tokens so far to the first `j` characters.
         let mut row: Vec<usize> = (0..=path.len()).collect();
@@ -69,6 +74,22 @@ impl Glob {
             row = token.next_row(&row, &path);
         }
         row[path.len()]
+    }
+}
+
+/// Those of `paths` that take the fewest changes to fit, the nearest first, as an error lists them.
+pub(crate) fn nearest<'a>(glob: &Glob, paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let mut nearest: Vec<_> = paths.into_iter().collect();
+    nearest.sort_by_cached_key(|path| glob.distance(path));
+    nearest.into_iter().take(LISTED).map(Into::into).collect()
+}
+
+/// The end of a sentence that says what fits nothing.
+pub(crate) fn listed(nearest: &[String]) -> String {
+    match nearest {
+        [] => ", as there is none here".into(),
+        [one] => format!("; the nearest is {one}"),
+        more => format!("; the nearest are {}", more.join(", ")),
     }
 }
 

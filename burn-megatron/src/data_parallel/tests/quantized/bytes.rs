@@ -1,0 +1,195 @@
+//! What is sent, and what is held.
+
+use super::*;
+use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
+
+/// Notes the collectives that are started: their names, and the bytes that a rank gives.
+#[derive(Debug)]
+struct Counted {
+    inner: Arc<dyn Communicator>,
+    calls: Arc<Mutex<Vec<(&'static str, usize)>>>,
+}
+
+impl Communicator for Counted {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let bytes = input.len() * input.dtype().size_of();
+        self.calls.lock().unwrap().push((call.name(), bytes));
+        self.inner.start(call, input)
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        let inner = self.inner.split(name, groups)?;
+        let calls = self.calls.clone();
+        Ok(Arc::new(Self { inner, calls }))
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
+    }
+}
+
+/// What the optimizer's step calls on the data axis, by rank.
+fn calls(recipe: Recipe, config: &DataParallelConfig) -> Vec<(&'static str, usize)> {
+    let run = |groups: &Groups| {
+        let calls = Arc::new(Mutex::default());
+        let data: Arc<dyn Communicator> = Arc::new(Counted {
+            inner: groups.data().clone(),
+            calls: Arc::clone(&calls),
+        });
+        let groups = groups.clone().with_data(data);
+        let mut net = Trained::new(recipe, &groups, config)?;
+        let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &net.ddp)?;
+        net.run(1, true);
+        let gradients = net.ddp.reduce(3)?;
+        calls.lock().unwrap().clear();
+        optimizer.step(0.01, &mut net.ddp, gradients);
+        net.weights();
+        Ok(std::mem::take(&mut *calls.lock().unwrap()))
+    };
+    over(1, 2, run).unwrap().remove(0)
+}
+
+/// The second bucket has the shift, 128 elements with padding; the weights have 1920 (the first) and
+/// 3840 (the others, the second of which starts at element 384).
+#[test]
+fn a_byte_is_sent_for_an_element() {
+    let config = in_8_bits(&small(DataParallelConfig {
+        precision: Precision::Bf16,
+        ..stage(1)
+    }));
+    // Each of the two ranks gives half of a bucket.
+    let shift = ("all_gather", 2 * 64);
+    let amax = ("all_reduce", 3 * 4);
+    for recipe in [Recipe::Current, Recipe::Delayed] {
+        let expected = [shift, amax, ("all_gather", 960), ("all_gather", 1920)];
+        assert_eq!(calls(recipe, &config), expected);
+    }
+    for recipe in [Recipe::Square, Recipe::Mx] {
+        let expected = [shift, ("all_gather", 2 * 960), ("all_gather", 2 * 1920)];
+        assert_eq!(calls(recipe, &config), expected);
+    }
+    let wide = DataParallelConfig {
+        fp8_param_gather: false,
+        ..config
+    };
+    let all: usize = calls(Recipe::Current, &wide)
+        .iter()
+        .map(|(_, bytes)| bytes)
+        .sum();
+    assert!(all >= 2 * (960 + 1855 + 24), "{all} bytes in bf16");
+}
+
+/// Values that are gathered take the place of gradients: these alone were as much.
+#[test]
+fn a_rank_holds_what_was_computed() {
+    for recipe in RECIPES {
+        for precision in [Precision::F32, Precision::Bf16] {
+            for config in ways(true) {
+                let config = in_8_bits(&DataParallelConfig {
+                    precision,
+                    ..config
+                });
+                let held = over(1, 4, |groups| {
+                    let (_, net) = train(groups, recipe, &config)?;
+                    let (peak, now) = (net.ddp.usage().peak(), net.ddp.usage().now());
+                    Ok((peak, now, net.ddp.memory_plan()?))
+                });
+                for (peak, now, planned) in held.unwrap() {
+                    let name = format!("{recipe:?}, {config:?}: {peak:?} of {planned:?}");
+                    assert_eq!(peak.parameters, planned.parameters, "{name}");
+                    assert_eq!(peak.optimizer, planned.optimizer, "{name}");
+                    assert_eq!(peak.gradients, planned.gradients, "{name}");
+                    assert!(peak.buffers <= planned.buffers, "{name}");
+                    if !config.overlap_param_gather {
+                        assert_eq!((now.gradients, now.buffers), (0, 0), "{name}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Two copies of a byte with their scales.
+#[test]
+fn two_copies_are_planned() {
+    let planned = |recipe| {
+        let plans = over(1, 2, |groups| {
+            let net = Trained::new(recipe, groups, &in_8_bits(&small(stage(1))))?;
+            Ok(net.ddp.memory_plan()?)
+        });
+        plans.unwrap()[0]
+    };
+    // Rows end at multiples of 16 bytes.
+    let codes = (40 * 48 + 48 * 48) + (48 * 80 + 70 * 48) + (70 * 16 + 5 * 80);
+    let shift = 128 * 4;
+    let scales = |recipe| planned(recipe).parameters - codes - shift;
+    assert_eq!(scales(Recipe::Current), 3 * 2 * 4);
+    assert_eq!(scales(Recipe::Square), 3 * 2 * 4);
+    // Four blocks of 32 in a word: at most 70 elements are in one.
+    assert_eq!(scales(Recipe::Mx), (40 + 48 + 48 + 70 + 70 + 5) * 4);
+    // Masters and two moments of half of all elements, and no master for the shift.
+    assert_eq!(
+        planned(Recipe::Mx).optimizer,
+        ((1920 + 3840) * 12 + 128 * 8) / 2
+    );
+}
+
+/// What lies in the pool for the next step.
+fn pooled(recipe: Recipe, config: &DataParallelConfig) -> Vec<u64> {
+    let run = |groups: &Groups| {
+        train(groups, recipe, config)?;
+        Ok(groups.data().pool().map_or(0, |pool| pool.free_bytes()))
+    };
+    over(1, 4, run).unwrap()
+}
+
+/// The memory of gathered values is that of gradients, or is freed: a pool does not keep both.
+#[test]
+fn values_leave_no_memory_behind() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let config = in_8_bits(&small(DataParallelConfig {
+            precision,
+            ..stage(1)
+        }));
+        // Where codes are gathered there are no such values.
+        let without = pooled(Recipe::Current, &config);
+        assert!(without.iter().all(|bytes| *bytes > 0));
+        for (with, without) in pooled(Recipe::Mx, &config).iter().zip(without) {
+            assert!(*with <= without, "{precision:?}: {with} of {without}");
+        }
+    }
+}
+
+/// A gradient may come before every weight was asked for: the values of the last bucket are quantised
+/// then, and lie nowhere beside the gradients.
+#[test]
+fn values_are_gone_before_a_gradient_comes() {
+    let run = |groups: &Groups| {
+        let config = in_8_bits(&small(DataParallelConfig {
+            overlap_param_gather: true,
+            ..stage(1)
+        }));
+        let net = Trained::new(Recipe::Mx, groups, &config)?;
+        let quantized = || -> usize {
+            let layers = net.layers.iter();
+            layers
+                .map(|layer| layer.quantized.load(std::sync::atomic::Ordering::Relaxed))
+                .sum()
+        };
+        // One bucket is on its way: that of the last layers, which are needed last.
+        let (made, values) = (quantized(), net.ddp.usage().now().gradients);
+        let bytes = 3840 * 4;
+        assert_eq!(values, bytes);
+        let sink = net.ddp.sink();
+        net.ddp.forward(&Device::flex(), |_| sink.expect(1));
+        sink.accumulate(1, Tensor::<1>::zeros([48], &Device::flex()).into_dispatch());
+        assert_eq!(quantized() - made, 2);
+        assert_eq!(net.ddp.usage().now().gradients, 128 * 4);
+        Ok(net.ddp.usage().peak().gradients)
+    };
+    assert_eq!(over(1, 2, run).unwrap(), [3840 * 4; 2]);
+}

@@ -1,0 +1,187 @@
+//! Linear layers in 8 bits for any Burn module, without a mesh.
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+
+use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, Split};
+use crate::comm::Groups;
+use crate::nn::linear::linear_in_8_bits;
+use crate::nn::{InputLies, Weight, linear, value_at};
+
+/// Configuration of an [`Fp8Linear`].
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8LinearConfig {
+    input: usize,
+    output: usize,
+    bias: bool,
+}
+
+impl Fp8LinearConfig {
+    /// A layer from `input` to `output` features, with a bias.
+    pub fn new(input: usize, output: usize) -> Self {
+        Self {
+            input,
+            output,
+            bias: true,
+        }
+    }
+
+    /// Sets whether there is a bias (there is).
+    pub fn with_bias(mut self, bias: bool) -> Self {
+        self.bias = bias;
+        self
+    }
+
+    /// Builds the layer with the initial values of burn-nn's. `path` is the one that it has in the model,
+    /// by which the settings and reports call it.
+    ///
+    /// # Errors
+    ///
+    /// [`Fp8Error::Twice`] where `fp8` has a layer of this path.
+    pub fn init(&self, path: &str, fp8: &Fp8, device: &Device) -> Result<Fp8Linear, Fp8Error> {
+        Fp8Linear::from_linear(self.linear(device), path, fp8)
+    }
+
+    fn linear(&self, device: &Device) -> Linear {
+        LinearConfig::new(self.input, self.output)
+            .with_bias(self.bias)
+            .init(device)
+    }
+}
+
+/// `y = x W + b` in 8 bits: burn-nn's `Linear` with another arithmetic, and with the same record keys.
+///
+/// With delayed scaling the state of the layer is a part of its record, as `fp8`, and
+/// [`Fp8::end_step_alone`] is to be called once in a step, when its gradients are there; not under a
+/// [`Trainer`](crate::train::Trainer), which does that. For data parallelism give the layers to the
+/// wrapper: [`ParallelModule::with_fp8`](crate::nn::ParallelModule::with_fp8).
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::fp8::{Fp8, Fp8Config, Fp8Linear, Fp8LinearConfig};
+///
+/// #[derive(Module, Debug)]
+/// struct Mlp {
+///     up: Fp8Linear,
+///     down: Fp8Linear,
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let config = Fp8Config {
+///     recipe: Some("current".parse()?),
+///     ..Fp8Config::default()
+/// };
+/// let fp8 = Fp8::new(&config)?;
+/// let mlp = Mlp {
+///     up: Fp8LinearConfig::new(16, 64).init("up", &fp8, &device)?,
+///     down: Fp8LinearConfig::new(64, 16).init("down", &fp8, &device)?,
+/// };
+/// let x = Tensor::<2>::ones([4, 16], &device);
+/// let loss = mlp.down.forward(mlp.up.forward(x)).sum();
+/// let gradients = loss.backward();
+/// assert!(mlp.up.weight.val().grad(&gradients).is_some());
+/// fp8.end_step_alone()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct Fp8Linear {
+    /// `[in, out]`
+    pub weight: Param<Tensor<2>>,
+    /// `[out]`
+    pub bias: Option<Param<Tensor<1>>>,
+    /// Nothing where the layer computes in the type of its input.
+    fp8: Option<Fp8Layer>,
+}
+
+impl Fp8Linear {
+    /// The same layer with another arithmetic: that of its recipe, or where it has none that of its
+    /// input.
+    ///
+    /// # Errors
+    ///
+    /// [`Fp8Error::Twice`] where `fp8` has a layer of this path.
+    pub fn from_linear(linear: Linear, path: &str, fp8: &Fp8) -> Result<Self, Fp8Error> {
+        let alone = Groups::single();
+        Ok(Self {
+            weight: linear.weight,
+            bias: linear.bias,
+            fp8: fp8.layer(path, alone.tensor(), Split::default(), true)?,
+        })
+    }
+
+    /// Its 8-bit arithmetic, if it has one.
+    pub fn fp8(&self) -> Option<&Fp8Layer> {
+        self.fp8.as_ref()
+    }
+
+    /// `[.., in]` to `[.., out]`, in the type of the input.
+    ///
+    /// # Panics
+    ///
+    /// If the last dimension is not `in`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let [input, output] = self.weight.lazy_shape().dims();
+        let mut shape = x.dims();
+        assert!(
+            shape[D - 1] == input,
+            "a linear layer from {input} to {output} features was given {shape:?}"
+        );
+        let rows = shape[..D - 1].iter().product();
+        shape[D - 1] = output;
+        if rows == 0 {
+            // Burn's reshape reads a 0 as "keep this dimension".
+            return Tensor::zeros(shape, (&x.device(), x.dtype()));
+        }
+        let x = x.reshape([1, rows, input]);
+        let bias = self.bias.as_ref().map(|bias| value_at(bias, &x));
+        let y = match &self.fp8 {
+            Some(layer) => {
+                let weight = Weight::asked_for(&self.weight, &x);
+                linear_in_8_bits(x, weight, bias, InputLies::Local, layer)
+            }
+            None => {
+                let weight = Weight::of(&self.weight, &x);
+                linear(x, weight, bias, InputLies::Local, false)
+            }
+        };
+        y.reshape(shape)
+    }
+}
+
+/// A linear layer in MXFP8: an [`Fp8Linear`] that [`MxFp8LinearConfig`] has built.
+///
+/// Its scales follow from the 32 values that share each of them, so that it keeps no state, and nothing
+/// has to be called at the end of a step.
+pub type MxFp8Linear = Fp8Linear;
+
+/// Configuration of an [`MxFp8Linear`].
+#[derive(Clone, Copy, Debug)]
+pub struct MxFp8LinearConfig(Fp8LinearConfig);
+
+impl MxFp8LinearConfig {
+    /// A layer from `input` to `output` features, with a bias.
+    pub fn new(input: usize, output: usize) -> Self {
+        Self(Fp8LinearConfig::new(input, output))
+    }
+
+    /// Sets whether there is a bias (there is).
+    pub fn with_bias(self, bias: bool) -> Self {
+        Self(self.0.with_bias(bias))
+    }
+
+    /// Builds the layer with the initial values of burn-nn's. No settings and no reports know it: for
+    /// those build it with [`Fp8LinearConfig::init`].
+    pub fn init(&self, device: &Device) -> MxFp8Linear {
+        let config = Fp8Config {
+            recipe: Some(Fp8Recipe::MxFp8),
+            ..Fp8Config::default()
+        };
+        let built = Fp8::new(&config).and_then(|fp8| self.0.init("linear", &fp8, device));
+        match built {
+            Ok(layer) => layer,
+            Err(error) => unreachable!("a recipe without settings fits: {error}"),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The state of a layer as a part of its module's record.
+
+use std::fmt;
+
+use burn::module::{
+    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Param,
+};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::history::ScaleState;
+use super::{Fp8Layer, Fp8LayerState, Operand};
+
+/// With delayed scaling there is one parameter, of integers: `[3, 1 + history]`, for input, weight and
+/// gradient the bits of the scale and of the magnitudes, the newest first. As it is none of floats,
+/// optimizers and data parallelism do not see it.
+///
+/// A record without it, as of a model that did not compute in 8 bits, is loaded with
+/// [`allow_partial`](burn::store::ModuleRecord::allow_partial); one that has it goes into a model without
+/// it with [`allow_unused`](burn::store::ModuleRecord::allow_unused).
+impl Module for Fp8Layer {
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        if let Some(state) = self.to_tensor() {
+            visitor.visit_int(&Param::initialized(self.shared.id, state));
+        }
+    }
+
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        if let Some(state) = self.to_tensor() {
+            let mapped = mapper.map_int(Param::initialized(self.shared.id, state.clone()));
+            let (_, mapped, _) = mapped.consume();
+            if let Err(error) = self.take_tensor(mapped) {
+                // A mapper has no way to refuse; the layer goes on with what it has.
+                tracing::error!("{}: {error}", self.path());
+            }
+        }
+        self
+    }
+
+    fn to_device(self, _device: &Device) -> Self {
+        self
+    }
+
+    fn fork(self, _device: &Device) -> Self {
+        self
+    }
+
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        devices
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+}
+
+impl Fp8Layer {
+    /// The state of the layer, where it has one.
+    fn to_tensor(&self) -> Option<Tensor<2, Int>> {
+        let state = self.saved()?;
+        let rows = Operand::ALL.map(|operand| state.of(operand).clone());
+        let width = 1 + rows[0].history.len();
+        let bits = |state: ScaleState| std::iter::once(state.scale).chain(state.history);
+        let bits: Vec<i32> = rows
+            .into_iter()
+            .flat_map(bits)
+            .map(|bits| bits as i32)
+            .collect();
+        let data = TensorData::new(bits, [Operand::ALL.len(), width]);
+        Some(Tensor::from_data(data, (&Device::flex(), DType::I32)))
+    }
+
+    fn take_tensor(&self, state: Tensor<2, Int>) -> Result<(), super::Fp8Error> {
+        let width = state.dims()[1];
+        let bits = state.into_data();
+        let bits: Vec<u32> = bits.iter::<i64>().map(|bits| bits as u32).collect();
+        let mut rows = bits.chunks(width).map(|row| ScaleState {
+            scale: row[0],
+            history: row[1..].to_vec(),
+        });
+        match [rows.next(), rows.next(), rows.next()] {
+            [Some(input), Some(weight), Some(gradient)] => self.restore(&Fp8LayerState {
+                input,
+                weight,
+                gradient,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Fp8Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl ModuleDisplayDefault for Fp8Layer {
+    fn content(&self, content: Content) -> Option<Content> {
+        content.add_formatted(self).optional()
+    }
+}
+
+impl ModuleDisplay for Fp8Layer {}

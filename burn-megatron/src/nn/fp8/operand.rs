@@ -1,0 +1,51 @@
+//! One of the three tensors that a layer quantises.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A tensor that a linear layer brings into 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operand {
+    /// The input, `[tokens, in]`.
+    Input,
+    /// The weight, `[in, out]`.
+    Weight,
+    /// The gradient of the output, `[tokens, out]`.
+    Gradient,
+}
+
+impl Operand {
+    /// All of them, in this order wherever they are listed.
+    pub const ALL: [Self; 3] = [Self::Input, Self::Weight, Self::Gradient];
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Input => "input",
+            Self::Weight => "weight",
+            Self::Gradient => "gradient",
+        })
+    }
+}
+
+/// Of which operands the ranks of the tensor axis hold different parts. Of the weight they always do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Split {
+    /// The features of the input, as of a row-parallel layer.
+    pub input: bool,
+    /// The features of the output, as of a column-parallel layer.
+    pub gradient: bool,
+}
+
+impl Split {
+    pub fn is(self, operand: Operand) -> bool {
+        match operand {
+            Operand::Input => self.input,
+            Operand::Weight => true,
+            Operand::Gradient => self.gradient,
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What quantisers made of the tensors of a layer, for people.
+
+use burn::tensor::Tensor;
+use burn_megatron_kernels::fp8::{
+    Format, Fp8Matrix, MX_BLOCK, Scales, Statistics, e8m0, statistics,
+};
+
+use super::{Fp8Layer, Operand};
+
+/// How one tensor of a layer came through its quantiser, when it was compared with its codes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OperandReport {
+    /// The layer.
+    pub path: String,
+    /// Which of its tensors.
+    pub operand: Operand,
+    /// The format of the codes.
+    pub format: Format,
+    /// The recipe, as flags write it.
+    pub recipe: &'static str,
+    /// The largest magnitude of this rank's part.
+    pub amax: f64,
+    /// What values are multiplied with before they are encoded: the smallest and the largest of all
+    /// blocks.
+    pub scale: (f32, f32),
+    /// Share of the values that are beyond the largest of the format, from 0 to 1.
+    pub saturated: f64,
+    /// Share of the nonzero values that became zero, from 0 to 1.
+    pub flushed: f64,
+    /// Signal to noise in decibels; infinite where nothing was lost.
+    pub snr_db: f64,
+}
+
+/// A tensor beside its copy.
+pub(super) struct Measured {
+    statistics: Statistics,
+    scale: (f32, f32),
+}
+
+impl Measured {
+    pub fn new(x: Tensor<2>, copy: &Fp8Matrix) -> Self {
+        Self {
+            statistics: statistics(x, copy),
+            scale: scales(copy),
+        }
+    }
+
+    pub fn report(self, layer: &Fp8Layer, operand: Operand) -> OperandReport {
+        let Statistics {
+            amax,
+            saturated,
+            flushed,
+            snr,
+        } = self.statistics;
+        OperandReport {
+            path: layer.path().into(),
+            operand,
+            format: layer.format(operand),
+            recipe: layer.recipe().name(),
+            amax,
+            scale: self.scale,
+            saturated,
+            flushed,
+            snr_db: snr,
+        }
+    }
+}
+
+/// The smallest and the largest of what values were multiplied with.
+fn scales(copy: &Fp8Matrix) -> (f32, f32) {
+    let back = match &copy.scales {
+        Scales::Tensor(scale) => floats(scale.clone()),
+        Scales::Blocks { scales, .. } => floats(scales.clone()),
+        Scales::Mx(scales) => {
+            let blocks = copy.depth.div_ceil(MX_BLOCK);
+            let width = scales.dims()[1].max(1);
+            let words = scales.clone().into_data();
+            let words: Vec<u32> = words.iter::<u32>().collect();
+            // What is left of a row's last word is no scale.
+            let codes = words.chunks(width).flat_map(|row| {
+                let code = |block: usize| (row[block / 4] >> (8 * (block % 4))) as u8;
+                (0..blocks).map(code)
+            });
+            codes.map(e8m0::decode).collect()
+        }
+    };
+    let scales = back.into_iter().map(|back| 1.0 / back);
+    scales.fold((f32::INFINITY, 0.0), |(low, high), scale| {
+        (scale.min(low), scale.max(high))
+    })
+}
+
+fn floats<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+    x.into_data().iter::<f32>().collect()
+}

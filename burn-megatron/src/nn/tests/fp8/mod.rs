@@ -1,0 +1,101 @@
+//! Layers that multiply in 8 bits, against the formulas written out.
+
+mod formulas;
+mod linear;
+mod ranks;
+mod records;
+mod settings;
+mod steps;
+mod transcription;
+mod weights;
+
+use burn::module::Param;
+use burn::tensor::{DType, Tensor};
+
+use super::{autodiff, leaf, part, values, wave};
+use crate::comm::Groups;
+use crate::nn::fp8::*;
+use crate::nn::*;
+
+/// Every recipe, in both formats and with settings that matter.
+fn recipes() -> Vec<(Fp8Recipe, Fp8Format)> {
+    let delayed = DelayedScaling {
+        history: 3,
+        ..DelayedScaling::default()
+    };
+    let current = CurrentScaling {
+        power_of_two: true,
+        ..CurrentScaling::default()
+    };
+    let exact = BlockScaling {
+        power_of_two: false,
+    };
+    let recipes = [
+        Fp8Recipe::Delayed(delayed),
+        Fp8Recipe::Current(CurrentScaling::default()),
+        Fp8Recipe::Current(current),
+        Fp8Recipe::Blockwise(BlockScaling::default()),
+        Fp8Recipe::Blockwise(exact),
+        Fp8Recipe::MxFp8,
+    ];
+    let both = |recipe| [(recipe, Fp8Format::Hybrid), (recipe, Fp8Format::E4m3)];
+    recipes.into_iter().flat_map(both).collect()
+}
+
+fn config((recipe, format): (Fp8Recipe, Fp8Format)) -> Fp8Config {
+    Fp8Config {
+        recipe: Some(recipe),
+        format,
+        ..Fp8Config::default()
+    }
+}
+
+/// Values of many magnitudes, in f32: some are beyond a scale, some vanish.
+fn spread<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
+    let size = wave(shape, 7.0 + phase).mul_scalar(6.0).exp();
+    (wave(shape, phase) * size).cast(DType::F32)
+}
+
+/// Integers whose sums of products are exact in f32; the largest magnitude is 7, so that all scales are
+/// powers of two and no code is rounded.
+fn integers<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
+    let one = wave(shape, phase).mul_scalar(5.4).round().clamp(-7.0, 7.0);
+    one.cast(DType::F32)
+}
+
+fn floats<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+    x.into_data().convert::<f32>().try_into_vec().unwrap()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn scope(groups: &Groups, fp8: &Fp8Config) -> Scope {
+    Scope::with(groups, &autodiff(), 7, DType::F32)
+        .with_fp8(fp8)
+        .unwrap()
+}
+
+/// A layer's state with these scales, and nothing in its history.
+fn state(scales: [f32; 3], history: usize) -> Fp8LayerState {
+    let [input, weight, gradient] = scales.map(|scale| ScaleState {
+        scale: scale.to_bits(),
+        history: vec![0; history],
+    });
+    Fp8LayerState {
+        input,
+        weight,
+        gradient,
+    }
+}
+
+/// Puts values into a layer.
+fn parameter<const D: usize>(value: Tensor<D>) -> Param<Tensor<D>> {
+    Param::from_tensor(leaf(value))
+}
+
+/// The gradient of `x` where the output has the gradient `dy`.
+fn backward(y: Tensor<3>, dy: Tensor<3>) -> burn::tensor::Gradients {
+    (y * Tensor::from_inner(dy)).sum().backward()
+}
