@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::bench::Shape;
+use crate::fp8::Fp8Args;
 use crate::launch::args::{KeepArgs, LaunchArgs};
 use crate::sharing::SharingArgs;
 use burn_megatron::comm::Engine;
@@ -44,6 +45,8 @@ pub enum Command {
     /// Keep one rank of `launch`, which calls this itself.
     #[command(hide = true)]
     LaunchKeeper(KeepArgs),
+    /// Compare the losses of runs: a table, and a picture with a curve for each.
+    Compare(CompareArgs),
     /// Check that layouts compute what one rank computes, in f64 on the CPU.
     Verify(VerifyArgs),
     /// Show a pipeline schedule: a table in the terminal, its bubble and its memory, a Gantt chart.
@@ -201,6 +204,20 @@ pub struct EnvArgs {
     pub json: bool,
 }
 
+/// Flags of `compare`.
+#[derive(Args)]
+pub struct CompareArgs {
+    /// Run folders; the others are compared with the first.
+    #[arg(required = true, value_name = "RUN")]
+    pub runs: Vec<PathBuf>,
+    /// Where the picture goes.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+    /// What stands above the picture.
+    #[arg(long, value_name = "TEXT", default_value = "Loss")]
+    pub title: String,
+}
+
 /// Flags of `schedule`.
 #[derive(Args)]
 pub struct ScheduleArgs {
@@ -331,6 +348,9 @@ pub struct PretrainArgs {
     /// What is sharded over --data-parallel, in which type, and what overlaps.
     #[command(flatten)]
     pub sharing: SharingArgs,
+    /// Which layers multiply in 8 bits, and how.
+    #[command(flatten)]
+    pub fp8: Fp8Args,
     /// Where the model runs: cpu, wgpu or cuda. The last two must be compiled in
     /// (--features wgpu, --features cuda).
     #[arg(long, default_value_t = DeviceKind::Cpu)]

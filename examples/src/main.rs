@@ -3,8 +3,10 @@
 mod agree;
 mod bench;
 mod cli;
+mod compare;
 mod conformance;
 mod env;
+mod fp8;
 mod header;
 mod interrupt;
 mod launch;
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => pretrain::run(args),
         Command::Launch(args) => launch::run(args),
         Command::LaunchKeeper(args) => launch::keeper::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Conformance(args) => conformance::run(args),

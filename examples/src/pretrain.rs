@@ -17,6 +17,7 @@ use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
 
 use crate::cli::PretrainArgs;
+use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
 use crate::rank_run::{Memory, RankResult, RankRun};
 use crate::ranks::{self, Ranks, seconds};
@@ -27,6 +28,7 @@ use crate::trace;
 pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let recipe = Recipe::resolve(args)?;
     let plan = recipe.plan()?;
+    fp8::check_report(&recipe, &args.fp8)?;
     if args.print_recipe {
         print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);
@@ -80,6 +82,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
             faults: &args.inject,
             deadline,
             device: args.device,
+            fp8_report: args.fp8.fp8_report,
         };
         run.train(&rank, &devices[place % devices.len()], &interrupt)
     });
@@ -159,6 +162,7 @@ fn finish(recipe: &Recipe, folder: &RunFolder, result: RankResult) -> Result<Exi
         fs::write(folder.sample(), &sample)?;
         println!("sample after {:?}:\n{sample}\n", recipe.sample.prompt);
     }
+    report::write(folder, &result.fp8)?;
     print_memory(&result.memory);
     let held_out = outcome.held_out;
     println!(

@@ -18,6 +18,8 @@ use burn_megatron::train::run_folder::RunFolder;
 use burn_megatron::train::{LanguageModel, Outcome, Pipeline, Trainer};
 use burn_megatron_models::Transformer;
 
+use crate::fp8;
+use crate::fp8::report::{self, Line};
 use crate::header::{print_model, print_run, print_sharing};
 use crate::interrupt::Interrupt;
 use crate::recipe::{Error, Plan, Recipe};
@@ -36,6 +38,8 @@ pub struct RankRun<'a> {
     /// How long a call waits.
     pub deadline: Duration,
     pub device: DeviceKind,
+    /// Whether the 8-bit layers are measured in the last step.
+    pub fp8_report: bool,
 }
 
 /// What a rank brings back.
@@ -50,6 +54,8 @@ pub struct RankResult {
     pub memory: Memory,
     /// What the loss was multiplied with at the end.
     pub loss_scale: f64,
+    /// What the 8-bit layers did in the last step, where it was asked for.
+    pub fp8: Vec<Line>,
 }
 
 /// What a rank holds of the training state.
@@ -97,12 +103,15 @@ impl RankRun<'_> {
         let parameters = count_parameters(&groups, &trainer)?;
         if let Some(folder) = self.folder {
             print_run(recipe, self.plan, self.text, self.device, rank);
-            self.print_training(folder, &groups, trainer.model(), parameters)?;
+            self.print_training(folder, &trainer, device, parameters)?;
         }
         let (pressed, asked) = (interrupt.clone(), rank.clone());
         let stop = move || pressed.pressed() || asked.stop_requested();
         let steps = recipe.train.steps;
         let mut recorder = Recorder::new(rank.rank(), steps, self.folder, Box::new(stop))?;
+        if self.fp8_report {
+            recorder = recorder.measuring(trainer.model().fp8());
+        }
         interrupt.steps_begin();
         let outcome = trainer.fit(self.text, &mut recorder)?;
         recorder.finish();
@@ -125,6 +134,7 @@ impl RankRun<'_> {
             ranks: rank.size(),
             memory: Memory::of(trainer.model())?,
             loss_scale: trainer.scaler().scale(),
+            fp8: report::gather(&**groups.world(), trainer.model().fp8().report())?,
         })
     }
 
@@ -140,17 +150,25 @@ impl RankRun<'_> {
     fn print_training(
         &self,
         folder: &RunFolder,
-        groups: &Groups,
-        ddp: &DistributedDataParallel<Transformer>,
+        trainer: &Trainer<Transformer>,
+        device: &Device,
         parameters: usize,
     ) -> Result<(), Error> {
-        let recipe = self.recipe;
+        let (recipe, ddp) = (self.recipe, trainer.model());
+        let groups = ddp.groups();
         let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
         let own = ddp.table().local_elements(groups.place());
         let flops = ddp.module().flops_per_token(length);
         print_model(recipe, parameters, own, flops);
         print_sharing(ddp.config(), groups.data().size(), ddp.layout());
         println!("kernels  {}", ddp.kernels());
+        if fp8::is_on(&recipe.fp8) {
+            let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
+            println!(
+                "fp8      {}",
+                fp8::describe(&recipe.fp8, recipe.model.layers, &engine)
+            );
+        }
         println!("folder   {}", folder.path().display());
         println!("memory   of rank 0, without activations\n");
         println!("{}\n", ddp.memory_plan()?);
@@ -164,7 +182,8 @@ impl RankRun<'_> {
         let computing = train.data_parallel.precision.of(DType::F32);
         let scope = Scope::with(groups, device, train.seed, DType::F32)
             .computing_in(computing)
-            .with_kernels(&self.recipe.kernels)?;
+            .with_kernels(&self.recipe.kernels)?
+            .with_fp8(&self.recipe.fp8)?;
         let Some(schedule) = &self.plan.schedule else {
             let model = model.init(scope, sequence_parallel)?;
             return Ok(Trainer::new(model, groups, device, train)?);

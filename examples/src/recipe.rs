@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron::choice::Choices;
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::{Axis, Mesh, ParallelConfig, split_evenly};
+use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::pipeline::schedule::{ActionKind, Schedule, ScheduleConfig, generate, validate};
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
 use burn_megatron::train::schedule::LrStyle;
@@ -14,7 +15,7 @@ use burn_megatron_models::TransformerConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::PretrainArgs;
-use crate::sharing;
+use crate::{fp8, sharing};
 
 /// The recipe that runs without flags.
 const TINY: &str = include_str!("../recipes/tiny.toml");
@@ -31,6 +32,8 @@ pub struct Recipe {
     pub data_parallel: DataParallelConfig,
     /// Which operations are fused kernels.
     pub kernels: Choices,
+    /// Which layers multiply in 8 bits, and how.
+    pub fp8: Fp8Config,
     /// The run, but for its [`DataParallelConfig`]: see [`Recipe::train_config`].
     pub train: TrainConfig,
     /// The text at its end.
@@ -165,6 +168,7 @@ impl Recipe {
             recipe.kernels.set(choices)?;
         }
         args.sharing.apply(&mut recipe);
+        args.fp8.apply(&mut recipe);
         recipe.data.path = args.data.clone().or(recipe.data.path);
         Ok(recipe)
     }
@@ -208,6 +212,7 @@ impl Recipe {
         self.model.check(tensor, sequence_parallel)?;
         self.train_config().check(data, self.model.context)?;
         sharing::check(self)?;
+        fp8::check(self)?;
         if sequence_parallel {
             let length = self.train.sequence_length.unwrap_or(self.model.context);
             split_evenly("sequence length", length, Axis::Tensor, tensor)?;

@@ -1,5 +1,6 @@
 //! What rank 0 does with the numbers of a run: the progress bar and the run folder.
 
+use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::train::metrics::{
     HeldOutMetrics, MetricsLog, StepMetrics, StepTiming, TimingsLog,
 };
@@ -14,6 +15,9 @@ pub struct Recorder {
     files: Option<(MetricsLog, TimingsLog)>,
     progress: Progress,
     stop: Box<dyn Fn() -> bool>,
+    steps: usize,
+    /// The layers that are measured in the last step.
+    fp8: Option<Fp8>,
 }
 
 impl Recorder {
@@ -34,7 +38,16 @@ impl Recorder {
             files,
             progress,
             stop,
+            steps,
+            fp8: None,
         })
+    }
+
+    /// Lets 8-bit layers be measured in the last step.
+    pub fn measuring(mut self, fp8: &Fp8) -> Self {
+        fp8.measure(self.steps <= 1);
+        self.fp8 = Some(fp8.clone());
+        self
     }
 
     /// Ends the bar.
@@ -46,6 +59,9 @@ impl Recorder {
 impl Observer for Recorder {
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
         self.progress.step(metrics, timing);
+        if let Some(fp8) = &self.fp8 {
+            fp8.measure(metrics.step + 2 >= self.steps);
+        }
         if metrics.skipped {
             let scale = metrics.loss_scale;
             let scale = scale.map(|scale| format!(" at a loss scale of {scale}"));

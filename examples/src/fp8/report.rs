@@ -1,0 +1,200 @@
+//! What the 8-bit layers of all ranks did to their operands in the last step.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use burn_megatron::comm::{Communicator, all_gather_bytes};
+use burn_megatron::nn::fp8::{Operand, OperandReport};
+use burn_megatron::train::run_folder::RunFolder;
+use serde::{Deserialize, Serialize};
+
+use crate::recipe::Error;
+
+/// An operand of a layer; of ranks that share it, the worst.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    layer: String,
+    operand: Operand,
+    recipe: String,
+    format: String,
+    amax: f64,
+    /// What values were multiplied with: the least and the most.
+    scale: (f32, f32),
+    saturated: f64,
+    flushed: f64,
+    /// In decibels; nothing where no digit was lost.
+    snr_db: Option<f64>,
+}
+
+impl From<OperandReport> for Line {
+    fn from(report: OperandReport) -> Self {
+        Self {
+            layer: report.path,
+            operand: report.operand,
+            recipe: report.recipe.into(),
+            format: format!("{:?}", report.format),
+            amax: report.amax,
+            scale: report.scale,
+            saturated: report.saturated,
+            flushed: report.flushed,
+            snr_db: report.snr_db.is_finite().then_some(report.snr_db),
+        }
+    }
+}
+
+impl Line {
+    /// Takes over what is worse on another rank.
+    fn add(&mut self, other: &Self) {
+        self.amax = self.amax.max(other.amax);
+        self.scale.0 = self.scale.0.min(other.scale.0);
+        self.scale.1 = self.scale.1.max(other.scale.1);
+        self.saturated = self.saturated.max(other.saturated);
+        self.flushed = self.flushed.max(other.flushed);
+        self.snr_db = match (self.snr_db, other.snr_db) {
+            (Some(own), Some(other)) => Some(own.min(other)),
+            (own, other) => own.or(other),
+        };
+    }
+}
+
+/// The reports of all ranks, on every rank; all must come.
+pub fn gather(world: &dyn Communicator, own: Vec<OperandReport>) -> Result<Vec<Line>, Error> {
+    let own: Vec<Line> = own.into_iter().map(Line::from).collect();
+    let all = all_gather_bytes(world, &serde_json::to_vec(&own)?)?;
+    let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
+    Ok(merge(all.collect::<Result<Vec<_>, _>>()?))
+}
+
+/// One line for each operand, in the order in which the ranks name them.
+fn merge(ranks: Vec<Vec<Line>>) -> Vec<Line> {
+    let mut merged: Vec<Line> = vec![];
+    let mut places = BTreeMap::new();
+    for line in ranks.into_iter().flatten() {
+        let place = *places
+            .entry((line.layer.clone(), line.operand))
+            .or_insert(merged.len());
+        match merged.get_mut(place) {
+            Some(known) => known.add(&line),
+            None => merged.push(line),
+        }
+    }
+    merged
+}
+
+/// Prints the table, and writes it into the run folder.
+pub fn write(folder: &RunFolder, lines: &[Line]) -> Result<(), Error> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    println!("8-bit operands of the last step; of ranks that share one, the worst\n");
+    println!("{}\n", table(lines));
+    let path = folder.path().join("fp8.json");
+    let failed = |error| format!("{} cannot be written: {error}", path.display());
+    fs::write(&path, serde_json::to_vec_pretty(lines)?).map_err(failed)?;
+    Ok(())
+}
+
+const HEAD: [&str; 9] = [
+    "layer",
+    "operand",
+    "recipe",
+    "format",
+    "amax",
+    "scale",
+    "saturated",
+    "flushed",
+    "SNR",
+];
+
+/// Columns of text; the others are numbers.
+const TEXTS: usize = 4;
+
+fn table(lines: &[Line]) -> String {
+    let mut rows = vec![HEAD.map(String::from)];
+    rows.extend(lines.iter().map(row));
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|column| width(column).unwrap_or(0));
+    let line = |row: &[String; HEAD.len()]| {
+        let cell = |(column, text): (usize, &String)| match column < TEXTS {
+            true => format!("{text:<0$}", widths[column]),
+            false => format!("{text:>0$}", widths[column]),
+        };
+        let cells: Vec<_> = row.iter().enumerate().map(cell).collect();
+        cells.join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn row(line: &Line) -> [String; HEAD.len()] {
+    let (least, most) = line.scale;
+    let scale = match least == most {
+        true => format!("{least:.3e}"),
+        false => format!("{least:.1e} to {most:.1e}"),
+    };
+    let percent = |share: f64| format!("{:.2} %", 100.0 * share);
+    let snr = line.snr_db.map(|snr| format!("{snr:.1} dB"));
+    [
+        line.layer.clone(),
+        line.operand.to_string(),
+        line.recipe.clone(),
+        line.format.clone(),
+        format!("{:.3e}", line.amax),
+        scale,
+        percent(line.saturated),
+        percent(line.flushed),
+        snr.unwrap_or_else(|| "exact".into()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(layer: &str, amax: f64, snr_db: Option<f64>) -> Line {
+        Line {
+            layer: layer.into(),
+            operand: Operand::Input,
+            recipe: "delayed".into(),
+            format: "E4M3".into(),
+            amax,
+            scale: (2.0, 2.0),
+            saturated: amax / 1000.0,
+            flushed: 0.0,
+            snr_db,
+        }
+    }
+
+    #[test]
+    fn of_ranks_that_share_an_operand_the_worst_is_told() {
+        let ranks = vec![
+            vec![line("a", 1.0, None), line("b", 2.0, Some(30.0))],
+            vec![line("a", 4.0, Some(31.0)), line("b", 1.0, Some(28.0))],
+            vec![line("c", 1.0, None)],
+        ];
+        let merged = merge(ranks);
+        let of = |line: &Line| (line.layer.clone(), line.amax, line.snr_db);
+        let found: Vec<_> = merged.iter().map(of).collect();
+        let wanted = [
+            ("a", 4.0, Some(31.0)),
+            ("b", 2.0, Some(28.0)),
+            ("c", 1.0, None),
+        ];
+        assert_eq!(
+            found,
+            wanted.map(|(layer, amax, snr)| (layer.to_string(), amax, snr))
+        );
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each_operand() {
+        let mut blocks = line("blocks.0.mlp.up", 3.25, None);
+        blocks.scale = (1.0, 64.0);
+        let text = table(&[blocks, line("x", 0.5, Some(31.04))]);
+        assert_eq!(
+            text,
+            "layer            operand  recipe   format       amax               scale  saturated  flushed      SNR\n\
+             blocks.0.mlp.up  input    delayed  E4M3    3.250e0  1.0e0 to 6.4e1     0.33 %   0.00 %    exact\n\
+             x                input    delayed  E4M3    5.000e-1             2.000e0     0.05 %   0.00 %  31.0 dB"
+        );
+    }
+}

@@ -1,0 +1,126 @@
+//! Flags to settings, and what is refused.
+
+use burn_megatron::nn::fp8::DelayedScaling;
+use clap::Parser;
+
+use super::*;
+use crate::cli::{Cli, Command};
+
+/// The recipe of `pretrain` with these flags.
+fn resolve(flags: &str) -> Result<Recipe, Error> {
+    let words = ["burn-megatron", "pretrain"].into_iter();
+    match Cli::try_parse_from(words.chain(flags.split_whitespace()))?.command {
+        Command::Pretrain(args) => Recipe::resolve(&args),
+        _ => unreachable!("it is pretrain"),
+    }
+}
+
+/// What is said of these flags before anything starts.
+fn refusal(flags: &str) -> String {
+    match resolve(flags).and_then(|recipe| recipe.plan().map(drop)) {
+        Ok(()) => panic!("{flags} were not refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn each_flag_takes_the_place_of_a_key() {
+    let recipe = resolve(
+        "--fp8 delayed --fp8-format e4m3 --first-last-bf16 1 --fp8-save-activations --zero-stage 1 \
+         --fp8-param-gather",
+    )
+    .unwrap();
+    recipe.plan().unwrap();
+    let config = &recipe.fp8;
+    assert_eq!(
+        config.recipe,
+        Some(Fp8Recipe::Delayed(DelayedScaling::default()))
+    );
+    assert_eq!(
+        (config.format, config.first_last_bf16),
+        (Fp8Format::E4m3, 1)
+    );
+    assert!(config.save_activations && recipe.data_parallel.fp8_param_gather);
+    assert_eq!(resolve("").unwrap().fp8, Fp8Config::default());
+    let text = toml::to_string(&recipe).unwrap();
+    assert_eq!(toml::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
+}
+
+#[test]
+fn a_name_keeps_the_settings_that_the_recipe_has_for_it() {
+    let mut recipe: Recipe =
+        toml::from_str("[fp8]\nrecipe = { delayed = { history = 16 } }\nfirst_last_bf16 = 1")
+            .unwrap();
+    let apply = |recipe: &mut Recipe, name: &str| {
+        let args = Fp8Args {
+            fp8: Some(name.parse().unwrap()),
+            ..Fp8Args::default()
+        };
+        args.apply(recipe);
+    };
+    apply(&mut recipe, "delayed");
+    let settings = DelayedScaling {
+        history: 16,
+        ..DelayedScaling::default()
+    };
+    assert_eq!(recipe.fp8.recipe, Some(Fp8Recipe::Delayed(settings)));
+    apply(&mut recipe, "mxfp8");
+    assert_eq!(recipe.fp8.recipe, Some(Fp8Recipe::MxFp8));
+    assert_eq!(recipe.fp8.first_last_bf16, 1);
+    apply(&mut recipe, "none");
+    assert_eq!(recipe.fp8, Fp8Config::default());
+}
+
+#[test]
+fn what_would_do_nothing_is_refused() {
+    for (flags, name) in [
+        ("--fp8-format e4m3", "fp8.format"),
+        ("--first-last-bf16 1", "fp8.first_last_bf16"),
+        ("--fp8-save-activations", "fp8.save_activations"),
+        ("--zero-stage 1 --fp8-param-gather", "fp8_param_gather"),
+    ] {
+        let error = refusal(flags);
+        let start =
+            format!("{name} is about layers that multiply in 8 bits, and this run has none");
+        assert!(error.starts_with(&start), "{error}");
+    }
+    let recipe = resolve("").unwrap();
+    let args = Fp8Args {
+        fp8_report: true,
+        ..Fp8Args::default()
+    };
+    let error = check_report(&recipe, &args).unwrap_err().to_string();
+    assert!(error.starts_with("--fp8-report is about"), "{error}");
+    // Patterns alone make 8-bit layers too.
+    let text = "[[fp8.layers]]\npattern = \"blocks.0.**\"\nrecipe = \"mxfp8\"";
+    let recipe: Recipe = toml::from_str(text).unwrap();
+    assert!(is_on(&recipe.fp8) && check_report(&recipe, &args).is_ok());
+}
+
+#[test]
+fn some_block_must_be_left() {
+    assert_eq!(
+        refusal("--fp8 current --first-last-bf16 2"),
+        "first_last_bf16 = 2 leaves no block of 4 to compute in 8 bits; at most 1 does"
+    );
+    let error = resolve("--fp8 e4m3").unwrap_err().to_string();
+    assert!(
+        error.contains("`e4m3` is no 8-bit recipe; delayed, "),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_header_says_what_is_multiplied_in_8_bits() {
+    let recipe = resolve("--fp8 delayed --first-last-bf16 1 --fp8-save-activations").unwrap();
+    assert_eq!(
+        describe(&recipe.fp8, 4, "decoding to f32"),
+        "delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs wait in 8 bits; products by decoding \
+         to f32"
+    );
+    let recipe = resolve("--fp8 mxfp8").unwrap();
+    assert_eq!(
+        describe(&recipe.fp8, 4, "cuBLASLt"),
+        "mxfp8, E4M3; all blocks; products by cuBLASLt"
+    );
+}
