@@ -101,8 +101,8 @@ pub fn is_on(config: &Fp8Config) -> bool {
 /// Finds the first setting of 8-bit layers that is not right, or would do nothing.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let config = &recipe.fp8;
-    config.check()?;
     if is_on(config) {
+        config.check()?;
         let (ends, layers) = (config.first_last_bf16, recipe.model.layers);
         return match ends.saturating_mul(2) < layers {
             true => Ok(()),

@@ -192,9 +192,9 @@ mod tests {
         let text = table(&[blocks, line("x", 0.5, Some(31.04))]);
         assert_eq!(
             text,
-            "layer            operand  recipe   format       amax               scale  saturated  flushed      SNR\n\
+            "layer            operand  recipe   format      amax           scale  saturated  flushed      SNR\n\
              blocks.0.mlp.up  input    delayed  E4M3    3.250e0  1.0e0 to 6.4e1     0.33 %   0.00 %    exact\n\
-             x                input    delayed  E4M3    5.000e-1             2.000e0     0.05 %   0.00 %  31.0 dB"
+             x                input    delayed  E4M3    5.000e-1         2.000e0     0.05 %   0.00 %  31.0 dB"
         );
     }
 }

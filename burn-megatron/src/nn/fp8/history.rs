@@ -16,8 +16,9 @@ use super::config::{AmaxChoice, DelayedScaling};
 /// scale = (max 2^-margin) / amax    where amax is finite and above 0, else the scale that was
 /// ```
 ///
-/// An infinite quotient becomes the largest float. A NaN is the largest of all magnitudes: while one is
-/// remembered, and all of the history counts, the scale stays. The first scale is 1.
+/// An infinite quotient becomes the largest float. The first scale is 1. A step whose magnitude is
+/// infinite or NaN keeps the scale, and does not count in the maximum of later steps: there, an overflow
+/// of loss scaling would hold the scale as long as it is remembered.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AmaxHistory {
     settings: DelayedScaling,
@@ -59,11 +60,11 @@ impl AmaxHistory {
         self.amaxes.truncate(self.settings.history);
         let amax = match self.settings.amax {
             AmaxChoice::MostRecent => amax,
-            // By their bits, so that a NaN is above all.
-            AmaxChoice::Max => {
-                let bits = self.amaxes.iter().map(|amax| amax.to_bits());
-                f32::from_bits(bits.max().unwrap_or(0))
+            AmaxChoice::Max if amax.is_finite() => {
+                let finite = self.amaxes.iter().filter(|amax| amax.is_finite());
+                finite.copied().fold(0.0, f32::max)
             }
+            AmaxChoice::Max => amax,
         };
         if amax.is_finite() && amax > 0.0 {
             let margin = 2f32.powi(-self.settings.margin);
@@ -173,18 +174,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_holds_the_scale_as_long_as_it_is_remembered() {
+    fn what_is_not_finite_holds_the_scale_of_its_step_alone() {
         for bad in [INF, NAN] {
             let script = [
                 (7.0, 64.0),
                 (bad, 64.0),
-                (14.0, 64.0),
-                (3.5, 64.0),
+                (14.0, 32.0),
                 (3.5, 32.0),
+                (3.5, 32.0),
+                (3.5, 128.0),
             ];
             assert_follows(history(0, 3, AmaxChoice::Max), &script);
         }
-        let script = [(INF, 1.0), (NAN, 1.0), (7.0, 1.0), (7.0, 64.0)];
+        let script = [
+            (INF, 1.0),
+            (NAN, 1.0),
+            (7.0, 64.0),
+            (0.0, 64.0),
+            (0.0, 64.0),
+        ];
         assert_follows(history(0, 2, AmaxChoice::Max), &script);
     }
 

@@ -57,7 +57,8 @@ pub(super) fn row_maxima<F: Float, N: Size>(
             for step in 0..comptime!(lanes.ilog2()) {
                 most = max(most, plane_shuffle_xor(most, comptime!(1u32 << step)));
             }
-            if across % lanes == 0 {
+            let lane = across % lanes;
+            if lane == 0 {
                 slots[slot(row, across / lanes, false)] = most;
             }
         } else {

@@ -65,7 +65,11 @@ impl Case {
             let draw = noise(at);
             let power = [1.0, 8.0, 0.03, 300.0][draw as usize % 4];
             let value = (draw >> 8) as f32 / (1 << 23) as f32 - 1.0;
-            if draw % 29 == 0 { 0.0 } else { value * power }
+            if draw.is_multiple_of(29) {
+                0.0
+            } else {
+                value * power
+            }
         })
     }
 
@@ -86,7 +90,7 @@ impl Case {
                 4 => f32::MAX * part,
                 5 if draw % 601 < 4 => f32::INFINITY,
                 6 if draw % 701 < 2 => f32::NAN,
-                7 if draw % 97 == 0 => f32::MAX,
+                7 if draw.is_multiple_of(97) => f32::MAX,
                 _ => part * 10.0,
             }
         })
@@ -256,15 +260,16 @@ fn assert_words(what: &str, expected: &[u32], actual: &[u32]) {
 
 /// Runs `work` with each form of the reductions that a device has.
 fn with_reductions(device: &Device, work: impl Fn()) {
-    if *device == Device::flex() {
-        return work();
-    }
-    #[cfg(feature = "cubecl")]
-    for reduction in [
-        crate::cube::Reduction::Planes,
-        crate::cube::Reduction::Shared,
-    ] {
-        crate::cube::with_reduction(reduction, &work);
+    match *device == Device::flex() {
+        true => work(),
+        #[cfg(not(feature = "cubecl"))]
+        false => unreachable!("there is no other device"),
+        #[cfg(feature = "cubecl")]
+        false => {
+            use crate::cube::{Reduction, with_reduction};
+            with_reduction(Reduction::Planes, &work);
+            with_reduction(Reduction::Shared, &work);
+        }
     }
 }
 
