@@ -45,31 +45,48 @@ fn train(root: &Path) -> Result<(), String> {
     })
 }
 
+/// What ranks exchange with 8-bit layers, besides: magnitudes, and weights as codes.
+const IN_8_BITS: [&str; 7] = [
+    "--precision",
+    "bf16",
+    "--fp8",
+    "delayed",
+    "--zero-stage",
+    "1",
+    "--fp8-param-gather",
+];
+
 /// Four threads, four processes of the launcher and four of mpirun train the default recipe to the same
-/// metrics, bit for bit.
+/// metrics, bit for bit; and so they do in 8 bits.
 fn as_processes(root: &Path) -> Result<(), String> {
     let build = ["build", "--release", "--features", "mpi"];
     run_command(&mut cargo(root, &build))?;
     let program = target_folder(root)?.join("release/burn-megatron");
+    same_metrics(root, &program, &[])?;
+    same_metrics(root, &program, &IN_8_BITS)
+}
+
+fn same_metrics(root: &Path, program: &Path, flags: &[&str]) -> Result<(), String> {
     let folder = TempDir::new("processes").map_err(|e| format!("a temporary folder: {e}"))?;
     let steps = STEPS.to_string();
     let metrics = |name: &str, mut command: Command| {
         let run_dir = folder.path().join(name);
         let layout = ["--tp", "2", "--dp", "2", "--pp", "1", "--steps", &steps];
         command.current_dir(root).arg("pretrain").args(layout);
+        command.args(flags);
         run_command(command.arg("--run-dir").arg(&run_dir))?;
         let metrics = run_dir.join("metrics.jsonl");
         fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))
     };
-    let mut launch = Command::new(&program);
+    let mut launch = Command::new(program);
     launch.args(["launch", "--ranks", "4", "--"]);
     let mut mpirun = Command::new("mpirun");
     mpirun
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .args(["-n", "4", "--oversubscribe", "--bind-to", "none"])
-        .arg(&program);
-    let threads = metrics("threads", Command::new(&program))?;
+        .arg(program);
+    let threads = metrics("threads", Command::new(program))?;
     check_losses(&losses(&threads)?)?;
     for (name, command) in [("launch", launch), ("mpirun", mpirun)] {
         if metrics(name, command)? != threads {
@@ -78,7 +95,7 @@ fn as_processes(root: &Path) -> Result<(), String> {
             ));
         }
     }
-    println!("four threads, and four processes of launch and of mpirun: the same bits");
+    println!("four threads, and four processes of launch and of mpirun: the same bits {flags:?}");
     Ok(())
 }
 
