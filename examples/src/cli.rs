@@ -90,7 +90,8 @@ pub struct BenchArgs {
     /// Sizes, such as 4096x1024 (tokens x features); the default is a grid that suits the device.
     #[arg(long, value_delimiter = ',', value_name = "ROWSxWIDTH")]
     pub sizes: Vec<Shape>,
-    /// Only these: names from the table, or an operation as --kernels names it.
+    /// Only these: names from the table, or an operation as --kernels names it; fp8 is all that has to do
+    /// with 8 bits.
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub only: Vec<String>,
     /// Runs of which the median counts.

@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(
             text,
             "layer            operand  recipe   format      amax           scale  saturated  flushed      SNR\n\
-             blocks.0.mlp.up  input    delayed  E4M3    3.250e0  1.0e0 to 6.4e1     0.33 %   0.00 %    exact\n\
+             blocks.0.mlp.up  input    delayed  E4M3     3.250e0  1.0e0 to 6.4e1     0.33 %   0.00 %    exact\n\
              x                input    delayed  E4M3    5.000e-1         2.000e0     0.05 %   0.00 %  31.0 dB"
         );
     }
