@@ -151,7 +151,7 @@ fn idle(name: &str) -> Error {
 /// What the header says of 8-bit layers: `delayed, E4M3 and E5M2 for gradients; ...`.
 pub fn describe(config: &Fp8Config, layers: usize, engine: &str) -> String {
     let Some(recipe) = &config.recipe else {
-        return format!("as the patterns say; products by {engine}");
+        return format!("as the patterns say; products: {engine}");
     };
     let [values, gradients] = config.format.of(recipe);
     let formats = match values == gradients {
@@ -167,5 +167,5 @@ pub fn describe(config: &Fp8Config, layers: usize, engine: &str) -> String {
         false => "",
     };
     let name = recipe.name();
-    format!("{name}, {formats}; {ends}{saved}; products by {engine}")
+    format!("{name}, {formats}; {ends}{saved}; products: {engine}")
 }

@@ -114,13 +114,12 @@ fn some_block_must_be_left() {
 fn the_header_says_what_is_multiplied_in_8_bits() {
     let recipe = resolve("--fp8 delayed --first-last-bf16 1 --fp8-save-activations").unwrap();
     assert_eq!(
-        describe(&recipe.fp8, 4, "decoding to f32"),
-        "delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs wait in 8 bits; products by decoding \
-         to f32"
+        describe(&recipe.fp8, 4, "an engine"),
+        "delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs wait in 8 bits; products: an engine"
     );
     let recipe = resolve("--fp8 mxfp8").unwrap();
     assert_eq!(
         describe(&recipe.fp8, 4, "cuBLASLt"),
-        "mxfp8, E4M3; all blocks; products by cuBLASLt"
+        "mxfp8, E4M3; all blocks; products: cuBLASLt"
     );
 }
