@@ -17,7 +17,8 @@
 //! | [`pipeline`] | schedules, and the engine that runs them |
 //! | [`data_parallel`] | gradients of any Burn module, summed over the ranks |
 //! | [`optim`] | AdamW, the global gradient norm |
-//! | [`data`] | text, sampled independently of the layout |
+//! | [`checkpoint`] | tensors of whole models, saved by one layout and loaded by another |
+//! | [`data`] | tokens, sampled independently of the layout |
 //! | [`train`] | the loop, and what a person sees of it |
 //! | [`verify`] | the proof |
 //! | [`device`] | devices by name, looked for before Burn is asked for them |
@@ -48,6 +49,7 @@
 
 pub use burn_megatron_kernels as kernels;
 
+pub mod checkpoint;
 pub mod choice;
 pub mod collective;
 pub mod comm;

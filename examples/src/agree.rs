@@ -1,7 +1,7 @@
 //! Ranks that are processes each read their own flags and files: they must have read the same.
 
 use burn_megatron::comm::{Communicator, all_gather_bytes};
-use burn_megatron::data::TextData;
+use burn_megatron::data::Dataset;
 use serde::{Deserialize, Serialize};
 
 use crate::recipe::{Error, Recipe};
@@ -10,22 +10,22 @@ use crate::recipe::{Error, Recipe};
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Start {
     recipe: String,
-    bytes: usize,
-    digest: u64,
+    data: String,
+    fingerprint: u64,
 }
 
-/// Checks that all ranks have the recipe and the text of rank 0; all must come.
+/// Checks that all ranks have the recipe and the data of rank 0; all must come.
 ///
 /// # Errors
 /// On every rank, the first difference, with the ranks and both values.
-pub fn check(world: &dyn Communicator, recipe: &Recipe, text: &TextData) -> Result<(), Error> {
+pub fn check(world: &dyn Communicator, recipe: &Recipe, data: &dyn Dataset) -> Result<(), Error> {
     let mut recipe = recipe.clone();
-    // Where the text lies may differ from machine to machine; what it says may not.
+    // Where the data lies may differ from machine to machine; what it says may not.
     recipe.data.path = None;
     let own = Start {
         recipe: toml::to_string(&recipe)?,
-        bytes: text.training().len() + text.held_out().len(),
-        digest: digest([text.training(), text.held_out()]),
+        data: data.describe(),
+        fingerprint: data.fingerprint(),
     };
     let all = all_gather_bytes(world, &serde_json::to_vec(&own)?)?;
     let starts = all
@@ -54,26 +54,22 @@ fn difference(first: &Start, rank: usize, other: &Start) -> Option<String> {
             "rank 0 and rank {rank} have recipes of different length"
         ));
     }
-    let of = |start: &Start| format!("{} bytes with digest {:016x}", start.bytes, start.digest);
-    (first != other).then(|| {
+    let of = |start: &Start| format!("{} ({:016x})", start.data, start.fingerprint);
+    // Where it lies may differ.
+    (first.fingerprint != other.fingerprint).then(|| {
         format!(
-            "the ranks read different text: rank 0 has {}, rank {rank} {}; give all the same --data",
+            "the ranks read different data: rank 0 has {}, rank {rank} {}; give all the same --data",
             of(first),
             of(other)
         )
     })
 }
 
-/// 64-bit FNV-1a: it finds an accident, not an attack.
-fn digest(parts: [&[u8]; 2]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    parts.concat().iter().fold(0xcbf2_9ce4_8422_2325, step)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use burn_megatron::comm::World;
+    use burn_megatron::data::TextData;
 
     fn failure(change: impl Fn(&mut Recipe) + Sync, data: [&str; 2]) -> Option<String> {
         let texts = data.map(|path| TextData::open(path.as_ref()).unwrap());
@@ -100,12 +96,6 @@ mod tests {
             "{text}"
         );
         let text = failure(|_| {}, [source, other]).unwrap();
-        assert!(text.contains("the ranks read different text"), "{text}");
-    }
-
-    #[test]
-    fn the_digest_is_that_of_fnv() {
-        // From the reference's test vectors: "foobar".
-        assert_eq!(digest([b"foo", b"bar"]), 0x85944171f73967e8);
+        assert!(text.contains("the ranks read different data"), "{text}");
     }
 }

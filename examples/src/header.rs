@@ -1,7 +1,7 @@
 //! What is said before the first step.
 
 use burn_megatron::comm::Rank;
-use burn_megatron::data::TextData;
+use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
 use burn_megatron::data_parallel::{DataParallelConfig, Moments, Precision, ZeroStage};
 use burn_megatron::device::DeviceKind;
@@ -9,7 +9,13 @@ use burn_megatron::device::DeviceKind;
 use crate::recipe::{Plan, Recipe};
 
 /// The ranks and the data.
-pub fn print_run(recipe: &Recipe, plan: &Plan, text: &TextData, device: DeviceKind, rank: &Rank) {
+pub fn print_run(
+    recipe: &Recipe,
+    plan: &Plan,
+    data: &dyn Dataset,
+    device: DeviceKind,
+    rank: &Rank,
+) {
     println!("{}\n", plan.mesh);
     let (engine, threads) = (rank.engine(), rank.compute_threads());
     let plural = if threads == 1 { "" } else { "s" };
@@ -29,11 +35,7 @@ pub fn print_run(recipe: &Recipe, plan: &Plan, text: &TextData, device: DeviceKi
     }
     let train = &recipe.train;
     let length = train.sequence_length.unwrap_or(recipe.model.context);
-    println!(
-        "data     {} bytes to train on, {} held out",
-        count(text.training().len()),
-        count(text.held_out().len()),
-    );
+    println!("data     {}", data.describe());
     let share = train.global_batch_size / recipe.parallel.data;
     println!(
         "batch    {} samples of {length} tokens: {} per rank in micro-batches of {}; {} tokens per \

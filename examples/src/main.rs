@@ -5,6 +5,7 @@ mod bench;
 mod cli;
 mod compare;
 mod conformance;
+mod data;
 mod env;
 mod fp8;
 mod header;

@@ -1,14 +1,13 @@
 //! `burn-megatron pretrain`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
 
 use burn::tensor::DType;
 use burn_megatron::comm::inject::Plan as Faults;
-use burn_megatron::data::{TextData, VOCABULARY};
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::optim::LossScale;
@@ -17,6 +16,7 @@ use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
 
 use crate::cli::PretrainArgs;
+use crate::data;
 use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
 use crate::rank_run::{Memory, RankResult, RankRun};
@@ -51,7 +51,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         }
         world = world.compute_threads(threads);
     }
-    let text = open_text(&recipe)?;
+    let data = data::open(&recipe)?;
     // The devices are asked for once, here: what is wrong with them is said before anything starts.
     let devices = args.device.devices()?;
     check_types(&recipe, args.device, |dtype| {
@@ -77,7 +77,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         let run = RankRun {
             recipe: &recipe,
             plan: &plan,
-            text: &text,
+            data: &*data,
             folder: folder.as_ref().filter(|_| rank.rank() == 0),
             faults: &args.inject,
             deadline,
@@ -93,22 +93,6 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         None if result.outcome.stopped => Ok(ExitCode::from(interrupt::EXIT_CODE)),
         None => Ok(ExitCode::SUCCESS),
     }
-}
-
-/// The text of the recipe, checked for what the run needs of it.
-fn open_text(recipe: &Recipe) -> Result<TextData, Error> {
-    let text = TextData::open(&data_path(recipe))?;
-    if recipe.model.vocabulary != VOCABULARY {
-        return Err(format!(
-            "model.vocabulary = {} does not fit byte-level text, which has {VOCABULARY} tokens",
-            recipe.model.vocabulary,
-        )
-        .into());
-    }
-    let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
-    text.sampler(length, recipe.train.seed)?;
-    text.held_out_windows(length, recipe.train.held_out_samples)?;
-    Ok(text)
 }
 
 /// What a rank does that is told never to start: it stays away until the others have missed it.
@@ -209,13 +193,6 @@ fn print_memory(memory: &Memory) {
     if let Some(blocks) = memory.most_blocks {
         println!("blocks gathered at once: at most {blocks}");
     }
-}
-
-/// The text of the recipe, or of this repository.
-fn data_path(recipe: &Recipe) -> PathBuf {
-    let repository = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let path = recipe.data.path.clone().unwrap_or_else(repository);
-    path.canonicalize().unwrap_or(path)
 }
 
 /// The folder of this run, with its recipe.

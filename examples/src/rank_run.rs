@@ -9,7 +9,7 @@ use burn_megatron::comm::inject::{Fault, Plan as Faults, inject};
 use burn_megatron::comm::{
     Buffer, CommError, Communicator, Groups, Rank, ReduceOp, broadcast_bytes,
 };
-use burn_megatron::data::TextData;
+use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::nn::Scope;
@@ -30,7 +30,7 @@ use crate::{agree, trace};
 pub struct RankRun<'a> {
     pub recipe: &'a Recipe,
     pub plan: &'a Plan,
-    pub text: &'a TextData,
+    pub data: &'a dyn Dataset,
     /// On rank 0, which writes.
     pub folder: Option<&'a RunFolder>,
     /// What goes wrong on purpose, on any rank.
@@ -97,12 +97,12 @@ impl RankRun<'_> {
             false => inject(rank.communicator(), Arc::clone(&faults)),
         };
         self.share_folder(rank, &*world)?;
-        agree::check(&*world, recipe, self.text)?;
+        agree::check(&*world, recipe, self.data)?;
         let groups = Groups::checked(&self.plan.layout, world)?;
         let mut trainer = self.trainer(&groups, device)?;
         let parameters = count_parameters(&groups, &trainer)?;
         if let Some(folder) = self.folder {
-            print_run(recipe, self.plan, self.text, self.device, rank);
+            print_run(recipe, self.plan, self.data, self.device, rank);
             self.print_training(folder, &trainer, device, parameters)?;
         }
         let (pressed, asked) = (interrupt.clone(), rank.clone());
@@ -113,7 +113,7 @@ impl RankRun<'_> {
             recorder = recorder.measuring(trainer.model().fp8());
         }
         interrupt.steps_begin();
-        let outcome = trainer.fit(self.text, &mut recorder)?;
+        let outcome = trainer.fit(self.data, &mut recorder)?;
         recorder.finish();
         for fault in faults.left(rank.rank()) {
             eprintln!("warning: {fault} has not struck: the rank made no such call");

@@ -136,7 +136,7 @@ impl Subject for TransformerSubject {
 
     fn stage(&self, model: &Transformer, call: StageCall) -> Output {
         let (tokens, targets) = self.batch(call.step, call.samples);
-        let hidden = model.hidden(call.stage, call.input, tokens, call.offset);
+        let hidden = model.hidden(call.stage, call.input, tokens.into(), call.offset);
         match call.last {
             true => Output::Loss(model.losses_of(hidden, targets).sum()),
             false => Output::Activation(hidden),

@@ -13,7 +13,7 @@ use burn_megatron::nn::{
     SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
 };
 use burn_megatron::pipeline::split::StageLayout;
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, Tokens};
 
 use crate::{Block, Positions, TransformerConfig};
 
@@ -317,7 +317,7 @@ impl LanguageModel for Transformer {
         &self,
         stage: usize,
         input: Option<Tensor<3>>,
-        tokens: Tensor<2, Int>,
+        tokens: Tokens,
         offset: Option<Tensor<3>>,
     ) -> Tensor<3> {
         let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
@@ -325,7 +325,7 @@ impl LanguageModel for Transformer {
         };
         let x = match input {
             Some(x) => x,
-            None if part.embedding => self.embed(tokens, offset),
+            None if part.embedding => self.embed(tokens.ids, offset),
             None => not_here("an input"),
         };
         self.run_blocks(part, x)

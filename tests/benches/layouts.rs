@@ -19,7 +19,7 @@ use std::time::Instant;
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{Groups, World};
-use burn_megatron::data::{Sampler, TextData};
+use burn_megatron::data::{Samples, TextData, TextSamples};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::Activation;
@@ -108,7 +108,7 @@ fn main() -> Result<(), AnyError> {
         SEQUENCE_2,
     ];
     let text = TextData::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))?;
-    let sampler = text.sampler(CONTEXT, 1)?;
+    let sampler = text.samples(CONTEXT, 1)?;
     let mut seconds = vec![vec![]; contestants.len()];
     for _ in 0..rounds {
         for (contestant, seconds) in contestants.iter().zip(&mut seconds) {
@@ -166,7 +166,7 @@ fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
 
 impl Contestant {
     /// Seconds for `steps` steps after those that are not counted.
-    fn run(&self, steps: usize, sampler: &Sampler) -> Result<f64, AnyError> {
+    fn run(&self, steps: usize, sampler: &TextSamples) -> Result<f64, AnyError> {
         let (tensor, data, sequence_parallel) = self.layout.unwrap_or((1, 1, false));
         let world = World::threads(tensor * data)?.compute_threads(self.threads);
         let seconds = world.run(|rank| -> Result<f64, AnyError> {
@@ -191,7 +191,7 @@ impl Contestant {
     }
 }
 
-fn plain_step(sampler: &Sampler) -> Step<'_> {
+fn plain_step(sampler: &TextSamples) -> Step<'_> {
     let device = Device::flex().autodiff();
     let config = plain::GptConfig {
         vocabulary: VOCABULARY,
@@ -217,7 +217,7 @@ fn plain_step(sampler: &Sampler) -> Step<'_> {
 fn parallel_step<'a>(
     groups: &Groups,
     sequence_parallel: bool,
-    sampler: &'a Sampler,
+    sampler: &'a TextSamples,
 ) -> Result<Step<'a>, AnyError> {
     let config = TransformerConfig {
         vocabulary: VOCABULARY,
@@ -246,12 +246,13 @@ fn parallel_step<'a>(
 }
 
 fn batch(
-    sampler: &Sampler,
+    sampler: &TextSamples,
     step: usize,
     samples: Range<usize>,
     device: &Device,
 ) -> Result<(Tensor<2, Int>, Tensor<2, Int>), AnyError> {
-    let batch = sampler.batch(step, samples)?;
+    let number = |sample: usize| (step * BATCH + sample) as u64;
+    let batch = sampler.batch(number(samples.start)..number(samples.end))?;
     let shape = [batch.rows, batch.seq];
     let matrix = |values: Vec<i32>| Tensor::from_data(TensorData::new(values, shape), device);
     Ok((matrix(batch.tokens), matrix(batch.targets)))

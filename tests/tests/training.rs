@@ -10,7 +10,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::{ParallelModule, Scope};
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    GenerateConfig, LanguageModel, Observer, ObserverError, Outcome, TrainConfig, Trainer,
+    GenerateConfig, LanguageModel, Observer, ObserverError, Outcome, Tokens, TrainConfig, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::Text;
@@ -231,7 +231,7 @@ impl LanguageModel for Poisoned {
         &self,
         stage: usize,
         input: Option<Tensor<3>>,
-        tokens: Tensor<2, Int>,
+        tokens: Tokens,
         offset: Option<Tensor<3>>,
     ) -> Tensor<3> {
         self.inner.hidden(stage, input, tokens, offset)
@@ -279,7 +279,7 @@ fn no_rank_takes_a_step_with_a_loss_that_is_not_finite_on_one() {
             let poisoned_call = (groups.data().rank() == 1).then_some(3);
             let model = poisoned(model, poisoned_call, value);
             let mut trainer = Trainer::new(model, groups, &device, &config)?;
-            let sampler = text.sampler(16, config.seed)?;
+            let sampler = text.samples(16, config.seed)?;
             let mut steps = vec![trainer.step(&sampler, 0)?];
             let before = trainer.evaluate(&text, 1)?.loss;
             steps.push(trainer.step(&sampler, 1)?);

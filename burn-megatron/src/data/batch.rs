@@ -1,74 +1,70 @@
-//! Windows, and batches of them.
+//! Samples under each other.
 
-use super::DataError;
+use super::{DataError, IGNORE, Sample};
 
-/// A piece of a text and, for each token, the one that follows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window<'a> {
-    /// What the model reads: `[seq]`.
-    pub tokens: &'a [u8],
-    /// What it shall predict, `tokens` shifted by one: `[seq]`.
-    pub targets: &'a [u8],
-}
-
-impl<'a> Window<'a> {
-    /// `text` must have more than `start + seq` bytes.
-    pub(super) fn at(text: &'a [u8], start: usize, seq: usize) -> Self {
-        Self {
-            tokens: &text[start..start + seq],
-            targets: &text[start + 1..start + 1 + seq],
-        }
-    }
-}
-
-/// Windows of equal length as the rows of two integer matrices, ready to become tensors.
+/// Samples of equal length as the rows of two integer matrices, ready to become tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// What the model reads: `[rows, seq]`, row by row.
     pub tokens: Vec<i32>,
     /// What it shall predict: `[rows, seq]`, row by row.
     pub targets: Vec<i32>,
-    /// The number of windows.
+    /// The number of samples.
     pub rows: usize,
-    /// The number of tokens in a window.
+    /// The number of tokens in a sample.
     pub seq: usize,
+    /// Where documents that see nothing of each other begin, in the rows laid end to end, and where the
+    /// last one ends: `0, ..., rows * seq`. Nothing where every row is one piece.
+    pub documents: Option<Vec<i32>>,
 }
 
 impl Batch {
-    /// Puts windows under each other in the order given.
+    /// Puts samples under each other in the order given.
     ///
     /// # Errors
     ///
-    /// [`DataError::NoRows`] without a window; [`DataError::UnequalRows`] if lengths differ.
-    pub fn new<'a>(windows: impl IntoIterator<Item = Window<'a>>) -> Result<Self, DataError> {
-        let mut windows = windows.into_iter().peekable();
-        let seq = windows.peek().ok_or(DataError::NoRows)?.tokens.len();
+    /// [`DataError::NoRows`] without a sample; [`DataError::UnequalRows`] if lengths differ.
+    pub fn new(samples: impl IntoIterator<Item = Sample>) -> Result<Self, DataError> {
+        let mut samples = samples.into_iter().peekable();
+        let seq = samples.peek().ok_or(DataError::NoRows)?.tokens.len();
         let mut batch = Self {
             tokens: Vec::new(),
             targets: Vec::new(),
             rows: 0,
             seq,
+            documents: None,
         };
-        for window in windows {
-            // Both fields are public, so a window made elsewhere can have sides of different
-            // lengths.
-            for length in [window.tokens.len(), window.targets.len()] {
+        let mut documents = vec![];
+        for sample in samples {
+            // All fields are public, so a sample made elsewhere can have sides of different lengths.
+            for length in [sample.tokens.len(), sample.targets.len()] {
                 if length != seq {
-                    return Err(DataError::UnequalRows {
-                        row: batch.rows,
-                        length,
-                        seq,
-                    });
+                    let row = batch.rows;
+                    return Err(DataError::UnequalRows { row, length, seq });
                 }
             }
-            batch
-                .tokens
-                .extend(window.tokens.iter().copied().map(i32::from));
-            batch
-                .targets
-                .extend(window.targets.iter().copied().map(i32::from));
+            let first = batch.rows * seq;
+            match sample.documents.is_empty() {
+                true => documents.push(first as i32),
+                false => {
+                    documents.extend(sample.documents.iter().map(|at| (first + at) as i32));
+                    batch.documents = Some(vec![]);
+                }
+            }
+            batch.tokens.extend(sample.tokens);
+            batch.targets.extend(sample.targets);
             batch.rows += 1;
         }
+        if batch.documents.is_some() {
+            documents.push((batch.rows * seq) as i32);
+            batch.documents = Some(documents);
+        }
         Ok(batch)
+    }
+
+    /// The number of targets that have a loss.
+    pub fn counted(&self) -> u64 {
+        let counted = self.targets.iter().filter(|target| **target != IGNORE);
+        counted.count() as u64
     }
 }

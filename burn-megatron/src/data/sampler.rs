@@ -1,34 +1,27 @@
-//! Training windows whose place in the text follows from counters alone.
+//! Training windows whose place in the text follows from a counter alone.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Batch, DataError, Window};
+use super::text::window;
+use super::{DataError, Sample, Samples};
 
 /// Cuts training windows out of a text, with replacement.
 ///
-/// The window of sample `i` of step `s` is a pure function of the text, the sequence length and
-/// `(seed, s, i)`. Number samples over the whole global batch, and a sample is the same whichever
-/// rank and micro-batch it falls to, and whether or not the run was interrupted before. A window
-/// may run across the end of a document, which the model sees as a zero byte.
+/// The window of a sample is a pure function of the text, the sequence length, the seed and the number
+/// of the sample. A window may run across the end of a document, which the model sees as a zero byte.
 ///
 /// A clone shares the text.
 #[derive(Clone)]
-pub struct Sampler {
+pub struct TextSamples {
     text: Arc<[u8]>,
     seq: usize,
     seed: u64,
 }
 
-impl Sampler {
-    /// `text` must be longer than `seq`; [`super::TextData::sampler`] sees to it.
+impl TextSamples {
+    /// `text` must be longer than `seq`; [`super::TextData::samples`] sees to it.
     pub(super) fn new(text: Arc<[u8]>, seq: usize, seed: u64) -> Self {
         Self { text, seq, seed }
-    }
-
-    /// The number of tokens in a window.
-    pub fn seq(&self) -> usize {
-        self.seq
     }
 
     /// The number of places a window can start at; each is equally likely to within 2^-64 of the
@@ -37,33 +30,28 @@ impl Sampler {
         self.text.len() - self.seq
     }
 
-    /// The window of `sample` (its number in the global batch) of `step`.
-    pub fn window(&self, step: usize, sample: usize) -> Window<'_> {
-        Window::at(&self.text, self.start(step, sample), self.seq)
-    }
-
-    /// The windows of the samples `samples` of `step` as rows, in order.
-    ///
-    /// # Errors
-    ///
-    /// [`DataError::NoRows`] if `samples` is empty.
-    pub fn batch(&self, step: usize, samples: Range<usize>) -> Result<Batch, DataError> {
-        Batch::new(samples.map(|sample| self.window(step, sample)))
-    }
-
-    fn start(&self, step: usize, sample: usize) -> usize {
+    /// The first byte of the window of a sample.
+    pub fn start(&self, sample: u64) -> usize {
         // The high word of hash * starts lies in 0..starts: a 64-bit fraction of the range, no
         // modulo.
-        let hash = counter_hash(self.seed, step as u64, sample as u64);
+        let hash = counter_hash(self.seed, sample);
         ((u128::from(hash) * self.starts() as u128) >> 64) as usize
     }
 }
 
-/// A hash of three counters, mixed one after the other so that exchanging two of them matters.
-fn counter_hash(seed: u64, step: u64, sample: u64) -> u64 {
-    [seed, step, sample]
-        .into_iter()
-        .fold(0, |hash, counter| mix(hash ^ counter))
+impl Samples for TextSamples {
+    fn seq(&self) -> usize {
+        self.seq
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        Ok(window(&self.text, self.start(number), self.seq))
+    }
+}
+
+/// A hash of two counters, mixed one after the other so that exchanging them matters.
+fn counter_hash(seed: u64, sample: u64) -> u64 {
+    mix(mix(seed) ^ sample)
 }
 
 /// One output of the SplitMix64 generator for state `x` (Steele, Lea and Flood, "Fast splittable
@@ -94,13 +82,12 @@ mod tests {
     }
 
     #[test]
-    fn every_counter_matters_and_so_does_its_place() {
-        let mut seen: Vec<u64> = (0..8)
-            .flat_map(|seed| (0..8).flat_map(move |step| (0..8).map(move |i| (seed, step, i))))
-            .map(|(seed, step, i)| counter_hash(seed, step, i))
+    fn both_counters_matter_and_so_does_their_place() {
+        let mut seen: Vec<u64> = (0..32)
+            .flat_map(|seed| (0..32).map(move |sample| counter_hash(seed, sample)))
             .collect();
         seen.sort_unstable();
         seen.dedup();
-        assert_eq!(seen.len(), 8 * 8 * 8);
+        assert_eq!(seen.len(), 32 * 32);
     }
 }

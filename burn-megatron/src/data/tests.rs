@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::files::Document;
 use super::split::{choose_held_out, split_bytes};
 use super::test_folder::TestFolder;
-use super::{Batch, DataError, TextData, TextPart, Window};
+use super::{Batch, DataError, Dataset, IGNORE, Sample, Samples, TextData, TextPart};
 
 /// A folder with one file of `content`.
 fn one_file(test: &str, content: &[u8]) -> (TestFolder, TextData) {
@@ -24,8 +24,8 @@ fn error(result: Result<TextData, DataError>) -> String {
 fn a_single_file_holds_out_its_last_tenth() {
     let content: Vec<u8> = (0..100).collect();
     let (_folder, text) = one_file("data-tenth", &content);
-    assert_eq!(text.training(), &content[..90]);
-    assert_eq!(text.held_out(), &content[90..]);
+    assert_eq!(text.training_bytes(), &content[..90]);
+    assert_eq!(text.held_out_bytes(), &content[90..]);
 }
 
 #[test]
@@ -47,15 +47,18 @@ fn a_folder_is_searched_in_order_and_without_what_tools_made() {
         folder.write(skipped, "skipped");
     }
     let text = TextData::open(folder.path()).expect("the folder opens");
-    assert_eq!(text.held_out().len(), 6);
+    assert_eq!(text.held_out_bytes().len(), 6);
 
-    let training: Vec<&[u8]> = text.training().split(|&byte| byte == 0).collect();
+    let training: Vec<&[u8]> = text.training_bytes().split(|&byte| byte == 0).collect();
     assert_eq!(training.len(), 9);
     assert!(
         training.is_sorted(),
         "the order is that of the relative paths"
     );
-    let all: BTreeSet<&[u8]> = training.into_iter().chain([text.held_out()]).collect();
+    let all: BTreeSet<&[u8]> = training
+        .into_iter()
+        .chain([text.held_out_bytes()])
+        .collect();
     let expected: Vec<String> = ["a file".to_string()]
         .into_iter()
         .chain((0..9).map(|i| format!("file {i}")))
@@ -64,12 +67,12 @@ fn a_folder_is_searched_in_order_and_without_what_tools_made() {
 
     let again = TextData::open(folder.path()).expect("the folder opens again");
     assert_eq!(
-        (again.training(), again.held_out()),
-        (text.training(), text.held_out())
+        (again.training_bytes(), again.held_out_bytes()),
+        (text.training_bytes(), text.held_out_bytes())
     );
 
     let json = TextData::open_with(folder.path(), &["json"]).expect("one file of another kind");
-    assert_eq!(json.training(), b"skippe");
+    assert_eq!(json.training_bytes(), b"skippe");
 }
 
 #[test]
@@ -90,7 +93,7 @@ fn links_are_not_followed_below_the_folder() {
     std::os::unix::fs::symlink("..", inside.join("loop")).expect("links exist");
     let text = TextData::open(&inside).expect("the folder opens");
     assert_eq!(
-        (text.training(), text.held_out()),
+        (text.training_bytes(), text.held_out_bytes()),
         (&b"012345678"[..], &b"9"[..])
     );
 }
@@ -128,11 +131,11 @@ fn what_cannot_be_read_is_named() {
 #[test]
 fn a_text_shorter_than_the_sequence_says_what_is_there_and_what_is_needed() {
     let (_folder, text) = one_file("data-short", &[b'x'; 100]);
-    assert!(text.sampler(89, 0).is_ok());
-    assert!(text.held_out_windows(9, 1).is_ok());
+    assert!(text.samples(89, 0).is_ok());
+    assert!(text.held_out(9, 1).is_ok());
 
     let message = text
-        .sampler(90, 0)
+        .samples(90, 0)
         .err()
         .expect("90 bytes are too few")
         .to_string();
@@ -145,7 +148,7 @@ fn a_text_shorter_than_the_sequence_says_what_is_there_and_what_is_needed() {
     ] {
         assert!(message.contains(part), "'{part}' in '{message}'");
     }
-    let refused = text.held_out_windows(10, 1);
+    let refused = text.held_out(10, 1);
     assert!(matches!(
         refused,
         Err(DataError::TooShort {
@@ -155,15 +158,15 @@ fn a_text_shorter_than_the_sequence_says_what_is_there_and_what_is_needed() {
             ..
         })
     ));
-    assert!(matches!(text.sampler(0, 0), Err(DataError::ZeroLength)));
-    assert!(text.sampler(usize::MAX, 0).is_err());
+    assert!(matches!(text.samples(0, 0), Err(DataError::ZeroLength)));
+    assert!(text.samples(usize::MAX, 0).is_err());
 }
 
 #[test]
 fn one_byte_is_a_text_that_no_length_fits() {
     let (_folder, text) = one_file("data-byte", b"x");
     let message = text
-        .sampler(1, 0)
+        .samples(1, 0)
         .err()
         .expect("0 bytes are too few")
         .to_string();
@@ -171,13 +174,17 @@ fn one_byte_is_a_text_that_no_length_fits() {
 }
 
 #[test]
-fn a_window_is_a_function_of_seed_step_and_sample() {
+fn a_window_is_a_function_of_seed_and_sample() {
     let content: Vec<u8> = (0..=255).cycle().take(5000).collect();
     let (_folder, text) = one_file("data-window", &content);
-    let sampler = text.sampler(16, 7).expect("the text is long enough");
-    for step in 0..20 {
-        let batch = sampler.batch(step, 0..8).expect("8 rows");
-        let halves = [sampler.batch(step, 0..4), sampler.batch(step, 4..8)].map(Result::unwrap);
+    let sampler = text.samples(16, 7).expect("the text is long enough");
+    for first in (0..160).step_by(8) {
+        let batch = sampler.batch(first..first + 8).expect("8 rows");
+        let halves = [
+            sampler.batch(first..first + 4),
+            sampler.batch(first + 4..first + 8),
+        ];
+        let halves = halves.map(Result::unwrap);
         assert_eq!(
             batch.tokens,
             [&halves[0].tokens[..], &halves[1].tokens[..]].concat()
@@ -186,49 +193,39 @@ fn a_window_is_a_function_of_seed_step_and_sample() {
             batch.targets,
             [&halves[0].targets[..], &halves[1].targets[..]].concat()
         );
-        for sample in 0..8 {
-            let window = sampler.window(step, sample);
+        for sample in first..first + 8 {
+            let window = sampler.sample(sample).unwrap();
             assert_eq!(window.tokens.len(), 16);
             assert_eq!(window.tokens[1..], window.targets[..15]);
         }
     }
-    let other = text.sampler(16, 8).expect("the text is long enough");
-    assert_ne!(
-        sampler.batch(0, 0..8).unwrap(),
-        other.batch(0, 0..8).unwrap()
-    );
-    assert_ne!(
-        sampler.batch(0, 0..8).unwrap(),
-        sampler.batch(1, 0..8).unwrap()
-    );
+    let other = text.samples(16, 8).expect("the text is long enough");
+    assert_ne!(sampler.batch(0..8).unwrap(), other.batch(0..8).unwrap());
+    assert_ne!(sampler.batch(0..8).unwrap(), sampler.batch(8..16).unwrap());
 }
 
 #[test]
 fn the_windows_of_a_seed_do_not_change_between_releases() {
     let content: Vec<u8> = (0..=255).take(256).collect();
     let (_folder, text) = one_file("data-golden", &content);
-    let sampler = text.sampler(8, 42).expect("the text is long enough");
-    let starts: Vec<u8> = (0..6)
-        .map(|i| sampler.window(i / 2, i % 2).tokens[0])
-        .collect();
+    let sampler = text.samples(8, 42).expect("the text is long enough");
+    let starts: Vec<usize> = (0..6).map(|sample| sampler.start(sample)).collect();
     assert_eq!(starts, GOLDEN_STARTS);
 }
 
 /// Recomputed outside of this crate from the published constants of SplitMix64.
-const GOLDEN_STARTS: [u8; 6] = [86, 158, 128, 75, 5, 177];
+const GOLDEN_STARTS: [usize; 6] = [76, 211, 99, 218, 63, 203];
 
 #[test]
 fn every_start_is_reached_and_about_equally_often() {
     // 111 bytes: 100 to train on; windows of 10 tokens start at 90 places.
     let content: Vec<u8> = (0..111).collect();
     let (_folder, text) = one_file("data-uniform", &content);
-    let sampler = text.sampler(10, 1).expect("the text is long enough");
+    let sampler = text.samples(10, 1).expect("the text is long enough");
     assert_eq!(sampler.starts(), 90);
     let mut counts = vec![0_u32; sampler.starts()];
-    for step in 0..900 {
-        for sample in 0..100 {
-            counts[sampler.window(step, sample).tokens[0] as usize] += 1;
-        }
+    for sample in 0..90_000 {
+        counts[sampler.start(sample)] += 1;
     }
     // 1000 expected at each place; chi-squared of 89 degrees of freedom is below 150 but for 1 in
     // 10^4.
@@ -243,42 +240,36 @@ fn every_start_is_reached_and_about_equally_often() {
 fn held_out_windows_are_spread_and_share_no_target() {
     let content: Vec<u8> = (0..250).cycle().take(1010).collect();
     let (_folder, text) = one_file("data-held-out", &content);
-    let held_out = text.held_out(); // 101 bytes: 10 windows of 10 tokens, and one last target
-    let all = text
-        .held_out_windows(10, 99)
-        .expect("the text is long enough");
+    let held_out = text.held_out_bytes(); // 101 bytes: 10 windows of 10 tokens, and one last target
+    let all = text.held_out(10, 99).expect("the text is long enough");
     assert_eq!(all.len(), 10);
-    let targets: Vec<u8> = all
-        .iter()
-        .flat_map(|window| window.targets)
-        .copied()
-        .collect();
+    let targets = all.iter().flat_map(|window| &window.targets);
+    let targets: Vec<u8> = targets.map(|target| *target as u8).collect();
     assert_eq!(targets, held_out[1..]);
 
-    let three = text
-        .held_out_windows(10, 3)
-        .expect("the text is long enough");
-    assert_eq!(three, [all[0], all[3], all[6]]);
-    assert_eq!(text.held_out_windows(10, 0).expect("none is allowed"), []);
+    let three = text.held_out(10, 3).expect("the text is long enough");
+    assert_eq!(three, [0, 3, 6].map(|i: usize| all[i].clone()));
+    assert_eq!(text.held_out(10, 0).expect("none is allowed"), []);
+}
+
+fn sample(tokens: &[i32], targets: &[i32], documents: &[usize]) -> Sample {
+    Sample {
+        tokens: tokens.to_vec(),
+        targets: targets.to_vec(),
+        documents: documents.to_vec(),
+    }
 }
 
 #[test]
 fn a_batch_refuses_no_rows_and_unequal_rows() {
-    let window = Window {
-        tokens: b"ab",
-        targets: b"bc",
-    };
-    let batch = Batch::new([window, window]).expect("equal rows");
-    assert_eq!((batch.rows, batch.seq), (2, 2));
+    let two = sample(&[97, 98], &[98, IGNORE], &[]);
+    let batch = Batch::new([two.clone(), two.clone()]).expect("equal rows");
+    assert_eq!((batch.rows, batch.seq, batch.counted()), (2, 2, 2));
     assert_eq!(batch.tokens, [97, 98, 97, 98]);
-    assert_eq!(batch.targets, [98, 99, 98, 99]);
+    assert_eq!(batch.targets, [98, -1, 98, -1]);
 
     assert!(matches!(Batch::new([]), Err(DataError::NoRows)));
-    let short = Window {
-        tokens: b"a",
-        targets: b"b",
-    };
-    let refused = Batch::new([window, short]);
+    let refused = Batch::new([two, sample(&[97], &[98], &[])]);
     assert!(matches!(
         refused,
         Err(DataError::UnequalRows {
@@ -287,11 +278,23 @@ fn a_batch_refuses_no_rows_and_unequal_rows() {
             seq: 2
         })
     ));
-    let skew = Window {
-        tokens: b"ab",
-        targets: b"b",
-    };
-    assert!(Batch::new([skew]).is_err());
+    assert!(Batch::new([sample(&[97, 98], &[98], &[])]).is_err());
+}
+
+#[test]
+fn documents_are_counted_over_all_rows() {
+    let (whole, cut) = (
+        sample(&[1; 4], &[2; 4], &[]),
+        sample(&[1; 4], &[2; 4], &[0, 3]),
+    );
+    assert_eq!(
+        Batch::new([whole.clone(), whole.clone()])
+            .unwrap()
+            .documents,
+        None
+    );
+    let batch = Batch::new([whole, cut.clone(), cut]).unwrap();
+    assert_eq!(batch.documents, Some(vec![0, 4, 7, 8, 11, 12]));
 }
 
 proptest! {

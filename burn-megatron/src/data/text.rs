@@ -7,7 +7,9 @@ use std::{fmt, fs};
 
 use super::files::{Document, read_file, read_folder};
 use super::split::{choose_held_out, split_bytes};
-use super::{DOCUMENT_END, DataError, Sampler, TextPart, Window};
+use super::{
+    DOCUMENT_END, DataError, Dataset, Sample, Samples, Sampling, TextPart, TextSamples, VOCABULARY,
+};
 
 /// The extensions that [`TextData::open`] looks for in a folder.
 pub const EXTENSIONS: [&str; 3] = ["rs", "md", "txt"];
@@ -38,7 +40,7 @@ impl TextData {
     ///
     /// [`DataError::Missing`], [`DataError::Unreadable`], [`DataError::NotText`],
     /// [`DataError::Empty`] or [`DataError::NoMatchingFiles`]. Whether the text is long enough is
-    /// known once a sequence length is: see [`TextData::sampler`].
+    /// known once a sequence length is: see [`TextData::samples`].
     pub fn open(path: &Path) -> Result<Self, DataError> {
         Self::open_with(path, &EXTENSIONS)
     }
@@ -124,46 +126,24 @@ impl TextData {
     }
 
     /// The bytes that windows are sampled from.
-    pub fn training(&self) -> &[u8] {
+    pub fn training_bytes(&self) -> &[u8] {
         &self.training
     }
 
     /// The bytes that the model never trains on.
-    pub fn held_out(&self) -> &[u8] {
+    pub fn held_out_bytes(&self) -> &[u8] {
         &self.held_out
     }
 
-    /// A sampler of training windows of `seq` tokens; `seed` chooses which ones come when.
+    /// Training windows of `seq` tokens; `seed` chooses which ones come when.
     ///
     /// # Errors
     ///
     /// [`DataError::ZeroLength`] for `seq = 0`; [`DataError::TooShort`] if the training text has
     /// fewer than `seq + 1` bytes.
-    pub fn sampler(&self, seq: usize, seed: u64) -> Result<Sampler, DataError> {
+    pub fn samples(&self, seq: usize, seed: u64) -> Result<TextSamples, DataError> {
         self.check_length(TextPart::Training, seq)?;
-        Ok(Sampler::new(Arc::clone(&self.training), seq, seed))
-    }
-
-    /// At most `max` windows of `seq` tokens for measuring the held-out loss, in the order of the
-    /// text.
-    ///
-    /// The held-out text is cut into windows from its start, so no byte is a target twice; what is
-    /// left over at the end is not used. If there are more than `max` windows, evenly spaced ones
-    /// are taken: the `i`-th is number `floor(i * windows / max)`. The choice depends on nothing
-    /// else, so losses of different runs can be compared. `max = 0` gives no window.
-    ///
-    /// # Errors
-    ///
-    /// [`DataError::ZeroLength`] for `seq = 0`; [`DataError::TooShort`] if the held-out text has
-    /// fewer than `seq + 1` bytes.
-    pub fn held_out_windows(&self, seq: usize, max: usize) -> Result<Vec<Window<'_>>, DataError> {
-        self.check_length(TextPart::HeldOut, seq)?;
-        // The last target of a window is the first token of the next one.
-        let windows = (self.held_out.len() - 1) / seq;
-        let taken = windows.min(max);
-        Ok((0..taken)
-            .map(|i| Window::at(&self.held_out, i * windows / taken * seq, seq))
-            .collect())
+        Ok(TextSamples::new(Arc::clone(&self.training), seq, seed))
     }
 
     fn check_length(&self, part: TextPart, seq: usize) -> Result<(), DataError> {
@@ -185,6 +165,57 @@ impl TextData {
             });
         }
         Ok(())
+    }
+}
+
+impl Dataset for TextData {
+    fn describe(&self) -> String {
+        format!(
+            "{}: {} bytes to train on, {} held out",
+            self.path.display(),
+            self.training.len(),
+            self.held_out.len(),
+        )
+    }
+
+    /// 64-bit FNV-1a of the bytes: it finds an accident, not an attack.
+    fn fingerprint(&self) -> u64 {
+        let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        let bytes = self.training.iter().chain(self.held_out.iter());
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325, step);
+        hash ^ (self.training.len() as u64).rotate_left(32)
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
+        Ok(Arc::new(self.samples(sampling.seq, sampling.seed)?))
+    }
+
+    /// The held-out text is cut into windows from its start, so no byte is a target twice; what is
+    /// left over at the end is not used. If there are more than `max` windows, evenly spaced ones
+    /// are taken: the `i`-th is number `floor(i * windows / max)`. The choice depends on nothing
+    /// else, so losses of different runs can be compared. `max = 0` gives no window.
+    fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        self.check_length(TextPart::HeldOut, seq)?;
+        // The last target of a window is the first token of the next one.
+        let windows = (self.held_out.len() - 1) / seq;
+        let taken = windows.min(max);
+        Ok((0..taken)
+            .map(|i| window(&self.held_out, i * windows / taken * seq, seq))
+            .collect())
+    }
+}
+
+/// A piece of a text; it must have more than `start + seq` bytes.
+pub(super) fn window(text: &[u8], start: usize, seq: usize) -> Sample {
+    let tokens = |start: usize| text[start..start + seq].iter().map(|byte| i32::from(*byte));
+    Sample {
+        tokens: tokens(start).collect(),
+        targets: tokens(start + 1).collect(),
+        documents: vec![],
     }
 }
 

@@ -369,6 +369,18 @@ impl<M: Module> DistributedDataParallel<M> {
         replicas::check(&self.store, &self.table, &self.groups)
     }
 
+    /// Sets this rank's part of a parameter, flat and in the type that it is stepped in, on this rank alone.
+    /// [`parameters_written`](Self::parameters_written) must follow.
+    pub(crate) fn write_parameter(&mut self, index: usize, value: &Tensor<1>) {
+        self.store.parameters.write(index, value);
+    }
+
+    /// Parameters were written, on every rank the same.
+    pub(crate) fn parameters_written(&mut self) {
+        self.fp8.weights_changed();
+        self.store.finish_gathers();
+    }
+
     pub(crate) fn plan(&self) -> &Plan {
         &self.store.plan
     }

@@ -1,21 +1,29 @@
 //! The micro-batches of a step: one after the other, or in the order of a schedule.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::{LanguageModel, Trainer};
+use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::CommError;
-use crate::data::{Batch, DataError, Sampler};
+use crate::data::{Batch, DataError, Samples};
 use crate::data_parallel::DistributedDataParallel;
 use crate::pipeline::engine::{Engine, EngineError, Output, Run, Stage, forward_only};
 use crate::pipeline::schedule::Schedule;
 
 impl<M: LanguageModel> Trainer<M> {
     /// The micro-batches of this rank.
-    pub(super) fn batches(&self, sampler: &Sampler, step: usize) -> Result<Vec<Batch>, DataError> {
+    pub(super) fn batches(
+        &self,
+        samples: &dyn Samples,
+        step: usize,
+    ) -> Result<Vec<Batch>, DataError> {
+        let before = step * self.config.global_batch_size;
         let size = self.config.micro_batch_size;
         let firsts = self.own_samples().step_by(size);
+        let number = |sample: usize| (before + sample) as u64;
         firsts
-            .map(|first| sampler.batch(step, first..first + size))
+            .map(|first| samples.batch(number(first)..number(first + size)))
             .collect()
     }
 
@@ -30,7 +38,7 @@ impl<M: LanguageModel> Trainer<M> {
             self.ddp.position().set(step as u64, first as u64);
             let sum = {
                 let _span = tracing::debug_span!("forward").entered();
-                let tokens = matrix(&batch.tokens, batch, &device);
+                let tokens = tokens(batch, &device);
                 let targets = matrix(&batch.targets, batch, &device);
                 let losses = |model: &M| model.losses(tokens, targets, None).sum();
                 self.ddp.forward(&device, losses)
@@ -80,7 +88,7 @@ impl<M: LanguageModel> Trainer<M> {
         };
         let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
         forward_only(&placement, pipeline, &self.device, |stage, input| {
-            let tokens = matrix(&batch.tokens, batch, &self.device);
+            let tokens = tokens(batch, &self.device);
             module.hidden(stage, input, tokens, None)
         })
     }
@@ -92,6 +100,14 @@ pub(super) fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2
         TensorData::new(values.to_vec(), [batch.rows, batch.seq]),
         device,
     )
+}
+
+/// What the model reads.
+fn tokens(batch: &Batch, device: &Device) -> Tokens {
+    Tokens {
+        ids: matrix(&batch.tokens, batch, device),
+        documents: batch.documents.as_deref().map(Arc::from),
+    }
 }
 
 /// The stages of this rank on the micro-batches of a step, as the engine runs them.
@@ -113,7 +129,7 @@ impl<M: LanguageModel> Stage for Stages<'_, M> {
         self.ddp
             .position()
             .set(self.step, self.first_sample + before);
-        let tokens = matrix(&batch.tokens, batch, &self.device);
+        let tokens = tokens(batch, &self.device);
         let hidden = model.hidden(stage, input, tokens, None);
         if stage < self.last {
             return Output::Activation(hidden);

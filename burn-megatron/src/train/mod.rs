@@ -21,6 +21,6 @@ pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;
 pub use generate::GenerateConfig;
 use generate::generate;
-pub use model::LanguageModel;
+pub use model::{LanguageModel, Tokens};
 pub use observer::{Observer, ObserverError, Silent};
 pub use trainer::{Outcome, Pipeline, Trainer};

@@ -1,13 +1,34 @@
 //! What the training loop needs of a model.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
+
+/// What a decoder reads.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    /// `[batch, seq]`
+    pub ids: Tensor<2, Int>,
+    /// Where documents that see nothing of each other begin, in the rows laid end to end, and where the
+    /// last one ends: `0, ..., batch * seq`. Nothing where every row is one piece.
+    pub documents: Option<Arc<[i32]>>,
+}
+
+impl From<Tensor<2, Int>> for Tokens {
+    fn from(ids: Tensor<2, Int>) -> Self {
+        Self {
+            ids,
+            documents: None,
+        }
+    }
+}
 
 /// A decoder that predicts the next token: the whole, or the stages of one pipeline rank.
 ///
 /// A model that is not cut has one stage, number 0.
 pub trait LanguageModel: Module {
-    /// Runs the layers of a stage: `[batch, seq]` tokens on the first one, on the others the
+    /// Runs the layers of a stage: `tokens` on the first one, on the others the
     /// `input` that the stage before gave, to the residual stream `[batch, seq, hidden]`.
     ///
     /// `offset` (`[batch, seq, hidden]`), if any, is added to the input after embedding; its
@@ -16,7 +37,7 @@ pub trait LanguageModel: Module {
         &self,
         stage: usize,
         input: Option<Tensor<3>>,
-        tokens: Tensor<2, Int>,
+        tokens: Tokens,
         offset: Option<Tensor<3>>,
     ) -> Tensor<3>;
 
@@ -43,15 +64,15 @@ pub trait LanguageModel: Module {
     /// The loss of each token, of a model that is not cut.
     fn losses(
         &self,
-        tokens: Tensor<2, Int>,
+        tokens: impl Into<Tokens>,
         targets: Tensor<2, Int>,
         offset: Option<Tensor<3>>,
     ) -> Tensor<2> {
-        self.losses_of(self.hidden(0, None, tokens, offset), targets)
+        self.losses_of(self.hidden(0, None, tokens.into(), offset), targets)
     }
 
     /// The logits of the next tokens, of a model that is not cut.
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.logits_of(self.hidden(0, None, tokens, None))
+    fn logits(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
+        self.logits_of(self.hidden(0, None, tokens.into(), None))
     }
 }

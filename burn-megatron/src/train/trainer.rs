@@ -13,7 +13,7 @@ use super::schedule::LrSchedule;
 use super::{GenerateConfig, LanguageModel, Observer, generate};
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
-use crate::data::{Batch, Sampler, TextData};
+use crate::data::{Batch, Dataset, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, Gradients, ZeroStage};
 use crate::mesh::Axis;
 use crate::nn::ParallelModule;
@@ -159,14 +159,19 @@ impl<M: LanguageModel> Trainer<M> {
     /// [`TrainError`]; the other ranks learn of it at their next collective.
     pub fn fit(
         &mut self,
-        data: &TextData,
+        data: &dyn Dataset,
         observer: &mut impl Observer,
     ) -> Result<Outcome, TrainError> {
-        let sampler = data.sampler(self.sequence_length(), self.config.seed)?;
+        let batch = self.config.global_batch_size;
+        let samples = data.training(&Sampling {
+            seq: self.sequence_length(),
+            seed: self.config.seed,
+            samples: (self.config.steps * batch) as u64,
+        })?;
         let (mut steps, mut skipped, mut stopped) = (0, 0, false);
         while steps < self.config.steps && !stopped {
             let started = Instant::now();
-            let metrics = self.step(&sampler, steps)?;
+            let metrics = self.step(&*samples, steps)?;
             let timing = self.timing(&metrics, started);
             observer
                 .step(&metrics, &timing)
@@ -203,11 +208,11 @@ impl<M: LanguageModel> Trainer<M> {
     /// # Errors
     ///
     /// See [`fit`](Self::fit).
-    pub fn step(&mut self, sampler: &Sampler, step: usize) -> Result<StepMetrics, TrainError> {
+    pub fn step(&mut self, samples: &dyn Samples, step: usize) -> Result<StepMetrics, TrainError> {
         let _span = tracing::info_span!("step", step).entered();
         self.ddp.groups().world().begin_step(step as u64);
-        let batches = self.batches(sampler, step)?;
-        let tokens = batches.iter().map(|batch| batch.tokens.len() as u64).sum();
+        let batches = self.batches(samples, step)?;
+        let tokens = batches.iter().map(Batch::counted).sum();
         let loss = match &self.schedule {
             None => self.run_batches(&batches, step),
             Some(schedule) => {
@@ -272,13 +277,12 @@ impl<M: LanguageModel> Trainer<M> {
     /// # Errors
     ///
     /// See [`fit`](Self::fit).
-    pub fn evaluate(&self, data: &TextData, steps: usize) -> Result<HeldOutMetrics, TrainError> {
+    pub fn evaluate(&self, data: &dyn Dataset, steps: usize) -> Result<HeldOutMetrics, TrainError> {
         let _span = tracing::info_span!("evaluate", steps).entered();
-        let windows =
-            data.held_out_windows(self.sequence_length(), self.config.held_out_samples)?;
+        let windows = data.held_out(self.sequence_length(), self.config.held_out_samples)?;
         let (axis, size) = (self.ddp.groups().data(), self.config.micro_batch_size);
         let own = windows.iter().skip(axis.rank()).step_by(axis.size());
-        let own: Vec<_> = own.copied().collect();
+        let own: Vec<_> = own.cloned().collect();
         let mut batches: Vec<_> = own.chunks(size).map(|own| (own, true)).collect();
         if self.ddp.config().zero_stage == ZeroStage::Parameters {
             // Every rank gathers as often as the others: one that has less goes over a window again.
@@ -287,9 +291,9 @@ impl<M: LanguageModel> Trainer<M> {
         }
         let (mut loss, mut tokens) = (0.0, 0.0);
         for (windows, counts) in batches {
-            let batch = Batch::new(windows.iter().copied())?;
+            let batch = Batch::new(windows.iter().cloned())?;
             let weight = if counts { 1.0 } else { 0.0 };
-            tokens += weight * batch.tokens.len() as f64;
+            tokens += weight * batch.counted() as f64;
             let Some(hidden) = self.hidden(&batch)? else {
                 continue;
             };
@@ -339,6 +343,7 @@ impl<M: LanguageModel> Trainer<M> {
                 tokens,
                 rows: 1,
                 seq: context,
+                documents: None,
             };
             let token = match self.hidden(&batch)? {
                 Some(hidden) => draw.token(self.ddp.module().logits_of(hidden)),
