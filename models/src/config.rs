@@ -70,6 +70,13 @@ pub struct TransformerConfig {
     pub positions: Positions,
     /// Whether linear layers have biases.
     pub bias: bool,
+    /// Whether the projections to queries, keys and values have biases; as the others where not given.
+    pub qkv_bias: Option<bool>,
+    /// Whether the queries and the keys of each head are normalised (RMSNorm), as in Qwen 3.
+    pub qk_norm: bool,
+    /// How many tokens attention sees, the query's own included, as in Mistral; all before it where not
+    /// given.
+    pub window: Option<usize>,
     /// Whether the output layer uses the embedding's weight.
     pub tied: bool,
     /// Dropout of the embedding and of each block's two outputs.
@@ -111,6 +118,9 @@ impl TransformerConfig {
             activation: Activation::GeluTanh,
             positions: Positions::Learned,
             bias: true,
+            qkv_bias: None,
+            qk_norm: false,
+            window: None,
             tied: true,
             dropout: 0.0,
             attention_dropout: 0.0,
@@ -150,6 +160,7 @@ impl TransformerConfig {
             ("heads", self.heads),
             ("groups", self.groups()),
             ("mlp_width", self.mlp_width()),
+            ("window", self.window.unwrap_or(1)),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(refused(format!("{name} = 0 makes no model; 1 and more do")));

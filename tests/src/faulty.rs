@@ -108,6 +108,9 @@ impl Decoder {
             head_width: HIDDEN / HEADS,
             // The gradient of a key's bias is zero but for rounding, which AdamW would blow up.
             bias: false,
+            qkv_bias: false,
+            qk_norm: None,
+            window: None,
             dropout: 0.1,
             init,
             output_init: init,

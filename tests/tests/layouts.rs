@@ -1,5 +1,6 @@
 //! Every layout computes what one rank computes.
 
+use burn_megatron::choice::{Choice, Choices};
 use burn_megatron::verify::{Layout, Options, verify};
 use burn_megatron_models::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama};
@@ -38,6 +39,19 @@ fn llama_tied_with_one_group() {
     subject.config.tied = true;
     subject.config.groups = Some(1);
     assert_passes(&subject);
+}
+
+/// As Qwen 2 and 3 and Mistral have it: biases of queries, keys and values alone, norms of heads, and a
+/// window. The keys of both groups are on two ranks each, where there are four.
+#[test]
+fn llama_with_normalised_heads_and_a_window() {
+    let mut subject = small_llama();
+    subject.config.qkv_bias = Some(true);
+    subject.config.qk_norm = true;
+    subject.config.window = Some(3);
+    assert_passes(&subject);
+    subject.kernels = Choices::all(Choice::Unfused);
+    assert_pass(&subject, &Layout::standard()[..2]);
 }
 
 /// Eight layers and samples, so that every pipeline and every group of ranks has some.

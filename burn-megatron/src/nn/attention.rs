@@ -4,14 +4,15 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use burn_megatron_kernels::attention::{
-    AttentionOptions, Heads, MAX_WIDTH, flash_attention_packed,
+    AttentionOptions, Heads, MAX_WIDTH, Window, flash_attention_packed,
 };
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
+use burn_megatron_kernels::softmax::Mask;
 
 use super::attention_core::attend;
 use super::{
-    BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init, Lies,
-    OutputSection, RowParallelLinear, RowParallelLinearConfig, Scope,
+    BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init, Lies, Norm,
+    NormConfig, NormKind, OutputSection, RowParallelLinear, RowParallelLinearConfig, Scope,
 };
 use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
@@ -28,8 +29,14 @@ pub struct ParallelAttentionConfig {
     pub groups: usize,
     /// Features of one head.
     pub head_width: usize,
-    /// Whether the linear layers have biases.
+    /// Whether the output projection has a bias.
     pub bias: bool,
+    /// Whether the projection to queries, keys and values has one.
+    pub qkv_bias: bool,
+    /// RMSNorm of each head's queries and of its keys, with this added to the mean square.
+    pub qk_norm: Option<f64>,
+    /// How many tokens a query sees, itself included; all before it where not given.
+    pub window: Option<usize>,
     /// Dropout of the attention probabilities.
     pub dropout: f64,
     /// Initial values of the joint query, key and value weight.
@@ -50,9 +57,15 @@ pub struct ParallelAttention {
     pub qkv: ColumnParallelLinear,
     /// Back to the residual stream.
     pub output: RowParallelLinear,
+    /// Over the features of a head, before positions enter.
+    pub q_norm: Option<Norm>,
+    /// The same for keys.
+    pub k_norm: Option<Norm>,
     dropout: Dropout,
     #[module(skip)]
     heads: Heads,
+    #[module(skip)]
+    window: Option<usize>,
     #[module(skip)]
     lies: Lies,
     #[module(skip)]
@@ -95,7 +108,7 @@ impl ParallelAttentionConfig {
         let sections = vec![section("heads", self.heads, false), kv.clone(), kv];
         let qkv = ColumnParallelLinearConfig::with_sections(self.hidden, sections)
             .with_init(self.init)
-            .with_bias(self.bias)
+            .with_bias(self.qkv_bias)
             .with_sequence_parallel(self.sequence_parallel)
             .init(&scope.child("qkv"))?;
         let output = RowParallelLinearConfig::new(self.heads * self.head_width, self.hidden)
@@ -104,9 +117,15 @@ impl ParallelAttentionConfig {
             .with_sequence_parallel(self.sequence_parallel)
             .init(&scope.child("output"))?;
         self.check_fused(scope)?;
+        if self.window == Some(0) {
+            return Err(scope.error("a window of 0 tokens sees nothing; 1 and more do".to_string()));
+        }
         Ok(ParallelAttention {
             qkv,
             output,
+            q_norm: self.head_norm("q_norm", scope),
+            k_norm: self.head_norm("k_norm", scope),
+            window: self.window,
             dropout: Dropout::new(self.dropout, &scope.child("dropout"))?,
             heads: Heads {
                 heads,
@@ -120,6 +139,18 @@ impl ParallelAttentionConfig {
                 rope: scope.is_fused(Operation::Rope),
             },
         })
+    }
+
+    /// The norm of each head; every rank has its own heads, so that gradients are parts of a sum.
+    fn head_norm(&self, name: &str, scope: &Scope) -> Option<Norm> {
+        let norm = |epsilon| NormConfig {
+            kind: NormKind::Rms,
+            hidden: self.head_width,
+            epsilon,
+            zero_centered: false,
+            sequence_parallel: scope.place().size > 1,
+        };
+        Some(norm(self.qk_norm?).init(&scope.child(name)))
     }
 
     /// Says what keeps attention from being fused.
@@ -158,21 +189,58 @@ impl ParallelAttention {
 
     /// What the heads of this rank give.
     fn heads_of(&self, x: Tensor<3>, rotary: Option<&RopeTable>) -> Tensor<3> {
-        let qkv = self.qkv.forward(x);
+        let qkv = self.normalise(self.qkv.forward(x));
         let qkv = match rotary {
             Some(table) => self.turn(qkv, table),
             None => qkv,
         };
         if self.fused.attention {
+            let window = |tokens: usize| Window {
+                left: tokens - 1,
+                right: 0,
+            };
             let options = AttentionOptions {
                 causal: true,
+                window: self.window.map(window),
                 ..AttentionOptions::default()
             };
             return flash_attention_packed(qkv, self.heads, None, &options);
         }
-        attend(qkv, self.heads, self.fused.softmax, |probabilities| {
-            self.dropout.forward(probabilities, self.lies)
-        })
+        let mask = match self.window {
+            None => Mask::Causal,
+            Some(tokens) => Mask::Window {
+                left: tokens - 1,
+                right: 0,
+            },
+        };
+        attend(
+            qkv,
+            self.heads,
+            &mask,
+            self.fused.softmax,
+            |probabilities| self.dropout.forward(probabilities, self.lies),
+        )
+    }
+
+    /// Normalises the queries and the keys of a joint projection, head by head.
+    fn normalise(&self, qkv: Tensor<3>) -> Tensor<3> {
+        let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else {
+            return qkv;
+        };
+        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
+        let part = |first: usize, count: usize| {
+            qkv.clone()
+                .narrow(2, first * heads.width, count * heads.width)
+        };
+        let normal = |norm: &Norm, first, count| {
+            let rows = part(first, count).reshape([batch, seq * count, heads.width]);
+            norm.forward(rows)
+                .reshape([batch, seq, count * heads.width])
+        };
+        let q = normal(q_norm, 0, heads.heads);
+        let k = normal(k_norm, heads.heads, heads.groups);
+        let v = part(heads.heads + heads.groups, heads.groups);
+        Tensor::cat(vec![q, k, v], 2)
     }
 
     /// Turns the queries and keys of a joint projection.

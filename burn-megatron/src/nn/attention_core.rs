@@ -5,14 +5,16 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::Heads;
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
-/// Causal attention of `[batch, seq, (heads + 2 groups) * width]`, giving
-/// `[batch, seq, heads * width]`; `dropout` acts on the probabilities.
+/// Attention of `[batch, seq, (heads + 2 groups) * width]`, giving
+/// `[batch, seq, heads * width]`; `mask` says what is seen, `dropout` acts on the
+/// probabilities.
 ///
 /// Queries are multiplied as `[batch, groups, heads per group * seq, width]`, so that one product
 /// serves all heads of a group.
 pub(super) fn attend(
     qkv: Tensor<3>,
     heads: Heads,
+    mask: &Mask,
     fused_softmax: bool,
     dropout: impl FnOnce(Tensor<4>) -> Tensor<4>,
 ) -> Tensor<3> {
@@ -29,8 +31,8 @@ pub(super) fn attend(
     let scores = scores.reshape([batch, count, seq, seq]);
     let scale = 1.0 / (width as f64).sqrt();
     let probabilities = match fused_softmax {
-        true => softmax::masked_softmax(scores, scale, &Mask::Causal, Sink::None),
-        false => softmax::composed::masked_softmax(scores, scale, &Mask::Causal, Sink::None),
+        true => softmax::masked_softmax(scores, scale, mask, Sink::None),
+        false => softmax::composed::masked_softmax(scores, scale, mask, Sink::None),
     };
     let weights = dropout(probabilities).reshape([grouped[0], grouped[1], grouped[2], seq]);
     let out = weights.matmul(v).reshape([batch, count, seq, width]);
