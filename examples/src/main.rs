@@ -1,71 +1,7 @@
 //! The `burn-megatron` command.
 
-mod agree;
-mod bench;
-mod cli;
-mod compare;
-mod conformance;
-mod data;
-mod env;
-mod fp8;
-mod header;
-mod interrupt;
-mod launch;
-mod pretrain;
-mod rank_run;
-mod ranks;
-mod recipe;
-mod record;
-mod schedule;
-mod sharing;
-mod trace;
-mod verify;
-
-use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use burn_megatron::comm::WorldError;
-use clap::Parser;
-
-use cli::{BenchCommand, Cli, Command};
-
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(cli.log_level.filter()))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        // A rank's threads carry its number.
-        .with_thread_names(true)
-        .with_span_events(cli.log_level.span_events())
-        .init();
-    let result = match &cli.command {
-        Command::Pretrain(args) => pretrain::run(args),
-        Command::Launch(args) => launch::run(args),
-        Command::LaunchKeeper(args) => launch::keeper::run(args),
-        Command::Compare(args) => compare::run(args),
-        Command::Verify(args) => verify::run(args),
-        Command::Schedule(args) => schedule::run(args),
-        Command::Conformance(args) => conformance::run(args),
-        Command::Env(args) => env::run(args),
-        Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
-        Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
-    };
-    match result {
-        Ok(code) => code,
-        Err(error) => fail(&*error),
-    }
-}
-
-/// Shows the error, unless it was shown for all ranks, and gives its exit code.
-fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
-    let of_world = error.downcast_ref::<WorldError>();
-    if !of_world.is_some_and(WorldError::is_told) {
-        // In one piece: several processes may write at once.
-        let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
-    }
-    match of_world {
-        Some(error) => ExitCode::from(error.exit_code()),
-        None => ExitCode::FAILURE,
-    }
+    burn_megatron_examples::main()
 }

@@ -34,6 +34,9 @@ impl Positions {
     }
 }
 
+/// The largest size of a model, so that products of two of them can be counted.
+const MOST: usize = 1 << 30;
+
 /// Configuration of a [`Transformer`](crate::Transformer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -159,11 +162,17 @@ impl TransformerConfig {
             ("layers", self.layers),
             ("heads", self.heads),
             ("groups", self.groups()),
-            ("mlp_width", self.mlp_width()),
+            ("head_width", self.head_width.unwrap_or(1)),
+            ("mlp_width", self.mlp_width.unwrap_or(1)),
             ("window", self.window.unwrap_or(1)),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(refused(format!("{name} = 0 makes no model; 1 and more do")));
+        }
+        if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > MOST) {
+            return Err(refused(format!(
+                "{name} = {size} makes a model that nothing holds; at most {MOST} does"
+            )));
         }
         split_evenly("heads", self.heads, Axis::Tensor, tensor)?;
         if !self.heads.is_multiple_of(self.groups()) {

@@ -2,6 +2,7 @@
 
 pub mod disturbed;
 pub mod faulty;
+pub mod fuzz;
 mod text;
 
 pub use text::Text;

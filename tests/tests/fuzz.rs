@@ -1,0 +1,131 @@
+//! Each fuzz target over some thousand inputs that are almost right: no panic, and no allocation that
+//! the length of the input does not explain. cargo-fuzz runs the same targets for longer: see `fuzz/`.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn_megatron_tests::fuzz::{Mutations, TARGETS, Target};
+
+/// Remembers the largest allocation of each thread.
+struct Largest;
+
+thread_local! {
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+}
+
+fn note(size: usize) {
+    // A thread that ends allocates too.
+    let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(size)));
+}
+
+// Safety: everything is handed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Largest {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note(size);
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Largest = Largest;
+
+/// What a small input may allocate at once.
+const FEW: usize = 64 << 20;
+
+/// And for each of its bytes.
+const PER_BYTE: usize = 512;
+
+/// Inputs of a target.
+const INPUTS: usize = 20_000;
+
+fn target(name: &str) -> &'static Target {
+    let found = TARGETS.iter().find(|target| target.name == name);
+    found.expect("there is such a target")
+}
+
+/// Runs an input, and gives what is wrong with it.
+fn fault(target: &Target, input: &[u8]) -> Option<String> {
+    LARGEST.set(0);
+    let run = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+    let largest = LARGEST.get();
+    match run {
+        Err(_) => Some("panics".into()),
+        Ok(_) if largest > FEW + PER_BYTE * input.len() => {
+            Some(format!("allocates {largest} bytes at once"))
+        }
+        Ok(_) => None,
+    }
+}
+
+fn fuzz(name: &str) {
+    let target = target(name);
+    let seeds = (target.seeds)();
+    for seed in &seeds {
+        assert!((target.run)(seed), "{name} does not accept its seed");
+    }
+    let mut accepted = 0;
+    for input in Mutations::new(seeds, 1).take(INPUTS) {
+        if let Some(fault) = fault(target, &input) {
+            let input = String::from_utf8_lossy(&input).escape_debug().to_string();
+            panic!("{name} {fault} for {} bytes: {input}", input.len());
+        }
+        accepted += usize::from((target.run)(&input));
+    }
+    // Mutations that are all refused at the first byte find nothing.
+    assert!(
+        accepted > 0 && accepted < INPUTS,
+        "{name}: {accepted} accepted"
+    );
+}
+
+macro_rules! fuzzed {
+    ($($name:ident),* $(,)?) => {
+        $(#[test] fn $name() { fuzz(stringify!($name)); })*
+
+        #[test]
+        fn every_target_has_a_test_and_a_file_for_cargo_fuzz() {
+            let tests = [$(stringify!($name)),*];
+            let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
+            assert_eq!(names, tests);
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/fuzz_targets");
+            for name in names {
+                let path = format!("{folder}/{name}.rs");
+                let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+                assert!(text.contains(&format!("run(\"{name}\", data)")), "{path}");
+            }
+        }
+    };
+}
+
+fuzzed!(layout, recipe, schedule_csv);
+
+#[test]
+fn a_fault_is_found() {
+    let lying = Target {
+        name: "lying",
+        seeds: || vec![b"8".to_vec()],
+        run: |input| Vec::<u8>::with_capacity(1 << (input[0] % 32)).capacity() > 0,
+    };
+    let found = |input: &[u8]| fault(&lying, input);
+    assert_eq!(found(&[3]), None);
+    assert_eq!(
+        found(&[30]).as_deref(),
+        Some("allocates 1073741824 bytes at once")
+    );
+    assert_eq!(found(&[]).as_deref(), Some("panics"));
+}
