@@ -264,6 +264,13 @@ impl Recipe {
         let share = self.train.global_batch_size / parallel.data;
         let micro_batches = share / self.train.micro_batch_size;
         let name = parallel.schedule.as_deref().unwrap_or("1f1b");
+        if !name.ends_with(".csv") {
+            // Before a schedule is made: one for more stages than there are layers can be very long.
+            let config = ScheduleConfig::new(name.parse()?, parallel.pipeline, micro_batches);
+            let stages = parallel.virtual_stages.unwrap_or(config.virtual_stages);
+            let stages = stages.saturating_mul(parallel.pipeline);
+            parallel.split.stages(self.model.layers, stages)?;
+        }
         let schedule = read_schedule(
             name,
             parallel.pipeline,

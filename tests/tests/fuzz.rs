@@ -4,6 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use burn_megatron_tests::fuzz::{Mutations, TARGETS, Target};
 
@@ -50,6 +51,9 @@ const FEW: usize = 64 << 20;
 /// And for each of its bytes.
 const PER_BYTE: usize = 512;
 
+/// What no small input may take.
+const LONG: Duration = Duration::from_secs(20);
+
 /// Inputs of a target.
 const INPUTS: usize = 20_000;
 
@@ -61,6 +65,7 @@ fn target(name: &str) -> &'static Target {
 /// Runs an input, and gives what is wrong with it.
 fn fault(target: &Target, input: &[u8]) -> Option<String> {
     LARGEST.set(0);
+    let started = Instant::now();
     let run = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
     let largest = LARGEST.get();
     match run {
@@ -68,6 +73,7 @@ fn fault(target: &Target, input: &[u8]) -> Option<String> {
         Ok(_) if largest > FEW + PER_BYTE * input.len() => {
             Some(format!("allocates {largest} bytes at once"))
         }
+        Ok(_) if started.elapsed() > LONG => Some(format!("takes {:?}", started.elapsed())),
         Ok(_) => None,
     }
 }
