@@ -18,6 +18,9 @@
 //! | [`data_parallel`] | gradients of any Burn module, summed over the ranks |
 //! | [`optim`] | AdamW, the global gradient norm |
 //! | [`checkpoint`] | tensors of whole models, saved by one layout and loaded by another |
+//! | [`model`] | what a language model is to those that train it and to those that draw text from it |
+//! | [`tokenizer`] | from text to tokens and back |
+//! | [`generate`] | text from a language model |
 //! | [`data`] | tokens, sampled independently of the layout |
 //! | [`train`] | the loop, and what a person sees of it |
 //! | [`verify`] | the proof |
@@ -56,11 +59,14 @@ pub mod comm;
 pub mod data;
 pub mod data_parallel;
 pub mod device;
+pub mod generate;
 mod glob;
 pub mod mesh;
+pub mod model;
 pub mod nn;
 pub mod optim;
 pub mod pipeline;
+pub mod tokenizer;
 pub mod train;
 pub mod verify;
 

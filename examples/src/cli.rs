@@ -3,8 +3,15 @@
 use std::path::PathBuf;
 
 use crate::bench::Shape;
+use crate::bench::preprocess::PreprocessBenchArgs;
+use crate::checkpoint::args::CheckpointCommand;
+use crate::convert::ConvertArgs;
+use crate::data::DataArgs;
 use crate::fp8::Fp8Args;
+use crate::generate::args::GenerateArgs;
 use crate::launch::args::{KeepArgs, LaunchArgs};
+use crate::preprocess::args::PreprocessArgs;
+use crate::saving::SavingArgs;
 use crate::sharing::SharingArgs;
 use burn_megatron::comm::Engine;
 use burn_megatron::comm::conformance::Mismatch;
@@ -15,7 +22,8 @@ use burn_megatron::verify::Layout;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::fmt::format::FmtSpan;
 
-/// Large-model training for Burn: tensor, sequence and data parallelism, checked against one rank.
+/// Large-model training for Burn: tensor, sequence, pipeline and data parallelism, checked against one
+/// rank.
 #[derive(Parser)]
 #[command(name = "burn-megatron", version, max_term_width = 100)]
 pub struct Cli {
@@ -31,11 +39,23 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Train a language model on text, over ranks that are threads of this process, or processes.
+    /// Train a language model on text or token files, over ranks that are threads of this process, or processes.
     ///
-    /// Without flags: a small Llama on the text of this repository, tensor 2 x data 2 on the CPU.
+    /// Without flags: a small Llama on the text of this repository, tensor 2 x pipeline 2 x data 2 on the
+    /// CPU.
     /// Numbers go to a run folder: metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt.
     Pretrain(Box<PretrainArgs>),
+    /// Make token files of text: PREFIX.bin and PREFIX.idx, as Megatron's own, and PREFIX.json, which says
+    /// what is in them.
+    ///
+    /// Reads text and JSON lines, also packed as .gz or .zst. The files are the same for any number of
+    /// workers, and have their names once all is written: interrupted work leaves nothing there.
+    Preprocess(Box<PreprocessArgs>),
+    /// Write text after a prompt, with a model from the disk, over any ranks.
+    ///
+    /// The text goes to standard output as it comes, how fast it came to standard error. The same seed
+    /// gives the same text in every layout.
+    Generate(Box<GenerateArgs>),
     /// Start ranks as processes: of this machine or of several, through mpirun or without it.
     ///
     /// What follows -- is the command that every rank runs, as in `launch --ranks 4 -- pretrain`. Each
@@ -45,6 +65,11 @@ pub enum Command {
     /// Keep one rank of `launch`, which calls this itself.
     #[command(hide = true)]
     LaunchKeeper(KeepArgs),
+    /// Convert a model of Hugging Face to a checkpoint, or back.
+    ///
+    /// `convert --from hf DIR --to DIR` or `convert --from checkpoint PATH --to DIR`. Families: GPT-2,
+    /// Llama, Mistral, Qwen 2 and 3. The model is never whole in memory, and nothing is written over.
+    Convert(ConvertArgs),
     /// Compare the losses of runs: a table, and a picture with a curve for each.
     Compare(CompareArgs),
     /// Check that layouts compute what one rank computes, in f64 on the CPU.
@@ -63,6 +88,9 @@ pub enum Command {
     /// Start it in place of a program that does not start, with the same launcher. It ends with 1 where
     /// the variables of the launcher contradict each other.
     Env(EnvArgs),
+    /// Look at checkpoints, compare them, check them, write them into other files.
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
     /// Time parts of the library on a device.
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -76,6 +104,9 @@ pub enum BenchCommand {
     /// How much of the data-parallel communication is hidden behind the computation: trains a GPT on
     /// ranks that are joined by a slow link, for each ZeRO stage with and without overlap.
     Overlap(OverlapArgs),
+    /// Megabytes of text that `preprocess` makes tokens of in a second, beside the tokenizers library
+    /// alone, with as many threads and the text in memory.
+    Preprocess(PreprocessBenchArgs),
 }
 
 /// Flags of `bench kernels`.
@@ -300,10 +331,9 @@ pub struct PretrainArgs {
     /// The recipe, a TOML file; the default is examples/recipes/tiny.toml.
     #[arg(long, value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
-    /// Text to train on: a file, or a folder whose .rs, .md and .txt files are read.
-    /// The default is the text of this repository.
-    #[arg(long, value_name = "PATH")]
-    pub data: Option<PathBuf>,
+    /// What it is trained on.
+    #[command(flatten)]
+    pub data: DataArgs,
     /// Ranks that share each layer.
     #[arg(long, visible_alias = "tp", value_name = "N")]
     pub tensor_parallel: Option<usize>,
@@ -352,6 +382,9 @@ pub struct PretrainArgs {
     /// Which layers multiply in 8 bits, and how.
     #[command(flatten)]
     pub fp8: Fp8Args,
+    /// What is saved, and where the run goes on.
+    #[command(flatten)]
+    pub saving: SavingArgs,
     /// Where the model runs: cpu, wgpu or cuda. The last two must be compiled in
     /// (--features wgpu, --features cuda).
     #[arg(long, default_value_t = DeviceKind::Cpu)]
@@ -375,7 +408,7 @@ pub struct PretrainArgs {
         conflicts_with = "run_dir"
     )]
     pub runs: PathBuf,
-    /// The run's own folder, which must not be there yet.
+    /// The run's own folder, which must not be there yet, unless the run goes on with --resume.
     #[arg(long, value_name = "PATH")]
     pub run_dir: Option<PathBuf>,
     /// Print the resolved recipe and stop.
@@ -409,6 +442,9 @@ pub struct VerifyArgs {
     /// Which operations run as fused kernels; see `pretrain --help`.
     #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
     pub kernels: Vec<String>,
+    /// Let several documents stand in each sample, which see nothing of each other.
+    #[arg(long)]
+    pub packed: bool,
     /// Samples per step.
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub samples: usize,

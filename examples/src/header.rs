@@ -1,5 +1,7 @@
 //! What is said before the first step.
 
+use std::path::Path;
+
 use burn_megatron::comm::Rank;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
@@ -7,6 +9,7 @@ use burn_megatron::data_parallel::{DataParallelConfig, Moments, Precision, ZeroS
 use burn_megatron::device::DeviceKind;
 
 use crate::recipe::{Plan, Recipe};
+use crate::start::From;
 
 /// The ranks and the data.
 pub fn print_run(
@@ -62,6 +65,36 @@ pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_tok
         count(own),
         flops_per_token / 1e6,
     );
+}
+
+/// What the run goes on from, or begins with.
+pub fn print_start(from: Option<&From>, weights: Option<&Path>) {
+    match (from, weights) {
+        (Some(from), _) => println!(
+            "resumed  after step {}, {}\n",
+            from.step,
+            from.path.display()
+        ),
+        (None, Some(weights)) => println!("weights  {}\n", weights.display()),
+        (None, None) => {}
+    }
+}
+
+/// How the ranks share the work, in a line.
+pub fn layout(recipe: &Recipe) -> String {
+    let parallel = &recipe.parallel;
+    let sequence = match parallel.sequence_parallel {
+        true => ", sequence",
+        false => "",
+    };
+    let virtual_stages = match parallel.virtual_stages {
+        Some(stages) => format!(" x {stages} stages"),
+        None => String::new(),
+    };
+    format!(
+        "tensor {}{sequence}, pipeline {}{virtual_stages}, data {}, ZeRO-{}",
+        parallel.tensor, parallel.pipeline, parallel.data, recipe.data_parallel.zero_stage,
+    )
 }
 
 /// What is sharded over the data axis of `ranks` ranks, and the buckets of rank 0.

@@ -2,24 +2,32 @@
 
 mod agree;
 mod bench;
+mod changes;
+mod checkpoint;
 mod cli;
 mod compare;
 mod conformance;
+mod convert;
 mod data;
 mod env;
 mod fp8;
+mod generate;
 mod header;
 mod interrupt;
 mod launch;
+mod preprocess;
 mod pretrain;
 mod rank_run;
 mod ranks;
 mod recipe;
 mod record;
+mod saving;
 mod schedule;
 mod sharing;
+mod start;
 mod trace;
 mod verify;
+mod weights;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -54,15 +62,20 @@ pub fn main() -> ExitCode {
         .init();
     let result = match &cli.command {
         Command::Pretrain(args) => pretrain::run(args),
+        Command::Preprocess(args) => preprocess::run(args),
+        Command::Generate(args) => generate::run(args),
         Command::Launch(args) => launch::run(args),
         Command::LaunchKeeper(args) => launch::keeper::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Convert(args) => convert::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Schedule(args) => schedule::run(args),
         Command::Conformance(args) => conformance::run(args),
         Command::Env(args) => env::run(args),
+        Command::Checkpoint(command) => checkpoint::run(command),
         Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
         Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
+        Command::Bench(BenchCommand::Preprocess(args)) => bench::preprocess::run(args),
     };
     match result {
         Ok(code) => code,

@@ -1,7 +1,6 @@
 //! `burn-megatron pretrain`.
 
 use std::fs;
-use std::path::Path;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
@@ -16,19 +15,21 @@ use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
 
 use crate::cli::PretrainArgs;
-use crate::data;
+use crate::data::{self, Unit};
 use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
 use crate::rank_run::{Memory, RankResult, RankRun};
 use crate::ranks::{self, Ranks, seconds};
 use crate::recipe::{Error, Recipe};
-use crate::trace;
+use crate::start::Start;
+use crate::{trace, weights};
 
 /// Trains, and shows how it went.
 pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let recipe = Recipe::resolve(args)?;
     let plan = recipe.plan()?;
     fp8::check_report(&recipe, &args.fp8)?;
+    args.saving.check()?;
     if args.print_recipe {
         print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);
@@ -52,6 +53,10 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         world = world.compute_threads(threads);
     }
     let data = data::open(&recipe)?;
+    let tokenizer = data::sample_tokenizer(&recipe)?;
+    let load = args.saving.load.as_deref();
+    let weights = load.map(|path| weights::open(path, &recipe.model, &args.saving));
+    let weights = weights.transpose()?;
     // The devices are asked for once, here: what is wrong with them is said before anything starts.
     let devices = args.device.devices()?;
     check_types(&recipe, args.device, |dtype| {
@@ -67,7 +72,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let deadline = seconds("deadline", args.ranks.deadline)?;
     let interrupt = Interrupt::listen()?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
-    let folder = has_first.then(|| run_folder(args, &recipe)).transpose()?;
+    let start = has_first.then(|| Start::find(args, &recipe)).transpose()?;
     let results = world.run(|rank| {
         let place = if own_rank.is_some() {
             local_rank
@@ -78,7 +83,10 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
             recipe: &recipe,
             plan: &plan,
             data: &*data,
-            folder: folder.as_ref().filter(|_| rank.rank() == 0),
+            start: start.as_ref().filter(|_| rank.rank() == 0),
+            saving: &args.saving,
+            weights: weights.as_deref(),
+            tokenizer: tokenizer.as_ref(),
             faults: &args.inject,
             deadline,
             device: args.device,
@@ -87,8 +95,8 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         run.train(&rank, &devices[place % devices.len()], &interrupt)
     });
     let result = results?.swap_remove(0);
-    match &folder {
-        Some(folder) => finish(&recipe, folder, result),
+    match &start {
+        Some(start) => finish(&recipe, data::unit(&*data), &start.folder, result),
         // Another process shows it.
         None if result.outcome.stopped => Ok(ExitCode::from(interrupt::EXIT_CODE)),
         None => Ok(ExitCode::SUCCESS),
@@ -132,7 +140,12 @@ fn check_types(
 }
 
 /// The plots, the sample and the closing lines.
-fn finish(recipe: &Recipe, folder: &RunFolder, result: RankResult) -> Result<ExitCode, Error> {
+fn finish(
+    recipe: &Recipe,
+    unit: Unit,
+    folder: &RunFolder,
+    result: RankResult,
+) -> Result<ExitCode, Error> {
     let RankResult {
         outcome, sample, ..
     } = &result;
@@ -142,16 +155,17 @@ fn finish(recipe: &Recipe, folder: &RunFolder, result: RankResult) -> Result<Exi
     curve.write_svg(&folder.loss_svg())?;
     println!("{}", curve.terminal(90));
     if let Some(sample) = sample {
-        let sample = String::from_utf8_lossy(sample).into_owned();
-        fs::write(folder.sample(), &sample)?;
+        fs::write(folder.sample(), sample)?;
         println!("sample after {:?}:\n{sample}\n", recipe.sample.prompt);
     }
     report::write(folder, &result.fp8)?;
     print_memory(&result.memory);
     let held_out = outcome.held_out;
     println!(
-        "held-out loss {:.4} nats per byte ({:.4} bits) after {} steps, on {} tokens",
-        held_out.loss, held_out.bits_per_byte, outcome.steps, held_out.tokens,
+        "held-out loss {} after {} steps, on {} tokens",
+        unit.show(held_out.loss, held_out.bits_per_byte),
+        outcome.steps,
+        held_out.tokens,
     );
     println!("written to {}", folder.path().display());
     let loss_scale = recipe.train_config().loss_scale();
@@ -174,6 +188,12 @@ fn finish(recipe: &Recipe, folder: &RunFolder, result: RankResult) -> Result<Exi
             "interrupted after {} of {} steps",
             outcome.steps, recipe.train.steps
         );
+        if recipe.checkpoint.every.is_some() {
+            println!(
+                "go on with the same flags and --run-dir {} --resume auto",
+                folder.path().display()
+            );
+        }
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
     match (outcome.skipped == outcome.steps, held_out.loss.is_finite()) {
@@ -193,33 +213,6 @@ fn print_memory(memory: &Memory) {
     if let Some(blocks) = memory.most_blocks {
         println!("blocks gathered at once: at most {blocks}");
     }
-}
-
-/// The folder of this run, with its recipe.
-fn run_folder(args: &PretrainArgs, recipe: &Recipe) -> Result<RunFolder, Error> {
-    let folder = new_folder(args)?;
-    folder.write_config(recipe)?;
-    Ok(folder)
-}
-
-fn new_folder(args: &PretrainArgs) -> Result<RunFolder, Error> {
-    let Some(path) = &args.run_dir else {
-        return Ok(RunFolder::create(&args.runs, None)?);
-    };
-    let name = path.file_name().and_then(|name| name.to_str());
-    let Some(name) = name else {
-        return Err(format!("{} names no folder", path.display()).into());
-    };
-    if path.exists() {
-        return Err(format!("the run folder {} is there already", path.display()).into());
-    }
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    Ok(RunFolder::create(
-        parent.unwrap_or(Path::new(".")),
-        Some(name),
-    )?)
 }
 
 #[cfg(test)]

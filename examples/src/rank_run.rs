@@ -1,9 +1,11 @@
 //! The run of one rank.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device};
+use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::choice::Operation;
 use burn_megatron::comm::inject::{Fault, Plan as Faults, inject};
 use burn_megatron::comm::{
@@ -14,17 +16,20 @@ use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStag
 use burn_megatron::device::DeviceKind;
 use burn_megatron::nn::Scope;
 use burn_megatron::pipeline::trace::TraceEvent;
-use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{LanguageModel, Outcome, Pipeline, Trainer};
+use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
+use burn_megatron::train::{LanguageModel, Outcome, Pipeline, Saver, Saving, Trainer};
 use burn_megatron_models::Transformer;
 
 use crate::fp8;
 use crate::fp8::report::{self, Line};
-use crate::header::{print_model, print_run, print_sharing};
+use crate::header::{layout, print_model, print_run, print_sharing, print_start};
 use crate::interrupt::Interrupt;
 use crate::recipe::{Error, Plan, Recipe};
 use crate::record::Recorder;
-use crate::{agree, trace};
+use crate::saving::SavingArgs;
+use crate::start::{From, Start};
+use crate::{agree, changes, data, trace};
 
 /// What every rank works with.
 pub struct RankRun<'a> {
@@ -32,7 +37,13 @@ pub struct RankRun<'a> {
     pub plan: &'a Plan,
     pub data: &'a dyn Dataset,
     /// On rank 0, which writes.
-    pub folder: Option<&'a RunFolder>,
+    pub start: Option<&'a Start>,
+    /// How strictly is loaded.
+    pub saving: &'a SavingArgs,
+    /// What the run begins with, where that is not random.
+    pub weights: Option<&'a dyn TensorSource>,
+    /// Of the text at the end, where one is written.
+    pub tokenizer: Option<&'a Tokenizer>,
     /// What goes wrong on purpose, on any rank.
     pub faults: &'a [Fault],
     /// How long a call waits.
@@ -46,7 +57,7 @@ pub struct RankRun<'a> {
 pub struct RankResult {
     pub outcome: Outcome,
     /// The text of the model, on the ranks that wrote it.
-    pub sample: Option<Vec<u8>>,
+    pub sample: Option<String>,
     /// What all ranks did in the last step of a pipeline.
     pub events: Vec<TraceEvent>,
     /// The number of ranks.
@@ -96,19 +107,27 @@ impl RankRun<'_> {
             true => rank.communicator(),
             false => inject(rank.communicator(), Arc::clone(&faults)),
         };
-        self.share_folder(rank, &*world)?;
+        let folder = self.share_folder(rank, &*world)?;
+        let from = self.share_start(&*world)?;
         agree::check(&*world, recipe, self.data)?;
         let groups = Groups::checked(&self.plan.layout, world)?;
         let mut trainer = self.trainer(&groups, device)?;
+        self.load(&mut trainer, from.as_ref())?;
         let parameters = count_parameters(&groups, &trainer)?;
-        if let Some(folder) = self.folder {
+        if let Some(start) = self.start {
             print_run(recipe, self.plan, self.data, self.device, rank);
-            self.print_training(folder, &trainer, device, parameters)?;
+            self.print_training(&start.folder, &trainer, device, parameters)?;
+            print_start(from.as_ref(), self.saving.load.as_deref());
+        }
+        if recipe.checkpoint.every.is_some() {
+            trainer.save_with(self.saver(folder, from.as_ref(), &groups)?);
         }
         let (pressed, asked) = (interrupt.clone(), rank.clone());
         let stop = move || pressed.pressed() || asked.stop_requested();
         let steps = recipe.train.steps;
-        let mut recorder = Recorder::new(rank.rank(), steps, self.folder, Box::new(stop))?;
+        let first = trainer.steps();
+        let mut recorder = Recorder::new(rank.rank(), first..steps, self.start, Box::new(stop))?
+            .in_bits_per(data::unit(self.data).of_bits());
         if self.fp8_report {
             recorder = recorder.measuring(trainer.model().fp8());
         }
@@ -121,10 +140,13 @@ impl RankRun<'_> {
         // Under full sharding each rank has a part of what every forward needs.
         let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters;
         let has_model = full || groups.data().rank() == 0;
-        let writes = has_model && !outcome.stopped && recipe.sample.tokens > 0;
-        let sample = writes
-            .then(|| trainer.generate(&recipe.sample))
+        let writes = has_model && !outcome.stopped;
+        let sample = self
+            .tokenizer
+            .filter(|_| writes)
+            .map(|tokenizer| trainer.generate(&recipe.sample, tokenizer))
             .transpose()?;
+        let sample = sample.map(|sample| format!("{}{}", recipe.sample.prompt, sample.text));
         let is_pipeline = self.plan.schedule.is_some();
         let events = is_pipeline.then(|| trace::gather(&**groups.world(), trainer.events()));
         Ok(RankResult {
@@ -138,13 +160,53 @@ impl RankRun<'_> {
         })
     }
 
-    /// Lets every rank know where call logs go; ranks may be processes.
-    fn share_folder(&self, rank: &Rank, world: &dyn Communicator) -> Result<(), Error> {
-        let path = self.folder.map(|folder| folder.path().as_os_str());
+    /// Lets every rank know where the run folder is, and where call logs go; ranks may be processes.
+    fn share_folder(&self, rank: &Rank, world: &dyn Communicator) -> Result<PathBuf, Error> {
+        let path = self.start.map(|start| start.folder.path().as_os_str());
         let own = path.map(|path| path.as_encoded_bytes()).unwrap_or_default();
         let path = String::from_utf8(broadcast_bytes(world, own, 0)?)?;
-        rank.write_call_logs_to(path);
-        Ok(())
+        rank.write_call_logs_to(&path);
+        Ok(path.into())
+    }
+
+    /// Lets every rank know where the run goes on.
+    fn share_start(&self, world: &dyn Communicator) -> Result<Option<From>, Error> {
+        let own = self.start.map(|start| &start.from);
+        let shared = broadcast_bytes(world, &serde_json::to_vec(&own)?, 0)?;
+        Ok(serde_json::from_slice(&shared)?)
+    }
+
+    /// Loads what the run goes on from, or begins with.
+    fn load(&self, trainer: &mut Trainer<Transformer>, from: Option<&From>) -> Result<(), Error> {
+        let leniency = self.saving.leniency();
+        if let Some(weights) = self.weights {
+            trainer.load_weights(weights, leniency)?;
+        }
+        let Some(from) = from else { return Ok(()) };
+        let checkpoint = Checkpoint::open(&from.path)?;
+        let now = changes::config(self.recipe, self.data)?;
+        let (about, allowed) = (checkpoint.about(), &self.saving.resume_changing);
+        changes::check(&about.config, &now, allowed, &checkpoint.name())?;
+        Ok(trainer.load(&checkpoint, leniency)?)
+    }
+
+    /// What saves the run in its folder.
+    fn saver(&self, folder: PathBuf, from: Option<&From>, groups: &Groups) -> Result<Saver, Error> {
+        let config = &self.recipe.checkpoint;
+        let saving = Saving {
+            every: config.every,
+            keep: config.retention(),
+            asynchronous: config.asynchronous,
+            deadline: self.deadline,
+            layout: layout(self.recipe),
+            config: changes::config(self.recipe, self.data)?,
+            ..Saving::into_folder(folder.join(CHECKPOINTS))
+        };
+        let saver = Saver::open(saving, groups)?;
+        if let Some(from) = from.filter(|from| from.is_own) {
+            saver.forget_after(from.step)?;
+        }
+        Ok(saver)
     }
 
     fn print_training(

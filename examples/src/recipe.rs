@@ -1,7 +1,7 @@
 //! A recipe: everything that decides what a run computes.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn_megatron::choice::Choices;
 use burn_megatron::data_parallel::DataParallelConfig;
@@ -15,6 +15,8 @@ use burn_megatron_models::TransformerConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::PretrainArgs;
+use crate::data::Data;
+use crate::saving::CheckpointConfig;
 use crate::{fp8, sharing};
 
 /// The recipe that runs without flags.
@@ -40,6 +42,8 @@ pub struct Recipe {
     pub sample: GenerateConfig,
     /// What it is trained on.
     pub data: Data,
+    /// When it saves.
+    pub checkpoint: CheckpointConfig,
 }
 
 /// How ranks share the work.
@@ -78,14 +82,6 @@ impl Default for Parallel {
             defer_embedding_wgrad: None,
         }
     }
-}
-
-/// The text.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Data {
-    /// A file or a folder; the text of this repository where not given.
-    pub path: Option<PathBuf>,
 }
 
 /// What a command fails with.
@@ -169,7 +165,8 @@ impl Recipe {
         }
         args.sharing.apply(&mut recipe);
         args.fp8.apply(&mut recipe);
-        recipe.data.path = args.data.clone().or(recipe.data.path);
+        args.saving.apply(&mut recipe);
+        args.data.apply(&mut recipe.data);
         Ok(recipe)
     }
 
@@ -212,16 +209,15 @@ impl Recipe {
         self.model.check(tensor, sequence_parallel)?;
         self.train_config().check(data, self.model.context)?;
         sharing::check(self)?;
+        self.checkpoint.check()?;
         fp8::check(self)?;
+        self.data.check()?;
         if sequence_parallel {
             let length = self.train.sequence_length.unwrap_or(self.model.context);
             split_evenly("sequence length", length, Axis::Tensor, tensor)?;
         }
-        let temperature = self.sample.temperature;
-        if self.sample.tokens > 0 && (temperature.is_nan() || temperature <= 0.0) {
-            let fits = "above 0 does";
-            return Err(format!("sample.temperature = {temperature} draws no text; {fits}").into());
-        }
+        let sample = self.sample.check();
+        sample.map_err(|error| format!("[sample] {error}"))?;
         let schedule = self.schedule()?;
         let stages = match &schedule {
             Some(schedule) => self

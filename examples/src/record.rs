@@ -1,52 +1,60 @@
 //! What rank 0 does with the numbers of a run: the progress bar and the run folder.
 
+use std::ops::Range;
+use std::path::PathBuf;
+
 use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::train::metrics::{
-    HeldOutMetrics, MetricsLog, StepMetrics, StepTiming, TimingsLog,
+    HeldOutMetrics, MetricsLog, SaveTiming, StepMetrics, StepTiming, TimingsLog,
 };
 use burn_megatron::train::progress::Progress;
-use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{Observer, ObserverError};
+use burn_megatron::train::{Observer, ObserverError, Saved};
 
 use crate::recipe::Error;
+use crate::start::Start;
 
 /// The observer of one rank; only rank 0 shows and writes.
 pub struct Recorder {
     files: Option<(MetricsLog, TimingsLog)>,
     progress: Progress,
     stop: Box<dyn Fn() -> bool>,
+    /// The steps before this run.
+    first: usize,
+    /// The steps at its end.
     steps: usize,
     /// The layers that are measured in the last step.
     fp8: Option<Fp8>,
 }
 
 impl Recorder {
-    /// Opens the files of the run folder, if this rank writes them; `stop` says when to end the run.
+    /// Opens the files of the run folder, if this rank writes them; `stop` says when to end the run of
+    /// the updates `steps`.
     pub fn new(
         rank: usize,
-        steps: usize,
-        folder: Option<&RunFolder>,
+        steps: Range<usize>,
+        start: Option<&Start>,
         stop: Box<dyn Fn() -> bool>,
     ) -> Result<Self, Error> {
-        let create = |folder: &RunFolder| {
-            let metrics = MetricsLog::create(&folder.metrics())?;
-            Ok::<_, Error>((metrics, TimingsLog::create(&folder.timings())?))
-        };
-        let files = folder.map(create).transpose()?;
-        let progress = Progress::start(rank, 0..steps);
         Ok(Self {
-            files,
-            progress,
+            files: start.map(files).transpose()?,
+            first: steps.start,
+            steps: steps.end,
+            progress: Progress::start(rank, steps),
             stop,
-            steps,
             fp8: None,
         })
     }
 
     /// Lets 8-bit layers be measured in the last step.
     pub fn measuring(mut self, fp8: &Fp8) -> Self {
-        fp8.measure(self.steps <= 1);
+        fp8.measure(self.first + 1 >= self.steps);
         self.fp8 = Some(fp8.clone());
+        self
+    }
+
+    /// Says what the bits of a loss are per.
+    pub fn in_bits_per(mut self, unit: &'static str) -> Self {
+        self.progress = self.progress.in_bits_per(unit);
         self
     }
 
@@ -54,6 +62,23 @@ impl Recorder {
     pub fn finish(mut self) {
         self.progress.finish();
     }
+}
+
+/// The files of the run folder: new ones, or those of an interrupted run up to its checkpoint.
+fn files(start: &Start) -> Result<(MetricsLog, TimingsLog), Error> {
+    let folder = &start.folder;
+    let (metrics, timings) = (folder.metrics(), folder.timings());
+    let kept = |path: &PathBuf| start.kept_steps().filter(|_| path.exists());
+    Ok((
+        match kept(&metrics) {
+            Some(steps) => MetricsLog::resume(&metrics, steps)?,
+            None => MetricsLog::create(&metrics)?,
+        },
+        match kept(&timings) {
+            Some(steps) => TimingsLog::resume(&timings, steps)?,
+            None => TimingsLog::create(&timings)?,
+        },
+    ))
 }
 
 impl Observer for Recorder {
@@ -82,6 +107,19 @@ impl Observer for Recorder {
         self.progress.held_out(metrics);
         if let Some((records, _)) = &mut self.files {
             records.held_out(metrics)?;
+        }
+        Ok(())
+    }
+
+    fn saved(&mut self, saved: &Saved) -> Result<(), ObserverError> {
+        self.progress.note(&saved.to_string());
+        if let Some((_, timings)) = &mut self.files {
+            timings.save(&SaveTiming {
+                saved_step: saved.step,
+                bytes: saved.bytes,
+                seconds: saved.seconds,
+                stall_seconds: saved.stall_seconds,
+            })?;
         }
         Ok(())
     }

@@ -57,7 +57,8 @@ pub struct SharingArgs {
     pub count_zeros: Option<bool>,
 }
 
-fn precision(text: &str) -> Result<Precision, ValueError> {
+/// A type to compute in, as a flag has it.
+pub fn precision(text: &str) -> Result<Precision, ValueError> {
     let text: serde::de::value::StrDeserializer<'_, ValueError> = text.into_deserializer();
     Precision::deserialize(text)
 }

@@ -49,6 +49,7 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
             seed: args.seed,
             samples: args.samples,
             kernels,
+            packed: args.packed,
         };
         let report = verify(&subject, &layouts, &options)?;
         println!("{name}\n{report}\n");

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn_megatron::kernels::rope::RopeTable;
 use burn_megatron::nn::{
     BuildError, Dropout, Init, Lies, Norm, ParallelAttention, ParallelAttentionConfig, ParallelMlp,
-    ParallelMlpConfig, Scope,
+    ParallelMlpConfig, Scope, Sight,
 };
 
 use crate::TransformerConfig;
@@ -66,10 +66,21 @@ impl Block {
         })
     }
 
-    /// `[batch, seq, hidden]` to the same; `lies` says how the residual stream lies on the ranks.
-    pub fn forward(&self, x: Tensor<3>, rotary: Option<&RopeTable>, lies: Lies) -> Tensor<3> {
+    /// `[batch, seq, hidden]` to the same; `lies` says how the residual stream lies on the ranks,
+    /// `sight` what each token sees.
+    ///
+    /// # Panics
+    ///
+    /// As [`ParallelAttention::forward_seeing`].
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        rotary: Option<&RopeTable>,
+        lies: Lies,
+        sight: Sight<'_>,
+    ) -> Tensor<3> {
         let normal = self.attention_norm.forward(x.clone());
-        let (attended, bias) = self.attention.forward_without_bias(normal, rotary);
+        let (attended, bias) = self.attention.forward_without_bias(normal, rotary, sight);
         // The addition belongs to the dropout where there is one, otherwise to the next norm.
         let (normal, x) = match (self.attention_dropout.is_on(), bias) {
             (false, None) => self.mlp_norm.forward_add(attended, x),

@@ -1,6 +1,7 @@
 //! A transformer to be verified, with random tokens.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::Choices;
@@ -9,7 +10,7 @@ use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::{BuildError, ParallelModule, Scope};
 use burn_megatron::pipeline::engine::Output;
 use burn_megatron::pipeline::split::StageLayout;
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, Tokens};
 use burn_megatron::verify::{StageCall, Subject};
 
 use crate::{Transformer, TransformerConfig};
@@ -26,6 +27,8 @@ pub struct TransformerSubject {
     pub samples: usize,
     /// Which operations are fused.
     pub kernels: Choices,
+    /// Whether several documents stand in a sample.
+    pub packed: bool,
 }
 
 impl TransformerSubject {
@@ -44,15 +47,31 @@ impl TransformerSubject {
         draws
     }
 
+    /// Where the documents of some samples begin, one in three tokens, and where the last one ends.
+    fn documents(&self, step: usize, samples: Range<usize>) -> Arc<[i32]> {
+        let (seq, first) = (self.config.context, samples.start);
+        let begins = samples.clone().flat_map(|sample| {
+            let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
+            let begins = draws.filter(|(at, draw)| *at == 0 || *draw == 0);
+            let begins: Vec<_> = begins.map(|(at, _)| (sample - first) * seq + at).collect();
+            begins
+        });
+        let begins = begins.chain([samples.len() * seq]);
+        begins.map(|at| at as i32).collect()
+    }
+
     /// Tokens and targets `[samples, context]`, on the device on which `verify` runs.
-    fn batch(&self, step: usize, samples: Range<usize>) -> (Tensor<2, Int>, Tensor<2, Int>) {
+    fn batch(&self, step: usize, samples: Range<usize>) -> (Tokens, Tensor<2, Int>) {
         let shape = [samples.len(), self.config.context];
         let device = Device::flex().autodiff();
         let rows = |row: &dyn Fn(usize) -> Vec<i64>| {
             let data = TensorData::new(samples.clone().flat_map(row).collect(), shape);
             Tensor::<2, Int>::from_data(data, &device)
         };
-        let tokens = rows(&|sample| self.tokens(step, sample));
+        let tokens = Tokens {
+            ids: rows(&|sample| self.tokens(step, sample)),
+            documents: self.packed.then(|| self.documents(step, samples.clone())),
+        };
         (tokens, rows(&|sample| self.targets(step, sample)))
     }
 
@@ -136,7 +155,7 @@ impl Subject for TransformerSubject {
 
     fn stage(&self, model: &Transformer, call: StageCall) -> Output {
         let (tokens, targets) = self.batch(call.step, call.samples);
-        let hidden = model.hidden(call.stage, call.input, tokens.into(), call.offset);
+        let hidden = model.hidden(call.stage, call.input, tokens, call.offset);
         match call.last {
             true => Output::Loss(model.losses_of(hidden, targets).sum()),
             false => Output::Activation(hidden),

@@ -9,8 +9,9 @@ use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::Groups;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::nn::{
-    BuildError, Dropout, Init, LearnedPositions, Lies, Norm, OutputLayer, ParallelModule,
-    SEQUENCE_DIM, Scope, VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
+    BuildError, Dropout, Init, KvCache, LearnedPositions, Lies, Norm, OutputLayer, Packed,
+    ParallelModule, Reading, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy,
+    VocabParallelEmbedding, Vocabulary,
 };
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::train::{LanguageModel, Tokens};
@@ -272,7 +273,12 @@ impl Transformer {
     }
 
     /// Tokens `[batch, seq]` to the residual stream.
-    fn embed(&self, tokens: Tensor<2, Int>, offset: Option<Tensor<3>>) -> Tensor<3> {
+    fn embed(
+        &self,
+        tokens: Tensor<2, Int>,
+        offset: Option<Tensor<3>>,
+        reading: &Reading<'_>,
+    ) -> Tensor<3> {
         let Some(embedding) = &self.embedding else {
             not_here("the embedding")
         };
@@ -286,15 +292,31 @@ impl Transformer {
             };
         }
         if let Some(positions) = &self.positions {
-            x = positions.forward(x);
+            x = positions.forward_reading(x, reading);
         }
         self.dropout.forward(x, self.lies)
     }
 
-    fn run_blocks(&self, part: &Part, x: Tensor<3>) -> Tensor<3> {
-        let blocks = self.blocks[part.blocks.clone()].iter();
-        blocks.fold(x, |x, block| {
-            block.forward(x, self.rotary.as_ref(), self.lies)
+    /// Runs the layers of a stage.
+    fn run_stage(
+        &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        tokens: Tensor<2, Int>,
+        offset: Option<Tensor<3>>,
+        mut reading: Reading<'_>,
+    ) -> Tensor<3> {
+        let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
+            not_here(&format!("stage {stage}"))
+        };
+        let x = match input {
+            Some(x) => x,
+            None if part.embedding => self.embed(tokens, offset, &reading),
+            None => not_here("an input"),
+        };
+        part.blocks.clone().fold(x, |x, i| {
+            let (rotary, sight) = (self.rotary.as_ref(), reading.layer(i));
+            self.blocks[i].forward(x, rotary, self.lies, sight)
         })
     }
 
@@ -320,15 +342,36 @@ impl LanguageModel for Transformer {
         tokens: Tokens,
         offset: Option<Tensor<3>>,
     ) -> Tensor<3> {
-        let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
-            not_here(&format!("stage {stage}"))
+        let Tokens { ids, documents } = tokens;
+        let reading = match documents {
+            None => Reading::Rows,
+            Some(documents) => match Packed::new(&documents, ids.dims(), &ids.device()) {
+                Ok(packed) => Reading::Documents(Box::new(packed)),
+                Err(error) => panic!("{error}"),
+            },
         };
-        let x = match input {
-            Some(x) => x,
-            None if part.embedding => self.embed(tokens.ids, offset),
-            None => not_here("an input"),
-        };
-        self.run_blocks(part, x)
+        self.run_stage(stage, input, ids, offset, reading)
+    }
+
+    fn hidden_after(
+        &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        self.run_stage(stage, input, ids, None, Reading::After(cache))
+    }
+
+    fn cache(&self) -> KvCache {
+        KvCache::new(self.blocks.len(), self.config.context)
+    }
+
+    fn sequence_multiple(&self) -> usize {
+        match self.lies {
+            Lies::Whole => 1,
+            Lies::SplitAlong { place, .. } => place.size,
+        }
     }
 
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
@@ -338,6 +381,10 @@ impl LanguageModel for Transformer {
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
         let logits = collective::gather(self.head(hidden), 2, &self.comm);
         logits.narrow(2, 0, self.config.vocabulary)
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.config.vocabulary
     }
 
     fn output_weight(&self) -> &str {

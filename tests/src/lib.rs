@@ -4,8 +4,10 @@ pub mod disturbed;
 pub mod faulty;
 pub mod fuzz;
 mod text;
+mod words;
 
 pub use text::Text;
+pub use words::words;
 
 use burn_megatron::choice::Choices;
 use burn_megatron::nn::{Activation, NormKind};
@@ -28,6 +30,7 @@ pub fn small_gpt() -> TransformerSubject {
         seed: 1,
         samples: 4,
         kernels: Choices::default(),
+        packed: false,
     }
 }
 

@@ -191,9 +191,11 @@ fn every_layout_trains_as_one_rank_does() {
             for rank in &ranks {
                 for (found, expected) in rank.steps.iter().zip(&one.steps) {
                     let what = format!("{recipe}, {layout:?}, step {}", found.step);
-                    assert_near(&what, found.loss, expected.loss, 0.03);
+                    // Scales of smaller micro-batches are others, and training makes much of little.
+                    let limit = if found.step == 0 { 0.01 } else { 0.05 };
+                    assert_near(&what, found.loss, expected.loss, limit);
                 }
-                assert_near(recipe, rank.held_out, one.held_out, 0.03);
+                assert_near(recipe, rank.held_out, one.held_out, 0.05);
                 // The ranks of a stage have one state.
                 let same = ranks.iter().find(|other| other.pipeline == rank.pipeline);
                 assert_eq!(rank.states, same.unwrap().states);

@@ -118,7 +118,17 @@ macro_rules! fuzzed {
     };
 }
 
-fuzzed!(layout, recipe, schedule_csv);
+fuzzed!(
+    hf_config,
+    hf_index,
+    layout,
+    manifest,
+    recipe,
+    safetensors_header,
+    schedule_csv,
+    sidecar,
+    token_index,
+);
 
 #[test]
 fn a_fault_is_found() {

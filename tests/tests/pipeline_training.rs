@@ -11,6 +11,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::Scope;
 use burn_megatron::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
     GenerateConfig, Observer, ObserverError, Pipeline, TrainConfig, Trainer,
@@ -57,7 +58,7 @@ fn config(steps: usize) -> TrainConfig {
 struct Seen {
     steps: Vec<StepMetrics>,
     held_out: Vec<HeldOutMetrics>,
-    text: Vec<u8>,
+    text: String,
 }
 
 impl Observer for Seen {
@@ -104,8 +105,9 @@ fn train(kind: Option<ScheduleKind>, defer: Option<usize>, steps: usize) -> Vec<
             prompt: "fn".into(),
             tokens: 24,
             temperature: 0.5,
+            ..GenerateConfig::default()
         };
-        seen.text = trainer.generate(&sample)?;
+        seen.text = trainer.generate(&sample, &Tokenizer::bytes())?.text;
         Ok(seen)
     });
     run.unwrap()

@@ -7,7 +7,8 @@ use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::comm::{Groups, Rank, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::{ParallelModule, Scope};
+use burn_megatron::nn::{KvCache, ParallelModule, Scope};
+use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
     GenerateConfig, LanguageModel, Observer, ObserverError, Outcome, Tokens, TrainConfig, Trainer,
@@ -81,7 +82,7 @@ fn ranks<T: Send>(
 }
 
 /// Trains and returns what each rank saw, and some text of its model.
-fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(Outcome, Seen, Vec<u8>)> {
+fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(Outcome, Seen, Vec<u32>)> {
     let text = Text::new();
     let text = text.open();
     ranks(tensor, data, |_, groups| {
@@ -94,8 +95,10 @@ fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(Outcome, Seen
             prompt: "fn".into(),
             tokens: 24,
             temperature: 0.5,
+            ..GenerateConfig::default()
         };
-        Ok((outcome, seen, trainer.generate(&sample)?))
+        let sample = trainer.generate(&sample, &Tokenizer::bytes())?;
+        Ok((outcome, seen, sample.tokens))
     })
 }
 
@@ -237,6 +240,24 @@ impl LanguageModel for Poisoned {
         self.inner.hidden(stage, input, tokens, offset)
     }
 
+    fn hidden_after(
+        &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        self.inner.hidden_after(stage, input, ids, cache)
+    }
+
+    fn cache(&self) -> KvCache {
+        self.inner.cache()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.inner.vocabulary()
+    }
+
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
         let losses = self.inner.losses_of(hidden, targets);
         if !losses.is_autodiff() {
@@ -280,11 +301,11 @@ fn no_rank_takes_a_step_with_a_loss_that_is_not_finite_on_one() {
             let model = poisoned(model, poisoned_call, value);
             let mut trainer = Trainer::new(model, groups, &device, &config)?;
             let sampler = text.samples(16, config.seed)?;
-            let mut steps = vec![trainer.step(&sampler, 0)?];
+            let mut steps = vec![trainer.step(&sampler)?];
             let before = trainer.evaluate(&text, 1)?.loss;
-            steps.push(trainer.step(&sampler, 1)?);
+            steps.push(trainer.step(&sampler)?);
             let after = trainer.evaluate(&text, 1)?.loss;
-            steps.push(trainer.step(&sampler, 2)?);
+            steps.push(trainer.step(&sampler)?);
             let last = trainer.evaluate(&text, 2)?.loss;
             Ok((steps, [before, after, last]))
         });

@@ -21,6 +21,7 @@ const EXAMPLES: [&str; 3] = ["bring_your_own", "pipeline_stages", "zero3"];
 /// the examples.
 pub fn run(root: &Path, report: &mut Report) {
     report.step("recipe", || train(root));
+    report.step("recipe resumed", || resume(root));
     report.step("recipe as processes", || match mpi::missing().as_slice() {
         [] => as_processes(root).into(),
         missing => Outcome::LeftOut(format!("for want of {}", missing.join(" and "))),
@@ -43,6 +44,55 @@ fn train(root: &Path) -> Result<(), String> {
         folder.keep();
         format!("{reason}\nthe run folder is kept: {}", run_dir.display())
     })
+}
+
+/// A checkpoint in the middle of a run goes on to the bits of that run under its layout, and to its losses
+/// under another one. The program is the one that was built to [`train`].
+fn resume(root: &Path) -> Result<(), String> {
+    let folder = TempDir::new("resume").map_err(|e| format!("a temporary folder: {e}"))?;
+    let program = target_folder(root)?.join("release/burn-megatron");
+    let (steps, half) = (STEPS.to_string(), (STEPS / 2).to_string());
+    let runs = folder.path();
+    let run = |name: &str, layout: [&str; 6], flags: &[&str]| {
+        let mut command = Command::new(&program);
+        let run_dir = runs.join(name);
+        command
+            .current_dir(root)
+            .args(["pretrain", "--steps", &steps]);
+        command
+            .args(layout)
+            .args(flags)
+            .arg("--run-dir")
+            .arg(&run_dir);
+        run_command(&mut command)?;
+        let metrics = run_dir.join("metrics.jsonl");
+        let text =
+            fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))?;
+        losses(&text)
+    };
+    let layout = ["--tp", "2", "--dp", "2", "--pp", "1"];
+    let whole = run("whole", layout, &["--save-every", &half, "--async-save"])?;
+    check_losses(&whole)?;
+    let checkpoint = runs.join(format!("whole/checkpoints/step-{:08}", STEPS / 2));
+    let checkpoint = checkpoint.to_string_lossy();
+    run_command(Command::new(&program).args(["checkpoint", "verify", &checkpoint]))?;
+    let from = ["--resume", &checkpoint];
+    let same = run("same", layout, &from)?;
+    if same[..] != whole[STEPS / 2..] {
+        return Err(format!(
+            "resumed under the same layout: {same:?}, not {whole:?}"
+        ));
+    }
+    let sharded = [&from[..], &["--zero-stage", "2"]].concat();
+    let other = run("other", ["--tp", "1", "--dp", "2", "--pp", "2"], &sharded)?;
+    let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs();
+    if other.len() != same.len() || !other.iter().zip(&same).all(is_near) {
+        return Err(format!(
+            "resumed under another layout: {other:?}, not {same:?}"
+        ));
+    }
+    println!("resumed under the same layout: the same bits; under another one: {other:?}");
+    Ok(())
 }
 
 /// What ranks exchange with 8-bit layers, besides: magnitudes, and weights as codes.

@@ -1,5 +1,7 @@
 //! Tensors of a whole model that can be read box by box, wherever they come from.
 
+use std::fmt;
+
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +61,21 @@ impl ElementType {
     }
 }
 
+/// As in a manifest: `f32`.
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::I64 => "i64",
+            Self::I32 => "i32",
+            Self::U8 => "u8",
+        })
+    }
+}
+
 /// What is known of a saved tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -69,6 +86,21 @@ pub struct TensorMeta {
     pub dtype: ElementType,
     /// Its shape in the whole model, without padding.
     pub shape: Vec<usize>,
+}
+
+impl TensorMeta {
+    /// The bytes of all of it, if they can be counted.
+    pub fn bytes(&self) -> Option<usize> {
+        self.bytes_of(&Slice::whole(&self.shape))
+    }
+
+    /// The bytes of a box of it, if they can be counted.
+    pub fn bytes_of(&self, slice: &Slice) -> Option<usize> {
+        let sizes = slice.shape.iter();
+        sizes
+            .copied()
+            .try_fold(self.dtype.size(), usize::checked_mul)
+    }
 }
 
 /// Tensors of a whole model, in the layout of this library: a checkpoint, or a folder of another

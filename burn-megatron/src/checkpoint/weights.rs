@@ -1,141 +1,87 @@
 //! The weights of a rank, from any source.
 
-use std::collections::BTreeSet;
-
 use burn::module::Module;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{FloatDType, Tensor};
+use serde::{Deserialize, Serialize};
 
-use super::{CheckpointError, TensorSource, held};
-use crate::comm::all_gather_bytes;
+use super::TensorSource;
+use super::state::{MODEL, Names, Reader, StateError, Wanted, agree, check};
 use crate::data_parallel::DistributedDataParallel;
-use crate::nn::ParameterEntry;
-
-/// Before the path of a weight, in the key of its tensor.
-pub const MODEL: &str = "model/";
 
 /// What loading lets pass. By default nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Leniency {
-    /// Whether the model may have tensors that the source has not; they stay as they are.
+    /// Whether the model may have what the source has not; it stays as it is.
     pub missing: bool,
-    /// Whether the source may have tensors that the model has not.
+    /// Whether the source may have what the model has not.
     pub unexpected: bool,
+    /// Whether values may be rounded to a type that cannot hold them all.
+    pub rounding: bool,
 }
 
 /// Loads the weights that this rank holds, whatever layout they were saved in. Every rank must come.
+/// Each reads what it steps, and gathers the rest.
 ///
-/// Nothing has changed when names or shapes do not fit.
+/// Nothing has changed on any rank when names, shapes or types do not fit. Tensors of the source that are
+/// no weights, such as moments, are not looked at.
 ///
 /// # Errors
 ///
-/// [`CheckpointError`] for tensors that are missing, unexpected or of another shape, and for what cannot
-/// be read.
+/// [`StateError`] for tensors that are missing, unexpected, of another shape or of a type that would
+/// have to be rounded, and for what cannot be read.
 pub fn load_weights<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
     source: &dyn TensorSource,
     leniency: Leniency,
-) -> Result<(), CheckpointError> {
-    let table = ddp.table().clone();
-    let present = check(table.entries(), source, leniency.missing)?;
-    if !leniency.unexpected {
-        check_unexpected(ddp, source)?;
-    }
-    for (index, entry) in table.entries().iter().enumerate() {
-        if present[index] {
-            let value = part(ddp, index, entry, source)?;
-            ddp.write_parameter(index, &value);
-        }
-    }
-    ddp.parameters_written();
+) -> Result<(), StateError> {
+    let names = Names::gather(ddp)?;
+    let keys = source.keys().into_iter();
+    let keys = keys.filter(|key| key.starts_with(MODEL)).collect();
+    let entries = ddp.table().entries();
+    let fits = check(entries, &[weights(ddp)], source, keys, &names, leniency);
+    let world = ddp.groups().world().clone();
+    agree(fits, &*world)?;
+    let buckets = agree(read_buckets(ddp, source), &*world)?;
+    replace_buckets(ddp, buckets);
     Ok(())
 }
 
-/// Which entries are there; the shapes of all of these fit.
-fn check(
-    entries: &[ParameterEntry],
-    source: &dyn TensorSource,
-    may_miss: bool,
-) -> Result<Vec<bool>, CheckpointError> {
-    let (mut present, mut missing) = (vec![], vec![]);
-    for entry in entries {
-        let key = format!("{MODEL}{}", entry.path);
-        let meta = source.tensor(&key);
-        present.push(meta.is_some());
-        match meta {
-            None => missing.push(key),
-            Some(meta) if meta.shape != entry.shape => {
-                return Err(CheckpointError::Shape {
-                    of: source.name(),
-                    key,
-                    found: meta.shape,
-                    wanted: entry.shape.clone(),
-                });
-            }
-            Some(_) => {}
-        }
-    }
-    match missing.is_empty() || may_miss {
-        true => Ok(present),
-        false => Err(CheckpointError::Missing {
-            of: source.name(),
-            keys: missing,
-        }),
+/// The weights of a model, for a check.
+pub(crate) fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> Wanted<'static> {
+    let types = ddp.plan().parameters.iter().map(|parameter| parameter.main);
+    Wanted {
+        prefix: MODEL,
+        types: types.collect(),
     }
 }
 
-/// Looks for weights that no stage of the pipeline has.
-fn check_unexpected<M: Module>(
+/// Reads what this rank steps of each bucket, of weights that were checked.
+pub(crate) fn read_buckets<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
-) -> Result<(), CheckpointError> {
-    let paths = ddp.table().entries().iter().map(|entry| &entry.path[..]);
-    let own = paths.collect::<Vec<_>>().join("\n");
-    let all = all_gather_bytes(&**ddp.groups().pipeline(), own.as_bytes())?;
-    let all: Vec<_> = all.iter().map(|own| String::from_utf8_lossy(own)).collect();
-    let known: BTreeSet<&str> = all.iter().flat_map(|own| own.lines()).collect();
-    let keys = source.keys().into_iter().filter(|key| {
-        let path = key.strip_prefix(MODEL);
-        path.is_some_and(|path| !known.contains(path))
-    });
-    let keys: Vec<_> = keys.collect();
-    match keys.is_empty() {
-        true => Ok(()),
-        false => Err(CheckpointError::Unexpected {
-            of: source.name(),
-            keys,
-        }),
-    }
+) -> Result<Vec<Tensor<1>>, StateError> {
+    let reader = Reader {
+        source,
+        plan: ddp.plan(),
+        entries: ddp.table().entries(),
+        place: ddp.groups().place(),
+    };
+    let buckets = 0..ddp.plan().buckets();
+    let read = |bucket| reader.bucket(MODEL, bucket, &ddp.kept(bucket));
+    buckets.map(read).collect()
 }
 
-/// This rank's part of a weight, flat and in the type that it is stepped in; padding is zero.
-fn part<M: Module>(
-    ddp: &DistributedDataParallel<M>,
-    index: usize,
-    entry: &ParameterEntry,
-    source: &dyn TensorSource,
-) -> Result<Tensor<1>, CheckpointError> {
-    let place = ddp.groups().place();
-    let shape = entry.local_shape(place);
-    let len: usize = shape.iter().product();
-    let mut values = vec![0f64; len];
-    let key = format!("{MODEL}{}", entry.path);
-    let Some(meta) = source.tensor(&key) else {
-        unreachable!("{key} was seen to be there")
-    };
-    for held in held(entry, place, 0..len) {
-        let bytes = source.read(&key, &held.whole)?;
-        let data = TensorData::from_bytes_vec(bytes, [held.whole.len()], meta.dtype.dtype());
-        let read: Vec<f64> = data.iter::<f64>().collect();
-        for run in held.part.runs(&shape) {
-            values[run.in_tensor..run.in_tensor + run.len]
-                .copy_from_slice(&read[run.in_slice..run.in_slice + run.len]);
-        }
+/// Replaces what this rank steps, as a step of the optimizer does; every rank must come.
+pub(crate) fn replace_buckets<M: Module>(
+    ddp: &mut DistributedDataParallel<M>,
+    buckets: Vec<Tensor<1>>,
+) {
+    // The last bucket has the first layers.
+    for (bucket, master) in buckets.into_iter().enumerate().rev() {
+        let (model, main) = ddp.plan().types(bucket);
+        let copy = (model != main).then(|| master.clone().cast(FloatDType::from(model)));
+        ddp.replace(bucket, master, copy);
     }
-    let main = ddp.plan().parameters[index].main;
-    let data = TensorData::new(values, [len]);
-    let data = match main {
-        DType::F64 => data,
-        main => data.convert_dtype(main),
-    };
-    Ok(Tensor::from_data(data, (&ddp.plan().device, main)))
+    ddp.stepped();
 }

@@ -1,8 +1,13 @@
-//! What can be wrong with a text.
+//! What can be wrong with data.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use super::gpt::{CacheError, SamplingError};
+use super::indexed::IndexedError;
+use crate::tokenizer::TokenizerError;
 
 /// One of the two parts that a text is split into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +27,7 @@ impl fmt::Display for TextPart {
     }
 }
 
-/// Why a text cannot be read or sampled.
+/// Why data cannot be read or sampled.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// There is nothing at the path.
@@ -81,6 +86,31 @@ pub enum DataError {
         /// The bytes a window of this length needs, one more than the length.
         needed: usize,
     },
+    /// One part of a text has fewer tokens than a window and its shifted targets.
+    #[error(
+        "the {part} text of '{path}' has {tokens} tokens, but a sequence length of {seq} needs at \
+         least {needed} tokens: give more text, or {}", fitting_length(*tokens)
+    )]
+    TooFewTokens {
+        /// The path as it was given.
+        path: PathBuf,
+        /// The part that is too short.
+        part: TextPart,
+        /// The tokens this part has.
+        tokens: usize,
+        /// The sequence length that was asked for.
+        seq: usize,
+        /// The tokens a window of this length needs, one more than the length.
+        needed: usize,
+    },
+    /// The text cannot be made tokens of.
+    #[error("'{path}': {source}")]
+    Tokenizer {
+        /// The path as it was given.
+        path: PathBuf,
+        /// Why not.
+        source: TokenizerError,
+    },
     /// The sequence length is 0.
     #[error("a sequence length of 0 holds no token: give at least 1")]
     ZeroLength,
@@ -97,6 +127,21 @@ pub enum DataError {
         /// The length of row 0 in tokens.
         seq: usize,
     },
+    /// Token files.
+    #[error(transparent)]
+    Indexed(#[from] IndexedError),
+    /// The way samples are taken from them.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// Where their indices are kept.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// Nobody can read ahead.
+    #[error("cannot start a thread that reads ahead: {0}")]
+    Thread(io::Error),
+    /// Whoever reads ahead does not come to an end.
+    #[error("waited {} s for the next batch; is the file system of the data still there?", .0.as_secs())]
+    Stalled(Duration),
 }
 
 fn fitting_length(bytes: usize) -> String {

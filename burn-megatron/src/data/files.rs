@@ -1,7 +1,7 @@
 //! Finding and reading the files of a folder in an order that does not depend on the file system.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::DataError;
 
@@ -17,10 +17,34 @@ pub(super) struct Document {
 }
 
 /// All files below `root` with one of `extensions`, sorted by [`Document::key`].
-///
-/// Symbolic links are not followed, so the walk ends and reads nothing outside of `root`.
 pub(super) fn read_folder(root: &Path, extensions: &[&str]) -> Result<Vec<Document>, DataError> {
-    let mut documents = Vec::new();
+    let read = |(key, path): (Vec<u8>, PathBuf)| {
+        let bytes = read_file(&path)?;
+        Ok(Document { key, bytes })
+    };
+    let files = find_files(root, |path| has_extension(path, extensions))?;
+    files.into_iter().map(read).collect()
+}
+
+/// The files below a folder that are `wanted`, in the order of their paths below it, as
+/// [`TextData::open`](super::TextData::open) finds them.
+///
+/// # Errors
+///
+/// [`DataError::Unreadable`].
+pub fn list_folder(root: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, DataError> {
+    let files = find_files(root, wanted)?;
+    Ok(files.into_iter().map(|(_, path)| path).collect())
+}
+
+/// The files below `root` that are `wanted`, each after its [`Document::key`], by which they are sorted.
+///
+/// Symbolic links are not followed, so the walk ends and finds nothing outside of `root`.
+fn find_files(
+    root: &Path,
+    wanted: impl Fn(&Path) -> bool,
+) -> Result<Vec<(Vec<u8>, PathBuf)>, DataError> {
+    let mut files = Vec::new();
     // A list of folders instead of recursion: the depth of a folder tree is not ours to bound.
     let mut open = vec![(root.to_path_buf(), Vec::new())];
     while let Some((folder, prefix)) = open.pop() {
@@ -44,14 +68,13 @@ pub(super) fn read_folder(root: &Path, extensions: &[&str]) -> Result<Vec<Docume
             if kind.is_dir() && !SKIPPED_FOLDERS.iter().any(|skipped| name == *skipped) {
                 key.push(b'/');
                 open.push((path, key));
-            } else if kind.is_file() && has_extension(&path, extensions) {
-                let bytes = read_file(&path)?;
-                documents.push(Document { key, bytes });
+            } else if kind.is_file() && wanted(&path) {
+                files.push((key, path));
             }
         }
     }
-    documents.sort_by(|a, b| a.key.cmp(&b.key));
-    Ok(documents)
+    files.sort();
+    Ok(files)
 }
 
 /// The content of one file.

@@ -32,11 +32,15 @@ impl TextSamples {
 
     /// The first byte of the window of a sample.
     pub fn start(&self, sample: u64) -> usize {
-        // The high word of hash * starts lies in 0..starts: a 64-bit fraction of the range, no
-        // modulo.
-        let hash = counter_hash(self.seed, sample);
-        ((u128::from(hash) * self.starts() as u128) >> 64) as usize
+        start_of(self.seed, sample, self.starts())
     }
+}
+
+/// The place in `0..starts` at which the window of a sample starts.
+pub(super) fn start_of(seed: u64, sample: u64, starts: usize) -> usize {
+    // The high word of hash * starts lies in 0..starts: a 64-bit fraction of the range, no modulo.
+    let hash = counter_hash(seed, sample);
+    ((u128::from(hash) * starts as u128) >> 64) as usize
 }
 
 impl Samples for TextSamples {

@@ -51,77 +51,12 @@ impl TextData {
     ///
     /// As [`TextData::open`].
     pub fn open_with(path: &Path, extensions: &[&str]) -> Result<Self, DataError> {
-        let kind = fs::metadata(path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound => DataError::Missing {
-                path: path.to_path_buf(),
-            },
-            _ => DataError::Unreadable {
-                path: path.to_path_buf(),
-                source,
-            },
-        })?;
-        if kind.is_file() {
-            Self::from_bytes(path, read_file(path)?, 1)
-        } else if kind.is_dir() {
-            Self::from_documents(path, read_folder(path, extensions)?, extensions)
-        } else {
-            Err(DataError::NotText {
-                path: path.to_path_buf(),
-            })
-        }
-    }
-
-    fn from_bytes(path: &Path, bytes: Vec<u8>, files: usize) -> Result<Self, DataError> {
-        if bytes.is_empty() {
-            return Err(DataError::Empty {
-                path: path.to_path_buf(),
-                files,
-            });
-        }
-        let (training, held_out) = split_bytes(bytes);
+        let parts = read_parts(path, extensions)?;
+        let join = |documents: Vec<Vec<u8>>| documents.join(&DOCUMENT_END).into();
         Ok(Self {
             path: path.to_path_buf(),
-            training: training.into(),
-            held_out: held_out.into(),
-        })
-    }
-
-    fn from_documents(
-        path: &Path,
-        mut documents: Vec<Document>,
-        extensions: &[&str],
-    ) -> Result<Self, DataError> {
-        let files = documents.len();
-        if files == 0 {
-            let extensions: Vec<String> = extensions.iter().map(|e| format!(".{e}")).collect();
-            let extensions = extensions.join(", ");
-            return Err(DataError::NoMatchingFiles {
-                path: path.to_path_buf(),
-                extensions,
-            });
-        }
-        documents.retain(|document| !document.bytes.is_empty());
-        if documents.len() < 2 {
-            let bytes = documents
-                .pop()
-                .map(|document| document.bytes)
-                .unwrap_or_default();
-            return Self::from_bytes(path, bytes, files);
-        }
-        let chosen = choose_held_out(&documents);
-        let part = |held_out: bool| {
-            let bytes: Vec<&[u8]> = documents
-                .iter()
-                .zip(&chosen)
-                .filter(|&(_, &chosen)| chosen == held_out)
-                .map(|(document, _)| document.bytes.as_slice())
-                .collect();
-            Arc::from(bytes.join(&DOCUMENT_END))
-        };
-        Ok(Self {
-            path: path.to_path_buf(),
-            training: part(false),
-            held_out: part(true),
+            training: join(parts.training),
+            held_out: join(parts.held_out),
         })
     }
 
@@ -166,6 +101,78 @@ impl TextData {
         }
         Ok(())
     }
+}
+
+/// The documents of a text, none of them empty, with at least one on each side.
+pub(super) struct Parts {
+    pub(super) training: Vec<Vec<u8>>,
+    pub(super) held_out: Vec<Vec<u8>>,
+}
+
+/// Reads and splits a file or a folder; see [`TextData::open`].
+pub(super) fn read_parts(path: &Path, extensions: &[&str]) -> Result<Parts, DataError> {
+    let kind = fs::metadata(path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => DataError::Missing {
+            path: path.to_path_buf(),
+        },
+        _ => DataError::Unreadable {
+            path: path.to_path_buf(),
+            source,
+        },
+    })?;
+    if kind.is_file() {
+        split_file(path, read_file(path)?, 1)
+    } else if kind.is_dir() {
+        split_documents(path, read_folder(path, extensions)?, extensions)
+    } else {
+        Err(DataError::NotText {
+            path: path.to_path_buf(),
+        })
+    }
+}
+
+fn split_file(path: &Path, bytes: Vec<u8>, files: usize) -> Result<Parts, DataError> {
+    if bytes.is_empty() {
+        return Err(DataError::Empty {
+            path: path.to_path_buf(),
+            files,
+        });
+    }
+    let (training, held_out) = split_bytes(bytes);
+    Ok(Parts {
+        training: vec![training],
+        held_out: vec![held_out],
+    })
+}
+
+fn split_documents(
+    path: &Path,
+    mut documents: Vec<Document>,
+    extensions: &[&str],
+) -> Result<Parts, DataError> {
+    let files = documents.len();
+    if files == 0 {
+        let extensions: Vec<String> = extensions.iter().map(|e| format!(".{e}")).collect();
+        let extensions = extensions.join(", ");
+        return Err(DataError::NoMatchingFiles {
+            path: path.to_path_buf(),
+            extensions,
+        });
+    }
+    documents.retain(|document| !document.bytes.is_empty());
+    if documents.len() < 2 {
+        let only = documents.pop().map(|document| document.bytes);
+        return split_file(path, only.unwrap_or_default(), files);
+    }
+    let chosen = choose_held_out(&documents);
+    let (mut training, mut held_out) = (vec![], vec![]);
+    for (document, chosen) in documents.into_iter().zip(chosen) {
+        match chosen {
+            true => held_out.push(document.bytes),
+            false => training.push(document.bytes),
+        }
+    }
+    Ok(Parts { training, held_out })
 }
 
 impl Dataset for TextData {

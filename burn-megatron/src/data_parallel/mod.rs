@@ -15,8 +15,8 @@
 //! computes, and what overlaps. With `fp8_param_gather` the weights of 8-bit layers are gathered as such:
 //! their buckets have one byte for an element, and what every rank keeps of them are the two copies that
 //! layers multiply with ([`GradientSink::quantized`](crate::nn::door::GradientSink::quantized)); the
-//! masters, in f32 and sharded, are what is stepped, saved and compared. A step that is skipped leaves
-//! codes and scales as they are.
+//! masters, in f32 and sharded, are what is stepped, saved and compared. After a step that is skipped too,
+//! codes are made anew, with the scales that follow from it.
 
 use std::sync::Arc;
 
@@ -369,16 +369,16 @@ impl<M: Module> DistributedDataParallel<M> {
         replicas::check(&self.store, &self.table, &self.groups)
     }
 
-    /// Sets this rank's part of a parameter, flat and in the type that it is stepped in, on this rank alone.
-    /// [`parameters_written`](Self::parameters_written) must follow.
-    pub(crate) fn write_parameter(&mut self, index: usize, value: &Tensor<1>) {
-        self.store.parameters.write(index, value);
+    /// What this rank steps of a bucket, in the type that it is stepped in.
+    pub(crate) fn kept(&self, bucket: usize) -> Tensor<1> {
+        self.store.parameters.kept(bucket)
     }
 
-    /// Parameters were written, on every rank the same.
-    pub(crate) fn parameters_written(&mut self) {
-        self.fp8.weights_changed();
-        self.store.finish_gathers();
+    /// Replaces it, as a step does; [`stepped`](Self::stepped) must follow. `model` is its copy in the
+    /// type of the model where that is another one.
+    pub(crate) fn replace(&mut self, bucket: usize, value: Tensor<1>, model: Option<Tensor<1>>) {
+        let Flat { held, .. } = self.take(bucket);
+        self.put(bucket, Flat::holding(value, held), model);
     }
 
     pub(crate) fn plan(&self) -> &Plan {
@@ -390,7 +390,7 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.counted
     }
 
-    /// What this rank steps of a bucket, in the type that it is stepped in.
+    /// What this rank steps of a bucket, taken away to be stepped.
     pub(crate) fn take(&mut self, bucket: usize) -> Flat {
         self.store.parameters.take(bucket)
     }
@@ -398,6 +398,14 @@ impl<M: Module> DistributedDataParallel<M> {
     /// Gives it back, with its copy in the type of the model where that is another one.
     pub(crate) fn put(&mut self, bucket: usize, master: Flat, model: Option<Tensor<1>>) {
         self.store.parameters.put(bucket, master, model);
+    }
+
+    /// No rank has stepped. Weights that are kept in 8 bits are made anew all the same, as their scales
+    /// may be others: so they follow from masters and scales alone, as after a checkpoint.
+    pub(crate) fn skipped(&mut self) {
+        if self.config().fp8_param_gather {
+            self.stepped();
+        }
     }
 
     /// The optimizer has stepped all buckets, and let their gradients go.

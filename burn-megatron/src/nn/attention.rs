@@ -3,16 +3,13 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use burn_megatron_kernels::attention::{
-    AttentionOptions, Heads, MAX_WIDTH, Window, flash_attention_packed,
-};
+use burn_megatron_kernels::attention::{Heads, MAX_WIDTH};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
-use burn_megatron_kernels::softmax::Mask;
 
-use super::attention_core::attend;
+use super::attention_core::Core;
 use super::{
     BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init, Lies, Norm,
-    NormConfig, NormKind, OutputSection, RowParallelLinear, RowParallelLinearConfig, Scope,
+    NormConfig, NormKind, OutputSection, RowParallelLinear, RowParallelLinearConfig, Scope, Sight,
 };
 use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
@@ -63,21 +60,11 @@ pub struct ParallelAttention {
     pub k_norm: Option<Norm>,
     dropout: Dropout,
     #[module(skip)]
-    heads: Heads,
-    #[module(skip)]
-    window: Option<usize>,
+    core: Core,
     #[module(skip)]
     lies: Lies,
     #[module(skip)]
-    fused: Fused,
-}
-
-/// Which parts are kernels.
-#[derive(Clone, Copy, Debug)]
-struct Fused {
-    attention: bool,
-    softmax: bool,
-    rope: bool,
+    fused_rope: bool,
 }
 
 impl ParallelAttentionConfig {
@@ -125,19 +112,19 @@ impl ParallelAttentionConfig {
             output,
             q_norm: self.head_norm("q_norm", scope),
             k_norm: self.head_norm("k_norm", scope),
-            window: self.window,
             dropout: Dropout::new(self.dropout, &scope.child("dropout"))?,
-            heads: Heads {
-                heads,
-                groups: (self.groups / place.size).max(1),
-                width: self.head_width,
+            core: Core {
+                heads: Heads {
+                    heads,
+                    groups: (self.groups / place.size).max(1),
+                    width: self.head_width,
+                },
+                window: self.window,
+                fused: scope.is_fused(Operation::Attention),
+                fused_softmax: scope.is_fused(Operation::Softmax),
             },
             lies: Lies::SplitAlong { dim: 1, place },
-            fused: Fused {
-                attention: scope.is_fused(Operation::Attention),
-                softmax: scope.is_fused(Operation::Softmax),
-                rope: scope.is_fused(Operation::Rope),
-            },
+            fused_rope: scope.is_fused(Operation::Rope),
         })
     }
 
@@ -175,51 +162,48 @@ impl ParallelAttention {
     /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
     /// parallelism. `rotary` turns queries and keys.
     pub fn forward(&self, x: Tensor<3>, rotary: Option<&RopeTable>) -> Tensor<3> {
-        self.output.forward(self.heads_of(x, rotary))
+        self.forward_seeing(x, rotary, Sight::Rows)
+    }
+
+    /// The same for tokens that see something else than their row.
+    ///
+    /// # Panics
+    ///
+    /// With a cache that has no room for the tokens, that holds other sequences, or for tensors that
+    /// are recorded for a backward.
+    pub fn forward_seeing(
+        &self,
+        x: Tensor<3>,
+        rotary: Option<&RopeTable>,
+        sight: Sight<'_>,
+    ) -> Tensor<3> {
+        self.output.forward(self.heads_of(x, rotary, sight))
     }
 
     /// The output before its bias, and the bias, for an operation that adds it itself.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward_seeing`](Self::forward_seeing).
     pub fn forward_without_bias(
         &self,
         x: Tensor<3>,
         rotary: Option<&RopeTable>,
+        sight: Sight<'_>,
     ) -> (Tensor<3>, Option<Tensor<1>>) {
-        self.output.forward_without_bias(self.heads_of(x, rotary))
+        self.output
+            .forward_without_bias(self.heads_of(x, rotary, sight))
     }
 
     /// What the heads of this rank give.
-    fn heads_of(&self, x: Tensor<3>, rotary: Option<&RopeTable>) -> Tensor<3> {
+    fn heads_of(&self, x: Tensor<3>, rotary: Option<&RopeTable>, sight: Sight<'_>) -> Tensor<3> {
         let qkv = self.normalise(self.qkv.forward(x));
         let qkv = match rotary {
-            Some(table) => self.turn(qkv, table),
+            Some(table) => self.turn(qkv, table, &sight.positions()),
             None => qkv,
         };
-        if self.fused.attention {
-            let window = |tokens: usize| Window {
-                left: tokens - 1,
-                right: 0,
-            };
-            let options = AttentionOptions {
-                causal: true,
-                window: self.window.map(window),
-                ..AttentionOptions::default()
-            };
-            return flash_attention_packed(qkv, self.heads, None, &options);
-        }
-        let mask = match self.window {
-            None => Mask::Causal,
-            Some(tokens) => Mask::Window {
-                left: tokens - 1,
-                right: 0,
-            },
-        };
-        attend(
-            qkv,
-            self.heads,
-            &mask,
-            self.fused.softmax,
-            |probabilities| self.dropout.forward(probabilities, self.lies),
-        )
+        let dropout = |probabilities| self.dropout.forward(probabilities, self.lies);
+        self.core.attend(qkv, sight, dropout)
     }
 
     /// Normalises the queries and the keys of a joint projection, head by head.
@@ -227,7 +211,7 @@ impl ParallelAttention {
         let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else {
             return qkv;
         };
-        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
+        let ([batch, seq, _], heads) = (qkv.dims(), self.core.heads);
         let part = |first: usize, count: usize| {
             qkv.clone()
                 .narrow(2, first * heads.width, count * heads.width)
@@ -244,17 +228,16 @@ impl ParallelAttention {
     }
 
     /// Turns the queries and keys of a joint projection.
-    fn turn(&self, qkv: Tensor<3>, table: &RopeTable) -> Tensor<3> {
-        let ([batch, seq, features], heads) = (qkv.dims(), self.heads);
+    fn turn(&self, qkv: Tensor<3>, table: &RopeTable, positions: &Positions) -> Tensor<3> {
+        let ([batch, seq, features], heads) = (qkv.dims(), self.core.heads);
         let x = qkv.reshape([batch, seq, features / heads.width, heads.width]);
         let options = RopeOptions {
             heads: Some(heads.heads + heads.groups),
             ..RopeOptions::default()
         };
-        let positions = Positions::From(0);
-        let turned = match self.fused.rope {
-            true => rope::rotate(x, table, &positions, &options),
-            false => rope::composed::rotate(x, table, &positions, &options),
+        let turned = match self.fused_rope {
+            true => rope::rotate(x, table, positions, &options),
+            false => rope::composed::rotate(x, table, positions, &options),
         };
         turned.reshape([batch, seq, features])
     }

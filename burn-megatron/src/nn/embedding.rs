@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use super::door::{passing_value, with_anchor};
 use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
 use super::lookup::lookup;
-use super::{BuildError, Init, ParameterSpec, Place, Placement, Scope, Section};
+use super::{BuildError, Init, ParameterSpec, Place, Placement, Reading, Scope, Section};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -148,13 +148,31 @@ impl LearnedPositions {
     }
 
     /// Adds the vectors of the positions to `[batch, seq, hidden]`, or to this rank's part
-    /// `[batch, seq / tensor, hidden]` under sequence parallelism.
+    /// `[batch, seq / tensor, hidden]` under sequence parallelism. Each row begins at position 0.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let len = x.dims()[1];
-        let first = if self.sequence_parallel {
-            self.place.index * len
-        } else {
-            0
+        self.forward_reading(x, &Reading::Rows)
+    }
+
+    /// The same where the tokens may stand elsewhere.
+    ///
+    /// # Panics
+    ///
+    /// When a row or a document is longer than the positions.
+    pub fn forward_reading(&self, x: Tensor<3>, reading: &Reading<'_>) -> Tensor<3> {
+        let [batch, len, hidden] = x.dims();
+        let own = match self.sequence_parallel {
+            true => self.place.index * len,
+            false => 0,
+        };
+        let first = match reading {
+            Reading::Rows => own,
+            Reading::After(cache) => cache.len() + own,
+            Reading::Documents(packed) => {
+                let numbers = packed.positions().clone().narrow(1, own, len);
+                let numbers = numbers.reshape([batch * len]);
+                let rows = with_anchor(&x, || lookup(&self.weight, numbers));
+                return x + rows.reshape([batch, len, hidden]);
+            }
         };
         let weight = with_anchor(&x, || passing_value(&self.weight));
         let rows = weight.narrow(0, first, len);

@@ -18,6 +18,9 @@
 //!
 //! [`ColumnParallelLinear`] and [`RowParallelLinear`] multiply in 8 bits where the scope says so: [`fp8`].
 //!
+//! Attention and positions can be told what tokens see besides their row ([`Reading`], [`Sight`]):
+//! several documents in a row ([`Packed`]), or tokens that were read before ([`KvCache`]).
+//!
 //! Any block, of these layers or of burn-nn's, can be run again in the backward instead of being
 //! remembered: [`recompute`].
 
@@ -31,6 +34,7 @@ mod dropout;
 mod embedding;
 pub mod fp8;
 mod init;
+mod kv_cache;
 mod linear;
 mod lookup;
 mod loss;
@@ -41,6 +45,7 @@ mod position;
 mod recompute;
 mod row;
 mod scope;
+mod sight;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -53,6 +58,7 @@ pub use door::value_at;
 pub use dropout::{Dropout, Lies};
 pub use embedding::{LearnedPositions, OutputLayer, VocabParallelEmbedding, Vocabulary};
 pub use init::Init;
+pub use kv_cache::{CachedLayer, KvCache};
 pub use linear::{InputLies, SEQUENCE_DIM, Weight, linear};
 pub use loss::VocabParallelCrossEntropy;
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
@@ -62,4 +68,5 @@ pub use position::Position;
 pub use recompute::{recompute, recompute_at};
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
 pub use scope::{BuildError, ParallelModule, ParameterSpec, Scope};
+pub use sight::{Packed, PackedError, Reading, Sight};
 pub use table::{ParameterEntry, ParameterTable, TableError};

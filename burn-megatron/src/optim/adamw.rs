@@ -89,6 +89,44 @@ impl ParallelAdamW {
     }
 }
 
+impl ParallelAdamW {
+    /// Both moments of what this rank steps of a bucket; zeros before the first step.
+    pub(crate) fn moments(&self, bucket: usize, plan: &Plan) -> [Tensor<1>; 2] {
+        match &self.form {
+            Form::Fused(fused) => {
+                let Moments { first, second, .. } = &fused.states[bucket];
+                [first.clone(), second.clone()]
+            }
+            Form::Burn(burn) => {
+                let options = (&plan.device, plan.types(bucket).1);
+                let zeros = || Tensor::zeros([plan.own(bucket).len()], options);
+                burn.moments(bucket, [zeros(), zeros()])
+            }
+        }
+    }
+
+    /// The type of the moments of a bucket.
+    pub(crate) fn moment_type(&self, bucket: usize, plan: &Plan) -> DType {
+        match &self.form {
+            Form::Fused(fused) => fused.states[bucket].first.dtype(),
+            Form::Burn(_) => plan.types(bucket).1,
+        }
+    }
+
+    /// Sets both moments of what this rank steps of a bucket, in the types that
+    /// [`moments`](Self::moments) gives, as they are after so many steps.
+    pub(crate) fn restore(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
+        match &mut self.form {
+            Form::Fused(fused) => {
+                fused.steps = steps;
+                let state = &mut fused.states[bucket];
+                [state.first, state.second] = moments;
+            }
+            Form::Burn(burn) => burn.restore(bucket, moments, steps),
+        }
+    }
+}
+
 impl Fused {
     fn new<M: Module>(
         config: &AdamWConfig,

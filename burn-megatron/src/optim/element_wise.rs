@@ -1,7 +1,7 @@
 //! Any element-wise optimizer of Burn on this rank's part of each bucket.
 
 use burn::module::Module;
-use burn::optim::Optimizer;
+use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
 use burn::tensor::{FloatDType, Tensor};
 use burn_megatron_kernels::flat;
 
@@ -70,6 +70,34 @@ impl<O: Optimizer> ElementWise<O> {
             ddp.put(bucket, Flat::holding(tensor, held), copy);
         }
         ddp.stepped();
+    }
+}
+
+impl ElementWise<AdamW> {
+    /// Both moments of a bucket, written over `zeros`.
+    pub(super) fn moments(&self, bucket: usize, zeros: [Tensor<1>; 2]) -> [Tensor<1>; 2] {
+        let write = |[first, second]: [Tensor<1>; 2], stepped: &Stepped<AdamW>| {
+            let Some(AdamWState { momentum }) = stepped.state.clone() else {
+                return [first, second];
+            };
+            let start = stepped.run.range.start;
+            [
+                flat::accumulate(first, start, momentum.moment_1, false),
+                flat::accumulate(second, start, momentum.moment_2, false),
+            ]
+        };
+        self.buckets[bucket].iter().fold(zeros, write)
+    }
+
+    /// Sets both moments of a bucket, as they are after so many steps.
+    pub(super) fn restore(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
+        for stepped in &mut self.buckets[bucket] {
+            let part = |of: &Tensor<1>| of.clone().slice([stepped.run.range.clone()]);
+            let [first, second] = [part(&moments[0]), part(&moments[1])];
+            let momentum = AdaptiveMomentumState::new(steps as usize, first, second);
+            // Burn's AdamW begins with no state at all.
+            stepped.state = (steps > 0).then(|| AdamWState::new(momentum));
+        }
     }
 }
 

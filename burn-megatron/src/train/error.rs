@@ -1,9 +1,11 @@
 //! What a run can fail with.
 
 use super::config::ConfigError;
+use crate::checkpoint::state::StateError;
 use crate::comm::CommError;
 use crate::data::DataError;
 use crate::data_parallel::DataParallelError;
+use crate::generate::GenerateError;
 use crate::optim::{OptimizerError, TooManySkips};
 use crate::pipeline::engine::EngineError;
 
@@ -41,9 +43,15 @@ pub enum TrainError {
         /// Those of a step.
         micro_batches: usize,
     },
+    /// The text that it writes.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
     /// The other ranks.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// Saving, and going on from what was saved.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// The observer.
     #[error("{0}")]
     Observer(Box<dyn std::error::Error + Send + Sync>),

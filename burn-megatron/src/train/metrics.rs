@@ -12,6 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// One training step, as measured before its update.
@@ -75,6 +76,29 @@ pub struct StepTiming {
     pub flops_per_second: f64,
 }
 
+/// How long one checkpoint took.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SaveTiming {
+    /// The number of updates that it was saved after.
+    pub saved_step: u64,
+    /// Bytes of its tensors.
+    pub bytes: u64,
+    /// Wall-clock time from its beginning to its publication, in seconds.
+    #[serde(with = "json_float")]
+    pub seconds: f64,
+    /// How long training stood still for it, in seconds.
+    #[serde(with = "json_float")]
+    pub stall_seconds: f64,
+}
+
+/// One line of a file of timings.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Timing {
+    Save(SaveTiming),
+    Step(StepTiming),
+}
+
 /// One line of a metrics file; the field `kind` says which.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -119,7 +143,11 @@ pub enum MetricsError {
 
 /// Writes `metrics.jsonl`: what repeats. See [`StepMetrics`] and [`HeldOutMetrics`].
 #[derive(Debug)]
-pub struct MetricsLog(JsonLines);
+pub struct MetricsLog {
+    lines: JsonLines,
+    /// The last held-out loss that an interrupted run wrote.
+    held_out: Option<usize>,
+}
 
 impl MetricsLog {
     /// Starts a new file.
@@ -129,14 +157,17 @@ impl MetricsLog {
     /// [`MetricsError::Io`], also if the file exists: the results of another run are not
     /// overwritten.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
-        JsonLines::create(path).map(Self)
+        JsonLines::create(path).map(|lines| Self {
+            lines,
+            held_out: None,
+        })
     }
 
     /// Goes on with a file whose run was interrupted, from the checkpoint after `updates` updates.
     ///
     /// What the interrupted run wrote later than that is cut off, a torn last line included, so
     /// that the finished file equals that of a run without interruption. Training steps before
-    /// `updates` and held-out losses up to `updates` stay.
+    /// `updates` and held-out losses up to `updates` stay, and are not written again.
     ///
     /// # Errors
     ///
@@ -144,18 +175,19 @@ impl MetricsLog {
     /// ours.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
-        let mut kept = 0;
-        for (record, end) in records(path, &text) {
-            let stays = match record? {
-                Record::Step(metrics) => metrics.step < updates,
-                Record::HeldOut(metrics) => metrics.step <= updates,
-            };
-            if !stays {
-                break;
+        let (mut kept, mut held_out) = (0, None);
+        for (record, end) in lines(path, &text) {
+            match record? {
+                Record::Step(metrics) if metrics.step < updates => {}
+                Record::HeldOut(metrics) if metrics.step <= updates => {
+                    held_out = Some(metrics.step);
+                }
+                Record::Step(_) | Record::HeldOut(_) => break,
             }
             kept = end;
         }
-        JsonLines::reopen(path, kept as u64).map(Self)
+        let lines = JsonLines::reopen(path, kept as u64)?;
+        Ok(Self { lines, held_out })
     }
 
     /// Appends one training step.
@@ -164,7 +196,7 @@ impl MetricsLog {
     ///
     /// [`MetricsError::Io`].
     pub fn step(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
-        self.0.write(&Record::Step(*metrics))
+        self.lines.write(&Record::Step(*metrics))
     }
 
     /// Appends one measurement on held-out text.
@@ -173,11 +205,14 @@ impl MetricsLog {
     ///
     /// [`MetricsError::Io`].
     pub fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), MetricsError> {
-        self.0.write(&Record::HeldOut(*metrics))
+        match self.held_out == Some(metrics.step) {
+            true => Ok(()),
+            false => self.lines.write(&Record::HeldOut(*metrics)),
+        }
     }
 }
 
-/// Writes `timings.jsonl`: what depends on the clock. See [`StepTiming`].
+/// Writes `timings.jsonl`: what depends on the clock. See [`StepTiming`] and [`SaveTiming`].
 #[derive(Debug)]
 pub struct TimingsLog(JsonLines);
 
@@ -191,15 +226,26 @@ impl TimingsLog {
         JsonLines::create(path).map(Self)
     }
 
-    /// Goes on with the file of an interrupted run. Steps that are run again are there twice.
+    /// Goes on with the file of an interrupted run, from the checkpoint after `updates` updates. What
+    /// it wrote later than that is cut off, a torn last line included.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`] if there is no such file.
-    pub fn resume(path: &Path) -> Result<Self, MetricsError> {
+    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if it is not one of
+    /// ours.
+    pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
-        // A torn last line is of no use and would spoil the next one.
-        let kept = text.rfind('\n').map_or(0, |end| end + 1);
+        let mut kept = 0;
+        for (timing, end) in lines::<Timing>(path, &text) {
+            let stays = match timing? {
+                Timing::Save(save) => save.saved_step <= updates as u64,
+                Timing::Step(step) => step.step < updates,
+            };
+            if !stays {
+                break;
+            }
+            kept = end;
+        }
         JsonLines::reopen(path, kept as u64).map(Self)
     }
 
@@ -211,6 +257,15 @@ impl TimingsLog {
     pub fn step(&mut self, timing: &StepTiming) -> Result<(), MetricsError> {
         self.0.write(timing)
     }
+
+    /// Appends one checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn save(&mut self, timing: &SaveTiming) -> Result<(), MetricsError> {
+        self.0.write(timing)
+    }
 }
 
 /// All records of a metrics file, in order. A last line without an end, torn by an interruption, is
@@ -220,16 +275,16 @@ impl TimingsLog {
 ///
 /// [`MetricsError::Io`] or [`MetricsError::BadLine`].
 pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
-    records(path, &read(path)?)
+    lines(path, &read(path)?)
         .map(|(record, _)| record)
         .collect()
 }
 
 /// The records of `text` and the byte at which the line of each ends.
-fn records<'a>(
+fn lines<'a, T: DeserializeOwned>(
     path: &'a Path,
     text: &'a str,
-) -> impl Iterator<Item = (Result<Record, MetricsError>, usize)> + 'a {
+) -> impl Iterator<Item = (Result<T, MetricsError>, usize)> + 'a {
     let lines = text
         .split_inclusive('\n')
         .filter(|line| line.ends_with('\n'));

@@ -155,14 +155,27 @@ fn timings_stand_in_their_own_file() {
         format!("{line}\n")
     );
 
-    folder.write("timings.jsonl", format!("{line}\n{{\"step\":"));
-    TimingsLog::resume(&path)
-        .expect("ours")
-        .step(&timing)
-        .expect("writable");
+    // A step and a checkpoint that are gone again, and a torn line.
+    let save = r#"{"saved_step":1,"bytes":12,"seconds":0.25,"stall_seconds":0.125}"#;
+    let later = line.replace(r#""step":0"#, r#""step":1"#);
+    let gone = save.replace(":1,", ":2,");
+    folder.write(
+        "timings.jsonl",
+        format!("{line}\n{save}\n{later}\n{gone}\n{{\"step\":"),
+    );
+    let mut log = TimingsLog::resume(&path, 1).expect("ours");
+    let next = StepTiming { step: 1, ..timing };
+    log.step(&next).expect("writable");
+    let saved = SaveTiming {
+        saved_step: 2,
+        bytes: 12,
+        seconds: 0.25,
+        stall_seconds: 0.125,
+    };
+    log.save(&saved).expect("writable");
     assert_eq!(
         std::fs::read_to_string(&path).expect("readable"),
-        format!("{line}\n{line}\n")
+        format!("{line}\n{save}\n{later}\n{gone}\n")
     );
 }
 

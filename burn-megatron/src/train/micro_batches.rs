@@ -1,30 +1,36 @@
 //! The micro-batches of a step: one after the other, or in the order of a schedule.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use super::config::TrainConfig;
 use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::CommError;
-use crate::data::{Batch, DataError, Samples};
+use crate::data::{Batch, DataError, ReadAhead, Samples};
 use crate::data_parallel::DistributedDataParallel;
 use crate::pipeline::engine::{Engine, EngineError, Output, Run, Stage, forward_only};
 use crate::pipeline::schedule::Schedule;
 
 impl<M: LanguageModel> Trainer<M> {
     /// The micro-batches of this rank.
-    pub(super) fn batches(
+    pub(super) fn batches(&self, samples: &dyn Samples) -> Result<Vec<Batch>, DataError> {
+        let numbers = numbers(&self.config, self.own_samples(), self.samples, 1);
+        numbers.map(|numbers| samples.batch(numbers)).collect()
+    }
+
+    /// The same samples, of which a thread prepares the micro-batches of two steps: those of the next
+    /// `steps` steps.
+    pub(super) fn read_ahead(
         &self,
-        samples: &dyn Samples,
-        step: usize,
-    ) -> Result<Vec<Batch>, DataError> {
-        let before = step * self.config.global_batch_size;
-        let size = self.config.micro_batch_size;
-        let firsts = self.own_samples().step_by(size);
-        let number = |sample: usize| (before + sample) as u64;
-        firsts
-            .map(|first| samples.batch(number(first)..number(first + size)))
-            .collect()
+        samples: Arc<dyn Samples>,
+        steps: usize,
+    ) -> Result<ReadAhead, DataError> {
+        let own = self.own_samples();
+        let ready = 2 * own.len().div_ceil(self.config.micro_batch_size);
+        let numbers = numbers(&self.config, own, self.samples, steps);
+        ReadAhead::new(samples, numbers, ready)
     }
 
     /// Forward and backward of one micro-batch after the other; the sum of their losses.
@@ -78,20 +84,40 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(run)
     }
 
-    /// What the last stage gives for a batch, on the rank that holds it; nothing is recorded.
-    pub(super) fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
-        let placement = match &self.schedule {
+    /// The rank of the pipeline that has each stage.
+    pub(super) fn placement(&self) -> Vec<usize> {
+        match &self.schedule {
             Some(schedule) => (0..schedule.stages())
                 .map(|stage| schedule.rank_of(stage))
                 .collect(),
             None => vec![0],
-        };
+        }
+    }
+
+    /// What the last stage gives for a batch, on the rank that holds it; nothing is recorded.
+    pub(super) fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
         let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
-        forward_only(&placement, pipeline, &self.device, |stage, input| {
+        forward_only(&self.placement(), pipeline, &self.device, |stage, input| {
             let tokens = tokens(batch, &self.device);
             module.hidden(stage, input, tokens, None)
         })
     }
+}
+
+/// The numbers of the samples in each micro-batch of the next `steps` steps, after `before` samples, on the
+/// rank that runs `own` of each step.
+fn numbers(
+    config: &TrainConfig,
+    own: Range<usize>,
+    before: u64,
+    steps: usize,
+) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (batch, size) = (config.global_batch_size, config.micro_batch_size);
+    let firsts = (0..steps).flat_map(move |step| {
+        let firsts = own.clone().step_by(size);
+        firsts.map(move |first| before + (step * batch + first) as u64)
+    });
+    firsts.map(move |first| first..first + size as u64)
 }
 
 /// `[rows, seq]`

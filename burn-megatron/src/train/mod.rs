@@ -6,21 +6,21 @@
 
 mod config;
 mod error;
-mod generate;
 pub mod metrics;
 mod micro_batches;
-mod model;
 mod observer;
 pub mod plot;
 pub mod progress;
+mod resume;
 pub mod run_folder;
+mod save;
 pub mod schedule;
 mod trainer;
 
+pub use crate::generate::GenerateConfig;
+pub use crate::model::{LanguageModel, Tokens};
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;
-pub use generate::GenerateConfig;
-use generate::generate;
-pub use model::{LanguageModel, Tokens};
 pub use observer::{Observer, ObserverError, Silent};
+pub use save::{Saved, Saver, Saving};
 pub use trainer::{Outcome, Pipeline, Trainer};

@@ -1,5 +1,6 @@
 //! What happens with the numbers of a run.
 
+use super::Saved;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 
 /// An error of an observer, such as a full disk.
@@ -20,6 +21,16 @@ pub trait Observer {
     ///
     /// An error ends the run.
     fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError>;
+
+    /// A checkpoint was published; known to the first rank alone.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run.
+    fn saved(&mut self, saved: &Saved) -> Result<(), ObserverError> {
+        let _ = saved;
+        Ok(())
+    }
 
     /// Whether to stop after this step. One rank that says so stops all.
     fn stop(&self) -> bool {

@@ -28,6 +28,8 @@ pub struct Progress {
     started: Instant,
     /// The loss scale that was shown last.
     scale: Option<f64>,
+    /// What bits are per.
+    unit: &'static str,
 }
 
 enum Output {
@@ -59,7 +61,14 @@ impl Progress {
             steps,
             started: Instant::now(),
             scale: None,
+            unit: "byte",
         }
+    }
+
+    /// Says what the bits of a held-out loss are per, where that is not a byte.
+    pub fn in_bits_per(mut self, unit: &'static str) -> Self {
+        self.unit = unit;
+        self
     }
 
     /// Shows a finished step.
@@ -107,9 +116,9 @@ impl Progress {
             bits_per_byte,
             ..
         } = metrics;
-        let total = self.steps.end;
+        let (total, unit) = (self.steps.end, self.unit);
         self.note(&format!(
-            "step {step}/{total}  held-out loss {loss:.4}  {bits_per_byte:.4} bits per byte"
+            "step {step}/{total}  held-out loss {loss:.4}  {bits_per_byte:.4} bits per {unit}"
         ));
     }
 
@@ -211,6 +220,7 @@ mod tests {
                 steps,
                 started: Instant::now(),
                 scale: None,
+                unit: "byte",
             },
             shared,
         )
@@ -291,6 +301,9 @@ mod tests {
             lines[2],
             "step 100/1000  held-out loss 3.5000  5.0500 bits per byte"
         );
+        let (progress, shared) = self::lines(0..1000);
+        progress.in_bits_per("token").held_out(&metrics);
+        assert!(self::text(&shared).ends_with("5.0500 bits per token\n"));
     }
 
     #[test]
@@ -348,6 +361,7 @@ mod tests {
             steps: 10..20,
             started: Instant::now(),
             scale: None,
+            unit: "byte",
         };
         run(&mut progress, 10..20);
         progress.finish();

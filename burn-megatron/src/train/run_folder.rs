@@ -38,8 +38,11 @@ pub enum RunFolderError {
     },
 }
 
+/// The name of the folder of checkpoints in that of a run.
+pub const CHECKPOINTS: &str = "checkpoints";
+
 /// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`,
-/// `sample.txt`.
+/// `sample.txt`, and where it saves `checkpoints`.
 ///
 /// One rank of a run creates it; the others need none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,6 +136,11 @@ impl RunFolder {
     /// The loss curve: `loss.svg`.
     pub fn loss_svg(&self) -> PathBuf {
         self.path.join("loss.svg")
+    }
+
+    /// The checkpoints: `checkpoints`.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join(CHECKPOINTS)
     }
 
     /// Text that the trained model writes: `sample.txt`.

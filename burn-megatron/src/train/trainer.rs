@@ -10,23 +10,25 @@ use super::error::TrainError;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming, bits_per_byte};
 use super::micro_batches::matrix;
 use super::schedule::LrSchedule;
-use super::{GenerateConfig, LanguageModel, Observer, generate};
+use super::{LanguageModel, Observer, Saver};
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::data::{Batch, Dataset, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, Gradients, ZeroStage};
+use crate::generate::{GenerateConfig, GenerateError, Generated, Generator};
 use crate::mesh::Axis;
 use crate::nn::ParallelModule;
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite, count_zeros, global_norm};
 use crate::pipeline::engine::{Event, PutOff};
 use crate::pipeline::schedule::Schedule;
+use crate::tokenizer::Tokenizer;
 
 /// Trains one rank's part of a model; every rank of the mesh has one.
 pub struct Trainer<M> {
     pub(super) ddp: DistributedDataParallel<M>,
-    optimizer: ParallelAdamW,
+    pub(super) optimizer: ParallelAdamW,
     pub(super) scaler: LossScaler,
-    count: StepCount,
+    pub(super) count: StepCount,
     learning_rates: LrSchedule,
     pub(super) config: TrainConfig,
     pub(super) device: Device,
@@ -35,6 +37,13 @@ pub struct Trainer<M> {
     pub(super) put_off: Option<PutOff>,
     /// What this rank did in the last step of a pipeline.
     events: Vec<Event>,
+    /// Of the data that it is trained on; 1 where that is not known.
+    bytes_per_token: f64,
+    /// The samples that were trained on.
+    pub(super) samples: u64,
+    pub(super) saver: Option<Saver>,
+    /// The steps that had been made when it was saved or loaded last.
+    pub(super) saved_at: u64,
 }
 
 /// How the ranks of a pipeline work together.
@@ -50,9 +59,9 @@ pub struct Pipeline {
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// The steps that were made, skipped ones among them.
+    /// The steps that were made, skipped ones and those before a checkpoint among them.
     pub steps: usize,
-    /// The steps that no rank took, as a loss or a gradient was not finite.
+    /// The steps of these that no rank took, as a loss or a gradient was not finite.
     pub skipped: usize,
     /// Whether it was stopped before its last step.
     pub stopped: bool,
@@ -134,6 +143,10 @@ impl<M: LanguageModel> Trainer<M> {
             schedule,
             put_off,
             events: vec![],
+            bytes_per_token: 1.0,
+            samples: 0,
+            saver: None,
+            saved_at: 0,
         })
     }
 
@@ -152,7 +165,15 @@ impl<M: LanguageModel> Trainer<M> {
         &self.events
     }
 
-    /// Trains to the end, or until the observer of some rank asks to stop.
+    /// Steps that were made, those before a checkpoint among them.
+    pub fn steps(&self) -> usize {
+        self.count.made() as usize
+    }
+
+    /// Trains to the end, or until the observer of some rank asks to stop; after [`load`](Self::load)
+    /// from the step of the checkpoint on. With a [saver](Self::save_with), the last step is saved too.
+    ///
+    /// What is evaluated after a stop is no part of a run that will go on: the observer is not told then.
     ///
     /// # Errors
     ///
@@ -162,56 +183,70 @@ impl<M: LanguageModel> Trainer<M> {
         data: &dyn Dataset,
         observer: &mut impl Observer,
     ) -> Result<Outcome, TrainError> {
-        let batch = self.config.global_batch_size;
+        let left = self.config.steps.saturating_sub(self.steps());
+        self.bytes_per_token = data.bytes_per_token();
         let samples = data.training(&Sampling {
             seq: self.sequence_length(),
             seed: self.config.seed,
-            samples: (self.config.steps * batch) as u64,
+            samples: self.samples + (left * self.config.global_batch_size) as u64,
         })?;
-        let (mut steps, mut skipped, mut stopped) = (0, 0, false);
-        while steps < self.config.steps && !stopped {
+        let samples = self.read_ahead(samples, left)?;
+        let (mut stopped, mut evaluated) = (false, None);
+        while self.steps() < self.config.steps && !stopped {
             let started = Instant::now();
-            let metrics = self.step(&*samples, steps)?;
+            let metrics = self.step(&samples)?;
             let timing = self.timing(&metrics, started);
             observer
                 .step(&metrics, &timing)
                 .map_err(TrainError::Observer)?;
-            steps += 1;
-            skipped += usize::from(metrics.skipped);
+            let steps = self.steps();
             let last = steps == self.config.steps;
-            if !last
-                && self
-                    .config
-                    .evaluate_every
-                    .is_some_and(|every| steps.is_multiple_of(every))
-            {
-                observer
-                    .held_out(&self.evaluate(data, steps)?)
-                    .map_err(TrainError::Observer)?;
-            }
+            let is_due = |every: usize| steps.is_multiple_of(every);
+            evaluated = match !last && self.config.evaluate_every.is_some_and(is_due) {
+                true => Some(self.tell_held_out(data, observer)?),
+                false => None,
+            };
+            self.save_if_due(observer)?;
             stopped = !last && !all_finite(!observer.stop(), self.ddp.groups())?;
         }
-        let held_out = self.evaluate(data, steps)?;
-        observer.held_out(&held_out).map_err(TrainError::Observer)?;
+        tracing::debug!(waits = ?samples.waits(), "read ahead");
+        self.save_the_end(observer)?;
+        let held_out = match (evaluated, stopped && self.saver.is_some()) {
+            (Some(held_out), _) => held_out,
+            (None, true) => self.evaluate(data, self.steps())?,
+            (None, false) => self.tell_held_out(data, observer)?,
+        };
         Ok(Outcome {
-            steps,
-            skipped,
+            steps: self.steps(),
+            skipped: self.count.skipped as usize,
             stopped,
             held_out,
         })
     }
 
-    /// One update: all micro-batches, the reduction, and the optimizer.
+    fn tell_held_out(
+        &self,
+        data: &dyn Dataset,
+        observer: &mut impl Observer,
+    ) -> Result<HeldOutMetrics, TrainError> {
+        let held_out = self.evaluate(data, self.steps())?;
+        observer.held_out(&held_out).map_err(TrainError::Observer)?;
+        Ok(held_out)
+    }
+
+    /// One update: all micro-batches, the reduction, and the optimizer. `samples` are those of the whole
+    /// run, of which the step takes those that come next.
     ///
     /// No rank takes the step when a loss or a gradient is not finite anywhere.
     ///
     /// # Errors
     ///
     /// See [`fit`](Self::fit).
-    pub fn step(&mut self, samples: &dyn Samples, step: usize) -> Result<StepMetrics, TrainError> {
+    pub fn step(&mut self, samples: &dyn Samples) -> Result<StepMetrics, TrainError> {
+        let step = self.steps();
         let _span = tracing::info_span!("step", step).entered();
         self.ddp.groups().world().begin_step(step as u64);
-        let batches = self.batches(samples, step)?;
+        let batches = self.batches(samples)?;
         let tokens = batches.iter().map(Batch::counted).sum();
         let loss = match &self.schedule {
             None => self.run_batches(&batches, step),
@@ -237,7 +272,7 @@ impl<M: LanguageModel> Trainer<M> {
         let metrics = StepMetrics {
             step,
             loss,
-            bits_per_byte: bits_per_byte(loss, 1.0),
+            bits_per_byte: bits_per_byte(loss, self.bytes_per_token),
             gradient_norm: norm,
             learning_rate,
             tokens: gradients.tokens,
@@ -247,12 +282,15 @@ impl<M: LanguageModel> Trainer<M> {
         };
         self.scaler.update(!finite);
         self.count.record(finite);
+        self.samples += self.config.global_batch_size as u64;
         self.count.check(self.config.skip_limit)?;
         if finite {
             if norm > self.config.clip {
                 gradients.scale(self.config.clip / norm);
             }
             self.optimizer.step(learning_rate, &mut self.ddp, gradients);
+        } else {
+            self.ddp.skipped();
         }
         let every = self.config.check_replicas_every;
         if every.is_some_and(|every| (step + 1).is_multiple_of(every)) {
@@ -306,7 +344,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(HeldOutMetrics {
             step: steps,
             loss,
-            bits_per_byte: bits_per_byte(loss, 1.0),
+            bits_per_byte: bits_per_byte(loss, data.bytes_per_token()),
             tokens: tokens as u64,
         })
     }
@@ -325,36 +363,25 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Text after a prompt; every rank of the tensor and the pipeline axis must come, and under full
-    /// sharding of the data axis too. All get the same.
+    /// sharding of the data axis too. All get the same. The seed is that of the run where none is given.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] when a rank is missing.
-    pub fn generate(&self, config: &GenerateConfig) -> Result<Vec<u8>, TrainError> {
-        let context = self.ddp.module().context();
-        let pipeline = self.ddp.groups().pipeline();
-        let last = match &self.schedule {
-            Some(schedule) => schedule.rank_of(schedule.stages() - 1),
-            None => 0,
-        };
-        generate(config, context, self.config.seed, |tokens, draw| {
-            let batch = Batch {
-                targets: tokens.clone(),
-                tokens,
-                rows: 1,
-                seq: context,
-                documents: None,
-            };
-            let token = match self.hidden(&batch)? {
-                Some(hidden) => draw.token(self.ddp.module().logits_of(hidden)),
-                None => 0,
-            };
-            // The rank with the last stage tells the others.
-            match pipeline.broadcast(vec![i64::from(token)].into(), last)? {
-                Buffer::I64(token) => Ok(token[0] as u8),
-                other => unreachable!("i64 went in, {} came out", other.dtype()),
-            }
-        })
+    /// [`TrainError`] for settings that draw nothing, a tokenizer of another model, and when a rank is
+    /// missing.
+    pub fn generate(
+        &self,
+        config: &GenerateConfig,
+        tokenizer: &Tokenizer,
+    ) -> Result<Generated, TrainError> {
+        let mut config = config.clone();
+        config.seed = config.seed.or(Some(self.config.seed));
+        let prompt = config.prompt_tokens(tokenizer);
+        let prompt = prompt.map_err(GenerateError::from)?;
+        let mut generator = Generator::new(self.ddp.module(), self.ddp.groups(), &self.device)
+            .with_placement(self.placement());
+        let written = generator.generate(&prompt, &config, tokenizer, &mut |_| Ok(()));
+        Ok(written?)
     }
 
     /// Sums what one rank of each pipeline has, and the others have as zero.

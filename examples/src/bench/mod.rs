@@ -3,6 +3,7 @@
 mod case;
 mod fp8;
 pub mod overlap;
+pub mod preprocess;
 mod subjects;
 mod table;
 mod timing;

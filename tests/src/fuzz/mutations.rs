@@ -39,7 +39,7 @@ impl Mutations {
         let mut drawn = 0;
         self.stream.words(self.drawn, 1, |_, word| drawn = word);
         self.drawn += 1;
-        (u64::from(drawn) * below as u64 >> 32) as usize
+        ((u64::from(drawn) * below as u64) >> 32) as usize
     }
 
     fn edge(&mut self) -> u64 {

@@ -1,18 +1,67 @@
 //! The targets.
 
+use burn_megatron::checkpoint::{
+    About, Checksum, ElementType, FileEntry, Manifest, ObjectEntry, PieceEntry, Slice, TensorEntry,
+    parse_header,
+};
+use burn_megatron::data::Sidecar;
+use burn_megatron::data::indexed::Header;
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, generate, validate,
 };
+use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
 use burn_megatron::verify::Layout;
 use burn_megatron_examples::check_recipe;
+use burn_megatron_models::hf::{HfConfig, ShardIndex};
+use serde_json::json;
 
 use super::Target;
 
 const TINY: &str = include_str!("../../../examples/recipes/tiny.toml");
 const GPT2: &str = include_str!("../../../examples/recipes/gpt2.toml");
 
+/// A file of the fixtures of `burn-megatron-models`.
+macro_rules! hf {
+    ($name:literal) => {
+        include_bytes!(concat!("../../../models/tests/fixtures/hf/", $name)).to_vec()
+    };
+}
+
+/// A file of the fixtures of `burn-megatron`.
+macro_rules! data {
+    ($name:literal) => {
+        include_bytes!(concat!(
+            "../../../burn-megatron/tests/fixtures/data/",
+            $name
+        ))
+        .to_vec()
+    };
+}
+
+/// The bytes of a .bin file, more than an index of the seeds needs.
+const BIN_BYTES: u64 = 1 << 14;
+
 /// All targets.
 pub const TARGETS: &[Target] = &[
+    Target {
+        name: "hf_config",
+        seeds: || {
+            vec![
+                hf!("gpt2/config.json"),
+                hf!("llama3/config.json"),
+                hf!("llama-yarn/config.json"),
+                hf!("mistral/config.json"),
+                hf!("qwen2/config.json"),
+                hf!("qwen3/config.json"),
+            ]
+        },
+        run: |input| HfConfig::parse(input).is_ok_and(|config| config.to_json().is_ok()),
+    },
+    Target {
+        name: "hf_index",
+        seeds: || vec![hf!("llama3/model.safetensors.index.json")],
+        run: |input| ShardIndex::parse(input).is_ok(),
+    },
     Target {
         name: "layout",
         seeds: || {
@@ -23,6 +72,11 @@ pub const TARGETS: &[Target] = &[
             ])
         },
         run: |input| text(input).is_some_and(|text| text.parse::<Layout>().is_ok()),
+    },
+    Target {
+        name: "manifest",
+        seeds: || vec![unsealed(&small_manifest())],
+        run: |input| Manifest::parse(input).is_ok() || manifest(&sealed(input)),
     },
     Target {
         name: "recipe",
@@ -36,11 +90,32 @@ pub const TARGETS: &[Target] = &[
         run: |input| text(input).is_some_and(|text| check_recipe(text).is_ok()),
     },
     Target {
+        name: "safetensors_header",
+        seeds: || vec![small_safetensors()],
+        run: |input| parse_header(input, input.len() as u64).is_ok(),
+    },
+    Target {
         name: "schedule_csv",
         seeds: schedules,
         run: |input| {
             let schedule = text(input).map(|text| Schedule::from_csv("fuzzed.csv", text));
             schedule.is_some_and(|schedule| schedule.is_ok_and(|s| validate(&s).is_ok()))
+        },
+    },
+    Target {
+        name: "sidecar",
+        seeds: sidecars,
+        run: |input| {
+            let info = TokenFileInfo::parse(input).map(|info| info.bytes_per_token());
+            Sidecar::parse(input).is_ok() && info.is_ok()
+        },
+    },
+    Target {
+        name: "token_index",
+        seeds: || vec![data!("a.idx"), data!("b.idx"), data!("small.idx")],
+        run: |input| {
+            let header = Header::parse(input);
+            header.is_ok_and(|header| header.check(input, BIN_BYTES).is_ok())
         },
     },
 ];
@@ -64,4 +139,110 @@ fn schedules() -> Vec<Vec<u8>> {
         schedule.to_csv().into_bytes()
     };
     kinds.into_iter().map(csv).collect()
+}
+
+/// What a manifest has before its checksum, without which no change would be looked at.
+fn unsealed(manifest: &Manifest) -> Vec<u8> {
+    let mut bytes = manifest.to_bytes();
+    bytes.truncate(bytes.len() - sealed(b"").len());
+    bytes
+}
+
+/// The same with its checksum.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let end = format!("\"checksum\": \"{}\"\n}}\n", Checksum::of(body));
+    [body, end.as_bytes()].concat()
+}
+
+/// Reads a manifest, and what is written of it again.
+fn manifest(bytes: &[u8]) -> bool {
+    let Ok(manifest) = Manifest::parse(bytes) else {
+        return false;
+    };
+    let again = Manifest::parse(&manifest.to_bytes()).expect("what is written is read");
+    assert_eq!(again.tensors, manifest.tensors);
+    true
+}
+
+/// Two files: a tensor in two boxes, one of them in each, a whole one, and an object.
+fn small_manifest() -> Manifest {
+    let checksums = || vec![Checksum::of(b"some bytes")];
+    let file = |name: &str, size| FileEntry {
+        name: name.into(),
+        size,
+        header: 64,
+        checksum: Checksum::of(name.as_bytes()),
+    };
+    let piece = |file, begin, offset: [usize; 2], shape: [usize; 2]| PieceEntry {
+        file,
+        begin,
+        slice: Slice {
+            offset: offset.to_vec(),
+            shape: shape.to_vec(),
+        },
+        checksums: checksums(),
+    };
+    let tensor = |key: &str, dtype, shape: [usize; 2], pieces| TensorEntry {
+        key: key.into(),
+        dtype,
+        shape: shape.to_vec(),
+        pieces,
+    };
+    Manifest {
+        about: About {
+            step: 7,
+            samples: 56,
+            layout: "tp2".into(),
+            config: json!({ "model": { "layers": 2 } }),
+            state: json!({ "loss_scale": 1.5 }),
+        },
+        files: vec![
+            file("part-00000", 64 + 48 + 8),
+            file("part-00001", 64 + 48 + 5),
+        ],
+        tensors: vec![
+            tensor(
+                "model/norm",
+                ElementType::Bf16,
+                [1, 4],
+                vec![piece(0, 64 + 48, [0, 0], [1, 4])],
+            ),
+            tensor(
+                "model/weight",
+                ElementType::F32,
+                [4, 6],
+                vec![piece(0, 64, [0, 0], [4, 3]), piece(1, 64, [0, 3], [4, 3])],
+            ),
+        ],
+        objects: vec![ObjectEntry {
+            key: "fp8".into(),
+            file: 1,
+            begin: 64 + 48,
+            size: 5,
+            checksums: checksums(),
+        }],
+    }
+}
+
+/// A whole file of three tensors.
+fn small_safetensors() -> Vec<u8> {
+    let header = json!({
+        "__metadata__": { "format": "pt" },
+        "weight": { "dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24] },
+        "empty": { "dtype": "BF16", "shape": [0, 3], "data_offsets": [24, 24] },
+        "scale": { "dtype": "F64", "shape": [], "data_offsets": [24, 32] },
+    });
+    let header = header.to_string().into_bytes();
+    let length = (header.len() as u64).to_le_bytes();
+    [&length[..], &header, &[7; 32]].concat()
+}
+
+/// What stands beside token files of bytes.
+fn sidecars() -> Vec<Vec<u8>> {
+    let mut info = TokenFileInfo::new(&Tokenizer::bytes());
+    (info.tokens, info.bytes, info.documents) = (120, 300, 4);
+    info.inputs = vec!["corpus.jsonl".into()];
+    info.key = Some("text".into());
+    let text = serde_json::to_vec(&info);
+    vec![text.expect("text and numbers have a form in JSON")]
 }

@@ -11,6 +11,7 @@ mod overlap;
 mod recompute;
 mod references;
 mod references_attention;
+mod sight;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};

@@ -1,9 +1,11 @@
-//! What the training loop needs of a model.
+//! What a language model is to those that train it and to those that draw text from it.
 
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
+
+use crate::nn::KvCache;
 
 /// What a decoder reads.
 #[derive(Clone, Debug)]
@@ -33,6 +35,11 @@ pub trait LanguageModel: Module {
     ///
     /// `offset` (`[batch, seq, hidden]`), if any, is added to the input after embedding; its
     /// gradient is the gradient of the input.
+    ///
+    /// # Panics
+    ///
+    /// When the documents of the tokens do not fit their rows: see
+    /// [`Packed::new`](crate::nn::Packed::new).
     fn hidden(
         &self,
         stage: usize,
@@ -40,6 +47,34 @@ pub trait LanguageModel: Module {
         tokens: Tokens,
         offset: Option<Tensor<3>>,
     ) -> Tensor<3>;
+
+    /// Runs the layers of a stage on tokens `[sequences, new]` that follow those in the `cache`: what
+    /// [`hidden`](Self::hidden) gives for them at the end of the whole sequences. The cache gets their
+    /// keys and values; that they count is said by [`KvCache::keep`], when all stages of this rank are
+    /// done. For generation: nothing is recorded for a backward.
+    ///
+    /// # Panics
+    ///
+    /// When the sequences become longer than the cache can hold.
+    fn hidden_after(
+        &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+        cache: &mut KvCache,
+    ) -> Tensor<3>;
+
+    /// An empty cache for the stages of this rank.
+    fn cache(&self) -> KvCache;
+
+    /// The lengths of sequences are multiples of this: of the size of the tensor axis under sequence
+    /// parallelism.
+    fn sequence_multiple(&self) -> usize {
+        1
+    }
+
+    /// The number of different tokens.
+    fn vocabulary(&self) -> usize;
 
     /// The loss of each token in nats from what the last stage gave, the same on every rank of the
     /// tensor axis. `targets` are `[batch, seq]`.

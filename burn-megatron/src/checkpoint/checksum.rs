@@ -1,0 +1,76 @@
+//! Checksums of what lies on the disk: xxh3, 64 bits.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes that one checksum stands for: what is read to check a single element.
+pub const CHUNK: usize = 4 << 20;
+
+/// The xxh3-64 of some bytes; 16 digits of lower-case hexadecimal as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Checksum(u64);
+
+impl Checksum {
+    /// The checksum of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(xxh3_64(bytes))
+    }
+}
+
+impl fmt::Display for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl From<Checksum> for String {
+    fn from(checksum: Checksum) -> Self {
+        checksum.to_string()
+    }
+}
+
+impl FromStr for Checksum {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let value = u64::from_str_radix(text, 16).ok().map(Self);
+        // One form for each value, so that no change goes unseen.
+        let value = value.filter(|value| digits && value.to_string() == text);
+        value.ok_or_else(|| format!("'{text}' is no checksum: 16 digits of 0-9 and a-f are"))
+    }
+}
+
+impl TryFrom<String> for Checksum {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checksum_has_one_text() {
+        // The published value for no bytes.
+        assert_eq!(Checksum::of(b"").to_string(), "2d06800538d394c2");
+        let text = Checksum::of(b"abc").to_string();
+        assert_eq!(text.parse(), Ok(Checksum::of(b"abc")));
+        for bad in [
+            "",
+            "+123456789012345",
+            "2D06800538D394C2",
+            "2d06800538d394c",
+            "ä",
+        ] {
+            assert!(bad.parse::<Checksum>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The same checkpoint in other files.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use super::{
+    Checkpoint, CheckpointError, CheckpointFolder, Piece, Retention, Slice, TensorMeta,
+    TensorSource,
+};
+
+/// Into how many files tensors go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSizes {
+    /// At most so many, as equal as whole tensors allow.
+    Files(usize),
+    /// As few as can be of at most so many bytes; a tensor that has more has a file of its own.
+    MaxBytes(u64),
+}
+
+/// Writes a checkpoint into another folder with every tensor in one piece. The objects go into the first
+/// file. One tensor at a time is in memory. `progress` gets the bytes that were written since its last
+/// call.
+///
+/// # Errors
+///
+/// [`CheckpointError::Exists`] for a folder that has this step, [`CheckpointError`] for what cannot be read
+/// or written.
+pub fn reshard(
+    from: &Checkpoint,
+    to: &CheckpointFolder,
+    sizes: FileSizes,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Checkpoint, CheckpointError> {
+    let tensors: Vec<_> = from
+        .manifest()
+        .tensors
+        .iter()
+        .map(|tensor| tensor.meta())
+        .collect();
+    let bytes = |tensor: &TensorMeta| {
+        let too_large = || CheckpointError::TooLarge {
+            key: tensor.key.clone(),
+            shape: tensor.shape.clone(),
+        };
+        tensor
+            .bytes()
+            .map(|bytes| bytes as u64)
+            .ok_or_else(too_large)
+    };
+    let bytes = tensors.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
+    let step = from.about().step;
+    if to.steps()?.contains(&step) {
+        let path = to.path().to_path_buf();
+        return Err(CheckpointError::Exists { path, step });
+    }
+    let draft = to.begin(step)?;
+    let mut files = distribute(&bytes, sizes);
+    if files.is_empty() {
+        files.push(vec![]);
+    }
+    for (number, indices) in files.iter().enumerate() {
+        let pieces = indices.iter().map(|index| Piece {
+            slice: Slice::whole(&tensors[*index].shape),
+            tensor: tensors[*index].clone(),
+        });
+        let pieces: Vec<_> = pieces.collect();
+        let objects = from.objects().into_iter().filter(|_| number == 0);
+        let objects = objects.map(|key| Ok((key.clone(), from.object(&key)?)));
+        let objects = objects.collect::<Result<Vec<_>, CheckpointError>>()?;
+        draft.write_part(number, &pieces, &objects, |index| {
+            let Piece { tensor, slice } = &pieces[index];
+            let bytes = from.read(&tensor.key, slice)?;
+            progress(bytes.len() as u64);
+            Ok(bytes)
+        })?;
+    }
+    draft.publish(
+        files.len(),
+        from.about(),
+        &Retention::default(),
+        // All parts are there.
+        Duration::ZERO,
+    )
+}
+
+/// Which tensors of these sizes go into which file.
+fn distribute(bytes: &[u64], sizes: FileSizes) -> Vec<Vec<usize>> {
+    let mut files: Vec<Vec<usize>> = vec![];
+    match sizes {
+        FileSizes::Files(count) => {
+            let mut order: Vec<_> = (0..bytes.len()).collect();
+            order.sort_by_key(|index| Reverse(bytes[*index]));
+            files.resize(count.max(1).min(bytes.len()), vec![]);
+            let mut loads = vec![0; files.len()];
+            for index in order {
+                // The largest that is left goes to where the least is.
+                let least = (0..loads.len()).min_by_key(|file| loads[*file]);
+                if let Some(file) = least {
+                    loads[file] += bytes[index];
+                    files[file].push(index);
+                }
+            }
+            files.iter_mut().for_each(|file| file.sort_unstable());
+        }
+        FileSizes::MaxBytes(most) => {
+            let mut load = u64::MAX;
+            for (index, size) in bytes.iter().enumerate() {
+                load = load.saturating_add(*size);
+                match files.last_mut() {
+                    Some(file) if load <= most => file.push(index),
+                    _ => {
+                        load = *size;
+                        files.push(vec![index]);
+                    }
+                }
+            }
+        }
+    }
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_of_equal_size() {
+        let bytes = [5, 1, 1, 4, 3, 0];
+        let files = distribute(&bytes, FileSizes::Files(2));
+        assert_eq!(files, [vec![0, 1, 2, 5], vec![3, 4]]);
+        assert_eq!(distribute(&bytes, FileSizes::Files(9)).len(), 6);
+        assert_eq!(distribute(&bytes, FileSizes::Files(0)).len(), 1);
+        let files = distribute(&bytes, FileSizes::MaxBytes(6));
+        assert_eq!(files, [vec![0, 1], vec![2, 3], vec![4, 5]]);
+        let files = distribute(&bytes, FileSizes::MaxBytes(2));
+        assert_eq!(files, [vec![0], vec![1, 2], vec![3], vec![4], vec![5]]);
+        assert!(distribute(&[], FileSizes::Files(3)).is_empty());
+        assert!(distribute(&[], FileSizes::MaxBytes(3)).is_empty());
+    }
+}

@@ -1,0 +1,286 @@
+//! Files that are not as they were written, and parts that do not make a whole.
+
+use super::*;
+
+#[test]
+fn each_flipped_byte_of_the_data_is_found() {
+    let folder = Scratch::new();
+    let saved = saved(&folder);
+    for name in ["part-00000.safetensors", "part-00001.safetensors"] {
+        let path = saved.path().join(name);
+        let bytes = fs::read(&path).unwrap();
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << (at % 8);
+            fs::write(&path, &changed).unwrap();
+            let again = Checkpoint::open(&*folder).unwrap();
+            let text = again.verify(&mut |_| {}).unwrap_err().to_string();
+            assert!(
+                text.contains(name) && text.contains("has changed"),
+                "byte {at}: {text}"
+            );
+        }
+        fs::write(&path, &bytes).unwrap();
+    }
+    assert_small(&Checkpoint::open(&*folder).unwrap());
+}
+
+#[test]
+fn each_flipped_byte_of_the_manifest_is_found() {
+    let folder = Scratch::new();
+    let saved = saved(&folder);
+    let path = saved.path().join("manifest.json");
+    let bytes = fs::read(&path).unwrap();
+    for at in 0..bytes.len() {
+        let mut changed = bytes.clone();
+        changed[at] ^= 1 << (at % 8);
+        let text = Manifest::parse(&changed).unwrap_err().to_string();
+        assert!(text.starts_with("manifest.json: "), "{text}");
+    }
+    fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    let text = Checkpoint::open(&*folder).unwrap_err().to_string();
+    assert!(
+        text.contains(path.to_str().unwrap()) && text.contains("cut off"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_file_of_another_size_is_not_opened() {
+    let folder = Scratch::new();
+    let saved = saved(&folder);
+    let path = saved.path().join("part-00001.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    for changed in [&bytes[..bytes.len() - 1], &[&bytes[..], b"x"].concat()] {
+        fs::write(&path, changed).unwrap();
+        let text = Checkpoint::open(&*folder).unwrap_err().to_string();
+        let sizes = format!(
+            "it has {} bytes, and was written with {}",
+            changed.len(),
+            bytes.len()
+        );
+        assert!(
+            text.contains("part-00001") && text.contains(&sizes),
+            "{text}"
+        );
+    }
+    fs::remove_file(&path).unwrap();
+    let text = Checkpoint::open(&*folder).unwrap_err().to_string();
+    assert!(
+        text.contains("cannot open") && text.contains("part-00001"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_file_that_is_cut_while_it_is_open_ends_nothing() {
+    let folder = Scratch::new();
+    let cut = |saved: &Checkpoint| {
+        let path = saved.path().join("part-00001.safetensors");
+        fs::OpenOptions::new()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .set_len(0)
+            .unwrap();
+    };
+    let all = Slice::whole(&[3, 4]);
+    let before = saved(&folder.join("before"));
+    cut(&before);
+    let mapped = saved(&folder.join("after"));
+    mapped.read("model/a.weight", &all).unwrap();
+    cut(&mapped);
+    for saved in [before, mapped] {
+        let text = saved.read("model/a.weight", &all).unwrap_err().to_string();
+        assert!(text.contains("it has 0 bytes"), "{text}");
+        saved.verify(&mut |_| {}).unwrap_err();
+        // What lies elsewhere is there.
+        assert_eq!(saved.read("model/b", &slice(&[1], &[2])).unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let folder = Scratch::new();
+    let saved = saved(&folder);
+    let text = saved
+        .read("model/c", &slice(&[0], &[1]))
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("has no model/c"), "{text}");
+    let text = saved
+        .read("model/b", &slice(&[4], &[2]))
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("[5]") && text.contains("[4..6]"), "{text}");
+    saved
+        .read("model/b", &slice(&[usize::MAX], &[2]))
+        .unwrap_err();
+    saved.read("model/b", &slice(&[0, 0], &[1, 1])).unwrap_err();
+    let text = saved.object("rank 9").unwrap_err().to_string();
+    assert!(text.contains("has no rank 9"), "{text}");
+}
+
+/// The error of publishing these parts.
+fn refused(tensors: &[Whole], parts: &[Vec<(usize, Slice)>]) -> CheckpointError {
+    let path = Scratch::new();
+    let folder = CheckpointFolder::create(&*path).unwrap();
+    let draft = folder.begin(1).unwrap();
+    write(&draft, tensors, parts);
+    let error = draft
+        .publish(parts.len(), &about(1), &Retention::default(), WAIT)
+        .unwrap_err();
+    // Only the lock is left.
+    assert_eq!(fs::read_dir(&*path).unwrap().count(), 1);
+    error
+}
+
+#[test]
+fn parts_that_make_no_whole_are_not_published() {
+    let (tensors, mut parts) = small();
+    parts[1][0].1 = slice(&[0, 1], &[3, 3]);
+    let text = refused(&tensors, &parts).to_string();
+    let twice =
+        "model/a.weight: the element [0, 1] was saved twice, in [0..3, 0..2] and in [0..3, 1..4]";
+    assert_eq!(text, twice);
+    parts[1][0].1 = slice(&[0, 3], &[3, 1]);
+    let text = refused(&tensors, &parts).to_string();
+    assert_eq!(text, "model/a.weight: the element [0, 2] was not saved");
+    parts[1].clear();
+    assert!(matches!(
+        refused(&tensors, &parts),
+        CheckpointError::Gap { .. }
+    ));
+    let (mut tensors, parts) = small();
+    let mut other = tensors[0].clone();
+    other.meta.dtype = ElementType::I32;
+    tensors.push(other);
+    let parts = [parts[0].clone(), vec![(2, parts[1][0].1.clone())]];
+    let text = refused(&tensors, &parts).to_string();
+    assert_eq!(
+        text,
+        "model/a.weight is f32 [3, 4] for one rank and i32 [3, 4] for another"
+    );
+}
+
+#[test]
+fn pieces_that_cannot_be_are_refused() {
+    let path = Scratch::new();
+    let folder = CheckpointFolder::create(&*path).unwrap();
+    let tensor = |shape: &[usize]| TensorMeta {
+        key: "model/x".into(),
+        dtype: ElementType::F32,
+        shape: shape.to_vec(),
+    };
+    let piece = |shape: &[usize], slice: Slice| Piece {
+        tensor: tensor(shape),
+        slice,
+    };
+    let half = piece(&[4], slice(&[0], &[2]));
+    let object = |key: &str| (key.to_string(), vec![]);
+    let cases = [
+        (
+            vec![piece(&[4], slice(&[3], &[2]))],
+            vec![],
+            "[3..5] is not in it",
+        ),
+        (
+            vec![piece(&[1 << 40, 1 << 40], slice(&[0, 0], &[1, 1]))],
+            vec![],
+            "cannot be counted",
+        ),
+        (
+            vec![half.clone(), half.clone()],
+            vec![],
+            "model/x [0..2] was saved twice",
+        ),
+        (
+            vec![],
+            vec![object("a"), object("a")],
+            "object/a was saved twice",
+        ),
+        (
+            vec![half],
+            vec![],
+            "has 8 bytes in [0..2], and 3 were given",
+        ),
+    ];
+    for (pieces, objects, wanted) in cases {
+        let draft = folder.begin(1).unwrap();
+        let error = draft
+            .write_part(0, &pieces, &objects, |_| Ok(vec![0; 3]))
+            .unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+        // The publisher hears of it at once.
+        let error = draft
+            .publish(2, &about(1), &Retention::default(), WAIT)
+            .unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("rank 0 could not") && text.contains(wanted),
+            "{text}"
+        );
+    }
+    let draft = folder.begin(1).unwrap();
+    let twice = [("a".to_string(), vec![1])];
+    for rank in 0..2 {
+        draft.write_part(rank, &[], &twice, |_| Ok(vec![])).unwrap();
+    }
+    let error = draft
+        .publish(2, &about(1), &Retention::default(), WAIT)
+        .unwrap_err();
+    assert_eq!(error.to_string(), "a was saved twice");
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let path = Scratch::new();
+    let folder = CheckpointFolder::create(&*path).unwrap();
+    let (tensors, parts) = small();
+    let draft = folder.begin(1).unwrap();
+    write(&draft, &tensors, &parts[..1]);
+    let wait = Duration::from_millis(30);
+    let error = draft
+        .publish(3, &about(1), &Retention::default(), wait)
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("from rank 1, 2 after"), "{text}");
+    let draft = folder.begin(1).unwrap();
+    write(&draft, &tensors, &parts[..1]);
+    let other = folder.join(draft.name()).unwrap();
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        other.fail_part(1, "the disk is full");
+    });
+    let error = draft
+        .publish(2, &about(1), &Retention::default(), WAIT)
+        .unwrap_err();
+    late.join().unwrap();
+    let text = error.to_string();
+    assert!(
+        text.contains("rank 1 could not") && text.contains("the disk is full"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_named() {
+    let path = Scratch::new();
+    fs::write(path.join("file"), "").unwrap();
+    let error = CheckpointFolder::create(path.join("file/checkpoints")).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("cannot create the folder") && text.contains("/file: "),
+        "{text}"
+    );
+    CheckpointFolder::open(path.join("nowhere")).unwrap_err();
+    // A folder of Linux that takes no files, even from its administrator.
+    if Path::new("/proc/self/task").is_dir() {
+        let folder = CheckpointFolder::open("/proc/self/task").unwrap();
+        let text = folder.begin(1).unwrap_err().to_string();
+        assert!(
+            text.contains("cannot create") && text.contains("task/lock"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,153 @@
+//! The three indices that say which tokens make up a sample.
+
+use std::ops::Range;
+
+use super::{Array, Epochs, Int, RandomState, SamplingError};
+
+/// The indices of a data set.
+#[derive(Debug)]
+pub struct Indices {
+    /// The sequences of all epochs, in their order: `[epochs * sequences]`, `i32`.
+    pub documents: Array,
+    /// Where each sample begins, a place in `documents` and a token there, and where the last one ends:
+    /// `[samples + 1, 2]`, `i32` or, where there are too many documents, `i64`.
+    pub samples: Array,
+    /// The samples, in their order: `[samples]`, `u32` or, where there are too many, `i64`.
+    pub shuffle: Array,
+}
+
+impl Indices {
+    /// Builds the indices of the sequences of `range`; `lengths` are those of all sequences, from 0 on.
+    ///
+    /// # Errors
+    ///
+    /// [`SamplingError::TooManySequences`] where their numbers do not fit an `i32`.
+    pub fn build(
+        lengths: &[i32],
+        range: Range<usize>,
+        epochs: &Epochs,
+        seq: usize,
+        extra: usize,
+        seed: u32,
+    ) -> Result<Self, SamplingError> {
+        let sequences = lengths.len();
+        let (Ok(first), Ok(end)) = (i32::try_from(range.start), i32::try_from(range.end)) else {
+            return Err(SamplingError::TooManySequences { sequences });
+        };
+        let mut random = RandomState::new(seed);
+        let documents = document_index(first..end, epochs, &mut random);
+        let walk = Walk {
+            lengths,
+            documents: &documents,
+            seq: seq as u64,
+            extra: extra as u64,
+        };
+        let samples = match i32::try_from(documents.len()) {
+            Ok(_) => walk.samples(epochs.samples, |at| at as i32),
+            Err(_) => walk.samples(epochs.samples, |at| at as i64),
+        };
+        let shuffle = match epochs.samples < u64::from(u32::MAX) - 1 {
+            true => shuffle_index(epochs, &mut random, |sample| sample as u32),
+            false => shuffle_index(epochs, &mut random, |sample| sample as i64),
+        };
+        Ok(Self {
+            documents: Array::new(&documents, &[documents.len()]),
+            samples,
+            shuffle,
+        })
+    }
+}
+
+/// Every epoch has every document; the last one may be shuffled by itself.
+fn document_index(range: Range<i32>, epochs: &Epochs, random: &mut RandomState) -> Vec<i32> {
+    let together = epochs.count - u64::from(epochs.before_last.is_some());
+    let mut documents: Vec<i32> = (0..together).flat_map(|_| range.clone()).collect();
+    random.shuffle(&mut documents);
+    if epochs.before_last.is_some() {
+        let mut last: Vec<i32> = range.collect();
+        random.shuffle(&mut last);
+        documents.append(&mut last);
+    }
+    documents
+}
+
+/// Documents laid end to end.
+struct Walk<'a> {
+    lengths: &'a [i32],
+    documents: &'a [i32],
+    seq: u64,
+    extra: u64,
+}
+
+impl Walk<'_> {
+    /// Every `seq` tokens a sample begins.
+    fn samples<T: Int>(&self, count: u64, int: impl Fn(u64) -> T) -> Array {
+        let mut begins = Vec::with_capacity(2 * (count as usize + 1));
+        begins.extend([int(0), int(0)]);
+        let (mut place, mut offset) = (0, 0);
+        for _ in 0..count {
+            let mut left = self.seq + self.extra;
+            loop {
+                let length = self.length(place);
+                if left <= length - offset {
+                    offset += left - self.extra;
+                    break;
+                }
+                if place + 1 == self.documents.len() {
+                    // The last sample is not full.
+                    offset = length.saturating_sub(self.extra);
+                    break;
+                }
+                left -= length - offset;
+                (place, offset) = (place + 1, 0);
+            }
+            begins.extend([int(place as u64), int(offset)]);
+        }
+        Array::new(&begins, &[count as usize + 1, 2])
+    }
+
+    fn length(&self, place: usize) -> u64 {
+        self.lengths[self.documents[place] as usize] as u64
+    }
+}
+
+/// The samples of the last epoch may be shuffled by themselves.
+fn shuffle_index<T: Int>(
+    epochs: &Epochs,
+    random: &mut RandomState,
+    int: impl Fn(u64) -> T,
+) -> Array {
+    let mut samples: Vec<T> = (0..epochs.samples).map(int).collect();
+    let before = epochs.before_last.unwrap_or(epochs.samples);
+    let (first, last) = samples.split_at_mut(before as usize);
+    random.shuffle(first);
+    random.shuffle(last);
+    Array::new(&samples, &[samples.len()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More than 2^31 documents or 2^32 samples are too many for a test; the numbers are the same.
+    #[test]
+    fn wide_indices_have_the_same_numbers() {
+        let (lengths, documents) = ([5, 0, 9, 2], [2, 0, 3, 1, 2, 0, 1, 3]);
+        let walk = Walk {
+            lengths: &lengths,
+            documents: &documents,
+            seq: 4,
+            extra: 1,
+        };
+        let (narrow, wide) = (
+            walk.samples(7, |at| at as i32),
+            walk.samples(7, |at| at as i64),
+        );
+        assert_eq!(narrow.shape(), [8, 2]);
+        assert!(narrow.iter().eq(wide.iter()));
+        let epochs = Epochs::new(16, 4, 1, Some(7), true).unwrap();
+        let narrow = shuffle_index(&epochs, &mut RandomState::new(3), |sample| sample as u32);
+        let wide = shuffle_index(&epochs, &mut RandomState::new(3), |sample| sample as i64);
+        assert!(narrow.iter().eq(wide.iter()));
+    }
+}

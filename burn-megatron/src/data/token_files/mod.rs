@@ -1,0 +1,327 @@
+//! Token files as what a run is trained on.
+
+mod sidecar;
+
+pub use sidecar::Sidecar;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::blend::{BlendedDataset, blend, blend_exhaustive, normalize, sizes};
+use super::gpt::{Cache, FiniteSamples, GptDataset, GptOptions, Part, SamplingError, Split};
+use super::indexed::IndexedFile;
+use super::pack::Packed;
+use super::{DataError, Dataset, Sample, Samples, Sampling};
+
+/// Of the order in which held-out samples come: the same in all runs, so that their losses can be compared.
+const HELD_OUT_SEED: u64 = 1234;
+
+/// So many files are named where a data set describes itself.
+const NAMED: usize = 4;
+
+/// One of the files of a data set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenFile {
+    /// The path of the `.bin` and the `.idx` file without these endings.
+    pub prefix: PathBuf,
+    /// Its share of the samples, in any unit. All files have one, or none has: then each sample comes once.
+    pub weight: Option<f64>,
+}
+
+/// Which token files, and how samples are cut out of them.
+#[derive(Clone, Debug)]
+pub struct TokenFilesConfig {
+    /// The files.
+    pub files: Vec<TokenFile>,
+    /// Which sequences of each file are for training, for validation and for the test.
+    pub split: Split,
+    /// Where indices are kept; without it each process builds its own, in memory.
+    pub cache: Option<Cache>,
+    /// The token that ends a document; what stands beside the files where it is not given.
+    pub eod: Option<i32>,
+    /// See [`GptOptions::eod_mask_loss`].
+    pub eod_mask_loss: bool,
+    /// See [`GptOptions::reset_attention`].
+    pub reset_attention: bool,
+    /// See [`GptOptions::drop_last`].
+    pub drop_last: bool,
+    /// Documents side by side in rows, see [`Packed`].
+    pub packing: bool,
+    /// The number of tokens; what stands beside the files where it is not given.
+    pub vocabulary: Option<usize>,
+}
+
+impl TokenFilesConfig {
+    /// Megatron's defaults for these files.
+    pub fn new(files: Vec<TokenFile>) -> Self {
+        Self {
+            files,
+            split: Split::default(),
+            cache: None,
+            eod: None,
+            eod_mask_loss: false,
+            reset_attention: false,
+            drop_last: true,
+            packing: false,
+            vocabulary: None,
+        }
+    }
+
+    /// Opens the files.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError`] for files that cannot be read or disagree, and for options that do not fit.
+    pub fn open(self) -> Result<TokenFiles, DataError> {
+        TokenFiles::open(self)
+    }
+}
+
+/// Token files as a data set.
+pub struct TokenFiles {
+    config: TokenFilesConfig,
+    files: Vec<Arc<IndexedFile>>,
+    /// They sum to 1.
+    weights: Option<Vec<f64>>,
+    eod: Option<i32>,
+    vocabulary: usize,
+    bytes_per_token: f64,
+    fingerprint: u64,
+    /// The training samples, which the ranks of this process share.
+    training: Mutex<Option<(Sampling, Arc<dyn FiniteSamples>)>>,
+}
+
+impl TokenFiles {
+    fn open(config: TokenFilesConfig) -> Result<Self, DataError> {
+        let weights = shares(&config.files)?;
+        for (on, what) in [
+            (config.reset_attention, "reset_attention"),
+            (!config.drop_last, "drop_last = false"),
+        ] {
+            if config.packing && on {
+                return Err(SamplingError::Ignored(what, "packing").into());
+            }
+        }
+        let open = |file: &TokenFile| IndexedFile::open(&file.prefix).map(Arc::new);
+        let files: Vec<_> = config.files.iter().map(open).collect::<Result<_, _>>()?;
+        let prefixes: Vec<_> = config.files.iter().map(|file| &*file.prefix).collect();
+        let beside = Sidecar::of_all(&prefixes)?;
+        let prefix = &config.files[0].prefix;
+        let known = beside.iter().find_map(|sidecar| sidecar.vocabulary);
+        let known = config.vocabulary.or(known);
+        let vocabulary = known.ok_or_else(|| SamplingError::NoVocabulary {
+            prefix: prefix.clone(),
+            sidecar: Sidecar::path(prefix),
+        })?;
+        let mut opened = Self {
+            eod: config.eod.or_else(|| beside.iter().find_map(|x| x.eod)),
+            vocabulary,
+            bytes_per_token: sidecar::bytes_per_token(&beside, weights.as_deref()),
+            weights,
+            files,
+            fingerprint: 0,
+            training: Mutex::new(None),
+            config,
+        };
+        opened.fingerprint = opened.hash();
+        Ok(opened)
+    }
+
+    /// Of all that samples follow from, but not of where the files lie.
+    fn hash(&self) -> u64 {
+        let files: Vec<u64> = self.files.iter().map(|file| file.fingerprint()).collect();
+        let TokenFilesConfig {
+            split,
+            eod_mask_loss,
+            reset_attention,
+            drop_last,
+            packing,
+            ..
+        } = &self.config;
+        let all = (files, &self.weights, self.eod, self.vocabulary, split);
+        let flags = [eod_mask_loss, reset_attention, drop_last, packing];
+        xxh3_64(format!("{all:?} {flags:?}").as_bytes())
+    }
+
+    /// At most `max` samples of the test part, always the same ones.
+    ///
+    /// # Errors
+    ///
+    /// See [`Dataset::training`].
+    pub fn test(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        self.evaluation(Part::Test, seq, max)
+    }
+
+    /// The samples of a part: at least as many as are asked for, or those of one epoch of each file.
+    ///
+    /// # Errors
+    ///
+    /// [`SamplingError`] where options or tokens do not suffice; [`CacheError`](super::gpt::CacheError).
+    pub fn samples(
+        &self,
+        part: Part,
+        seq: usize,
+        seed: u64,
+        samples: u64,
+    ) -> Result<Arc<dyn FiniteSamples>, DataError> {
+        let cache = self.config.cache.as_ref();
+        if let ([file], None) = (&self.files[..], &self.weights) {
+            return self.dataset(file, part, seq, seed, Some(samples));
+        }
+        let (parts, weights, size) = match &self.weights {
+            Some(weights) => {
+                let sizes = sizes(weights, samples);
+                let counts = sizes.iter().map(|(_, with_surplus)| Some(*with_surplus));
+                let parts = self.datasets(part, seq, seed, counts)?;
+                (parts, weights.clone(), sizes.iter().map(|x| x.0).sum())
+            }
+            None => {
+                let parts = self.one_epoch(part, seq, seed)?;
+                let counts = parts.iter().map(|part| part.count());
+                let all = counts.clone().sum();
+                if all < samples {
+                    return Err(SamplingError::Exhausted {
+                        samples: all,
+                        seq,
+                        wanted: samples,
+                    }
+                    .into());
+                }
+                let counts: Vec<f64> = counts.map(|count| count as f64).collect();
+                (parts, normalize(&counts)?, samples)
+            }
+        };
+        let blended = BlendedDataset::weighted(parts, &weights, size, cache)?;
+        Ok(Arc::new(blended))
+    }
+
+    /// The first samples of a blend of one epoch, until one of the files has none left.
+    fn evaluation(&self, part: Part, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        if max == 0 {
+            return Ok(vec![]);
+        }
+        let parts = self.one_epoch(part, seq, HELD_OUT_SEED)?;
+        let counts: Vec<u64> = parts.iter().map(|part| part.count()).collect();
+        let size = counts.iter().sum::<u64>().min(max as u64);
+        let (datasets, samples) = match &self.weights {
+            Some(weights) => blend(weights, size),
+            None => blend_exhaustive(&counts),
+        };
+        let all = datasets.into_iter().zip(samples).take(size as usize);
+        let left = |(dataset, sample): &(i16, i64)| (*sample as u64) < counts[*dataset as usize];
+        all.take_while(left)
+            .map(|(dataset, sample)| parts[dataset as usize].sample(sample as u64))
+            .collect()
+    }
+
+    fn one_epoch(
+        &self,
+        part: Part,
+        seq: usize,
+        seed: u64,
+    ) -> Result<Vec<Arc<dyn FiniteSamples>>, DataError> {
+        self.datasets(part, seq, seed, self.files.iter().map(|_| None))
+    }
+
+    fn datasets(
+        &self,
+        part: Part,
+        seq: usize,
+        seed: u64,
+        counts: impl Iterator<Item = Option<u64>>,
+    ) -> Result<Vec<Arc<dyn FiniteSamples>>, DataError> {
+        let each = self.files.iter().zip(counts);
+        each.map(|(file, count)| self.dataset(file, part, seq, seed, count))
+            .collect()
+    }
+
+    fn dataset(
+        &self,
+        file: &Arc<IndexedFile>,
+        part: Part,
+        seq: usize,
+        seed: u64,
+        count: Option<u64>,
+    ) -> Result<Arc<dyn FiniteSamples>, DataError> {
+        let options = GptOptions {
+            eod: self.eod,
+            eod_mask_loss: self.config.eod_mask_loss,
+            reset_attention: self.config.reset_attention,
+            drop_last: self.config.drop_last,
+            vocabulary: Some(self.vocabulary),
+            ..GptOptions::new(seq, seed)
+        };
+        let (file, split) = (Arc::clone(file), &self.config.split);
+        Ok(match self.config.packing {
+            true => Arc::new(Packed::new(file, split, part, count, &options)?),
+            false => {
+                let cache = self.config.cache.as_ref();
+                Arc::new(GptDataset::new(file, split, part, count, &options, cache)?)
+            }
+        })
+    }
+}
+
+impl Dataset for TokenFiles {
+    fn describe(&self) -> String {
+        let tokens: u64 = self.files.iter().map(|file| file.tokens()).sum();
+        let name = |file: &TokenFile| match file.weight {
+            Some(weight) => format!("{} (weight {weight})", file.prefix.display()),
+            None => file.prefix.display().to_string(),
+        };
+        let mut names: Vec<_> = self.config.files.iter().map(name).take(NAMED).collect();
+        if self.files.len() > NAMED {
+            names.push(format!("and {} more", self.files.len() - NAMED));
+        }
+        let packed = if self.config.packing { ", packed" } else { "" };
+        format!(
+            "{}: {tokens} tokens of a vocabulary of {}, split {}{packed}",
+            names.join(", "),
+            self.vocabulary,
+            self.config.split,
+        )
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn bytes_per_token(&self) -> f64 {
+        self.bytes_per_token
+    }
+
+    fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
+        let mut training = self.training.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, made)) = training.as_ref().filter(|made| made.0 == *sampling) {
+            return Ok(made.clone());
+        }
+        let Sampling { seq, seed, samples } = *sampling;
+        let made = self.samples(Part::Train, seq, seed, samples)?;
+        *training = Some((*sampling, Arc::clone(&made)));
+        Ok(made)
+    }
+
+    fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        self.evaluation(Part::Valid, seq, max)
+    }
+}
+
+/// The weights, divided by their sum; nothing where no file has one.
+fn shares(files: &[TokenFile]) -> Result<Option<Vec<f64>>, SamplingError> {
+    let weights: Vec<f64> = files.iter().filter_map(|file| file.weight).collect();
+    match (files.len(), weights.len()) {
+        (0, _) => Err(SamplingError::Files(0)),
+        (_, 0) => Ok(None),
+        (files, with) if with < files => Err(SamplingError::SomeWeights { with, files }),
+        _ => normalize(&weights).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,309 @@
+//! A text that a tokenizer has read, split into a training and a held-out part.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::sampler::start_of;
+use super::text::{Parts, read_parts};
+use super::{DataError, Dataset, EXTENSIONS, Sample, Samples, Sampling, TextPart};
+use crate::tokenizer::Tokenizer;
+
+/// A text in memory as the tokens of a [`Tokenizer`].
+///
+/// It is read and split as [`TextData`](super::TextData) is; the end of a document follows each one, where
+/// the tokenizer has a token for it. For more text than memory holds there are token files.
+pub struct TokenizedText {
+    path: PathBuf,
+    tokenizer: String,
+    vocabulary: usize,
+    training: Arc<[i32]>,
+    held_out: Arc<[i32]>,
+    bytes: usize,
+    fingerprint: u64,
+}
+
+impl TokenizedText {
+    /// Reads a file, or the files of a folder that end in one of [`EXTENSIONS`]. The tokens do not depend
+    /// on the number of threads that share the work.
+    ///
+    /// # Errors
+    ///
+    /// As [`TextData::open`](super::TextData::open); [`DataError::Tokenizer`] for a text that is not UTF-8.
+    pub fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+        let mut parts = read_parts(path, &EXTENSIONS)?;
+        keep_characters_whole(&mut parts);
+        let documents = parts.training.iter().chain(&parts.held_out);
+        let bytes = documents.map(Vec::len).sum();
+        let tokens = |documents: &[Vec<u8>]| {
+            let tokens = tokens_of(documents, tokenizer);
+            tokens.map_err(|source| DataError::Tokenizer {
+                path: path.to_path_buf(),
+                source,
+            })
+        };
+        let (training, held_out) = (tokens(&parts.training)?, tokens(&parts.held_out)?);
+        Ok(Self {
+            path: path.to_path_buf(),
+            tokenizer: tokenizer.name().into(),
+            vocabulary: tokenizer.vocabulary(),
+            fingerprint: fingerprint([&training, &held_out]),
+            training: training.into(),
+            held_out: held_out.into(),
+            bytes,
+        })
+    }
+
+    /// The tokens that windows are sampled from.
+    pub fn training_tokens(&self) -> &[i32] {
+        &self.training
+    }
+
+    /// The tokens that the model never trains on.
+    pub fn held_out_tokens(&self) -> &[i32] {
+        &self.held_out
+    }
+
+    fn check_length(&self, part: TextPart, seq: usize) -> Result<(), DataError> {
+        let tokens = match part {
+            TextPart::Training => self.training.len(),
+            TextPart::HeldOut => self.held_out.len(),
+        };
+        match (seq, tokens > seq) {
+            (0, _) => Err(DataError::ZeroLength),
+            (_, true) => Ok(()),
+            (_, false) => Err(DataError::TooFewTokens {
+                path: self.path.clone(),
+                part,
+                tokens,
+                seq,
+                needed: seq.saturating_add(1),
+            }),
+        }
+    }
+}
+
+/// The last tenth of a single file may begin within a character; its first bytes go to the other part.
+fn keep_characters_whole(parts: &mut Parts) {
+    if let ([training], [held_out]) = (&mut parts.training[..], &mut parts.held_out[..]) {
+        let continues = held_out.iter().take_while(|byte| **byte & 0xc0 == 0x80);
+        let continues = continues.count();
+        training.extend(held_out.drain(..continues));
+    }
+}
+
+fn tokens_of(
+    documents: &[Vec<u8>],
+    tokenizer: &Tokenizer,
+) -> Result<Vec<i32>, crate::tokenizer::TokenizerError> {
+    let eod = tokenizer.eod();
+    let tokens = documents.par_iter().map(|document| {
+        let mut tokens = tokenizer.encode_bytes(document, false)?;
+        tokens.extend(eod);
+        Ok(tokens)
+    });
+    let tokens: Vec<Vec<u32>> = tokens.collect::<Result<_, _>>()?;
+    let tokens = tokens.into_iter().flatten();
+    Ok(tokens.map(|token| token as i32).collect())
+}
+
+fn fingerprint(parts: [&[i32]; 2]) -> u64 {
+    let mut hash = Xxh3::new();
+    for part in parts {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        for token in part {
+            hash.update(&token.to_le_bytes());
+        }
+    }
+    hash.digest()
+}
+
+impl Dataset for TokenizedText {
+    fn describe(&self) -> String {
+        format!(
+            "{}: {} tokens of {} to train on, {} held out, {:.2} bytes each",
+            self.path.display(),
+            self.training.len(),
+            self.tokenizer,
+            self.held_out.len(),
+            self.bytes_per_token(),
+        )
+    }
+
+    /// 64-bit XXH3 of the tokens.
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn bytes_per_token(&self) -> f64 {
+        self.bytes as f64 / (self.training.len() + self.held_out.len()) as f64
+    }
+
+    fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
+        self.check_length(TextPart::Training, sampling.seq)?;
+        Ok(Arc::new(TokenizedSamples {
+            tokens: Arc::clone(&self.training),
+            seq: sampling.seq,
+            seed: sampling.seed,
+        }))
+    }
+
+    /// As of [`TextData`](super::TextData): windows from the start of the held-out text, evenly spaced
+    /// where there are more than `max`.
+    fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        self.check_length(TextPart::HeldOut, seq)?;
+        let windows = (self.held_out.len() - 1) / seq;
+        let taken = windows.min(max);
+        Ok((0..taken)
+            .map(|i| window(&self.held_out, i * windows / taken * seq, seq))
+            .collect())
+    }
+}
+
+/// Windows of a [`TokenizedText`], with replacement, at the places that
+/// [`TextSamples`](super::TextSamples) would have in a text of as many bytes.
+#[derive(Clone)]
+pub struct TokenizedSamples {
+    tokens: Arc<[i32]>,
+    seq: usize,
+    seed: u64,
+}
+
+impl Samples for TokenizedSamples {
+    fn seq(&self) -> usize {
+        self.seq
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        let starts = self.tokens.len() - self.seq;
+        let start = start_of(self.seed, number, starts);
+        Ok(window(&self.tokens, start, self.seq))
+    }
+}
+
+/// A piece of a text; it must have more than `start + seq` tokens.
+fn window(tokens: &[i32], start: usize, seq: usize) -> Sample {
+    Sample {
+        tokens: tokens[start..start + seq].to_vec(),
+        targets: tokens[start + 1..start + 1 + seq].to_vec(),
+        documents: vec![],
+    }
+}
+
+/// Names the path and the sizes instead of printing the tokens.
+impl fmt::Debug for TokenizedText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenizedText")
+            .field("path", &self.path)
+            .field("tokenizer", &self.tokenizer)
+            .field("training_tokens", &self.training.len())
+            .field("held_out_tokens", &self.held_out.len())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::TextData;
+    use crate::data::test_folder::TestFolder;
+
+    fn tokenizer() -> Tokenizer {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/fixtures/tokenizer/byte_bpe"
+        );
+        Tokenizer::open(path.as_ref()).unwrap()
+    }
+
+    #[test]
+    fn tokens_have_the_text_of_the_documents() {
+        let folder = TestFolder::new("tokenized-folder");
+        let texts = ["the brown fox", "naïve 日本", "dog ", "over the lazy dog"];
+        for (number, text) in texts.iter().enumerate() {
+            folder.write(&format!("{number}.txt"), text.repeat(number + 1));
+        }
+        let (tokenizer, path) = (tokenizer(), folder.path());
+        let text = TokenizedText::open(path, &tokenizer).unwrap();
+        let bytes = TextData::open(path).unwrap();
+        let decoded = |tokens: &[i32]| {
+            let tokens: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
+            assert_eq!(tokens.last(), Some(&0), "each document has its end");
+            let text = tokenizer.decode_whole(&tokens).unwrap();
+            text.trim_end_matches("<|endoftext|>")
+                .replace("<|endoftext|>", "\0")
+                .into_bytes()
+        };
+        assert_eq!(decoded(text.training_tokens()), bytes.training_bytes());
+        assert_eq!(decoded(text.held_out_tokens()), bytes.held_out_bytes());
+        let all = text.training_tokens().len() + text.held_out_tokens().len();
+        let length: usize = texts
+            .iter()
+            .enumerate()
+            .map(|(i, t)| t.len() * (i + 1))
+            .sum();
+        assert_eq!(text.bytes_per_token(), length as f64 / all as f64);
+        let again = TokenizedText::open(path, &tokenizer).unwrap();
+        assert_eq!(again.fingerprint(), text.fingerprint());
+        let other = TokenizedText::open(path, &Tokenizer::bytes()).unwrap();
+        assert_ne!(other.fingerprint(), text.fingerprint());
+    }
+
+    #[test]
+    fn the_split_of_a_file_keeps_characters_whole() {
+        let folder = TestFolder::new("tokenized-file");
+        for after in 0..3 {
+            // A tenth of it begins in the middle of a character for two of three lengths.
+            folder.write("text", "日".repeat(40) + &"x".repeat(after));
+            let text = TokenizedText::open(&folder.path().join("text"), &tokenizer()).unwrap();
+            let held_out: Vec<u32> = text.held_out.iter().map(|token| *token as u32).collect();
+            let held_out = tokenizer().decode(&held_out).unwrap();
+            assert_eq!(held_out, "日".repeat(4 - after.min(1)) + &"x".repeat(after));
+        }
+        folder.write("text", b"abc\xffdef".repeat(9));
+        let error = TokenizedText::open(&folder.path().join("text"), &tokenizer());
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("text': the text is not UTF-8 from byte 3"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn samples_are_windows_of_the_training_tokens() {
+        let folder = TestFolder::new("tokenized-samples");
+        folder.write("text", "over the lazy dog and that fox ".repeat(30));
+        let text = TokenizedText::open(&folder.path().join("text"), &tokenizer()).unwrap();
+        let sampling = |seq, seed| Sampling {
+            seq,
+            seed,
+            samples: 9,
+        };
+        let samples = text.training(&sampling(8, 3)).unwrap();
+        for number in 0..50 {
+            let sample = samples.sample(number).unwrap();
+            assert_eq!(sample.tokens[1..], sample.targets[..7]);
+            let all = [&sample.tokens[..], &sample.targets[7..]].concat();
+            let tokens = text.training_tokens();
+            assert!(tokens.windows(9).any(|window| window == all));
+        }
+        let other = text.training(&sampling(8, 4)).unwrap();
+        let of = |samples: &Arc<dyn Samples>| samples.batch(0..9).unwrap();
+        assert_ne!(of(&samples), of(&other));
+        let tokens = text.training_tokens().len();
+        let error = text
+            .training(&sampling(tokens, 3))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.contains("or a sequence length of at most"), "{error}");
+        assert!(text.held_out(8, 2).unwrap().len() == 2);
+    }
+}

@@ -1,0 +1,75 @@
+//! A token from logits.
+
+use std::cmp::Reverse;
+
+use super::GenerateConfig;
+
+/// A number that sorts as the weight does: all weights are at least 0.
+fn order(weight: f64) -> u64 {
+    weight.to_bits()
+}
+
+impl GenerateConfig {
+    /// The probability of each token, for its logit; none where a logit is NaN or the largest is infinite.
+    ///
+    /// `softmax(logits / temperature)`, of which `top_k` and then `top_p` take the likeliest; of equally
+    /// likely tokens the one with the lower number comes first.
+    pub fn probabilities(&self, logits: &[f64]) -> Option<Vec<f64>> {
+        let mut weights = self.weights(logits)?;
+        let sum: f64 = weights.iter().sum();
+        weights.iter_mut().for_each(|weight| *weight /= sum);
+        Some(weights)
+    }
+
+    /// The token at which the cumulated probability passes `point` in (0, 1); none as in
+    /// [`probabilities`](Self::probabilities).
+    pub(super) fn draw(&self, logits: &[f64], point: f64) -> Option<usize> {
+        let weights = self.weights(logits)?;
+        let mut left = point * weights.iter().sum::<f64>();
+        let passed = weights.iter().position(|weight| {
+            left -= weight;
+            left < 0.0
+        });
+        passed.or_else(|| weights.iter().rposition(|weight| *weight > 0.0))
+    }
+
+    /// What probabilities are in proportion to.
+    fn weights(&self, logits: &[f64]) -> Option<Vec<f64>> {
+        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if !max.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
+            return None;
+        }
+        if self.temperature == 0.0 {
+            let first = logits.iter().position(|logit| *logit == max)?;
+            let weight = |token| if token == first { 1.0 } else { 0.0 };
+            return Some((0..logits.len()).map(weight).collect());
+        }
+        let weight = |logit: &f64| ((logit - max) / self.temperature).exp();
+        let mut weights: Vec<f64> = logits.iter().map(weight).collect();
+        if self.top_k.is_some() || self.top_p.is_some() {
+            self.keep_likeliest(&mut weights);
+        }
+        Some(weights)
+    }
+
+    /// Takes the weight from all tokens that `top_k` and `top_p` leave out.
+    fn keep_likeliest(&self, weights: &mut [f64]) {
+        let mut tokens: Vec<usize> = (0..weights.len()).collect();
+        tokens.sort_unstable_by_key(|token| (Reverse(order(weights[*token])), *token));
+        let k = self.top_k.unwrap_or(tokens.len()).min(tokens.len());
+        let enough = self.top_p.map(|p| {
+            let sum: f64 = tokens[..k].iter().map(|token| weights[*token]).sum();
+            p * sum
+        });
+        let mut reached = 0.0;
+        let kept = tokens[..k].iter().take_while(|token| {
+            let more = enough.is_none_or(|enough| reached < enough);
+            reached += weights[**token];
+            more
+        });
+        let kept = kept.count();
+        tokens[kept..]
+            .iter()
+            .for_each(|token| weights[*token] = 0.0);
+    }
+}

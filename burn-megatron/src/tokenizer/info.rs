@@ -1,0 +1,147 @@
+//! What made a pair of token files.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::Tokenizer;
+
+/// What made a pair of token files `PREFIX.bin` and `PREFIX.idx`, written beside them as `PREFIX.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenFileInfo {
+    /// [`Tokenizer::fingerprint`], as `xxh3:` and 16 hexadecimal digits: equal for files of one tokenizer.
+    pub tokenizer: String,
+    /// [`Tokenizer::name`]: where it lay.
+    pub tokenizer_path: String,
+    /// [`Tokenizer::vocabulary`].
+    pub vocabulary: usize,
+    /// The token that ends a document, where one is known.
+    pub eod: Option<u32>,
+    /// Whether every document ends with it.
+    pub eod_appended: bool,
+    /// The number of documents.
+    pub documents: u64,
+    /// The number of tokens, those that end documents among them.
+    pub tokens: u64,
+    /// The bytes of the documents as UTF-8 text.
+    pub bytes: u64,
+    /// The key of the JSON objects that the text stood under.
+    pub key: Option<String>,
+    /// The files that the text was read from.
+    pub inputs: Vec<String>,
+}
+
+/// Why the description of token files cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum InfoError {
+    /// The operating system refused.
+    #[error("cannot {action} '{path}': {source}")]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The reason the operating system gives.
+        source: io::Error,
+    },
+    /// The file is none of its kind.
+    #[error("'{path}' does not describe token files: {source}")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What the reader of JSON found.
+        source: serde_json::Error,
+    },
+}
+
+impl TokenFileInfo {
+    /// What `tokenizer` has made of nothing so far.
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self {
+            tokenizer: format!("xxh3:{:016x}", tokenizer.fingerprint()),
+            tokenizer_path: tokenizer.name().into(),
+            vocabulary: tokenizer.vocabulary(),
+            eod: tokenizer.eod(),
+            eod_appended: false,
+            documents: 0,
+            tokens: 0,
+            bytes: 0,
+            key: None,
+            inputs: vec![],
+        }
+    }
+
+    /// Where it stands: `PREFIX.json`.
+    pub fn path(prefix: &Path) -> PathBuf {
+        let mut path = prefix.as_os_str().to_os_string();
+        path.push(".json");
+        path.into()
+    }
+
+    /// What a file with this content says.
+    ///
+    /// # Errors
+    ///
+    /// What the reader of JSON found.
+    pub fn parse(content: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(content)
+    }
+
+    /// Reads it; files that were made elsewhere have none.
+    ///
+    /// # Errors
+    ///
+    /// [`InfoError`].
+    pub fn read(prefix: &Path) -> Result<Option<Self>, InfoError> {
+        let path = Self::path(prefix);
+        match fs::read(&path) {
+            Ok(content) => match Self::parse(&content) {
+                Ok(info) => Ok(Some(info)),
+                Err(source) => Err(InfoError::Invalid { path, source }),
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(InfoError::Io {
+                action: "read",
+                path,
+                source,
+            }),
+        }
+    }
+
+    /// Writes it, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// [`InfoError::Io`].
+    pub fn write(&self, prefix: &Path) -> Result<(), InfoError> {
+        let path = Self::path(prefix);
+        let failed = |action, path: &Path, source| InfoError::Io {
+            action,
+            path: path.to_path_buf(),
+            source,
+        };
+        let mut text = serde_json::to_vec_pretty(self)
+            .map_err(|error| failed("write", &path, error.into()))?;
+        text.push(b'\n');
+        let mut temporary = path.as_os_str().to_os_string();
+        temporary.push(format!(".{}.part", std::process::id()));
+        let temporary = PathBuf::from(temporary);
+        let written = File::create(&temporary).and_then(|mut file| {
+            file.write_all(&text)?;
+            file.sync_all()
+        });
+        let written = written.and_then(|()| fs::rename(&temporary, &path));
+        written.map_err(|source| {
+            // What is left of it would only be in the way.
+            let _ = fs::remove_file(&temporary);
+            failed("write", &path, source)
+        })
+    }
+
+    /// Bytes of text that a token stands for, on average; nothing where there are no tokens.
+    pub fn bytes_per_token(&self) -> Option<f64> {
+        (self.tokens > 0 && self.bytes > 0).then(|| self.bytes as f64 / self.tokens as f64)
+    }
+}

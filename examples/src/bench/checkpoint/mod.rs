@@ -1,0 +1,180 @@
+//! `burn-megatron bench checkpoint`.
+
+mod case;
+mod files;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron_models::TransformerConfig;
+use clap::Args;
+use serde::Serialize;
+
+use super::timing::median;
+use crate::recipe::Error;
+use case::{Record, Setup};
+
+/// Flags of `bench checkpoint`.
+#[derive(Args)]
+pub struct CheckpointBenchArgs {
+    /// Blocks of the model.
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    pub layers: usize,
+    /// Features of its residual stream.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub hidden: usize,
+    /// Ranks that share the batch, each with one compute thread.
+    #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2)]
+    pub data_parallel: usize,
+    /// What is sharded: 0 nothing, 1 the optimizer, 2 its gradients too, 3 the parameters as well.
+    #[arg(long, value_name = "STAGE", default_value_t = ZeroStage::Optimizer)]
+    pub zero_stage: ZeroStage,
+    /// Checkpoints of each kind, of which the median counts.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub samples: usize,
+    /// Steps between two checkpoints that are written while training goes on.
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    pub every: usize,
+    /// An empty folder on the disk to be measured; the system's folder for temporary files by default.
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Where the figures go as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// The figures; bandwidths in MB/s (1e6 bytes).
+#[derive(Serialize)]
+struct Report {
+    ranks: usize,
+    megabytes: f64,
+    save: f64,
+    copy: f64,
+    save_to_copy: f64,
+    load: f64,
+    read: f64,
+    load_to_read: f64,
+    write_seconds: f64,
+    stall_seconds: f64,
+    slower_seconds: f64,
+    step_seconds: f64,
+}
+
+/// Saves, copies, loads and reads the same bytes in turns, and prints what each takes.
+pub fn run(args: &CheckpointBenchArgs) -> Result<ExitCode, Error> {
+    let setup = setup(args)?;
+    println!("{}\n", describe(&setup));
+    fs::create_dir_all(&setup.folder)
+        .map_err(|error| format!("cannot create the folder {}: {error}", setup.folder.display()))?;
+    let record = setup.run();
+    // What was written is of no use to anybody, whatever came of it.
+    let removed = fs::remove_dir_all(&setup.folder);
+    let report = Report::of(&setup, &record?);
+    removed.map_err(|error| format!("cannot remove {}: {error}", setup.folder.display()))?;
+    print!("{report}");
+    if let Some(path) = &args.json {
+        fs::write(path, serde_json::to_string_pretty(&report)?)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn setup(args: &CheckpointBenchArgs) -> Result<Setup, Error> {
+    let model = TransformerConfig {
+        layers: args.layers,
+        hidden: args.hidden,
+        ..TransformerConfig::gpt2()
+    };
+    model.check(1, false)?;
+    for (flag, number) in [
+        ("data-parallel", args.data_parallel),
+        ("samples", args.samples),
+        ("every", args.every),
+    ] {
+        if number == 0 {
+            return Err(format!("--{flag} 0 measures nothing; 1 and more do").into());
+        }
+    }
+    let folder = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    Ok(Setup {
+        model,
+        ranks: args.data_parallel,
+        zero_stage: args.zero_stage,
+        samples: args.samples,
+        every: args.every,
+        folder: folder.join(format!("bench-checkpoint-{}", std::process::id())),
+    })
+}
+
+fn describe(setup: &Setup) -> String {
+    let Setup {
+        model,
+        ranks,
+        zero_stage,
+        samples,
+        folder,
+        ..
+    } = setup;
+    format!(
+        "{} layers, hidden {}, on {ranks} ranks with ZeRO-{zero_stage}; medians of {samples}; in {}",
+        model.layers,
+        model.hidden,
+        folder.display(),
+    )
+}
+
+impl Report {
+    fn of(setup: &Setup, record: &Record) -> Self {
+        let megabytes = record.bytes as f64 / 1e6;
+        let rate = |seconds: &[f64]| megabytes / median(seconds);
+        let [save, copy, load, read] = [&record.save, &record.copy, &record.load, &record.read];
+        // Side by side, so that what else the disk does meets both.
+        let ratio = |own: &[f64], plain: &[f64]| {
+            let ratios = own.iter().zip(plain).map(|(own, plain)| plain / own);
+            median(&ratios.collect::<Vec<_>>())
+        };
+        Self {
+            ranks: setup.ranks,
+            megabytes,
+            save: rate(save),
+            copy: rate(copy),
+            save_to_copy: ratio(save, copy),
+            load: rate(load),
+            read: rate(read),
+            load_to_read: ratio(load, read),
+            write_seconds: median(&record.write),
+            stall_seconds: median(&record.stall),
+            slower_seconds: median(&record.slower),
+            step_seconds: median(&record.step),
+        }
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { megabytes, .. } = self;
+        writeln!(f, "a checkpoint has {megabytes:.0} MB\n")?;
+        let mut row = |what: &str, rate: f64, ratio: Option<f64>| {
+            let ratio = ratio.map(|ratio| format!("{:>6.0} %", 100.0 * ratio));
+            writeln!(f, "{what:<10}{rate:>8.0} MB/s{}", ratio.unwrap_or_default())
+        };
+        row("save", self.save, Some(self.save_to_copy))?;
+        row("copy", self.copy, None)?;
+        row("load", self.load, Some(self.load_to_read))?;
+        row("read", self.read, None)?;
+        let of_write = |seconds: f64| 100.0 * seconds / self.write_seconds;
+        writeln!(
+            f,
+            "\nwhile training goes on: written in {:.2} s; training stands still for {:.3} s ({:.1} % of that), \
+             and its steps, of {:.2} s otherwise, take {:.2} s more in all ({:.0} %)",
+            self.write_seconds,
+            self.stall_seconds,
+            of_write(self.stall_seconds),
+            self.step_seconds,
+            self.slower_seconds,
+            of_write(self.slower_seconds),
+        )
+    }
+}

@@ -1,0 +1,147 @@
+//! `burn-megatron checkpoint inspect`.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, TensorEntry};
+use indicatif::{HumanBytes, HumanCount};
+use serde_json::json;
+
+use super::args::InspectArgs;
+use super::{bytes_of, count};
+use crate::recipe::Error;
+
+/// Prints what a checkpoint has.
+pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
+    let checkpoint = Checkpoint::open(&args.path)?;
+    match args.json {
+        true => println!("{}", as_json(&checkpoint)?),
+        false => print!("{}", text(&checkpoint, args.tensors)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(checkpoint: &Checkpoint, with_tensors: bool) -> String {
+    let (about, totals) = (checkpoint.about(), checkpoint.totals());
+    let mut lines = vec![
+        format!("checkpoint  {}", checkpoint.path().display()),
+        format!("step        {}", HumanCount(about.step)),
+        format!("samples     {}", HumanCount(about.samples)),
+        format!("layout      {}", about.layout),
+        format!(
+            "tensors     {}, {} elements in {}",
+            totals.tensors,
+            HumanCount(totals.elements),
+            count(totals.pieces, "piece")
+        ),
+        format!("objects     {}", totals.objects),
+        format!(
+            "data        {} in {}",
+            HumanBytes(totals.bytes),
+            count(totals.files, "file")
+        ),
+    ];
+    let others = others(checkpoint);
+    if !others.is_empty() {
+        lines.push(format!("beside it   step {}", others.join(", ")));
+    }
+    lines.push(String::new());
+    lines.extend(groups(checkpoint));
+    if with_tensors {
+        lines.push(String::new());
+        lines.extend(tensors(checkpoint));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// The steps of the other checkpoints in the same folder.
+fn others(checkpoint: &Checkpoint) -> Vec<String> {
+    let parent = checkpoint.path().parent();
+    let folder = parent.and_then(|parent| CheckpointFolder::open(parent).ok());
+    let steps = folder.and_then(|folder| folder.steps().ok());
+    let steps = steps.unwrap_or_default().into_iter();
+    let others = steps.filter(|step| *step != checkpoint.about().step);
+    others.map(|step| step.to_string()).collect()
+}
+
+/// Lines of cells, each column as wide as its widest.
+fn table(rows: &[Vec<String>]) -> Vec<String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths);
+        let cells: Vec<_> = cells
+            .map(|(cell, width)| format!("{cell:<width$}"))
+            .collect();
+        cells.join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// A line for what stands before the first `/` of the keys.
+fn groups(checkpoint: &Checkpoint) -> Vec<String> {
+    let mut groups: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+    for tensor in &checkpoint.manifest().tensors {
+        let name = tensor.key.split_once('/').map_or("", |(name, _)| name);
+        let (tensors, bytes) = groups.entry(name).or_default();
+        *tensors += 1;
+        *bytes += bytes_of(tensor);
+    }
+    let rows = groups.into_iter().map(|(name, (tensors, bytes))| {
+        let name = if name.is_empty() { "(no group)" } else { name };
+        vec![
+            name.to_string(),
+            count(tensors, "tensor"),
+            HumanBytes(bytes).to_string(),
+        ]
+    });
+    table(&rows.collect::<Vec<_>>())
+}
+
+fn tensors(checkpoint: &Checkpoint) -> Vec<String> {
+    let row = |tensor: &TensorEntry| {
+        vec![
+            tensor.key.clone(),
+            tensor.dtype.to_string(),
+            format!("{:?}", tensor.shape),
+            HumanBytes(bytes_of(tensor)).to_string(),
+            count(tensor.pieces.len(), "piece"),
+        ]
+    };
+    let mut rows: Vec<_> = checkpoint.manifest().tensors.iter().map(row).collect();
+    let objects = checkpoint.manifest().objects.iter().map(|object| {
+        let bytes = HumanBytes(object.size).to_string();
+        vec![object.key.clone(), "object".into(), String::new(), bytes]
+    });
+    rows.extend(objects);
+    table(&rows)
+}
+
+fn as_json(checkpoint: &Checkpoint) -> Result<String, Error> {
+    let (manifest, totals) = (checkpoint.manifest(), checkpoint.totals());
+    let tensors = manifest.tensors.iter().map(|tensor| {
+        json!({
+            "key": tensor.key, "dtype": tensor.dtype, "shape": tensor.shape,
+            "bytes": bytes_of(tensor), "pieces": tensor.pieces.len(),
+        })
+    });
+    let objects = manifest.objects.iter();
+    let objects = objects.map(|object| json!({"key": object.key, "bytes": object.size}));
+    let files = manifest.files.iter();
+    let files = files.map(|file| json!({"name": file.name, "bytes": file.size}));
+    let value = json!({
+        "path": checkpoint.path(),
+        "about": manifest.about,
+        "elements": totals.elements,
+        "pieces": totals.pieces,
+        "bytes": totals.bytes,
+        "files": files.collect::<Vec<_>>(),
+        "tensors": tensors.collect::<Vec<_>>(),
+        "objects": objects.collect::<Vec<_>>(),
+    });
+    Ok(serde_json::to_string_pretty(&value)?)
+}

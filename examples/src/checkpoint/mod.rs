@@ -1,0 +1,52 @@
+//! `burn-megatron checkpoint`.
+
+pub mod args;
+mod diff;
+mod inspect;
+mod reshard;
+mod verify;
+
+use std::process::ExitCode;
+
+use burn_megatron::checkpoint::Checkpoint;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::recipe::Error;
+use args::CheckpointCommand;
+
+/// Does what was asked for.
+pub fn run(command: &CheckpointCommand) -> Result<ExitCode, Error> {
+    match command {
+        CheckpointCommand::Inspect(args) => inspect::run(args),
+        CheckpointCommand::Diff(args) => Ok(diff::run(args)),
+        CheckpointCommand::Reshard(args) => reshard::run(args),
+        CheckpointCommand::Verify(args) => verify::run(args),
+    }
+}
+
+/// A bar that counts bytes; nothing where nobody looks.
+fn bar(bytes: u64) -> ProgressBar {
+    let template = "{bytes}/{total_bytes} {bar:30.cyan/blue} {bytes_per_sec}  ETA {eta}";
+    let style = ProgressStyle::with_template(template);
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(bytes).with_style(style)
+}
+
+/// The bytes of all tensors.
+fn tensor_bytes(checkpoint: &Checkpoint) -> u64 {
+    let tensors = checkpoint.manifest().tensors.iter();
+    tensors.map(bytes_of).sum()
+}
+
+fn bytes_of(tensor: &burn_megatron::checkpoint::TensorEntry) -> u64 {
+    // A checkpoint that was opened has tensors that can be counted.
+    tensor.meta().bytes().unwrap_or(usize::MAX) as u64
+}
+
+/// `1 tensor`, `2 tensors`.
+fn count(number: usize, name: &str) -> String {
+    match number {
+        1 => format!("1 {name}"),
+        number => format!("{number} {name}s"),
+    }
+}

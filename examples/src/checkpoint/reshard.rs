@@ -1,0 +1,53 @@
+//! `burn-megatron checkpoint reshard`.
+
+use std::process::ExitCode;
+
+use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, FileSizes, compare, reshard};
+use indicatif::HumanBytes;
+
+use super::args::ReshardArgs;
+use super::{bar, count, tensor_bytes};
+use crate::recipe::Error;
+
+/// Writes a checkpoint into another folder, and compares.
+pub fn run(args: &ReshardArgs) -> Result<ExitCode, Error> {
+    let from = Checkpoint::open(&args.path)?;
+    let sizes = match (args.files, args.max_file_size) {
+        (Some(files), _) => FileSizes::Files(files),
+        (None, Some(bytes)) => FileSizes::MaxBytes(bytes),
+        (None, None) => return Err("give --files or --max-file-size".into()),
+    };
+    let folder = CheckpointFolder::create(&args.to)?;
+    // Once to write, once to compare.
+    let bar = bar(2 * tensor_bytes(&from));
+    let to = reshard(&from, &folder, sizes, &mut |bytes| bar.inc(bytes))?;
+    let comparison = compare(&from, &to, &mut |bytes| bar.inc(bytes))?;
+    bar.finish_and_clear();
+    if !comparison.is_same() || !same_objects(&from, &to)? {
+        let (from, to) = (from.path().display(), to.path().display());
+        return Err(format!("{to} is not the same as {from}").into());
+    }
+    let totals = to.totals();
+    println!(
+        "{}: {} in {}, {}, the same as {}",
+        to.path().display(),
+        count(totals.tensors, "tensor"),
+        count(totals.files, "file"),
+        HumanBytes(totals.bytes),
+        from.path().display()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn same_objects(from: &Checkpoint, to: &Checkpoint) -> Result<bool, Error> {
+    let keys = from.objects();
+    if keys != to.objects() {
+        return Ok(false);
+    }
+    for key in keys {
+        if from.object(&key)? != to.object(&key)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

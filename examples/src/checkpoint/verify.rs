@@ -1,0 +1,34 @@
+//! `burn-megatron checkpoint verify`.
+
+use std::process::ExitCode;
+
+use burn_megatron::checkpoint::Checkpoint;
+use indicatif::HumanBytes;
+
+use super::args::VerifyArgs;
+use super::{bar, count};
+use crate::recipe::Error;
+
+/// Reads all of a checkpoint, and prints what has changed.
+pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
+    let checkpoint = Checkpoint::open(&args.path)?;
+    let totals = checkpoint.totals();
+    let bar = bar(totals.bytes);
+    let faults = checkpoint.faults(&mut |bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    let path = checkpoint.path().display();
+    if faults.is_empty() {
+        println!(
+            "{path}: {} in {}, {}, all as written",
+            count(totals.tensors, "tensor"),
+            count(totals.files, "file"),
+            HumanBytes(totals.bytes)
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    for fault in &faults {
+        eprintln!("error: {fault}");
+    }
+    eprintln!("{path}: {}", count(faults.len(), "fault"));
+    Ok(ExitCode::FAILURE)
+}

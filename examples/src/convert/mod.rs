@@ -1,0 +1,160 @@
+//! `burn-megatron convert`.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use burn_megatron::checkpoint::{Checkpoint, ElementType, TensorSource};
+use burn_megatron_models::hf::{self, ExportOptions, HfFolder};
+use clap::{Args, ValueEnum};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+
+use crate::recipe::Error;
+
+/// Flags of `convert`.
+#[derive(Args)]
+pub struct ConvertArgs {
+    /// What is converted: `hf DIR`, a folder of Hugging Face, becomes a checkpoint; `checkpoint PATH`, a
+    /// checkpoint, or the latest one of a run, becomes a folder of Hugging Face.
+    #[arg(long, required = true, num_args = 2, value_names = ["hf|checkpoint", "PATH"])]
+    from: Vec<PathBuf>,
+    /// The new folder.
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// The type of the elements; as in the checkpoint by default.
+    #[arg(long, value_enum)]
+    dtype: Option<Dtype>,
+    /// The most bytes of tensors in a file, such as 500MB or 5GB, unless one alone is larger.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    max_shard_size: Option<u64>,
+    /// A folder of Hugging Face from which the family, the special tokens, the tokenizer and the
+    /// generation settings are taken. A checkpoint that was converted from one has them.
+    #[arg(long, value_name = "DIR")]
+    like: Option<PathBuf>,
+}
+
+/// Types of elements.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Dtype {
+    F64,
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<Dtype> for ElementType {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F64 => Self::F64,
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// `500MB`
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let unit = match &text[digits.len()..] {
+        "" | "B" => Some(1),
+        "KB" => Some(1_000),
+        "MB" => Some(1_000_000),
+        "GB" => Some(1_000_000_000),
+        _ => None,
+    };
+    let count = digits.parse::<u64>().ok().filter(|count| *count > 0);
+    let size = unit
+        .zip(count)
+        .and_then(|(unit, count)| count.checked_mul(unit));
+    size.ok_or_else(|| "a whole number above 0 and B, KB, MB or GB make a size, as in 5GB".into())
+}
+
+/// Converts a folder of Hugging Face to a checkpoint, or back.
+pub fn run(args: &ConvertArgs) -> Result<ExitCode, Error> {
+    let [kind, path] = &args.from[..] else {
+        return Err("--from takes two values: hf or checkpoint, and a path".into());
+    };
+    match kind.to_str() {
+        Some("hf") => from_hf(path, args)?,
+        Some("checkpoint") => from_checkpoint(path, args)?,
+        _ => {
+            let kind = kind.display();
+            return Err(format!("--from {kind} is nothing known; hf and checkpoint are").into());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn from_hf(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
+    for (flag, is_given) in [
+        ("dtype", args.dtype.is_some()),
+        ("max-shard-size", args.max_shard_size.is_some()),
+        ("like", args.like.is_some()),
+    ] {
+        if is_given {
+            return Err(format!("--{flag} is about what is written --from checkpoint").into());
+        }
+    }
+    let folder = HfFolder::open(path)?;
+    let bar = bar(total(&folder));
+    let checkpoint = hf::import(&folder, &args.to, &mut |bytes| bar.inc(bytes))?;
+    bar.finish_and_clear();
+    let config = folder.config();
+    let tensors = checkpoint.keys().len();
+    let family = config.family.name();
+    report(
+        &format!("{family}, {tensors} tensors"),
+        total(&folder),
+        checkpoint.path().display(),
+    );
+    Ok(())
+}
+
+fn from_checkpoint(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
+    let checkpoint = Checkpoint::open(path)?;
+    let (config, files) = hf::exported_as(&checkpoint, args.like.as_deref())?;
+    let usual = ExportOptions::default();
+    let options = ExportOptions {
+        dtype: args.dtype.map(ElementType::from),
+        max_shard_size: args.max_shard_size.unwrap_or(usual.max_shard_size),
+        files,
+    };
+    let bar = bar(total(&checkpoint));
+    let progress = &mut |bytes| bar.inc(bytes);
+    let exported = hf::export(&checkpoint, &config, &args.to, &options, progress)?;
+    bar.finish_and_clear();
+    let hf::Exported { tensors, files, .. } = exported;
+    let plural = if files == 1 { "" } else { "s" };
+    let what = format!(
+        "{}, {tensors} tensors in {files} file{plural}",
+        config.family.name()
+    );
+    report(&what, exported.bytes, args.to.display());
+    if options.files.is_empty() {
+        println!("it has no tokenizer; --like DIR takes that of another folder");
+    }
+    Ok(())
+}
+
+/// The bytes of the model's tensors.
+fn total(source: &dyn TensorSource) -> u64 {
+    let keys = source.keys().into_iter();
+    let weights = keys.filter(|key| key.starts_with(burn_megatron::checkpoint::MODEL));
+    let sizes = weights.filter_map(|key| source.tensor(&key)?.bytes());
+    sizes.map(|bytes| bytes as u64).sum()
+}
+
+fn bar(total: u64) -> ProgressBar {
+    let style = "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+    let style =
+        ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(total).with_style(style)
+}
+
+fn report(what: &str, bytes: u64, to: impl Display) {
+    println!("{what}, {} written to {to}", HumanBytes(bytes));
+}

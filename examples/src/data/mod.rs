@@ -1,0 +1,201 @@
+//! The data of a recipe.
+
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn_megatron::data::gpt::Cache;
+use burn_megatron::data::{
+    Dataset, Sampling, TextData, TokenFile, TokenFilesConfig, TokenizedText,
+};
+use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
+
+pub use settings::{Data, DataArgs};
+
+use crate::recipe::{Error, Recipe};
+
+/// Opens the data of the recipe, checked for what the run needs of it.
+pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
+    recipe.data.check()?;
+    let tokenizer = tokenizer(recipe)?;
+    let data: Arc<dyn Dataset> = match (&tokenizer, recipe.data.files.is_empty()) {
+        (_, false) => Arc::new(token_files(recipe, tokenizer.as_ref())?.open()?),
+        (Some(tokenizer), true) if !tokenizer.is_bytes() => {
+            Arc::new(TokenizedText::open(&text_path(recipe), tokenizer)?)
+        }
+        (_, true) => Arc::new(TextData::open(&text_path(recipe))?),
+    };
+    check_vocabulary(recipe.model.vocabulary, &*data, tokenizer.as_ref())?;
+    let train = &recipe.train;
+    let seq = train.sequence_length.unwrap_or(recipe.model.context);
+    data.training(&Sampling {
+        seq,
+        seed: train.seed,
+        samples: (train.steps * train.global_batch_size) as u64,
+    })?;
+    data.held_out(seq, train.held_out_samples)?;
+    Ok(data)
+}
+
+/// The tokenizer of the recipe; of token files where they name it and it is still there, else nothing.
+pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
+    let data = &recipe.data;
+    let Some(files) = data.files.first() else {
+        let name = data.tokenizer.as_deref();
+        return Ok(Some(
+            name.map_or_else(|| Ok(Tokenizer::bytes()), Tokenizer::named)?,
+        ));
+    };
+    let info = TokenFileInfo::read(files.prefix())?;
+    let made_with = |tokenizer: &Tokenizer| {
+        let info = info.as_ref();
+        info.is_none_or(|info| info.tokenizer == TokenFileInfo::new(tokenizer).tokenizer)
+    };
+    match (&data.tokenizer, &info) {
+        (Some(name), _) => {
+            let tokenizer = Tokenizer::named(name)?;
+            match made_with(&tokenizer) {
+                true => Ok(Some(tokenizer)),
+                false => Err(format!(
+                    "data.tokenizer (--tokenizer) = {name} is not the one that made {}: {} did",
+                    files.prefix().display(),
+                    info.map(|info| info.tokenizer_path).unwrap_or_default(),
+                )
+                .into()),
+            }
+        }
+        (None, Some(info)) => Ok(Tokenizer::named(&info.tokenizer_path)
+            .ok()
+            .filter(made_with)),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The tokenizer of the text at the end of the run, where one is written.
+///
+/// # Errors
+/// What to set where the tokens of the data are those of nobody knows which one.
+pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
+    let sample = &recipe.sample;
+    if sample.tokens == 0 {
+        return Ok(None);
+    }
+    let Some(tokenizer) = tokenizer(recipe)? else {
+        return Err(format!(
+            "sample.tokens = {} asks for a text at the end, and the tokenizer of the token files is not \
+             known, or not there any more; set data.tokenizer (--tokenizer) to it, or sample.tokens to 0",
+            sample.tokens
+        )
+        .into());
+    };
+    let (needed, model) = (tokenizer.vocabulary(), recipe.model.vocabulary);
+    if needed > model {
+        return Err(format!(
+            "model.vocabulary = {model} does not fit data.tokenizer (--tokenizer), which has {needed} \
+             tokens; set it to {needed} or more"
+        )
+        .into());
+    }
+    sample.prompt_tokens(&tokenizer)?;
+    Ok(Some(tokenizer))
+}
+
+/// How samples are taken from the token files of the recipe.
+fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFilesConfig, Error> {
+    let data = &recipe.data;
+    let files = data.files.iter().map(|files| TokenFile {
+        prefix: files.prefix().to_path_buf(),
+        weight: files.weight(),
+    });
+    let mut config = TokenFilesConfig::new(files.collect());
+    if let Some(split) = &data.split {
+        config.split = split.parse()?;
+    }
+    config.cache = data.cache.as_deref().map(Cache::new);
+    let beside = TokenFileInfo::read(data.files[0].prefix())?;
+    if beside.is_none() {
+        // Every token that is read is checked against it.
+        let known = tokenizer.map(Tokenizer::vocabulary);
+        config.vocabulary = Some(known.unwrap_or(recipe.model.vocabulary));
+        config.eod = tokenizer.and_then(Tokenizer::eod).map(|eod| eod as i32);
+    }
+    if let Some(eod) = data.eod {
+        config.eod = Some(i32::try_from(eod)?);
+    }
+    config.packing = data.packing;
+    config.reset_attention = data.reset_attention;
+    config.eod_mask_loss = data.eod_mask_loss;
+    Ok(config)
+}
+
+/// Checks that the model has a row for every token; for bytes, that it has no others.
+fn check_vocabulary(
+    model: usize,
+    data: &dyn Dataset,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<(), Error> {
+    let needed = data.vocabulary();
+    let bytes = tokenizer.is_some_and(Tokenizer::is_bytes);
+    match (bytes, model >= needed) {
+        (true, _) if model != needed => Err(format!(
+            "model.vocabulary = {model} does not fit bytes, which are {needed} tokens; set it to \
+             {needed}, or data.tokenizer (--tokenizer) to what makes {model}"
+        )
+        .into()),
+        (false, false) => Err(format!(
+            "model.vocabulary = {model} does not fit the data, whose tokens are below {needed}; set it \
+             to {needed} or more"
+        )
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// What a loss is measured in: per byte where a byte is a token.
+pub fn unit(data: &dyn Dataset) -> Unit {
+    match (data.bytes_per_token() == 1.0, data.vocabulary()) {
+        (true, burn_megatron::data::VOCABULARY) => Unit::Byte,
+        (true, _) => Unit::Token,
+        (false, _) => Unit::TokenOfBytes,
+    }
+}
+
+/// What a loss is measured in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Tokens are bytes.
+    Byte,
+    /// Of tokens it is not known how many bytes they stand for.
+    Token,
+    /// Of tokens it is known.
+    TokenOfBytes,
+}
+
+impl Unit {
+    /// A loss in nats per token and the same in bits, for people.
+    pub fn show(self, nats: f64, bits: f64) -> String {
+        match self {
+            Self::Byte => format!("{nats:.4} nats per byte ({bits:.4} bits)"),
+            Self::Token => format!("{nats:.4} nats per token ({bits:.4} bits)"),
+            Self::TokenOfBytes => format!("{nats:.4} nats per token ({bits:.4} bits per byte)"),
+        }
+    }
+
+    /// What bits are per.
+    pub fn of_bits(self) -> &'static str {
+        match self {
+            Self::Byte | Self::TokenOfBytes => "byte",
+            Self::Token => "token",
+        }
+    }
+}
+
+/// The text of the recipe, or of this repository.
+fn text_path(recipe: &Recipe) -> PathBuf {
+    let repository = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let path = recipe.data.path.clone().unwrap_or_else(repository);
+    path.canonicalize().unwrap_or(path)
+}

@@ -1,0 +1,258 @@
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn_megatron::data::indexed::{IndexedWriter, TokenType};
+
+use super::settings::{Files, Weighted};
+use super::*;
+
+const BPE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../burn-megatron/tests/fixtures/tokenizer/byte_bpe"
+);
+
+/// A folder with a text, and token files of 40 documents of 50 tokens below 256.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("data-of-a-recipe-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("text.txt"), "the dog and the fox ".repeat(100)).unwrap();
+        let mut writer = IndexedWriter::create(&path.join("tokens"), TokenType::U16).unwrap();
+        for document in 0..40 {
+            let tokens: Vec<u32> = (0..50).map(|token| (token * 7 + document) % 256).collect();
+            writer.document(&tokens).unwrap();
+        }
+        writer.finish().unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn recipe(&self, vocabulary: usize, data: &str) -> Recipe {
+        let data = data
+            .replace("DIR", self.0.to_str().unwrap())
+            .replace("BPE", BPE);
+        let mut recipe = Recipe {
+            data: toml::from_str(&data).unwrap(),
+            ..Recipe::default()
+        };
+        recipe.model.vocabulary = vocabulary;
+        recipe.train.sequence_length = Some(8);
+        recipe.train.steps = 3;
+        recipe
+    }
+
+    fn describe(&self, tokenizer: &Tokenizer) -> TokenFileInfo {
+        let mut info = TokenFileInfo::new(tokenizer);
+        (info.tokens, info.bytes) = (2000, 5000);
+        info.write(&self.path("tokens")).unwrap();
+        info
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn error(recipe: &Recipe) -> String {
+    match open(recipe) {
+        Ok(data) => panic!("this must not open: {}", data.describe()),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn the_table_decides_what_is_read() {
+    let folder = Folder::new();
+    let bytes = open(&folder.recipe(256, "path = 'DIR/text.txt'")).unwrap();
+    assert_eq!((bytes.vocabulary(), unit(&*bytes)), (256, Unit::Byte));
+    let text = open(&folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'")).unwrap();
+    assert_eq!((text.vocabulary(), unit(&*text)), (400, Unit::TokenOfBytes));
+    assert!(text.bytes_per_token() > 2.0, "{}", text.describe());
+    let files = "files = ['DIR/tokens']\nsplit = '90,10'";
+    let files = open(&folder.recipe(300, files)).unwrap();
+    assert_eq!((files.vocabulary(), unit(&*files)), (300, Unit::Token));
+    let weighted = "files = [{prefix = 'DIR/tokens', weight = 1.0}]\nsplit = '80,20'";
+    let weighted = folder.recipe(256, weighted);
+    assert_ne!(open(&weighted).unwrap().fingerprint(), files.fingerprint());
+    let written = toml::to_string(&weighted).unwrap();
+    assert_eq!(toml::from_str::<Recipe>(&written).unwrap(), weighted);
+}
+
+#[test]
+fn what_stands_beside_token_files_is_heeded() {
+    let folder = Folder::new();
+    let bpe = Tokenizer::open(BPE.as_ref()).unwrap();
+    folder.describe(&bpe);
+    let files = "files = ['DIR/tokens']\nsplit = '90,10'";
+    let recipe = folder.recipe(400, files);
+    let data = open(&recipe).unwrap();
+    assert_eq!((data.vocabulary(), data.bytes_per_token()), (400, 2.5));
+    assert_eq!(unit(&*data), Unit::TokenOfBytes);
+    let found = tokenizer(&recipe).unwrap().unwrap();
+    assert_eq!(found.fingerprint(), bpe.fingerprint());
+    let error = error(&folder.recipe(399, files));
+    assert_eq!(
+        error,
+        "model.vocabulary = 399 does not fit the data, whose tokens are below 400; set it to 400 or more"
+    );
+    let other = folder.recipe(400, &format!("{files}\ntokenizer = 'bytes'"));
+    let error = self::error(&other);
+    assert!(
+        error.contains("= bytes is not the one that made"),
+        "{error}"
+    );
+    assert!(error.contains("byte_bpe did"), "{error}");
+    // One that is gone is no mistake: the tokens are there.
+    let mut gone = TokenFileInfo::read(&folder.path("tokens"))
+        .unwrap()
+        .unwrap();
+    gone.tokenizer_path = "/nowhere".into();
+    gone.write(&folder.path("tokens")).unwrap();
+    assert!(tokenizer(&recipe).unwrap().is_none());
+    assert!(open(&recipe).is_ok());
+}
+
+#[test]
+fn the_text_at_the_end_needs_a_tokenizer() {
+    let folder = Folder::new();
+    let files = "files = ['DIR/tokens']\nsplit = '90,10'";
+    let of = |recipe: &Recipe| sample_tokenizer(recipe).map_err(|error| error.to_string());
+    let mut unknown = folder.recipe(400, files);
+    assert!(unknown.sample.tokens > 0);
+    let error = of(&unknown).unwrap_err();
+    assert!(
+        error.contains("set data.tokenizer (--tokenizer) to it, or sample.tokens to 0"),
+        "{error}"
+    );
+    unknown.sample.tokens = 0;
+    assert!(of(&unknown).unwrap().is_none());
+    let bpe = Tokenizer::open(BPE.as_ref()).unwrap();
+    let is_bpe = |recipe: &Recipe| {
+        let found = of(recipe).unwrap().unwrap();
+        assert_eq!(found.fingerprint(), bpe.fingerprint());
+    };
+    is_bpe(&folder.recipe(400, &format!("{files}\ntokenizer = 'BPE'")));
+    is_bpe(&folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'"));
+    let small = folder.recipe(399, &format!("{files}\ntokenizer = 'BPE'"));
+    let error = of(&small).unwrap_err();
+    assert!(error.ends_with("set it to 400 or more"), "{error}");
+    let bytes = of(&folder.recipe(256, "path = 'DIR/text.txt'")).unwrap();
+    assert!(bytes.unwrap().is_bytes());
+    folder.describe(&bpe);
+    is_bpe(&folder.recipe(400, files));
+}
+
+#[test]
+fn settings_that_do_nothing_or_do_not_fit_are_errors() {
+    let folder = Folder::new();
+    for (data, wanted) in [
+        ("split = '1,1'", "data.split (--split) is about token files"),
+        ("packing = true", "data.packing is about token files"),
+        (
+            "cache = 'x'",
+            "data.cache (--data-cache) is about token files",
+        ),
+        ("path = 'x'\nfiles = ['y']", "give one of them"),
+        ("files = ['DIR/none']", "there is no"),
+        ("files = ['DIR/tokens']\nsplit = '1,x'", "1,x"),
+        (
+            "tokenizer = 'DIR'\npath = 'DIR/text.txt'",
+            "no tokenizer at",
+        ),
+    ] {
+        let error = error(&folder.recipe(256, data));
+        assert!(error.contains(wanted), "{data}: {error}");
+    }
+    let error = error(&folder.recipe(300, "path = 'DIR/text.txt'"));
+    let fits = "model.vocabulary = 300 does not fit bytes, which are 256 tokens; set it to 256";
+    assert!(error.starts_with(fits), "{error}");
+    // Nothing says how many tokens there are, so those of the model are all that may come.
+    let error = self::error(&folder.recipe(100, "files = ['DIR/tokens']\nsplit = '90,10'"));
+    assert!(error.contains("100"), "{error}");
+    let error = toml::from_str::<Data>("files = [{prefix = 'x', share = 1}]").unwrap_err();
+    assert!(error.to_string().contains("files"), "{error}");
+}
+
+#[test]
+fn flags_take_the_place_of_the_table() {
+    let folder = Folder::new();
+    let apply = |data: &Data, flag: &str| {
+        let mut data = data.clone();
+        DataArgs {
+            data: Some(folder.path(flag)),
+            ..DataArgs::default()
+        }
+        .apply(&mut data);
+        data
+    };
+    let text = Data {
+        path: Some("elsewhere".into()),
+        tokenizer: Some("x".into()),
+        ..Data::default()
+    };
+    for flag in ["tokens", "tokens.bin", "tokens.idx"] {
+        let files = apply(&text, flag);
+        assert_eq!((files.path, files.tokenizer), (None, None), "{flag}");
+        assert_eq!(
+            files.files,
+            [Files::Prefix(folder.path("tokens"))],
+            "{flag}"
+        );
+    }
+    let files = Data {
+        files: vec![Files::Weighted(Weighted {
+            prefix: "elsewhere".into(),
+            weight: 1.0,
+        })],
+        packing: true,
+        ..Data::default()
+    };
+    let text_again = apply(&files, "text.txt");
+    assert_eq!(text_again.path, Some(folder.path("text.txt")));
+    assert!(text_again.files.is_empty() && text_again.check().is_ok());
+    assert!(apply(&files, "tokens").packing);
+    let kept = apply(&text, "text.txt");
+    assert_eq!(kept.tokenizer.as_deref(), Some("x"));
+}
+
+#[test]
+fn places_are_forgotten_and_weights_are_not() {
+    let of = |prefix: &str, weight| {
+        let mut data = Data {
+            files: vec![Files::Weighted(Weighted {
+                prefix: prefix.into(),
+                weight,
+            })],
+            cache: Some(prefix.into()),
+            ..Data::default()
+        };
+        data.forget_places();
+        data
+    };
+    assert_eq!(of("a", 1.0), of("b", 1.0));
+    assert_ne!(of("a", 1.0), of("a", 2.0));
+}
+
+#[test]
+fn losses_are_shown_in_their_unit() {
+    assert_eq!(
+        Unit::Byte.show(1.449, 2.0905),
+        "1.4490 nats per byte (2.0905 bits)"
+    );
+    assert_eq!(
+        Unit::Token.show(2.0, 2.8854),
+        "2.0000 nats per token (2.8854 bits)"
+    );
+    let known = Unit::TokenOfBytes.show(2.0, 1.1542);
+    assert_eq!(known, "2.0000 nats per token (1.1542 bits per byte)");
+}

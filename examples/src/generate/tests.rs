@@ -1,0 +1,270 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use burn_megatron::checkpoint::{
+    About, CheckpointFolder, ElementType, Piece, Retention, Slice, TensorMeta,
+};
+use burn_megatron::kernels::philox::{Stream, uniform};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_models::hf::{self, HfFolder};
+use clap::Parser;
+
+use super::*;
+use crate::cli::{Cli, Command};
+
+/// A folder of its own for each test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("generate-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    /// Saves a model of bytes with random weights as the only checkpoint of a run.
+    fn save(&self, config: &TransformerConfig, recipe: serde_json::Value) -> &Path {
+        let scope = Scope::with(&Groups::single(), &Device::flex(), 1, DType::F32);
+        let table = config.init(scope, false).unwrap().table;
+        let piece = |shape: &Vec<usize>, path: &str| Piece {
+            tensor: TensorMeta {
+                key: format!("model/{path}"),
+                dtype: ElementType::F32,
+                shape: shape.clone(),
+            },
+            slice: Slice::whole(shape),
+        };
+        let entries = table.entries().iter();
+        let pieces: Vec<_> = entries
+            .map(|entry| piece(&entry.shape, &entry.path))
+            .collect();
+        let draft = CheckpointFolder::create(self.0.join("checkpoints")).unwrap();
+        let draft = draft.begin(3).unwrap();
+        let write = |index: usize| {
+            let mut bytes = vec![];
+            let len = pieces[index].slice.len();
+            Stream::new(5, index as u64).words(0, len, |_, word| {
+                bytes.extend((uniform(word) as f32 - 0.5).to_le_bytes());
+            });
+            Ok(bytes)
+        };
+        draft.write_part(0, &pieces, &[], write).unwrap();
+        let about = About {
+            step: 3,
+            samples: 0,
+            layout: "one".into(),
+            config: recipe,
+            state: serde_json::Value::Null,
+        };
+        let deadline = Duration::from_secs(20);
+        draft
+            .publish(1, &about, &Retention::default(), deadline)
+            .unwrap();
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn small() -> TransformerConfig {
+    TransformerConfig {
+        context: 24,
+        hidden: 16,
+        layers: 2,
+        heads: 4,
+        ..TransformerConfig::llama()
+    }
+}
+
+/// The flags as they are typed, and what rank 0 wrote.
+fn generate(model: &Path, flags: &str) -> Result<Generated, Error> {
+    let words = ["burn-megatron", "generate", "--model"].into_iter();
+    let words = words.map(String::from).chain([model.display().to_string()]);
+    let flags = flags.split_whitespace().map(String::from);
+    let Command::Generate(args) = Cli::parse_from(words.chain(flags)).command else {
+        unreachable!("generate was asked for")
+    };
+    let config = args.config()?;
+    let saved = SavedModel::open(&args.model, args.tokenizer.as_deref())?;
+    let writing = Writing::new(&args, &config, &saved)?;
+    let ranks = args.tensor_parallel * args.pipeline_parallel;
+    let world = ranks::of(&args.ranks, args.device, ranks)?.world;
+    let shown = Mutex::new(String::new());
+    let show = |text: &str| {
+        shown.lock().unwrap().push_str(text);
+        Ok(())
+    };
+    let written = world.run(|rank| writing.write(&rank, &Device::flex(), &show))?;
+    let written = written.into_iter().next().flatten().unwrap().generated;
+    let whole = format!("{}{}\n", config.prompt, written.text);
+    assert_eq!(shown.into_inner().unwrap(), whole);
+    Ok(written)
+}
+
+#[test]
+fn a_checkpoint_writes_the_same_in_every_layout() {
+    let folder = Folder::new("layouts");
+    let run = folder.save(&small(), serde_json::json!({ "model": small() }));
+    let flags = "--prompt pub --tokens 40 --top-k 50 --seed 4";
+    let one = generate(run, flags).unwrap();
+    assert_eq!((one.tokens.len(), one.prompt), (40, 3));
+    assert_ne!(
+        generate(run, "--prompt pub --tokens 40 --seed 5")
+            .unwrap()
+            .text,
+        one.text
+    );
+    let checkpoint = run.join("checkpoints/step-00000003");
+    for (path, more) in [
+        (run, "--tp 2"),
+        (run, "--pp 2"),
+        (run, "--tp 2 --pp 2"),
+        (run, "--no-cache"),
+        (&run.join("checkpoints"), "--tokenizer bytes"),
+        (&checkpoint, "--kernels unfused"),
+    ] {
+        let other = generate(path, &format!("{flags} {more}")).unwrap();
+        assert_eq!(other.text, one.text, "{more}");
+    }
+    let file = folder.0.join("prompt");
+    fs::write(&file, "pub").unwrap();
+    let flags = format!(
+        "--prompt-file {} --tokens 40 --top-k 50 --seed 4",
+        file.display()
+    );
+    assert_eq!(generate(run, &flags).unwrap().text, one.text);
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let folder = Folder::new("errors");
+    let other = TransformerConfig {
+        vocabulary: 300,
+        ..small()
+    };
+    let run = folder.save(&other, serde_json::json!({ "model": other }));
+    let error = |flags: &str| generate(run, flags).unwrap_err().to_string();
+    assert!(
+        error("--prompt a")
+            .ends_with("does not name the tokenizer of its 300 tokens; give --tokenizer"),
+        "{}",
+        error("--prompt a")
+    );
+    generate(run, "--prompt a --tokens 2 --tokenizer bytes").unwrap();
+    assert!(error("--prompt a --top-p 2").starts_with("top_p = 2"));
+    assert!(error("--prompt a --tokenizer bytes --tp 3").starts_with("heads 4 cannot be split"));
+    assert!(error("--prompt a --tokenizer bytes --tp 0").starts_with("tensor = 0"));
+    assert!(error("--prompt-file /nowhere/at/all").starts_with("the prompt /nowhere/at/all"));
+    let small = TransformerConfig {
+        vocabulary: 100,
+        ..small()
+    };
+    let folder = Folder::new("smaller");
+    let run = folder.save(&small, serde_json::json!({ "model": small }));
+    let error = generate(run, "--prompt a --tokenizer bytes").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the tokenizer bytes has 256 tokens and the model 100: it is of another model"
+    );
+}
+
+/// A folder of Hugging Face with a tokenizer that frames each text, and letters for words.
+fn with_tokenizer(folder: &Folder) -> PathBuf {
+    let fixture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../models/tests/fixtures/hf/llama2"
+    );
+    let own = folder.0.join("hf");
+    fs::create_dir_all(&own).unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(Path::new(fixture).join(name), own.join(name)).unwrap();
+    }
+    let mut vocabulary = serde_json::json!({ "<unk>": 0, "<s>": 1, "</s>": 2 });
+    for (id, letter) in ('A'..='Z').chain('a'..='z').enumerate() {
+        vocabulary[letter.to_string()] = (id + 3).into();
+    }
+    let special = |id: usize, content: &str| {
+        serde_json::json!({
+            "id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false,
+        })
+    };
+    let tokenizer = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+        "pre_tokenizer": {
+            "type": "Split", "pattern": { "Regex": "." }, "behavior": "Isolated", "invert": false,
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [
+                { "SpecialToken": { "id": "<s>", "type_id": 0 } },
+                { "Sequence": { "id": "A", "type_id": 0 } },
+            ],
+            "pair": [
+                { "Sequence": { "id": "A", "type_id": 0 } },
+                { "Sequence": { "id": "B", "type_id": 0 } },
+            ],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [1], "tokens": ["<s>"] } },
+        },
+        "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>" },
+    });
+    fs::write(own.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    own
+}
+
+#[test]
+fn a_converted_checkpoint_writes_as_its_folder_does() {
+    let folder = Folder::new("converted");
+    let (hf, checkpoint) = (with_tokenizer(&folder), folder.0.join("checkpoint"));
+    let source = HfFolder::open(&hf).unwrap();
+    hf::import(&source, &checkpoint, &mut |_| {}).unwrap();
+    let flags = "--prompt hello --tokens 20 --temperature 1 --seed 3";
+    let own = generate(&hf, flags).unwrap();
+    // Framed: the five letters have a token before them.
+    assert_eq!(own.prompt, 6);
+    assert!(own.tokens.len() > 5, "{:?}", own.tokens);
+    for more in ["", "--tp 2", "--pp 2"] {
+        let other = generate(&checkpoint, &format!("{flags} {more}")).unwrap();
+        assert_eq!(
+            (other.tokens, other.text),
+            (own.tokens.clone(), own.text.clone())
+        );
+        assert_eq!(other.prompt, 6);
+    }
+    // Another tokenizer changes no more than itself.
+    let tokenizer = folder.0.join("other");
+    fs::create_dir_all(&tokenizer).unwrap();
+    fs::copy(hf.join("tokenizer.json"), tokenizer.join("tokenizer.json")).unwrap();
+    let flags = format!("{flags} --tokenizer {}", tokenizer.display());
+    let [own, other] = [&hf, &checkpoint].map(|path| generate(path, &flags).unwrap());
+    assert_eq!((other.tokens, other.prompt), (own.tokens, 6));
+}
+
+#[test]
+fn figures_say_how_fast_it_was() {
+    let written = Written {
+        generated: Generated {
+            text: String::new(),
+            tokens: vec![0; 11],
+            end: End::Stop,
+            prompt: 30,
+            prefill: Duration::from_millis(100),
+            decode: Duration::from_millis(500),
+        },
+        cache_bytes: 1_230_000,
+    };
+    assert_eq!(
+        written.figures(),
+        "prefill  30 tokens in 0.100 s, 300.0 per second\n\
+         decode   10 tokens in 0.500 s, 20.0 per second; 1.23 MB of keys and values on rank 0\n\
+         end      a text of --stop"
+    );
+}

@@ -1,0 +1,296 @@
+//! `burn-megatron preprocess`: token files from text.
+//!
+//! One thread reads, some make tokens, this one writes. The reader hands its batches to the workers in
+//! turn and they are taken back in the same turn, so the order is that of the inputs; the channels between
+//! hold a few batches each, so memory is bounded.
+
+pub mod args;
+mod documents;
+mod error;
+mod input;
+mod object;
+mod output;
+mod progress;
+mod read;
+mod work;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
+
+use crate::header::count;
+use crate::interrupt::EXIT_CODE;
+use crate::recipe::Error;
+use args::PreprocessArgs;
+use error::PreprocessError;
+use input::Input;
+use output::Output;
+use progress::{Progress, speed};
+use read::{Batch, Message, Reader};
+use work::{Tokens, Worker};
+
+/// Batches that wait before and behind each worker.
+const WAITING: usize = 1;
+
+/// How often is looked for Ctrl-C where nothing comes.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Writes token files, and says what they have.
+pub fn run(args: &PreprocessArgs) -> Result<ExitCode, Error> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let pressed = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if pressed.swap(true, Ordering::Relaxed) {
+            std::process::exit(i32::from(EXIT_CODE));
+        }
+    })?;
+    match preprocess(args, &stop) {
+        Ok(summary) => {
+            summary.print();
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error @ PreprocessError::Interrupted) => {
+            eprintln!("{error}");
+            Ok(ExitCode::from(EXIT_CODE))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What was done.
+#[derive(Debug)]
+pub struct Summary {
+    /// Each output with what it has, and the documents of it that had no token.
+    pub outputs: Vec<(PathBuf, TokenFileInfo, u64)>,
+    /// Bad documents that were left out.
+    pub bad: u64,
+    /// Bytes of the inputs.
+    pub read: u64,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+impl Summary {
+    fn print(&self) {
+        for (prefix, info, empty) in &self.outputs {
+            let per_token = info.bytes_per_token().unwrap_or(0.0);
+            println!(
+                "{}: {} documents, {} tokens of {} bytes of text, {per_token:.3} bytes per token",
+                prefix.display(),
+                count(info.documents as usize),
+                count(info.tokens as usize),
+                count(info.bytes as usize),
+            );
+            if *empty > 0 {
+                println!("  {} empty documents were left out", count(*empty as usize));
+            }
+        }
+        if self.bad > 0 {
+            println!("{} bad documents were left out", count(self.bad as usize));
+        }
+        println!(
+            "read {} bytes in {:.1} s, {}",
+            count(self.read as usize),
+            self.seconds,
+            speed(self.read, self.seconds),
+        );
+    }
+}
+
+/// Writes token files, unless `stop` is set before they are whole.
+///
+/// # Errors
+/// [`PreprocessError`]; nothing is left under the names of the files then.
+pub fn preprocess(
+    args: &PreprocessArgs,
+    stop: &Arc<AtomicBool>,
+) -> Result<Summary, PreprocessError> {
+    let tokenizer = tokenizer(args)?;
+    let inputs = input::find(args)?;
+    let keys = keys(args)?;
+    let mut outputs = outputs(args, &tokenizer, &keys, &inputs)?;
+    let worker = Worker {
+        eod: tokenizer.eod().filter(|_| args.append_eod),
+        tokenizer,
+        keys,
+        framed: args.special_tokens,
+        skip_bad: args.skip_bad,
+    };
+    let read = Arc::new(AtomicU64::new(0));
+    let known = inputs.iter().all(|input| input.path.is_some());
+    let total = known.then(|| inputs.iter().map(|input| input.bytes).sum());
+    let mut progress = Progress::start(total);
+    let reader = Reader {
+        inputs,
+        limit: args.max_document_bytes,
+        skip_bad: args.skip_bad,
+        read: Arc::clone(&read),
+        stop: Arc::clone(stop),
+    };
+    let workers = args
+        .workers
+        .map_or_else(thread::available_parallelism, |workers| {
+            std::num::NonZero::new(workers).ok_or(std::io::ErrorKind::InvalidInput.into())
+        });
+    let workers = workers.map_or(1, std::num::NonZero::get);
+    let results = start(reader, &worker, workers);
+    let mut bad = 0;
+    let written = write(&results, stop, |tokens| {
+        bad += tokens.bad;
+        for (output, documents) in outputs.iter_mut().zip(&tokens.outputs) {
+            output.write(documents)?;
+        }
+        let tokens = outputs.iter().map(|output| output.info().tokens).sum();
+        progress.show(read.load(Ordering::Relaxed), tokens);
+        Ok(())
+    });
+    progress.clear();
+    written?;
+    let summary = Summary {
+        outputs: outputs
+            .iter()
+            .map(|output| (output.prefix().into(), output.info().clone(), output.empty))
+            .collect(),
+        bad,
+        read: read.load(Ordering::Relaxed),
+        seconds: progress.seconds(),
+    };
+    finish(outputs, &summary)?;
+    Ok(summary)
+}
+
+fn tokenizer(args: &PreprocessArgs) -> Result<Tokenizer, PreprocessError> {
+    let tokenizer = Tokenizer::named(&args.tokenizer)?;
+    if tokenizer.is_bytes() && args.special_tokens {
+        return Err(PreprocessError::Ignored(
+            "--special-tokens has no effect on bytes, which have none; leave it out",
+        ));
+    }
+    let tokenizer = match &args.eod {
+        Some(token) => tokenizer.with_eod(token)?,
+        None => tokenizer,
+    };
+    match args.append_eod && tokenizer.eod().is_none() {
+        true => Err(PreprocessError::NoEod(args.tokenizer.clone())),
+        false => Ok(tokenizer),
+    }
+}
+
+/// The keys that texts stand under, one for each output.
+fn keys(args: &PreprocessArgs) -> Result<Vec<String>, PreprocessError> {
+    let keys = match args.json_key.is_empty() {
+        true => vec!["text".into()],
+        false => args.json_key.clone(),
+    };
+    let twice = keys
+        .iter()
+        .enumerate()
+        .find(|(i, key)| keys[..*i].contains(key));
+    if let Some((_, key)) = twice {
+        return Err(PreprocessError::KeyTwice(key.clone()));
+    }
+    let not_a_name = |key: &&String| key.is_empty() || key.contains(['/', '\\', '\0']);
+    match keys.iter().find(not_a_name).filter(|_| keys.len() > 1) {
+        Some(key) => Err(PreprocessError::KeyName(key.clone())),
+        None => Ok(keys),
+    }
+}
+
+fn outputs(
+    args: &PreprocessArgs,
+    tokenizer: &Tokenizer,
+    keys: &[String],
+    inputs: &[Input],
+) -> Result<Vec<Output>, PreprocessError> {
+    let any_json = inputs
+        .iter()
+        .any(|input| input.layout == input::Layout::Json);
+    let outputs = keys.iter().map(|key| {
+        let info = TokenFileInfo {
+            eod_appended: args.append_eod,
+            key: any_json.then(|| key.clone()),
+            inputs: inputs
+                .iter()
+                .map(|input| input.name().to_string())
+                .collect(),
+            ..TokenFileInfo::new(tokenizer)
+        };
+        Output::create(&prefix(args, key, keys.len()), info, inputs, args.overwrite)
+    });
+    outputs.collect()
+}
+
+/// The prefix itself, or with several keys one for each.
+fn prefix(args: &PreprocessArgs, key: &str, keys: usize) -> PathBuf {
+    let prefix: &Path = &args.output;
+    match keys {
+        1 => prefix.into(),
+        _ => {
+            let mut prefix = prefix.as_os_str().to_owned();
+            prefix.push(format!("_{key}"));
+            prefix.into()
+        }
+    }
+}
+
+/// Starts the reader and the workers; what they give is to be taken in turn.
+///
+/// Nobody waits for these threads: a reader that waits for standard input could not be ended.
+fn start(reader: Reader, worker: &Worker, workers: usize) -> Vec<Receiver<Message<Tokens>>> {
+    let (mut inputs, mut results): (Vec<SyncSender<Message<Batch>>>, _) = (vec![], vec![]);
+    for _ in 0..workers {
+        let (input, from) = sync_channel(WAITING);
+        let (to, result) = sync_channel(WAITING);
+        let worker = worker.clone();
+        thread::spawn(move || worker.run(&from, &to));
+        inputs.push(input);
+        results.push(result);
+    }
+    thread::spawn(move || reader.run(&inputs));
+    results
+}
+
+/// Takes what the workers made, in the order of the inputs, to the end.
+fn write(
+    results: &[Receiver<Message<Tokens>>],
+    stop: &AtomicBool,
+    mut take: impl FnMut(Tokens) -> Result<(), PreprocessError>,
+) -> Result<(), PreprocessError> {
+    for result in results.iter().cycle() {
+        let message = loop {
+            if stop.load(Ordering::Relaxed) {
+                return Err(PreprocessError::Interrupted);
+            }
+            match result.recv_timeout(LOOK) {
+                Ok(message) => break message,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(PreprocessError::Worker),
+            }
+        };
+        match message {
+            Message::Batch(tokens) => take(tokens?)?,
+            Message::End => return Ok(()),
+        }
+    }
+    Err(PreprocessError::Worker)
+}
+
+/// Gives the files their names.
+fn finish(outputs: Vec<Output>, summary: &Summary) -> Result<(), PreprocessError> {
+    let without = |(_, info, _): &&(PathBuf, TokenFileInfo, u64)| info.tokens == 0;
+    if let Some((prefix, _, empty)) = summary.outputs.iter().find(without) {
+        let bad = summary.bad;
+        let what = format!("{empty} are empty, {bad} are bad, for {}", prefix.display());
+        return Err(PreprocessError::NoDocuments(what));
+    }
+    outputs.into_iter().try_for_each(Output::finish)
+}

@@ -1,0 +1,97 @@
+//! The texts of a JSON object.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
+
+use super::error::BadDocument;
+
+/// The text under each key of a JSON object; the last one counts where a key is there twice.
+///
+/// # Errors
+/// [`BadDocument::Json`], [`BadDocument::MissingKey`], [`BadDocument::NoText`].
+pub fn texts(json: &[u8], keys: &[String]) -> Result<Vec<String>, BadDocument> {
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    let values = Keys(keys).deserialize(&mut reader);
+    let values = values.and_then(|values| reader.end().map(|()| values));
+    let values = values.map_err(BadDocument::Json)?;
+    let texts = keys.iter().zip(values).map(|(key, value)| match value {
+        Some(Value::String(text)) => Ok(text),
+        Some(_) => Err(BadDocument::NoText(key.clone())),
+        None => Err(BadDocument::MissingKey(key.clone())),
+    });
+    texts.collect()
+}
+
+/// Takes the values of some keys, and reads over the others.
+struct Keys<'a>(&'a [String]);
+
+impl<'de> DeserializeSeed<'de> for Keys<'_> {
+    type Value = Vec<Option<Value>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Keys<'_> {
+    type Value = Vec<Option<Value>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut values = vec![None; self.0.len()];
+        while let Some(key) = map.next_key::<String>()? {
+            match self.0.iter().position(|wanted| *wanted == key) {
+                Some(at) => values[at] = Some(map.next_value()?),
+                None => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(json: &str, keys: &[&str]) -> Result<Vec<String>, String> {
+        let keys: Vec<_> = keys.iter().map(ToString::to_string).collect();
+        texts(json.as_bytes(), &keys).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn keys_are_found_in_any_order() {
+        let json = r#" {"b": "y", "other": {"a": [1, null, "z"]}, "a": "x\n\u00e9\ud83e\uddff"} "#;
+        assert_eq!(of(json, &["a", "b"]).unwrap(), ["x\né🧿", "y"]);
+        assert_eq!(of(r#"{"a": "1", "a": "2"}"#, &["a"]).unwrap(), ["2"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let error = |json| of(json, &["text"]).unwrap_err();
+        assert_eq!(error(r#"{"a": "x"}"#), "the object has no `text`");
+        assert_eq!(
+            error(r#"{"text": null}"#),
+            "the value of `text` is no string"
+        );
+        assert_eq!(
+            error(r#"{"text": ["x"]}"#),
+            "the value of `text` is no string"
+        );
+        for json in [
+            r#"{"text": "x"#,
+            r#"{"text": "x"} y"#,
+            r#"["text"]"#,
+            "3",
+            "\"\\ud800\"",
+        ] {
+            assert!(error(json).starts_with("no JSON object: "), "{json}");
+        }
+        let deep = format!("{{\"text\": {}", "[".repeat(100_000));
+        assert!(error(&deep).contains("recursion limit"), "{}", error(&deep));
+    }
+}

@@ -1,0 +1,118 @@
+//! The files that are written, which get their names once all of them are whole.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use burn_megatron::data::indexed::{IndexedWriter, TokenType, bin_path, idx_path};
+use burn_megatron::tokenizer::TokenFileInfo;
+
+use super::error::PreprocessError;
+use super::input::{Input, io_error};
+use super::work::Documents;
+
+/// Token files and their description.
+pub struct Output {
+    prefix: PathBuf,
+    writer: IndexedWriter,
+    info: TokenFileInfo,
+    /// Documents that had no token.
+    pub empty: u64,
+}
+
+impl Output {
+    /// Begins files of this prefix; `info` says what goes into them.
+    ///
+    /// # Errors
+    /// [`PreprocessError::Exists`] unless `overwrite`, [`PreprocessError::InputIsOutput`], and
+    /// [`PreprocessError::Indexed`] where they cannot be written.
+    pub fn create(
+        prefix: &Path,
+        info: TokenFileInfo,
+        inputs: &[Input],
+        overwrite: bool,
+    ) -> Result<Self, PreprocessError> {
+        for path in paths(prefix) {
+            if path.exists() && !overwrite {
+                return Err(PreprocessError::Exists(path));
+            }
+            let same = |input: &PathBuf| match (input.canonicalize(), path.canonicalize()) {
+                (Ok(input), Ok(path)) => input == path,
+                _ => false,
+            };
+            if inputs
+                .iter()
+                .filter_map(|input| input.path.as_ref())
+                .any(same)
+            {
+                return Err(PreprocessError::InputIsOutput(path));
+            }
+        }
+        if let Some(folder) = prefix
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty())
+        {
+            fs::create_dir_all(folder).map_err(|source| io_error("create", folder, source))?;
+        }
+        let token_type = TokenType::for_vocabulary(info.vocabulary);
+        Ok(Self {
+            prefix: prefix.to_path_buf(),
+            writer: match overwrite {
+                true => IndexedWriter::replace(prefix, token_type)?,
+                false => IndexedWriter::create(prefix, token_type)?,
+            },
+            info,
+            empty: 0,
+        })
+    }
+
+    /// Writes documents.
+    ///
+    /// # Errors
+    /// [`PreprocessError::Indexed`].
+    pub fn write(&mut self, documents: &Documents) -> Result<(), PreprocessError> {
+        self.empty += documents.empty;
+        for (tokens, bytes) in &documents.documents {
+            self.writer.document(tokens)?;
+            self.info.documents += 1;
+            self.info.tokens += tokens.len() as u64;
+            self.info.bytes += *bytes as u64;
+        }
+        Ok(())
+    }
+
+    /// What was written so far.
+    pub fn info(&self) -> &TokenFileInfo {
+        &self.info
+    }
+
+    /// The path of the files without their endings.
+    pub fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    /// Gives the files their names, the description last.
+    ///
+    /// # Errors
+    /// [`PreprocessError::Indexed`], [`PreprocessError::Info`].
+    pub fn finish(self) -> Result<(), PreprocessError> {
+        // An old description would be wrong about new tokens.
+        let old = TokenFileInfo::path(&self.prefix);
+        match fs::remove_file(&old) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(io_error("remove", &old, error));
+            }
+            _ => {}
+        }
+        self.writer.finish()?;
+        Ok(self.info.write(&self.prefix)?)
+    }
+}
+
+fn paths(prefix: &Path) -> [PathBuf; 3] {
+    [
+        bin_path(prefix),
+        idx_path(prefix),
+        TokenFileInfo::path(prefix),
+    ]
+}

@@ -1,0 +1,81 @@
+//! How far preprocessing is.
+
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Between two lines where there is no terminal.
+const LINES: Duration = Duration::from_secs(10);
+
+/// Shows on standard error how far it is: a bar on a terminal, elsewhere a line every ten seconds.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    /// Bytes of all inputs, where they are known.
+    total: Option<u64>,
+    started: Instant,
+    shown: Instant,
+}
+
+impl Progress {
+    /// Starts the clock.
+    pub fn start(total: Option<u64>) -> Self {
+        let bar = io::stderr().is_terminal().then(|| match total {
+            Some(total) => {
+                let style = "{percent:>3}% {bar:20.cyan/blue} ETA {eta}  {wide_msg}";
+                let style =
+                    ProgressStyle::with_template(style).expect("the template is a constant");
+                ProgressBar::new(total).with_style(style.progress_chars("━╸─"))
+            }
+            None => {
+                let style = ProgressStyle::with_template("{spinner} {wide_msg}");
+                ProgressBar::new_spinner().with_style(style.expect("the template is a constant"))
+            }
+        });
+        Self {
+            bar,
+            total,
+            started: Instant::now(),
+            shown: Instant::now(),
+        }
+    }
+
+    /// Seconds since the start.
+    pub fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// Shows that `bytes` were read and `tokens` written.
+    pub fn show(&mut self, bytes: u64, tokens: u64) {
+        let message = || format!("{}  {}", speed(bytes, self.seconds()), tokens_of(tokens));
+        match (&self.bar, self.total) {
+            (Some(bar), _) => {
+                bar.set_message(message());
+                bar.set_position(bytes);
+            }
+            (None, total) if self.shown.elapsed() >= LINES => {
+                let part = total.map(|total| 100.0 * bytes as f64 / total.max(1) as f64);
+                let part = part.map(|part| format!("{part:.0}%  ")).unwrap_or_default();
+                eprintln!("{part}{}", message());
+                self.shown = Instant::now();
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Bytes per second in units of 1e6.
+pub fn speed(bytes: u64, seconds: f64) -> String {
+    format!("{:.1} MB/s", bytes as f64 / 1e6 / seconds.max(1e-9))
+}
+
+fn tokens_of(tokens: u64) -> String {
+    format!("{} tokens", crate::header::count(tokens as usize))
+}

@@ -1,0 +1,391 @@
+use std::fs;
+use std::io::Write;
+use std::sync::atomic::AtomicUsize;
+
+use burn_megatron::data::indexed::{IndexedFile, bin_path, idx_path};
+use clap::Parser;
+
+use super::*;
+use crate::cli::{Cli, Command};
+
+/// A new folder, which goes with the value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("preprocess-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> &Self {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+        self
+    }
+
+    /// Runs with these flags; `DIR` is the folder, `TOK` that of the tokenizers.
+    fn run(&self, flags: &str) -> Result<Summary, PreprocessError> {
+        self.run_until(flags, false)
+    }
+
+    fn run_until(&self, flags: &str, stop: bool) -> Result<Summary, PreprocessError> {
+        let folder = self.0.to_str().unwrap();
+        let flags = flags.replace("DIR", folder).replace("TOK", TOKENIZERS);
+        let words = ["burn-megatron", "preprocess"].into_iter();
+        match Cli::parse_from(words.chain(flags.split_whitespace())).command {
+            Command::Preprocess(args) => preprocess(&args, &Arc::new(AtomicBool::new(stop))),
+            _ => unreachable!("preprocess was asked for"),
+        }
+    }
+
+    fn error(&self, flags: &str) -> String {
+        let error = self.run(flags).unwrap_err().to_string();
+        error.replace(self.0.to_str().unwrap(), "DIR")
+    }
+
+    /// The tokens of all documents under a prefix.
+    fn documents(&self, prefix: &str) -> Vec<Vec<u32>> {
+        let file = IndexedFile::open(&self.0.join(prefix)).unwrap();
+        assert_eq!(file.documents(), file.sequences());
+        let sequences = 0..file.sequences();
+        let tokens = sequences.map(|number| file.sequence(number).unwrap());
+        tokens
+            .map(|tokens| tokens.into_iter().map(|x| x as u32).collect())
+            .collect()
+    }
+
+    /// Both files of a prefix.
+    fn bytes(&self, prefix: &str) -> [Vec<u8>; 2] {
+        let prefix = self.0.join(prefix);
+        [bin_path(&prefix), idx_path(&prefix)].map(|path| fs::read(path).unwrap())
+    }
+
+    fn info(&self, prefix: &str) -> TokenFileInfo {
+        TokenFileInfo::read(&self.0.join(prefix)).unwrap().unwrap()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const TOKENIZERS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../burn-megatron/tests/fixtures/tokenizer"
+);
+const MEGATRON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/preprocess");
+
+fn texts(documents: &[Vec<u32>]) -> Vec<String> {
+    let bytes = Tokenizer::bytes();
+    documents
+        .iter()
+        .map(|tokens| bytes.decode(tokens).unwrap())
+        .collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut to = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+    to.write_all(bytes).unwrap();
+    to.finish().unwrap()
+}
+
+#[test]
+fn the_files_are_those_of_megatron() {
+    let folder = Folder::new();
+    for tokenizer in ["byte_bpe", "byte_fallback"] {
+        let flags = format!(
+            "{MEGATRON}/corpus.jsonl --json-key text,title --append-eod --tokenizer TOK/{tokenizer} \
+             --output DIR/{tokenizer}"
+        );
+        folder.run(&flags).unwrap();
+        for key in ["text", "title"] {
+            let name = format!("{tokenizer}_{key}");
+            let theirs =
+                ["bin", "idx"].map(|x| fs::read(format!("{MEGATRON}/{name}.{x}")).unwrap());
+            assert_eq!(folder.bytes(&name), theirs, "{name}");
+            let info = folder.info(&name);
+            assert_eq!((info.documents, info.key.as_deref()), (25, Some(key)));
+        }
+    }
+}
+
+#[test]
+fn any_number_of_workers_writes_the_same() {
+    let folder = Folder::new();
+    // Several batches from each of several files, packed and not.
+    let mut lines = vec![];
+    for number in 0..3_000 {
+        let text = "the dog and the fox ".repeat(number % 7 + 1);
+        writeln!(lines, "{{\"id\": {number}, \"text\": \"{number} {text}\"}}").unwrap();
+    }
+    folder.write("in/b.jsonl", &lines);
+    folder.write("in/a.jsonl.gz", [gzip(&lines[..0]), gzip(&lines)].concat());
+    folder.write("in/c.txt.zst", zstd::encode_all(&lines[..], 1).unwrap());
+    let flags = "DIR/in --tokenizer TOK/byte_bpe --lines --append-eod --output DIR";
+    for workers in [1, 2, 7] {
+        let summary = folder.run(&format!("{flags}/{workers} --workers {workers}"));
+        let (_, info, _) = &summary.unwrap().outputs[0];
+        assert_eq!(info.documents, 9_000);
+    }
+    let one = folder.bytes("1");
+    assert!(one == folder.bytes("2") && one == folder.bytes("7"));
+    let documents = folder.documents("1");
+    let tokenizer = Tokenizer::open(format!("{TOKENIZERS}/byte_bpe").as_ref()).unwrap();
+    for number in [0, 1, 1_234, 2_999] {
+        let text = "the dog and the fox ".repeat(number % 7 + 1);
+        let tokens = tokenizer.encode(&format!("{number} {text}")).unwrap();
+        // Sorted by name, packed ones as what they hold.
+        for file in [0, 3_000] {
+            let document = &documents[file + number];
+            assert_eq!(document[..tokens.len()], tokens, "{number}");
+            assert_eq!(document[tokens.len()..], [0]);
+        }
+        let line = format!("{{\"id\": {number}, \"text\": \"{number} {text}\"}}");
+        let line = tokenizer.encode(&line).unwrap();
+        assert_eq!(documents[6_000 + number][..line.len()], line);
+    }
+}
+
+#[test]
+fn text_is_cut_as_asked() {
+    let folder = Folder::new();
+    folder
+        .write("in/b.txt", "one\r\ntwo\n\n\nthree")
+        .write("in/a.md", "")
+        .write("in/x.bin", "no");
+    let run = |name: &str, flags: &str| {
+        let flags = format!("DIR/in --tokenizer bytes --output DIR/{name} {flags}");
+        let (_, info, empty) = folder.run(&flags).unwrap().outputs.remove(0);
+        (texts(&folder.documents(name)), info.bytes, empty)
+    };
+    assert_eq!(
+        run("whole", ""),
+        (vec!["one\r\ntwo\n\n\nthree".into()], 16, 1)
+    );
+    let three = ["one", "two", "three"].map(String::from).to_vec();
+    assert_eq!(run("lines", "--lines"), (three, 11, 2));
+    let two = ["one\r\ntwo", "\nthree"].map(String::from).to_vec();
+    assert_eq!(run("two", r"--separator \n\n"), (two, 14, 0));
+    let info = folder.info("lines");
+    assert_eq!(
+        (info.vocabulary, info.eod, info.eod_appended),
+        (256, Some(0), false)
+    );
+    assert_eq!((info.tokens, info.bytes_per_token()), (11, Some(1.0)));
+    assert_eq!(info.key, None);
+    assert_eq!(info.inputs.len(), 2);
+}
+
+#[test]
+fn documents_can_be_framed() {
+    let folder = Folder::new();
+    folder.write("a.txt", "the dog");
+    let flags = "DIR/a.txt --tokenizer TOK/byte_fallback --output DIR/a";
+    folder
+        .run(&format!("{flags} --special-tokens --append-eod"))
+        .unwrap();
+    let tokenizer = Tokenizer::open(format!("{TOKENIZERS}/byte_fallback").as_ref()).unwrap();
+    let expected = [tokenizer.encode_framed("the dog").unwrap(), vec![2]].concat();
+    assert_eq!(expected[0], 1);
+    assert_eq!(folder.documents("a"), [expected]);
+    folder
+        .run(&format!("{flags} --append-eod --eod <unk> --overwrite"))
+        .unwrap();
+    assert_eq!(folder.documents("a")[0].last(), Some(&0));
+    assert_eq!(folder.info("a").eod, Some(0));
+}
+
+#[test]
+fn bad_documents_are_errors_with_their_place() {
+    let folder = Folder::new();
+    let lines = "{\"text\": \"one\"}\n\n{\"text\": 3}\n{\"a\": \"two\"}\n{\"text\": \"three\n{\"text\": \"four\"}\n";
+    let flags = |name: &str| format!("DIR/{name} --tokenizer TOK/byte_bpe --output DIR/out");
+    folder.write("a.jsonl", lines);
+    let error = folder.error(&flags("a.jsonl"));
+    assert_eq!(
+        error,
+        "DIR/a.jsonl:3: the value of `text` is no string; --skip-bad leaves such documents out"
+    );
+    folder.write(
+        "b.jsonl",
+        lines.split_inclusive('\n').skip(3).collect::<String>(),
+    );
+    let error = folder.error(&flags("b.jsonl"));
+    assert!(
+        error.starts_with("DIR/b.jsonl:1: the object has no `text`;"),
+        "{error}"
+    );
+    folder.write(
+        "c.jsonl",
+        lines.split_inclusive('\n').skip(4).collect::<String>(),
+    );
+    let error = folder.error(&flags("c.jsonl"));
+    assert!(
+        error.starts_with("DIR/c.jsonl:1: no JSON object: "),
+        "{error}"
+    );
+    folder.write("d.txt", b"one\ntwo\xff\nthree is too long\n");
+    let error = folder.error(&(flags("d.txt") + " --lines"));
+    let place = "DIR/d.txt:2: the text is not UTF-8 from byte 3 on";
+    assert!(error.starts_with(place), "{error}");
+    let error = folder.error(&(flags("d.txt") + " --max-document-bytes 20"));
+    let place = "DIR/d.txt: the document has more than 20 bytes";
+    assert!(error.starts_with(place), "{error}");
+    assert_eq!(folder.names(), ["a.jsonl", "b.jsonl", "c.jsonl", "d.txt"]);
+
+    let skipped = folder.run(&format!(
+        "DIR/a.jsonl {} --lines --skip-bad --max-document-bytes 16",
+        flags("d.txt")
+    ));
+    let skipped = skipped.unwrap();
+    assert_eq!(skipped.bad, 5);
+    let (_, info, empty) = &skipped.outputs[0];
+    assert_eq!((info.documents, *empty), (3, 1));
+}
+
+#[test]
+fn the_first_bad_document_is_told_whatever_the_workers_do() {
+    let folder = Folder::new();
+    let good = format!("{{\"text\": \"{}\"}}\n", "x".repeat(3000));
+    let lines = good.repeat(200) + "{}\n" + &good.repeat(200) + "[]\n";
+    folder.write("a.jsonl", lines);
+    for workers in [1, 2, 5] {
+        let error = folder.error(&format!(
+            "DIR/a.jsonl --tokenizer bytes --output DIR/out --workers {workers}"
+        ));
+        assert!(
+            error.starts_with("DIR/a.jsonl:201: the object has no"),
+            "{error}"
+        );
+    }
+    assert_eq!(folder.names(), ["a.jsonl"]);
+}
+
+#[test]
+fn a_packed_file_that_is_cut_is_an_error() {
+    let folder = Folder::new();
+    let text = (0..9000_u32).map(|x| format!("{}\n", x.wrapping_mul(2_654_435_761)));
+    let text: String = text.collect();
+    let (gz, zst) = (
+        gzip(text.as_bytes()),
+        zstd::encode_all(text.as_bytes(), 1).unwrap(),
+    );
+    folder.write("a.txt.gz", &gz[..gz.len() - 9]);
+    folder.write("b.txt.zst", &zst[..zst.len() - 9]);
+    folder.write("c.txt.gz", "not packed at all");
+    for name in ["a.txt.gz", "b.txt.zst", "c.txt.gz"] {
+        let error = folder.error(&format!(
+            "DIR/{name} --lines --tokenizer bytes --output DIR/out"
+        ));
+        assert!(
+            error.starts_with(&format!("cannot read 'DIR/{name}': ")),
+            "{error}"
+        );
+    }
+    assert_eq!(folder.names().len(), 3);
+}
+
+#[test]
+fn files_that_are_there_are_kept_until_others_take_their_place() {
+    let folder = Folder::new();
+    folder.write("a.txt", "one").write("b.txt", "two\nthree");
+    let flags = |name: &str| format!("DIR/{name} --tokenizer bytes --output DIR/out");
+    folder.run(&flags("a.txt")).unwrap();
+    let error = folder.error(&flags("b.txt"));
+    assert_eq!(
+        error,
+        "'DIR/out.bin' is there already; --overwrite takes its place"
+    );
+    folder.write("bad.jsonl", "{}");
+    folder
+        .run(&(flags("bad.jsonl") + " --overwrite"))
+        .unwrap_err();
+    let stopped = folder.run_until(&(flags("b.txt") + " --overwrite"), true);
+    assert!(matches!(stopped, Err(PreprocessError::Interrupted)));
+    assert_eq!(texts(&folder.documents("out")), ["one"]);
+    assert_eq!(folder.info("out").documents, 1);
+    folder
+        .run(&(flags("b.txt") + " --overwrite --lines"))
+        .unwrap();
+    assert_eq!(texts(&folder.documents("out")), ["two", "three"]);
+    assert_eq!(folder.info("out").documents, 2);
+    let names = [
+        "a.txt",
+        "b.txt",
+        "bad.jsonl",
+        "out.bin",
+        "out.idx",
+        "out.json",
+    ];
+    assert_eq!(folder.names(), names);
+    folder.write("in.json", "{\"text\": \"one\"}");
+    let error = folder.error("DIR/in.json --tokenizer bytes --overwrite --output DIR/in");
+    assert_eq!(error, "'DIR/in.json' is an input and would be written to");
+}
+
+#[test]
+fn settings_without_effect_and_wrong_ones_are_errors() {
+    let folder = Folder::new();
+    folder
+        .write("a.txt", "one")
+        .write("a.jsonl", "{\"text\": \"one\"}")
+        .write("none/a.x", "");
+    for (flags, wanted) in [
+        ("a.txt --json-key text", "--json-key is about JSON lines"),
+        ("a.jsonl --lines", "--lines and --separator are about text"),
+        (
+            "a.jsonl --separator x",
+            "--lines and --separator are about text",
+        ),
+        (
+            "a.jsonl DIR/a.txt --json-key text,a",
+            "several keys have files of their own",
+        ),
+        (
+            "a.jsonl --json-key text,text",
+            "--json-key has `text` twice",
+        ),
+        (
+            "a.jsonl --json-key text,a/b",
+            "--json-key `a/b` cannot be a part",
+        ),
+        (
+            "a.txt --special-tokens",
+            "--special-tokens has no effect on bytes",
+        ),
+        (
+            "none",
+            "no file in 'DIR/none' ends in .rs, .md, .txt, .jsonl, .ndjson",
+        ),
+        ("missing.txt", "cannot read 'DIR/missing.txt'"),
+        ("a.txt --eod <x>", "the tokenizer bytes has no token `<x>`"),
+        (
+            "none/a.x",
+            "the inputs have no document with a token: 1 are empty, 0 are bad",
+        ),
+    ] {
+        let error = folder.error(&format!("DIR/{flags} --tokenizer bytes --output DIR/out"));
+        assert!(error.starts_with(wanted), "{flags}: {error}");
+    }
+    let error = folder.error("DIR/a.txt --tokenizer TOK/word_piece --append-eod --output DIR/out");
+    assert!(
+        error.contains("does not say which token ends a document"),
+        "{error}"
+    );
+    assert_eq!(folder.names(), ["a.jsonl", "a.txt", "none"]);
+}

@@ -1,0 +1,112 @@
+//! The weights that a run begins with.
+
+use std::path::Path;
+
+use burn_megatron::checkpoint::TensorSource;
+use burn_megatron_models::{Difference, OpenModel, TransformerConfig};
+use serde_json::Value;
+
+use crate::recipe::Error;
+use crate::saving::{Lenient, SavingArgs};
+
+/// Settings that decide which tensors there are: where some may be missing, or too many, these may differ.
+const OF_TENSORS: [&str; 5] = ["layers", "bias", "qkv_bias", "qk_norm", "tied"];
+
+/// Opens a checkpoint or a folder of Hugging Face whose weights a run of `model` begins with.
+///
+/// # Errors
+///
+/// What cannot be read, and the settings of `model` that are not those of the weights.
+pub fn open(
+    path: &Path,
+    model: &TransformerConfig,
+    saving: &SavingArgs,
+) -> Result<Box<dyn TensorSource>, Error> {
+    let found = OpenModel::open(path)?;
+    let all = saving.lets(Lenient::Settings);
+    let tensors = saving.lets(Lenient::Missing) || saving.lets(Lenient::Unexpected);
+    let mut differing = model.differences(&found.model);
+    differing.retain(|difference| {
+        let of_tensors = OF_TENSORS.contains(&&difference.setting[..]);
+        let may_differ = all || (tensors && of_tensors);
+        !may_differ
+    });
+    match differing.is_empty() {
+        true => Ok(found.source),
+        false => Err(format!(
+            "[model] is not the model of {}: {}; set what is there, or let it be otherwise with --lenient \
+             settings",
+            found.source.name(),
+            listed(&differing),
+        )
+        .into()),
+    }
+}
+
+fn listed(differing: &[Difference]) -> String {
+    let shown = |value: &Value| match value {
+        Value::Null => "not set".into(),
+        value => value.to_string(),
+    };
+    let each = differing.iter().map(|difference| {
+        let (own, other) = (shown(&difference.own), shown(&difference.other));
+        format!("model.{} is {own}, there {other}", difference.setting)
+    });
+    each.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_megatron_models::hf::HfFolder;
+
+    fn fixture() -> &'static Path {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../models/tests/fixtures/hf/llama2"
+        );
+        Path::new(path)
+    }
+
+    #[test]
+    fn a_model_must_be_that_of_its_weights() {
+        let model = HfFolder::open(fixture()).unwrap().config().model.clone();
+        let with = |lenient: &[Lenient]| SavingArgs {
+            lenient: lenient.to_vec(),
+            ..SavingArgs::default()
+        };
+        let open = |model: &TransformerConfig, lenient: &[Lenient]| {
+            let opened = super::open(fixture(), model, &with(lenient));
+            opened.map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(open(&model, &[]), Ok(()));
+        let deeper = TransformerConfig {
+            layers: 3,
+            ..model.clone()
+        };
+        let error = open(&deeper, &[]).unwrap_err();
+        assert!(
+            error.contains("llama2: model.layers is 3, there 2; set what is there"),
+            "{error}"
+        );
+        let narrow = TransformerConfig {
+            norm_epsilon: 1e-5,
+            layers: 3,
+            window: Some(4),
+            ..model
+        };
+        let error = open(&narrow, &[Lenient::Missing]).unwrap_err();
+        let wanted = "model.norm_epsilon is 0.00001, there 1e-6; model.window is 4, there not set";
+        assert!(
+            error.contains(wanted) && !error.contains("layers"),
+            "{error}"
+        );
+        assert_eq!(open(&deeper, &[Lenient::Missing]), Ok(()));
+        assert_eq!(open(&deeper, &[Lenient::Unexpected]), Ok(()));
+        assert_eq!(open(&narrow, &[Lenient::Settings]), Ok(()));
+        assert!(open(&narrow, &[Lenient::Rounding]).is_err());
+        let nowhere = super::open(Path::new("/nowhere/at/all"), &deeper, &with(&[]));
+        let error = nowhere.map(drop).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/at/all"), "{error}");
+    }
+}

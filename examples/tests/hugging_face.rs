@@ -1,0 +1,157 @@
+//! `burn-megatron pretrain` that begins with the weights of a folder of Hugging Face.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use burn_megatron::data::indexed::{IndexedWriter, TokenType};
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_models::hf::HfFolder;
+use serde_json::Value;
+
+const FIXTURE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../models/tests/fixtures/hf/llama2"
+);
+
+/// Of the fixture.
+const VOCABULARY: u32 = 61;
+
+/// A folder of one test, gone with it, with token files.
+struct Stage(PathBuf);
+
+impl Stage {
+    fn new(name: &str) -> Self {
+        let name = format!("hugging-face-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let mut writer = IndexedWriter::create(&folder.join("tokens"), TokenType::U16).unwrap();
+        for document in 0..40 {
+            let token = |place: u32| (place * place + 7 * document) % VOCABULARY;
+            let tokens: Vec<_> = (0..50).map(token).collect();
+            writer.document(&tokens).unwrap();
+        }
+        writer.finish().unwrap();
+        Self(folder)
+    }
+
+    /// The model of the fixture, changed.
+    fn recipe(&self, name: &str, change: fn(&mut TransformerConfig), sample: usize) {
+        let mut model = HfFolder::open(FIXTURE).unwrap().config().model.clone();
+        change(&mut model);
+        let table = BTreeMap::from([("model", &model)]);
+        let model = toml::to_string(&table);
+        let rest = format!(
+            "
+[train]
+micro_batch_size = 2
+global_batch_size = 4
+sequence_length = 16
+held_out_samples = 4
+steps = 2
+learning_rate = 1e-3
+warmup_steps = 0
+
+[sample]
+prompt = \"fn\"
+tokens = {sample}
+
+[data]
+files = ['{}']
+split = '80,20'
+",
+            self.0.join("tokens").display()
+        );
+        let path = self.0.join(format!("{name}.toml"));
+        fs::write(path, model.unwrap() + &rest).unwrap();
+    }
+
+    fn run(&self, recipe: &str, run: &str, flags: &[&str]) -> Output {
+        let path = |name: &str| self.0.join(name);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+        command.arg("pretrain").arg("--recipe");
+        command.arg(path(&format!("{recipe}.toml")));
+        command.arg("--run-dir").arg(path(run));
+        command.args(["--compute-threads", "1", "--deadline", "60"]);
+        command.args(flags).output().unwrap()
+    }
+
+    /// The losses of the steps.
+    fn losses(&self, run: &str, flags: &[&str]) -> Vec<f64> {
+        let output = self.run("same", run, flags);
+        assert!(output.status.success(), "{}", text(&output));
+        let metrics = fs::read_to_string(self.0.join(run).join("metrics.jsonl")).unwrap();
+        let lines = metrics.lines();
+        let lines = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let steps = lines.filter(|line| line["kind"] == "step");
+        steps.map(|line| line["loss"].as_f64().unwrap()).collect()
+    }
+
+    fn fails(&self, recipe: &str, flags: &[&str], says: &str) {
+        let output = self.run(recipe, "failed", flags);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains(says), "{says}: {}", text(&output));
+        // It is said before anything is written.
+        assert!(!self.0.join("failed").exists());
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(output: &Output) -> String {
+    let [out, error] = [&output.stdout, &output.stderr].map(|of| String::from_utf8_lossy(of));
+    format!("{out}{error}")
+}
+
+#[test]
+fn every_layout_begins_with_the_same_weights() {
+    let stage = Stage::new("layouts");
+    stage.recipe("same", |_| {}, 0);
+    let checkpoint = stage.0.join("checkpoint");
+    let mut convert = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    convert.args(["convert", "--from", "hf", FIXTURE, "--to"]);
+    let converted = convert.arg(&checkpoint).output().unwrap();
+    assert!(converted.status.success(), "{}", text(&converted));
+    let random = stage.losses("random", &[]);
+    let own = stage.losses("own", &["--load", FIXTURE]);
+    assert_eq!(own.len(), 2);
+    assert!((own[0] - random[0]).abs() > 0.1, "{own:?} {random:?}");
+    let checkpoint = checkpoint.to_str().unwrap();
+    assert_eq!(stage.losses("converted", &["--load", checkpoint]), own);
+    for (run, flags) in [
+        ("tensor", ["--tp", "2"]),
+        ("data", ["--dp", "2"]),
+        ("pipeline", ["--pp", "2"]),
+    ] {
+        let other = stage.losses(run, &[&flags[..], &["--load", FIXTURE]].concat());
+        for (a, b) in own.iter().zip(&other) {
+            assert!((a - b).abs() < 1e-4, "{run}: {own:?} {other:?}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said_before_the_start() {
+    let stage = Stage::new("errors");
+    stage.recipe("deeper", |model| model.layers = 3, 0);
+    stage.recipe("rounder", |model| model.norm_epsilon = 1e-5, 0);
+    stage.recipe("writes", |_| {}, 4);
+    let load = ["--load", FIXTURE];
+    stage.fails("deeper", &load, "model.layers is 3, there 2");
+    stage.fails(
+        "rounder",
+        &load,
+        "model.norm_epsilon is 0.00001, there 1e-6",
+    );
+    let nowhere = Path::new(FIXTURE).join("nowhere");
+    let nowhere = nowhere.to_str().unwrap();
+    stage.fails("rounder", &["--load", nowhere], "nowhere");
+    let set = "set data.tokenizer (--tokenizer) to it, or sample.tokens to 0";
+    stage.fails("writes", &[], set);
+}

@@ -1,0 +1,255 @@
+//! The keys of a `config.json`: each is read, known not to matter, or an error.
+
+use serde_json::{Map, Value};
+
+use super::Family;
+use crate::hf::HfConfigError;
+
+/// Keys that do not change what a model computes for given tokens and weights: names, generation,
+/// outputs, other heads, how memory is used.
+const WITHOUT_MEANING: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "attn_implementation",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "chunk_size_feed_forward",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_labels",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "output_scores",
+    "predict_special_tokens",
+    "prefix",
+    "problem_type",
+    "remove_invalid_values",
+    "reorder_and_upcast_attn",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "use_bfloat16",
+    "use_cache",
+];
+
+/// The largest size that is believed; products of a few of them fit.
+const MOST: u64 = 1 << 24;
+
+/// The keys that nobody has asked for yet.
+pub(super) struct Keys {
+    map: Map<String, Value>,
+    /// What the message of an error puts before a key, such as `rope_scaling.`
+    within: &'static str,
+    family: Family,
+}
+
+/// A value for a message: not all of a long one.
+pub(super) fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+impl Keys {
+    /// The keys of a file, and the family that it names.
+    pub fn new(map: Map<String, Value>) -> Result<(Self, Family), HfConfigError> {
+        let mut keys = Self {
+            map,
+            within: "",
+            family: Family::Llama,
+        };
+        let found = keys.take("model_type");
+        let known = |family: &Family| found.as_ref().and_then(Value::as_str) == Some(family.name());
+        let Some(family) = Family::ALL.into_iter().find(known) else {
+            let found = shown(&found.unwrap_or_default());
+            return Err(HfConfigError::Family { found });
+        };
+        keys.family = family;
+        let own = Value::from(vec![family.architecture()]);
+        match keys.take("architectures") {
+            Some(other) if other != own => {
+                Err(keys.refused("architectures", &other, format!("{own} can")))
+            }
+            _ => Ok((keys, family)),
+        }
+    }
+
+    /// The keys of an object in the file; none if it is not there.
+    pub fn object(&mut self, key: &'static str) -> Result<Option<Self>, HfConfigError> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Self {
+                map,
+                within: key,
+                family: self.family,
+            })),
+            Some(other) => Err(self.refused(key, &other, "an object or null can")),
+        }
+    }
+
+    /// The value of a key; `null` is none.
+    pub fn take(&mut self, key: &str) -> Option<Value> {
+        self.map.remove(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether there is a value, `null` included, that nobody has asked for.
+    pub fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    /// A size above 0.
+    pub fn size(&mut self, key: &str) -> Result<Option<usize>, HfConfigError> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        match value.as_u64() {
+            Some(size @ 1..=MOST) => Ok(Some(size as usize)),
+            _ => Err(self.refused(key, &value, format!("a whole number from 1 to {MOST} can"))),
+        }
+    }
+
+    /// A number of at least 0.
+    pub fn number(&mut self, key: &str) -> Result<Option<f64>, HfConfigError> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        match value.as_f64().filter(|x| x.is_finite() && *x >= 0.0) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.refused(key, &value, "a number of at least 0 can")),
+        }
+    }
+
+    /// True or false.
+    pub fn flag(&mut self, key: &str) -> Result<Option<bool>, HfConfigError> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        match value.as_bool() {
+            Some(flag) => Ok(Some(flag)),
+            None => Err(self.refused(key, &value, "true or false can")),
+        }
+    }
+
+    /// A text.
+    pub fn text(&mut self, key: &str) -> Result<Option<String>, HfConfigError> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.refused(key, &other, "a text can")),
+        }
+    }
+
+    /// The value of a key that must be there.
+    pub fn needed<T>(
+        &mut self,
+        key: &str,
+        take: impl FnOnce(&mut Self, &str) -> Result<Option<T>, HfConfigError>,
+    ) -> Result<T, HfConfigError> {
+        take(self, key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// A key that may be there, but only with this value or `null`.
+    pub fn only(&mut self, key: &str, fits: impl Into<Value>) -> Result<(), HfConfigError> {
+        let fits = fits.into();
+        let same = |value: &Value| match (value.as_f64(), fits.as_f64()) {
+            (Some(a), Some(b)) => a == b,
+            _ => *value == fits,
+        };
+        match self.take(key) {
+            Some(value) if !same(&value) => Err(self.refused(key, &value, format!("{fits} can"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// A key that is not there.
+    pub fn missing(&self, key: &str) -> HfConfigError {
+        HfConfigError::Missing {
+            family: self.family.name(),
+            key: self.path(key),
+        }
+    }
+
+    /// A value that does not fit.
+    pub fn refused(&self, key: &str, value: &Value, fits: impl Into<String>) -> HfConfigError {
+        HfConfigError::Value {
+            key: self.path(key),
+            value: shown(value),
+            fits: fits.into(),
+        }
+    }
+
+    fn path(&self, key: &str) -> String {
+        match self.within {
+            "" => key.into(),
+            within => format!("{within}.{key}"),
+        }
+    }
+
+    /// Checks that no key is left that could matter.
+    pub fn finish(mut self) -> Result<(), HfConfigError> {
+        if self.within.is_empty() {
+            for (key, off) in [
+                ("add_cross_attention", Value::Bool(false)),
+                ("cross_attention_hidden_size", Value::Null),
+                ("is_encoder_decoder", Value::Bool(false)),
+                ("pruned_heads", Value::Object(Map::new())),
+                ("quantization_config", Value::Null),
+                ("tie_encoder_decoder", Value::Bool(false)),
+                ("use_mrope", Value::Bool(false)),
+                // For these families it only asks for a warning.
+                ("is_decoder", Value::Bool(false)),
+                ("attn_logit_softcapping", Value::Null),
+                ("final_logit_softcapping", Value::Null),
+            ] {
+                self.only(key, off)?;
+            }
+        }
+        let matters = |key: &str| !self.within.is_empty() || !WITHOUT_MEANING.contains(&key);
+        match self.map.iter().find(|(key, _)| matters(key)) {
+            None => Ok(()),
+            Some((key, value)) => Err(HfConfigError::Unknown {
+                family: self.family.name(),
+                key: self.path(key),
+                value: shown(value),
+            }),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Rotary positions, in the spellings of `transformers` 4 (`rope_theta`, `rope_scaling`) and 5
+//! (`rope_parameters`).
+
+use serde_json::{Map, Value, json};
+
+use super::Keys;
+use crate::hf::HfConfigError;
+use crate::{Positions, RotaryScaling};
+
+/// The base that `transformers` takes where none is given.
+const USUAL_BASE: f64 = 10_000.0;
+
+pub(super) fn read(keys: &mut Keys, context: usize) -> Result<Positions, HfConfigError> {
+    keys.only("partial_rotary_factor", 1.0)?;
+    keys.only("rope_interleaved", false)?;
+    let outer = keys.number("rope_theta")?;
+    let new = keys.object("rope_parameters")?;
+    let old = keys.object("rope_scaling")?;
+    let mut inner = match (new, old) {
+        (Some(_), Some(_)) => {
+            let both = Value::from("beside rope_parameters");
+            return Err(keys.refused("rope_scaling", &both, "one of the two can"));
+        }
+        (None, None) => {
+            let base = outer.unwrap_or(USUAL_BASE);
+            return Ok(Positions::rotary(base));
+        }
+        (Some(own), None) | (None, Some(own)) => own,
+    };
+    inner.only("partial_rotary_factor", 1.0)?;
+    let base = inner.number("rope_theta")?;
+    let base = match (base, outer) {
+        (Some(inner), Some(outer)) if inner != outer => {
+            let fits = format!("{inner}, which the scaling has, can");
+            return Err(keys.refused("rope_theta", &json!(outer), fits));
+        }
+        (inner, outer) => inner.or(outer).unwrap_or(USUAL_BASE),
+    };
+    let kinds = [inner.text("rope_type")?, inner.text("type")?];
+    let kind = match &kinds {
+        [Some(a), Some(b)] if a != b => {
+            return Err(inner.refused("type", &json!(b), format!("{a}, the rope_type, can")));
+        }
+        [a, b] => a.as_deref().or(b.as_deref()),
+    };
+    let scaling = match kind {
+        None | Some("default") => RotaryScaling::None,
+        Some("llama3") => llama3(&mut inner)?,
+        Some("yarn") => yarn(&mut inner, context)?,
+        Some(other) => {
+            let fits = "default, llama3 and yarn can";
+            return Err(inner.refused("rope_type", &json!(other), fits));
+        }
+    };
+    inner.finish()?;
+    Ok(Positions::Rotary { base, scaling })
+}
+
+fn llama3(keys: &mut Keys) -> Result<RotaryScaling, HfConfigError> {
+    Ok(RotaryScaling::Llama3 {
+        factor: keys.needed("factor", Keys::number)?,
+        low: keys.needed("low_freq_factor", Keys::number)?,
+        high: keys.needed("high_freq_factor", Keys::number)?,
+        original: keys.needed("original_max_position_embeddings", Keys::size)?,
+    })
+}
+
+/// What is not given is as in `transformers`: turns of 32 and 1, and an amplitude of
+/// `0.1 ln factor + 1` unless both `mscale` and `mscale_all_dim` are given.
+fn yarn(keys: &mut Keys, context: usize) -> Result<RotaryScaling, HfConfigError> {
+    keys.only("truncate", true)?;
+    let original = keys.needed("original_max_position_embeddings", Keys::size)?;
+    let factor = keys.number("factor")?;
+    let factor = factor.unwrap_or(context as f64 / original as f64);
+    // 0 is taken as not given.
+    let mut given = |key| Ok(keys.number(key)?.filter(|x| *x != 0.0));
+    let (fast, slow) = (given("beta_fast")?, given("beta_slow")?);
+    let (mscale, mscale_all_dim) = match (given("mscale")?, given("mscale_all_dim")?) {
+        (Some(a), Some(b)) => (a, b),
+        _ => (1.0, 0.0),
+    };
+    let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
+    let amplitude = at(mscale) / at(mscale_all_dim);
+    if let Some(asked) = keys.number("attention_factor")?
+        && (asked - amplitude).abs() > 1e-6
+    {
+        let fits = format!("{amplitude}, which follows from the factor, can");
+        return Err(keys.refused("attention_factor", &json!(asked), fits));
+    }
+    Ok(RotaryScaling::Yarn {
+        factor,
+        original,
+        beta_fast: fast.unwrap_or(32.0),
+        beta_slow: slow.unwrap_or(1.0),
+        mscale,
+        mscale_all_dim,
+    })
+}
+
+/// In the spelling that both versions read.
+pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Value>) {
+    to.insert("rope_theta".into(), json!(base));
+    let scaling = match scaling {
+        RotaryScaling::None => Value::Null,
+        RotaryScaling::Llama3 {
+            factor,
+            low,
+            high,
+            original,
+        } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": original,
+        }),
+        RotaryScaling::Yarn {
+            factor,
+            original,
+            beta_fast,
+            beta_slow,
+            mscale,
+            mscale_all_dim,
+        } => {
+            let mut yarn = json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "beta_fast": beta_fast,
+                "beta_slow": beta_slow,
+                "original_max_position_embeddings": original,
+            });
+            if (mscale, mscale_all_dim) != (1.0, 0.0) {
+                let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
+                match mscale != 0.0 && mscale_all_dim != 0.0 {
+                    true => {
+                        yarn["mscale"] = json!(mscale);
+                        yarn["mscale_all_dim"] = json!(mscale_all_dim);
+                    }
+                    false => yarn["attention_factor"] = json!(at(mscale) / at(mscale_all_dim)),
+                }
+            }
+            yarn
+        }
+    };
+    to.insert("rope_scaling".into(), scaling);
+}

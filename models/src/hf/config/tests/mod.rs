@@ -1,0 +1,286 @@
+//! Configurations as published models have them, in both spellings, and what is refused.
+
+mod refused;
+
+use burn_megatron::nn::{Activation, NormKind};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{Positions, RotaryScaling};
+
+fn parse(value: &Value) -> Result<HfConfig, HfConfigError> {
+    HfConfig::parse(value.to_string().as_bytes())
+}
+
+/// As `transformers` 4.42 wrote Llama 3.1 8B.
+fn llama() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "mlp_bias": false,
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3"
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.42.3",
+        "use_cache": true,
+        "vocab_size": 128256
+    })
+}
+
+/// As GPT-2 lies on the hub.
+fn gpt2() -> Value {
+    json!({
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1,
+        "bos_token_id": 50256,
+        "embd_pdrop": 0.1,
+        "eos_token_id": 50256,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5,
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "summary_activation": null,
+        "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": true,
+        "summary_type": "cls_index",
+        "summary_use_proj": true,
+        "task_specific_params": { "text-generation": { "do_sample": true, "max_length": 50 } },
+        "vocab_size": 50257
+    })
+}
+
+/// As Qwen 2.5 7B.
+fn qwen2() -> Value {
+    json!({
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "eos_token_id": 151643,
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "initializer_range": 0.02,
+        "intermediate_size": 18944,
+        "max_position_embeddings": 131072,
+        "max_window_layers": 28,
+        "model_type": "qwen2",
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "sliding_window": 131072,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.1",
+        "use_cache": true,
+        "use_mrope": false,
+        "use_sliding_window": false,
+        "vocab_size": 152064
+    })
+}
+
+/// As Qwen 3 0.6B.
+fn qwen3() -> Value {
+    json!({
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "initializer_range": 0.02,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 28,
+        "model_type": "qwen3",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": null,
+        "rope_theta": 1000000,
+        "sliding_window": null,
+        "tie_word_embeddings": true,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0",
+        "use_cache": true,
+        "use_sliding_window": false,
+        "vocab_size": 151936
+    })
+}
+
+/// As Mistral 7B v0.1.
+fn mistral() -> Value {
+    json!({
+        "architectures": ["MistralForCausalLM"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "model_type": "mistral",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.34.0.dev0",
+        "use_cache": true,
+        "vocab_size": 32000
+    })
+}
+
+fn published() -> [Value; 5] {
+    [gpt2(), llama(), mistral(), qwen2(), qwen3()]
+}
+
+#[test]
+fn published_models_are_understood() {
+    let [gpt2, llama, mistral, qwen2, qwen3] = published().map(|value| parse(&value).unwrap());
+    let model = &gpt2.model;
+    assert_eq!(
+        (model.norm, model.activation),
+        (NormKind::Layer, Activation::GeluTanh)
+    );
+    assert_eq!((model.tied, model.bias, model.dropout), (true, true, 0.1));
+    assert_eq!(model.mlp_width(), 3072);
+    let model = &llama.model;
+    assert_eq!(
+        (llama.family, llama.dtype),
+        (Family::Llama, Some(ElementType::Bf16))
+    );
+    assert_eq!(llama.tokens.eos, [128001, 128008, 128009]);
+    assert_eq!(
+        (model.groups, model.head_width, model.tied),
+        (Some(8), Some(128), false)
+    );
+    let scaling = RotaryScaling::Llama3 {
+        factor: 8.0,
+        low: 1.0,
+        high: 4.0,
+        original: 8192,
+    };
+    let base = 500_000.0;
+    assert_eq!(model.positions, Positions::Rotary { base, scaling });
+    assert_eq!(mistral.model.window, Some(4096));
+    let model = &qwen2.model;
+    assert_eq!(
+        (model.qkv_bias, model.bias, model.window),
+        (Some(true), false, None)
+    );
+    assert_eq!(
+        (qwen3.model.qk_norm, qwen3.model.head_width),
+        (true, Some(128))
+    );
+    assert_eq!(qwen3.model.positions, Positions::rotary(1e6));
+}
+
+#[test]
+fn the_spelling_of_transformers_5_says_the_same() {
+    let old = parse(&llama()).unwrap();
+    let mut new = llama();
+    let keys = new.as_object_mut().unwrap();
+    let mut rope = keys.remove("rope_scaling").unwrap();
+    rope["rope_theta"] = keys.remove("rope_theta").unwrap();
+    keys.insert("rope_parameters".into(), rope);
+    let dtype = keys.remove("torch_dtype").unwrap();
+    keys.insert("dtype".into(), dtype);
+    keys.insert("head_dim".into(), json!(128));
+    assert_eq!(parse(&new).unwrap(), old);
+    let mut legacy = llama();
+    let rope = legacy["rope_scaling"].as_object_mut().unwrap();
+    let kind = rope.remove("rope_type").unwrap();
+    rope.insert("type".into(), kind);
+    assert_eq!(parse(&legacy).unwrap(), old);
+}
+
+#[test]
+fn what_is_written_says_the_same() {
+    let yarn = json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768 });
+    let other = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
+        "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 16, "beta_slow": 2 });
+    let yarn = [yarn, other].map(|rope| with(qwen2(), "rope_scaling", rope));
+    let gated = with(llama(), "hidden_act", json!("gelu_pytorch_tanh"));
+    let mut biased = with(llama(), "mlp_bias", json!(true));
+    biased["attention_bias"] = json!(true);
+    for value in published().into_iter().chain(yarn).chain([gated, biased]) {
+        let config = parse(&value).unwrap();
+        let text = config.to_json().unwrap();
+        assert_eq!(HfConfig::parse(text.as_bytes()).unwrap(), config, "{text}");
+        // The family follows from the model.
+        assert_eq!(HfConfig::of(&config.model).unwrap().family, config.family);
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<HfConfig>(&text).unwrap(), config);
+    }
+}
+
+fn with(mut value: Value, key: &str, to: Value) -> Value {
+    match key.split_once('.') {
+        Some((outer, inner)) => value[outer][inner] = to,
+        None => value[key] = to,
+    }
+    value
+}
+
+proptest! {
+    /// Whatever stands in the file, it is understood or refused, and what is understood can be written.
+    #[test]
+    fn no_text_ends_the_program(
+        which in 0usize..5, key in any::<prop::sample::Index>(),
+        to in prop_oneof![
+            Just(Value::Null), Just(json!({})), Just(json!([])), Just(json!("x")),
+            any::<i32>().prop_map(|x| json!(x)), Just(json!(i64::MIN)), Just(json!(u64::MAX)),
+            // Numbers that any reader of JSON reads to the last bit.
+            any::<i32>().prop_map(|x| json!(f64::from(x) / 4.0)),
+            (0u64..20).prop_map(|x| json!(x)), any::<bool>().prop_map(|x| json!(x)),
+        ],
+        at in any::<prop::sample::Index>(), byte in any::<u8>(),
+    ) {
+        let mut value = published()[which].clone();
+        let keys: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
+        value[&keys[key.index(keys.len())]] = to;
+        if let Ok(config) = parse(&value) {
+            let text = config.to_json().unwrap();
+            prop_assert_eq!(HfConfig::parse(text.as_bytes()).unwrap(), config);
+        }
+        let mut bytes = published()[which].to_string().into_bytes();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let _ = HfConfig::parse(&bytes);
+    }
+}

@@ -1,0 +1,355 @@
+//! What is refused, and how.
+
+use super::*;
+
+/// The message for a file with this value.
+fn refusal(value: Value, key: &str, to: Value) -> String {
+    parse(&with(value, key, to)).unwrap_err().to_string()
+}
+
+#[test]
+fn what_could_change_the_model_is_refused_by_name() {
+    let unknown = |family: &str, key: &str, value: &str| {
+        format!(
+            "{key} = {value} is not known for {family}, and could change what the model computes"
+        )
+    };
+    let refused =
+        |key: &str, value: &str, fits: &str| format!("{key} = {value} cannot be used; {fits}");
+    let rope = |kind: &str| json!({ "rope_type": kind, "factor": 2.0 });
+    let cases = [
+        (
+            llama(),
+            "logit_scale",
+            json!(0.5),
+            unknown("llama", "logit_scale", "0.5"),
+        ),
+        (
+            llama(),
+            "sliding_window",
+            json!(8),
+            unknown("llama", "sliding_window", "8"),
+        ),
+        (
+            qwen2(),
+            "use_mrope",
+            json!(true),
+            refused("use_mrope", "true", "false can"),
+        ),
+        (
+            llama(),
+            "rope_scaling.theta",
+            json!(1),
+            unknown("llama", "rope_scaling.theta", "1"),
+        ),
+        (
+            gpt2(),
+            "rope_theta",
+            json!(1),
+            unknown("gpt2", "rope_theta", "1"),
+        ),
+        (
+            llama(),
+            "attn_logit_softcapping",
+            json!(50.0),
+            refused("attn_logit_softcapping", "50.0", "null can"),
+        ),
+        (
+            llama(),
+            "quantization_config",
+            json!({"bits": 4}),
+            refused("quantization_config", r#"{"bits":4}"#, "null can"),
+        ),
+        (
+            llama(),
+            "pretraining_tp",
+            json!(2),
+            refused("pretraining_tp", "2", "1 can"),
+        ),
+        (
+            llama(),
+            "attention_bias",
+            json!(true),
+            refused("mlp_bias", "false", "true, as attention_bias, can"),
+        ),
+        (
+            qwen3(),
+            "attention_bias",
+            json!(true),
+            refused("attention_bias", "true", "false can"),
+        ),
+        (
+            llama(),
+            "partial_rotary_factor",
+            json!(0.5),
+            refused("partial_rotary_factor", "0.5", "1.0 can"),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            rope("linear"),
+            refused(
+                "rope_scaling.rope_type",
+                "\"linear\"",
+                "default, llama3 and yarn can",
+            ),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            rope("dynamic"),
+            refused(
+                "rope_scaling.rope_type",
+                "\"dynamic\"",
+                "default, llama3 and yarn can",
+            ),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            rope("llama3"),
+            "llama needs rope_scaling.low_freq_factor, which is not there".into(),
+        ),
+        (
+            llama(),
+            "rope_scaling",
+            json!(3),
+            refused("rope_scaling", "3", "an object or null can"),
+        ),
+        (
+            llama(),
+            "rope_scaling.rope_theta",
+            json!(1.5),
+            refused("rope_theta", "500000.0", "1.5, which the scaling has, can"),
+        ),
+        (
+            llama(),
+            "hidden_act",
+            json!("relu"),
+            refused(
+                "hidden_act",
+                "\"relu\"",
+                "silu, swish, gelu_pytorch_tanh, gelu_new, gelu_fast, quick_gelu can",
+            ),
+        ),
+        (
+            gpt2(),
+            "scale_attn_by_inverse_layer_idx",
+            json!(true),
+            refused("scale_attn_by_inverse_layer_idx", "true", "false can"),
+        ),
+        (
+            gpt2(),
+            "n_ctx",
+            json!(512),
+            refused("n_ctx", "512", "1024 can"),
+        ),
+        (
+            gpt2(),
+            "embd_pdrop",
+            json!(0.2),
+            refused("embd_pdrop", "0.2", "0.1, as resid_pdrop, can"),
+        ),
+        (
+            llama(),
+            "architectures",
+            json!(["LlamaForSequenceClassification"]),
+            refused(
+                "architectures",
+                "[\"LlamaForSequenceClassification\"]",
+                "[\"LlamaForCausalLM\"] can",
+            ),
+        ),
+        (
+            llama(),
+            "hidden_size",
+            json!(-1),
+            refused("hidden_size", "-1", "a whole number from 1 to 16777216 can"),
+        ),
+        (
+            llama(),
+            "hidden_size",
+            json!(u64::MAX),
+            refused(
+                "hidden_size",
+                "18446744073709551615",
+                "a whole number from 1 to 16777216 can",
+            ),
+        ),
+        (
+            llama(),
+            "num_hidden_layers",
+            Value::Null,
+            "llama needs num_hidden_layers, which is not there".into(),
+        ),
+        (
+            llama(),
+            "rms_norm_eps",
+            json!(-0.1),
+            refused("rms_norm_eps", "-0.1", "a number of at least 0 can"),
+        ),
+        (
+            llama(),
+            "num_key_value_heads",
+            json!(5),
+            "model: 32 heads cannot share 5 groups of keys and \
+            values; 1, 2, 4, 8, 16, 32 groups can serve them"
+                .into(),
+        ),
+        (
+            llama(),
+            "torch_dtype",
+            json!("int8"),
+            refused(
+                "torch_dtype",
+                "\"int8\"",
+                "float64, float32, float16 and bfloat16 can",
+            ),
+        ),
+        (
+            llama(),
+            "model_type",
+            json!("mamba"),
+            "model_type = \"mamba\" is no family that is known; \
+            gpt2, llama, mistral, qwen2 and qwen3 are"
+                .into(),
+        ),
+        (
+            llama(),
+            "eos_token_id",
+            json!([1, "x"]),
+            refused("eos_token_id", "\"x\"", "the number of a token can"),
+        ),
+    ];
+    for (value, key, to, wanted) in cases {
+        assert_eq!(refusal(value, key, to), wanted);
+    }
+    let nan = llama()
+        .to_string()
+        .replace("1e-5", "NaN")
+        .replace("0.00001", "NaN");
+    assert!(
+        HfConfig::parse(nan.as_bytes())
+            .unwrap_err()
+            .to_string()
+            .starts_with("is no JSON")
+    );
+    assert!(HfConfig::parse(b"[1]").is_err());
+}
+
+/// Other families than Llama take a default that has nothing to do with the other sizes.
+#[test]
+fn what_has_no_sensible_default_must_be_there() {
+    for (mut value, key) in [
+        (mistral(), "sliding_window"),
+        (mistral(), "num_key_value_heads"),
+        (qwen3(), "head_dim"),
+    ] {
+        value.as_object_mut().unwrap().remove(key);
+        let error = parse(&value).unwrap_err().to_string();
+        assert!(
+            error.ends_with(&format!("needs {key}, which is not there")),
+            "{error}"
+        );
+    }
+    let mut value = llama();
+    value.as_object_mut().unwrap().remove("num_key_value_heads");
+    assert_eq!(parse(&value).unwrap().model.groups, Some(32));
+    assert_eq!(
+        parse(&with(mistral(), "sliding_window", Value::Null))
+            .unwrap()
+            .model
+            .window,
+        None
+    );
+}
+
+/// All layers of Qwen have the window, or none.
+#[test]
+fn windows_of_qwen_are_for_all_layers() {
+    let window = |first: Value, types: Value| {
+        let mut value = with(qwen2(), "use_sliding_window", json!(true));
+        value["max_window_layers"] = first;
+        value["layer_types"] = types;
+        value["sliding_window"] = json!(64);
+        parse(&value)
+            .map(|config| config.model.window)
+            .map_err(|error| error.to_string())
+    };
+    let types = |kind: &str, count: usize| json!(vec![kind; count]);
+    assert_eq!(window(json!(0), Value::Null), Ok(Some(64)));
+    assert_eq!(window(json!(28), Value::Null), Ok(None));
+    assert_eq!(window(json!(3), types("full_attention", 28)), Ok(None));
+    assert_eq!(
+        window(json!(3), types("sliding_attention", 28)),
+        Ok(Some(64))
+    );
+    let error = window(json!(3), Value::Null).unwrap_err();
+    assert!(
+        error.starts_with("max_window_layers = 3 cannot be used; 0 or 28"),
+        "{error}"
+    );
+    let error = window(json!(3), types("full_attention", 27)).unwrap_err();
+    assert!(error.starts_with("layer_types = ["), "{error}");
+    let off = with(qwen2(), "layer_types", types("sliding_attention", 28));
+    let error = parse(&off).unwrap_err().to_string();
+    assert!(error.ends_with("28 times full_attention can"), "{error}");
+}
+
+#[test]
+fn an_amplitude_that_does_not_follow_is_refused() {
+    let rope = |amplitude: f64| {
+        json!({ "rope_type": "yarn", "factor": 4.0,
+        "original_max_position_embeddings": 32768, "attention_factor": amplitude })
+    };
+    let amplitude = 0.1 * 4f64.ln() + 1.0;
+    parse(&with(qwen2(), "rope_scaling", rope(amplitude))).unwrap();
+    let error = refusal(qwen2(), "rope_scaling", rope(1.5));
+    assert!(
+        error.starts_with("rope_scaling.attention_factor = 1.5 cannot be used; 1.138"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_model_of_no_family_is_refused() {
+    let refused = |change: fn(&mut TransformerConfig), model: TransformerConfig| {
+        let mut model = model;
+        change(&mut model);
+        HfConfig::of(&model).unwrap_err().to_string()
+    };
+    let (gpt2, llama) = (TransformerConfig::gpt2(), TransformerConfig::llama());
+    assert_eq!(HfConfig::of(&gpt2).unwrap().family, Family::Gpt2);
+    assert_eq!(HfConfig::of(&llama).unwrap().family, Family::Llama);
+    let cases = [
+        refused(|model| model.norm = NormKind::Layer, llama.clone()),
+        refused(|model| model.norm = NormKind::Rms, gpt2.clone()),
+        refused(|model| model.norm_zero_centered = true, llama.clone()),
+        refused(|model| model.activation = Activation::Gelu, llama.clone()),
+        refused(|model| model.activation = Activation::SwiGlu, gpt2.clone()),
+        refused(|model| model.bias = false, gpt2.clone()),
+        refused(|model| model.qkv_bias = Some(false), gpt2.clone()),
+        refused(|model| model.groups = Some(1), gpt2.clone()),
+        refused(|model| model.head_width = Some(8), gpt2.clone()),
+        refused(|model| model.window = Some(8), gpt2.clone()),
+        refused(|model| model.qk_norm = true, gpt2),
+        refused(
+            |model| (model.bias, model.window) = (true, Some(8)),
+            llama.clone(),
+        ),
+        refused(
+            |model| (model.bias, model.qk_norm) = (true, true),
+            llama.clone(),
+        ),
+        refused(
+            |model| (model.qkv_bias, model.qk_norm) = (Some(true), true),
+            llama,
+        ),
+    ];
+    for error in cases {
+        assert!(
+            error.starts_with("no family of Hugging Face computes this model"),
+            "{error}"
+        );
+    }
+}

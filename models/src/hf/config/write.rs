@@ -1,0 +1,177 @@
+//! From a model to the keys of a `config.json`.
+
+use burn_megatron::checkpoint::ElementType;
+use burn_megatron::nn::{Activation, NormKind};
+use serde_json::{Map, Value, json};
+
+use super::read::{ACTIVATIONS, GATED};
+use super::{Family, HfConfig, rope};
+use crate::hf::HfConfigError;
+use crate::{Positions, TransformerConfig};
+
+/// The family that computes a model, if any does.
+pub(super) fn family(model: &TransformerConfig) -> Family {
+    match (&model.positions, model.qk_norm, model.window) {
+        (Positions::Learned, _, _) => Family::Gpt2,
+        (_, true, _) => Family::Qwen3,
+        _ if !model.bias && model.qkv_bias == Some(true) => Family::Qwen2,
+        (_, false, Some(_)) => Family::Mistral,
+        (_, false, None) => Family::Llama,
+    }
+}
+
+/// Checks that the family computes the model.
+pub(super) fn check(family: Family, model: &TransformerConfig) -> Result<(), HfConfigError> {
+    let is_gpt2 = family == Family::Gpt2;
+    let qkv_bias = model.qkv_bias.unwrap_or(model.bias);
+    let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
+    let norm = if is_gpt2 {
+        NormKind::Layer
+    } else {
+        NormKind::Rms
+    };
+    let qwen = matches!(family, Family::Qwen2 | Family::Qwen3);
+    let conditions = [
+        (
+            "norm and positions that belong together: layer with learned ones, rms with rotary ones",
+            model.norm == norm && is_gpt2 == matches!(model.positions, Positions::Learned),
+        ),
+        (
+            "an activation with a gate beside rotary positions, one without beside learned ones, and \
+             one that has a name",
+            name_of(model.activation, is_gpt2).is_some(),
+        ),
+        ("norm_zero_centered = false", !model.norm_zero_centered),
+        (
+            "bias = true beside learned positions",
+            !is_gpt2 || model.bias,
+        ),
+        (
+            "bias = false beside a window, biases of queries, keys and values alone, or qk_norm",
+            !model.bias || matches!(family, Family::Gpt2 | Family::Llama),
+        ),
+        (
+            "qkv_bias as bias, or true without the others and without qk_norm",
+            qkv_bias == (model.bias || family == Family::Qwen2),
+        ),
+        (
+            "qk_norm beside rotary positions and no biases",
+            model.qk_norm == (family == Family::Qwen3),
+        ),
+        (
+            "a window beside rotary positions",
+            model.window.is_none() || family == Family::Mistral || qwen,
+        ),
+        (
+            "as many groups as heads, and head_width = hidden / heads, beside learned positions",
+            !is_gpt2 || (model.groups() == model.heads && head_width * model.heads == model.hidden),
+        ),
+    ];
+    match conditions.iter().find(|(_, fits)| !fits) {
+        None => Ok(()),
+        Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
+            "{} would need {needs}",
+            family.name()
+        ))),
+    }
+}
+
+fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
+    let known = if is_gpt2 { ACTIVATIONS } else { GATED };
+    let found = known.iter().find(|(_, known)| *known == activation);
+    found.map(|(name, _)| *name)
+}
+
+/// The keys.
+pub(super) fn object(config: &HfConfig) -> Map<String, Value> {
+    let (family, model) = (config.family, &config.model);
+    let mut keys = match family {
+        Family::Gpt2 => gpt2(model),
+        _ => llama_like(family, model),
+    };
+    let mut add = |key: &str, value: Value| keys.insert(key.into(), value);
+    add("model_type", json!(family.name()));
+    add("architectures", json!([family.architecture()]));
+    add("vocab_size", json!(model.vocabulary));
+    add("tie_word_embeddings", json!(model.tied));
+    add("initializer_range", json!(model.init_std));
+    add("bos_token_id", json!(config.tokens.bos));
+    add("pad_token_id", json!(config.tokens.pad));
+    let eos = match &config.tokens.eos[..] {
+        [] => Value::Null,
+        [one] => json!(one),
+        several => json!(several),
+    };
+    add("eos_token_id", eos);
+    let dtype = config.dtype.and_then(|dtype| match dtype {
+        ElementType::F64 => Some("float64"),
+        ElementType::F32 => Some("float32"),
+        ElementType::F16 => Some("float16"),
+        ElementType::Bf16 => Some("bfloat16"),
+        ElementType::I64 | ElementType::I32 | ElementType::U8 => None,
+    });
+    if let Some(dtype) = dtype {
+        add("torch_dtype", json!(dtype));
+    }
+    keys
+}
+
+fn gpt2(model: &TransformerConfig) -> Map<String, Value> {
+    map(json!({
+        "n_embd": model.hidden,
+        "n_positions": model.context,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "n_inner": model.mlp_width(),
+        "layer_norm_epsilon": model.norm_epsilon,
+        "activation_function": name_of(model.activation, true),
+        "resid_pdrop": model.dropout,
+        "embd_pdrop": model.dropout,
+        "attn_pdrop": model.attention_dropout,
+    }))
+}
+
+fn llama_like(family: Family, model: &TransformerConfig) -> Map<String, Value> {
+    let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
+    let mut keys = map(json!({
+        "hidden_size": model.hidden,
+        "intermediate_size": model.mlp_width(),
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.groups(),
+        "head_dim": head_width,
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": model.norm_epsilon,
+        "hidden_act": name_of(model.activation, false),
+        "attention_dropout": model.attention_dropout,
+    }));
+    if let Positions::Rotary { base, scaling } = model.positions {
+        rope::write(base, scaling, &mut keys);
+    }
+    // Configurations of Qwen 2 do not have it.
+    if family == Family::Qwen2 && model.hidden == model.heads * head_width {
+        keys.remove("head_dim");
+    }
+    let more = match family {
+        Family::Gpt2 => json!({}),
+        Family::Llama => json!({ "attention_bias": model.bias, "mlp_bias": model.bias }),
+        Family::Mistral => json!({ "sliding_window": model.window }),
+        Family::Qwen2 | Family::Qwen3 => json!({
+            "use_sliding_window": model.window.is_some(),
+            "sliding_window": model.window,
+            "max_window_layers": if model.window.is_some() { 0 } else { model.layers },
+        }),
+    };
+    keys.extend(map(more));
+    if family == Family::Qwen3 {
+        keys.insert("attention_bias".into(), json!(false));
+    }
+    keys
+}
+
+fn map(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}

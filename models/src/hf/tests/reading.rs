@@ -1,0 +1,136 @@
+//! What a folder gives.
+
+use burn_megatron::checkpoint::{ElementType, MODEL};
+use proptest::prelude::*;
+
+use super::*;
+
+/// The place of each part of a joined weight, by hand.
+#[test]
+fn parts_are_turned_and_lie_side_by_side() {
+    let folder = open("llama3");
+    let stored = stored(&fixture("llama3"));
+    let at = |name: &str, row: usize, column: usize| {
+        let (_, shape, bytes) = &stored[&format!("model.layers.1.{name}.weight")];
+        bytes[(row * shape[1] + column) * 4..][..4].to_vec()
+    };
+    let own = |path: &str, row, column| {
+        let slice = Slice {
+            offset: vec![row, column],
+            shape: vec![1, 1],
+        };
+        let key = format!("{MODEL}blocks.1.{path}.weight");
+        folder.read(&key, &slice).unwrap()
+    };
+    // 4 heads and 2 groups of 8 features.
+    assert_eq!(own("attention.qkv", 5, 7), at("self_attn.q_proj", 7, 5));
+    assert_eq!(
+        own("attention.qkv", 5, 32 + 3),
+        at("self_attn.k_proj", 3, 5)
+    );
+    assert_eq!(
+        own("attention.qkv", 31, 48 + 9),
+        at("self_attn.v_proj", 9, 31)
+    );
+    assert_eq!(own("mlp.up", 2, 47), at("mlp.gate_proj", 47, 2));
+    assert_eq!(own("mlp.up", 2, 48), at("mlp.up_proj", 0, 2));
+    assert_eq!(own("mlp.down", 40, 3), at("mlp.down_proj", 3, 40));
+    assert_eq!(
+        own("attention.output", 3, 30),
+        at("self_attn.o_proj", 30, 3)
+    );
+}
+
+#[test]
+fn a_folder_has_the_tensors_of_its_model() {
+    for name in NAMES {
+        let folder = open(name);
+        let model = &folder.config().model;
+        let tied = folder.tensor("model/output.weight").is_none();
+        assert_eq!(tied, model.tied, "{name}");
+        let embedding = folder.tensor("model/embedding.weight").unwrap();
+        assert_eq!(embedding.shape, [61, 32]);
+        let wanted = if name == "mistral" {
+            ElementType::Bf16
+        } else {
+            ElementType::F32
+        };
+        assert_eq!(
+            (embedding.dtype, folder.config().dtype),
+            (wanted, Some(wanted))
+        );
+        let up = folder.tensor("model/blocks.1.mlp.up.weight").unwrap();
+        let gates = if model.activation.is_gated() { 2 } else { 1 };
+        assert_eq!(up.shape, [32, gates * model.mlp_width()]);
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_box_is_a_box_of_the_whole(
+        name in prop::sample::select(NAMES.to_vec()), key in any::<prop::sample::Index>(),
+        ends in prop::collection::vec((0.0..1.0, 0.0..1.0), 2),
+    ) {
+        let folder = open(name);
+        let keys = folder.keys();
+        let meta = folder.tensor(&keys[key.index(keys.len())]).unwrap();
+        let mut slice = Slice::whole(&meta.shape);
+        for (dim, (a, b)) in ends.iter().enumerate().take(meta.shape.len()) {
+            let at = |x: &f64| (x * (meta.shape[dim] + 1) as f64) as usize;
+            (slice.offset[dim], slice.shape[dim]) = (at(a).min(at(b)), at(a).abs_diff(at(b)));
+        }
+        let (all, size) = (whole(&folder, &meta.key), meta.dtype.size());
+        let runs = slice.runs(&meta.shape).into_iter();
+        let wanted: Vec<u8> = runs
+            .flat_map(|run| all[run.in_tensor * size..(run.in_tensor + run.len) * size].to_vec())
+            .collect();
+        prop_assert_eq!(folder.read(&meta.key, &slice).unwrap(), wanted);
+    }
+
+    /// Whatever the files say, they are read or refused.
+    #[test]
+    fn a_broken_byte_does_no_harm(
+        file in prop::sample::select(vec!["config.json", "model.safetensors.index.json",
+            "model-00002-of-00003.safetensors"]),
+        at in 0usize..2500, byte in any::<u8>(),
+    ) {
+        let copy = Temporary::copy("llama3");
+        let mut bytes = fs::read(copy.path(file)).unwrap();
+        let at = at % bytes.len();
+        bytes[at] = byte;
+        fs::write(copy.path(file), &bytes).unwrap();
+        if let Ok(folder) = HfFolder::open(&copy.0) {
+            let config = folder.config().clone();
+            for key in folder.keys() {
+                whole(&folder, &key);
+            }
+            config.to_json().unwrap();
+        }
+        let _ = ShardIndex::parse(&bytes);
+    }
+}
+
+#[test]
+fn older_names_and_tables_are_understood() {
+    // As GPT-2 lies on the hub: without the prefix, with the masks of attention.
+    let copy = rewrite("gpt2", |tensors| {
+        let named = std::mem::take(tensors).into_iter();
+        let strip = |name: String| name.strip_prefix("transformer.").unwrap().to_string();
+        tensors.extend(named.map(|(name, value)| (strip(name), value)));
+        let mask = ("U8".to_string(), vec![1, 1, 2, 2], vec![1, 0, 1, 1]);
+        tensors.insert("h.0.attn.bias".into(), mask);
+    });
+    let (old, new) = (HfFolder::open(&copy.0).unwrap(), open("gpt2"));
+    assert_eq!(old.keys(), new.keys());
+    let key = "model/blocks.1.attention.qkv.weight";
+    assert_eq!(whole(&old, key), whole(&new, key));
+    // A tied output that is there and equal.
+    let copy = rewrite("qwen2", |tensors| {
+        let embedding = tensors["model.embed_tokens.weight"].clone();
+        tensors.insert("lm_head.weight".into(), embedding);
+    });
+    assert_eq!(
+        HfFolder::open(&copy.0).unwrap().keys(),
+        open("qwen2").keys()
+    );
+}

@@ -1,0 +1,488 @@
+//! Text from a model that reads each token once, in any layout.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::choice::{Choice, Choices};
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron::generate::{End, GenerateConfig, Generated, Generator};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::tokenizer::Tokenizer;
+use burn_megatron::train::{LanguageModel, TrainConfig, Trainer};
+use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_tests::{small_gpt, small_llama, words};
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+const LAYERS: usize = 4;
+
+/// A layout, and how many stages each rank of its pipeline has.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    tensor: usize,
+    sequence_parallel: bool,
+    pipeline: usize,
+    stages: usize,
+}
+
+const ALONE: Place = Place {
+    tensor: 1,
+    sequence_parallel: false,
+    pipeline: 1,
+    stages: 1,
+};
+
+/// Tensor, sequence parallel, pipeline, stages of a rank.
+const PLACES: [(usize, bool, usize, usize); 8] = [
+    (1, false, 1, 1),
+    (2, false, 1, 1),
+    (4, false, 1, 1),
+    (2, true, 1, 1),
+    (4, true, 1, 1),
+    (1, false, 2, 1),
+    (1, false, 2, 2),
+    (2, true, 2, 1),
+];
+
+fn places() -> impl Iterator<Item = Place> {
+    PLACES
+        .into_iter()
+        .map(|(tensor, sequence_parallel, pipeline, stages)| Place {
+            tensor,
+            sequence_parallel,
+            pipeline,
+            stages,
+        })
+}
+
+impl Place {
+    /// Runs `body` with each rank's part of the model, and the ranks of its stages.
+    fn run<T: Send>(
+        self,
+        config: &TransformerConfig,
+        choices: &Choices,
+        dtype: DType,
+        body: impl Fn(&Transformer, &Groups, Vec<usize>) -> Result<T, AnyError> + Sync,
+    ) -> Result<Vec<T>, AnyError> {
+        let layout = ParallelConfig::new()
+            .with_tensor(self.tensor)
+            .with_pipeline(self.pipeline);
+        let run = World::threads(self.tensor * self.pipeline)?.run(|rank| {
+            let groups = Groups::new(&layout, &rank)?;
+            let scope = Scope::with(&groups, &Device::flex(), 3, dtype).with_kernels(choices)?;
+            let stages = LayerSplit::Even.stages(LAYERS, self.pipeline * self.stages)?;
+            let placement: Vec<_> = (0..stages.len()).map(|s| s % self.pipeline).collect();
+            let own = stages.into_iter().enumerate();
+            let own = own.filter(|(s, _)| placement[*s] == groups.pipeline().rank());
+            let own: Vec<_> = own.collect();
+            let model = config.init_stages(scope, self.sequence_parallel, &own)?;
+            body(&model.module, &groups, placement)
+        });
+        Ok(run?)
+    }
+}
+
+fn models() -> [(&'static str, TransformerConfig); 3] {
+    let gpt = TransformerConfig {
+        layers: LAYERS,
+        ..small_gpt().config
+    };
+    let llama = TransformerConfig {
+        layers: LAYERS,
+        ..small_llama().config
+    };
+    let seen = TransformerConfig {
+        window: Some(3),
+        qk_norm: true,
+        qkv_bias: Some(true),
+        ..llama.clone()
+    };
+    [
+        ("GPT", gpt),
+        ("Llama", llama),
+        ("Llama with a window", seen),
+    ]
+}
+
+/// Token `i` of the text that is read.
+fn token(i: usize) -> u32 {
+    (i * i * 5 + 2 * i + 1) as u32 % 21
+}
+
+fn text(len: usize) -> Vec<u32> {
+    (0..len).map(token).collect()
+}
+
+fn ids(tokens: &[u32]) -> Tensor<2, Int> {
+    let ids: Vec<i32> = tokens.iter().map(|id| *id as i32).collect();
+    Tensor::from_data(TensorData::new(ids, [1, tokens.len()]), &Device::flex())
+}
+
+/// The logits of the whole rows, on one rank: of what follows 1, 2, ... tokens.
+fn expected(config: &TransformerConfig, choices: &Choices, dtype: DType) -> Vec<Vec<f64>> {
+    let lengths = 1..config.context + 4;
+    let rows = ALONE.run(config, choices, dtype, |model, _, _| {
+        let after = |len: usize| {
+            let tokens = text(len);
+            let seen = &tokens[len.saturating_sub(config.context)..];
+            let logits = model.logits(ids(seen)).narrow(1, seen.len() - 1, 1);
+            logits.into_data().iter::<f64>().collect()
+        };
+        Ok(lengths.clone().map(after).collect())
+    });
+    rows.unwrap().swap_remove(0)
+}
+
+#[track_caller]
+fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    for (found, expected) in found.iter().zip(expected) {
+        let apart = (found - expected).abs() / largest;
+        assert!(apart <= tolerance, "{what}: {found} and {expected}");
+    }
+}
+
+#[test]
+fn logits_of_each_step_are_those_of_the_whole_text() {
+    for (name, config) in models() {
+        for choice in [Choice::Auto, Choice::Unfused] {
+            for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
+                let choices = Choices::all(choice);
+                let expected = expected(&config, &choices, dtype);
+                for place in places() {
+                    let what = format!("{name}, {choice:?}, {dtype:?}, {place:?}");
+                    let run = place.run(&config, &choices, dtype, |model, groups, placement| {
+                        let last = placement[placement.len() - 1] == groups.pipeline().rank();
+                        let mut generator = Generator::new(model, groups, &Device::flex())
+                            .with_placement(placement);
+                        for (i, expected) in expected.iter().enumerate() {
+                            // The prompt is of three tokens; the text outgrows the context.
+                            let len = i + 1;
+                            if len < 3 {
+                                continue;
+                            }
+                            let logits = generator.logits_after(&text(len))?;
+                            assert_eq!(logits.is_some(), last, "{what}");
+                            if let Some(logits) = logits {
+                                let what = format!("{what}, {len} tokens");
+                                assert_near(&what, &logits, expected, tolerance);
+                            }
+                        }
+                        Ok(())
+                    });
+                    run.unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Another text that begins as the one before, a shorter one, and one without what was read.
+#[test]
+fn what_was_read_is_used_for_texts_that_begin_with_it() {
+    let (_, config) = models()[1].clone();
+    let choices = Choices::default();
+    let expected = expected(&config, &choices, DType::F64);
+    for place in places() {
+        let run = place.run(&config, &choices, DType::F64, |model, groups, placement| {
+            let device = Device::flex();
+            let mut generator =
+                Generator::new(model, groups, &device).with_placement(placement.clone());
+            let mut plain = Generator::new(model, groups, &device)
+                .with_placement(placement)
+                .without_cache();
+            let mut other = text(7);
+            other[4] = 20 - other[4];
+            let mut check = |tokens: &[u32], expected: Option<&[f64]>| {
+                let found = generator.logits_after(tokens)?;
+                let again = plain.logits_after(tokens)?;
+                if let (Some(found), Some(again)) = (&found, &again) {
+                    assert_near(&format!("{place:?}"), found, again, 1e-12);
+                    if let Some(expected) = expected {
+                        assert_near(&format!("{place:?}"), found, expected, 1e-12);
+                    }
+                }
+                Ok::<_, AnyError>(())
+            };
+            check(&text(6), Some(&expected[5]))?;
+            check(&other, None)?;
+            check(&text(3), Some(&expected[2]))?;
+            check(&text(3), Some(&expected[2]))?;
+            check(&text(8), Some(&expected[7]))
+        });
+        run.unwrap();
+    }
+}
+
+/// Several sequences of one length in one cache.
+#[test]
+fn sequences_of_one_length_are_read_together() {
+    for (name, config) in models() {
+        let run = ALONE.run(&config, &Choices::default(), DType::F64, |model, _, _| {
+            let rows = [text(8), (0..8).map(|i| token(i + 4)).collect()];
+            let whole: Vec<_> = rows.iter().map(|row| ids(row)).collect();
+            let whole = Tensor::cat(whole, 0);
+            let expected = model.logits(whole.clone());
+            let mut cache = model.cache();
+            for (first, len) in [(0, 3), (3, 1), (4, 1), (5, 3)] {
+                let piece = whole.clone().narrow(1, first, len);
+                let hidden = model.hidden_after(0, None, piece, &mut cache);
+                cache.keep(first + len);
+                let found: Vec<f64> = model.logits_of(hidden).into_data().iter().collect();
+                let expected = expected.clone().narrow(1, first, len);
+                let expected: Vec<f64> = expected.into_data().iter().collect();
+                assert_near(name, &found, &expected, 1e-12);
+            }
+            Ok(())
+        });
+        run.unwrap();
+    }
+}
+
+/// A model of bytes, so that there is text.
+fn of_bytes() -> TransformerConfig {
+    TransformerConfig {
+        vocabulary: 256,
+        context: 16,
+        init_std: 0.5,
+        ..models()[1].1.clone()
+    }
+}
+
+fn written(config: &GenerateConfig, place: Place) -> Vec<(Generated, String)> {
+    let run = place.run(
+        &of_bytes(),
+        &Choices::default(),
+        DType::F32,
+        |model, groups, placement| {
+            let tokenizer = Tokenizer::bytes();
+            let mut generator =
+                Generator::new(model, groups, &Device::flex()).with_placement(placement);
+            let mut seen = String::new();
+            let prompt = config.prompt_tokens(&tokenizer)?;
+            let written = generator.generate(&prompt, config, &tokenizer, &mut |text| {
+                seen.push_str(text);
+                Ok(())
+            })?;
+            Ok((written, seen))
+        },
+    );
+    run.unwrap()
+}
+
+#[test]
+fn every_layout_writes_the_same_text() {
+    let config = GenerateConfig {
+        prompt: "fn a() -> usize {".into(),
+        tokens: 30,
+        temperature: 0.9,
+        top_k: Some(40),
+        top_p: Some(0.95),
+        seed: Some(7),
+        ..GenerateConfig::default()
+    };
+    let alone = written(&config, ALONE).swap_remove(0).0;
+    assert_eq!(
+        (alone.tokens.len(), alone.end, alone.prompt),
+        (30, End::Length, 17)
+    );
+    let tokens: Vec<u32> = config.prompt.bytes().map(u32::from).collect();
+    let tokens = [tokens, alone.tokens.clone()].concat();
+    let whole = Tokenizer::bytes().decode(&tokens).unwrap();
+    assert_eq!(format!("{}{}", config.prompt, alone.text), whole);
+    for place in places() {
+        for (other, seen) in written(&config, place) {
+            assert_eq!(other.tokens, alone.tokens, "{place:?}");
+            assert_eq!(other.text, alone.text, "{place:?}");
+            assert_eq!(seen, alone.text, "{place:?}");
+        }
+    }
+    let with_seed = |seed| {
+        let config = GenerateConfig {
+            seed,
+            ..config.clone()
+        };
+        written(&config, ALONE).swap_remove(0).0.text
+    };
+    assert_ne!(with_seed(Some(8)), alone.text);
+    assert_eq!(with_seed(None), with_seed(Some(0)));
+
+    // It stops before two characters of it, which are two tokens or more.
+    let stop: String = alone.text.chars().skip(9).take(2).collect();
+    let begins = alone.text[..alone.text.find(&stop).unwrap()].to_string();
+    let stopping = GenerateConfig {
+        stop: vec!["not in it".into(), stop],
+        ..config.clone()
+    };
+    for place in [ALONE, places().last().unwrap()] {
+        for (other, seen) in written(&stopping, place) {
+            assert_eq!(other.end, End::Stop);
+            assert_eq!((&other.text, &seen), (&begins, &begins));
+            assert!(other.tokens.len() < 30);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_an_error_on_every_rank() {
+    let (_, small) = models()[0].clone();
+    for place in [ALONE, places().last().unwrap()] {
+        let run = place.run(&small, &Choices::default(), DType::F32, |model, groups, placement| {
+            let tokenizer = Tokenizer::bytes();
+            let mut generator =
+                Generator::new(model, groups, &Device::flex()).with_placement(placement);
+            let mut error = |prompt: &[u32], config: &GenerateConfig| {
+                let written = generator.generate(prompt, config, &tokenizer, &mut |_| Ok(()));
+                written.unwrap_err().to_string()
+            };
+            let config = GenerateConfig::default();
+            assert!(error(&[], &config).starts_with("a prompt without a token"));
+            assert_eq!(
+                error(&[1, 21], &config),
+                "the prompt has the token 21, and the model knows 21 tokens, from 0 on: the tokenizer \
+                 is of another model"
+            );
+            let cold = GenerateConfig {
+                temperature: -1.0,
+                ..config
+            };
+            assert!(error(&[1], &cold).starts_with("temperature = -1"));
+            Ok(())
+        });
+        run.unwrap();
+    }
+}
+
+/// Under full sharding every rank of the data axis gathers, so all of them write.
+#[test]
+fn a_trainer_writes_in_every_sharding() {
+    let write = |data: usize, stage: ZeroStage| {
+        let layout = ParallelConfig::new().with_data(data).with_tensor(2);
+        let run = World::threads(2 * data).unwrap().run(|rank| {
+            let groups = Groups::new(&layout, &rank)?;
+            let model = Transformer::on(&of_bytes(), &groups, &Device::flex(), 3, true)?;
+            let mut config = TrainConfig {
+                micro_batch_size: 1,
+                global_batch_size: 2,
+                seed: 11,
+                ..TrainConfig::default()
+            };
+            config.data_parallel.zero_stage = stage;
+            let trainer = Trainer::new(model, &groups, &Device::flex(), &config)?;
+            let config = GenerateConfig {
+                tokens: 20,
+                ..GenerateConfig::default()
+            };
+            Ok::<_, AnyError>(trainer.generate(&config, &Tokenizer::bytes())?.tokens)
+        });
+        run.unwrap()
+    };
+    let replicated = write(1, ZeroStage::Replicated);
+    assert_eq!(replicated[0].len(), 20);
+    for tokens in write(2, ZeroStage::Parameters) {
+        assert_eq!(tokens, replicated[0]);
+    }
+}
+
+/// A prompt is read in pieces, of which no one may be lost.
+#[test]
+fn a_long_prompt_is_read_in_pieces() {
+    let config = TransformerConfig {
+        context: 1200,
+        layers: LAYERS,
+        ..small_gpt().config
+    };
+    let choices = Choices::default();
+    let tokens = text(1100);
+    let whole = ALONE.run(&config, &choices, DType::F64, |model, _, _| {
+        let logits = model.logits(ids(&tokens)).narrow(1, tokens.len() - 1, 1);
+        Ok(logits.into_data().iter::<f64>().collect::<Vec<_>>())
+    });
+    let whole = whole.unwrap().swap_remove(0);
+    for place in [ALONE, places().last().unwrap()] {
+        let run = place.run(&config, &choices, DType::F64, |model, groups, placement| {
+            let mut generator =
+                Generator::new(model, groups, &Device::flex()).with_placement(placement);
+            if let Some(logits) = generator.logits_after(&tokens)? {
+                assert_near(&format!("{place:?}"), &logits, &whole, 1e-12);
+            }
+            // Room for 1280 tokens does not fit, that for 1200 does.
+            let width = config.hidden / config.heads;
+            let heads = config.heads / place.tensor;
+            let layers = LAYERS / place.pipeline;
+            assert_eq!(
+                generator.cache_bytes(),
+                2 * layers * 1200 * heads * width * 8
+            );
+            Ok(())
+        });
+        run.unwrap();
+    }
+}
+
+#[test]
+fn a_token_that_ends_texts_ends_them() {
+    let tokenizer = words();
+    let (_, config) = models()[1].clone();
+    let config = TransformerConfig {
+        init_std: 0.3,
+        ..config
+    };
+    for place in [ALONE, places().last().unwrap()] {
+        let run = place.run(
+            &config,
+            &Choices::default(),
+            DType::F32,
+            |model, groups, placement| {
+                let mut generator =
+                    Generator::new(model, groups, &Device::flex()).with_placement(placement);
+                let config = GenerateConfig {
+                    prompt: "w3 w4 w5".into(),
+                    tokens: 400,
+                    temperature: 1.0,
+                    ..GenerateConfig::default()
+                };
+                let prompt = config.prompt_tokens(&tokenizer)?;
+                assert_eq!(prompt, [3, 4, 5]);
+                let mut write = |config: &GenerateConfig| {
+                    generator.generate(&prompt, config, &tokenizer, &mut |_| Ok(()))
+                };
+                let written = write(&config)?;
+                let (last, others) = written.tokens.split_last().unwrap();
+                assert_eq!((written.end, *last), (End::Token, 0));
+                assert!(others.len() > 3 && !others.contains(&0));
+                let text: Vec<_> = others.iter().map(|token| format!(" w{token}")).collect();
+                assert_eq!(written.text, text.concat());
+
+                // From within one word into the next.
+                let (second, third) = (&text[1], &text[2]);
+                let stop = format!("{}{}", &second[2..], &third[..2]);
+                let config = GenerateConfig {
+                    stop: vec![stop.clone()],
+                    ..config
+                };
+                let stopped = write(&config)?;
+                assert_eq!(stopped.end, End::Stop);
+                let begins = &written.text[..written.text.find(&stop).unwrap()];
+                assert_eq!(stopped.text, begins);
+                // What waits for the rest of a stop is there in the end.
+                let config = GenerateConfig {
+                    stop: vec![format!("{} and more", &text[text.len() - 1])],
+                    ..config
+                };
+                assert_eq!(write(&config)?.text, written.text);
+                // An empty prompt is the token that ends the text before it.
+                let config = GenerateConfig::default();
+                let empty = GenerateConfig {
+                    prompt: String::new(),
+                    ..config
+                };
+                assert_eq!(empty.prompt_tokens(&tokenizer)?, [0]);
+                Ok(())
+            },
+        );
+        run.unwrap();
+    }
+}

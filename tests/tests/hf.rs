@@ -1,0 +1,269 @@
+//! Folders of Hugging Face compute, in every layout, what `transformers` computes with them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_megatron::checkpoint::Leniency;
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::pipeline::engine::forward_only;
+use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
+use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::schedule::LrStyle;
+use burn_megatron::train::{
+    LanguageModel, Observer, ObserverError, Pipeline, TrainConfig, Trainer,
+};
+use burn_megatron_models::hf::HfFolder;
+use safetensors::SafeTensors;
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+const SEQ: usize = 24;
+const ROWS: usize = 4;
+const STEPS: usize = 20;
+const VOCABULARY: usize = 61;
+
+/// A folder, and what `transformers` computes with it; `make.py` beside it says how.
+struct Fixture {
+    folder: HfFolder,
+    /// `[2, SEQ]`
+    tokens: Vec<i32>,
+    /// `[2, SEQ, VOCABULARY]`
+    logits: Vec<f32>,
+    /// `[STEPS, ROWS, SEQ + 1]`
+    batches: Vec<i32>,
+    /// `[STEPS]`
+    losses: Vec<f64>,
+}
+
+impl Fixture {
+    fn open(name: &str) -> Self {
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/hf");
+        let path = PathBuf::from(fixtures).join(name);
+        let expected = fs::read(path.join("expected.safetensors")).unwrap();
+        let expected = SafeTensors::deserialize(&expected).unwrap();
+        let bytes = |name| expected.tensor(name).unwrap().data();
+        fn of<const N: usize, T>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
+            bytes.as_chunks().0.iter().copied().map(read).collect()
+        }
+        let fixture = Self {
+            folder: HfFolder::open(&path).unwrap(),
+            tokens: of(bytes("tokens"), i32::from_le_bytes),
+            logits: of(bytes("logits"), f32::from_le_bytes),
+            batches: of(bytes("batches"), i32::from_le_bytes),
+            losses: of(bytes("losses"), f64::from_le_bytes),
+        };
+        assert_eq!(fixture.logits.len(), 2 * SEQ * VOCABULARY);
+        assert_eq!(fixture.batches.len(), STEPS * ROWS * (SEQ + 1));
+        fixture
+    }
+}
+
+/// Given sequences, in their order.
+struct Sequences(Arc<Rows>);
+
+struct Rows(Vec<Sample>);
+
+impl Samples for Rows {
+    fn seq(&self) -> usize {
+        SEQ
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        Ok(self.0[number as usize].clone())
+    }
+}
+
+impl Sequences {
+    fn new(tokens: &[i32]) -> Self {
+        let rows = tokens.chunks(SEQ + 1).map(|row| Sample {
+            tokens: row[..SEQ].to_vec(),
+            targets: row[1..].to_vec(),
+            documents: vec![],
+        });
+        Self(Arc::new(Rows(rows.collect())))
+    }
+}
+
+impl Dataset for Sequences {
+    fn describe(&self) -> String {
+        "given sequences".into()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
+        assert_eq!(sampling.samples as usize, STEPS * ROWS);
+        Ok(self.0.clone())
+    }
+
+    fn held_out(&self, _: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+        Ok(self.0.0[..max].to_vec())
+    }
+}
+
+#[derive(Default)]
+struct Losses(Vec<f64>);
+
+impl Observer for Losses {
+    fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        self.0.push(metrics.loss);
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
+    }
+}
+
+fn config() -> TrainConfig {
+    TrainConfig {
+        steps: STEPS,
+        micro_batch_size: 1,
+        global_batch_size: ROWS,
+        sequence_length: Some(SEQ),
+        learning_rate: 1e-3,
+        min_learning_rate: 0.0,
+        warmup_steps: 0,
+        schedule: LrStyle::Constant,
+        clip: 1e9,
+        held_out_samples: 1,
+        ..TrainConfig::default()
+    }
+}
+
+/// What each rank computes: the logits where it has the last stage, and the losses.
+fn compute(fixture: &Fixture, tensor: usize, pipeline: usize) -> Vec<(Option<Vec<f32>>, Vec<f64>)> {
+    let layout = ParallelConfig::new()
+        .with_tensor(tensor)
+        .with_pipeline(pipeline);
+    let model = &fixture.folder.config().model;
+    let run = World::threads(tensor * pipeline)
+        .unwrap()
+        .run(|rank| -> Result<_, AnyError> {
+            let groups = Groups::new(&layout, &rank)?;
+            let (device, config) = (Device::flex(), config());
+            let scope = Scope::new(&groups, &device);
+            let sequence_parallel = tensor * pipeline == 4;
+            let mut placement = vec![0];
+            let mut trainer = match pipeline {
+                1 => {
+                    let model = model.init(scope, sequence_parallel)?;
+                    Trainer::new(model, &groups, &device, &config)?
+                }
+                ranks => {
+                    let kind = ScheduleKind::OneFOneB;
+                    let schedule = generate(&ScheduleConfig::new(kind, ranks, ROWS))?;
+                    let stages = LayerSplit::Even.stages(model.layers, schedule.stages())?;
+                    let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
+                    let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
+                    placement = (0..schedule.stages())
+                        .map(|s| schedule.rank_of(s))
+                        .collect();
+                    let model = model.init_stages(scope, sequence_parallel, &own)?;
+                    let pipeline = Pipeline {
+                        schedule,
+                        defer_embedding_wgrad: None,
+                    };
+                    Trainer::with_pipeline(model, &groups, &device, &config, pipeline)?
+                }
+            };
+            trainer.load_weights(&fixture.folder, Leniency::default())?;
+            let tokens = TensorData::new(fixture.tokens.clone(), [2, SEQ]);
+            let tokens = Tensor::<2, Int>::from_data(tokens, &device);
+            let module = trainer.model().module();
+            let hidden = forward_only(&placement, groups.pipeline(), &device, |stage, input| {
+                module.hidden(stage, input, tokens.clone().into(), None)
+            })?;
+            let logits = hidden.map(|hidden| {
+                let logits = module.logits_of(hidden).into_data();
+                logits.iter::<f32>().collect::<Vec<_>>()
+            });
+            let mut losses = Losses::default();
+            trainer.fit(&Sequences::new(&fixture.batches), &mut losses)?;
+            Ok((logits, losses.0))
+        });
+    run.unwrap()
+}
+
+/// The largest distance between two rows of numbers.
+fn apart<T: Into<f64> + Copy>(a: &[T], b: &[T]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let apart = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| ((*a).into() - (*b).into()).abs());
+    // A number that is none is as far as can be.
+    apart.fold(0.0, |most, x| if x > most || x.is_nan() { x } else { most })
+}
+
+fn assert_equal_in_every_layout(name: &str) {
+    let fixture = Fixture::open(name);
+    for (tensor, pipeline) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+        let mut seen = 0;
+        for (logits, losses) in compute(&fixture, tensor, pipeline) {
+            let layout = format!("{name}, tensor {tensor}, pipeline {pipeline}");
+            if let Some(logits) = logits {
+                let apart = apart(&logits, &fixture.logits);
+                println!("{layout}: logits {apart:.1e} apart");
+                assert!(apart < 1e-5, "{layout}: logits {apart} apart");
+                seen += 1;
+            }
+            let apart = apart(&losses, &fixture.losses);
+            println!("{layout}: losses {apart:.1e} apart");
+            assert!(apart < 1e-4, "{layout}: losses {apart} apart: {losses:?}");
+        }
+        assert_eq!(seen, tensor);
+    }
+}
+
+#[test]
+fn gpt2() {
+    assert_equal_in_every_layout("gpt2");
+}
+
+/// Tied, with biases everywhere.
+#[test]
+fn llama2() {
+    assert_equal_in_every_layout("llama2");
+}
+
+/// Scaled rotary positions, an output of its own, three files.
+#[test]
+fn llama3() {
+    assert_equal_in_every_layout("llama3");
+}
+
+#[test]
+fn llama_with_yarn() {
+    assert_equal_in_every_layout("llama-yarn");
+}
+
+/// A window that is shorter than the sequence, in bf16.
+#[test]
+fn mistral() {
+    assert_equal_in_every_layout("mistral");
+}
+
+/// Biases of queries, keys and values, tied.
+#[test]
+fn qwen2() {
+    assert_equal_in_every_layout("qwen2");
+}
+
+/// Normalised heads, together wider than the residual stream.
+#[test]
+fn qwen3() {
+    assert_equal_in_every_layout("qwen3");
+}

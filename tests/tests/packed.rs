@@ -1,0 +1,157 @@
+//! Documents that share rows train as if each stood alone.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::choice::{Choice, Choices};
+use burn_megatron::comm::Groups;
+use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::nn::Scope;
+use burn_megatron::train::{LanguageModel, Tokens};
+use burn_megatron::verify::{Layout, Options, verify};
+use burn_megatron_models::{TransformerConfig, TransformerSubject};
+use burn_megatron_tests::{small_gpt, small_llama};
+
+/// Where the documents of two rows of eight tokens begin, and where the last one ends.
+const BORDERS: [i32; 6] = [0, 3, 8, 12, 13, 16];
+const ROWS: usize = 2;
+const SEQ: usize = 8;
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+/// Both positions, both forms of attention, a window, norms of heads.
+fn models() -> Vec<(String, TransformerConfig, Choices)> {
+    let still = |config: TransformerConfig| TransformerConfig {
+        dropout: 0.0,
+        attention_dropout: 0.0,
+        ..config
+    };
+    let seen = TransformerConfig {
+        window: Some(2),
+        qk_norm: true,
+        qkv_bias: Some(true),
+        ..small_llama().config
+    };
+    let models = [
+        ("GPT", small_gpt().config),
+        ("Llama", small_llama().config),
+        ("Llama with a window", seen),
+    ];
+    let choices = [Choice::Auto, Choice::Unfused].map(Choices::all);
+    let each = models.into_iter().flat_map(|(name, config)| {
+        choices.map(|choices| {
+            let what = format!("{name}, attention {:?}", choices.attention);
+            (what, still(config.clone()), choices)
+        })
+    });
+    each.collect()
+}
+
+/// Shape, tokens and documents of a forward.
+type Piece = ([usize; 2], Vec<i64>, Option<Arc<[i32]>>);
+
+/// The loss, the gradient of the embedded input, and those of all parameters, of several forwards.
+fn gradients(config: &TransformerConfig, choices: &Choices, batches: &[Piece]) -> Vec<Vec<f64>> {
+    let (groups, device) = (Groups::single(), Device::flex());
+    let scope = Scope::with(&groups, &device, 3, DType::F64);
+    let scope = scope.with_kernels(choices).unwrap();
+    let model = config.init(scope, false).unwrap();
+    let mut ddp = DistributedDataParallel::new(model, &groups).unwrap();
+    let device = device.autodiff();
+    let (mut loss, mut input) = (0.0, vec![]);
+    for (shape, ids, documents) in batches {
+        let ids = |shift: i64| {
+            let ids = ids.iter().map(|id| (id + shift) % 21).collect();
+            Tensor::<2, Int>::from_data(TensorData::new(ids, *shape), &device)
+        };
+        let tokens = Tokens {
+            ids: ids(0),
+            documents: documents.clone(),
+        };
+        let size = [shape[0], shape[1], config.hidden];
+        let offset = Tensor::<3>::zeros(size, (&device, DType::F64)).require_grad();
+        let sum = ddp.forward(&device, |model| {
+            model.losses(tokens, ids(5), Some(offset.clone())).sum()
+        });
+        loss += values(sum.clone().inner())[0];
+        let leaves = ddp.backward(sum);
+        input.extend(values(offset.grad(&leaves).unwrap()));
+    }
+    let sums = ddp.reduce((ROWS * SEQ) as u64).unwrap();
+    let parameters = ddp.whole_gradients(&sums).into_iter().map(values);
+    [vec![loss], input].into_iter().chain(parameters).collect()
+}
+
+#[test]
+fn a_packed_batch_is_its_documents_alone() {
+    let ids: Vec<i64> = (0..(ROWS * SEQ) as i64)
+        .map(|i| (i * i * 7 + 3) % 21)
+        .collect();
+    let packed = [([ROWS, SEQ], ids.clone(), Some(Arc::from(BORDERS)))];
+    let rows = [([ROWS, SEQ], ids.clone(), None)];
+    let alone = BORDERS.windows(2).map(|pair| {
+        let (begin, end) = (pair[0] as usize, pair[1] as usize);
+        ([1, end - begin], ids[begin..end].to_vec(), None)
+    });
+    let alone: Vec<_> = alone.collect();
+    for (what, config, choices) in models() {
+        let [packed, alone, rows] =
+            [&packed[..], &alone, &rows].map(|batches| gradients(&config, &choices, batches));
+        assert_eq!(packed.len(), alone.len());
+        assert_ne!(packed[0], rows[0], "{what}: documents matter");
+        for (i, (found, expected)) in packed.iter().zip(&alone).enumerate() {
+            let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            assert!(largest > 0.0);
+            for (found, expected) in found.iter().zip(expected) {
+                let apart = (found - expected).abs() / largest;
+                assert!(apart < 1e-12, "{what}, {i}: {found} and {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_layout_trains_on_documents_as_one_rank_does() {
+    let layouts = [
+        "tp2",
+        "tp2-sp",
+        "tp4-sp",
+        "pp2-mb1",
+        "pp2-mb2",
+        "pp2-mb1/interleaved/v2",
+        "pp2-mb1/zb-v/v2",
+        "tp2-sp-dp2",
+        "tp2-sp-pp2-mb1",
+        "dp2-z3",
+    ];
+    let layouts = layouts.map(|layout| layout.parse::<Layout>().unwrap());
+    for (what, mut config, kernels) in models() {
+        config.layers = 4;
+        let subject = TransformerSubject {
+            config,
+            kernels,
+            packed: true,
+            ..small_gpt()
+        };
+        let options = Options {
+            steps: 2,
+            ..Options::default()
+        };
+        let report = verify(&subject, &layouts, &options).unwrap();
+        assert!(report.passes(), "{what}\n{report}");
+    }
+}
+
+/// With dropout, whose masks are those of the rows.
+#[test]
+fn layouts_agree_with_dropout_too() {
+    let subject = TransformerSubject {
+        packed: true,
+        ..small_gpt()
+    };
+    let layouts = ["tp2-sp", "tp2-dp2", "pp2-mb1"].map(|layout| layout.parse().unwrap());
+    let report = verify(&subject, &layouts, &Options::default()).unwrap();
+    assert!(report.passes(), "\n{report}");
+}

@@ -1,0 +1,91 @@
+//! Saved under one layout, loaded under another: the same bits, and the same next loss.
+
+use std::path::PathBuf;
+
+use burn_megatron::pipeline::split::LayerSplit;
+
+use super::run::{Case, Folder, assert_same};
+
+/// Tensor, sequence, data and pipeline parallelism, every stage of ZeRO, hybrid sharding, virtual stages.
+const LAYOUTS: [&str; 10] = [
+    "tp1-mb4",
+    "tp4-mb4",
+    "dp2-mb2-z1",
+    "dp3-mb2-z3",
+    "tp2-sp-dp2-mb2-z2",
+    "dp4-mb1-z3-hsdp2",
+    "pp4-mb2/1f1b",
+    "pp2-mb2/interleaved/v2",
+    "tp2-pp2-dp2-mb1-z1/1f1b",
+    "pp2-mb2/zb-v",
+];
+
+fn every_pair(case: &Case, layouts: &[&str]) {
+    let folder = Folder::new();
+    let cases: Vec<_> = layouts.iter().map(|layout| case.layout(layout)).collect();
+    let saved = |(number, case): (usize, &Case)| -> (PathBuf, f64) {
+        let path = folder.join(&format!("from-{number}"));
+        case.run(None, 3, Some(&path));
+        let next = case.pass_on(&path, &folder.join(&format!("again-{number}")));
+        (path, next)
+    };
+    let saved: Vec<_> = cases.iter().enumerate().map(saved).collect();
+    for (from, (path, loss)) in saved.iter().enumerate() {
+        for (to, case) in cases.iter().enumerate() {
+            let name = format!("{} to {}", layouts[from], layouts[to]);
+            let passed = folder.join(&format!("from-{from}-to-{to}"));
+            let next = case.pass_on(path, &passed);
+            assert_same(&name, path, &passed);
+            assert!((next / loss - 1.0).abs() < 1e-6, "{name}: {loss} {next}");
+        }
+    }
+}
+
+#[test]
+fn every_pair_of_layouts_of_a_llama_with_few_groups() {
+    every_pair(&Case::llama("tp1"), &LAYOUTS);
+}
+
+#[test]
+fn every_pair_of_layouts_of_a_tied_gpt_with_a_padded_vocabulary() {
+    // The embedding lies once, at both ends, and in parts.
+    let layouts: Vec<_> = LAYOUTS.into_iter().skip(1).step_by(2).collect();
+    every_pair(&Case::gpt("tp1"), &layouts);
+}
+
+/// One layer on the first stage and three on the second, and the other way round.
+#[test]
+fn uneven_stages() {
+    let split = |first, last| LayerSplit::Ends { first, last };
+    let layout = "pp2-dp2-mb2-z2/1f1b";
+    for case in [Case::llama(layout), Case::gpt(layout)] {
+        let folder = Folder::new();
+        let [one, two] = [split(Some(1), None), split(None, Some(1))].map(|split| Case {
+            split,
+            ..case.clone()
+        });
+        let [from, to] = ["from", "to"].map(|name| folder.join(name));
+        one.run(None, 3, Some(&from));
+        let a = one.pass_on(&from, &folder.join("same"));
+        let b = two.pass_on(&from, &to);
+        assert_same("uneven stages", &from, &to);
+        assert!((a / b - 1.0).abs() < 1e-6, "{a} {b}");
+    }
+}
+
+/// The next losses are those of a run that was never saved.
+#[test]
+fn another_layout_goes_on_as_the_first_one_would() {
+    let folder = Folder::new();
+    let from = folder.join("from");
+    let one = Case::llama("tp1-mb4");
+    let whole = one.run(None, 6, None);
+    one.run(None, 3, Some(&from));
+    let other = one
+        .layout("tp2-pp2-dp2-mb1-z1/1f1b")
+        .run(Some(&from), 6, None);
+    for (a, b) in whole[0].steps[3..].iter().zip(&other[0].steps) {
+        assert_eq!((a.step, a.learning_rate), (b.step, b.learning_rate));
+        assert!((a.loss / b.loss - 1.0).abs() < 1e-4, "{a:?} {b:?}");
+    }
+}

@@ -1,0 +1,318 @@
+//! Small runs that save, and go on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::{DType, Device};
+use burn_megatron::checkpoint::state::StateError;
+use burn_megatron::checkpoint::{Checkpoint, Leniency, Slice, TensorSource};
+use burn_megatron::choice::Choices;
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::{
+    Observer, ObserverError, Pipeline, Saved, Saver, Saving, TrainConfig, TrainError, Trainer,
+};
+use burn_megatron::verify::Layout;
+use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_tests::Text;
+
+pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A folder that is gone with the test.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("burn-megatron-resume-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Everything that decides what a run computes, and how.
+#[derive(Clone)]
+pub struct Case {
+    pub model: TransformerConfig,
+    pub layout: Layout,
+    pub split: LayerSplit,
+    pub fp8: Fp8Config,
+    pub kernels: Choices,
+    /// Its data parallelism is that of the layout, but for types.
+    pub train: TrainConfig,
+    pub asynchronous: bool,
+    pub every: Option<u64>,
+}
+
+impl Case {
+    /// Six steps of a small Llama: grouped queries, SwiGLU, an output weight of its own, dropout.
+    pub fn llama(layout: &str) -> Self {
+        let model = TransformerConfig {
+            context: 16,
+            hidden: 16,
+            layers: 4,
+            heads: 4,
+            groups: Some(2),
+            mlp_width: Some(24),
+            dropout: 0.05,
+            tied: false,
+            ..TransformerConfig::llama()
+        };
+        let train = TrainConfig {
+            steps: 6,
+            global_batch_size: 12,
+            learning_rate: 1e-2,
+            min_learning_rate: 1e-3,
+            warmup_steps: 2,
+            held_out_samples: 5,
+            evaluate_every: Some(3),
+            ..TrainConfig::default()
+        };
+        Self {
+            model,
+            layout: layout.parse().unwrap(),
+            split: LayerSplit::Even,
+            fp8: Fp8Config::default(),
+            kernels: Choices::default(),
+            train,
+            asynchronous: false,
+            every: None,
+        }
+    }
+
+    /// The same with a GPT: learned positions, biases, tied ends, a vocabulary that is padded.
+    pub fn gpt(layout: &str) -> Self {
+        let llama = Self::llama(layout);
+        let model = TransformerConfig {
+            vocabulary_divisible_by: 100,
+            context: 16,
+            hidden: 16,
+            layers: 4,
+            heads: 4,
+            dropout: 0.05,
+            attention_dropout: 0.05,
+            ..TransformerConfig::gpt2()
+        };
+        Self {
+            model: TransformerConfig {
+                vocabulary: llama.model.vocabulary,
+                ..model
+            },
+            ..llama
+        }
+    }
+
+    pub fn layout(&self, layout: &str) -> Self {
+        Self {
+            layout: layout.parse().unwrap(),
+            ..self.clone()
+        }
+    }
+
+    fn config(&self) -> TrainConfig {
+        let own = &self.train.data_parallel;
+        let mut config = self.train.clone();
+        config.micro_batch_size = self.layout.micro_batch.unwrap_or(1);
+        config.data_parallel.zero_stage = self.layout.zero_stage;
+        config.data_parallel.hsdp = self.layout.hsdp;
+        // Several buckets, and parameters that lie in two shards.
+        config.data_parallel.bucket_size = self.layout.data_parallel().bucket_size;
+        config.data_parallel.bucket_size = own.bucket_size.or(config.data_parallel.bucket_size);
+        config
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.layout.ranks()
+    }
+
+    /// The trainer of a rank.
+    pub fn trainer(&self, groups: &Groups) -> Result<Trainer<Transformer>, AnyError> {
+        let (device, config) = (Device::flex(), self.config());
+        let computing = config.data_parallel.precision.of(DType::F32);
+        let scope = Scope::with(groups, &device, config.seed, DType::F32)
+            .computing_in(computing)
+            .with_kernels(&self.kernels)?
+            .with_fp8(&self.fp8)?;
+        let parallel = self.layout.sequence_parallel;
+        if self.layout.pipeline == 1 {
+            let model = self.model.init(scope, parallel)?;
+            return Ok(Trainer::new(model, groups, &device, &config)?);
+        }
+        let share = config.global_batch_size / self.layout.data;
+        let schedule = self.layout.schedule(share)?;
+        let stages = self.split.stages(self.model.layers, schedule.stages())?;
+        let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
+        let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
+        let model = self.model.init_stages(scope, parallel, &own)?;
+        let pipeline = Pipeline {
+            schedule,
+            defer_embedding_wgrad: None,
+        };
+        Ok(Trainer::with_pipeline(
+            model, groups, &device, &config, pipeline,
+        )?)
+    }
+
+    /// Runs something on every rank.
+    pub fn on_ranks<T: Send>(
+        &self,
+        run: impl Fn(&Groups) -> Result<T, AnyError> + Sync,
+    ) -> Result<Vec<T>, String> {
+        let mesh = ParallelConfig::new()
+            .with_tensor(self.layout.tensor)
+            .with_pipeline(self.layout.pipeline)
+            .with_data(self.layout.data);
+        let world = World::threads(self.ranks()).unwrap();
+        let world = world.deadline(std::time::Duration::from_secs(60));
+        let run = world.run(|rank| run(&Groups::new(&mesh, &rank)?));
+        run.map_err(|error| error.to_string())
+    }
+
+    /// Trains from a checkpoint or from the start, until `stop` steps are made, and saves into `into`.
+    pub fn run(&self, from: Option<&Path>, stop: usize, into: Option<&Path>) -> Vec<Seen> {
+        let text = Text::new();
+        let text = text.open();
+        let run = |groups: &Groups| {
+            let mut trainer = self.trainer(groups)?;
+            if let Some(from) = from {
+                trainer.load(&Checkpoint::open(from)?, Leniency::default())?;
+            }
+            if let Some(into) = into {
+                trainer.save_with(Saver::open(self.saving(into), groups)?);
+            }
+            let mut seen = Seen {
+                stop,
+                ..Seen::default()
+            };
+            let outcome = trainer.fit(&text, &mut seen)?;
+            assert_eq!(outcome.steps, stop);
+            seen.losses = outcome.held_out.loss;
+            let bits = |tensor: burn::tensor::Tensor<1>| -> Vec<u64> {
+                let values = tensor.into_data();
+                values.iter::<f64>().map(f64::to_bits).collect()
+            };
+            seen.weights = trainer.model().parameters().into_iter().map(bits).collect();
+            trainer.model().check_replicas()?;
+            Ok(seen)
+        };
+        self.on_ranks(run).unwrap()
+    }
+
+    pub fn saving(&self, into: &Path) -> Saving {
+        Saving {
+            asynchronous: self.asynchronous,
+            every: self.every,
+            layout: self.layout.to_string(),
+            deadline: std::time::Duration::from_secs(30),
+            ..Saving::into_folder(into)
+        }
+    }
+
+    /// Loads a checkpoint and saves it at once; the loss of the next step.
+    pub fn pass_on(&self, from: &Path, into: &Path) -> f64 {
+        let text = Text::new();
+        let text = text.open();
+        let run = |groups: &Groups| {
+            let mut trainer = self.trainer(groups)?;
+            trainer.load(&Checkpoint::open(from)?, Leniency::default())?;
+            trainer.save_with(Saver::open(self.saving(into), groups)?);
+            trainer.save()?;
+            let samples = text.samples(self.model.context, self.train.seed)?;
+            Ok(trainer.step(&samples)?.loss)
+        };
+        self.on_ranks(run).unwrap()[0]
+    }
+
+    /// What every rank says when it loads.
+    pub fn errors(&self, from: &Path, leniency: Leniency) -> Vec<Option<String>> {
+        let run = |groups: &Groups| {
+            let mut trainer = self.trainer(groups)?;
+            match trainer.load(&Checkpoint::open(from)?, leniency) {
+                Err(TrainError::State(StateError::Comm(error))) => Err(error.into()),
+                loaded => Ok(loaded.err().map(|error| error.to_string())),
+            }
+        };
+        self.on_ranks(run).unwrap()
+    }
+}
+
+/// What a rank saw, and has at the end.
+#[derive(Default)]
+pub struct Seen {
+    pub steps: Vec<StepMetrics>,
+    pub held_out: Vec<HeldOutMetrics>,
+    pub saved: Vec<Saved>,
+    pub weights: Vec<Vec<u64>>,
+    pub losses: f64,
+    stop: usize,
+}
+
+impl Observer for Seen {
+    fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        self.steps.push(*metrics);
+        Ok(())
+    }
+
+    fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError> {
+        self.held_out.push(*metrics);
+        Ok(())
+    }
+
+    fn saved(&mut self, saved: &Saved) -> Result<(), ObserverError> {
+        self.saved.push(saved.clone());
+        Ok(())
+    }
+
+    fn stop(&self) -> bool {
+        self.steps
+            .last()
+            .is_some_and(|step| step.step + 1 == self.stop)
+    }
+}
+
+/// `Debug` prints the shortest text that reads back as the same bits.
+pub fn lines<T: std::fmt::Debug>(of: &[T]) -> Vec<String> {
+    of.iter().map(|line| format!("{line:?}")).collect()
+}
+
+/// Checks that two checkpoints have the same tensors, bit for bit, and remember the same.
+pub fn assert_same(name: &str, one: &Path, other: &Path) {
+    let [one, other] = [one, other].map(|path| Checkpoint::open(path).unwrap());
+    assert_eq!(one.keys(), other.keys(), "{name}");
+    for key in one.keys() {
+        let meta = one.tensor(&key).unwrap();
+        assert_eq!(other.tensor(&key).as_ref(), Some(&meta), "{name}");
+        let whole = Slice::whole(&meta.shape);
+        let [a, b] = [&one, &other].map(|from| from.read(&key, &whole).unwrap());
+        assert!(a == b, "{name}: {key}");
+        assert!(a.iter().any(|byte| *byte != 0), "{name}: {key} is zeros");
+    }
+    assert_eq!(one.objects(), other.objects(), "{name}");
+    for key in one.objects() {
+        assert_eq!(
+            one.object(&key).unwrap(),
+            other.object(&key).unwrap(),
+            "{name}: {key}"
+        );
+    }
+    assert_eq!(one.about().state, other.about().state, "{name}");
+    assert_eq!(one.about().step, other.about().step, "{name}");
+    assert_eq!(one.about().samples, other.about().samples, "{name}");
+}

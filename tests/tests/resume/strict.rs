@@ -1,0 +1,270 @@
+//! What does not fit is an error, on every rank, unless it is allowed by name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn_megatron::checkpoint::{Checkpoint, Leniency, load_weights};
+use burn_megatron::data_parallel::{Moments, Precision};
+use burn_megatron::nn::fp8::Fp8Config;
+use burn_megatron::train::Saver;
+
+use super::run::{Case, Folder};
+
+const LAYOUT: &str = "tp2-pp2-dp2-mb1-z1/1f1b";
+
+fn saved(case: &Case, folder: &Folder) -> PathBuf {
+    let path = folder.join("from");
+    case.run(None, 1, Some(&path));
+    path
+}
+
+/// Every rank refuses, and some say this.
+fn refused(case: &Case, from: &Path, leniency: Leniency, says: &[&str]) {
+    let errors = case.errors(from, leniency);
+    assert!(errors.iter().all(Option::is_some), "{errors:?}");
+    for text in says {
+        let all = errors.iter().flatten().all(|error| error.contains(text));
+        assert!(all, "{text}: {errors:?}");
+    }
+}
+
+fn allowed(case: &Case, from: &Path, leniency: Leniency) {
+    let errors = case.errors(from, leniency);
+    assert!(errors.iter().all(Option::is_none), "{errors:?}");
+}
+
+const MISSING: Leniency = Leniency {
+    missing: true,
+    unexpected: false,
+    rounding: false,
+};
+const UNEXPECTED: Leniency = Leniency {
+    missing: false,
+    unexpected: true,
+    rounding: false,
+};
+const ROUNDING: Leniency = Leniency {
+    missing: false,
+    unexpected: false,
+    rounding: true,
+};
+
+#[test]
+fn tensors_that_are_missing_or_too_many() {
+    let folder = Folder::new();
+    let case = Case::llama(LAYOUT);
+    let from = saved(&case, &folder);
+    allowed(&case, &from, Leniency::default());
+    let layers = |layers| {
+        let mut other = case.clone();
+        other.model.layers = layers;
+        other
+    };
+    let strict = Leniency::default();
+    refused(
+        &layers(6),
+        &from,
+        strict,
+        &["has no ", "model/blocks.", "weight"],
+    );
+    refused(&layers(6), &from, UNEXPECTED, &["has no "]);
+    allowed(&layers(6), &from, MISSING);
+    let says = [
+        "model/blocks.2.attention.qkv.weight",
+        "which the model has not",
+    ];
+    refused(&layers(2), &from, strict, &says);
+    refused(&layers(2), &from, MISSING, &says);
+    allowed(&layers(2), &from, UNEXPECTED);
+}
+
+/// Only the ranks of one stage see it; all say it.
+#[test]
+fn another_shape_is_never_allowed() {
+    let folder = Folder::new();
+    let from = saved(&Case::llama(LAYOUT), &folder);
+    let mut case = Case::llama(LAYOUT);
+    case.model.mlp_width = Some(32);
+    let all = Leniency {
+        missing: true,
+        unexpected: true,
+        rounding: true,
+    };
+    let says = [
+        "mlp.up.weight has the shape [16, 48]",
+        "[16, 64] in the model",
+    ];
+    refused(&case, &from, all, &says);
+}
+
+#[test]
+fn types_that_would_round() {
+    let folder = Folder::new();
+    let from = saved(&Case::llama(LAYOUT), &folder);
+    let mut narrow = Case::llama(LAYOUT);
+    narrow.train.data_parallel.moments = Moments::Bf16;
+    let says = [
+        "adamw.first/",
+        "is F32 in",
+        "BF16 in this run",
+        "allow rounding by name",
+    ];
+    refused(&narrow, &from, Leniency::default(), &says);
+    allowed(&narrow, &from, ROUNDING);
+    // The other way round nothing is lost.
+    let folder = Folder::new();
+    let from = saved(&narrow, &folder);
+    allowed(&Case::llama(LAYOUT), &from, Leniency::default());
+}
+
+#[test]
+fn what_else_a_run_remembers() {
+    let folder = Folder::new();
+    let plain = Case::llama(LAYOUT);
+    let from = saved(&plain, &folder);
+    let strict = Leniency::default();
+    let mut seed = plain.clone();
+    seed.train.seed = 7;
+    refused(&seed, &from, strict, &["the seed 1", "this one has 7"]);
+    let mut scaled = plain.clone();
+    scaled.train.data_parallel.precision = Precision::F16;
+    refused(&scaled, &from, strict, &["has no loss scale"]);
+    allowed(&scaled, &from, MISSING);
+    let mut fp8 = plain.clone();
+    fp8.model.hidden = 32;
+    fp8.model.mlp_width = Some(64);
+    let wide = fp8.clone();
+    fp8.fp8 = Fp8Config {
+        recipe: Some("delayed".parse().unwrap()),
+        ..Fp8Config::default()
+    };
+    let folder = Folder::new();
+    let from = saved(&wide, &folder);
+    refused(&fp8, &from, strict, &["no 8-bit state of blocks."]);
+    allowed(&fp8, &from, MISSING);
+    let folder = Folder::new();
+    let from = saved(&fp8, &folder);
+    refused(
+        &wide,
+        &from,
+        strict,
+        &["fp8/blocks.", "which the model has not"],
+    );
+    allowed(&wide, &from, UNEXPECTED);
+}
+
+/// One rank reads the byte; all say so, in time.
+#[test]
+fn a_flipped_byte() {
+    let folder = Folder::new();
+    let case = Case::llama(LAYOUT);
+    let from = saved(&case, &folder);
+    let part = Checkpoint::open(&from)
+        .unwrap()
+        .path()
+        .join("part-00003.safetensors");
+    let mut bytes = fs::read(&part).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&part, bytes).unwrap();
+    refused(
+        &case,
+        &from,
+        Leniency::default(),
+        &["part-00003.safetensors"],
+    );
+}
+
+/// Weights alone leave the optimizer and the steps as they are.
+#[test]
+fn weights_alone() {
+    let folder = Folder::new();
+    let case = Case::gpt(LAYOUT);
+    let from = saved(&case, &folder);
+    let other = case.layout("tp2-dp2-mb3-z3");
+    let run = |groups: &_| {
+        let mut trainer = other.trainer(groups)?;
+        trainer.load_weights(&Checkpoint::open(&from)?, Leniency::default())?;
+        assert_eq!((trainer.steps(), trainer.state().samples), (0, 0));
+        let mut twice = other.trainer(groups)?;
+        twice.load(&Checkpoint::open(&from)?, Leniency::default())?;
+        assert_eq!((twice.steps(), twice.state().samples), (1, 12));
+        let [one, two] = [&trainer, &twice].map(|of| of.model().parameters());
+        for (one, two) in one.into_iter().zip(two) {
+            assert_eq!(one.into_data(), two.into_data());
+        }
+        Ok(())
+    };
+    other.on_ranks(run).unwrap();
+    let mut fewer = other.clone();
+    fewer.model.layers = 2;
+    let run = |groups: &_| {
+        let mut trainer = fewer.trainer(groups)?;
+        let source = Checkpoint::open(&from)?;
+        let error = trainer
+            .load_weights(&source, Leniency::default())
+            .unwrap_err();
+        assert!(error.to_string().contains("model/blocks.3."), "{error}");
+        // Moments are not weights.
+        assert!(!error.to_string().contains("adamw"), "{error}");
+        Ok(())
+    };
+    fewer.on_ranks(run).unwrap();
+    // The function is there without a trainer.
+    let _ = load_weights::<burn_megatron_models::Transformer>;
+}
+
+/// A folder is written by one run at a time.
+#[test]
+fn a_second_run_is_refused_on_every_rank() {
+    let folder = Folder::new();
+    let case = Case::llama("dp2-mb3");
+    let into = folder.join("shared");
+    let first = case
+        .on_ranks(|groups| Ok(Saver::open(case.saving(&into), groups)?))
+        .unwrap();
+    let run = |groups: &_| {
+        Ok(Saver::open(case.saving(&into), groups)
+            .err()
+            .map(|e| e.to_string()))
+    };
+    for error in case.on_ranks(run).unwrap() {
+        assert!(error.unwrap().contains("being written by"));
+    }
+    drop(first);
+    case.on_ranks(run)
+        .unwrap()
+        .into_iter()
+        .for_each(|error| assert_eq!(error, None));
+}
+
+/// A rank that cannot write ends the save of all.
+#[test]
+fn a_rank_that_cannot_write_fails_all() {
+    for asynchronous in [false, true] {
+        let folder = Folder::new();
+        let case = Case {
+            asynchronous,
+            ..Case::llama("dp2-mb3-z1")
+        };
+        let into = folder.join("broken");
+        let run = |groups: &_| {
+            let mut trainer = case.trainer(groups)?;
+            trainer.save_with(Saver::open(case.saving(&into), groups)?);
+            let first = trainer.save().and_then(|_| trainer.finish_saving());
+            // What a draft is written to is gone: a file stands where its folder should be.
+            groups.world().barrier()?;
+            if groups.rank() == 0 {
+                fs::rename(&into, into.with_extension("away"))?;
+                fs::write(&into, "")?;
+            }
+            groups.world().barrier()?;
+            let second = trainer.save().and_then(|_| trainer.finish_saving());
+            Ok((first.is_ok(), second.map_err(|error| error.to_string())))
+        };
+        for (first, second) in case.on_ranks(run).unwrap() {
+            assert!(first);
+            assert!(second.unwrap_err().contains("broken"));
+        }
+    }
+}
