@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, fs};
 
+use indicatif::HumanCount;
+
 use super::files::{Document, read_file, read_folder};
 use super::split::{choose_held_out, split_bytes};
 use super::{
@@ -180,8 +182,8 @@ impl Dataset for TextData {
         format!(
             "{}: {} bytes to train on, {} held out",
             self.path.display(),
-            self.training.len(),
-            self.held_out.len(),
+            HumanCount(self.training.len() as u64),
+            HumanCount(self.held_out.len() as u64),
         )
     }
 

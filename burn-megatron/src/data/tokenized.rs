@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use indicatif::HumanCount;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -126,9 +127,9 @@ impl Dataset for TokenizedText {
         format!(
             "{}: {} tokens of {} to train on, {} held out, {:.2} bytes each",
             self.path.display(),
-            self.training.len(),
+            HumanCount(self.training.len() as u64),
             self.tokenizer,
-            self.held_out.len(),
+            HumanCount(self.held_out.len() as u64),
             self.bytes_per_token(),
         )
     }

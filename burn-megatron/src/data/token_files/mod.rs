@@ -7,6 +7,7 @@ pub use sidecar::Sidecar;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use indicatif::HumanCount;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::blend::{BlendedDataset, blend, blend_exhaustive, normalize, sizes};
@@ -266,7 +267,8 @@ impl TokenFiles {
 
 impl Dataset for TokenFiles {
     fn describe(&self) -> String {
-        let tokens: u64 = self.files.iter().map(|file| file.tokens()).sum();
+        let tokens = self.files.iter().map(|file| file.tokens());
+        let tokens = HumanCount(tokens.sum());
         let name = |file: &TokenFile| match file.weight {
             Some(weight) => format!("{} (weight {weight})", file.prefix.display()),
             None => file.prefix.display().to_string(),
