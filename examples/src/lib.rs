@@ -76,6 +76,7 @@ pub fn main() -> ExitCode {
         Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
         Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
         Command::Bench(BenchCommand::Preprocess(args)) => bench::preprocess::run(args),
+        Command::Bench(BenchCommand::Checkpoint(args)) => bench::checkpoint::run(args),
     };
     match result {
         Ok(code) => code,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// Bytes that one checksum stands for: what is read to check a single element.
 pub const CHUNK: usize = 4 << 20;
@@ -18,6 +18,33 @@ impl Checksum {
     /// The checksum of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxh3_64(bytes))
+    }
+}
+
+/// A checksum of bytes that come one after another.
+#[derive(Default)]
+pub(super) struct Summing {
+    state: Xxh3Default,
+    bytes: usize,
+}
+
+impl Summing {
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.state.update(bytes);
+        self.bytes += bytes.len();
+    }
+
+    /// Those that came so far.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The checksum of what came so far; the next one begins anew.
+    pub fn take(&mut self) -> Checksum {
+        let sum = Checksum(self.state.digest());
+        self.state.reset();
+        self.bytes = 0;
+        sum
     }
 }
 
@@ -56,6 +83,18 @@ impl TryFrom<String> for Checksum {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_in_stretches_have_the_checksum_of_all() {
+        let bytes: Vec<u8> = (0..3000u32).map(|at| ((at * at) >> 3) as u8).collect();
+        let mut sum = Summing::default();
+        for step in [1, 7, 300, 3000] {
+            bytes.chunks(step).for_each(|some| sum.add(some));
+            assert_eq!(sum.bytes(), bytes.len());
+            assert_eq!(sum.take(), Checksum::of(&bytes), "{step}");
+        }
+        assert_eq!(sum.take(), Checksum::of(b""));
+    }
 
     #[test]
     fn a_checksum_has_one_text() {

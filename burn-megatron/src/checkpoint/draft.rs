@@ -9,13 +9,16 @@ use super::disk;
 use super::folder::FolderLock;
 use super::manifest::MANIFEST;
 use super::part::{self, Part};
+use super::part_file::Entry;
 use super::{
     About, Checkpoint, CheckpointError, CheckpointFolder, Manifest, Piece, Retention, TensorEntry,
     validate,
 };
 
-/// How long the publisher sleeps between two looks.
-const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// How long the publisher sleeps between two looks: a part of what it has waited, so that little is lost
+/// to it, within these bounds.
+const SLEEP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+const OF_WAITED: u32 = 64;
 
 /// A checkpoint that is being written: a folder that nobody takes for one.
 ///
@@ -68,7 +71,18 @@ impl Draft {
         rank: usize,
         pieces: &[Piece],
         objects: &[(String, Vec<u8>)],
-        data: impl FnMut(usize) -> Result<Vec<u8>, CheckpointError>,
+        mut data: impl FnMut(usize) -> Result<Vec<u8>, CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        self.stream_part(rank, pieces, objects, |index, to| to.write(&data(index)?))
+    }
+
+    /// [`Self::write_part`] for pieces that come in stretches, which `data` writes one after another.
+    pub(crate) fn stream_part(
+        &self,
+        rank: usize,
+        pieces: &[Piece],
+        objects: &[(String, Vec<u8>)],
+        data: impl FnMut(usize, &mut Entry) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         let disk = self.folder.disk();
         let result = part::write(disk, &self.path(), rank, pieces, objects, data);
@@ -135,7 +149,6 @@ impl Draft {
     /// Waits until each rank has said that its part is complete.
     fn wait(&self, ranks: usize, deadline: Duration) -> Result<(), CheckpointError> {
         let (path, begin) = (self.path(), Instant::now());
-        let mut sleep = Duration::from_millis(1);
         loop {
             let names = disk::names(&path)?;
             let has = |name: String| names.binary_search(&name).is_ok();
@@ -157,8 +170,8 @@ impl Draft {
                 let ranks = missing;
                 return Err(CheckpointError::Late { ranks, waited });
             }
+            let sleep = (waited / OF_WAITED).clamp(SLEEP.0, SLEEP.1);
             thread::sleep(sleep.min(deadline - waited));
-            sleep = (sleep * 2).min(LONGEST_SLEEP);
         }
     }
 

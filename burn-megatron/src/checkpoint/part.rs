@@ -2,21 +2,17 @@
 //! it.
 
 use std::cmp::Reverse;
-use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::checksum::CHUNK;
-use super::disk::{Disk, DiskFile};
+use super::disk::Disk;
 use super::header::{self, HeaderEntry};
+use super::part_file::{Entry, PartFile};
 use super::{
     CheckpointError, Checksum, FileEntry, ObjectEntry, PieceEntry, Slice, TensorEntry, TensorMeta,
     sealed,
 };
-
-/// Small entries are written together, this many bytes at once.
-const BUFFER: usize = 1 << 20;
 
 /// A box of a tensor, which a part will hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,14 +58,15 @@ enum Origin {
     Object(usize),
 }
 
-/// Writes the file of a part, syncs it, and says what is in it. See [`super::Draft::write_part`].
+/// Writes the file of a part, syncs it, and says what is in it. `data` writes the elements of a piece into
+/// its entry, a stretch at a time. See [`super::Draft::write_part`].
 pub fn write(
     disk: &Disk,
     folder: &Path,
     rank: usize,
     pieces: &[Piece],
     objects: &[(String, Vec<u8>)],
-    mut data: impl FnMut(usize) -> Result<Vec<u8>, CheckpointError>,
+    mut data: impl FnMut(usize, &mut Entry) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let mut part = Part {
         file: None,
@@ -86,34 +83,34 @@ pub fn write(
         let header = header::build(&name, &mut entries)?;
         let size = header.len() as u64 + entries.iter().map(|entry| entry.size).sum::<u64>();
         let path = folder.join(&name);
-        let mut file = PartFile {
-            path: &path,
-            size,
-            writer: BufWriter::with_capacity(BUFFER, disk.create(&path)?),
-        };
+        let mut file = PartFile::create(disk, &path, size)?;
         file.write(&header)?;
         for (entry, origin) in entries.iter().zip(origins) {
             match origin {
                 Origin::Piece(index) => {
                     let piece = &pieces[index];
-                    let bytes = data(index)?;
-                    check_length(piece, entry.size, bytes.len())?;
+                    let mut to = file.entry(entry.size);
+                    data(index, &mut to)?;
                     let written = PieceEntry {
                         file: 0,
                         begin: entry.begin,
                         slice: piece.slice.clone(),
-                        checksums: file.write_chunks(&bytes)?,
+                        checksums: to
+                            .finish()
+                            .map_err(|found| length(piece, entry.size, found))?,
                     };
                     part.tensors.push(entry_of(&piece.tensor, vec![written]));
                 }
                 Origin::Object(index) => {
                     let (key, bytes) = &objects[index];
+                    let mut to = file.entry(entry.size);
+                    to.write(bytes)?;
                     part.objects.push(ObjectEntry {
                         key: key.clone(),
                         file: 0,
                         begin: entry.begin,
                         size: entry.size,
-                        checksums: file.write_chunks(bytes)?,
+                        checksums: to.finish().expect("the entry is as long as the object"),
                     });
                 }
             }
@@ -208,51 +205,11 @@ fn entry_of(tensor: &TensorMeta, pieces: Vec<PieceEntry>) -> TensorEntry {
     }
 }
 
-fn check_length(piece: &Piece, wanted: u64, found: usize) -> Result<(), CheckpointError> {
-    match found as u64 == wanted {
-        true => Ok(()),
-        false => Err(CheckpointError::Length {
-            key: piece.tensor.key.clone(),
-            slice: piece.slice.clone(),
-            found,
-            wanted: wanted as usize,
-        }),
-    }
-}
-
-/// The file of a part while it is written.
-struct PartFile<'a> {
-    path: &'a Path,
-    size: u64,
-    writer: BufWriter<DiskFile>,
-}
-
-impl PartFile<'_> {
-    fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let result = self.writer.write_all(bytes);
-        result.map_err(|error| self.failed(error))
-    }
-
-    /// Writes chunk by chunk, so that what is summed up is still near, and gives the checksums.
-    fn write_chunks(&mut self, bytes: &[u8]) -> Result<Vec<Checksum>, CheckpointError> {
-        let chunks = bytes.chunks(CHUNK).map(|chunk| {
-            self.write(chunk)?;
-            Ok(Checksum::of(chunk))
-        });
-        chunks.collect()
-    }
-
-    fn finish(mut self) -> Result<(), CheckpointError> {
-        let result = self.writer.flush();
-        result.map_err(|error| self.failed(error))?;
-        self.writer.get_ref().sync()
-    }
-
-    fn failed(&self, source: io::Error) -> CheckpointError {
-        CheckpointError::Write {
-            path: self.path.to_path_buf(),
-            total: self.size,
-            source,
-        }
+fn length(piece: &Piece, wanted: u64, found: u64) -> CheckpointError {
+    CheckpointError::Length {
+        key: piece.tensor.key.clone(),
+        slice: piece.slice.clone(),
+        found: found as usize,
+        wanted: wanted as usize,
     }
 }

@@ -11,7 +11,7 @@ use super::folder::LATEST;
 use super::manifest::MANIFEST;
 use super::{
     About, CheckpointError, CheckpointFolder, Checksum, Manifest, ObjectEntry, Run, Slice,
-    TensorEntry, TensorMeta, TensorSource,
+    TensorEntry, TensorMeta, TensorSource, source::check_length,
 };
 
 /// Longer manifests are not read: they would not fit the memory.
@@ -238,16 +238,18 @@ impl Checkpoint {
         let to_runs = both.within(slice).runs(&slice.shape);
         for (from, at, len) in common(&from_runs, &to_runs) {
             let (from, at, len) = (from * size, at * size, len * size);
+            // Chunk by chunk, so that what was checked is copied from the cache.
             for chunk in from / CHUNK..(from + len).div_ceil(CHUNK) {
                 let checked = &self.checked[first_chunk + chunk];
                 if !checked.load(Ordering::Relaxed) {
                     stored.check(chunk, || tensor.name_of(own))?;
                     checked.store(true, Ordering::Relaxed);
                 }
+                let begin = from.max(chunk * CHUNK);
+                let end = (from + len).min((chunk + 1) * CHUNK);
+                let bytes = stored.begin + begin as u64..stored.begin + end as u64;
+                to[at + begin - from..at + end - from].copy_from_slice(stored.file.bytes(bytes)?);
             }
-            let begin = stored.begin + from as u64;
-            let bytes = stored.file.bytes(begin..begin + len as u64)?;
-            to[at..at + len].copy_from_slice(bytes);
         }
         Ok(())
     }
@@ -286,6 +288,18 @@ impl TensorSource for Checkpoint {
     }
 
     fn read(&self, key: &str, slice: &Slice) -> Result<Vec<u8>, CheckpointError> {
+        let tensor = self.tensor(key).ok_or_else(|| self.missing(key))?;
+        // Nothing is set aside for a box that does not lie in the tensor.
+        let size = match slice.fits(&tensor.shape) {
+            true => slice.len() * tensor.dtype.size(),
+            false => 0,
+        };
+        let mut bytes = vec![0; size];
+        self.read_into(key, slice, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn read_into(&self, key: &str, slice: &Slice, to: &mut [u8]) -> Result<(), CheckpointError> {
         let index = self.index(key).ok_or_else(|| self.missing(key))?;
         let tensor = &self.manifest.tensors[index];
         if !slice.fits(&tensor.shape) {
@@ -295,13 +309,13 @@ impl TensorSource for Checkpoint {
                 slice: slice.clone(),
             });
         }
-        let mut bytes = vec![0; slice.len() * tensor.dtype.size()];
+        check_length(key, slice, to.len(), slice.len() * tensor.dtype.size())?;
         if slice.is_empty() {
-            return Ok(bytes);
+            return Ok(());
         }
         for piece in 0..tensor.pieces.len() {
-            self.copy(index, piece, slice, &mut bytes)?;
+            self.copy(index, piece, slice, to)?;
         }
-        Ok(bytes)
+        Ok(())
     }
 }

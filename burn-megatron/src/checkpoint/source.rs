@@ -123,4 +123,34 @@ pub trait TensorSource: Send + Sync {
     /// [`CheckpointError`] for a tensor that is not there, a box that does not fit, and what cannot be
     /// read.
     fn read(&self, key: &str, slice: &Slice) -> Result<Vec<u8>, CheckpointError>;
+
+    /// [`Self::read`] into memory that is there, as long as the box.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::read`], and [`CheckpointError::Length`] for more or fewer bytes than the box has.
+    fn read_into(&self, key: &str, slice: &Slice, to: &mut [u8]) -> Result<(), CheckpointError> {
+        let bytes = self.read(key, slice)?;
+        check_length(key, slice, bytes.len(), to.len())?;
+        to.copy_from_slice(&bytes);
+        Ok(())
+    }
+}
+
+/// Whether there are as many bytes as are wanted of a box.
+pub(super) fn check_length(
+    key: &str,
+    slice: &Slice,
+    found: usize,
+    wanted: usize,
+) -> Result<(), CheckpointError> {
+    match found == wanted {
+        true => Ok(()),
+        false => Err(CheckpointError::Length {
+            key: key.into(),
+            slice: slice.clone(),
+            found,
+            wanted,
+        }),
+    }
 }

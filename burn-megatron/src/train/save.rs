@@ -11,7 +11,7 @@ use indicatif::DecimalBytes;
 
 use crate::checkpoint::state::{Snapshot, StateError, agree};
 use crate::checkpoint::{
-    About, Checkpoint, CheckpointError, CheckpointFolder, Draft, FolderLock, Retention,
+    About, Checkpoint, CheckpointError, CheckpointFolder, Draft, Entry, FolderLock, Retention,
     TensorSource,
 };
 use crate::comm::{Communicator, Groups, broadcast_bytes};
@@ -334,13 +334,16 @@ impl Job {
         } = self;
         let pieces = content.snapshot.pieces();
         let folder = &self.folder;
-        let data = |number| {
-            let bytes = content.snapshot.bytes(number);
-            bytes.map_err(|error| {
-                CheckpointError::io("read a tensor for", folder, io::Error::other(error))
+        let data = |number, to: &mut Entry| {
+            let streamed = content
+                .snapshot
+                .stream(number, &mut |bytes| to.write(bytes));
+            streamed.map_err(|error| match error {
+                StateError::Checkpoint(error) => error,
+                error => CheckpointError::io("read a tensor for", folder, io::Error::other(error)),
             })
         };
-        if let Err(error) = draft.write_part(rank, &pieces, &content.objects, data) {
+        if let Err(error) = draft.stream_part(rank, &pieces, &content.objects, data) {
             draft.fail_part(rank, &error.to_string());
             return Err(error.into());
         }

@@ -1,6 +1,8 @@
 //! `burn-megatron bench`.
 
+pub mod args;
 mod case;
+pub mod checkpoint;
 mod fp8;
 pub mod overlap;
 pub mod preprocess;
@@ -15,8 +17,8 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_megatron::choice::Operation;
 use burn_megatron::device::DeviceKind;
 
-use crate::cli::{BenchArgs, BenchDtype};
 use crate::recipe::Error;
+use args::{BenchArgs, BenchDtype};
 pub use case::Shape;
 use case::{Direction, Inputs, Subject, work};
 use subjects::subjects;

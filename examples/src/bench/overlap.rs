@@ -15,8 +15,8 @@ use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron_models::TransformerConfig;
 use serde::Serialize;
 
+use super::args::OverlapArgs;
 use super::timing::median;
-use crate::cli::OverlapArgs;
 use crate::recipe::Error;
 use case::{Case, Record, Setup, Wire};
 use figures::{Row, computing, is_backward};

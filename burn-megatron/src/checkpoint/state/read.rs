@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use super::StateError;
 use super::parts::chunks;
 use super::snapshot::read;
-use crate::checkpoint::{ElementType, TensorSource, held};
+use crate::checkpoint::{ElementType, Run, TensorSource, held};
 use crate::data_parallel::Plan;
 use crate::mesh::Place;
 use crate::nn::ParameterEntry;
@@ -51,13 +51,21 @@ impl Reader<'_> {
             let size = dtype.size();
             for chunk in chunks(piece.of_parameter.clone()) {
                 for held in held(entry, self.place, chunk) {
+                    let runs = held.part.runs(&shape);
+                    let at = |run: &Run| {
+                        let begin = (before + run.in_tensor - piece.of_parameter.start) * size;
+                        begin..begin + run.len * size
+                    };
+                    if let ([run], true) = (&runs[..], meta.dtype.dtype() == dtype) {
+                        let to = &mut bytes[at(run)];
+                        self.source.read_into(&key, &held.whole, to)?;
+                        continue;
+                    }
                     let values = self.source.read(&key, &held.whole)?;
                     let values = converted(values, held.whole.len(), &key, meta.dtype, dtype)?;
-                    for run in held.part.runs(&shape) {
-                        let to = (before + run.in_tensor - piece.of_parameter.start) * size;
-                        let from = run.in_slice * size;
-                        let len = run.len * size;
-                        bytes[to..to + len].copy_from_slice(&values.as_bytes()[from..from + len]);
+                    for run in &runs {
+                        let from = run.in_slice * size..(run.in_slice + run.len) * size;
+                        bytes[at(run)].copy_from_slice(&values.as_bytes()[from]);
                     }
                 }
             }

@@ -6,9 +6,16 @@ use burn::module::Module;
 use burn::tensor::{Bytes, Device, Tensor};
 
 use super::{FIRST, MODEL, Part, SECOND, StateError, parts};
-use crate::checkpoint::{ElementType, Piece, TensorMeta};
+use crate::checkpoint::{CheckpointError, ElementType, Piece, TensorMeta};
 use crate::data_parallel::DistributedDataParallel;
 use crate::optim::ParallelAdamW;
+
+/// Bytes of a tensor that are read at once. The allocator keeps so few when they are let go, and what reads
+/// them next finds them in a cache. Few in tests, whose tensors are small.
+const WINDOW: usize = if cfg!(test) { 56 } else { 1 << 20 };
+
+/// Takes the bytes of a piece, stretch by stretch.
+type To<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
 /// What a rank writes, as it was when this was made.
 pub(crate) struct Snapshot {
@@ -28,8 +35,16 @@ struct Tensors {
     kinds: Vec<Vec<Tensor<1>>>,
     /// By piece.
     sources: Vec<Of>,
-    /// The stretch that was read last.
-    last: Option<(usize, usize, Range<usize>, Bytes)>,
+    /// What was read last.
+    window: Option<Window>,
+}
+
+/// Some elements of a bucket.
+struct Window {
+    kind: usize,
+    bucket: usize,
+    elements: Range<usize>,
+    bytes: Bytes,
 }
 
 /// Where a piece comes from.
@@ -88,7 +103,7 @@ impl Snapshot {
         let tensors = Tensors {
             kinds,
             sources,
-            last: None,
+            window: None,
         };
         Ok(Self {
             pieces,
@@ -111,39 +126,80 @@ impl Snapshot {
             return Ok(());
         }
         let pieces = self.pieces.iter().enumerate();
-        let read = pieces.map(|(number, piece)| tensors.bytes(number, &piece.tensor.key));
-        self.bytes = Source::Read(read.collect::<Result<_, _>>()?);
+        let read = pieces.map(|(number, piece)| {
+            let size = piece.slice.len() * piece.tensor.dtype.size();
+            let mut bytes = Vec::with_capacity(size);
+            let keep = &mut |some: &[u8]| {
+                bytes.extend_from_slice(some);
+                Ok(())
+            };
+            tensors.stream(number, &piece.tensor.key, keep)?;
+            Ok(bytes)
+        });
+        self.bytes = Source::Read(read.collect::<Result<_, StateError>>()?);
         Ok(())
     }
 
-    /// The bytes of a piece, in row-major order. Each is asked for once, in order.
-    pub fn bytes(&mut self, number: usize) -> Result<Vec<u8>, StateError> {
+    /// Gives the bytes of a piece, in row-major order, to `to` stretch by stretch. Each piece is asked for
+    /// once, in order.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be read, and what `to` fails with.
+    pub fn stream(&mut self, number: usize, to: &mut To) -> Result<(), StateError> {
         match &mut self.bytes {
-            Source::Tensors(tensors) => tensors.bytes(number, &self.pieces[number].tensor.key),
-            Source::Read(bytes) => Ok(std::mem::take(&mut bytes[number])),
+            Source::Tensors(tensors) => tensors.stream(number, &self.pieces[number].tensor.key, to),
+            Source::Read(bytes) => Ok(to(&std::mem::take(&mut bytes[number]))?),
         }
     }
 }
 
 impl Tensors {
-    fn bytes(&mut self, number: usize, key: &str) -> Result<Vec<u8>, StateError> {
+    fn stream(&mut self, number: usize, key: &str, to: &mut To) -> Result<(), StateError> {
         let Of { kind, part, shape } = &self.sources[number];
         let tensor = &self.kinds[*kind][part.bucket];
         let size = tensor.dtype().size();
-        let is_last = |(of, bucket, stretch, _): &(usize, usize, Range<usize>, Bytes)| {
-            (*of, *bucket) == (*kind, part.bucket) && *stretch == part.stretch
-        };
-        let bytes = match self.last.take_if(|last| is_last(last)) {
-            Some((.., bytes)) => bytes,
-            None => read(tensor.clone().slice([part.stretch.clone()]), key)?,
-        };
-        let mut found = Vec::with_capacity(part.part.len() * size);
         for run in part.part.runs(shape) {
-            let at = (run.in_tensor - part.begins) * size;
-            found.extend_from_slice(&bytes[at..at + run.len * size]);
+            let begin = part.stretch.start + run.in_tensor - part.begins;
+            let (mut at, end) = (begin, begin + run.len);
+            while at < end {
+                let known = self.window.take();
+                let window = match known.filter(|known| known.has(*kind, part.bucket, at)) {
+                    Some(window) => window,
+                    None => Window::read(tensor, *kind, part.bucket, at..part.stretch.end, key)?,
+                };
+                let next = end.min(window.elements.end);
+                let from = at - window.elements.start;
+                to(&window.bytes[from * size..(from + next - at) * size])?;
+                self.window = Some(window);
+                at = next;
+            }
         }
-        self.last = Some((*kind, part.bucket, part.stretch.clone(), bytes));
-        Ok(found)
+        Ok(())
+    }
+}
+
+impl Window {
+    /// As many of these elements of a bucket as are read at once, from the first on.
+    fn read(
+        tensor: &Tensor<1>,
+        kind: usize,
+        bucket: usize,
+        elements: Range<usize>,
+        key: &str,
+    ) -> Result<Self, StateError> {
+        let most = elements.start + WINDOW / tensor.dtype().size();
+        let elements = elements.start..elements.end.min(most);
+        Ok(Self {
+            kind,
+            bucket,
+            bytes: read(tensor.clone().slice([elements.clone()]), key)?,
+            elements,
+        })
+    }
+
+    fn has(&self, kind: usize, bucket: usize, element: usize) -> bool {
+        (self.kind, self.bucket) == (kind, bucket) && self.elements.contains(&element)
     }
 }
 

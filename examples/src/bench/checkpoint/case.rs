@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, Leniency, Retention};
@@ -35,7 +35,7 @@ pub struct Setup {
 }
 
 /// Seconds, of each sample.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Record {
     /// Bytes of a checkpoint.
     pub bytes: u64,
@@ -57,7 +57,10 @@ impl Setup {
     /// Measures, and gives what rank 0 saw.
     pub fn run(&self) -> Result<Record, Error> {
         let text = self.folder.join("text");
-        fs::write(&text, "All work and no play makes Jack a dull boy.\n".repeat(1000))?;
+        fs::write(
+            &text,
+            "All work and no play makes Jack a dull boy.\n".repeat(1000),
+        )?;
         let text = TextData::open(&text)?;
         let world = World::threads(self.ranks)?.compute_threads(1);
         let mut records = world.run(|rank| self.measure(&rank, &text))?;
@@ -96,7 +99,7 @@ impl Setup {
             every: every.map(|steps| steps as u64),
             asynchronous: every.is_some(),
             keep: Retention {
-                last: Some(1),
+                last: every.map(|_| 1),
                 every: None,
             },
             ..Saving::into_folder(self.folder.join(name))
@@ -105,12 +108,7 @@ impl Setup {
     }
 
     /// A save, a copy, a load and a read of the same bytes, again and again; the first round warms up.
-    fn in_turns(
-        &self,
-        groups: &Groups,
-        text: &TextData,
-        record: &mut Record,
-    ) -> Result<(), Error> {
+    fn in_turns(&self, groups: &Groups, text: &TextData, record: &mut Record) -> Result<(), Error> {
         let world = groups.world();
         let mut trainer = self.trainer(groups, self.samples + 1)?;
         trainer.save_with(self.saver(groups, "in-turns", None)?);
@@ -122,7 +120,9 @@ impl Setup {
             let path = saved.last().map(|saved| saved.path.clone());
             let checkpoint = match &path {
                 Some(path) => path.clone(),
-                None => Checkpoint::open(self.folder.join("in-turns"))?.path().to_path_buf(),
+                None => Checkpoint::open(self.folder.join("in-turns"))?
+                    .path()
+                    .to_path_buf(),
             };
             let plain = |what: &dyn Fn() -> Result<(), Error>| match groups.rank() {
                 0 => Ok(timed(what)?.1),
@@ -139,8 +139,10 @@ impl Setup {
             world.barrier()?;
             let read = plain(&|| files::read(&checkpoint))?;
             if groups.rank() == 0 {
-                fs::remove_dir_all(&to)?;
                 record.bytes = files::bytes(&checkpoint)?;
+                fs::remove_dir_all(&to)?;
+                // A copy removes nothing: with older ones to remove, a save would do more.
+                fs::remove_dir_all(&checkpoint)?;
             }
             if round > 0 {
                 record.save.push(save);
@@ -199,7 +201,8 @@ impl Watch {
         let saved = self.saved.iter().filter(|(_, saved)| saved.step < last);
         let saved: Vec<_> = saved.collect();
         let is_busy = |step: usize| {
-            let within = |(end, saved): &&(usize, Saved)| (saved.step as usize..*end).contains(&step);
+            let within =
+                |(end, saved): &&(usize, Saved)| (saved.step as usize..*end).contains(&step);
             saved.iter().any(within)
         };
         // The first steps fill pools.

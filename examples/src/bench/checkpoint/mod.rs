@@ -66,8 +66,12 @@ struct Report {
 pub fn run(args: &CheckpointBenchArgs) -> Result<ExitCode, Error> {
     let setup = setup(args)?;
     println!("{}\n", describe(&setup));
-    fs::create_dir_all(&setup.folder)
-        .map_err(|error| format!("cannot create the folder {}: {error}", setup.folder.display()))?;
+    fs::create_dir_all(&setup.folder).map_err(|error| {
+        format!(
+            "cannot create the folder {}: {error}",
+            setup.folder.display()
+        )
+    })?;
     let record = setup.run();
     // What was written is of no use to anybody, whatever came of it.
     let removed = fs::remove_dir_all(&setup.folder);
@@ -176,5 +180,78 @@ impl std::fmt::Display for Report {
             self.slower_seconds,
             of_write(self.slower_seconds),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{BenchCommand, Cli, Command};
+    use clap::Parser;
+
+    fn args(flags: &[&str]) -> CheckpointBenchArgs {
+        let words = ["burn-megatron", "bench", "checkpoint"];
+        match Cli::parse_from(words.iter().chain(flags)).command {
+            Command::Bench(BenchCommand::Checkpoint(args)) => args,
+            _ => panic!("bench checkpoint was asked for"),
+        }
+    }
+
+    #[test]
+    fn flags_that_measure_nothing_are_refused() {
+        for flag in ["--data-parallel", "--samples", "--every"] {
+            let error = setup(&args(&[flag, "0"])).err().unwrap().to_string();
+            assert!(
+                error.starts_with(&format!("{flag} 0 measures nothing")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_small_model_is_saved_and_loaded() {
+        let dir =
+            std::env::temp_dir().join(format!("bench-checkpoint-test-{}", std::process::id()));
+        let flags = [
+            "--samples",
+            "2",
+            "--every",
+            "2",
+            "--dir",
+            dir.to_str().unwrap(),
+        ];
+        let mut setup = setup(&args(&flags)).unwrap();
+        setup.model = TransformerConfig {
+            layers: 2,
+            hidden: 32,
+            heads: 2,
+            vocabulary: 256,
+            vocabulary_divisible_by: 1,
+            context: 64,
+            ..TransformerConfig::gpt2()
+        };
+        fs::create_dir_all(&setup.folder).unwrap();
+        let record = setup.run().unwrap();
+        let report = Report::of(&setup, &record);
+        fs::remove_dir_all(dir).unwrap();
+        let turns = [&record.save, &record.copy, &record.load, &record.read];
+        assert!(turns.iter().all(|seconds| seconds.len() == 2), "{record:?}");
+        assert_eq!(
+            [record.write.len(), record.stall.len()],
+            [2, 2],
+            "{record:?}"
+        );
+        // Weights and both moments, in f32, and the headers.
+        let blocks = 2 * (12 * 32 * 32 + 13 * 32);
+        let bytes = 12 * ((256 + 64 + 2) * 32 + blocks) as u64;
+        assert!(
+            (bytes..bytes + bytes / 8).contains(&record.bytes),
+            "{record:?}"
+        );
+        assert!(
+            report
+                .to_string()
+                .contains("while training goes on: written in")
+        );
     }
 }
