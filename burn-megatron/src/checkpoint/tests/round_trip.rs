@@ -86,6 +86,10 @@ proptest! {
             for numbers in &reads {
                 let slice = any_box(shape, numbers);
                 prop_assert_eq!(read.read(key, &slice).unwrap(), tensor.of(&slice));
+                // Over whatever was there before.
+                let mut memory = vec![0xa5; tensor.of(&slice).len()];
+                read.read_into(key, &slice, &mut memory).unwrap();
+                prop_assert_eq!(memory, tensor.of(&slice));
             }
         }
         for rank in 0..ranks {
@@ -157,6 +161,19 @@ fn one_piece_is_in_memory_at_a_time_the_widest_first() {
             .begin
             .is_multiple_of(tensor.dtype.size() as u64);
         assert!(aligned, "{}", tensor.key);
+    }
+}
+
+#[test]
+fn memory_of_another_length_is_refused() {
+    let folder = Scratch::new();
+    let checkpoints = CheckpointFolder::create(&*folder).unwrap();
+    let checkpoint = save(&checkpoints, 1, &Retention::default());
+    let all = slice(&[1], &[2]);
+    let right = checkpoint.read("model/b", &all).unwrap().len();
+    for len in [0, right - 1, right + 1] {
+        let error = checkpoint.read_into("model/b", &all, &mut vec![0; len]);
+        assert!(matches!(error, Err(CheckpointError::Length { .. })), "{error:?}");
     }
 }
 
