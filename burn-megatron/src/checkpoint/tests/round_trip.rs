@@ -173,7 +173,10 @@ fn memory_of_another_length_is_refused() {
     let right = checkpoint.read("model/b", &all).unwrap().len();
     for len in [0, right - 1, right + 1] {
         let error = checkpoint.read_into("model/b", &all, &mut vec![0; len]);
-        assert!(matches!(error, Err(CheckpointError::Length { .. })), "{error:?}");
+        assert!(
+            matches!(error, Err(CheckpointError::Length { .. })),
+            "{error:?}"
+        );
     }
 }
 
