@@ -1,0 +1,155 @@
+//! Events: points in streams.
+
+use std::ffi::c_uint;
+use std::time::Instant;
+
+use cudarc::driver::sys::{CUevent, CUevent_flags_enum as Flags, CUresult, CUstream};
+
+use super::queue::Mark;
+use super::state::{World, by_handle, in_context};
+use super::streams::named;
+use super::work::Work;
+use super::{Answer, Out};
+
+/// One event.
+#[derive(Debug, Default)]
+pub(super) struct Event {
+    /// Whether it tells time.
+    timing: bool,
+    /// Where it was recorded last.
+    pub mark: Option<Mark>,
+    /// The capture that it was recorded in.
+    pub capture: Option<usize>,
+    /// When the stream came there: the host's time.
+    pub time: Option<Instant>,
+    /// How often it was asked for since it was recorded.
+    asked: u32,
+}
+
+impl World {
+    /// Where an event was recorded outside of captures; `None` if it never was.
+    fn recorded(&mut self, event: usize) -> Answer<Option<Mark>> {
+        let event = self.events.get(event)?;
+        match event.capture {
+            Some(_) => Err(CUresult::CUDA_ERROR_CAPTURED_EVENT),
+            None => Ok(event.mark),
+        }
+    }
+
+    fn record(&mut self, handle: usize, stream: usize) -> Answer {
+        let capture = self.streams.get(stream)?.capture;
+        self.events.get(handle)?;
+        let work = Work::Record(handle);
+        let recorded = |mark| Event {
+            mark,
+            capture,
+            ..Event::default()
+        };
+        let mut event = recorded(None);
+        if !self.captured(stream, &work)? {
+            // It learns its mark before it is done, which may be at once.
+            event = recorded(Some(self.streams.put(stream, work, Vec::new())?));
+        }
+        let (slot, mark) = (self.events.get_mut(handle)?, event.mark);
+        event.timing = slot.timing;
+        *slot = event;
+        match mark {
+            Some(mark) if !self.options.lazy => drop(self.advance(mark)),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventCreate(out: Out<CUevent>, flags: c_uint) -> CUresult {
+    in_context(|world| {
+        let timing = flags & Flags::CU_EVENT_DISABLE_TIMING as c_uint == 0;
+        let event = world.events.add(Event {
+            timing,
+            ..Event::default()
+        });
+        out.set(event as CUevent)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
+    by_handle(|world| world.events.remove(event as usize).map(drop))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
+    by_handle(|world| world.record(event as usize, named(stream)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecordWithFlags(
+    event: CUevent,
+    stream: CUstream,
+    _flags: c_uint,
+) -> CUresult {
+    cuEventRecord(event, stream)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
+    by_handle(|world| {
+        world.not_captured()?;
+        let Some(mark) = world.recorded(event as usize)? else {
+            return Ok(());
+        };
+        let event = world.events.get_mut(event as usize)?;
+        event.asked += 1;
+        let asked = event.asked;
+        world.asked(mark, asked)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
+    by_handle(|world| match world.recorded(event as usize)? {
+        Some(mark) => world.finish(mark),
+        None => Ok(()),
+    })
+}
+
+fn elapsed(milliseconds: &Out<f32>, start: CUevent, end: CUevent) -> CUresult {
+    by_handle(|world| {
+        let mut times = [start, end].into_iter().map(|event| {
+            let event = world.events.get(event as usize)?;
+            match (event.timing, event.mark, event.time) {
+                (true, Some(_), Some(time)) => Ok(time),
+                (true, Some(_), None) => Err(CUresult::CUDA_ERROR_NOT_READY),
+                _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+            }
+        });
+        let (Some(start), Some(end)) = (times.next(), times.next()) else {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        };
+        let (start, end) = (start?, end?);
+        let seconds = match end.checked_duration_since(start) {
+            Some(later) => later.as_secs_f64(),
+            None => -start.duration_since(end).as_secs_f64(),
+        };
+        milliseconds.set((seconds * 1e3) as f32)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventElapsedTime(
+    milliseconds: Out<f32>,
+    start: CUevent,
+    end: CUevent,
+) -> CUresult {
+    elapsed(&milliseconds, start, end)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventElapsedTime_v2(
+    milliseconds: Out<f32>,
+    start: CUevent,
+    end: CUevent,
+) -> CUresult {
+    elapsed(&milliseconds, start, end)
+}

@@ -1,0 +1,128 @@
+//! What an access of a whole warp costs: sectors of global memory, passes over shared memory's banks.
+
+use super::{LANES, Lanes, Mask};
+
+/// Bytes of a sector, as a power of two.
+pub(super) const SECTOR: u32 = 5;
+
+/// The sectors that lanes touch with `bytes` (at most a sector, aligned) at each address.
+pub(super) fn sectors(addresses: &Lanes) -> u64 {
+    let (mut count, mut descents) = (1, 0);
+    for lane in 1..LANES {
+        let (before, here) = (addresses[lane - 1] >> SECTOR, addresses[lane] >> SECTOR);
+        count += u64::from(here != before);
+        // The sign of the difference: no address comes near its end.
+        descents |= here.wrapping_sub(before) >> 63;
+    }
+    if descents == 0 {
+        return count;
+    }
+    let mut sectors = *addresses;
+    sectors.iter_mut().for_each(|address| *address >>= SECTOR);
+    sectors.sort_unstable();
+    1 + sectors.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64
+}
+
+/// Passes beyond those that the width needs. A pass gives each of 32 banks one word of 4 bytes, to
+/// all lanes that want that very word; 8 bytes go in half warps, 16 in quarters.
+pub(super) fn conflicts(addresses: &Lanes, mask: Mask, bytes: usize) -> u64 {
+    // As most often: side by side, or all the same.
+    let (first, step) = (addresses[0], bytes as u64);
+    let (mut beside, mut same) = (0, 0);
+    for (lane, address) in addresses.iter().enumerate() {
+        beside |= address ^ first.wrapping_add(lane as u64 * step);
+        same |= address ^ first;
+    }
+    if same == 0 || beside == 0 {
+        return 0;
+    }
+    let words = bytes.div_ceil(4);
+    let together = LANES / words;
+    let phases = (0..words).map(|phase| {
+        let lanes = (u32::MAX >> (LANES - together)) << (phase * together);
+        passes(addresses, Mask(mask.0 & lanes), words as u64)
+    });
+    phases.map(|passes| passes.saturating_sub(1)).sum()
+}
+
+fn passes(addresses: &Lanes, mask: Mask, words: u64) -> u64 {
+    let (mut taken, mut of_bank) = (0u32, [0; LANES]);
+    for lane in mask.lanes() {
+        let first = addresses[lane] >> 2;
+        for word in first..first + words {
+            let bank = word as usize % LANES;
+            let free = taken >> bank & 1 == 0;
+            if !free && of_bank[bank] != word {
+                return most_words(addresses, mask, words);
+            }
+            taken |= 1 << bank;
+            of_bank[bank] = word;
+        }
+    }
+    1
+}
+
+/// The most different words that one bank has to give.
+fn most_words(addresses: &Lanes, mask: Mask, words: u64) -> u64 {
+    let mut wanted = [u64::MAX; LANES];
+    let each = mask.lanes().flat_map(|lane| {
+        let first = addresses[lane] >> 2;
+        first..first + words
+    });
+    wanted
+        .iter_mut()
+        .zip(each)
+        .for_each(|(to, word)| *to = word);
+    wanted.sort_unstable();
+    let (mut counts, mut before) = ([0u64; LANES], u64::MAX);
+    for word in wanted.into_iter().take_while(|word| *word != u64::MAX) {
+        counts[word as usize % LANES] += u64::from(word != before);
+        before = word;
+    }
+    counts.into_iter().max().unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lanes(address: impl Fn(u64) -> u64) -> Lanes {
+        std::array::from_fn(|lane| address(lane as u64))
+    }
+
+    #[test]
+    fn conflicts_of_banks() {
+        let all = Mask::ALL;
+        let strided = |stride, bytes| conflicts(&lanes(|lane| lane * stride), all, bytes);
+        assert_eq!(strided(4, 4), 0);
+        assert_eq!(strided(0, 4), 0, "one word goes to all");
+        assert_eq!(strided(8, 4), 1);
+        assert_eq!(strided(128, 4), 31);
+        assert_eq!(strided(132, 4), 0, "one word of padding");
+        assert_eq!(strided(2, 2), 0);
+        assert_eq!(strided(64, 2), 15);
+        assert_eq!(strided(8, 8), 0);
+        assert_eq!(strided(16, 16), 0);
+        // Each half of the warp: 16 lanes in the same two banks.
+        assert_eq!(strided(128, 8), 2 * 15);
+        assert_eq!(strided(128, 16), 4 * 7);
+        assert_eq!(conflicts(&lanes(|lane| lane * 128), Mask(0b11), 4), 1);
+        assert_eq!(conflicts(&lanes(|lane| lane * 128), Mask(0), 4), 0);
+        // Two lanes of different quarters never meet.
+        assert_eq!(
+            conflicts(&lanes(|lane| lane * 128), Mask(0x0101_0101), 16),
+            0
+        );
+    }
+
+    #[test]
+    fn sectors_of_a_warp() {
+        assert_eq!(sectors(&lanes(|lane| 4096 + lane * 4)), 4);
+        assert_eq!(sectors(&lanes(|lane| 4096 + 16 + lane * 4)), 5);
+        assert_eq!(sectors(&lanes(|lane| 4096 + lane * 16)), 16);
+        assert_eq!(sectors(&lanes(|_| 4096)), 1);
+        assert_eq!(sectors(&lanes(|lane| 4096 + lane * 32)), 32);
+        assert_eq!(sectors(&lanes(|lane| 4096 + (lane * 5 % 32) * 4)), 4);
+        assert_eq!(sectors(&lanes(|lane| 4096 - lane * 64)), 32);
+    }
+}

@@ -1,0 +1,38 @@
+//! The lanes of a warp.
+
+/// Threads of a warp.
+pub const LANES: usize = 32;
+
+/// A register of a warp: the bits of each lane, the upper ones of narrower types zero.
+pub type Lanes = [u64; LANES];
+
+/// A set of lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mask(pub u32);
+
+impl Mask {
+    /// Every lane.
+    pub const ALL: Self = Self(u32::MAX);
+
+    /// The numbers of its lanes, from the lowest.
+    #[inline]
+    pub fn lanes(self) -> impl Iterator<Item = usize> {
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let lane = left.trailing_zeros();
+            left &= left.wrapping_sub(1);
+            (lane < 32).then_some(lane as usize)
+        })
+    }
+
+    /// Whether a lane is in it.
+    #[inline]
+    pub fn has(self, lane: usize) -> bool {
+        self.0 >> lane & 1 == 1
+    }
+
+    /// How many there are.
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+}

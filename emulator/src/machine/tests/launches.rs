@@ -1,0 +1,121 @@
+//! Grids, and what is counted.
+
+use crate::machine::testing::{words, words_with};
+use crate::machine::{Fault, Kind, Options};
+use crate::testing::{kernel, run_with};
+
+const SCALED: &str = "
+    mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x;
+    mad.lo.u32 %r4, %r1, %r2, %r3; mul.wide.u32 %d0, %r4, 4; add.s64 %d1, %data, %d0;
+    ld.global.u32 %r5, [%d1]; mul.lo.u32 %r6, %r5, 3; st.global.u32 [%d1], %r6;";
+
+/// The same bits and the same counts on one thread of the host and on several.
+#[test]
+fn threads_of_the_host_change_nothing() {
+    let program = kernel(SCALED);
+    let input: Vec<u8> = (0..100 * 64u32).flat_map(u32::to_le_bytes).collect();
+    let run = |threads| {
+        let mut bytes = input.clone();
+        let options = Options {
+            threads,
+            touched: true,
+            ..Options::default()
+        };
+        let counts = run_with(&program, [100, 1, 1], [64, 1, 1], &mut bytes, options);
+        (bytes, counts.expect("it runs"))
+    };
+    let (bytes, counts) = run(1);
+    let tripled = (0..100 * 64u32).flat_map(|word| (3 * word).to_le_bytes());
+    assert_eq!(bytes, tripled.collect::<Vec<_>>());
+    assert_eq!(run(3), (bytes, counts.clone()));
+    assert_eq!(counts.touched_sectors, (800, 800));
+    assert_eq!(counts.global_sectors, (800, 800));
+}
+
+/// The first block that fails is the one that is told of, on however many threads.
+#[test]
+fn the_first_failure_is_told() {
+    let text = SCALED.replace("ld.global.u32 %r5, [%d1]", "ld.global.u32 %r5, [%d1+2048]");
+    let program = kernel(&text);
+    for threads in [1, 4] {
+        let options = Options {
+            threads,
+            ..Options::default()
+        };
+        let mut bytes = vec![0; 100 * 64 * 4];
+        let failure = run_with(&program, [100, 1, 1], [64, 1, 1], &mut bytes, options);
+        let failure = failure.expect_err("it reads beyond the end");
+        assert_eq!(failure.place.block, [92, 0, 0]);
+        assert!(
+            matches!(
+                failure.fault,
+                Fault::Address {
+                    lane: 0,
+                    bytes: 4,
+                    ..
+                }
+            ),
+            "{failure}"
+        );
+    }
+}
+
+/// Blocks before one that has failed run to their end, if they began later or are slow.
+#[test]
+fn a_slow_block_fails_first() {
+    let body = "
+        mov.u32 %r1, %ctaid.x; setp.ge.u32 %p1, %r1, 8; @%p1 bra WRONG;
+        mov.u32 %r2, 0; LOOP: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 30000; @%p2 bra LOOP;
+        setp.lt.u32 %p1, %r1, 7; @%p1 ret;
+        WRONG: ld.global.u32 %r3, [%data+4];";
+    let options = Options {
+        threads: 2,
+        ..Options::default()
+    };
+    let mut bytes = [0; 4];
+    let ran = run_with(&kernel(body), [64, 1, 1], [32, 1, 1], &mut bytes, options);
+    assert_eq!(ran.expect_err("it reads beyond").place.block, [7, 0, 0]);
+}
+
+#[test]
+fn what_is_counted() {
+    let options = Options {
+        touched: true,
+        ..Options::default()
+    };
+    // Four blocks over the same 128 bytes.
+    let body = "
+        .shared .align 4 .b8 s[4096];
+        ld.global.u32 %r1, [%d1];
+        setp.lt.u32 %p1, %r0, 8; @%p1 st.global.u32 [%d1], %r0;
+        mov.u32 %r2, s; shl.b32 %r3, %r0, 3; add.u32 %r3, %r2, %r3; st.shared.u32 [%r3], 0;
+        red.shared.add.u32 [%r3], 1; @%p1 red.global.add.u32 [%data], 0;";
+    let (_, counts) = words_with(body, 4, 32, options).expect("it runs");
+    assert_eq!(counts.global_bytes, (4 * (128 + 32), 4 * (32 + 32)));
+    assert_eq!(counts.global_sectors, (4 * (4 + 1), 4 * (1 + 1)));
+    assert_eq!(counts.touched_sectors, (4, 1));
+    assert_eq!(counts.bank_conflicts, 4 * (1 + 1));
+    assert_eq!(counts.atomics, 4 * (32 + 8));
+    assert_eq!(counts.instructions[Kind::Atomic as usize], 8);
+    assert_eq!(counts.instructions[Kind::Shared as usize], 4);
+    assert_eq!(counts.instructions[Kind::Global as usize], 8);
+    let (_, counts) = words_with(body, 4, 32, Options::default()).expect("it runs");
+    assert_eq!(counts.touched_sectors, (0, 0));
+}
+
+#[test]
+fn no_block_and_no_thread() {
+    assert_eq!(words("st.global.u32 [%d1], 1;", 0), Ok(vec![]));
+    let program = kernel("trap;");
+    let mut bytes = [0; 4];
+    let ran = run_with(
+        &program,
+        [0, 1, 1],
+        [32, 1, 1],
+        &mut bytes,
+        Options::default(),
+    );
+    assert!(ran.is_ok());
+    let failure = words("trap;", 1).expect_err("it traps");
+    assert!(failure.to_string().contains("trap"), "{failure}");
+}

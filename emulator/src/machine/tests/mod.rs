@@ -1,0 +1,6 @@
+mod barriers;
+mod checks;
+mod flow;
+mod launches;
+#[cfg(unix)]
+mod speed;

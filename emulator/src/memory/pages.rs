@@ -1,0 +1,137 @@
+//! Large allocations: full of ones, but no memory of the host before it is written.
+//!
+//! One file in memory, full of ones, is mapped again and again, each page to be copied where it is
+//! written to. Where that is not possible a large allocation is left as it comes.
+
+use std::alloc::{Layout, alloc, dealloc};
+
+use super::ALIGNMENT;
+
+/// Bytes from which on an allocation is large.
+const LARGE: usize = 64 << 20;
+
+/// Allocates; `None` if the host has no more.
+pub(super) fn allocate(bytes: usize) -> Option<*mut u8> {
+    if bytes >= LARGE
+        && let Some(start) = mapped::allocate(bytes)
+    {
+        return Some(start);
+    }
+    let layout = layout(bytes)?;
+    // SAFETY: the layout is not empty.
+    let start = unsafe { alloc(layout) };
+    if start.is_null() {
+        return None;
+    }
+    if bytes < LARGE {
+        // SAFETY: just allocated with this size.
+        unsafe { start.write_bytes(0xff, layout.size()) };
+    }
+    Some(start)
+}
+
+/// Frees what was [allocated](allocate) with this size.
+///
+/// # Safety
+///
+/// It was, it is not freed yet, and nothing refers to it.
+pub(super) unsafe fn free(start: *mut u8, bytes: usize) {
+    // SAFETY: as promised by the caller; addresses that were mapped are told from others.
+    unsafe {
+        if bytes >= LARGE && mapped::free(start, bytes) {
+            return;
+        }
+        if let Some(layout) = layout(bytes) {
+            dealloc(start, layout);
+        }
+    }
+}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes.max(1), ALIGNMENT).ok()
+}
+
+#[cfg(target_os = "linux")]
+mod mapped {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::sync::{Mutex, OnceLock, PoisonError};
+
+    /// Bytes of the file.
+    const FILE: usize = 32 << 20;
+
+    /// What is mapped: `free` must know.
+    static MAPPED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+    fn ones() -> Option<&'static File> {
+        static ONES: OnceLock<Option<File>> = OnceLock::new();
+        let make = || {
+            // SAFETY: the name ends with a zero.
+            let file = unsafe { libc::memfd_create(c"ones".as_ptr(), libc::MFD_CLOEXEC) };
+            if file < 0 {
+                return None;
+            }
+            // SAFETY: just opened, and nobody else's.
+            let mut file = unsafe { File::from_raw_fd(file) };
+            let page = vec![0xff; 1 << 20];
+            (0..FILE / page.len())
+                .try_for_each(|_| file.write_all(&page))
+                .ok()?;
+            Some(file)
+        };
+        ONES.get_or_init(make).as_ref()
+    }
+
+    pub fn allocate(bytes: usize) -> Option<*mut u8> {
+        let file = ones()?.as_raw_fd();
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new range at an address that the system chooses.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, nothing, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        for offset in (0..bytes).step_by(FILE) {
+            let length = FILE.min(bytes - offset);
+            let at = start.wrapping_byte_add(offset);
+            let fixed = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
+            // SAFETY: inside of the range just made, which nobody uses yet.
+            let mapped = unsafe { libc::mmap(at, length, access, fixed, file, 0) };
+            if mapped == libc::MAP_FAILED {
+                // SAFETY: the range just made.
+                unsafe { libc::munmap(start, bytes) };
+                return None;
+            }
+        }
+        lock().push(start as usize);
+        Some(start.cast())
+    }
+
+    /// Whether it was mapped here.
+    pub unsafe fn free(start: *mut u8, bytes: usize) -> bool {
+        let mut mapped = lock();
+        let Some(place) = mapped.iter().position(|other| *other == start as usize) else {
+            return false;
+        };
+        mapped.swap_remove(place);
+        // SAFETY: mapped with this size, and the caller promises that nothing refers to it.
+        unsafe { libc::munmap(start.cast(), bytes) };
+        true
+    }
+
+    fn lock() -> std::sync::MutexGuard<'static, Vec<usize>> {
+        MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod mapped {
+    pub fn allocate(_bytes: usize) -> Option<*mut u8> {
+        None
+    }
+
+    pub unsafe fn free(_start: *mut u8, _bytes: usize) -> bool {
+        false
+    }
+}
