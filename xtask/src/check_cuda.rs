@@ -1,6 +1,5 @@
 //! `cargo xtask check-cuda`: every CUDA kernel as machine code, with no GPU.
 
-use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -38,22 +37,26 @@ pub enum Compilers {
     Optional,
 }
 
+impl Compilers {
+    /// How a step ends that looks for them.
+    pub fn judge<T>(self, found: &Result<T, String>) -> Outcome {
+        match (found, self) {
+            (Ok(_), _) => Outcome::Passed,
+            (Err(reason), Self::Needed) => Outcome::Failed(reason.clone()),
+            (Err(reason), Self::Optional) => Outcome::LeftOut(reason.clone()),
+        }
+    }
+}
+
 /// Finds or installs the compilers, then compiles and judges the kernels.
 pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Report) {
     let mut found = Err("the CUDA compilers were not looked for".to_owned());
     report.step("cuda compilers", || {
         found = target_folder(root).and_then(|target| {
-            let wheels = match env::var_os("CUDA_WHEELS").filter(|folder| !folder.is_empty()) {
-                Some(folder) => PathBuf::from(folder),
-                None => target.join("cuda-wheels"),
-            };
+            let wheels = wheels::folder(&target);
             wheels::find_or_install(&wheels).map(|()| (target, wheels))
         });
-        match (&found, compilers) {
-            (Ok(_), _) => Outcome::Passed,
-            (Err(reason), Compilers::Needed) => Outcome::Failed(reason.clone()),
-            (Err(reason), Compilers::Optional) => Outcome::LeftOut(reason.clone()),
-        }
+        compilers.judge(&found)
     });
     report.step("cuda kernels", || match &found {
         Ok((target, wheels)) => check(options, root, target, wheels).into(),

@@ -4,7 +4,9 @@ mod apt;
 mod book;
 mod check;
 mod check_cuda;
+mod emulate;
 mod links;
+mod llvm;
 mod mpi;
 mod process;
 mod recipe;
@@ -73,6 +75,13 @@ enum Command {
     /// folder. Missing ones are installed there with pip (about 330 MB), and on Debian and Ubuntu,
     /// as root, a missing pip with apt-get.
     CheckCuda(Options),
+    /// Run the tests of the CUDA kernels with no GPU, on the emulated one.
+    ///
+    /// The kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by
+    /// emulator/, which programs find as libcuda.so.1. What follows `--` is given to the tests: a
+    /// part of their names, or an option. Needs Linux and the compilers of `check-cuda`, but no
+    /// LLVM, which other builds for CUDA download.
+    Emulate(emulate::Options),
     /// Check the book: every page of its summary exists and every relative link resolves.
     ///
     /// README.md is checked as well. Builds the book if mdbook is installed.
@@ -101,6 +110,9 @@ fn main() -> ExitCode {
         Command::Check { check } => check::run(check, &root, &mut report),
         Command::CheckCuda(options) => {
             check_cuda::run(&options, Compilers::Needed, &root, &mut report);
+        }
+        Command::Emulate(options) => {
+            emulate::run(&options, Compilers::Needed, &root, &mut report);
         }
         Command::Book => book::run(&root, &mut report),
         Command::Recipe => recipe::run(&root, &mut report),

@@ -31,6 +31,19 @@ pub fn run(command: &mut Command) -> Result<(), String> {
 
 /// As [`run`], and hands each line of standard output to `on_line` after passing it on.
 pub fn run_reading(command: &mut Command, on_line: impl FnMut(&str)) -> Result<(), String> {
+    run_copying(command, std::io::stdout(), on_line)
+}
+
+/// As [`run`], and hands each line of standard output to `on_line` alone.
+pub fn read_quietly(command: &mut Command, on_line: impl FnMut(&str)) -> Result<(), String> {
+    run_copying(command, std::io::sink(), on_line)
+}
+
+fn run_copying(
+    command: &mut Command,
+    to: impl Write,
+    on_line: impl FnMut(&str),
+) -> Result<(), String> {
     announce(command);
     let mut child = command
         .stdout(Stdio::piped())
@@ -40,7 +53,7 @@ pub fn run_reading(command: &mut Command, on_line: impl FnMut(&str)) -> Result<(
         .stdout
         .take()
         .expect("standard output was asked for as a pipe");
-    let copied = tee(output, std::io::stdout(), on_line);
+    let copied = tee(output, to, on_line);
     let status = child
         .wait()
         .map_err(|e| format!("{}: {e}", describe(command)))?;

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use crate::process::{cargo, run_reading};
 use crate::report::{Outcome, Report};
@@ -60,7 +61,7 @@ pub fn run(root: &Path, report: &mut Report) {
     report.step("tests", || {
         let with_mpi = [ON_CPU, &["--features", mpi::FEATURES]].concat();
         let args = if processes.is_ok() { &with_mpi } else { ON_CPU };
-        run_tests(root, args, &mut totals)
+        run_tests(&mut cargo(root, args), &mut totals)
     });
     if processes.is_err() {
         report.step("tests of mpi", || {
@@ -68,15 +69,16 @@ pub fn run(root: &Path, report: &mut Report) {
         });
     }
     report.step("tests on wgpu", || match driver {
-        Ok(()) => run_tests(root, ON_WGPU, &mut totals).into(),
+        Ok(()) => run_tests(&mut cargo(root, ON_WGPU), &mut totals).into(),
         Err(_) => leave_out(root, &WGPU_FOLDERS, "wgpu", "a Vulkan driver", &mut totals),
     });
     report.set_totals(totals);
 }
 
-fn run_tests(root: &Path, args: &[&str], totals: &mut Totals) -> Result<(), String> {
+/// Runs test binaries and adds what they say to the totals.
+pub fn run_tests(command: &mut Command, totals: &mut Totals) -> Result<(), String> {
     let mut harness = Harness::default();
-    let result = run_reading(&mut cargo(root, args), |line| harness.read(line));
+    let result = run_reading(command, |line| harness.read(line));
     let mut here = harness.finish();
     if result.is_err() && here.failed == 0 {
         // Nothing ran, as when it does not compile: the totals must not look clean.

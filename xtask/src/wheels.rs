@@ -1,7 +1,7 @@
 //! NVIDIA's CUDA compilers, from the wheels that the Python index has of them.
 
 use std::env;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::apt;
@@ -56,6 +56,14 @@ impl Wheel {
 
     fn pinned(&self) -> String {
         format!("{}=={}", self.package, self.version)
+    }
+}
+
+/// Where the compilers are, or are to be: the folder `CUDA_WHEELS`, or else one in the target folder.
+pub fn folder(target: &Path) -> PathBuf {
+    match env::var_os("CUDA_WHEELS").filter(|folder| !folder.is_empty()) {
+        Some(folder) => folder.into(),
+        None => target.join("cuda-wheels"),
     }
 }
 
