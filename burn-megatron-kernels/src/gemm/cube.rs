@@ -137,6 +137,8 @@ fn without_products(problem: &Problem, operands: Operands<CubeTensor>) -> CubeTe
     let shape = Shape::from([rows, columns]);
     match (operands.added, problem.added) {
         (Some(flat), Added::Flat { add: false }) if rows * columns > 0 => {
+            // As one row: between rows of a matrix CUDA leaves gaps.
+            let shape = Shape::from([rows * columns]);
             let zeros = CubeBackend::float_zeros(shape, &flat.device, float(problem.result));
             accumulate(flat, operands.offset, zeros, false)
         }

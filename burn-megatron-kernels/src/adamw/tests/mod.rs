@@ -294,12 +294,13 @@ fn sums_of_squares_agree_in_every_type() {
                 let sum = sum_of_squares(x.clone());
                 assert_eq!((sum.dtype(), sum.dims()), (wide(dtype), [1]));
                 let composed = composed::sum_of_squares(x);
-                for sum in [sum, composed] {
+                // How Burn adds up is not ours: one unit of a GPU takes many elements in a row.
+                for (sum, whose, near) in [(sum, "ours", 1e-6), (composed, "composed", 1e-5)] {
                     let sum = doubles(&sum)[0];
                     let error = (sum - expected).abs();
                     assert!(
-                        error <= 1e-6 * expected,
-                        "{dtype:?} {length}: {sum}, {expected}"
+                        error <= near * expected,
+                        "{dtype:?} {length}, {whose}: {sum}, {expected}"
                     );
                 }
             }

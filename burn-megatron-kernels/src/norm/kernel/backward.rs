@@ -22,25 +22,59 @@ pub(in super::super) struct Pass {
     pub parameters: usize,
 }
 
-/// The normalised values of a vector.
+/// What the forward left of a row.
+#[derive(CubeType, Clone, Copy)]
+struct Known {
+    rstd: f32,
+    mean: f32,
+    rest: f32,
+}
+
 #[cube]
-fn normalised<S: Float, N: Size>(
-    source: Vector<S, N>,
-    statistics: &Tensor<f32>,
-    row: usize,
-    #[comptime] centred: bool,
-) -> Vector<f32, N> {
-    let value = Vector::<f32, N>::cast_from(source);
-    if comptime!(centred) {
-        let mean = Vector::new(statistics[row * 3 + 1]);
-        let rest = Vector::new(statistics[row * 3 + 2]);
-        (value - mean - rest) * Vector::new(statistics[row * 3])
-    } else {
-        value * Vector::new(statistics[row])
+impl Known {
+    fn read(statistics: &Tensor<f32>, row: usize, #[comptime] centred: bool) -> Known {
+        if comptime!(centred) {
+            Known {
+                rstd: statistics[row * 3],
+                mean: statistics[row * 3 + 1],
+                rest: statistics[row * 3 + 2],
+            }
+        } else {
+            Known {
+                rstd: statistics[row],
+                mean: 0.0f32,
+                rest: 0.0f32,
+            }
+        }
+    }
+
+    /// The normalised values of a vector.
+    fn normalised<S: Float, N: Size>(
+        &self,
+        source: Vector<S, N>,
+        #[comptime] centred: bool,
+    ) -> Vector<f32, N> {
+        let mut value = Vector::<f32, N>::cast_from(source);
+        if comptime!(centred) {
+            value = value - Vector::new(self.mean) - Vector::new(self.rest);
+        }
+        value * Vector::new(self.rstd)
     }
 }
 
-/// A vector of a row: from registers, or from memory for the second time.
+/// Whether a vector is one of an `active` row. Where that is known, no branch keeps loads apart; but
+/// loops over small vectors keep theirs, or a compiler unrolls them until registers run out.
+#[cube]
+fn is_inside<N: Size>(active: bool, column: usize, #[comptime] layout: Layout) -> bool {
+    let lanes = N::value();
+    let mut inside = active && column < comptime!(layout.columns);
+    if comptime!(layout.is_whole() && (layout.held || lanes >= 8)) {
+        inside = true;
+    }
+    inside
+}
+
+/// A vector of a row: from registers, or from memory.
 #[cube]
 fn again<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -95,24 +129,38 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
         of_bias[step] = Vector::new(0.0);
     }
 
+    // Loads stand before the branch on what is inside: behind it, a compiler neither brings them
+    // together nor keeps their vectors whole. Outside, the first vector is loaded and not used.
     let mut block = CUBE_POS;
     while block < blocks {
         let row = block * block_rows + (UNIT_POS / lanes) as usize;
         let active = row < rows as usize;
         let base = row * columns;
+        let known = Known::read(statistics, select(active, row, 0usize), pass.centred);
+        if comptime!(held) {
+            // All loads before the first use, so that one wait is enough.
+            #[unroll]
+            for step in 0..steps {
+                let column = lane + step * lanes as usize;
+                let inside = is_inside::<N>(active, column, layout);
+                let at = select(inside, base + column, 0usize);
+                kept[step] = source[at];
+                kept_gradient[step] = gradient[at];
+            }
+        }
         let mut along = Vector::<f32, N>::new(0.0);
         let mut all = Vector::<f32, N>::new(0.0);
         #[unroll(held)]
         for step in 0..steps {
             let column = lane + step * lanes as usize;
-            if active && column < columns {
-                let raw = source[base + column];
-                let raw_gradient = gradient[base + column];
-                let value = normalised(raw, statistics, row, pass.centred);
+            let inside = is_inside::<N>(active, column, layout);
+            let at = select(inside, base + column, 0usize);
+            let raw = again(&kept, source, step, at, held);
+            let raw_gradient = again(&kept_gradient, gradient, step, at, held);
+            if inside {
+                let value = known.normalised(raw, pass.centred);
                 let change = Vector::<f32, N>::cast_from(raw_gradient);
                 if comptime!(held) {
-                    kept[step] = raw;
-                    kept_gradient[step] = raw_gradient;
                     if comptime!(pass.parameters > 0) {
                         of_weight[step] += change * value;
                     }
@@ -134,15 +182,18 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
             #[unroll(held)]
             for step in 0..steps {
                 let column = lane + step * lanes as usize;
-                if active && column < columns {
-                    let at = base + column;
-                    let raw = again(&kept, source, step, at, held);
-                    let raw_gradient = again(&kept_gradient, gradient, step, at, held);
-                    let value = normalised(raw, statistics, row, pass.centred);
+                let inside = is_inside::<N>(active, column, layout);
+                let at = select(inside, base + column, 0usize);
+                let raw = again(&kept, source, step, at, held);
+                let raw_gradient = again(&kept_gradient, gradient, step, at, held);
+                if inside {
+                    let value = known.normalised(raw, pass.centred);
                     let change = Vector::<f32, N>::cast_from(raw_gradient);
-                    let product = change * factor(weight, column, pass.zero_centered);
-                    let rstd = statistics[row * comptime!(if pass.centred { 3usize } else { 1 })];
-                    let mut result = (product - mean - value * along) * Vector::new(rstd);
+                    // Rounded as in the mean: a compiler that made one operation of this product and
+                    // the difference would leave its error, times `rstd`, where zero belongs.
+                    let factor = factor(weight, column, pass.zero_centered);
+                    let product = fma(change, factor, Vector::new(0.0));
+                    let mut result = (product - mean - value * along) * Vector::new(known.rstd);
                     if comptime!(pass.onto) {
                         result += Vector::<f32, N>::cast_from(so_far[at]);
                     }
@@ -217,7 +268,8 @@ pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
         while row < rows as usize {
             let at = row * columns + column;
             let change = Vector::<f32, N>::cast_from(gradient[at]);
-            of_weight += change * normalised(source[at], statistics, row, pass.centred);
+            let known = Known::read(statistics, row, pass.centred);
+            of_weight += change * known.normalised(source[at], pass.centred);
             of_bias += change;
             row += strips as usize;
         }
