@@ -29,18 +29,22 @@ pub struct Source {
     pub text: String,
     /// Bytes of shared memory that the launch adds to what the text fixes.
     pub shared: usize,
+    /// Units of a cube.
+    pub units: u32,
 }
 
 /// Expands a kernel and compiles it to CUDA C++. The error is CubeCL's.
 pub fn emit(specimen: &Specimen, arch: Arch) -> Result<Source, String> {
     let definition =
         define_kernel(&*specimen.kernel).map_err(|error| format!("CubeCL: {error:?}"))?;
+    let units = definition.settings.cube_dim.num_elems();
     let kernel = CppCompiler::<Cuda>::default()
         .compile(definition, &options(arch))
         .map_err(|error| format!("CubeCL: {error:?}"))?;
     Ok(Source {
         text: kernel.to_string(),
         shared: kernel.shared_memory_size,
+        units,
     })
 }
 

@@ -8,7 +8,9 @@
 //!
 //! Without the feature `wgpu` the crate holds no kernels, only what reads and judges.
 
+pub mod aims;
 pub mod arch;
+pub mod bound;
 #[cfg(feature = "wgpu")]
 pub mod emit;
 pub mod nvrtc;

@@ -7,10 +7,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn_megatron_kernel_check::arch::{self, ARCHS, Arch};
+use burn_megatron_kernel_check::bound::{self, H200, Launch};
 use burn_megatron_kernel_check::table::{Outcome, Row, render};
 use burn_megatron_kernel_check::toolchain::Toolchain;
 use burn_megatron_kernel_check::verdict::{self, Purpose};
-use burn_megatron_kernel_check::{emit, types};
+use burn_megatron_kernel_check::{aims, emit, types};
 use burn_megatron_kernels::specimen::{Specimen, specimens};
 use clap::Parser;
 use rayon::prelude::*;
@@ -81,6 +82,8 @@ fn run(cli: &Cli) -> Result<bool, String> {
     // A kernel's architectures stand together.
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     print!("{}", render(&rows));
+    let excuses: Vec<_> = rows.iter().filter_map(Row::excuse).collect();
+    excuses.iter().for_each(|excuse| println!("\n{excuse}"));
     let failures: Vec<_> = rows.iter().filter_map(Row::failure).collect();
     for failure in &failures {
         println!("\n{failure}");
@@ -118,8 +121,30 @@ fn row(toolchain: &Toolchain, arch: Arch, folder: &Path, kernel: &Specimen) -> R
             streams: kernel.streams,
             multiplies: kernel.multiplies,
         };
+        let mut faults = verdict::judge(&built, shared, purpose, arch);
+        let launch = Launch {
+            units: source.units,
+            registers: built.usage.registers,
+            shared,
+        };
+        let aim = aims::of(&kernel.name).filter(|_| kernel.streams && arch.name == H200.arch);
+        let bound = aim.and_then(|aim| {
+            let bound = bound::bound(&built.code, launch, aim.cached, &H200)?;
+            Some((bound, aim))
+        });
+        if let Some((bound, aim)) = &bound {
+            let file = stem.with_added_extension("bound");
+            let text = bound::explain(&built.code, bound, aim.cached, &H200);
+            fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+        }
+        faults.extend(
+            bound
+                .as_ref()
+                .and_then(|(bound, aim)| verdict::judge_bound(bound, aim)),
+        );
         Ok(Outcome::Judged {
-            faults: verdict::judge(&built, shared, purpose, arch),
+            faults,
+            bound,
             built,
             shared,
         })

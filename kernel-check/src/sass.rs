@@ -68,7 +68,7 @@ pub fn products(listing: &str) -> usize {
 }
 
 /// The name of a line's instruction with its modifiers, without the predicate before it.
-fn opcode(line: &str) -> Option<&str> {
+pub(crate) fn opcode(line: &str) -> Option<&str> {
     let mut words = line.split("*/").nth(1)?.split_whitespace();
     let first = words.next()?;
     match first.starts_with('@') {
@@ -93,14 +93,14 @@ fn innermost(loops: HashMap<usize, (usize, Range<usize>)>) -> Vec<Range<usize>> 
 }
 
 /// The label that a line such as ``@P0 BRA `(.L_x_1) ;`` jumps to.
-fn branch(line: &str) -> Option<&str> {
+pub(crate) fn branch(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("`(")?;
     let (label, _) = after.split_once(')')?;
     before.contains(" BRA").then_some(label)
 }
 
 /// Reads a line such as `/*0070*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64+0x10] ;`.
-fn access(line: &str) -> Option<Access> {
+pub(crate) fn access(line: &str) -> Option<Access> {
     let mut modifiers = opcode(line)?.split('.');
     let direction = match modifiers.next()? {
         // `LD` and `ST` are to an address space that the assembler could not tell; `LDGSTS` copies

@@ -1,6 +1,8 @@
 //! The report on all kernels.
 
+use crate::aims::Aim;
 use crate::arch::Arch;
+use crate::bound::Bound;
 use crate::sass::{Access, Accesses, Direction};
 use crate::toolchain::Built;
 use crate::verdict::Fault;
@@ -25,6 +27,8 @@ pub enum Outcome {
         built: Built,
         /// Its shared memory in bytes: what the code fixes and what the launch adds.
         shared: usize,
+        /// What its speed cannot exceed, and what is aimed at; of a kernel that streams on an H200.
+        bound: Option<(Bound, &'static Aim)>,
         /// What is wrong with it.
         faults: Vec<Fault>,
     },
@@ -49,13 +53,31 @@ impl Row {
         (!self.passed()).then(|| format!("{title}\n    {reasons}"))
     }
 
+    /// Why its bound may be under what is aimed at, if it is: a line.
+    pub fn excuse(&self) -> Option<String> {
+        let Outcome::Judged { bound, .. } = &self.outcome else {
+            return None;
+        };
+        let (bound, aim) = bound.as_ref()?;
+        let reason = aim.excuse.filter(|_| bound.share() < aim.share)?;
+        let (name, share) = (&self.name, bound.share());
+        Some(format!(
+            "{name} is bound to {share:.2} and may be: {reason}"
+        ))
+    }
+
     fn cells(&self) -> [String; COLUMNS] {
         let mut cells = [const { String::new() }; COLUMNS];
         cells[0] = self.name.clone();
         cells[1] = self.arch.name.into();
         match &self.outcome {
             Outcome::NotBuilt(_) => cells[COLUMNS - 1] = "NOT BUILT".into(),
-            Outcome::Judged { built, shared, .. } => {
+            Outcome::Judged {
+                built,
+                shared,
+                bound,
+                ..
+            } => {
                 let usage = &built.usage;
                 cells[2] = usage.registers.to_string();
                 cells[3] = format!("{}/{}", usage.spill_stores, usage.spill_loads);
@@ -63,14 +85,20 @@ impl Row {
                 cells[5] = shared.to_string();
                 cells[6] = widths(&built.accesses, Direction::Load);
                 cells[7] = widths(&built.accesses, Direction::Store);
-                cells[8] = if self.passed() { "ok" } else { "FAILED" }.into();
+                if let Some((bound, aim)) = bound {
+                    cells[8] = bound.planes.to_string();
+                    cells[9] = format!("{:.2} {}", bound.work, bound.pipe.name());
+                    cells[10] = format!("{:.2}", bound.wait);
+                    cells[11] = format!("{:.2}", aim.share);
+                }
+                cells[COLUMNS - 1] = if self.passed() { "ok" } else { "FAILED" }.into();
             }
         }
         cells
     }
 }
 
-const COLUMNS: usize = 9;
+const COLUMNS: usize = 13;
 
 const TITLES: [&str; COLUMNS] = [
     "kernel",
@@ -81,6 +109,10 @@ const TITLES: [&str; COLUMNS] = [
     "shared",
     "loads",
     "stores",
+    "planes",
+    "work",
+    "wait",
+    "aim",
     "result",
 ];
 
@@ -114,10 +146,12 @@ pub fn render(rows: &[Row]) -> String {
     let mut table = String::new();
     for line in &lines {
         let cells = line.iter().zip(widths).enumerate();
-        let cells = cells.map(|(column, (cell, width))| match (2..=5).contains(&column) {
-            true => format!("{cell:>width$}"),
-            false => format!("{cell:width$}"),
-        });
+        let cells = cells.map(
+            |(column, (cell, width))| match matches!(column, 2..=5 | 8..=11) {
+                true => format!("{cell:>width$}"),
+                false => format!("{cell:width$}"),
+            },
+        );
         table += cells.collect::<Vec<_>>().join("  ").trim_end();
         table.push('\n');
     }
@@ -127,7 +161,9 @@ pub fn render(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::aims;
     use crate::arch::ARCHS;
+    use crate::bound::{Code, Pipe};
     use crate::sass;
     use crate::usage::Usage;
 
@@ -144,11 +180,31 @@ mod tests {
                     usage,
                     accesses: sass::parse(listing),
                     products: 0,
+                    code: Code::default(),
                 },
                 shared: 1024,
+                bound: None,
                 faults,
             },
         }
+    }
+
+    /// A row that streams and is bound to `work`.
+    fn bound(name: &str, work: f64) -> Row {
+        let mut row = row(name, "", vec![]);
+        if let Outcome::Judged { bound, .. } = &mut row.outcome {
+            let found = Bound {
+                work,
+                pipe: Pipe::Issue,
+                wait: f64::INFINITY,
+                planes: 48,
+                waits: 0.0,
+                bytes: 16.0,
+                path: vec![],
+            };
+            *bound = aims::of(name).map(|aim| (found, aim));
+        }
+        row
     }
 
     #[test]
@@ -164,6 +220,7 @@ mod tests {
             outcome: Outcome::NotBuilt("NVRTC: no\nline 3\n".into()),
         };
         let rows = [
+            bound("activation/forward/f16/Gelu-8", 0.816),
             row("norm/forward/bf16", listing, vec![]),
             row(
                 "norm/bf16",
@@ -173,12 +230,19 @@ mod tests {
             refused,
         ];
         let expected = "\
-kernel             arch    registers  spilled  stack  shared  loads       stores  result
-norm/forward/bf16  sm_90a         22      0/0      0    1024  2x128 1x32  -       ok
-norm/bf16          sm_90a         22      0/0      0    1024  -           -       FAILED
-rope/f32           sm_80                                                          NOT BUILT
+kernel                         arch    registers  spilled  stack  shared  loads       stores  planes        work  wait   aim  result
+activation/forward/f16/Gelu-8  sm_90a         22      0/0      0    1024  -           -           48  0.82 issue   inf  0.90  ok
+norm/forward/bf16              sm_90a         22      0/0      0    1024  2x128 1x32  -                                       ok
+norm/bf16                      sm_90a         22      0/0      0    1024  -           -                                       FAILED
+rope/f32                       sm_80                                                                                          NOT BUILT
 ";
         assert_eq!(render(&rows), expected);
+        let excuses: Vec<_> = rows.iter().filter_map(Row::excuse).collect();
+        assert_eq!(excuses.len(), 1);
+        assert_eq!(bound("activation/forward/f16/Gelu-8", 0.9).excuse(), None);
+        assert!(
+            excuses[0].starts_with("activation/forward/f16/Gelu-8 is bound to 0.82 and may be: ")
+        );
         let failures: Vec<_> = rows.iter().filter_map(Row::failure).collect();
         assert_eq!(
             failures,

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::{fs, io};
 
 use crate::arch::Arch;
+use crate::bound::Code;
 use crate::nvrtc::Nvrtc;
 use crate::sass::{self, Accesses};
 use crate::usage::{self, Usage};
@@ -35,7 +36,7 @@ pub enum BuildError {
 }
 
 /// A kernel as machine code.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Built {
     /// What it uses; of shared memory, what the code fixes.
     pub usage: Usage,
@@ -43,6 +44,8 @@ pub struct Built {
     pub accesses: Accesses,
     /// Its instructions that multiply by matrix units.
     pub products: usize,
+    /// Its instructions.
+    pub code: Code,
 }
 
 impl Toolchain {
@@ -103,6 +106,7 @@ impl Toolchain {
             usage,
             accesses: sass::parse(&listing),
             products: sass::products(&listing),
+            code: Code::parse(&listing),
         })
     }
 }

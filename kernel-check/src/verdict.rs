@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use crate::aims::Aim;
 use crate::arch::Arch;
+use crate::bound::Bound;
 use crate::sass::{Access, Accesses, Direction};
 use crate::toolchain::Built;
 
@@ -14,7 +16,7 @@ const WIDE: u32 = 128;
 const TILES_MAY_SPILL: u32 = 16;
 
 /// Something wrong with a kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
     /// There are not enough registers; bytes that are stored and loaded for want of them.
     Spills(u32, u32),
@@ -32,6 +34,9 @@ pub enum Fault {
     NoMatrixProducts,
     /// The kernel streams rows, and takes 128 bits that stand side by side in pieces; the first.
     Pieces(Access),
+    /// The kernel streams rows, and its bound is under what is aimed at; both as shares of copy
+    /// bandwidth.
+    Bound(Box<Bound>, f64),
 }
 
 impl fmt::Display for Fault {
@@ -54,6 +59,14 @@ impl fmt::Display for Fault {
             Fault::NarrowLoop(number) => write!(
                 f,
                 "streams rows, and loop {number} has no access that is {WIDE} bits wide"
+            ),
+            Fault::Bound(bound, aim) => write!(
+                f,
+                "streams rows, and cannot exceed {:.2} of copy bandwidth for its work ({}), {:.2} for \
+                 waiting; {aim:.2} is aimed at",
+                bound.work,
+                bound.pipe.name(),
+                bound.wait
             ),
             Fault::NoMatrixProducts => {
                 write!(
@@ -108,6 +121,12 @@ pub fn judge(built: &Built, shared: usize, purpose: Purpose, arch: Arch) -> Vec<
     faults
 }
 
+/// What is wrong with a bound.
+pub fn judge_bound(bound: &Bound, aim: &Aim) -> Option<Fault> {
+    let is_under = bound.share() < aim.share && aim.excuse.is_none();
+    is_under.then_some(Fault::Bound(Box::new(bound.clone()), aim.share))
+}
+
 /// A value per row may be narrow. Rows may not, and this is how they show: there is no wide load at
 /// all, or a loop has narrow accesses only, or the parts of a vector are taken one by one.
 fn narrow(accesses: &Accesses) -> Vec<Fault> {
@@ -154,6 +173,7 @@ fn pieces(accesses: &Accesses) -> Option<&Access> {
 mod tests {
     use super::*;
     use crate::arch::ARCHS;
+    use crate::bound::{Code, Pipe};
     use crate::{sass, usage};
 
     const CLEAN: &str = "\
@@ -189,6 +209,7 @@ ptxas info    : Used 22 registers, used 0 barriers
             usage: usage::parse(report).unwrap(),
             accesses: sass::parse(listing),
             products: sass::products(listing),
+            code: Code::parse(listing),
         };
         let purpose = Purpose {
             streams,
@@ -272,6 +293,7 @@ ptxas info    : Used 22 registers, used 0 barriers
                 usage: usage::parse(CLEAN).unwrap(),
                 accesses: sass::parse(listing),
                 products: sass::products(listing),
+                code: Code::parse(listing),
             };
             let purpose = Purpose {
                 multiplies: true,
@@ -282,5 +304,31 @@ ptxas info    : Used 22 registers, used 0 barriers
         assert_eq!(faults(WIDE_ROW), [Fault::NoMatrixProducts]);
         let product = "        /*0410*/                   HMMA.16816.F32 R4, R8, R12, R4 ;\n";
         assert!(faults(&[WIDE_ROW, product].concat()).is_empty());
+    }
+
+    #[test]
+    fn a_bound_under_the_aim_is_a_fault_unless_it_is_excused() {
+        let bound = |work, wait| Bound {
+            work,
+            pipe: Pipe::Alu,
+            wait,
+            planes: 64,
+            waits: 1.0,
+            bytes: 16.0,
+            path: vec![],
+        };
+        let aim = |excuse| Aim {
+            of: "",
+            with: "",
+            share: 0.9,
+            cached: &[],
+            excuse,
+        };
+        assert_eq!(judge_bound(&bound(0.9, 2.0), &aim(None)), None);
+        for low in [bound(0.89, 2.0), bound(2.0, 0.89)] {
+            let fault = Fault::Bound(Box::new(low.clone()), 0.9);
+            assert_eq!(judge_bound(&low, &aim(None)), Some(fault));
+            assert_eq!(judge_bound(&low, &aim(Some("why"))), None);
+        }
     }
 }

@@ -151,27 +151,41 @@ pub(super) fn factors(
     }
     if comptime!(draws == Draws::Any) {
         let start = draw(mask, element);
-        let words = block_of(mask, &start);
         let mut low = start.low;
         let mut high = start.high;
+        // Where the next run begins, counted from `element`.
+        let mut next = mask.run - element % mask.run;
+        let words = block_of(mask, &start);
+        let mut held_low = low;
+        let mut held_high = high;
         let mut a = words.a;
         let mut b = words.b;
         let mut c = words.c;
         let mut d = words.d;
         #[unroll]
         for i in 0..count {
-            let at = draw(mask, element + i as u32);
+            if comptime!(i > 0) {
+                // One more than the last draw, but for a new run: no division for each element.
+                low += 1u32;
+                high += u32::cast_from(low == 0u32);
+                if next == i as u32 {
+                    let first = draw(mask, element + i as u32);
+                    low = first.low;
+                    high = first.high;
+                    next += mask.run;
+                }
+            }
             // A new block is drawn only where the last one does not hold the word.
-            if (at.low ^ low) >= 4u32 || at.high != high {
-                let words = block_of(mask, &at);
+            if (low ^ held_low) >= 4u32 || high != held_high {
+                let words = block_of(mask, &Wide { low, high });
                 a = words.a;
                 b = words.b;
                 c = words.c;
                 d = words.d;
-                low = at.low;
-                high = at.high;
+                held_low = low;
+                held_high = high;
             }
-            let index = at.low & 3u32;
+            let index = low & 3u32;
             let early = select(index == 0u32, a, b);
             let late = select(index == 2u32, c, d);
             factors[i] = factor(mask, select(index < 2u32, early, late));

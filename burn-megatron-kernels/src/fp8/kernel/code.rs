@@ -101,6 +101,49 @@ pub(crate) fn encode_word<N: Size>(
     #[comptime] first: usize,
     #[comptime] format: Format,
 ) -> u32 {
+    let device = comptime::device_properties();
+    let native = comptime!(has_instruction(&device, format));
+    if comptime!(native) {
+        let mut four = Vector::<f32, Const<4>>::empty();
+        #[unroll]
+        for at in 0..4usize {
+            four.insert(at, values.extract(comptime!(first + at)));
+        }
+        // NaN if any of them is.
+        let low = four.extract(0usize) + four.extract(1usize);
+        let high = four.extract(2usize) + four.extract(3usize);
+        let mut word = packed(four, format);
+        if (low + high).is_nan() {
+            word = encode_each(values, first, format);
+        }
+        word
+    } else {
+        encode_each(values, first, format)
+    }
+}
+
+/// The codes of four values by the processor's instruction. What NaN becomes is left open.
+#[cube]
+fn packed(four: Vector<f32, Const<4>>, #[comptime] format: Format) -> u32 {
+    match comptime!(format) {
+        Format::E5M2 => {
+            let codes = Vector::<e5m2, Const<4>>::cast_from(four);
+            Vector::<u32, Const<1>>::reinterpret(codes).extract(0usize)
+        }
+        _ => {
+            let codes = Vector::<e4m3, Const<4>>::cast_from(four);
+            Vector::<u32, Const<1>>::reinterpret(codes).extract(0usize)
+        }
+    }
+}
+
+/// See [`encode_word`]: one value at a time.
+#[cube]
+fn encode_each<N: Size>(
+    values: Vector<f32, N>,
+    #[comptime] first: usize,
+    #[comptime] format: Format,
+) -> u32 {
     let bits = comptime!(format.bits());
     let mut word = 0u32;
     #[unroll]

@@ -85,6 +85,12 @@ impl Layout {
         self.columns.div_ceil(self.lanes as usize)
     }
 
+    /// Whether each unit of a row that is there has all its steps inside of it, and each row of a
+    /// cube is there if one is.
+    pub(super) fn is_whole(&self) -> bool {
+        self.rows() == 1 && self.columns == self.steps() * self.lanes as usize
+    }
+
     /// Vectors of a row that a unit keeps.
     pub(super) fn kept(&self) -> usize {
         match self.held {

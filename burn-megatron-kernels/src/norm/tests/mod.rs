@@ -76,7 +76,7 @@ macro_rules! add_rms {
 
 mod refusals;
 
-const SIZES: [(usize, usize); 5] = [(300, 1), (37, 7), (5, 33), (3, 1000), (2, 4097)];
+const SIZES: [(usize, usize); 6] = [(300, 1), (37, 7), (5, 33), (3, 1000), (3, 2048), (2, 4097)];
 
 #[test]
 fn layer_norm_equals_the_composed_one() {

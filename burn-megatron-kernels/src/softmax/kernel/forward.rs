@@ -171,12 +171,16 @@ fn scaled<F: Float, M: Int, N: Size>(
 ) -> Vector<f32, N> {
     let mut value = Vector::<f32, N>::cast_from(scores[base + column]) * Vector::new(scale);
     if comptime!(span != SpanKind::All) {
-        #[unroll]
-        for lane in 0..N::value() {
-            let key = column * N::value() + lane;
-            let sees = key >= seen.low && key < seen.high;
-            let kept = select(sees, value.extract(lane), f32::new(LOWEST));
-            value.insert(lane, kept);
+        let start = column * N::value();
+        // Only where the span ends are some lanes of a vector hidden.
+        if start < seen.low || start + N::value() > seen.high {
+            #[unroll]
+            for lane in 0..N::value() {
+                let key = start + lane;
+                let sees = key >= seen.low && key < seen.high;
+                let kept = select(sees, value.extract(lane), f32::new(LOWEST));
+                value.insert(lane, kept);
+            }
         }
     }
     #[comptime]

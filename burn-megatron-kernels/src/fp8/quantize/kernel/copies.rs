@@ -25,10 +25,15 @@ fn scaled(value: f32, scale: u32, #[comptime] plan: Plan) -> f32 {
 /// 1 for what is beyond the largest value of the format, 0 for the others and for NaN.
 #[cube]
 fn beyond(value: f32, #[comptime] plan: Plan) -> u32 {
-    let most = magnitude(value);
-    // One comparison without a sign in place of two: what is not above the largest wraps around.
-    let least = comptime!(plan.format.max().to_bits() + 1);
-    u32::cast_from(most - least <= comptime!(0x7f80_0000 - least))
+    if comptime!(plan.flushes) {
+        // A shading language may compare NaN as it likes. One comparison without a sign in place of
+        // two: what is not above the largest wraps around.
+        let most = magnitude(value);
+        let least = comptime!(plan.format.max().to_bits() + 1);
+        u32::cast_from(most - least <= comptime!(0x7f80_0000 - least))
+    } else {
+        u32::cast_from(value.abs() > comptime!(plan.format.max()))
+    }
 }
 
 /// The codes from `at` on of a line that ends at `end`: beyond it they are 0. So they are anyway, but

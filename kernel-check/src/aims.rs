@@ -1,0 +1,99 @@
+//! What the kernels that stream are meant to reach on an H200, as shares of its copy bandwidth.
+
+/// What is aimed at with some kernels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Aim {
+    /// How the names of the kernels begin.
+    pub of: &'static str,
+    /// What their names hold besides, or nothing.
+    pub with: &'static str,
+    /// The share of copy bandwidth.
+    pub share: f64,
+    /// Pointers, by their places among the parameters, to what is read from a cache: weights and tables that all rows
+    /// share, values that all units of a row share.
+    pub cached: &'static [u32],
+    /// Why kernels may have a bound under the aim.
+    pub excuse: Option<&'static str>,
+}
+
+const fn aim(of: &'static str, share: f64, cached: &'static [u32]) -> Aim {
+    Aim {
+        of,
+        with: "",
+        share,
+        cached,
+        excuse: None,
+    }
+}
+
+/// All aims. Of several for a kernel the first counts.
+pub const AIMS: &[Aim] = &[
+    aim("accumulate/", 0.90, &[]),
+    Aim {
+        with: "/Gelu-",
+        excuse: Some(
+            "43 instructions a value, half of them multiply-adds: an exponential, a reciprocal and a \
+             polynomial, so that the tail has the bits of the CPU",
+        ),
+        ..aim("activation/forward/", 0.90, &[1])
+    },
+    aim("activation/forward/", 0.90, &[1]),
+    aim("activation/backward/", 0.90, &[]),
+    Aim {
+        with: "bias-true",
+        ..aim("activation/sums/", 0.90, &[1])
+    },
+    aim("activation/sums/", 0.90, &[]),
+    aim("adamw/", 0.90, &[4, 5]),
+    aim("bias_dropout_add/forward/", 0.90, &[1]),
+    aim("bias_dropout_add/backward/", 0.75, &[]),
+    aim("cross_entropy/gradient/", 0.85, &[1, 2, 3]),
+    aim("cross_entropy/", 0.85, &[1]),
+    aim("fp8/amax/", 0.85, &[]),
+    aim("fp8/quantize/", 0.75, &[]),
+    Aim {
+        with: "e2m1",
+        excuse: Some("this architecture has no instruction for E2M1"),
+        ..aim("fp8/encode/", 0.85, &[])
+    },
+    aim("fp8/", 0.85, &[]),
+    Aim {
+        with: "held0",
+        excuse: Some(
+            "rows that do not fit in registers are read, and their exponentials made, twice",
+        ),
+        ..aim("masked_softmax/forward/", 0.85, &[])
+    },
+    aim("masked_softmax/", 0.85, &[]),
+    aim("norm/forward/", 0.90, &[2, 3]),
+    aim("norm/backward/", 0.75, &[1, 3]),
+    aim("norm/partials/", 0.75, &[1]),
+    aim("rope/keys/", 0.85, &[3, 4]),
+    aim("rope/", 0.85, &[1, 2]),
+    aim("sum_of_squares/", 0.90, &[]),
+];
+
+/// The aim of a kernel.
+pub fn of(name: &str) -> Option<&'static Aim> {
+    let mut aims = AIMS.iter();
+    aims.find(|aim| name.starts_with(aim.of) && name.contains(aim.with))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_aim_that_fits_counts() {
+        let found = |name: &str| of(name).map(|aim| (aim.share, aim.cached, aim.excuse.is_some()));
+        let gelu = "activation/forward/bf16/Gelu-4096-256x2";
+        assert_eq!(found(gelu), Some((0.90, &[1][..], true)));
+        let tanh = "activation/forward/bf16/GeluTanh-4096-256x2";
+        assert_eq!(found(tanh), Some((0.90, &[1][..], false)));
+        let sums = "activation/sums/bf16/Gelu-4096-bias-false-weight-true";
+        assert_eq!(found(sums), Some((0.90, &[][..], false)));
+        assert_eq!(found("norm/backward/f32/128").map(|aim| aim.0), Some(0.75));
+        assert_eq!(found("fp8/quantize/mx/bf16").map(|aim| aim.0), Some(0.75));
+        assert_eq!(found("attention/forward/bf16/64"), None);
+    }
+}

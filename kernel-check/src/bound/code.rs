@@ -1,0 +1,214 @@
+//! The instructions of a listing, with what they read, write and jump to.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use crate::sass::{self, Access, Direction};
+
+/// A register: of a unit (`R`), or of a plane (`UR`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Register {
+    /// One of each unit's.
+    Unit(u32),
+    /// One for all units of a plane.
+    Uniform(u32),
+}
+
+/// One instruction.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// Its name with all modifiers.
+    pub name: String,
+    /// Whether it may be passed over.
+    pub conditional: bool,
+    /// The instruction that it jumps to.
+    pub target: Option<usize>,
+    /// Its access to global memory.
+    pub access: Option<Access>,
+    /// The text after the name.
+    operands: String,
+}
+
+/// What an instruction moves between memory and a unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes; none where a cache has them.
+    pub bytes: u64,
+    /// Whether they are a load's.
+    pub loads: bool,
+}
+
+/// A kernel's instructions in the order of the listing.
+#[derive(Clone, Debug, Default)]
+pub struct Code {
+    /// The instructions.
+    pub instructions: Vec<Instruction>,
+}
+
+impl Code {
+    /// Reads a listing of `nvdisasm -c`.
+    pub fn parse(listing: &str) -> Self {
+        let mut labels = HashMap::new();
+        let mut instructions = Vec::new();
+        let mut jumps = Vec::new();
+        for line in listing.lines() {
+            if let Some(label) = line.trim().strip_suffix(':') {
+                labels.insert(label, instructions.len());
+            } else if let Some(instruction) = Instruction::parse(line) {
+                jumps.push(sass::branch(line));
+                instructions.push(instruction);
+            }
+        }
+        for (instruction, label) in instructions.iter_mut().zip(jumps) {
+            instruction.target = label.and_then(|label| labels.get(label).copied());
+        }
+        Self { instructions }
+    }
+
+    /// What each instruction moves. `cached` are places of pointers among the kernel's parameters, which
+    /// begin at `first` in the constant bank.
+    ///
+    /// The pointer of an access is found by following registers in the order of the listing; a value
+    /// that was loaded from memory is no pointer.
+    pub fn moved(&self, cached: &[u32], first: u32) -> Vec<Moved> {
+        let constants: Vec<_> = cached.iter().map(|place| first + 8 * place).collect();
+        let mut shared: HashMap<Register, bool> = HashMap::new();
+        let mut moved = Vec::new();
+        for instruction in &self.instructions {
+            let from = |register: &Register| shared.get(register).copied().unwrap_or(false);
+            moved.push(match &instruction.access {
+                Some(access) if !registers(&access.base).any(|base| from(&base)) => Moved {
+                    bytes: u64::from(access.bits / 8),
+                    loads: access.direction == Direction::Load,
+                },
+                _ => Moved::default(),
+            });
+            let Some(target) = instruction.target_register() else {
+                continue;
+            };
+            let mut is_shared = instruction.sources().any(|source| from(&source));
+            is_shared |= constant(&instruction.operands).is_some_and(|at| constants.contains(&at));
+            is_shared &= !instruction.is_memory();
+            is_shared |= instruction.conditional && from(&target);
+            shared.insert(target, is_shared);
+        }
+        moved
+    }
+}
+
+impl Instruction {
+    /// Reads a line such as `/*0070*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64+0x10] ;`.
+    fn parse(line: &str) -> Option<Self> {
+        let name = sass::opcode(line)?.trim_end_matches(';');
+        let (before, after) = line.split_once(name)?;
+        let operands = after.split(';').next()?.trim();
+        // A branch may also have its predicate, or its way of diverging, behind the name.
+        let jump = name.split('.').next() == Some("BRA");
+        let plain = name == "BRA" && operands.starts_with('`');
+        Some(Self {
+            name: name.into(),
+            conditional: before.contains('@') || (jump && !plain),
+            target: None,
+            access: sass::access(line),
+            operands: operands.into(),
+        })
+    }
+
+    /// Its name without modifiers.
+    pub fn kind(&self) -> &str {
+        self.name.split('.').next().unwrap_or_default()
+    }
+
+    /// Whether what it gives comes from memory.
+    fn is_memory(&self) -> bool {
+        matches!(
+            self.kind(),
+            "LDG" | "LD" | "LDS" | "LDL" | "LDSM" | "LDGSTS" | "ATOM" | "ATOMG" | "ATOMS"
+        )
+    }
+
+    /// Every register that it names, with all four of 128 bits that it stores.
+    pub fn registers(&self) -> impl Iterator<Item = Register> + '_ {
+        let stored = match (&self.access, self.operands.rsplit(' ').next()) {
+            (Some(access), Some(last)) if access.direction == Direction::Store => {
+                let width = access.bits.div_ceil(32);
+                registers(last)
+                    .flat_map(move |r| r.wide(width))
+                    .collect::<Vec<_>>()
+            }
+            _ => vec![],
+        };
+        registers(&self.operands).chain(stored)
+    }
+
+    /// The registers that a load fills.
+    pub fn loaded(&self) -> impl Iterator<Item = Register> + '_ {
+        let loads = self.access.iter();
+        let loads = loads.filter(|access| access.direction == Direction::Load);
+        loads.flat_map(|access| {
+            let target = self.target_register().into_iter();
+            target.flat_map(|register| register.wide(access.bits.div_ceil(32)))
+        })
+    }
+
+    /// The first register that it writes.
+    fn target_register(&self) -> Option<Register> {
+        let kind = self.kind();
+        let writes_none = kind.ends_with("SETP") || kind.starts_with("ST") || kind == "LDGSTS";
+        let mut operands = self.operands.split(',').map(str::trim);
+        let first = operands.find(|operand| !is_predicate(operand))?;
+        let is_register = first.starts_with('R') || first.starts_with("UR");
+        match writes_none || !is_register {
+            true => None,
+            false => registers(first).next(),
+        }
+    }
+
+    /// The registers that it reads, and those it writes if they are named among them.
+    fn sources(&self) -> impl Iterator<Item = Register> + '_ {
+        let mut all = registers(&self.operands);
+        if self.target_register().is_some() {
+            all.next();
+        }
+        all
+    }
+}
+
+impl fmt::Display for Instruction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.operands)
+    }
+}
+
+impl Register {
+    fn wide(self, width: u32) -> impl Iterator<Item = Register> {
+        (0..width).map(move |more| match self {
+            Register::Unit(first) => Register::Unit(first + more),
+            Register::Uniform(first) => Register::Uniform(first + more),
+        })
+    }
+}
+
+fn is_predicate(operand: &str) -> bool {
+    let name = operand.trim_start_matches(['!', 'U']);
+    name == "PT" || (name.starts_with('P') && name[1..].parse::<u32>().is_ok())
+}
+
+/// The registers that a text names. `RZ` is none.
+fn registers(text: &str) -> impl Iterator<Item = Register> + '_ {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric());
+    words.filter_map(|word| match word.strip_prefix("UR") {
+        Some(number) => number.parse().ok().map(Register::Uniform),
+        None => {
+            let number = word.strip_prefix('R')?;
+            number.parse().ok().map(Register::Unit)
+        }
+    })
+}
+
+/// The place in the constant bank that operands name: 0x210 of `R2, c[0x0][0x210]`.
+fn constant(operands: &str) -> Option<u32> {
+    let (_, after) = operands.split_once("c[0x0][0x")?;
+    let digits = after.split(']').next()?;
+    u32::from_str_radix(digits, 16).ok()
+}

@@ -1,0 +1,199 @@
+//! What share of a device's copy bandwidth a kernel cannot exceed, read from its machine code.
+//!
+//! Two bounds, each an upper one and none a prediction: the [instructions](pipes) of the code need
+//! time, and so does [waiting](wait) for memory with no more bytes under way than the registers hold.
+//! They are taken over a [path](paths) through each innermost loop that streams, or through the
+//! whole kernel if there is none; the slowest of these counts.
+//!
+//! What no code shows is left out: the tail of a launch, cubes that wait for each other, conflicts of
+//! banks and caches, and the time of whatever is neither issued nor loaded.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+pub mod code;
+pub mod paths;
+pub mod pipes;
+pub mod wait;
+
+#[cfg(test)]
+mod tests;
+
+pub use code::Code;
+pub use pipes::Pipe;
+
+/// A device, in the figures that the bounds need.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machine {
+    /// The [architecture](crate::arch) that its code is compiled for.
+    pub arch: &'static str,
+    /// Multiprocessors.
+    pub multiprocessors: f64,
+    /// Clocks per second.
+    pub clock: f64,
+    /// Bytes per second that a copy of a large buffer moves, read and written together.
+    pub copy: f64,
+    /// Seconds from a load to its value while memory is busy.
+    pub latency: f64,
+    /// Where the kernel's pointers begin in the constant bank, in bytes.
+    pub parameters: u32,
+}
+
+/// An H200 at the highest clock of its data sheet; a card that runs at 1.755 GHz has bounds of work of
+/// 0.89 times these. The copy was measured on such a card. The latency is an assumption: memory under
+/// full load answers after 0.7 to 0.8 us.
+pub const H200: Machine = Machine {
+    arch: "sm_90a",
+    multiprocessors: 132.0,
+    clock: 1.98e9,
+    copy: 4.3e12,
+    latency: 0.75e-6,
+    parameters: 0x210,
+};
+
+/// What a launch leaves of a multiprocessor to each cube.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launch {
+    /// Units of a cube.
+    pub units: u32,
+    /// Registers of a unit.
+    pub registers: u32,
+    /// Bytes of shared memory of a cube.
+    pub shared: usize,
+}
+
+impl Launch {
+    /// Planes (CUDA: warps) of a multiprocessor of compute capability 9.0 that work at once.
+    pub fn planes(&self) -> u32 {
+        // Registers are given to a plane by 256, from a quarter of the file; a cube costs 1 KiB of
+        // shared memory besides its own.
+        let of_plane = (self.registers.max(1) * 32).next_multiple_of(256);
+        let of_cube = self.units.div_ceil(32).max(1);
+        let by_registers = 4 * (16 * 1024 / of_plane) / of_cube;
+        let by_shared = (228 * 1024 / (self.shared + 1024)) as u32;
+        let by_planes = 64 / of_cube;
+        by_registers.min(by_shared).min(by_planes).min(32) * of_cube
+    }
+}
+
+/// Shares of the copy bandwidth that a kernel cannot exceed; more than 1 is no limit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bound {
+    /// For its instructions.
+    pub work: f64,
+    /// Whose instructions those are.
+    pub pipe: Pipe,
+    /// For waiting; infinite if nothing is waited for.
+    pub wait: f64,
+    /// Planes of a multiprocessor that work at once.
+    pub planes: u32,
+    /// Latencies of memory that a unit waits one after the other.
+    pub waits: f64,
+    /// Bytes that a unit moves meanwhile.
+    pub bytes: f64,
+    /// The instructions that bound the work, by their places in the code.
+    pub path: Vec<usize>,
+}
+
+impl Bound {
+    /// The lower of both.
+    pub fn share(&self) -> f64 {
+        self.work.min(self.wait)
+    }
+}
+
+/// The bound of a kernel; `None` if no path of it moves memory. `cached` are the pointers, by their
+/// place among the parameters, to what a cache has: that counts neither as moved nor as waited for.
+pub fn bound(code: &Code, launch: Launch, cached: &[u32], machine: &Machine) -> Option<Bound> {
+    let planes = launch.planes();
+    let moved = code.moved(cached, machine.parameters);
+    let each = regions(code).into_iter().filter_map(|region| {
+        let of_path = |pipe: Pipe| {
+            let path = paths::fullest(code, region, |i| pipe.quarters(&i.name))?;
+            Some((bytes(&path, &moved), path))
+        };
+        let per_clock = machine.copy / machine.multiprocessors / machine.clock;
+        let work = Pipe::ALL.into_iter().filter_map(|pipe| {
+            let (bytes, path) = of_path(pipe)?;
+            let name = |at: &usize| pipe.quarters(&code.instructions[*at].name);
+            let clocks = path.iter().map(name).sum::<u64>() as f64 / 4.0;
+            Some((32.0 * bytes / clocks / per_clock, pipe, path))
+        });
+        let (work, pipe, slowest) = work.min_by(|a, b| a.0.total_cmp(&b.0))?;
+        let (bytes, path) = of_path(Pipe::Issue)?;
+        let waits = wait::latencies(code, &path, &moved, region.is_loop);
+        let per_second = f64::from(planes) * 32.0 * bytes / (waits * machine.latency);
+        let wait = per_second * machine.multiprocessors / machine.copy;
+        (bytes > 0.0).then_some(Bound {
+            work,
+            pipe,
+            wait,
+            planes,
+            waits,
+            bytes,
+            path: slowest,
+        })
+    });
+    each.reduce(|a, b| {
+        let waiting = if a.wait <= b.wait { &a } else { &b };
+        let slower = if a.work <= b.work { &a } else { &b };
+        Bound {
+            wait: waiting.wait,
+            waits: waiting.waits,
+            bytes: waiting.bytes,
+            ..slower.clone()
+        }
+    })
+}
+
+/// The path that bounds a kernel's work: how many instructions of each name it has, and the
+/// instructions themselves, with the quarters of a clock that its pipe is busy with each, and the bytes
+/// that each moves.
+pub fn explain(code: &Code, bound: &Bound, cached: &[u32], machine: &Machine) -> String {
+    let moved = code.moved(cached, machine.parameters);
+    let path = bound.path.iter().map(|at| &code.instructions[*at]);
+    let mut counts = BTreeMap::new();
+    path.for_each(|i| *counts.entry(&i.name).or_insert(0) += 1);
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|(_, count)| Reverse(*count));
+    let mut text = format!(
+        "work {:.2} ({}): {} instructions\n\
+         wait {:.2}: {} planes whose units move {} bytes in {} latencies\n\n",
+        bound.work,
+        bound.pipe.name(),
+        bound.path.len(),
+        bound.wait,
+        bound.planes,
+        bound.bytes,
+        bound.waits
+    );
+    for (name, count) in counts {
+        text += &format!("{count:5} {:3} {name}\n", bound.pipe.quarters(name));
+    }
+    text.push('\n');
+    for at in &bound.path {
+        let (instruction, bytes) = (&code.instructions[*at], moved[*at].bytes);
+        let quarters = bound.pipe.quarters(&instruction.name);
+        text += &format!("{quarters:3} {bytes:2} {instruction}\n");
+    }
+    text
+}
+
+/// Bytes that a unit moves on a path.
+fn bytes(path: &[usize], moved: &[code::Moved]) -> f64 {
+    let of_path = path.iter().map(|at| moved[*at].bytes);
+    of_path.sum::<u64>() as f64
+}
+
+/// The loops that stream, or else the whole kernel.
+fn regions(code: &Code) -> Vec<paths::Region> {
+    let loops = paths::streaming_loops(code);
+    match loops.is_empty() {
+        true => vec![paths::Region {
+            first: 0,
+            last: code.instructions.len().saturating_sub(1),
+            is_loop: false,
+        }],
+        false => loops,
+    }
+}
