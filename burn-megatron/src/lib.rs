@@ -24,6 +24,7 @@
 //! | [`data`] | tokens, sampled independently of the layout |
 //! | [`train`] | the loop, and what a person sees of it |
 //! | [`verify`] | the proof |
+//! | [`partial`] | files and folders in the making, and what killed processes left of them |
 //! | [`device`] | devices by name, looked for before Burn is asked for them |
 //!
 //! # Feature flags
@@ -65,7 +66,10 @@ pub mod mesh;
 pub mod model;
 pub mod nn;
 pub mod optim;
+pub mod partial;
 pub mod pipeline;
+#[cfg(test)]
+mod testing;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

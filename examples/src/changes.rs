@@ -3,6 +3,7 @@
 use burn_megatron::data::Dataset;
 use serde_json::{Map, Value};
 
+use crate::data;
 use crate::recipe::{Error, Recipe};
 
 /// Settings, and tables of them, that say how the work is shared, where things lie and what is shown.
@@ -39,6 +40,12 @@ const FINGERPRINT: &str = "data_fingerprint";
 /// What a checkpoint keeps of the run: the recipe, and which data it reads.
 pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
     let mut config = serde_json::to_value(recipe)?;
+    if recipe.data.tokenizer.is_none()
+        && let Some(tokenizer) = data::tokenizer(recipe)?
+    {
+        // The checkpoint will be read without the data, which may be all that names it.
+        config["data"]["tokenizer"] = tokenizer.name().into();
+    }
     config[FINGERPRINT] = format!("{:016x}", data.fingerprint()).into();
     Ok(config)
 }

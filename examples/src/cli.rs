@@ -8,7 +8,7 @@ use crate::bench::preprocess::PreprocessBenchArgs;
 use crate::checkpoint::args::CheckpointCommand;
 use crate::convert::ConvertArgs;
 use crate::data::DataArgs;
-use crate::fp8::Fp8Args;
+use crate::fp8::{Fp8Args, Fp8Choice};
 use crate::generate::args::GenerateArgs;
 use crate::launch::args::{KeepArgs, LaunchArgs};
 use crate::preprocess::args::PreprocessArgs;
@@ -320,7 +320,7 @@ pub struct VerifyArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODEL",
           default_values_t = [VerifyModel::Gpt, VerifyModel::GptUntied, VerifyModel::Llama, VerifyModel::LlamaTied])]
     pub models: Vec<VerifyModel>,
-    /// Check the model of a recipe instead; keep it small, this runs in f64.
+    /// Check the model of a recipe instead, with its 8-bit layers; keep it small, this runs in f64.
     #[arg(long, value_name = "FILE.toml", conflicts_with = "models")]
     pub recipe: Option<PathBuf>,
     /// Which operations run as fused kernels; see `pretrain --help`.
@@ -335,9 +335,14 @@ pub struct VerifyArgs {
     /// Optimizer steps before the weights are compared.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub steps: u16,
-    /// The largest relative difference that passes.
-    #[arg(long, default_value_t = 1e-10, value_name = "X")]
-    pub tolerance: f64,
+    /// Multiply in 8 bits in the linear layers of the blocks, with this recipe for the scales; one rank
+    /// does the same.
+    #[arg(long, value_name = "delayed|current|blockwise|mxfp8|none")]
+    pub fp8: Option<Fp8Choice>,
+    /// The largest relative difference that passes: 1e-10 by default, and 0.25 where layers multiply in
+    /// 8 bits.
+    #[arg(long, value_name = "X")]
+    pub tolerance: Option<f64>,
     /// Seed of weights, dropout and tokens.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,

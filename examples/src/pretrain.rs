@@ -72,7 +72,9 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let deadline = seconds("deadline", args.ranks.deadline)?;
     let interrupt = Interrupt::listen()?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
-    let start = has_first.then(|| Start::find(args, &recipe)).transpose()?;
+    let start = has_first
+        .then(|| Start::find(args, &recipe, &*data))
+        .transpose()?;
     let results = world.run(|rank| {
         let place = if own_rank.is_some() {
             local_rank

@@ -184,9 +184,6 @@ impl RankRun<'_> {
         }
         let Some(from) = from else { return Ok(()) };
         let checkpoint = Checkpoint::open(&from.path)?;
-        let now = changes::config(self.recipe, self.data)?;
-        let (about, allowed) = (checkpoint.about(), &self.saving.resume_changing);
-        changes::check(&about.config, &now, allowed, &checkpoint.name())?;
         Ok(trainer.load(&checkpoint, leniency)?)
     }
 

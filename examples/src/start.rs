@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder};
+use burn_megatron::checkpoint::state::RunState;
+use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, TensorSource};
+use burn_megatron::data::Dataset;
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 
+use crate::changes;
 use crate::cli::PretrainArgs;
 use crate::recipe::{Error, Recipe};
 
@@ -30,8 +33,21 @@ pub struct From {
 }
 
 impl Start {
-    /// Finds the checkpoint, and opens or creates the folder, with the recipe in it.
-    pub fn find(args: &PretrainArgs, recipe: &Recipe) -> Result<Self, Error> {
+    /// Finds the checkpoint, checks that it is one of this run, and opens or creates the folder, with the
+    /// recipe in it. What is refused leaves everything as it was.
+    pub fn find(args: &PretrainArgs, recipe: &Recipe, data: &dyn Dataset) -> Result<Self, Error> {
+        let check = |checkpoint: &Checkpoint| {
+            let now = changes::config(recipe, data)?;
+            let allowed = &args.saving.resume_changing;
+            changes::check(
+                &checkpoint.about().config,
+                &now,
+                allowed,
+                &checkpoint.name(),
+            )?;
+            RunState::of(checkpoint)?;
+            Ok(())
+        };
         let start = match (args.saving.resume.as_deref(), &args.run_dir) {
             (Some(AUTO), None) => {
                 return Err(
@@ -40,13 +56,13 @@ impl Start {
                         .into(),
                 );
             }
-            (Some(AUTO), Some(folder)) if folder.exists() => go_on(folder)?,
+            (Some(AUTO), Some(folder)) if folder.exists() => go_on(folder, check)?,
             (Some(AUTO) | None, _) => Self {
                 folder: new_folder(args)?,
                 goes_on: false,
                 from: None,
             },
-            (Some(path), _) => from(Path::new(path), args)?,
+            (Some(path), _) => from(Path::new(path), args, check)?,
         };
         start.folder.write_config(recipe)?;
         Ok(start)
@@ -60,7 +76,7 @@ impl Start {
 }
 
 /// Goes on with what is in a run folder, which may be nothing yet.
-fn go_on(path: &Path) -> Result<Start, Error> {
+fn go_on(path: &Path, check: impl Fn(&Checkpoint) -> Result<(), Error>) -> Result<Start, Error> {
     let folder = RunFolder::open(path)?;
     if !folder.config().exists() && path.read_dir()?.next().is_some() {
         let path = path.display();
@@ -81,6 +97,7 @@ fn go_on(path: &Path) -> Result<Start, Error> {
         )
         .into());
     }
+    newest.as_ref().map_or(Ok(()), check)?;
     Ok(Start {
         folder,
         goes_on: true,
@@ -93,9 +110,14 @@ fn go_on(path: &Path) -> Result<Start, Error> {
 }
 
 /// Goes on from a checkpoint by its path, in its own run folder where that is --run-dir, else in a new one.
-fn from(path: &Path, args: &PretrainArgs) -> Result<Start, Error> {
+fn from(
+    path: &Path,
+    args: &PretrainArgs,
+    check: impl Fn(&Checkpoint) -> Result<(), Error>,
+) -> Result<Start, Error> {
     let below = path.join("checkpoints");
     let checkpoint = Checkpoint::open(if below.is_dir() { &below } else { path })?;
+    check(&checkpoint)?;
     let mut from = From {
         path: checkpoint.path().to_path_buf(),
         step: checkpoint.about().step,

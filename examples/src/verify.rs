@@ -3,11 +3,13 @@
 use std::process::ExitCode;
 
 use burn_megatron::choice::Choices;
+use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{Activation, NormKind};
-use burn_megatron::verify::{Layout, Options, verify};
+use burn_megatron::verify::{FP8_TOLERANCE, Layout, Options, verify};
 use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
 
 use crate::cli::{VerifyArgs, VerifyModel};
+use crate::fp8::{self, Fp8Choice};
 use crate::recipe::{Error, Recipe};
 
 /// Prints a table per model; the exit code says whether all passed.
@@ -16,19 +18,18 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
         true => [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat(),
         false => args.layouts.clone(),
     };
+    let (models, fp8) = models(args)?;
+    let in_8_bits = fp8::is_on(&fp8);
+    let usual = match in_8_bits {
+        true => FP8_TOLERANCE,
+        false => Options::default().tolerance,
+    };
     let options = Options {
         steps: usize::from(args.steps),
-        tolerance: args.tolerance,
+        tolerance: args.tolerance.unwrap_or(usual),
+        same_micro_batches: in_8_bits,
         progress: |layout| eprintln!("  {layout}"),
         ..Options::default()
-    };
-    let models = match &args.recipe {
-        Some(path) => vec![(path.display().to_string(), Recipe::read(path)?.model)],
-        None => args
-            .models
-            .iter()
-            .map(|model| (format!("{model:?}"), model.config()))
-            .collect(),
     };
     for (_, config) in &models {
         for layout in &layouts {
@@ -50,6 +51,7 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
             samples: args.samples,
             kernels,
             packed: args.packed,
+            fp8: fp8.clone(),
         };
         let report = verify(&subject, &layouts, &options)?;
         println!("{name}\n{report}\n");
@@ -68,6 +70,29 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The models by name, and their 8-bit layers.
+fn models(args: &VerifyArgs) -> Result<(Vec<(String, TransformerConfig)>, Fp8Config), Error> {
+    let (models, mut fp8) = match &args.recipe {
+        Some(path) => {
+            let recipe = Recipe::read(path)?;
+            fp8::check(&recipe)?;
+            let name = path.display().to_string();
+            (vec![(name, recipe.model)], recipe.fp8)
+        }
+        None => {
+            let models = args.models.iter();
+            let models = models.map(|model| (format!("{model:?}"), model.config()));
+            (models.collect(), Fp8Config::default())
+        }
+    };
+    match args.fp8 {
+        Some(Fp8Choice(None)) => fp8 = Fp8Config::default(),
+        Some(Fp8Choice(recipe)) => fp8.recipe = recipe,
+        None => {}
+    }
+    Ok((models, fp8))
 }
 
 impl VerifyModel {

@@ -1,40 +1,13 @@
 //! `burn-megatron checkpoint`, as a person runs it.
 
 use std::fs;
-use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use burn_megatron::checkpoint::{
     About, CheckpointFolder, ElementType, Piece, Retention, Slice, TensorMeta,
 };
-
-/// A folder that goes with the value.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let name = format!("burn-megatron-checkpoint-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Deref for Scratch {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Saves two tensors, the first in two pieces, whose first element is this.
 fn save(path: &Path, first: f32) {
@@ -100,9 +73,10 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn inspect_says_what_is_there() {
-    let path = Scratch::new("inspect");
-    save(&path, 1.0);
-    let (code, out, error) = run(&["inspect", text(&path), "--tensors"]);
+    let held = tempfile::tempdir().unwrap();
+    let path = held.path();
+    save(path, 1.0);
+    let (code, out, error) = run(&["inspect", text(path), "--tensors"]);
     assert_eq!((code, &error[..]), (0, ""));
     let lines = [
         "step        100",
@@ -117,7 +91,7 @@ fn inspect_says_what_is_there() {
     for line in lines {
         assert!(out.lines().any(|found| found == line), "{line}\n{out}");
     }
-    let (code, out, _) = run(&["inspect", text(&path), "--json"]);
+    let (code, out, _) = run(&["inspect", text(path), "--json"]);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, &json["about"]["samples"]), (0, &1600.into()));
     assert_eq!(json["tensors"][1]["shape"], serde_json::json!([4, 2]));
@@ -127,7 +101,8 @@ fn inspect_says_what_is_there() {
 
 #[test]
 fn diff_counts_what_differs() {
-    let path = Scratch::new("diff");
+    let held = tempfile::tempdir().unwrap();
+    let path = held.path();
     let (a, b) = (path.join("a"), path.join("b"));
     save(&a, 1.0);
     save(&b, 1.5);
@@ -142,7 +117,7 @@ fn diff_counts_what_differs() {
         code == 1 && out.contains(line) && out.contains("the same: 1 tensor"),
         "{out}"
     );
-    let (code, _, error) = run(&["diff", text(&a), text(&path)]);
+    let (code, _, error) = run(&["diff", text(&a), text(path)]);
     assert!(
         code == 2 && error.contains("no finished checkpoint"),
         "{error}"
@@ -151,7 +126,8 @@ fn diff_counts_what_differs() {
 
 #[test]
 fn reshard_writes_whole_tensors() {
-    let path = Scratch::new("reshard");
+    let held = tempfile::tempdir().unwrap();
+    let path = held.path();
     let (from, to) = (path.join("from"), path.join("to"));
     save(&from, 1.0);
     let (code, out, error) = run(&["reshard", text(&from), "--to", text(&to), "--files", "1"]);
@@ -182,15 +158,16 @@ fn reshard_writes_whole_tensors() {
 
 #[test]
 fn verify_says_what_has_changed() {
-    let path = Scratch::new("verify");
-    save(&path, 1.0);
-    let (code, out, _) = run(&["verify", text(&path)]);
+    let held = tempfile::tempdir().unwrap();
+    let path = held.path();
+    save(path, 1.0);
+    let (code, out, _) = run(&["verify", text(path)]);
     assert!(code == 0 && out.contains("all as written"), "{out}");
     let file = path.join("step-00000100/part-00001.safetensors");
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
-    let (code, _, error) = run(&["verify", text(&path)]);
+    let (code, _, error) = run(&["verify", text(path)]);
     assert!(
         code == 1
             && error.contains("part-00001.safetensors: chunk 1 of 1 of model/weight [2..4, 0..2]"),

@@ -1,6 +1,7 @@
 //! `burn-megatron pretrain` that is ended in the middle, and goes on as if it had not been.
 #![cfg(unix)]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -76,10 +77,37 @@ impl Stage {
         text(&output)
     }
 
+    /// It is refused in one line, before anything starts and before anything is written.
     fn fails(&self, run: &str, flags: &[&str], says: &str) {
+        let before = self.files(run);
+        let said = self.fails_somewhere(run, flags, says);
+        assert!(said.starts_with("error: "), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert_eq!(self.files(run), before);
+    }
+
+    /// It fails, perhaps on its ranks.
+    fn fails_somewhere(&self, run: &str, flags: &[&str], says: &str) -> String {
         let output = self.run(run, flags);
-        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-        assert!(text(&output).contains(says), "{says}: {}", text(&output));
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(says), "{says}: {said}");
+        said
+    }
+
+    /// The files of a run, with their contents; none where there is no run.
+    fn files(&self, run: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+        let (mut files, mut folders) = (BTreeMap::new(), vec![self.0.join(run)]);
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten() {
+                let path = entry.unwrap().path();
+                match fs::read(&path) {
+                    Ok(bytes) => drop(files.insert(path, bytes)),
+                    Err(_) => folders.push(path),
+                }
+            }
+        }
+        files
     }
 
     /// Begins, and sends a signal when so many steps are in the metrics.
@@ -254,10 +282,25 @@ fn what_would_be_another_run_is_refused() {
         &[&from[..], &precision].concat(),
         "data_parallel.precision",
     );
+    stage.fails(
+        "run",
+        &["--resume", "auto", "--seed", "9"],
+        "train.seed = 1",
+    );
     stage.fails("text", &["--resume", "auto"], "is no run folder");
     stage.fails("text", &from, "is there already");
     let strange = [&from[..], &["--resume-changing", "train.step"]].concat();
     stage.fails("new4", &strange, "names no setting");
+    let recipe = fs::read_to_string(stage.0.join("recipe.toml")).unwrap();
+    let other = recipe.replace("layers = 2", "layers = 3");
+    fs::write(stage.0.join("recipe.toml"), other).unwrap();
+    stage.fails("deeper", &from, "model.layers = 2, and this one has 3");
+    fs::write(stage.0.join("recipe.toml"), recipe).unwrap();
+    let manifest = stage.file("run", "checkpoints/step-00000060/manifest.json");
+    let whole = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, &whole[..whole.len() / 2]).unwrap();
+    stage.fails("damaged", &from, "manifest.json");
+    fs::write(&manifest, whole).unwrap();
     // Other text is other data.
     fs::write(stage.0.join("text/0.rs"), "fn other() {}\n".repeat(200)).unwrap();
     stage.fails("new5", &from, "data_fingerprint");
@@ -318,7 +361,7 @@ fn weights_alone_begin_another_run() {
     fs::write(stage.0.join("recipe.toml"), deeper).unwrap();
     stage.fails("deeper", &load, "model.layers is 3, there 2");
     let settings = ["--lenient", "settings"];
-    stage.fails(
+    stage.fails_somewhere(
         "otherwise",
         &[&load[..], &settings].concat(),
         "has no model/blocks.2.",

@@ -7,6 +7,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::Choices;
 use burn_megatron::comm::Groups;
 use burn_megatron::kernels::philox::Stream;
+use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{BuildError, ParallelModule, Scope};
 use burn_megatron::pipeline::engine::Output;
 use burn_megatron::pipeline::split::StageLayout;
@@ -29,11 +30,14 @@ pub struct TransformerSubject {
     pub kernels: Choices,
     /// Whether several documents stand in a sample.
     pub packed: bool,
+    /// Which layers multiply in 8 bits, and how.
+    pub fp8: Fp8Config,
 }
 
 impl TransformerSubject {
     fn scope(&self, groups: &Groups, device: &Device) -> Result<Scope, BuildError> {
-        Scope::with(groups, device, self.seed, DType::F64).with_kernels(&self.kernels)
+        let scope = Scope::with(groups, device, self.seed, DType::F64);
+        scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)
     }
 
     /// `[seq]` draws below `below`.

@@ -10,6 +10,7 @@ pub use text::Text;
 pub use words::words;
 
 use burn_megatron::choice::Choices;
+use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{Activation, NormKind};
 use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
 
@@ -31,6 +32,7 @@ pub fn small_gpt() -> TransformerSubject {
         samples: 4,
         kernels: Choices::default(),
         packed: false,
+        fp8: Fp8Config::default(),
     }
 }
 

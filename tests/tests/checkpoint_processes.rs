@@ -5,9 +5,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind};
-use std::ops::Deref;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -21,34 +20,6 @@ use burn_megatron::checkpoint::{
 /// What a child is to do, in the environment.
 const TASK: &str = "BURN_MEGATRON_CHECKPOINT_TEST";
 const WAIT: Duration = Duration::from_secs(60);
-
-/// A folder that goes with the value.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("burn-megatron-saves-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Deref for Scratch {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// The rows of the one tensor that there is.
 const ROWS: usize = 2;
@@ -240,12 +211,13 @@ fn limit_files(bytes: u64) {
 fn kill_everywhere(before: u64) {
     let mut seen = [false; 2];
     for operation in 1.. {
-        let path = Scratch::new();
-        let folder = CheckpointFolder::create(&*path).unwrap();
+        let held = tempfile::tempdir().unwrap();
+        let path = held.path();
+        let folder = CheckpointFolder::create(path).unwrap();
         for step in 1..=before {
             save(&folder, step, 2, 20).unwrap();
         }
-        let (status, _) = end(child(&path, &Task::DieBefore(operation)));
+        let (status, _) = end(child(path, &Task::DieBefore(operation)));
         let survived = status.success();
         assert!(
             survived || status.signal() == Some(libc::SIGKILL),
@@ -261,7 +233,7 @@ fn kill_everywhere(before: u64) {
         seen[usize::from(found == 3)] = true;
         latest.iter().for_each(|latest| assert_whole(latest, 20));
         // Whatever has the name of a checkpoint is one, and the newest of them is found.
-        let published = names(&path).into_iter();
+        let published = names(path).into_iter();
         let published: Vec<_> = published.filter(|name| name.starts_with("step-")).collect();
         for name in &published {
             assert_whole(&Checkpoint::open(path.join(name)).unwrap(), 20);
@@ -272,7 +244,7 @@ fn kill_everywhere(before: u64) {
         assert!(passed.is_empty(), "{passed:?}");
         // What is left of the save does not stand in the way.
         assert_whole(&save(&folder, 4, 1, 20).unwrap(), 20);
-        assert_eq!(names(&path), ["latest", "lock", "step-00000004"]);
+        assert_eq!(names(path), ["latest", "lock", "step-00000004"]);
         if survived {
             assert!(operation > 40 && seen == [true; 2], "{operation}");
             return;
@@ -292,17 +264,18 @@ fn a_first_save_that_is_killed_anywhere_leaves_nothing() {
 
 #[test]
 fn a_file_that_cannot_grow_is_named() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = tempfile::tempdir().unwrap();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     save(&folder, 2, 2, 5000).unwrap();
-    let (status, text) = end(child(&path, &Task::Limit(8000)));
+    let (status, text) = end(child(path, &Task::Limit(8000)));
     assert!(status.success(), "{text}");
     let needed = "19.72 KiB were to be written";
     assert!(
         text.contains("cannot write") && text.contains("part-00000") && text.contains(needed),
         "{text}"
     );
-    assert_eq!(names(&path), ["latest", "lock", "step-00000002"]);
+    assert_eq!(names(path), ["latest", "lock", "step-00000002"]);
     assert_whole(&folder.latest().unwrap().unwrap(), 5000);
 }
 
@@ -310,10 +283,11 @@ fn a_file_that_cannot_grow_is_named() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_named_and_freed() {
-    let path = Scratch::new();
+    let held = tempfile::tempdir().unwrap();
+    let path = held.path();
     let mounted = Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=128k", "none"])
-        .arg(&*path)
+        .arg(path)
         .stderr(Stdio::null())
         .status();
     match mounted {
@@ -336,21 +310,22 @@ fn a_full_disk_is_named_and_freed() {
         // What the failed save took is free again.
         assert_whole(&save(&folder, 3, 1, 5000).unwrap(), 5000);
     });
-    let _ = Command::new("umount").arg(&*path).status();
+    let _ = Command::new("umount").arg(path).status();
     result.unwrap();
 }
 
 #[test]
 fn a_second_run_is_refused_until_the_first_is_gone() {
-    let path = Scratch::new();
-    let mut holder = child(&path, &Task::Hold);
+    let held = tempfile::tempdir().unwrap();
+    let path = held.path();
+    let mut holder = child(path, &Task::Hold);
     let output = BufReader::new(holder.stdout.take().unwrap());
     let holds = output
         .lines()
         .map_while(Result::ok)
         .any(|line| line.contains("holds"));
     assert!(holds);
-    let folder = CheckpointFolder::open(&*path).unwrap();
+    let folder = CheckpointFolder::open(path).unwrap();
     let error = save(&folder, 1, 1, 20).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, CheckpointError::Locked { .. }), "{text}");
@@ -365,10 +340,11 @@ fn a_second_run_is_refused_until_the_first_is_gone() {
 
 #[test]
 fn processes_write_their_parts() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = tempfile::tempdir().unwrap();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     let draft = folder.begin(3).unwrap();
-    let part = |draft: &Draft, rank| child(&path, &Task::Part(rank, draft.name().into()));
+    let part = |draft: &Draft, rank| child(path, &Task::Part(rank, draft.name().into()));
     let children = [part(&draft, 0), part(&draft, 1)];
     assert_whole(&publish(draft, 3, 1, WAIT).unwrap(), 20);
     children
@@ -379,5 +355,5 @@ fn processes_write_their_parts() {
     assert!(end(part(&draft, 0)).0.success());
     let error = publish(draft, 4, 1, Duration::from_millis(50)).unwrap_err();
     assert!(error.to_string().contains("from rank 1 after"), "{error}");
-    assert_eq!(names(&path), ["latest", "lock", "step-00000003"]);
+    assert_eq!(names(path), ["latest", "lock", "step-00000003"]);
 }

@@ -12,9 +12,9 @@ use super::{CheckpointError, ElementType};
 /// The data begins at a multiple of this.
 const ALIGNMENT: usize = 64;
 /// Longer headers are read by nobody.
-const LONGEST: usize = 100_000_000;
-/// The bytes of its length.
-const LENGTH: usize = 8;
+pub const LONGEST: usize = 100_000_000;
+/// The bytes of the length before a header.
+pub const LENGTH: usize = 8;
 
 /// An entry of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]

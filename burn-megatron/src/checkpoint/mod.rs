@@ -52,7 +52,10 @@ pub use disk::{Disk, Operation};
 pub use draft::Draft;
 pub use error::CheckpointError;
 pub use folder::{CheckpointFolder, FolderLock};
-pub use header::{HeaderEntry, parse as parse_header};
+pub use header::{
+    HeaderEntry, LENGTH as HEADER_LENGTH, LONGEST as LONGEST_HEADER, dtype as header_dtype,
+    parse as parse_header,
+};
 pub use held::{Held, held};
 pub use manifest::{FileEntry, Manifest, ObjectEntry, PieceEntry, TensorEntry};
 pub use part::Piece;

@@ -50,7 +50,7 @@ pub use pack::Packed;
 pub use read_ahead::{ReadAhead, Waits};
 pub use sampler::TextSamples;
 pub use text::{EXTENSIONS, TextData};
-pub use token_files::{Sidecar, TokenFile, TokenFiles, TokenFilesConfig};
+pub use token_files::{TokenFile, TokenFiles, TokenFilesConfig};
 pub use tokenized::{TokenizedSamples, TokenizedText};
 
 /// The number of different tokens of byte-level text: one for every value of a byte.

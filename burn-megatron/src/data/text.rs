@@ -209,18 +209,24 @@ impl Dataset for TextData {
     /// else, so losses of different runs can be compared. `max = 0` gives no window.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         self.check_length(TextPart::HeldOut, seq)?;
-        // The last target of a window is the first token of the next one.
-        let windows = (self.held_out.len() - 1) / seq;
-        let taken = windows.min(max);
-        Ok((0..taken)
-            .map(|i| window(&self.held_out, i * windows / taken * seq, seq))
-            .collect())
+        Ok(windows(&self.held_out, seq, max))
     }
 }
 
-/// A piece of a text; it must have more than `start + seq` bytes.
-pub(super) fn window(text: &[u8], start: usize, seq: usize) -> Sample {
-    let tokens = |start: usize| text[start..start + seq].iter().map(|byte| i32::from(*byte));
+/// At most `max` windows of a text, which must have more than `seq` tokens: from its start, evenly spaced
+/// where there are more.
+pub(super) fn windows<T: Copy + Into<i32>>(text: &[T], seq: usize, max: usize) -> Vec<Sample> {
+    // The last target of a window is the first token of the next one.
+    let windows = (text.len() - 1) / seq;
+    let taken = windows.min(max);
+    (0..taken)
+        .map(|i| window(text, i * windows / taken * seq, seq))
+        .collect()
+}
+
+/// A piece of a text; it must have more than `start + seq` tokens.
+pub(super) fn window<T: Copy + Into<i32>>(text: &[T], start: usize, seq: usize) -> Sample {
+    let tokens = |start: usize| text[start..start + seq].iter().map(|token| (*token).into());
     Sample {
         tokens: tokens(start).collect(),
         targets: tokens(start + 1).collect(),

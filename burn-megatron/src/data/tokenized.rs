@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::sampler::start_of;
-use super::text::{Parts, read_parts};
+use super::text::{Parts, read_parts, window, windows};
 use super::{DataError, Dataset, EXTENSIONS, Sample, Samples, Sampling, TextPart};
 use crate::tokenizer::Tokenizer;
 
@@ -160,11 +160,7 @@ impl Dataset for TokenizedText {
     /// where there are more than `max`.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         self.check_length(TextPart::HeldOut, seq)?;
-        let windows = (self.held_out.len() - 1) / seq;
-        let taken = windows.min(max);
-        Ok((0..taken)
-            .map(|i| window(&self.held_out, i * windows / taken * seq, seq))
-            .collect())
+        Ok(windows(&self.held_out, seq, max))
     }
 }
 
@@ -186,15 +182,6 @@ impl Samples for TokenizedSamples {
         let starts = self.tokens.len() - self.seq;
         let start = start_of(self.seed, number, starts);
         Ok(window(&self.tokens, start, self.seq))
-    }
-}
-
-/// A piece of a text; it must have more than `start + seq` tokens.
-fn window(tokens: &[i32], start: usize, seq: usize) -> Sample {
-    Sample {
-        tokens: tokens[start..start + seq].to_vec(),
-        targets: tokens[start + 1..start + 1 + seq].to_vec(),
-        documents: vec![],
     }
 }
 

@@ -1,31 +1,36 @@
 //! What made a pair of token files.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::Tokenizer;
+use crate::partial::Partial;
 
 /// What made a pair of token files `PREFIX.bin` and `PREFIX.idx`, written beside them as `PREFIX.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+///
+/// Of a file that is read all may be missing, and what else it says has no effect: Megatron writes none, and
+/// other programs may write their own. What is there must be of its type.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TokenFileInfo {
     /// [`Tokenizer::fingerprint`], as `xxh3:` and 16 hexadecimal digits: equal for files of one tokenizer.
-    pub tokenizer: String,
+    pub tokenizer: Option<String>,
     /// [`Tokenizer::name`]: where it lay.
-    pub tokenizer_path: String,
+    pub tokenizer_path: Option<String>,
     /// [`Tokenizer::vocabulary`].
-    pub vocabulary: usize,
+    pub vocabulary: Option<usize>,
     /// The token that ends a document, where one is known.
     pub eod: Option<u32>,
     /// Whether every document ends with it.
     pub eod_appended: bool,
     /// The number of documents.
     pub documents: u64,
-    /// The number of tokens, those that end documents among them.
+    /// The number of tokens, those that end documents among them; 0 where it is not known.
     pub tokens: u64,
-    /// The bytes of the documents as UTF-8 text.
+    /// The bytes of the documents as UTF-8 text; 0 where it is not known.
     pub bytes: u64,
     /// The key of the JSON objects that the text stood under.
     pub key: Option<String>,
@@ -60,17 +65,17 @@ impl TokenFileInfo {
     /// What `tokenizer` has made of nothing so far.
     pub fn new(tokenizer: &Tokenizer) -> Self {
         Self {
-            tokenizer: format!("xxh3:{:016x}", tokenizer.fingerprint()),
-            tokenizer_path: tokenizer.name().into(),
-            vocabulary: tokenizer.vocabulary(),
+            tokenizer: Some(format!("xxh3:{:016x}", tokenizer.fingerprint())),
+            tokenizer_path: Some(tokenizer.name().into()),
+            vocabulary: Some(tokenizer.vocabulary()),
             eod: tokenizer.eod(),
-            eod_appended: false,
-            documents: 0,
-            tokens: 0,
-            bytes: 0,
-            key: None,
-            inputs: vec![],
+            ..Self::default()
         }
+    }
+
+    /// Whether `tokenizer` can have made the files, as far as is known.
+    pub fn is_of(&self, tokenizer: &Tokenizer) -> bool {
+        self.tokenizer.is_none() || self.tokenizer == Self::new(tokenizer).tokenizer
     }
 
     /// Where it stands: `PREFIX.json`.
@@ -117,26 +122,18 @@ impl TokenFileInfo {
     /// [`InfoError::Io`].
     pub fn write(&self, prefix: &Path) -> Result<(), InfoError> {
         let path = Self::path(prefix);
-        let failed = |action, path: &Path, source| InfoError::Io {
-            action,
-            path: path.to_path_buf(),
-            source,
-        };
-        let mut text = serde_json::to_vec_pretty(self)
-            .map_err(|error| failed("write", &path, error.into()))?;
-        text.push(b'\n');
-        let mut temporary = path.as_os_str().to_os_string();
-        temporary.push(format!(".{}.part", std::process::id()));
-        let temporary = PathBuf::from(temporary);
-        let written = File::create(&temporary).and_then(|mut file| {
+        let write = || {
+            let mut text = serde_json::to_vec_pretty(self)?;
+            text.push(b'\n');
+            let (partial, mut file) = Partial::file(&path)?;
             file.write_all(&text)?;
-            file.sync_all()
-        });
-        let written = written.and_then(|()| fs::rename(&temporary, &path));
-        written.map_err(|source| {
-            // What is left of it would only be in the way.
-            let _ = fs::remove_file(&temporary);
-            failed("write", &path, source)
+            file.sync_all()?;
+            partial.publish()
+        };
+        write().map_err(|source| InfoError::Io {
+            action: "write",
+            path: path.clone(),
+            source,
         })
     }
 

@@ -167,11 +167,7 @@ impl<M: LanguageModel> Trainer<M> {
         leniency: Leniency,
     ) -> Result<(RunState, Scales), StateError> {
         let of = || checkpoint.name();
-        let state = serde_json::from_value(checkpoint.about().state.clone());
-        let state: RunState = state.map_err(|error| StateError::Run {
-            of: of(),
-            reason: error.to_string(),
-        })?;
+        let state = RunState::of(checkpoint)?;
         if state.seed != self.config.seed {
             return Err(StateError::Seed {
                 of: of(),

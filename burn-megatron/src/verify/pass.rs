@@ -98,6 +98,7 @@ impl Plan {
             }
         };
         let gradients = ddp.reduce(subject.tokens(step, self.own.clone()))?;
+        ddp.fp8().end_step(ddp.groups())?;
         let tokens = gradients.tokens as f64;
         let (pipeline, data) = (groups.pipeline(), groups.data());
         // One rank of the pipeline has the loss, one the input; the others add zeros.

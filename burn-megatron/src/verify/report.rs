@@ -95,7 +95,7 @@ impl fmt::Display for Report {
         }
         write!(
             f,
-            "largest relative difference to one rank; {:.0e} passes",
+            "largest relative difference to one rank; {:e} passes",
             self.tolerance
         )
     }

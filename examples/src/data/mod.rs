@@ -52,7 +52,7 @@ pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     let info = TokenFileInfo::read(files.prefix())?;
     let made_with = |tokenizer: &Tokenizer| {
         let info = info.as_ref();
-        info.is_none_or(|info| info.tokenizer == TokenFileInfo::new(tokenizer).tokenizer)
+        info.is_none_or(|info| info.is_of(tokenizer))
     };
     match (&data.tokenizer, &info) {
         (Some(name), _) => {
@@ -62,14 +62,17 @@ pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
                 false => Err(format!(
                     "data.tokenizer (--tokenizer) = {name} is not the one that made {}: {} did",
                     files.prefix().display(),
-                    info.map(|info| info.tokenizer_path).unwrap_or_default(),
+                    info.and_then(|info| info.tokenizer_path)
+                        .unwrap_or_default(),
                 )
                 .into()),
             }
         }
-        (None, Some(info)) => Ok(Tokenizer::named(&info.tokenizer_path)
-            .ok()
-            .filter(made_with)),
+        (None, Some(info)) => {
+            let name = info.tokenizer_path.as_deref();
+            let tokenizer = name.and_then(|name| Tokenizer::named(name).ok());
+            Ok(tokenizer.filter(made_with))
+        }
         (None, None) => Ok(None),
     }
 }
@@ -115,12 +118,15 @@ fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFi
         config.split = split.parse()?;
     }
     config.cache = data.cache.as_deref().map(Cache::new);
-    let beside = TokenFileInfo::read(data.files[0].prefix())?;
-    if beside.is_none() {
+    let beside = TokenFileInfo::read(data.files[0].prefix())?.unwrap_or_default();
+    if beside.vocabulary.is_none() {
         // Every token that is read is checked against it.
         let known = tokenizer.map(Tokenizer::vocabulary);
         config.vocabulary = Some(known.unwrap_or(recipe.model.vocabulary));
-        config.eod = tokenizer.and_then(Tokenizer::eod).map(|eod| eod as i32);
+        let eod = tokenizer
+            .and_then(Tokenizer::eod)
+            .filter(|_| beside.eod.is_none());
+        config.eod = eod.map(|eod| eod as i32);
     }
     if let Some(eod) = data.eod {
         config.eod = Some(i32::try_from(eod)?);

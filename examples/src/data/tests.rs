@@ -116,10 +116,26 @@ fn what_stands_beside_token_files_is_heeded() {
     let mut gone = TokenFileInfo::read(&folder.path("tokens"))
         .unwrap()
         .unwrap();
-    gone.tokenizer_path = "/nowhere".into();
+    gone.tokenizer_path = Some("/nowhere".into());
     gone.write(&folder.path("tokens")).unwrap();
     assert!(tokenizer(&recipe).unwrap().is_none());
     assert!(open(&recipe).is_ok());
+}
+
+/// `generate` reads a checkpoint without the data.
+#[test]
+fn a_checkpoint_names_the_tokenizer_of_its_token_files() {
+    let folder = Folder::new();
+    let named = |recipe: &Recipe| {
+        let data = open(recipe).unwrap();
+        crate::changes::config(recipe, &*data).unwrap()["data"]["tokenizer"].clone()
+    };
+    let recipe = folder.recipe(400, "files = ['DIR/tokens']\nsplit = '90,10'");
+    assert!(named(&recipe).is_null(), "nobody knows it");
+    folder.describe(&Tokenizer::open(BPE.as_ref()).unwrap());
+    assert_eq!(named(&recipe), BPE);
+    let text = folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'");
+    assert_eq!(named(&text), BPE);
 }
 
 #[test]

@@ -54,7 +54,9 @@ impl Output {
         {
             fs::create_dir_all(folder).map_err(|source| io_error("create", folder, source))?;
         }
-        let token_type = TokenType::for_vocabulary(info.vocabulary);
+        // Any token may come where it is not known which there are.
+        let vocabulary = info.vocabulary.unwrap_or(usize::MAX);
+        let token_type = TokenType::for_vocabulary(vocabulary);
         Ok(Self {
             prefix: prefix.to_path_buf(),
             writer: match overwrite {

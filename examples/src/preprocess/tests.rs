@@ -183,7 +183,7 @@ fn text_is_cut_as_asked() {
     assert_eq!(run("two", r"--separator \n\n"), (two, 14, 0));
     let info = folder.info("lines");
     assert_eq!(
-        (info.vocabulary, info.eod, info.eod_appended),
+        (info.vocabulary.unwrap(), info.eod, info.eod_appended),
         (256, Some(0), false)
     );
     assert_eq!((info.tokens, info.bytes_per_token()), (11, Some(1.0)));

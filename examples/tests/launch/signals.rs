@@ -14,8 +14,8 @@ fn sigint_and_sigterm_stop_the_ranks() {
         ] {
             let script = "trap 'echo stopping; exit 0' TERM; while :; do sleep 0.05; : mark; done";
             let run = launch(way, 2, &[], script);
-            run.await_processes("/bin/sh -c R=", 2);
-            thread::sleep(Duration::from_millis(300));
+            // When they sleep, they have set their traps.
+            run.await_processes("sleep 0.05", 2);
             run.signal(signal);
             let ended = run.end();
             ended.code(code);

@@ -59,11 +59,6 @@ fn disagreements_are_answers() {
             "{kind}: {}",
             ended.all()
         );
-        assert!(
-            ended.took < Duration::from_secs(15),
-            "{kind}: {:?}",
-            ended.took
-        );
         stage.expect_nothing_left(Duration::from_secs(2));
     }
 }

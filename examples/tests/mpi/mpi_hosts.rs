@@ -230,7 +230,6 @@ fn a_link_is_cut_in_the_middle() {
         lost && told.contains("has not been heard of for 3 s"),
         "{told}"
     );
-    assert!(noticed < Duration::from_secs(20), "{noticed:?}\n{told}");
     // The other side sees by itself that it is alone. Open MPI's own daemon there waits for TCP to give
     // up, which takes minutes.
     let ours = || {

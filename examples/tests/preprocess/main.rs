@@ -26,6 +26,11 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// A process that has begun its files and waits for more of standard input.
 fn waiting(folder: &Path) -> Child {
+    waiting_beside(folder, &[])
+}
+
+/// The same where another one has left files, which go when it begins.
+fn waiting_beside(folder: &Path, left: &[String]) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
         .args([
             "preprocess",
@@ -47,7 +52,7 @@ fn waiting(folder: &Path) -> Child {
         .write_all("a line\n".repeat(100_000).as_bytes())
         .unwrap();
     let started = Instant::now();
-    while names(folder).is_empty() {
+    while names(folder).iter().all(|name| left.contains(name)) {
         assert!(started.elapsed() < DEADLINE, "it has begun no file");
         sleep(Duration::from_millis(10));
     }
@@ -94,6 +99,9 @@ fn work_that_was_killed_begins_anew() {
         left.iter().all(|name| name.ends_with(".partial")),
         "{left:?}"
     );
+    assert!(!left.is_empty());
+    // What a live process makes stays, as long as it lives.
+    let mut live = waiting_beside(&folder, &left);
     fs::write(folder.join("in.txt"), "one\ntwo\n").unwrap();
     let again = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
         .args(["preprocess", "--lines", "--tokenizer", "bytes", "--output"])
@@ -110,9 +118,14 @@ fn work_that_was_killed_begins_anew() {
         said.contains("out: 2 documents, 6 tokens of 6 bytes of text, 1.000 bytes per token"),
         "{said}"
     );
-    for ending in ["bin", "idx", "json"] {
-        assert!(folder.join(format!("out.{ending}")).exists(), "{ending}");
-    }
+    let mut now = names(&folder);
+    now.sort();
+    assert!(now.iter().all(|name| !left.contains(name)), "{now:?}");
+    assert_eq!([&now[0], &now[1]], ["in.txt", "out.bin"]);
+    assert!(now[2].starts_with("out.bin.") && now[2].ends_with(".partial"));
+    assert_eq!(now[3..], ["out.idx", "out.json"]);
+    assert_eq!(end_with(&mut live, "-TERM").code(), Some(130));
+    assert_eq!(names(&folder).len(), 4);
     fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -5,30 +5,28 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::CheckpointError;
+use burn_megatron::partial::Partial;
 
 /// A folder in the making; removed unless it is published.
 pub(super) struct Draft {
-    path: PathBuf,
+    partial: Partial,
     to: PathBuf,
-    published: bool,
 }
 
 impl Draft {
     /// A folder beside `to`, of which nothing is known yet.
     pub fn new(to: &Path) -> Result<Self, CheckpointError> {
-        let Some(name) = to.file_name().and_then(|name| name.to_str()) else {
+        if to.file_name().is_none() {
             return Err(CheckpointError::corrupt(to, "it names no folder"));
-        };
-        let path = to.with_file_name(format!(".{name}.partial-{}", std::process::id()));
+        }
         if let Some(parent) = parent(to) {
             let made = fs::create_dir_all(parent);
             made.map_err(|error| CheckpointError::io("create", parent, error))?;
         }
-        fs::create_dir(&path).map_err(|error| CheckpointError::io("create", &path, error))?;
+        let partial = Partial::folder(to);
         Ok(Self {
-            path,
+            partial: partial.map_err(|error| CheckpointError::io("create", to, error))?,
             to: to.to_path_buf(),
-            published: false,
         })
     }
 
@@ -41,7 +39,7 @@ impl Draft {
 
     /// A new file, to be filled and [synchronised](File::sync_all).
     pub fn create(&self, name: &str) -> Result<(File, PathBuf), CheckpointError> {
-        let path = self.path.join(name);
+        let path = self.partial.path().join(name);
         match File::create_new(&path) {
             Ok(file) => Ok((file, path)),
             Err(error) => Err(CheckpointError::io("create", path, error)),
@@ -49,20 +47,11 @@ impl Draft {
     }
 
     /// Gives the folder its name, when all is on the disk.
-    pub fn publish(mut self) -> Result<(), CheckpointError> {
-        sync_folder(&self.path)?;
-        let renamed = fs::rename(&self.path, &self.to);
+    pub fn publish(self) -> Result<(), CheckpointError> {
+        sync_folder(self.partial.path())?;
+        let renamed = self.partial.publish();
         renamed.map_err(|error| CheckpointError::io("write", &self.to, error))?;
-        self.published = true;
         sync_folder(parent(&self.to).unwrap_or(Path::new(".")))
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if !self.published {
-            let _ = fs::remove_dir_all(&self.path);
-        }
     }
 }
 

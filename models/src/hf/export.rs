@@ -5,13 +5,15 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
-use burn_megatron::checkpoint::{CheckpointError, ElementType, MODEL, Slice, TensorSource};
+use burn_megatron::checkpoint::{
+    CheckpointError, ElementType, HEADER_LENGTH, MODEL, Slice, TensorSource, header_dtype,
+};
 use serde_json::{Map, Value, json};
 
 use super::draft::Draft;
 use super::folder::CONFIG;
 use super::names::{CHUNK, Mapped, mapped};
-use super::shard::{self, INDEX, LENGTH, SINGLE, read_text};
+use super::shard::{INDEX, SINGLE, read_text};
 use super::transpose::transpose;
 use super::{HfConfig, HfError};
 
@@ -285,7 +287,7 @@ fn header(tensors: &[Planned]) -> Vec<u8> {
     for tensor in tensors {
         let end = at + tensor.bytes();
         let entry = json!({
-            "dtype": shard::dtype(tensor.to).to_string(),
+            "dtype": header_dtype(tensor.to).to_string(),
             "shape": tensor.mapped.shape,
             "data_offsets": [at, end],
         });
@@ -293,10 +295,7 @@ fn header(tensors: &[Planned]) -> Vec<u8> {
         at = end;
     }
     let mut text = Value::Object(entries).to_string();
-    let total = (LENGTH as usize + text.len()).next_multiple_of(ALIGNMENT);
-    text.extend(std::iter::repeat_n(
-        ' ',
-        total - LENGTH as usize - text.len(),
-    ));
+    let total = (HEADER_LENGTH + text.len()).next_multiple_of(ALIGNMENT);
+    text.extend(std::iter::repeat_n(' ', total - HEADER_LENGTH - text.len()));
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }

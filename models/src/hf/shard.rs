@@ -5,14 +5,16 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use burn_megatron::checkpoint::{CheckpointError, ElementType, HeaderEntry, parse_header};
+use burn_megatron::checkpoint::{
+    CheckpointError, ElementType, HEADER_LENGTH, HeaderEntry, LONGEST_HEADER, parse_header,
+};
 use safetensors::Dtype;
 use serde::Deserialize;
 
 /// The bytes of the length before a header.
-pub(super) const LENGTH: u64 = 8;
+const LENGTH: u64 = HEADER_LENGTH as u64;
 /// The longest header, and the longest index, that is read.
-pub(super) const LONGEST: u64 = 100_000_000;
+const LONGEST: u64 = LONGEST_HEADER as u64;
 
 /// The one file of a small model.
 pub(super) const SINGLE: &str = "model.safetensors";
@@ -39,7 +41,7 @@ impl Shard {
         if size < LENGTH {
             return Err(corrupt(format!("it has {size} bytes, and no header")));
         }
-        let mut length = [0; LENGTH as usize];
+        let mut length = [0; HEADER_LENGTH];
         read_at(&file, &mut length, 0).map_err(io)?;
         let length = u64::from_le_bytes(length);
         let most = LONGEST.min(size - LENGTH);
@@ -92,19 +94,6 @@ pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
         Dtype::F16 => Some(ElementType::F16),
         Dtype::BF16 => Some(ElementType::Bf16),
         _ => None,
-    }
-}
-
-/// The type as a file names it.
-pub(super) fn dtype(of: ElementType) -> Dtype {
-    match of {
-        ElementType::F64 => Dtype::F64,
-        ElementType::F32 => Dtype::F32,
-        ElementType::F16 => Dtype::F16,
-        ElementType::Bf16 => Dtype::BF16,
-        ElementType::I64 => Dtype::I64,
-        ElementType::I32 => Dtype::I32,
-        ElementType::U8 => Dtype::U8,
     }
 }
 

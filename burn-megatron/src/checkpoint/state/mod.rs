@@ -15,6 +15,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+use super::{Checkpoint, TensorSource};
 use crate::optim::{LossScalerState, StepCount};
 
 pub(crate) use check::{Names, Wanted, agree, check};
@@ -50,4 +51,19 @@ pub struct RunState {
     /// The dynamic loss scale, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaler: Option<LossScalerState>,
+}
+
+impl RunState {
+    /// That of the run which saved a checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::Run`] where there is none, as in a checkpoint of weights alone.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self, StateError> {
+        let state = serde_json::from_value(checkpoint.about().state.clone());
+        state.map_err(|error| StateError::Run {
+            of: checkpoint.name(),
+            reason: error.to_string(),
+        })
+    }
 }

@@ -4,8 +4,9 @@ use super::*;
 
 #[test]
 fn each_flipped_byte_of_the_data_is_found() {
-    let folder = Scratch::new();
-    let saved = saved(&folder);
+    let held = scratch();
+    let folder = held.path();
+    let saved = saved(folder);
     for name in ["part-00000.safetensors", "part-00001.safetensors"] {
         let path = saved.path().join(name);
         let bytes = fs::read(&path).unwrap();
@@ -13,7 +14,7 @@ fn each_flipped_byte_of_the_data_is_found() {
             let mut changed = bytes.clone();
             changed[at] ^= 1 << (at % 8);
             fs::write(&path, &changed).unwrap();
-            let again = Checkpoint::open(&*folder).unwrap();
+            let again = Checkpoint::open(folder).unwrap();
             let text = again.verify(&mut |_| {}).unwrap_err().to_string();
             assert!(
                 text.contains(name) && text.contains("has changed"),
@@ -22,13 +23,14 @@ fn each_flipped_byte_of_the_data_is_found() {
         }
         fs::write(&path, &bytes).unwrap();
     }
-    assert_small(&Checkpoint::open(&*folder).unwrap());
+    assert_small(&Checkpoint::open(folder).unwrap());
 }
 
 #[test]
 fn each_flipped_byte_of_the_manifest_is_found() {
-    let folder = Scratch::new();
-    let saved = saved(&folder);
+    let held = scratch();
+    let folder = held.path();
+    let saved = saved(folder);
     let path = saved.path().join("manifest.json");
     let bytes = fs::read(&path).unwrap();
     for at in 0..bytes.len() {
@@ -38,7 +40,7 @@ fn each_flipped_byte_of_the_manifest_is_found() {
         assert!(text.starts_with("manifest.json: "), "{text}");
     }
     fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-    let text = Checkpoint::open(&*folder).unwrap_err().to_string();
+    let text = Checkpoint::open(folder).unwrap_err().to_string();
     assert!(
         text.contains(path.to_str().unwrap()) && text.contains("cut off"),
         "{text}"
@@ -47,13 +49,14 @@ fn each_flipped_byte_of_the_manifest_is_found() {
 
 #[test]
 fn a_file_of_another_size_is_not_opened() {
-    let folder = Scratch::new();
-    let saved = saved(&folder);
+    let held = scratch();
+    let folder = held.path();
+    let saved = saved(folder);
     let path = saved.path().join("part-00001.safetensors");
     let bytes = fs::read(&path).unwrap();
     for changed in [&bytes[..bytes.len() - 1], &[&bytes[..], b"x"].concat()] {
         fs::write(&path, changed).unwrap();
-        let text = Checkpoint::open(&*folder).unwrap_err().to_string();
+        let text = Checkpoint::open(folder).unwrap_err().to_string();
         let sizes = format!(
             "it has {} bytes, and was written with {}",
             changed.len(),
@@ -65,7 +68,7 @@ fn a_file_of_another_size_is_not_opened() {
         );
     }
     fs::remove_file(&path).unwrap();
-    let text = Checkpoint::open(&*folder).unwrap_err().to_string();
+    let text = Checkpoint::open(folder).unwrap_err().to_string();
     assert!(
         text.contains("cannot open") && text.contains("part-00001"),
         "{text}"
@@ -74,7 +77,8 @@ fn a_file_of_another_size_is_not_opened() {
 
 #[test]
 fn a_file_that_is_cut_while_it_is_open_ends_nothing() {
-    let folder = Scratch::new();
+    let held = scratch();
+    let folder = held.path();
     let cut = |saved: &Checkpoint| {
         let path = saved.path().join("part-00001.safetensors");
         fs::OpenOptions::new()
@@ -101,8 +105,9 @@ fn a_file_that_is_cut_while_it_is_open_ends_nothing() {
 
 #[test]
 fn what_is_not_there_is_named() {
-    let folder = Scratch::new();
-    let saved = saved(&folder);
+    let held = scratch();
+    let folder = held.path();
+    let saved = saved(folder);
     let text = saved
         .read("model/c", &slice(&[0], &[1]))
         .unwrap_err()
@@ -123,15 +128,16 @@ fn what_is_not_there_is_named() {
 
 /// The error of publishing these parts.
 fn refused(tensors: &[Whole], parts: &[Vec<(usize, Slice)>]) -> CheckpointError {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     let draft = folder.begin(1).unwrap();
     write(&draft, tensors, parts);
     let error = draft
         .publish(parts.len(), &about(1), &Retention::default(), WAIT)
         .unwrap_err();
     // Only the lock is left.
-    assert_eq!(fs::read_dir(&*path).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(path).unwrap().count(), 1);
     error
 }
 
@@ -165,8 +171,9 @@ fn parts_that_make_no_whole_are_not_published() {
 
 #[test]
 fn pieces_that_cannot_be_are_refused() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     let tensor = |shape: &[usize]| TensorMeta {
         key: "model/x".into(),
         dtype: ElementType::F32,
@@ -234,8 +241,9 @@ fn pieces_that_cannot_be_are_refused() {
 
 #[test]
 fn ranks_that_do_not_come_are_named() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     let (tensors, parts) = small();
     let draft = folder.begin(1).unwrap();
     write(&draft, &tensors, &parts[..1]);
@@ -265,7 +273,8 @@ fn ranks_that_do_not_come_are_named() {
 
 #[test]
 fn a_place_that_cannot_be_written_is_named() {
-    let path = Scratch::new();
+    let held = scratch();
+    let path = held.path();
     fs::write(path.join("file"), "").unwrap();
     let error = CheckpointFolder::create(path.join("file/checkpoints")).unwrap_err();
     let text = error.to_string();

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 fn names(path: &Path) -> Vec<String> {
@@ -17,8 +18,9 @@ fn keep(last: usize, every: u64) -> Retention {
 
 #[test]
 fn old_ones_go_after_the_new_one_is_there() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     assert!(folder.latest().unwrap().is_none());
     for step in 1..=7 {
         let saved = save(&folder, step, &keep(2, 3));
@@ -33,7 +35,7 @@ fn old_ones_go_after_the_new_one_is_there() {
         "step-00000006",
         "step-00000007",
     ];
-    assert_eq!(names(&path), expected);
+    assert_eq!(names(path), expected);
     let files = [
         "manifest.json",
         "part-00000.safetensors",
@@ -44,12 +46,13 @@ fn old_ones_go_after_the_new_one_is_there() {
 
 #[test]
 fn a_step_is_saved_again_without_touching_the_first() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     save(&folder, 5, &Retention::default());
     let again = save(&folder, 5, &Retention::default());
     assert_eq!(again.path(), path.join("step-00000005-2"));
-    assert_eq!(names(&path), ["latest", "lock", "step-00000005-2"]);
+    assert_eq!(names(path), ["latest", "lock", "step-00000005-2"]);
     assert_small(&folder.latest().unwrap().unwrap());
     // What is lower than all others stays, for it is the new one.
     save(&folder, 3, &keep(1, 100));
@@ -59,8 +62,9 @@ fn a_step_is_saved_again_without_touching_the_first() {
 
 #[test]
 fn going_back_removes_what_came_later() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     for step in 1..=4 {
         save(&folder, step, &Retention::default());
     }
@@ -73,8 +77,9 @@ fn going_back_removes_what_came_later() {
 
 #[test]
 fn the_newest_whole_one_is_found() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     assert!(folder.newest_whole().unwrap().0.is_none());
     for step in [1, 2, 3, 4] {
         save(&folder, step, &Retention::default());
@@ -100,14 +105,15 @@ fn the_newest_whole_one_is_found() {
 
 #[test]
 fn a_pointer_to_nothing_is_named() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
-    let text = Checkpoint::open(&*path).unwrap_err().to_string();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
+    let text = Checkpoint::open(path).unwrap_err().to_string();
     assert!(text.ends_with("has no finished checkpoint"), "{text}");
     save(&folder, 1, &Retention::default());
     save(&folder, 2, &Retention::default());
     fs::remove_dir_all(path.join("step-00000002")).unwrap();
-    let text = Checkpoint::open(&*path).unwrap_err().to_string();
+    let text = Checkpoint::open(path).unwrap_err().to_string();
     assert!(
         text.contains("latest: it names step-00000002, which is not there"),
         "{text}"
@@ -122,13 +128,13 @@ fn a_pointer_to_nothing_is_named() {
         "ä\n",
     ] {
         fs::write(path.join("latest"), bad).unwrap();
-        let text = Checkpoint::open(&*path).unwrap_err().to_string();
+        let text = Checkpoint::open(path).unwrap_err().to_string();
         assert!(text.contains("names no checkpoint"), "{text}");
     }
     fs::write(path.join("latest"), [0xff, 0xfe]).unwrap();
-    Checkpoint::open(&*path).unwrap_err();
+    Checkpoint::open(path).unwrap_err();
     fs::remove_file(path.join("latest")).unwrap();
-    let text = Checkpoint::open(&*path).unwrap_err().to_string();
+    let text = Checkpoint::open(path).unwrap_err().to_string();
     assert!(
         text.contains("step-00000001 can be opened by name"),
         "{text}"
@@ -136,21 +142,23 @@ fn a_pointer_to_nothing_is_named() {
     assert_small(&Checkpoint::open(path.join("step-00000001")).unwrap());
     // A save puts it right.
     save(&folder, 3, &Retention::default());
-    assert_eq!(Checkpoint::open(&*path).unwrap().about().step, 3);
+    assert_eq!(Checkpoint::open(path).unwrap().about().step, 3);
 }
 
 #[test]
 fn the_folder_of_a_run_is_opened_too() {
-    let run = Scratch::new();
+    let held = scratch();
+    let run = held.path();
     saved(&run.join("checkpoints"));
-    assert_small(&Checkpoint::open(&*run).unwrap());
+    assert_small(&Checkpoint::open(run).unwrap());
 }
 
 #[test]
 fn one_run_at_a_time_writes() {
-    let path = Scratch::new();
-    let first = CheckpointFolder::create(&*path).unwrap();
-    let second = CheckpointFolder::open(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let first = CheckpointFolder::create(path).unwrap();
+    let second = CheckpointFolder::open(path).unwrap();
     let lock = first.lock().unwrap();
     // Clones of the first are the same run.
     let clone = first.clone();
@@ -177,16 +185,17 @@ fn one_run_at_a_time_writes() {
 
 #[test]
 fn a_draft_that_is_dropped_is_gone() {
-    let path = Scratch::new();
-    let folder = CheckpointFolder::create(&*path).unwrap();
+    let held = scratch();
+    let path = held.path();
+    let folder = CheckpointFolder::create(path).unwrap();
     let draft = folder.begin(1).unwrap();
     let joined = folder.join(draft.name()).unwrap();
     let (tensors, parts) = small();
     write(&joined, &tensors, &parts);
     drop(joined);
-    assert_eq!(names(&path).len(), 2);
+    assert_eq!(names(path).len(), 2);
     drop(draft);
-    assert_eq!(names(&path), ["lock"]);
+    assert_eq!(names(path), ["lock"]);
     // What a killed save has left goes with the next.
     fs::create_dir_all(path.join(".saving-00000009-x")).unwrap();
     fs::write(path.join(".saving-00000009-x/part"), "half").unwrap();
@@ -195,7 +204,7 @@ fn a_draft_that_is_dropped_is_gone() {
     fs::write(path.join("notes.txt"), "mine").unwrap();
     save(&folder, 1, &Retention::default());
     assert_eq!(
-        names(&path),
+        names(path),
         ["latest", "lock", "notes.txt", "step-00000001"]
     );
 }
@@ -220,9 +229,10 @@ fn recorded(fail_at: usize, error: io::ErrorKind) -> (Disk, Log) {
 /// All that a file system may do in any order before a name is given is done before.
 #[test]
 fn bytes_reach_the_disk_before_names() {
-    let path = Scratch::new();
+    let held = scratch();
+    let path = held.path();
     let (disk, log) = recorded(0, io::ErrorKind::Other);
-    let folder = CheckpointFolder::create_on(disk, &*path).unwrap();
+    let folder = CheckpointFolder::create_on(disk, path).unwrap();
     save(&folder, 1, &Retention::default());
     let log = log.lock().unwrap();
     let published = |(operation, path): &(Operation, PathBuf)| {
@@ -295,12 +305,13 @@ fn an_error_at_any_operation_loses_nothing() {
         let mut stop = 0;
         loop {
             stop += 1;
-            let path = Scratch::new();
-            let own = CheckpointFolder::create(&*path).unwrap();
+            let held = scratch();
+            let path = held.path();
+            let own = CheckpointFolder::create(path).unwrap();
             save(&own, 1, &Retention::default());
             save(&own, 2, &Retention::default());
             let (disk, log) = recorded(stop, kind);
-            let folder = CheckpointFolder::create_on(disk, &*path).unwrap();
+            let folder = CheckpointFolder::create_on(disk, path).unwrap();
             let (tensors, parts) = small();
             let result = folder.begin(3).and_then(|draft| {
                 for (rank, part) in parts.iter().enumerate() {
@@ -345,7 +356,7 @@ fn an_error_at_any_operation_loses_nothing() {
             assert_eq!(latest.about().step, expected, "{operation:?} {text}");
             drop(folder);
             save(&own, 4, &keep(1, 100));
-            assert_eq!(names(&path), ["latest", "lock", "step-00000004"]);
+            assert_eq!(names(path), ["latest", "lock", "step-00000004"]);
         }
     }
 }

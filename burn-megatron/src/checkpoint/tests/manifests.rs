@@ -7,8 +7,9 @@ use std::time::Instant;
 
 /// The JSON of a manifest.
 fn value() -> Value {
-    let folder = Scratch::new();
-    let text = fs::read(saved(&folder).path().join("manifest.json")).unwrap();
+    let held = scratch();
+    let folder = held.path();
+    let text = fs::read(saved(folder).path().join("manifest.json")).unwrap();
     serde_json::from_slice(&text).unwrap()
 }
 

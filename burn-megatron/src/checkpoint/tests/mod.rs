@@ -6,45 +6,21 @@ mod manifests;
 mod round_trip;
 
 use std::fs;
-use std::ops::Deref;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
 use std::time::Duration;
+
+use tempfile::TempDir;
 
 use super::*;
 
-/// A folder that goes with the value.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("burn-megatron-checkpoint-{}-{number}", std::process::id());
-        // In memory if there is such a place: it takes no time to sync.
-        let memory = Path::new("/dev/shm");
-        let root = match memory.is_dir() {
-            true => memory.to_path_buf(),
-            false => std::env::temp_dir(),
-        };
-        let path = root.join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Deref for Scratch {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// A folder that goes with the value: in memory if there is such a place, as it takes no time to sync.
+fn scratch() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let made = match memory.is_dir() {
+        true => tempfile::tempdir_in(memory),
+        false => tempfile::tempdir(),
+    };
+    made.unwrap()
 }
 
 /// A tensor with its bytes.

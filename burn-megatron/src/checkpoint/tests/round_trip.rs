@@ -70,8 +70,9 @@ proptest! {
                 parts[rank].push((number, slice));
             }
         }
-        let folder = Scratch::new();
-        let folder = CheckpointFolder::create(&*folder).unwrap();
+        let held = scratch();
+        let folder = held.path();
+        let folder = CheckpointFolder::create(folder).unwrap();
         let draft = folder.begin(3).unwrap();
         let joined = folder.join(draft.name()).unwrap();
         write(&joined, &tensors, &parts);
@@ -104,8 +105,9 @@ proptest! {
 
 #[test]
 fn other_programs_can_read_the_files() {
-    let folder = Scratch::new();
-    let saved = saved(&folder);
+    let held = scratch();
+    let folder = held.path();
+    let saved = saved(folder);
     let bytes = fs::read(saved.path().join("part-00000.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut names = file.names();
@@ -128,8 +130,9 @@ fn other_programs_can_read_the_files() {
 
 #[test]
 fn one_piece_is_in_memory_at_a_time_the_widest_first() {
-    let folder = Scratch::new();
-    let folder = CheckpointFolder::create(&*folder).unwrap();
+    let held = scratch();
+    let folder = held.path();
+    let folder = CheckpointFolder::create(folder).unwrap();
     let draft = folder.begin(1).unwrap();
     let types = [
         ElementType::U8,
@@ -166,8 +169,9 @@ fn one_piece_is_in_memory_at_a_time_the_widest_first() {
 
 #[test]
 fn memory_of_another_length_is_refused() {
-    let folder = Scratch::new();
-    let checkpoints = CheckpointFolder::create(&*folder).unwrap();
+    let held = scratch();
+    let folder = held.path();
+    let checkpoints = CheckpointFolder::create(folder).unwrap();
     let checkpoint = save(&checkpoints, 1, &Retention::default());
     let all = slice(&[1], &[2]);
     let right = checkpoint.read("model/b", &all).unwrap().len();
@@ -182,8 +186,9 @@ fn memory_of_another_length_is_refused() {
 
 #[test]
 fn what_is_not_touched_is_not_checked() {
-    let folder = Scratch::new();
-    let folder = CheckpointFolder::create(&*folder).unwrap();
+    let held = scratch();
+    let folder = held.path();
+    let folder = CheckpointFolder::create(folder).unwrap();
     // Three chunks.
     let tensor = whole("big", ElementType::F32, &[2 * CHUNK / 4 + 9]);
     let draft = folder.begin(1).unwrap();
@@ -216,7 +221,8 @@ fn what_is_not_touched_is_not_checked() {
 
 #[test]
 fn other_files_have_the_same_content() {
-    let folder = Scratch::new();
+    let held = scratch();
+    let folder = held.path();
     let first = saved(&folder.join("first"));
     let text = reshard(
         &first,
@@ -254,7 +260,8 @@ fn other_files_have_the_same_content() {
 
 #[test]
 fn differences_are_counted() {
-    let folder = Scratch::new();
+    let held = scratch();
+    let folder = held.path();
     let of = |name: &str, tensors: &[(&str, ElementType, Vec<u8>)]| {
         let folder = CheckpointFolder::create(folder.join(name)).unwrap();
         let tensors = tensors.iter().map(|(key, dtype, bytes)| Whole {

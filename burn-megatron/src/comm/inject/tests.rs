@@ -4,32 +4,50 @@
 mod processes;
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::comm::world::{RankPanic, World, WorldError};
 use crate::comm::{Buffer, DType, Link, SlowLink};
+use crate::testing::{PATIENCE, until};
+
+/// Less than any fault takes.
+const SHORT: Duration = Duration::from_millis(200);
 
 /// What every rank gets.
 type Results = Vec<Option<Result<Buffer, CommError>>>;
 
 /// Three calls on three ranks, of which rank 1 has a fault at the second.
 fn with_fault(fault: &str, call: &Call, len: usize) -> (Results, Option<WorldError>) {
+    within(PATIENCE, fault, call, len)
+}
+
+/// The same with a deadline for the second call and the third. Nobody waits before two have started.
+fn within(
+    deadline: Duration,
+    fault: &str,
+    call: &Call,
+    len: usize,
+) -> (Results, Option<WorldError>) {
     let fault: Fault = fault.parse().unwrap();
     let results = Mutex::new(vec![None; 3]);
     let world = World::threads(3)
         .unwrap()
-        .deadline(Duration::from_millis(300))
+        .deadline(deadline)
+        .first_deadline(PATIENCE)
         .call_log_dir(std::env::current_exe().unwrap().join("none"));
+    let come = AtomicUsize::new(0);
     let outcome = world.run(|rank| {
-        let plan = Plan::new(vec![fault]).deadline(Duration::from_millis(400));
+        let plan = Plan::new(vec![fault]).deadline(Duration::from_secs(2));
         let comm = inject(rank.communicator(), Arc::new(plan));
         // A part counts on with the whole.
         let part = comm.split("part", &[vec![2, 1, 0]])?;
         part.barrier()?;
-        let result = part
-            .start(call.clone(), vec![1f32; len].into())
-            .and_then(Pending::wait);
+        let started = part.start(call.clone(), vec![1f32; len].into());
+        come.fetch_add(1, Ordering::SeqCst);
+        until("two have started", || come.load(Ordering::SeqCst) > 1);
+        let result = started.and_then(Pending::wait);
         results.lock().unwrap()[rank.rank()] = Some(result.clone());
         result?;
         comm.barrier()
@@ -63,7 +81,7 @@ fn delay() {
         assert_eq!(result, Some(Ok(vec![3f32; 4].into())));
     }
     // Beyond the deadline the others say who is late.
-    let (results, _) = with_fault("delay:900ms@rank=1,call=1", &sum(), 4);
+    let (results, _) = within(SHORT, "delay:3s@rank=1,call=1", &sum(), 4);
     for rank in [0, 2] {
         match error_of(&results, rank) {
             CommError::Deadline { missing, .. } => assert_eq!(*missing, [1]),
@@ -75,7 +93,7 @@ fn delay() {
 
 #[test]
 fn drop_() {
-    let (results, error) = with_fault("drop@rank=1,call=1", &sum(), 4);
+    let (results, error) = within(SHORT, "drop@rank=1,call=1", &sum(), 4);
     let (rank, first) = first_failure(error);
     assert_ne!(rank, 1);
     let CommError::Deadline {
@@ -88,7 +106,7 @@ fn drop_() {
     assert_eq!(
         error_of(&results, 1).to_string(),
         "fault injection: drop@rank=1,call=1 strikes rank 1, call 1: all_reduce(sum) of 4 f32 over \
-         part [2, 1, 0]: never started; its wait ended after 0.4 s"
+         part [2, 1, 0]: never started; its wait ended after 2.0 s"
     );
 }
 

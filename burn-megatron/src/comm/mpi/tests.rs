@@ -210,7 +210,6 @@ fn a_start_without_all_ranks_says_so() {
     if env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1" {
         return thread::sleep(Duration::from_secs(4));
     }
-    let began = Instant::now();
     let error = MpiTransport::open(Arc::default(), Duration::from_secs(1)).unwrap_err();
     assert!(
         error
@@ -218,7 +217,6 @@ fn a_start_without_all_ranks_says_so() {
             .starts_with("mpi: the start has not returned after 1.0 s"),
         "{error}"
     );
-    assert!(began.elapsed() < Duration::from_secs(3));
     println!("rank 0 was told");
 }
 
@@ -226,11 +224,9 @@ fn a_start_without_all_ranks_says_so() {
 fn a_killed_rank_ends_the_job() {
     let test = "a_killed_rank_ends_the_job";
     if env::var_os(RANK).is_none() {
-        let began = Instant::now();
         if let Some(output) = launch(test, 3, &[]) {
             assert!(told(&output).contains("signal 9"), "{}", told(&output));
             assert!(!output.status.success());
-            assert!(began.elapsed() < PATIENCE / 2);
         }
         return;
     }

@@ -25,6 +25,8 @@ pub struct Link {
     latency: Duration,
     bytes_per_second: f64,
     began: Instant,
+    /// The time of a link whose time is counted.
+    counted: Option<Mutex<Duration>>,
     state: Mutex<State>,
 }
 
@@ -96,6 +98,24 @@ impl Link {
     /// # Errors
     /// [`LinkError`] for a bandwidth that is no positive number, or a latency above 600 s.
     pub fn new(latency: Duration, bytes_per_second: f64) -> Result<Arc<Self>, LinkError> {
+        Self::on(latency, bytes_per_second, None)
+    }
+
+    /// The same link, whose time does not pass by itself: it is counted. It goes on by the waits for
+    /// transfers and by [`pass`](Self::pass), without a sleep, so that what a test sees of it does not depend
+    /// on how busy the machine is.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn counted(latency: Duration, bytes_per_second: f64) -> Result<Arc<Self>, LinkError> {
+        Self::on(latency, bytes_per_second, Some(Mutex::default()))
+    }
+
+    fn on(
+        latency: Duration,
+        bytes_per_second: f64,
+        counted: Option<Mutex<Duration>>,
+    ) -> Result<Arc<Self>, LinkError> {
         match (bytes_per_second > 0.0, latency <= LONGEST) {
             (false, _) => Err(LinkError::Bandwidth(bytes_per_second)),
             (true, false) => Err(LinkError::Latency(latency)),
@@ -103,8 +123,17 @@ impl Link {
                 latency,
                 bytes_per_second,
                 began: Instant::now(),
+                counted,
                 state: Mutex::default(),
             })),
+        }
+    }
+
+    /// Lets time pass, as a computation does: counted, or slept through.
+    pub fn pass(&self, time: Duration) {
+        match &self.counted {
+            Some(now) => *now.lock().unwrap_or_else(PoisonError::into_inner) += time,
+            None => sleep(time),
         }
     }
 
@@ -126,7 +155,10 @@ impl Link {
     }
 
     fn now(&self) -> Duration {
-        self.began.elapsed()
+        match &self.counted {
+            Some(now) => *now.lock().unwrap_or_else(PoisonError::into_inner),
+            None => self.began.elapsed(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -187,7 +219,7 @@ pub(super) struct Ticket {
 impl Ticket {
     fn wait(self, inner: Pending) -> Result<Buffer, CommError> {
         let begin = self.link.now();
-        sleep(self.done.saturating_sub(begin));
+        self.link.pass(self.done.saturating_sub(begin));
         let result = inner.wait();
         let waited = self.link.now() - begin;
         let mut state = self.link.state();

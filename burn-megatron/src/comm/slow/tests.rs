@@ -1,6 +1,5 @@
-//! Margins are wide: a busy machine may stop a thread for a while.
+//! What depends on times is seen by a link that counts them, as a busy machine stops threads for a while.
 
-use std::thread::sleep;
 use std::time::Instant;
 
 use super::link::LONGEST;
@@ -11,18 +10,25 @@ fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Runs `f` on two ranks, each with its link, and gives the transfers of each.
+/// Runs `f` on two ranks, each with the link that `link` makes, and gives the transfers of each.
+fn on(
+    link: impl Fn() -> Result<Arc<Link>, LinkError> + Sync,
+    f: impl Fn(Arc<dyn Communicator>, &Link) -> Result<(), CommError> + Sync,
+) -> Vec<Vec<Transfer>> {
+    let run = World::threads(2).unwrap().compute_threads(1).run(|rank| {
+        let link = link().unwrap();
+        f(SlowLink::over(rank.communicator(), &link), &link)?;
+        Ok::<_, CommError>(link.take_transfers())
+    });
+    run.unwrap()
+}
+
 fn over(
     latency: Duration,
     bytes_per_second: f64,
     f: impl Fn(Arc<dyn Communicator>) -> Result<(), CommError> + Sync,
 ) -> Vec<Vec<Transfer>> {
-    let run = World::threads(2).unwrap().compute_threads(1).run(|rank| {
-        let link = Link::new(latency, bytes_per_second).unwrap();
-        f(SlowLink::over(rank.communicator(), &link))?;
-        Ok::<_, CommError>(link.take_transfers())
-    });
-    run.unwrap()
+    on(|| Link::new(latency, bytes_per_second), |comm, _| f(comm))
 }
 
 fn ones(len: usize) -> Buffer {
@@ -63,23 +69,30 @@ fn transfers_follow_one_another_over_all_groups_of_a_rank() {
 
 #[test]
 fn work_between_start_and_wait_hides_a_transfer() {
-    let all = over(ms(100), f64::INFINITY, |comm| {
-        let pending = comm.start_all_reduce(ones(10), ReduceOp::Sum)?;
-        sleep(ms(200));
-        assert_eq!(pending.wait()?, vec![2f32; 10].into());
-        Ok(())
-    });
-    for transfers in all {
-        assert!(hidden_share(&transfers) > 0.5, "{transfers:?}");
-        assert!(transfers[0].begin_wait.unwrap() >= transfers[0].done);
+    for (work, hidden) in [(40, 0.4), (100, 1.0), (200, 1.0)] {
+        let link = || Link::counted(ms(100), f64::INFINITY);
+        let all = on(link, |comm, link| {
+            let pending = comm.start_all_reduce(ones(10), ReduceOp::Sum)?;
+            link.pass(ms(work));
+            assert_eq!(pending.wait()?, vec![2f32; 10].into());
+            Ok(())
+        });
+        for transfers in all {
+            assert_eq!(hidden_share(&transfers), hidden, "{transfers:?}");
+            assert_eq!(transfers[0].begin_wait, Some(ms(work)));
+        }
     }
 }
 
 #[test]
 fn an_immediate_wait_hides_nothing() {
-    let all = over(ms(100), f64::INFINITY, |comm| comm.barrier());
-    for transfers in all {
-        assert!(hidden_share(&transfers) < 0.5, "{transfers:?}");
+    let link = || Link::counted(ms(100), f64::INFINITY);
+    for transfers in on(link, |comm, _| comm.barrier()) {
+        assert_eq!(hidden_share(&transfers), 0.0, "{transfers:?}");
+        assert_eq!(transfers[0].waited, ms(100));
+    }
+    // By the clock a rank waits at least as long.
+    for transfers in over(ms(20), f64::INFINITY, |comm| comm.barrier()) {
         let transfer = &transfers[0];
         assert!(transfer.begin_wait.unwrap() + transfer.waited >= transfer.done);
     }

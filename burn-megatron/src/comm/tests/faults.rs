@@ -1,9 +1,9 @@
 //! Mismatches, missing ranks, failing ranks, ranks that leave early.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::*;
 
@@ -232,17 +232,20 @@ fn calls_that_make_no_sense_are_refused_before_anything_is_sent() {
 
 #[test]
 fn a_missing_rank_is_named() {
-    let began = Instant::now();
+    let (come, told) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let error = world(3).deadline(Duration::from_millis(200)).run(|rank| {
         if rank.rank() == 1 {
-            sleep(Duration::from_millis(600));
+            until("both are told", || told.load(Ordering::SeqCst) == 2);
             return Ok(());
         }
-        rank.communicator()
-            .all_reduce(vec![0f32; 8].into(), ReduceOp::Sum)
-            .map(drop)
+        let comm = rank.communicator();
+        let pending = comm.start_all_reduce(vec![0f32; 8].into(), ReduceOp::Sum)?;
+        come.fetch_add(1, Ordering::SeqCst);
+        until("both have come", || come.load(Ordering::SeqCst) == 2);
+        let result = pending.wait().map(drop);
+        told.fetch_add(1, Ordering::SeqCst);
+        result
     });
-    assert!(began.elapsed() < Duration::from_secs(2));
     let (rank, error) = comm_failure(error.unwrap_err());
     assert_ne!(rank, 1);
     let text = error.to_string();
@@ -269,12 +272,15 @@ fn a_missing_rank_is_named() {
 
 #[test]
 fn a_missing_message_is_named() {
+    let told = AtomicBool::new(false);
     let error = world(2).deadline(Duration::from_millis(100)).run(|rank| {
         if rank.rank() == 0 {
-            sleep(Duration::from_millis(300));
+            until("the other is told", || told.load(Ordering::SeqCst));
             return Ok(());
         }
-        rank.communicator().receive(0, DType::F16, 7).map(drop)
+        let result = rank.communicator().receive(0, DType::F16, 7).map(drop);
+        told.store(true, Ordering::SeqCst);
+        result
     });
     let (rank, error) = comm_failure(error.unwrap_err());
     assert_eq!(rank, 1);
@@ -288,7 +294,7 @@ fn a_missing_message_is_named() {
 
 /// Rank 2 fails with `fail` while the others wait in all sorts of calls with a long deadline.
 fn failing(fail: impl Fn() -> Result<(), std::io::Error> + Sync) -> WorldError {
-    let (began, seen) = (Instant::now(), Mutex::new(Vec::new()));
+    let seen = Mutex::new(Vec::new());
     let error = world(5).run(|rank| {
         let (own, all) = (rank.rank(), rank.communicator());
         let pair = all
@@ -314,11 +320,6 @@ fn failing(fail: impl Fn() -> Result<(), std::io::Error> + Sync) -> WorldError {
         seen.lock().unwrap().push(result.clone().unwrap_err());
         result.map_err(std::io::Error::other)
     });
-    assert!(
-        began.elapsed() < Duration::from_secs(2),
-        "the others ended {:?}",
-        began.elapsed()
-    );
     let (error, seen) = (error.unwrap_err(), seen.into_inner().unwrap());
     let WorldError::RankFailed { rank, message, .. } = &error else {
         panic!("{error}")
@@ -328,6 +329,7 @@ fn failing(fail: impl Fn() -> Result<(), std::io::Error> + Sync) -> WorldError {
         rank: 2,
         message: message.clone(),
     };
+    // None of them by its deadline.
     assert_eq!(seen, vec![wanted; 4]);
     error
 }
@@ -406,7 +408,6 @@ fn a_failure_wakes_a_group_that_is_waited_on_by_a_panicking_layer() {
 
 #[test]
 fn a_rank_that_returns_early_is_named() {
-    let began = Instant::now();
     for receive in [false, true] {
         let error = world(3).run(|rank| {
             let comm = rank.communicator();
@@ -430,7 +431,6 @@ fn a_rank_that_returns_early_is_named() {
         let wanted = format!("rank 1 has returned without coming to {call} over world [0, 1, 2]");
         assert_eq!(error.to_string(), wanted);
     }
-    assert!(began.elapsed() < Duration::from_secs(2));
 }
 
 #[test]

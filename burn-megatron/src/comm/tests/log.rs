@@ -4,12 +4,27 @@ use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::process;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::*;
+use crate::comm::journal::Journal;
+use crate::comm::log::Position;
+
+/// The journals of a world's ranks.
+type Journals = [OnceLock<Arc<Journal>>; 5];
+
+/// Waits until these ranks are blocked in a call.
+fn await_blocked(journals: &Journals, ranks: &[usize], call: &str) {
+    let is_blocked = |rank: &usize| match journals[*rank].get().map(|journal| journal.position()) {
+        Some(Position::At(place)) => place.contains(call),
+        _ => false,
+    };
+    until("they wait", || ranks.iter().all(is_blocked));
+}
 
 /// A folder of this test, removed when it ends.
 struct Folder(PathBuf);
@@ -32,22 +47,25 @@ impl Drop for Folder {
 fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
     let folder = Folder::new("log");
     let world = World::threads(5).unwrap().call_log_dir(&folder.0);
+    let journals = Journals::default();
     let error = world.run(|rank| {
         let (own, comm) = (rank.rank(), rank.communicator());
+        journals[own].get_or_init(|| rank.journal().clone());
         let tensor = comm.split("tensor", &[vec![0, 1], vec![2, 3], vec![4]])?;
         let data = comm.split("data", &[vec![0, 1, 2], vec![3, 4]])?;
         match own {
-            0 | 1 => data.barrier()?,
+            0 | 1 | 4 => data.barrier()?,
             2 => {
+                await_blocked(&journals, &[0, 1, 4], "barrier");
+                await_blocked(&journals, &[3], "receive");
                 let _unfetched = tensor.start_all_gather(vec![0f32; 4].into())?;
-                sleep(Duration::from_millis(200));
                 raise(CommError::Engine {
                     engine: "test".into(),
                     message: "cable".into(),
                 });
             }
             3 => tensor.receive(0, DType::BF16, 6).map(drop)?,
-            _ => {}
+            _ => unreachable!(),
         }
         Ok::<_, CommError>(())
     });
@@ -67,7 +85,7 @@ fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
         "ranks 0, 1 are at call 0 barrier over data [0, 1, 2]; \
          rank 2 failed having started call 0 all_gather of 4 f32 over tensor [2, 3]; \
          rank 3 is at message 0 receive of 6 bf16 from rank 2 over tensor [2, 3]; \
-         rank 4 has returned"
+         rank 4 is at call 0 barrier over data [3, 4]"
     );
     let text = fs::read_to_string(call_log.unwrap()).unwrap();
     let lines: Vec<Value> = text
@@ -82,7 +100,7 @@ fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
     let calls = |rank: usize| lines[1..].iter().filter(move |line| line["rank"] == rank);
     assert_eq!(
         [0, 1, 2, 3, 4].map(|rank| calls(rank).count()),
-        [3, 3, 3, 3, 2]
+        [3, 3, 3, 3, 3]
     );
     let received = calls(3).next_back().unwrap();
     assert_eq!(received["operation"], "receive");
@@ -99,35 +117,75 @@ fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
 }
 
 #[test]
+fn the_verdict_says_who_has_returned() {
+    let folder = Folder::new("returned");
+    let world = World::threads(2).unwrap().call_log_dir(&folder.0);
+    let error = world.run(|rank| match rank.rank() {
+        0 => rank.communicator().receive(1, DType::U8, 1).map(drop),
+        _ => Ok(()),
+    });
+    let WorldError::RankFailed { verdict, .. } = error.unwrap_err() else {
+        panic!()
+    };
+    assert_eq!(
+        verdict,
+        "rank 0 failed at message 0 receive of 1 u8 from rank 1 over world [0, 1]; rank 1 has returned"
+    );
+}
+
+#[test]
 fn the_verdict_says_who_is_behind() {
     let folder = Folder::new("behind");
     let world = World::threads(4).unwrap().call_log_dir(&folder.0);
-    let error = world.deadline(Duration::from_millis(400)).run(|rank| {
-        let comm = rank.communicator();
-        comm.all_gather(vec![0f32; 4096].into())?;
-        match rank.rank() {
-            2 => {
-                sleep(Duration::from_millis(900));
-                Ok(())
-            }
-            // Only this one waits long enough to reach its deadline first.
-            3 => comm.barrier(),
-            _ => {
-                sleep(Duration::from_millis(150));
-                comm.barrier()
-            }
+    let (journals, told) = (Journals::default(), Arc::new(AtomicBool::new(false)));
+    let world = world
+        .deadline(Duration::from_millis(200))
+        .first_deadline(PATIENCE);
+    let error = world.run(|rank| {
+        let (own, comm) = (rank.rank(), rank.communicator());
+        journals[own].get_or_init(|| rank.journal().clone());
+        let late = |error| Late(error, told.clone());
+        comm.all_gather(vec![0f32; 4096].into()).map_err(late)?;
+        if own == 2 {
+            until("the verdict is out", || told.load(Ordering::SeqCst));
+            return Ok(());
         }
+        let result = comm.barrier();
+        // Whose deadline passes first says so when the others wait too.
+        await_blocked(&journals, &[0, 1, 3], "barrier");
+        result.map_err(late)
     });
     let WorldError::RankFailed { rank, verdict, .. } = error.unwrap_err() else {
         panic!()
     };
-    assert_eq!(rank, 3);
-    assert_eq!(
-        verdict,
-        "ranks 0, 1 are at call 1 barrier over world [0, 1, 2, 3]; \
-         rank 2 is past call 0 all_gather of 4096 f32 over world [0, 1, 2, 3]; \
-         rank 3 failed at call 1 barrier over world [0, 1, 2, 3]"
-    );
+    let waiting: Vec<_> = [0, 1, 3]
+        .into_iter()
+        .filter(|other| *other != rank)
+        .collect();
+    let mut clauses: Vec<_> = verdict.split("; ").collect();
+    clauses.sort_unstable();
+    let over = "over world [0, 1, 2, 3]";
+    let mut wanted = [
+        format!("rank 2 is past call 0 all_gather of 4096 f32 {over}"),
+        format!("rank {rank} failed at call 1 barrier {over}"),
+        format!(
+            "ranks {}, {} are at call 1 barrier {over}",
+            waiting[0], waiting[1]
+        ),
+    ];
+    wanted.sort_unstable();
+    assert_eq!(clauses, wanted);
+}
+
+/// An error that is dropped where it is not the first of its world: by then the verdict is out.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Late(CommError, Arc<AtomicBool>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
 }
 
 #[test]

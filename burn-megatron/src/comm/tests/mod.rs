@@ -12,6 +12,7 @@ mod world;
 use half::{bf16, f16};
 
 use super::*;
+use crate::testing::{PATIENCE, until};
 
 const DTYPES: [DType; 7] = [
     DType::F64,

@@ -97,6 +97,11 @@ impl Rank {
         (self.stop.0)()
     }
 
+    #[cfg(test)]
+    pub(in crate::comm) fn journal(&self) -> &Arc<Journal> {
+        &self.journal
+    }
+
     pub(super) fn thread_name(&self) -> String {
         format!("rank-{}", self.rank)
     }

@@ -13,7 +13,8 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::{Array, CacheError, IntType};
 use crate::data::DataError;
-use crate::data::indexed::{sync_folder, unique_name};
+use crate::data::indexed::sync_folder;
+use crate::partial::Partial;
 
 /// How long another process may take, where nothing else is said.
 const WAIT: Duration = Duration::from_secs(600);
@@ -234,19 +235,14 @@ fn sign(file: &mut File) -> io::Result<()> {
 
 /// Writes a file under another name, waits until it is on disk, and renames it.
 fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CacheError> {
-    let partial = path.with_extension(format!("{}.partial", unique_name()));
     let write = || {
-        let mut file = File::create(&partial)?;
+        let (partial, mut file) = Partial::file(path)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&partial, path)?;
+        partial.publish()?;
         sync_folder(path)
     };
-    write().map_err(|error| {
-        // What matters is the first error.
-        let _ = fs::remove_file(&partial);
-        io_error("write", path)(error)
-    })
+    write().map_err(io_error("write", path))
 }
 
 fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError {

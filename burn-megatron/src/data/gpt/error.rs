@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Part;
+use crate::tokenizer::InfoError;
 
 /// Why there are no such samples.
 #[derive(Debug, thiserror::Error)]
@@ -167,13 +168,11 @@ pub enum SamplingError {
         second: String,
     },
     /// What stands beside the token files is not readable.
-    #[error("cannot read '{}': {reason}", path.display())]
-    Sidecar {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    #[error(transparent)]
+    Info(#[from] InfoError),
+    /// What stands beside the token files names a token that none of them can hold.
+    #[error("the eod that stands beside '{}' is no token: tokens are below 2^31", .0.display())]
+    Eod(PathBuf),
     /// Settings that exclude one another.
     #[error("{0} has no effect with {1}: leave one out")]
     Ignored(&'static str, &'static str),

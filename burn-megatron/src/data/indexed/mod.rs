@@ -35,8 +35,8 @@ pub use error::{IndexedError, MalformedIndex};
 pub use file::IndexedFile;
 pub use header::Header;
 pub use token_type::TokenType;
+pub(super) use writer::sync_folder;
 pub use writer::{IndexedWriter, Written};
-pub(super) use writer::{sync_folder, unique_name};
 
 use std::path::{Path, PathBuf};
 

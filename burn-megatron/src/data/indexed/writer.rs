@@ -1,26 +1,24 @@
 //! Token files, written so that there is never half a file under the final name.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::header::{MAGIC, VERSION};
-use super::{IndexedError, IndexedFile, TokenType, bin_path, idx_path, with_ending};
+use super::{IndexedError, IndexedFile, TokenType, bin_path, idx_path};
+use crate::partial::Partial;
 
 /// Writes token files. Tokens go to disk as they come; of each sequence 4 bytes stay in memory, and of each
 /// document 8.
 ///
 /// Both files have temporary names beside the final ones until [`finish`](Self::finish). A writer that is
-/// dropped before takes them away.
+/// dropped before takes them away; what a killed process has left goes when the same files are begun again.
 pub struct IndexedWriter {
     prefix: PathBuf,
     replace: bool,
     token_type: TokenType,
     bin: BufWriter<File>,
-    temporary: Temporary,
+    partial: Partial,
     lengths: Vec<i32>,
     documents: Vec<i64>,
     tokens: u64,
@@ -60,14 +58,13 @@ impl IndexedWriter {
     }
 
     fn begin(prefix: &Path, token_type: TokenType, replace: bool) -> Result<Self, IndexedError> {
-        let temporary = Temporary::beside(prefix);
-        let bin = open_new(&temporary.bin)?;
+        let (partial, bin) = begin(&bin_path(prefix))?;
         Ok(Self {
             prefix: prefix.to_path_buf(),
             replace,
             token_type,
             bin: BufWriter::with_capacity(1 << 20, bin),
-            temporary,
+            partial,
             lengths: vec![],
             documents: vec![0],
             tokens: 0,
@@ -144,16 +141,17 @@ impl IndexedWriter {
         self.refuse_open_document()?;
         let flushed = self.bin.flush();
         let flushed = flushed.and_then(|()| self.bin.get_ref().sync_all());
-        flushed.map_err(|source| write_error(&self.temporary.bin, source))?;
-        let idx = open_new(&self.temporary.idx)?;
-        self.write_index(idx)
-            .map_err(|source| write_error(&self.temporary.idx, source))?;
-        self.publish()?;
-        Ok(Written {
+        flushed.map_err(|source| write_error(self.partial.path(), source))?;
+        let (idx, file) = begin(&idx_path(&self.prefix))?;
+        let written = self.write_index(file);
+        written.map_err(|source| write_error(idx.path(), source))?;
+        let written = Written {
             sequences: self.lengths.len(),
             documents: self.documents.len() - 1,
             tokens: self.tokens,
-        })
+        };
+        self.publish(idx)?;
+        Ok(written)
     }
 
     fn raw(&mut self, bytes: &[u8], tokens: usize) -> Result<(), IndexedError> {
@@ -162,7 +160,7 @@ impl IndexedWriter {
             return Err(IndexedError::SequenceTooLong { path, tokens });
         };
         let written = self.bin.write_all(bytes);
-        written.map_err(|source| write_error(&self.temporary.bin, source))?;
+        written.map_err(|source| write_error(self.partial.path(), source))?;
         self.lengths.push(length);
         self.tokens += tokens as u64;
         Ok(())
@@ -202,7 +200,7 @@ impl IndexedWriter {
         to.get_ref().sync_all()
     }
 
-    fn publish(&self) -> Result<(), IndexedError> {
+    fn publish(self, index: Partial) -> Result<(), IndexedError> {
         let (bin, idx) = (bin_path(&self.prefix), idx_path(&self.prefix));
         match self.replace {
             // Without an index, so that nobody reads new tokens by an old one.
@@ -214,44 +212,15 @@ impl IndexedWriter {
             },
             false => refuse_existing(&self.prefix)?,
         }
-        rename(&self.temporary.bin, &bin)?;
-        if let Err(error) = rename(&self.temporary.idx, &idx) {
+        let published = self.partial.publish();
+        published.map_err(|source| write_error(&bin, source))?;
+        if let Err(source) = index.publish() {
             // Tokens without an index are of no use; what matters is the first error.
             let _ = fs::remove_file(&bin);
-            return Err(error);
+            return Err(write_error(&idx, source));
         }
         sync_folder(&idx).map_err(|source| write_error(&idx, source))
     }
-}
-
-/// The names of files that are not whole yet; what is left of them goes with it.
-struct Temporary {
-    bin: PathBuf,
-    idx: PathBuf,
-}
-
-impl Temporary {
-    fn beside(prefix: &Path) -> Self {
-        let unique = unique_name();
-        let name = |ending: &str| with_ending(prefix, &format!("{ending}.{unique}.partial"));
-        Self {
-            bin: name(".bin"),
-            idx: name(".idx"),
-        }
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        for path in [&self.bin, &self.idx] {
-            // After a rename there is none, and nobody can be told of another error.
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-fn rename(from: &Path, to: &Path) -> Result<(), IndexedError> {
-    fs::rename(from, to).map_err(|source| write_error(to, source))
 }
 
 fn refuse_existing(prefix: &Path) -> Result<(), IndexedError> {
@@ -262,18 +231,8 @@ fn refuse_existing(prefix: &Path) -> Result<(), IndexedError> {
     }
 }
 
-fn open_new(path: &Path) -> Result<File, IndexedError> {
-    let file = OpenOptions::new().write(true).create_new(true).open(path);
-    file.map_err(|source| write_error(path, source))
-}
-
-/// A part of a name that no other process has, on this machine or on another.
-pub(crate) fn unique_name() -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let nanoseconds = since.map_or(0, |since| since.as_nanos());
-    format!("{nanoseconds:x}-{}-{count}", process::id())
+fn begin(path: &Path) -> Result<(Partial, File), IndexedError> {
+    Partial::file(path).map_err(|source| write_error(path, source))
 }
 
 /// Waits until the names in the folder of a file are on disk.

@@ -2,8 +2,6 @@
 
 mod sidecar;
 
-pub use sidecar::Sidecar;
-
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,6 +13,7 @@ use super::gpt::{Cache, FiniteSamples, GptDataset, GptOptions, Part, SamplingErr
 use super::indexed::IndexedFile;
 use super::pack::Packed;
 use super::{DataError, Dataset, Sample, Samples, Sampling};
+use crate::tokenizer::TokenFileInfo;
 
 /// Of the order in which held-out samples come: the same in all runs, so that their losses can be compared.
 const HELD_OUT_SEED: u64 = 1234;
@@ -108,16 +107,19 @@ impl TokenFiles {
         let open = |file: &TokenFile| IndexedFile::open(&file.prefix).map(Arc::new);
         let files: Vec<_> = config.files.iter().map(open).collect::<Result<_, _>>()?;
         let prefixes: Vec<_> = config.files.iter().map(|file| &*file.prefix).collect();
-        let beside = Sidecar::of_all(&prefixes)?;
+        let beside = sidecar::read(&prefixes)?;
         let prefix = &config.files[0].prefix;
         let known = beside.iter().find_map(|sidecar| sidecar.vocabulary);
         let known = config.vocabulary.or(known);
         let vocabulary = known.ok_or_else(|| SamplingError::NoVocabulary {
             prefix: prefix.clone(),
-            sidecar: Sidecar::path(prefix),
+            sidecar: TokenFileInfo::path(prefix),
         })?;
+        let eod = beside.iter().find_map(|info| info.eod);
+        let eod = eod.map(i32::try_from).transpose();
+        let eod = eod.map_err(|_| SamplingError::Eod(prefix.clone()))?;
         let mut opened = Self {
-            eod: config.eod.or_else(|| beside.iter().find_map(|x| x.eod)),
+            eod: config.eod.or(eod),
             vocabulary,
             bytes_per_token: sidecar::bytes_per_token(&beside, weights.as_deref()),
             weights,

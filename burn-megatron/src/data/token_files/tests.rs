@@ -206,8 +206,7 @@ fn beside(folder: &TestFolder, name: &str, text: &str) -> TokenFile {
 #[test]
 fn what_stands_beside_the_files_is_used() {
     let folder = TestFolder::new("files-beside");
-    let facts =
-        r#""tokenizer": {"name": "t", "hash": 1}, "vocabulary": 500, "eod": 8, "documents": 30"#;
+    let facts = r#""tokenizer": "t1", "vocabulary": 500, "eod": 8, "documents": 30, "other": [1]"#;
     let text =
         |tokens: u64, bytes: u64| format!(r#"{{{facts}, "tokens": {tokens}, "bytes": {bytes}}}"#);
     let first = beside(&folder, "first", &text(100, 300));
@@ -232,11 +231,7 @@ fn what_stands_beside_the_files_is_used() {
         data.describe()
     );
 
-    let third = beside(
-        &folder,
-        "third",
-        &text(1, 1).replace(r#""hash": 1"#, r#""hash": 2"#),
-    );
+    let third = beside(&folder, "third", &text(1, 1).replace("t1", "t2"));
     let refused = error(open(vec![first.clone(), second, third]));
     assert!(
         refused.contains("third' disagree on the tokenizer"),
@@ -248,6 +243,10 @@ fn what_stands_beside_the_files_is_used() {
     assert_eq!((both.vocabulary(), both.bytes_per_token()), (500, 1.0));
     let broken = beside(&folder, "broken", "{");
     assert!(error(open(vec![broken])).contains("broken.json'"));
+    let large = beside(&folder, "large", r#"{"vocabulary": 9, "eod": 3000000000}"#);
+    assert!(error(open(vec![large])).contains("large' is no token"));
+    let strange = beside(&folder, "strange", r#"{"vocabulary": "many"}"#);
+    assert!(error(open(vec![strange])).contains("strange.json' does not describe"));
     let none = beside(&folder, "none", "{}");
     let refused = error(TokenFilesConfig::new(vec![none]));
     assert!(

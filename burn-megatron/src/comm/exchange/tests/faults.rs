@@ -1,26 +1,35 @@
 //! Ranks that never come, broken wires, worlds that are given up.
 
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 use super::*;
+use crate::comm::process::GroupId;
 use crate::comm::{CommError, ReduceOp};
+use crate::testing::until;
 
 const SHORT: Duration = Duration::from_millis(200);
 
 #[test]
 fn who_has_not_come_is_named() {
     let hub = Hub::new(4, 0);
-    let errors = run_open(&hub, 4, SHORT, |member| {
+    let told = AtomicUsize::new(0);
+    let errors = run_open(&hub, 4, PATIENCE, |member| {
         let world = &member.world;
         let part = world.split("part", &[vec![3, 1, 2], vec![0]]).unwrap();
-        match member.rank {
-            1 | 2 => Some(part.all_reduce(zeros(3), ReduceOp::Sum).unwrap_err()),
-            _ => {
-                thread::sleep(2 * SHORT);
-                None
-            }
+        if !matches!(member.rank, 1 | 2) {
+            until("both are told", || told.load(Ordering::SeqCst) == 2);
+            return None;
         }
+        let id = GroupId::WORLD.part(0, 0);
+        let group = Arc::new(part.group().clone());
+        let part = End::new(member.exchange.clone(), group, id, Patience(SHORT));
+        let pending = part.start_all_reduce(zeros(3), ReduceOp::Sum).unwrap();
+        let is_late = || member.exchange.missing(id, 0) == Some(vec![0]);
+        until("only rank 3 is missing", is_late);
+        let error = pending.wait().unwrap_err();
+        told.fetch_add(1, Ordering::SeqCst);
+        Some(error)
     });
     for rank in [1, 2] {
         let text = errors[rank].as_ref().unwrap().to_string();
@@ -32,7 +41,6 @@ fn who_has_not_come_is_named() {
 #[test]
 fn of_a_call_that_is_not_under_way_nobody_is_missing() {
     run(2, 0, |member| {
-        use crate::comm::process::GroupId;
         member.world.barrier().unwrap();
         assert_eq!(member.exchange.missing(GroupId::WORLD, 0), None);
         assert_eq!(member.exchange.missing(GroupId::WORLD, 7), None);
@@ -94,18 +102,18 @@ fn what_is_given_up_leaves_its_slots_empty() {
 #[test]
 fn a_world_that_does_not_end_names_who_is_not_at_its_end() {
     let hub = Hub::new(3, 0);
+    let told = AtomicUsize::new(0);
     run_open(&hub, 3, PATIENCE, |member| {
         if member.rank == 1 {
-            thread::sleep(2 * SHORT);
+            until("both are told", || told.load(Ordering::SeqCst) == 2);
             return;
         }
-        let began = Instant::now();
-        let error = member.exchange.close(SHORT).unwrap_err().to_string();
-        assert!(began.elapsed() >= SHORT);
-        assert_eq!(
-            error,
-            "memory: the world has not ended after 0.2 s: rank 1 has not come to its end"
-        );
+        let wanted = "memory: the world has not ended after 0.2 s: rank 1 has not come to its end";
+        // Until the other is there, it has not come either.
+        until("rank 1 alone is named", || {
+            member.exchange.close(SHORT).unwrap_err().to_string() == wanted
+        });
+        told.fetch_add(1, Ordering::SeqCst);
     });
 }
 
@@ -123,26 +131,29 @@ fn after_the_end_calls_fail() {
 #[test]
 fn a_start_that_fails_or_takes_too_long_says_so() {
     use super::wire::MemoryWire;
-    let launch = |open: fn() -> Result<(MemoryWire, String), CommError>| {
+    type Open = Box<dyn FnOnce() -> Result<(MemoryWire, String), CommError> + Send>;
+    let launch = |open: Open| {
         Exchange::launch("memory", Arc::default(), SHORT, open)
             .unwrap_err()
             .to_string()
     };
-    let slow = launch(|| {
-        thread::sleep(2 * SHORT);
+    let (over, told) = mpsc::channel::<()>();
+    let slow = launch(Box::new(move || {
+        let _ = told.recv();
         Ok((Hub::new(2, 0).wire(0), String::new()))
-    });
+    }));
+    drop(over);
     assert_eq!(
         slow,
         "memory: the start has not returned after 0.2 s; it returns when every rank of the world has \
          come to it"
     );
-    let failed = launch(|| {
+    let failed = launch(Box::new(|| {
         Err(CommError::Engine {
             engine: "memory".to_owned(),
             message: "no wire".to_owned(),
         })
-    });
+    }));
     assert_eq!(failed, "memory: no wire");
 }
 

@@ -25,6 +25,7 @@ use crate::comm::pool::BufferPool;
 use crate::comm::process::{
     DeviceJob, DeviceTransport, FileBulletin, GroupId, Job, Slot, Transport, device_type,
 };
+use crate::testing::until;
 
 /// How long a test waits for what is to come.
 pub const LONG: Duration = Duration::from_secs(30);
@@ -150,15 +151,7 @@ pub fn over<T: Send>(size: usize, setup: Setup, f: impl Fn(Arc<TestComm>) -> T +
     );
     assert_eq!(fake_nccl::pieces(), 0, "registered memory left");
     // The last frees are on their streams.
-    let began = std::time::Instant::now();
-    while run.device.held() > 0 {
-        assert!(
-            began.elapsed() < LONG,
-            "{} of memory left",
-            run.device.held()
-        );
-        thread::sleep(Duration::from_millis(1));
-    }
+    until("no memory is left", || run.device.held() == 0);
     results
 }
 

@@ -1,10 +1,11 @@
 //! What may stand behind what.
 
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::harness::{LONG, Run, Setup, over};
 use crate::comm::process::Transport;
 use crate::comm::{Buffer, Communicator, DType, ReduceOp};
+use crate::testing::until;
 
 /// A message that nobody has asked for yet holds up neither the sender nor its collectives.
 #[test]
@@ -60,18 +61,20 @@ fn what_rank_0_shares_comes_to_all() {
     assert_eq!(shared, vec![b"127.0.0.1:15000".to_vec(); 3]);
 }
 
-/// Starting a call takes no time, though another rank is late.
+/// Starting a call waits for nobody, though another rank is late.
 #[test]
 fn a_start_waits_for_nobody() {
+    let started = AtomicBool::new(false);
     over(2, Setup::default(), |comm| {
         if comm.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(300));
+            until("the other has started its calls", || {
+                started.load(Ordering::SeqCst)
+            });
         }
-        let began = Instant::now();
         let pending: Vec<_> = (0..20)
             .map(|_| comm.start_all_gather(vec![1u8; 10].into()).unwrap())
             .collect();
-        assert!(began.elapsed() < Duration::from_millis(200));
+        started.store(true, Ordering::SeqCst);
         for pending in pending {
             assert_eq!(pending.wait().unwrap().len(), 20);
         }

@@ -42,10 +42,9 @@ fn failed(
 ) -> (WorldError, Vec<(usize, EngineError)>) {
     let schedule = schedule(kind, 4, 8);
     let errors = Mutex::new(vec![]);
-    let began = Instant::now();
     let result = World::threads(4).unwrap().run(|rank| {
         let comm = rank.communicator();
-        let chain = Chain::new(&schedule, comm.rank(), &even(8), Duration::ZERO);
+        let chain = Chain::new(&schedule, comm.rank(), &even(8));
         let sums = chain.sums.clone();
         let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
         let run = engine.run(&Failing { chain, at, fail });
@@ -55,7 +54,6 @@ fn failed(
         assert!(sums.deferred.lock().unwrap().is_none());
         Ok::<_, RankError>(run.map(drop)?)
     });
-    assert!(began.elapsed() < Duration::from_secs(2));
     (result.unwrap_err(), errors.into_inner().unwrap())
 }
 
@@ -152,7 +150,7 @@ fn a_sum_that_cannot_begin_names_the_action_that_closed_its_stage() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);
     let result = World::threads(2).unwrap().run(|rank| {
         let comm = rank.communicator();
-        let chain = Chain::new(&schedule, comm.rank(), &even(4), Duration::ZERO);
+        let chain = Chain::new(&schedule, comm.rank(), &even(4));
         let sink = NoSum(chain.sums.clone());
         let engine = Engine::new(&schedule, &comm, &Device::flex(), &sink)?;
         Ok::<_, RankError>(engine.run(&chain).map(drop)?)
@@ -170,7 +168,7 @@ fn a_rank_that_does_not_come_is_named() {
         if comm.rank() == 1 {
             return Ok(());
         }
-        let chain = Chain::new(&schedule, 0, &even(2), Duration::ZERO);
+        let chain = Chain::new(&schedule, 0, &even(2));
         let sums = chain.sums.clone();
         let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
         Ok::<_, RankError>(engine.run(&chain).map(drop)?)

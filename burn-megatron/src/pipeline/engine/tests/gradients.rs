@@ -149,7 +149,7 @@ fn a_stage_may_train_nothing() {
         let world = World::threads(2).unwrap();
         let gradients = world.run(|rank| {
             let comm = rank.communicator();
-            let chain = Chain::new(&schedule, comm.rank(), &even(4), Duration::ZERO);
+            let chain = Chain::new(&schedule, comm.rank(), &even(4));
             let sums = chain.sums.clone();
             let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?;
             engine.run(&Frozen(chain))?;
@@ -182,7 +182,7 @@ fn the_last_weight_gradient_can_be_put_off_without_changing_a_bit() {
         for limit in [0, 1, 3, 100] {
             let ranks = World::threads(4).unwrap().run(|rank| {
                 let comm = rank.communicator();
-                let chain = Chain::new(&schedule, comm.rank(), &even(8), Duration::ZERO);
+                let chain = Chain::new(&schedule, comm.rank(), &even(8));
                 let sums = chain.sums.clone();
                 let index = chain.own.len() - 1;
                 let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?

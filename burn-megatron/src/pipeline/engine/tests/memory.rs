@@ -71,7 +71,7 @@ fn watched(kind: ScheduleKind) -> Vec<(Vec<Alive>, Alive)> {
     let world = World::threads(4).unwrap();
     let ranks = world.run(|rank| {
         let comm = rank.communicator();
-        let chain = Chain::new(&schedule, comm.rank(), &even(8), Duration::ZERO);
+        let chain = Chain::new(&schedule, comm.rank(), &even(8));
         let sums = chain.sums.clone();
         let model = Watching {
             chain,

@@ -1,7 +1,6 @@
 //! A chain of linear layers, one per stage, under every schedule.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, Reparameterizer};
@@ -12,6 +11,7 @@ use crate::comm::World;
 use crate::nn::door::{Deferred, Door, GradientSink, LaterGradient};
 use crate::nn::{InputLies, Weight, linear};
 use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
+use timing::Clock;
 
 mod faults;
 mod gradients;
@@ -39,15 +39,15 @@ struct Sums {
     weights: Mutex<Vec<(usize, Option<Tensor<2>>)>>,
     deferred: Mutex<Option<Vec<Deferred>>>,
     seen: Mutex<Vec<Seen>>,
-    /// How long a weight gradient takes.
-    pause: Duration,
+    /// Goes on by one for each weight gradient.
+    clock: Arc<Clock>,
 }
 
 impl GradientSink for Sums {
     fn expect(&self, _index: usize) {}
 
     fn accumulate(&self, index: usize, gradient: DispatchTensor) {
-        std::thread::sleep(self.pause);
+        self.clock.compute();
         let gradient = Tensor::<2>::from_dispatch(gradient);
         let (stage, sum) = &mut self.weights.lock().unwrap()[index];
         self.seen.lock().unwrap().push(Seen::Weight(*stage));
@@ -114,17 +114,18 @@ struct Chain {
     /// The gradients of the first stage's input, by micro-batch.
     input_gradients: Mutex<Vec<(usize, Tensor<3>)>>,
     leaves: Mutex<Vec<(usize, Tensor<3>)>>,
-    /// How long a forward and an input gradient take.
-    pause: Duration,
+    /// Goes on by one for each forward and each input gradient.
+    clock: Arc<Clock>,
 }
 
 impl Chain {
     /// The stages of `rank`; `inputs` are `[batch, seq]` of the micro-batches.
-    fn new(schedule: &Schedule, rank: usize, inputs: &[[usize; 2]], pause: Duration) -> Self {
+    fn new(schedule: &Schedule, rank: usize, inputs: &[[usize; 2]]) -> Self {
         let own = schedule.stages_of(rank);
+        let clock = Arc::new(Clock::default());
         let sums = Arc::new(Sums {
             weights: Mutex::new(own.iter().map(|stage| (*stage, None)).collect()),
-            pause,
+            clock: clock.clone(),
             ..Sums::default()
         });
         let of_stages = own
@@ -141,7 +142,7 @@ impl Chain {
             inputs: inputs.to_vec(),
             input_gradients: Mutex::default(),
             leaves: Mutex::default(),
-            pause,
+            clock,
         }
     }
 
@@ -162,7 +163,7 @@ impl Chain {
 
 impl Stage for Chain {
     fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> Output {
-        std::thread::sleep(self.pause);
+        self.clock.compute();
         let x = given.unwrap_or_else(|| {
             let x = input(micro_batch, self.inputs[micro_batch]);
             let x = Tensor::from_inner(x).require_grad();
@@ -184,7 +185,7 @@ impl Stage for Chain {
     }
 
     fn after_backward(&self, stage: usize, micro_batch: usize, leaves: &mut Gradients) {
-        std::thread::sleep(self.pause);
+        self.clock.compute();
         let backward = Seen::Backward(stage, micro_batch);
         self.sums.seen.lock().unwrap().push(backward);
         if stage == 0 {
@@ -231,14 +232,13 @@ fn schedule(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule 
 fn run_over<T: Send>(
     schedule: &Schedule,
     inputs: &[[usize; 2]],
-    pause: Duration,
-    over: impl Fn(Comm) -> Comm + Sync,
+    over: impl Fn(Comm, &Chain) -> Comm + Sync,
     look: impl Fn(Run, &Chain) -> T + Sync,
 ) -> Vec<T> {
     let world = World::threads(schedule.ranks()).unwrap();
     let results = world.run(|rank| {
-        let comm = over(rank.communicator());
-        let chain = Chain::new(schedule, comm.rank(), inputs, pause);
+        let chain = Chain::new(schedule, rank.rank(), inputs);
+        let comm = over(rank.communicator(), &chain);
         let sums = chain.sums.clone();
         let engine = Engine::new(schedule, &comm, &Device::flex(), &*sums)?;
         comm.barrier()?;
@@ -252,7 +252,7 @@ fn run<T: Send>(
     inputs: &[[usize; 2]],
     look: impl Fn(Run, &Chain) -> T + Sync,
 ) -> Vec<T> {
-    run_over(schedule, inputs, Duration::ZERO, |comm| comm, look)
+    run_over(schedule, inputs, |comm, _| comm, look)
 }
 
 /// The gradients of all stages.

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Condvar;
+use std::time::Duration;
 
 use super::*;
 use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
 
-const DEADLINE: Duration = Duration::from_secs(5);
+/// Longer than any machine is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How many receives each pair (from, to) has started.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ struct Rendezvous {
     board: Arc<Board>,
     /// Sends so far, by receiver.
     sends: Mutex<HashMap<usize, usize>>,
+    /// How long a send waits for its receive.
+    patience: Duration,
 }
 
 impl Communicator for Rendezvous {
@@ -64,7 +68,7 @@ impl Rendezvous {
         let waited = self
             .board
             .changed
-            .wait_timeout_while(receives, DEADLINE, early);
+            .wait_timeout_while(receives, self.patience, early);
         if waited.unwrap().1.timed_out() {
             return Err(CommError::Engine {
                 engine: "rendezvous".into(),
@@ -77,15 +81,16 @@ impl Rendezvous {
 
 fn with_rendezvous(schedule: &Schedule, inputs: &[[usize; 2]]) -> Vec<Vec<f64>> {
     let board = Arc::new(Board::default());
-    let over = |inner| -> Comm {
+    let over = |inner, _: &Chain| -> Comm {
         Arc::new(Rendezvous {
             inner,
             board: board.clone(),
             sends: Mutex::default(),
+            patience: PATIENCE,
         })
     };
     let look = |_, chain: &Chain| chain.gradients();
-    by_stage(run_over(schedule, inputs, Duration::ZERO, over, look))
+    by_stage(run_over(schedule, inputs, over, look))
 }
 
 #[test]
@@ -122,6 +127,7 @@ fn a_send_that_is_never_received_is_found() {
             inner: rank.communicator(),
             board: board.clone(),
             sends: Mutex::default(),
+            patience: Duration::from_millis(100),
         };
         comm.start_send(Buffer::from(vec![1i64]), 1 - comm.rank())
             .map(drop)

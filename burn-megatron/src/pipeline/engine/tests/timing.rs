@@ -1,44 +1,123 @@
-//! The bubble of a run is that of the simulation.
+//! The bubble of a run is that of the simulation, by a clock that counts computations.
+
+use std::collections::{HashMap, VecDeque};
 
 use super::*;
+use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
 use crate::pipeline::schedule::{Times, simulate};
 
-const PAUSE: Duration = Duration::from_millis(20);
-/// Other work on the machine can make a run wait, so that one is not enough; an engine that waits
-/// where the simulator does not fails them all.
-const ATTEMPTS: usize = 5;
+/// The time of a rank: it goes on where the rank computes, and where it waits for another.
+#[derive(Debug, Default)]
+pub(super) struct Clock(Mutex<Time>);
 
-/// The part of the ranks' time, from the start until the last computation, without computation.
-fn bubble(runs: &[Vec<Event>]) -> f64 {
-    let computed = || {
-        let events = runs.iter().flatten();
-        events.filter(|event| event.action.kind.is_compute())
-    };
-    let busy: Duration = computed().map(|event| event.end - event.start).sum();
-    let start = runs.iter().flatten().map(|event| event.start).min();
-    let end = computed().map(|event| event.end).max();
-    let total = end.unwrap() - start.unwrap();
-    1.0 - busy.as_secs_f64() / (total.as_secs_f64() * runs.len() as f64)
+#[derive(Clone, Copy, Debug, Default)]
+struct Time {
+    now: u64,
+    computed: u64,
+}
+
+impl Clock {
+    /// A computation, which takes 1.
+    pub fn compute(&self) {
+        let mut time = self.0.lock().unwrap();
+        time.now += 1;
+        time.computed += 1;
+    }
+
+    fn wait_until(&self, arrival: u64) {
+        let mut time = self.0.lock().unwrap();
+        time.now = time.now.max(arrival);
+    }
+
+    fn time(&self) -> Time {
+        *self.0.lock().unwrap()
+    }
+}
+
+/// When the messages between each pair (from, to) were sent, in order.
+type Departures = Arc<Mutex<HashMap<(usize, usize), VecDeque<u64>>>>;
+
+/// A communicator whose messages bring the time at which they were sent; they take none.
+#[derive(Debug)]
+struct Timed {
+    inner: Comm,
+    clock: Arc<Clock>,
+    departures: Departures,
+}
+
+impl Communicator for Timed {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        match call {
+            Call::Send { to } => {
+                let now = self.clock.time().now;
+                let mut departures = self.departures.lock().unwrap();
+                let pair = (self.rank(), to);
+                departures.entry(pair).or_default().push_back(now);
+                self.inner.start(call, input)
+            }
+            Call::Receive { from, .. } => {
+                let (clock, departures) = (self.clock.clone(), self.departures.clone());
+                let pair = (from, self.rank());
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(move || {
+                    let received = pending.wait()?;
+                    let mut departures = departures.lock().unwrap();
+                    let sent = departures.entry(pair).or_default().pop_front();
+                    clock.wait_until(sent.expect("it was sent before it came"));
+                    Ok(received)
+                }))
+            }
+            _ => self.inner.start(call, input),
+        }
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Comm, CommError> {
+        self.inner.split(name, groups)
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
+    }
 }
 
 #[test]
 fn the_bubble_of_a_run_is_that_of_the_simulation() {
     for kind in ScheduleKind::ALL {
         let schedule = schedule(kind, 4, 8);
-        let times = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
-        let expected = simulate(&schedule, &times).unwrap().bubble();
-        let inputs = vec![[1, 1]; 8];
-        let mut measured = vec![];
-        let agrees = (0..ATTEMPTS).any(|_| {
-            let runs = run_over(&schedule, &inputs, PAUSE, |comm| comm, |run, _| run.events);
-            let bubble = bubble(&runs);
-            measured.push(bubble);
-            (bubble - expected).abs() < 0.03
-        });
-        println!("{kind:12} measured {measured:.4?}, simulated {expected:.4}");
-        assert!(
-            agrees,
-            "{kind}: measured {measured:?}, simulated {expected}"
-        );
+        let departures = Departures::default();
+        let over = |inner, chain: &Chain| -> Comm {
+            Arc::new(Timed {
+                inner,
+                clock: chain.clock.clone(),
+                departures: departures.clone(),
+            })
+        };
+        let times = run_over(&schedule, &even(8), over, |_, chain| chain.clock.time());
+        let computed: u64 = times.iter().map(|time| time.computed).sum();
+        let total = times.iter().map(|time| time.now).max().unwrap();
+        let bubble = 1.0 - computed as f64 / (total * 4) as f64;
+
+        let each = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
+        let simulation = simulate(&schedule, &each).unwrap();
+        assert_eq!(total as f64, simulation.total(), "{kind}");
+        assert!((bubble - simulation.bubble()).abs() < 1e-12, "{kind}");
+    }
+}
+
+#[test]
+fn the_events_of_a_run_are_its_actions_one_after_the_other() {
+    for kind in ScheduleKind::ALL {
+        let schedule = schedule(kind, 4, 8);
+        let ranks = run(&schedule, &even(8), |run, _| run.events);
+        for (rank, events) in ranks.iter().enumerate() {
+            let actions: Vec<_> = events.iter().map(|event| event.action).collect();
+            assert_eq!(actions, schedule.actions(rank), "{kind}");
+            let times: Vec<_> = events.iter().flat_map(|e| [e.start, e.end]).collect();
+            assert!(times.is_sorted(), "{kind}");
+        }
     }
 }

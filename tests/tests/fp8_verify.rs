@@ -1,0 +1,176 @@
+//! `verify` of models that multiply in 8 bits.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use burn::tensor::{Device, Tensor};
+use burn_megatron::comm::Groups;
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DataParallelError, DistributedDataParallel,
+};
+use burn_megatron::nn::fp8::{Fp8, Fp8Config};
+use burn_megatron::nn::{BuildError, ParallelModule};
+use burn_megatron::verify::{FP8_TOLERANCE, Layout, Options, Subject, observe_layout, verify};
+use burn_megatron_models::{Transformer, TransformerSubject};
+use burn_megatron_tests::disturbed::{Disturbance, Disturbed};
+use burn_megatron_tests::{small_gpt, small_llama};
+
+fn with(recipe: &str, subject: TransformerSubject) -> TransformerSubject {
+    TransformerSubject {
+        fp8: Fp8Config {
+            recipe: Some(recipe.parse().unwrap()),
+            ..Fp8Config::default()
+        },
+        ..subject
+    }
+}
+
+fn layouts(names: &[&str]) -> Vec<Layout> {
+    names.iter().map(|name| name.parse().unwrap()).collect()
+}
+
+fn options() -> Options {
+    Options {
+        tolerance: FP8_TOLERANCE,
+        same_micro_batches: true,
+        steps: 3,
+        ..Options::default()
+    }
+}
+
+const SHARED: [&str; 5] = [
+    "dp2-mb1",
+    "dp2-z3",
+    "tp2-sp",
+    "pp2-mb1/zb-h1",
+    "tp2-sp-pp2-dp2-mb1-z1/1f1b",
+];
+
+/// Far within the tolerance, where no value stands at a tie.
+#[test]
+fn layouts_compute_what_one_rank_computes_in_8_bits() {
+    for recipe in ["delayed", "current", "blockwise", "mxfp8"] {
+        for subject in [small_gpt(), small_llama()] {
+            let report = verify(&with(recipe, subject), &layouts(&SHARED), &options()).unwrap();
+            assert!(report.passes(), "{recipe}\n{report}");
+            let mut rows = report.rows().iter();
+            let close = rows.all(|(_, row)| row.passes(1e-4));
+            assert!(close, "{recipe}\n{report}");
+        }
+    }
+}
+
+/// Ranks that share keys and values quantise their parts of a gradient, and not its sum.
+#[test]
+fn more_ranks_than_groups_of_keys_are_within_the_type() {
+    let subject = with("delayed", small_llama());
+    let report = verify(&subject, &layouts(&["tp4-sp"]), &options()).unwrap();
+    assert!(report.passes(), "{report}");
+}
+
+/// Whose scales may be those of a micro-batch is compared with the same micro-batches.
+#[test]
+fn scales_of_a_micro_batch_differ_from_those_of_all_samples() {
+    let at_once = Options {
+        same_micro_batches: false,
+        tolerance: 1e-4,
+        ..options()
+    };
+    let subject = with("current", small_gpt());
+    let report = verify(&subject, &layouts(&["dp2-mb1"]), &at_once).unwrap();
+    assert!(!report.passes(), "{report}");
+}
+
+/// Keeps the 8-bit layers of the ranks, and can leave out the sum over the data axis.
+struct Seen {
+    inner: TransformerSubject,
+    layers: Mutex<Vec<Fp8>>,
+    faulty: bool,
+}
+
+impl Seen {
+    fn new(faulty: bool) -> Self {
+        Self {
+            inner: with("delayed", small_gpt()),
+            layers: Mutex::default(),
+            faulty,
+        }
+    }
+}
+
+impl Subject for Seen {
+    type Model = Transformer;
+
+    fn build(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        self.inner.build(groups, device, sequence_parallel)
+    }
+
+    fn wrap(
+        &self,
+        model: ParallelModule<Transformer>,
+        groups: &Groups,
+        config: &DataParallelConfig,
+    ) -> Result<DistributedDataParallel<Transformer>, DataParallelError> {
+        let mut groups = groups.clone();
+        if self.faulty {
+            let data = Disturbed::over(groups.data(), Disturbance::LeftOut);
+            groups = groups.with_data(data);
+        }
+        let ddp = DistributedDataParallel::with(model, &groups, config)?;
+        self.layers.lock().unwrap().push(ddp.fp8().clone());
+        Ok(ddp)
+    }
+
+    fn samples(&self) -> usize {
+        self.inner.samples()
+    }
+
+    fn input_shape(&self) -> [usize; 2] {
+        self.inner.input_shape()
+    }
+
+    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
+        Subject::tokens(&self.inner, step, samples)
+    }
+
+    fn loss(
+        &self,
+        model: &Transformer,
+        step: usize,
+        samples: Range<usize>,
+        offset: Tensor<3>,
+    ) -> Tensor<1> {
+        self.inner.loss(model, step, samples, offset)
+    }
+}
+
+#[test]
+fn a_sum_that_is_left_out_is_far_beyond_the_tolerance() {
+    let report = verify(&Seen::new(true), &layouts(&["dp2"]), &options()).unwrap();
+    let (_, comparison) = &report.rows()[0];
+    let failing = comparison.failing(FP8_TOLERANCE);
+    assert!(failing.contains(&"parameter grad"), "{failing:?}\n{report}");
+}
+
+/// Delayed scales are those of the steps before, so every step ends.
+#[test]
+fn scales_go_on_from_step_to_step() {
+    let subject = Seen::new(false);
+    observe_layout(&subject, &"dp2-mb1".parse().unwrap(), &options()).unwrap();
+    let ranks = subject.layers.into_inner().unwrap();
+    assert_eq!(ranks.len(), 2);
+    let states = ranks[0].states();
+    assert!(!states.is_empty());
+    assert_eq!(states, ranks[1].states());
+    for (path, state) in states {
+        for operand in [&state.input, &state.weight, &state.gradient] {
+            let seen = operand.history.iter().filter(|amax| **amax != 0).count();
+            assert_eq!(seen, 3, "{path}");
+        }
+    }
+}
