@@ -150,7 +150,8 @@ fn what_a_gpu_lets_pass_is_told_once() {
     // Shared memory that nothing has written.
     let body = ".visible .entry k()\n{\n.shared .align 4 .b8 s[64];\n.reg .b32 %r<4>;\n\
                 mov.u32 %r1, s;\nld.shared.u32 %r2, [%r1];\nret;\n}\n";
-    for (options, at_launch) in [(Options::default(), true), (lazy(), false)] {
+    for (mut options, at_launch) in [(Options::default(), true), (lazy(), false)] {
+        options.machine.checks.unwritten = true;
         let _turn = fresh(options);
         let function = kernel(body);
         let told = launch(function, [1; 3], [1; 3], 0, null_mut());
