@@ -3,9 +3,13 @@
 pub mod disturbed;
 pub mod faulty;
 pub mod fuzz;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod gpu;
 mod text;
 mod words;
 
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+pub use gpu::gpu;
 pub use text::Text;
 pub use words::words;
 

@@ -6,7 +6,7 @@ mod check;
 mod check_cuda;
 mod emulate;
 mod links;
-mod llvm;
+mod metrics;
 mod mpi;
 mod process;
 mod recipe;
@@ -51,7 +51,7 @@ enum Command {
     /// iproute2 with apt-get), with which ranks run as processes.
     ///
     /// Then runs `cargo test --workspace`, with the feature `mpi` where it can be built, and with a
-    /// driver the files tests/tests/wgpu*.rs too.
+    /// driver the files tests/tests/gpu*.rs too.
     ///
     /// The last line is "N passed, N failed, N skipped". Skipped are ignored tests and those left
     /// out for want of a driver or of MPI. A test binary that aborts, and a step that does not compile, count
@@ -75,12 +75,12 @@ enum Command {
     /// folder. Missing ones are installed there with pip (about 330 MB), and on Debian and Ubuntu,
     /// as root, a missing pip with apt-get.
     CheckCuda(Options),
-    /// Run the tests of the CUDA kernels with no GPU, on the emulated one.
+    /// Run the CUDA build with no GPU, on an emulated one.
     ///
-    /// The kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by
-    /// emulator/, which programs find as libcuda.so.1. What follows `--` is given to the tests: a
-    /// part of their names, or an option. Needs Linux and the compilers of `check-cuda`, but no
-    /// LLVM, which other builds for CUDA download.
+    /// Kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by emulator/,
+    /// which programs find as libcuda.so.1. What follows `--` is given to the tests: a part of their
+    /// names, or an option. Needs Linux and the compilers of `check-cuda`, but no LLVM, which other
+    /// builds for CUDA download.
     Emulate(emulate::Options),
     /// Check the book: every page of its summary exists and every relative link resolves.
     ///

@@ -145,12 +145,12 @@ mod tests {
     fn a_command_is_described_as_it_would_be_typed() {
         let mut command = Command::new("/somewhere/cargo");
         command
-            .args(["test", "--test", "wgpu*"])
+            .args(["test", "--test", "gpu*"])
             .env("FLAGS", "-D warnings")
             .env_remove("GONE");
         assert_eq!(
             describe(&command),
-            "FLAGS='-D warnings' cargo test --test 'wgpu*'"
+            "FLAGS='-D warnings' cargo test --test 'gpu*'"
         );
     }
 

@@ -5,8 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::Value;
-
+use crate::metrics::{check_losses, losses, losses_in};
 use crate::mpi;
 use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
@@ -65,14 +64,11 @@ fn resume(root: &Path) -> Result<(), String> {
             .arg("--run-dir")
             .arg(&run_dir);
         run_command(&mut command)?;
-        let metrics = run_dir.join("metrics.jsonl");
-        let text =
-            fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))?;
-        losses(&text)
+        losses_in(&run_dir)
     };
     let layout = ["--tp", "2", "--dp", "2", "--pp", "1"];
     let whole = run("whole", layout, &["--save-every", &half, "--async-save"])?;
-    check_losses(&whole)?;
+    check_losses(&whole, STEPS)?;
     let checkpoint = runs.join(format!("whole/checkpoints/step-{:08}", STEPS / 2));
     let checkpoint = checkpoint.to_string_lossy();
     run_command(Command::new(&program).args(["checkpoint", "verify", &checkpoint]))?;
@@ -137,7 +133,7 @@ fn same_metrics(root: &Path, program: &Path, flags: &[&str]) -> Result<(), Strin
         .args(["-n", "4", "--oversubscribe", "--bind-to", "none"])
         .arg(program);
     let threads = metrics("threads", Command::new(program))?;
-    check_losses(&losses(&threads)?)?;
+    check_losses(&losses(&threads)?, STEPS)?;
     for (name, command) in [("launch", launch), ("mpirun", mpirun)] {
         if metrics(name, command)? != threads {
             return Err(format!(
@@ -161,91 +157,7 @@ fn train_in(root: &Path, run_dir: &Path) -> Result<(), String> {
         "--run-dir",
     ];
     run_command(cargo(root, &args).arg(run_dir))?;
-    let metrics = run_dir.join("metrics.jsonl");
-    let text = fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))?;
-    let losses = losses(&text)?;
+    let losses = losses_in(run_dir)?;
     println!("losses: {losses:?}");
-    check_losses(&losses)
-}
-
-/// The losses of the step records, in order; those that are not finite are not numbers.
-fn losses(metrics: &str) -> Result<Vec<f64>, String> {
-    let mut losses = Vec::new();
-    for (number, line) in (1..).zip(metrics.lines()) {
-        let record: Value = serde_json::from_str(line)
-            .map_err(|error| format!("metrics.jsonl:{number}: {error}"))?;
-        if record["kind"] == "step" {
-            losses.push(record["loss"].as_f64().unwrap_or(f64::NAN));
-        }
-    }
-    Ok(losses)
-}
-
-fn check_losses(losses: &[f64]) -> Result<(), String> {
-    if losses.len() != STEPS {
-        return Err(format!(
-            "{} step records, where {STEPS} steps were asked for",
-            losses.len()
-        ));
-    }
-    if let Some(step) = losses.iter().position(|loss| !loss.is_finite()) {
-        return Err(format!(
-            "the loss of step record {} is {}",
-            step + 1,
-            losses[step]
-        ));
-    }
-    let (first, last) = (losses[0], losses[STEPS - 1]);
-    if last < first {
-        Ok(())
-    } else {
-        Err(format!("the loss went from {first} to {last}"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn held_out_records_are_told_from_steps() {
-        let metrics = "\
-{\"kind\":\"step\",\"step\":0,\"loss\":5.5}
-{\"kind\":\"held_out\",\"step\":1,\"loss\":5.4}
-{\"kind\":\"step\",\"step\":1,\"loss\":5.0}
-";
-        assert_eq!(losses(metrics), Ok(vec![5.5, 5.0]));
-    }
-
-    #[test]
-    fn a_loss_that_is_no_number_is_found() {
-        let read = losses("{\"kind\":\"step\",\"loss\":\"NaN\"}").unwrap();
-        assert!(read[0].is_nan());
-        let error = losses("{}\n{\"kind\":").unwrap_err();
-        assert!(error.starts_with("metrics.jsonl:2: "), "{error}");
-    }
-
-    #[test]
-    fn a_run_must_be_whole_finite_and_falling() {
-        let falling: Vec<f64> = (0..STEPS).map(|step| 6.0 - 0.1 * step as f64).collect();
-        assert_eq!(check_losses(&falling), Ok(()));
-        assert!(
-            check_losses(&falling[1..])
-                .unwrap_err()
-                .starts_with("7 step records")
-        );
-        let mut broken = falling.clone();
-        broken[3] = f64::NAN;
-        assert_eq!(
-            check_losses(&broken).unwrap_err(),
-            "the loss of step record 4 is NaN"
-        );
-        let rising: Vec<f64> = falling.into_iter().rev().collect();
-        assert!(
-            check_losses(&rising)
-                .unwrap_err()
-                .starts_with("the loss went from")
-        );
-        assert!(check_losses(&[5.0; STEPS]).is_err());
-    }
+    check_losses(&losses, STEPS)
 }

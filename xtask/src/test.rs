@@ -14,8 +14,8 @@ use crate::{mpi, vulkan};
 /// every binary after the first that fails.
 const ON_CPU: &[&str] = &["test", "--workspace", "--no-fail-fast"];
 
-/// The tests of what the feature `wgpu` brings: each stands in a file named `wgpu*.rs` in one of
-/// [`WGPU_FOLDERS`]. Their build is also that of the command `kernel-check`: cargo builds everything
+/// The tests of what the feature `wgpu` brings: each stands in a file named `gpu*.rs` in one of
+/// [`GPU_FOLDERS`]. Their build is also that of the command `kernel-check`: cargo builds everything
 /// anew for another choice of packages and features.
 pub const ON_WGPU: &[&str] = &[
     "test",
@@ -30,13 +30,13 @@ pub const ON_WGPU: &[&str] = &[
     "burn-megatron-tests/wgpu,burn-megatron-tests/tracing,burn-megatron-kernel-check/wgpu",
     "--lib",
     "--test",
-    "wgpu*",
+    "gpu*",
 ];
 
 /// The tests of what the feature `mpi` brings: each stands in a file named `mpi*.rs`.
 const MPI_FOLDERS: [&str; 2] = ["tests/tests", "examples/tests/mpi"];
 
-const WGPU_FOLDERS: [&str; 3] = [
+const GPU_FOLDERS: [&str; 3] = [
     "tests/tests",
     "kernel-check/tests",
     "burn-megatron-kernels/tests",
@@ -70,7 +70,7 @@ pub fn run(root: &Path, report: &mut Report) {
     }
     report.step("tests on wgpu", || match driver {
         Ok(()) => run_tests(&mut cargo(root, ON_WGPU), &mut totals).into(),
-        Err(_) => leave_out(root, &WGPU_FOLDERS, "wgpu", "a Vulkan driver", &mut totals),
+        Err(_) => leave_out(root, &GPU_FOLDERS, "gpu", "a Vulkan driver", &mut totals),
     });
     report.set_totals(totals);
 }
@@ -130,19 +130,19 @@ mod tests {
     fn only_the_files_of_a_feature_are_counted() {
         let folder = TempDir::new("count").unwrap();
         let test = "#[test]\nfn t() {}\n";
-        folder.write("wgpu_norm.rs", &test.repeat(2));
-        folder.write("wgpu.rs", test);
-        folder.write("wgpu_notes.md", test);
+        folder.write("gpu_norm.rs", &test.repeat(2));
+        folder.write("gpu.rs", test);
+        folder.write("gpu_notes.md", test);
         folder.write("layouts.rs", test);
         folder.write("mpi_run.rs", test);
-        assert_eq!(count_tests(folder.path(), "wgpu"), Ok(3));
+        assert_eq!(count_tests(folder.path(), "gpu"), Ok(3));
         assert_eq!(count_tests(folder.path(), "mpi"), Ok(1));
     }
 
     #[test]
     fn a_missing_folder_is_named() {
         let folder = TempDir::new("count").unwrap();
-        let error = count_tests(&folder.path().join("gone"), "wgpu").unwrap_err();
+        let error = count_tests(&folder.path().join("gone"), "gpu").unwrap_err();
         assert!(error.contains("gone: "), "{error}");
     }
 }

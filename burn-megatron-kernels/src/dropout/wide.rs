@@ -4,7 +4,7 @@ use super::Mask;
 use crate::cpu::Real;
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL, block};
 
-/// Blocks that are drawn at once: one register of AVX-512, two of AVX2, for each word.
+/// Blocks that are drawn at once: two registers of AVX-512, four of AVX2, for each word.
 const BLOCKS: usize = 16;
 /// Words of these blocks.
 const WORDS: usize = 4 * BLOCKS;
@@ -67,41 +67,46 @@ impl Mask {
     /// The factors of the draws of [`BLOCKS`] blocks.
     #[inline(always)]
     fn factors<W: Real>(&self, first: u64) -> [W; WORDS] {
-        let words = self.blocks(first);
+        let blocks = self.blocks(first);
         let mut factors = [W::ZERO; WORDS];
-        for lane in 0..BLOCKS {
-            for word in 0..4 {
-                factors[4 * lane + word] = self.factor(words[word][lane]);
-            }
+        for (factor, word) in factors.iter_mut().zip(blocks.as_flattened()) {
+            *factor = self.factor(*word);
         }
         factors
     }
 
-    /// [`block`] for [`BLOCKS`] indices from `first` on: word `w` of block `i` is `[w][i]`.
+    /// [`block`] for [`BLOCKS`] indices from `first` on.
+    ///
+    /// A word lives in the lower half of a lane of 64 bits, where the product of two words has room:
+    /// vectors of 32 bits would be taken apart and put together again for each product. What is in the
+    /// upper half never counts.
     #[inline(always)]
-    fn blocks(&self, first: u64) -> [[u32; BLOCKS]; 4] {
-        let [low, high]: [[u32; BLOCKS]; 2] = [0, 32].map(|shift| {
-            // Blocks past the last one are drawn, and never used.
-            std::array::from_fn(|lane| (first.wrapping_add(lane as u64) >> shift) as u32)
-        });
-        let mut a = low;
-        let mut b = high;
-        let mut c = [self.position[0]; BLOCKS];
-        let mut d = [self.position[1]; BLOCKS];
+    fn blocks(&self, first: u64) -> [[u32; 4]; BLOCKS] {
+        // Blocks past the last one are drawn, and never used.
+        let mut a: [u64; BLOCKS] = std::array::from_fn(|lane| first.wrapping_add(lane as u64));
+        let mut b = a.map(|index| index >> 32);
+        let mut c = [u64::from(self.position[0]); BLOCKS];
+        let mut d = [u64::from(self.position[1]); BLOCKS];
         let mut key = self.key;
         for _ in 0..ROUNDS {
             for lane in 0..BLOCKS {
-                let first = u64::from(MULTIPLIERS[0]) * u64::from(a[lane]);
-                let second = u64::from(MULTIPLIERS[1]) * u64::from(c[lane]);
-                a[lane] = (second >> 32) as u32 ^ b[lane] ^ key[0];
-                b[lane] = second as u32;
-                c[lane] = (first >> 32) as u32 ^ d[lane] ^ key[1];
-                d[lane] = first as u32;
+                let first = u64::from(MULTIPLIERS[0]) * word(a[lane]);
+                let second = u64::from(MULTIPLIERS[1]) * word(c[lane]);
+                a[lane] = (second >> 32) ^ b[lane] ^ u64::from(key[0]);
+                b[lane] = second;
+                c[lane] = (first >> 32) ^ d[lane] ^ u64::from(key[1]);
+                d[lane] = first;
             }
             key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
         }
-        [a, b, c, d]
+        std::array::from_fn(|lane| [a[lane], b[lane], c[lane], d[lane]].map(|word| word as u32))
     }
+}
+
+/// The lower half of a lane.
+#[inline(always)]
+fn word(lane: u64) -> u64 {
+    lane & u64::from(u32::MAX)
 }
 
 #[inline(always)]

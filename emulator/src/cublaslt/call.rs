@@ -258,6 +258,11 @@ impl Call {
         let (alpha, beta) = (scalar(call.alpha), scalar(call.beta));
         let (of_c, of_d) = (one(call.scales[2]), one(call.scales[3]));
         move |row, column, sum| {
+            // As a GPU holds it before this step.
+            let sum = match scalars {
+                Element::F64 => sum,
+                _ => f64::from(sum as f32),
+            };
             let mut value = alpha * sum;
             // SAFETY: row and column are inside of the matrices.
             unsafe {

@@ -5,9 +5,9 @@
 //! that says the rule; what it allows and nobody here needs is refused as not emulated. A call is
 //! checked when it is made, and its addresses when the stream comes to it.
 //!
-//! A product is summed in f64 in the order of `k`, scales, `alpha`, `beta` and the bias included, and
-//! rounded once to the type of the result: nearer to the exact value than any GPU. So fast
-//! accumulation changes nothing.
+//! A product is summed in f64 in the order of `k`, scales included, and rounded to the type that is
+//! computed in, nearer to the exact value than on any GPU: fast accumulation changes nothing. With
+//! `alpha`, `beta` and the bias it is rounded once to the type of the result.
 
 mod algorithm;
 mod api;

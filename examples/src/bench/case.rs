@@ -12,7 +12,7 @@ use super::timing::Work;
 use crate::recipe::Error;
 
 /// An operation on the inputs of the table.
-pub type Form = fn(&Inputs) -> Tensor<1>;
+pub type Form = fn(&mut Inputs) -> Tensor<1>;
 
 /// What an operation is timed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,9 @@ pub struct Subject {
     pub operation: Operation,
     /// Elements of each leaf.
     pub leaves: fn(&Shape) -> Vec<usize>,
+    /// How many of them, from the first on, it writes over. Each run has its own, as what others hold
+    /// would be copied first; they hold no negative numbers.
+    pub written: usize,
     /// Whether it is timed in f32 whatever the type.
     pub always_f32: bool,
     /// Whether a size is one for it.
@@ -135,6 +138,12 @@ impl Inputs {
         })
     }
 
+    /// A random gradient of the output.
+    pub fn gradient(&self, subject: &Subject) -> Tensor<1> {
+        let output = (subject.fused)(&mut self.owning(subject.written));
+        output.random_like(Distribution::Normal(0.0, 1.0))
+    }
+
     /// The same with other leaves.
     fn with_leaves(&self, leaves: Vec<Tensor<1>>) -> Self {
         Self {
@@ -143,6 +152,21 @@ impl Inputs {
             targets: self.targets.clone(),
             table: self.table.clone(),
         }
+    }
+
+    /// The same, with the first `written` leaves in memory of their own.
+    fn owning(&self, written: usize) -> Self {
+        let mut leaves = self.leaves.clone();
+        for leaf in &mut leaves[..written] {
+            *leaf = leaf.clone().abs();
+        }
+        self.with_leaves(leaves)
+    }
+
+    /// Leaf `i`, which nobody else holds then.
+    pub fn take(&mut self, i: usize) -> Tensor<1> {
+        let nothing = Tensor::empty([0], &self.leaves[i].device());
+        std::mem::replace(&mut self.leaves[i], nothing)
     }
 
     /// Leaf `i` as `[rows, ..]`.
@@ -158,23 +182,25 @@ impl Inputs {
     }
 }
 
-/// One form in one direction. `gradient` is that of the output.
+/// One form of a subject in one direction, where its leaves are `written` over. `gradient` is that of
+/// the output.
 pub fn work<'a>(
     form: Form,
+    written: usize,
     direction: Direction,
     inputs: &'a Inputs,
     gradient: &'a Tensor<1>,
 ) -> Work<'a> {
     match direction {
         Direction::Forward => Box::new(move || {
-            let inputs = inputs.with_leaves(inputs.leaves.clone());
-            Box::new(move || drop(form(&inputs)))
+            let mut inputs = inputs.owning(written);
+            Box::new(move || drop(form(&mut inputs)))
         }),
         Direction::Backward => Box::new(move || {
             let track = |leaf: &Tensor<1>| Tensor::from_inner(leaf.clone()).require_grad();
-            let tracked = inputs.with_leaves(inputs.leaves.iter().map(track).collect());
+            let mut tracked = inputs.with_leaves(inputs.leaves.iter().map(track).collect());
             let seed = Seed(gradient.clone());
-            let loss: Tensor<1> = apply(vec![form(&tracked).into_dispatch()], seed);
+            let loss: Tensor<1> = apply(vec![form(&mut tracked).into_dispatch()], seed);
             Box::new(move || drop(loss.backward()))
         }),
     }

@@ -9,11 +9,13 @@ pub mod preprocess;
 mod subjects;
 mod table;
 mod timing;
+#[cfg(all(test, feature = "cuda"))]
+mod traffic;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::choice::Operation;
 use burn_megatron::device::DeviceKind;
 
@@ -133,8 +135,7 @@ fn time(subject: &Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> 
         run.dtype
     };
     let inputs = Inputs::draw(subject, shape, &run.device, dtype)?;
-    let output = (subject.fused)(&inputs);
-    let gradient = output.random_like(Distribution::Normal(0.0, 1.0));
+    let gradient = inputs.gradient(subject);
     let mut rows = vec![];
     for (direction, traffic) in Direction::BOTH.into_iter().zip(subject.traffic) {
         let bytes = traffic(shape) * dtype.size();
@@ -142,8 +143,8 @@ fn time(subject: &Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> 
             continue;
         }
         let copy = copy(bytes, &run.device);
-        let fused = work(subject.fused, direction, &inputs, &gradient);
-        let composed = work(subject.composed, direction, &inputs, &gradient);
+        let [fused, composed] = [subject.fused, subject.composed]
+            .map(|form| work(form, subject.written, direction, &inputs, &gradient));
         let times = take_turns(&run.device, run.effort, &[&fused, &composed, &copy])?;
         rows.push(Row {
             operation: subject.name.into(),

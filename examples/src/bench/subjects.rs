@@ -21,11 +21,11 @@ const NORM: NormOptions = NormOptions {
 /// A call to an operation, made to its kernel and to its composition.
 macro_rules! forms {
     ($module:ident::$name:ident, $inputs:ident => $call:expr) => {{
-        fn fused($inputs: &Inputs) -> Tensor<1> {
+        fn fused($inputs: &mut Inputs) -> Tensor<1> {
             use burn_megatron::kernels::$module::$name;
             $call
         }
-        fn composed($inputs: &Inputs) -> Tensor<1> {
+        fn composed($inputs: &mut Inputs) -> Tensor<1> {
             use burn_megatron::kernels::$module::composed::$name;
             $call
         }
@@ -40,6 +40,7 @@ fn subject(name: &'static str, operation: Operation, forms: [Form; 2]) -> Subjec
         name,
         operation,
         leaves: |shape| vec![shape.elements()],
+        written: 0,
         always_f32: false,
         takes: |_| true,
         fused,
@@ -193,9 +194,9 @@ fn element_wise() -> Vec<Subject> {
 fn of_the_step() -> Vec<Subject> {
     let adamw = forms!(adamw::adamw, x => {
         let buffers = AdamWBuffers {
-            master: x.leaf(0),
-            first: x.leaf(1),
-            second: x.leaf(2).abs(),
+            master: x.take(0),
+            first: x.take(1),
+            second: x.take(2),
         };
         let step = AdamWStep {
             rate: 1e-3,
@@ -225,6 +226,7 @@ fn of_the_step() -> Vec<Subject> {
     vec![
         Subject {
             leaves: |s| vec![s.elements(); 4],
+            written: 3,
             always_f32: true,
             traffic: [|s| 7 * s.elements(), |_| 0],
             ..subject("adamw", Operation::Optimizer, adamw)

@@ -1,5 +1,5 @@
-//! The same on a wgpu device as on the CPU.
-#![cfg(feature = "wgpu")]
+//! The same on a GPU as on the CPU, through CUDA or wgpu.
+#![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -7,7 +7,6 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::{Groups, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
-use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::kernels::{Function, apply};
 use burn_megatron::mesh::ParallelConfig;
@@ -15,14 +14,9 @@ use burn_megatron::nn::Scope;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron::train::LanguageModel;
 use burn_megatron_models::{Transformer, TransformerConfig};
-use burn_megatron_tests::{small_gpt, small_llama};
+use burn_megatron_tests::{gpu, small_gpt, small_llama};
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
-
-fn wgpu() -> Device {
-    let devices = DeviceKind::Wgpu.devices();
-    devices.unwrap_or_else(|error| panic!("{error}")).remove(0)
-}
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().unwrap()
@@ -41,10 +35,16 @@ fn difference(found: &[f32], expected: &[f32]) -> f32 {
     }
 }
 
+/// Sums in f32, in another order.
+const CLOSE: f32 = 1e-4;
+
+/// The same after products of Burn's own, which on CUDA round their factors to 10 bits (TF32).
+const PRODUCTS: f32 = if cfg!(feature = "cuda") { 2e-3 } else { CLOSE };
+
 #[track_caller]
-fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
+fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     let apart = difference(found, expected);
-    assert!(apart < 1e-4, "{what}: off by {apart:e}");
+    assert!(apart < tolerance, "{what}: off by {apart:e}");
 }
 
 /// `tanh(x w)`, saving its output.
@@ -100,9 +100,9 @@ fn tanh_product(device: &Device) -> [Vec<f32>; 3] {
 #[test]
 fn a_function_with_its_own_backward() {
     let expected = tanh_product(&Device::flex());
-    for (i, (found, expected)) in tanh_product(&wgpu()).iter().zip(&expected).enumerate() {
+    for (i, (found, expected)) in tanh_product(&gpu()).iter().zip(&expected).enumerate() {
         assert!(expected.iter().any(|x| x.abs() > 0.1));
-        assert_close(["y", "dx", "dw"][i], found, expected);
+        assert_close(["y", "dx", "dw"][i], found, expected, PRODUCTS);
     }
 }
 
@@ -130,7 +130,7 @@ fn both_ways(collective: Collective, device: &Device) -> Vec<[Vec<f32>; 2]> {
 
 #[test]
 fn collectives_of_two_ranks_are_exact() {
-    let device = wgpu();
+    let device = gpu();
     let collectives: [(&str, Collective); 7] = [
         ("copy", collective::copy),
         ("reduce", collective::reduce),
@@ -191,7 +191,7 @@ fn initial_weights_are_bit_equal() {
             .map(bits)
             .collect::<Vec<_>>()
     };
-    assert_eq!(weights(&wgpu()), weights(&Device::flex()));
+    assert_eq!(weights(&gpu()), weights(&Device::flex()));
 }
 
 /// What a training step leaves, put together over the ranks.
@@ -280,9 +280,17 @@ fn step(
 }
 
 #[track_caller]
-fn assert_steps_alike(config: &TransformerConfig, tensor: usize, sequence_parallel: bool) {
+fn assert_steps_alike(
+    config: &TransformerConfig,
+    tensor: usize,
+    sequence_parallel: bool,
+    tolerance: f32,
+) {
+    let assert_close = |what: &str, found: &[f32], expected: &[f32]| {
+        assert_close(what, found, expected, tolerance)
+    };
     let expected = step(config, &Device::flex(), 1, false);
-    let found = step(config, &wgpu(), tensor, sequence_parallel);
+    let found = step(config, &gpu(), tensor, sequence_parallel);
     assert_close("loss", &[found.loss], &[expected.loss]);
     assert_close("norm", &[found.norm as f32], &[expected.norm as f32]);
     for (i, path) in expected.paths.iter().enumerate() {
@@ -295,22 +303,23 @@ fn assert_steps_alike(config: &TransformerConfig, tensor: usize, sequence_parall
     }
 }
 
+/// Dropout of the attention's probabilities: it is made of Burn's operations.
 #[test]
 fn a_step_of_a_gpt_on_one_rank() {
-    assert_steps_alike(&small_gpt().config, 1, false);
+    assert_steps_alike(&small_gpt().config, 1, false, PRODUCTS);
 }
 
 #[test]
 fn a_step_of_a_gpt_over_the_tensor_axis() {
-    assert_steps_alike(&small_gpt().config, 2, false);
+    assert_steps_alike(&small_gpt().config, 2, false, PRODUCTS);
 }
 
 #[test]
 fn a_step_of_a_gpt_with_sequence_parallelism() {
-    assert_steps_alike(&small_gpt().config, 2, true);
+    assert_steps_alike(&small_gpt().config, 2, true, PRODUCTS);
 }
 
 #[test]
 fn a_step_of_a_llama_with_sequence_parallelism() {
-    assert_steps_alike(&small_llama().config, 2, true);
+    assert_steps_alike(&small_llama().config, 2, true, CLOSE);
 }

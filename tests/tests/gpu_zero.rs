@@ -1,24 +1,18 @@
 //! Sharding and 16 bits on a device: the same as on the CPU, and the same bits whatever is sharded.
-#![cfg(feature = "wgpu")]
+#![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::comm::{Groups, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
 };
-use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::Scope;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 use burn_megatron::train::LanguageModel;
-use burn_megatron_tests::small_llama;
+use burn_megatron_tests::{gpu, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
-
-fn wgpu() -> Device {
-    let devices = DeviceKind::Wgpu.devices();
-    devices.unwrap_or_else(|error| panic!("{error}")).remove(0)
-}
 
 /// The weights of rank 0 after three steps of two ranks.
 fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
@@ -86,7 +80,7 @@ fn every_stage_computes_on_the_device_what_the_cpu_does() {
         &Device::flex(),
         &settings(ZeroStage::Replicated, Precision::F32),
     );
-    let first = train(&wgpu(), &settings(ZeroStage::Replicated, Precision::F32));
+    let first = train(&gpu(), &settings(ZeroStage::Replicated, Precision::F32));
     let apart = furthest(&first, &expected);
     assert!(apart < 1e-4, "{apart}");
     // Two micro-batches: from ZeRO-2 on their gradients are added in another order.
@@ -95,16 +89,16 @@ fn every_stage_computes_on_the_device_what_the_cpu_does() {
         (ZeroStage::Gradients, 1e-5),
         (ZeroStage::Parameters, 1e-5),
     ] {
-        let apart = furthest(&train(&wgpu(), &settings(stage, Precision::F32)), &first);
+        let apart = furthest(&train(&gpu(), &settings(stage, Precision::F32)), &first);
         assert!(apart <= tolerance, "ZeRO-{stage}: {apart}");
     }
 }
 
 #[test]
 fn f16_on_the_device_stays_near_f32() {
-    let wide = train(&wgpu(), &settings(ZeroStage::Replicated, Precision::F32));
+    let wide = train(&gpu(), &settings(ZeroStage::Replicated, Precision::F32));
     for stage in [ZeroStage::Replicated, ZeroStage::Parameters] {
-        let half = train(&wgpu(), &settings(stage, Precision::F16));
+        let half = train(&gpu(), &settings(stage, Precision::F16));
         let apart = furthest(&half, &wide);
         // Three steps of 0.01, each element by its own gradient.
         assert!(apart > 0.0 && apart < 0.02, "ZeRO-{stage}: {apart}");

@@ -1,0 +1,147 @@
+//! `burn-megatron pretrain` on a GPU, through CUDA or wgpu: the losses of the CPU.
+#![cfg(any(feature = "cuda", feature = "wgpu"))]
+
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Every kernel of a training step, few enough elements for a device in software.
+const RECIPE: &str = r#"
+[parallel]
+tensor = 2
+sequence_parallel = true
+
+[model]
+context = 32
+hidden = 64
+layers = 2
+heads = 2
+activation = "swi-glu"
+norm = "rms"
+positions = { rotary = { base = 10000.0 } }
+bias = false
+tied = true
+
+[train]
+steps = 4
+micro_batch_size = 2
+global_batch_size = 4
+held_out_samples = 4
+learning_rate = 1e-3
+warmup_steps = 1
+
+[checkpoint]
+every = 2
+
+[sample]
+prompt = "fn"
+tokens = 4
+"#;
+
+const STEPS: usize = 4;
+
+const GPU: &str = match cfg!(feature = "cuda") {
+    true => "cuda",
+    false => "wgpu",
+};
+
+/// A folder with a text and a recipe.
+fn stage() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("recipe.toml"), RECIPE).unwrap();
+    fs::create_dir(folder.path().join("text")).unwrap();
+    for file in 0..4 {
+        let text = format!("fn number_{file}() -> usize {{ {file} }}\n").repeat(40);
+        fs::write(folder.path().join(format!("text/{file}.rs")), text).unwrap();
+    }
+    folder
+}
+
+/// The losses of the steps of a run with these flags.
+fn losses(stage: &Path, device: &str, run: &str, flags: &[&str]) -> Vec<f64> {
+    let run_dir = stage.join(format!("{run}-{device}"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command
+        .args(["pretrain", "--device", device])
+        .arg("--recipe")
+        .arg(stage.join("recipe.toml"))
+        .arg("--data")
+        .arg(stage.join("text"))
+        .arg("--run-dir")
+        .arg(&run_dir)
+        .args(flags);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{device} {flags:?}: {said}");
+    let metrics = fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap();
+    let records = metrics.lines().map(|line| serde_json::from_str(line));
+    let records: Vec<Value> = records.collect::<Result<_, _>>().unwrap();
+    let steps = records.iter().filter(|record| record["kind"] == "step");
+    steps
+        .map(|record| record["loss"].as_f64().unwrap_or(f64::NAN))
+        .collect()
+}
+
+/// The losses of a run on the GPU, and the largest relative difference to those of the CPU.
+#[track_caller]
+fn compare(stage: &Path, run: &str, flags: &[&str], tolerance: f64) {
+    let [found, expected] = [GPU, "cpu"].map(|device| losses(stage, device, run, flags));
+    println!("{run}: {found:?}, on the CPU {expected:?}");
+    assert_eq!(found.len(), STEPS);
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= tolerance * b.abs();
+    assert!(
+        found.iter().zip(&expected).all(near),
+        "{run}: {found:?}, on the CPU {expected:?}"
+    );
+    assert!(found[STEPS - 1] < found[0], "{run}: {found:?}");
+}
+
+#[test]
+fn losses_are_those_of_the_cpu() {
+    let stage = stage();
+    compare(stage.path(), "plain", &[], 1e-5);
+}
+
+#[test]
+fn a_saved_run_goes_on() {
+    let stage = stage();
+    let flags = ["--tp", "1", "--dp", "2", "--sp=false", "--zero-stage", "1"];
+    let whole = losses(stage.path(), GPU, "whole", &flags);
+    let checkpoint = stage
+        .path()
+        .join(format!("whole-{GPU}/checkpoints/step-00000002"));
+    let resumed = [&flags[..], &["--resume", checkpoint.to_str().unwrap()]].concat();
+    for device in [GPU, "cpu"] {
+        let rest = losses(stage.path(), device, "rest", &resumed);
+        assert_eq!(rest.len(), STEPS - 2);
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs();
+        assert!(
+            rest.iter().zip(&whole[2..]).all(near),
+            "{device}: {rest:?} after {whole:?}"
+        );
+    }
+}
+
+#[test]
+fn sixteen_bits_stay_near_the_cpu() {
+    let stage = stage();
+    let precision = match GPU {
+        "cuda" => "bf16",
+        _ => "f16",
+    };
+    compare(stage.path(), precision, &["--precision", precision], 5e-3);
+}
+
+/// wgpu has no 8-bit layers: they compute in bf16.
+#[cfg(feature = "cuda")]
+#[test]
+fn eight_bits_stay_near_the_cpu() {
+    let stage = stage();
+    for recipe in ["delayed", "blockwise"] {
+        let flags = ["--precision", "bf16", "--fp8", recipe];
+        compare(stage.path(), recipe, &flags, 2e-2);
+    }
+}

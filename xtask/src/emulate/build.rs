@@ -1,0 +1,174 @@
+//! What runs on the emulated device: the emulator, and the CUDA build without LLVM.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::Tools;
+use super::linker::without_llvm;
+use crate::process::{cargo, read_quietly, run as run_command};
+
+/// The names under which programs open what the emulator is in one file.
+const NAMES: [&str; 6] = [
+    "libcuda.so",
+    "libcuda.so.1",
+    "libcublasLt.so",
+    "libcublasLt.so.12",
+    "libnccl.so",
+    "libnccl.so.2",
+];
+
+/// Folders of the wheels whose headers kernels include: those of the second are part of the first's.
+const HEADERS: [&str; 2] = ["cuda_runtime/include", "cuda_nvcc/include"];
+
+/// All at once, whatever is to run: cargo builds everything anew for another choice of packages and
+/// features.
+const PACKAGES: &[&str] = &[
+    "-p",
+    "burn-megatron-kernels",
+    "-p",
+    "burn-megatron",
+    "-p",
+    "burn-megatron-examples",
+    "-p",
+    "burn-megatron-tests",
+    "--features",
+    "burn-megatron-kernels/cuda,burn-megatron/cuda,burn-megatron-examples/cuda",
+    "--features",
+    "burn-megatron-tests/cuda,burn-megatron-tests/tracing",
+    "--message-format",
+    "json-render-diagnostics",
+];
+
+/// The tests that cargo has built.
+pub struct Built(Vec<Tests>);
+
+struct Tests {
+    name: String,
+    file: PathBuf,
+}
+
+impl Built {
+    /// The file that runs the tests of a library or of a file of tests.
+    pub fn tests(&self, name: &str) -> Result<&Path, String> {
+        let found = self.0.iter().find(|tests| tests.name == name);
+        let found = found.map(|tests| tests.file.as_path());
+        found.ok_or_else(|| format!("cargo names no file that it has built of {name}"))
+    }
+}
+
+/// Builds the emulator, and makes a folder that looks like CUDA: the libraries that it is, and the
+/// headers of the wheels.
+pub fn emulator(root: &Path, tools: &Tools) -> Result<(), String> {
+    let package = ["build", "--release", "-p", "burn-megatron-emulator"];
+    run_command(&mut cargo(root, &package))?;
+    let failed = |error| format!("{}: {error}", tools.cuda.display());
+    let library = tools.target.join("release/libburn_megatron_emulator.so");
+    let libraries = NAMES.map(|name| (library.clone(), name.into()));
+    link(&tools.cuda, &libraries).map_err(failed)?;
+    let headers = headers(&tools.wheels.join("nvidia"))?;
+    link(&tools.cuda.join("include"), &headers).map_err(failed)
+}
+
+/// Builds all tests, without LLVM, and the command that some of them run.
+pub fn tests(root: &Path, tools: &Tools) -> Result<Built, String> {
+    let mut built = Vec::new();
+    let tests = ["test", "--no-run", "--lib", "--test", "gpu*"];
+    let mut build = cargo(root, &[&tests, PACKAGES].concat());
+    without_llvm(&mut build, &tools.cuda)?;
+    read_quietly(&mut build, |line| built.extend(test(line)))?;
+    Ok(Built(built))
+}
+
+/// The tests that one of cargo's messages says it has built.
+fn test(message: &str) -> Option<Tests> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let is_test = message["profile"]["test"] == true;
+    Some(Tests {
+        name: message["target"]["name"].as_str()?.into(),
+        file: message["executable"].as_str()?.into(),
+    })
+    .filter(|_| is_test)
+}
+
+/// Each header, or folder of headers, with its name.
+fn headers(nvidia: &Path) -> Result<Vec<(PathBuf, OsString)>, String> {
+    let mut headers = Vec::new();
+    for folder in HEADERS.map(|folder| nvidia.join(folder)) {
+        let unreadable = |error| format!("{}: {error}", folder.display());
+        for entry in fs::read_dir(&folder).map_err(unreadable)? {
+            let entry = entry.map_err(unreadable)?;
+            headers.push((entry.path(), entry.file_name()));
+        }
+    }
+    Ok(headers)
+}
+
+/// Makes links in a folder: each to what it stands for, under a name.
+#[cfg(unix)]
+fn link(folder: &Path, links: &[(PathBuf, OsString)]) -> std::io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for (target, name) in links {
+        let link = folder.join(name);
+        if fs::symlink_metadata(&link).is_ok() {
+            fs::remove_file(&link)?;
+        }
+        std::os::unix::fs::symlink(target, link)?;
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn link(_folder: &Path, _links: &[(PathBuf, OsString)]) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::temp::TempDir;
+
+    #[test]
+    fn tests_are_read_from_cargos_messages() {
+        let message = |test: bool, file: &str| {
+            format!(
+                r#"{{"target":{{"name":"gpu"}},"profile":{{"test":{test}}},"executable":{file}}}"#
+            )
+        };
+        let messages = [
+            message(false, r#""/t/gpu""#),
+            message(true, r#""/t/gpu-1""#),
+            message(true, "null"),
+            "no JSON".into(),
+        ];
+        let built = Built(messages.iter().filter_map(|line| test(line)).collect());
+        assert_eq!(built.tests("gpu"), Ok(Path::new("/t/gpu-1")));
+        assert_eq!(built.0.len(), 1);
+        let missing = built.tests("other").unwrap_err();
+        assert!(missing.contains("other"), "{missing}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_made_anew() {
+        let folder = TempDir::new("links").unwrap();
+        for library in ["/old.so", "/new.so"] {
+            link(folder.path(), &[(library.into(), "libcuda.so.1".into())]).unwrap();
+        }
+        let target = fs::read_link(folder.path().join("libcuda.so.1")).unwrap();
+        assert_eq!(target, Path::new("/new.so"));
+    }
+
+    #[test]
+    fn headers_of_both_wheels_stand_in_one_folder() {
+        let folder = TempDir::new("headers").unwrap();
+        folder.write("cuda_runtime/include/mma.h", "");
+        assert!(headers(folder.path()).is_err());
+        folder.write("cuda_nvcc/include/crt/mma.h", "");
+        let headers = headers(folder.path()).unwrap();
+        let names: Vec<_> = headers.into_iter().map(|(_, name)| name).collect();
+        assert_eq!(names, ["mma.h", "crt"]);
+    }
+}

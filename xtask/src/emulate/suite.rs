@@ -1,0 +1,116 @@
+//! What can be run on the emulated device.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use super::Tools;
+use super::build::Built;
+use crate::temp::TempDir;
+use crate::test::run_tests;
+use crate::totals::Totals;
+
+/// What is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Suite {
+    /// Training steps of small models over several ranks, compared with the CPU; numbers of launches.
+    Steps,
+    /// The engine NCCL, with ranks that are threads and share the device.
+    Nccl,
+    /// What each kernel of `bench kernels` moves, against what it must.
+    Traffic,
+    /// Short runs of the command `pretrain`, saved and resumed, with the losses of the CPU.
+    Pretrain,
+    /// The tests of burn-megatron-kernels.
+    Kernels,
+}
+
+/// Where the device writes the numbers of each launch.
+const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
+
+impl Suite {
+    /// The short ones first.
+    pub const ALL: [Self; 5] = [
+        Self::Traffic,
+        Self::Steps,
+        Self::Nccl,
+        Self::Pretrain,
+        Self::Kernels,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Steps => "emulated steps",
+            Self::Nccl => "emulated nccl",
+            Self::Traffic => "emulated traffic",
+            Self::Pretrain => "emulated pretrain",
+            Self::Kernels => "emulated kernels",
+        }
+    }
+
+    /// Runs it. Tests are counted in `totals`.
+    pub fn run(
+        self,
+        runner: &Runner,
+        arguments: &[OsString],
+        totals: &mut Totals,
+    ) -> Result<(), String> {
+        match self {
+            Self::Kernels => {
+                let mut tests = runner.tests("burn_megatron_kernels", "burn-megatron-kernels")?;
+                run_tests(tests.args(arguments), totals)
+            }
+            Self::Nccl => {
+                let own = [OsString::from("comm::nccl")];
+                let arguments = if arguments.is_empty() {
+                    &own
+                } else {
+                    arguments
+                };
+                let mut tests = runner.tests("burn_megatron", "burn-megatron")?;
+                // Ranks share the one device.
+                let tests = tests
+                    .env("BURN_MEGATRON_TEST_CUDA", "1")
+                    .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+                run_tests(tests.args(arguments), totals)
+            }
+            Self::Steps => {
+                let mut run = |name| {
+                    let mut tests = runner.tests(name, "tests")?;
+                    run_tests(tests.args(arguments), totals)
+                };
+                let all = ["gpu", "gpu_zero", "gpu_launches"].map(&mut run);
+                all.into_iter().collect()
+            }
+            Self::Traffic => {
+                let folder =
+                    TempDir::new("counts").map_err(|e| format!("a temporary folder: {e}"))?;
+                let mut tests = runner.tests("burn_megatron_examples", "examples")?;
+                let tests = tests.env(COUNTS, folder.path().join("counts.jsonl"));
+                run_tests(tests.args(["bench::traffic", "--nocapture"]), totals)
+            }
+            Self::Pretrain => {
+                let mut tests = runner.tests("gpu_pretrain", "examples")?;
+                run_tests(tests.args(arguments), totals)
+            }
+        }
+    }
+}
+
+/// What suites are run with.
+pub struct Runner<'a> {
+    pub root: &'a Path,
+    pub tools: &'a Tools,
+    pub built: &'a Built,
+}
+
+impl Runner<'_> {
+    /// Tests of a library or of a file, in the folder where cargo runs them.
+    fn tests(&self, name: &str, folder: &str) -> Result<Command, String> {
+        let mut command = self.tools.command(self.built.tests(name)?);
+        command.current_dir(self.root.join(folder));
+        Ok(command)
+    }
+}
