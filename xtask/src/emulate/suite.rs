@@ -72,7 +72,7 @@ impl Suite {
                 let mut tests = runner.tests("burn_megatron", "burn-megatron")?;
                 // Ranks share the one device.
                 let tests = tests
-                    .env("BURN_MEGATRON_TEST_CUDA", "1")
+                    .env("BURN_MEGATRON_TEST_CUDA", "emulated")
                     .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
                 run_tests(tests.args(arguments), totals)
             }

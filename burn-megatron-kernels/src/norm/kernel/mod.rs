@@ -43,8 +43,11 @@ const BACKWARD: Budget = Budget {
 const PARTIAL_UNITS: u32 = 256;
 /// Multiprocessors of a device that does not say how many it has.
 const MULTIPROCESSORS: u32 = 32;
-/// Units that a multiprocessor is given where rows are strided over cubes.
+/// Units that a multiprocessor is given at most where rows are strided over cubes.
 const RESIDENT: u32 = 1024;
+/// Elements of rows that they keep: the registers of a multiprocessor hold eight numbers for each. More cubes
+/// would wait for others to end, and leave their sums behind all the same.
+const RESIDENT_ELEMENTS: usize = 8192;
 
 /// Rows and width of a tensor.
 fn sizes(tensor: &CubeTensor) -> (usize, usize) {
@@ -176,7 +179,9 @@ impl Rows {
         let client = self.source.client.clone();
         let (layout, vector) = Layout::new(&client, self.gradient.dtype, width, BACKWARD);
         let blocks = rows.div_ceil(layout.rows());
-        let resident = multiprocessors(&client) * (RESIDENT / layout.units).max(2) as usize;
+        let units = RESIDENT_ELEMENTS / (layout.kept() * vector);
+        let cubes = units.min(RESIDENT as usize) / layout.units as usize;
+        let resident = multiprocessors(&client) * cubes.max(2);
         // At least one, so that the sums over no rows are written.
         let cubes = blocks.min(resident).max(1);
         let parameters = pass.parameters;

@@ -148,8 +148,11 @@ impl Submitter {
         then: impl FnOnce(Result<(Held, Stream), String>) + Send + 'static,
     ) {
         let bindings = handles.map(|handle| handle.map(Handle::binding));
-        self.handle()
-            .submit(move |server: &mut Server| then(found(server, &bindings)));
+        let device = self.handle();
+        device.submit(move |server: &mut Server| then(found(server, &bindings)));
+        // What is submitted waits in this thread for more to come, and a rank that waits for its peers
+        // sends no more.
+        device.flush_queue();
     }
 
     /// Calls `then` with the stream of the pair's output and that of this thread, in order with what this

@@ -1,5 +1,7 @@
-//! What needs a GPU: run with BURN_MEGATRON_TEST_CUDA=1 on a machine that has one.
+//! What needs a GPU: run with BURN_MEGATRON_TEST_CUDA=1 on a machine that has one, and with `emulated` for
+//! its value by `cargo xtask emulate nccl`.
 
+use std::any::Any;
 use std::env;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,14 +22,17 @@ use crate::comm::process::{FileBulletin, Transport};
 use crate::comm::{Buffer, CommError, ReduceOp, World};
 use crate::device::DeviceKind;
 
+/// Says that there is a GPU.
+const CUDA: &str = "BURN_MEGATRON_TEST_CUDA";
+
 /// GPUs are shared by the tests of a process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 
 /// The devices of the ranks that there can be; `None`, and the reason, where the tests are not to run.
 fn devices() -> Option<Vec<usize>> {
-    if env::var("BURN_MEGATRON_TEST_CUDA").is_err() {
-        println!("not run: BURN_MEGATRON_TEST_CUDA=1 is not set");
+    if env::var(CUDA).is_err() {
+        println!("not run: {CUDA}=1 is not set");
         return None;
     }
     let found = DeviceKind::Cuda.devices().expect("a GPU was promised");
@@ -84,31 +89,51 @@ fn over<T: Send>(
                 })
             })
             .collect();
-        let joined = ranks.into_iter().map(|rank| rank.join().unwrap());
-        joined.collect()
+        let joined = ranks.into_iter().map(|rank| rank.join().map_err(told));
+        joined.collect::<Vec<_>>()
     });
+    let results: Result<Vec<_>, _> = results.into_iter().collect();
+    let results = results.unwrap_or_else(|reason| panic!("{reason}"));
     fs::remove_dir_all(&folder).unwrap();
     results
+}
+
+/// Why a rank ended. A failed call ends it with its error.
+fn told(payload: Box<dyn Any + Send>) -> String {
+    match payload.downcast::<CommError>() {
+        Ok(error) => error.to_string(),
+        Err(_) => "a rank panicked: see above".into(),
+    }
 }
 
 fn floats(x: Tensor<1>) -> Vec<f32> {
     x.cast(DType::F32).into_data().try_into_vec().unwrap()
 }
 
-/// A kernel, a collective on what it gave, a kernel on what that gave: 1,000 times, with nothing read
+/// Steps of the next, and the size of the matrices beside: a device that is emulated takes minutes for what a
+/// GPU does in a second.
+fn effort() -> (usize, usize) {
+    match env::var(CUDA).is_ok_and(|value| value == "emulated") {
+        true => (20, 64),
+        false => (1000, 512),
+    }
+}
+
+/// A kernel, a collective on what it gave, a kernel on what that gave: many times, with nothing read
 /// before the end. Memory is used again and again, and other kernels run beside.
 fn kernels_and_collectives(comm: &Comm, device: &Device) {
     let (rank, ranks) = (comm.rank(), comm.size());
+    let (steps, side) = effort();
     // Large enough for registered memory.
     let mut x = Tensor::<1>::zeros([ranks << 18], device);
-    let mut beside = Tensor::<2>::ones([512, 512], device);
-    for step in 0..1000 {
+    let mut beside = Tensor::<2>::ones([side, side], device);
+    for step in 0..steps {
         // Rank by rank, another number; together, `ranks`.
         let own = x + (2.0 * rank as f32 + 1.0) / ranks as f32;
         let sum = match step % 2 {
             0 => {
                 let pending = start_all_reduce(own, ReduceOp::Sum, comm);
-                beside = beside.matmul(Tensor::ones([512, 512], device)) / 512.0;
+                beside = beside.matmul(Tensor::ones([side, side], device)) / side as f32;
                 pending.wait()
             }
             _ => {
@@ -120,9 +145,9 @@ fn kernels_and_collectives(comm: &Comm, device: &Device) {
     }
     let found = floats(x);
     // Exact where the number of ranks is a power of two.
-    let near = |x: &f32| (x - 1000.0).abs() < 0.5;
+    let near = |x: &f32| (x - steps as f32).abs() < 0.5;
     assert!(found.iter().all(near), "{:?}", &found[..8]);
-    assert_eq!(beside.sum().into_scalar::<f32>(), 512.0 * 512.0);
+    assert_eq!(beside.sum().into_scalar::<f32>(), (side * side) as f32);
 }
 
 #[test]
