@@ -3,11 +3,12 @@
 use std::ffi::c_uint;
 use std::time::Instant;
 
-use cudarc::driver::sys::{CUevent, CUevent_flags_enum as Flags, CUresult, CUstream};
+use cudarc::driver::sys::{CUcontext, CUevent, CUevent_flags_enum as Flags, CUresult, CUstream};
 
 use super::queue::Mark;
 use super::state::{World, by_handle, in_context};
 use super::streams::named;
+use super::table::unique;
 use super::work::Work;
 use super::{Answer, Out};
 
@@ -36,7 +37,8 @@ impl World {
         }
     }
 
-    fn record(&mut self, handle: usize, stream: usize) -> Answer {
+    /// Records an event behind all that is on a stream, and behind `after` on others.
+    fn record(&mut self, handle: usize, stream: usize, after: Vec<Mark>) -> Answer {
         let capture = self.streams.get(stream)?.capture;
         self.events.get(handle)?;
         let work = Work::Record(handle);
@@ -48,7 +50,7 @@ impl World {
         let mut event = recorded(None);
         if !self.captured(stream, &work)? {
             // It learns its mark before it is done, which may be at once.
-            event = recorded(Some(self.streams.put(stream, work, Vec::new())?));
+            event = recorded(Some(self.streams.put(stream, work, after)?));
         }
         let (slot, mark) = (self.events.get_mut(handle)?, event.mark);
         event.timing = slot.timing;
@@ -57,6 +59,29 @@ impl World {
             Some(mark) if !self.options.lazy => drop(self.advance(mark)),
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Records an event behind all that is on any stream: on one of its own, which ends with it.
+    fn record_all(&mut self, event: usize) -> Answer {
+        self.not_captured()?;
+        let (stream, ends) = (unique(), self.streams.ends());
+        self.streams.open(stream, false, 0);
+        let recorded = self.record(event, stream, ends);
+        self.streams.close(stream)?;
+        recorded
+    }
+
+    /// Makes all that is put on any stream from now on wait for an event.
+    fn wait_all(&mut self, event: usize) -> Answer {
+        self.not_captured()?;
+        let Some(mark) = self.recorded(event)? else {
+            return Ok(());
+        };
+        for stream in self.streams.handles() {
+            self.put_after(stream, Work::Wait, vec![mark])?;
+        }
+        self.awaited.push(mark);
         Ok(())
     }
 }
@@ -80,7 +105,7 @@ pub extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
-    by_handle(|world| world.record(event as usize, named(stream)?))
+    by_handle(|world| world.record(event as usize, named(stream)?, Vec::new()))
 }
 
 #[unsafe(no_mangle)]
@@ -90,6 +115,17 @@ pub extern "C" fn cuEventRecordWithFlags(
     _flags: c_uint,
 ) -> CUresult {
     cuEventRecord(event, stream)
+}
+
+/// There is one context.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxRecordEvent(_context: CUcontext, event: CUevent) -> CUresult {
+    by_handle(|world| world.record_all(event as usize))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxWaitEvent(_context: CUcontext, event: CUevent) -> CUresult {
+    by_handle(|world| world.wait_all(event as usize))
 }
 
 #[unsafe(no_mangle)]

@@ -100,6 +100,12 @@ impl<W> Streams<W> {
         self.queues.values_mut()
     }
 
+    /// The streams that work can be put on.
+    pub fn handles(&self) -> Vec<usize> {
+        let open = self.queues.iter().filter(|(_, queue)| queue.open);
+        open.map(|(handle, _)| *handle).collect()
+    }
+
     /// Puts work behind all that is on a stream, and behind `after` on others.
     pub fn put(&mut self, stream: usize, work: W, mut after: Vec<Mark>) -> Answer<Mark> {
         let blocking = self.get(stream)?.blocking;

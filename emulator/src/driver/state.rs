@@ -12,7 +12,7 @@ use super::functions::Function;
 use super::graphs::{Capture, Graph};
 use super::modules::Module;
 use super::options::Options;
-use super::queue::Streams;
+use super::queue::{Mark, Streams};
 use super::table::Table;
 use super::work::Work;
 use crate::memory::Memory;
@@ -38,6 +38,8 @@ pub(super) struct World {
     pub pinned: Memory,
     /// Work that is to be done, by stream.
     pub streams: Streams<Work>,
+    /// What streams wait for that are opened later.
+    pub awaited: Vec<Mark>,
     /// How much of it was done since the beginning.
     pub performed: u64,
     pub events: Table<Event>,
@@ -62,6 +64,7 @@ impl World {
             memory: Memory::default(),
             pinned: Memory::default(),
             streams: Streams::default(),
+            awaited: Vec::new(),
             performed: 0,
             events: Table::default(),
             modules: Table::default(),

@@ -45,6 +45,12 @@ fn create(out: &Out<CUstream>, flags: c_uint, priority: c_int) -> CUresult {
         };
         let handle = unique();
         world.streams.open(handle, blocking, priority.clamp(-5, 0));
+        let mut awaited = std::mem::take(&mut world.awaited);
+        awaited.retain(|mark| !world.streams.passed(*mark));
+        if !awaited.is_empty() {
+            world.awaited.clone_from(&awaited);
+            world.put_after(handle, Work::Wait, awaited)?;
+        }
         out.set(handle as CUstream)
     })
 }

@@ -29,6 +29,34 @@ fn a_missing_wait_shows_in_lazy_streams() {
 }
 
 #[test]
+fn an_event_of_the_context_stands_behind_and_before_all_streams() {
+    for wait in [false, true] {
+        let _turn = fresh(lazy());
+        let (a, b, c) = (allocate(4), allocate(4), allocate(4));
+        good(cuMemsetD8_v2(a, 1, 4));
+        good(cuCtxSynchronize());
+        let (one, two, event) = (stream(NON_BLOCKING), stream(NON_BLOCKING), event());
+        good(cuMemsetD8Async(a, 2, 2, one));
+        good(cuMemsetD8Async(a + 2, 2, 2, two));
+        good(cuCtxRecordEvent(null_mut(), event));
+        let three = stream(NON_BLOCKING);
+        if wait {
+            good(cuCtxWaitEvent(null_mut(), event));
+        }
+        // On a stream that was there, and on one that was not.
+        good(cuMemcpyDtoDAsync_v2(b, a, 4, three));
+        let four = stream(NON_BLOCKING);
+        good(cuMemcpyDtoDAsync_v2(c, a, 4, four));
+        for (copied, on) in [(c, four), (b, three)] {
+            good(cuStreamSynchronize(on));
+            assert_eq!(to_host(copied, 4), [1 + u8::from(wait); 4]);
+        }
+        good(cuEventSynchronize(event));
+        assert_eq!(to_host(a, 4), [2; 4]);
+    }
+}
+
+#[test]
 fn the_legacy_stream_waits_for_blocking_streams_alone() {
     let _turn = fresh(lazy());
     let a = allocate(2);
