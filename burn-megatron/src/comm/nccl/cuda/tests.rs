@@ -154,6 +154,11 @@ fn kernels_and_collectives(comm: &Comm, device: &Device) {
 fn streams_keep_their_order() {
     for devices in worlds() {
         for order in [Order::Stream, Order::Context, Order::Host] {
+            // Ranks of one process on one device share a context: each would wait for what the other is
+            // still to be told.
+            if order == Order::Context && devices.len() > 1 && devices[0] == devices[1] {
+                continue;
+            }
             let options = NcclOptions {
                 order: Some(order),
                 ..NcclOptions::default()
