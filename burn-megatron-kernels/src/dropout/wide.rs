@@ -33,7 +33,7 @@ impl Mask {
             if values.len() < FEW {
                 count = (4 - offset).min(values.len());
                 let words = block(self.key, self.counter(draw / 4));
-                let factors = words.map(|word| self.factor::<W>(word));
+                let factors = words.map(self.factor::<W>());
                 scale(&mut values[..count], &factors[offset..]);
             } else {
                 count = (WORDS - offset).min(values.len());
@@ -55,22 +55,22 @@ impl Mask {
         ]
     }
 
+    /// What a word stands for. All is read before the words: a choice between two numbers in registers is no
+    /// branch, which would be guessed wrong as often as something is dropped.
     #[inline(always)]
-    fn factor<W: Real>(&self, word: u32) -> W {
-        if word < self.threshold {
-            W::of(f64::from(self.scale))
-        } else {
-            W::ZERO
-        }
+    fn factor<W: Real>(&self) -> impl Fn(u32) -> W {
+        let (threshold, kept) = (self.threshold, W::of(f64::from(self.scale)));
+        #[inline(always)]
+        move |word| if word < threshold { kept } else { W::ZERO }
     }
 
     /// The factors of the draws of [`BLOCKS`] blocks.
     #[inline(always)]
     fn factors<W: Real>(&self, first: u64) -> [W; WORDS] {
-        let blocks = self.blocks(first);
+        let (blocks, factor) = (self.blocks(first), self.factor());
         let mut factors = [W::ZERO; WORDS];
-        for (factor, word) in factors.iter_mut().zip(blocks.as_flattened()) {
-            *factor = self.factor(*word);
+        for (to, word) in factors.iter_mut().zip(blocks.as_flattened()) {
+            *to = factor(*word);
         }
         factors
     }
