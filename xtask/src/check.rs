@@ -47,8 +47,11 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
         });
     }
     if wanted(Check::Cuda) {
-        report.step("cuda with fusion", || cuda(root, "cuda,fusion"));
-        report.step("cuda", || cuda(root, "cuda"));
+        report.step("cuda with fusion", || {
+            cuda(root, "cuda,fusion", &["--lib", "--bins"])
+        });
+        // With the tests that `emulate` and machines with a GPU run.
+        report.step("cuda", || cuda(root, "cuda", &["--all-targets"]));
     }
 }
 
@@ -58,8 +61,8 @@ fn lint(root: &Path, features: &[&str]) -> Result<(), String> {
     run_command(&mut cargo(root, &args))
 }
 
-fn cuda(root: &Path, features: &str) -> Result<(), String> {
-    let args = [
+fn cuda(root: &Path, features: &str, targets: &[&str]) -> Result<(), String> {
+    let packages = [
         "clippy",
         "-p",
         "burn-megatron-examples",
@@ -67,11 +70,10 @@ fn cuda(root: &Path, features: &str) -> Result<(), String> {
         "burn-megatron-kernels",
         "-p",
         "burn-megatron",
-        "--features",
-        features,
-        "--",
-        "-D",
-        "warnings",
+        "-p",
+        "burn-megatron-tests",
     ];
+    let features = ["--features", features, "--", "-D", "warnings"];
+    let args = [&packages[..], targets, &features].concat();
     run_command(cargo(root, &args).env("DOCS_RS", "1"))
 }
