@@ -77,7 +77,7 @@ fn losses(stage: &Path, device: &str, run: &str, flags: &[&str]) -> Vec<f64> {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{device} {flags:?}: {said}");
     let metrics = fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap();
-    let records = metrics.lines().map(|line| serde_json::from_str(line));
+    let records = metrics.lines().map(serde_json::from_str);
     let records: Vec<Value> = records.collect::<Result<_, _>>().unwrap();
     let steps = records.iter().filter(|record| record["kind"] == "step");
     steps
