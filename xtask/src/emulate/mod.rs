@@ -59,16 +59,25 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
     });
     let mut totals = Totals::default();
     for suite in options.chosen() {
-        report.step(suite.name(), || match &built {
-            Ok(built) => {
-                let runner = Runner {
-                    root,
-                    tools: &tools,
-                    built,
-                };
-                suite.run(&runner, &options.arguments, &mut totals).into()
-            }
-            Err(_) => Outcome::LeftOut("for want of what was to be built".into()),
+        report.step(suite.name(), || {
+            let Ok(built) = &built else {
+                return Outcome::LeftOut("for want of what was to be built".into());
+            };
+            let runner = Runner {
+                root,
+                tools: &tools,
+                built,
+            };
+            let mut here = Totals::default();
+            let result = suite.run(&runner, &options.arguments, &mut here);
+            let found = here.passed + here.failed > 0;
+            totals += here;
+            result
+                .and_then(|()| match found {
+                    true => Ok(()),
+                    false => Err("no test has this name".into()),
+                })
+                .into()
         });
     }
     println!("{totals}");

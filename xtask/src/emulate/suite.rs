@@ -63,18 +63,12 @@ impl Suite {
                 run_tests(tests.args(arguments), totals)
             }
             Self::Nccl => {
-                let own = [OsString::from("comm::nccl")];
-                let arguments = if arguments.is_empty() {
-                    &own
-                } else {
-                    arguments
-                };
                 let mut tests = runner.tests("burn_megatron", "burn-megatron")?;
                 // Ranks share the one device.
                 let tests = tests
                     .env("BURN_MEGATRON_TEST_CUDA", "emulated")
                     .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
-                run_tests(tests.args(arguments), totals)
+                run_tests(tests.args(or_own(arguments, "comm::nccl")), totals)
             }
             Self::Steps => {
                 let mut run = |name| {
@@ -89,13 +83,22 @@ impl Suite {
                     TempDir::new("counts").map_err(|e| format!("a temporary folder: {e}"))?;
                 let mut tests = runner.tests("burn_megatron_examples", "examples")?;
                 let tests = tests.env(COUNTS, folder.path().join("counts.jsonl"));
-                run_tests(tests.args(["bench::traffic", "--nocapture"]), totals)
+                let tests = tests.args(or_own(arguments, "bench::traffic"));
+                run_tests(tests.arg("--nocapture"), totals)
             }
             Self::Pretrain => {
                 let mut tests = runner.tests("gpu_pretrain", "examples")?;
                 run_tests(tests.args(arguments), totals)
             }
         }
+    }
+}
+
+/// What a suite is given, or else the part of the names that makes it up.
+fn or_own(arguments: &[OsString], own: &str) -> Vec<OsString> {
+    match arguments {
+        [] => vec![own.into()],
+        _ => arguments.to_vec(),
     }
 }
 
