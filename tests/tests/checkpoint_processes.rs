@@ -16,6 +16,7 @@ use burn_megatron::checkpoint::{
     About, Checkpoint, CheckpointError, CheckpointFolder, Disk, Draft, ElementType, Piece,
     Retention, Slice, TensorMeta, TensorSource,
 };
+use burn_megatron_test_skip::skipped;
 
 /// What a child is to do, in the environment.
 const TASK: &str = "BURN_MEGATRON_CHECKPOINT_TEST";
@@ -292,7 +293,7 @@ fn a_full_disk_is_named_and_freed() {
         .status();
     match mounted {
         Ok(status) if status.success() => {}
-        _ => return eprintln!("skipped: only root can mount a small disk"),
+        _ => return skipped("only root can mount a small disk"),
     }
     let result = std::panic::catch_unwind(|| {
         let folder = CheckpointFolder::create(path.join("checkpoints")).unwrap();

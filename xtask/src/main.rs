@@ -53,8 +53,9 @@ enum Command {
     /// Then runs `cargo test --workspace`, with the feature `mpi` where it can be built, and with a
     /// driver the files tests/tests/gpu*.rs too.
     ///
-    /// The last line is "N passed, N failed, N skipped". Skipped are ignored tests and those left
-    /// out for want of a driver or of MPI. A test binary that aborts, and a step that does not compile, count
+    /// The last line is "N passed, N failed, N skipped". Skipped are ignored tests, those left
+    /// out for want of a driver or of MPI, and those that found when they ran that something is missing, such
+    /// as root's rights, each of which is listed before with what it misses. A test binary that aborts, and a step that does not compile, count
     /// as one failed each.
     Test,
     /// Check the source: format, lint, documentation, and the CUDA build.

@@ -63,7 +63,8 @@ impl Report {
     pub fn finish(self) -> ExitCode {
         print!("\n{}", self.table());
         if let Some(totals) = &self.totals {
-            println!("\n{totals}");
+            print!("\n{}", totals.told());
+            println!("{totals}");
         }
         if self.failed() {
             ExitCode::FAILURE

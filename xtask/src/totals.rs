@@ -1,17 +1,33 @@
 //! Counts of tests: read from the test harness, and counted in source text.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::AddAssign;
 
+use burn_megatron_test_skip::Skip;
+
 /// Tests by result, over any number of test binaries.
-#[derive(Debug, Default, Clone, Copy, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Totals {
     /// Tests that passed.
     pub passed: usize,
     /// Tests that failed.
     pub failed: usize,
-    /// Tests that were ignored or left out.
+    /// Tests that were ignored or left out, or could not run.
     pub skipped: usize,
+    /// What tests said that could not run, or not in full: `NAME: reason`.
+    pub told: BTreeSet<Skip>,
+}
+
+impl Totals {
+    /// What tests said that could not run, a line each.
+    pub fn told(&self) -> String {
+        let line = |skip: &Skip| match skip {
+            Skip::Whole(told) => format!("skipped          {told}\n"),
+            Skip::Part(told) => format!("skipped in part  {told}\n"),
+        };
+        self.told.iter().map(line).collect()
+    }
 }
 
 impl AddAssign for Totals {
@@ -19,6 +35,7 @@ impl AddAssign for Totals {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.told.extend(other.told);
     }
 }
 
@@ -38,6 +55,8 @@ pub struct Harness {
     totals: Totals,
     /// A binary has said how many tests it runs and not yet how they went.
     running: bool,
+    /// What its tests said that could not run, which the harness counts as passed.
+    told: BTreeSet<Skip>,
 }
 
 impl Harness {
@@ -47,8 +66,10 @@ impl Harness {
             self.end_binary();
             self.running = true;
         } else if let Some(result) = line.strip_prefix("test result: ") {
-            self.totals += parse_result(result);
+            self.totals += with_skipped(parse_result(result), std::mem::take(&mut self.told));
             self.running = false;
+        } else if let Some(skip) = Skip::parse(line) {
+            self.told.insert(skip);
         }
     }
 
@@ -60,6 +81,7 @@ impl Harness {
 
     fn end_binary(&mut self) {
         self.totals.failed += usize::from(self.running);
+        self.totals.told.append(&mut self.told);
         self.running = false;
     }
 }
@@ -91,6 +113,23 @@ fn parse_result(result: &str) -> Totals {
             _ => {}
         }
     }
+    totals
+}
+
+/// Of the tests that passed by the harness' count, those that said that they could not run did not.
+fn with_skipped(mut totals: Totals, told: BTreeSet<Skip>) -> Totals {
+    let name = |told: &str| told.split(": ").next().unwrap_or_default().to_owned();
+    let whole: BTreeSet<_> = told
+        .iter()
+        .filter_map(|skip| match skip {
+            Skip::Whole(told) => Some(name(told)),
+            Skip::Part(_) => None,
+        })
+        .collect();
+    let skipped = whole.len().min(totals.passed);
+    totals.passed -= skipped;
+    totals.skipped += skipped;
+    totals.told = told;
     totals
 }
 
@@ -130,10 +169,36 @@ test result: FAILED. 7 passed; 2 failed; 0 ignored; 0 measured; 4 filtered out; 
             Totals {
                 passed: 9,
                 failed: 2,
-                skipped: 1
+                skipped: 1,
+                ..Totals::default()
             }
         );
         assert_eq!(totals.to_string(), "9 passed, 2 failed, 1 skipped");
+    }
+
+    /// A test is counted once, however often it says so, and by the rest if a part of it ran.
+    #[test]
+    fn tests_that_could_not_run_are_skipped_and_listed() {
+        let totals = read(
+            "\
+running 4 tests
+test a ...
+skipped: disk::full: only root can mount
+skipped: disk::full: only root can mount
+skipped in part: ends::all: no mpirun
+ok
+test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.02s
+
+running 2 tests
+skipped: disk::full: no root
+test result: ok. 2 passed; 0 failed; 1 ignored
+",
+        );
+        assert_eq!(totals.to_string(), "4 passed, 0 failed, 3 skipped");
+        let told = "skipped          disk::full: no root\n\
+                    skipped          disk::full: only root can mount\n\
+                    skipped in part  ends::all: no mpirun\n";
+        assert_eq!(totals.told(), told);
     }
 
     #[test]
@@ -143,7 +208,7 @@ test result: FAILED. 7 passed; 2 failed; 0 ignored; 0 measured; 4 filtered out; 
         let expected = Totals {
             passed: 2,
             failed: 2,
-            skipped: 0,
+            ..Totals::default()
         };
         assert_eq!(read(&[sound, dead, sound, dead].concat()), expected);
     }
@@ -155,8 +220,7 @@ test result: FAILED. 7 passed; 2 failed; 0 ignored; 0 measured; 4 filtered out; 
             totals,
             Totals {
                 passed: 4,
-                failed: 0,
-                skipped: 0
+                ..Totals::default()
             }
         );
     }

@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
-use super::run::{Way, both_ways, has_mpirun, kill, launch, until};
+use burn_megatron_test_skip::skipped;
+
+use super::run::{NO_MPIRUN, Way, both_ways, has_mpirun, kill, launch, until};
 
 #[test]
 fn the_first_failure_decides_the_exit_code() {
@@ -78,7 +80,7 @@ fn nothing_outlives_the_launcher() {
 #[test]
 fn nothing_outlives_mpirun() {
     if !has_mpirun() {
-        return println!("skipped: Open MPI's mpirun is not on PATH");
+        return skipped(NO_MPIRUN);
     }
     let run = launch(Way::Mpirun, 2, &[], "trap '' TERM; sleep 69");
     run.await_processes("sleep 69", 2);

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use burn_megatron_test_skip::skipped_in_part;
+
 const MARK: &str = "BURN_MEGATRON_LAUNCH_TEST";
 
 /// Longer than any run here takes.
@@ -28,6 +30,8 @@ impl Way {
     }
 }
 
+pub const NO_MPIRUN: &str = "Open MPI's mpirun is not on PATH";
+
 pub fn has_mpirun() -> bool {
     let probe = Command::new("mpirun").arg("--version").output();
     probe.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("Open MPI"))
@@ -38,7 +42,7 @@ pub fn both_ways(test: fn(Way)) {
     let own = thread::spawn(move || test(Way::Own));
     match has_mpirun() {
         true => test(Way::Mpirun),
-        false => println!("skipped through mpirun: Open MPI's mpirun is not on PATH"),
+        false => skipped_in_part(NO_MPIRUN),
     }
     own.join()
         .expect("the ranks that are children of the launcher");

@@ -3,7 +3,9 @@
 use std::fs;
 use std::process::Command;
 
-use super::run::{Way, both_ways, has_mpirun, launch, launch_with};
+use burn_megatron_test_skip::skipped;
+
+use super::run::{NO_MPIRUN, Way, both_ways, has_mpirun, launch, launch_with};
 
 #[test]
 fn each_rank_has_its_environment() {
@@ -49,7 +51,7 @@ fn each_rank_has_its_environment() {
 #[test]
 fn each_rank_of_mpirun_has_its_environment() {
     if !has_mpirun() {
-        return println!("skipped: Open MPI's mpirun is not on PATH");
+        return skipped(NO_MPIRUN);
     }
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $OMPI_COMM_WORLD_RANK $A_NAME ${BURN_MEGATRON_LAUNCH_LINK:-none}";
     let ended = launch(
@@ -174,7 +176,7 @@ fn wrong_usage_has_its_own_code() {
 #[test]
 fn mpirun_explains_what_it_cannot_do() {
     if !has_mpirun() {
-        return println!("skipped: Open MPI's mpirun is not on PATH");
+        return skipped(NO_MPIRUN);
     }
     let ended = launch(Way::Mpirun, 2, &["--mpirun-args", "--no-such-flag"], "true").end();
     ended.code(1);

@@ -80,6 +80,7 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
                 .into()
         });
     }
+    print!("{}", totals.told());
     println!("{totals}");
 }
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use burn_megatron_test_skip::skipped;
+
 use super::wire::MpiWire;
 use super::{ENGINE, MpiTransport, library_version};
 use crate::comm::exchange::tests::end::{End, Patience};
@@ -65,9 +67,7 @@ fn launch(test: &str, ranks: usize, options: &[&str]) -> Option<Output> {
     match output {
         Ok(output) => Some(output),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!(
-                "skipped: there is no mpirun here; `apt-get install openmpi-bin` installs one"
-            );
+            skipped("there is no mpirun here; `apt-get install openmpi-bin` installs one");
             None
         }
         Err(error) => panic!("mpirun: {error}"),

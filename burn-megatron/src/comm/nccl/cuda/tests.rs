@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{fs, process, thread};
 
 use burn::tensor::{DType, Device, Tensor};
+use burn_megatron_test_skip::{skipped, skipped_in_part};
 
 use super::super::order::Order;
 use super::super::tests::harness::{LONG, TestComm};
@@ -32,7 +33,7 @@ static RUNS: AtomicUsize = AtomicUsize::new(0);
 /// The devices of the ranks that there can be; `None`, and the reason, where the tests are not to run.
 fn devices() -> Option<Vec<usize>> {
     if env::var(CUDA).is_err() {
-        println!("not run: {CUDA}=1 is not set");
+        skipped(format!("{CUDA}=1 is not set"));
         return None;
     }
     let found = DeviceKind::Cuda.devices().expect("a GPU was promised");
@@ -47,7 +48,7 @@ fn worlds() -> Vec<Vec<usize>> {
     let mut worlds = vec![vec![0]];
     match env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1") {
         true => worlds.extend([vec![0, 0], vec![0; 4]]),
-        false => println!("NCCL_MULTI_RANK_GPU_ENABLE=1 is not set: one rank on each GPU"),
+        false => skipped_in_part("NCCL_MULTI_RANK_GPU_ENABLE=1 is not set: one rank on each GPU"),
     }
     if devices.len() > 1 {
         worlds.push(devices);
