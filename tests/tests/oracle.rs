@@ -1,0 +1,389 @@
+//! Ten steps in f64 against a program that is not this library: NumPy, by `tests/fixtures/oracle/make.py`.
+//! Clipping, warm-up and cosine, label smoothing, z-loss, masked targets, tied weights, in several layouts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device};
+use burn_megatron::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointFolder, ElementType, Leniency, Slice, TensorMeta,
+    TensorSource,
+};
+use burn_megatron::comm::{Groups, World};
+use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron::train::{
+    Observer, ObserverError, Pipeline, Saver, Saving, TrainConfig, Trainer,
+};
+use burn_megatron::verify::Layout;
+use burn_megatron_models::{Positions, Transformer, TransformerConfig};
+use safetensors::SafeTensors;
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+const VOCABULARY: usize = 19;
+const SEQ: usize = 8;
+const STEPS: usize = 10;
+const ROWS: usize = 4;
+
+/// Losses and weights differ by no more than this, norms and rates by this share: both sides compute in
+/// f64, in other orders. 3e-14 is seen.
+const CLOSE: f64 = 1e-12;
+
+/// The same for a weight whose exact gradient is 0. Adam divides what rounding leaves of it, some 1e-16, by
+/// its epsilon of 1e-8: the ten steps, whose rates sum up to less than 0.1, go as far as 1e-9 anywhere.
+const ADRIFT: f64 = 1e-9;
+
+/// The series of the fixture that is compared with the reported loss.
+const REPORTED: &str = "objective";
+
+/// The place in `held_out` of the same.
+const HELD_OUT: usize = 1;
+
+/// What NumPy was given and computed.
+struct Fixture(Vec<u8>);
+
+impl Fixture {
+    fn open(name: &str) -> Self {
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/oracle");
+        let path = PathBuf::from(fixtures).join(name);
+        Self(fs::read(path.with_extension("safetensors")).unwrap())
+    }
+
+    fn tensors(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.0).unwrap()
+    }
+
+    fn f64s(&self, name: &str) -> Vec<f64> {
+        f64s(self.tensors().tensor(name).unwrap().data())
+    }
+
+    fn i32s(&self, name: &str) -> Vec<i32> {
+        let tensors = self.tensors();
+        let bytes = tensors.tensor(name).unwrap().data();
+        let values = bytes.as_chunks().0.iter();
+        values.map(|bytes| i32::from_le_bytes(*bytes)).collect()
+    }
+}
+
+fn f64s(bytes: &[u8]) -> Vec<f64> {
+    let values = bytes.as_chunks().0.iter();
+    values.map(|bytes| f64::from_le_bytes(*bytes)).collect()
+}
+
+/// The weights before the first step, as a checkpoint gives them.
+impl TensorSource for Fixture {
+    fn name(&self) -> String {
+        "the oracle's fixture".into()
+    }
+
+    fn keys(&self) -> Vec<String> {
+        let tensors = self.tensors();
+        let mut keys: Vec<_> = tensors.names().into_iter().map(String::from).collect();
+        keys.sort();
+        keys
+    }
+
+    fn tensor(&self, key: &str) -> Option<TensorMeta> {
+        let tensors = self.tensors();
+        Some(TensorMeta {
+            key: key.into(),
+            dtype: ElementType::F64,
+            shape: tensors.tensor(key).ok()?.shape().to_vec(),
+        })
+    }
+
+    fn read(&self, key: &str, slice: &Slice) -> Result<Vec<u8>, CheckpointError> {
+        let tensors = self.tensors();
+        let tensor = tensors.tensor(key).unwrap();
+        let runs = slice.runs(tensor.shape()).into_iter();
+        let runs = runs.map(|run| &tensor.data()[8 * run.in_tensor..][..8 * run.len]);
+        Ok(runs.collect::<Vec<_>>().concat())
+    }
+}
+
+/// The samples of the fixture, in their order; held out are those of the last step.
+struct Rows(Arc<Given>);
+
+struct Given(Vec<Sample>);
+
+impl Samples for Given {
+    fn seq(&self) -> usize {
+        SEQ
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        Ok(self.0[number as usize].clone())
+    }
+}
+
+impl Rows {
+    fn new(fixture: &Fixture) -> Self {
+        let (tokens, targets) = (fixture.i32s("tokens"), fixture.i32s("targets"));
+        assert_eq!(tokens.len(), STEPS * ROWS * SEQ);
+        let rows = tokens.chunks(SEQ).zip(targets.chunks(SEQ));
+        let sample = |(tokens, targets): (&[i32], &[i32])| Sample {
+            tokens: tokens.to_vec(),
+            targets: targets.to_vec(),
+            documents: vec![],
+        };
+        Self(Arc::new(Given(rows.map(sample).collect())))
+    }
+}
+
+impl Dataset for Rows {
+    fn describe(&self) -> String {
+        "the oracle's samples".into()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
+        assert_eq!(sampling.samples as usize, STEPS * ROWS);
+        Ok(self.0.clone())
+    }
+
+    fn held_out(&self, _: usize, _: usize) -> Result<Vec<Sample>, DataError> {
+        Ok(self.0.0[(STEPS - 1) * ROWS..].to_vec())
+    }
+}
+
+#[derive(Clone, Default)]
+struct Seen {
+    steps: Vec<StepMetrics>,
+    held_out: f64,
+}
+
+impl Observer for Seen {
+    fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        self.steps.push(*metrics);
+        Ok(())
+    }
+
+    fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError> {
+        self.held_out = metrics.loss;
+        Ok(())
+    }
+}
+
+/// A model of the oracle, and where its gradients are clipped.
+struct Case {
+    name: &'static str,
+    model: TransformerConfig,
+    clip: f64,
+}
+
+impl Case {
+    fn gpt2() -> Self {
+        let model = TransformerConfig {
+            vocabulary: VOCABULARY,
+            context: SEQ,
+            hidden: 12,
+            layers: 2,
+            heads: 4,
+            mlp_width: Some(20),
+            label_smoothing: 0.1,
+            z_loss: 1e-2,
+            ..TransformerConfig::gpt2()
+        };
+        Self {
+            name: "gpt2",
+            model,
+            clip: 2.0,
+        }
+    }
+
+    fn llama() -> Self {
+        let model = TransformerConfig {
+            groups: Some(2),
+            head_width: Some(4),
+            norm_zero_centered: true,
+            positions: Positions::rotary(100.0),
+            qkv_bias: Some(true),
+            qk_norm: true,
+            window: Some(5),
+            ..Self::gpt2().model
+        };
+        let llama = TransformerConfig::llama();
+        Self {
+            name: "llama",
+            model: TransformerConfig {
+                norm: llama.norm,
+                activation: llama.activation,
+                bias: llama.bias,
+                tied: llama.tied,
+                ..model
+            },
+            clip: 4.0,
+        }
+    }
+
+    fn config(&self, layout: &Layout) -> TrainConfig {
+        TrainConfig {
+            steps: STEPS,
+            micro_batch_size: layout.micro_batch.unwrap_or(ROWS / layout.data),
+            global_batch_size: ROWS,
+            learning_rate: 1e-2,
+            min_learning_rate: 1e-3,
+            warmup_steps: 3,
+            clip: self.clip,
+            data_parallel: layout.data_parallel(),
+            held_out_samples: ROWS,
+            ..TrainConfig::default()
+        }
+    }
+
+    fn trainer(&self, layout: &Layout, groups: &Groups) -> Result<Trainer<Transformer>, AnyError> {
+        let (device, config) = (Device::flex(), self.config(layout));
+        let scope = Scope::with(groups, &device, config.seed, DType::F64);
+        let parallel = layout.sequence_parallel;
+        if layout.pipeline == 1 {
+            let model = self.model.init(scope, parallel)?;
+            return Ok(Trainer::new(model, groups, &device, &config)?);
+        }
+        let schedule = layout.schedule(ROWS / layout.data)?;
+        let stages = LayerSplit::Even.stages(self.model.layers, schedule.stages())?;
+        let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
+        let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
+        let model = self.model.init_stages(scope, parallel, &own)?;
+        let pipeline = Pipeline {
+            schedule,
+            defer_embedding_wgrad: None,
+        };
+        let trainer = Trainer::with_pipeline(model, groups, &device, &config, pipeline);
+        Ok(trainer?)
+    }
+
+    /// What each rank sees; the last step is saved into `path`.
+    fn train(&self, layout: &Layout, fixture: &Fixture, path: &Path) -> Vec<Seen> {
+        let mesh = ParallelConfig::new()
+            .with_tensor(layout.tensor)
+            .with_pipeline(layout.pipeline)
+            .with_data(layout.data);
+        let run = World::threads(layout.ranks()).unwrap().run(|rank| {
+            let groups = Groups::new(&mesh, &rank)?;
+            let mut trainer = self.trainer(layout, &groups)?;
+            trainer.load_weights(fixture, Leniency::default())?;
+            trainer.save_with(Saver::open(Saving::into_folder(path), &groups)?);
+            let mut seen = Seen::default();
+            trainer.fit(&Rows::new(fixture), &mut seen)?;
+            Ok::<_, AnyError>(seen)
+        });
+        run.unwrap()
+    }
+}
+
+/// The largest distance, each divided by what it may grow with.
+fn apart(found: &[f64], expected: &[f64], scale: impl Fn(f64) -> f64) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let apart = found.iter().zip(expected);
+    let apart = apart.map(|(found, expected)| (found - expected).abs() / scale(*expected));
+    // A number that is none is as far as can be.
+    apart.fold(0.0, |most, x| if x > most || x.is_nan() { x } else { most })
+}
+
+fn assert_equal_in_every_layout(case: &Case, layouts: &[&str]) {
+    let fixture = Fixture::open(case.name);
+    for layout in layouts {
+        let what = format!("{}, {layout}", case.name);
+        let folder = tempfile::tempdir().unwrap();
+        for seen in case.train(&layout.parse().unwrap(), &fixture, folder.path()) {
+            let series =
+                |of: fn(&StepMetrics) -> f64| seen.steps.iter().map(of).collect::<Vec<_>>();
+            assert!(seen.steps.iter().all(|step| !step.skipped));
+            let losses = apart(&series(|step| step.loss), &fixture.f64s(REPORTED), |_| 1.0);
+            let norms = series(|step| step.gradient_norm);
+            let norms = apart(&norms, &fixture.f64s("gradient_norm"), |norm| norm);
+            let rates = series(|step| step.learning_rate);
+            let rates = apart(&rates, &fixture.f64s("learning_rate"), |rate| rate);
+            let held_out = apart(
+                &[seen.held_out],
+                &[fixture.f64s("held_out")[HELD_OUT]],
+                |_| 1.0,
+            );
+            println!(
+                "{what}: losses {losses:.1e}, norms {norms:.1e}, rates {rates:.1e}, held out \
+                 {held_out:.1e} apart"
+            );
+            let all = [losses, norms, rates, held_out];
+            assert!(all.iter().all(|apart| *apart < CLOSE), "{what}: {all:?}");
+        }
+        let latest = CheckpointFolder::open(folder.path()).unwrap().latest();
+        let learned = case.model.positions == Positions::Learned;
+        assert_weights(&what, &latest.unwrap().unwrap(), &fixture, learned);
+    }
+}
+
+/// The weights at the end, by their keys in the checkpoint; `learned` says that nothing turns the keys of
+/// attention.
+fn assert_weights(what: &str, checkpoint: &Checkpoint, fixture: &Fixture, learned: bool) {
+    let keys = checkpoint.keys();
+    let keys: Vec<_> = keys
+        .iter()
+        .filter_map(|key| key.strip_prefix("model/"))
+        .collect();
+    assert!(!keys.is_empty());
+    for key in keys {
+        let own = format!("model/{key}");
+        let meta = checkpoint.tensor(&own).unwrap();
+        assert_eq!(meta.dtype, ElementType::F64);
+        let found = checkpoint.read(&own, &Slice::whole(&meta.shape)).unwrap();
+        let expected = fixture.f64s(&format!("final/{key}"));
+        let found = f64s(&found);
+        // What all keys have in common falls out of the softmax, unless they are turned.
+        let keys = match learned && key.ends_with("attention.qkv.bias") {
+            true => found.len() / 3..found.len() / 3 * 2,
+            false => 0..0,
+        };
+        let pairs = found.iter().zip(&expected).enumerate();
+        let apart = pairs.fold([0.0f64; 2], |mut most, (at, (found, expected))| {
+            let most_here = &mut most[usize::from(keys.contains(&at))];
+            *most_here = most_here.max((found - expected).abs());
+            most
+        });
+        println!("{what}: {key} {apart:?} apart");
+        assert!(
+            found.iter().all(|weight| weight.is_finite()) && apart[0] < CLOSE && apart[1] < ADRIFT,
+            "{what}: {key} is {apart:?} apart"
+        );
+    }
+}
+
+/// Tied, with learned positions and biases. The vocabulary is padded where two ranks share it.
+#[test]
+fn gpt2() {
+    let layouts = [
+        "tp1",
+        "tp2-sp-mb1",
+        "pp2-mb1/1f1b",
+        "dp2-z1-mb1",
+        "dp2-z3",
+        "tp2-sp-pp2-dp2-mb1-z1/1f1b",
+        "tp4-mb2",
+    ];
+    assert_equal_in_every_layout(&Case::gpt2(), &layouts);
+}
+
+/// Grouped queries, normalised heads, a window, rotary positions, norms kept as distances from 1.
+#[test]
+fn llama() {
+    let layouts = [
+        "tp1",
+        "tp2-sp-mb2",
+        "pp2-mb1/zb-h1",
+        "dp4-z2",
+        "dp2-z3-mb1",
+        "tp2-pp2-dp2-mb1-z1/1f1b",
+    ];
+    assert_equal_in_every_layout(&Case::llama(), &layouts);
+}
