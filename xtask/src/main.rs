@@ -11,6 +11,8 @@ mod mpi;
 mod process;
 mod recipe;
 mod report;
+#[cfg(unix)]
+mod soak;
 mod temp;
 mod test;
 mod totals;
@@ -90,7 +92,16 @@ enum Command {
     /// Train the default recipe for a few steps and check that its loss falls; with MPI, also as four
     /// processes, whose metrics must be those of four threads; run the examples.
     Recipe,
-    /// Everything above: format, lint, docs, book, test, cuda, check-cuda, recipe.
+    /// Disturb runs for some minutes: `kill -9`, signals, injected faults, and resumes.
+    ///
+    /// Each round draws a layout, a precision and a way of saving, trains once undisturbed and once
+    /// disturbed, with ranks as threads and, where there is MPI, as processes. After each disturbance the
+    /// numbers are those of the undisturbed run, bit for bit, no checkpoint is lost, no process is left
+    /// and no file outside of the run folder is touched. Works in a temporary folder, which is kept where
+    /// something is found. Not part of `ci`; needs Linux.
+    #[cfg(unix)]
+    Soak(soak::Options),
+    /// Everything above but emulate and soak: format, lint, docs, book, test, cuda, check-cuda, recipe.
     ///
     /// What needs a driver, MPI or compilers that cannot be had here is left out, and said to be.
     Ci,
@@ -117,6 +128,8 @@ fn main() -> ExitCode {
         }
         Command::Book => book::run(&root, &mut report),
         Command::Recipe => recipe::run(&root, &mut report),
+        #[cfg(unix)]
+        Command::Soak(options) => soak::run(&options, &root, &mut report),
         Command::Ci => ci(&root, &mut report),
     }
     report.finish()

@@ -1,0 +1,339 @@
+//! One round: an undisturbed run, and one that is struck until it is whole as well.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::check::{Tree, checkpoints, lost};
+use super::disturb::Disturbance;
+use super::draw::Drawn;
+use super::metrics::Numbers;
+use super::processes::{Mark, signal};
+use super::random::Random;
+use crate::temp::TempDir;
+
+/// The longest that a run may take, its deadlines included.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// How long processes of a run may outlive the one that was started.
+const AFTER: Duration = Duration::from_secs(60);
+
+/// Processes start anew each time, and that takes a while: no more ranks than this.
+const MOST_PROCESSES: usize = 4;
+
+/// The most disturbances of a run.
+const MOST: usize = 5;
+
+/// What lies in the folder of a round and may change: the run, temporary files, and what is told.
+const CHANGING: [&str; 3] = ["run", "tmp", "logs"];
+
+/// What was done so far.
+#[derive(Default)]
+pub struct Counts {
+    pub rounds: usize,
+    pub runs: usize,
+    pub kills: usize,
+    pub stops: usize,
+    pub faults: usize,
+    pub resumes: usize,
+    pub findings: usize,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} rounds, {} runs, {} kills, {} signals to stop, {} faults injected, {} resumes, {} \
+             findings",
+            self.rounds,
+            self.runs,
+            self.kills,
+            self.stops,
+            self.faults,
+            self.resumes,
+            self.findings
+        )
+    }
+}
+
+pub struct Round<'a> {
+    pub program: &'a Path,
+    pub number: u64,
+    pub random: Random,
+    /// Whether ranks can be processes.
+    pub processes: bool,
+    /// When nothing more is disturbed.
+    pub until: Instant,
+}
+
+impl Round<'_> {
+    /// Runs the round. The error is what was found; its folder is kept then.
+    pub fn run(mut self, counts: &mut Counts) -> Result<(), String> {
+        counts.rounds += 1;
+        let drawn = Drawn::new(&mut self.random);
+        let (flags, saving) = (drawn.flags.join(" "), drawn.saving.join(" "));
+        println!("round {}: {flags} {saving}", self.number);
+        let mut folder = TempDir::new("soak").map_err(|e| format!("a temporary folder: {e}"))?;
+        let scene = Scene {
+            program: self.program,
+            folder: folder.path().to_path_buf(),
+            drawn,
+        };
+        let result = scene.set_up().and_then(|()| self.run_in(&scene, counts));
+        result.map_err(|finding| {
+            folder.keep();
+            format!("{finding}\n  kept: {}", folder.path().display())
+        })
+    }
+
+    fn run_in(&mut self, scene: &Scene<'_>, counts: &mut Counts) -> Result<(), String> {
+        let drawn = &scene.drawn;
+        let undisturbed = scene.start("whole", "whole", false, &[]);
+        let status =
+            undisturbed.and_then(|attempt| attempt.end(&Disturbance::None, &scene.whole()))?;
+        counts.runs += 1;
+        let whole = Numbers::of(&scene.whole());
+        if !status.success() || whole.steps() != drawn.steps {
+            return Err(format!(
+                "the undisturbed run ended with {status}, after {} steps",
+                whole.steps()
+            ));
+        }
+        let before = scene.tree()?;
+        let strikes = self.random.within((1, MOST));
+        for attempt in 0.. {
+            let over = attempt >= strikes || Instant::now() >= self.until;
+            let numbers = Numbers::of(&scene.run());
+            let disturbance = match over {
+                true => Disturbance::None,
+                false => {
+                    Disturbance::new(&mut self.random, numbers.steps(), drawn.steps, drawn.ranks)
+                }
+            };
+            let processes = self.processes
+                && (2..=MOST_PROCESSES).contains(&drawn.ranks)
+                && self.random.once_in(2);
+            let engine = if processes { "processes" } else { "threads" };
+            let published = checkpoints(&scene.run())?;
+            println!("  {engine}, {disturbance}");
+            counts.count(&disturbance, !published.is_empty());
+            let status = scene.strike(attempt, processes, &disturbance)?;
+            let numbers = Numbers::of(&scene.run());
+            let is_whole = numbers.lacks(&whole).is_none();
+            let wrong = disturbance
+                .judge(status, is_whole)
+                .or_else(|| numbers.differ_from(&whole))
+                .or_else(|| {
+                    scene
+                        .tree()
+                        .and_then(|tree| tree.touched(&before).map_or(Ok(()), Err))
+                        .err()
+                })
+                .or_else(|| scene.lost(&published).err());
+            if let Some(finding) = wrong {
+                return Err(format!("{engine}, {disturbance}: {finding}"));
+            }
+            if is_whole && status.success() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Counts {
+    fn count(&mut self, disturbance: &Disturbance, resumed: bool) {
+        self.runs += 1;
+        self.resumes += usize::from(resumed);
+        match disturbance {
+            Disturbance::None => {}
+            Disturbance::Fault(_) => self.faults += 1,
+            kill if kill.is_kill() => self.kills += 1,
+            Disturbance::Signal { .. } => self.stops += 1,
+        }
+    }
+}
+
+/// The folder of a round: what is trained on, both runs, and what should stay as it is.
+struct Scene<'a> {
+    program: &'a Path,
+    folder: PathBuf,
+    drawn: Drawn,
+}
+
+impl Scene<'_> {
+    fn set_up(&self) -> Result<(), String> {
+        let write = |name: &str, text: String| fs::write(self.folder.join(name), text);
+        let make = || {
+            for name in ["text", "beside", "work", "tmp", "logs"] {
+                fs::create_dir(self.folder.join(name))?;
+            }
+            write("recipe.toml", self.drawn.recipe.clone())?;
+            for file in 0..4 {
+                let text = format!("fn number_{file}() -> usize {{ {file} }}\n").repeat(40);
+                write(&format!("text/{file}.rs"), text.clone())?;
+                write(&format!("beside/{file}.txt"), text)?;
+            }
+            Ok::<_, std::io::Error>(())
+        };
+        make().map_err(|error| format!("{}: {error}", self.folder.display()))
+    }
+
+    fn whole(&self) -> PathBuf {
+        self.folder.join("whole")
+    }
+
+    fn run(&self) -> PathBuf {
+        self.folder.join("run")
+    }
+
+    fn tree(&self) -> Result<Tree, String> {
+        Tree::of(&self.folder, &CHANGING).map_err(|e| format!("{}: {e}", self.folder.display()))
+    }
+
+    fn start(
+        &self,
+        name: &str,
+        run: &str,
+        processes: bool,
+        more: &[&str],
+    ) -> Result<Attempt, String> {
+        let ranks = self.drawn.ranks.to_string();
+        let mut command = Command::new(self.program);
+        if processes {
+            command.args(["launch", "--ranks", &ranks, "--grace", "20", "--"]);
+        }
+        command.arg("pretrain").args(&self.drawn.flags).args(more);
+        for (flag, path) in [
+            ("--recipe", "recipe.toml"),
+            ("--data", "text"),
+            ("--run-dir", run),
+        ] {
+            command.arg(flag).arg(self.folder.join(path));
+        }
+        command.args(["--compute-threads", "1"]);
+        command.args([
+            "--deadline",
+            "30",
+            "--first-deadline",
+            "90",
+            "--silence",
+            "20",
+        ]);
+        let mark = Mark::new(format!("{}/{name}", self.folder.display()));
+        let (variable, value) = mark.variable();
+        let log = self.folder.join(format!("logs/{name}.log"));
+        let log_file = || File::create(&log).and_then(|file| Ok((file.try_clone()?, file)));
+        let (out, error) = log_file().map_err(|e| format!("{}: {e}", log.display()))?;
+        let child = command
+            .current_dir(self.folder.join("work"))
+            .env(variable, value)
+            .env("TMPDIR", self.folder.join("tmp"))
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(error)
+            .spawn();
+        let child = child.map_err(|e| format!("{}: {e}", self.program.display()))?;
+        Ok(Attempt { child, mark })
+    }
+
+    /// Goes on with the run, or begins it, and disturbs it.
+    fn strike(
+        &self,
+        attempt: usize,
+        processes: bool,
+        disturbance: &Disturbance,
+    ) -> Result<ExitStatus, String> {
+        let saving = self.drawn.saving.iter().map(String::as_str);
+        let mut more: Vec<_> = saving.chain(["--resume", "auto"]).collect();
+        if let Disturbance::Fault(fault) = disturbance {
+            more.extend(["--inject", fault]);
+        }
+        let attempt = self.start(&format!("attempt-{attempt}"), "run", processes, &more)?;
+        attempt.end(disturbance, &self.run())
+    }
+
+    /// Fails where checkpoints are gone, or the newest one is not whole.
+    fn lost(&self, before: &[u64]) -> Result<(), String> {
+        let after = checkpoints(&self.run())?;
+        if let Some(lost) = lost(before, &after, self.drawn.kept) {
+            return Err(lost);
+        }
+        let Some(newest) = after.last() else {
+            return Ok(());
+        };
+        let path = self.run().join(format!("checkpoints/step-{newest:08}"));
+        let verified = Command::new(self.program)
+            .args(["checkpoint", "verify"])
+            .arg(&path)
+            .output()
+            .map_err(|e| format!("checkpoint verify: {e}"))?;
+        match verified.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&verified.stderr).trim().to_owned()),
+        }
+    }
+}
+
+/// A run that was started.
+struct Attempt {
+    child: Child,
+    mark: Mark,
+}
+
+impl Attempt {
+    /// Strikes when it is time, and waits for the end, after which nothing may be left.
+    fn end(mut self, disturbance: &Disturbance, run: &Path) -> Result<ExitStatus, String> {
+        let begun = Instant::now();
+        let mut due = None;
+        let mut struck = false;
+        let status = loop {
+            let ended = self.child.try_wait().map_err(|e| format!("its end: {e}"))?;
+            if let Some(status) = ended {
+                break status;
+            }
+            if let Disturbance::Signal {
+                signal,
+                whom,
+                steps,
+                then,
+            } = disturbance
+            {
+                if due.is_none() && Numbers::of(run).steps() >= *steps {
+                    due = Some(Instant::now() + *then);
+                }
+                if !struck && due.is_some_and(|due| Instant::now() >= due) {
+                    self.send(*signal, *whom);
+                    struck = true;
+                }
+            }
+            if begun.elapsed() > PATIENCE {
+                self.mark.end_within(Duration::ZERO);
+                let _ = self.child.wait();
+                return Err(format!(
+                    "{disturbance}: no end after {} s",
+                    PATIENCE.as_secs()
+                ));
+            }
+            sleep(Duration::from_millis(5));
+        };
+        match self.mark.end_within(AFTER) {
+            0 => Ok(status),
+            left => Err(format!(
+                "{disturbance}: {left} processes are left {} s after its end",
+                AFTER.as_secs()
+            )),
+        }
+    }
+
+    /// What asks to stop goes to the process that was started; a kill hits any.
+    fn send(&self, what: i32, whom: usize) {
+        let first = self.child.id() as i32;
+        let all = self.mark.processes();
+        let any = all.get(whom % all.len().max(1)).copied().unwrap_or(first);
+        signal(if what == libc::SIGKILL { any } else { first }, what);
+    }
+}
