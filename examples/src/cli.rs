@@ -284,6 +284,10 @@ pub struct PretrainArgs {
     /// Where the ranks are, and how long they wait for each other.
     #[command(flatten)]
     pub ranks: RankArgs,
+    /// Seconds that Ctrl-C and SIGTERM give the step in hand to end, and what follows it to be written, or
+    /// twice the longest step where that is more; then the process ends with 130.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    pub grace: f64,
     /// Folder in which the run gets a folder of its own.
     #[arg(
         long,

@@ -70,7 +70,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         return stay_away(rank, args);
     }
     let deadline = seconds("deadline", args.ranks.deadline)?;
-    let interrupt = Interrupt::listen()?;
+    let interrupt = Interrupt::listen(seconds("grace", args.grace)?)?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     let start = has_first
         .then(|| Start::find(args, &recipe, &*data))

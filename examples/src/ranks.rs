@@ -12,6 +12,9 @@ use crate::recipe::Error;
 /// What joins the ranks, for those that `launch` starts.
 pub const ENGINE: &str = "BURN_MEGATRON_ENGINE";
 
+/// How long ranks that are threads may go on after one has failed, as it is for processes.
+const GRACE: Duration = Duration::from_secs(5);
+
 /// The world of a run, and the place of this process in it.
 pub struct Ranks {
     /// All ranks.
@@ -49,6 +52,7 @@ pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, E
         .deadline(seconds("deadline", args.deadline)?)
         .first_deadline(seconds("first-deadline", args.first_deadline)?)
         .silence(seconds("silence", args.silence)?)
+        .grace(GRACE)
         .registered_buffers(args.nccl_registered);
     Ok(Ranks { world, ..ranks })
 }

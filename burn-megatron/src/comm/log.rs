@@ -247,11 +247,17 @@ pub(super) fn verdict_of(rank: usize, position: &Position) -> String {
 
 /// One line that says who stands where; ranks that stand together share a clause.
 pub(super) fn verdict(positions: &[Position]) -> String {
+    let all: Vec<_> = positions.iter().cloned().enumerate().collect();
+    verdict_among(&all)
+}
+
+/// The same for some of the ranks.
+pub(super) fn verdict_among(positions: &[(usize, Position)]) -> String {
     let mut places: Vec<(&Position, Vec<usize>)> = Vec::new();
-    for (rank, position) in positions.iter().enumerate() {
+    for (rank, position) in positions {
         match places.iter_mut().find(|(place, _)| *place == position) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => places.push((position, vec![rank])),
+            Some((_, ranks)) => ranks.push(*rank),
+            None => places.push((position, vec![*rank])),
         }
     }
     let clauses: Vec<String> = places

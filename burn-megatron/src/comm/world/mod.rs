@@ -4,6 +4,7 @@ mod error;
 mod processes;
 mod rank;
 mod threads;
+mod watchdog;
 
 use std::env;
 use std::error::Error;
@@ -31,6 +32,7 @@ pub struct World {
     deadlines: Deadlines,
     silence: Duration,
     compute_threads: usize,
+    grace: Option<Duration>,
     registered: bool,
     call_log_dir: PathBuf,
 }
@@ -124,6 +126,7 @@ impl World {
             ranks,
             deadlines: Deadlines { first, then },
             silence: Duration::from_secs(30),
+            grace: None,
             compute_threads: (cores / on_this_machine).max(1),
             registered: false,
             call_log_dir: env::temp_dir(),
@@ -162,6 +165,17 @@ impl World {
     pub fn silence(self, silence: Duration) -> Self {
         let silence = silence.max(LEAST_SILENCE);
         Self { silence, ..self }
+    }
+
+    /// How long ranks that are threads may go on after one has failed. A thread that is in an endless loop
+    /// or waits for a disk cannot be ended, and borrows from the caller of [`run`](Self::run), which
+    /// therefore cannot return before it: by default it waits for ever. With a grace the process is ended
+    /// when it is over, with the [code](WorldError::exit_code) of the error and with the error on standard
+    /// error; so a program that handles errors of `run` by itself leaves it out. It has no meaning for
+    /// processes, whose grace is always 5 s.
+    pub fn grace(self, grace: Duration) -> Self {
+        let grace = Some(grace);
+        Self { grace, ..self }
     }
 
     /// Whether NCCL moves large tensors through memory that is registered with it; off by default. What
@@ -204,7 +218,8 @@ impl World {
     ///
     /// As soon as one rank fails, every call of the others fails with
     /// [`CommError::PeerFailed`](super::CommError::PeerFailed). A rank that is in code of its own is not
-    /// interrupted: it ends at its next call. A process whose rank does not end within 5 s is ended
+    /// interrupted: it ends at its next call, and where ranks are threads, this waits for it, unless a
+    /// [`grace`](Self::grace) is set. A process whose rank does not end within 5 s is ended
     /// with the code [`WorldError::PEER`], so that nothing is left running.
     ///
     /// # Errors

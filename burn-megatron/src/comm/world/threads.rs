@@ -1,12 +1,13 @@
 //! A world whose ranks are threads of this process.
 
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
 
 use tracing::Dispatch;
 
 use super::rank::{AnyError, LogFolder, Rank, StopSign, from_panic, unstarted};
+use super::watchdog::{self, Ended};
 use super::{World, WorldError};
 use crate::comm::log::{self, Header};
 use crate::comm::threads::{Failure, ThreadCommunicator, WorldState};
@@ -25,13 +26,28 @@ where
     let state = WorldState::new(size, world.deadlines);
     let log_folder = LogFolder::new(world.call_log_dir.clone());
     let state_ref = &state;
+    // Closed when the last rank has ended, as each has a sender.
+    let (ends, ended) = mpsc::channel();
+    if let Some(grace) = world.grace {
+        watchdog::start(grace, size, &state, &log_folder, ended)
+            .unwrap_or_else(|error| state.fail(0, unstarted(&error)));
+    }
     let results: Vec<Option<T>> = thread::scope(|scope| {
         let start = |rank: Rank| {
             let builder = thread::Builder::new().name(rank.thread_name());
             let number = rank.rank;
-            let tell = move |ended: Result<(), AnyError>| match ended {
-                Ok(()) => state_ref.set_returned(number),
-                Err(error) => state_ref.fail(number, error),
+            let ends = ends.clone();
+            let tell = move |ended: Result<(), AnyError>| {
+                let failed = ended.is_err();
+                match ended {
+                    Ok(()) => state_ref.set_returned(number),
+                    Err(error) => state_ref.fail(number, error),
+                }
+                // Nobody listens where there is no grace.
+                let _ = ends.send(Ended {
+                    rank: number,
+                    failed,
+                });
             };
             let thread = builder.spawn_scoped(scope, move || rank.run(dispatch, f, &tell));
             thread
@@ -50,6 +66,7 @@ where
     });
     match state.take_failure() {
         Some(failure) => Err(report(size, &state, failure, &log_folder)),
+        None if state.check().is_err() => watchdog::await_end(),
         None => Ok(results.into_iter().flatten().collect()),
     }
 }
@@ -75,7 +92,12 @@ fn ranks(
     communicators.map(rank).collect()
 }
 
-fn report(size: usize, state: &WorldState, failure: Failure, folder: &LogFolder) -> WorldError {
+pub(super) fn report(
+    size: usize,
+    state: &WorldState,
+    failure: Failure,
+    folder: &LogFolder,
+) -> WorldError {
     let Failure {
         rank,
         message,

@@ -1,0 +1,117 @@
+//! A rank that hangs in code of its own, where ranks are threads: the process ends all the same.
+#![cfg(unix)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+/// What a process that ends by itself is given, on a machine however busy.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Two ranks, of which the second computes for ever in its second step.
+fn spinning(folder: &std::path::Path, flags: &[&str]) -> Child {
+    let recipe = folder.join("recipe.toml");
+    std::fs::write(
+        &recipe,
+        "[parallel]\ndata = 2\n[model]\nlayers = 1\nhidden = 16\ncontext = 16\n\
+         [train]\nmicro_batch_size = 2\nglobal_batch_size = 4\nheld_out_samples = 4\n",
+    )
+    .unwrap();
+    std::fs::write(
+        folder.join("text.rs"),
+        "fn number() -> usize { 1 }\n".repeat(200),
+    )
+    .unwrap();
+    Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
+        .arg("pretrain")
+        .arg("--recipe")
+        .arg(recipe)
+        .arg("--data")
+        .arg(folder)
+        .arg("--runs")
+        .arg(folder.join("runs"))
+        .args([
+            "--compute-threads",
+            "1",
+            "--inject",
+            "spin@rank=1,step=1,call=0",
+        ])
+        .args(flags)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for its end, and kills it where it does not come.
+fn code(mut child: Child) -> Option<i32> {
+    let began = Instant::now();
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) => return status.code(),
+            None if began.elapsed() > PATIENCE => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("it hangs");
+            }
+            None => sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// The lines that it writes to standard error.
+fn lines(child: &mut Child) -> mpsc::Receiver<String> {
+    let (send, lines) = mpsc::channel();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    thread::spawn(move || {
+        stderr
+            .lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| send.send(line))
+    });
+    lines
+}
+
+#[test]
+fn at_the_deadline_the_report_is_printed_and_the_process_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = spinning(folder.path(), &["--deadline", "5"]);
+    let lines = lines(&mut child);
+    assert_eq!(code(child), Some(1));
+    let said = lines.iter().collect::<Vec<_>>().join("\n");
+    for says in [
+        "error: rank 0 failed: deadline: after 5.",
+        "rank 1 has not come to call",
+        "call log: ",
+        "not ended within 5 s: rank 1 is past call",
+    ] {
+        assert!(said.contains(says), "{says}: {said}");
+    }
+}
+
+#[test]
+fn one_signal_ends_the_process_within_the_grace() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = spinning(folder.path(), &["--deadline", "100000", "--grace", "0.5"]);
+        let lines = lines(&mut child);
+        let strikes = |line: &str| line.contains("strikes rank 1");
+        let mut before = vec![];
+        while !before.last().is_some_and(|line: &String| strikes(line)) {
+            let line = lines.recv_timeout(PATIENCE);
+            before.push(line.unwrap_or_else(|error| panic!("{error}: {before:?}")));
+        }
+        let pid = libc::pid_t::try_from(child.id()).unwrap();
+        // SAFETY: the process is a child that was not waited for, so its number is its own.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        assert_eq!(code(child), Some(130));
+        let said = lines.iter().collect::<Vec<_>>().join("\n");
+        assert!(said.contains("interrupted: ending this step"), "{said}");
+        assert!(
+            said.contains("interrupted: the ranks have not ended within"),
+            "{said}"
+        );
+    }
+}
