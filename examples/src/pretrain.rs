@@ -52,6 +52,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         }
         world = world.compute_threads(threads);
     }
+    world.check()?;
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let load = args.saving.load.as_deref();

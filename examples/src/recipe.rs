@@ -134,7 +134,7 @@ impl Recipe {
                 return Err(format!(
                     "the {share} samples of a rank cannot be shared by {micro_batches} \
                      micro-batches; set --global-batch-size to a multiple of {}",
-                    ranks * micro_batches.max(1),
+                    ranks.saturating_mul(micro_batches.max(1)),
                 )
                 .into());
             }
@@ -144,7 +144,10 @@ impl Recipe {
             // A shorter run has a shorter warm-up and a shorter decay, in the same proportion.
             let train = &mut recipe.train;
             let before = train.steps.max(1);
-            let scaled = |part: usize| part * steps / before;
+            let scaled = |part: usize| {
+                let scaled = part as u128 * steps as u128 / before as u128;
+                usize::try_from(scaled).unwrap_or(usize::MAX)
+            };
             train.warmup_steps = scaled(train.warmup_steps);
             if let LrStyle::Wsd { decay_steps, .. } = &mut train.schedule {
                 *decay_steps = scaled(*decay_steps);
@@ -335,6 +338,10 @@ pub fn read_schedule(
     }
     Ok(schedule)
 }
+
+#[cfg(test)]
+#[path = "recipe_extremes.rs"]
+mod extremes;
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::{ChoiceError, Choices, Chosen, Operation};
-use burn_megatron::mesh::{Axis, split_evenly};
+use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary, why_unfused};
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,12 @@ impl Positions {
 
 /// The largest size of a model, so that products of two of them can be counted.
 const MOST: usize = 1 << 30;
+
+/// The most blocks: each takes time to build, however small it is.
+const MOST_LAYERS: usize = 1 << 14;
+
+/// The most parameters of a model, so that their bytes can be counted whatever is kept of each.
+const MOST_PARAMETERS: u128 = 1 << 50;
 
 /// Configuration of a [`Transformer`](crate::Transformer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -174,13 +180,19 @@ impl TransformerConfig {
                 "{name} = {size} makes a model that nothing holds; at most {MOST} does"
             )));
         }
+        if self.layers > MOST_LAYERS {
+            return Err(refused(format!(
+                "layers = {} makes a model that nobody trains; at most {MOST_LAYERS} fit",
+                self.layers
+            )));
+        }
         split_evenly("heads", self.heads, Axis::Tensor, tensor)?;
         if !self.heads.is_multiple_of(self.groups()) {
             return Err(refused(format!(
                 "{} heads cannot share {} groups of keys and values; {} groups can serve them",
                 self.heads,
                 self.groups(),
-                divisors(self.heads),
+                divisors_near(self.heads, self.groups()),
             )));
         }
         if !tensor.is_multiple_of(self.groups()) {
@@ -208,7 +220,63 @@ impl TransformerConfig {
                 )));
             }
         }
-        self.check_head_width()
+        self.check_numbers()?;
+        let head_width = self.check_head_width()?;
+        let parameters = self.count_parameters(head_width, vocabulary.padded);
+        if parameters > MOST_PARAMETERS {
+            return Err(refused(format!(
+                "a model of these sizes has {parameters} parameters, and nothing holds it; at most \
+                 {MOST_PARAMETERS} can be counted: make hidden, layers, mlp_width, heads, head_width, \
+                 vocabulary or context smaller"
+            )));
+        }
+        Ok(head_width)
+    }
+
+    /// Checks the numbers that are no sizes; in f32, which most is computed in.
+    fn check_numbers(&self) -> Result<(), BuildError> {
+        let is_finite = |value: f64| (value as f32).is_finite();
+        for (name, value, fits, what) in [
+            (
+                "norm_epsilon",
+                self.norm_epsilon,
+                self.norm_epsilon as f32 > 0.0 && is_finite(self.norm_epsilon),
+                "above 0 and finite",
+            ),
+            (
+                "z_loss",
+                self.z_loss,
+                self.z_loss >= 0.0 && is_finite(self.z_loss),
+                "at least 0 and finite",
+            ),
+            (
+                "init_std",
+                self.init_std,
+                self.init_std >= 0.0 && is_finite(self.init_std),
+                "at least 0 and finite",
+            ),
+        ] {
+            if !fits {
+                return Err(refused(format!(
+                    "{name} = {value} makes no model; it must be {what} in 32 bits"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The weights of matrices, which is nearly all.
+    fn count_parameters(&self, head_width: usize, vocabulary: usize) -> u128 {
+        let [hidden, layers, vocabulary] =
+            [self.hidden, self.layers, vocabulary].map(|n| n as u128);
+        let attention = 2 * (self.heads + self.groups()) as u128 * head_width as u128;
+        let mlp = self.mlp_width() as u128 * if self.activation.is_gated() { 3 } else { 2 };
+        let learned = match self.positions {
+            Positions::Learned => self.context as u128,
+            Positions::Rotary { .. } => 0,
+        };
+        let ends = if self.tied { 1 } else { 2 };
+        hidden * (layers * (attention + mlp) + ends * vocabulary + learned)
     }
 
     /// Checks that the kernels which are asked for suit this model and the device, before anything is
@@ -240,7 +308,7 @@ impl TransformerConfig {
                     "hidden {} cannot be shared by {} heads; {} heads can, or set head_width",
                     self.hidden,
                     self.heads,
-                    divisors(self.hidden),
+                    divisors_near(self.hidden, self.heads),
                 )));
             }
         };
@@ -287,15 +355,6 @@ fn refused(message: String) -> BuildError {
     }
 }
 
-/// `1, 2, 3, 4, 6, 12`
-fn divisors(size: usize) -> String {
-    let divisors = (1..=size).filter(|n| size.is_multiple_of(*n));
-    divisors
-        .map(|n| n.to_string())
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,6 +390,43 @@ mod tests {
         );
         assert!(error(|config| config.context = 6, 4).starts_with("context 6 cannot be split"));
         assert!(error(|config| config.dropout = 1.0, 1).contains("dropout = 1 makes no sense"));
+    }
+
+    #[test]
+    fn numbers_and_sizes_that_no_model_has_are_refused() {
+        for (change, says) in [
+            (
+                (|c| c.norm_epsilon = 0.0) as fn(&mut TransformerConfig),
+                "norm_epsilon = 0 makes",
+            ),
+            (|c| c.norm_epsilon = f64::NAN, "norm_epsilon = NaN makes"),
+            (|c| c.norm_epsilon = 1e-60, "norm_epsilon = 0.0000"),
+            (|c| c.z_loss = -1.0, "z_loss = -1 makes"),
+            (|c| c.z_loss = f64::INFINITY, "z_loss = inf makes"),
+            (|c| c.init_std = -0.02, "init_std = -0.02 makes"),
+            (|c| c.init_std = f64::NAN, "init_std = NaN makes"),
+            (|c| c.layers = 1 << 30, "at most 16384 fit"),
+            (
+                |c| (c.hidden, c.heads) = (1 << 30, 1 << 20),
+                "parameters, and nothing holds it",
+            ),
+            (
+                |c| c.head_width = Some(1 << 30),
+                "parameters, and nothing holds it",
+            ),
+            (|c| c.vocabulary_divisible_by = 1 << 30, ""),
+        ] {
+            let mut config = TransformerConfig::llama();
+            change(&mut config);
+            let found = config.check(1, false).map_err(|error| error.to_string());
+            match says {
+                "" => assert_eq!(found, Ok(32)),
+                says => assert!(
+                    found.as_ref().is_err_and(|e| e.contains(says)),
+                    "{says}: {found:?}"
+                ),
+            }
+        }
     }
 
     #[test]

@@ -407,6 +407,7 @@ impl LanguageModel for Transformer {
         let mlp = config.mlp_width() * if config.activation.is_gated() { 3 } else { 2 };
         let block = config.hidden * (2 * heads + 2 * kv + mlp);
         let weights = config.layers * block + config.hidden * config.vocabulary;
-        (6 * weights + 12 * config.layers * seq * heads) as f64
+        // In floats: with a long sequence the second product is more than a usize holds.
+        6.0 * weights as f64 + 12.0 * config.layers as f64 * seq as f64 * heads as f64
     }
 }

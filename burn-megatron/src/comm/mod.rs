@@ -69,7 +69,10 @@ pub(crate) use reduce::sum_parts_in_f32;
 pub use rendezvous::{Coordinator, RendezvousError};
 pub use slow::{Link, LinkError, SlowLink, Transfer, hidden_share};
 pub use solo::Solo;
-pub use world::{Engine, MAX_THREAD_RANKS, Rank, RankPanic, UnknownEngine, World, WorldError};
+pub use world::{
+    Engine, MAX_COMPUTE_THREADS, MAX_THREAD_RANKS, Rank, RankPanic, UnknownEngine, World,
+    WorldError,
+};
 
 #[cfg(test)]
 mod tests;

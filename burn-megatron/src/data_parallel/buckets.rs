@@ -218,6 +218,10 @@ impl State {
 
     /// The buckets whose turn it is and that are complete.
     fn next_ready(&self, plan: &Plan) -> Option<Range<usize>> {
+        if self.buckets.is_empty() {
+            // The rank has no parameters, as in an empty stage of a pipeline.
+            return None;
+        }
         let rounds = |number: usize| self.buckets[number].rounds;
         // The first bucket that is a round behind the one before it, or else the first of all.
         let behind = (1..plan.buckets()).find(|number| rounds(*number) < rounds(number - 1));

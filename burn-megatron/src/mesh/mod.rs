@@ -53,7 +53,7 @@ pub use axis::{Axis, AxisOrder};
 pub use config::ParallelConfig;
 pub use error::{Fault, Fits, MeshError, Need};
 pub use place::Place;
-pub use split::{share_batch, split_evenly};
+pub use split::{divisors_near, share_batch, split_evenly};
 
 use grid::Grid;
 

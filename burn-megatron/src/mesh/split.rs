@@ -64,6 +64,11 @@ pub fn share_batch(
     }
 }
 
+/// The divisors of `size` that are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`.
+pub fn divisors_near(size: usize, target: usize) -> String {
+    listed(&nearest(divisors(size), target, LISTED), size)
+}
+
 /// The divisors of `size`, ascending; none for 0.
 pub(super) fn divisors(size: usize) -> Vec<usize> {
     let root = size.isqrt();

@@ -47,12 +47,13 @@ impl ParallelAdamW {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for a group that is not right, or fits no parameter of the model, and for
+    /// [`OptimizerError`] for a setting or a group that is not right, or fits no parameter of the model, and for
     /// moments in bf16 where the optimizer is not fused.
     pub fn new<M: Module>(
         config: &AdamWConfig,
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
+        config.check()?;
         let form = match ddp.kernels().is_fused(Operation::Optimizer) {
             true => Form::Fused(Fused::new(config, ddp)?),
             false if ddp.config().moments == MomentType::Bf16 => {

@@ -54,9 +54,52 @@ impl Default for AdamWConfig {
     }
 }
 
+impl AdamWConfig {
+    /// Finds the first setting that is out of its range, in the f32 that moments are computed in, or the
+    /// first group that cannot be.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError::Setting`] names it, its value, and what fits; [`OptimizerError::Group`].
+    pub fn check(&self) -> Result<(), OptimizerError> {
+        let is_decay = |beta: f64| beta >= 0.0 && (beta as f32) < 1.0;
+        let betas = "at least 0 and below 1";
+        let settings = [
+            ("beta1", self.beta1, is_decay(self.beta1), betas),
+            ("beta2", self.beta2, is_decay(self.beta2), betas),
+            (
+                "epsilon",
+                self.epsilon,
+                self.epsilon as f32 > 0.0 && (self.epsilon as f32).is_finite(),
+                "above 0 and finite",
+            ),
+            (
+                "weight_decay",
+                self.weight_decay,
+                self.weight_decay >= 0.0 && (self.weight_decay as f32).is_finite(),
+                "at least 0 and finite",
+            ),
+        ];
+        if let Some((name, value, _, fits)) = settings.into_iter().find(|(_, _, fits, _)| !fits) {
+            return Err(OptimizerError::Setting { name, value, fits });
+        }
+        Ok(groups::check(&self.groups)?)
+    }
+}
+
 /// An optimizer that cannot be built.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OptimizerError {
+    /// A setting out of its range.
+    #[error("optimizer: {name} = {value} makes no step; it must be {fits} in 32 bits")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// What it must be.
+        fits: &'static str,
+    },
     /// A group of parameters is not right.
     #[error(transparent)]
     Group(#[from] GroupError),

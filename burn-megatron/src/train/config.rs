@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::schedule::{LrSchedule, LrStyle, ScheduleError};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use crate::mesh::{MeshError, share_batch};
-use crate::optim::{AdamWConfig, GroupError, LossScale, LossScaleError, StepCount, groups};
+use crate::optim::{AdamWConfig, LossScale, LossScaleError, OptimizerError, StepCount};
 
 /// Settings of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,6 +79,12 @@ impl Default for TrainConfig {
     }
 }
 
+/// The most samples of a step: the indices of all of them are made at once.
+const MOST_SAMPLES: usize = 1 << 24;
+
+/// The most steps: with the most samples in each they can still be counted.
+const MOST_STEPS: usize = 1 << 38;
+
 /// A run that makes no sense.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -107,9 +113,19 @@ pub enum ConfigError {
     /// Sharding and precision.
     #[error(transparent)]
     DataParallel(#[from] DataParallelConfigError),
-    /// A group of parameters.
+    /// The optimizer, or a group of parameters.
     #[error(transparent)]
-    Group(#[from] GroupError),
+    Optimizer(#[from] OptimizerError),
+    /// A number that is too large to be counted on with.
+    #[error("{name} = {value} is more than a run can have; at most {most} fits")]
+    TooLarge {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: usize,
+        /// The largest that fits.
+        most: usize,
+    },
     /// The loss scale.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
@@ -145,14 +161,24 @@ impl TrainConfig {
                 return Err(ConfigError::NotPositive { name, value });
             }
         }
-        share_batch(self.global_batch_size, data, Some(self.micro_batch_size))?;
         let length = self.sequence_length.unwrap_or(context);
+        let largest = [
+            ("steps", self.steps, MOST_STEPS),
+            ("global_batch_size", self.global_batch_size, MOST_SAMPLES),
+            ("micro_batch_size", self.micro_batch_size, MOST_SAMPLES),
+            ("held_out_samples", self.held_out_samples, MOST_STEPS),
+        ];
+        if let Some((name, value, most)) = largest.into_iter().find(|(_, value, most)| value > most)
+        {
+            return Err(ConfigError::TooLarge { name, value, most });
+        }
+        share_batch(self.global_batch_size, data, Some(self.micro_batch_size))?;
         if length > context {
             return Err(ConfigError::Sequence { length, context });
         }
         self.learning_rates()?;
         self.data_parallel.check(data)?;
-        groups::check(&self.optimizer.groups)?;
+        self.optimizer.check()?;
         self.loss_scale().check()?;
         Ok(())
     }

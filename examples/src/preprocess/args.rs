@@ -74,9 +74,15 @@ pub enum Format {
     Jsonl,
 }
 
+/// The most threads that make tokens.
+const MOST_WORKERS: usize = 1024;
+
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("0 workers make no tokens; 1 and more do".into()),
+        Ok(0) => Err(format!("0 workers make no tokens; 1 to {MOST_WORKERS} do")),
+        Ok(workers) if workers > MOST_WORKERS => Err(format!(
+            "{workers} workers are too many threads; 1 to {MOST_WORKERS} fit"
+        )),
         Ok(workers) => Ok(workers),
         Err(error) => Err(format!("{error}")),
     }

@@ -68,6 +68,9 @@ pub enum PreprocessError {
     /// There was nothing to write.
     #[error("the inputs have no document with a token: {0}")]
     NoDocuments(String),
+    /// The system gives no more threads.
+    #[error("the threads could not be started: {0}; a smaller --workers may help")]
+    Threads(io::Error),
     /// A thread that ended too soon.
     #[error("a worker has failed; nothing was written")]
     Worker,

@@ -142,7 +142,7 @@ pub fn preprocess(
             std::num::NonZero::new(workers).ok_or(std::io::ErrorKind::InvalidInput.into())
         });
     let workers = workers.map_or(1, std::num::NonZero::get);
-    let results = start(reader, &worker, workers);
+    let results = start(reader, &worker, workers).map_err(PreprocessError::Threads)?;
     let mut bad = 0;
     let written = write(&results, stop, |tokens| {
         bad += tokens.bad;
@@ -245,18 +245,22 @@ fn prefix(args: &PreprocessArgs, key: &str, keys: usize) -> PathBuf {
 /// Starts the reader and the workers; what they give is to be taken in turn.
 ///
 /// Nobody waits for these threads: a reader that waits for standard input could not be ended.
-fn start(reader: Reader, worker: &Worker, workers: usize) -> Vec<Receiver<Message<Tokens>>> {
+fn start(
+    reader: Reader,
+    worker: &Worker,
+    workers: usize,
+) -> std::io::Result<Vec<Receiver<Message<Tokens>>>> {
     let (mut inputs, mut results): (Vec<SyncSender<Message<Batch>>>, _) = (vec![], vec![]);
     for _ in 0..workers {
         let (input, from) = sync_channel(WAITING);
         let (to, result) = sync_channel(WAITING);
         let worker = worker.clone();
-        thread::spawn(move || worker.run(&from, &to));
+        thread::Builder::new().spawn(move || worker.run(&from, &to))?;
         inputs.push(input);
         results.push(result);
     }
-    thread::spawn(move || reader.run(&inputs));
-    results
+    thread::Builder::new().spawn(move || reader.run(&inputs))?;
+    Ok(results)
 }
 
 /// Takes what the workers made, in the order of the inputs, to the end.

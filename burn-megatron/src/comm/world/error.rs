@@ -26,6 +26,14 @@ pub enum WorldError {
     /// No threads to compute with.
     #[error("each rank needs at least 1 compute thread, but 0 were asked for")]
     NoComputeThreads,
+    /// More threads to compute with than make sense.
+    #[error("each rank has at most {limit} compute threads, but {asked} were asked for")]
+    TooManyComputeThreads {
+        /// The threads asked for.
+        asked: usize,
+        /// The most that can be had.
+        limit: usize,
+    },
     /// A rank returned an error, panicked or [raised](crate::comm::raise). All others were ended.
     #[error("rank {rank} failed: {message}\n{verdict}\n{}", log_line(.call_log))]
     RankFailed {

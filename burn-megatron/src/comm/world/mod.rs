@@ -25,6 +25,9 @@ pub use rank::Rank;
 /// The most ranks that [`World::threads`] starts.
 pub const MAX_THREAD_RANKS: usize = 1024;
 
+/// The most threads that a rank computes with.
+pub const MAX_COMPUTE_THREADS: usize = 1024;
+
 /// A world of ranks and its settings. [`run`](Self::run) starts it.
 #[derive(Clone, Debug)]
 pub struct World {
@@ -127,7 +130,7 @@ impl World {
             deadlines: Deadlines { first, then },
             silence: Duration::from_secs(30),
             grace: None,
-            compute_threads: (cores / on_this_machine).max(1),
+            compute_threads: (cores / on_this_machine).clamp(1, MAX_COMPUTE_THREADS),
             registered: false,
             call_log_dir: env::temp_dir(),
         }
@@ -201,6 +204,21 @@ impl World {
         }
     }
 
+    /// Checks what can be checked before a rank is started.
+    ///
+    /// # Errors
+    /// [`WorldError::NoComputeThreads`], [`WorldError::TooManyComputeThreads`].
+    pub fn check(&self) -> Result<(), WorldError> {
+        match self.compute_threads {
+            0 => Err(WorldError::NoComputeThreads),
+            1..=MAX_COMPUTE_THREADS => Ok(()),
+            asked => Err(WorldError::TooManyComputeThreads {
+                asked,
+                limit: MAX_COMPUTE_THREADS,
+            }),
+        }
+    }
+
     /// The number of ranks.
     pub fn size(&self) -> usize {
         match &self.ranks {
@@ -224,15 +242,13 @@ impl World {
     ///
     /// # Errors
     /// [`WorldError::RankFailed`] with the error of the rank that failed first;
-    /// [`WorldError::NoComputeThreads`]; between processes also what kept them from finding each other.
+    /// what [`check`](Self::check) finds; between processes also what kept them from finding each other.
     pub fn run<T, E>(&self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>, WorldError>
     where
         T: Send,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        if self.compute_threads == 0 {
-            return Err(WorldError::NoComputeThreads);
-        }
+        self.check()?;
         let dispatch = dispatcher::get_default(Dispatch::clone);
         match &self.ranks {
             Ranks::Threads(size) => threads::run(self, *size, &dispatch, &f),
