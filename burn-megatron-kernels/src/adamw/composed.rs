@@ -26,7 +26,9 @@ pub fn adamw(
     let correction = |beta: f64| 1.0 - beta.powf(step.step as f64);
     let mean = first.clone() / correction(step.beta1);
     let root = (second.clone() / correction(step.beta2)).sqrt();
-    let change = mean / (root + step.epsilon);
+    let below = root + step.epsilon;
+    let unused = below.clone().equal_elem(0.0);
+    let change = (mean / below).mask_fill(unused, 0.0);
     let length = master.dims()[0];
     let change = match decay {
         Decay::None => change,

@@ -251,7 +251,13 @@ fn step<W, M, G>(
         let new_v = v.wide() * numbers.second[0] + g * g * numbers.second[1];
         *m = M::narrow(new_m);
         *v = M::narrow(new_v);
-        let change = size * new_m / (new_v.root() * numbers.root + numbers.epsilon);
+        let below = new_v.root() * numbers.root + numbers.epsilon;
+        // With an epsilon of 0 it is 0 where no gradient has been, as in rows that are not used.
+        let change = if below == W::ZERO {
+            W::ZERO
+        } else {
+            size * new_m / below
+        };
         *w = *w - (change + decay * *w);
     }
 }

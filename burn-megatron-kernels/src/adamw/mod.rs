@@ -11,7 +11,9 @@
 //! Every element is read once and written once, the copy of the weights in the type of the model
 //! included. 16-bit values are computed in f32. A gradient that is not finite is not special: it
 //! makes its own weight NaN and no other. What becomes of an element depends on its own values
-//! alone: a buffer that is cut anywhere gives the same bits. Nothing here is recorded for a backward.
+//! alone: a buffer that is cut anywhere gives the same bits. Where `sqrt(v') + epsilon` is 0, as with an
+//! epsilon of 0 in rows that no gradient has reached, the fraction counts as 0 and the weight only
+//! decays. Nothing here is recorded for a backward.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 

@@ -13,6 +13,10 @@ use crate::data_parallel::{
     Category, DistributedDataParallel, Flat, Gradients, Holding, Moments as MomentType, Plan,
 };
 
+/// What Burn's AdamW adds where the epsilon is 0: the root of the smallest normal f32, below that of every
+/// second moment that has all its bits. Nothing over it, where no gradient has been, is 0 and not NaN.
+const SMALLEST_ROOT: f32 = 1.084_202_2e-19;
+
 /// AdamW over the parameters of a model.
 ///
 /// Fused, each bucket is read and written once, and the division by tokens, the unscaling and the
@@ -61,11 +65,15 @@ impl ParallelAdamW {
             }
             false => {
                 let settings = config.clone();
+                let epsilon = match settings.epsilon as f32 {
+                    0.0 => SMALLEST_ROOT,
+                    epsilon => epsilon,
+                };
                 let build = move |decay: f64| {
                     BurnAdamWConfig::new()
                         .with_beta_1(settings.beta1 as f32)
                         .with_beta_2(settings.beta2 as f32)
-                        .with_epsilon(settings.epsilon as f32)
+                        .with_epsilon(epsilon)
                         .with_weight_decay((settings.weight_decay * decay) as f32)
                         .build()
                 };

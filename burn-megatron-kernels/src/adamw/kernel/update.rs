@@ -57,6 +57,7 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
         first[at] = Vector::cast_from(m);
         second[at] = Vector::cast_from(v);
         let below = fma(v.sqrt(), Vector::new(root), Vector::new(epsilon));
+        let zero = Vector::<f32, N>::new(0.0f32);
         let mut size = size;
         let mut decay = decay;
         #[unroll]
@@ -69,7 +70,9 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
             }
         }
         let w = master[at];
-        let changed = w - fma(Vector::new(decay), w, Vector::new(size) * m / below);
+        // With an epsilon of 0 it is 0 where no gradient has been, as in rows that are not used.
+        let change = select_many(below.equal(&zero), zero, Vector::new(size) * m / below);
+        let changed = w - fma(Vector::new(decay), w, change);
         master[at] = changed;
         #[unroll]
         for i in 0..model.len() {
