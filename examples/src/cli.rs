@@ -345,11 +345,18 @@ pub struct VerifyArgs {
     pub fp8: Option<Fp8Choice>,
     /// The largest relative difference that passes: 1e-10 by default, and 0.25 where layers multiply in
     /// 8 bits.
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = tolerance)]
     pub tolerance: Option<f64>,
     /// Seed of weights, dropout and tokens.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
+}
+
+/// A bound that a difference can be within.
+fn tolerance(text: &str) -> Result<f64, String> {
+    let tolerance = text.parse().ok();
+    let tolerance = tolerance.filter(|tolerance: &f64| tolerance.is_finite() && *tolerance >= 0.0);
+    tolerance.ok_or_else(|| "a finite number from 0 on is expected, such as 1e-10".into())
 }
 
 /// The small models of `verify`.
@@ -405,5 +412,41 @@ mod tests {
     #[test]
     fn the_flags_are_consistent() {
         Cli::command().debug_assert();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tolerance_is_a_bound() {
+        let verify = |tolerance: &str| {
+            let flag = format!("--tolerance={tolerance}");
+            match Cli::try_parse_from(["burn-megatron", "verify", &flag]) {
+                Ok(cli) => match cli.command {
+                    Command::Verify(args) => Ok(args.tolerance),
+                    _ => unreachable!("verify was asked for"),
+                },
+                Err(error) => Err(error.to_string()),
+            }
+        };
+        assert_eq!(verify("1e-9"), Ok(Some(1e-9)));
+        assert_eq!(verify("0"), Ok(Some(0.0)));
+        for wrong in [
+            "nan", "NaN", "inf", "-inf", "infinity", "-1", "-1e-300", "1e999", "x", "",
+        ] {
+            let error = verify(wrong).unwrap_err();
+            assert!(
+                error.contains("a finite number from 0 on is expected, such as 1e-10"),
+                "{wrong}: {error}"
+            );
+        }
+        let apart = ["burn-megatron", "verify", "--tolerance", "-1"];
+        let error = Cli::try_parse_from(apart).map(|_| ()).unwrap_err();
+        assert!(
+            error.to_string().contains("a finite number from 0 on"),
+            "{error}"
+        );
     }
 }

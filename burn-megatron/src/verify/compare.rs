@@ -74,8 +74,9 @@ impl Comparison {
             ("final weights", &self.final_weights),
         ];
         let differ = |(name, difference): (_, &Difference)| {
-            let fails = difference.relative.is_nan() || difference.relative > tolerance;
-            fails.then_some(name)
+            // What is not a number, and a tolerance that is none, never pass.
+            let passes = difference.relative.is_finite() && difference.relative <= tolerance;
+            (!passes).then_some(name)
         };
         let initial = (!self.unequal_weights.is_empty()).then_some("initial weights");
         let replicas = (!self.unequal_replicas.is_empty()).then_some("replicas");
@@ -97,7 +98,11 @@ fn paths(all: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 fn unequal(reference: &Observation, rank: &Observation) -> Vec<String> {
-    let bits = |values: &Vec<f64>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    // What is not a number is equal to nothing, not to itself either.
+    let bits = |values: &Vec<f64>| {
+        let bits = values.iter().map(|x| (!x.is_nan()).then(|| x.to_bits()));
+        bits.collect::<Option<Vec<_>>>()
+    };
     let pairs = matched(
         reference,
         &reference.initial_weights,
@@ -105,7 +110,10 @@ fn unequal(reference: &Observation, rank: &Observation) -> Vec<String> {
         &rank.initial_weights,
     );
     pairs
-        .filter(|(_, expected, found)| expected.map(bits) != Some(bits(found)))
+        .filter(|(_, expected, found)| {
+            let found = bits(found);
+            found.is_none() || expected.and_then(bits) != found
+        })
         .map(|(path, ..)| path.clone())
         .collect()
 }
@@ -253,6 +261,47 @@ mod tests {
             failing(|o| o.unequal_replicas.push("b".into())).0,
             ["replicas"]
         );
+    }
+
+    /// In both: neither of them learns anything, and their bits are equal.
+    #[test]
+    fn what_is_not_a_number_fails_in_each_column_on_either_side_and_on_both() {
+        type Place = fn(&mut Observation) -> &mut f64;
+        let places: [(Place, &str); 6] = [
+            (|o| &mut o.initial_weights[1][0], "initial weights"),
+            (|o| &mut o.losses[1], "loss"),
+            (|o| &mut o.input_gradient[0], "input grad"),
+            (|o| &mut o.gradients[1][1], "parameter grad"),
+            (|o| &mut o.gradient_norm, "grad norm"),
+            (|o| &mut o.final_weights[1][1], "final weights"),
+        ];
+        for (place, column) in places {
+            for (in_reference, in_rank) in [(true, false), (false, true), (true, true)] {
+                for value in [f64::NAN, -f64::NAN] {
+                    let with = |wrong: bool| {
+                        let mut observation = observation();
+                        if wrong {
+                            *place(&mut observation) = value;
+                        }
+                        observation
+                    };
+                    let ranks = [with(in_rank), with(false)];
+                    let comparison = Comparison::worst(&with(in_reference), &ranks);
+                    assert_eq!(comparison.failing(1e300), [column]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_passes_a_tolerance_that_is_no_bound() {
+        let (_, comparison) = failing(|o| o.losses[1] = 2.5);
+        assert!(comparison.passes(0.5));
+        for tolerance in [f64::NAN, -1.0] {
+            assert!(!comparison.passes(tolerance), "{tolerance}");
+        }
+        let (_, comparison) = failing(|o| o.losses[1] = f64::NAN);
+        assert!(!comparison.passes(f64::INFINITY));
     }
 
     #[test]

@@ -49,17 +49,30 @@ impl Default for Layout {
 
 /// A text that names no layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "\"{text}\" is no layout: \"{part}\" is not one of tpN, sp, dpN, ppN, mbN, zN, hsdpN (tensor, \
-     sequence, data and pipeline parallelism, micro-batch, ZeRO stage, ranks of a sharding group), as \
-     in tp2-sp-dp2 and dp4-z3-hsdp2, nor after a slash a schedule or vN (stages on each rank), as in \
-     pp2-mb1/interleaved/v2"
-)]
+#[error("\"{text}\" is no layout: \"{part}\" {fault}")]
 pub struct LayoutError {
     /// The whole text.
     pub text: String,
     /// The part that was not understood.
     pub part: String,
+    /// What is wrong with it.
+    pub fault: LayoutFault,
+}
+
+/// What is wrong with a part of a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutFault {
+    /// It names nothing.
+    #[error(
+        "is not one of tpN, sp, dpN, ppN, mbN, zN, hsdpN (tensor, sequence, data and pipeline \
+         parallelism, micro-batch, ZeRO stage, ranks of a sharding group), as in tp2-sp-dp2 and \
+         dp4-z3-hsdp2, nor after a slash a schedule or vN (stages on each rank), as in \
+         pp2-mb1/interleaved/v2"
+    )]
+    Unknown,
+    /// It names what a part before it has named.
+    #[error("says again what a part before it says; each is named once, as in tp2-sp-dp2")]
+    Again,
 }
 
 /// Elements of a bucket in `verify`: few enough that small models have several, and that parameters
@@ -203,42 +216,72 @@ impl FromStr for Layout {
     fn from_str(text: &str) -> Result<Self, LayoutError> {
         let mut layout = Self::default();
         let (sizes, schedule) = text.split_once('/').unwrap_or((text, ""));
-        for part in schedule.split('/').filter(|part| !part.is_empty()) {
-            if let Some(stages) = size(part, "v") {
-                layout.virtual_stages = Some(stages);
-            } else if let Ok(kind) = part.parse() {
-                layout.schedule = kind;
-            } else {
-                return Err(LayoutError {
-                    text: text.into(),
-                    part: part.into(),
-                });
+        let wrong = |part: &str, fault| LayoutError {
+            text: text.into(),
+            part: part.into(),
+            fault,
+        };
+        let mut named = vec![];
+        let mut once = |part, name| match named.contains(&name) {
+            true => Err(wrong(part, LayoutFault::Again)),
+            false => {
+                named.push(name);
+                Ok(())
             }
+        };
+        for part in schedule.split('/').filter(|part| !part.is_empty()) {
+            once(
+                part,
+                layout
+                    .set_schedule(part)
+                    .ok_or_else(|| wrong(part, LayoutFault::Unknown))?,
+            )?;
         }
         for part in sizes.split('-') {
-            let number = |prefix: &str| size(part, prefix);
-            if part == "sp" {
-                layout.sequence_parallel = true;
-            } else if let Some(stage) = part.strip_prefix("z").and_then(|n| n.parse().ok()) {
-                layout.zero_stage = stage;
-            } else if let Some(ranks) = number("hsdp") {
-                layout.hsdp = Some(ranks);
-            } else if let Some(size) = number("tp") {
-                layout.tensor = size;
-            } else if let Some(size) = number("dp") {
-                layout.data = size;
-            } else if let Some(size) = number("pp") {
-                layout.pipeline = size;
-            } else if let Some(size) = number("mb") {
-                layout.micro_batch = Some(size);
-            } else {
-                return Err(LayoutError {
-                    text: text.into(),
-                    part: part.into(),
-                });
-            }
+            once(
+                part,
+                layout
+                    .set_size(part)
+                    .ok_or_else(|| wrong(part, LayoutFault::Unknown))?,
+            )?;
         }
         Ok(layout)
+    }
+}
+
+impl Layout {
+    /// Sets what a part after a slash says, and gives its name; nothing where it says nothing.
+    fn set_schedule(&mut self, part: &str) -> Option<&'static str> {
+        if let Some(stages) = size(part, "v") {
+            self.virtual_stages = Some(stages);
+            return Some("v");
+        }
+        self.schedule = part.parse().ok()?;
+        Some("schedule")
+    }
+
+    /// The same for a part before it.
+    fn set_size(&mut self, part: &str) -> Option<&'static str> {
+        if part == "sp" {
+            self.sequence_parallel = true;
+            return Some("sp");
+        }
+        if let Some(stage) = part.strip_prefix("z").and_then(|n| n.parse().ok()) {
+            self.zero_stage = stage;
+            return Some("z");
+        }
+        let names = ["hsdp", "tp", "dp", "pp", "mb"].into_iter();
+        let (name, size) = names
+            .filter_map(|name| Some((name, size(part, name)?)))
+            .next()?;
+        match name {
+            "hsdp" => self.hsdp = Some(size),
+            "tp" => self.tensor = size,
+            "dp" => self.data = size,
+            "pp" => self.pipeline = size,
+            _ => self.micro_batch = Some(size),
+        }
+        Some(name)
     }
 }
 
@@ -280,7 +323,32 @@ mod tests {
             ("tp2-dpx", "dpx"),
             ("dp4-z4", "z4"),
         ] {
-            assert_eq!(text.parse::<Layout>().unwrap_err().part, part);
+            let error = text.parse::<Layout>().unwrap_err();
+            assert_eq!((&error.part[..], error.fault), (part, LayoutFault::Unknown));
         }
+    }
+
+    #[test]
+    fn what_is_named_twice_is_refused() {
+        for (text, part) in [
+            ("tp2-tp4", "tp4"),
+            ("tp2-tp2", "tp2"),
+            ("dp2-tp2-dp1", "dp1"),
+            ("tp2-sp-sp", "sp"),
+            ("pp2-pp2-mb1", "pp2"),
+            ("mb1-mb2", "mb2"),
+            ("dp4-z1-z3", "z3"),
+            ("dp4-z1-hsdp2-hsdp4", "hsdp4"),
+            ("pp2-mb1/1f1b/zb-h1", "zb-h1"),
+            ("pp2-mb1/interleaved/v2/v3", "v3"),
+        ] {
+            let error = text.parse::<Layout>().unwrap_err();
+            assert_eq!((&error.part[..], error.fault), (part, LayoutFault::Again));
+        }
+        assert_eq!(
+            "tp2-tp4".parse::<Layout>().unwrap_err().to_string(),
+            "\"tp2-tp4\" is no layout: \"tp4\" says again what a part before it says; each is named \
+             once, as in tp2-sp-dp2"
+        );
     }
 }

@@ -34,7 +34,7 @@ mod pass;
 mod report;
 
 pub use compare::{Comparison, Difference};
-pub use layout::{Layout, LayoutError};
+pub use layout::{Layout, LayoutError, LayoutFault};
 pub use observe::Observation;
 pub use report::Report;
 
