@@ -44,6 +44,7 @@ pub enum Command {
     /// Without flags: a small Llama on the text of this repository, tensor 2 x pipeline 2 x data 2 on the
     /// CPU.
     /// Numbers go to a run folder: metrics.jsonl, timings.jsonl, config.toml, loss.svg, sample.txt.
+    /// The weights too, in checkpoints, at the end and where the run is interrupted.
     Pretrain(Box<PretrainArgs>),
     /// Make token files of text: PREFIX.bin and PREFIX.idx, as Megatron's own, and PREFIX.json, which says
     /// what is in them.
@@ -212,7 +213,8 @@ pub struct ConformanceArgs {
 /// Flags of `pretrain`; each one takes the place of a setting of the recipe.
 #[derive(Args)]
 pub struct PretrainArgs {
-    /// The recipe, a TOML file; the default is examples/recipes/tiny.toml.
+    /// The recipe, a TOML file; the default is that of the run that goes on, and else
+    /// examples/recipes/tiny.toml.
     #[arg(long, value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// What it is trained on.
@@ -288,14 +290,9 @@ pub struct PretrainArgs {
     /// twice the longest step where that is more; then the process ends with 130.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     pub grace: f64,
-    /// Folder in which the run gets a folder of its own.
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "runs",
-        conflicts_with = "run_dir"
-    )]
-    pub runs: PathBuf,
+    /// Folder in which the run gets a folder of its own; runs by default.
+    #[arg(long, value_name = "PATH", conflicts_with = "run_dir")]
+    pub runs: Option<PathBuf>,
     /// The run's own folder, which must not be there yet, unless the run goes on with --resume.
     #[arg(long, value_name = "PATH")]
     pub run_dir: Option<PathBuf>,
@@ -413,11 +410,6 @@ mod tests {
     fn the_flags_are_consistent() {
         Cli::command().debug_assert();
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn a_tolerance_is_a_bound() {

@@ -2,13 +2,16 @@
 
 use std::path::Path;
 
+use burn_megatron::checkpoint::{Aside, CheckpointFolder};
 use burn_megatron::comm::Rank;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
 use burn_megatron::data_parallel::{DataParallelConfig, Moments, Precision, ZeroStage};
 use burn_megatron::device::DeviceKind;
+use burn_megatron::train::run_folder::RunFolder;
+use indicatif::DecimalBytes;
 
-use crate::recipe::{Plan, Recipe};
+use crate::recipe::{Error, Plan, Recipe};
 use crate::start::From;
 
 /// The ranks and the data.
@@ -78,6 +81,31 @@ pub fn print_start(from: Option<&From>, weights: Option<&Path>) {
         (None, Some(weights)) => println!("weights  {}\n", weights.display()),
         (None, None) => {}
     }
+}
+
+/// The checkpoints in a run folder that no run goes on from, a line each.
+pub fn print_aside(folder: &RunFolder) -> Result<(), Error> {
+    let checkpoints = folder.checkpoints();
+    if !checkpoints.exists() {
+        return Ok(());
+    }
+    for aside in CheckpointFolder::open(checkpoints)?.aside()? {
+        println!("aside    {}", describe_aside(&aside));
+    }
+    Ok(())
+}
+
+/// What was set aside, how large it is, and what becomes of it.
+pub fn describe_aside(aside: &Aside) -> String {
+    let bytes = match aside.bytes {
+        Some(bytes) => DecimalBytes(bytes).to_string(),
+        None => "of unknown size".to_string(),
+    };
+    let until = match aside.is_discarded {
+        true => "removed when the next checkpoint is saved",
+        false => "kept until you remove it",
+    };
+    format!("{}, {bytes}: {until}", aside.name())
 }
 
 /// How the ranks share the work, in a line.

@@ -19,6 +19,7 @@ mod preprocess;
 mod pretrain;
 mod rank_run;
 mod ranks;
+mod reading;
 mod recipe;
 mod record;
 mod saving;
@@ -27,6 +28,7 @@ mod sharing;
 mod start;
 mod trace;
 mod verify;
+mod way;
 mod weights;
 
 use std::io::{IsTerminal, Write};

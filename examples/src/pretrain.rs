@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use burn::tensor::DType;
+use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::comm::inject::Plan as Faults;
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
@@ -21,7 +22,7 @@ use crate::interrupt::{self, Interrupt};
 use crate::rank_run::{Memory, RankResult, RankRun};
 use crate::ranks::{self, Ranks, seconds};
 use crate::recipe::{Error, Recipe};
-use crate::start::Start;
+use crate::start::{Begin, Begun};
 use crate::{trace, weights};
 
 /// Trains, and shows how it went.
@@ -73,9 +74,19 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let deadline = seconds("deadline", args.ranks.deadline)?;
     let interrupt = Interrupt::listen(seconds("grace", args.grace)?)?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
-    let start = has_first
-        .then(|| Start::find(args, &recipe, &*data))
-        .transpose()?;
+    let begin = has_first.then(|| Begin::new(args, &recipe, &*data));
+    let begin = begin.transpose()?;
+    match (&begin, own_rank) {
+        // The other ranks are there first, and wait: to read a checkpoint may take long.
+        (Some(begin), Some(_)) => begin.check()?,
+        (Some(begin), None) => {
+            if let Begun::Over(over) = begin.begun()? {
+                println!("{over}");
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+        (None, _) => {}
+    }
     let results = world.run(|rank| {
         let place = if own_rank.is_some() {
             local_rank
@@ -86,7 +97,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
             recipe: &recipe,
             plan: &plan,
             data: &*data,
-            start: start.as_ref().filter(|_| rank.rank() == 0),
+            begin: begin.as_ref().filter(|_| rank.rank() == 0),
             saving: &args.saving,
             weights: weights.as_deref(),
             tokenizer: tokenizer.as_ref(),
@@ -98,11 +109,18 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         run.train(&rank, &devices[place % devices.len()], &interrupt)
     });
     let result = results?.swap_remove(0);
-    match &start {
-        Some(start) => finish(&recipe, data::unit(&*data), &start.folder, result),
+    let begun = begin.as_ref().map(Begin::begun).transpose()?;
+    match (begun, result) {
+        (Some(Begun::Run(start)), Some(result)) => {
+            finish(args, &recipe, data::unit(&*data), &start.folder, result)
+        }
+        (Some(Begun::Over(over)), _) => {
+            println!("{over}");
+            Ok(ExitCode::SUCCESS)
+        }
         // Another process shows it.
-        None if result.outcome.stopped => Ok(ExitCode::from(interrupt::EXIT_CODE)),
-        None => Ok(ExitCode::SUCCESS),
+        (_, Some(result)) if result.outcome.stopped => Ok(ExitCode::from(interrupt::EXIT_CODE)),
+        _ => Ok(ExitCode::SUCCESS),
     }
 }
 
@@ -144,6 +162,7 @@ fn check_types(
 
 /// The plots, the sample and the closing lines.
 fn finish(
+    args: &PretrainArgs,
     recipe: &Recipe,
     unit: Unit,
     folder: &RunFolder,
@@ -191,12 +210,17 @@ fn finish(
             "interrupted after {} of {} steps",
             outcome.steps, recipe.train.steps
         );
-        if recipe.checkpoint.every.is_some() {
-            println!(
-                "go on with the same flags and --run-dir {} --resume auto",
-                folder.path().display()
-            );
+        if recipe.checkpoint.save {
+            let device = match args.device {
+                DeviceKind::Cpu => String::new(),
+                device => format!(" --device {device}"),
+            };
+            let folder = folder.path().display();
+            println!("go on with pretrain --resume {folder}{device}");
         }
+    }
+    println!("{}", where_the_weights_are(recipe, folder)?);
+    if outcome.stopped {
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
     match (outcome.skipped == outcome.steps, held_out.loss.is_finite()) {
@@ -204,6 +228,15 @@ fn finish(
         (true, true) => Err("the run learnt nothing: every step was skipped".into()),
         (false, true) => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// The last line.
+fn where_the_weights_are(recipe: &Recipe, folder: &RunFolder) -> Result<String, Error> {
+    if !recipe.checkpoint.save {
+        return Ok("the weights are lost, as nothing was to be saved (--no-save)".into());
+    }
+    let latest = Checkpoint::open(folder.checkpoints())?;
+    Ok(format!("the weights are in {}", latest.path().display()))
 }
 
 /// What rank 0 was to hold, and what it held.

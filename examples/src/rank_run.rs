@@ -9,7 +9,7 @@ use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::choice::Operation;
 use burn_megatron::comm::inject::{Fault, Plan as Faults, inject};
 use burn_megatron::comm::{
-    Buffer, CommError, Communicator, Groups, Rank, ReduceOp, broadcast_bytes,
+    Buffer, CommError, Communicator, Groups, Rank, ReduceOp, broadcast_bytes, broadcast_made,
 };
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
@@ -23,13 +23,16 @@ use burn_megatron_models::Transformer;
 
 use crate::fp8;
 use crate::fp8::report::{self, Line};
-use crate::header::{layout, print_model, print_run, print_sharing, print_start};
+use crate::header::{layout, print_aside, print_model, print_run, print_sharing, print_start};
 use crate::interrupt::Interrupt;
 use crate::recipe::{Error, Plan, Recipe};
 use crate::record::Recorder;
 use crate::saving::SavingArgs;
-use crate::start::{From, Start};
+use crate::start::{Begin, Begun, From, Start};
 use crate::{agree, changes, data, trace};
+
+/// How often rank 0 tells the others, at least, that it still looks for a checkpoint.
+const LONGEST_BEAT: Duration = Duration::from_secs(5);
 
 /// What every rank works with.
 pub struct RankRun<'a> {
@@ -37,7 +40,7 @@ pub struct RankRun<'a> {
     pub plan: &'a Plan,
     pub data: &'a dyn Dataset,
     /// On rank 0, which writes.
-    pub start: Option<&'a Start>,
+    pub begin: Option<&'a Begin<'a>>,
     /// How strictly is loaded.
     pub saving: &'a SavingArgs,
     /// What the run begins with, where that is not random.
@@ -94,39 +97,45 @@ impl Memory {
 }
 
 impl RankRun<'_> {
-    /// Trains; rank 0 shows and writes.
+    /// Trains, where there are steps to make; rank 0 shows and writes.
     pub fn train(
         &self,
         rank: &Rank,
         device: &Device,
         interrupt: &Interrupt,
-    ) -> Result<RankResult, Error> {
+    ) -> Result<Option<RankResult>, Error> {
         let recipe = self.recipe;
         let faults = Arc::new(Faults::new(self.faults.to_vec()).deadline(self.deadline));
         let world = match self.faults.is_empty() {
             true => rank.communicator(),
             false => inject(rank.communicator(), Arc::clone(&faults)),
         };
-        let folder = self.share_folder(rank, &*world)?;
-        let from = self.share_start(&*world)?;
+        let Some(folder) = self.share_folder(rank, &*world)? else {
+            return Ok(None);
+        };
+        let start = self.start()?;
+        let from = share_start(start, &*world)?;
         agree::check(&*world, recipe, self.data)?;
         let groups = Groups::checked(&self.plan.layout, world)?;
         let mut trainer = self.trainer(&groups, device)?;
         self.load(&mut trainer, from.as_ref())?;
         let parameters = count_parameters(&groups, &trainer)?;
-        if let Some(start) = self.start {
+        if let Some(start) = start {
             print_run(recipe, self.plan, self.data, self.device, rank);
             self.print_training(&start.folder, &trainer, device, parameters)?;
             print_start(from.as_ref(), self.saving.load.as_deref());
         }
-        if recipe.checkpoint.every.is_some() {
-            trainer.save_with(self.saver(folder, from.as_ref(), &groups)?);
+        if recipe.checkpoint.save {
+            trainer.save_with(self.saver(folder, start, from.as_ref(), &groups)?);
+        }
+        if let Some(start) = start {
+            print_aside(&start.folder)?;
         }
         let (pressed, asked) = (interrupt.clone(), rank.clone());
         let stop = move || pressed.pressed() || asked.stop_requested();
         let steps = recipe.train.steps;
         let first = trainer.steps();
-        let mut recorder = Recorder::new(rank.rank(), first..steps, self.start, Box::new(stop))?
+        let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
             .in_bits_per(data::unit(self.data).of_bits());
         if self.fp8_report {
             recorder = recorder.measuring(trainer.model().fp8());
@@ -149,7 +158,7 @@ impl RankRun<'_> {
         let sample = sample.map(|sample| format!("{}{}", recipe.sample.prompt, sample.text));
         let is_pipeline = self.plan.schedule.is_some();
         let events = is_pipeline.then(|| trace::gather(&**groups.world(), trainer.events()));
-        Ok(RankResult {
+        Ok(Some(RankResult {
             outcome,
             sample,
             events: events.transpose()?.unwrap_or_default(),
@@ -157,23 +166,37 @@ impl RankRun<'_> {
             memory: Memory::of(trainer.model())?,
             loss_scale: trainer.scaler().scale(),
             fp8: report::gather(&**groups.world(), trainer.model().fp8().report())?,
-        })
+        }))
     }
 
-    /// Lets every rank know where the run folder is, and where call logs go; ranks may be processes.
-    fn share_folder(&self, rank: &Rank, world: &dyn Communicator) -> Result<PathBuf, Error> {
-        let path = self.start.map(|start| start.folder.path().as_os_str());
-        let own = path.map(|path| path.as_encoded_bytes()).unwrap_or_default();
-        let path = String::from_utf8(broadcast_bytes(world, own, 0)?)?;
-        rank.write_call_logs_to(&path);
-        Ok(path.into())
+    /// Where the run begins, on rank 0.
+    fn start(&self) -> Result<Option<&Start>, Error> {
+        let begun = self.begin.map(Begin::begun).transpose()?;
+        Ok(begun.and_then(|begun| match begun {
+            Begun::Run(start) => Some(&**start),
+            Begun::Over(_) => None,
+        }))
     }
 
-    /// Lets every rank know where the run goes on.
-    fn share_start(&self, world: &dyn Communicator) -> Result<Option<From>, Error> {
-        let own = self.start.map(|start| &start.from);
-        let shared = broadcast_bytes(world, &serde_json::to_vec(&own)?, 0)?;
-        Ok(serde_json::from_slice(&shared)?)
+    /// Lets every rank know where the run folder is, and where call logs go; nothing where no step is left.
+    /// Ranks may be processes, which wait here while rank 0 looks for a checkpoint to go on from.
+    fn share_folder(
+        &self,
+        rank: &Rank,
+        world: &dyn Communicator,
+    ) -> Result<Option<PathBuf>, Error> {
+        let find = || {
+            let path = self.start()?.map(|start| start.folder.path().as_os_str());
+            let bytes = path.map(|path| path.as_encoded_bytes().to_vec());
+            Ok::<_, Error>(bytes.unwrap_or_default())
+        };
+        let find = self.begin.is_some().then_some(find);
+        let path = broadcast_made(world, find, 0, LONGEST_BEAT.min(self.deadline / 4))??;
+        let path = Some(String::from_utf8(path)?).filter(|path| !path.is_empty());
+        if let Some(path) = &path {
+            rank.write_call_logs_to(path);
+        }
+        Ok(path.map(PathBuf::from))
     }
 
     /// Loads what the run goes on from, or begins with.
@@ -188,7 +211,13 @@ impl RankRun<'_> {
     }
 
     /// What saves the run in its folder.
-    fn saver(&self, folder: PathBuf, from: Option<&From>, groups: &Groups) -> Result<Saver, Error> {
+    fn saver(
+        &self,
+        folder: PathBuf,
+        start: Option<&Start>,
+        from: Option<&From>,
+        groups: &Groups,
+    ) -> Result<Saver, Error> {
         let config = &self.recipe.checkpoint;
         let saving = Saving {
             every: config.every,
@@ -201,7 +230,8 @@ impl RankRun<'_> {
         };
         let saver = Saver::open(saving, groups)?;
         if let Some(from) = from.filter(|from| from.is_own) {
-            saver.forget_after(from.step)?;
+            let passed = start.map(|start| &start.passed[..]).unwrap_or_default();
+            saver.go_on_from(from.step, passed, self.saving.discard_later)?;
         }
         Ok(saver)
     }
@@ -260,6 +290,13 @@ impl RankRun<'_> {
             model, groups, device, train, pipeline,
         )?)
     }
+}
+
+/// Lets every rank know where the run goes on.
+fn share_start(start: Option<&Start>, world: &dyn Communicator) -> Result<Option<From>, Error> {
+    let own = start.map(|start| &start.from);
+    let shared = broadcast_bytes(world, &serde_json::to_vec(&own)?, 0)?;
+    Ok(serde_json::from_slice(&shared)?)
 }
 
 /// The parameters of the whole model, each counted once; every rank must come.

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::PretrainArgs;
 use crate::data::Data;
 use crate::saving::CheckpointConfig;
+use crate::way::Way;
 use crate::{fp8, sharing};
 
 /// The recipe that runs without flags.
@@ -98,10 +99,23 @@ impl Recipe {
 
     /// The recipe of the command line.
     pub fn resolve(args: &PretrainArgs) -> Result<Self, Error> {
-        let mut recipe = match &args.recipe {
-            Some(path) => Self::read(path)?,
-            None => toml::from_str(TINY)?,
+        let way = Way::of(args)?;
+        let first = way.recipe()?;
+        let mut recipe = match (&args.recipe, &first) {
+            (Some(path), _) => Self::read(path)?,
+            (None, Some(first)) => first.clone(),
+            (None, None) => toml::from_str(TINY)?,
         };
+        if let Some(first) = first.filter(|_| way.is_own(args.run_dir.as_deref())) {
+            if args.saving.no_save && first.checkpoint.save {
+                return Err(
+                    "--no-save would lose what the run goes on to learn, which has saved so far; leave it \
+                     out, or go on in another folder (--run-dir)"
+                        .into(),
+                );
+            }
+            recipe.checkpoint = recipe.checkpoint.goes_on(&first.checkpoint);
+        }
         let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
         set(&mut recipe.parallel.tensor, args.tensor_parallel);
         set(&mut recipe.parallel.data, args.data_parallel);

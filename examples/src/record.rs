@@ -8,9 +8,10 @@ use burn_megatron::train::metrics::{
     HeldOutMetrics, MetricsLog, SaveTiming, StepMetrics, StepTiming, TimingsLog,
 };
 use burn_megatron::train::progress::Progress;
+use burn_megatron::train::run_folder::RunFolder;
 use burn_megatron::train::{Observer, ObserverError, Saved};
 
-use crate::recipe::Error;
+use crate::recipe::{Error, Recipe};
 use crate::start::Start;
 
 /// The observer of one rank; only rank 0 shows and writes.
@@ -18,6 +19,8 @@ pub struct Recorder {
     files: Option<(MetricsLog, TimingsLog)>,
     progress: Progress,
     stop: Box<dyn Fn() -> bool>,
+    /// What takes the place of the settings in the run folder with the first checkpoint.
+    config: Option<(RunFolder, Recipe)>,
     /// The steps before this run.
     first: usize,
     /// The steps at its end.
@@ -37,6 +40,7 @@ impl Recorder {
     ) -> Result<Self, Error> {
         Ok(Self {
             files: start.map(files).transpose()?,
+            config: start.and_then(|start| Some((start.folder.clone(), start.config.clone()?))),
             first: steps.start,
             steps: steps.end,
             progress: Progress::start(rank, steps),
@@ -64,7 +68,7 @@ impl Recorder {
     }
 }
 
-/// The files of the run folder: new ones, or those of an interrupted run up to its checkpoint.
+/// The files of the run folder: new ones, or those of an interrupted run, which go on after its checkpoint.
 fn files(start: &Start) -> Result<(MetricsLog, TimingsLog), Error> {
     let folder = &start.folder;
     let (metrics, timings) = (folder.metrics(), folder.timings());
@@ -113,6 +117,9 @@ impl Observer for Recorder {
 
     fn saved(&mut self, saved: &Saved) -> Result<(), ObserverError> {
         self.progress.note(&saved.to_string());
+        if let Some((folder, recipe)) = self.config.take() {
+            folder.replace_config(&recipe)?;
+        }
         if let Some((_, timings)) = &mut self.files {
             timings.save(&SaveTiming {
                 saved_step: saved.step,

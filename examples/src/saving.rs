@@ -9,10 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::recipe::{Error, Recipe};
 
 /// When a run saves, and what it keeps.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// Steps between two checkpoints; nothing is saved where not given.
+    /// Whether the end of the run is saved, and where it is interrupted.
+    pub save: bool,
+    /// Steps between two checkpoints before that.
     pub every: Option<u64>,
     /// The newest so many are kept; all where not given.
     pub keep_last: Option<usize>,
@@ -22,7 +24,31 @@ pub struct CheckpointConfig {
     pub asynchronous: bool,
 }
 
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self {
+            save: true,
+            every: None,
+            keep_last: None,
+            keep_every: None,
+            asynchronous: false,
+        }
+    }
+}
+
 impl CheckpointConfig {
+    /// What a recipe says, of a run that goes on in the folder of one that was started with `first`: what
+    /// the recipe leaves out is as it was, and no fewer checkpoints are saved.
+    pub fn goes_on(self, first: &Self) -> Self {
+        Self {
+            save: self.save || first.save,
+            every: self.every.into_iter().chain(first.every).min(),
+            keep_last: self.keep_last.or(first.keep_last),
+            keep_every: self.keep_every.or(first.keep_every),
+            asynchronous: self.asynchronous || first.asynchronous,
+        }
+    }
+
     /// Which checkpoints stay.
     pub fn retention(&self) -> Retention {
         Retention {
@@ -41,10 +67,10 @@ impl CheckpointConfig {
             if value == Some(0) {
                 return Err(format!("checkpoint.{key} = 0 makes no sense; 1 and more do").into());
             }
-            if value.is_some() && self.every.is_none() {
+            if value.is_some() && !self.save {
                 return Err(format!(
-                    "checkpoint.{key} is about checkpoints, and none is saved; set checkpoint.every \
-                     (--save-every)"
+                    "checkpoint.{key} is about checkpoints, and none is saved; leave out \
+                     checkpoint.save = false (--no-save)"
                 )
                 .into());
             }
@@ -56,8 +82,8 @@ impl CheckpointConfig {
                     .into(),
             ),
             _ if self.asynchronous && self.every.is_none() => Err(
-                "checkpoint.asynchronous is about checkpoints, and none is saved; set \
-                 checkpoint.every (--save-every)"
+                "checkpoint.asynchronous is about checkpoints that are saved while the run goes on, and \
+                 only its end is saved; set checkpoint.every (--save-every)"
                     .into(),
             ),
             _ => Ok(()),
@@ -65,13 +91,20 @@ impl CheckpointConfig {
     }
 }
 
-/// Flags of checkpoints; the first four each take the place of a key of `[checkpoint]`.
+/// Flags of checkpoints; the first five each take the place of a key of `[checkpoint]`.
 #[derive(Args, Debug, Default)]
 pub struct SavingArgs {
     /// Steps between two checkpoints, which lie in the run folder, in `checkpoints`. The end of the run
-    /// is saved too, and so is where it is interrupted.
+    /// is saved in any case, and so is where it is interrupted.
     #[arg(long, value_name = "STEPS", help_heading = "Checkpoints")]
     pub save_every: Option<u64>,
+    /// Save nothing, not even the end: the weights are lost with the process.
+    #[arg(
+        long,
+        conflicts_with_all = ["save_every", "keep_last", "keep_every", "async_save"],
+        help_heading = "Checkpoints"
+    )]
+    pub no_save: bool,
     /// Keep the newest N checkpoints; all by default.
     #[arg(long, value_name = "N", help_heading = "Checkpoints")]
     pub keep_last: Option<usize>,
@@ -87,10 +120,24 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub async_save: Option<bool>,
-    /// Go on where a run was saved: a checkpoint, a folder of them or a run folder; or auto, the newest
-    /// whole one of --run-dir, and the beginning where there is none. Any layout will do.
+    /// Go on where a run was saved. A run folder alone goes on in it, with its recipe and settings but for
+    /// the flags given; auto does so with --run-dir, and begins where there is none. A checkpoint, or a
+    /// folder of them, goes on in a new folder, unless --run-dir is its own. Any layout will do.
     #[arg(long, value_name = "auto|PATH", help_heading = "Checkpoints")]
     pub resume: Option<String>,
+    /// Pass over the checkpoint of this step where it cannot be read now, or is of another version of the
+    /// format: it may be whole, and is kept under another name. May be given several times.
+    #[arg(
+        long,
+        value_name = "STEP",
+        requires = "resume",
+        help_heading = "Checkpoints"
+    )]
+    pub resume_skip: Vec<u64>,
+    /// Let a run go back to an earlier one of its checkpoints: the later ones get other names, and are
+    /// removed when the first new one is saved.
+    #[arg(long, requires = "resume", help_heading = "Checkpoints")]
+    pub discard_later: bool,
     /// Settings that may be others than those of the checkpoint, such as train.steps. Those that only
     /// say how the work is shared, and what is shown, always may.
     #[arg(
@@ -140,6 +187,13 @@ impl SavingArgs {
     /// Puts what was given into a recipe.
     pub fn apply(&self, recipe: &mut Recipe) {
         let config = &mut recipe.checkpoint;
+        if self.no_save {
+            // What the recipe says of its checkpoints has no meaning any more.
+            *config = CheckpointConfig {
+                save: false,
+                ..CheckpointConfig::default()
+            };
+        }
         config.every = self.save_every.or(config.every);
         config.keep_last = self.keep_last.or(config.keep_last);
         config.keep_every = self.keep_every.or(config.keep_every);
@@ -203,11 +257,16 @@ mod tests {
             config.check().err().map(|error| error.to_string())
         };
         assert_eq!(check(""), None);
+        assert_eq!(check("keep_last = 2"), None);
+        assert_eq!(check("save = false"), None);
         assert_eq!(check("every = 5\nkeep_last = 2\nkeep_every = 10"), None);
         for (text, says) in [
             ("every = 0", "every = 0 makes no sense"),
             ("every = 1\nkeep_last = 0", "keep_last = 0"),
-            ("keep_last = 2", "set checkpoint.every (--save-every)"),
+            (
+                "save = false\nkeep_last = 2",
+                "checkpoint.keep_last is about checkpoints, and none is saved",
+            ),
             (
                 "every = 1\nkeep_every = 2",
                 "set checkpoint.keep_last (--keep-last)",
@@ -217,5 +276,42 @@ mod tests {
             let error = check(text).unwrap();
             assert!(error.contains(says), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_run_that_goes_on_saves_no_less() {
+        let of = |text: &str| toml::from_str::<CheckpointConfig>(text).unwrap();
+        for (recipe, first, both) in [
+            ("", "", ""),
+            ("", "every = 5\nkeep_last = 2", "every = 5\nkeep_last = 2"),
+            ("every = 9", "every = 5", "every = 5"),
+            (
+                "every = 2\nkeep_last = 3",
+                "keep_last = 1",
+                "every = 2\nkeep_last = 3",
+            ),
+            ("save = false", "every = 5", "every = 5"),
+            ("", "save = false", ""),
+        ] {
+            assert_eq!(
+                of(recipe).goes_on(&of(first)),
+                of(both),
+                "{recipe:?} {first:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_is_saved_where_that_is_asked_for() {
+        let mut recipe = Recipe::default();
+        recipe.checkpoint.every = Some(3);
+        let no_save = true;
+        let flags = SavingArgs {
+            no_save,
+            ..SavingArgs::default()
+        };
+        flags.apply(&mut recipe);
+        assert!(!recipe.checkpoint.save);
+        recipe.checkpoint.check().unwrap();
     }
 }

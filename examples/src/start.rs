@@ -1,26 +1,41 @@
 //! Where a run begins: its folder, and the checkpoint that it goes on from.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use burn_megatron::checkpoint::state::RunState;
-use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, TensorSource};
+use burn_megatron::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointFolder, Newest, PassedOver, TensorSource, Unusable,
+};
 use burn_megatron::data::Dataset;
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 
 use crate::changes;
 use crate::cli::PretrainArgs;
+use crate::reading::Reading;
 use crate::recipe::{Error, Recipe};
-
-/// What `--resume` says for the newest checkpoint of the run's own folder.
-const AUTO: &str = "auto";
+use crate::way::Way;
 
 /// Where a run begins, as its first rank decides it.
+pub enum Begun {
+    /// There are steps to make.
+    Run(Box<Start>),
+    /// All were made.
+    Over(Over),
+}
+
+/// Where a run with steps to make begins.
 pub struct Start {
     pub folder: RunFolder,
     /// Whether the folder is that of a run that was interrupted.
     pub goes_on: bool,
     pub from: Option<From>,
+    /// Newer checkpoints, which cannot be used.
+    pub passed: Vec<PassedOver>,
+    /// What takes the place of other settings in the folder, when the first checkpoint was saved with it.
+    pub config: Option<Recipe>,
 }
 
 /// The checkpoint that a run goes on from, as all ranks are told.
@@ -32,143 +47,295 @@ pub struct From {
     pub is_own: bool,
 }
 
-impl Start {
-    /// Finds the checkpoint, checks that it is one of this run, and opens or creates the folder, with the
-    /// recipe in it. What is refused leaves everything as it was.
-    pub fn find(args: &PretrainArgs, recipe: &Recipe, data: &dyn Dataset) -> Result<Self, Error> {
-        let check = |checkpoint: &Checkpoint| {
-            let now = changes::config(recipe, data)?;
-            let allowed = &args.saving.resume_changing;
-            changes::check(
-                &checkpoint.about().config,
-                &now,
-                allowed,
-                &checkpoint.name(),
-            )?;
-            RunState::of(checkpoint)?;
-            Ok(())
-        };
-        let start = match (args.saving.resume.as_deref(), &args.run_dir) {
-            (Some(AUTO), None) => {
-                return Err(
-                    "--resume auto goes on with the newest checkpoint of a run folder; say which \
-                     one with --run-dir"
-                        .into(),
-                );
-            }
-            (Some(AUTO), Some(folder)) if folder.exists() => go_on(folder, check)?,
-            (Some(AUTO) | None, _) => Self {
-                folder: new_folder(args)?,
-                goes_on: false,
-                from: None,
-            },
-            (Some(path), _) => from(Path::new(path), args, check)?,
-        };
-        start.folder.write_config(recipe)?;
-        Ok(start)
-    }
+/// A run that has made all of its steps.
+pub struct Over {
+    from: From,
+    steps: usize,
+}
 
-    /// The steps that the files of the folder are kept to, if they go on.
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, steps } = self;
+        write!(
+            f,
+            "nothing is left to do: the run has made {} of {steps} steps\nthe weights are in {}",
+            from.step,
+            from.path.display()
+        )
+    }
+}
+
+/// What there is, before anything is written.
+struct Found {
+    /// The folder that the run goes on in.
+    folder: Option<RunFolder>,
+    from: Option<From>,
+    passed: Vec<PassedOver>,
+}
+
+impl Start {
+    /// The steps that count of what the files of the folder have, if they go on.
     pub fn kept_steps(&self) -> Option<usize> {
         let step = self.from.as_ref().map_or(0, |from| from.step as usize);
         self.goes_on.then_some(step)
     }
 }
 
-/// Goes on with what is in a run folder, which may be nothing yet.
-fn go_on(path: &Path, check: impl Fn(&Checkpoint) -> Result<(), Error>) -> Result<Start, Error> {
-    let folder = RunFolder::open(path)?;
-    if !folder.config().exists() && path.read_dir()?.next().is_some() {
-        let path = path.display();
-        return Err(format!("{path} is no run folder: it has no config.toml").into());
+/// The beginning of a run, for its first rank.
+pub struct Begin<'a> {
+    args: &'a PretrainArgs,
+    recipe: &'a Recipe,
+    data: &'a dyn Dataset,
+    way: Way<'a>,
+    begun: OnceLock<Begun>,
+}
+
+impl<'a> Begin<'a> {
+    pub fn new(
+        args: &'a PretrainArgs,
+        recipe: &'a Recipe,
+        data: &'a dyn Dataset,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            args,
+            recipe,
+            data,
+            way: Way::of(args)?,
+            begun: OnceLock::new(),
+        })
     }
-    let checkpoints = folder.checkpoints();
-    let (newest, passed) = match checkpoints.exists() {
-        true => CheckpointFolder::open(&checkpoints)?.newest_whole()?,
-        false => (None, vec![]),
-    };
-    for reason in &passed {
-        eprintln!("warning: passed over a checkpoint that is not whole: {reason}");
+
+    /// Finds what can be found at once, and refuses what would be refused later; nothing is written.
+    pub fn check(&self) -> Result<(), Error> {
+        self.find(false).map(drop)
     }
-    if newest.is_none() && !passed.is_empty() {
-        return Err(format!(
-            "no checkpoint in {} is whole; give the run another --run-dir to begin anew",
-            checkpoints.display()
+
+    /// Where the run begins. The first call finds the checkpoint, which may take long, checks that it is
+    /// one of this run, and opens or creates the folder, with the recipe in it. What is refused leaves
+    /// everything as it was, and so does a run that is over.
+    pub fn begun(&self) -> Result<&Begun, Error> {
+        match self.begun.get() {
+            Some(begun) => Ok(begun),
+            None => {
+                let begun = self.begin()?;
+                Ok(self.begun.get_or_init(|| begun))
+            }
+        }
+    }
+
+    fn begin(&self) -> Result<Begun, Error> {
+        let Found {
+            folder,
+            from,
+            passed,
+        } = self.find(true)?;
+        for PassedOver { error, .. } in &passed {
+            eprintln!("warning: passed over a checkpoint that cannot be used: {error}");
+        }
+        let steps = self.recipe.train.steps;
+        if let Some(from) = from.clone().filter(|from| from.step >= steps as u64) {
+            return Ok(Begun::Over(Over { from, steps }));
+        }
+        let goes_on = folder.is_some();
+        let folder = match folder {
+            Some(folder) => folder,
+            None => self.new_folder()?,
+        };
+        let is_new = !folder.config().exists();
+        if is_new {
+            folder.write_config(self.recipe)?;
+        }
+        Ok(Begun::Run(Box::new(Start {
+            folder,
+            goes_on,
+            from,
+            passed,
+            config: (!is_new).then(|| self.recipe.clone()),
+        })))
+    }
+
+    /// Finds the checkpoint; `whole` says whether all of it is read.
+    fn find(&self, whole: bool) -> Result<Found, Error> {
+        match self.way {
+            Way::New => {
+                self.new_name()?;
+                Ok(Found {
+                    folder: None,
+                    from: None,
+                    passed: vec![],
+                })
+            }
+            Way::GoOn(path) => self.go_on(path, whole),
+            Way::From(path) => self.from(path),
+        }
+    }
+
+    /// Checks that a checkpoint is one of this run.
+    fn check_settings(&self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let now = changes::config(self.recipe, self.data)?;
+        let allowed = &self.args.saving.resume_changing;
+        let saved = &checkpoint.about().config;
+        changes::check(saved, &now, allowed, &checkpoint.name())?;
+        RunState::of(checkpoint)?;
+        Ok(())
+    }
+
+    /// Goes on with what is in a run folder, which may be nothing yet.
+    fn go_on(&self, path: &Path, whole: bool) -> Result<Found, Error> {
+        let folder = RunFolder::open(path)?;
+        if !folder.config().exists() && path.read_dir()?.next().is_some() {
+            let path = path.display();
+            return Err(format!("{path} is no run folder: it has no config.toml").into());
+        }
+        let checkpoints = folder.checkpoints();
+        // A link to a disk that is not there is no folder without checkpoints.
+        let Newest { checkpoint, passed } = match checkpoints.symlink_metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Newest::default(),
+            _ => newest(&checkpoints, &self.args.saving.resume_skip, whole)?,
+        };
+        match &checkpoint {
+            Some(checkpoint) => self.check_settings(checkpoint)?,
+            None if !passed.is_empty() => {
+                return Err(format!(
+                    "no checkpoint in {} is whole; give the run another --run-dir to begin anew",
+                    checkpoints.display()
+                )
+                .into());
+            }
+            None if !self.recipe.checkpoint.save => {
+                return Err(format!(
+                    "{} has no checkpoint to go on from: it was to save none (checkpoint.save = false); \
+                     give the run another --run-dir to begin anew",
+                    folder.path().display()
+                )
+                .into());
+            }
+            None => {}
+        }
+        Ok(Found {
+            folder: Some(folder),
+            from: checkpoint.map(|newest| From {
+                path: newest.path().to_path_buf(),
+                step: newest.about().step,
+                is_own: true,
+            }),
+            passed,
+        })
+    }
+
+    /// Goes on from a checkpoint by its path, in its own run folder where that is --run-dir, else in a new
+    /// one.
+    fn from(&self, path: &Path) -> Result<Found, Error> {
+        let below = path.join("checkpoints");
+        let checkpoint = Checkpoint::open(if below.is_dir() { &below } else { path })?;
+        self.check_settings(&checkpoint)?;
+        let mut from = From {
+            path: checkpoint.path().to_path_buf(),
+            step: checkpoint.about().step,
+            is_own: false,
+        };
+        let own = self.args.run_dir.as_ref().filter(|folder| folder.exists());
+        let folder = own.map(|folder| RunFolder::open(folder)).transpose()?;
+        match &folder {
+            None => self.new_name()?,
+            Some(own) => {
+                let checkpoints = own.checkpoints();
+                from.is_own = from.path.canonicalize()?.parent()
+                    == checkpoints.canonicalize().ok().as_deref();
+                if !from.is_own {
+                    return Err(format!(
+                        "the run folder {} is there already, and {} is no checkpoint of it; give a \
+                         --run-dir that is not there yet",
+                        own.path().display(),
+                        from.path.display(),
+                    )
+                    .into());
+                }
+                self.check_later(&checkpoints, &from)?;
+            }
+        }
+        Ok(Found {
+            folder,
+            from: Some(from),
+            passed: vec![],
+        })
+    }
+
+    /// Checks that what would be discarded may be.
+    fn check_later(&self, checkpoints: &Path, from: &From) -> Result<(), Error> {
+        let steps = CheckpointFolder::open(checkpoints)?.steps()?.into_iter();
+        let later = steps.filter(|step| *step > from.step);
+        let later: Vec<_> = later.map(|step| step.to_string()).collect();
+        if later.is_empty() || self.args.saving.discard_later {
+            return Ok(());
+        }
+        Err(format!(
+            "{} has checkpoints of later steps than {}: {}; allow the run to discard them with \
+             --discard-later, or give it another --run-dir, and they stay",
+            checkpoints.display(),
+            from.step,
+            later.join(", "),
         )
-        .into());
+        .into())
     }
-    newest.as_ref().map_or(Ok(()), check)?;
-    Ok(Start {
-        folder,
-        goes_on: true,
-        from: newest.map(|newest| From {
-            path: newest.path().to_path_buf(),
-            step: newest.about().step,
-            is_own: true,
-        }),
+
+    /// Checks that a new folder can have the name that was given.
+    fn new_name(&self) -> Result<(), Error> {
+        let Some(path) = &self.args.run_dir else {
+            return Ok(());
+        };
+        match (
+            path.file_name().and_then(|name| name.to_str()),
+            path.exists(),
+        ) {
+            (None, _) => Err(format!("{} names no folder", path.display()).into()),
+            (_, true) => Err(format!(
+                "the run folder {} is there already; go on with it by --resume auto",
+                path.display()
+            )
+            .into()),
+            (Some(_), false) => Ok(()),
+        }
+    }
+
+    fn new_folder(&self) -> Result<RunFolder, Error> {
+        self.new_name()?;
+        let Some(path) = &self.args.run_dir else {
+            let runs = self.args.runs.as_deref();
+            return Ok(RunFolder::create(runs.unwrap_or(Path::new("runs")), None)?);
+        };
+        let name = path.file_name().and_then(|name| name.to_str());
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        Ok(RunFolder::create(parent.unwrap_or(Path::new(".")), name)?)
+    }
+}
+
+/// The newest checkpoint of a folder; `whole` says whether all of it is read.
+fn newest(checkpoints: &Path, skip: &[u64], whole: bool) -> Result<Newest, Error> {
+    let folder = CheckpointFolder::open(checkpoints)?;
+    let newest = match whole {
+        true => {
+            let mut reading = Reading::default();
+            folder.newest_whole(skip, &mut |checkpoint, bytes| {
+                reading.show(checkpoint, bytes)
+            })
+        }
+        false => folder.newest_complete(skip),
+    };
+    newest.map_err(|error| match &error {
+        CheckpointError::MayBeWhole { step, source } => {
+            let until = match source.unusable() {
+                Unusable::Version => "resume with the program that wrote it",
+                Unusable::Unreadable | Unusable::Corrupt => "resume when it can be read",
+            };
+            format!(
+                "{error}; {until}, or pass over it with --resume-skip {step}, which keeps it under another \
+                 name"
+            )
+            .into()
+        }
+        _ => error.into(),
     })
-}
-
-/// Goes on from a checkpoint by its path, in its own run folder where that is --run-dir, else in a new one.
-fn from(
-    path: &Path,
-    args: &PretrainArgs,
-    check: impl Fn(&Checkpoint) -> Result<(), Error>,
-) -> Result<Start, Error> {
-    let below = path.join("checkpoints");
-    let checkpoint = Checkpoint::open(if below.is_dir() { &below } else { path })?;
-    check(&checkpoint)?;
-    let mut from = From {
-        path: checkpoint.path().to_path_buf(),
-        step: checkpoint.about().step,
-        is_own: false,
-    };
-    let Some(folder) = args.run_dir.as_ref().filter(|folder| folder.exists()) else {
-        return Ok(Start {
-            folder: new_folder(args)?,
-            goes_on: false,
-            from: Some(from),
-        });
-    };
-    let own = RunFolder::open(folder)?;
-    from.is_own =
-        from.path.canonicalize()?.parent() == own.checkpoints().canonicalize().ok().as_deref();
-    match from.is_own {
-        true => Ok(Start {
-            folder: own,
-            goes_on: true,
-            from: Some(from),
-        }),
-        false => Err(format!(
-            "the run folder {} is there already, and {} is no checkpoint of it; give a --run-dir that is \
-             not there yet",
-            folder.display(),
-            from.path.display(),
-        )
-        .into()),
-    }
-}
-
-fn new_folder(args: &PretrainArgs) -> Result<RunFolder, Error> {
-    let Some(path) = &args.run_dir else {
-        return Ok(RunFolder::create(&args.runs, None)?);
-    };
-    let name = path.file_name().and_then(|name| name.to_str());
-    let Some(name) = name else {
-        return Err(format!("{} names no folder", path.display()).into());
-    };
-    if path.exists() {
-        return Err(format!(
-            "the run folder {} is there already; go on with it by --resume auto",
-            path.display()
-        )
-        .into());
-    }
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    Ok(RunFolder::create(
-        parent.unwrap_or(Path::new(".")),
-        Some(name),
-    )?)
 }

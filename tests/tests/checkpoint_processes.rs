@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use burn_megatron::checkpoint::{
-    About, Checkpoint, CheckpointError, CheckpointFolder, Disk, Draft, ElementType, Piece,
+    About, Checkpoint, CheckpointError, CheckpointFolder, Disk, Draft, ElementType, Newest, Piece,
     Retention, Slice, TensorMeta, TensorSource,
 };
 use burn_megatron_test_skip::skipped;
@@ -239,8 +239,8 @@ fn kill_everywhere(before: u64) {
         for name in &published {
             assert_whole(&Checkpoint::open(path.join(name)).unwrap(), 20);
         }
-        let (newest, passed) = folder.newest_whole().unwrap();
-        let newest = newest.map(|newest| format!("step-{:08}", newest.about().step));
+        let Newest { checkpoint, passed } = folder.newest_whole(&[], &mut |_, _| {}).unwrap();
+        let newest = checkpoint.map(|newest| format!("step-{:08}", newest.about().step));
         assert_eq!(newest.as_ref(), published.last());
         assert!(passed.is_empty(), "{passed:?}");
         // What is left of the save does not stand in the way.

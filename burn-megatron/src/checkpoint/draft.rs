@@ -102,7 +102,8 @@ impl Draft {
     }
 
     /// Waits for the parts of all `ranks`, checks that each element was saved once, and makes the
-    /// checkpoint the latest; then removes those that are not to be kept.
+    /// checkpoint the latest; then removes those that are not to be kept, and those that were
+    /// [discarded](CheckpointFolder::discard_after).
     ///
     /// Everything is on the disk before it gets its name. Whenever the process dies, `latest` names a whole
     /// checkpoint: this one or the one before.
@@ -139,6 +140,7 @@ impl Draft {
         disk.sync_folder(self.folder.path())?;
         self.folder.point_to(name)?;
         let removed = self.folder.retain(keep, name);
+        let removed = removed.and_then(|()| self.folder.remove_discarded());
         removed.map_err(|source| CheckpointError::Leftover {
             path: published.clone(),
             source: Box::new(source),

@@ -90,6 +90,27 @@ pub enum CheckpointError {
         /// The one that can be read.
         known: u64,
     },
+    /// The newest checkpoint of a folder, which cannot be used now and may be whole.
+    #[error("the checkpoint of step {step} cannot be used, and may be whole: {source}")]
+    MayBeWhole {
+        /// Its step.
+        step: u64,
+        /// Why it cannot be used.
+        source: Box<CheckpointError>,
+    },
+    /// Checkpoints of later steps, in the folder of a run that goes back.
+    #[error(
+        "{} has checkpoints of later steps than {step}: {}", path.display(),
+        later.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    Later {
+        /// The folder.
+        path: PathBuf,
+        /// The step that the run goes back to.
+        step: u64,
+        /// The later ones.
+        later: Vec<u64>,
+    },
     /// A second run that would write into the same folder.
     #[error(
         "{} is being written by {holder}: give this run another folder, or wait until that one ends",

@@ -1,7 +1,7 @@
 //! A file of a checkpoint that is read where it lies.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -44,6 +44,18 @@ impl DataFile {
                 format!("it has {found} bytes, and was written with {}", self.size),
             )),
         }
+    }
+
+    /// Reads the bytes of a range that lies in the size of the file, without the map: what the disk cannot
+    /// give is an error, where a mapped page that cannot be read ends the process.
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
+        let failed = |error: io::Error| CheckpointError::io("read", &self.path, error);
+        let mut file = File::open(&self.path).map_err(failed)?;
+        self.check_size(file.metadata().map_err(failed)?.len())?;
+        file.seek(SeekFrom::Start(range.start)).map_err(failed)?;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        file.read_exact(&mut bytes).map_err(failed)?;
+        Ok(bytes)
     }
 
     /// The bytes of a range that lies in the size of the file. It may not shrink while they are used.

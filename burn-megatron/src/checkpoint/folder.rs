@@ -58,7 +58,7 @@ pub(super) struct Name {
 }
 
 impl Name {
-    fn parse(name: &str) -> Option<Self> {
+    pub(super) fn parse(name: &str) -> Option<Self> {
         let rest = name.strip_prefix("step-")?;
         let (step, copy) = rest.split_once('-').unwrap_or((rest, "1"));
         let parsed = Self {
@@ -214,27 +214,6 @@ impl CheckpointFolder {
         Ok(Some(name.text()))
     }
 
-    /// The newest checkpoint of which every byte is as it was written, and why newer ones were passed over.
-    /// It reads all of their data.
-    ///
-    /// # Errors
-    ///
-    /// [`CheckpointError::Io`] if the folder cannot be read.
-    pub fn newest_whole(
-        &self,
-    ) -> Result<(Option<Checkpoint>, Vec<CheckpointError>), CheckpointError> {
-        let mut passed = vec![];
-        for name in self.names()?.into_iter().rev() {
-            let checkpoint = Checkpoint::open_at(self.path.join(name.text()));
-            let whole = checkpoint.and_then(|found| found.verify(&mut |_| {}).map(|_| found));
-            match whole {
-                Ok(found) => return Ok((Some(found), passed)),
-                Err(error) => passed.push(error),
-            }
-        }
-        Ok((None, passed))
-    }
-
     /// Begins a save; one rank does, and tells the others the [name](Draft::name). What killed saves left
     /// behind goes. No other run can write here until the draft is published or dropped.
     ///
@@ -312,36 +291,24 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Removes the checkpoints of later steps, of which a run that has gone back to this one knows nothing;
-    /// gives their steps. `latest` then names the newest that is left.
-    ///
-    /// # Errors
-    ///
-    /// [`CheckpointError::Locked`], [`CheckpointError::Io`].
-    pub fn remove_after(&self, step: u64) -> Result<Vec<u64>, CheckpointError> {
-        let _lock = self.lock()?;
-        let names = self.names()?;
-        let (kept, gone): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name.step <= step);
-        // First the pointer, so that it never points to nothing.
+    /// Lets `latest` name what is left when others lose their names; nothing is left if `None`.
+    pub(super) fn point_to_newest(&self, left: Option<Name>) -> Result<(), CheckpointError> {
         let pointer = self.path.join(LATEST);
-        match kept.last() {
-            _ if gone.is_empty() => {}
-            Some(last) => self.point_to(*last)?,
-            None if pointer.exists() => self.disk.remove_file(&pointer)?,
-            None => {}
+        match left {
+            Some(name) => self.point_to(name),
+            None if pointer.exists() => self.disk.remove_file(&pointer),
+            None => Ok(()),
         }
-        for name in &gone {
-            self.remove(*name)?;
-        }
-        let mut gone: Vec<_> = gone.into_iter().map(|name| name.step).collect();
-        gone.dedup();
-        Ok(gone)
+    }
+
+    fn remove(&self, name: Name) -> Result<(), CheckpointError> {
+        self.remove_named(&name.text())
     }
 
     /// Under another name first, so that a half is never taken for a checkpoint.
-    fn remove(&self, name: Name) -> Result<(), CheckpointError> {
-        let from = self.path.join(name.text());
-        let to = self.path.join(format!("{REMOVED}{}", name.text()));
+    pub(super) fn remove_named(&self, name: &str) -> Result<(), CheckpointError> {
+        let from = self.path.join(name);
+        let to = self.path.join(format!("{REMOVED}{name}"));
         self.disk.rename(&from, &to)?;
         self.disk.remove_folder(&to)
     }

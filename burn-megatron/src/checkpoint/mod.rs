@@ -16,12 +16,16 @@
 //!     part-00001.safetensors    what rank 1 wrote
 //! ```
 //!
+//! What a run [passed over](CheckpointFolder::newest_whole) is kept under another name,
+//! `step-00000100.unreadable-corrupt`, and never removed.
+//!
 //! Saving takes three calls. One rank [begins](CheckpointFolder::begin) a [`Draft`], all
 //! [join](CheckpointFolder::join) it and [write](Draft::write_part) what they hold, one
 //! [publishes](Draft::publish) it. A [`Checkpoint`] reads any box of any tensor, and no more of the files
 //! than that needs.
 
 mod about;
+mod aside;
 mod checksum;
 mod compare;
 mod coverage;
@@ -33,6 +37,7 @@ mod folder;
 mod header;
 mod held;
 mod manifest;
+mod newest;
 mod part;
 mod part_file;
 mod reader;
@@ -46,6 +51,7 @@ mod verify;
 mod weights;
 
 pub use about::{About, Retention};
+pub use aside::Aside;
 pub use checksum::{CHUNK, Checksum};
 pub use compare::{Comparison, TensorDifference, compare};
 pub use disk::{Disk, Operation};
@@ -58,6 +64,7 @@ pub use header::{
 };
 pub use held::{Held, held};
 pub use manifest::{FileEntry, Manifest, ObjectEntry, PieceEntry, TensorEntry};
+pub use newest::{Newest, PassedOver, Unusable};
 pub use part::Piece;
 pub(crate) use part_file::Entry;
 pub use reader::Checkpoint;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,15 +48,34 @@ impl<'a> Stored<'a> {
         (self.size - start).min(CHUNK as u64)
     }
 
+    /// Where the bytes of a chunk lie.
+    fn range(&self, chunk: usize) -> Range<u64> {
+        let begin = self.begin + chunk as u64 * CHUNK as u64;
+        begin..begin + self.size_of(chunk)
+    }
+
     /// The bytes of a chunk.
     pub fn chunk(&self, chunk: usize) -> Result<&'a [u8], CheckpointError> {
-        let begin = self.begin + chunk as u64 * CHUNK as u64;
-        self.file.bytes(begin..begin + self.size_of(chunk))
+        self.file.bytes(self.range(chunk))
     }
 
     /// Compares a chunk with its checksum.
     pub fn check(&self, chunk: usize, name: impl Fn() -> String) -> Result<(), CheckpointError> {
-        match Checksum::of(self.chunk(chunk)?) == self.checksums[chunk] {
+        self.compare(self.chunk(chunk)?, chunk, name)
+    }
+
+    /// Reads a chunk without the map, and compares it with its checksum.
+    pub fn verify(&self, chunk: usize, name: impl Fn() -> String) -> Result<(), CheckpointError> {
+        self.compare(&self.file.read(self.range(chunk))?, chunk, name)
+    }
+
+    fn compare(
+        &self,
+        bytes: &[u8],
+        chunk: usize,
+        name: impl Fn() -> String,
+    ) -> Result<(), CheckpointError> {
+        match Checksum::of(bytes) == self.checksums[chunk] {
             true => Ok(()),
             false => Err(CheckpointError::Checksum {
                 path: self.file.path().to_path_buf(),

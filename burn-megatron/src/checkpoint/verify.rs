@@ -73,7 +73,7 @@ impl Checkpoint {
         for batch in chunks.chunks(BATCH) {
             let check = |chunk: &Chunk| {
                 let name = || chunk.name.clone();
-                chunk.stored.check(chunk.number, name).err()
+                chunk.stored.verify(chunk.number, name).err()
             };
             faults.par_extend(batch.par_iter().filter_map(check));
             let sizes = batch.iter().map(|chunk| chunk.stored.size_of(chunk.number));
@@ -110,7 +110,7 @@ impl Checkpoint {
     /// Compares the header of a file, which other programs read, with its checksum and the manifest.
     fn check_header(&self, number: usize, entry: &FileEntry) -> Result<(), CheckpointError> {
         let file = &self.files()[number];
-        let bytes = file.bytes(0..entry.header)?;
+        let bytes = &file.read(0..entry.header)?;
         let corrupt = |what: String| CheckpointError::corrupt(file.path(), what);
         if Checksum::of(bytes) != entry.checksum {
             return Err(corrupt(

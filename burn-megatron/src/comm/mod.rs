@@ -55,7 +55,7 @@ mod threads;
 mod world;
 
 pub use buffer::{Buffer, BufferError, DType, Element};
-pub use bytes::{all_gather_bytes, broadcast_bytes};
+pub use bytes::{all_gather_bytes, broadcast_bytes, broadcast_made};
 pub use call::{Call, ReduceOp};
 pub use communicator::{Communicator, Group};
 pub use device::{DevicePending, OnDevice};

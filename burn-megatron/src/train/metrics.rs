@@ -2,7 +2,8 @@
 //!
 //! Two files keep apart what must repeat and what cannot: [`MetricsLog`] writes numbers that are
 //! the same, byte for byte, in every run of one layout with one seed; [`TimingsLog`] writes what
-//! depends on the clock.
+//! depends on the clock. Both only ever grow: a run that goes on from a checkpoint writes a line of the
+//! kind `resumed`, and what it makes again counts in place of what stands before.
 //!
 //! JSON has no NaN and no infinity. Such a number is written as one of the strings `"NaN"`, `"inf"`
 //! and `"-inf"`, and read back as what it was; a loss that diverged can still be plotted and
@@ -91,15 +92,43 @@ pub struct SaveTiming {
     pub stall_seconds: f64,
 }
 
+/// Where a run went on: after `step` updates. It says that what stands before it of later steps counts no
+/// more.
+#[derive(Serialize, Deserialize)]
+struct Marker {
+    kind: MarkerKind,
+    step: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum MarkerKind {
+    Resumed,
+}
+
 /// One line of a file of timings.
 #[derive(Deserialize)]
 #[serde(untagged)]
+#[expect(dead_code, reason = "they are read to see that they are ours")]
 enum Timing {
     Save(SaveTiming),
     Step(StepTiming),
+    Resumed(Marker),
 }
 
-/// One line of a metrics file; the field `kind` says which.
+/// One line of a metrics file.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum Line {
+    Step(StepMetrics),
+    HeldOut(HeldOutMetrics),
+    /// A [`Marker`].
+    Resumed {
+        step: usize,
+    },
+}
+
+/// One record of a metrics file; the field `kind` says which.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {
@@ -163,11 +192,11 @@ impl MetricsLog {
         })
     }
 
-    /// Goes on with a file whose run was interrupted, from the checkpoint after `updates` updates.
+    /// Goes on with the file of an interrupted run, from the checkpoint after `updates` updates.
     ///
-    /// What the interrupted run wrote later than that is cut off, a torn last line included, so
-    /// that the finished file equals that of a run without interruption. Training steps before
-    /// `updates` and held-out losses up to `updates` stay, and are not written again.
+    /// Nothing is cut: a marker, `{"kind":"resumed","step":updates}`, says that what was written before
+    /// of later steps counts no more, and [`read_metrics`] leaves it out; so it gives what it gives of a
+    /// run without interruption. A last line that an interruption has torn is ended first.
     ///
     /// # Errors
     ///
@@ -175,18 +204,13 @@ impl MetricsLog {
     /// ours.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
-        let (mut kept, mut held_out) = (0, None);
-        for (record, end) in lines(path, &text) {
-            match record? {
-                Record::Step(metrics) if metrics.step < updates => {}
-                Record::HeldOut(metrics) if metrics.step <= updates => {
-                    held_out = Some(metrics.step);
-                }
-                Record::Step(_) | Record::HeldOut(_) => break,
-            }
-            kept = end;
-        }
-        let lines = JsonLines::reopen(path, kept as u64)?;
+        let mut records = records(path, &text, true)?;
+        go_back(&mut records, updates);
+        let held_out = records.iter().rev().find_map(|record| match record {
+            Record::HeldOut(metrics) => Some(metrics.step),
+            Record::Step(_) => None,
+        });
+        let lines = JsonLines::resume(path, &text, updates)?;
         Ok(Self { lines, held_out })
     }
 
@@ -226,8 +250,8 @@ impl TimingsLog {
         JsonLines::create(path).map(Self)
     }
 
-    /// Goes on with the file of an interrupted run, from the checkpoint after `updates` updates. What
-    /// it wrote later than that is cut off, a torn last line included.
+    /// Goes on with the file of an interrupted run, from the checkpoint after `updates` updates, with a
+    /// marker as that of [`MetricsLog::resume`]: what was written before of later steps was made again.
     ///
     /// # Errors
     ///
@@ -235,18 +259,10 @@ impl TimingsLog {
     /// ours.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
-        let mut kept = 0;
-        for (timing, end) in lines::<Timing>(path, &text) {
-            let stays = match timing? {
-                Timing::Save(save) => save.saved_step <= updates as u64,
-                Timing::Step(step) => step.step < updates,
-            };
-            if !stays {
-                break;
-            }
-            kept = end;
+        for line in lines::<Timing>(path, &text, true) {
+            line?;
         }
-        JsonLines::reopen(path, kept as u64).map(Self)
+        JsonLines::resume(path, &text, updates).map(Self)
     }
 
     /// Appends one step.
@@ -268,34 +284,70 @@ impl TimingsLog {
     }
 }
 
-/// All records of a metrics file, in order. A last line without an end, torn by an interruption, is
-/// left out.
+/// All records of a metrics file that count, in order: where a run went on from a checkpoint, those of the
+/// steps that it made again are left out. A line that an interruption has torn is left out too: a last one
+/// without an end, and one before a marker.
 ///
 /// # Errors
 ///
 /// [`MetricsError::Io`] or [`MetricsError::BadLine`].
 pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
-    lines(path, &read(path)?)
-        .map(|(record, _)| record)
-        .collect()
+    records(path, &read(path)?, false)
 }
 
-/// The records of `text` and the byte at which the line of each ends.
-fn lines<'a, T: DeserializeOwned>(
+/// The records of `text` that its markers leave.
+fn records(path: &Path, text: &str, resumes: bool) -> Result<Vec<Record>, MetricsError> {
+    let mut records = vec![];
+    for line in lines(path, text, resumes) {
+        match line? {
+            Line::Step(metrics) => records.push(Record::Step(metrics)),
+            Line::HeldOut(metrics) => records.push(Record::HeldOut(metrics)),
+            Line::Resumed { step } => go_back(&mut records, step),
+        }
+    }
+    Ok(records)
+}
+
+/// Leaves what a run knows that goes on after `updates` updates: training steps before, and held-out losses
+/// up to then.
+fn go_back(records: &mut Vec<Record>, updates: usize) {
+    records.retain(|record| match record {
+        Record::Step(metrics) => metrics.step < updates,
+        Record::HeldOut(metrics) => metrics.step <= updates,
+    });
+}
+
+/// The lines of `text`, but for torn ones. A last one without an end is looked at only where a run
+/// `resumes`, as its marker will follow it: whole, it counts then.
+fn lines<'a, T: DeserializeOwned + 'a>(
     path: &'a Path,
     text: &'a str,
-) -> impl Iterator<Item = (Result<T, MetricsError>, usize)> + 'a {
-    let lines = text
+    resumes: bool,
+) -> impl Iterator<Item = Result<T, MetricsError>> + 'a {
+    let mut lines = text
         .split_inclusive('\n')
-        .filter(|line| line.ends_with('\n'));
-    lines.enumerate().scan(0, move |end, (number, line)| {
-        *end += line.len();
-        let record = serde_json::from_str(line).map_err(|source| MetricsError::BadLine {
-            path: path.to_path_buf(),
-            line: number + 1,
-            source,
-        });
-        Some((record, *end))
+        .filter(move |line| resumes || line.ends_with('\n'))
+        .enumerate()
+        .peekable();
+    std::iter::from_fn(move || {
+        loop {
+            let (number, line) = lines.next()?;
+            let source = match serde_json::from_str(line) {
+                Ok(record) => return Some(Ok(record)),
+                Err(source) => source,
+            };
+            let is_torn = match lines.peek() {
+                Some((_, next)) => serde_json::from_str::<Marker>(next).is_ok(),
+                None => !line.ends_with('\n'),
+            };
+            if !is_torn {
+                return Some(Err(MetricsError::BadLine {
+                    path: path.to_path_buf(),
+                    line: number + 1,
+                    source,
+                }));
+            }
+        }
     })
 }
 
@@ -329,21 +381,35 @@ impl JsonLines {
         })
     }
 
-    /// Opens an existing file and cuts it to `length` bytes.
-    fn reopen(path: &Path, length: u64) -> Result<Self, MetricsError> {
+    /// Opens an existing file, with this text, and says that what follows goes on after `updates` updates.
+    fn resume(path: &Path, text: &str, updates: usize) -> Result<Self, MetricsError> {
         let file = OpenOptions::new().append(true).open(path);
-        let file = file.map_err(|source| io_error("open", path, source))?;
-        file.set_len(length)
-            .map_err(|source| io_error("truncate", path, source))?;
-        Ok(Self {
-            file,
+        let mut lines = Self {
+            file: file.map_err(|source| io_error("open", path, source))?,
             path: path.to_path_buf(),
-        })
+        };
+        // Where a line was torn its end comes first, in the same write.
+        let is_torn = !text.is_empty() && !text.ends_with('\n');
+        let end = if is_torn { &b"\n"[..] } else { &[] };
+        let kind = MarkerKind::Resumed;
+        lines.write_after(
+            end,
+            &Marker {
+                kind,
+                step: updates,
+            },
+        )?;
+        Ok(lines)
     }
 
     fn write(&mut self, record: &impl Serialize) -> Result<(), MetricsError> {
+        self.write_after(&[], record)
+    }
+
+    fn write_after(&mut self, before: &[u8], record: &impl Serialize) -> Result<(), MetricsError> {
         let failed = |source| io_error("write to", &self.path, source);
-        let mut line = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
+        let mut line = before.to_vec();
+        serde_json::to_writer(&mut line, record).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
         // One unbuffered write: the line is flushed when it returns.
         self.file.write_all(&line).map_err(failed)

@@ -90,27 +90,46 @@ fn what_is_not_finite_is_valid_json_and_comes_back() {
 }
 
 #[test]
-fn a_resumed_file_equals_an_uninterrupted_one() {
+fn a_resumed_file_reads_as_an_uninterrupted_one_and_keeps_every_byte() {
     let folder = TestFolder::new("metrics-resume");
     let whole = folder.path().join("whole.jsonl");
     run(&mut MetricsLog::create(&whole).expect("new"), 0, 8);
-    let whole = std::fs::read(whole).expect("readable");
+    let whole = read_metrics(&whole).expect("readable");
 
-    for checkpoint in 0..=6 {
-        let path = folder.path().join(format!("resumed-{checkpoint}.jsonl"));
-        run(&mut MetricsLog::create(&path).expect("new"), 0, 6);
-        let mut torn = OpenOptions::new().append(true).open(&path).expect("there");
-        torn.write_all(b"{\"kind\":\"st").expect("writable");
-        run(
-            &mut MetricsLog::resume(&path, checkpoint).expect("ours"),
-            checkpoint,
-            8,
-        );
-        assert_eq!(
-            std::fs::read(&path).expect("readable"),
-            whole,
-            "from {checkpoint}"
-        );
+    for torn in ["", "{\"kind\":\"st", "\0\0\0"] {
+        for checkpoint in 0..=6 {
+            let name = format!("resumed-{}-{checkpoint}.jsonl", torn.len());
+            let path = folder.path().join(name);
+            run(&mut MetricsLog::create(&path).expect("new"), 0, 6);
+            let mut file = OpenOptions::new().append(true).open(&path).expect("there");
+            file.write_all(torn.as_bytes()).expect("writable");
+            let mut before = std::fs::read(&path).expect("readable");
+            // Once more, before the first step was made.
+            drop(MetricsLog::resume(&path, checkpoint).expect("ours"));
+            let mut log = MetricsLog::resume(&path, checkpoint).expect("ours");
+            run(&mut log, checkpoint, 8);
+            assert_eq!(read_metrics(&path).expect("ours"), whole, "{checkpoint}");
+            let after = std::fs::read(&path).expect("readable");
+            let marker = format!("{{\"kind\":\"resumed\",\"step\":{checkpoint}}}\n");
+            let end = if torn.is_empty() { "" } else { "\n" };
+            before.extend([end, &marker, &marker].concat().bytes());
+            assert!(after.starts_with(&before), "{torn} {checkpoint}");
+        }
+    }
+}
+
+/// Only what an interruption can have torn is left out.
+#[test]
+fn a_bad_line_is_an_error_wherever_no_marker_follows() {
+    let folder = TestFolder::new("metrics-bad");
+    let path = folder.path().join("metrics.jsonl");
+    run(&mut MetricsLog::create(&path).expect("new"), 0, 2);
+    let whole = std::fs::read_to_string(&path).expect("readable");
+    let middle = whole.replacen("step", "st", 2);
+    for bad in [middle, format!("{whole}half\n")] {
+        folder.write("metrics.jsonl", bad);
+        assert!(read_metrics(&path).is_err());
+        assert!(MetricsLog::resume(&path, 1).is_err());
     }
 }
 
@@ -155,14 +174,13 @@ fn timings_stand_in_their_own_file() {
         format!("{line}\n")
     );
 
-    // A step and a checkpoint that are gone again, and a torn line.
+    // A step and a checkpoint that are made again, and a torn line: all of it stays.
     let save = r#"{"saved_step":1,"bytes":12,"seconds":0.25,"stall_seconds":0.125}"#;
     let later = line.replace(r#""step":0"#, r#""step":1"#);
     let gone = save.replace(":1,", ":2,");
-    folder.write(
-        "timings.jsonl",
-        format!("{line}\n{save}\n{later}\n{gone}\n{{\"step\":"),
-    );
+    let before = format!("{line}\n{save}\n{later}\n{gone}\n{{\"step\":");
+    folder.write("timings.jsonl", &before);
+    drop(TimingsLog::resume(&path, 1).expect("ours"));
     let mut log = TimingsLog::resume(&path, 1).expect("ours");
     let next = StepTiming { step: 1, ..timing };
     log.step(&next).expect("writable");
@@ -173,10 +191,13 @@ fn timings_stand_in_their_own_file() {
         stall_seconds: 0.125,
     };
     log.save(&saved).expect("writable");
+    let marker = r#"{"kind":"resumed","step":1}"#;
     assert_eq!(
         std::fs::read_to_string(&path).expect("readable"),
-        format!("{line}\n{save}\n{later}\n{gone}\n")
+        format!("{before}\n{marker}\n{marker}\n{later}\n{gone}\n")
     );
+    folder.write("timings.jsonl", "{\"kind\":\"other\"}\n");
+    assert!(TimingsLog::resume(&path, 0).is_err());
 }
 
 #[test]

@@ -106,11 +106,38 @@ impl RunFolder {
     /// [`RunFolderError::Config`] for a value that TOML has no form for; [`RunFolderError::Io`].
     pub fn write_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
         let path = self.config();
-        let text = toml::to_string_pretty(config).map_err(|source| RunFolderError::Config {
-            path: path.clone(),
-            source,
-        })?;
+        let text = self.text_of(config)?;
         fs::write(&path, text).map_err(|source| io_error("write", &path, source))
+    }
+
+    /// Writes the configuration of a run that goes on, in place of the one before, which is kept as
+    /// `config-1.toml`, the next as `config-2.toml`. The same is not written again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::write_config`].
+    pub fn replace_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
+        let (path, text) = (self.config(), self.text_of(config)?);
+        let failed = |source| io_error("replace", &path, source);
+        let before = fs::read(&path).map_err(failed)?;
+        if before == text.as_bytes() {
+            return Ok(());
+        }
+        let numbered = |number| self.path.join(format!("config-{number}.toml"));
+        let free = (1..).map(numbered).find(|path| !path.exists());
+        let kept = free.expect("numbers do not end");
+        fs::write(&kept, before).map_err(|source| io_error("write", &kept, source))?;
+        // There is always a whole one.
+        let new = self.path.join(".config.toml.new");
+        fs::write(&new, text).map_err(|source| io_error("write", &new, source))?;
+        fs::rename(&new, &path).map_err(failed)
+    }
+
+    fn text_of(&self, config: &impl Serialize) -> Result<String, RunFolderError> {
+        toml::to_string_pretty(config).map_err(|source| RunFolderError::Config {
+            path: self.config(),
+            source,
+        })
     }
 
     /// The folder itself.
@@ -268,6 +295,15 @@ mod tests {
             toml::from_str::<BTreeMap<String, i32>>(&text).expect("TOML")["seq"],
             128
         );
+        let longer = BTreeMap::from([("steps", 20)]);
+        run.replace_config(&config).expect("the same");
+        run.replace_config(&longer).expect("writes");
+        run.replace_config(&config).expect("writes");
+        let read = |name| fs::read_to_string(run.path().join(name)).expect("there");
+        assert_eq!(read("config.toml"), text);
+        assert_eq!(read("config-1.toml"), text);
+        assert_eq!(read("config-2.toml"), "steps = 20\n");
+        assert_eq!(run.path().read_dir().expect("there").count(), 3);
         assert!(matches!(
             run.write_config(&3),
             Err(RunFolderError::Config { .. })

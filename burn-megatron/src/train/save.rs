@@ -11,8 +11,8 @@ use indicatif::DecimalBytes;
 
 use crate::checkpoint::state::{Snapshot, StateError, agree};
 use crate::checkpoint::{
-    About, Checkpoint, CheckpointError, CheckpointFolder, Draft, Entry, FolderLock, Retention,
-    TensorSource,
+    About, Checkpoint, CheckpointError, CheckpointFolder, Draft, Entry, FolderLock, PassedOver,
+    Retention, TensorSource,
 };
 use crate::comm::{Communicator, Groups, broadcast_bytes};
 
@@ -146,18 +146,35 @@ impl Saver {
         &self.saving
     }
 
-    /// Removes the checkpoints of later steps, of which a run that has gone back to this one knows
-    /// nothing; every rank must come.
+    /// Makes the folder ready for a run that goes on in it from `step`; every rank must come, and the
+    /// first one says what was passed over. That is [set aside](CheckpointFolder::set_aside); checkpoints of
+    /// later steps are [discarded](CheckpointFolder::discard_after) where `discard_later` allows it.
     ///
     /// # Errors
     ///
-    /// [`StateError`] where they cannot be removed.
-    pub fn forget_after(&self, step: u64) -> Result<(), StateError> {
-        let forgotten = match self.world.rank() {
-            0 => self.folder.remove_after(step).map(|_| ()),
+    /// [`StateError`] where there are later ones and they may not be discarded, and for names that cannot
+    /// be changed.
+    pub fn go_on_from(
+        &self,
+        step: u64,
+        passed: &[PassedOver],
+        discard_later: bool,
+    ) -> Result<(), StateError> {
+        let ready = || {
+            self.folder.set_aside(passed)?;
+            let steps = self.folder.steps()?.into_iter();
+            let later: Vec<_> = steps.filter(|later| *later > step).collect();
+            if !later.is_empty() && !discard_later {
+                let path = self.folder.path().to_path_buf();
+                return Err(CheckpointError::Later { path, step, later });
+            }
+            self.folder.discard_after(step).map(drop)
+        };
+        let ready = match self.world.rank() {
+            0 => ready(),
             _ => Ok(()),
         };
-        agree(forgotten.map_err(StateError::from), &*self.world)
+        agree(ready.map_err(StateError::from), &*self.world)
     }
 
     /// Whether a checkpoint is due after so many steps.

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, TensorEntry};
+use burn_megatron::checkpoint::{
+    Aside, Checkpoint, CheckpointError, CheckpointFolder, TensorEntry,
+};
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 
 use super::args::InspectArgs;
 use super::{bytes_of, count};
+use crate::header::describe_aside;
 use crate::recipe::Error;
 
 /// Prints what a checkpoint has.
 pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
-    let checkpoint = Checkpoint::open(&args.path)?;
+    let checkpoint = Checkpoint::open(&args.path).map_err(none_but_aside)?;
     match args.json {
         true => println!("{}", as_json(&checkpoint)?),
         false => print!("{}", text(&checkpoint, args.tensors)),
@@ -45,6 +48,8 @@ fn text(checkpoint: &Checkpoint, with_tensors: bool) -> String {
     if !others.is_empty() {
         lines.push(format!("beside it   step {}", others.join(", ")));
     }
+    let aside = aside(checkpoint).into_iter();
+    lines.extend(aside.map(|aside| format!("aside       {}", describe_aside(&aside))));
     lines.push(String::new());
     lines.extend(groups(checkpoint));
     if with_tensors {
@@ -54,11 +59,35 @@ fn text(checkpoint: &Checkpoint, with_tensors: bool) -> String {
     lines.join("\n") + "\n"
 }
 
+/// A folder without a checkpoint, with what was set aside in it.
+fn none_but_aside(error: CheckpointError) -> Error {
+    let CheckpointError::NoCheckpoint { path, .. } = &error else {
+        return error.into();
+    };
+    let aside = CheckpointFolder::open(path).and_then(|folder| folder.aside());
+    let aside = aside.unwrap_or_default().into_iter();
+    let aside: Vec<_> = aside.map(|aside| describe_aside(&aside)).collect();
+    match aside.is_empty() {
+        true => error.into(),
+        false => format!("{error}; set aside are {}", aside.join("; ")).into(),
+    }
+}
+
+/// The folder that the checkpoint lies in.
+fn folder_of(checkpoint: &Checkpoint) -> Option<CheckpointFolder> {
+    let parent = checkpoint.path().parent();
+    parent.and_then(|parent| CheckpointFolder::open(parent).ok())
+}
+
+/// What was set aside in the same folder.
+fn aside(checkpoint: &Checkpoint) -> Vec<Aside> {
+    let aside = folder_of(checkpoint).and_then(|folder| folder.aside().ok());
+    aside.unwrap_or_default()
+}
+
 /// The steps of the other checkpoints in the same folder.
 fn others(checkpoint: &Checkpoint) -> Vec<String> {
-    let parent = checkpoint.path().parent();
-    let folder = parent.and_then(|parent| CheckpointFolder::open(parent).ok());
-    let steps = folder.and_then(|folder| folder.steps().ok());
+    let steps = folder_of(checkpoint).and_then(|folder| folder.steps().ok());
     let steps = steps.unwrap_or_default().into_iter();
     let others = steps.filter(|step| *step != checkpoint.about().step);
     others.map(|step| step.to_string()).collect()
@@ -133,6 +162,8 @@ fn as_json(checkpoint: &Checkpoint) -> Result<String, Error> {
     let objects = objects.map(|object| json!({"key": object.key, "bytes": object.size}));
     let files = manifest.files.iter();
     let files = files.map(|file| json!({"name": file.name, "bytes": file.size}));
+    let aside = aside(checkpoint).into_iter();
+    let aside = aside.map(|aside| json!({"path": aside.path, "bytes": aside.bytes}));
     let value = json!({
         "path": checkpoint.path(),
         "about": manifest.about,
@@ -142,6 +173,7 @@ fn as_json(checkpoint: &Checkpoint) -> Result<String, Error> {
         "files": files.collect::<Vec<_>>(),
         "tensors": tensors.collect::<Vec<_>>(),
         "objects": objects.collect::<Vec<_>>(),
+        "aside": aside.collect::<Vec<_>>(),
     });
     Ok(serde_json::to_string_pretty(&value)?)
 }

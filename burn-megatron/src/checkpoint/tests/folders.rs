@@ -61,49 +61,6 @@ fn a_step_is_saved_again_without_touching_the_first() {
 }
 
 #[test]
-fn going_back_removes_what_came_later() {
-    let held = scratch();
-    let path = held.path();
-    let folder = CheckpointFolder::create(path).unwrap();
-    for step in 1..=4 {
-        save(&folder, step, &Retention::default());
-    }
-    assert!(folder.remove_after(4).unwrap().is_empty());
-    assert_eq!(folder.remove_after(2).unwrap(), [3, 4]);
-    assert_eq!(folder.latest().unwrap().unwrap().about().step, 2);
-    assert_eq!(folder.remove_after(0).unwrap(), [1, 2]);
-    assert!(folder.latest().unwrap().is_none());
-}
-
-#[test]
-fn the_newest_whole_one_is_found() {
-    let held = scratch();
-    let path = held.path();
-    let folder = CheckpointFolder::create(path).unwrap();
-    assert!(folder.newest_whole().unwrap().0.is_none());
-    for step in [1, 2, 3, 4] {
-        save(&folder, step, &Retention::default());
-    }
-    fs::remove_file(path.join("step-00000004/manifest.json")).unwrap();
-    let file = path.join("step-00000003/part-00001.safetensors");
-    let mut bytes = fs::read(&file).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(&file, bytes).unwrap();
-    let (found, passed) = folder.newest_whole().unwrap();
-    assert_eq!(found.unwrap().about().step, 2);
-    let passed: Vec<_> = passed.iter().map(ToString::to_string).collect();
-    assert!(
-        passed[0].contains("step-00000004/manifest.json"),
-        "{passed:?}"
-    );
-    assert!(passed[1].contains("step-00000003/part-00001"), "{passed:?}");
-    assert!(
-        passed[1].contains("chunk 1 of 1 of object/rank 1"),
-        "{passed:?}"
-    );
-}
-
-#[test]
 fn a_pointer_to_nothing_is_named() {
     let held = scratch();
     let path = held.path();

@@ -1,5 +1,6 @@
 //! Checkpoints as files: what comes back, and what is said of files that are not as they were written.
 
+mod aside;
 mod faults;
 mod folders;
 mod manifests;

@@ -1,185 +1,13 @@
 //! `burn-megatron pretrain` that is ended in the middle, and goes on as if it had not been.
 #![cfg(unix)]
 
-use std::collections::BTreeMap;
+mod kept;
+mod stage;
+
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-const RECIPE: &str = r#"
-[model]
-layers = 2
-hidden = 16
-heads = 4
-context = 16
-dropout = 0.1
-
-[train]
-micro_batch_size = 2
-global_batch_size = 8
-held_out_samples = 8
-steps = 60
-evaluate_every = 25
-learning_rate = 1e-3
-warmup_steps = 2
-
-[sample]
-prompt = "fn"
-tokens = 4
-
-[checkpoint]
-every = 10
-keep_last = 2
-"#;
-
-const SAME: [&str; 4] = ["--dp", "2", "--zero-stage", "1"];
-
-/// A folder of one test, gone with it.
-struct Stage(PathBuf);
-
-impl Stage {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("resume-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(folder.join("text")).unwrap();
-        fs::write(folder.join("recipe.toml"), RECIPE).unwrap();
-        for file in 0..4 {
-            let text = format!("fn number_{file}() -> usize {{ {file} }}\n").repeat(40);
-            fs::write(folder.join(format!("text/{file}.rs")), text).unwrap();
-        }
-        Self(folder)
-    }
-
-    fn command(&self, run: &str, flags: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-        let path = |name: &str| self.0.join(name);
-        command
-            .arg("pretrain")
-            .arg("--recipe")
-            .arg(path("recipe.toml"));
-        command.arg("--data").arg(path("text"));
-        command.arg("--run-dir").arg(path(run));
-        command.args(["--compute-threads", "1", "--deadline", "60"]);
-        command.args(flags);
-        command
-    }
-
-    /// Runs to the end.
-    fn run(&self, run: &str, flags: &[&str]) -> Output {
-        self.command(run, flags).output().unwrap()
-    }
-
-    fn succeeds(&self, run: &str, flags: &[&str]) -> String {
-        let output = self.run(run, flags);
-        assert!(output.status.success(), "{}", text(&output));
-        text(&output)
-    }
-
-    /// It is refused in one line, before anything starts and before anything is written.
-    fn fails(&self, run: &str, flags: &[&str], says: &str) {
-        let before = self.files(run);
-        let said = self.fails_somewhere(run, flags, says);
-        assert!(said.starts_with("error: "), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert_eq!(self.files(run), before);
-    }
-
-    /// It fails, perhaps on its ranks.
-    fn fails_somewhere(&self, run: &str, flags: &[&str], says: &str) -> String {
-        let output = self.run(run, flags);
-        let said = text(&output);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(says), "{says}: {said}");
-        said
-    }
-
-    /// The files of a run, with their contents; none where there is no run.
-    fn files(&self, run: &str) -> BTreeMap<PathBuf, Vec<u8>> {
-        let (mut files, mut folders) = (BTreeMap::new(), vec![self.0.join(run)]);
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).into_iter().flatten() {
-                let path = entry.unwrap().path();
-                match fs::read(&path) {
-                    Ok(bytes) => drop(files.insert(path, bytes)),
-                    Err(_) => folders.push(path),
-                }
-            }
-        }
-        files
-    }
-
-    /// Begins, and sends a signal when so many steps are in the metrics.
-    fn interrupt(&self, run: &str, flags: &[&str], steps: usize, signal: i32) -> Output {
-        let mut command = self.command(run, flags);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = child.spawn().unwrap();
-        let begun = Instant::now();
-        while self.steps(run) < steps {
-            assert!(begun.elapsed() < Duration::from_secs(120), "no steps");
-            assert!(child.try_wait().unwrap().is_none(), "it ended too early");
-            sleep(Duration::from_millis(2));
-        }
-        send(&child, signal);
-        child.wait_with_output().unwrap()
-    }
-
-    fn steps(&self, run: &str) -> usize {
-        let text = fs::read_to_string(self.file(run, "metrics.jsonl")).unwrap_or_default();
-        let is_step = |line: &&str| line.contains("\"kind\":\"step\"");
-        text.lines().filter(is_step).count()
-    }
-
-    fn file(&self, run: &str, name: &str) -> PathBuf {
-        self.0.join(run).join(name)
-    }
-
-    fn assert_same_metrics(&self, one: &str, other: &str) {
-        let read = |run| fs::read_to_string(self.file(run, "metrics.jsonl")).unwrap();
-        let (one, other) = (read(one), read(other));
-        for (a, b) in one.lines().zip(other.lines()) {
-            assert_eq!(a, b);
-        }
-        assert_eq!(one.len(), other.len());
-    }
-
-    fn checkpoints(&self, run: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.file(run, "checkpoints")).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.filter(|name| name.starts_with("step-")).collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn send(child: &Child, signal: i32) {
-    // SAFETY: the process is a child that was not waited for, so its number is its own.
-    let sent = unsafe { libc::kill(child.id() as i32, signal) };
-    assert_eq!(sent, 0);
-}
-
-fn text(output: &Output) -> String {
-    let [out, error] = [&output.stdout, &output.stderr].map(|of| String::from_utf8_lossy(of));
-    format!("{out}{error}")
-}
-
-/// Every step has one line, in order.
-fn assert_timed_once(path: &Path, steps: usize) {
-    let text = fs::read_to_string(path).unwrap();
-    let lines = text.lines().filter(|line| line.starts_with("{\"step\":"));
-    let lines: Vec<_> = lines.collect();
-    assert_eq!(lines.len(), steps);
-    for (step, line) in lines.iter().enumerate() {
-        assert!(line.starts_with(&format!("{{\"step\":{step},")), "{line}");
-    }
-}
+use stage::{SAME, Stage, assert_timed_once, last_line, text};
 
 #[test]
 fn an_interrupted_run_goes_on_with_the_same_metrics() {
@@ -200,12 +28,17 @@ fn an_interrupted_run_goes_on_with_the_same_metrics() {
         let said = text(&ended);
         assert_eq!(ended.status.code(), Some(130), "{said}");
         let folder = stage.0.join(name);
-        let says = format!("--run-dir {} --resume auto", folder.display());
+        let says = format!("go on with pretrain --resume {}\n", folder.display());
         assert!(said.contains(&says), "{said}");
         let made = stage.steps(name);
         assert!((23..60).contains(&made));
         let saved = format!("step-{made:08}");
         assert!(stage.checkpoints(name).contains(&saved), "{saved}");
+        let path = stage.file(name, "checkpoints").join(saved);
+        assert_eq!(
+            last_line(&ended.stdout),
+            format!("the weights are in {}", path.display())
+        );
         let said = stage.succeeds(name, &flags);
         assert!(
             said.contains(&format!("resumed  after step {made}, ")),
@@ -214,8 +47,10 @@ fn an_interrupted_run_goes_on_with_the_same_metrics() {
         stage.assert_same_metrics("whole", name);
         assert_timed_once(&stage.file(name, "timings.jsonl"), 60);
         // A run that is over is over.
-        stage.succeeds(name, &flags);
-        stage.assert_same_metrics("whole", name);
+        let before = stage.files(name);
+        let said = stage.succeeds(name, &flags);
+        assert!(said.contains("nothing is left to do"), "{said}");
+        assert_eq!(stage.files(name), before);
     }
 }
 
@@ -245,13 +80,29 @@ fn a_broken_checkpoint_is_passed_over() {
     let last = bytes.len() - 1;
     bytes[last] ^= 4;
     fs::write(&part, bytes).unwrap();
-    let before = fs::read_to_string(stage.file("run", "metrics.jsonl")).unwrap();
+    let broken = fs::read(&part).unwrap();
+    let (before, raw) = (stage.metrics("run"), stage.raw_metrics("run"));
     let said = stage.succeeds("run", &[&SAME[..], &["--resume", "auto"]].concat());
     assert!(said.contains("passed over"), "{said}");
     assert!(said.contains("resumed  after step 50, "), "{said}");
-    let after = fs::read_to_string(stage.file("run", "metrics.jsonl")).unwrap();
-    assert_eq!(before, after);
-    assert_eq!(stage.checkpoints("run"), ["step-00000050", "step-00000060"]);
+    assert_eq!(stage.metrics("run"), before);
+    assert!(stage.raw_metrics("run").starts_with(&raw));
+    // It is kept under another name, not counted, and named wherever somebody looks.
+    let aside = "step-00000060.unreadable-corrupt";
+    let expected = ["step-00000050", "step-00000060", aside];
+    assert_eq!(stage.checkpoints("run"), expected);
+    let kept = stage.file("run", "checkpoints").join(aside);
+    assert_eq!(
+        fs::read(kept.join("part-00001.safetensors")).unwrap(),
+        broken
+    );
+    assert!(said.contains(&format!("aside    {aside}, ")), "{said}");
+    let mut inspect = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    let inspect = inspect
+        .args(["checkpoint", "inspect"])
+        .arg(stage.0.join("run"));
+    let said = text(&inspect.output().unwrap());
+    assert!(said.contains(&format!("aside       {aside}, ")), "{said}");
 }
 
 #[test]
@@ -335,7 +186,7 @@ fn another_layout_and_a_longer_run_go_on() {
     stage.fails("run", &longer, "train.steps = 20, and this one has 60");
     let changing = ["--resume-changing", "train.steps,train.warmup_steps"];
     stage.succeeds("run", &[&longer[..], &changing].concat());
-    assert_eq!(stage.steps("run"), 60);
+    assert_eq!(losses("run", 0).len(), 60);
     assert_timed_once(&stage.file("run", "timings.jsonl"), 60);
 }
 

@@ -1,0 +1,146 @@
+//! Nothing is lost: what cannot be used, what a run goes back from, its end, its settings.
+
+use std::fs;
+
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::train::metrics::Record;
+
+use crate::stage::{SAME, Stage, assert_timed_once, last_line, text};
+
+/// A step that was moved to another disk, which is not there now.
+#[test]
+fn a_checkpoint_that_cannot_be_read_now_stops_the_run_unless_it_is_skipped() {
+    let stage = Stage::new("unmounted");
+    stage.succeeds("run", &SAME);
+    let newest = stage.file("run", "checkpoints/step-00000060");
+    let disk = stage.0.join("disk");
+    fs::rename(&newest, &disk).unwrap();
+    std::os::unix::fs::symlink(&disk, &newest).unwrap();
+    let unmounted = stage.0.join("unmounted");
+    fs::rename(&disk, &unmounted).unwrap();
+    let auto = [&SAME[..], &["--resume", "auto"]].concat();
+    stage.fails("run", &auto, "pass over it with --resume-skip 60");
+    let said = stage.succeeds("run", &[&auto[..], &["--resume-skip", "60"]].concat());
+    assert!(said.contains("resumed  after step 50, "), "{said}");
+    let aside = "step-00000060.unreadable-io";
+    let expected = ["step-00000050", "step-00000060", aside];
+    assert_eq!(stage.checkpoints("run"), expected);
+    // The link is still one, and what it leads to is whole.
+    fs::rename(&unmounted, &disk).unwrap();
+    let link = stage.file("run", "checkpoints").join(aside);
+    assert!(link.is_symlink());
+    Checkpoint::open(&link)
+        .unwrap()
+        .verify(&mut |_| {})
+        .unwrap();
+}
+
+#[test]
+fn going_back_discards_later_checkpoints_only_when_told_and_once_a_new_one_is_there() {
+    let stage = Stage::new("back");
+    let flags = [&SAME[..], &["--save-every", "20", "--keep-last", "3"]].concat();
+    stage.succeeds("run", &flags);
+    let step = stage.file("run", "checkpoints/step-00000020");
+    let back = [&flags[..], &["--resume", step.to_str().unwrap()]].concat();
+    let before = stage.metrics("run");
+    let raw = stage.raw_metrics("run");
+    let says = "later steps than 20: 40, 60; allow the run to discard them with --discard-later, or give it \
+                another --run-dir";
+    stage.fails("run", &back, says);
+    let lone = [&flags[..], &["--resume", "auto", "--discard-later"]].concat();
+    stage.fails("run", &lone, "--discard-later is about later checkpoints");
+    let discards = [&back[..], &["--discard-later"]].concat();
+    let ended = stage.interrupt("run", &discards, 62, libc::SIGKILL);
+    assert_eq!(ended.status.code(), None);
+    let expected = [
+        "step-00000020",
+        "step-00000040.discarded",
+        "step-00000060.discarded",
+    ];
+    assert_eq!(stage.checkpoints("run"), expected);
+    assert!(stage.raw_metrics("run").starts_with(&raw));
+    let said = stage.succeeds("run", &[&flags[..], &["--resume", "auto"]].concat());
+    assert!(said.contains("resumed  after step 20, "), "{said}");
+    assert!(
+        said.contains("aside    step-00000040.discarded, "),
+        "{said}"
+    );
+    let expected = ["step-00000020", "step-00000040", "step-00000060"];
+    assert_eq!(stage.checkpoints("run"), expected);
+    assert_eq!(stage.metrics("run"), before);
+    assert!(stage.raw_metrics("run").starts_with(&raw));
+}
+
+#[test]
+fn every_run_saves_its_end_and_where_it_is_interrupted() {
+    let stage = Stage::new("end").without_a_table();
+    let output = stage.run("whole", &SAME);
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(stage.checkpoints("whole"), ["step-00000060"]);
+    let path = stage.file("whole", "checkpoints/step-00000060");
+    let says = format!("the weights are in {}", path.display());
+    assert_eq!(last_line(&output.stdout), says);
+
+    let ended = stage.interrupt("ended", &SAME, 5, libc::SIGTERM);
+    assert_eq!(ended.status.code(), Some(130), "{}", text(&ended));
+    let said = stage.resumes("ended", &[]);
+    assert!(said.contains("resumed  after step "), "{said}");
+    stage.assert_same_metrics("whole", "ended");
+
+    let few = ["--steps", "2", "--no-save"];
+    let output = stage.run("lost", &few);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(!stage.file("lost", "checkpoints").exists());
+    assert!(last_line(&output.stdout).contains("the weights are lost"));
+    stage.fails(
+        "lost",
+        &[&few[..], &["--resume", "auto"]].concat(),
+        "no checkpoint to go on from",
+    );
+}
+
+#[test]
+fn a_run_folder_alone_goes_on_with_its_recipe_and_saves_no_less() {
+    let stage = Stage::new("alone").without_a_table();
+    let first = [&SAME[..], &["--steps", "20", "--save-every", "10"]].concat();
+    stage.succeeds("run", &first);
+    let config = || fs::read_to_string(stage.file("run", "config.toml")).unwrap();
+    let before = (config(), stage.files("run"));
+    let said = stage.resumes("run", &[]);
+    assert!(said.contains("nothing is left to do"), "{said}");
+    assert_eq!(stage.files("run"), before.1);
+    let says = "--no-save would lose what the run goes on to learn";
+    let lossy = ["--steps", "40", "--resume", "auto", "--no-save"];
+    stage.fails("run", &lossy, says);
+
+    // An extension that is killed before it has saved leaves the settings that the checkpoints have.
+    let longer = [
+        "--steps",
+        "40",
+        "--resume-changing",
+        "train.steps,train.warmup_steps",
+    ];
+    let run = stage.0.join("run");
+    let alone = [&["--resume", run.to_str().unwrap()], &longer[..]].concat();
+    let ended = stage.interrupt_of(stage.alone(&alone), "run", 22, libc::SIGKILL);
+    assert_eq!(ended.status.code(), None);
+    assert_eq!(config(), before.0);
+    let said = stage.resumes("run", &longer);
+    assert!(said.contains("resumed  after step 20, "), "{said}");
+    let expected = [10, 20, 30, 40].map(|step| format!("step-{step:08}"));
+    assert_eq!(stage.checkpoints("run"), expected);
+    assert!(config().contains("steps = 40"));
+    assert_eq!(
+        fs::read_to_string(stage.file("run", "config-1.toml")).unwrap(),
+        before.0
+    );
+    assert_timed_once(&stage.file("run", "timings.jsonl"), 40);
+    let is_step = |record: &&Record| matches!(record, Record::Step(_));
+    assert_eq!(stage.metrics("run").iter().filter(is_step).count(), 40);
+    // The same by the flags of the first time, without those that it was saved with.
+    let longer = ["--steps", "60", "--resume", "auto"];
+    let longer = [&SAME[..], &longer, &["--resume-changing", "train"]].concat();
+    stage.succeeds("run", &longer);
+    let expected = [10, 20, 30, 40, 50, 60].map(|step| format!("step-{step:08}"));
+    assert_eq!(stage.checkpoints("run"), expected);
+}
