@@ -183,6 +183,10 @@ pub struct RankArgs {
     /// Seconds without a sign of life after which the process of a rank counts as lost.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     pub silence: f64,
+    /// File of mode 0600 with the token that lets ranks in: 64 hexadecimal digits, the same for all. By
+    /// default BURN_MEGATRON_TOKEN; under `launch` and mpirun none is needed.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// Let NCCL move large tensors through memory that is registered with it; the header says what came
     /// of it.
     #[arg(long)]

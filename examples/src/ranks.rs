@@ -1,6 +1,7 @@
 //! Where the ranks of a run are: threads of this process, or processes that a launcher started.
 
 use std::env;
+use std::path::Path;
 use std::time::Duration;
 
 use burn_megatron::comm::{Engine, Launch, World, WorldError};
@@ -29,7 +30,7 @@ pub struct Ranks {
 
 /// The `wanted` ranks, as the flags and the launcher's variables have them.
 pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, Error> {
-    let launch = Launch::from_env()?;
+    let launch = with_token(Launch::from_env()?, args.token_file.as_deref())?;
     let told = env::var(ENGINE).ok().filter(|_| launch.is_some());
     let told = told.map(|name| {
         name.parse::<Engine>()
@@ -55,6 +56,18 @@ pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, E
         .grace(GRACE)
         .registered_buffers(args.nccl_registered);
     Ok(Ranks { world, ..ranks })
+}
+
+/// The same rank with the token of a file, if one was given.
+fn with_token(launch: Option<Launch>, file: Option<&Path>) -> Result<Option<Launch>, Error> {
+    match (launch, file) {
+        (launch, None) => Ok(launch),
+        (Some(launch), Some(file)) => Ok(Some(launch.with_token_file(file)?)),
+        (None, Some(_)) => Err(
+            "--token-file is about ranks that are processes, and no launcher started this one; leave it out"
+                .into(),
+        ),
+    }
 }
 
 fn threads(wanted: usize) -> Result<Ranks, Error> {
@@ -126,6 +139,18 @@ mod tests {
             "2 ranks were started, but the layout has 4: start 4, or change --tensor-parallel, \
              --data-parallel or --pipeline-parallel"
         );
+    }
+
+    #[test]
+    fn a_token_file_without_ranks_to_let_in_is_refused() {
+        let error = with_token(None, Some(Path::new("x")))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("--token-file is about ranks that are processes"),
+            "{error}"
+        );
+        assert!(with_token(None, None).unwrap().is_none());
     }
 
     #[test]

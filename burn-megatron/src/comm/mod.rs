@@ -23,6 +23,7 @@
 //! # Ok::<(), burn_megatron::comm::WorldError>(())
 //! ```
 
+pub mod auth;
 mod buffer;
 mod bytes;
 mod call;
@@ -54,6 +55,7 @@ mod solo;
 mod threads;
 mod world;
 
+pub use auth::{Token, TokenError};
 pub use buffer::{Buffer, BufferError, DType, Element};
 pub use bytes::{all_gather_bytes, broadcast_bytes, broadcast_made};
 pub use call::{Call, ReduceOp};
@@ -66,6 +68,8 @@ pub use log::{CALLS_KEPT, CallRecord};
 pub use pending::Pending;
 pub use pool::{BufferPool, LEAST_POOLED};
 pub(crate) use reduce::sum_parts_in_f32;
+#[doc(hidden)]
+pub use rendezvous::read_session;
 pub use rendezvous::{Coordinator, RendezvousError};
 pub use slow::{Link, LinkError, SlowLink, Transfer, hidden_share};
 pub use solo::Solo;

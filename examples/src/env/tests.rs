@@ -135,6 +135,7 @@ rank            3 of 16      RANK=3, WORLD_SIZE=16
 local rank      1 of 8       LOCAL_RANK=1, LOCAL_WORLD_SIZE=8
 rendezvous      node1:29500  MASTER_ADDR=node1, MASTER_PORT=29500
 job             job7         TORCHELASTIC_RUN_ID=job7
+token           none         several machines need one, but with mpi: BURN_MEGATRON_TOKEN or --token-file
 
 engine threads  always there: ranks are threads of one process
 engine nccl     compiled in; 2.23.3 in /opt/libnccl.so.2
@@ -184,6 +185,26 @@ fn a_contradiction_is_an_error_line() {
             .unwrap()
             .starts_with("RANK=4")
     );
+}
+
+#[test]
+fn a_token_is_told_of_and_not_shown() {
+    const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    let mut facts = full();
+    facts.launch = vars(&[
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("BURN_MEGATRON_TOKEN", TOKEN),
+    ]);
+    let text = facts.to_string();
+    assert!(
+        text.contains("\ntoken           given   BURN_MEGATRON_TOKEN\n"),
+        "{text}"
+    );
+    let json = serde_json::to_string(&facts).unwrap();
+    for shown in [text, json] {
+        assert!(!shown.contains("00112233"), "{shown}");
+    }
 }
 
 #[test]

@@ -131,6 +131,18 @@ impl Launched {
                 launch.job.clone().unwrap_or_else(none),
                 origins.job.clone().unwrap_or_default(),
             ),
+            // Whether there is one, and nothing of it.
+            (
+                "token",
+                origins.token.as_ref().map_or_else(none, |_| "given".into()),
+                match (&origins.token, launch.is_spread()) {
+                    (Some(from), _) => from.clone(),
+                    (None, true) => {
+                        "several machines need one, but with mpi: BURN_MEGATRON_TOKEN or --token-file".into()
+                    }
+                    (None, false) => "the ranks meet on this machine alone".into(),
+                },
+            ),
         ];
         row(f, "launcher", launch.launcher)?;
         let width = table

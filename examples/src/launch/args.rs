@@ -31,6 +31,11 @@ pub struct LaunchArgs {
     /// The port where the ranks meet; by default a free one, and 29500 with several machines (nccl).
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
+    /// File of mode 0600 with the token that lets ranks in, the same on every machine: 64 hexadecimal
+    /// digits, as `openssl rand -hex 32` makes them. By default BURN_MEGATRON_TOKEN, and with one machine
+    /// or --hosts a new one.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// Machines and how many ranks fit on each, as in a:2,b:2 (mpi).
     #[arg(long, value_name = "HOST[:N],..")]
     pub hosts: Option<String>,

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use burn_megatron::comm::auth::{MAKE_A_TOKEN, TokenError};
+
 /// The exit code for wrong usage, as clap has it.
 const USAGE: u8 = 2;
 /// The exit code for a program that cannot be started, as shells have it.
@@ -65,6 +67,17 @@ pub enum LaunchError {
         "the master port {port} is not free on this machine: {source}; choose another with --master-port"
     )]
     PortTaken { port: u16, source: io::Error },
+    #[error(
+        "--master-addr {host} is no address of this machine ({source}), where the ranks are to meet; give one \
+         that `ip address` shows here"
+    )]
+    NotHere { host: String, source: io::Error },
+    #[error(
+        "--nodes {0} needs a token, the same on each machine, so that nobody else joins the ranks:\n{MAKE_A_TOKEN}"
+    )]
+    NoToken(usize),
+    #[error(transparent)]
+    Token(#[from] TokenError),
     #[error("--hosts {hosts:?}: {entry:?} is no host; name or name:ranks is, as in a:2,b:2")]
     Host { hosts: String, entry: String },
     #[error("--mpirun-args {0:?}: a quote is not closed")]

@@ -1,21 +1,23 @@
 //! What a keeper and its launcher say to each other over their connection.
 //!
-//! The keeper greets with its rank and the secret of the run, then sends frames: a byte for the kind,
-//! four for the length (little-endian), the payload. The launcher sends single bytes: a signal for the
+//! The keeper shows that it knows the token of the run, with its rank as the hello, then sends frames: a byte
+//! for the kind, four for the length (little-endian), the payload. The launcher sends single bytes: a signal for the
 //! rank, or [`LEAVE`].
 
 use std::io::{self, Read, Write};
 
+use burn_megatron::comm::auth::printable_text;
+
 use super::ending::Ending;
 
-/// The variable that tells a keeper where its launcher listens, and the secret: `host:port/secret`.
+/// The variable that tells a keeper where its launcher listens: `host:port`.
 pub const LINK: &str = "BURN_MEGATRON_LAUNCH_LINK";
 
 /// The order to a keeper whose rank has ended: all have, so it may go too.
 pub const LEAVE: u8 = 0;
 
-/// The characters of a secret.
-pub const SECRET_LEN: usize = 32;
+/// What the connections of keepers are for: see [`burn_megatron::comm::auth::introduce`].
+pub const PURPOSE: &str = "launch";
 
 /// The most bytes of a payload.
 pub const MAX_PAYLOAD: usize = 1 << 16;
@@ -45,25 +47,6 @@ pub enum Stream {
     Out,
     /// Standard error.
     Err,
-}
-
-/// Sends the rank and the secret.
-pub fn greet(to: &mut impl Write, rank: usize, secret: &str) -> io::Result<()> {
-    let rank = u32::try_from(rank).map_err(io::Error::other)?;
-    let mut bytes = rank.to_le_bytes().to_vec();
-    bytes.extend_from_slice(secret.as_bytes());
-    to.write_all(&bytes)
-}
-
-/// The rank of a keeper that knows the secret.
-pub fn greeted(from: &mut impl Read, secret: &str) -> io::Result<usize> {
-    let (mut rank, mut said) = ([0; 4], [0; SECRET_LEN]);
-    from.read_exact(&mut rank)?;
-    from.read_exact(&mut said)?;
-    match said == *secret.as_bytes() {
-        true => Ok(u32::from_le_bytes(rank) as usize),
-        false => Err(io::ErrorKind::PermissionDenied.into()),
-    }
 }
 
 /// Sends what a rank wrote: at most [`MAX_PAYLOAD`] bytes.
@@ -110,7 +93,7 @@ pub fn receive(from: &mut impl Read) -> io::Result<Frame> {
     let mut payload = vec![0; len];
     from.read_exact(&mut payload)?;
     let number = |payload: &[u8]| payload.try_into().map(i32::from_le_bytes).ok();
-    let text = |payload: &[u8]| String::from_utf8_lossy(payload).into_owned();
+    let text = |payload: &[u8]| printable_text(&String::from_utf8_lossy(payload));
     let frame = match kind {
         OUT => Some(Frame::Out(payload)),
         ERR => Some(Frame::Err(payload)),
@@ -127,12 +110,9 @@ pub fn receive(from: &mut impl Read) -> io::Result<Frame> {
 mod tests {
     use super::*;
 
-    const SECRET: &str = "0123456789abcdef0123456789abcdef";
-
     #[test]
     fn what_is_sent_is_received() {
         let mut wire = Vec::new();
-        greet(&mut wire, 1023, SECRET).unwrap();
         send_output(&mut wire, Stream::Out, b"a\xff\n").unwrap();
         send_output(&mut wire, Stream::Err, b"").unwrap();
         let endings = [
@@ -145,7 +125,6 @@ mod tests {
             send_ending(&mut wire, ending).unwrap();
         }
         let mut from = &wire[..];
-        assert_eq!(greeted(&mut from, SECRET).unwrap(), 1023);
         assert_eq!(receive(&mut from).unwrap(), Frame::Out(b"a\xff\n".into()));
         assert_eq!(receive(&mut from).unwrap(), Frame::Err(Vec::new()));
         for ending in endings {
@@ -156,11 +135,15 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_nonsense_are_refused() {
+    fn a_reason_is_made_printable() {
         let mut wire = Vec::new();
-        greet(&mut wire, 0, &SECRET.replace('0', "1")).unwrap();
-        let error = greeted(&mut &wire[..], SECRET).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        send_ending(&mut wire, &Ending::Lost("gone\u{1b}[2J".into())).unwrap();
+        let shown = Ending::Lost("gone\\u{1b}[2J".into());
+        assert_eq!(receive(&mut &wire[..]).unwrap(), Frame::Ended(shown));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
         for wire in [[9, 0, 0, 0, 0], [OUT, 0, 0, 0, 1], [CODE, 0, 0, 0, 0]] {
             let error = receive(&mut &wire[..]).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{wire:?}");

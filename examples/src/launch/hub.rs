@@ -1,35 +1,27 @@
 //! Where the keepers of all ranks connect: their output comes in here, and orders go out.
 
-use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
+use std::io::{BufReader, Write};
+use std::net::TcpStream;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::Duration;
+
+use burn_megatron::comm::Token;
+use burn_megatron::comm::auth::{Arrival, Limits, Listener};
 
 use super::ending::Ending;
 use super::error::LaunchError;
-use super::frame::{self, Frame, LEAVE, MAX_PAYLOAD, SECRET_LEN, Stream};
+use super::frame::{self, Frame, LEAVE, MAX_PAYLOAD, PURPOSE, Stream};
 use super::output::Output;
-use super::plan::address;
-use super::say;
+use super::plan::{address, listening_address};
 use super::supervise::Event;
-
-/// How long a connection may take to say which rank it is.
-const GREETING: Duration = Duration::from_secs(10);
-
-/// A thread per rank reads its output; it needs little.
-const STACK_BYTES: usize = 256 << 10;
 
 /// The launcher's end of all connections.
 pub struct Hub {
-    port: u16,
+    listener: Listener,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    secret: String,
     /// The number of the first rank.
     first: usize,
     keepers: Mutex<Keepers>,
@@ -44,47 +36,47 @@ struct Keepers {
 }
 
 impl Hub {
-    /// Listens for the keepers of `ranks` ranks from `first` on: on every address of this machine, or on
-    /// 127.0.0.1 alone.
+    /// Listens at `host`, which is this machine, for the keepers of `ranks` ranks from `first` on, which have
+    /// `token`.
     pub fn listen(
-        everywhere: bool,
+        host: &str,
+        token: &Token,
         first: usize,
         ranks: usize,
         output: Output,
         events: Sender<Event>,
     ) -> Result<Self, LaunchError> {
-        let failed = LaunchError::system;
-        let what = "no port can be had for the output of the ranks";
-        let listener = match everywhere {
-            // This takes IPv4 in as well, where there is IPv6 at all.
-            true => TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
-                .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))),
-            false => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)),
-        };
-        let listener = listener.map_err(failed(what))?;
-        let port = listener.local_addr().map_err(failed(what))?.port();
         let keepers = Keepers {
             streams: (0..ranks).map(|_| None).collect(),
             order: None,
         };
         let shared = Arc::new(Shared {
-            secret: secret().map_err(failed("/dev/urandom gives no secret"))?,
             first,
             keepers: Mutex::new(keepers),
             output,
             events,
         });
-        let accepting = Arc::clone(&shared);
-        let builder = thread::Builder::new().name("accept".into());
-        builder
-            .spawn(move || accept(&listener, &accepting))
-            .map_err(failed("a thread cannot be started"))?;
-        Ok(Self { port, shared })
+        let serving = Arc::clone(&shared);
+        let serve = move |arrival| {
+            // Whoever is no keeper of this run is left alone.
+            if let Arrival::Known { hello, stream } = arrival
+                && let Ok(rank) = hello.parse()
+            {
+                serving.serve(rank, stream);
+            }
+        };
+        let (at, limits) = ([listening_address(host, 0)?], Limits::for_ranks(ranks));
+        let listener = Listener::open(&at, Some(token.clone()), PURPOSE, limits, serve);
+        let failed = LaunchError::system("no port can be had for the output of the ranks");
+        Ok(Self {
+            listener: listener.map_err(failed)?,
+            shared,
+        })
     }
 
     /// What the keepers need to know, which reach this machine as `host`.
     pub fn link(&self, host: &str) -> String {
-        format!("{}/{}", address(host, self.port), self.shared.secret)
+        address(host, self.listener.addresses()[0].port())
     }
 
     /// Sends a signal to every rank and all that it has started.
@@ -100,36 +92,14 @@ impl Hub {
     }
 }
 
-fn secret() -> io::Result<String> {
-    let mut bytes = [0; SECRET_LEN / 2];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    loop {
-        let served = listener.accept().and_then(|(stream, _)| {
-            let shared = Arc::clone(shared);
-            let builder = thread::Builder::new().stack_size(STACK_BYTES);
-            builder.spawn(move || shared.serve(stream))
-        });
-        if let Err(error) = served {
-            say(&format!("error: a rank cannot be taken in: {error}"));
-            // What is missing (files, threads) may come back.
-            thread::sleep(Duration::from_millis(100));
-        }
-    }
-}
-
 impl Shared {
-    /// Takes in what one keeper sends, until it ends.
-    fn serve(&self, stream: TcpStream) {
+    /// Takes in what the keeper of a rank sends, until it ends.
+    fn serve(&self, rank: usize, stream: TcpStream) {
         let stream = Arc::new(stream);
-        let mut from = BufReader::with_capacity(MAX_PAYLOAD, &*stream);
-        // Whoever is no keeper of this run is left alone.
-        let Some(rank) = self.join(&stream, &mut from) else {
+        if self.join(rank, &stream).is_none() {
             return;
-        };
+        }
+        let mut from = BufReader::with_capacity(MAX_PAYLOAD, &*stream);
         let mut output = self.output.rank(rank);
         let mut ending = None;
         while let Ok(frame) = frame::receive(&mut from) {
@@ -149,10 +119,7 @@ impl Shared {
         }
     }
 
-    fn join(&self, stream: &Arc<TcpStream>, from: &mut impl Read) -> Option<usize> {
-        stream.set_read_timeout(Some(GREETING)).ok()?;
-        let rank = frame::greeted(from, &self.secret).ok()?;
-        stream.set_read_timeout(None).ok()?;
+    fn join(&self, rank: usize, stream: &Arc<TcpStream>) -> Option<()> {
         super::sys::keep_alive(stream).ok()?;
         let mut keepers = self.keepers();
         let order = keepers.order;
@@ -165,7 +132,7 @@ impl Shared {
         if let Some(order) = order {
             send(stream, order);
         }
-        Some(rank)
+        Some(())
     }
 
     /// How a rank ended whose keeper is gone without a word.
@@ -202,25 +169,27 @@ fn send(mut stream: &TcpStream, order: u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn_megatron::comm::auth::{IntroduceError, introduce};
+    use std::io::Read;
     use std::sync::mpsc::{self, Receiver};
+    use std::time::Duration;
 
     const WAIT: Duration = Duration::from_secs(10);
 
-    /// A hub for ranks 4 and 5, what it tells, and where it listens.
-    fn hub() -> (Hub, Receiver<Event>, String, String) {
+    /// A hub for ranks 4 and 5, what it tells, where it listens, and its token.
+    fn hub() -> (Hub, Receiver<Event>, String, Token) {
         let (tell, told) = mpsc::channel();
         let output = Output::new(6, 4..6, true, None).unwrap();
-        let hub = Hub::listen(false, 4, 2, output, tell).unwrap();
-        let link = hub.link("127.0.0.1");
-        let (address, secret) = link.split_once('/').unwrap();
-        let (address, secret) = (address.to_owned(), secret.to_owned());
-        (hub, told, address, secret)
+        let token = Token::random().unwrap();
+        let hub = Hub::listen("127.0.0.1", &token, 4, 2, output, tell).unwrap();
+        let address = hub.link("127.0.0.1");
+        (hub, told, address, token)
     }
 
-    fn keeper(address: &str, rank: usize, secret: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(address).unwrap();
+    fn keeper(address: &str, rank: usize, token: &Token) -> TcpStream {
+        let stream = TcpStream::connect(address).unwrap();
+        introduce(&stream, Some(token), PURPOSE, &rank.to_string(), WAIT).unwrap();
         stream.set_read_timeout(Some(WAIT)).unwrap();
-        frame::greet(&mut stream, rank, secret).unwrap();
         stream
     }
 
@@ -232,12 +201,12 @@ mod tests {
 
     #[test]
     fn orders_reach_all_and_those_who_come_late() {
-        let (hub, told, address, secret) = hub();
-        let early = keeper(&address, 5, &secret);
+        let (hub, told, address, token) = hub();
+        let early = keeper(&address, 5, &token);
         assert_eq!(told.recv_timeout(WAIT), Ok(Event::Joined(5)));
         hub.signal(15);
         assert_eq!(order(&early), Some(15));
-        let late = keeper(&address, 4, &secret);
+        let late = keeper(&address, 4, &token);
         assert_eq!(order(&late), Some(15));
         hub.leave();
         assert_eq!((order(&early), order(&late)), (Some(LEAVE), Some(LEAVE)));
@@ -245,24 +214,26 @@ mod tests {
 
     #[test]
     fn strangers_are_turned_away() {
-        let (_hub, told, address, secret) = hub();
-        let _first = keeper(&address, 4, &secret);
+        let (_hub, told, address, token) = hub();
+        let _first = keeper(&address, 4, &token);
         assert_eq!(told.recv_timeout(WAIT), Ok(Event::Joined(4)));
-        for (rank, secret) in [
-            (5, &"0".repeat(32)),
-            (3, &secret),
-            (6, &secret),
-            (4, &secret),
-        ] {
-            assert_eq!(order(&keeper(&address, rank, secret)), None, "{rank}");
+        for rank in [3, 6, 4] {
+            assert_eq!(order(&keeper(&address, rank, &token)), None, "{rank}");
         }
+        let stream = TcpStream::connect(&address).unwrap();
+        let other = Token::random().unwrap();
+        let error = introduce(&stream, Some(&other), PURPOSE, "5", WAIT).unwrap_err();
+        assert!(matches!(error, IntroduceError::Token), "{error}");
+        // What opens the rendezvous does not open this.
+        let stream = TcpStream::connect(&address).unwrap();
+        assert!(introduce(&stream, Some(&token), "rendezvous", "5", WAIT).is_err());
         assert!(told.try_recv().is_err());
     }
 
     #[test]
     fn an_end_is_told_once_and_a_lost_keeper_is_noticed() {
-        let (hub, told, address, secret) = hub();
-        let mut first = keeper(&address, 4, &secret);
+        let (hub, told, address, token) = hub();
+        let mut first = keeper(&address, 4, &token);
         frame::send_ending(&mut first, &Ending::Code(3)).unwrap();
         assert_eq!(told.recv_timeout(WAIT), Ok(Event::Joined(4)));
         assert_eq!(
@@ -270,7 +241,7 @@ mod tests {
             Ok(Event::Ended(4, Ending::Code(3)))
         );
         drop(first);
-        drop(keeper(&address, 5, &secret));
+        drop(keeper(&address, 5, &token));
         assert_eq!(told.recv_timeout(WAIT), Ok(Event::Joined(5)));
         let lost = told.recv_timeout(WAIT).unwrap();
         assert!(matches!(lost, Event::Ended(5, Ending::Lost(_))), "{lost:?}");

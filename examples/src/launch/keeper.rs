@@ -15,11 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use burn_megatron::comm::Token;
+use burn_megatron::comm::auth::introduce;
 use libc::pid_t;
 
 use super::args::KeepArgs;
 use super::ending::Ending;
-use super::frame::{self, LEAVE, LINK, MAX_PAYLOAD, Stream};
+use super::frame::{self, LEAVE, LINK, MAX_PAYLOAD, PURPOSE, Stream};
 use super::sys;
 use crate::recipe::Error;
 
@@ -83,18 +85,18 @@ fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 fn connect() -> Result<TcpStream, Error> {
-    let link = env::var(LINK).map_err(|_| format!("{LINK} is not set: `launch` sets it"))?;
-    let (address, secret) = link
-        .split_once('/')
-        .ok_or_else(|| format!("{LINK} is not host:port/secret"))?;
+    let address = env::var(LINK).map_err(|_| format!("{LINK} is not set: `launch` sets it"))?;
+    let token = env::var(Token::VARIABLE);
+    let token = token.map_err(|_| format!("{} is not set: `launch` sets it", Token::VARIABLE))?;
+    let token = Token::parse(&token, Token::VARIABLE)?;
     let (own, of_mpirun) = SEAT[0];
     let rank = value(own, of_mpirun).ok_or("no variable gives the rank")?;
     let rank: usize = rank.parse()?;
     let unreachable =
         |error| format!("rank {rank} does not reach its launcher at {address}: {error}");
-    let mut stream = reach(address).map_err(unreachable)?;
+    let stream = reach(&address).map_err(unreachable)?;
+    introduce(&stream, Some(&token), PURPOSE, &rank.to_string(), REACH)?;
     sys::keep_alive(&stream)?;
-    frame::greet(&mut stream, rank, secret)?;
     Ok(stream)
 }
 

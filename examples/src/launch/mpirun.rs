@@ -105,7 +105,9 @@ pub fn command(
         command.args(["--host", hosts]);
     }
     let own = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let is_new = |name: &String| variables.iter().any(|(known, _)| known == name);
     let handed_on = own.filter(|name| HANDED_ON.iter().any(|start| name.starts_with(start)));
+    let handed_on = handed_on.filter(|name| !is_new(name));
     for name in handed_on {
         command.args(["-x", &name]);
     }

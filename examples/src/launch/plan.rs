@@ -6,6 +6,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 
+use burn_megatron::comm::Token;
+
 use super::args::{LaunchArgs, LaunchEngine};
 use super::error::{LaunchError, MAX_LOCAL_RANKS};
 use super::{mpirun, program};
@@ -29,6 +31,8 @@ pub struct Plan {
     pub world: usize,
     /// Who starts them.
     pub way: Way,
+    /// What lets them in.
+    pub token: Token,
 }
 
 /// How ranks are started.
@@ -88,7 +92,23 @@ impl Plan {
             ranks: args.ranks,
             world,
             way,
+            token: token(args, variable)?,
         })
+    }
+}
+
+/// The token that was given, or a new one where all ranks are started from here.
+fn token(
+    args: &LaunchArgs,
+    variable: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Token, LaunchError> {
+    let told = variable(Token::VARIABLE);
+    let told = told.map(|told| Token::parse(&told.to_string_lossy(), Token::VARIABLE));
+    match (&args.token_file, told.transpose()?) {
+        (Some(path), told) => Ok(Token::from_file_beside(path, told.as_ref())?),
+        (None, Some(told)) => Ok(told),
+        (None, None) if args.nodes > 1 => Err(LaunchError::NoToken(args.nodes)),
+        (None, None) => Token::random().map_err(LaunchError::system("no token can be made")),
     }
 }
 
@@ -171,20 +191,38 @@ fn own(args: &LaunchArgs) -> Result<Way, LaunchError> {
         (None, 1) => 0,
         (None, _) => MEETING_PORT,
     };
-    if node_rank == 0 && port != 0 {
-        free_port(port).map_err(|source| LaunchError::PortTaken { port, source })?;
-    }
     let host = args.master_addr.clone();
-    Ok(Way::Own {
-        host: host.unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string()),
-        port,
-    })
+    let host = host.unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string());
+    if node_rank == 0 && port != 0 {
+        listening_address(&host, port)?;
+    }
+    Ok(Way::Own { host, port })
 }
 
-/// A port where nobody listens: this one, or any if it is 0.
-pub fn free_port(port: u16) -> io::Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
+/// A port of this machine where nobody listens.
+pub fn free_port() -> io::Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port())
+}
+
+/// The first address of `host` at which this machine can listen now, on this port or, for 0, on any: not
+/// on others that it may have.
+pub fn listening_address(host: &str, port: u16) -> Result<SocketAddr, LaunchError> {
+    let not_here = |source| LaunchError::NotHere {
+        host: host.to_owned(),
+        source,
+    };
+    let mut last = not_here(io::ErrorKind::NotFound.into());
+    for address in (host, port).to_socket_addrs().map_err(not_here)? {
+        match TcpListener::bind(address) {
+            Ok(_) => return Ok(address),
+            Err(source) if source.kind() == io::ErrorKind::AddrNotAvailable => {
+                last = not_here(source);
+            }
+            Err(source) => last = LaunchError::PortTaken { port, source },
+        }
+    }
+    Err(last)
 }
 
 /// `host:port`, with the brackets that an IPv6 address needs.

@@ -63,8 +63,12 @@ fn launch(args: &LaunchArgs, plan: &Plan) -> Result<u8, LaunchError> {
     let watch = Lookout::open(plan)?;
     let (events, happened) = mpsc::channel();
     listen_to_signals(events.clone(), args.grace)?;
-    let everywhere = matches!(&plan.way, Way::Mpirun { hosts: Some(_), .. });
-    let hub = Hub::listen(everywhere, plan.first, plan.ranks, output, events.clone())?;
+    let host = match &plan.way {
+        Way::Own { .. } => "127.0.0.1",
+        Way::Mpirun { host, .. } => host,
+    };
+    let (first, ranks) = (plan.first, plan.ranks);
+    let hub = Hub::listen(host, &plan.token, first, ranks, output, events.clone())?;
     let started = Started::start(plan, &|host| hub.link(host), &watch, events)?;
 
     let grace = Duration::from_secs_f64(args.grace);

@@ -7,6 +7,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use burn_megatron::comm::Token;
 use libc::pid_t;
 
 use super::ending::Ending;
@@ -20,6 +21,8 @@ use super::{keeper_command, sys};
 
 /// The variable that tells the ranks where their launcher awaits them.
 const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
+/// The variable that lets them in there.
+const TOKEN: &str = Token::VARIABLE;
 /// The variable that tells them what joins them, unless a flag of theirs does.
 const ENGINE: &str = crate::ranks::ENGINE;
 
@@ -76,7 +79,7 @@ fn keepers(
     events: Sender<Event>,
 ) -> Result<Started, LaunchError> {
     let port = match port {
-        0 => free_port(0).map_err(LaunchError::system("no free port for the ranks to meet"))?,
+        0 => free_port().map_err(LaunchError::system("no free port for the ranks to meet"))?,
         port => port,
     };
     let shared = shared_variables(plan, host, port, link("127.0.0.1"), watch);
@@ -138,13 +141,17 @@ fn shared_variables(
     all.into_iter().chain(rendezvous(plan, watch)).collect()
 }
 
-/// Where the launcher awaits the ranks, and what joins them.
-fn rendezvous(plan: &Plan, watch: &dyn Watch) -> [(&'static str, String); 2] {
+/// Where the launcher awaits the ranks, what lets them in, and what joins them.
+fn rendezvous(plan: &Plan, watch: &dyn Watch) -> [(&'static str, String); 3] {
     let engine = match plan.way {
         Way::Own { .. } => "nccl",
         Way::Mpirun { .. } => "mpi",
     };
-    [(RENDEZVOUS, watch.address()), (ENGINE, engine.into())]
+    [
+        (RENDEZVOUS, watch.address()),
+        (TOKEN, plan.token.reveal()),
+        (ENGINE, engine.into()),
+    ]
 }
 
 fn through_mpirun(
@@ -261,6 +268,7 @@ mod tests {
                 host: String::new(),
                 port: 0,
             },
+            token: Token::random().unwrap(),
         }
     }
 
@@ -273,11 +281,13 @@ mod tests {
     #[test]
     fn ranks_are_told_of_the_launcher_that_awaits_them() {
         let watch = At("10.0.0.1:99");
-        let variables = shared_variables(&plan(), "10.0.0.1", 4567, "link".into(), &watch);
+        let plan = plan();
+        let variables = shared_variables(&plan, "10.0.0.1", 4567, "link".into(), &watch);
         let mut command = Command::new("rank");
         command.envs(variables);
         assert_eq!(value(&command, RENDEZVOUS).as_deref(), Some("10.0.0.1:99"));
         assert_eq!(value(&command, ENGINE).as_deref(), Some("nccl"));
+        assert_eq!(value(&command, TOKEN), Some(plan.token.reveal()));
     }
 
     #[test]
@@ -297,6 +307,10 @@ mod tests {
         assert_eq!(words[..7].join(" "), head);
         let tail = "launch-keeper -- rank -v";
         assert_eq!(words[words.len() - 4..].join(" "), tail);
+        // The token goes by the environment: arguments are there for all to see.
+        assert_eq!(value(&command, TOKEN), Some(plan.token.reveal()));
+        assert_eq!(words.iter().filter(|word| **word == TOKEN).count(), 1);
+        assert!(!words.iter().any(|word| word.contains(&plan.token.reveal())));
         // In front of the program, or it would be for that.
         let at = |wanted: &str| words.iter().position(|word| *word == wanted).unwrap();
         assert_eq!(words[at(RENDEZVOUS) - 1], "-x");

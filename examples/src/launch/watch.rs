@@ -1,13 +1,12 @@
 //! The rendezvous of the ranks, which the launcher holds: who has come, who lives, who failed.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use burn_megatron::comm::Coordinator;
 
 use super::error::LaunchError;
-use super::plan::{Plan, Way, address};
+use super::plan::{Plan, Way, address, listening_address};
 
 /// The ranks say themselves how patient they are; a program that is no rank never comes.
 const UNTIL_TOLD: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -40,23 +39,20 @@ pub struct Lookout {
 impl Lookout {
     /// Opens the rendezvous, or finds out where it is.
     pub fn open(plan: &Plan) -> Result<Self, LaunchError> {
-        let (loopback, all) = (Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED);
-        let (host, listens) = match &plan.way {
+        let (host, port) = match &plan.way {
             Way::Own { host, port } if plan.first > 0 => {
                 return Ok(Self {
                     address: address(host, *port),
                     coordinator: None,
                 });
             }
-            Way::Own { host, port: 0 } => (host, SocketAddr::from((loopback, 0))),
-            Way::Own { host, port } => (host, SocketAddr::from((all, *port))),
-            Way::Mpirun {
-                host, hosts: None, ..
-            } => (host, SocketAddr::from((loopback, 0))),
-            Way::Mpirun { host, .. } => (host, SocketAddr::from((all, 0))),
+            Way::Own { host, port } => (host, *port),
+            Way::Mpirun { host, .. } => (host, 0),
         };
-        let coordinator = Coordinator::host(listens, plan.world, UNTIL_TOLD, UNTIL_TOLD);
-        let coordinator = coordinator.map_err(|source| match listens.port() {
+        let listens = listening_address(host, port)?;
+        let token = &plan.token;
+        let coordinator = Coordinator::host(listens, plan.world, token, UNTIL_TOLD, UNTIL_TOLD);
+        let coordinator = coordinator.map_err(|source| match port {
             0 => LaunchError::system("no port can be had for the rendezvous")(source),
             port => taken(port, source),
         })?;
@@ -100,6 +96,7 @@ impl Watch for Lookout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn_megatron::comm::Token;
 
     fn plan(first: usize, way: Way) -> Plan {
         Plan {
@@ -108,6 +105,7 @@ mod tests {
             ranks: 2,
             world: 4,
             way,
+            token: Token::random().unwrap(),
         }
     }
 

@@ -68,7 +68,12 @@ pub fn launch_with(change: impl FnOnce(&mut Command), words: &[&str]) -> Run {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let mark = format!("{}-{count}", std::process::id());
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    for name in ["RANK", "BURN_MEGATRON_RENDEZVOUS", "OMPI_COMM_WORLD_RANK"] {
+    for name in [
+        "RANK",
+        "BURN_MEGATRON_RENDEZVOUS",
+        "BURN_MEGATRON_TOKEN",
+        "OMPI_COMM_WORLD_RANK",
+    ] {
         command.env_remove(name);
     }
     command.arg("launch").args(words).env(MARK, &mark);

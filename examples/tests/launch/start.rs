@@ -1,6 +1,7 @@
 //! How ranks are started: their environment, and what is refused.
 
 use std::fs;
+use std::io::Write;
 use std::process::Command;
 
 use burn_megatron_test_skip::skipped;
@@ -9,6 +10,9 @@ use super::run::{NO_MPIRUN, Way, both_ways, has_mpirun, launch, launch_with};
 
 #[test]
 fn each_rank_has_its_environment() {
+    // A file of a person alone, as all of this crate are.
+    let mut token = tempfile::NamedTempFile::new().unwrap();
+    writeln!(token, "{}", "ab".repeat(32)).unwrap();
     let flags = [
         "--nodes",
         "2",
@@ -18,16 +22,19 @@ fn each_rank_has_its_environment() {
         "10.1.2.3",
         "--master-port",
         "4567",
+        "--token-file",
+        &token.path().display().to_string(),
     ];
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT \
-                  ${BURN_MEGATRON_RENDEZVOUS:-none} ${BURN_MEGATRON_LAUNCH_LINK:-none}";
+                  ${BURN_MEGATRON_RENDEZVOUS:-none} ${BURN_MEGATRON_LAUNCH_LINK:-none} \
+                  $(echo $BURN_MEGATRON_TOKEN | cut -c 1-4)";
     let ended = launch(Way::Own, 2, &flags, script).end();
     ended.code(0);
     assert_eq!(
         ended.sorted(),
         [
-            "[rank 2] 2/4 0/2 10.1.2.3:4567 10.1.2.3:4567 none",
-            "[rank 3] 3/4 1/2 10.1.2.3:4567 10.1.2.3:4567 none",
+            "[rank 2] 2/4 0/2 10.1.2.3:4567 10.1.2.3:4567 none abab",
+            "[rank 3] 3/4 1/2 10.1.2.3:4567 10.1.2.3:4567 none abab",
         ]
     );
     // On one machine they meet at a free port.
@@ -46,6 +53,30 @@ fn each_rank_has_its_environment() {
         .parse()
         .unwrap();
     assert!(port > 1000);
+}
+
+#[test]
+fn each_run_has_a_token_of_its_own_that_no_list_of_processes_shows() {
+    both_ways(|way| {
+        let tokens = [(); 2].map(|()| {
+            let run = launch(way, 2, &[], "echo $BURN_MEGATRON_TOKEN; exec sleep 1");
+            run.await_processes("sleep 1", 2);
+            let calls: Vec<String> = run.processes().into_iter().map(|(_, call)| call).collect();
+            let ended = run.end();
+            ended.code(0);
+            let lines = ended.sorted();
+            let tokens: Vec<_> = lines.iter().filter_map(|line| line.get(9..)).collect();
+            assert_eq!((tokens.len(), tokens[0].len()), (2, 64), "{lines:?}");
+            assert_eq!(tokens[0], tokens[1]);
+            assert!(
+                !calls.iter().any(|call| call.contains(tokens[0])),
+                "{calls:?}"
+            );
+            assert!(!ended.err.contains(tokens[0]));
+            tokens[0].to_owned()
+        });
+        assert_ne!(tokens[0], tokens[1]);
+    });
 }
 
 #[test]

@@ -74,6 +74,9 @@ pub enum LaunchError {
         /// The variable.
         variable: String,
     },
+    /// A token that is none. It does not stand in the message.
+    #[error("{0}")]
+    Token(String),
     /// A list of hosts that Slurm does not write so.
     #[error("{variable} is no list of hosts: {source}")]
     NodeList {

@@ -30,6 +30,8 @@
 //!   `TORCHELASTIC_USE_AGENT_STORE=True` the port above it, as the agent listens on `MASTER_PORT` itself;
 //!   15000 + (`SLURM_JOB_ID` + 997 `SLURM_STEP_ID`) mod 10000; 15000 + (64-bit FNV-1a of
 //!   `PMIX_NAMESPACE`, OpenMPI's name of the job) mod 10000.
+//!
+//! Who may join is said by the [token](super::auth) of `BURN_MEGATRON_TOKEN`.
 
 mod address;
 mod error;
@@ -41,9 +43,11 @@ mod vars;
 
 use std::env;
 use std::fmt;
+use std::path::Path;
 
 use serde::Serialize;
 
+use super::auth::{Token, TokenError};
 pub use address::{Address, AddressError};
 pub use error::LaunchError;
 pub use node_list::NodeListError;
@@ -99,6 +103,9 @@ pub struct Launch {
     pub rendezvous: Option<Address>,
     /// A name that the ranks of this run have in common and those of another one do not have.
     pub job: Option<String>,
+    /// What lets the ranks in at the rendezvous. It is not serialized.
+    #[serde(skip)]
+    pub token: Option<Token>,
 }
 
 /// The variables that each field of a [`Launch`] was read from, as `NAME=value`.
@@ -116,6 +123,8 @@ pub struct Origins {
     pub rendezvous: Option<String>,
     /// Of [`Launch::job`].
     pub job: Option<String>,
+    /// The variable that [`Launch::token`] was read from, without its value.
+    pub token: Option<String>,
 }
 
 impl Launch {
@@ -135,6 +144,20 @@ impl Launch {
     pub fn from_vars(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>, LaunchError> {
         let found = Launch::with_origins(vars)?;
         Ok(found.map(|(launch, _)| launch))
+    }
+
+    /// Takes the token from a file of mode 0600.
+    ///
+    /// # Errors
+    /// [`TokenError`], also where the variable holds another token.
+    pub fn with_token_file(mut self, path: &Path) -> Result<Launch, TokenError> {
+        self.token = Some(Token::from_file_beside(path, self.token.as_ref())?);
+        Ok(self)
+    }
+
+    /// Whether the ranks are on several machines.
+    pub fn is_spread(&self) -> bool {
+        self.local_world_size < self.world_size
     }
 
     /// A number that the ranks of this run have in common; 0 where nothing tells runs apart.
@@ -157,6 +180,7 @@ impl Launch {
         let job = rendezvous::job(vars, launcher)?;
         let (rendezvous, met) = rendezvous::rendezvous(vars, launcher, &seat)?.unzip();
         let (job, named) = job.map(|(job, from)| (job.name(), from)).unzip();
+        let token = token(vars)?;
         let launch = Launch {
             launcher,
             rank: seat.rank.value,
@@ -165,6 +189,7 @@ impl Launch {
             local_world_size: seat.local_world_size.value,
             rendezvous,
             job,
+            token: token.clone(),
         };
         let origins = Origins {
             rank: seat.rank.from,
@@ -173,9 +198,18 @@ impl Launch {
             local_world_size: seat.local_world_size.from,
             rendezvous: met,
             job: named,
+            token: token.as_ref().map(|_| Token::VARIABLE.to_owned()),
         };
         Ok(Some((launch, origins)))
     }
+}
+
+/// The token, whose value stands in no error.
+fn token(vars: Vars) -> Result<Option<Token>, LaunchError> {
+    let given = vars.get(Token::VARIABLE);
+    let read = |given: Variable| Token::parse(&given.value, Token::VARIABLE);
+    let token = given.map(read).transpose();
+    token.map_err(|error| LaunchError::Token(error.to_string()))
 }
 
 /// A variable of this process. What is no Unicode is not left out, but has marks in its place, so that

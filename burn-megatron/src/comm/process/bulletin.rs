@@ -39,15 +39,16 @@ impl FileBulletin {
     /// The board of the run `run` in `folder`; made if it is not there.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if the folder cannot be made.
+    /// [`CommError::Engine`] if the folder cannot be made, or if others may write into it.
     pub fn open(folder: &Path, run: &str) -> Result<Self, CommError> {
         let folder = folder.join(format!("burn-megatron-{}", file_name(run)));
-        fs::create_dir_all(&folder).map_err(|error| {
+        let not_made = |error: std::io::Error| {
             failed(format!(
                 "the folder {} cannot be made: {error}",
                 folder.display()
             ))
-        })?;
+        };
+        make_private(&folder).map_err(not_made)?;
         Ok(Self { folder })
     }
 
@@ -103,6 +104,33 @@ impl Bulletin for FileBulletin {
             nap = (nap * 2).min(LONGEST_NAP);
         }
     }
+}
+
+/// Makes the folder for one user alone: who reads or posts an id of NCCL can join a run.
+#[cfg(unix)]
+fn make_private(folder: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    let mode = fs::metadata(folder)?.permissions().mode() & 0o7777;
+    match mode & 0o077 {
+        0 => Ok(()),
+        _ => Err(std::io::Error::new(
+            std::io::ErrorKind::PermissionDenied,
+            format!(
+                "it is there and open to others (mode {mode:04o}, expected 0700); close it: chmod 700 {}",
+                folder.display()
+            ),
+        )),
+    }
+}
+
+#[cfg(not(unix))]
+fn make_private(folder: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(folder)
 }
 
 fn failed(message: String) -> CommError {
@@ -209,6 +237,29 @@ mod tests {
             board.post(key, key.as_bytes()).unwrap();
             assert_eq!(board.read(key, Duration::ZERO).unwrap(), key.as_bytes());
         }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_that_is_open_to_others_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let (folder, _board) = board("open");
+        let inner = folder.join("burn-megatron-run_201");
+        let mode = |mode| fs::set_permissions(&inner, fs::Permissions::from_mode(mode)).unwrap();
+        let made = fs::metadata(&inner).unwrap().permissions().mode();
+        assert_eq!(made & 0o777, 0o700);
+        mode(0o755);
+        let message = FileBulletin::open(&folder, "run 1")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.ends_with(&format!("chmod 700 {}", inner.display())),
+            "{message}"
+        );
+        mode(0o700);
+        assert!(FileBulletin::open(&folder, "run 1").is_ok());
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -1,14 +1,16 @@
 //! The place where the ranks of a world find each other and hear of each other's ends.
 
 use std::io::{self, BufReader};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::message::{self, Down, Failure, Up};
+use super::PURPOSE;
+use super::message::{self, Down, Failure, Hello, Up};
 use super::registry::{Patience, Refusal, Registry, To};
+use crate::comm::auth::{Arrival, Limits, Listener, Token};
 
 /// How often the coordinator looks at the clock.
 const TICK: Duration = Duration::from_millis(50);
@@ -16,7 +18,7 @@ const TICK: Duration = Duration::from_millis(50);
 const BEAT: Duration = Duration::from_secs(1);
 /// How long a word to a rank may take: one that is stopped does not hold up the others.
 const WORD: Duration = Duration::from_secs(1);
-/// A thread per rank only waits.
+/// The clock's thread only waits.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The coordinator of one world: rank 0 of it, or its launcher, holds it.
@@ -26,8 +28,9 @@ const STACK_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Coordinator {
     hall: Arc<Hall>,
-    address: SocketAddr,
-    threads: Vec<JoinHandle<()>>,
+    /// Dropped first, so that nobody comes in while the others are sent away.
+    listener: Option<Listener>,
+    clock: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -39,7 +42,8 @@ struct Hall {
 }
 
 impl Coordinator {
-    /// Listens on `address` for `ranks` ranks, as a launcher does; port 0 takes a free one.
+    /// Listens on `address` for `ranks` ranks that have `token`, as a launcher does; port 0 takes a free
+    /// one. The ranks get the token by the environment, as [`Token::VARIABLE`].
     ///
     /// `gather` is the time for all to come, `silence` that for a sign of life of each; ranks that are less
     /// patient say so when they come.
@@ -49,25 +53,27 @@ impl Coordinator {
     pub fn host(
         address: SocketAddr,
         ranks: usize,
+        token: &Token,
         gather: Duration,
         silence: Duration,
     ) -> io::Result<Self> {
-        Self::listen(address, ranks, 0, Patience { gather, silence })
+        let patience = Patience { gather, silence };
+        Self::listen(&[address], ranks, 0, Some(token), patience)
     }
 
-    /// Listens on `address` for the `size` ranks of the world with the number `world`, which all of them
+    /// Listens on `addresses` for the `size` ranks of the world with the number `world`, which all of them
     /// were told (0 if there is none). Port 0 takes a free one.
     ///
     /// # Errors
-    /// What the operating system says, such as that the port is taken.
+    /// What the operating system says, such as that the port is taken; addresses that other machines reach
+    /// without a token.
     pub(in crate::comm) fn listen(
-        address: SocketAddr,
+        addresses: &[SocketAddr],
         size: usize,
         world: u64,
+        token: Option<&Token>,
         patience: Patience,
     ) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
-        let address = listener.local_addr()?;
         let hall = Arc::new(Hall {
             began: Instant::now(),
             registry: Mutex::new(Registry::new(size, world, patience)),
@@ -75,20 +81,33 @@ impl Coordinator {
             closing: AtomicBool::new(false),
         });
         let (door, clock) = (hall.clone(), hall.clone());
-        let threads = vec![
-            spawn("rendezvous", move || door.let_in(&listener))?,
-            spawn("rendezvous-clock", move || clock.watch_clock())?,
-        ];
+        let serve = move |arrival| match arrival {
+            Arrival::Known { hello, stream } => door.attend(&hello, stream),
+            Arrival::OtherToken(from) => door.registry().turned_away(from.ip()),
+        };
+        let limits = Limits::for_ranks(size);
+        let listener = Listener::open(addresses, token.cloned(), PURPOSE, limits, serve)?;
+        let builder = thread::Builder::new().name("rendezvous-clock".into());
+        let builder = builder.stack_size(STACK_BYTES);
+        let clock = builder.spawn(move || clock.watch_clock())?;
         Ok(Self {
             hall,
-            address,
-            threads,
+            listener: Some(listener),
+            clock: Some(clock),
         })
     }
 
-    /// Where it listens.
+    /// Where it listens: the first address that it was given, with its port.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.addresses()[0]
+    }
+
+    /// Where it listens, in the order that was given.
+    pub(in crate::comm) fn addresses(&self) -> &[SocketAddr] {
+        let listener = self.listener.as_ref();
+        listener
+            .expect("it listens until it is dropped")
+            .addresses()
     }
 
     /// Asks all ranks to end the step in hand and to stop; whether they have come, so that they hear it.
@@ -151,35 +170,16 @@ impl Coordinator {
 impl Drop for Coordinator {
     fn drop(&mut self) {
         self.hall.closing.store(true, Ordering::Release);
-        // Wakes the thread that waits for newcomers.
-        let _ = TcpStream::connect_timeout(&reachable(self.address), WORD);
+        drop(self.listener.take());
         for line in &self.hall.lines {
             if let Some(stream) = &*lock(line) {
                 let _ = stream.shutdown(std::net::Shutdown::Both);
             }
         }
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+        if let Some(clock) = self.clock.take() {
+            let _ = clock.join();
         }
     }
-}
-
-/// The address by which this machine reaches what listens on all its addresses.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(match address {
-            SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-            SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-        });
-    }
-    address
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    let builder = thread::Builder::new()
-        .name(name.into())
-        .stack_size(STACK_BYTES);
-    builder.spawn(work)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -199,30 +199,16 @@ impl Hall {
         self.closing.load(Ordering::Acquire)
     }
 
-    fn let_in(self: Arc<Self>, listener: &TcpListener) {
-        for stream in listener.incoming() {
-            if self.is_closing() {
-                return;
-            }
-            let hall = self.clone();
-            if let Ok(stream) = stream {
-                // A newcomer that cannot have a thread sees its connection closed.
-                let _ = spawn("rendezvous-rank", move || hall.attend(stream));
-            }
-        }
-    }
-
-    /// Listens to one rank until it goes.
-    fn attend(&self, stream: TcpStream) {
-        let _ = stream.set_nodelay(true);
+    /// Listens to one rank that has the token, until it goes.
+    fn attend(&self, hello: &str, stream: TcpStream) {
         let _ = stream.set_write_timeout(Some(WORD));
-        let Ok(copy) = stream.try_clone() else {
+        let (Ok(hello), Ok(copy)) = (Hello::read(hello), stream.try_clone()) else {
+            return;
+        };
+        let Some(rank) = self.welcome(hello, stream) else {
             return;
         };
         let mut from = BufReader::new(copy);
-        let Some(rank) = self.welcome(&mut from, stream) else {
-            return;
-        };
         while let Ok(Some(word)) = message::read::<Up>(&mut from) {
             let said = self.registry().hear(rank, word, self.now());
             self.say(said);
@@ -231,16 +217,8 @@ impl Hall {
         self.say(said);
     }
 
-    /// The first word of a newcomer; its rank if it is let in.
-    fn welcome(&self, from: &mut BufReader<TcpStream>, mut stream: TcpStream) -> Option<usize> {
-        // Who connects and says nothing is no rank.
-        stream
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .ok()?;
-        let Ok(Some(Up::Hello(hello))) = message::read::<Up>(from) else {
-            return None;
-        };
-        stream.set_read_timeout(None).ok()?;
+    /// The rank of a newcomer, if it is let in.
+    fn welcome(&self, hello: Hello, mut stream: TcpStream) -> Option<usize> {
         let rank = hello.rank;
         let mut registry = self.registry();
         match registry.join(hello, self.now()) {

@@ -8,8 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::RendezvousError;
 use super::message::{self, CallOf, Cause, Down, Failure, Hello, Stand, Up, Whereabouts};
+use super::{PURPOSE, RendezvousError};
+use crate::comm::auth::{IntroduceError, Token, introduce};
 #[cfg(any(test, feature = "cuda"))]
 use crate::comm::error::CommError;
 use crate::comm::log::Position;
@@ -32,6 +33,8 @@ pub(in crate::comm) struct Introduction {
     pub size: usize,
     /// The number of the world; 0 if there is none.
     pub world: u64,
+    /// What lets it in; on one machine there may be none.
+    pub token: Option<Token>,
     /// For the coordinator, and then for all ranks to come.
     pub gather: Duration,
     /// For a sign of life of the coordinator.
@@ -90,6 +93,7 @@ impl Member {
         let (member, from) = loop {
             match Self::knock(addresses, &introduction, until) {
                 Ok(found) => break found,
+                Err(error @ RendezvousError::Token { .. }) => return Err(error),
                 // Another run may just be leaving the port, or the right one not be there yet.
                 Err(_) if Instant::now() < until => thread::sleep(PAUSE),
                 Err(error) => return Err(error),
@@ -124,9 +128,17 @@ impl Member {
             let left = until.saturating_duration_since(Instant::now());
             let patience = TRY.min(left).max(Duration::from_millis(1));
             let tried = TcpStream::connect_timeout(address, patience)
+                .map_err(IntroduceError::from)
                 .and_then(|stream| Self::introduce(stream, *address, introduction));
             match tried {
                 Ok(found) => return Ok(found),
+                Err(IntroduceError::Token) => {
+                    last = RendezvousError::Token {
+                        address: address.to_string(),
+                    };
+                }
+                // That one is there but has another token says more.
+                Err(_) if matches!(last, RendezvousError::Token { .. }) => {}
                 Err(error) => {
                     last = RendezvousError::Unreachable {
                         addresses: super::list(addresses),
@@ -140,12 +152,11 @@ impl Member {
     }
 
     fn introduce(
-        mut stream: TcpStream,
+        stream: TcpStream,
         address: SocketAddr,
         introduction: &Introduction,
-    ) -> io::Result<(Arc<Self>, BufReader<TcpStream>)> {
+    ) -> Result<(Arc<Self>, BufReader<TcpStream>), IntroduceError> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(introduction.silence))?;
         let hello = Hello {
             version: env!("CARGO_PKG_VERSION").into(),
             rank: introduction.rank,
@@ -156,10 +167,13 @@ impl Member {
             gather: introduction.gather.as_secs_f64(),
             silence: introduction.silence.as_secs_f64(),
         };
-        message::write(&mut stream, &Up::Hello(hello))?;
+        let hello = serde_json::to_string(&hello).map_err(io::Error::from)?;
+        let token = introduction.token.as_ref();
+        introduce(&stream, token, PURPOSE, &hello, introduction.silence)?;
         let from = BufReader::new(stream.try_clone()?);
         // The coordinator speaks at least once a second.
         stream.set_read_timeout(Some(introduction.silence))?;
+        stream.set_write_timeout(Some(introduction.silence))?;
         let member = Self {
             introduction: introduction.clone(),
             address,

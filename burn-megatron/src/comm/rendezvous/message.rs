@@ -5,16 +5,21 @@ use std::io::{self, BufRead, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::comm::auth::{printable_name, printable_text};
 use crate::comm::log::Position;
 
-/// The longest line that is read, so that a stranger on the port cannot fill the memory.
+/// The longest line that is read.
 const LONGEST: u64 = 16 << 20;
 
-/// What a rank says.
+/// A message, of which nothing is printed that a terminal would obey.
+pub(super) trait Message: DeserializeOwned {
+    /// The same with its texts made [printable](printable_text).
+    fn printable(self) -> Self;
+}
+
+/// What a rank says after its [`Hello`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Up {
-    /// The first word.
-    Hello(Hello),
     /// It lives, and stands there.
     Alive(Position),
     /// Keep this for whoever reads it.
@@ -135,6 +140,86 @@ pub(in crate::comm) struct Failure {
     pub verdict: String,
 }
 
+impl Hello {
+    /// The hello of a rank, with its names made [printable](printable_name).
+    pub fn read(text: &str) -> Result<Self, serde_json::Error> {
+        let hello: Self = serde_json::from_str(text)?;
+        Ok(Self {
+            version: printable_name(&hello.version),
+            host: printable_name(&hello.host),
+            ..hello
+        })
+    }
+}
+
+impl Message for Up {
+    fn printable(self) -> Self {
+        match self {
+            Self::Alive(position) => Self::Alive(position.printable()),
+            Self::Stands { question, stand } => Self::Stands {
+                question,
+                stand: Stand {
+                    position: stand.position.printable(),
+                    call: stand.call.as_deref().map(printable_text),
+                    ..stand
+                },
+            },
+            Self::Failed { cause, stood } => Self::Failed {
+                cause: Cause {
+                    message: printable_text(&cause.message),
+                    ..cause
+                },
+                stood: stood.printable(),
+            },
+            Self::Post { .. } | Self::Read { .. } | Self::Where { .. } | Self::Returned(_) => self,
+        }
+    }
+}
+
+impl Message for Down {
+    fn printable(self) -> Self {
+        match self {
+            Self::Refused(reason) => Self::Refused(printable_text(&reason)),
+            Self::Whereabouts { question, found } => {
+                let calls = found.calls.into_iter();
+                let calls = calls.map(|(rank, call)| (rank, printable_text(&call)));
+                let found = Whereabouts {
+                    calls: calls.collect(),
+                    ..found
+                };
+                Self::Whereabouts { question, found }
+            }
+            Self::Failure(failure) => Self::Failure(Failure {
+                message: printable_text(&failure.message),
+                verdict: printable_text(&failure.verdict),
+                ..failure
+            }),
+            Self::Complete
+            | Self::Alive
+            | Self::Posted { .. }
+            | Self::Ask { .. }
+            | Self::Returned { .. }
+            | Self::AllReturned
+            | Self::Stop => self,
+        }
+    }
+}
+
+impl Position {
+    fn printable(self) -> Self {
+        let within = |stood: Box<Self>| Box::new(stood.printable());
+        match self {
+            Self::At(call) => Self::At(printable_text(&call)),
+            Self::Past(call) => Self::Past(printable_text(&call)),
+            Self::Started(call) => Self::Started(printable_text(&call)),
+            Self::Failed(stood) => Self::Failed(within(stood)),
+            Self::Silent(seconds, stood) => Self::Silent(seconds, within(stood)),
+            Self::Gone(stood) => Self::Gone(within(stood)),
+            Self::Nowhere | Self::Returned | Self::Absent => self,
+        }
+    }
+}
+
 /// Writes one line.
 pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
@@ -143,12 +228,12 @@ pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result
 }
 
 /// Reads one line; nothing if the other side has closed.
-pub(super) fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+pub(super) fn read<T: Message>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     from.by_ref().take(LONGEST).read_until(b'\n', &mut line)?;
     match line.last() {
         None => Ok(None),
-        Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
+        Some(b'\n') => Ok(Some(serde_json::from_slice::<T>(&line)?.printable())),
         // Cut off, or longer than anything a rank says.
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }

@@ -3,12 +3,15 @@
 //! Nothing of the model goes this way: a rank is told that all have come, small values are handed round
 //! (the address book of an engine), each rank says now and then that it lives and where it stands, and
 //! the first failure is told to all, with a verdict. One [`Coordinator`] per world, a TCP connection per
-//! rank, one line of JSON per message.
+//! rank, which begins with a proof that both sides know the [token](super::auth), then one line of JSON per
+//! message.
 
 mod coordinator;
 mod member;
 mod message;
 mod registry;
+mod seat;
+mod session;
 #[cfg(test)]
 mod tests;
 
@@ -16,10 +19,12 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use super::auth::MAKE_A_TOKEN;
 pub use coordinator::Coordinator;
 pub(in crate::comm) use member::{Introduction, Member, Witness};
 pub(in crate::comm) use message::{CallOf, Cause, CauseKind, Failure, Stand};
 pub(in crate::comm) use registry::Patience;
+pub use session::read_session;
 
 /// Why the ranks did not find each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +67,21 @@ pub enum RendezvousError {
         /// What the operating system says.
         reason: String,
     },
+    /// Two processes with different tokens.
+    #[error(
+        "the rendezvous at {address} has another token than this rank; give all ranks the same \
+         BURN_MEGATRON_TOKEN, or the same file by --token-file"
+    )]
+    Token {
+        /// The address.
+        address: String,
+    },
+    /// Ranks of several machines without a token.
+    #[error(
+        "the ranks are on several machines, and nothing says who may join them; give all of them one \
+         token:\n{MAKE_A_TOKEN}"
+    )]
+    NoToken,
     /// The operating system refuses a thread or a connection.
     #[error("the rendezvous cannot be entered: {0}")]
     System(String),
@@ -94,6 +114,9 @@ fn list(addresses: &[SocketAddr]) -> String {
     let texts: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
     texts.join(", ")
 }
+
+/// What the connections of ranks are for: see [`introduce`](super::auth::introduce).
+const PURPOSE: &str = "rendezvous";
 
 /// The name of this machine, for messages.
 fn host_name() -> String {

@@ -1,9 +1,11 @@
 //! What the coordinator decides: a pure value. Connections and clocks are around it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::message::{CallOf, Cause, CauseKind, Down, Failure, Hello, Stand, Up, Whereabouts};
+use super::seat::{Guest, Seat, is_over, misfit};
 use crate::comm::error::ranks_verb;
 use crate::comm::log::{Position, verdict};
 
@@ -45,23 +47,8 @@ pub(super) struct Registry {
     asked: u64,
     causes: Vec<(usize, Cause)>,
     failure: Option<Failure>,
-}
-
-#[derive(Debug, Default)]
-enum Seat {
-    #[default]
-    Empty,
-    Taken(Guest),
-}
-
-#[derive(Debug)]
-struct Guest {
-    hello: Hello,
-    heard: Duration,
-    position: Position,
-    returned: bool,
-    /// Its connection is closed.
-    gone: bool,
+    /// Connections that came with another token, and from where the last one did.
+    turned_away: (usize, Option<IpAddr>),
 }
 
 #[derive(Debug)]
@@ -95,6 +82,7 @@ impl Registry {
             asked: 0,
             causes: vec![],
             failure: None,
+            turned_away: (0, None),
         }
     }
 
@@ -125,7 +113,12 @@ impl Registry {
         guests.all(|guest| guest.gone)
     }
 
-    /// A rank introduces itself; an error is why it is refused.
+    /// Somebody came with another token. It is no rank of this world until it has this one.
+    pub fn turned_away(&mut self, from: IpAddr) {
+        self.turned_away = (self.turned_away.0 + 1, Some(from));
+    }
+
+    /// A rank that has the token introduces itself; an error is why it is refused.
     pub fn join(&mut self, hello: Hello, now: Duration) -> Result<Said, Refusal> {
         let stranger = |reason: String| Err(Refusal::Stranger(reason));
         if hello.world != self.world {
@@ -141,7 +134,7 @@ impl Registry {
                 self.size
             ));
         }
-        if let Some(reason) = self.misfit(&hello) {
+        if let Some(reason) = misfit(&hello, &self.seats) {
             // It was meant for this world, which can never be complete now.
             let rank = hello.rank.min(self.size - 1);
             let said = self.cause(rank, CauseKind::Own, reason.clone(), now);
@@ -171,35 +164,6 @@ impl Registry {
         })
     }
 
-    fn misfit(&self, hello: &Hello) -> Option<String> {
-        let Hello { rank, size, .. } = *hello;
-        let version = env!("CARGO_PKG_VERSION");
-        if hello.version != version {
-            return Some(format!(
-                "rank {rank} runs version {} of burn-megatron, the rendezvous {version}",
-                hello.version
-            ));
-        }
-        if size != self.size {
-            return Some(format!(
-                "rank {rank} was told that there are {size} ranks, the rendezvous {}; give all \
-                 the same WORLD_SIZE",
-                self.size
-            ));
-        }
-        if rank >= self.size {
-            let most = self.size - 1;
-            return Some(format!(
-                "a process says that it is rank {rank} of {size}; 0 to {most} would fit"
-            ));
-        }
-        let other = &self.seats[rank].guest()?.hello;
-        Some(format!(
-            "two processes say that they are rank {rank}: process {} on {} and process {} on {}",
-            other.process, other.host, hello.process, hello.host
-        ))
-    }
-
     /// The launcher says that the process of a rank has ended, and how. One that came says so itself, or
     /// its connection does.
     pub fn process_ended(&mut self, rank: usize, how: &str, now: Duration) -> Said {
@@ -218,7 +182,6 @@ impl Registry {
             guest.heard = now;
         }
         match message {
-            Up::Hello(_) => vec![],
             Up::Alive(position) => {
                 self.set_position(rank, position);
                 vec![]
@@ -323,13 +286,23 @@ impl Registry {
         let missing: Vec<usize> = (0..self.size).filter(|rank| !came(rank)).collect();
         let message = format!(
             "{} not come to the rendezvous within {} s, where {} of {} ranks are; started with \
-             the same address?",
+             the same address?{}",
             ranks_verb(&missing, "has", "have"),
             self.patience.gather.as_secs(),
             self.size - missing.len(),
-            self.size
+            self.size,
+            self.with_another_token()
         );
         self.cause(missing[0], CauseKind::Own, message, now)
+    }
+
+    fn with_another_token(&self) -> String {
+        match self.turned_away {
+            (count, Some(from)) => format!(
+                " Whoever came with another token was turned away ({count} times, last from {from})."
+            ),
+            _ => String::new(),
+        }
     }
 
     /// Notes that a rank has failed; the first time, asks the others where they stand.
@@ -467,29 +440,6 @@ pub(super) enum Refusal {
     Stranger(String),
     /// It shows that this world is set up wrong.
     Misfit { reason: String, said: Said },
-}
-
-impl Seat {
-    fn guest(&self) -> Option<&Guest> {
-        match self {
-            Seat::Taken(guest) => Some(guest),
-            Seat::Empty => None,
-        }
-    }
-
-    fn guest_mut(&mut self) -> Option<&mut Guest> {
-        match self {
-            Seat::Taken(guest) => Some(guest),
-            Seat::Empty => None,
-        }
-    }
-}
-
-fn is_over(position: &Position) -> bool {
-    matches!(
-        position,
-        Position::Failed(_) | Position::Gone(_) | Position::Returned | Position::Silent(..)
-    )
 }
 
 fn posted(key: &str, value: &[u8]) -> Down {

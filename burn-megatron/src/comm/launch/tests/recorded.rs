@@ -115,6 +115,7 @@ fn expected(
         local_world_size,
         rendezvous: rendezvous.map(|text| text.parse().unwrap()),
         job: job.map(str::to_owned),
+        token: None,
     }
 }
 
@@ -317,4 +318,46 @@ fn a_launch_is_told_in_json() {
     let json = serde_json::to_value(launch(&[BY_HAND])).unwrap();
     assert_eq!(json["launcher"], "manual");
     assert_eq!(json["rendezvous"], "[fd00::2]:29500");
+}
+
+#[test]
+fn the_token_is_read_and_never_shown() {
+    const TOKEN: &str = "BURN_MEGATRON_TOKEN=\
+        00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    let (launch, origins) = read(&[SLURM, TOKEN]).unwrap().unwrap();
+    let token = launch.token.as_ref().unwrap();
+    assert!(TOKEN.ends_with(&token.reveal()));
+    assert_eq!(origins.token.as_deref(), Some("BURN_MEGATRON_TOKEN"));
+    let shown = format!("{launch:?} {origins:?}");
+    let shown = shown + &serde_json::to_string(&(&launch, &origins)).unwrap();
+    assert!(!shown.contains("00112233"), "{shown}");
+    let error = read(&[SLURM, "BURN_MEGATRON_TOKEN=secret"])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("BURN_MEGATRON_TOKEN holds 6 characters"),
+        "{error}"
+    );
+    assert!(!error.contains("secret"), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_token_file_gives_the_token_and_may_not_contradict() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    let token = "ab".repeat(32);
+    std::fs::write(&path, &token).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let found = launch(&[SLURM]).with_token_file(&path).unwrap();
+    assert_eq!(found.token.as_ref().unwrap().reveal(), token);
+    assert!(found.with_token_file(&path).is_ok());
+    let other = format!("BURN_MEGATRON_TOKEN={}", "cd".repeat(32));
+    let error = launch(&[SLURM, &other]).with_token_file(&path).unwrap_err();
+    assert!(
+        error.to_string().contains("hold different tokens"),
+        "{error}"
+    );
 }

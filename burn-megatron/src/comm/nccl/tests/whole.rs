@@ -13,7 +13,7 @@ use crate::comm::conformance::{self, Options};
 use crate::comm::journal::{Deadlines, Journal};
 use crate::comm::process::{Desk, ProcessCommunicator, ProcessWorld, Transport};
 use crate::comm::rendezvous::{Coordinator, Introduction, Member};
-use crate::comm::{Communicator, DType, ReduceOp};
+use crate::comm::{Communicator, DType, ReduceOp, Token};
 
 /// Runs `f` on `size` ranks that met at a rendezvous, each with its part of the engine.
 fn over_all<T: Send>(
@@ -22,8 +22,9 @@ fn over_all<T: Send>(
     f: impl Fn(Arc<dyn Communicator>, Arc<ProcessWorld>) -> T + Sync,
 ) -> Vec<T> {
     let run = Run::new(size, Setup::default());
+    let token = Token::random().unwrap();
     let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
-    let held = Coordinator::host(anywhere, size, LONG, LONG).unwrap();
+    let held = Coordinator::host(anywhere, size, &token, LONG, LONG).unwrap();
     let deadlines = Deadlines {
         first: deadline,
         then: deadline,
@@ -34,6 +35,7 @@ fn over_all<T: Send>(
             rank,
             size,
             world: 0,
+            token: Some(token.clone()),
             gather: LONG,
             silence: LONG,
         };

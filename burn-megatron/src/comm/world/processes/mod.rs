@@ -17,15 +17,16 @@ use tracing::Dispatch;
 
 use super::rank::{AnyError, LogFolder, Rank, StopSign, unstarted};
 use super::{Engine, World, WorldError};
+use crate::comm::auth::NoToken;
 use crate::comm::error::{CommError, with_causes};
 use crate::comm::journal::Journal;
 use crate::comm::launch::{Launch, Launcher};
 use crate::comm::log;
 use crate::comm::process::{Desk, ProcessCommunicator, ProcessWorld, Transport};
 use crate::comm::rendezvous::{
-    Coordinator, Failure, Introduction, Member, Patience, RendezvousError, resolve,
+    Coordinator, Failure, Introduction, Member, Patience, RendezvousError,
 };
-use place::{hold, share};
+use place::{hold, meeting_place, share};
 use watch::Watch;
 
 /// How long the one who holds the rendezvous waits for the others to hear its last word.
@@ -100,27 +101,29 @@ impl Seat {
             silence: world.silence,
         };
         let desk = Desk::new(Journal::new(Instant::now(), world.deadlines));
-        let introduction = |number| Introduction {
+        let introduction = |number, token| Introduction {
             rank,
             size,
             world: number,
+            token,
             gather: patience.gather,
             silence: patience.silence,
         };
-        let join = |addresses: &[SocketAddr], number| {
-            Member::join(addresses, introduction(number), desk.clone())
+        let join = |addresses: &[SocketAddr], number, token| {
+            Member::join(addresses, introduction(number, token), desk.clone())
         };
         let launched = launch.launcher == Launcher::BurnMegatron;
         // MPI hands an address round itself, on a port that is free for certain.
         let by_mpi = engine == Engine::Mpi && !launched;
         let (coordinator, member, transport) = match &launch.rendezvous {
             Some(place) if !by_mpi => {
-                let mut addresses = resolve(&place.host, place.port)?;
+                let addresses = meeting_place(place, launch)?;
                 let holds = rank == 0 && !launched;
                 let number = if launched { 0 } else { launch.number() };
-                let coordinator = holds.then(|| hold(&mut addresses, size, number, patience));
+                let token = launch.token.as_ref();
+                let coordinator = holds.then(|| hold(&addresses, size, number, token, patience));
                 let coordinator = coordinator.transpose()?;
-                let member = join(&addresses, number)?;
+                let member = join(&addresses, number, token.cloned())?;
                 let transport = open(
                     engine,
                     launch,
@@ -133,9 +136,11 @@ impl Seat {
             _ if by_mpi => {
                 let transport = open(engine, launch, patience.gather, None, world.registered);
                 let transport = transport.map_err(WorldError::Engine)?;
-                let local = launch.local_world_size == size;
-                let (coordinator, ticket) = share(&*transport, rank, size, local, patience)?;
-                let member = join(&ticket.addresses, ticket.number)?;
+                let (coordinator, ticket) = share(&*transport, launch, patience)?;
+                let token = ticket.token.parse().map_err(|error: NoToken| {
+                    RendezvousError::System(format!("the token of rank 0: {error}"))
+                })?;
+                let member = join(&ticket.addresses, ticket.number, Some(token))?;
                 (coordinator, member, transport)
             }
             _ => {
