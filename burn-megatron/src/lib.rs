@@ -24,6 +24,7 @@
 //! | [`data`] | tokens, sampled independently of the layout |
 //! | [`train`] | the loop, and what a person sees of it |
 //! | [`verify`] | the proof |
+//! | [`bounded`] | files that are read whole, up to a size |
 //! | [`partial`] | files and folders in the making, and what killed processes left of them |
 //! | [`device`] | devices by name, looked for before Burn is asked for them |
 //!
@@ -53,6 +54,7 @@
 
 pub use burn_megatron_kernels as kernels;
 
+pub mod bounded;
 pub mod checkpoint;
 pub mod choice;
 pub mod collective;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use burn_megatron::bounded;
 use burn_megatron::choice::Choices;
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::{Axis, Mesh, ParallelConfig, split_evenly};
@@ -85,13 +86,16 @@ impl Default for Parallel {
     }
 }
 
+/// The largest recipe that is read.
+const LARGEST_RECIPE: u64 = 1 << 20;
+
 /// What a command fails with.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 impl Recipe {
     /// Reads a recipe; unknown keys are errors.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let text = fs::read_to_string(path)
+        let text = bounded::read_text(path, LARGEST_RECIPE)
             .map_err(|error| format!("the recipe {} cannot be read: {error}", path.display()))?;
         toml::from_str(&text)
             .map_err(|error| format!("the recipe {} is not right: {error}", path.display()).into())

@@ -124,6 +124,7 @@ fuzzed!(
     layout,
     manifest,
     recipe,
+    rendezvous,
     safetensors_header,
     schedule_csv,
     sidecar,

@@ -1,13 +1,16 @@
 //! What made a pair of token files.
 
-use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::Tokenizer;
+use crate::bounded;
 use crate::partial::Partial;
+
+/// The largest description that is read: its longest part is a list of inputs.
+const LARGEST: u64 = 64 << 20;
 
 /// What made a pair of token files `PREFIX.bin` and `PREFIX.idx`, written beside them as `PREFIX.json`.
 ///
@@ -101,7 +104,7 @@ impl TokenFileInfo {
     /// [`InfoError`].
     pub fn read(prefix: &Path) -> Result<Option<Self>, InfoError> {
         let path = Self::path(prefix);
-        match fs::read(&path) {
+        match bounded::read(&path, LARGEST) {
             Ok(content) => match Self::parse(&content) {
                 Ok(info) => Ok(Some(info)),
                 Err(source) => Err(InfoError::Invalid { path, source }),

@@ -25,11 +25,12 @@ mod tests;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
-use std::{fmt, fs};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::bounded;
 pub use error::TokenizerError;
 pub use info::{InfoError, TokenFileInfo};
 pub use special::SpecialTokens;
@@ -43,6 +44,9 @@ const BYTES_EOD: u32 = 0;
 
 /// The file that a folder has its tokenizer in.
 const FILE: &str = "tokenizer.json";
+
+/// The largest file of a tokenizer that is read: many times what any has.
+const LARGEST_FILE: u64 = 1 << 30;
 
 /// Text to tokens, and tokens to text.
 ///
@@ -101,8 +105,8 @@ impl Tokenizer {
     /// [`TokenizerError::Panicked`] or [`TokenizerError::UnknownToken`], which name the file.
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let file = file_of(path)?;
-        let content =
-            fs::read(&file).map_err(|source| TokenizerError::unreadable(&file, source))?;
+        let content = bounded::read(&file, LARGEST_FILE)
+            .map_err(|source| TokenizerError::unreadable(&file, source))?;
         let beside = special::beside(file.parent().unwrap_or(Path::new(".")))?;
         Self::parse(path, &file, &content, &beside)
     }

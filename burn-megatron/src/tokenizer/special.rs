@@ -1,13 +1,13 @@
 //! The tokens that begin and end texts, from the files beside a tokenizer.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::TokenizerError;
+use super::{LARGEST_FILE, TokenizerError};
+use crate::bounded;
 
 /// The tokens that begin and end texts, where they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) fn beside(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, Tokeniz
     let mut found = BTreeMap::new();
     for file in WRITTEN.into_iter().chain(NUMBERED) {
         let path = folder.join(file);
-        match fs::read(&path) {
+        match bounded::read(&path, LARGEST_FILE) {
             Ok(content) => drop(found.insert(file.into(), content)),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(source) => return Err(TokenizerError::unreadable(&path, source)),

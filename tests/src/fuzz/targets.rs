@@ -4,6 +4,7 @@ use burn_megatron::checkpoint::{
     About, Checksum, ElementType, FileEntry, Manifest, ObjectEntry, PieceEntry, Slice, TensorEntry,
     parse_header,
 };
+use burn_megatron::comm::read_session;
 use burn_megatron::data::indexed::Header;
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, generate, validate,
@@ -89,6 +90,11 @@ pub const TARGETS: &[Target] = &[
         run: |input| text(input).is_some_and(|text| check_recipe(text).is_ok()),
     },
     Target {
+        name: "rendezvous",
+        seeds: sessions,
+        run: read_session,
+    },
+    Target {
         name: "safetensors_header",
         seeds: || vec![small_safetensors()],
         run: |input| parse_header(input, input.len() as u64).is_ok(),
@@ -125,6 +131,42 @@ fn text(input: &[u8]) -> Option<&str> {
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// What ranks of two say at the rendezvous, one line each after the hello.
+fn sessions() -> Vec<Vec<u8>> {
+    let hello = json!({
+        "version": env!("CARGO_PKG_VERSION"), "rank": 1, "size": 2, "world": 0,
+        "host": "node\u{1b}[2J", "process": 7, "gather": 60.0, "silence": 30.0,
+    });
+    let stood = json!({ "At": "call 3 barrier over world [0, 1]" });
+    let call = json!({ "group": 0, "sequence": 3 });
+    let runs = [
+        vec![
+            json!({ "Alive": "Nowhere" }),
+            json!({ "Post": { "key": "id", "value": [0, 10, 255] } }),
+            json!({ "Read": { "key": "id" } }),
+            json!({ "Returned": [[0, 7]] }),
+        ],
+        vec![
+            json!({ "Where": { "question": 1, "call": call } }),
+            json!({ "Stands": {
+                "question": 0, "stand": { "position": stood, "came": true, "call": "barrier" },
+            } }),
+            json!({ "Failed": {
+                "cause": { "kind": "Own", "message": "no such file\u{7}" },
+                "stood": { "Past": "call 2 barrier over world [0, 1]" },
+            } }),
+        ],
+        vec![json!({ "Alive": { "Silent": [3, { "Gone": stood }] } })],
+    ];
+    let session = |lines: Vec<serde_json::Value>| {
+        let all = [hello.clone()].into_iter().chain(lines);
+        all.map(|line| line.to_string() + "\n")
+            .collect::<String>()
+            .into_bytes()
+    };
+    runs.into_iter().map(session).collect()
 }
 
 fn schedules() -> Vec<Vec<u8>> {
