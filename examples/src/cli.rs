@@ -300,6 +300,10 @@ pub struct PretrainArgs {
     /// The run's own folder, which must not be there yet, unless the run goes on with --resume.
     #[arg(long, value_name = "PATH")]
     pub run_dir: Option<PathBuf>,
+    /// Begin even where parameters, gradients, optimizer state and logits alone are more than the memory of
+    /// this machine, or of its cgroup.
+    #[arg(long)]
+    pub ignore_memory: bool,
     /// Print the resolved recipe and stop.
     #[arg(long)]
     pub print_recipe: bool,

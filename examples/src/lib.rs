@@ -15,6 +15,7 @@ mod generate;
 mod header;
 mod interrupt;
 mod launch;
+mod outline;
 mod preprocess;
 mod pretrain;
 mod rank_run;

@@ -19,8 +19,9 @@ use crate::cli::PretrainArgs;
 use crate::data::{self, Unit};
 use crate::fp8::{self, report};
 use crate::interrupt::{self, Interrupt};
+use crate::outline::Outlines;
 use crate::rank_run::{Memory, RankResult, RankRun};
-use crate::ranks::{self, Ranks, seconds};
+use crate::ranks::{self, seconds};
 use crate::recipe::{Error, Recipe};
 use crate::start::{Begin, Begun};
 use crate::{trace, weights};
@@ -35,12 +36,9 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         print!("{}", toml::to_string(&recipe)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let Ranks {
-        mut world,
-        own_rank,
-        local_rank,
-        ..
-    } = ranks::of(&args.ranks, args.device, plan.mesh.world_size())?;
+    let ranks = ranks::of(&args.ranks, args.device, plan.mesh.world_size())?;
+    let (own_rank, local_rank) = (ranks.own_rank, ranks.local_rank);
+    let mut world = ranks.world.clone();
     let faults = Faults::new(args.inject.clone());
     faults.check(plan.mesh.world_size())?;
     if let Some(threads) = args.compute_threads {
@@ -54,11 +52,6 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         world = world.compute_threads(threads);
     }
     world.check()?;
-    let data = data::open(&recipe)?;
-    let tokenizer = data::sample_tokenizer(&recipe)?;
-    let load = args.saving.load.as_deref();
-    let weights = load.map(|path| weights::open(path, &recipe.model, &args.saving));
-    let weights = weights.transpose()?;
     // The devices are asked for once, here: what is wrong with them is said before anything starts.
     let devices = args.device.devices()?;
     check_types(&recipe, args.device, |dtype| {
@@ -68,6 +61,15 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     recipe
         .model
         .check_kernels(&recipe.kernels, &devices[0], computing)?;
+    let outlines = Outlines::new(&recipe, &plan, &devices[0])?;
+    if !args.ignore_memory {
+        outlines.check(&plan.mesh, &ranks, args.device)?;
+    }
+    let data = data::open(&recipe)?;
+    let tokenizer = data::sample_tokenizer(&recipe)?;
+    let load = args.saving.load.as_deref();
+    let weights = load.map(|path| weights::open(path, &recipe.model, &args.saving));
+    let weights = weights.transpose()?;
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
         return stay_away(rank, args);
     }
@@ -96,6 +98,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         let run = RankRun {
             recipe: &recipe,
             plan: &plan,
+            outlines: &outlines,
             data: &*data,
             begin: begin.as_ref().filter(|_| rank.rank() == 0),
             saving: &args.saving,

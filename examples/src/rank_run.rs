@@ -4,27 +4,25 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::choice::Operation;
 use burn_megatron::comm::inject::{Fault, Plan as Faults, inject};
-use burn_megatron::comm::{
-    Buffer, CommError, Communicator, Groups, Rank, ReduceOp, broadcast_bytes, broadcast_made,
-};
+use burn_megatron::comm::{Communicator, Groups, Rank, broadcast_bytes, broadcast_made};
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
 use burn_megatron::device::DeviceKind;
-use burn_megatron::nn::Scope;
 use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
-use burn_megatron::train::{LanguageModel, Outcome, Pipeline, Saver, Saving, Trainer};
+use burn_megatron::train::{Outcome, Pipeline, Saver, Saving, Trainer};
 use burn_megatron_models::Transformer;
 
 use crate::fp8;
 use crate::fp8::report::{self, Line};
 use crate::header::{layout, print_aside, print_model, print_run, print_sharing, print_start};
 use crate::interrupt::Interrupt;
+use crate::outline::{self, Outlines};
 use crate::recipe::{Error, Plan, Recipe};
 use crate::record::Recorder;
 use crate::saving::SavingArgs;
@@ -38,6 +36,8 @@ const LONGEST_BEAT: Duration = Duration::from_secs(5);
 pub struct RankRun<'a> {
     pub recipe: &'a Recipe,
     pub plan: &'a Plan,
+    /// What it will hold.
+    pub outlines: &'a Outlines,
     pub data: &'a dyn Dataset,
     /// On rank 0, which writes.
     pub begin: Option<&'a Begin<'a>>,
@@ -117,12 +117,13 @@ impl RankRun<'_> {
         let from = share_start(start, &*world)?;
         agree::check(&*world, recipe, self.data)?;
         let groups = Groups::checked(&self.plan.layout, world)?;
-        let mut trainer = self.trainer(&groups, device)?;
-        self.load(&mut trainer, from.as_ref())?;
-        let parameters = count_parameters(&groups, &trainer)?;
         if let Some(start) = start {
             print_run(recipe, self.plan, self.data, self.device, rank);
-            self.print_training(&start.folder, &trainer, device, parameters)?;
+            self.print_training(&start.folder, device);
+        }
+        let mut trainer = self.trainer(&groups, device)?;
+        self.load(&mut trainer, from.as_ref())?;
+        if start.is_some() {
             print_start(from.as_ref(), self.saving.load.as_deref());
         }
         if recipe.checkpoint.save {
@@ -236,21 +237,18 @@ impl RankRun<'_> {
         Ok(saver)
     }
 
-    fn print_training(
-        &self,
-        folder: &RunFolder,
-        trainer: &Trainer<Transformer>,
-        device: &Device,
-        parameters: usize,
-    ) -> Result<(), Error> {
-        let (recipe, ddp) = (self.recipe, trainer.model());
-        let groups = ddp.groups();
-        let length = recipe.train.sequence_length.unwrap_or(recipe.model.context);
-        let own = ddp.table().local_elements(groups.place());
-        let flops = ddp.module().flops_per_token(length);
-        print_model(recipe, parameters, own, flops);
-        print_sharing(ddp.config(), groups.data().size(), ddp.layout());
-        println!("kernels  {}", ddp.kernels());
+    fn print_training(&self, folder: &RunFolder, device: &Device) {
+        let (recipe, outlines) = (self.recipe, self.outlines);
+        let own = outlines.first();
+        print_model(
+            recipe,
+            outlines.parameters,
+            own.parameters,
+            own.flops_per_token,
+        );
+        let (config, data) = (&recipe.data_parallel, recipe.parallel.data);
+        print_sharing(config, data, &own.sharing.layout);
+        println!("kernels  {}", own.kernels);
         if fp8::is_on(&recipe.fp8) {
             let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
             println!(
@@ -260,28 +258,15 @@ impl RankRun<'_> {
         }
         println!("folder   {}", folder.path().display());
         println!("memory   of rank 0, without activations\n");
-        println!("{}\n", ddp.memory_plan()?);
-        Ok(())
+        println!("{}\n", own.sharing.memory);
     }
 
     fn trainer(&self, groups: &Groups, device: &Device) -> Result<Trainer<Transformer>, Error> {
-        let (model, train) = (&self.recipe.model, &self.recipe.train_config());
-        let sequence_parallel = self.recipe.parallel.sequence_parallel;
-        // Parameters are built in f32, and stay so as masters where the model computes in 16 bits.
-        let computing = train.data_parallel.precision.of(DType::F32);
-        let scope = Scope::with(groups, device, train.seed, DType::F32)
-            .computing_in(computing)
-            .with_kernels(&self.recipe.kernels)?
-            .with_fp8(&self.recipe.fp8)?;
+        let train = &self.recipe.train_config();
+        let model = outline::build(self.recipe, self.plan, groups, device, false)?;
         let Some(schedule) = &self.plan.schedule else {
-            let model = model.init(scope, sequence_parallel)?;
             return Ok(Trainer::new(model, groups, device, train)?);
         };
-        let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-        let own: Vec<_> = own
-            .map(|stage| (stage, self.plan.stages[stage].clone()))
-            .collect();
-        let model = model.init_stages(scope, sequence_parallel, &own)?;
         let pipeline = Pipeline {
             schedule: schedule.clone(),
             defer_embedding_wgrad: self.recipe.parallel.defer_embedding_wgrad,
@@ -297,19 +282,4 @@ fn share_start(start: Option<&Start>, world: &dyn Communicator) -> Result<Option
     let own = start.map(|start| &start.from);
     let shared = broadcast_bytes(world, &serde_json::to_vec(&own)?, 0)?;
     Ok(serde_json::from_slice(&shared)?)
-}
-
-/// The parameters of the whole model, each counted once; every rank must come.
-fn count_parameters(groups: &Groups, trainer: &Trainer<Transformer>) -> Result<usize, CommError> {
-    let first = groups.pipeline().rank() == 0;
-    let entries = trainer.model().table().entries().iter();
-    let counted = entries.filter(|entry| first || !entry.at_both_ends);
-    let own: usize = counted.map(|entry| entry.len()).sum();
-    match groups
-        .pipeline()
-        .all_reduce(Buffer::from(vec![own as i64]), ReduceOp::Sum)?
-    {
-        Buffer::I64(sum) => Ok(sum[0] as usize),
-        other => unreachable!("i64 went in, {} came out", other.dtype()),
-    }
 }

@@ -24,6 +24,8 @@ pub struct Ranks {
     pub own_rank: Option<usize>,
     /// Its number among those of its machine.
     pub local_rank: usize,
+    /// How many of them are on this machine.
+    pub on_this_machine: usize,
     /// What joins the ranks.
     pub engine: Engine,
 }
@@ -75,6 +77,7 @@ fn threads(wanted: usize) -> Result<Ranks, Error> {
         world: World::threads(wanted)?,
         own_rank: None,
         local_rank: 0,
+        on_this_machine: wanted,
         engine: Engine::Threads,
     })
 }
@@ -101,6 +104,7 @@ fn processes(
     Ok(Ranks {
         own_rank: Some(launch.rank),
         local_rank: launch.local_rank,
+        on_this_machine: launch.local_world_size,
         engine,
         world: World::processes(launch).engine(engine),
     })

@@ -2,9 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use burn::tensor::Device;
 use toml::{Table, Value};
 
 use super::*;
+use crate::outline::Outlines;
 
 /// A recipe with every number that a recipe can have; those that exclude each other stand in others.
 const ALL: &str = r#"
@@ -145,14 +147,17 @@ fn at<'a>(recipe: &'a mut Value, path: &str) -> &'a mut Value {
     })
 }
 
-/// What comes of a recipe up to its plan: an error of one line, or nothing.
+/// What comes of a recipe up to the outline of its ranks: an error of one line, or nothing.
 fn planned(recipe: &Value) -> Option<String> {
     let recipe: Recipe = match recipe.clone().try_into() {
         Ok(recipe) => recipe,
         // The position in the text that it does not have is all that is wrong with it.
         Err(error) => return Some(error.message().to_string()),
     };
-    recipe.plan().err().map(|error| error.to_string())
+    let outlined = recipe
+        .plan()
+        .and_then(|plan| Outlines::new(&recipe, &plan, &Device::flex()).map(drop));
+    outlined.err().map(|error| error.to_string())
 }
 
 /// Gives each number of a recipe each value, and demands a plan or an error of one line.

@@ -326,6 +326,16 @@ impl TransformerConfig {
         Ok(width)
     }
 
+    /// Bytes of the table that rotary positions are read from on each rank: two numbers of 32 bits for each
+    /// position and each pair of features; none for learned positions.
+    pub fn rotary_bytes(&self) -> u128 {
+        let width = self.head_width.unwrap_or(self.hidden / self.heads.max(1));
+        match self.positions {
+            Positions::Learned => 0,
+            Positions::Rotary { .. } => 2 * 4 * self.context as u128 * (width / 2) as u128,
+        }
+    }
+
     pub(crate) fn norm(&self, sequence_parallel: bool) -> NormConfig {
         NormConfig {
             kind: self.norm,

@@ -164,7 +164,12 @@ impl Transformer {
             Positions::Rotary { base, scaling } => {
                 let config = RopeConfig {
                     width: head_width,
-                    max_positions: config.context,
+                    // An outline holds no table.
+                    max_positions: if scope.is_outline() {
+                        1
+                    } else {
+                        config.context
+                    },
                     base,
                     scaling: scaling.into(),
                 };

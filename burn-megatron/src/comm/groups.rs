@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CommError, Communicator, Rank, Solo};
+use super::{Absent, CommError, Communicator, Rank, Solo};
 use crate::mesh::{Axis, Coordinates, Mesh, MeshError, ParallelConfig, Place};
 
 /// What a rank knows of the others: the mesh, its own coordinates, and its groups.
@@ -107,6 +107,17 @@ impl Groups {
             stage: solo.clone(),
             ends: solo,
         }
+    }
+
+    /// The place of one rank in a mesh whose ranks do not run: what is built there shows what the rank will
+    /// hold, and every call is an error.
+    ///
+    /// # Errors
+    ///
+    /// None that a rank of the mesh has.
+    pub fn without_world(mesh: Mesh, rank: usize) -> Result<Self, CommError> {
+        let world = Absent::world(mesh.world_size(), rank);
+        Self::over(mesh, Arc::new(world))
     }
 
     /// The mesh.

@@ -23,6 +23,7 @@
 //! # Ok::<(), burn_megatron::comm::WorldError>(())
 //! ```
 
+mod absent;
 pub mod auth;
 mod buffer;
 mod bytes;
@@ -55,6 +56,7 @@ mod solo;
 mod threads;
 mod world;
 
+pub use absent::Absent;
 pub use auth::{Token, TokenError};
 pub use buffer::{Buffer, BufferError, DType, Element};
 pub use bytes::{all_gather_bytes, broadcast_bytes, broadcast_made};

@@ -20,7 +20,7 @@ use crate::collective::{from_buffer, to_buffer};
 use crate::comm::{self, Buffer, BufferPool, CommError, Groups, ReduceOp};
 use crate::nn::door::{Door, GradientSink};
 use crate::nn::fp8::WeightQuantizer;
-use crate::nn::{ParameterTable, Placement};
+use crate::nn::{ParameterTable, Placement, placeholder};
 
 /// Bytes at which a view must start on a device that is not the CPU; CUDA asks for the most.
 const VIEW_BYTES: usize = 512;
@@ -28,21 +28,20 @@ const VIEW_BYTES: usize = 512;
 /// An 8-bit weight by its path, and how it is quantised.
 pub(super) type NamedWeight = (String, Arc<dyn WeightQuantizer>);
 
-/// Lays out the parameters of a module, of which `weights` are those of 8-bit layers; every rank must
-/// come.
+/// How the 8-bit weights of a module are quantised, by their paths.
+pub(super) type Quantizers = BTreeMap<String, Arc<dyn WeightQuantizer>>;
+
+/// Lays out the parameters of a module, of which `quantizers` has those that are gathered in 8 bits; every
+/// rank must come.
 pub(super) fn plan<M: Module>(
     module: &M,
     table: &ParameterTable,
     groups: &Groups,
     config: &DataParallelConfig,
-    weights: Vec<NamedWeight>,
+    mut quantizers: Quantizers,
 ) -> Result<Plan, DataParallelError> {
     let ranks = groups.data().size();
     config.check(ranks)?;
-    let mut quantizers = match config.fp8_param_gather {
-        true => quantizers(table, groups, weights)?,
-        false => BTreeMap::new(),
-    };
     let mut found = Found::default();
     module.visit(&mut found);
     let device = found.device.unwrap_or_else(Device::flex);
@@ -101,19 +100,34 @@ pub(super) fn plan<M: Module>(
     })
 }
 
-/// How the weights become 8 bits that are to be gathered so, by their paths.
-fn quantizers(
-    table: &ParameterTable,
+/// Checks that some rank has weights to be gathered in 8 bits where they are; every rank must come.
+pub(super) fn check_quantizers(
+    quantizers: &Quantizers,
     groups: &Groups,
-    weights: Vec<NamedWeight>,
-) -> Result<BTreeMap<String, Arc<dyn WeightQuantizer>>, DataParallelError> {
-    let quantizers: BTreeMap<_, _> = weights.into_iter().collect();
+    config: &DataParallelConfig,
+) -> Result<(), DataParallelError> {
+    if !config.fp8_param_gather {
+        return Ok(());
+    }
     // A stage may have no 8-bit weights where others have some.
     let own = Buffer::from(vec![quantizers.len() as i64]);
     let all = groups.pipeline().all_reduce(own, ReduceOp::Sum)?;
-    if super::i64s(all) == [0] {
-        return Err(DataParallelConfigError::NoFp8Weights.into());
+    match super::i64s(all) == [0] {
+        true => Err(DataParallelConfigError::NoFp8Weights.into()),
+        false => Ok(()),
     }
+}
+
+/// How the weights become 8 bits that are to be gathered so, if any are.
+pub(super) fn quantizers(
+    table: &ParameterTable,
+    config: &DataParallelConfig,
+    weights: Vec<NamedWeight>,
+) -> Result<Quantizers, DataParallelError> {
+    if !config.fp8_param_gather {
+        return Ok(Quantizers::new());
+    }
+    let quantizers: Quantizers = weights.into_iter().collect();
     let is_matrix = |path: &str| {
         let entry = table.entries().iter().find(|entry| entry.path == path);
         entry.is_some_and(|entry| entry.shape.len() == 2)
@@ -260,16 +274,6 @@ fn plain<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
         true => tensor.inner(),
         false => tensor,
     }
-}
-
-/// A tensor of this shape with one element of memory. It is not a number: whoever reads it instead
-/// of the parameter sees that.
-fn placeholder<const D: usize>(shape: [usize; D], options: (&Device, DType)) -> Tensor<D> {
-    if shape.contains(&0) {
-        return Tensor::empty(shape, options);
-    }
-    let one = Tensor::<1>::full([1], f64::NAN, options);
-    one.reshape([1; D]).expand(shape)
 }
 
 /// Attaches the doors, in the order of the table.

@@ -42,6 +42,7 @@ mod guard;
 pub mod layout;
 mod memory;
 mod order;
+mod outline;
 mod parameters;
 mod plan;
 mod quantized;
@@ -61,7 +62,9 @@ pub use error::DataParallelError;
 pub use gradients::Gradients;
 use gradients::ModelSums;
 pub use guard::Culprit;
+pub use memory::machine;
 pub use memory::{MemoryError, MemoryPlan, MemoryRules, UnknownStage, ZeroStage};
+pub use outline::Outline;
 pub(crate) use plan::Plan;
 use store::Store;
 pub(crate) use usage::Flat;
@@ -132,7 +135,11 @@ impl<M: Module> DistributedDataParallel<M> {
         fp8.check_layers(groups)?;
         // A copy of every weight would stay where none is to stay.
         fp8.manage_weights(config.zero_stage != ZeroStage::Parameters);
-        let plan = build::plan(&module, &table, groups, config, weights)?;
+        // Settings that do not fit are told as such, before what follows from them.
+        config.check(groups.data().size())?;
+        let quantizers = build::quantizers(&table, config, weights)?;
+        build::check_quantizers(&quantizers, groups, config)?;
+        let plan = build::plan(&module, &table, groups, config, quantizers)?;
         let store = Arc::new(Store::new(plan));
         let module = build::detach(module, &table, groups, &store)?;
         store.plan.reserve();
@@ -210,14 +217,7 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// [`DataParallelError::Memory`] for more bytes than can be counted.
     pub fn memory_plan(&self) -> Result<MemoryPlan, DataParallelError> {
-        let Plan {
-            layout,
-            config,
-            axes,
-            ..
-        } = &*self.store.plan;
-        let rules = MemoryRules::of(config, axes.shard.size());
-        Ok(MemoryPlan::new(layout, &rules)?)
+        self.store.plan.memory()
     }
 
     /// Runs a forward whose parameters can be differentiated.

@@ -10,8 +10,9 @@ use burn_megatron_kernels::flat;
 
 use super::axes::Axes;
 use super::config::DataParallelConfig;
+use super::error::DataParallelError;
 use super::layout::{BufferLayout, Piece};
-use super::memory::ZeroStage;
+use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
 use super::quantized;
 use super::usage::{Category, Flat, Usage};
 use crate::collective::{Comm, from_buffer, to_buffer};
@@ -58,6 +59,12 @@ pub(crate) enum Kept {
 }
 
 impl Plan {
+    /// What this rank will hold.
+    pub fn memory(&self) -> Result<MemoryPlan, DataParallelError> {
+        let rules = MemoryRules::of(&self.config, self.axes.shard.size());
+        Ok(MemoryPlan::new(&self.layout, &rules)?)
+    }
+
     pub fn stage(&self) -> ZeroStage {
         self.config.zero_stage
     }

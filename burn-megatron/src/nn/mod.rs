@@ -67,6 +67,7 @@ pub use placement::{Placement, Section};
 pub use position::Position;
 pub use recompute::{recompute, recompute_at};
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
+pub(crate) use scope::placeholder;
 pub use scope::{BuildError, ParallelModule, ParameterSpec, Scope};
 pub use sight::{Packed, PackedError, Reading, Sight};
 pub use table::{ParameterEntry, ParameterTable, TableError};

@@ -28,6 +28,8 @@ pub struct Scope {
     compute: DType,
     /// Whether layers may compute in 8 bits.
     allows_fp8: bool,
+    /// Whether parameters get no memory.
+    outlines: bool,
 }
 
 #[derive(Debug)]
@@ -39,6 +41,19 @@ struct Shared {
     kernels: Mutex<Chosen>,
     fp8: Mutex<Fp8>,
     declared: Mutex<Vec<ParameterEntry>>,
+}
+
+/// A tensor of this shape with one element of memory. It is not a number: whoever reads it instead
+/// of the parameter sees that.
+pub(crate) fn placeholder<const D: usize>(
+    shape: [usize; D],
+    options: (&Device, DType),
+) -> Tensor<D> {
+    if shape.contains(&0) {
+        return Tensor::empty(shape, options);
+    }
+    let one = Tensor::<1>::full([1], f64::NAN, options);
+    one.reshape([1; D]).expand(shape)
 }
 
 /// A parameter to be built.
@@ -179,6 +194,7 @@ impl Scope {
             stage: 0,
             compute: dtype,
             allows_fp8: true,
+            outlines: false,
         }
     }
 
@@ -199,6 +215,20 @@ impl Scope {
         self.compute = dtype;
         *self.lock_kernels() = automatic(self.device(), dtype);
         self
+    }
+
+    /// The same place, for a model that is built to see what it will hold: its parameters have their
+    /// shapes and no values, and next to no memory. To be called on the root.
+    pub fn outline(self) -> Self {
+        Self {
+            outlines: true,
+            ..self
+        }
+    }
+
+    /// Whether what is built is an [`outline`](Self::outline), which holds no values.
+    pub fn is_outline(&self) -> bool {
+        self.outlines
     }
 
     /// Whether the layer that is being built uses the fused form of an operation.
@@ -364,14 +394,21 @@ impl Scope {
             stage: self.stage,
         };
         let (place, key) = (self.place(), stream_key(self.shared.seed, &entry.path));
-        let data = TensorData::new(init.values(&entry, place, key), entry.local_shape(place));
         let options = (&self.shared.device, self.shared.dtype);
+        let local = entry.local_shape(place);
+        let value = match <[usize; D]>::try_from(local.as_slice()) {
+            Ok(shape) if self.outlines => placeholder(shape, options),
+            _ => Tensor::from_data(
+                TensorData::new(init.values(&entry, place, key), local),
+                options,
+            ),
+        };
         self.shared
             .declared
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(entry);
-        Param::from_tensor(Tensor::from_data(data, options))
+        Param::from_tensor(value)
     }
 
     /// Closes the model: its table is complete and fits the module.

@@ -24,6 +24,7 @@ use super::config::{DataParallelConfig, Moments};
 use super::layout::{BufferKey, BufferLayout, FlatBuffer};
 use crate::comm::DType;
 
+pub mod machine;
 mod stage;
 mod table;
 #[cfg(test)]
@@ -31,6 +32,7 @@ mod tests;
 mod transient;
 
 pub use stage::{UnknownStage, ZeroStage};
+pub use table::human;
 use transient::{size, transient};
 
 /// What is kept per parameter, and what of it is shared out.

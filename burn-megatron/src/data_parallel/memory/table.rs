@@ -45,8 +45,8 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// `512 B`, `1.50 GiB`.
-fn human(bytes: u64) -> String {
+/// Bytes for people: `512 B`, `1.50 GiB`.
+pub fn human(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = bytes.max(1).ilog2() / 10;
     match power {
