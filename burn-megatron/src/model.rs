@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use crate::nn::KvCache;
+use crate::nn::{KvCache, LossTerm, Losses};
 
 /// What a decoder reads.
 #[derive(Clone, Debug)]
@@ -76,9 +76,15 @@ pub trait LanguageModel: Module {
     /// The number of different tokens.
     fn vocabulary(&self) -> usize;
 
-    /// The loss of each token in nats from what the last stage gave, the same on every rank of the
+    /// The losses of each token in nats from what the last stage gave, the same on every rank of the
     /// tensor axis. `targets` are `[batch, seq]`.
-    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2>;
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses;
+
+    /// The terms that training minimises beside the cross-entropy, known on every rank: those of the
+    /// [parts](Losses::parts) of the losses.
+    fn loss_terms(&self) -> &[LossTerm] {
+        &[]
+    }
 
     /// The logits `[batch, seq, vocabulary]` from what the last stage gave, whole on every rank of
     /// the tensor axis.
@@ -96,14 +102,15 @@ pub trait LanguageModel: Module {
     /// taken off).
     fn flops_per_token(&self, seq: usize) -> f64;
 
-    /// The loss of each token, of a model that is not cut.
+    /// What training minimises for each token, of a model that is not cut.
     fn losses(
         &self,
         tokens: impl Into<Tokens>,
         targets: Tensor<2, Int>,
         offset: Option<Tensor<3>>,
     ) -> Tensor<2> {
-        self.losses_of(self.hidden(0, None, tokens.into(), offset), targets)
+        let hidden = self.hidden(0, None, tokens.into(), offset);
+        self.losses_of(hidden, targets).objective
     }
 
     /// The logits of the next tokens, of a model that is not cut.

@@ -1,8 +1,10 @@
 //! `burn-megatron compare`.
 
+use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 
-use burn_megatron::train::metrics::{Record, read_metrics};
+use burn_megatron::train::metrics::{Record, oldest_version, read_metrics};
 use burn_megatron::train::plot::{Comparison, LossCurve};
 use burn_megatron::train::run_folder::RunFolder;
 
@@ -15,11 +17,13 @@ struct Run {
     records: Vec<Record>,
     /// The step and the loss of its last evaluation.
     held_out: (usize, f64),
+    /// What its loss is made of, where it is of a version in which that was not the cross-entropy alone.
+    minimised: Option<Vec<String>>,
 }
 
-/// Prints a table of the last held-out losses, and draws the curves.
-pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
-    let runs = args.runs.iter().map(|path| {
+impl Run {
+    /// The run in a folder.
+    fn read(path: &Path) -> Result<Self, Error> {
         let folder = RunFolder::open(path)?;
         let records = read_metrics(&folder.metrics())?;
         let name = folder
@@ -28,20 +32,77 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
             .unwrap_or(folder.path().as_os_str());
         let held_out = |record: &Record| match record {
             Record::HeldOut(metrics) => Some((metrics.step, metrics.loss)),
-            Record::Step(_) => None,
+            Record::Run(_) | Record::Step(_) => None,
         };
         let held_out = records.iter().rev().find_map(held_out);
-        Ok(Run {
+        Ok(Self {
             name: name.to_string_lossy().into_owned(),
             held_out: held_out
                 .ok_or_else(|| format!("{} has no held-out loss yet", path.display()))?,
+            minimised: match oldest_version(&records) {
+                1 => Some(terms(&folder)?),
+                _ => None,
+            },
             records,
         })
-    });
+    }
+
+    /// Its name in the picture, which says where its loss is something else.
+    fn title(&self) -> String {
+        match self.minimised.as_deref() {
+            None | Some([]) => self.name.clone(),
+            Some(terms) => format!("{} (with {})", self.name, terms.join(" and ")),
+        }
+    }
+}
+
+/// The terms that a run minimised beside the cross-entropy, as its configuration has them.
+fn terms(folder: &RunFolder) -> Result<Vec<String>, Error> {
+    let path = folder.config();
+    let text = fs::read_to_string(&path)
+        .map_err(|error| format!("cannot read '{}': {error}", path.display()))?;
+    // Not as a recipe: one of an older program need not be one of this.
+    let config: toml::Table = toml::from_str(&text)
+        .map_err(|error| format!("'{}' is not TOML: {error}", path.display()))?;
+    let weight = |key: &str| {
+        let weight = config.get("model")?.get(key)?;
+        weight
+            .as_float()
+            .or(weight.as_integer().map(|weight| weight as f64))
+    };
+    let term = |(key, name)| match weight(key) {
+        None | Some(0.0) => None,
+        Some(weight) => Some(format!("{name} {weight}")),
+    };
+    let terms = [("label_smoothing", "label smoothing"), ("z_loss", "z-loss")];
+    Ok(terms.into_iter().filter_map(term).collect())
+}
+
+/// What the loss of an old run meant.
+fn note(run: &Run) -> Option<String> {
+    let is = match &run.minimised.as_ref()?[..] {
+        [] => "without label smoothing and z-loss, that is the cross-entropy".into(),
+        terms => format!(
+            "the cross-entropy with {}, which is not to be compared with the cross-entropy alone",
+            terms.join(" and ")
+        ),
+    };
+    Some(format!(
+        "the metrics of {} are of version 1, whose loss is what training minimised: {is}",
+        run.name
+    ))
+}
+
+/// Prints a table of the last held-out losses, and draws the curves.
+pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
+    let runs = args.runs.iter().map(|path| Run::read(path));
     let runs = runs.collect::<Result<Vec<Run>, Error>>()?;
     println!("{}", table(&runs));
+    for note in runs.iter().filter_map(note) {
+        println!("\n{note}");
+    }
     if let Some(svg) = &args.svg {
-        let curve = |run: &Run| LossCurve::from_records(&run.name, &run.records);
+        let curve = |run: &Run| LossCurve::from_records(run.title(), &run.records);
         let empty = Comparison::new(&args.title);
         let picture = runs.iter().map(curve).fold(empty, Comparison::with);
         picture.write_svg(svg)?;
@@ -75,6 +136,8 @@ fn table(runs: &[Run]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]
@@ -83,10 +146,63 @@ mod tests {
             name: name.into(),
             records: vec![],
             held_out: (800, loss),
+            minimised: None,
         };
         let text = "run        steps  held-out loss  difference\n\
                     bf16         800         1.5000           -\n\
                     blockwise    800         1.4850     -1.00 %";
         assert_eq!(table(&[run("bf16", 1.5), run("blockwise", 1.485)]), text);
+    }
+    const STEP: &str = r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":1.0,"learning_rate":0.001,"tokens":8,"skipped":false}"#;
+    const HELD_OUT: &str =
+        r#"{"kind":"held_out","step":1,"loss":5.25,"bits_per_byte":7.5,"tokens":8}"#;
+
+    /// A run folder with these lines of metrics and this configuration.
+    fn folder(at: &Path, name: &str, lines: &[&str], config: &str) -> PathBuf {
+        let path = at.join(name);
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("config.toml"), config).unwrap();
+        fs::write(path.join("metrics.jsonl"), lines.join("\n") + "\n").unwrap();
+        path
+    }
+
+    #[test]
+    fn of_an_old_run_it_is_said_what_its_loss_was() {
+        let temp = tempfile::tempdir().unwrap();
+        let version = r#"{"kind":"run","version":2}"#;
+        let new = [version, STEP, HELD_OUT];
+        let old = [STEP, HELD_OUT];
+        // As it is after a run of an older program was resumed by this one.
+        let both = [STEP, version, HELD_OUT];
+        let plain = "[model]\nlayers = 2\nan_old_setting = true\n";
+        let with = "[model]\nlabel_smoothing = 0.1\nz_loss = 1e-4\n";
+        let read = |name, lines: &[&str], config| {
+            Run::read(&folder(temp.path(), name, lines, config)).unwrap()
+        };
+        let says = |run: &Run| note(run).unwrap_or_default();
+
+        let run = read("new", &new, with);
+        assert_eq!((says(&run), run.title()), (String::new(), "new".into()));
+        let run = read("plain", &old, plain);
+        assert_eq!(
+            says(&run),
+            "the metrics of plain are of version 1, whose loss is what training minimised: without \
+             label smoothing and z-loss, that is the cross-entropy"
+        );
+        assert_eq!(run.title(), "plain");
+        for (name, lines) in [("old", &old[..]), ("both", &both[..])] {
+            let run = read(name, lines, with);
+            let objective = format!(
+                "the metrics of {name} are of version 1, whose loss is what training minimised: the \
+                 cross-entropy with label smoothing 0.1 and z-loss 0.0001, which is not to be \
+                 compared with the cross-entropy alone"
+            );
+            assert_eq!(says(&run), objective);
+            assert_eq!(
+                run.title(),
+                format!("{name} (with label smoothing 0.1 and z-loss 0.0001)")
+            );
+            assert_eq!(run.held_out, (1, 5.25));
+        }
     }
 }

@@ -11,7 +11,8 @@ use burn_megatron::comm::inject::Plan as Faults;
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::optim::LossScale;
-use burn_megatron::train::metrics::read_metrics;
+use burn_megatron::train::Outcome;
+use burn_megatron::train::metrics::{HeldOutMetrics, read_metrics};
 use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
 
@@ -186,23 +187,25 @@ fn finish(
     report::write(folder, &result.fp8)?;
     print_memory(&result.memory);
     let held_out = outcome.held_out;
-    println!(
-        "held-out loss {} after {} steps, on {} tokens",
-        unit.show(held_out.loss, held_out.bits_per_byte),
-        outcome.steps,
-        held_out.tokens,
-    );
+    println!("{}", of_held_out(&held_out, unit, outcome.steps));
     println!("written to {}", folder.path().display());
     let loss_scale = recipe.train_config().loss_scale();
     let is_dynamic = matches!(loss_scale, LossScale::Dynamic(_));
-    if outcome.skipped > 0 {
+    if outcome.without_targets > 0 {
+        println!(
+            "{} of {} steps were skipped, as none of their targets counts: all are masked",
+            outcome.without_targets, outcome.steps,
+        );
+    }
+    let not_finite = outcome.skipped - outcome.without_targets;
+    if not_finite > 0 {
         let helps = match is_dynamic {
             true => "that is how a dynamic loss scale is found",
             false => "a lower --lr helps",
         };
         println!(
-            "{} of {} steps were skipped, as a loss or a gradient was not finite; {helps}",
-            outcome.skipped, outcome.steps,
+            "{not_finite} of {} steps were skipped, as a loss or a gradient was not finite; {helps}",
+            outcome.steps,
         );
     }
     if loss_scale != LossScale::None {
@@ -226,11 +229,42 @@ fn finish(
     if outcome.stopped {
         return Ok(ExitCode::from(interrupt::EXIT_CODE));
     }
-    match (outcome.skipped == outcome.steps, held_out.loss.is_finite()) {
-        (_, false) => Err("the run learnt nothing: its loss is not finite".into()),
-        (true, true) => Err("the run learnt nothing: every step was skipped".into()),
-        (false, true) => Ok(ExitCode::SUCCESS),
+    judge(outcome)
+}
+
+/// Whether the run learnt something.
+fn judge(outcome: &Outcome) -> Result<ExitCode, Error> {
+    let (step, what) = match outcome.diverged {
+        Some(step) => (step + 1, "from there on no loss is finite"),
+        None => (outcome.steps, "the held-out loss after it is not finite"),
+    };
+    if outcome.has_diverged() {
+        return Err(format!(
+            "training diverged at step {step}: {what}; lower --lr, or lengthen the warm-up"
+        )
+        .into());
     }
+    match outcome.skipped == outcome.steps {
+        true => Err("the run learnt nothing: every step was skipped".into()),
+        false => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// The last held-out loss, and what is minimised beside it.
+fn of_held_out(held_out: &HeldOutMetrics, unit: Unit, steps: usize) -> String {
+    if held_out.tokens == 0 {
+        return "held-out loss: there is none, as no held-out target counts: all are masked".into();
+    }
+    let loss = unit.show(held_out.loss, held_out.bits_per_byte);
+    let tokens = held_out.tokens;
+    let mut text = format!("held-out loss {loss} after {steps} steps, on {tokens} tokens");
+    if let Some(objective) = held_out.minimised.objective {
+        text += &format!("\nobjective {objective:.4} there: the loss");
+        for (name, term) in held_out.minimised.terms() {
+            text += &format!(" + {name} {term:.4}");
+        }
+    }
+    text
 }
 
 /// The last line.
@@ -258,6 +292,7 @@ fn print_memory(memory: &Memory) {
 mod tests {
     use super::*;
     use burn_megatron::data_parallel::Precision;
+    use burn_megatron::train::metrics::Minimised;
     use clap::Parser;
 
     use crate::cli::{Cli, Command};
@@ -287,6 +322,58 @@ mod tests {
             error.to_string(),
             "kill@rank=8,call=0 is about no rank of a world of 8; ranks 0 to 7 would fit"
         );
+    }
+
+    /// It ends with that, and not with a text that its model cannot write.
+    #[test]
+    fn a_run_that_diverges_says_at_which_step() {
+        let temp = tempfile::tempdir().unwrap();
+        let file = |name: &str| temp.path().join(name).display().to_string();
+        let text = "fn add(a: u8, b: u8) -> u8 { a + b }\n".repeat(500);
+        fs::write(file("text.rs"), text).unwrap();
+        let recipe = "[parallel]\ndata = 2\n[sample]\nprompt = \"fn\"\ntokens = 4\n\
+                      [model]\ncontext = 16\nhidden = 16\nlayers = 1\nheads = 2\n\
+                      [train]\nsteps = 4\nmicro_batch_size = 1\nglobal_batch_size = 4\n\
+                      learning_rate = 1e30\nmin_learning_rate = 0.0\nwarmup_steps = 1\n\
+                      held_out_samples = 2\n";
+        fs::write(file("recipe.toml"), recipe).unwrap();
+        let flags = ["recipe", "data", "runs"].into_iter();
+        let flags = flags.zip(["recipe.toml", "text.rs", "runs"]);
+        let flags = flags.map(|(flag, name)| format!("--{flag} {} ", file(name)));
+        let error = pretrain(&flags.collect::<String>())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("training diverged at step 2: "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_is_minimised_stands_under_the_held_out_loss() {
+        let mut held_out = HeldOutMetrics {
+            step: 3,
+            loss: 1.5,
+            bits_per_byte: 2.25,
+            minimised: Minimised::default(),
+            tokens: 16,
+        };
+        let plain = "held-out loss 1.5000 nats per byte (2.2500 bits) after 3 steps, on 16 tokens";
+        assert_eq!(of_held_out(&held_out, Unit::Byte, 3), plain);
+        held_out.minimised = Minimised {
+            objective: Some(1.75),
+            label_smoothing: Some(0.125),
+            z_loss: Some(0.125),
+        };
+        assert_eq!(
+            of_held_out(&held_out, Unit::Byte, 3),
+            format!(
+                "{plain}\nobjective 1.7500 there: the loss + label smoothing 0.1250 + z-loss 0.1250"
+            )
+        );
+        (held_out.tokens, held_out.loss) = (0, f64::NAN);
+        let none = "held-out loss: there is none, as no held-out target counts: all are masked";
+        assert_eq!(of_held_out(&held_out, Unit::Byte, 3), none);
     }
 
     #[test]

@@ -150,7 +150,8 @@ impl RankRun<'_> {
         // Under full sharding each rank has a part of what every forward needs.
         let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters;
         let has_model = full || groups.data().rank() == 0;
-        let writes = has_model && !outcome.stopped;
+        // A model that diverged has nothing to say: the run ends with that, and not with a text that fails.
+        let writes = has_model && !outcome.stopped && !outcome.has_diverged();
         let sample = self
             .tokenizer
             .filter(|_| writes)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::train::metrics::{
-    HeldOutMetrics, MetricsLog, SaveTiming, StepMetrics, StepTiming, TimingsLog,
+    HeldOutMetrics, MetricsLog, SaveTiming, SkipReason, StepMetrics, StepTiming, TimingsLog,
 };
 use burn_megatron::train::progress::Progress;
 use burn_megatron::train::run_folder::RunFolder;
@@ -85,20 +85,28 @@ fn files(start: &Start) -> Result<(MetricsLog, TimingsLog), Error> {
     ))
 }
 
+/// Why a step was skipped, at a loss scale.
+fn because(reason: SkipReason, scale: Option<f64>) -> String {
+    match (reason, scale) {
+        (SkipReason::NoTargets, _) => "none of its targets counts: all are masked".into(),
+        (SkipReason::NotFinite, None) => "the loss or a gradient is not finite".into(),
+        (SkipReason::NotFinite, Some(scale)) => {
+            format!("the loss or a gradient is not finite at a loss scale of {scale}")
+        }
+    }
+}
+
 impl Observer for Recorder {
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
         self.progress.step(metrics, timing);
         if let Some(fp8) = &self.fp8 {
             fp8.measure(metrics.step + 2 >= self.steps);
         }
-        if metrics.skipped {
-            let scale = metrics.loss_scale;
-            let scale = scale.map(|scale| format!(" at a loss scale of {scale}"));
-            self.progress.note(&format!(
-                "step {}: skipped on every rank, as the loss or a gradient is not finite{}",
-                metrics.step + 1,
-                scale.unwrap_or_default(),
-            ));
+        if let Some(reason) = metrics.skip_reason {
+            let number = metrics.step + 1;
+            let reason = because(reason, metrics.loss_scale);
+            let note = format!("step {number}: skipped on every rank, as {reason}");
+            self.progress.note(&note);
         }
         if let Some((records, timings)) = &mut self.files {
             records.step(metrics)?;

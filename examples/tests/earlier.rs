@@ -29,6 +29,7 @@ fn losses(run: &Path) -> Vec<(&'static str, usize, f64)> {
     let losses = records.iter().filter_map(|record| match record {
         Record::Step(metrics) => Some(("step", metrics.step, metrics.loss)),
         Record::HeldOut(metrics) => Some(("held_out", metrics.step, metrics.loss)),
+        Record::Run(_) => None,
     });
     losses.collect()
 }

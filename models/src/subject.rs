@@ -161,7 +161,7 @@ impl Subject for TransformerSubject {
         let (tokens, targets) = self.batch(call.step, call.samples);
         let hidden = model.hidden(call.stage, call.input, tokens, call.offset);
         match call.last {
-            true => Output::Loss(model.losses_of(hidden, targets).sum()),
+            true => Output::Loss(model.losses_of(hidden, targets).objective.sum()),
             false => Output::Activation(hidden),
         }
     }

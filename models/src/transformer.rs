@@ -9,8 +9,8 @@ use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::Groups;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::nn::{
-    BuildError, Dropout, Init, KvCache, LearnedPositions, Lies, Norm, OutputLayer, Packed,
-    ParallelModule, Reading, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy,
+    BuildError, Dropout, Init, KvCache, LearnedPositions, Lies, LossTerm, Losses, Norm,
+    OutputLayer, Packed, ParallelModule, Reading, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy,
     VocabParallelEmbedding, Vocabulary,
 };
 use burn_megatron::pipeline::split::StageLayout;
@@ -379,8 +379,12 @@ impl LanguageModel for Transformer {
         }
     }
 
-    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
-        self.loss.forward(self.head(hidden), targets)
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
+        self.loss.losses(self.head(hidden), targets)
+    }
+
+    fn loss_terms(&self) -> &[LossTerm] {
+        self.loss.terms()
     }
 
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {

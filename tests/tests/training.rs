@@ -11,7 +11,8 @@ use burn_megatron::nn::{KvCache, ParallelModule, Scope};
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    GenerateConfig, LanguageModel, Observer, ObserverError, Outcome, Tokens, TrainConfig, Trainer,
+    GenerateConfig, LanguageModel, Losses, Observer, ObserverError, Outcome, Tokens, TrainConfig,
+    Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::Text;
@@ -258,15 +259,15 @@ impl LanguageModel for Poisoned {
         self.inner.vocabulary()
     }
 
-    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
-        let losses = self.inner.losses_of(hidden, targets);
-        if !losses.is_autodiff() {
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
+        let mut losses = self.inner.losses_of(hidden, targets);
+        if !losses.objective.is_autodiff() {
             return losses;
         }
-        match self.poisoned_call == Some(self.calls.0.fetch_add(1, Ordering::Relaxed)) {
-            true => losses * self.value,
-            false => losses,
+        if self.poisoned_call == Some(self.calls.0.fetch_add(1, Ordering::Relaxed)) {
+            losses.objective = losses.objective * self.value;
         }
+        losses
     }
 
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {

@@ -60,7 +60,7 @@ pub use embedding::{LearnedPositions, OutputLayer, VocabParallelEmbedding, Vocab
 pub use init::Init;
 pub use kv_cache::{CachedLayer, KvCache};
 pub use linear::{InputLies, SEQUENCE_DIM, Weight, linear};
-pub use loss::VocabParallelCrossEntropy;
+pub use loss::{LossTerm, Losses, VocabParallelCrossEntropy};
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use placement::{Placement, Section};

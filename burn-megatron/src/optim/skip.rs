@@ -16,8 +16,16 @@ pub struct StepCount {
     pub taken: u64,
     /// Steps that did not.
     pub skipped: u64,
-    /// How many of the skipped ones came last, with no taken one among them.
+    /// How many of the skipped ones came last, with no taken one among them; those without a target
+    /// neither count nor end it.
     pub consecutive_skips: u64,
+    /// The skipped ones that had no target. Checkpoints of before they were counted have none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub without_targets: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// A run in which no step is taken any more.
@@ -52,6 +60,13 @@ impl StepCount {
                 self.consecutive_skips += 1;
             }
         }
+    }
+
+    /// Counts a step that could not be taken as none of its targets has a loss. Nothing was wrong with
+    /// it: it brings the run no nearer to its end.
+    pub fn record_without_targets(&mut self) {
+        self.skipped += 1;
+        self.without_targets += 1;
     }
 
     /// All steps, taken or skipped.
@@ -99,8 +114,34 @@ mod tests {
             taken: 3,
             skipped: 3,
             consecutive_skips: 1,
+            without_targets: 0,
         };
         assert_eq!((count, count.made()), (expected, 6));
+    }
+
+    #[test]
+    fn steps_without_targets_neither_end_a_run_nor_forgive_it() {
+        let mut count = counted(&[true, false, false]);
+        for _ in 0..9 {
+            count.record_without_targets();
+            assert_eq!(count.check(limit(3)), Ok(()));
+        }
+        assert_eq!((count.made(), count.without_targets), (12, 9));
+        count.record(false);
+        assert!(count.check(limit(3)).is_err());
+        let saved = serde_json::to_string(&count).expect("is json");
+        assert_eq!(
+            serde_json::from_str::<StepCount>(&saved).expect("is a count"),
+            count
+        );
+        let before = r#"{"taken":3,"skipped":2,"consecutive_skips":1}"#;
+        let before: StepCount = serde_json::from_str(before).expect("of an older version");
+        assert_eq!((before.made(), before.without_targets), (5, 0));
+        assert!(
+            !serde_json::to_string(&before)
+                .expect("is json")
+                .contains("without")
+        );
     }
 
     /// What looks a rate up by the steps taken sees each place of the schedule once.

@@ -4,6 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
+use crate::choice::{Choice, Choices};
 use crate::comm::{Groups, World};
 use crate::data_parallel::{DataParallelConfig, DistributedDataParallel, Gradients};
 use crate::mesh::ParallelConfig;
@@ -24,8 +25,15 @@ struct Mixed {
 
 /// Its 5 tokens are padded; its 2 groups of keys and values are shared by 4 ranks.
 fn mixed(groups: &Groups) -> Result<DistributedDataParallel<Mixed>, RankError> {
+    mixed_with(groups, &Choices::default())
+}
+
+fn mixed_with(
+    groups: &Groups,
+    kernels: &Choices,
+) -> Result<DistributedDataParallel<Mixed>, RankError> {
     let (hidden, init) = (8, Init::Normal(0.3));
-    let scope = Scope::with(groups, &Device::flex(), 7, DType::F64);
+    let scope = Scope::with(groups, &Device::flex(), 7, DType::F64).with_kernels(kernels)?;
     let vocabulary = Vocabulary::padded(5, 1, groups.place().size);
     let attention = ParallelAttentionConfig {
         hidden,
@@ -252,6 +260,49 @@ fn what_is_not_finite_on_one_rank_is_so_for_all() {
                 Ok(all_finite(norm.is_finite(), groups)?)
             });
             assert_eq!(found, [odd.is_none(); 4], "{value} on rank {odd:?}");
+        }
+    }
+}
+
+/// As of an embedding's rows that no batch has used.
+#[test]
+fn with_an_epsilon_of_zero_weights_without_gradients_decay_and_nothing_more() {
+    let settings = AdamWConfig {
+        epsilon: 0.0,
+        ..AdamWConfig::default()
+    };
+    for kernels in [Choices::default(), Choices::all(Choice::Unfused)] {
+        let mut ddp = mixed_with(&Groups::single(), &kernels).unwrap();
+        let before = weights(&ddp);
+        let mut optimizer = ParallelAdamW::new(&settings, &ddp).unwrap();
+        for _ in 0..STEPS {
+            let used = |values: &Vec<f64>| {
+                let used = (0..values.len()).map(|i| if i % 2 == 0 { 0.5 } else { 0.0 });
+                tensor(used.collect())
+            };
+            let gradients = before.iter().map(used).collect();
+            let gradients = ddp.gradients_of(gradients, 1).unwrap();
+            optimizer.step(RATE, &mut ddp, gradients);
+        }
+        let after = weights(&ddp);
+        for ((entry, before), after) in ddp.table().entries().iter().zip(&before).zip(&after) {
+            let decay = if entry.decay {
+                settings.weight_decay
+            } else {
+                0.0
+            };
+            for (i, (before, after)) in before.iter().zip(after).enumerate() {
+                let what = format!("{}, element {i}: {before}, {after}", entry.path);
+                let decayed = before * (1.0 - RATE * decay).powi(STEPS as i32);
+                match i % 2 {
+                    // The same gradient in each step: a change of the rate's size.
+                    0 => assert!(
+                        (decayed - after - RATE * STEPS as f64).abs() < 2e-2,
+                        "{what}"
+                    ),
+                    _ => assert!((decayed - after).abs() < 1e-7, "{what}"),
+                }
+            }
         }
     }
 }

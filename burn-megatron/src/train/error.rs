@@ -27,6 +27,14 @@ pub enum TrainError {
     /// No step is taken any more.
     #[error(transparent)]
     Skips(#[from] TooManySkips),
+    /// No step is taken any more, as the loss is not finite.
+    #[error("training diverged at step {}, from which on no loss is finite: {skips}", .step + 1)]
+    Diverged {
+        /// The first of the steps without a finite loss, from 0.
+        step: usize,
+        /// How many there were.
+        skips: TooManySkips,
+    },
     /// The pipeline.
     #[error(transparent)]
     Pipeline(#[from] EngineError),

@@ -8,6 +8,9 @@
 //! JSON has no NaN and no infinity. Such a number is written as one of the strings `"NaN"`, `"inf"`
 //! and `"-inf"`, and read back as what it was; a loss that diverged can still be plotted and
 //! searched for.
+//!
+//! The first line of a metrics file says its [`VERSION`]; files of version 1 have no such line. What
+//! `loss` means depends on it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -16,17 +19,87 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::json_float;
+
+/// The version of a metrics file: what its numbers mean.
+///
+/// - 1: `loss` is what training minimised, with label smoothing and z-loss where they were on.
+/// - 2: `loss` is the cross-entropy alone; what is minimised, where it is something else, stands beside
+///   it ([`Minimised`]).
+pub const VERSION: u32 = 2;
+
+/// What the lines below it mean; the first line of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunMetrics {
+    /// See [`VERSION`].
+    pub version: u32,
+}
+
+/// What training minimises, where that is not the cross-entropy alone: the means over the same tokens
+/// as those of the loss, in nats per token. The objective is the sum of the loss and its terms.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Minimised {
+    /// The cross-entropy and all terms.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub objective: Option<f64>,
+    /// What label smoothing adds to the cross-entropy.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub label_smoothing: Option<f64>,
+    /// The z-loss, times its weight.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "json_float::option"
+    )]
+    pub z_loss: Option<f64>,
+}
+
+impl Minimised {
+    /// The terms that there are, by name.
+    pub fn terms(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let terms = [
+            ("label smoothing", self.label_smoothing),
+            ("z-loss", self.z_loss),
+        ];
+        terms
+            .into_iter()
+            .filter_map(|(name, term)| Some((name, term?)))
+    }
+}
+
+/// Why a step changed no weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipReason {
+    /// The loss or a gradient is not finite, or a guard has found a gradient.
+    NotFinite,
+    /// No target of the global batch counts, as all are masked: there is no loss.
+    NoTargets,
+}
+
 /// One training step, as measured before its update.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// The number of the update, from 0; so `loss` is that of weights after `step` updates.
     pub step: usize,
-    /// The mean cross-entropy over the tokens of the global batch, in nats per token.
+    /// The mean cross-entropy over the tokens of the global batch, in nats per token. Not a number where
+    /// none of them has a target.
     #[serde(with = "json_float")]
     pub loss: f64,
     /// The same loss in bits per byte of text: see [`bits_per_byte`].
     #[serde(with = "json_float")]
     pub bits_per_byte: f64,
+    /// What is minimised, where that is something else.
+    #[serde(flatten)]
+    pub minimised: Minimised,
     /// The Euclidean norm of the gradient of all parameters, before clipping.
     #[serde(with = "json_float")]
     pub gradient_norm: f64,
@@ -37,6 +110,9 @@ pub struct StepMetrics {
     pub tokens: u64,
     /// Whether the update was left out, as for a gradient that is not finite.
     pub skipped: bool,
+    /// Why it was; not known of files of version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip_reason: Option<SkipReason>,
     /// What the loss was multiplied with for its backward, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
@@ -56,6 +132,9 @@ pub struct HeldOutMetrics {
     /// The same loss in bits per byte of text: see [`bits_per_byte`].
     #[serde(with = "json_float")]
     pub bits_per_byte: f64,
+    /// What training minimises, of this text, where that is something else.
+    #[serde(flatten)]
+    pub minimised: Minimised,
     /// The tokens that the loss is the mean of.
     pub tokens: u64,
 }
@@ -120,6 +199,7 @@ enum Timing {
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Line {
+    Run(RunMetrics),
     Step(StepMetrics),
     HeldOut(HeldOutMetrics),
     /// A [`Marker`].
@@ -132,6 +212,8 @@ enum Line {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {
+    /// `"kind": "run"`.
+    Run(RunMetrics),
     /// `"kind": "step"`.
     Step(StepMetrics),
     /// `"kind": "held_out"`.
@@ -168,6 +250,17 @@ pub enum MetricsError {
         /// What the reader of JSON found.
         source: serde_json::Error,
     },
+    /// A file of a newer program.
+    #[error(
+        "'{path}' has metrics of version {version}, and this program reads versions 1 to {VERSION}; a \
+         newer one reads it"
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
 }
 
 /// Writes `metrics.jsonl`: what repeats. See [`StepMetrics`] and [`HeldOutMetrics`].
@@ -186,7 +279,9 @@ impl MetricsLog {
     /// [`MetricsError::Io`], also if the file exists: the results of another run are not
     /// overwritten.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
-        JsonLines::create(path).map(|lines| Self {
+        let mut lines = JsonLines::create(path)?;
+        lines.write(&Record::Run(RunMetrics { version: VERSION }))?;
+        Ok(Self {
             lines,
             held_out: None,
         })
@@ -196,7 +291,8 @@ impl MetricsLog {
     ///
     /// Nothing is cut: a marker, `{"kind":"resumed","step":updates}`, says that what was written before
     /// of later steps counts no more, and [`read_metrics`] leaves it out; so it gives what it gives of a
-    /// run without interruption. A last line that an interruption has torn is ended first.
+    /// run without interruption. A last line that an interruption has torn is ended first. A file of an
+    /// older version gets a line that says from where on it is of this one.
     ///
     /// # Errors
     ///
@@ -208,9 +304,16 @@ impl MetricsLog {
         go_back(&mut records, updates);
         let held_out = records.iter().rev().find_map(|record| match record {
             Record::HeldOut(metrics) => Some(metrics.step),
-            Record::Step(_) => None,
+            _ => None,
         });
-        let lines = JsonLines::resume(path, &text, updates)?;
+        let version = records.iter().rev().find_map(|record| match record {
+            Record::Run(run) => Some(run.version),
+            _ => None,
+        });
+        let mut lines = JsonLines::resume(path, &text, updates)?;
+        if version.unwrap_or(1) < VERSION {
+            lines.write(&Record::Run(RunMetrics { version: VERSION }))?;
+        }
         Ok(Self { lines, held_out })
     }
 
@@ -290,9 +393,27 @@ impl TimingsLog {
 ///
 /// # Errors
 ///
-/// [`MetricsError::Io`] or [`MetricsError::BadLine`].
+/// [`MetricsError::Io`], [`MetricsError::BadLine`] or [`MetricsError::Version`].
 pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
     records(path, &read(path)?, false)
+}
+
+/// The oldest version that records of a file are of: 1 where some stand before a line that says another.
+pub fn oldest_version(records: &[Record]) -> u32 {
+    match records.first() {
+        Some(Record::Run(run)) => run.version,
+        _ => 1,
+    }
+}
+
+fn check_version(path: &Path, run: RunMetrics) -> Result<(), MetricsError> {
+    if run.version > VERSION {
+        return Err(MetricsError::Version {
+            path: path.to_path_buf(),
+            version: run.version,
+        });
+    }
+    Ok(())
 }
 
 /// The records of `text` that its markers leave.
@@ -302,6 +423,10 @@ fn records(path: &Path, text: &str, resumes: bool) -> Result<Vec<Record>, Metric
         match line? {
             Line::Step(metrics) => records.push(Record::Step(metrics)),
             Line::HeldOut(metrics) => records.push(Record::HeldOut(metrics)),
+            Line::Run(run) => {
+                check_version(path, run)?;
+                records.push(Record::Run(run));
+            }
             Line::Resumed { step } => go_back(&mut records, step),
         }
     }
@@ -314,6 +439,7 @@ fn go_back(records: &mut Vec<Record>, updates: usize) {
     records.retain(|record| match record {
         Record::Step(metrics) => metrics.step < updates,
         Record::HeldOut(metrics) => metrics.step <= updates,
+        Record::Run(_) => true,
     });
 }
 
@@ -413,39 +539,6 @@ impl JsonLines {
         line.push(b'\n');
         // One unbuffered write: the line is flushed when it returns.
         self.file.write_all(&line).map_err(failed)
-    }
-}
-
-/// Floats in JSON: numbers where they are finite, else strings.
-mod json_float {
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        if value.is_finite() {
-            serializer.serialize_f64(*value)
-        } else {
-            serializer.collect_str(value)
-        }
-    }
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Value {
-        Number(f64),
-        Text(String),
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        match Value::deserialize(deserializer)? {
-            Value::Number(number) => Ok(number),
-            Value::Text(text) => match text.as_str() {
-                "NaN" => Ok(f64::NAN),
-                "inf" => Ok(f64::INFINITY),
-                "-inf" => Ok(f64::NEG_INFINITY),
-                other => Err(D::Error::custom(format!("'{other}' is not a number"))),
-            },
-        }
     }
 }
 

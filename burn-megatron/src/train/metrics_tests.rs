@@ -6,10 +6,12 @@ fn step(step: usize) -> StepMetrics {
         step,
         loss: 5.5,
         bits_per_byte: 8.0,
+        minimised: Minimised::default(),
         gradient_norm: 0.25,
         learning_rate: 1e-3,
         tokens: 1024,
         skipped: false,
+        skip_reason: None,
         loss_scale: None,
         zeros: None,
     }
@@ -20,6 +22,7 @@ fn held_out(step: usize) -> HeldOutMetrics {
         step,
         loss: 5.75,
         bits_per_byte: 8.25,
+        minimised: Minimised::default(),
         tokens: 512,
     }
 }
@@ -44,6 +47,8 @@ fn a_line_is_a_flat_object_with_its_kind() {
     // Read while the log is open: each line is out as soon as it is written.
     let text = std::fs::read_to_string(&path).expect("readable");
     let expected = concat!(
+        r#"{"kind":"run","version":2}"#,
+        "\n",
         r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":0.25,"#,
         r#""learning_rate":0.001,"tokens":1024,"skipped":false}"#,
         "\n",
@@ -54,8 +59,13 @@ fn a_line_is_a_flat_object_with_its_kind() {
     let records = read_metrics(&path).expect("readable");
     assert_eq!(
         records,
-        [Record::Step(step(0)), Record::HeldOut(held_out(1))]
+        [
+            Record::Run(RunMetrics { version: 2 }),
+            Record::Step(step(0)),
+            Record::HeldOut(held_out(1))
+        ]
     );
+    assert_eq!(oldest_version(&records), 2);
 }
 
 #[test]
@@ -74,12 +84,13 @@ fn what_is_not_finite_is_valid_json_and_comes_back() {
     };
     log.step(&metrics).expect("writable");
     let text = std::fs::read_to_string(&path).expect("readable");
-    let json: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
+    let line = text.lines().nth(1).expect("after the version");
+    let json: serde_json::Value = serde_json::from_str(line).expect("valid JSON");
     assert_eq!(json["loss"], "NaN");
     assert_eq!(json["bits_per_byte"], "-inf");
     assert_eq!(json["gradient_norm"], "inf");
     let records = read_metrics(&path).expect("readable");
-    let [Record::Step(read)] = records[..] else {
+    let [Record::Run(_), Record::Step(read)] = records[..] else {
         panic!("{records:?}")
     };
     assert!(read.loss.is_nan() && read.skipped);
@@ -204,4 +215,80 @@ fn timings_stand_in_their_own_file() {
 fn eight_bits_are_256_equally_likely_bytes() {
     assert!((bits_per_byte(256_f64.ln(), 1.0) - 8.0).abs() < 1e-12);
     assert!((bits_per_byte(256_f64.ln(), 4.0) - 2.0).abs() < 1e-12);
+}
+
+#[test]
+fn what_is_minimised_and_why_a_step_was_skipped_stand_in_its_line() {
+    let folder = TestFolder::new("metrics-objective");
+    let path = folder.path().join("metrics.jsonl");
+    let mut log = MetricsLog::create(&path).expect("new");
+    let minimised = Minimised {
+        objective: Some(6.0),
+        label_smoothing: Some(f64::INFINITY),
+        z_loss: Some(0.125),
+    };
+    let metrics = StepMetrics {
+        minimised,
+        skipped: true,
+        skip_reason: Some(SkipReason::NoTargets),
+        ..step(0)
+    };
+    let held_out = HeldOutMetrics {
+        minimised: Minimised {
+            label_smoothing: None,
+            ..minimised
+        },
+        ..held_out(1)
+    };
+    log.step(&metrics).expect("writable");
+    log.held_out(&held_out).expect("writable");
+    let text = std::fs::read_to_string(&path).expect("readable");
+    for part in [
+        r#""bits_per_byte":8.0,"objective":6.0,"label_smoothing":"inf","z_loss":0.125,"gradient_norm""#,
+        r#""skipped":true,"skip_reason":"no_targets"}"#,
+        r#""bits_per_byte":8.25,"objective":6.0,"z_loss":0.125,"tokens":512}"#,
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let records = read_metrics(&path).expect("readable");
+    assert_eq!(
+        records[1..],
+        [Record::Step(metrics), Record::HeldOut(held_out)]
+    );
+    let terms: Vec<_> = held_out.minimised.terms().collect();
+    assert_eq!(terms, [("z-loss", 0.125)]);
+}
+
+/// What was written before there were versions.
+#[test]
+fn a_file_of_the_first_version_is_read_and_gone_on_with() {
+    let folder = TestFolder::new("metrics-old");
+    let old = concat!(
+        r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":0.25,"#,
+        r#""learning_rate":0.001,"tokens":1024,"skipped":false}"#,
+        "\n",
+        r#"{"kind":"held_out","step":1,"loss":5.75,"bits_per_byte":8.25,"tokens":512}"#,
+        "\n",
+    );
+    folder.write("metrics.jsonl", old);
+    let path = folder.path().join("metrics.jsonl");
+    let records = read_metrics(&path).expect("readable");
+    assert_eq!(
+        records,
+        [Record::Step(step(0)), Record::HeldOut(held_out(1))]
+    );
+    assert_eq!(oldest_version(&records), 1);
+    // From the line on that says so, it is of this version; going on again adds none.
+    for _ in 0..2 {
+        MetricsLog::resume(&path, 1).expect("ours");
+    }
+    let text = std::fs::read_to_string(&path).expect("readable");
+    assert_eq!(text, format!("{old}{{\"kind\":\"run\",\"version\":2}}\n"));
+    assert_eq!(oldest_version(&read_metrics(&path).expect("readable")), 1);
+
+    folder.write("newer.jsonl", "{\"kind\":\"run\",\"version\":3}\n");
+    let newer = folder.path().join("newer.jsonl");
+    let message = read_metrics(&newer).unwrap_err().to_string();
+    assert!(message.contains("metrics of version 3, and this program reads versions 1 to 2"));
+    assert!(MetricsLog::resume(&newer, 0).is_err());
 }

@@ -1,16 +1,18 @@
 //! The micro-batches of a step: one after the other, or in the order of a schedule.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::config::TrainConfig;
+use super::losses::LossSums;
 use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::CommError;
 use crate::data::{Batch, DataError, ReadAhead, Samples};
 use crate::data_parallel::DistributedDataParallel;
-use crate::pipeline::engine::{Engine, EngineError, Output, Run, Stage, forward_only};
+use crate::pipeline::engine::{Engine, EngineError, Event, Output, Stage, forward_only};
 use crate::pipeline::schedule::Schedule;
 
 impl<M: LanguageModel> Trainer<M> {
@@ -33,31 +35,34 @@ impl<M: LanguageModel> Trainer<M> {
         ReadAhead::new(samples, numbers, ready)
     }
 
-    /// Forward and backward of one micro-batch after the other; the sum of their losses.
-    pub(super) fn run_batches(&self, batches: &[Batch], step: usize) -> f64 {
+    /// Forward and backward of one micro-batch after the other; the sums of their losses.
+    pub(super) fn run_batches(&self, batches: &[Batch], step: usize) -> LossSums {
         let device = self.device.clone().autodiff();
         let firsts = self.own_samples().step_by(self.config.micro_batch_size);
         let last = batches.len().saturating_sub(1);
         let scale = self.scaler.scale();
-        let losses = batches.iter().zip(firsts).enumerate();
-        let losses = losses.map(|(number, (batch, first))| {
+        let mut sums = LossSums::new(self.ddp.module().loss_terms());
+        for (number, (batch, first)) in batches.iter().zip(firsts).enumerate() {
             self.ddp.position().set(step as u64, first as u64);
-            let sum = {
+            let (sum, parts) = {
                 let _span = tracing::debug_span!("forward").entered();
                 let tokens = tokens(batch, &device);
                 let targets = matrix(&batch.targets, batch, &device);
-                let losses = |model: &M| model.losses(tokens, targets, None).sum();
-                self.ddp.forward(&device, losses)
+                self.ddp.forward(&device, |model| {
+                    let hidden = model.hidden(0, None, tokens, None);
+                    let losses = model.losses_of(hidden, targets);
+                    let parts = losses.sums_of_parts();
+                    (losses.objective.sum(), parts)
+                })
             };
-            let loss = sum.clone().into_scalar::<f64>();
+            sums.add(sum.clone().into_scalar::<f64>(), parts, 1.0);
             let scaled = scaled(sum, scale);
             match number == last {
                 true => self.ddp.backward_last(scaled),
                 false => self.ddp.backward(scaled),
             };
-            loss
-        });
-        losses.sum()
+        }
+        sums
     }
 
     /// The same in the order of the schedule.
@@ -66,7 +71,7 @@ impl<M: LanguageModel> Trainer<M> {
         schedule: &Schedule,
         batches: &[Batch],
         step: usize,
-    ) -> Result<Run, EngineError> {
+    ) -> Result<(LossSums, Vec<Event>), EngineError> {
         let sink = self.ddp.sink();
         let pipeline = self.ddp.groups().pipeline();
         let stages = Stages {
@@ -77,11 +82,16 @@ impl<M: LanguageModel> Trainer<M> {
             first_sample: self.own_samples().start as u64,
             scale: self.scaler.scale(),
             last: schedule.stages() - 1,
+            parts: RefCell::default(),
         };
         let engine = Engine::new(schedule, pipeline, &self.device, &*sink)?;
-        let mut run = engine.with_put_off(self.put_off).run(&stages)?;
-        run.loss /= stages.scale;
-        Ok(run)
+        let run = engine.with_put_off(self.put_off).run(&stages)?;
+        let mut sums = LossSums::new(self.ddp.module().loss_terms());
+        sums.0[0] = run.loss / stages.scale;
+        for parts in stages.parts.into_inner() {
+            sums.add_parts(Some(parts), 1.0);
+        }
+        Ok((sums, run.events))
     }
 
     /// The rank of the pipeline that has each stage.
@@ -146,6 +156,8 @@ struct Stages<'a, M> {
     /// What the loss is multiplied with.
     scale: f64,
     last: usize,
+    /// The sums of the parts of the losses that there were, read when all is done.
+    parts: RefCell<Vec<Tensor<1>>>,
 }
 
 impl<M: LanguageModel> Stage for Stages<'_, M> {
@@ -161,8 +173,9 @@ impl<M: LanguageModel> Stage for Stages<'_, M> {
             return Output::Activation(hidden);
         }
         let targets = matrix(&batch.targets, batch, &self.device);
-        let loss = model.losses_of(hidden, targets).sum();
-        Output::Loss(scaled(loss, self.scale))
+        let losses = model.losses_of(hidden, targets);
+        self.parts.borrow_mut().extend(losses.sums_of_parts());
+        Output::Loss(scaled(losses.objective.sum(), self.scale))
     }
 }
 

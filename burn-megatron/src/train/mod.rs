@@ -6,6 +6,8 @@
 
 mod config;
 mod error;
+mod json_float;
+mod losses;
 pub mod metrics;
 mod micro_batches;
 mod observer;
@@ -19,6 +21,7 @@ mod trainer;
 
 pub use crate::generate::GenerateConfig;
 pub use crate::model::{LanguageModel, Tokens};
+pub use crate::nn::{LossTerm, Losses};
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;
 pub use observer::{Observer, ObserverError, Silent};

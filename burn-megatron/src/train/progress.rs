@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{FormattedDuration, HumanCount, ProgressBar, ProgressFinish, ProgressStyle};
 
-use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use super::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
 
 /// In a file or a pipe, a line is due after so long even between two tenths of the run.
 const LONGEST_SILENCE: Duration = Duration::from_secs(30);
@@ -114,12 +114,15 @@ impl Progress {
             step,
             loss,
             bits_per_byte,
+            tokens,
             ..
         } = metrics;
         let (total, unit) = (self.steps.end, self.unit);
-        self.note(&format!(
-            "step {step}/{total}  held-out loss {loss:.4}  {bits_per_byte:.4} bits per {unit}"
-        ));
+        let measured = match tokens {
+            0 => "no held-out loss, as no held-out target counts".into(),
+            _ => format!("held-out loss {loss:.4}  {bits_per_byte:.4} bits per {unit}"),
+        };
+        self.note(&format!("step {step}/{total}  {measured}"));
     }
 
     /// Shows a line of text, above the bar where there is one.
@@ -174,12 +177,19 @@ fn is_due(done: usize, steps: &Range<usize>) -> bool {
     done == steps.start + 1 || done == steps.end || tenth(done) > tenth(done.saturating_sub(1))
 }
 
-/// Loss in nats per token, norm of the gradient, throughput.
+/// Loss in nats per token, what is minimised where that is something else, norm of the gradient,
+/// throughput.
 fn measurements(metrics: &StepMetrics, timing: &StepTiming) -> String {
-    let skipped = if metrics.skipped { "  skipped" } else { "" };
+    let loss = format!("{:.4}", metrics.loss);
+    let (loss, skipped) = match (metrics.skipped, metrics.skip_reason) {
+        (false, _) => (loss, ""),
+        (true, Some(SkipReason::NoTargets)) => ("none".into(), "  skipped: no targets"),
+        (true, _) => (loss, "  skipped"),
+    };
+    let objective = metrics.minimised.objective;
+    let objective = objective.map_or(String::new(), |value| format!("  objective {value:.4}"));
     format!(
-        "loss {:.4}  grad {:.3}  {} tokens/s  {:.1} GFLOP/s{skipped}",
-        metrics.loss,
+        "loss {loss}{objective}  grad {:.3}  {} tokens/s  {:.1} GFLOP/s{skipped}",
         metrics.gradient_norm,
         HumanCount(timing.tokens_per_second as u64),
         timing.flops_per_second / 1e9,
@@ -192,6 +202,7 @@ mod tests {
 
     use indicatif::ProgressDrawTarget;
 
+    use super::super::metrics::Minimised;
     use super::*;
 
     #[derive(Clone, Default)]
@@ -231,10 +242,12 @@ mod tests {
             step,
             loss: 3.25,
             bits_per_byte: 4.7,
+            minimised: Minimised::default(),
             gradient_norm: 0.5,
             learning_rate: 1e-3,
             tokens: 1024,
             skipped: step == 0,
+            skip_reason: (step == 0).then_some(SkipReason::NotFinite),
             loss_scale: None,
             zeros: None,
         };
@@ -285,6 +298,7 @@ mod tests {
             step: 100,
             loss: 3.5,
             bits_per_byte: 5.05,
+            minimised: Minimised::default(),
             tokens: 512,
         };
         progress.held_out(&metrics);
@@ -304,6 +318,14 @@ mod tests {
         let (progress, shared) = self::lines(0..1000);
         progress.in_bits_per("token").held_out(&metrics);
         assert!(self::text(&shared).ends_with("5.0500 bits per token\n"));
+        let (mut progress, shared) = self::lines(0..1000);
+        progress.held_out(&HeldOutMetrics {
+            loss: f64::NAN,
+            tokens: 0,
+            ..metrics
+        });
+        let nothing = "step 100/1000  no held-out loss, as no held-out target counts\n";
+        assert_eq!(self::text(&shared), nothing);
     }
 
     #[test]
@@ -384,5 +406,19 @@ mod tests {
         let (mut metrics, mut timing) = step(0);
         (metrics.loss, timing.tokens_per_second) = (f64::NAN, f64::INFINITY);
         assert!(measurements(&metrics, &timing).starts_with("loss NaN"));
+        metrics.skip_reason = Some(SkipReason::NoTargets);
+        let shown = measurements(&metrics, &timing);
+        assert!(shown.starts_with("loss none") && shown.ends_with("  skipped: no targets"));
+    }
+
+    #[test]
+    fn what_is_minimised_stands_beside_the_loss() {
+        let (mut metrics, timing) = step(1);
+        metrics.minimised.objective = Some(3.5);
+        metrics.minimised.z_loss = Some(0.25);
+        assert!(
+            measurements(&metrics, &timing)
+                .starts_with("loss 3.2500  objective 3.5000  grad 0.500")
+        );
     }
 }

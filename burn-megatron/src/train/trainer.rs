@@ -7,7 +7,8 @@ use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
 use super::error::TrainError;
-use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming, bits_per_byte};
+use super::losses::LossSums;
+use super::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
 use super::micro_batches::matrix;
 use super::schedule::LrSchedule;
 use super::{LanguageModel, Observer, Saver};
@@ -44,6 +45,8 @@ pub struct Trainer<M> {
     pub(super) saver: Option<Saver>,
     /// The steps that had been made when it was saved or loaded last.
     pub(super) saved_at: u64,
+    /// See [`Outcome::diverged`].
+    diverged: Option<usize>,
 }
 
 /// How the ranks of a pipeline work together.
@@ -61,12 +64,25 @@ pub struct Pipeline {
 pub struct Outcome {
     /// The steps that were made, skipped ones and those before a checkpoint among them.
     pub steps: usize,
-    /// The steps of these that no rank took, as a loss or a gradient was not finite.
+    /// The steps of these that no rank took, as a loss or a gradient was not finite, or as they had no
+    /// targets.
     pub skipped: usize,
+    /// The skipped steps that had no targets.
+    pub without_targets: usize,
+    /// The step, from 0, from which on no loss was finite, where the last one was not either.
+    pub diverged: Option<usize>,
     /// Whether it was stopped before its last step.
     pub stopped: bool,
     /// Held-out loss at the end.
     pub held_out: HeldOutMetrics,
+}
+
+impl Outcome {
+    /// Whether the loss is not finite at the end: that of the last step, or that of the held-out text.
+    pub fn has_diverged(&self) -> bool {
+        let held_out = &self.held_out;
+        self.diverged.is_some() || held_out.tokens > 0 && !held_out.loss.is_finite()
+    }
 }
 
 impl<M: LanguageModel> Trainer<M> {
@@ -147,6 +163,7 @@ impl<M: LanguageModel> Trainer<M> {
             samples: 0,
             saver: None,
             saved_at: 0,
+            diverged: None,
         })
     }
 
@@ -219,6 +236,8 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(Outcome {
             steps: self.steps(),
             skipped: self.count.skipped as usize,
+            without_targets: self.count.without_targets as usize,
+            diverged: self.diverged,
             stopped,
             held_out,
         })
@@ -237,7 +256,8 @@ impl<M: LanguageModel> Trainer<M> {
     /// One update: all micro-batches, the reduction, and the optimizer. `samples` are those of the whole
     /// run, of which the step takes those that come next.
     ///
-    /// No rank takes the step when a loss or a gradient is not finite anywhere.
+    /// No rank takes the step when a loss or a gradient is not finite anywhere, or when none of the
+    /// targets of the global batch has a loss; the latter says nothing about the loss scale.
     ///
     /// # Errors
     ///
@@ -248,12 +268,12 @@ impl<M: LanguageModel> Trainer<M> {
         self.ddp.groups().world().begin_step(step as u64);
         let batches = self.batches(samples)?;
         let tokens = batches.iter().map(Batch::counted).sum();
-        let loss = match &self.schedule {
+        let losses = match &self.schedule {
             None => self.run_batches(&batches, step),
             Some(schedule) => {
-                let run = self.run_schedule(schedule, &batches, step)?;
-                self.events = run.events;
-                run.loss
+                let (losses, events) = self.run_schedule(schedule, &batches, step)?;
+                self.events = events;
+                losses
             }
         };
         let scale = self.scaler.scale();
@@ -262,29 +282,41 @@ impl<M: LanguageModel> Trainer<M> {
         self.ddp.fp8().end_step(self.ddp.groups())?;
         gradients.scale(1.0 / scale);
         let norm = global_norm(&gradients, &self.ddp)?;
-        let loss = self.sum_over_model(loss)? / gradients.tokens as f64;
+        let losses = LossSums(self.sum_over_model(losses.0)?);
+        let terms = self.ddp.module().loss_terms();
+        let mean = losses.over(gradients.tokens as f64, terms);
         // A step that was skipped does not use up a part of the schedule.
         let learning_rate = self.learning_rates.lr(self.count.taken as usize);
-        let own = loss.is_finite() && norm.is_finite() && gradients.culprits.is_empty();
-        let finite = all_finite(own, self.ddp.groups())?;
-        self.name_culprits(&gradients, step);
+        let skip_reason = self.skip_reason(&gradients, mean.is_finite() && norm.is_finite())?;
         let count_zeros = || count_zeros(&gradients, &self.ddp);
         let metrics = StepMetrics {
             step,
-            loss,
-            bits_per_byte: bits_per_byte(loss, self.bytes_per_token),
+            loss: mean.loss,
+            bits_per_byte: mean.bits_per_byte(self.bytes_per_token),
+            minimised: mean.minimised,
             gradient_norm: norm,
             learning_rate,
             tokens: gradients.tokens,
-            skipped: !finite,
+            skipped: skip_reason.is_some(),
+            skip_reason,
             loss_scale: (scale != 1.0).then_some(scale),
             zeros: self.config.count_zeros.then(count_zeros).transpose()?,
         };
-        self.scaler.update(!finite);
-        self.count.record(finite);
         self.samples += self.config.global_batch_size as u64;
-        self.count.check(self.config.skip_limit)?;
-        if finite {
+        match skip_reason {
+            // Nothing was computed that could say how the run or its scale does.
+            Some(SkipReason::NoTargets) => self.count.record_without_targets(),
+            _ => {
+                self.scaler.update(skip_reason.is_some());
+                self.count.record(skip_reason.is_none());
+                self.diverged = match mean.is_finite() {
+                    true => None,
+                    false => self.diverged.or(Some(step)),
+                };
+            }
+        }
+        self.check_skips()?;
+        if skip_reason.is_none() {
             if norm > self.config.clip {
                 gradients.scale(self.config.clip / norm);
             }
@@ -299,15 +331,55 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(metrics)
     }
 
-    /// Says what was wrong with the gradients of this rank, above all the first, from which others
-    /// follow. With a dynamic loss scale that is how the scale is found, and no news.
-    fn name_culprits(&self, gradients: &Gradients, step: usize) {
-        for (number, culprit) in gradients.culprits.iter().enumerate() {
-            match (self.scaler.state(), number) {
-                (None, 0) => tracing::warn!(step, "{culprit}"),
+    /// Why no rank takes the step, where none does; every rank must come. `own` says whether what this
+    /// rank knows of loss and norm is finite.
+    ///
+    /// Of the ranks whose gradients are not what they should be the first one names what is wrong with
+    /// them. With a dynamic loss scale that is how the scale is found, and no news.
+    fn skip_reason(
+        &self,
+        gradients: &Gradients,
+        own: bool,
+    ) -> Result<Option<SkipReason>, CommError> {
+        let world = self.ddp.groups().world();
+        let (rank, culprits) = (world.rank(), &gradients.culprits);
+        let first = if culprits.is_empty() {
+            world.size()
+        } else {
+            rank
+        };
+        let own = [i64::from(own), first as i64];
+        let [finite, first] = match world.all_reduce(own.to_vec().into(), ReduceOp::Min)? {
+            Buffer::I64(all) => [all[0], all[1]],
+            other => unreachable!("i64 went in, {} came out", other.dtype()),
+        };
+        let step = self.steps();
+        for (number, culprit) in culprits.iter().enumerate() {
+            let is_first = first == rank as i64 && number == 0;
+            match self.scaler.state() {
+                None if is_first => tracing::warn!(step, "{culprit}"),
                 _ => tracing::debug!(step, "{culprit}"),
             }
         }
+        Ok(
+            match (
+                gradients.tokens,
+                finite == 1 && first == world.size() as i64,
+            ) {
+                (0, _) => Some(SkipReason::NoTargets),
+                (_, false) => Some(SkipReason::NotFinite),
+                (_, true) => None,
+            },
+        )
+    }
+
+    /// Ends a run in which no step is taken any more.
+    fn check_skips(&self) -> Result<(), TrainError> {
+        let checked = self.count.check(self.config.skip_limit);
+        checked.map_err(|skips| match self.diverged {
+            Some(step) => TrainError::Diverged { step, skips },
+            None => skips.into(),
+        })
     }
 
     /// The mean loss on held-out text after `steps` updates; every rank must come.
@@ -327,7 +399,8 @@ impl<M: LanguageModel> Trainer<M> {
             let rounds = windows.len().div_ceil(axis.size()).div_ceil(size);
             batches.resize(rounds, (&windows[..1], false));
         }
-        let (mut loss, mut tokens) = (0.0, 0.0);
+        let terms = self.ddp.module().loss_terms();
+        let (mut losses, mut tokens) = (LossSums::new(terms), 0.0);
         for (windows, counts) in batches {
             let batch = Batch::new(windows.iter().cloned())?;
             let weight = if counts { 1.0 } else { 0.0 };
@@ -336,15 +409,15 @@ impl<M: LanguageModel> Trainer<M> {
                 continue;
             };
             let targets = matrix(&batch.targets, &batch, &self.device);
-            let losses = self.ddp.module().losses_of(hidden, targets);
-            loss += weight * losses.sum().into_scalar::<f64>();
+            losses.add_losses(self.ddp.module().losses_of(hidden, targets), weight);
         }
-        let tokens = self.sum(tokens, self.ddp.groups().data())?;
-        let loss = self.sum_over_model(loss)? / tokens;
+        let tokens = self.sum(vec![tokens], self.ddp.groups().data())?[0];
+        let mean = LossSums(self.sum_over_model(losses.0)?).over(tokens, terms);
         Ok(HeldOutMetrics {
             step: steps,
-            loss,
-            bits_per_byte: bits_per_byte(loss, data.bytes_per_token()),
+            loss: mean.loss,
+            bits_per_byte: mean.bits_per_byte(data.bytes_per_token()),
+            minimised: mean.minimised,
             tokens: tokens as u64,
         })
     }
@@ -384,15 +457,15 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(written?)
     }
 
-    /// Sums what one rank of each pipeline has, and the others have as zero.
-    fn sum_over_model(&self, value: f64) -> Result<f64, CommError> {
+    /// Sums what one rank of each pipeline has, and the others have as zeros.
+    fn sum_over_model(&self, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         let groups = self.ddp.groups();
-        self.sum(self.sum(value, groups.pipeline())?, groups.data())
+        self.sum(self.sum(values, groups.pipeline())?, groups.data())
     }
 
-    fn sum(&self, value: f64, comm: &Comm) -> Result<f64, CommError> {
-        match comm.all_reduce(vec![value].into(), ReduceOp::Sum)? {
-            Buffer::F64(values) => Ok(values[0]),
+    fn sum(&self, values: Vec<f64>, comm: &Comm) -> Result<Vec<f64>, CommError> {
+        match comm.all_reduce(values.into(), ReduceOp::Sum)? {
+            Buffer::F64(values) => Ok(values),
             other => unreachable!("f64 went in, {} came out", other.dtype()),
         }
     }

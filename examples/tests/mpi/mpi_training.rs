@@ -33,8 +33,8 @@ fn expect_equal(name: &str, ranks: usize, flags: &[&str]) {
     let [threads, mpirun, launch] = metrics(&stage, ranks, flags);
     assert_eq!(
         threads.lines().count(),
-        7,
-        "six steps and the held-out text:\n{threads}"
+        8,
+        "the version, six steps and the held-out text:\n{threads}"
     );
     assert_eq!(mpirun, threads);
     assert_eq!(launch, threads);

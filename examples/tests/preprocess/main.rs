@@ -165,7 +165,8 @@ fn run(folder: &Path, words: &[&str]) -> String {
 /// Nats per token over bits per byte, in bytes per token, of each line of the metrics of a run.
 fn ratios(run: &Path) -> Vec<f64> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let lines = text.lines().map(|line| {
+    // The first line is the version.
+    let lines = text.lines().skip(1).map(|line| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         let of = |key: &str| line[key].as_f64().unwrap();
         of("loss") / of("bits_per_byte") / std::f64::consts::LN_2

@@ -271,6 +271,7 @@ fn the_state_of_a_run_comes_back_from_json() {
             taken: 7,
             skipped: 2,
             consecutive_skips: 1,
+            without_targets: 0,
         },
         samples: 72,
         seed: u64::MAX,

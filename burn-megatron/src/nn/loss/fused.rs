@@ -7,17 +7,21 @@ use burn_megatron_kernels::cross_entropy::{
 };
 use burn_megatron_kernels::{Function, apply};
 
+use super::{Aside, Pieces};
 use crate::collective::{Comm, start_all_gather};
 
-/// Logits `[tokens, width]` of the columns of `part` and targets `[tokens]` to losses `[tokens]`.
+/// Logits `[tokens, width]` of the columns of `part` and targets `[tokens]` to losses `[tokens]`; what
+/// they are made of goes to `pieces`.
 pub(super) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
     part: Part,
     options: &CrossEntropyOptions,
     comm: &Comm,
+    pieces: Option<Aside>,
 ) -> Tensor<1> {
     let function = CrossEntropy {
+        pieces,
         targets,
         part,
         options: options.clone(),
@@ -32,6 +36,27 @@ struct CrossEntropy {
     part: Part,
     options: CrossEntropyOptions,
     comm: Comm,
+    pieces: Option<Aside>,
+}
+
+impl CrossEntropy {
+    /// What the loss is made of, from the statistics of all parts.
+    fn pieces(&self, all: Tensor<3>, lse: &Tensor<1>) -> Pieces {
+        let CrossEntropyOptions { z_loss, ignore, .. } = self.options;
+        let plain = CrossEntropyOptions {
+            ignore,
+            ..CrossEntropyOptions::default()
+        };
+        let (plain, _) = combine(all, self.targets.clone(), self.part.tokens, &plain);
+        let z_loss = (z_loss != 0.0).then(|| {
+            let squares = (lse.clone() * lse.clone()).mul_scalar(z_loss);
+            match ignore {
+                Some(ignore) => squares.mask_fill(self.targets.clone().equal_elem(ignore), 0.0),
+                None => squares,
+            }
+        });
+        Pieces { plain, z_loss }
+    }
 }
 
 impl Function for CrossEntropy {
@@ -43,7 +68,11 @@ impl Function for CrossEntropy {
             1 => own,
             _ => start_all_gather(own, 0, &self.comm).wait(),
         };
-        let (loss, lse) = combine(all, self.targets.clone(), self.part.tokens, &self.options);
+        let (targets, tokens) = (self.targets.clone(), self.part.tokens);
+        let (loss, lse) = combine(all.clone(), targets, tokens, &self.options);
+        if let Some(pieces) = &self.pieces {
+            pieces.put(self.pieces(all, &lse));
+        }
         let saved = vec![logits.into_dispatch(), lse.into_dispatch()];
         (loss.into_dispatch(), saved)
     }

@@ -5,6 +5,7 @@ use burn::tensor::{Bool, Int, Tensor};
 use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, Part};
 use burn_megatron_kernels::{Function, apply};
 
+use super::{Aside, Pieces};
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::ReduceOp;
 
@@ -15,6 +16,7 @@ pub(super) fn cross_entropy(
     part: Part,
     options: &CrossEntropyOptions,
     comm: &Comm,
+    pieces: Option<Aside>,
 ) -> Tensor<1> {
     let [_, width] = logits.dims();
     let targets = targets.unsqueeze_dim::<2>(1);
@@ -32,6 +34,7 @@ pub(super) fn cross_entropy(
     let tokens = part.tokens as f64;
     let function = CrossEntropy {
         comm: comm.clone(),
+        pieces,
         // The entries of this rank that are no padding.
         real: part.tokens.saturating_sub(part.first).min(width),
         tokens: part.tokens,
@@ -52,6 +55,7 @@ pub(super) fn cross_entropy(
 #[derive(Debug)]
 struct CrossEntropy {
     comm: Comm,
+    pieces: Option<Aside>,
     real: usize,
     tokens: usize,
     smoothing: f64,
@@ -127,12 +131,24 @@ impl Function for CrossEntropy {
         }
         // How the loss moves with each logit, but for its target and its smoothing, is `p` times this.
         let mut slope = log_sum.ones_like();
+        let mut z_loss = None;
+        let plain = || log_sum.clone() - sums.clone().narrow(1, 1, 1);
+        let plain = self.pieces.is_some().then(plain);
         if self.z_loss != 0.0 {
             let lse = log_sum + max;
-            loss = loss + (lse.clone() * lse.clone()).mul_scalar(self.z_loss);
+            let squares = (lse.clone() * lse.clone()).mul_scalar(self.z_loss);
+            loss = loss + squares.clone();
             slope = lse.mul_scalar(2.0 * self.z_loss).add_scalar(1.0);
+            z_loss = Some(squares);
         }
         let loss = self.marked(loss);
+        if let Some((pieces, plain)) = self.pieces.as_ref().zip(plain) {
+            let row = |x| self.marked(x).reshape([rows]);
+            pieces.put(Pieces {
+                plain: row(plain),
+                z_loss: z_loss.map(row),
+            });
+        }
         let probabilities = exps * (slope / sums.narrow(1, 0, 1));
         let padding = width - self.real.max(1);
         let probabilities = match padding {

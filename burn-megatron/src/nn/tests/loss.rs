@@ -14,6 +14,8 @@ struct Question {
     tokens: usize,
     divisible_by: usize,
     smoothing: f64,
+    z_loss: f64,
+    fused: bool,
     ignore: Option<i64>,
     targets: Vec<i64>,
     /// `[batch * seq, tokens]`
@@ -31,6 +33,8 @@ impl Question {
             tokens,
             divisible_by: 1,
             smoothing: 0.0,
+            z_loss: 0.0,
+            fused: true,
             ignore: None,
             targets,
             logits,
@@ -57,15 +61,47 @@ impl Question {
                 let hit = if j as i64 == *target { 1.0 } else { 0.0 };
                 let share = (1.0 - s) * hit + s / k;
                 loss -= share * log_p;
-                gradients.push(counts * (log_p.exp() - share) * (i + 1) as f64);
+                let lse = max + log_sum;
+                let slope = (1.0 + 2.0 * self.z_loss * lse) * log_p.exp() - share;
+                gradients.push(counts * slope * (i + 1) as f64);
             }
+            loss += self.z_loss * (max + log_sum).powi(2);
             losses.push(if counts == 0.0 { 0.0 } else { loss });
         }
         (losses, gradients)
     }
 
-    /// The same on `ranks` ranks.
+    /// Cross-entropy, what smoothing adds, and z-loss of each token, by the definition.
+    fn plain_parts(&self) -> [Vec<f64>; 3] {
+        let k = self.tokens as f64;
+        let s = self.smoothing * k / (k - 1.0);
+        let mut parts = [vec![], vec![], vec![]];
+        for (i, target) in self.targets.iter().enumerate() {
+            let row = &self.logits[i * self.tokens..(i + 1) * self.tokens];
+            let lse = row.iter().map(|x| x.exp()).sum::<f64>().ln();
+            let own = match self.ignore == Some(*target) {
+                true => [0.0; 3],
+                false => {
+                    let log_p = row[*target as usize] - lse;
+                    let mean = row.iter().map(|x| x - lse).sum::<f64>() / k;
+                    [-log_p, s * (log_p - mean), self.z_loss * lse * lse]
+                }
+            };
+            for (part, own) in parts.iter_mut().zip(own) {
+                part.push(own);
+            }
+        }
+        parts
+    }
+
+    /// Losses and gradient on `ranks` ranks.
     fn on(&self, ranks: usize) -> (Vec<f64>, Vec<f64>) {
+        let (losses, gradient) = self.with_parts_on(ranks);
+        (losses[0].clone(), gradient)
+    }
+
+    /// The same with the parts of the losses after these.
+    fn with_parts_on(&self, ranks: usize) -> (Vec<Vec<f64>>, Vec<f64>) {
         let vocabulary = Vocabulary::padded(self.tokens, self.divisible_by, ranks);
         let placement = Placement::split(2, vocabulary.padded, ranks);
         let shape = [BATCH, SEQ, self.tokens];
@@ -89,17 +125,27 @@ impl Question {
             let x = leaf(local);
             let targets = TensorData::new(self.targets.clone(), [BATCH, SEQ]);
             let targets = Tensor::<2, Int>::from_data(targets, &super::autodiff());
-            let loss = VocabParallelCrossEntropy::new(vocabulary, groups.tensor())
+            let layer = VocabParallelCrossEntropy::new(vocabulary, groups.tensor())
                 .with_label_smoothing(self.smoothing)
-                .with_ignore(self.ignore)
-                .forward(x.clone(), targets);
+                .with_z_loss(self.z_loss)
+                .with_fused(self.fused)
+                .with_ignore(self.ignore);
+            let losses = layer.losses(x.clone(), targets);
+            let parts = layer.terms().len();
+            let parts = if parts == 0 { 0 } else { 1 + parts };
+            assert_eq!(losses.parts.len(), parts);
+            let (loss, parts) = (losses.objective, losses.parts);
             let weight = Tensor::<1, Int>::arange(1..(BATCH * SEQ) as i64 + 1, &super::autodiff());
             let weight = weight.float().cast(DType::F64).reshape([BATCH, SEQ]);
             let gradients = (loss.clone() * weight).sum().backward();
             let gradient = x.grad(&gradients).unwrap();
-            (values(loss.inner()), values(gradient))
+            let all = std::iter::once(loss.inner()).chain(parts);
+            (all.map(values).collect::<Vec<_>>(), values(gradient))
         });
-        let bits = |loss: &[f64]| loss.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let bits = |loss: &[Vec<f64>]| {
+            let all = loss.iter().flatten();
+            all.map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
         let same = all.iter().all(|(loss, _)| bits(loss) == bits(&all[0].0));
         assert!(same, "one loss on every rank");
         let gradients: Vec<_> = all.iter().map(|(_, gradient)| gradient.clone()).collect();
@@ -243,6 +289,54 @@ fn a_target_that_is_no_token_cannot_pass_unseen() {
                 "target {target}"
             );
             assert!(loss[2].is_nan() && gradient[20..30].iter().all(|x| x.is_nan()));
+        }
+    }
+}
+
+/// The cross-entropy has the bits that it has without any terms, and each term is its formula.
+#[test]
+fn the_parts_of_a_loss_follow_their_definitions() {
+    for fused in [true, false] {
+        for divisible_by in [1, 4] {
+            let plain = Question {
+                fused,
+                divisible_by,
+                ignore: Some(-1),
+                ..Question::new(10)
+            };
+            for (smoothing, z_loss) in [(0.0, 0.0), (0.1, 0.0), (0.0, 0.02), (0.3, 0.02)] {
+                let mut with = Question {
+                    smoothing,
+                    z_loss,
+                    ..plain.clone()
+                };
+                with.targets[4] = -1;
+                with.check(&[1, 2, 4]);
+                let [cross_entropy, smoothed, squares] = with.plain_parts();
+                let mut expected = vec![];
+                if smoothing > 0.0 || z_loss > 0.0 {
+                    expected.push(cross_entropy);
+                }
+                if smoothing > 0.0 {
+                    expected.push(smoothed);
+                }
+                if z_loss > 0.0 {
+                    expected.push(squares);
+                }
+                for ranks in [1, 2, 4] {
+                    let (found, _) = with.with_parts_on(ranks);
+                    assert_eq!(found.len(), 1 + expected.len());
+                    for (found, expected) in found[1..].iter().zip(&expected) {
+                        super::assert_close("part", found, expected);
+                    }
+                    let mut without = plain.clone();
+                    without.targets[4] = -1;
+                    let (without, _) = without.on(ranks);
+                    let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    let cross_entropy = found.get(1).unwrap_or(&found[0]);
+                    assert_eq!(bits(cross_entropy), bits(&without));
+                }
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 pub use comparison::Comparison;
 
-use super::metrics::Record;
+use super::metrics::{Record, SkipReason};
 
 /// A loss further from zero than this says only that the run diverged, and would flatten all
 /// others.
@@ -37,7 +37,8 @@ pub enum PlotError {
     },
 }
 
-/// Training and held-out losses over the steps of a run, in nats per token.
+/// Training and held-out losses over the steps of a run, in nats per token, and what training minimises
+/// where that is something else.
 ///
 /// Losses that are NaN, infinite or beyond 1e30 are counted, not drawn. Any number of points can be
 /// drawn, none included.
@@ -46,6 +47,7 @@ pub struct LossCurve {
     title: String,
     training: Vec<(usize, f64)>,
     held_out: Vec<(usize, f64)>,
+    objective: Vec<(usize, f64)>,
     left_out: usize,
 }
 
@@ -63,7 +65,16 @@ impl LossCurve {
         let mut curve = Self::new(title);
         for record in records {
             match record {
-                Record::Step(metrics) => curve.training(metrics.step, metrics.loss),
+                Record::Run(_) => {}
+                // It has no loss.
+                Record::Step(metrics) if metrics.skip_reason == Some(SkipReason::NoTargets) => {}
+                Record::Step(metrics) => {
+                    curve.training(metrics.step, metrics.loss);
+                    let objective = metrics.minimised.objective;
+                    objective
+                        .into_iter()
+                        .for_each(|value| curve.objective(metrics.step, value));
+                }
                 Record::HeldOut(metrics) => curve.held_out(metrics.step, metrics.loss),
             }
         }
@@ -77,6 +88,14 @@ impl LossCurve {
             self.training.push((step, loss))
         } else {
             self.left_out += 1
+        }
+    }
+
+    /// Adds what was minimised in `step`, where that is more than its loss. What is not finite is left out,
+    /// as the loss beside it is not finite either, and counted.
+    pub fn objective(&mut self, step: usize, objective: f64) {
+        if objective.abs() <= LARGEST {
+            self.objective.push((step, objective));
         }
     }
 
@@ -113,15 +132,15 @@ impl LossCurve {
         terminal::draw(self, columns)
     }
 
-    /// The training curve, but of a long run only the lowest and the highest point of each of
-    /// [`BUCKETS`] pieces: it looks the same, and the picture stays small.
-    fn outline(&self) -> Vec<(usize, f64)> {
-        let n = self.training.len();
+    /// A curve, but of a long run only the lowest and the highest point of each of [`BUCKETS`] pieces:
+    /// it looks the same, and the picture stays small.
+    fn outline(points: &[(usize, f64)]) -> Vec<(usize, f64)> {
+        let n = points.len();
         if n <= 2 * BUCKETS {
-            return self.training.clone();
+            return points.to_vec();
         }
         let by_loss = |a: &&(usize, f64), b: &&(usize, f64)| a.1.total_cmp(&b.1);
-        self.training
+        points
             .chunks(n.div_ceil(BUCKETS))
             .flat_map(|piece| {
                 let lowest = piece.iter().min_by(by_loss).copied();
@@ -183,6 +202,7 @@ impl LossCurve {
             self.training
                 .iter()
                 .chain(&self.held_out)
+                .chain(&self.objective)
                 .map(|&(_, loss)| loss)
         };
         let (low, high) = (losses().reduce(f64::min), losses().reduce(f64::max));

@@ -13,6 +13,7 @@ const FAINT: RGBColor = RGBColor(225, 225, 225);
 const RAW: RGBColor = RGBColor(158, 202, 225);
 const SMOOTHED: RGBColor = RGBColor(8, 81, 156);
 const HELD_OUT: RGBColor = RGBColor(217, 95, 14);
+const OBJECTIVE: RGBColor = RGBColor(189, 189, 189);
 
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 pub(super) type Axes =
@@ -40,6 +41,7 @@ fn draw_on(area: &Area<'_>, curve: &LossCurve) -> Result<(), PlotError> {
     let (first, last) = curve.steps();
     let mut chart = chart(area, &curve.title, first..last, curve.losses())?;
     mesh(&mut chart, curve.step_label())?;
+    draw_objective(&mut chart, curve)?;
     draw_training(&mut chart, curve)?;
     draw_held_out(&mut chart, curve)?;
     match curve.training.is_empty() && curve.held_out.is_empty() {
@@ -100,6 +102,20 @@ pub(super) fn failed(error: impl std::error::Error) -> PlotError {
     PlotError::Draw(error.to_string())
 }
 
+/// What training minimises, under its curve.
+fn draw_objective(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), PlotError> {
+    if curve.objective.is_empty() {
+        return Ok(());
+    }
+    let line = LossCurve::outline(&curve.objective);
+    chart
+        .draw_series(LineSeries::new(line, OBJECTIVE.stroke_width(1)))
+        .map_err(failed)?
+        .label("objective")
+        .legend(|at| key(at, OBJECTIVE, 1));
+    Ok(())
+}
+
 fn draw_training(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), PlotError> {
     match curve.training[..] {
         [] => {}
@@ -112,7 +128,10 @@ fn draw_training(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), Plo
                 .legend(|(x, y)| Circle::new((x + 14, y), 4, SMOOTHED.filled()));
         }
         _ if !curve.is_smoothed() => {
-            let line = LineSeries::new(curve.outline(), SMOOTHED.stroke_width(2));
+            let line = LineSeries::new(
+                LossCurve::outline(&curve.training),
+                SMOOTHED.stroke_width(2),
+            );
             chart
                 .draw_series(line)
                 .map_err(failed)?
@@ -120,7 +139,7 @@ fn draw_training(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), Plo
                 .legend(|at| key(at, SMOOTHED, 2));
         }
         _ => {
-            let line = LineSeries::new(curve.outline(), RAW.stroke_width(1));
+            let line = LineSeries::new(LossCurve::outline(&curve.training), RAW.stroke_width(1));
             chart
                 .draw_series(line)
                 .map_err(failed)?

@@ -155,7 +155,7 @@ fn a_long_run_keeps_its_ends_and_its_extremes_in_a_small_picture() {
     let mut curve = example(100_001);
     curve.training[70_000].1 = 9.0;
     curve.training[70_001].1 = -9.0;
-    let outline = curve.outline();
+    let outline = LossCurve::outline(&curve.training);
     assert!(outline.len() <= 2000 && outline.is_sorted_by_key(|point| point.0));
     for extreme in [(70_000, 9.0), (70_001, -9.0)] {
         assert!(outline.contains(&extreme), "{extreme:?}");
@@ -185,4 +185,44 @@ fn a_file_that_cannot_be_written_is_named() {
         .unwrap_err()
         .to_string();
     assert!(message.contains("none/loss.svg"), "{message}");
+}
+
+#[test]
+fn what_is_minimised_is_a_curve_of_its_own() {
+    use crate::train::metrics::{Minimised, Record, SkipReason, StepMetrics};
+
+    let step = |step: usize, objective| {
+        Record::Step(StepMetrics {
+            step,
+            loss: 3.0,
+            bits_per_byte: 4.3,
+            minimised: Minimised {
+                objective,
+                ..Minimised::default()
+            },
+            gradient_norm: 1.0,
+            learning_rate: 1e-3,
+            tokens: 8,
+            skipped: false,
+            skip_reason: None,
+            loss_scale: None,
+            zeros: None,
+        })
+    };
+    let plain = LossCurve::from_records("", &[step(0, None), step(1, None)]);
+    assert!(!plain.svg().expect("draws").contains("objective"));
+    let mut records = vec![step(0, Some(3.5)), step(1, Some(3.25))];
+    let curve = LossCurve::from_records("", &records);
+    assert!(curve.svg().expect("draws").contains("objective"));
+    assert_eq!(curve.training, [(0, 3.0), (1, 3.0)]);
+    assert!(curve.losses().1 > 3.5);
+    // A step without targets has no loss, and is none that is not finite.
+    let Record::Step(mut masked) = step(2, None) else {
+        unreachable!("it was made above")
+    };
+    masked.loss = f64::NAN;
+    masked.skip_reason = Some(SkipReason::NoTargets);
+    records.push(Record::Step(masked));
+    let with = LossCurve::from_records("", &records);
+    assert_eq!((with.left_out, with.training), (0, curve.training));
 }

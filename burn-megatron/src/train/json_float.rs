@@ -1,0 +1,53 @@
+//! Floats in JSON, for serde's `with`: numbers where they are finite, else strings.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serializer};
+
+pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    if value.is_finite() {
+        serializer.serialize_f64(*value)
+    } else {
+        serializer.collect_str(value)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Value {
+    Number(f64),
+    Text(String),
+}
+
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::Number(number) => Ok(number),
+        Value::Text(text) => match text.as_str() {
+            "NaN" => Ok(f64::NAN),
+            "inf" => Ok(f64::INFINITY),
+            "-inf" => Ok(f64::NEG_INFINITY),
+            other => Err(D::Error::custom(format!("'{other}' is not a number"))),
+        },
+    }
+}
+
+/// The same, of a float that may be missing.
+pub(super) mod option {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Float(#[serde(with = "super")] f64);
+
+    pub(in crate::train) fn serialize<S: Serializer>(
+        value: &Option<f64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.map(Float).serialize(serializer)
+    }
+
+    pub(in crate::train) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<f64>, D::Error> {
+        let value = Option::<Float>::deserialize(deserializer)?;
+        Ok(value.map(|Float(value)| value))
+    }
+}
