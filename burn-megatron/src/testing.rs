@@ -1,5 +1,6 @@
 //! What tests of several modules need.
 
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,4 +15,42 @@ pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
         assert!(began.elapsed() < PATIENCE, "it never came about: {what}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// The warnings that `body` gives in this thread.
+pub(crate) fn warnings(body: impl FnOnce()) -> Vec<String> {
+    // While there is one subscriber alone, a thread of another test that comes first to an event, and has
+    // none, would switch it off for all.
+    let _second = tracing::Dispatch::new(Warnings::default());
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), body);
+    warnings.0.lock().expect("no test panics under it").clone()
+}
+
+/// Keeps the text of warnings: the message, then the fields.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::Id {
+        tracing::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut text = String::new();
+        event.record(
+            &mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| match field.name() {
+                "message" => text.insert_str(0, &format!("{value:?}")),
+                name => text.push_str(&format!(" {name}={value:?}")),
+            },
+        );
+        let mut warnings = self.0.lock().expect("no test panics under it");
+        warnings.push(text);
+    }
+    fn enter(&self, _: &tracing::Id) {}
+    fn exit(&self, _: &tracing::Id) {}
 }

@@ -72,6 +72,15 @@ impl Disk {
         self.create_folders(parent)?;
         let result = self.before(Operation::CreateFolder, path);
         match result.and_then(|()| fs::create_dir(path)) {
+            Err(_)
+                if let Ok(to) = fs::read_link(path)
+                    && !path.is_dir() =>
+            {
+                let to = to.display();
+                let what =
+                    format!("it is a link to {to}, and no folder is there: is its disk mounted?");
+                return Err(CheckpointError::corrupt(path, what));
+            }
             // Another process was first.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
             result => {
@@ -86,9 +95,12 @@ impl Disk {
         self.open(path, OpenOptions::new().create_new(true))
     }
 
-    /// Opens a file as it is, or creates it.
+    /// Opens a file as it is, or creates it. A link is not followed: what it points to would be written to.
     pub(super) fn open_or_create(&self, path: &Path) -> Result<DiskFile, CheckpointError> {
-        self.open(path, OpenOptions::new().create(true))
+        if fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
+            return Err(CheckpointError::corrupt(path, LINK));
+        }
+        self.open(path, not_following(OpenOptions::new().create(true)))
     }
 
     fn open(&self, path: &Path, options: &mut OpenOptions) -> Result<DiskFile, CheckpointError> {
@@ -107,9 +119,7 @@ impl Disk {
         let folder = parent(path);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let new = folder.join(format!(".new-{name}"));
-        if new.exists() {
-            self.remove_file(&new)?;
-        }
+        self.remove(&new)?;
         let mut file = self.create(&new)?;
         let written = file.write_all(bytes);
         written.map_err(|source| CheckpointError::Write {
@@ -144,19 +154,69 @@ impl Disk {
         result.map_err(|error| CheckpointError::io("remove", path, error))
     }
 
-    /// Removes a folder and the files in it.
-    pub(super) fn remove_folder(&self, path: &Path) -> Result<(), CheckpointError> {
-        for name in names(path)? {
-            let path = path.join(name);
-            match path.is_dir() {
-                true => self.remove_folder(&path)?,
-                false => self.remove_file(&path)?,
+    /// Removes what is at `path`, if anything: a file, or a folder and all in it. Of a link only the link
+    /// goes, there and in the folder, and never what it points to.
+    pub(super) fn remove(&self, path: &Path) -> Result<(), CheckpointError> {
+        let found = match fs::symlink_metadata(path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(CheckpointError::io("remove", path, error)),
+        };
+        if !found.is_dir() {
+            let to = fs::read_link(path);
+            self.remove_file(path)?;
+            if let Ok(to) = to {
+                let (path, to) = (path.display(), to.display());
+                tracing::warn!("{path} was a link: it is removed, and {to} stays as it is");
             }
+            return Ok(());
+        }
+        if self.hook.is_some() {
+            self.remove_one_by_one(path)?;
         }
         let result = self.before(Operation::Remove, path);
-        let result = result.and_then(|()| fs::remove_dir(path));
+        // It follows no link, not even one that takes the place of a folder meanwhile.
+        let result = result.and_then(|()| fs::remove_dir_all(path));
         result.map_err(|error| CheckpointError::io("remove the folder", path, error))
     }
+
+    /// Empties a folder, so that a test can stop between any two removals.
+    fn remove_one_by_one(&self, folder: &Path) -> Result<(), CheckpointError> {
+        names(folder)?
+            .iter()
+            .try_for_each(|name| self.remove(&folder.join(name)))
+    }
+}
+
+/// What is said of a link where a file should be.
+const LINK: &str = "it is a link, which is not followed here: put the file itself in its place";
+
+/// Opens a file in the folder of a checkpoint to read it. A link is not followed, and what is no file, such as
+/// a pipe, is not waited for.
+pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
+    check_is_file(path)?;
+    let opened = not_following(OpenOptions::new().read(true)).open(path);
+    opened.map_err(|error| CheckpointError::io("open", path, error))
+}
+
+/// Whether this is a file, and no link to one; its size.
+pub(super) fn check_is_file(path: &Path) -> Result<u64, CheckpointError> {
+    let found = fs::symlink_metadata(path);
+    let found = found.map_err(|error| CheckpointError::io("open", path, error))?;
+    if found.is_symlink() {
+        return Err(CheckpointError::corrupt(path, LINK));
+    }
+    if !found.is_file() {
+        return Err(CheckpointError::corrupt(path, "it is no file"));
+    }
+    Ok(found.len())
+}
+
+/// Lets no link be followed in the last place of a path, not even one that has just been put there.
+fn not_following(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
+    options
 }
 
 /// The folder that a path lies in.

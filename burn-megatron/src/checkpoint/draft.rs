@@ -219,7 +219,7 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if self.begun.is_some()
-            && let Err(error) = self.folder.disk().remove_folder(&self.path())
+            && let Err(error) = self.folder.disk().remove(&self.path())
         {
             // The next save removes it.
             tracing::warn!("a save that was given up is still there: {error}");

@@ -1,6 +1,6 @@
 //! A file of a checkpoint that is read where it lies.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use memmap2::Mmap;
 
-use super::CheckpointError;
+use super::{CheckpointError, disk};
 
 /// A file whose size is known, mapped when it is first read.
 #[derive(Debug)]
@@ -21,14 +21,13 @@ pub struct DataFile {
 impl DataFile {
     /// Checks the size, and no more.
     pub fn open(path: PathBuf, size: u64) -> Result<Self, CheckpointError> {
-        let metadata = fs::metadata(&path);
-        let metadata = metadata.map_err(|error| CheckpointError::io("open", &path, error))?;
+        let found = disk::check_is_file(&path)?;
         let file = Self {
             path,
             size,
             mapped: OnceLock::new(),
         };
-        file.check_size(metadata.len())?;
+        file.check_size(found)?;
         Ok(file)
     }
 
@@ -50,7 +49,7 @@ impl DataFile {
     /// give is an error, where a mapped page that cannot be read ends the process.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
         let failed = |error: io::Error| CheckpointError::io("read", &self.path, error);
-        let mut file = File::open(&self.path).map_err(failed)?;
+        let mut file = disk::open_to_read(&self.path)?;
         self.check_size(file.metadata().map_err(failed)?.len())?;
         file.seek(SeekFrom::Start(range.start)).map_err(failed)?;
         let mut bytes = vec![0; (range.end - range.start) as usize];
@@ -62,7 +61,7 @@ impl DataFile {
     pub fn bytes(&self, range: Range<u64>) -> Result<&[u8], CheckpointError> {
         let failed = |error: io::Error| CheckpointError::io("read", &self.path, error);
         if self.mapped.get().is_none() {
-            let file = File::open(&self.path).map_err(failed)?;
+            let file = disk::open_to_read(&self.path)?;
             // Before it is mapped: a page behind the end of a file ends the process.
             self.check_size(file.metadata().map_err(failed)?.len())?;
             // Safety: published files are never written again, and the size was checked.

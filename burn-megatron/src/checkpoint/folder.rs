@@ -250,10 +250,8 @@ impl CheckpointFolder {
     fn remove_leftovers(&self) -> Result<(), CheckpointError> {
         for name in disk::names(&self.path)? {
             let path = self.path.join(&name);
-            if name.starts_with(DRAFT) || name.starts_with(REMOVED) {
-                self.disk.remove_folder(&path)?;
-            } else if name.starts_with(NEW) {
-                self.disk.remove_file(&path)?;
+            if [DRAFT, REMOVED, NEW].iter().any(|of| name.starts_with(of)) {
+                self.disk.remove(&path)?;
             }
         }
         Ok(())
@@ -308,9 +306,12 @@ impl CheckpointFolder {
     /// Under another name first, so that a half is never taken for a checkpoint.
     pub(super) fn remove_named(&self, name: &str) -> Result<(), CheckpointError> {
         let from = self.path.join(name);
+        if from.is_symlink() {
+            return self.disk.remove(&from);
+        }
         let to = self.path.join(format!("{REMOVED}{name}"));
         self.disk.rename(&from, &to)?;
-        self.disk.remove_folder(&to)
+        self.disk.remove(&to)
     }
 }
 

@@ -1,6 +1,5 @@
 //! A checkpoint that is read.
 
-use std::fs;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use super::folder::LATEST;
 use super::manifest::MANIFEST;
 use super::{
     About, CheckpointError, CheckpointFolder, Checksum, Manifest, ObjectEntry, Run, Slice,
-    TensorEntry, TensorMeta, TensorSource, source::check_length,
+    TensorEntry, TensorMeta, TensorSource, disk, source::check_length,
 };
 
 /// Longer manifests are not read: they would not fit the memory.
@@ -122,7 +121,7 @@ impl Checkpoint {
     pub(super) fn open_at(path: PathBuf) -> Result<Self, CheckpointError> {
         let file = path.join(MANIFEST);
         let failed = |error| CheckpointError::io("read", &file, error);
-        let opened = fs::File::open(&file).map_err(failed)?;
+        let opened = disk::open_to_read(&file)?;
         let size = opened.metadata().map_err(failed)?.len();
         if size > LONGEST_MANIFEST {
             let what = format!("it has {size} bytes, and {LONGEST_MANIFEST} is the most");

@@ -3,6 +3,8 @@
 mod aside;
 mod faults;
 mod folders;
+#[cfg(unix)]
+mod links;
 mod manifests;
 mod round_trip;
 

@@ -11,6 +11,7 @@ use super::*;
 use crate::comm::{Groups, World, WorldError};
 use crate::mesh::ParallelConfig;
 use crate::nn::{ParallelModule, ParameterEntry, Placement, Section};
+use crate::testing::warnings;
 
 mod guards;
 mod order;
@@ -73,32 +74,6 @@ fn sums(tensor: usize, data: usize, change: fn(&mut [ParameterEntry])) -> Vec<[V
         Ok(sums.collect::<Vec<_>>().try_into().unwrap())
     };
     over(tensor, data, run).unwrap()
-}
-
-/// The warnings of a run.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::Id {
-        tracing::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        let mut fields = String::new();
-        event.record(
-            &mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-                fields.push_str(&format!("{}={value:?} ", field.name()));
-            },
-        );
-        self.0.lock().unwrap().push(fields);
-    }
-    fn enter(&self, _: &tracing::Id) {}
-    fn exit(&self, _: &tracing::Id) {}
 }
 
 /// The gradient of the second parameter.
@@ -243,18 +218,13 @@ fn a_model_built_for_autodiff_becomes_plain() {
 #[test]
 fn a_parameter_that_is_not_used_counts_as_zero_and_is_named() {
     let mut ddp = single(pair(1.0, &Device::flex()));
-    // While there is one subscriber alone, a thread of another test that comes first to an event, and
-    // has none, would switch it off for all.
-    let _second = tracing::Dispatch::new(Warnings::default());
-    let warnings = Warnings::default();
-    tracing::subscriber::with_default(warnings.clone(), || {
+    let warnings = warnings(|| {
         for _ in 0..2 {
             let loss = ddp.forward(&device(), |pair| pair.first.val().sum());
             ddp.backward(loss);
             assert_eq!(of_second(&mut ddp, 1), [0.0; 3]);
         }
     });
-    let warnings = warnings.0.lock().unwrap();
     assert_eq!(warnings.len(), 1, "it is said once: {warnings:?}");
     assert!(warnings[0].contains("no gradient came") && warnings[0].contains("second"));
 }

@@ -1,15 +1,12 @@
 //! What a step leaves behind: with delayed scaling its magnitudes, of training alone.
 
-use std::sync::{Arc, Mutex};
-
 use burn::module::Module;
 use burn::tensor::Tensor;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 use super::super::over;
 use super::*;
 use crate::nn::door::with_anchor;
+use crate::testing::warnings;
 
 const IN: usize = 24;
 const OUT: usize = 16;
@@ -283,44 +280,6 @@ fn a_report_has_the_first_use_of_each_tensor() {
         setup.fp8.report()[0].amax,
         f64::from(amax(&x.mul_scalar(3.0)))
     );
-}
-
-/// Keeps the text of warnings.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, event: &Event<'_>) {
-        struct Message(String);
-        impl tracing::field::Visit for Message {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                if field.name() == "message" {
-                    self.0 = format!("{value:?}");
-                }
-            }
-        }
-        let mut message = Message(String::new());
-        event.record(&mut message);
-        self.0.lock().unwrap().push(message.0);
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-fn warnings(body: impl FnOnce()) -> Vec<String> {
-    // While there is one subscriber alone, a thread of another test could switch the event off for all.
-    let _second = tracing::Dispatch::new(Warnings::default());
-    let warnings = Warnings::default();
-    tracing::subscriber::with_default(warnings.clone(), body);
-    warnings.0.lock().unwrap().clone()
 }
 
 #[test]
