@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,6 +100,58 @@ impl Drop for Partial {
     }
 }
 
+/// Writes all of a file, in place of what is there: whoever looks, and whenever the machine stops, finds the old
+/// bytes or the new ones. The file keeps its rights; of a link what it points to is replaced. A device or a pipe
+/// is written to.
+///
+/// # Errors
+///
+/// What the operating system says; then the old file is as it was.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let there = fs::metadata(path).ok();
+    let to = match &there {
+        Some(there) if !there.is_file() => return fs::write(path, bytes),
+        Some(_) => path.canonicalize()?,
+        None => path.to_path_buf(),
+    };
+    let (partial, mut file) = Partial::file(&to)?;
+    if let Some(there) = there {
+        file.set_permissions(there.permissions())?;
+    }
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    partial.publish()?;
+    sync_folder_of(&to)
+}
+
+/// Waits until the names in a folder are on disk.
+///
+/// # Errors
+///
+/// What the operating system says.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    match cfg!(unix) {
+        true => File::open(folder)?.sync_all(),
+        // Elsewhere a folder cannot be opened, and its names are on disk when they are given.
+        false => Ok(()),
+    }
+}
+
+/// Waits until the name of a file or a folder is on disk.
+///
+/// # Errors
+///
+/// What the operating system says.
+pub fn sync_folder_of(path: &Path) -> io::Result<()> {
+    sync_folder(folder(path))
+}
+
+/// The folder that a path lies in.
+fn folder(of: &Path) -> &Path {
+    let folder = of.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
+}
+
 /// The path of something new that is to become `to`; what killed processes left of it is removed.
 fn begin(to: &Path) -> io::Result<PathBuf> {
     let Some(name) = to.file_name() else {
@@ -115,10 +167,9 @@ fn begin(to: &Path) -> io::Result<PathBuf> {
 }
 
 /// Removes what nobody holds of the files beside `to` whose names begin with `start`. What cannot be looked
-/// at or removed stays: it is in nobody's way.
+/// at or removed stays: it is in nobody's way. So does a link, which nobody makes here.
 fn sweep(to: &Path, start: &OsString) {
-    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let entries = fs::read_dir(folder.unwrap_or(Path::new(".")));
+    let entries = fs::read_dir(folder(to));
     for entry in entries.into_iter().flatten().flatten() {
         let name = entry.file_name();
         let rest = name
@@ -126,7 +177,9 @@ fn sweep(to: &Path, start: &OsString) {
             .strip_prefix(start.as_encoded_bytes());
         let unique = rest.and_then(|rest| rest.strip_suffix(ENDING.as_bytes()));
         // With a dot it is of another name, which is longer.
-        if unique.is_some_and(|unique| !unique.contains(&b'.')) {
+        let ours = unique.is_some_and(|unique| !unique.contains(&b'.'));
+        let kind = entry.file_type();
+        if ours && kind.is_ok_and(|kind| kind.is_file() || kind.is_dir()) {
             let path = entry.path();
             let left = File::open(&path)
                 .ok()
@@ -156,8 +209,6 @@ fn unique_name() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
     use crate::data::test_folder::TestFolder;
 
@@ -219,5 +270,44 @@ mod tests {
         assert!(Partial::file(Path::new("/")).is_err());
         assert!(Partial::folder(Path::new("a/..")).is_err());
         assert!(Partial::file(Path::new("/nowhere/at/all")).is_err());
+    }
+
+    /// Where the bytes of the old file are not written over, another name of it still has them.
+    #[cfg(unix)]
+    #[test]
+    fn a_file_is_replaced_and_not_written_over() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+
+        let folder = TestFolder::new("partial-replaced");
+        let at = |name: &str| folder.path().join(name);
+        replace_file(&at("new"), b"first").unwrap();
+        assert_eq!(fs::read(at("new")).unwrap(), b"first");
+        let private = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(at("new"), private).unwrap();
+        fs::hard_link(at("new"), at("old")).unwrap();
+        symlink(at("new"), at("link")).unwrap();
+        replace_file(&at("link"), b"second").unwrap();
+        assert_eq!(fs::read(at("old")).unwrap(), b"first");
+        assert_eq!(fs::read(at("new")).unwrap(), b"second");
+        assert!(at("link").is_symlink());
+        let mode = fs::metadata(at("new")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(names(&folder), ["link", "new", "old"]);
+        // What is no file is not replaced by one.
+        replace_file(Path::new("/dev/null"), b"gone").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        assert!(replace_file(folder.path(), b"x").is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_named_as_something_left_is_left_alone() {
+        let folder = TestFolder::new("partial-link");
+        folder.write("victim/data", "precious");
+        let link = folder.path().join("a.bin.5f-1-0.partial");
+        std::os::unix::fs::symlink(folder.path().join("victim"), &link).unwrap();
+        drop(Partial::file(&folder.path().join("a.bin")).unwrap());
+        assert_eq!(names(&folder), ["a.bin.5f-1-0.partial", "victim"]);
+        assert!(folder.path().join("victim/data").is_file());
     }
 }

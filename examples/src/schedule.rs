@@ -1,8 +1,8 @@
 //! `burn-megatron schedule`.
 
-use std::fs;
 use std::process::ExitCode;
 
+use burn_megatron::partial::replace_file;
 use burn_megatron::pipeline::schedule::{ScheduleKind, Times, simulate, validate};
 
 use crate::cli::ScheduleArgs;
@@ -36,7 +36,7 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
     simulation.write_svg(&args.svg)?;
     println!("chart written to {}", args.svg.display());
     if let Some(path) = &args.csv {
-        fs::write(path, schedule.to_csv())
+        replace_file(path, schedule.to_csv().as_bytes())
             .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
         println!("schedule written to {}", path.display());
     }

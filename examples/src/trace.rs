@@ -1,10 +1,9 @@
 //! What the ranks of a pipeline did in their last step, as a trace.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use burn_megatron::comm::{Communicator, all_gather_bytes};
+use burn_megatron::partial::replace_file;
 use burn_megatron::pipeline::engine::Event;
 use burn_megatron::pipeline::trace::{TraceEvent, trace_bubble, write_chrome_trace};
 use burn_megatron::train::run_folder::RunFolder;
@@ -49,8 +48,11 @@ pub fn write(folder: &RunFolder, ranks: usize, events: &[TraceEvent]) -> Result<
     }
     let path = folder.path().join("trace.json");
     let failed = |error| format!("{} cannot be written: {error}", path.display());
-    let file = File::create(&path).map_err(failed)?;
-    write_chrome_trace(events, BufWriter::new(file)).map_err(failed)?;
+    let mut text = vec![];
+    let written = write_chrome_trace(events, &mut text);
+    written
+        .and_then(|()| replace_file(&path, &text))
+        .map_err(failed)?;
     println!(
         "bubble of the last step {:.1} % of its time, measured over all ranks (trace.json)",
         100.0 * trace_bubble(ranks, events),

@@ -1,13 +1,13 @@
 //! What made a pair of token files.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::Tokenizer;
 use crate::bounded;
-use crate::partial::Partial;
+use crate::partial::replace_file;
 
 /// The largest description that is read: its longest part is a list of inputs.
 const LARGEST: u64 = 64 << 20;
@@ -118,6 +118,17 @@ impl TokenFileInfo {
         }
     }
 
+    /// What its file has.
+    ///
+    /// # Errors
+    ///
+    /// What the writer of JSON found.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        Ok(text)
+    }
+
     /// Writes it, whole or not at all.
     ///
     /// # Errors
@@ -125,14 +136,7 @@ impl TokenFileInfo {
     /// [`InfoError::Io`].
     pub fn write(&self, prefix: &Path) -> Result<(), InfoError> {
         let path = Self::path(prefix);
-        let write = || {
-            let mut text = serde_json::to_vec_pretty(self)?;
-            text.push(b'\n');
-            let (partial, mut file) = Partial::file(&path)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            partial.publish()
-        };
+        let write = || replace_file(&path, &self.to_bytes()?);
         write().map_err(|source| InfoError::Io {
             action: "write",
             path: path.clone(),

@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
+use crate::partial::replace_file;
+
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFolderError {
@@ -107,7 +109,7 @@ impl RunFolder {
     pub fn write_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
         let path = self.config();
         let text = self.text_of(config)?;
-        fs::write(&path, text).map_err(|source| io_error("write", &path, source))
+        replace_file(&path, text.as_bytes()).map_err(|source| io_error("write", &path, source))
     }
 
     /// Writes the configuration of a run that goes on, in place of the one before, which is kept as
@@ -126,11 +128,8 @@ impl RunFolder {
         let numbered = |number| self.path.join(format!("config-{number}.toml"));
         let free = (1..).map(numbered).find(|path| !path.exists());
         let kept = free.expect("numbers do not end");
-        fs::write(&kept, before).map_err(|source| io_error("write", &kept, source))?;
-        // There is always a whole one.
-        let new = self.path.join(".config.toml.new");
-        fs::write(&new, text).map_err(|source| io_error("write", &new, source))?;
-        fs::rename(&new, &path).map_err(failed)
+        replace_file(&kept, &before).map_err(|source| io_error("write", &kept, source))?;
+        replace_file(&path, text.as_bytes()).map_err(failed)
     }
 
     fn text_of(&self, config: &impl Serialize) -> Result<String, RunFolderError> {

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron::partial::replace_file;
 use burn_megatron_models::TransformerConfig;
 use serde::Serialize;
 
@@ -217,7 +218,7 @@ fn write_trace(folder: &Path, case: Case, records: &[Record]) -> Result<(), Erro
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
-    fs::write(path, text)
+    replace_file(path, text.as_bytes())
         .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
     println!("written to {}", path.display());
     Ok(())

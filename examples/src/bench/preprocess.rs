@@ -208,7 +208,7 @@ impl Folder {
     fn new() -> Result<Self, Error> {
         let name = format!("bench-preprocess-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path)?;
+        fs::create_dir(&path)?;
         Ok(Self(path))
     }
 }

@@ -1,11 +1,11 @@
 //! What was timed, as a table and as JSON.
 
 use std::fmt::{self, Display};
-use std::fs;
 use std::path::Path;
 
 use burn::tensor::Device;
 use burn_megatron::kernels::fp8::engine_of_fp8;
+use burn_megatron::partial::replace_file;
 use serde::{Deserialize, Serialize};
 
 use crate::recipe::Error;
@@ -79,7 +79,7 @@ impl Report {
     /// Writes the run as JSON.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(self)?;
-        fs::write(path, text)
+        replace_file(path, text.as_bytes())
             .map_err(|error| format!("{} cannot be written: {error}", path.display()).into())
     }
 }

@@ -1,10 +1,10 @@
 //! What the 8-bit layers of all ranks did to their operands in the last step.
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use burn_megatron::comm::{Communicator, all_gather_bytes};
 use burn_megatron::nn::fp8::{Operand, OperandReport};
+use burn_megatron::partial::replace_file;
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 
@@ -90,7 +90,7 @@ pub fn write(folder: &RunFolder, lines: &[Line]) -> Result<(), Error> {
     println!("{}\n", table(lines));
     let path = folder.path().join("fp8.json");
     let failed = |error| format!("{} cannot be written: {error}", path.display());
-    fs::write(&path, serde_json::to_vec_pretty(lines)?).map_err(failed)?;
+    replace_file(&path, &serde_json::to_vec_pretty(lines)?).map_err(failed)?;
     Ok(())
 }
 

@@ -53,7 +53,9 @@ impl Output {
             for rank in ranks {
                 let open = |extension| {
                     let path = folder.join(format!("rank-{rank}.{extension}"));
-                    File::create(&path).map_err(unusable(&path))
+                    // What an earlier run has written there stays.
+                    let opened = File::options().append(true).create(true).open(&path);
+                    opened.map_err(unusable(&path))
                 };
                 files.insert(rank, [open("out")?, open("err")?]);
             }
@@ -97,6 +99,11 @@ impl Output {
             Stream::Out => write_flushed(&mut io::stdout().lock(), bytes),
             Stream::Err => write_flushed(&mut io::stderr().lock(), bytes),
         };
+        // Who reads no more, as in `| head`, is not to be told.
+        let written = written.or_else(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Ok(()),
+            _ => Err(error),
+        });
         if let Err(error) = written {
             self.screen
                 .once(|| format!("error: the output of the ranks cannot be shown: {error}"));
@@ -292,6 +299,10 @@ mod tests {
         rank.finish();
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xff");
         assert_eq!(fs::read(folder.join("rank-3.err")).unwrap(), b"");
+        // Those of the next run follow.
+        let output = Output::new(11, 3..4, true, Some(&folder)).unwrap();
+        output.rank(3).write(Stream::Out, b"d");
+        assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xffd");
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn_megatron::data::DataError;
 use burn_megatron::data::indexed::IndexedError;
-use burn_megatron::tokenizer::{InfoError, TokenizerError};
+use burn_megatron::tokenizer::TokenizerError;
 
 /// Why preprocessing ends.
 #[derive(Debug, thiserror::Error)]
@@ -86,9 +86,6 @@ pub enum PreprocessError {
     /// The token files.
     #[error(transparent)]
     Indexed(#[from] IndexedError),
-    /// Their description.
-    #[error(transparent)]
-    Info(#[from] InfoError),
 }
 
 /// What is wrong with a document.

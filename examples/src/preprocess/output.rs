@@ -1,7 +1,6 @@
 //! The files that are written, which get their names once all of them are whole.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::data::indexed::{IndexedWriter, TokenType, bin_path, idx_path};
@@ -93,21 +92,18 @@ impl Output {
         &self.prefix
     }
 
-    /// Gives the files their names, the description last.
+    /// Gives the files their names, the index last.
     ///
     /// # Errors
-    /// [`PreprocessError::Indexed`], [`PreprocessError::Info`].
+    /// [`PreprocessError::Indexed`], [`PreprocessError::Io`].
     pub fn finish(self) -> Result<(), PreprocessError> {
-        // An old description would be wrong about new tokens.
-        let old = TokenFileInfo::path(&self.prefix);
-        match fs::remove_file(&old) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(io_error("remove", &old, error));
-            }
-            _ => {}
-        }
-        self.writer.finish()?;
-        Ok(self.info.write(&self.prefix)?)
+        let path = TokenFileInfo::path(&self.prefix);
+        let about = self
+            .info
+            .to_bytes()
+            .map_err(|error| io_error("write", &path, error.into()))?;
+        self.writer.finish_beside(&path, &about)?;
+        Ok(())
     }
 }
 

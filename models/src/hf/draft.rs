@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::CheckpointError;
-use burn_megatron::partial::Partial;
+use burn_megatron::partial::{Partial, sync_folder, sync_folder_of};
 
 /// A folder in the making; removed unless it is published.
 pub(super) struct Draft {
@@ -48,24 +48,15 @@ impl Draft {
 
     /// Gives the folder its name, when all is on the disk.
     pub fn publish(self) -> Result<(), CheckpointError> {
-        sync_folder(self.partial.path())?;
-        let renamed = self.partial.publish();
-        renamed.map_err(|error| CheckpointError::io("write", &self.to, error))?;
-        sync_folder(parent(&self.to).unwrap_or(Path::new(".")))
+        let synced = sync_folder(self.partial.path());
+        let published = synced
+            .and_then(|()| self.partial.publish())
+            .and_then(|()| sync_folder_of(&self.to));
+        published.map_err(|error| CheckpointError::io("write", &self.to, error))
     }
 }
 
 fn parent(path: &Path) -> Option<&Path> {
     path.parent()
         .filter(|parent| !parent.as_os_str().is_empty())
-}
-
-fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
-    // Elsewhere a folder cannot be opened, and needs not be.
-    match cfg!(unix) {
-        true => File::open(path)
-            .and_then(|folder| folder.sync_all())
-            .map_err(|error| CheckpointError::io("sync", path, error)),
-        false => Ok(()),
-    }
 }

@@ -13,8 +13,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::{Array, CacheError, IntType};
 use crate::data::DataError;
-use crate::data::indexed::sync_folder;
-use crate::partial::Partial;
+use crate::partial::replace_file;
 
 /// How long another process may take, where nothing else is said.
 const WAIT: Duration = Duration::from_secs(600);
@@ -208,7 +207,8 @@ impl Set<'_> {
             _ => {}
         }
         for (name, array) in arrays {
-            write_whole(&self.array_path(name), array.file())?;
+            let path = self.array_path(name);
+            replace_file(&path, array.file()).map_err(io_error("write", &path))?;
         }
         let entry = |(name, array): &(&'static str, Array)| Entry {
             name: name.to_string(),
@@ -221,7 +221,8 @@ impl Set<'_> {
             arrays: arrays.iter().map(entry).collect(),
         };
         let content = serde_json::to_vec_pretty(&content).map_err(io::Error::from);
-        write_whole(&manifest, &content.map_err(io_error("write", &manifest))?)
+        let written = content.and_then(|content| replace_file(&manifest, &content));
+        written.map_err(io_error("write", &manifest))
     }
 }
 
@@ -231,18 +232,6 @@ fn sign(file: &mut File) -> io::Result<()> {
     let name = format!("process {} of {}", process::id(), host.to_string_lossy());
     file.set_len(0)?;
     file.write_all(name.as_bytes())
-}
-
-/// Writes a file under another name, waits until it is on disk, and renames it.
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CacheError> {
-    let write = || {
-        let (partial, mut file) = Partial::file(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        partial.publish()?;
-        sync_folder(path)
-    };
-    write().map_err(io_error("write", path))
 }
 
 fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError {

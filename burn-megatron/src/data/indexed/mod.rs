@@ -26,6 +26,7 @@
 //! ```
 
 mod error;
+mod exchange;
 mod file;
 mod header;
 mod token_type;
@@ -35,7 +36,6 @@ pub use error::{IndexedError, MalformedIndex};
 pub use file::IndexedFile;
 pub use header::Header;
 pub use token_type::TokenType;
-pub(super) use writer::sync_folder;
 pub use writer::{IndexedWriter, Written};
 
 use std::path::{Path, PathBuf};

@@ -1,9 +1,10 @@
 //! Token files, written so that there is never half a file under the final name.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::exchange::{Exchange, restore};
 use super::header::{MAGIC, VERSION};
 use super::{IndexedError, IndexedFile, TokenType, bin_path, idx_path};
 use crate::partial::Partial;
@@ -44,16 +45,18 @@ impl IndexedWriter {
     ///
     /// [`IndexedError::Exists`], [`IndexedError::Io`].
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Self, IndexedError> {
+        restore(prefix).map_err(|source| write_error(prefix, source))?;
         refuse_existing(prefix)?;
         Self::begin(prefix, token_type, false)
     }
 
-    /// Begins files that take the place of those that are there, once they are finished.
+    /// Begins files that take the place of those that are there, once they are finished: all of them or none.
     ///
     /// # Errors
     ///
     /// [`IndexedError::Io`].
     pub fn replace(prefix: &Path, token_type: TokenType) -> Result<Self, IndexedError> {
+        restore(prefix).map_err(|source| write_error(prefix, source))?;
         Self::begin(prefix, token_type, true)
     }
 
@@ -137,7 +140,24 @@ impl IndexedWriter {
     ///
     /// [`IndexedError::OpenDocument`], [`IndexedError::Exists`] if files came under the final name meanwhile,
     /// [`IndexedError::Io`].
-    pub fn finish(mut self) -> Result<Written, IndexedError> {
+    pub fn finish(self) -> Result<Written, IndexedError> {
+        self.finish_with(None)
+    }
+
+    /// [`finish`](Self::finish) with a file that says what is in the others: it takes the place of the old one
+    /// when they do.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`finish`](Self::finish).
+    pub fn finish_beside(self, path: &Path, bytes: &[u8]) -> Result<Written, IndexedError> {
+        let (about, mut file) = begin(path)?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        written.map_err(|source| write_error(about.path(), source))?;
+        self.finish_with(Some((about, path.to_path_buf())))
+    }
+
+    fn finish_with(mut self, about: Option<(Partial, PathBuf)>) -> Result<Written, IndexedError> {
         self.refuse_open_document()?;
         let flushed = self.bin.flush();
         let flushed = flushed.and_then(|()| self.bin.get_ref().sync_all());
@@ -150,7 +170,13 @@ impl IndexedWriter {
             documents: self.documents.len() - 1,
             tokens: self.tokens,
         };
-        self.publish(idx)?;
+        if !self.replace {
+            refuse_existing(&self.prefix)?;
+        }
+        let bin = Some((self.partial, bin_path(&self.prefix)));
+        let files = [bin, about, Some((idx, idx_path(&self.prefix)))];
+        let exchanged = Exchange::run(files.into_iter().flatten().collect());
+        exchanged.map_err(|(path, source)| write_error(&path, source))?;
         Ok(written)
     }
 
@@ -199,28 +225,6 @@ impl IndexedWriter {
         to.flush()?;
         to.get_ref().sync_all()
     }
-
-    fn publish(self, index: Partial) -> Result<(), IndexedError> {
-        let (bin, idx) = (bin_path(&self.prefix), idx_path(&self.prefix));
-        match self.replace {
-            // Without an index, so that nobody reads new tokens by an old one.
-            true => match fs::remove_file(&idx) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(write_error(&idx, error));
-                }
-                _ => {}
-            },
-            false => refuse_existing(&self.prefix)?,
-        }
-        let published = self.partial.publish();
-        published.map_err(|source| write_error(&bin, source))?;
-        if let Err(source) = index.publish() {
-            // Tokens without an index are of no use; what matters is the first error.
-            let _ = fs::remove_file(&bin);
-            return Err(write_error(&idx, source));
-        }
-        sync_folder(&idx).map_err(|source| write_error(&idx, source))
-    }
 }
 
 fn refuse_existing(prefix: &Path) -> Result<(), IndexedError> {
@@ -233,18 +237,6 @@ fn refuse_existing(prefix: &Path) -> Result<(), IndexedError> {
 
 fn begin(path: &Path) -> Result<(Partial, File), IndexedError> {
     Partial::file(path).map_err(|source| write_error(path, source))
-}
-
-/// Waits until the names in the folder of a file are on disk.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
-    match cfg!(unix) {
-        true => File::open(folder)?.sync_all(),
-        false => Ok(()),
-    }
 }
 
 fn write_error(path: &Path, source: io::Error) -> IndexedError {

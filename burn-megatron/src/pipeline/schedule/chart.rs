@@ -7,6 +7,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::table::number;
 use super::{ActionKind, ScheduleError, Simulation, Span};
+use crate::partial::replace_file;
 
 const FONT: &str = "sans-serif";
 const TEXT: RGBColor = RGBColor(60, 60, 60);
@@ -66,7 +67,7 @@ impl Simulation {
             path: path.to_path_buf(),
             source,
         };
-        std::fs::write(path, self.svg()?).map_err(io)
+        replace_file(path, self.svg()?.as_bytes()).map_err(io)
     }
 }
 

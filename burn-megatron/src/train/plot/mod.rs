@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 pub use comparison::Comparison;
 
 use super::metrics::{Record, SkipReason};
+use crate::partial::replace_file;
 
 /// A loss further from zero than this says only that the run diverged, and would flatten all
 /// others.
@@ -223,7 +224,7 @@ impl LossCurve {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), PlotError> {
-    std::fs::write(path, text).map_err(|source| PlotError::Io {
+    replace_file(path, text.as_bytes()).map_err(|source| PlotError::Io {
         path: path.to_path_buf(),
         source,
     })

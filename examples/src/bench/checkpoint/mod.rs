@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron::partial::replace_file;
 use burn_megatron_models::TransformerConfig;
 use clap::Args;
 use serde::Serialize;
@@ -66,7 +67,8 @@ struct Report {
 pub fn run(args: &CheckpointBenchArgs) -> Result<ExitCode, Error> {
     let setup = setup(args)?;
     println!("{}\n", describe(&setup));
-    fs::create_dir_all(&setup.folder).map_err(|error| {
+    // It goes at the end with all in it: none that was there before.
+    fs::create_dir(&setup.folder).map_err(|error| {
         format!(
             "cannot create the folder {}: {error}",
             setup.folder.display()
@@ -79,7 +81,7 @@ pub fn run(args: &CheckpointBenchArgs) -> Result<ExitCode, Error> {
     removed.map_err(|error| format!("cannot remove {}: {error}", setup.folder.display()))?;
     print!("{report}");
     if let Some(path) = &args.json {
-        fs::write(path, serde_json::to_string_pretty(&report)?)
+        replace_file(path, &serde_json::to_vec_pretty(&report)?)
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,9 +1,8 @@
 //! What a rank and its link did when, and how much of the transfers that hides.
 
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::Path;
 
+use burn_megatron::partial::replace_file;
 use serde_json::{Value, json};
 
 use crate::recipe::Error;
@@ -74,8 +73,8 @@ pub fn write_chrome(path: &Path, ranks: &[&[Event]]) -> Result<(), Error> {
     let failed = |error: &dyn std::fmt::Display| -> Error {
         format!("{} cannot be written: {error}", path.display()).into()
     };
-    let file = File::create(path).map_err(|error| failed(&error))?;
-    serde_json::to_writer(BufWriter::new(file), &chrome(ranks)).map_err(|error| failed(&error))
+    let text = serde_json::to_vec(&chrome(ranks)).map_err(|error| failed(&error))?;
+    replace_file(path, &text).map_err(|error| failed(&error))
 }
 
 fn chrome(ranks: &[&[Event]]) -> Value {
