@@ -1,5 +1,9 @@
 //! The `burn-megatron` command: its `main`, and the recipes that it reads.
 
+// First, as its macros are for all that follow.
+#[macro_use]
+mod out;
+
 mod agree;
 mod bench;
 mod changes;
@@ -81,10 +85,14 @@ pub fn main() -> ExitCode {
         Command::Bench(BenchCommand::Preprocess(args)) => bench::preprocess::run(args),
         Command::Bench(BenchCommand::Checkpoint(args)) => bench::checkpoint::run(args),
     };
-    match result {
+    let code = match result {
         Ok(code) => code,
         Err(error) => fail(&*error),
+    };
+    if code == ExitCode::SUCCESS && !out::finish() {
+        return ExitCode::FAILURE;
     }
+    code
 }
 
 /// Shows the error, unless it was shown for all ranks, and gives its exit code.

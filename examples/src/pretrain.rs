@@ -1,16 +1,16 @@
 //! `burn-megatron pretrain`.
 
-use std::fs;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Duration;
 
 use burn::tensor::DType;
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::comm::inject::Plan as Faults;
+use burn_megatron::comm::inject::{Fault, FaultKind, Plan as Faults};
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::optim::LossScale;
+use burn_megatron::partial::replace_file;
 use burn_megatron::train::Outcome;
 use burn_megatron::train::metrics::{HeldOutMetrics, read_metrics};
 use burn_megatron::train::plot::LossCurve;
@@ -42,6 +42,11 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let mut world = ranks.world.clone();
     let faults = Faults::new(args.inject.clone());
     faults.check(plan.mesh.world_size())?;
+    let steps = recipe.train.steps as u64;
+    faults.check_steps(0..steps)?;
+    if own_rank.is_none() {
+        check_can_start(&args.inject)?;
+    }
     if let Some(threads) = args.compute_threads {
         if args.device != DeviceKind::Cpu {
             let device = args.device;
@@ -82,12 +87,16 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     match (&begin, own_rank) {
         // The other ranks are there first, and wait: to read a checkpoint may take long.
         (Some(begin), Some(_)) => begin.check()?,
-        (Some(begin), None) => {
-            if let Begun::Over(over) = begin.begun()? {
+        (Some(begin), None) => match begin.begun()? {
+            Begun::Over(over) => {
                 println!("{over}");
                 return Ok(ExitCode::SUCCESS);
             }
-        }
+            Begun::Run(start) => {
+                let first = start.from.as_ref().map_or(0, |from| from.step);
+                faults.check_steps(first..steps)?;
+            }
+        },
         (None, _) => {}
     }
     let results = world.run(|rank| {
@@ -116,7 +125,15 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let begun = begin.as_ref().map(Begin::begun).transpose()?;
     match (begun, result) {
         (Some(Begun::Run(start)), Some(result)) => {
-            finish(args, &recipe, data::unit(&*data), &start.folder, result)
+            let not_struck = result.not_struck.join(", ");
+            let is_wrong = !result.outcome.stopped && !not_struck.is_empty();
+            let code = finish(args, &recipe, data::unit(&*data), &start.folder, result)?;
+            if is_wrong {
+                return Err(
+                    format!("{not_struck} has not struck: the rank made no such call").into(),
+                );
+            }
+            Ok(code)
         }
         (Some(Begun::Over(over)), _) => {
             println!("{over}");
@@ -125,6 +142,19 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         // Another process shows it.
         (_, Some(result)) if result.outcome.stopped => Ok(ExitCode::from(interrupt::EXIT_CODE)),
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Checks that no fault keeps a thread from starting: it is the processes that can be missing.
+fn check_can_start(faults: &[Fault]) -> Result<(), Error> {
+    let never = |fault: &&Fault| fault.kind == FaultKind::NeverStarts;
+    match faults.iter().find(never) {
+        None => Ok(()),
+        Some(fault) => Err(format!(
+            "{fault} is about a rank that is a process, and all ranks are threads of this one; start them \
+             with `burn-megatron launch` or mpirun"
+        )
+        .into()),
     }
 }
 
@@ -181,7 +211,7 @@ fn finish(
     curve.write_svg(&folder.loss_svg())?;
     println!("{}", curve.terminal(90));
     if let Some(sample) = sample {
-        fs::write(folder.sample(), sample)?;
+        replace_file(&folder.sample(), sample.as_bytes())?;
         println!("sample after {:?}:\n{sample}\n", recipe.sample.prompt);
     }
     report::write(folder, &result.fp8)?;
@@ -314,9 +344,22 @@ mod tests {
             runs.display()
         );
         let error = pretrain(&flags).unwrap_err().to_string();
-        fs::remove_dir_all(&runs).unwrap();
+        std::fs::remove_dir_all(&runs).unwrap();
         let wanted = "error@rank=1,step=1,call=2 strikes rank 1, step 1, call 2";
         assert!(error.contains(wanted), "{error}");
+        for (flags, wanted) in [
+            (
+                "--steps 3 --inject nan@rank=0,step=3,call=0",
+                "nan@rank=0,step=3,call=0 is about no step of this run; steps 0 to 2 would fit",
+            ),
+            (
+                "--inject never-starts@rank=1",
+                "never-starts@rank=1 is about a rank that is a process, and all ranks are threads of this \
+                 one; start them with `burn-megatron launch` or mpirun",
+            ),
+        ] {
+            assert_eq!(pretrain(flags).unwrap_err().to_string(), wanted);
+        }
         let error = pretrain("--tp 2 --inject kill@rank=8,call=0").unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -330,13 +373,13 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let file = |name: &str| temp.path().join(name).display().to_string();
         let text = "fn add(a: u8, b: u8) -> u8 { a + b }\n".repeat(500);
-        fs::write(file("text.rs"), text).unwrap();
+        std::fs::write(file("text.rs"), text).unwrap();
         let recipe = "[parallel]\ndata = 2\n[sample]\nprompt = \"fn\"\ntokens = 4\n\
                       [model]\ncontext = 16\nhidden = 16\nlayers = 1\nheads = 2\n\
                       [train]\nsteps = 4\nmicro_batch_size = 1\nglobal_batch_size = 4\n\
                       learning_rate = 1e30\nmin_learning_rate = 0.0\nwarmup_steps = 1\n\
                       held_out_samples = 2\n";
-        fs::write(file("recipe.toml"), recipe).unwrap();
+        std::fs::write(file("recipe.toml"), recipe).unwrap();
         let flags = ["recipe", "data", "runs"].into_iter();
         let flags = flags.zip(["recipe.toml", "text.rs", "runs"]);
         let flags = flags.map(|(flag, name)| format!("--{flag} {} ", file(name)));

@@ -8,7 +8,9 @@ use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::choice::Operation;
 use burn_megatron::comm::inject::{Fault, Plan as Faults, inject};
-use burn_megatron::comm::{Communicator, Groups, Rank, broadcast_bytes, broadcast_made};
+use burn_megatron::comm::{
+    Communicator, Groups, Rank, all_gather_bytes, broadcast_bytes, broadcast_made,
+};
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
 use burn_megatron::device::DeviceKind;
@@ -70,6 +72,8 @@ pub struct RankResult {
     pub loss_scale: f64,
     /// What the 8-bit layers did in the last step, where it was asked for.
     pub fp8: Vec<Line>,
+    /// The faults of all ranks that have not struck.
+    pub not_struck: Vec<String>,
 }
 
 /// What a rank holds of the training state.
@@ -144,9 +148,7 @@ impl RankRun<'_> {
         interrupt.steps_begin();
         let outcome = trainer.fit(self.data, &mut recorder)?;
         recorder.finish();
-        for fault in faults.left(rank.rank()) {
-            eprintln!("warning: {fault} has not struck: the rank made no such call");
-        }
+        let not_struck = self.gather_left(rank, &faults)?;
         // Under full sharding each rank has a part of what every forward needs.
         let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters;
         let has_model = full || groups.data().rank() == 0;
@@ -168,6 +170,7 @@ impl RankRun<'_> {
             memory: Memory::of(trainer.model())?,
             loss_scale: trainer.scaler().scale(),
             fp8: report::gather(&**groups.world(), trainer.model().fp8().report())?,
+            not_struck,
         }))
     }
 
@@ -178,6 +181,21 @@ impl RankRun<'_> {
             Begun::Run(start) => Some(&**start),
             Begun::Over(_) => None,
         }))
+    }
+
+    /// The faults of all ranks that have not struck, on every rank; all must come.
+    fn gather_left(&self, rank: &Rank, faults: &Faults) -> Result<Vec<String>, Error> {
+        if self.faults.is_empty() {
+            return Ok(vec![]);
+        }
+        let left = faults.left(rank.rank());
+        let own: Vec<_> = left.iter().map(ToString::to_string).collect();
+        // Not through the faults themselves.
+        let all = all_gather_bytes(&*rank.communicator(), &serde_json::to_vec(&own)?)?;
+        let all = all
+            .iter()
+            .map(|bytes| serde_json::from_slice::<Vec<_>>(bytes));
+        Ok(all.collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// Lets every rank know where the run folder is, and where call logs go; nothing where no step is left.

@@ -159,26 +159,17 @@ impl Transformer {
             config.vocabulary_divisible_by,
             place.size,
         );
-        let (learned, rotary) = match config.positions {
-            Positions::Learned => (true, None),
-            Positions::Rotary { base, scaling } => {
-                let config = RopeConfig {
-                    width: head_width,
-                    // An outline holds no table.
-                    max_positions: if scope.is_outline() {
-                        1
-                    } else {
-                        config.context
-                    },
-                    base,
-                    scaling: scaling.into(),
-                };
-                (
-                    false,
-                    Some(RopeTable::new(&config, scope.device(), scope.dtype())),
-                )
-            }
-        };
+        let learned = config.positions == Positions::Learned;
+        let rotary = config.rope(head_width).map(|rope| RopeConfig {
+            // An outline holds no table.
+            max_positions: if scope.is_outline() {
+                1
+            } else {
+                rope.max_positions
+            },
+            ..rope
+        });
+        let rotary = rotary.map(|rope| RopeTable::new(&rope, scope.device(), scope.dtype()));
         let rotary = rotary
             .transpose()
             .map_err(|error| scope.error(error.to_string()))?;

@@ -82,13 +82,14 @@ impl RopeConfig {
             true => Ok(()),
             false => Err(option(name, value, "a finite number of at least 0")),
         };
-        let ordered = |name, less: f64, more: f64| match 0.0 < less && less < more {
-            true if more.is_finite() => Ok(()),
-            _ => Err(option(
-                name,
-                more,
-                "a finite number above its lower, positive companion",
-            )),
+        let ordered = |(name, less): (_, f64), (other, more): (_, f64), fits| {
+            if !(less.is_finite() && less > 0.0) {
+                return Err(option(name, less, "a finite number above 0"));
+            }
+            if !(more.is_finite() && more > less) {
+                return Err(option(other, more, fits));
+            }
+            Ok(())
         };
         if self.width == 0 || !self.width.is_multiple_of(2) {
             return Err(option("width", self.width, "a positive even number"));
@@ -109,7 +110,7 @@ impl RopeConfig {
                 original,
             } => {
                 at_least_one("factor", factor)?;
-                ordered("high", low, high)?;
+                ordered(("low", low), ("high", high), "a finite number above low")?;
                 at_least_one("original", original as f64)
             }
             Scaling::Yarn {
@@ -122,7 +123,8 @@ impl RopeConfig {
             } => {
                 at_least_one("factor", factor)?;
                 at_least_one("original", original as f64)?;
-                ordered("beta_fast", beta_slow, beta_fast)?;
+                let fits = "a finite number above beta_slow";
+                ordered(("beta_slow", beta_slow), ("beta_fast", beta_fast), fits)?;
                 finite("mscale", mscale)?;
                 finite("mscale_all_dim", mscale_all_dim)
             }

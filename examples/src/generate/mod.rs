@@ -41,6 +41,7 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode, Error> {
     let devices = args.device.devices()?;
     let results = world.run(|rank| {
         let place = own_rank.map_or(rank.rank(), |_| local_rank);
+        let show = |text: &str| show(text, own_rank.is_none());
         writing.write(&rank, &devices[place % devices.len()], &show)
     });
     if let Some(written) = results?.swap_remove(0) {
@@ -49,11 +50,18 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows a piece of text at once.
-fn show(text: &str) -> io::Result<()> {
+/// Shows a piece of text at once. Where nobody reads any more, as behind `| head`, there is nothing left to do
+/// for a process that has all ranks; one of several goes on, as the others wait for it.
+fn show(text: &str, has_all_ranks: bool) -> io::Result<()> {
     let mut out = stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
+    let shown = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match shown {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe && has_all_ranks => {
+            std::process::exit(0);
+        }
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        shown => shown,
+    }
 }
 
 /// What every rank works with.

@@ -125,11 +125,19 @@ pub fn raise_open_files() {
     };
     // SAFETY: the pointers are valid. Where the limit stays, opening says what is wrong.
     unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max.min(1 << 16);
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
+            && let Some(raised) = raised(&limit)
+        {
+            limit.rlim_cur = raised;
             libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
         }
     }
+}
+
+/// What a limit is raised to: never to less than it is.
+fn raised(limit: &libc::rlimit) -> Option<libc::rlim_t> {
+    let wanted = limit.rlim_max.min(1 << 16);
+    (limit.rlim_cur < wanted).then_some(wanted)
 }
 
 /// Ends the connection if the other side's machine does not answer for 20 s, whether something is under
@@ -161,4 +169,21 @@ fn set_option(stream: &TcpStream, level: c_int, option: c_int, value: c_int) -> 
         )
     };
     check(result).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_raised_and_never_lowered() {
+        let of = |rlim_cur, rlim_max| raised(&libc::rlimit { rlim_cur, rlim_max });
+        let infinite = libc::RLIM_INFINITY;
+        assert_eq!(of(1024, 4096), Some(4096));
+        assert_eq!(of(1024, infinite), Some(1 << 16));
+        assert_eq!(of(4096, 4096), None);
+        assert_eq!(of(1 << 20, 1 << 20), None);
+        assert_eq!(of(1 << 20, infinite), None);
+        assert_eq!(of(infinite, infinite), None);
+    }
 }

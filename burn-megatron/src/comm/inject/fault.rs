@@ -1,6 +1,7 @@
 //! Faults and how they are written.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -102,6 +103,22 @@ pub enum FaultError {
         /// The ranks that there are.
         size: usize,
     },
+    /// A step that the run does not come to.
+    #[error("{fault} is about no step of this run; {} would fit", fitting(.steps))]
+    Step {
+        /// The fault.
+        fault: Fault,
+        /// The steps that it takes.
+        steps: Range<u64>,
+    },
+}
+
+fn fitting(steps: &Range<u64>) -> String {
+    match steps.end.saturating_sub(steps.start) {
+        0 => "a run with steps left".into(),
+        1 => format!("step {}", steps.start),
+        _ => format!("steps {} to {}", steps.start, steps.end - 1),
+    }
 }
 
 fn words() -> String {

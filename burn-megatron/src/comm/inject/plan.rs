@@ -1,6 +1,7 @@
 //! Which faults strike one rank, and how far it is.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -96,6 +97,21 @@ impl Plan {
             Some(fault) => Err(FaultError::Rank {
                 fault: *fault,
                 size,
+            }),
+        }
+    }
+
+    /// Checks that every fault of a step names one of `steps`.
+    ///
+    /// # Errors
+    /// [`FaultError::Step`] about the first that does not.
+    pub fn check_steps(&self, steps: Range<u64>) -> Result<(), FaultError> {
+        let strikes = |fault: &Fault| fault.step.is_none_or(|step| steps.contains(&step));
+        match self.faults.iter().find(|fault| !strikes(fault)) {
+            None => Ok(()),
+            Some(fault) => Err(FaultError::Step {
+                fault: *fault,
+                steps,
             }),
         }
     }
