@@ -3,7 +3,6 @@
 mod text;
 
 use std::fs;
-use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::thread;
 
@@ -132,11 +131,7 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode, Error> {
         false => facts.to_string(),
     };
     // Whole, so that the ranks of a launcher do not mix their lines.
-    match io::stdout().write_all(text.as_bytes()) {
-        // Such as `head`, which has read enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        written => written?,
-    }
+    print!("{text}");
     Ok(facts.exit_code())
 }
 

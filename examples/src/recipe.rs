@@ -146,17 +146,8 @@ impl Recipe {
         set(&mut recipe.train.micro_batch_size, args.micro_batch_size);
         set(&mut recipe.train.global_batch_size, args.global_batch_size);
         if let Some(micro_batches) = args.micro_batches {
-            let ranks = recipe.parallel.data.max(1);
-            let share = recipe.train.global_batch_size / ranks;
-            if micro_batches == 0 || !share.is_multiple_of(micro_batches) {
-                return Err(format!(
-                    "the {share} samples of a rank cannot be shared by {micro_batches} \
-                     micro-batches; set --global-batch-size to a multiple of {}",
-                    ranks.saturating_mul(micro_batches.max(1)),
-                )
-                .into());
-            }
-            recipe.train.micro_batch_size = share / micro_batches;
+            let (batch, ranks) = (recipe.train.global_batch_size, recipe.parallel.data.max(1));
+            recipe.train.micro_batch_size = micro_batch_size(batch, ranks, micro_batches)?;
         }
         if let Some(steps) = args.steps {
             // A shorter run has a shorter warm-up and a shorter decay, in the same proportion.
@@ -311,6 +302,26 @@ impl Recipe {
     }
 }
 
+/// The samples of one of so many micro-batches.
+fn micro_batch_size(batch: usize, ranks: usize, micro_batches: usize) -> Result<usize, Error> {
+    let Some(multiple) = ranks.checked_mul(micro_batches).filter(|n| *n > 0) else {
+        return Err(format!(
+            "--micro-batches {micro_batches} cuts no batch; 1 to the {} samples of a rank do",
+            (batch / ranks).max(1)
+        )
+        .into());
+    };
+    let share = batch / ranks;
+    if share == 0 || !share.is_multiple_of(micro_batches) {
+        return Err(format!(
+            "the {share} samples of a rank cannot be shared by {micro_batches} micro-batches; set \
+             --global-batch-size to a multiple of {multiple}"
+        )
+        .into());
+    }
+    Ok(share / micro_batches)
+}
+
 /// How a run is laid out.
 pub struct Plan {
     /// The sizes of the axes.
@@ -388,6 +399,22 @@ mod tests {
             .to_string();
         assert!(error.contains("unknown field `step`"), "{error}");
         assert!(error.contains("`steps`"), "{error}");
+    }
+
+    #[test]
+    fn micro_batches_that_cannot_be_are_refused_with_what_can() {
+        let error = |batch, ranks, count| match micro_batch_size(batch, ranks, count) {
+            Ok(size) => panic!("{size}"),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(micro_batch_size(16, 2, 4).unwrap(), 2);
+        let none = "--micro-batches 0 cuts no batch; 1 to the 8 samples of a rank do";
+        assert_eq!(error(16, 2, 0), none);
+        assert!(error(16, 2, usize::MAX).contains("1 to the 8 samples"));
+        let share = "the 8 samples of a rank cannot be shared by 3 micro-batches; set \
+                     --global-batch-size to a multiple of 6";
+        assert_eq!(error(16, 2, 3), share);
+        assert!(error(1, 2, 4).ends_with("a multiple of 8"));
     }
 
     #[test]

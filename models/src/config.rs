@@ -194,7 +194,8 @@ impl TransformerConfig {
                 "{} heads cannot share {} groups of keys and values; {} groups can serve them",
                 self.heads,
                 self.groups(),
-                divisors_near(self.heads, self.groups()),
+                divisors_near(self.heads, self.groups(), |n| tensor.is_multiple_of(n)
+                    || n.is_multiple_of(tensor)),
             )));
         }
         if !tensor.is_multiple_of(self.groups()) {
@@ -223,7 +224,7 @@ impl TransformerConfig {
             }
         }
         self.check_numbers()?;
-        let head_width = self.check_head_width()?;
+        let head_width = self.check_head_width(tensor)?;
         let parameters = self.count_parameters(head_width, vocabulary.padded);
         if parameters > MOST_PARAMETERS {
             return Err(refused(format!(
@@ -346,16 +347,24 @@ impl TransformerConfig {
         Ok(chosen)
     }
 
-    fn check_head_width(&self) -> Result<usize, BuildError> {
+    fn check_head_width(&self, tensor: usize) -> Result<usize, BuildError> {
         let width = match self.head_width {
             Some(width) => width,
             None if self.hidden.is_multiple_of(self.heads) => self.hidden / self.heads,
             None => {
+                let rotary = self.positions != Positions::Learned;
+                let heads = divisors_near(self.hidden, self.heads, |heads| {
+                    heads.is_multiple_of(tensor)
+                        && heads.is_multiple_of(self.groups.unwrap_or(1))
+                        && !(rotary && (self.hidden / heads) % 2 == 1)
+                });
+                let fits = match heads.is_empty() {
+                    true => "set head_width".into(),
+                    false => format!("{heads} heads can, or set head_width"),
+                };
                 return Err(refused(format!(
-                    "hidden {} cannot be shared by {} heads; {} heads can, or set head_width",
-                    self.hidden,
-                    self.heads,
-                    divisors_near(self.hidden, self.heads),
+                    "hidden {} cannot be shared by {} heads; {fits}",
+                    self.hidden, self.heads,
                 )));
             }
         };
@@ -435,7 +444,25 @@ mod tests {
         );
         assert_eq!(
             error(|config| config.hidden = 6, 1),
-            "model: hidden 6 cannot be shared by 4 heads; 1, 2, 3, 6 heads can, or set head_width",
+            "model: hidden 6 cannot be shared by 4 heads; set head_width",
+        );
+        let hidden_42 = |config: &mut TransformerConfig| {
+            config.hidden = 42;
+            config.positions = Positions::Learned;
+        };
+        // Not 1, 3, 7 and 21, which two groups and two ranks cannot share.
+        assert_eq!(
+            error(hidden_42, 2),
+            "model: hidden 42 cannot be shared by 4 heads; 2, 6, 14, 42 heads can, or set head_width",
+        );
+        let twelve_heads = |config: &mut TransformerConfig| {
+            config.heads = 12;
+            config.groups = Some(5);
+        };
+        // Not 3, which four ranks can neither share nor hold each.
+        assert_eq!(
+            error(twelve_heads, 4),
+            "model: 12 heads cannot share 5 groups of keys and values; 1, 2, 4, 12 groups can serve them",
         );
         assert_eq!(
             error(|config| config.head_width = Some(5), 1),

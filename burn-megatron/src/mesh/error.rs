@@ -33,7 +33,7 @@ pub enum MeshError {
         order: String,
     },
     /// A number of things cannot be shared out evenly over an axis.
-    #[error("{what} {size} cannot be split over {axis} = {parts}; {} can", listed(fits, *size))]
+    #[error("{what} {size} cannot be split over {axis} = {parts}; {} can", listed(fits, 1, *size))]
     Uneven {
         /// What was to be split.
         what: String,
@@ -49,7 +49,7 @@ pub enum MeshError {
     /// Micro-batches do not make up a rank's share of a batch.
     #[error(
         "{samples} samples over data = {data} are {share} for each rank, which micro-batches of \
-         {micro_batch} do not make up; micro-batches of {} do", listed(fits, *share)
+         {micro_batch} do not make up; micro-batches of {} do", listed(fits, 1, *share)
     )]
     MicroBatch {
         /// Samples of a step.

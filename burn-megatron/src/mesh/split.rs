@@ -64,9 +64,15 @@ pub fn share_batch(
     }
 }
 
-/// The divisors of `size` that are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`.
-pub fn divisors_near(size: usize, target: usize) -> String {
-    listed(&nearest(divisors(size), target, LISTED), size)
+/// The divisors of `size` that fit and are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`; empty
+/// where none fits.
+pub fn divisors_near(size: usize, target: usize, fits: impl Fn(usize) -> bool) -> String {
+    let fitting: Vec<_> = divisors(size).into_iter().filter(|n| fits(*n)).collect();
+    match fitting[..] {
+        [] => String::new(),
+        [first, .., last] => listed(&nearest(fitting, target, LISTED), first, last),
+        [only] => only.to_string(),
+    }
 }
 
 /// The divisors of `size`, ascending; none for 0.
@@ -90,15 +96,15 @@ pub(super) fn nearest(mut values: Vec<usize>, target: usize, count: usize) -> Ve
     values
 }
 
-/// Some neighbouring divisors of `size`, with dots where smaller or larger ones are left out.
-pub(super) fn listed(divisors: &[usize], size: usize) -> String {
+/// Some of the divisors from `first` to `last`, with dots where smaller or larger ones are left out.
+pub(super) fn listed(divisors: &[usize], first: usize, last: usize) -> String {
     let texts: Vec<_> = divisors.iter().map(usize::to_string).collect();
-    let before = if divisors.first() == Some(&1) {
+    let before = if divisors.first() == Some(&first) {
         ""
     } else {
         "..., "
     };
-    let after = if divisors.last() == Some(&size) {
+    let after = if divisors.last() == Some(&last) {
         ""
     } else {
         ", ..."

@@ -76,7 +76,7 @@ pub enum ScheduleError {
     /// Warm-up and decay overlap.
     #[error(
         "a warm-up of {warmup_steps} and a decay of {decay_steps} steps do not fit into a run of \
-         {total_steps}: give a decay of at most {}", total_steps.saturating_sub(*warmup_steps)
+         {total_steps}: give {}", fitting_decay(*warmup_steps, *total_steps)
     )]
     DecayTooLong {
         /// The length of the warm-up.
@@ -95,6 +95,13 @@ pub enum ScheduleError {
         /// The minimum that was given.
         min: f64,
     },
+}
+
+fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
+    match total_steps.saturating_sub(warmup_steps) {
+        0 => format!("a warm-up of less than {total_steps}, which leaves steps to a decay"),
+        most => format!("a decay of at most {most}"),
+    }
 }
 
 /// The learning rate of every step: a linear warm-up, then the decay of an [`LrStyle`].

@@ -45,7 +45,8 @@ pub struct LaunchArgs {
     /// Further arguments for mpirun, as in "--mca btl tcp,self" (mpi).
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
     pub mpirun_args: Option<String>,
-    /// Folder that also gets each rank's output, without prefixes: rank-3.out and rank-3.err.
+    /// Folder that also gets each rank's output, without prefixes: rank-3.out and rank-3.err, after what an
+    /// earlier run has written there.
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
     /// Show the standard output of rank 0 only; standard error is shown for all.

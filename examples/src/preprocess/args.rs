@@ -12,7 +12,7 @@ pub struct PreprocessArgs {
     #[arg(required = true, value_name = "PATH")]
     pub inputs: Vec<PathBuf>,
     /// Where the tokens go: PREFIX.bin, PREFIX.idx and PREFIX.json, and with several keys PREFIX_KEY.bin
-    /// and so on. The names are there once all is written.
+    /// and so on. The names are there once all is written; folders that are not there are made.
     #[arg(long, short, value_name = "PREFIX")]
     pub output: PathBuf,
     /// A tokenizer.json, or a folder that has one; `bytes` makes every byte a token.

@@ -232,7 +232,7 @@ fn ends(
         .ok_or_else(|| misfit("2 stages or more".into()))?;
     let rest = layers
         .checked_sub(ends)
-        .ok_or_else(|| misfit(format!("at most {layers} layers there")))?;
+        .ok_or_else(|| misfit(most_at_ends(layers, between)))?;
     if between == 0 && rest > 0 {
         return Err(misfit(format!("{layers} layers there, or more stages")));
     }
@@ -312,6 +312,15 @@ fn divisors_around(number: usize, divisor: usize) -> String {
     let above = (divisor..=number).find(divides);
     let both: Vec<_> = below.iter().chain(&above).map(usize::to_string).collect();
     both.join(" or ")
+}
+
+/// The most layers at the ends that leave each stage between them one.
+fn most_at_ends(layers: usize, between: usize) -> String {
+    match (between, layers.checked_sub(between)) {
+        (0, _) => format!("{layers} layers there"),
+        (_, Some(most)) if most > 0 => format!("at most {most} layers there"),
+        _ => format!("more than {between} layers"),
+    }
 }
 
 /// The numbers of layers at the ends that leave a multiple for the stages between: `2 or 4`.

@@ -109,7 +109,9 @@ fn ends_that_do_not_fit() {
         "2 layers on the first and the last stage do not fit 3 layers over 20 stages: use at most \
          5 stages"
     );
-    assert!(split(ends(usize::MAX, 1), 3, 3).contains("at most 3 layers there"));
+    assert!(split(ends(usize::MAX, 1), 3, 3).contains("at most 2 layers there"));
+    // Not 0, as the stages between need what there is.
+    assert!(split(ends(5, 1), 3, 5).contains("more than 3 layers"));
 }
 
 #[test]

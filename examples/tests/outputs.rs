@@ -1,0 +1,156 @@
+//! `burn-megatron` whose output nobody reads, or cannot be written.
+#![cfg(unix)]
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+const RECIPE: &str = r#"
+[model]
+layers = 2
+hidden = 16
+heads = 4
+context = 16
+
+[train]
+micro_batch_size = 2
+global_batch_size = 4
+held_out_samples = 4
+steps = 3
+learning_rate = 1e-3
+warmup_steps = 1
+
+[sample]
+prompt = "fn"
+tokens = 4
+
+[checkpoint]
+every = 3
+"#;
+
+/// What `| head` leaves behind once it has read enough.
+fn closed() -> Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+fn command(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command.args(words);
+    command
+}
+
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("text")).unwrap();
+    let text = "fn number() -> usize { 7 }\n".repeat(100);
+    fs::write(folder.path().join("text/a.rs"), text).unwrap();
+    fs::write(folder.path().join("recipe.toml"), RECIPE).unwrap();
+    folder
+}
+
+fn pretrain(at: &Path, run: &str, flags: &[&str]) -> Command {
+    let mut command = command(&["pretrain", "--tp", "2", "--compute-threads", "1"]);
+    command.arg("--recipe").arg(at.join("recipe.toml"));
+    command.arg("--data").arg(at.join("text"));
+    command.arg("--run-dir").arg(at.join(run)).args(flags);
+    command
+}
+
+fn error_text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_run_whose_output_nobody_reads_writes_its_files() {
+    let held = folder();
+    let at = held.path();
+    let output = pretrain(at, "out", &[]).stdout(closed()).output().unwrap();
+    assert!(output.status.success(), "{}", error_text(&output));
+    assert!(
+        !error_text(&output).contains("panicked"),
+        "{}",
+        error_text(&output)
+    );
+    let mut both = pretrain(at, "both", &[]);
+    let status = both.stdout(closed()).stderr(closed()).status().unwrap();
+    assert!(status.success(), "{status}");
+    for run in ["out", "both"] {
+        for file in [
+            "config.toml",
+            "metrics.jsonl",
+            "loss.svg",
+            "sample.txt",
+            "checkpoints/latest",
+        ] {
+            assert!(at.join(run).join(file).is_file(), "{run}/{file}");
+        }
+        let metrics = fs::read_to_string(at.join(run).join("metrics.jsonl")).unwrap();
+        assert!(metrics.lines().count() >= 3, "{metrics}");
+    }
+    // Text ends where nobody reads it, long before its last token.
+    let run = at.join("out");
+    let mut generate = command(&[
+        "generate",
+        "--prompt",
+        "fn",
+        "--tokens",
+        "100000000",
+        "--tp",
+        "2",
+    ]);
+    generate.args(["--tokenizer", "bytes", "--model"]).arg(run);
+    let output = generate.stdout(closed()).output().unwrap();
+    let text = error_text(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(
+        !text.contains("panicked") && !text.contains("error"),
+        "{text}"
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_is_lost_to_a_full_disk_is_told() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let held = tempfile::tempdir().unwrap();
+    let chart = held.path().join("schedule.svg");
+    let output = command(&["schedule", "--svg"])
+        .arg(&chart)
+        .stdout(full)
+        .output()
+        .unwrap();
+    let text = error_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(
+        text.matches("standard output cannot be written").count(),
+        1,
+        "{text}"
+    );
+    assert!(!text.contains("panicked") && chart.is_file(), "{text}");
+}
+
+#[test]
+fn a_fault_that_has_not_struck_is_an_error_when_the_files_are_written() {
+    let held = folder();
+    let at = held.path();
+    let fault = "nan@rank=1,step=2,call=1000000";
+    let output = pretrain(at, "run", &["--inject", fault]).output().unwrap();
+    let text = error_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let wanted = format!("error: {fault} has not struck: the rank made no such call");
+    assert!(text.contains(&wanted), "{text}");
+    assert!(at.join("run/sample.txt").is_file());
+    // A run that goes on does not come to the steps before.
+    let fault = "nan@rank=1,step=1,call=0";
+    let longer = ["--steps", "5", "--resume-changing", "train.steps"];
+    let resumed = [&longer[..], &["--resume", "auto", "--inject", fault]].concat();
+    let output = pretrain(at, "run", &resumed).output().unwrap();
+    let text = error_text(&output);
+    assert!(!output.status.success());
+    let wanted = format!("{fault} is about no step of this run; steps 3 to 4 would fit");
+    assert!(text.contains(&wanted), "{text}");
+}
