@@ -240,8 +240,7 @@ impl<'a> Begin<'a> {
             None => self.new_name()?,
             Some(own) => {
                 let checkpoints = own.checkpoints();
-                from.is_own = from.path.canonicalize()?.parent()
-                    == checkpoints.canonicalize().ok().as_deref();
+                from.is_own = lies_in(&from.path, &checkpoints);
                 if !from.is_own {
                     return Err(format!(
                         "the run folder {} is there already, and {} is no checkpoint of it; give a \
@@ -338,4 +337,37 @@ fn newest(checkpoints: &Path, skip: &[u64], whole: bool) -> Result<Newest, Error
         }
         _ => error.into(),
     })
+}
+
+/// Whether a step has its name in this folder; the step itself may be a link to another disk.
+fn lies_in(step: &Path, folder: &Path) -> bool {
+    let parent = step
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new(".")).canonicalize().ok();
+    parent.is_some() && parent == folder.canonicalize().ok()
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_was_linked_back_is_one_of_its_run() {
+        let held = tempfile::tempdir().unwrap();
+        let at = |path: &str| held.path().join(path);
+        for folder in ["run/checkpoints/step-1", "other/step-1"] {
+            std::fs::create_dir_all(at(folder)).unwrap();
+        }
+        std::os::unix::fs::symlink(at("other/step-1"), at("run/checkpoints/step-2")).unwrap();
+        let checkpoints = at("run/checkpoints");
+        for (step, is_own) in [
+            ("run/checkpoints/step-1", true),
+            ("run/../run/checkpoints/step-2", true),
+            ("other/step-1", false),
+        ] {
+            assert_eq!(lies_in(&at(step), &checkpoints), is_own, "{step}");
+        }
+        assert!(!lies_in(&at("none/step-1"), &at("none")));
+    }
 }
