@@ -2,13 +2,12 @@
 
 use burn::tensor::{DType, Device};
 use burn_megatron::choice::{ChoiceError, Choices, Chosen, Operation};
-use burn_megatron::kernels::KernelError;
-use burn_megatron::kernels::rope::{RopeConfig, Scaling};
+use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary, why_unfused};
 use serde::{Deserialize, Serialize};
 
-use crate::RotaryScaling;
+use crate::{RotaryScaling, scaling};
 
 /// How the model knows where a token stands.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -233,7 +232,8 @@ impl TransformerConfig {
                  vocabulary or context smaller"
             )));
         }
-        self.check_positions(head_width)?;
+        let rope = self.rope(head_width);
+        rope.as_ref().map_or(Ok(()), scaling::check)?;
         Ok(head_width)
     }
 
@@ -281,37 +281,6 @@ impl TransformerConfig {
         };
         let ends = if self.tied { 1 } else { 2 };
         hidden * (layers * (attention + mlp) + ends * vocabulary + learned)
-    }
-
-    /// Checks what the table of rotary positions would refuse once ranks build it.
-    fn check_positions(&self, head_width: usize) -> Result<(), BuildError> {
-        let Some(rope) = self.rope(head_width) else {
-            return Ok(());
-        };
-        let Err(error) = rope.frequencies() else {
-            return Ok(());
-        };
-        let path = "model.positions.rotary";
-        let (path, message) = match (error, rope.scaling) {
-            (
-                KernelError::Option {
-                    name, value, fits, ..
-                },
-                scaling,
-            ) => {
-                let path = match (name, scaling) {
-                    ("base", _) | (_, Scaling::None) => path.into(),
-                    (_, Scaling::Llama3 { .. }) => format!("{path}.scaling.llama3"),
-                    (_, Scaling::Yarn { .. }) => format!("{path}.scaling.yarn"),
-                };
-                (
-                    path,
-                    format!("{name} = {value} makes no sense; {fits} does"),
-                )
-            }
-            (error, _) => (path.into(), error.to_string()),
-        };
-        Err(BuildError::Config { path, message })
     }
 
     /// The table of rotary positions, where the model has them.
@@ -511,52 +480,6 @@ mod tests {
                 ),
             }
         }
-    }
-
-    #[test]
-    fn rotary_positions_are_refused_with_their_path() {
-        let rotary = |base, scaling| {
-            error(
-                |config| config.positions = Positions::Rotary { base, scaling },
-                1,
-            )
-        };
-        assert_eq!(
-            rotary(1.0, RotaryScaling::None),
-            "model.positions.rotary: base = 1 makes no sense; a finite number above 1 does"
-        );
-        let llama3 = |factor, low| RotaryScaling::Llama3 {
-            factor,
-            low,
-            high: 4.0,
-            original: 64,
-        };
-        let path = "model.positions.rotary.scaling.llama3";
-        for (scaling, wanted) in [
-            (
-                llama3(0.5, 1.0),
-                "factor = 0.5 makes no sense; a finite number of at least 1 does",
-            ),
-            (
-                llama3(8.0, -1.0),
-                "low = -1 makes no sense; a finite number above 0 does",
-            ),
-            (
-                llama3(8.0, 5.0),
-                "high = 4 makes no sense; a finite number above low does",
-            ),
-        ] {
-            assert_eq!(rotary(1e4, scaling), format!("{path}: {wanted}"));
-        }
-        let yarn = RotaryScaling::Yarn {
-            factor: f64::NAN,
-            original: 64,
-            beta_fast: 32.0,
-            beta_slow: 1.0,
-            mscale: 1.0,
-            mscale_all_dim: 0.0,
-        };
-        assert!(rotary(1e4, yarn).starts_with("model.positions.rotary.scaling.yarn: factor = NaN"));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! How rotary frequencies are stretched, as recipes write it.
 
-use burn_megatron::kernels::rope::Scaling;
+use burn_megatron::kernels::KernelError;
+use burn_megatron::kernels::rope::{RopeConfig, Scaling};
+use burn_megatron::nn::BuildError;
 use serde::{Deserialize, Serialize};
 
 /// Stretches rotary frequencies, so that a model serves longer sequences than it was trained on.
@@ -69,5 +71,82 @@ impl From<RotaryScaling> for Scaling {
                 mscale_all_dim,
             },
         }
+    }
+}
+
+/// Checks what the table of rotary positions would refuse once ranks build it.
+pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
+    let Err(error) = rope.frequencies() else {
+        return Ok(());
+    };
+    let path = String::from("model.positions.rotary");
+    Err(match error {
+        KernelError::Option {
+            name, value, fits, ..
+        } => BuildError::Config {
+            path: match (name, rope.scaling) {
+                ("base", _) | (_, Scaling::None) => path,
+                (_, Scaling::Llama3 { .. }) => path + ".scaling.llama3",
+                (_, Scaling::Yarn { .. }) => path + ".scaling.yarn",
+            },
+            message: format!("{name} = {value} makes no sense; {fits} does"),
+        },
+        error => BuildError::Config {
+            path,
+            message: error.to_string(),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Positions, TransformerConfig};
+
+    #[test]
+    fn rotary_positions_are_refused_with_their_path() {
+        let rotary = |base, scaling| {
+            let config = TransformerConfig {
+                positions: Positions::Rotary { base, scaling },
+                ..TransformerConfig::llama()
+            };
+            config.check(1, false).unwrap_err().to_string()
+        };
+        assert_eq!(
+            rotary(1.0, RotaryScaling::None),
+            "model.positions.rotary: base = 1 makes no sense; a finite number above 1 does"
+        );
+        let llama3 = |factor, low| RotaryScaling::Llama3 {
+            factor,
+            low,
+            high: 4.0,
+            original: 64,
+        };
+        let path = "model.positions.rotary.scaling.llama3";
+        for (scaling, wanted) in [
+            (
+                llama3(0.5, 1.0),
+                "factor = 0.5 makes no sense; a finite number of at least 1 does",
+            ),
+            (
+                llama3(8.0, -1.0),
+                "low = -1 makes no sense; a finite number above 0 does",
+            ),
+            (
+                llama3(8.0, 5.0),
+                "high = 4 makes no sense; a finite number above low does",
+            ),
+        ] {
+            assert_eq!(rotary(1e4, scaling), format!("{path}: {wanted}"));
+        }
+        let yarn = RotaryScaling::Yarn {
+            factor: f64::NAN,
+            original: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            mscale: 1.0,
+            mscale_all_dim: 0.0,
+        };
+        assert!(rotary(1e4, yarn).starts_with("model.positions.rotary.scaling.yarn: factor = NaN"));
     }
 }

@@ -116,6 +116,8 @@ fn what_does_not_fit_is_refused_with_both_sizes() {
         wsd(5),
         &["warm-up of 6", "decay of 5", "run of 10", "at most 4"],
     );
+    let no_room = &["give a warm-up of less than 10"];
+    refused(1.0, 0.0, 10, 10, wsd(1), no_room);
     refused(1.0, 0.0, 0, 10, wsd(0), &["decay_steps is 0"]);
     refused(1.0, 0.0, 0, 0, LrStyle::Cosine, &["total_steps is 0"]);
     refused(1.0, 2.0, 0, 10, LrStyle::Cosine, &["is 2", "peak of 1"]);

@@ -174,3 +174,23 @@ impl Plan {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_does_not_come_is_refused() {
+        let plan = Plan::new(vec!["error@rank=1,step=4,call=0".parse().unwrap()]);
+        assert!(plan.check_steps(4..5).is_ok());
+        for (steps, fits) in [
+            (0..4, "steps 0 to 3"),
+            (5..6, "step 5"),
+            (7..7, "a run with steps left"),
+        ] {
+            let wanted = "error@rank=1,step=4,call=0 is about no step of this run; ";
+            let error = plan.check_steps(steps).unwrap_err().to_string();
+            assert_eq!(error, format!("{wanted}{fits} would fit"));
+        }
+    }
+}

@@ -489,17 +489,6 @@ fn a_plan_knows_its_ranks() {
         plan.check(2).unwrap_err().to_string(),
         "never-starts@rank=2 is about no rank of a world of 2; ranks 0 to 1 would fit"
     );
-    let plan = Plan::new(vec!["error@rank=1,step=4,call=0".parse().unwrap()]);
-    assert!(plan.check_steps(4..5).is_ok());
-    for (steps, fits) in [
-        (0..4, "steps 0 to 3"),
-        (5..6, "step 5"),
-        (7..7, "a run with steps left"),
-    ] {
-        let wanted = "error@rank=1,step=4,call=0 is about no step of this run; ";
-        let error = plan.check_steps(steps).unwrap_err().to_string();
-        assert_eq!(error, format!("{wanted}{fits} would fit"));
-    }
     // The rank's first call goes through.
     let solo: Arc<dyn Communicator> = Arc::new(crate::comm::Solo::new("world"));
     let plan = Plan::new(vec!["never-starts@rank=0".parse().unwrap()]);
