@@ -242,9 +242,8 @@ fn ends(
             layers,
             rest,
             between,
-            fits: ends_around(layers, rest, between).ok_or_else(|| {
-                misfit(format!("at most {} stages", layers.saturating_add(named)))
-            })?,
+            fits: ends_around(layers, rest, between)
+                .ok_or_else(|| misfit(format!("at most {} stages", rest.saturating_add(named))))?,
         });
     }
     let share = rest.checked_div(between).unwrap_or(0);

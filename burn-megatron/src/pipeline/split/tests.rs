@@ -92,8 +92,9 @@ fn ends_that_do_not_fit() {
     assert_eq!(
         split(ends(6, 6), 10, 4),
         "12 layers on the first and the last stage do not fit 10 layers over 4 stages: use at \
-         most 10 layers there"
+         most 8 layers there"
     );
+    assert_eq!(split(ends(4, 4), 10, 4), "E 0..4 | 4..5 | 5..6 | 6..10 L");
     assert_eq!(
         split(ends(1, 1), 2, 1),
         "2 layers on the first and the last stage do not fit 2 layers over 1 stages: use 2 stages \
@@ -107,8 +108,9 @@ fn ends_that_do_not_fit() {
     assert_eq!(
         split(ends(1, 1), 3, 20),
         "2 layers on the first and the last stage do not fit 3 layers over 20 stages: use at most \
-         5 stages"
+         3 stages"
     );
+    assert_eq!(split(ends(1, 1), 3, 3), "E 0..1 | 1..2 | 2..3 L");
     assert!(split(ends(usize::MAX, 1), 3, 3).contains("at most 2 layers there"));
     // Not 0, as the stages between need what there is.
     assert!(split(ends(5, 1), 3, 5).contains("more than 3 layers"));
