@@ -195,7 +195,7 @@ fn configurations_that_make_no_sense_are_refused() {
             "rope: a tensor [1099511627776, 4] has more",
         ),
         (scaled(llama(4.0, 1.0)), "rope: high = 1"),
-        (scaled(llama(0.0, 1.0)), "rope: high = 1"),
+        (scaled(llama(0.0, 1.0)), "rope: low = 0 makes"),
         (scaled(yarn(0.5, 16, 1.0)), "rope: factor = 0.5"),
         (scaled(yarn(2.0, 0, 1.0)), "rope: original = 0"),
         (scaled(yarn(2.0, 16, f64::NAN)), "rope: mscale = NaN"),
