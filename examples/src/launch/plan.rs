@@ -86,6 +86,14 @@ impl Plan {
         };
         let world = args.nodes.checked_mul(args.ranks);
         let world = world.filter(|world| *world <= 1 << 24).ok_or(too_many)?;
+        if let Way::Own {
+            host,
+            port: port @ 1..,
+        } = &way
+            && args.node_rank == 0
+        {
+            listening_address(host, *port)?;
+        }
         Ok(Self {
             command: command(args)?,
             first: args.node_rank * args.ranks,
@@ -193,9 +201,6 @@ fn own(args: &LaunchArgs) -> Result<Way, LaunchError> {
     };
     let host = args.master_addr.clone();
     let host = host.unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string());
-    if node_rank == 0 && port != 0 {
-        listening_address(&host, port)?;
-    }
     Ok(Way::Own { host, port })
 }
 
