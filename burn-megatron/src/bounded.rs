@@ -12,13 +12,11 @@ use std::path::Path;
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![];
     File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > most {
-        false => Ok(bytes),
-        true => Err(io::Error::new(
-            io::ErrorKind::FileTooLarge,
-            format!("it has more than {most} bytes, which are the most that are read"),
-        )),
+    if bytes.len() as u64 > most {
+        let what = format!("it has more than {most} bytes, which are the most that are read");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
     }
+    Ok(bytes)
 }
 
 /// The same as text.

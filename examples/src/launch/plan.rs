@@ -288,3 +288,6 @@ fn command(args: &LaunchArgs) -> Result<Vec<OsString>, LaunchError> {
     let words = std::iter::once(program.into_os_string());
     Ok(words.chain(args.command.iter().cloned()).collect())
 }
+
+#[cfg(test)]
+mod tests;

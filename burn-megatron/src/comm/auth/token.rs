@@ -122,10 +122,10 @@ impl Token {
     /// As [`from_file`](Self::from_file), and [`TokenError::Disagree`].
     pub fn from_file_beside(path: &Path, told: Option<&Self>) -> Result<Self, TokenError> {
         let token = Self::from_file(path)?;
-        match told.is_none_or(|told| *told == token) {
-            true => Ok(token),
-            false => Err(TokenError::Disagree { path: path.into() }),
+        if told.is_some_and(|told| *told != token) {
+            return Err(TokenError::Disagree { path: path.into() });
         }
+        Ok(token)
     }
 
     /// The text that hands it on, by the environment alone: 64 hexadecimal digits.

@@ -113,9 +113,10 @@ pub(super) fn share(
         let number = time.map_or(1, |time| time.as_nanos() as u64) ^ u64::from(process::id());
         let token = launch.token.clone().map_or_else(Token::random, Ok);
         let token = token.map_err(|error| system(error.to_string()))?;
-        let ips = match launch.is_spread() {
-            true => reached_by_others().map_err(|error| system(error.to_string()))?,
-            false => vec![Ipv4Addr::LOCALHOST.into()],
+        let ips = if launch.is_spread() {
+            reached_by_others().map_err(|error| system(error.to_string()))?
+        } else {
+            vec![Ipv4Addr::LOCALHOST.into()]
         };
         let free: Vec<_> = ips.iter().map(|ip| SocketAddr::new(*ip, 0)).collect();
         let held = Coordinator::listen(&free, launch.world_size, number, Some(&token), patience);
@@ -153,10 +154,7 @@ pub(super) fn in_use(own: &[IpAddr], daemon: &str) -> Vec<IpAddr> {
         .copied()
         .filter(|ip| named.contains(ip))
         .collect();
-    match used.is_empty() {
-        true => own.to_vec(),
-        false => used,
-    }
+    if used.is_empty() { own.to_vec() } else { used }
 }
 
 /// The addresses of this machine at which others may reach it.
@@ -165,10 +163,10 @@ fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let mut ips: Vec<IpAddr> = interfaces.iter().map(if_addrs::Interface::ip).collect();
     // What is IPv6 may need the name of its interface besides.
     ips.retain(|ip| ip.is_ipv4() && !ip.is_loopback());
-    match ips.is_empty() {
-        true => Err(io::Error::other(
+    if ips.is_empty() {
+        return Err(io::Error::other(
             "this machine has no IPv4 address that others could reach",
-        )),
-        false => Ok(ips),
+        ));
     }
+    Ok(ips)
 }
