@@ -5,6 +5,7 @@ pub mod faulty;
 pub mod fuzz;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu;
+pub mod near;
 mod text;
 mod words;
 

@@ -165,6 +165,7 @@ fn sixteen_bits_end_where_thirty_two_do() {
             let run = &train(layout, &config)[0];
             let found = run.outcome.held_out.loss;
             let apart = (found / expected - 1.0).abs();
+            println!("{precision:?}: {apart:.1e} apart");
             assert!(
                 apart < 0.02,
                 "{precision:?}: {found}, and {expected} in f32"
@@ -394,6 +395,7 @@ fn what_travels_in_16_bits_is_rounded_alike_in_every_stage() {
     assert_ne!(wide[0].norms[0], reference[0].norms[0], "it is rounded");
     let norm = |run: &Sharded| f64::from_bits(run.norms[0]);
     let apart = (norm(&wide[0]) / norm(&reference[0]) - 1.0).abs();
+    println!("rounded norms: {apart:.1e} apart");
     assert!(apart < 1e-2, "{apart}");
 }
 

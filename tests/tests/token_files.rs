@@ -22,6 +22,7 @@ use burn_megatron::train::{
 };
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_tests::near::{CLOSE, assert_near, assert_steps_near};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -254,22 +255,6 @@ fn train(
     }
 }
 
-fn assert_alike(what: &str, one: &[StepMetrics], other: &[StepMetrics]) {
-    assert_eq!(one.len(), other.len(), "{what}");
-    for (a, b) in one.iter().zip(other) {
-        let step = a.step;
-        assert_eq!((step, a.tokens), (b.step, b.tokens), "{what}");
-        let (loss, norm) = (a.loss - b.loss, a.gradient_norm / b.gradient_norm - 1.0);
-        assert!(
-            loss.abs() < 1e-4,
-            "{what}, step {step}: {} {}",
-            a.loss,
-            b.loss
-        );
-        assert!(norm.abs() < 1e-3, "{what}, step {step}: {norm}");
-    }
-}
-
 #[test]
 fn every_layout_trains_as_one_rank_does() {
     let folder = Folder::new("layouts");
@@ -291,8 +276,8 @@ fn every_layout_trains_as_one_rank_does() {
         ] {
             let other = train(&config, layout, None, STEPS, None);
             let what = format!("{kind:?}, {layout}");
-            assert_alike(&what, &one.steps, &other.steps);
-            assert!((one.held_out - other.held_out).abs() < 1e-4, "{what}");
+            assert_steps_near(&what, &one.steps, &other.steps);
+            assert_near(&what, other.held_out, one.held_out, CLOSE);
             assert_eq!(one.read, other.read, "{what}");
         }
         firsts.push(one.steps[0].loss);
@@ -310,12 +295,12 @@ fn a_run_goes_on_with_the_next_samples_whoever_shares_them() {
         let whole = train(&config, "dp2", None, STEPS, None);
         let half = folder.join(&format!("{kind:?}"));
         let first = train(&config, "dp2", None, 3, Some(&half));
-        assert_alike("until it stops", &whole.steps[..3], &first.steps);
+        assert_steps_near("until it stops", &whole.steps[..3], &first.steps);
         for layout in ["tp1", "dp2", "dp4-mb1", "tp2-dp2"] {
             let second = train(&config, layout, Some(&half), STEPS, None);
             let what = format!("{kind:?}, {layout}");
-            assert_alike(&what, &whole.steps[3..], &second.steps);
-            assert!((whole.held_out - second.held_out).abs() < 1e-4, "{what}");
+            assert_steps_near(&what, &whole.steps[3..], &second.steps);
+            assert_near(&what, second.held_out, whole.held_out, CLOSE);
             let next = (3 * BATCH) as u64..(STEPS * BATCH) as u64;
             assert!(
                 second.read.iter().copied().eq(next),

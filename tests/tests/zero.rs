@@ -11,12 +11,16 @@ use burn_megatron::nn::Scope;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, count_zeros, global_norm};
 use burn_megatron::train::LanguageModel;
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::near::CLOSE;
 use burn_megatron_tests::{small_gpt, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 const RANKS: usize = 4;
 const STEPS: usize = 20;
+
+/// So large that the sign of a gradient which is rounding alone decides nothing.
+const EPSILON: f64 = 1e-3;
 /// Below most norms of the runs, so that gradients are clipped.
 const CLIP: f64 = 0.5;
 
@@ -60,6 +64,7 @@ fn train(
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         let adam = AdamWConfig {
             weight_decay: 0.1,
+            epsilon: EPSILON,
             ..AdamWConfig::default()
         };
         let mut optimizer = ParallelAdamW::new(&adam, &ddp)?;
@@ -219,8 +224,9 @@ fn micro_batches_are_added_in_another_order_from_zero_2_on() {
         let pairs = pairs.zip(reference[0].seen.weights.iter().flatten());
         let apart = pairs.map(|(a, b)| (f32::from_bits(*a) - f32::from_bits(*b)).abs());
         let largest = apart.fold(0.0f32, f32::max);
-        // Adam divides by the root of the second moment, which blows rounding up; a step has 0.01.
-        assert!(largest < 2e-3, "ZeRO-{number}: {largest}");
+        println!("ZeRO-{number}: {largest:.1e} apart");
+        // Adam divides the rounding of a gradient by EPSILON at most.
+        assert!(f64::from(largest) < CLOSE, "ZeRO-{number}: {largest}");
     }
 }
 

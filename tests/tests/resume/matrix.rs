@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron_tests::near::{CLOSE, assert_near, assert_steps_near};
 
 use super::run::{Case, Folder, assert_same};
 
@@ -36,7 +37,7 @@ fn every_pair(case: &Case, layouts: &[&str]) {
             let passed = folder.join(&format!("from-{from}-to-{to}"));
             let next = case.pass_on(path, &passed);
             assert_same(&name, path, &passed);
-            assert!((next / loss - 1.0).abs() < 1e-6, "{name}: {loss} {next}");
+            assert_near(&name, next, *loss, CLOSE);
         }
     }
 }
@@ -69,7 +70,7 @@ fn uneven_stages() {
         let a = one.pass_on(&from, &folder.join("same"));
         let b = two.pass_on(&from, &to);
         assert_same("uneven stages", &from, &to);
-        assert!((a / b - 1.0).abs() < 1e-6, "{a} {b}");
+        assert_near("uneven stages", b, a, CLOSE);
     }
 }
 
@@ -84,8 +85,5 @@ fn another_layout_goes_on_as_the_first_one_would() {
     let other = one
         .layout("tp2-pp2-dp2-mb1-z1/1f1b")
         .run(Some(&from), 6, None);
-    for (a, b) in whole[0].steps[3..].iter().zip(&other[0].steps) {
-        assert_eq!((a.step, a.learning_rate), (b.step, b.learning_rate));
-        assert!((a.loss / b.loss - 1.0).abs() < 1e-4, "{a:?} {b:?}");
-    }
+    assert_steps_near("another layout", &whole[0].steps[3..], &other[0].steps);
 }
