@@ -167,7 +167,7 @@ fn sixteen_bits_end_where_thirty_two_do() {
             let apart = (found / expected - 1.0).abs();
             println!("{precision:?}: {apart:.1e} apart");
             assert!(
-                apart < 0.02,
+                apart < 0.005,
                 "{precision:?}: {found}, and {expected} in f32"
             );
             assert_eq!(run.outcome.skipped, 0, "{precision:?}");
@@ -396,7 +396,8 @@ fn what_travels_in_16_bits_is_rounded_alike_in_every_stage() {
     let norm = |run: &Sharded| f64::from_bits(run.norms[0]);
     let apart = (norm(&wide[0]) / norm(&reference[0]) - 1.0).abs();
     println!("rounded norms: {apart:.1e} apart");
-    assert!(apart < 1e-2, "{apart}");
+    // Rounding to bf16 changes each element by half a unit, 2^-9 of it, at the most.
+    assert!(apart < 0.5f64.powi(9), "{apart}");
 }
 
 #[test]
