@@ -367,31 +367,6 @@ mod tests {
         );
     }
 
-    /// It ends with that, and not with a text that its model cannot write.
-    #[test]
-    fn a_run_that_diverges_says_at_which_step() {
-        let temp = tempfile::tempdir().unwrap();
-        let file = |name: &str| temp.path().join(name).display().to_string();
-        let text = "fn add(a: u8, b: u8) -> u8 { a + b }\n".repeat(500);
-        std::fs::write(file("text.rs"), text).unwrap();
-        let recipe = "[parallel]\ndata = 2\n[sample]\nprompt = \"fn\"\ntokens = 4\n\
-                      [model]\ncontext = 16\nhidden = 16\nlayers = 1\nheads = 2\n\
-                      [train]\nsteps = 4\nmicro_batch_size = 1\nglobal_batch_size = 4\n\
-                      learning_rate = 1e30\nmin_learning_rate = 0.0\nwarmup_steps = 1\n\
-                      held_out_samples = 2\n";
-        std::fs::write(file("recipe.toml"), recipe).unwrap();
-        let flags = ["recipe", "data", "runs"].into_iter();
-        let flags = flags.zip(["recipe.toml", "text.rs", "runs"]);
-        let flags = flags.map(|(flag, name)| format!("--{flag} {} ", file(name)));
-        let error = pretrain(&flags.collect::<String>())
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.starts_with("training diverged at step 2: "),
-            "{error}"
-        );
-    }
-
     #[test]
     fn what_is_minimised_stands_under_the_held_out_loss() {
         let mut held_out = HeldOutMetrics {

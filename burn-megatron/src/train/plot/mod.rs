@@ -76,6 +76,7 @@ impl LossCurve {
                         .into_iter()
                         .for_each(|value| curve.objective(metrics.step, value));
                 }
+                Record::HeldOut(metrics) if metrics.tokens == 0 => {}
                 Record::HeldOut(metrics) => curve.held_out(metrics.step, metrics.loss),
             }
         }

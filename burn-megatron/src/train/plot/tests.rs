@@ -189,7 +189,7 @@ fn a_file_that_cannot_be_written_is_named() {
 
 #[test]
 fn what_is_minimised_is_a_curve_of_its_own() {
-    use crate::train::metrics::{Minimised, Record, SkipReason, StepMetrics};
+    use crate::train::metrics::{HeldOutMetrics, Minimised, Record, SkipReason, StepMetrics};
 
     let step = |step: usize, objective| {
         Record::Step(StepMetrics {
@@ -223,6 +223,13 @@ fn what_is_minimised_is_a_curve_of_its_own() {
     masked.loss = f64::NAN;
     masked.skip_reason = Some(SkipReason::NoTargets);
     records.push(Record::Step(masked));
+    records.push(Record::HeldOut(HeldOutMetrics {
+        step: 3,
+        loss: f64::NAN,
+        bits_per_byte: f64::NAN,
+        minimised: Minimised::default(),
+        tokens: 0,
+    }));
     let with = LossCurve::from_records("", &records);
     assert_eq!((with.left_out, with.training), (0, curve.training));
 }
