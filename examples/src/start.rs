@@ -304,10 +304,8 @@ impl<'a> Begin<'a> {
             return Ok(RunFolder::create(runs.unwrap_or(Path::new("runs")), None)?);
         };
         let name = path.file_name().and_then(|name| name.to_str());
-        let parent = path
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty());
-        Ok(RunFolder::create(parent.unwrap_or(Path::new(".")), name)?)
+        let parent = path.parent().unwrap_or(Path::new(""));
+        Ok(RunFolder::create(parent, name)?)
     }
 }
 

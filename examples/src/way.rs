@@ -106,3 +106,90 @@ fn run_of(path: &Path) -> Option<PathBuf> {
     let run = of_checkpoints.and_then(Path::parent).unwrap_or(&path);
     config_of(run).map(|_| run.to_path_buf())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn args(flags: &str) -> PretrainArgs {
+        let words = ["burn-megatron", "pretrain"].into_iter();
+        match Cli::parse_from(words.chain(flags.split_whitespace())).command {
+            Command::Pretrain(args) => *args,
+            _ => unreachable!("pretrain was asked for"),
+        }
+    }
+
+    #[test]
+    fn a_run_folder_goes_on_in_itself_and_a_checkpoint_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let step = run.join("checkpoints/step-00000003");
+        fs::create_dir_all(&step).unwrap();
+        fs::write(run.join("config.toml"), "[train]\nseed = 33\n").unwrap();
+        let path = |path: &Path| path.display().to_string();
+        let (own, other) = (path(&run), path(&folder.path().join("new")));
+        let own_step = path(&step);
+        for (flags, way, is_own) in [
+            (String::new(), Way::New, false),
+            (format!("--resume {own}"), Way::GoOn(&run), true),
+            (
+                format!("--resume auto --run-dir {own}"),
+                Way::GoOn(&run),
+                true,
+            ),
+            (format!("--resume auto --run-dir {other}"), Way::New, false),
+            (
+                format!("--resume {own} --run-dir {own}"),
+                Way::GoOn(&run),
+                true,
+            ),
+            (
+                format!("--resume {own} --run-dir {other}"),
+                Way::From(&run),
+                false,
+            ),
+            (
+                format!("--resume {own} --runs {other}"),
+                Way::From(&run),
+                false,
+            ),
+            (format!("--resume {own_step}"), Way::From(&step), false),
+            (
+                format!("--resume {own_step} --run-dir {own}"),
+                Way::From(&step),
+                true,
+            ),
+        ] {
+            let args = args(&flags);
+            let found = Way::of(&args).unwrap();
+            assert_eq!(found, way, "{flags}");
+            assert_eq!(found.is_own(args.run_dir.as_deref()), is_own, "{flags}");
+            let recipe = found.recipe().unwrap();
+            let seed = recipe.map(|recipe| recipe.train.seed);
+            assert_eq!(seed, (way != Way::New).then_some(33), "{flags}");
+        }
+        for (flags, says) in [
+            ("--resume auto".into(), "say which one with --run-dir"),
+            (
+                format!("--resume {own} --discard-later"),
+                "leave it out, or name a checkpoint",
+            ),
+            (
+                format!("--resume {own_step} --discard-later"),
+                "into a new folder",
+            ),
+            (
+                format!("--resume {own_step} --resume-skip 3"),
+                "name another",
+            ),
+        ] {
+            let error = Way::of(&args(&flags)).unwrap_err().to_string();
+            assert!(error.contains(says), "{flags}: {error}");
+        }
+    }
+}

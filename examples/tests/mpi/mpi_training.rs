@@ -80,3 +80,45 @@ fn fully_sharded() {
         &["--dp", "4", "--zero-stage", "3", "--sp", "false"],
     );
 }
+
+/// The first rank finds the checkpoint while the others wait, and all go on from it; where nothing is left
+/// to do, all end.
+#[test]
+fn a_run_folder_goes_on() {
+    let stage = Stage::new("goes-on");
+    let layout = ["--tp", "2", "--dp", "2"];
+    let first = run(
+        stage.pretrain(&mut stage.launch(4), "run").args(layout),
+        PATIENCE,
+    );
+    assert_eq!(first.code, Some(0), "{}", first.all());
+    assert!(
+        first
+            .output
+            .contains("the weights are in run/checkpoints/step-00000006"),
+        "{}",
+        first.all()
+    );
+    let longer = ["--steps", "8", "--resume-changing", "train"];
+    for (mut command, says) in [
+        (stage.mpirun(4), "resumed  after step 6, run/"),
+        (stage.launch(4), "nothing is left to do"),
+        (stage.mpirun(4), "nothing is left to do"),
+    ] {
+        command.args(["pretrain", "--resume", "run"]).args(longer);
+        let ended = run(&mut command, PATIENCE);
+        assert_eq!(ended.code, Some(0), "{}", ended.all());
+        assert!(ended.output.contains(says), "{}", ended.all());
+        stage.expect_nothing_left(Duration::from_secs(2));
+    }
+    // What is refused is refused by the first rank alone, before it meets the others.
+    let mut command = stage.launch(4);
+    command.args(["pretrain", "--resume", "run", "--seed", "77"]);
+    let ended = run(&mut command, PATIENCE);
+    assert_eq!(ended.code, Some(1), "{}", ended.all());
+    assert!(
+        ended
+            .all()
+            .contains("error: run/checkpoints/step-00000008 was saved by a run with train.seed")
+    );
+}
