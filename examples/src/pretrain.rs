@@ -27,6 +27,9 @@ use crate::recipe::{Error, Recipe};
 use crate::start::{Begin, Begun};
 use crate::{trace, weights};
 
+/// How often rank 0 tells the others, at least, that it still looks for a checkpoint.
+const LONGEST_BEAT: Duration = Duration::from_secs(5);
+
 /// Trains, and shows how it went.
 pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let recipe = Recipe::resolve(args)?;
@@ -80,6 +83,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
         return stay_away(rank, args);
     }
     let deadline = seconds("deadline", args.ranks.deadline)?;
+    let first_deadline = seconds("first-deadline", args.ranks.first_deadline)?;
     let interrupt = Interrupt::listen(seconds("grace", args.grace)?)?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     let begin = has_first.then(|| Begin::new(args, &recipe, &*data));
@@ -116,6 +120,7 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
             tokenizer: tokenizer.as_ref(),
             faults: &args.inject,
             deadline,
+            beat: LONGEST_BEAT.min(deadline.min(first_deadline) / 4),
             device: args.device,
             fp8_report: args.fp8.fp8_report,
         };

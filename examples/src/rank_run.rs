@@ -31,9 +31,6 @@ use crate::saving::SavingArgs;
 use crate::start::{Begin, Begun, From, Start};
 use crate::{agree, changes, data, trace};
 
-/// How often rank 0 tells the others, at least, that it still looks for a checkpoint.
-const LONGEST_BEAT: Duration = Duration::from_secs(5);
-
 /// What every rank works with.
 pub struct RankRun<'a> {
     pub recipe: &'a Recipe,
@@ -53,6 +50,8 @@ pub struct RankRun<'a> {
     pub faults: &'a [Fault],
     /// How long a call waits.
     pub deadline: Duration,
+    /// How often rank 0 tells the others that it still looks for a checkpoint.
+    pub beat: Duration,
     pub device: DeviceKind,
     /// Whether the 8-bit layers are measured in the last step.
     pub fp8_report: bool,
@@ -211,7 +210,7 @@ impl RankRun<'_> {
             Ok::<_, Error>(bytes.unwrap_or_default())
         };
         let find = self.begin.is_some().then_some(find);
-        let path = broadcast_made(world, find, 0, LONGEST_BEAT.min(self.deadline / 4))??;
+        let path = broadcast_made(world, find, 0, self.beat)??;
         let path = Some(String::from_utf8(path)?).filter(|path| !path.is_empty());
         if let Some(path) = &path {
             rank.write_call_logs_to(path);
