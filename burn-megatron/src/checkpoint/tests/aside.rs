@@ -136,7 +136,8 @@ fn what_may_be_whole_stops_the_search_unless_it_is_skipped() {
         fs::remove_file(step.join("manifest.json")).unwrap();
         fs::create_dir(step.join("manifest.json")).unwrap();
     };
-    let cases: [(&dyn Fn(&Path), &str, &str); 4] = [
+    type Spoil<'a> = &'a dyn Fn(&Path);
+    let cases: [(Spoil, &str, &str); 4] = [
         (&of_version_2, "version", "version 2 of the format"),
         (&unmounted, "io", "cannot list"),
         (&empty, "io", "as where a disk is not mounted"),
