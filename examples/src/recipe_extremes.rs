@@ -251,7 +251,7 @@ fn numbers_that_no_run_can_use_are_refused_by_name() {
         (
             "model/hidden",
             "1073741824",
-            "parameters, and nothing holds it",
+            "a head width of 268435456 cannot be used; at most 65536 can",
         ),
         ("model/init_std", "-1.0", "init_std = -1 makes no model"),
         ("model/z_loss", "-1.0", "z_loss = -1 makes no model"),

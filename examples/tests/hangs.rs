@@ -1,4 +1,5 @@
-//! A rank that hangs in code of its own, where ranks are threads: the process ends all the same.
+//! A rank that hangs in code of its own, where ranks are threads: the process ends all the same; and a run
+//! that is too large to be.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader};
@@ -113,5 +114,92 @@ fn one_signal_ends_the_process_within_the_grace() {
             said.contains("interrupted: the ranks have not ended within"),
             "{said}"
         );
+    }
+}
+
+/// One that no machine holds is refused in a line, before there is a run folder.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_model_that_does_not_fit_is_refused_before_anything_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("recipe.toml");
+    let runs = folder.path().join("runs");
+    std::fs::write(
+        &recipe,
+        "[model]\nhidden = 1048576\nheads = 1024\nlayers = 40\n",
+    )
+    .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
+        .arg("pretrain")
+        .arg("--recipe")
+        .arg(&recipe)
+        .arg("--runs")
+        .arg(&runs)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("error: the run needs at least "), "{said}");
+    assert!(
+        said.ends_with("; --ignore-memory goes on all the same\n"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(!runs.exists());
+}
+
+/// With --ignore-memory it goes on, and says what it will hold before it tries: a limit of the process, not
+/// the memory of the machine, ends it here.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_header_comes_before_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("recipe.toml");
+    std::fs::write(
+        folder.path().join("text.rs"),
+        "fn number() -> usize { 1 }\n".repeat(200),
+    )
+    .unwrap();
+    std::fs::write(
+        &recipe,
+        "[model]\nhidden = 1048576\nheads = 1024\nlayers = 40\n",
+    )
+    .unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command
+        .args([
+            "pretrain",
+            "--ignore-memory",
+            "--compute-threads",
+            "1",
+            "--recipe",
+        ])
+        .arg(&recipe)
+        .arg("--data")
+        .arg(folder.path())
+        .arg("--runs")
+        .arg(folder.path().join("runs"));
+    let limit = libc::rlimit {
+        rlim_cur: 3 << 29,
+        rlim_max: 3 << 29,
+    };
+    let limits = move || {
+        // SAFETY: the limit is a local value, and the call is one that is allowed between fork and exec.
+        match unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: the closure allocates nothing and takes no lock.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, limits) };
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{said}");
+    for says in [
+        "model    40 layers, hidden 1048576",
+        "memory   of rank 0",
+        "total",
+    ] {
+        assert!(said.contains(says), "{says}: {said}");
     }
 }

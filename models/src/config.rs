@@ -41,6 +41,9 @@ const MOST: usize = 1 << 30;
 /// The most blocks: each takes time to build, however small it is.
 const MOST_LAYERS: usize = 1 << 14;
 
+/// The widest head: each pair of its features has a frequency of rotary positions.
+const MOST_HEAD_WIDTH: usize = 1 << 16;
+
 /// The most parameters of a model, so that their bytes can be counted whatever is kept of each.
 const MOST_PARAMETERS: u128 = 1 << 50;
 
@@ -348,6 +351,12 @@ impl TransformerConfig {
                 "a head width of {width} cannot be used; {fits} can"
             )));
         }
+        if width > MOST_HEAD_WIDTH {
+            return Err(refused(format!(
+                "a head width of {width} cannot be used; at most {MOST_HEAD_WIDTH} can: more heads make \
+                 narrower ones"
+            )));
+        }
         Ok(width)
     }
 
@@ -465,7 +474,7 @@ mod tests {
             ),
             (
                 |c| c.head_width = Some(1 << 30),
-                "parameters, and nothing holds it",
+                "a head width of 1073741824 cannot be used; at most 65536 can",
             ),
             (|c| c.vocabulary_divisible_by = 1 << 30, ""),
         ] {

@@ -264,45 +264,73 @@ fn what_is_not_finite_on_one_rank_is_so_for_all() {
     }
 }
 
-/// As of an embedding's rows that no batch has used.
 #[test]
-fn with_an_epsilon_of_zero_weights_without_gradients_decay_and_nothing_more() {
-    let settings = AdamWConfig {
-        epsilon: 0.0,
-        ..AdamWConfig::default()
-    };
-    for kernels in [Choices::default(), Choices::all(Choice::Unfused)] {
-        let mut ddp = mixed_with(&Groups::single(), &kernels).unwrap();
-        let before = weights(&ddp);
-        let mut optimizer = ParallelAdamW::new(&settings, &ddp).unwrap();
-        for _ in 0..STEPS {
-            let used = |values: &Vec<f64>| {
-                let used = (0..values.len()).map(|i| if i % 2 == 0 { 0.5 } else { 0.0 });
-                tensor(used.collect())
-            };
-            let gradients = before.iter().map(used).collect();
-            let gradients = ddp.gradients_of(gradients, 1).unwrap();
-            optimizer.step(RATE, &mut ddp, gradients);
-        }
-        let after = weights(&ddp);
-        for ((entry, before), after) in ddp.table().entries().iter().zip(&before).zip(&after) {
-            let decay = if entry.decay {
-                settings.weight_decay
-            } else {
-                0.0
-            };
-            for (i, (before, after)) in before.iter().zip(after).enumerate() {
-                let what = format!("{}, element {i}: {before}, {after}", entry.path);
-                let decayed = before * (1.0 - RATE * decay).powi(STEPS as i32);
-                match i % 2 {
-                    // The same gradient in each step: a change of the rate's size.
-                    0 => assert!(
-                        (decayed - after - RATE * STEPS as f64).abs() < 2e-2,
-                        "{what}"
-                    ),
-                    _ => assert!((decayed - after).abs() < 1e-7, "{what}"),
-                }
-            }
-        }
+fn settings_without_a_step_are_refused_where_the_optimizer_is_built() {
+    let usual = AdamWConfig::default;
+    for (config, says) in [
+        (
+            AdamWConfig {
+                beta1: 1.0,
+                ..usual()
+            },
+            "beta1 = 1 makes no step; it must be at least 0 and below 1",
+        ),
+        (
+            AdamWConfig {
+                beta2: -1e-3,
+                ..usual()
+            },
+            "beta2 = -0.001 makes no step",
+        ),
+        // It is 1 in 32 bits.
+        (
+            AdamWConfig {
+                beta2: 1.0 - 1e-12,
+                ..usual()
+            },
+            "makes no step",
+        ),
+        (
+            AdamWConfig {
+                epsilon: 0.0,
+                ..usual()
+            },
+            "epsilon = 0 makes no step; it must be above 0",
+        ),
+        (
+            AdamWConfig {
+                epsilon: f64::NAN,
+                ..usual()
+            },
+            "epsilon = NaN makes no step",
+        ),
+        (
+            AdamWConfig {
+                weight_decay: -0.1,
+                ..usual()
+            },
+            "weight_decay = -0.1 makes no step",
+        ),
+        (
+            AdamWConfig {
+                weight_decay: f64::INFINITY,
+                ..usual()
+            },
+            "weight_decay = inf makes no step",
+        ),
+    ] {
+        let ddp = mixed(&Groups::single()).unwrap();
+        let error = ParallelAdamW::new(&config, &ddp)
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(says), "{says}: {error}");
     }
+    let least = AdamWConfig {
+        beta1: 0.0,
+        beta2: 0.0,
+        weight_decay: 0.0,
+        ..usual()
+    };
+    assert!(least.check().is_ok());
 }

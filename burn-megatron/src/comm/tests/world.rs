@@ -24,6 +24,13 @@ fn sizes_are_checked() {
         none.run(|_| Ok::<_, CommError>(())),
         Err(WorldError::NoComputeThreads)
     ));
+    let many = World::threads(1).unwrap().compute_threads(1_000_000_000);
+    assert_eq!(
+        many.run(|_| Ok::<_, CommError>(()))
+            .unwrap_err()
+            .to_string(),
+        "each rank has at most 1024 compute threads, but 1000000000 were asked for"
+    );
     assert_eq!(World::threads(1024).unwrap().size(), 1024);
 }
 

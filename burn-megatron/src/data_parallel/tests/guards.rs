@@ -265,3 +265,31 @@ fn gradients_of_another_model_are_refused() {
     );
     assert!(error(vec![part(16)]).contains("the list of parameters"));
 }
+
+/// As in an empty stage of a pipeline.
+#[test]
+fn a_rank_without_parameters_sums_nothing() {
+    for overlap_grad_reduce in [false, true] {
+        for zero_stage in ZeroStage::ALL {
+            let config = DataParallelConfig {
+                zero_stage,
+                overlap_grad_reduce,
+                ..DataParallelConfig::default()
+            };
+            let run = |groups: &Groups| {
+                let model = ParallelModule::replicated(DropoutConfig::new(0.0).init());
+                let mut ddp = DistributedDataParallel::with(model, groups, &config)?;
+                for _ in 0..2 {
+                    let input = Tensor::<1>::ones([3], &device()).require_grad();
+                    let loss = ddp.forward(&device(), |model| model.forward(input.clone()).sum());
+                    let leaves = ddp.backward_last(loss);
+                    assert_eq!(values(input.grad(&leaves).unwrap()), [1.0; 3]);
+                    let gradients = ddp.reduce(3)?;
+                    assert_eq!((gradients.tokens, gradients.sums().count()), (6, 0));
+                }
+                Ok(())
+            };
+            over(1, 2, run).unwrap();
+        }
+    }
+}

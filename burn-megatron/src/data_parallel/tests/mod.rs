@@ -316,3 +316,53 @@ fn burn_dropout_drops_in_training_alone() {
     assert!((432..=592).contains(&dropped), "{dropped} of 1024");
     assert_eq!(zeros(ddp.module(), &Device::flex()), 0);
 }
+
+/// An outline has the plan of the whole, with no rank to talk to and no memory to lie in.
+#[test]
+fn an_outline_is_the_plan_of_what_is_built() {
+    use crate::mesh::Mesh;
+    use crate::nn::{Init, ParallelMlp, ParallelMlpConfig, Scope};
+    fn mlp(scope: Scope, hidden: usize) -> ParallelModule<ParallelMlp> {
+        let config = ParallelMlpConfig {
+            hidden,
+            width: 4 * hidden,
+            activation: crate::nn::Activation::GeluTanh,
+            bias: true,
+            init: Init::Normal(0.1),
+            output_init: Init::Normal(0.1),
+            sequence_parallel: false,
+        };
+        let module = config.init(&scope).unwrap();
+        scope.finish(module).unwrap()
+    }
+    let mesh = ParallelConfig::new().with_tensor(2).with_data(2);
+    for zero_stage in ZeroStage::ALL {
+        let config = DataParallelConfig {
+            zero_stage,
+            precision: Precision::Bf16,
+            bucket_size: Some(100),
+            ..DataParallelConfig::default()
+        };
+        let outline = |groups: &Groups, hidden| {
+            let scope = Scope::new(groups, &Device::flex()).outline();
+            Outline::of(&mlp(scope, hidden), groups, &config)
+        };
+        let built = over(2, 2, |groups| {
+            let model = mlp(Scope::new(groups, &Device::flex()), 16);
+            let ddp = DistributedDataParallel::with(model, groups, &config)?;
+            Ok((ddp.memory_plan()?, ddp.layout().bucket_count()))
+        });
+        for (rank, (memory, buckets)) in built.unwrap().into_iter().enumerate() {
+            let mesh = Mesh::new(&mesh, 4).unwrap();
+            let groups = Groups::without_world(mesh, rank).unwrap();
+            let found = outline(&groups, 16).unwrap();
+            assert_eq!(
+                (found.memory, found.layout.bucket_count()),
+                (memory, buckets)
+            );
+            // 2^41 elements on each rank are no more than numbers.
+            let large = outline(&groups, 1 << 19).unwrap().memory;
+            assert!(large.total() > 1 << 40, "{large}");
+        }
+    }
+}
