@@ -47,7 +47,7 @@ fn small_steps_add_up_in_the_masters() {
             let mut ddp = wrapped(groups, &half(Precision::Bf16, number));
             let adam = AdamWConfig {
                 weight_decay: 0.0,
-                epsilon: 0.0,
+                epsilon: 1e-30,
                 ..AdamWConfig::default()
             };
             let mut optimizer = ParallelAdamW::new(&adam, &ddp)?;
