@@ -55,7 +55,6 @@ impl Communicator for Absent {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::comm::{Groups, ReduceOp};
     use crate::mesh::{Mesh, ParallelConfig};
 
