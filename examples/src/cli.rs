@@ -73,7 +73,7 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Compare the losses of runs: a table, and a picture with a curve for each.
     Compare(CompareArgs),
-    /// Check that layouts compute what one rank computes, in f64 on the CPU.
+    /// Check that layouts compute what one rank computes, on the CPU, in f64 unless another type is given.
     Verify(VerifyArgs),
     /// Show a pipeline schedule: a table in the terminal, its bubble and its memory, a Gantt chart.
     Schedule(ScheduleArgs),
@@ -322,25 +322,31 @@ pub struct VerifyArgs {
     /// ppN pipeline, mbN samples per micro-batch, zN ZeRO stage, hsdpN ranks of a sharding group; then,
     /// after a slash, the pipeline's schedule and the stages on each rank, as in
     /// `pp2-mb1/interleaved/v2`. The default is tensor {1,2,4} x sequence parallel {off,on} x data
-    /// {1,2}, twelve pipelines, and twelve sharded ones.
+    /// {1,2}, twelve pipelines, twelve sharded ones, and settings in some; of a recipe its own layout.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT")]
     pub layouts: Vec<Layout>,
     /// Models to check.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODEL",
           default_values_t = [VerifyModel::Gpt, VerifyModel::GptUntied, VerifyModel::Llama, VerifyModel::LlamaTied])]
     pub models: Vec<VerifyModel>,
-    /// Check the model of a recipe instead, with its 8-bit layers; keep it small, this runs in f64.
+    /// Check a recipe instead, with its batch and all of its settings that decide what is computed, on random
+    /// tokens; --layouts stand for its ranks, zero_stage, hsdp and micro-batches. Keep it small, this runs in
+    /// f64.
     #[arg(long, value_name = "FILE.toml", conflicts_with = "models")]
     pub recipe: Option<PathBuf>,
+    /// Check every model with three seeds, every setting, the types f32 and bf16, and all recipes of 8 bits:
+    /// some minutes.
+    #[arg(long, conflicts_with_all = ["recipe", "layouts", "fp8", "precision", "seed"])]
+    pub all: bool,
     /// Which operations run as fused kernels; see `pretrain --help`.
     #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
     pub kernels: Vec<String>,
     /// Let several documents stand in each sample, which see nothing of each other.
     #[arg(long)]
     pub packed: bool,
-    /// Samples per step.
-    #[arg(long, default_value_t = 8, value_name = "N")]
-    pub samples: usize,
+    /// Samples per step; 8, or the global batch of the recipe.
+    #[arg(long, value_name = "N")]
+    pub samples: Option<usize>,
     /// Optimizer steps before the weights are compared.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub steps: u16,
@@ -348,13 +354,28 @@ pub struct VerifyArgs {
     /// does the same.
     #[arg(long, value_name = "delayed|current|blockwise|mxfp8|none")]
     pub fp8: Option<Fp8Choice>,
-    /// The largest relative difference that passes: 1e-10 by default, and 0.25 where layers multiply in
-    /// 8 bits.
+    /// The type to compute in; f64 where not given, whatever the precision of the recipe. Narrower ones pass
+    /// within a bound that follows from the type, and is printed.
+    #[arg(long, value_enum, value_name = "f64|f32|bf16")]
+    pub precision: Option<VerifyType>,
+    /// The largest relative difference that passes where only the order of sums differs: 1e-10 by default.
+    /// Layouts that round other values than one rank have a bound of their own, which is printed.
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = tolerance)]
     pub tolerance: Option<f64>,
-    /// Seed of weights, dropout and tokens.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub seed: u64,
+    /// Seed of weights, dropout and tokens; 1, or that of the recipe.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// The types in which `verify` computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyType {
+    /// 64 bits, in which rounding is far below any mistake.
+    F64,
+    /// 32 bits.
+    F32,
+    /// 16 bits, with masters in f32.
+    Bf16,
 }
 
 /// A bound that a difference can be within.
@@ -369,11 +390,12 @@ fn tolerance(text: &str) -> Result<f64, String> {
 pub enum VerifyModel {
     /// GPT-2, output tied to the embedding, dropout, padded vocabulary.
     Gpt,
-    /// The same with an output weight of its own, and label smoothing.
+    /// The same with an output weight of its own, label smoothing, z-loss and zero-centred norms.
     GptUntied,
-    /// Llama with two groups of keys and values.
+    /// Llama with two groups of keys and values, biases of queries, keys and values, norms of heads, and
+    /// positions scaled as in Llama 3.
     Llama,
-    /// Llama with one group, output tied.
+    /// Llama with one group, output tied, a window, z-loss, zero-centred norms, and positions scaled by YaRN.
     LlamaTied,
 }
 

@@ -9,6 +9,7 @@ mod config;
 mod difference;
 pub mod hf;
 mod open;
+mod rounding;
 mod scaling;
 mod subject;
 mod transformer;

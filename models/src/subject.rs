@@ -10,11 +10,11 @@ use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{BuildError, ParallelModule, Scope};
 use burn_megatron::pipeline::engine::Output;
-use burn_megatron::pipeline::split::StageLayout;
+use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
 use burn_megatron::train::{LanguageModel, Tokens};
-use burn_megatron::verify::{StageCall, Subject};
+use burn_megatron::verify::{Layout, Rounding, StageCall, Subject};
 
-use crate::{Transformer, TransformerConfig};
+use crate::{Transformer, TransformerConfig, rounding};
 
 /// A small transformer on random tokens, some of whose targets are ignored, so that the ranks of
 /// the data axis have different numbers of tokens.
@@ -32,17 +32,31 @@ pub struct TransformerSubject {
     pub packed: bool,
     /// Which layers multiply in 8 bits, and how.
     pub fp8: Fp8Config,
+    /// The tokens of a sample; the longest sequence of the model where not given.
+    pub sequence_length: Option<usize>,
+    /// How a pipeline's stages share the layers.
+    pub split: LayerSplit,
+    /// The type that the model computes in; parameters are in f64 for f64, and in f32 for others.
+    pub dtype: DType,
 }
 
 impl TransformerSubject {
     fn scope(&self, groups: &Groups, device: &Device) -> Result<Scope, BuildError> {
-        let scope = Scope::with(groups, device, self.seed, DType::F64);
+        let parameters = match self.dtype {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let scope = Scope::with(groups, device, self.seed, parameters).computing_in(self.dtype);
         scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)
+    }
+
+    pub(crate) fn sequence(&self) -> usize {
+        self.sequence_length.unwrap_or(self.config.context)
     }
 
     /// `[seq]` draws below `below`.
     fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i64> {
-        let seq = self.config.context;
+        let seq = self.sequence();
         let mut draws = Vec::with_capacity(seq);
         let stream = Stream::new(self.seed ^ key, step as u64);
         stream.words((sample * seq) as u64, seq, |_, word| {
@@ -53,7 +67,7 @@ impl TransformerSubject {
 
     /// Where the documents of some samples begin, one in three tokens, and where the last one ends.
     fn documents(&self, step: usize, samples: Range<usize>) -> Arc<[i32]> {
-        let (seq, first) = (self.config.context, samples.start);
+        let (seq, first) = (self.sequence(), samples.start);
         let begins = samples.clone().flat_map(|sample| {
             let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
             let begins = draws.filter(|(at, draw)| *at == 0 || *draw == 0);
@@ -66,7 +80,7 @@ impl TransformerSubject {
 
     /// Tokens and targets `[samples, context]`, on the device on which `verify` runs.
     fn batch(&self, step: usize, samples: Range<usize>) -> (Tokens, Tensor<2, Int>) {
-        let shape = [samples.len(), self.config.context];
+        let shape = [samples.len(), self.sequence()];
         let device = Device::flex().autodiff();
         let rows = |row: &dyn Fn(usize) -> Vec<i64>| {
             let data = TensorData::new(samples.clone().flat_map(row).collect(), shape);
@@ -118,7 +132,7 @@ impl Subject for TransformerSubject {
     }
 
     fn input_shape(&self) -> [usize; 2] {
-        [self.config.context, self.config.hidden]
+        [self.sequence(), self.config.hidden]
     }
 
     fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
@@ -142,8 +156,24 @@ impl Subject for TransformerSubject {
         model.losses(tokens, targets, Some(offset)).sum()
     }
 
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn rounding(&self, layout: &Layout) -> Option<Rounding> {
+        rounding::of(self, layout)
+    }
+
+    fn output_weight<'a>(&self, model: &'a Transformer) -> Option<&'a str> {
+        Some(LanguageModel::output_weight(model))
+    }
+
     fn layers(&self) -> usize {
         self.config.layers
+    }
+
+    fn split(&self) -> LayerSplit {
+        self.split.clone()
     }
 
     fn build_stages(

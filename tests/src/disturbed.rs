@@ -1,6 +1,7 @@
 //! A communicator that gets some of its sums wrong.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn_megatron::collective::Comm;
 use burn_megatron::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
@@ -14,6 +15,8 @@ pub enum Disturbance {
     NumbersLeftOut,
     /// Those in the groups into which this one is split are left out.
     LeftOutInParts,
+    /// Those that follow another with nothing between are left out: buckets after the first.
+    LeftOutAfterFirst,
     /// The rank at index 1 gets each value a little too large.
     Drift,
 }
@@ -26,6 +29,8 @@ pub const DRIFT: f64 = 1e-12;
 pub struct Disturbed {
     inner: Comm,
     disturbance: Disturbance,
+    /// Whether the call before was a sum.
+    after_sum: AtomicBool,
 }
 
 impl Disturbed {
@@ -34,6 +39,7 @@ impl Disturbed {
         Arc::new(Self {
             inner: inner.clone(),
             disturbance,
+            after_sum: AtomicBool::new(false),
         })
     }
 }
@@ -46,7 +52,9 @@ impl Communicator for Disturbed {
     fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
         let sums = matches!(call, Call::AllReduce(_) | Call::ReduceScatter(_));
         let sums = sums && input.dtype().is_float();
+        let follows = self.after_sum.swap(sums, Ordering::Relaxed);
         match self.disturbance {
+            Disturbance::LeftOutAfterFirst if sums && follows => Ok(self.own_part(&call, input)),
             Disturbance::LeftOut if sums => Ok(self.own_part(&call, input)),
             Disturbance::NumbersLeftOut if sums && input.len() == 1 => {
                 Ok(self.own_part(&call, input))

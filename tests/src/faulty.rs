@@ -10,6 +10,7 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
 use burn_megatron::kernels::philox::Stream;
+use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::{
     Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
     LearnedPositions, Lies, Norm, NormKind, OutputLayer, ParallelAttention,
@@ -17,7 +18,7 @@ use burn_megatron::nn::{
     RowParallelLinearConfig, SEQUENCE_DIM, Scope, Section, VocabParallelCrossEntropy,
     VocabParallelEmbedding, Vocabulary,
 };
-use burn_megatron::verify::Subject;
+use burn_megatron::verify::{Layout, Rounding, Subject};
 
 use crate::disturbed::{DRIFT, Disturbance, Disturbed};
 
@@ -85,6 +86,7 @@ pub struct Decoder {
 const HIDDEN: usize = 8;
 const SEQ: usize = 8;
 const HEADS: usize = 4;
+const GROUPS: usize = 2;
 const WIDTH: usize = 12;
 /// No multiple of 2, so that the last rank has padding.
 const TOKENS: usize = 13;
@@ -104,7 +106,7 @@ impl Decoder {
         let attention = ParallelAttentionConfig {
             hidden: HIDDEN,
             heads: HEADS,
-            groups: 2,
+            groups: GROUPS,
             head_width: HIDDEN / HEADS,
             // The gradient of a key's bias is zero but for rounding, which AdamW would blow up.
             bias: false,
@@ -207,13 +209,22 @@ impl Decoder {
 
 /// Four samples of eight tokens, of which few have a target in the first sample and most in the
 /// last.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct FaultySubject {
     /// What is wrong, if anything.
     pub fault: Option<Fault>,
+    /// Whether its linear layers multiply in 8 bits, and how.
+    pub fp8: Option<Fp8Recipe>,
 }
 
 impl FaultySubject {
+    fn fp8_config(&self) -> Fp8Config {
+        Fp8Config {
+            recipe: self.fp8,
+            ..Fp8Config::default()
+        }
+    }
+
     /// `[samples * seq]` draws below the size of the vocabulary.
     fn draws(&self, key: u64, samples: Range<usize>, step: usize) -> Vec<i64> {
         let (start, len) = (samples.start * SEQ, samples.len() * SEQ);
@@ -255,7 +266,7 @@ impl Subject for FaultySubject {
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Decoder>, BuildError> {
-        let scope = Scope::with(groups, device, 3, DType::F64);
+        let scope = Scope::with(groups, device, 3, DType::F64).with_fp8(&self.fp8_config())?;
         let decoder = Decoder::new(self.fault, sequence_parallel, &scope)?;
         let mut model = scope.finish(decoder)?;
         let entries = model.table.entries_mut();
@@ -301,6 +312,11 @@ impl Subject for FaultySubject {
             _ => groups,
         };
         DistributedDataParallel::with(model, &groups, config)
+    }
+
+    fn rounding(&self, layout: &Layout) -> Option<Rounding> {
+        let keys = GROUPS * HIDDEN / HEADS;
+        Rounding::in_8_bits(&self.fp8_config(), layout, GROUPS, &[HIDDEN, keys, WIDTH])
     }
 
     fn samples(&self) -> usize {

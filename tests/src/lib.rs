@@ -14,9 +14,11 @@ pub use gpu::gpu;
 pub use text::Text;
 pub use words::words;
 
+use burn::tensor::DType;
 use burn_megatron::choice::Choices;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
 
 /// A GPT that runs in milliseconds, with dropout on and a vocabulary that must be padded.
@@ -38,6 +40,9 @@ pub fn small_gpt() -> TransformerSubject {
         kernels: Choices::default(),
         packed: false,
         fp8: Fp8Config::default(),
+        sequence_length: None,
+        split: LayerSplit::Even,
+        dtype: DType::F64,
     }
 }
 

@@ -1,34 +1,59 @@
 //! `verify` finds faults that are planted in a model, and shows where they are.
 
-use burn_megatron::verify::{Comparison, Options, verify};
+use burn_megatron::nn::fp8::Fp8Recipe;
+use burn_megatron::verify::{Comparison, Options, Report, verify};
 use burn_megatron_tests::faulty::{Fault, FaultySubject};
 
 /// All but the initial weights and the bits of replicas: what a wrong forward or backward shows in.
-const RESULTS: [&str; 5] = [
+const RESULTS: [&str; 6] = [
     "loss",
     "input grad",
     "parameter grad",
+    "last grad",
     "grad norm",
     "final weights",
 ];
 
-/// Asserts that `fault` fails in just these columns, and that the same model without it passes.
+/// Asserts that `fault` fails in just these columns, and that the same model without it passes; and that
+/// the fault fails in 8 bits too: with delayed scales, which don't depend on the micro-batches, in the same columns
+/// where every value has the code that it has on one rank.
 #[track_caller]
 fn assert_fails(fault: Fault, layout: &str, columns: &[&str]) -> Comparison {
-    let run = |fault| {
-        let layout = layout.parse().unwrap();
-        verify(&FaultySubject { fault }, &[layout], &Options::default()).unwrap()
-    };
-    let sound = run(None);
-    assert!(sound.passes(), "without the fault:\n{sound}");
-    let report = run(Some(fault));
-    println!("{fault:?}\n{report}\n");
-    assert!(!report.passes());
-    assert!(report.to_string().contains("FAIL"), "{report}");
+    for recipe in ["delayed", "current", "blockwise", "mxfp8"] {
+        let fp8 = Some(recipe.parse().unwrap());
+        let report = run(fault, layout, fp8);
+        let (_, found) = &report.rows()[0];
+        let bound = report.bounds().next().unwrap();
+        if recipe == "delayed" && bound == Options::default().tolerance {
+            assert_eq!(found.failing(bound), columns, "{recipe}\n{report}");
+        }
+    }
+    let report = run(fault, layout, None);
     let comparison = report.rows()[0].1.clone();
     let failing = comparison.failing(Options::default().tolerance);
     assert_eq!(failing, columns, "{fault:?}\n{report}");
     comparison
+}
+
+/// The report of a model with the fault, which the same model without it passes.
+#[track_caller]
+fn run(fault: Fault, layout: &str, fp8: Option<Fp8Recipe>) -> Report {
+    let options = Options {
+        // Faults of replicas are those of micro-batches on one rank.
+        same_micro_batches: fp8.is_some_and(|recipe| recipe.name() != "delayed"),
+        ..Options::default()
+    };
+    let run = |fault| {
+        let layout = layout.parse().unwrap();
+        verify(&FaultySubject { fault, fp8 }, &[layout], &options).unwrap()
+    };
+    let sound = run(None);
+    assert!(sound.passes(), "without the fault, {fp8:?}:\n{sound}");
+    let report = run(Some(fault));
+    println!("{fault:?}, {fp8:?}\n{report}\n");
+    assert!(!report.passes(), "{fault:?}, {fp8:?}\n{report}");
+    assert!(report.to_string().contains("FAIL"), "{report}");
+    report
 }
 
 #[track_caller]
@@ -72,7 +97,13 @@ fn a_sum_of_what_is_whole_already() {
 /// As the bias is 0 at the start, the first loss and its other gradients are right.
 #[test]
 fn a_bias_that_every_rank_adds() {
-    let columns = ["loss", "parameter grad", "grad norm", "final weights"];
+    let columns = [
+        "loss",
+        "parameter grad",
+        "last grad",
+        "grad norm",
+        "final weights",
+    ];
     let found = assert_fails(Fault::BiasBeforeSum, "tp2-dp1", &columns);
     assert_eq!(found.gradients.path.as_deref(), Some("down.bias"));
     assert!(
@@ -83,7 +114,13 @@ fn a_bias_that_every_rank_adds() {
 
 #[test]
 fn a_norm_whose_gradient_is_not_summed_under_sequence_parallelism() {
-    let columns = ["loss", "parameter grad", "grad norm", "final weights"];
+    let columns = [
+        "loss",
+        "parameter grad",
+        "last grad",
+        "grad norm",
+        "final weights",
+    ];
     let found = assert_fails_with_replicas(Fault::NormNotSummed, "tp2-sp-dp1", &columns);
     assert_eq!(found.gradients.path.as_deref(), Some("norm.weight"));
     assert_eq!(found.unequal_replicas, ["norm.weight"]);
@@ -92,7 +129,13 @@ fn a_norm_whose_gradient_is_not_summed_under_sequence_parallelism() {
 /// Two groups of keys and values over four ranks.
 #[test]
 fn shared_keys_and_values_whose_gradients_are_not_summed() {
-    let columns = ["loss", "parameter grad", "grad norm", "final weights"];
+    let columns = [
+        "loss",
+        "parameter grad",
+        "last grad",
+        "grad norm",
+        "final weights",
+    ];
     let found = assert_fails_with_replicas(Fault::SharedNotSummed, "tp4-dp1", &columns);
     assert_eq!(
         found.gradients.path.as_deref(),
@@ -104,14 +147,14 @@ fn shared_keys_and_values_whose_gradients_are_not_summed() {
 /// The gradients are right; too large a norm clips them too much, which shows later.
 #[test]
 fn a_parameter_that_the_norm_counts_twice() {
-    let columns = ["loss", "grad norm", "final weights"];
+    let columns = ["loss", "last grad", "grad norm", "final weights"];
     let found = assert_fails_with_replicas(Fault::CountedTwice, "tp2-dp1", &columns);
     assert_eq!(found.unequal_replicas, ["norm.weight"]);
 }
 
 #[test]
 fn a_norm_that_each_rank_takes_of_its_own_part() {
-    let columns = ["loss", "grad norm", "final weights"];
+    let columns = ["loss", "last grad", "grad norm", "final weights"];
     let found = assert_fails_with_replicas(Fault::LocalNorm, "tp2-dp1", &columns);
     let expected = [
         "down.bias",
@@ -179,7 +222,13 @@ fn a_rank_that_starts_from_other_weights() {
 
 #[test]
 fn gradients_that_are_not_summed_over_the_data_axis() {
-    let columns = ["loss", "parameter grad", "grad norm", "final weights"];
+    let columns = [
+        "loss",
+        "parameter grad",
+        "last grad",
+        "grad norm",
+        "final weights",
+    ];
     assert_fails_with_replicas(Fault::NoDataSum, "tp1-dp2", &columns);
 }
 
@@ -203,7 +252,7 @@ fn ranks_of_the_data_axis_that_drift_apart() {
 /// It is an error of its own, not a row that fails.
 #[test]
 fn a_layout_that_cannot_be_run() {
-    let subject = FaultySubject { fault: None };
+    let subject = FaultySubject::default();
     for (layout, message) in [
         (
             "tp3-dp1",

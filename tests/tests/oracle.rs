@@ -38,12 +38,6 @@ const CLOSE: f64 = 1e-12;
 /// its epsilon of 1e-8: the ten steps, whose rates sum up to less than 0.1, go as far as 1e-9 anywhere.
 const ADRIFT: f64 = 1e-9;
 
-/// The series of the fixture that is compared with the reported loss.
-const REPORTED: &str = "objective";
-
-/// The place in `held_out` of the same.
-const HELD_OUT: usize = 1;
-
 /// What NumPy was given and computed.
 struct Fixture(Vec<u8>);
 
@@ -301,21 +295,20 @@ fn assert_equal_in_every_layout(case: &Case, layouts: &[&str]) {
             let series =
                 |of: fn(&StepMetrics) -> f64| seen.steps.iter().map(of).collect::<Vec<_>>();
             assert!(seen.steps.iter().all(|step| !step.skipped));
-            let losses = apart(&series(|step| step.loss), &fixture.f64s(REPORTED), |_| 1.0);
+            let losses = series(|step| step.loss);
+            let losses = apart(&losses, &fixture.f64s("cross_entropy"), |_| 1.0);
+            let objectives = series(|step| step.minimised.objective.unwrap());
+            let objectives = apart(&objectives, &fixture.f64s("objective"), |_| 1.0);
             let norms = series(|step| step.gradient_norm);
             let norms = apart(&norms, &fixture.f64s("gradient_norm"), |norm| norm);
             let rates = series(|step| step.learning_rate);
             let rates = apart(&rates, &fixture.f64s("learning_rate"), |rate| rate);
-            let held_out = apart(
-                &[seen.held_out],
-                &[fixture.f64s("held_out")[HELD_OUT]],
-                |_| 1.0,
-            );
+            let held_out = apart(&[seen.held_out], &[fixture.f64s("held_out")[0]], |_| 1.0);
             println!(
-                "{what}: losses {losses:.1e}, norms {norms:.1e}, rates {rates:.1e}, held out \
-                 {held_out:.1e} apart"
+                "{what}: losses {losses:.1e}, objectives {objectives:.1e}, norms {norms:.1e}, rates \
+                 {rates:.1e}, held out {held_out:.1e} apart"
             );
-            let all = [losses, norms, rates, held_out];
+            let all = [losses, objectives, norms, rates, held_out];
             assert!(all.iter().all(|apart| *apart < CLOSE), "{what}: {all:?}");
         }
         let latest = CheckpointFolder::open(folder.path()).unwrap().latest();

@@ -204,7 +204,8 @@ pub(super) fn check_is_file(path: &Path) -> Result<u64, CheckpointError> {
     let found = fs::symlink_metadata(path);
     let found = found.map_err(|error| CheckpointError::io("open", path, error))?;
     if found.is_symlink() {
-        return Err(CheckpointError::corrupt(path, LINK));
+        // What it points to may be whole.
+        return Err(CheckpointError::io("open", path, io::Error::other(LINK)));
     }
     if !found.is_file() {
         return Err(CheckpointError::corrupt(path, "it is no file"));

@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
-use crate::choice::{Choice, Choices};
+use crate::choice::Choices;
 use crate::comm::{Groups, World};
 use crate::data_parallel::{DataParallelConfig, DistributedDataParallel, Gradients};
 use crate::mesh::ParallelConfig;

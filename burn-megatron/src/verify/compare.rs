@@ -23,9 +23,11 @@ pub struct Comparison {
     pub loss: Difference,
     /// Gradient of the input.
     pub input_gradient: Difference,
-    /// Gradients of the parameters.
+    /// Gradients of the parameters, in the first step.
     pub gradients: Difference,
-    /// Norm of all gradients.
+    /// The same in the last step.
+    pub last_gradients: Difference,
+    /// Norm of all gradients, in any step.
     pub gradient_norm: Difference,
     /// Weights after the last step.
     pub final_weights: Difference,
@@ -49,8 +51,16 @@ impl Comparison {
             gradients: worst(
                 all().map(|rank| by_path(reference, &reference.gradients, rank, &rank.gradients)),
             ),
+            last_gradients: worst(all().map(|rank| {
+                by_path(
+                    reference,
+                    &reference.last_gradients,
+                    rank,
+                    &rank.last_gradients,
+                )
+            })),
             gradient_norm: worst(
-                all().map(|rank| difference(&[reference.gradient_norm], &[rank.gradient_norm])),
+                all().map(|rank| difference(&reference.gradient_norms, &rank.gradient_norms)),
             ),
             final_weights: worst(all().map(|rank| {
                 by_path(
@@ -70,6 +80,7 @@ impl Comparison {
             ("loss", &self.loss),
             ("input grad", &self.input_gradient),
             ("parameter grad", &self.gradients),
+            ("last grad", &self.last_gradients),
             ("grad norm", &self.gradient_norm),
             ("final weights", &self.final_weights),
         ];
@@ -224,7 +235,8 @@ mod tests {
             losses: vec![3.0, 2.0],
             input_gradient: vec![0.5],
             gradients: vec![vec![1.0], vec![4.0, 2.0]],
-            gradient_norm: 5.0,
+            last_gradients: vec![vec![3.0], vec![5.0, 1.0]],
+            gradient_norms: vec![5.0, 6.0],
             final_weights: vec![vec![1.5], vec![2.5, -1.0]],
             unequal_replicas: vec![],
         }
@@ -252,7 +264,8 @@ mod tests {
             ["input grad"]
         );
         assert_eq!(failing(|o| o.gradients[1][1] = 1.0).0, ["parameter grad"]);
-        assert_eq!(failing(|o| o.gradient_norm = 6.0).0, ["grad norm"]);
+        assert_eq!(failing(|o| o.last_gradients[0][0] = 2.0).0, ["last grad"]);
+        assert_eq!(failing(|o| o.gradient_norms[1] = 7.0).0, ["grad norm"]);
         assert_eq!(
             failing(|o| o.final_weights[0][0] = 0.0).0,
             ["final weights"]
@@ -267,12 +280,13 @@ mod tests {
     #[test]
     fn what_is_not_a_number_fails_in_each_column_on_either_side_and_on_both() {
         type Place = fn(&mut Observation) -> &mut f64;
-        let places: [(Place, &str); 6] = [
+        let places: [(Place, &str); 7] = [
             (|o| &mut o.initial_weights[1][0], "initial weights"),
             (|o| &mut o.losses[1], "loss"),
             (|o| &mut o.input_gradient[0], "input grad"),
             (|o| &mut o.gradients[1][1], "parameter grad"),
-            (|o| &mut o.gradient_norm, "grad norm"),
+            (|o| &mut o.last_gradients[1][1], "last grad"),
+            (|o| &mut o.gradient_norms[1], "grad norm"),
             (|o| &mut o.final_weights[1][1], "final weights"),
         ];
         for (place, column) in places {

@@ -1,10 +1,14 @@
 //! Proof that a layout computes what one rank computes.
 //!
-//! [`verify`] runs a small model in each [`Layout`] and on one rank, in f64 on the CPU, and compares
-//! the initial weights (bit for bit), the loss, the gradient of the input, every parameter's
-//! gradient and the gradient norm, and the weights after a few optimizer steps. Parts are put
-//! together through the model's [`ParameterTable`](crate::nn::ParameterTable), and ranks that hold
+//! [`verify`] runs a small model in each [`Layout`] and on one rank, usually in f64 on the CPU, and compares
+//! the initial weights (bit for bit), the loss and the gradient norm of each step, the gradient of the input,
+//! every parameter's gradient in the first and in the last step, and the weights after these steps. Parts are
+//! put together through the model's [`ParameterTable`](crate::nn::ParameterTable), and ranks that hold
 //! the same part, on the tensor or the data axis, must hold the same bits.
+//!
+//! In f64 only the order of sums differs, and the [tolerance](Options::tolerance) is small; so it is of models
+//! with layers in 8 bits, whose products are then added up in f64. Where a layout rounds other values than one
+//! rank does, the bound follows from the type: see [`Subject::rounding`].
 //!
 //! A difference between two tensors is the largest absolute difference of their elements over the
 //! largest absolute element of the reference.
@@ -14,11 +18,12 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::comm::{Groups, World, WorldError};
 use crate::data_parallel::{
     DataParallelConfig, DataParallelConfigError, DataParallelError, DistributedDataParallel,
+    Precision,
 };
 use crate::mesh::{MeshError, ParallelConfig, share_batch};
 use crate::nn::{BuildError, ParallelModule};
@@ -32,18 +37,21 @@ mod layout;
 mod observe;
 mod pass;
 mod report;
+mod rounding;
 
 pub use compare::{Comparison, Difference};
 pub use layout::{Layout, LayoutError, LayoutFault};
 pub use observe::Observation;
 pub use report::Report;
+pub use rounding::Rounding;
 
 /// A model to be verified, with its data.
 pub trait Subject: Sync {
     /// The module.
     type Model: Module;
 
-    /// Builds this rank's part in f64, from one seed for all layouts.
+    /// Builds this rank's part from one seed for all layouts: parameters in f64 where the
+    /// [`dtype`](Self::dtype) is, and in f32 elsewhere.
     ///
     /// # Errors
     ///
@@ -68,6 +76,27 @@ pub trait Subject: Sync {
         config: &DataParallelConfig,
     ) -> Result<DistributedDataParallel<Self::Model>, DataParallelError> {
         DistributedDataParallel::with(model, groups, config)
+    }
+
+    /// The type of what passes between the layers: f64 unless the model is to be verified in another one,
+    /// f32, bf16 or f16.
+    fn dtype(&self) -> DType {
+        DType::F64
+    }
+
+    /// What a layout rounds otherwise than one rank does, where that is more than sums in another order in
+    /// f64: then the differences may be as large as its bound, and the steps are gradient steps (AdamW with
+    /// an epsilon of 1), as AdamW's are of one size whatever the gradient, so that of a gradient near 0 rounding
+    /// decides the direction.
+    fn rounding(&self, layout: &Layout) -> Option<Rounding> {
+        let _ = layout;
+        None
+    }
+
+    /// The path of the weight that makes the logits, whose gradients the last stage can put off.
+    fn output_weight<'a>(&self, model: &'a Self::Model) -> Option<&'a str> {
+        let _ = model;
+        None
     }
 
     /// The samples of a step, over all ranks.
@@ -144,25 +173,26 @@ pub struct StageCall {
     pub offset: Option<Tensor<3>>,
 }
 
-/// The tolerance for models with layers in 8 bits, which are compared with one rank in 8 bits: the distance
-/// of neighbours in E5M2, whose mantissa has 2 bits, over the smaller one. Where rounding in the last digits
-/// of f32 puts a value on the other side of a tie, it becomes the neighbour; mostly it does not, and
-/// differences are near 1e-6.
-pub const FP8_TOLERANCE: f64 = 0.25;
-
 /// How [`verify`] runs and judges.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Optimizer steps before the weights are compared.
     pub steps: usize,
-    /// The largest relative difference that passes.
+    /// The largest relative difference that passes where only the order of sums differs.
     pub tolerance: f64,
     /// The learning rate of those steps.
     pub learning_rate: f64,
     /// The optimizer.
     pub optimizer: AdamWConfig,
-    /// The gradient norm to which gradients are clipped.
+    /// The gradient norm to which gradients are clipped; infinite where they are not.
     pub clip: f64,
+    /// What the ranks of the data axis share in each layout, but for what the layout says of it itself, and for
+    /// the precision, which is the [type](Subject::dtype) of the subject. Where no size of buckets is given it is
+    /// small, so that small models have several. The one rank has none of this but the type of the moments.
+    pub data_parallel: DataParallelConfig,
+    /// How many gradients of the output weight a pipeline's last stage puts off at once: see
+    /// [`Pipeline::defer_embedding_wgrad`](crate::train::Pipeline::defer_embedding_wgrad).
+    pub defer_embedding_wgrad: Option<usize>,
     /// Whether the one rank has micro-batches of the size that the layout has, and not all samples at once:
     /// scales in 8 bits may be those of a micro-batch.
     pub same_micro_batches: bool,
@@ -178,8 +208,57 @@ impl Default for Options {
             learning_rate: 1e-3,
             optimizer: AdamWConfig::default(),
             clip: 0.1,
+            data_parallel: DataParallelConfig::default(),
+            defer_embedding_wgrad: None,
             same_micro_batches: false,
             progress: |_| (),
+        }
+    }
+}
+
+impl Options {
+    /// What the ranks of the data axis share in `layout`, of a model that computes in `dtype`.
+    fn sharing(&self, layout: &Layout, dtype: DType) -> DataParallelConfig {
+        let DataParallelConfig {
+            zero_stage,
+            hsdp,
+            bucket_size,
+            ..
+        } = layout.data_parallel();
+        DataParallelConfig {
+            zero_stage,
+            hsdp,
+            precision: match dtype {
+                DType::BF16 => Precision::Bf16,
+                DType::F16 => Precision::F16,
+                _ => Precision::F32,
+            },
+            bucket_size: self.data_parallel.bucket_size.or(bucket_size),
+            ..self.data_parallel.clone()
+        }
+    }
+
+    /// The same for the one rank, which shares nothing.
+    fn of_one(&self) -> Self {
+        Self {
+            data_parallel: DataParallelConfig {
+                moments: self.data_parallel.moments,
+                ..DataParallelConfig::default()
+            },
+            defer_embedding_wgrad: None,
+            ..self.clone()
+        }
+    }
+
+    /// The same with steps whose size is that of the gradients.
+    fn with_gradient_steps(&self) -> Self {
+        Self {
+            learning_rate: 0.1,
+            optimizer: AdamWConfig {
+                epsilon: 1.0,
+                ..self.optimizer.clone()
+            },
+            ..self.clone()
         }
     }
 }
@@ -229,21 +308,26 @@ pub fn verify<S: Subject>(
     options: &Options,
 ) -> Result<Report, VerifyError> {
     for layout in layouts {
-        check_samples(subject, layout)?;
+        check_layout(subject, layout, options)?;
     }
     let mut of_one = BTreeMap::new();
     let mut rows = Vec::with_capacity(layouts.len());
     for layout in layouts {
+        let rounding = subject.rounding(layout);
+        let options = match &rounding {
+            Some(_) => &options.with_gradient_steps(),
+            None => options,
+        };
         let own = subject.samples() / layout.data;
         let size = layout.micro_batch.unwrap_or(own);
         let micro_batch = options.same_micro_batches.then_some(size);
-        let one = match of_one.entry(micro_batch) {
+        let one = match of_one.entry((micro_batch, rounding.is_some())) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(one_rank(subject, micro_batch, options)?),
         };
         (options.progress)(&layout.to_string());
         let ranks = observe_layout(subject, layout, options)?;
-        rows.push((*layout, Comparison::worst(one, &ranks)));
+        rows.push((*layout, Comparison::worst(one, &ranks), rounding));
     }
     Ok(Report::new(rows, options))
 }
@@ -262,7 +346,7 @@ fn one_rank<S: Subject>(
         Some(_) => "one rank, with micro-batches of that size",
         None => "one rank",
     });
-    Ok(observe_layout(subject, &layout, options)?.swap_remove(0))
+    Ok(observe_layout(subject, &layout, &options.of_one())?.swap_remove(0))
 }
 
 /// What each rank of a layout observes.
@@ -285,21 +369,26 @@ pub fn observe_layout<S: Subject>(
             observe::observe(subject, layout, &groups, options)
         })
     };
-    check_samples(subject, layout)?;
+    check_layout(subject, layout, options)?;
     run().map_err(|error: WorldError| VerifyError {
         layout: *layout,
         error: error.into(),
     })
 }
 
-fn check_samples<S: Subject>(subject: &S, layout: &Layout) -> Result<(), VerifyError> {
+fn check_layout<S: Subject>(
+    subject: &S,
+    layout: &Layout,
+    options: &Options,
+) -> Result<(), VerifyError> {
     let failed = |error: LayoutFailure| VerifyError {
         layout: *layout,
         error,
     };
     let share = share_batch(subject.samples(), layout.data, layout.micro_batch)
         .map_err(|error| failed(error.into()))?;
-    let sharding = layout.data_parallel().check(layout.data);
+    let sharding = options.sharing(layout, subject.dtype());
+    let sharding = sharding.check(layout.data);
     sharding.map_err(|error| failed(error.into()))?;
     if layout.pipeline > 1 {
         let schedule = layout.schedule(share);

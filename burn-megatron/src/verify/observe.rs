@@ -7,6 +7,7 @@ use super::pass::Plan;
 use super::{Layout, Options, RankError, Subject};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, CommError, Groups};
+use crate::data_parallel::Culprit;
 use crate::nn::{ParameterTable, Place};
 use crate::optim::{ParallelAdamW, global_norm};
 
@@ -23,8 +24,10 @@ pub struct Observation {
     pub input_gradient: Vec<f64>,
     /// Whole gradients of the first step.
     pub gradients: Vec<Vec<f64>>,
-    /// The gradient norm of the first step, before clipping.
-    pub gradient_norm: f64,
+    /// Whole gradients of the last step.
+    pub last_gradients: Vec<Vec<f64>>,
+    /// The gradient norm of each step, before clipping.
+    pub gradient_norms: Vec<f64>,
     /// Whole parameters after the last step.
     pub final_weights: Vec<Vec<f64>>,
     /// Parameters of which two ranks hold the same part with other bits.
@@ -38,10 +41,10 @@ pub(super) fn observe<S: Subject>(
     options: &Options,
 ) -> Result<Observation, RankError> {
     let device = Device::flex();
-    let plan = Plan::new(subject, layout, groups)?;
+    let plan = Plan::new(subject, layout, groups, options)?;
     let model = plan.build(subject, groups, &device)?;
     let weights = Assembled::of(&model.module, &model.table, groups)?;
-    let mut ddp = subject.wrap(model, groups, &layout.data_parallel())?;
+    let mut ddp = subject.wrap(model, groups, &options.sharing(layout, subject.dtype()))?;
     let mut optimizer = ParallelAdamW::new(&options.optimizer, &ddp)?;
     let mut observation = Observation {
         paths: ddp
@@ -54,23 +57,28 @@ pub(super) fn observe<S: Subject>(
         losses: vec![],
         input_gradient: vec![],
         gradients: vec![],
-        gradient_norm: 0.0,
+        last_gradients: vec![],
+        gradient_norms: vec![],
         final_weights: vec![],
         unequal_replicas: weights.unequal,
     };
     for step in 0..options.steps {
         let pass = plan.pass(subject, &mut ddp, groups, step)?;
         let mut gradients = pass.gradients;
+        check_limit(&gradients.culprits, options, step)?;
         let norm = global_norm(&gradients, &ddp)?;
         observation.losses.push(pass.loss);
-        if step == 0 {
+        observation.gradient_norms.push(norm);
+        if step == 0 || step + 1 == options.steps {
             let parts = ddp.whole_gradients(&gradients).into_iter();
             let parts = parts.map(elements).collect();
             let assembled = Assembled::new(parts, ddp.table(), groups)?;
-            observation.gradients = assembled.whole;
             observation.unequal_replicas.extend(assembled.unequal);
-            observation.gradient_norm = norm;
-            observation.input_gradient = pass.input_gradient;
+            if step == 0 {
+                observation.gradients = assembled.whole.clone();
+                observation.input_gradient = pass.input_gradient;
+            }
+            observation.last_gradients = assembled.whole;
         }
         if norm > options.clip {
             gradients.scale(options.clip / norm);
@@ -82,6 +90,17 @@ pub(super) fn observe<S: Subject>(
     observation.final_weights = weights.whole;
     observation.unequal_replicas.extend(weights.unequal);
     Ok(observation)
+}
+
+/// A run skips a step with a gradient beyond the limit, if it was given one; here no step is skipped.
+fn check_limit(culprits: &[Culprit], options: &Options, step: usize) -> Result<(), RankError> {
+    match (options.data_parallel.gradient_limit, culprits.first()) {
+        (Some(limit), Some(culprit)) => Err(format!(
+            "gradient_limit = {limit} lets a run skip step {step}, which cannot be compared: {culprit}"
+        )
+        .into()),
+        _ => Ok(()),
+    }
 }
 
 /// Whole parameters, and the paths of those whose replicas are not equal.

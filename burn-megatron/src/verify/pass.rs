@@ -7,12 +7,12 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::observe::{elements, f64s};
-use super::{Layout, RankError, StageCall, Subject};
+use super::{Layout, Options, RankError, StageCall, Subject};
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, Groups, ReduceOp};
 use crate::data_parallel::{DistributedDataParallel, Gradients};
 use crate::nn::{BuildError, ParallelModule, Position};
-use crate::pipeline::engine::{Engine, Output, Stage};
+use crate::pipeline::engine::{Engine, Output, PutOff, Stage};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::split::StageLayout;
 
@@ -23,6 +23,9 @@ pub(super) struct Plan {
     micro_batch: usize,
     sequence_parallel: bool,
     pipeline: Option<(Schedule, Vec<StageLayout>)>,
+    defer_embedding_wgrad: Option<usize>,
+    /// Of what passes between the layers.
+    dtype: DType,
 }
 
 pub(super) struct Pass {
@@ -37,6 +40,7 @@ impl Plan {
         subject: &S,
         layout: &Layout,
         groups: &Groups,
+        options: &Options,
     ) -> Result<Self, RankError> {
         let own = layout.samples_of(groups.data().rank(), subject.samples());
         let pipeline = match layout.pipeline {
@@ -54,6 +58,8 @@ impl Plan {
             own,
             sequence_parallel: layout.sequence_parallel,
             pipeline,
+            defer_embedding_wgrad: options.defer_embedding_wgrad,
+            dtype: subject.dtype(),
         })
     }
 
@@ -80,7 +86,7 @@ impl Plan {
         groups: &Groups,
         step: usize,
     ) -> Result<Pass, RankError> {
-        let offsets = Offsets::default();
+        let offsets = Offsets::new(self.dtype);
         let loss = match &self.pipeline {
             None => self.whole(subject, ddp, step, &offsets),
             Some((schedule, _)) => {
@@ -94,7 +100,8 @@ impl Plan {
                     step,
                     offsets: &offsets,
                 };
-                engine.run(&stages)?.loss
+                let put_off = self.put_off(subject, ddp)?;
+                engine.with_put_off(put_off).run(&stages)?.loss
             }
         };
         let gradients = ddp.reduce(subject.tokens(step, self.own.clone()))?;
@@ -113,6 +120,29 @@ impl Plan {
             input_gradient: input_gradient.into_iter().map(|x| x / tokens).collect(),
             gradients,
         })
+    }
+
+    /// What the last stage puts off, on its rank.
+    fn put_off<S: Subject>(
+        &self,
+        subject: &S,
+        ddp: &DistributedDataParallel<S::Model>,
+    ) -> Result<Option<PutOff>, RankError> {
+        let Some((limit, (schedule, _))) = self.defer_embedding_wgrad.zip(self.pipeline.as_ref())
+        else {
+            return Ok(None);
+        };
+        let last = schedule.rank_of(schedule.stages() - 1);
+        if ddp.groups().pipeline().rank() != last {
+            return Ok(None);
+        }
+        let path = subject.output_weight(ddp.module());
+        let index = path.and_then(|path| ddp.table().index(path));
+        let index = index.ok_or(
+            "defer_embedding_wgrad puts off the gradient of the output weight, and the subject names none \
+             (`Subject::output_weight`)",
+        )?;
+        Ok(Some(PutOff { index, limit }))
     }
 
     fn whole<S: Subject>(
@@ -157,21 +187,28 @@ fn sum(values: Vec<f64>, comm: &Comm) -> Result<Vec<f64>, CommError> {
 }
 
 /// Leaves added to the input, and then their gradients, by micro-batch.
-#[derive(Default)]
-struct Offsets(RefCell<BTreeMap<usize, (Tensor<3>, Vec<f64>)>>);
+struct Offsets {
+    dtype: DType,
+    leaves: RefCell<BTreeMap<usize, (Tensor<3>, Vec<f64>)>>,
+}
 
 impl Offsets {
+    fn new(dtype: DType) -> Self {
+        let leaves = RefCell::default();
+        Self { dtype, leaves }
+    }
+
     fn add(&self, micro_batch: usize, samples: usize, [seq, hidden]: [usize; 2]) -> Tensor<3> {
-        let options = (&Device::flex().autodiff(), DType::F64);
+        let options = (&Device::flex().autodiff(), self.dtype);
         let offset = Tensor::zeros([samples, seq, hidden], options).require_grad();
-        self.0
+        self.leaves
             .borrow_mut()
             .insert(micro_batch, (offset.clone(), vec![]));
         offset
     }
 
     fn take(&self, micro_batch: usize, leaves: &mut burn::tensor::Gradients) {
-        if let Some((offset, gradient)) = self.0.borrow_mut().get_mut(&micro_batch) {
+        if let Some((offset, gradient)) = self.leaves.borrow_mut().get_mut(&micro_batch) {
             *gradient = match offset.grad_remove(leaves) {
                 Some(found) => elements(found),
                 None => vec![0.0; offset.shape().num_elements()],
@@ -181,7 +218,7 @@ impl Offsets {
 
     /// The gradients of all micro-batches one after the other; zeros where there are none.
     fn gradient(self, len: usize) -> Vec<f64> {
-        let all = self.0.into_inner().into_values();
+        let all = self.leaves.into_inner().into_values();
         let mut gradient: Vec<f64> = all.flat_map(|(_, gradient)| gradient).collect();
         gradient.resize(len, 0.0);
         gradient

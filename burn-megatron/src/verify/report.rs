@@ -2,20 +2,28 @@
 
 use std::fmt;
 
-use super::{Comparison, Difference, Layout, Options};
+use super::{Comparison, Difference, Layout, Options, Rounding};
 
 /// The comparisons of all layouts.
 #[derive(Clone, Debug)]
 pub struct Report {
     rows: Vec<(Layout, Comparison)>,
+    /// Of the rows that round otherwise than one rank.
+    roundings: Vec<Option<Rounding>>,
     tolerance: f64,
     steps: usize,
 }
 
 impl Report {
-    pub(super) fn new(rows: Vec<(Layout, Comparison)>, options: &Options) -> Self {
+    pub(super) fn new(
+        rows: Vec<(Layout, Comparison, Option<Rounding>)>,
+        options: &Options,
+    ) -> Self {
+        let split = |(layout, comparison, rounding)| ((layout, comparison), rounding);
+        let (rows, roundings) = rows.into_iter().map(split).unzip();
         Self {
             rows,
+            roundings,
             tolerance: options.tolerance,
             steps: options.steps,
         }
@@ -28,12 +36,39 @@ impl Report {
 
     /// Whether every layout passes.
     pub fn passes(&self) -> bool {
-        self.rows
-            .iter()
-            .all(|(_, comparison)| comparison.passes(self.tolerance))
+        let mut rows = self.rows.iter().zip(self.bounds());
+        rows.all(|((_, comparison), bound)| comparison.passes(bound))
     }
 
-    fn cells(&self, layout: &Layout, comparison: &Comparison) -> [String; 8] {
+    /// The largest difference that passes in each row.
+    pub fn bounds(&self) -> impl Iterator<Item = f64> {
+        let bound = |rounding: &Option<Rounding>| {
+            let rounding = rounding.as_ref();
+            rounding.map_or(self.tolerance, |rounding| {
+                rounding.bound.max(self.tolerance)
+            })
+        };
+        self.roundings.iter().map(bound)
+    }
+
+    /// What passes, and why.
+    fn reasons(&self) -> Vec<String> {
+        let reason = |rounding: &Option<Rounding>| match rounding {
+            Some(rounding) if rounding.bound > self.tolerance => {
+                format!("{:.1e} ({})", rounding.bound, rounding.why)
+            }
+            _ => format!("{:.1e} (sums in another order)", self.tolerance),
+        };
+        let mut reasons: Vec<String> = vec![];
+        for reason in self.roundings.iter().map(reason) {
+            if !reasons.contains(&reason) {
+                reasons.push(reason);
+            }
+        }
+        reasons
+    }
+
+    fn cells(&self, layout: &Layout, comparison: &Comparison, bound: f64) -> [String; 10] {
         let number = |difference: &Difference| match difference.relative {
             0.0 => "0".to_string(),
             relative => format!("{relative:.1e}"),
@@ -44,7 +79,7 @@ impl Report {
             Some(path) => format!("differ: {path}"),
         };
         let verdict = match (
-            comparison.passes(self.tolerance),
+            comparison.passes(bound),
             comparison.unequal_replicas.first(),
         ) {
             (true, _) => "pass".to_string(),
@@ -59,8 +94,10 @@ impl Report {
             format!("{} {worst}", number(&comparison.gradients))
                 .trim_end()
                 .to_string(),
+            number(&comparison.last_gradients),
             number(&comparison.gradient_norm),
             number(&comparison.final_weights),
+            format!("{bound:.1e}"),
             verdict,
         ]
     }
@@ -68,6 +105,10 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "largest relative difference to one rank that passes:")?;
+        for reason in self.reasons() {
+            writeln!(f, "  {reason}")?;
+        }
         let after = format!("after {} steps", self.steps);
         let header = [
             "layout",
@@ -75,28 +116,23 @@ impl fmt::Display for Report {
             "loss",
             "input grad",
             "parameter grad (worst)",
+            "last grad",
             "grad norm",
             &after,
+            "bound",
             "verdict",
         ]
         .map(str::to_string);
-        let rows = self
-            .rows
-            .iter()
-            .map(|(layout, comparison)| self.cells(layout, comparison));
-        let rows: Vec<[String; 8]> = std::iter::once(header).chain(rows).collect();
+        let rows = self.rows.iter().zip(self.bounds());
+        let rows = rows.map(|((layout, comparison), bound)| self.cells(layout, comparison, bound));
+        let rows: Vec<[String; 10]> = std::iter::once(header).chain(rows).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-        for row in &rows {
+        let line = |row: &[String; 10]| {
             let cells = row.iter().enumerate();
-            let line: Vec<_> = cells
-                .map(|(column, cell)| format!("{cell:<0$}", width(column)))
-                .collect();
-            writeln!(f, "{}", line.join("  ").trim_end())?;
-        }
-        write!(
-            f,
-            "largest relative difference to one rank; {:e} passes",
-            self.tolerance
-        )
+            let cells = cells.map(|(column, cell)| format!("{cell:<0$}", width(column)));
+            cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+        };
+        let lines: Vec<_> = rows.iter().map(line).collect();
+        write!(f, "{}", lines.join("\n"))
     }
 }

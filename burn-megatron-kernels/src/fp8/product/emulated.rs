@@ -1,4 +1,4 @@
-//! Products in f32 of what the codes say.
+//! Products of what the codes say: in f32, and in f64 where the result is.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -13,8 +13,10 @@ pub(super) fn multiply(
     bias: Option<Tensor<1>>,
     dtype: FloatDType,
 ) -> Tensor<2> {
-    let bias = bias.map(|bias| bias.cast(FloatDType::F32));
-    gemm::linear(dequantize(a), dequantize(b).transpose(), bias).cast(dtype)
+    let sums = type_of_sums(dtype.into());
+    let bias = bias.map(|bias| bias.cast(sums));
+    let [a, b] = [a, b].map(|factor| dequantize(factor).cast(sums));
+    gemm::linear(a, b.transpose(), bias).cast(dtype)
 }
 
 /// See [`accumulate_at`](super::accumulate_at).
@@ -29,5 +31,15 @@ pub(super) fn accumulate_at(
         let (a, b) = (dequantize(a).transpose(), dequantize(b).transpose());
         return gemm::accumulate_weight_gradient_at(a, b, flat, offset, add);
     }
-    bring(multiply(a, b, None, FloatDType::F32), flat, offset, add)
+    let sums = type_of_sums(flat.dtype());
+    bring(multiply(a, b, None, sums), flat, offset, add)
+}
+
+/// Sums in f64 hold nearly every product of codes as it is, so that their order makes no difference to
+/// what the next layer rounds to 8 bits.
+fn type_of_sums(result: DType) -> FloatDType {
+    match result {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
 }

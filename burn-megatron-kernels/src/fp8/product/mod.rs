@@ -1,7 +1,7 @@
 //! Products of quantised matrices.
 //!
-//! The path that defines the numbers decodes both factors to f32 and multiplies them in f32. On CUDA
-//! cuBLASLt multiplies the codes themselves where the chip and the library have it, and agrees within
+//! The path that defines the numbers decodes both factors to f32 and multiplies them in f32, or where the
+//! result is in f64 in f64. On CUDA cuBLASLt multiplies the codes themselves where the chip and the library have it, and agrees within
 //! the rounding of its sums:
 //!
 //! | scales | chip | library |
@@ -32,8 +32,8 @@ mod tests;
 
 pub use scales::library_scales;
 
-/// How the sum of a product of 8-bit factors is kept on a tensor core. The emulated path sums in f32
-/// either way.
+/// How the sum of a product of 8-bit factors is kept on a tensor core. The emulated path makes
+/// no difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
     /// In f32: what the tensor core has summed is added there every few steps. For gradients.
@@ -46,7 +46,7 @@ pub enum Accumulation {
 }
 
 /// `a b^T + bias`: `[m, depth]` and `[n, depth]` to `[m, n]` in `dtype`, one of f32, f16, bf16, and on
-/// the CPU f64. Sums are made in f32, the bias `[n]` of any float type is added to them, and the result
+/// the CPU f64. Sums are made in f32 (those of a result in f64 in f64), the bias `[n]` of any float type is added to them, and the result
 /// is rounded once.
 ///
 /// Both factors may have any kind of scales and be E4M3 or E5M2. Any size may be 0; over a depth of 0
@@ -86,14 +86,14 @@ pub fn multiply(
     if let Some(product) = cuda::multiply(a, b, bias.as_ref(), dtype, accumulation) {
         return product;
     }
-    // Sums in f32 are the exact ones.
+    // Sums of the CPU are the exact ones.
     let _ = accumulation;
     emulated::multiply(a, b, bias, dtype)
 }
 
 /// `flat` with `a b^T`, row by row, over its elements from `offset` on, or, where `add` says so, added to
 /// them: `[m, depth]` and `[n, depth]` go to `m n` elements of `flat`, `[length]` in f32, or in f64 on the
-/// CPU. Written in place where nobody else holds `flat`. Sums are made in f32, exactly
+/// CPU. Written in place where nobody else holds `flat`. Sums are made in the type of `flat`, exactly
 /// ([`Accumulation::Exact`]): this is for gradients of weights.
 ///
 /// Any size may be 0; over a depth of 0 the product is 0. On CUDA the product goes straight into the

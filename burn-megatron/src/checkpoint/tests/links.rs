@@ -23,6 +23,10 @@ fn assert_untouched(victim: &Path) {
     assert_eq!(disk::names(victim).unwrap(), ["data", "deep"]);
 }
 
+fn newest_whole(folder: &CheckpointFolder) -> Result<Newest, CheckpointError> {
+    folder.newest_whole(&[], &mut |_, _| {})
+}
+
 /// With and without a hook, as a hooked disk removes file by file.
 fn folders(at: &Path) -> [CheckpointFolder; 2] {
     let hooked = Disk::hooked(|_, _| Ok(()), 40);
@@ -73,7 +77,7 @@ fn a_step_that_was_moved_and_linked_back_is_loaded_and_never_emptied() {
         fs::rename(&step, &moved).unwrap();
         symlink(&moved, &step).unwrap();
         assert_small(&folder.latest().unwrap().unwrap());
-        assert_small(&folder.newest_whole().unwrap().0.unwrap());
+        assert_small(&newest_whole(&folder).unwrap().checkpoint.unwrap());
         let keep = Retention {
             last: Some(1),
             every: None,
@@ -125,11 +129,17 @@ fn a_link_in_the_place_of_a_file_is_refused() {
         fs::rename(&path, &elsewhere).unwrap();
         symlink(&elsewhere, &path).unwrap();
         let wanted = format!(
-            "{}: it is a link, which is not followed here: put the file itself in its place",
+            "cannot open {}: it is a link, which is not followed here: put the file itself in its place",
             path.display()
         );
         let text = Checkpoint::open(saved.path()).unwrap_err().to_string();
         assert_eq!(text, wanted);
+        // A run that goes on stops there, rather than to lose steps.
+        let folder = CheckpointFolder::open(held.path().join("folder")).unwrap();
+        assert!(matches!(
+            newest_whole(&folder),
+            Err(CheckpointError::MayBeWhole { .. })
+        ));
         // One that takes the place of a file after it was opened.
         if name != "manifest.json" {
             let all = Slice::whole(&[3, 4]);

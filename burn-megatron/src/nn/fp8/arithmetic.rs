@@ -14,7 +14,7 @@ use crate::nn::arithmetic::{Arithmetic, Factor, Input, Kept, Wanted, flatten};
 use crate::nn::door::{self, Pass, Place};
 use crate::nn::linear::rows;
 
-/// Products in 8 bits, summed up in f32 and given in the type of the input:
+/// Products in 8 bits, summed up in f32 (in f64 for an input in f64) and given in the type of the input:
 ///
 /// ```text
 /// y  = x w        x rowwise    w columnwise

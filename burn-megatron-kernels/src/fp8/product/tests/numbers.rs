@@ -1,6 +1,7 @@
 //! What products are.
 
 use super::*;
+use crate::fp8::dequantize;
 
 const E4M3: Format = Format::E4M3;
 const E5M2: Format = Format::E5M2;
@@ -95,6 +96,45 @@ fn every_kind_and_format_is_near_to_f64() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// A result in f64 is what sums in f64 are, in whatever order.
+#[test]
+fn a_result_in_f64_is_summed_in_f64() {
+    let device = Device::flex();
+    for [a, b] in Kind::ALL.map(|a| Kind::ALL.map(|b| [a, b])).concat() {
+        let [of_a, of_b] = draws(a, b, [E4M3, E5M2], false);
+        let [m, n, depth] = [9, 7, 70];
+        let (a, b) = (
+            of_a.matrix(m, depth, &device),
+            of_b.matrix(n, depth, &device),
+        );
+        let values = |of: &Fp8Matrix| doubles(dequantize(of));
+        let (x, y) = (values(&a.matrix), values(&b.matrix));
+        let bias: Vec<f64> = (0..n).map(|i| 1.0 / (3.0 + i as f64)).collect();
+        let flat = Tensor::<1>::zeros([m * n], (&device, DType::F64));
+        let sums = doubles(accumulate_at(&a.matrix, &b.matrix, flat, 0, false));
+        let added = Tensor::from_data(TensorData::new(bias.clone(), [n]), (&device, DType::F64));
+        let dtype = FloatDType::F64;
+        let result = multiply(
+            &a.matrix,
+            &b.matrix,
+            Some(added),
+            dtype,
+            Accumulation::Exact,
+        );
+        for (at, (result, sum)) in doubles(result).into_iter().zip(sums).enumerate() {
+            let (row, column) = (at / n, at % n);
+            let terms = (0..depth).map(|k| x[row * depth + k] * y[column * depth + k]);
+            let (expected, size) = terms.fold((0.0, 0.0), |(sum, size): (f64, f64), term| {
+                (sum + term, size + term.abs())
+            });
+            let bound = (depth as f64 + 2.0) * f64::EPSILON * (size + 1.0);
+            assert!((sum - expected).abs() <= bound, "{of_a:?} {of_b:?} {at}");
+            let expected = expected + bias[column];
+            assert!((result - expected).abs() <= bound, "{of_a:?} {of_b:?} {at}");
         }
     }
 }

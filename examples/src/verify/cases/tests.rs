@@ -1,0 +1,194 @@
+use clap::Parser;
+
+use super::*;
+use crate::cli::{Cli, Command};
+
+fn args(flags: &str) -> VerifyArgs {
+    let flags = ["burn-megatron", "verify"]
+        .into_iter()
+        .chain(flags.split_whitespace());
+    match Cli::parse_from(flags).command {
+        Command::Verify(args) => args,
+        _ => unreachable!("verify was asked for"),
+    }
+}
+
+/// The case of a recipe in a file, with these flags.
+fn of(recipe: &str, flags: &str) -> Result<Case, Error> {
+    let recipe = toml::from_str(recipe).unwrap();
+    of_recipe("recipe.toml", recipe, &args(flags))
+}
+
+#[track_caller]
+fn assert_refused(recipe: &str, flags: &str, start: &str) {
+    match of(recipe, flags) {
+        Ok(_) => panic!("{recipe} is taken"),
+        Err(error) => assert!(error.to_string().starts_with(start), "{error}"),
+    }
+}
+
+const PIPELINE: &str = r#"
+    [parallel]
+    tensor = 2
+    pipeline = 2
+    data = 2
+    sequence_parallel = true
+    schedule = "interleaved"
+    split = { ends = { first = 1, last = 1 } }
+
+    [model]
+    layers = 8
+    context = 16
+
+    [data_parallel]
+    zero_stage = 1
+    bucket_size = 3000
+    overlap_grad_reduce = false
+    overlap_param_gather = true
+    gradient_limit = 1e6
+
+    [kernels]
+    norm = "unfused"
+
+    [train]
+    global_batch_size = 4
+    micro_batch_size = 1
+    sequence_length = 12
+    seed = 5
+    learning_rate = 0.002
+    clip = 0.5
+    optimizer = { beta2 = 0.9, groups = [{ pattern = "embedding.*", weight_decay = 0.0 }] }
+
+    [data]
+    packing = true
+    files = ["corpus"]
+"#;
+
+#[test]
+fn a_recipe_is_verified_as_it_runs() {
+    let case = of(PIPELINE, "").unwrap();
+    let names: Vec<_> = case.layouts.iter().map(Layout::to_string).collect();
+    assert_eq!(names, ["tp2-sp-pp2-dp2-mb1-z1/interleaved"]);
+    let (subject, options, recipe) = (case.subject(), case.options(&args("")), &case.recipe);
+    assert_eq!(
+        (subject.seed, subject.samples, subject.packed),
+        (5, 4, true)
+    );
+    assert_eq!(subject.sequence_length, Some(12));
+    assert_eq!(subject.split, recipe.parallel.split);
+    assert_ne!(subject.split, LayerSplit::Even);
+    assert_eq!(subject.kernels.norm, Choice::Unfused);
+    assert_eq!(options.optimizer, recipe.train.optimizer);
+    assert_eq!(options.optimizer.groups.len(), 1);
+    assert_eq!((options.learning_rate, options.clip), (0.002, 0.5));
+    let sharing = &options.data_parallel;
+    assert_eq!(sharing.bucket_size, Some(3000));
+    assert!(sharing.overlap_param_gather && !sharing.overlap_grad_reduce);
+    assert_eq!(sharing.gradient_limit, Some(1e6));
+}
+
+#[test]
+fn flags_take_the_place_of_settings() {
+    let flags =
+        "--kernels norm=fused --samples 8 --seed 7 --layouts pp2-dp2-mb2-z2/interleaved,pp4-mb1";
+    let case = of(PIPELINE, flags).unwrap();
+    let subject = case.subject();
+    assert_eq!((subject.seed, subject.samples), (7, 8));
+    assert_eq!(subject.kernels.norm, Choice::Fused);
+    assert_eq!(case.layouts.len(), 2);
+}
+
+#[test]
+fn what_cannot_be_honoured_is_named() {
+    let pipeline = "[parallel]\npipeline = 2\n[model]\nlayers = 8\n";
+    let defers = "[parallel]\npipeline = 2\ndefer_embedding_wgrad = 0\n";
+    for (recipe, flags, start) in [
+        (
+            "[train]\nloss_scale = 64.0",
+            "",
+            "train.loss_scale multiplies the loss",
+        ),
+        (
+            "[data_parallel]\nmoments = \"bf16\"",
+            "",
+            "data_parallel: moments = \"bf16\" rounds to 16 bits, which cannot be verified in f64",
+        ),
+        (
+            "[parallel]\ndata = 2\n[data_parallel]\nprecision = \"bf16\"\nzero_stage = 1\nreduce_in_16_bits = true",
+            "--precision f32",
+            "data_parallel: reduce_in_16_bits rounds to 16 bits, which cannot be verified in f32",
+        ),
+        (
+            defers,
+            "--layouts dp2",
+            "parallel.defer_embedding_wgrad is about the stages",
+        ),
+        (
+            PIPELINE,
+            "--layouts dp2-mb1-z1",
+            "parallel.split is about the stages",
+        ),
+    ] {
+        assert_refused(recipe, flags, start);
+    }
+    assert!(of(pipeline, "").is_ok());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("own.csv");
+    let schedule = crate::recipe::read_schedule("1f1b", 2, None, 4).unwrap();
+    std::fs::write(&file, schedule.to_csv()).unwrap();
+    let recipe = format!("[parallel]\npipeline = 2\nschedule = {:?}\n", file);
+    assert_refused(&recipe, "", "parallel.schedule = ");
+}
+
+/// Each setting is about the layouts in which it is tried: none is refused there.
+#[test]
+fn every_setting_fits_its_layouts() {
+    let named = |args: &VerifyArgs| cases(args).unwrap();
+    let plain = named(&args(""));
+    assert_eq!(plain.len(), 4 + SETTINGS.len());
+    let all = named(&args("--all"));
+    assert_eq!(
+        all.len(),
+        4 * (3 + SETTINGS.len() + 2 + IN_16_BITS.len() + 4)
+    );
+    for case in plain.iter().chain(&all) {
+        for layout in &case.layouts {
+            let mut sharing = case.options(&args("")).data_parallel;
+            sharing.zero_stage = layout.zero_stage;
+            sharing.hsdp = layout.hsdp;
+            if case.computing == VerifyType::Bf16 {
+                sharing.precision = burn_megatron::data_parallel::Precision::Bf16;
+            }
+            let fits = sharing.check(layout.data);
+            assert!(fits.is_ok(), "{} {layout}: {fits:?}", case.name);
+        }
+    }
+    assert_eq!(named(&args("--models llama --layouts dp2")).len(), 1);
+}
+
+/// What the ways to build a model differ in is in one of the small ones.
+#[test]
+fn the_small_models_have_every_feature() {
+    let models = [
+        VerifyModel::Gpt,
+        VerifyModel::GptUntied,
+        VerifyModel::Llama,
+        VerifyModel::LlamaTied,
+    ]
+    .map(VerifyModel::config);
+    let some = |has: fn(&burn_megatron_models::TransformerConfig) -> bool| models.iter().any(has);
+    assert!(some(|model| model.qk_norm));
+    assert!(some(|model| model
+        .window
+        .is_some_and(|window| window < model.context)));
+    assert!(some(|model| model.qkv_bias == Some(true) && !model.bias));
+    assert!(some(|model| model.z_loss > 0.0) && some(|model| model.label_smoothing > 0.0));
+    assert!(some(|model| model.norm_zero_centered));
+    assert_eq!(
+        models
+            .iter()
+            .filter(|model| format!("{:?}", model.positions).contains("original"))
+            .count(),
+        2
+    );
+}

@@ -1,0 +1,36 @@
+//! `burn-megatron verify`.
+
+use std::process::ExitCode;
+
+use burn_megatron::verify::verify;
+
+use crate::cli::VerifyArgs;
+use crate::recipe::Error;
+
+mod cases;
+mod models;
+
+/// Prints a table per case; the exit code says whether all passed.
+pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
+    let mut passes = true;
+    for case in cases::cases(args)? {
+        let name = format!("{}, in {}", case.name, case.computing.name());
+        eprintln!("{name}");
+        let report = verify(&case.subject(), &case.layouts, &case.options(args))?;
+        println!("{name}\n{report}\n");
+        passes &= report.passes();
+    }
+    println!(
+        "{}",
+        if passes {
+            "all layouts pass"
+        } else {
+            "some layouts FAIL"
+        }
+    );
+    Ok(if passes {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,73 @@
+//! The small models of `verify`.
+
+use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron_models::{Positions, RotaryScaling, TransformerConfig};
+
+use crate::cli::VerifyModel;
+
+impl VerifyModel {
+    /// Small, with everything on that could go wrong: dropout, a vocabulary to be padded.
+    pub fn config(self) -> TransformerConfig {
+        let gpt = TransformerConfig {
+            vocabulary: 53,
+            context: 16,
+            hidden: 32,
+            layers: 8,
+            heads: 4,
+            dropout: 0.1,
+            attention_dropout: 0.1,
+            ..TransformerConfig::gpt2()
+        };
+        let llama = TransformerConfig {
+            // Attention is fused where its probabilities are not dropped.
+            attention_dropout: 0.0,
+            groups: Some(2),
+            norm: NormKind::Rms,
+            activation: Activation::SwiGlu,
+            bias: false,
+            tied: false,
+            ..gpt.clone()
+        };
+        let rotary = |scaling| Positions::Rotary {
+            base: 10_000.0,
+            scaling,
+        };
+        match self {
+            Self::Gpt => gpt,
+            Self::GptUntied => TransformerConfig {
+                tied: false,
+                label_smoothing: 0.1,
+                z_loss: 1e-2,
+                norm_zero_centered: true,
+                ..gpt
+            },
+            Self::Llama => TransformerConfig {
+                qkv_bias: Some(true),
+                qk_norm: true,
+                positions: rotary(RotaryScaling::Llama3 {
+                    factor: 4.0,
+                    low: 1.0,
+                    high: 2.0,
+                    original: 8,
+                }),
+                ..llama
+            },
+            Self::LlamaTied => TransformerConfig {
+                tied: true,
+                groups: Some(1),
+                window: Some(5),
+                z_loss: 1e-2,
+                norm_zero_centered: true,
+                positions: rotary(RotaryScaling::Yarn {
+                    factor: 2.0,
+                    original: 8,
+                    beta_fast: 4.0,
+                    beta_slow: 1.0,
+                    mscale: 1.0,
+                    mscale_all_dim: 0.0,
+                }),
+                ..llama
+            },
+        }
+    }
+}

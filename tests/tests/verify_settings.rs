@@ -1,0 +1,340 @@
+//! `verify` with the settings of a run: they reach what runs, make no difference, and what goes wrong with
+//! them is seen.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron::comm::Groups;
+use burn_megatron::data_parallel::{
+    DataParallelConfig, DataParallelError, DistributedDataParallel, Moments, Precision,
+};
+use burn_megatron::nn::{BuildError, ParallelModule};
+use burn_megatron::pipeline::engine::Output;
+use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
+use burn_megatron::verify::{Layout, Options, Report, Rounding, StageCall, Subject, verify};
+use burn_megatron_models::{Transformer, TransformerSubject};
+use burn_megatron_tests::disturbed::{Disturbance, Disturbed};
+use burn_megatron_tests::{small_gpt, small_llama};
+
+/// A transformer of which is noted how it is wrapped and cut, and whose sums over the data axis can be
+/// disturbed.
+struct Noted {
+    inner: TransformerSubject,
+    disturbance: Option<Disturbance>,
+    /// The settings of each wrapper of several ranks, and its buckets.
+    wrapped: Mutex<Vec<(DataParallelConfig, usize)>>,
+    stages: Mutex<Vec<(usize, StageLayout)>>,
+}
+
+impl Noted {
+    fn new(inner: TransformerSubject) -> Self {
+        Self {
+            inner,
+            disturbance: None,
+            wrapped: Mutex::default(),
+            stages: Mutex::default(),
+        }
+    }
+
+    fn disturbed(inner: TransformerSubject, how: Disturbance) -> Self {
+        Self {
+            disturbance: Some(how),
+            ..Self::new(inner)
+        }
+    }
+}
+
+impl Subject for Noted {
+    type Model = Transformer;
+
+    fn build(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        self.inner.build(groups, device, sequence_parallel)
+    }
+
+    fn wrap(
+        &self,
+        model: ParallelModule<Transformer>,
+        groups: &Groups,
+        config: &DataParallelConfig,
+    ) -> Result<DistributedDataParallel<Transformer>, DataParallelError> {
+        let mut groups = groups.clone();
+        if let Some(how) = self.disturbance {
+            groups = groups
+                .clone()
+                .with_data(Disturbed::over(groups.data(), how));
+        }
+        let ddp = DistributedDataParallel::with(model, &groups, config)?;
+        if groups.world().size() > 1 {
+            let buckets = ddp.layout().bucket_count();
+            self.wrapped.lock().unwrap().push((config.clone(), buckets));
+        }
+        Ok(ddp)
+    }
+
+    fn dtype(&self) -> DType {
+        self.inner.dtype()
+    }
+
+    fn rounding(&self, layout: &Layout) -> Option<Rounding> {
+        self.inner.rounding(layout)
+    }
+
+    fn output_weight<'a>(&self, model: &'a Transformer) -> Option<&'a str> {
+        self.inner.output_weight(model)
+    }
+
+    fn samples(&self) -> usize {
+        self.inner.samples()
+    }
+
+    fn input_shape(&self) -> [usize; 2] {
+        self.inner.input_shape()
+    }
+
+    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
+        Subject::tokens(&self.inner, step, samples)
+    }
+
+    fn loss(
+        &self,
+        model: &Transformer,
+        step: usize,
+        samples: Range<usize>,
+        offset: Tensor<3>,
+    ) -> Tensor<1> {
+        self.inner.loss(model, step, samples, offset)
+    }
+
+    fn layers(&self) -> usize {
+        self.inner.layers()
+    }
+
+    fn split(&self) -> LayerSplit {
+        self.inner.split()
+    }
+
+    fn build_stages(
+        &self,
+        groups: &Groups,
+        device: &Device,
+        sequence_parallel: bool,
+        stages: &[(usize, StageLayout)],
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        self.stages.lock().unwrap().extend(stages.to_vec());
+        self.inner
+            .build_stages(groups, device, sequence_parallel, stages)
+    }
+
+    fn stage(&self, model: &Transformer, call: StageCall) -> Output {
+        self.inner.stage(model, call)
+    }
+}
+
+fn sharing(change: impl FnOnce(&mut DataParallelConfig)) -> Options {
+    let mut options = Options {
+        steps: 2,
+        ..Options::default()
+    };
+    change(&mut options.data_parallel);
+    options
+}
+
+#[track_caller]
+fn run(subject: &impl Subject, layouts: &[&str], options: &Options) -> Report {
+    let layouts: Vec<Layout> = layouts.iter().map(|name| name.parse().unwrap()).collect();
+    verify(subject, &layouts, options).unwrap()
+}
+
+#[test]
+fn the_settings_reach_what_runs_and_make_no_difference() {
+    type Change = fn(&mut DataParallelConfig);
+    let settings: [(&[&str], Change); 4] = [
+        (&["dp2-mb1-z1"], |config| config.overlap_param_gather = true),
+        (&["dp2-mb1-z3"], |config| config.keep_gathered = true),
+        (&["dp2-mb1", "tp2-dp2-z2"], |config| {
+            config.bucket_size = Some(300);
+        }),
+        (&["dp2-mb1"], |config| config.overlap_grad_reduce = false),
+    ];
+    for (layouts, change) in settings {
+        let subject = Noted::new(small_gpt());
+        let report = run(&subject, layouts, &sharing(change));
+        assert!(report.passes(), "{report}");
+        for (found, buckets) in subject.wrapped.into_inner().unwrap() {
+            let mut expected = found.clone();
+            change(&mut expected);
+            assert_eq!(found, expected);
+            if let Some(size) = found.bucket_size.filter(|size| *size < 5000) {
+                assert!(buckets > 8, "{buckets} buckets of {size}");
+            }
+        }
+    }
+}
+
+/// It shows only where there are several buckets.
+#[test]
+fn buckets_after_the_first_that_are_not_summed() {
+    let subject = Noted::disturbed(small_gpt(), Disturbance::LeftOutAfterFirst);
+    let whole = sharing(|config| config.bucket_size = Some(1_000_000));
+    let report = run(&subject, &["dp2-mb1"], &whole);
+    assert!(report.passes(), "{report}");
+    let several = sharing(|config| config.bucket_size = Some(300));
+    let report = run(&subject, &["dp2-mb1"], &several);
+    let (_, comparison) = &report.rows()[0];
+    assert!(
+        comparison.failing(1e-10).contains(&"parameter grad"),
+        "{report}"
+    );
+}
+
+#[test]
+fn stages_hold_the_layers_that_the_split_gives_them() {
+    let split = LayerSplit::Layout("Et*3|t,L".into());
+    let mut inner = small_gpt();
+    inner.config.layers = 4;
+    inner.split = split.clone();
+    let subject = Noted::new(inner);
+    let options = Options {
+        defer_embedding_wgrad: Some(1),
+        ..sharing(|_| ())
+    };
+    let report = run(&subject, &["pp2-mb1/1f1b"], &options);
+    assert!(report.passes(), "{report}");
+    let expected = split.stages(4, 2).unwrap();
+    for (stage, layout) in subject.stages.into_inner().unwrap() {
+        assert_eq!(layout, expected[stage]);
+    }
+}
+
+/// Gradients that are put off need a weight that the subject names.
+#[test]
+fn what_a_subject_cannot_put_off_is_an_error() {
+    struct Nameless(Noted);
+    // Everything but the output weight is that of the other.
+    impl Subject for Nameless {
+        type Model = Transformer;
+
+        fn build(
+            &self,
+            groups: &Groups,
+            device: &Device,
+            sequence_parallel: bool,
+        ) -> Result<ParallelModule<Transformer>, BuildError> {
+            self.0.build(groups, device, sequence_parallel)
+        }
+
+        fn samples(&self) -> usize {
+            self.0.samples()
+        }
+
+        fn input_shape(&self) -> [usize; 2] {
+            self.0.input_shape()
+        }
+
+        fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
+            Subject::tokens(&self.0, step, samples)
+        }
+
+        fn loss(
+            &self,
+            model: &Transformer,
+            step: usize,
+            samples: Range<usize>,
+            offset: Tensor<3>,
+        ) -> Tensor<1> {
+            self.0.loss(model, step, samples, offset)
+        }
+
+        fn layers(&self) -> usize {
+            self.0.layers()
+        }
+
+        fn build_stages(
+            &self,
+            groups: &Groups,
+            device: &Device,
+            sequence_parallel: bool,
+            stages: &[(usize, StageLayout)],
+        ) -> Result<ParallelModule<Transformer>, BuildError> {
+            self.0
+                .build_stages(groups, device, sequence_parallel, stages)
+        }
+
+        fn stage(&self, model: &Transformer, call: StageCall) -> Output {
+            self.0.stage(model, call)
+        }
+    }
+    let options = Options {
+        defer_embedding_wgrad: Some(0),
+        ..sharing(|_| ())
+    };
+    let layouts = ["pp2-mb1/1f1b".parse().unwrap()];
+    let error = verify(&Nameless(Noted::new(small_gpt())), &layouts, &options);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("defer_embedding_wgrad puts off"), "{error}");
+}
+
+/// A run skips steps with such gradients; here that is an error that names the setting.
+#[test]
+fn a_limit_that_a_gradient_is_beyond_is_an_error() {
+    let options = sharing(|config| config.gradient_limit = Some(1e-9));
+    let layouts = ["dp2-mb1".parse().unwrap()];
+    let error = verify(&small_gpt(), &layouts, &options).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("gradient_limit = 0.000000001 lets a run skip step 0"),
+        "{error}"
+    );
+}
+
+const LAYOUTS: [&str; 5] = [
+    "dp2-mb1",
+    "dp2-z3",
+    "tp2-sp",
+    "pp2-mb1/zb-h1",
+    "tp2-sp-pp2-dp2-mb1-z1/1f1b",
+];
+
+/// In narrower types within what follows from the type, and far from a sum that is left out.
+#[test]
+fn layouts_agree_in_f32_and_bf16_within_the_type() {
+    for (dtype, highest) in [(DType::F32, 1e-4), (DType::BF16, 0.1)] {
+        for inner in [small_gpt(), small_llama()] {
+            let inner = TransformerSubject { dtype, ..inner };
+            let report = run(&inner, &LAYOUTS, &sharing(|_| ()));
+            assert!(report.passes(), "{dtype:?}\n{report}");
+            println!("{report}");
+            assert!(report.bounds().all(|bound| bound < highest), "{report}");
+            let faulty = Noted::disturbed(inner, Disturbance::LeftOut);
+            let report = run(&faulty, &["dp2-mb1"], &sharing(|_| ()));
+            let bound = report.bounds().next().unwrap();
+            let failing = report.rows()[0].1.failing(bound);
+            assert!(failing.contains(&"parameter grad"), "{dtype:?}\n{report}");
+        }
+    }
+}
+
+#[test]
+fn sums_and_moments_in_16_bits() {
+    let inner = TransformerSubject {
+        dtype: DType::BF16,
+        ..small_llama()
+    };
+    let subject = Noted::new(inner);
+    let options = sharing(|config| {
+        config.reduce_in_16_bits = true;
+        config.moments = Moments::Bf16;
+    });
+    let report = run(&subject, &["dp2-mb1-z1", "tp2-dp2-z3"], &options);
+    assert!(report.passes(), "{report}");
+    for (config, _) in subject.wrapped.into_inner().unwrap() {
+        assert_eq!(config.precision, Precision::Bf16);
+        assert!(config.reduce_in_16_bits && config.moments == Moments::Bf16);
+    }
+}
