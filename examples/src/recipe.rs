@@ -105,6 +105,7 @@ impl Recipe {
     pub fn resolve(args: &PretrainArgs) -> Result<Self, Error> {
         let way = Way::of(args)?;
         let first = way.recipe()?;
+        let inherits = args.recipe.is_none() && first.is_some();
         let mut recipe = match (&args.recipe, &first) {
             (Some(path), _) => Self::read(path)?,
             (None, Some(first)) => first.clone(),
@@ -150,12 +151,15 @@ impl Recipe {
             recipe.train.micro_batch_size = micro_batch_size(batch, ranks, micro_batches)?;
         }
         if let Some(steps) = args.steps {
-            // A shorter run has a shorter warm-up and a shorter decay, in the same proportion.
+            // A shorter run has a shorter warm-up and a shorter decay, in the same proportion; one that goes
+            // on with its own settings keeps them.
             let train = &mut recipe.train;
             let before = train.steps.max(1);
             let scaled = |part: usize| {
-                let scaled = part as u128 * steps as u128 / before as u128;
-                usize::try_from(scaled).unwrap_or(usize::MAX)
+                if inherits {
+                    return part;
+                }
+                usize::try_from(part as u128 * steps as u128 / before as u128).unwrap_or(usize::MAX)
             };
             train.warmup_steps = scaled(train.warmup_steps);
             if let LrStyle::Wsd { decay_steps, .. } = &mut train.schedule {
