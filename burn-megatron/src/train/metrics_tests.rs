@@ -112,8 +112,8 @@ fn a_resumed_file_reads_as_an_uninterrupted_one_and_keeps_every_byte() {
             let name = format!("resumed-{}-{checkpoint}.jsonl", torn.len());
             let path = folder.path().join(name);
             run(&mut MetricsLog::create(&path).expect("new"), 0, 6);
-            let mut file = OpenOptions::new().append(true).open(&path).expect("there");
-            file.write_all(torn.as_bytes()).expect("writable");
+            let text = std::fs::read(&path).expect("readable");
+            std::fs::write(&path, [&text, torn.as_bytes()].concat()).expect("writable");
             let mut before = std::fs::read(&path).expect("readable");
             // Once more, before the first step was made.
             drop(MetricsLog::resume(&path, checkpoint).expect("ours"));
@@ -283,7 +283,11 @@ fn a_file_of_the_first_version_is_read_and_gone_on_with() {
         MetricsLog::resume(&path, 1).expect("ours");
     }
     let text = std::fs::read_to_string(&path).expect("readable");
-    assert_eq!(text, format!("{old}{{\"kind\":\"run\",\"version\":2}}\n"));
+    let [resumed, version] = [
+        r#"{"kind":"resumed","step":1}"#,
+        r#"{"kind":"run","version":2}"#,
+    ];
+    assert_eq!(text, format!("{old}{resumed}\n{version}\n{resumed}\n"));
     assert_eq!(oldest_version(&read_metrics(&path).expect("readable")), 1);
 
     folder.write("newer.jsonl", "{\"kind\":\"run\",\"version\":3}\n");

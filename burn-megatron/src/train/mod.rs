@@ -7,6 +7,7 @@
 mod config;
 mod error;
 mod json_float;
+mod json_lines;
 mod losses;
 pub mod metrics;
 mod micro_batches;

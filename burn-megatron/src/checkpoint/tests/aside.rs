@@ -120,7 +120,7 @@ fn the_newest_whole_one_is_found_and_what_is_corrupt_is_set_aside() {
 }
 
 /// Another version, a link to a disk that is not there, the folder of a disk that is not mounted, and a file
-/// that the system cannot read.
+/// that is a link, which is not followed.
 #[cfg(unix)]
 #[test]
 fn what_may_be_whole_stops_the_search_unless_it_is_skipped() {
@@ -132,16 +132,17 @@ fn what_may_be_whole_stops_the_search_unless_it_is_skipped() {
         fs::rename(step, step.with_file_name("elsewhere")).unwrap();
         fs::create_dir(step).unwrap();
     };
-    let unreadable = |step: &Path| {
-        fs::remove_file(step.join("manifest.json")).unwrap();
-        fs::create_dir(step.join("manifest.json")).unwrap();
+    let linked = |step: &Path| {
+        let manifest = step.join("manifest.json");
+        fs::rename(&manifest, step.join("moved.json")).unwrap();
+        std::os::unix::fs::symlink("moved.json", manifest).unwrap();
     };
     type Spoil<'a> = &'a dyn Fn(&Path);
     let cases: [(Spoil, &str, &str); 4] = [
         (&of_version_2, "version", "version 2 of the format"),
         (&unmounted, "io", "cannot list"),
         (&empty, "io", "as where a disk is not mounted"),
-        (&unreadable, "io", "cannot read"),
+        (&linked, "io", "it is a link"),
     ];
     for (spoil, word, says) in cases {
         let held = scratch();

@@ -99,7 +99,13 @@ impl Data {
 }
 
 fn gemm_of([left, right]: &[Matrix; 2], bias: Option<Tensor<1>>, dtype: DType) -> Vec<f32> {
-    let product = gemm::linear(left.tensor(), right.tensor().transpose(), bias);
+    // Sums of f64 results are in f64.
+    let sums = match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    let [left, right] = [left, right].map(|factor| factor.tensor().cast(sums));
+    let product = gemm::linear(left, right.transpose(), bias.map(|bias| bias.cast(sums)));
     floats(product.cast(dtype))
 }
 
@@ -128,7 +134,7 @@ fn every_recipe_follows_its_formulas() {
                 let what = format!("{recipe:?}, {dtype:?}, saved in 8 bits {save_activations}");
                 let [y, dx, dw, db] = data.run(&fp8, SCALES);
                 let [output, input, weight] = data.transcribed(&fp8, SCALES).factors();
-                let bias = data.bias.clone().cast(DType::F32);
+                let bias = data.bias.clone();
                 assert_bits(
                     &format!("y: {what}"),
                     &y,
