@@ -9,6 +9,7 @@ use burn_megatron::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, Newest, PassedOver, TensorSource, Unusable,
 };
 use burn_megatron::data::Dataset;
+use burn_megatron::train::metrics::{Record, read_metrics};
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 
@@ -133,7 +134,8 @@ impl<'a> Begin<'a> {
             eprintln!("warning: passed over a checkpoint that cannot be used: {error}");
         }
         let steps = self.recipe.train.steps;
-        if let Some(from) = from.clone().filter(|from| from.step >= steps as u64) {
+        let made_all = from.clone().filter(|from| from.step >= steps as u64);
+        if let Some(from) = made_all.filter(|_| folder.as_ref().is_none_or(is_evaluated)) {
             return Ok(Begun::Over(Over { from, steps }));
         }
         let goes_on = folder.is_some();
@@ -307,6 +309,21 @@ impl<'a> Begin<'a> {
         let parent = path.parent().unwrap_or(Path::new(""));
         Ok(RunFolder::create(parent, name)?)
     }
+}
+
+/// Whether the last thing that a run measures, the held-out loss after its last step, was measured: one that
+/// was killed after its last save still has that to do.
+fn is_evaluated(folder: &RunFolder) -> bool {
+    let records = read_metrics(&folder.metrics()).unwrap_or_default();
+    let [steps, evaluated] = [false, true].map(|held_out| {
+        let at = records.iter().filter_map(|record| match record {
+            Record::Step(metrics) if !held_out => Some(metrics.step + 1),
+            Record::HeldOut(metrics) if held_out => Some(metrics.step),
+            _ => None,
+        });
+        at.max()
+    });
+    evaluated >= steps
 }
 
 /// The newest checkpoint of a folder; `whole` says whether all of it is read.

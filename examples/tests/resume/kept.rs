@@ -109,6 +109,18 @@ fn a_run_folder_alone_goes_on_with_its_recipe_and_saves_no_less() {
     let said = stage.resumes("run", &[]);
     assert!(said.contains("nothing is left to do"), "{said}");
     assert_eq!(stage.files("run"), before.1);
+    // Killed between its last save and its end, it still measures and writes.
+    let path = stage.file("run", "metrics.jsonl");
+    let (metrics, records) = (fs::read_to_string(&path).unwrap(), stage.metrics("run"));
+    let cut = metrics.trim_end().rfind('\n').unwrap() + 1;
+    assert!(metrics[cut..].contains("held_out"));
+    fs::write(&path, &metrics[..cut]).unwrap();
+    fs::remove_file(stage.file("run", "sample.txt")).unwrap();
+    stage.resumes("run", &[]);
+    assert_eq!(stage.metrics("run"), records);
+    assert!(stage.file("run", "sample.txt").exists());
+    let said = stage.resumes("run", &[]);
+    assert!(said.contains("nothing is left to do"), "{said}");
     let says = "--no-save would lose what the run goes on to learn";
     let lossy = ["--steps", "40", "--resume", "auto", "--no-save"];
     stage.fails("run", &lossy, says);
