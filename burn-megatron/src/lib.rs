@@ -52,19 +52,19 @@
 //! # Ok::<(), burn_megatron::comm::WorldError>(())
 //! ```
 
+pub use burn_megatron_comm as comm;
+pub use burn_megatron_comm::mesh;
 pub use burn_megatron_kernels as kernels;
 
 pub mod bounded;
 pub mod checkpoint;
 pub mod choice;
 pub mod collective;
-pub mod comm;
 pub mod data;
 pub mod data_parallel;
 pub mod device;
 pub mod generate;
 mod glob;
-pub mod mesh;
 pub mod model;
 pub mod nn;
 pub mod optim;

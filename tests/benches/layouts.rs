@@ -8,7 +8,7 @@
 //! reduction, AdamW; f32) for each contestant, of which the first are not counted. They take turns, so that whatever else the machine does meets all of them; a ratio is taken within each round,
 //! and its median is what counts.
 
-#[path = "../../examples/examples/bring_your_own/plain.rs"]
+#[path = "../../examples/bring_your_own/plain.rs"]
 mod plain;
 
 use std::error::Error;

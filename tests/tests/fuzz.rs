@@ -1,5 +1,5 @@
 //! Each fuzz target over some thousand inputs that are almost right: no panic, and no allocation that
-//! the length of the input does not explain. cargo-fuzz runs the same targets for longer: see `fuzz/`.
+//! the length of the input does not explain. cargo-fuzz runs the same targets for longer: see `tools/fuzz/`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -108,7 +108,7 @@ macro_rules! fuzzed {
             let tests = [$(stringify!($name)),*];
             let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
             assert_eq!(names, tests);
-            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/fuzz_targets");
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/fuzz/fuzz_targets");
             for name in names {
                 let path = format!("{folder}/{name}.rs");
                 let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));

@@ -65,9 +65,11 @@ fn cuda(root: &Path, features: &str, targets: &[&str]) -> Result<(), String> {
     let packages = [
         "clippy",
         "-p",
-        "burn-megatron-examples",
+        "burn-megatron-cli",
         "-p",
         "burn-megatron-kernels",
+        "-p",
+        "burn-megatron-comm",
         "-p",
         "burn-megatron",
         "-p",

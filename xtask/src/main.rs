@@ -80,7 +80,7 @@ enum Command {
     CheckCuda(Options),
     /// Run the CUDA build with no GPU, on an emulated one.
     ///
-    /// Kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by emulator/,
+    /// Kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by tools/emulator/,
     /// which programs find as libcuda.so.1. What follows `--` is given to the tests: a part of their
     /// names, or an option. Needs Linux and the compilers of `check-cuda`, but no LLVM, which other
     /// builds for CUDA download.

@@ -7,7 +7,7 @@ use std::{env, fs};
 use crate::apt;
 
 /// The features that bring the engine to the workspace's own crates; Burn is built as without them.
-pub const FEATURES: &str = "burn-megatron-tests/mpi,burn-megatron-examples/mpi";
+pub const FEATURES: &str = "burn-megatron-tests/mpi,burn-megatron-cli/mpi";
 
 /// `iproute2` has `ip`, with which the tests of several hosts make networks.
 const PACKAGES: &[&str] = &["libopenmpi-dev", "openmpi-bin", "libclang-dev", "iproute2"];

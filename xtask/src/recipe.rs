@@ -32,7 +32,7 @@ pub fn run(root: &Path, report: &mut Report) {
 
 fn example(root: &Path, name: &str) -> Result<(), String> {
     let package = ["run", "--release", "-p", "burn-megatron-examples"];
-    run_command(cargo(root, &package).args(["--example", name]))
+    run_command(cargo(root, &package).args(["--bin", name]))
 }
 
 fn train(root: &Path) -> Result<(), String> {

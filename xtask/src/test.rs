@@ -34,11 +34,11 @@ pub const ON_WGPU: &[&str] = &[
 ];
 
 /// The tests of what the feature `mpi` brings: each stands in a file named `mpi*.rs`.
-const MPI_FOLDERS: [&str; 2] = ["tests/tests", "examples/tests/mpi"];
+const MPI_FOLDERS: [&str; 2] = ["tests/tests", "cli/tests/mpi"];
 
 const GPU_FOLDERS: [&str; 3] = [
     "tests/tests",
-    "kernel-check/tests",
+    "tools/kernel-check/tests",
     "burn-megatron-kernels/tests",
 ];
 

@@ -13,12 +13,12 @@ use burn::tensor::{Device, Tensor};
 use super::*;
 use crate::checkpoint::{Disk, Leniency, Operation, load_weights};
 use crate::comm::World;
+use crate::comm::testing::TIMEOUT;
 use crate::data::test_folder::TestFolder;
 use crate::data_parallel::DistributedDataParallel;
 use crate::mesh::ParallelConfig;
 use crate::nn::ParallelModule;
 use crate::optim::{AdamWConfig, ParallelAdamW};
-use crate::testing::PATIENCE;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -202,7 +202,7 @@ fn a_part_that_is_late_has_a_deadline() {
         if groups.rank() == 0 {
             while !matches!(ready.saver.flight, Flight::Landed(_)) {
                 assert_eq!(ready.saver.landed(), None);
-                assert!(begun.elapsed() < PATIENCE, "it waits for ever");
+                assert!(begun.elapsed() < TIMEOUT, "it waits for ever");
                 sleep(Duration::from_millis(5));
             }
             over.store(true, Ordering::SeqCst);

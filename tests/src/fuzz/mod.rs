@@ -1,6 +1,6 @@
 //! What reads bytes that anybody may have written, to be fuzzed.
 //!
-//! `fuzz/` has a cargo-fuzz target for each; `tests/fuzz.rs` runs each for a short time, over
+//! `tools/fuzz/` has a cargo-fuzz target for each; `tests/fuzz.rs` runs each for a short time, over
 //! [mutations](Mutations) of its seeds. A target must return: no panic, and no allocation that the
 //! input's length does not explain.
 
@@ -12,7 +12,7 @@ pub use targets::TARGETS;
 
 /// Something that reads bytes.
 pub struct Target {
-    /// Its name, that of the file in `fuzz/fuzz_targets`.
+    /// Its name, that of the file in `tools/fuzz/fuzz_targets`.
     pub name: &'static str,
     /// Inputs that it accepts, to begin with.
     pub seeds: fn() -> Vec<Vec<u8>>,

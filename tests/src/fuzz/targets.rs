@@ -11,7 +11,7 @@ use burn_megatron::pipeline::schedule::{
 };
 use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
 use burn_megatron::verify::Layout;
-use burn_megatron_examples::check_recipe;
+use burn_megatron_cli::check_recipe;
 use burn_megatron_models::hf::{HfConfig, ShardIndex};
 use serde_json::json;
 

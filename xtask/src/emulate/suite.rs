@@ -63,12 +63,12 @@ impl Suite {
                 run_tests(tests.args(arguments), totals)
             }
             Self::Nccl => {
-                let mut tests = runner.tests("burn_megatron", "burn-megatron")?;
+                let mut tests = runner.tests("burn_megatron_comm", "burn-megatron-comm")?;
                 // Ranks share the one device.
                 let tests = tests
                     .env("BURN_MEGATRON_TEST_CUDA", "emulated")
                     .env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
-                run_tests(tests.args(or_own(arguments, "comm::nccl")), totals)
+                run_tests(tests.args(or_own(arguments, "nccl")), totals)
             }
             Self::Steps => {
                 let mut run = |name| {
@@ -81,13 +81,13 @@ impl Suite {
             Self::Traffic => {
                 let folder =
                     TempDir::new("counts").map_err(|e| format!("a temporary folder: {e}"))?;
-                let mut tests = runner.tests("burn_megatron_examples", "examples")?;
+                let mut tests = runner.tests("burn_megatron_cli", "cli")?;
                 let tests = tests.env(COUNTS, folder.path().join("counts.jsonl"));
                 let tests = tests.args(or_own(arguments, "bench::traffic"));
                 run_tests(tests.arg("--nocapture"), totals)
             }
             Self::Pretrain => {
-                let mut tests = runner.tests("gpu_pretrain", "examples")?;
+                let mut tests = runner.tests("gpu_pretrain", "cli")?;
                 run_tests(tests.args(arguments), totals)
             }
         }

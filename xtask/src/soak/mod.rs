@@ -76,7 +76,7 @@ pub fn run(options: &Options, root: &Path, report: &mut Report) {
 }
 
 fn build(profile: Profile, processes: bool, root: &Path) -> Result<PathBuf, String> {
-    let mut command = cargo(root, &["build", "-p", "burn-megatron-examples"]);
+    let mut command = cargo(root, &["build", "-p", "burn-megatron-cli"]);
     if profile == Profile::Release {
         command.arg("--release");
     }

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::ReadAhead;
+use crate::comm::testing::{TIMEOUT, wait_until};
 use crate::data::{DataError, Sample, Samples};
-use crate::testing::{PATIENCE, until};
 
 /// What holds a reader up.
 #[derive(Default)]
@@ -76,7 +76,7 @@ fn tokens(ahead: &ReadAhead, numbers: Range<u64>) -> Vec<i32> {
 
 /// Waits until as many samples were read.
 fn await_read(numbers: &Numbers, wanted: u64) {
-    until("as many are read", || {
+    wait_until("as many are read", || {
         numbers.read.load(Ordering::SeqCst) >= wanted
     });
 }
@@ -120,7 +120,7 @@ fn what_is_ready_is_not_waited_for() {
         await_read(&numbers, (pair.end + 1).min(40));
         if pair.end == 40 {
             let thread = ready.thread.as_ref().unwrap();
-            until("all is read", || thread.is_finished());
+            wait_until("all is read", || thread.is_finished());
         }
         tokens(&ready, pair);
     }
@@ -149,7 +149,7 @@ fn what_is_waited_for_is_counted() {
         assert!(waits.start >= wait, "{waits:?}");
         assert_eq!(late == 0, waits.time.is_zero());
     }
-    ahead.deadline = PATIENCE;
+    ahead.deadline = TIMEOUT;
     numbers.held.as_ref().unwrap().open(u64::MAX);
     assert_eq!(tokens(&ahead, 0..2), [0, 1]);
     assert_eq!(ahead.waits().unforeseen, 0);

@@ -1,0 +1,291 @@
+//! What travels between ranks: a typed, owned, one-dimensional buffer.
+
+use std::fmt;
+use std::ops::Range;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+/// The type of the elements of a [`Buffer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// 64-bit float.
+    F64,
+    /// 32-bit float.
+    F32,
+    /// 16-bit brain float.
+    BF16,
+    /// 16-bit IEEE float.
+    F16,
+    /// 64-bit signed integer.
+    I64,
+    /// 32-bit signed integer.
+    I32,
+    /// 8-bit unsigned integer: bytes, and packed formats.
+    U8,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub fn size_of(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::BF16 | DType::F16 => 2,
+            DType::U8 => 1,
+        }
+    }
+
+    /// Whether this is a floating-point type.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
+    }
+
+    /// The lower-case name, for example `"bf16"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// An owned, one-dimensional run of elements of one type.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Buffer {
+    /// 64-bit floats.
+    F64(Vec<f64>),
+    /// 32-bit floats.
+    F32(Vec<f32>),
+    /// 16-bit brain floats.
+    BF16(Vec<bf16>),
+    /// 16-bit IEEE floats.
+    F16(Vec<f16>),
+    /// 64-bit signed integers.
+    I64(Vec<i64>),
+    /// 32-bit signed integers.
+    I32(Vec<i32>),
+    /// Bytes.
+    U8(Vec<u8>),
+}
+
+/// Two buffers, or a buffer and the reader of it, do not fit together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BufferError {
+    /// The elements have another type than the one asked for.
+    #[error("the buffer holds {len} {found}, but {expected} was asked for")]
+    WrongType {
+        /// The type asked for.
+        expected: DType,
+        /// The type of the buffer.
+        found: DType,
+        /// The elements in the buffer.
+        len: usize,
+    },
+    /// A concatenation of no buffers has no type.
+    #[error("no buffers were given to concatenate, so the result has no type; give at least one")]
+    NoParts,
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type that a [`Buffer`] can hold. Closed: exactly the types of [`DType`].
+pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
+    /// The name of this type.
+    const DTYPE: DType;
+    /// The elements of `buffer`, if they are of this type.
+    fn view(buffer: &Buffer) -> Option<&[Self]>;
+}
+
+/// Runs `$body` with `$values` bound to the typed contents of a buffer.
+macro_rules! with_elements {
+    ($buffer:expr, $values:ident => $body:expr) => {
+        match $buffer {
+            $crate::Buffer::F64($values) => $body,
+            $crate::Buffer::F32($values) => $body,
+            $crate::Buffer::BF16($values) => $body,
+            $crate::Buffer::F16($values) => $body,
+            $crate::Buffer::I64($values) => $body,
+            $crate::Buffer::I32($values) => $body,
+            $crate::Buffer::U8($values) => $body,
+        }
+    };
+}
+pub(super) use with_elements;
+
+macro_rules! elements {
+    ($($variant:ident: $type:ty),*) => {$(
+        impl sealed::Sealed for $type {}
+
+        impl Element for $type {
+            const DTYPE: DType = DType::$variant;
+
+            fn view(buffer: &Buffer) -> Option<&[Self]> {
+                match buffer {
+                    Buffer::$variant(values) => Some(values),
+                    _ => None,
+                }
+            }
+        }
+
+        impl From<Vec<$type>> for Buffer {
+            fn from(values: Vec<$type>) -> Self {
+                Buffer::$variant(values)
+            }
+        }
+
+        impl TryFrom<Buffer> for Vec<$type> {
+            type Error = BufferError;
+
+            fn try_from(buffer: Buffer) -> Result<Self, BufferError> {
+                match buffer {
+                    Buffer::$variant(values) => Ok(values),
+                    other => Err(other.wrong_type(DType::$variant)),
+                }
+            }
+        }
+    )*};
+}
+elements!(F64: f64, F32: f32, BF16: bf16, F16: f16, I64: i64, I32: i32, U8: u8);
+
+impl Buffer {
+    /// A buffer of no elements.
+    pub fn empty(dtype: DType) -> Self {
+        Self::with_capacity(dtype, 0)
+    }
+
+    /// A buffer of `len` zeros.
+    pub fn zeros(dtype: DType, len: usize) -> Self {
+        match dtype {
+            DType::F64 => vec![0f64; len].into(),
+            DType::F32 => vec![0f32; len].into(),
+            DType::BF16 => vec![bf16::ZERO; len].into(),
+            DType::F16 => vec![f16::ZERO; len].into(),
+            DType::I64 => vec![0i64; len].into(),
+            DType::I32 => vec![0i32; len].into(),
+            DType::U8 => vec![0u8; len].into(),
+        }
+    }
+
+    /// An empty buffer with room for `capacity` elements.
+    pub fn with_capacity(dtype: DType, capacity: usize) -> Self {
+        match dtype {
+            DType::F64 => Buffer::F64(Vec::with_capacity(capacity)),
+            DType::F32 => Buffer::F32(Vec::with_capacity(capacity)),
+            DType::BF16 => Buffer::BF16(Vec::with_capacity(capacity)),
+            DType::F16 => Buffer::F16(Vec::with_capacity(capacity)),
+            DType::I64 => Buffer::I64(Vec::with_capacity(capacity)),
+            DType::I32 => Buffer::I32(Vec::with_capacity(capacity)),
+            DType::U8 => Buffer::U8(Vec::with_capacity(capacity)),
+        }
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        with_elements!(self, values => values.len())
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Buffer::F64(_) => DType::F64,
+            Buffer::F32(_) => DType::F32,
+            Buffer::BF16(_) => DType::BF16,
+            Buffer::F16(_) => DType::F16,
+            Buffer::I64(_) => DType::I64,
+            Buffer::I32(_) => DType::I32,
+            Buffer::U8(_) => DType::U8,
+        }
+    }
+
+    /// The elements without a copy.
+    ///
+    /// # Errors
+    /// [`BufferError::WrongType`] if the buffer holds another type.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T], BufferError> {
+        T::view(self).ok_or_else(|| self.wrong_type(T::DTYPE))
+    }
+
+    /// A copy of the elements of `range`.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the buffer, as for a slice of a `Vec`.
+    pub fn slice(&self, range: Range<usize>) -> Buffer {
+        with_elements!(self, values => values[range].to_vec().into())
+    }
+
+    /// The parts one after the other.
+    ///
+    /// # Errors
+    /// [`BufferError::NoParts`] if there are none, [`BufferError::WrongType`] if their types differ.
+    pub fn concat(parts: &[Buffer]) -> Result<Buffer, BufferError> {
+        let first = parts.first().ok_or(BufferError::NoParts)?;
+        let mut whole = Self::with_capacity(first.dtype(), parts.iter().map(Buffer::len).sum());
+        for part in parts {
+            whole.extend(part, 0..part.len())?;
+        }
+        Ok(whole)
+    }
+
+    /// Appends the elements `range` of `other`.
+    ///
+    /// # Errors
+    /// [`BufferError::WrongType`] if the types differ.
+    ///
+    /// # Panics
+    /// If the range reaches beyond `other`.
+    pub fn extend(&mut self, other: &Buffer, range: Range<usize>) -> Result<(), BufferError> {
+        with_elements!(self, values => values.extend_from_slice(&other.as_slice()?[range]));
+        Ok(())
+    }
+
+    /// Overwrites the elements from `at` on with the elements `range` of `other`.
+    ///
+    /// # Errors
+    /// [`BufferError::WrongType`] if the types differ.
+    ///
+    /// # Panics
+    /// If the range reaches beyond `other`, or its copy beyond this buffer.
+    pub fn write(
+        &mut self,
+        at: usize,
+        other: &Buffer,
+        range: Range<usize>,
+    ) -> Result<(), BufferError> {
+        let place = at..at + range.len();
+        with_elements!(self, values => values[place].copy_from_slice(&other.as_slice()?[range]));
+        Ok(())
+    }
+
+    /// Sets every element to zero.
+    pub fn fill_zeros(&mut self) {
+        with_elements!(self, values => values.fill(Default::default()));
+    }
+
+    fn wrong_type(&self, expected: DType) -> BufferError {
+        BufferError::WrongType {
+            expected,
+            found: self.dtype(),
+            len: self.len(),
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! One suite for every engine: what the collectives and messages of a communicator promise.
+//!
+//! [`run`] takes the communicator of all ranks and nothing else, so it runs wherever an engine runs:
+//! over threads, under `mpirun`, on GPUs. Every rank calls it with the same [`Options`]. The numbers that
+//! travel are made from the seed on every rank alike, so each rank computes by itself what it must get,
+//! one element after the other, and compares. [`mismatch_cases`] is about ranks that disagree; that
+//! leaves a communicator of no use, so it is not part of the run.
+//!
+//! ```
+//! # use burn_megatron_comm::World;
+//! use burn_megatron_comm::testing::conformance::{self, Options};
+//!
+//! let options = Options { programs: 2, sizes: vec![0, 5], long: 100, fixed_order: true, ..Options::default() };
+//! let reports = World::threads(2)?.run(|rank| conformance::run(&rank.communicator(), &options, &mut |_| {}))?;
+//! assert_eq!(reports[0].checks(), reports[1].checks());
+//! # Ok::<(), burn_megatron_comm::WorldError>(())
+//! ```
+
+mod groups;
+mod messages;
+mod mismatch;
+mod misuse;
+mod model;
+mod operations;
+mod order;
+mod programs;
+mod reductions;
+mod suite;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::buffer::DType;
+use crate::communicator::Communicator;
+use crate::error::CommError;
+pub use mismatch::{Mismatch, UnknownMismatch, mismatch_cases};
+use suite::Suite;
+
+/// What is checked, and what the engine promises beyond the [`Communicator`] trait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Random programs; 200 by default.
+    pub programs: usize,
+    /// Calls of a random program; 30 by default.
+    pub steps: usize,
+    /// The seed of all numbers and programs.
+    pub seed: u64,
+    /// The types of the elements; all by default. What only counts or names ranks travels as `i64`.
+    pub dtypes: Vec<DType>,
+    /// The lengths that every operation is checked with, in elements; 0, 1, 7, 1000 and 20,011 by
+    /// default.
+    pub sizes: Vec<usize>,
+    /// The elements of the long buffers; 2^20 by default, which is 4 MiB of `f32`.
+    pub long: usize,
+    /// The engine reduces neighbours first, then the pairs of them, and so on up, in group order; 16-bit
+    /// floats in `f32`, rounded once. Then the sums of floats are compared bit for bit, else within the
+    /// rounding of any order.
+    pub fixed_order: bool,
+    /// A NaN of any rank wins a maximum and a minimum; true by default.
+    pub nan_wins: bool,
+    /// A rank may send messages to itself; true by default.
+    pub self_messages: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            programs: 200,
+            steps: 30,
+            seed: 1,
+            dtypes: vec![
+                DType::F64,
+                DType::F32,
+                DType::BF16,
+                DType::F16,
+                DType::I64,
+                DType::I32,
+                DType::U8,
+            ],
+            sizes: vec![0, 1, 7, 1000, 20_011],
+            long: 1 << 20,
+            fixed_order: false,
+            nan_wins: true,
+            self_messages: true,
+        }
+    }
+}
+
+/// What was checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// In the order in which they ran.
+    pub cases: Vec<CaseReport>,
+}
+
+/// One case of the suite.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaseReport {
+    /// Its name, as in [`cases`].
+    pub name: &'static str,
+    /// The results that were compared, summed over all ranks: the same on every rank. None where an
+    /// option or the number of ranks leaves nothing to check.
+    pub checks: u64,
+    /// How long this rank was in it.
+    pub time: Duration,
+}
+
+impl Report {
+    /// The results that were compared in all cases, summed over all ranks.
+    pub fn checks(&self) -> u64 {
+        self.cases.iter().map(|case| case.checks).sum()
+    }
+}
+
+/// An engine does not do what it promises. Ranks are world ranks.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConformanceError {
+    /// A call gave something else than it must.
+    #[error("{case}: rank {rank} in {call}: {difference}")]
+    Wrong {
+        /// The case, see [`cases`].
+        case: &'static str,
+        /// The rank that found it.
+        rank: usize,
+        /// The call, with its type, length and group.
+        call: String,
+        /// What was found and what was expected: the first element that differs, or the length.
+        difference: String,
+    },
+    /// A call failed that must succeed, or with another error than it must.
+    #[error("{case}: rank {rank} in {call}: {source}")]
+    Failed {
+        /// The case, see [`cases`].
+        case: &'static str,
+        /// The rank that was told.
+        rank: usize,
+        /// The call, with its type, length and group.
+        call: String,
+        /// What it was told.
+        source: Box<CommError>,
+    },
+    /// A list of [`Options`] is empty, so that nothing would be checked.
+    #[error("the conformance suite was given no {0}; it needs at least one")]
+    Nothing(&'static str),
+    /// A case needs more ranks.
+    #[error("{case} needs at least {least} ranks, but there are {ranks}")]
+    TooFewRanks {
+        /// The case.
+        case: &'static str,
+        /// The ranks that it needs.
+        least: usize,
+        /// The ranks that there are.
+        ranks: usize,
+    },
+}
+
+type Check = fn(&mut Suite<'_>) -> Result<(), ConformanceError>;
+
+/// The simple ones first: what is wrong is named by the first case that meets it.
+const CASES: &[(&str, Check)] = &[
+    ("all_reduce", operations::all_reduce),
+    ("all_gather", operations::all_gather),
+    ("reduce_scatter", operations::reduce_scatter),
+    ("broadcast", operations::broadcast),
+    ("all_to_all", operations::all_to_all),
+    ("one-sided all_to_all", operations::one_sided),
+    ("averages", reductions::averages),
+    ("16-bit sums in f32", reductions::halves),
+    ("order of sums", reductions::order),
+    ("nan", reductions::nan),
+    ("integers wrap", reductions::integers_wrap),
+    ("long buffers", operations::long),
+    ("messages", messages::ring),
+    ("messages in order", messages::in_order),
+    ("receives before sends", messages::receives_first),
+    ("dropped messages", messages::dropped),
+    ("handles in any order", order::any_order),
+    ("dropped handles", order::dropped),
+    ("calls started as one", order::started_as_one),
+    ("splits", groups::splits),
+    ("nested splits", groups::nested),
+    ("the same name twice", groups::same_name),
+    ("several groups at once", groups::at_once),
+    ("messages of several groups", messages::of_groups),
+    ("barrier", order::barrier),
+    ("pool", order::pool),
+    ("calls that do not fit", misuse::refused),
+    ("random programs", programs::random),
+];
+
+/// The names of the cases, in the order in which they run.
+pub fn cases() -> impl Iterator<Item = &'static str> {
+    CASES.iter().map(|(name, _)| *name)
+}
+
+/// Runs the whole suite on `world`, the communicator of all ranks. Every rank calls it with the same
+/// options. `progress` is given the name of each case as it begins.
+///
+/// # Errors
+/// [`ConformanceError`] on the rank that finds something wrong. The others are not told: their next call
+/// ends as the engine ends it when a rank has gone.
+pub fn run(
+    world: &Arc<dyn Communicator>,
+    options: &Options,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report, ConformanceError> {
+    for (list, is_empty) in [
+        ("types", options.dtypes.is_empty()),
+        ("sizes", options.sizes.is_empty()),
+    ] {
+        if is_empty {
+            return Err(ConformanceError::Nothing(list));
+        }
+    }
+    let mut cases = Vec::with_capacity(CASES.len());
+    for (name, check) in CASES {
+        progress(name);
+        let began = Instant::now();
+        let mut suite = Suite::new(world, options, name);
+        check(&mut suite)?;
+        cases.push(CaseReport {
+            name,
+            checks: suite.agree()?,
+            time: began.elapsed(),
+        });
+    }
+    Ok(Report { cases })
+}

@@ -1,0 +1,142 @@
+//! Every collective with every type and length.
+
+use super::messages::pass_on;
+use super::model::Part;
+use super::suite::{Checked, Suite};
+use super::values::Data;
+use crate::buffer::DType;
+use crate::call::{Call, ReduceOp};
+
+const OPS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];
+
+/// Runs `check` for every type and length of the options.
+fn sweep(
+    suite: &mut Suite<'_>,
+    check: impl Fn(&mut Suite<'_>, DType, usize) -> Checked,
+) -> Checked {
+    let options = suite.options;
+    for dtype in &options.dtypes {
+        for len in &options.sizes {
+            check(suite, *dtype, *len)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn all_reduce(suite: &mut Suite<'_>) -> Checked {
+    let world = suite.world;
+    sweep(suite, |suite, dtype, len| {
+        OPS.into_iter()
+            .try_for_each(|op| suite.whole(&**world, &Call::AllReduce(op), dtype, len))
+    })
+}
+
+pub(super) fn all_gather(suite: &mut Suite<'_>) -> Checked {
+    let world = suite.world;
+    sweep(suite, |suite, dtype, len| {
+        suite.whole(&**world, &Call::AllGather, dtype, len)
+    })
+}
+
+pub(super) fn reduce_scatter(suite: &mut Suite<'_>) -> Checked {
+    let world = suite.world;
+    sweep(suite, |suite, dtype, len| {
+        let whole = len.next_multiple_of(world.size());
+        OPS.into_iter()
+            .try_for_each(|op| suite.whole(&**world, &Call::ReduceScatter(op), dtype, whole))
+    })
+}
+
+/// From every root.
+pub(super) fn broadcast(suite: &mut Suite<'_>) -> Checked {
+    let world = suite.world;
+    sweep(suite, |suite, dtype, len| {
+        (0..world.size())
+            .try_for_each(|root| suite.whole(&**world, &Call::Broadcast { root }, dtype, len))
+    })
+}
+
+/// The part of the member at `index` in an all_to_all in which `from` gives `count(from, to)` elements.
+pub(super) fn exchange(
+    data: Data,
+    dtype: DType,
+    ranks: &[usize],
+    index: usize,
+    count: impl Fn(usize, usize) -> usize,
+) -> Part {
+    let members = 0..ranks.len();
+    let send: Vec<usize> = members.clone().map(|to| count(index, to)).collect();
+    let receive = members.map(|from| count(from, index)).collect();
+    let input = data.whole(dtype, ranks[index], send.iter().sum());
+    (Call::AllToAll { send, receive }, input)
+}
+
+/// Even counts, and uneven ones of which some are zero.
+pub(super) fn all_to_all(suite: &mut Suite<'_>) -> Checked {
+    let world = suite.world;
+    let ranks = world.group().ranks();
+    sweep(suite, |suite, dtype, len| {
+        let each = len.div_ceil(ranks.len());
+        let even = |_: usize, _: usize| each;
+        let uneven = |from: usize, to: usize| each * ((2 * from + to) % 3) / 2 + from % 2;
+        let counts: [&dyn Fn(usize, usize) -> usize; 2] = [&even, &uneven];
+        for count in counts {
+            let data = suite.data();
+            let part = |index| exchange(data, dtype, ranks, index, count);
+            let flight = suite.start(&**world, part)?;
+            suite.land(flight)?;
+        }
+        Ok(())
+    })
+}
+
+/// One member gives to all, all give to one, and none keeps anything.
+pub(super) fn one_sided(suite: &mut Suite<'_>) -> Checked {
+    let world = suite.world;
+    let ranks = world.group().ranks();
+    sweep(suite, |suite, dtype, len| {
+        for chosen in 0..ranks.len() {
+            let gives = |from: usize, _: usize| if from == chosen { len } else { 0 };
+            let gets = |_: usize, to: usize| if to == chosen { len } else { 0 };
+            let next = |from: usize, to: usize| {
+                let step = (to + ranks.len() - from) % ranks.len();
+                if step == chosen { len } else { 0 }
+            };
+            let counts: [&dyn Fn(usize, usize) -> usize; 3] = [&gives, &gets, &next];
+            for count in counts {
+                let data = suite.data();
+                let part = |index| exchange(data, dtype, ranks, index, count);
+                let flight = suite.start(&**world, part)?;
+                suite.land(flight)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Some MB, of the types that models are trained in.
+pub(super) fn long(suite: &mut Suite<'_>) -> Checked {
+    let (world, options) = (suite.world, suite.options);
+    let size = world.size();
+    let len = options.long.next_multiple_of(size);
+    for dtype in [DType::F32, DType::BF16] {
+        if !options.dtypes.contains(&dtype) {
+            continue;
+        }
+        for (call, len) in [
+            (Call::AllReduce(ReduceOp::Sum), len),
+            (Call::ReduceScatter(ReduceOp::Sum), len),
+            (Call::AllGather, len / size),
+            (Call::Broadcast { root: size - 1 }, len),
+        ] {
+            suite.whole(&**world, &call, dtype, len)?;
+        }
+        let data = suite.data();
+        let each = len / size;
+        let part = |index| exchange(data, dtype, world.group().ranks(), index, |_, _| each);
+        let flight = suite.start(&**world, part)?;
+        suite.land(flight)?;
+        pass_on(suite, dtype, len)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! What all cases use: calls whose results are compared as they come in.
+
+use std::sync::Arc;
+
+use super::model::{self, Part};
+use super::values::{Data, Expected};
+use super::{ConformanceError, Options};
+use crate::buffer::{Buffer, DType};
+use crate::call::{Call, ReduceOp, Signature};
+use crate::communicator::Communicator;
+use crate::error::CommError;
+use crate::pending::Pending;
+
+pub(super) type Checked = Result<(), ConformanceError>;
+
+/// One case on one rank.
+pub(super) struct Suite<'a> {
+    pub world: &'a Arc<dyn Communicator>,
+    pub options: &'a Options,
+    case: &'static str,
+    /// The results that were compared.
+    checks: u64,
+    /// The calls that numbers were made for.
+    drawn: u64,
+}
+
+/// A call that was started, with what must come out of it; a send has no result.
+pub(super) struct Flight {
+    pending: Pending,
+    call: String,
+    expected: Option<Expected>,
+}
+
+impl<'a> Suite<'a> {
+    pub fn new(world: &'a Arc<dyn Communicator>, options: &'a Options, case: &'static str) -> Self {
+        Self {
+            world,
+            options,
+            case,
+            checks: 0,
+            drawn: 0,
+        }
+    }
+
+    /// The numbers of the next call, the same on every rank that has asked as often.
+    pub fn data(&mut self) -> Data {
+        self.drawn += 1;
+        let seed = self.options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.drawn;
+        self.data_of(seed)
+    }
+
+    /// The numbers of a seed: so small that even `bf16` holds their sums, up to 255 ranks.
+    pub fn data_of(&self, seed: u64) -> Data {
+        let most = (255 / self.world.size() as i64).clamp(1, 60);
+        Data { seed, most }
+    }
+
+    /// The types of the options that are floats.
+    pub fn floats(&self) -> Vec<DType> {
+        let floats = self.options.dtypes.iter().copied();
+        floats.filter(|dtype| dtype.is_float()).collect()
+    }
+
+    /// Starts a collective of which each member, by its index, gives a part.
+    pub fn start(
+        &mut self,
+        comm: &dyn Communicator,
+        part: impl Fn(usize) -> Part,
+    ) -> Result<Flight, ConformanceError> {
+        let (expected, (call, input)) = self.expect(comm, part);
+        let text = describe(comm, &call, &input);
+        match comm.start(call, input) {
+            Ok(pending) => Ok(Flight {
+                pending,
+                call: text,
+                expected: Some(expected),
+            }),
+            Err(error) => Err(self.failed(text, error)),
+        }
+    }
+
+    /// What this rank gets, and what it gives.
+    fn expect(&self, comm: &dyn Communicator, part: impl Fn(usize) -> Part) -> (Expected, Part) {
+        let mut parts: Vec<Part> = (0..comm.size()).map(part).collect();
+        let expected = model::expected(&parts, comm.rank(), self.options.fixed_order);
+        (expected, parts.swap_remove(comm.rank()))
+    }
+
+    /// Starts several collectives as one, each given by the parts of the members.
+    pub fn start_all(
+        &mut self,
+        comm: &dyn Communicator,
+        calls: &[&dyn Fn(usize) -> Part],
+    ) -> Result<Vec<Flight>, ConformanceError> {
+        let prepared = calls.iter().map(|part| self.expect(comm, part));
+        let (expected, parts): (Vec<Expected>, Vec<Part>) = prepared.unzip();
+        let texts: Vec<String> = parts
+            .iter()
+            .map(|(call, input)| describe(comm, call, input))
+            .collect();
+        let all = format!("start_all of {} calls over {}", calls.len(), comm.group());
+        let handles = comm.start_all(parts);
+        let handles = handles.map_err(|error| self.failed(all.clone(), error))?;
+        let number = format!("{} handles", handles.len());
+        self.text(all, number, format!("{} handles", calls.len()))?;
+        let flights = handles.into_iter().zip(texts).zip(expected);
+        let flight = |((pending, call), expected)| Flight {
+            pending,
+            call,
+            expected: Some(expected),
+        };
+        Ok(flights.map(flight).collect())
+    }
+
+    /// Waits for a result and compares it.
+    pub fn land(&mut self, flight: Flight) -> Checked {
+        let Flight {
+            pending,
+            call,
+            expected,
+        } = flight;
+        match (pending.wait(), expected) {
+            (Err(error), _) => Err(self.failed(call, error)),
+            (Ok(_), None) => Ok(()),
+            (Ok(found), Some(expected)) => self.compare(call, &expected, &found),
+        }
+    }
+
+    /// Compares a result with what it must be.
+    pub fn compare(&mut self, call: String, expected: &Expected, found: &Buffer) -> Checked {
+        if let Some(difference) = expected.difference(found) {
+            return Err(self.wrong(call, difference));
+        }
+        self.checks += 1;
+        Ok(())
+    }
+
+    /// Checks that a call was refused, as it does not fit.
+    pub fn refused<T>(&mut self, call: &str, result: Result<T, CommError>) -> Checked {
+        match result {
+            Err(CommError::InvalidCall { .. }) => {
+                self.checks += 1;
+                Ok(())
+            }
+            Err(error) => Err(self.failed(call.to_owned(), error)),
+            Ok(_) => {
+                let difference = "it was started, expected an InvalidCall".to_owned();
+                Err(self.wrong(call.to_owned(), difference))
+            }
+        }
+    }
+
+    /// Waits for results, the last first.
+    pub fn land_reversed(&mut self, flights: Vec<Flight>) -> Checked {
+        flights.into_iter().rev().try_for_each(|one| self.land(one))
+    }
+
+    /// Makes a call to which every member, given by its world rank, gives its numbers.
+    pub fn collective(
+        &mut self,
+        comm: &dyn Communicator,
+        call: &Call,
+        input: impl Fn(usize) -> Buffer,
+    ) -> Checked {
+        let ranks = comm.group().ranks();
+        let flight = self.start(comm, |index| (call.clone(), input(ranks[index])))?;
+        self.land(flight)
+    }
+
+    /// The same with fresh whole numbers.
+    pub fn whole(
+        &mut self,
+        comm: &dyn Communicator,
+        call: &Call,
+        dtype: DType,
+        len: usize,
+    ) -> Checked {
+        let data = self.data();
+        self.collective(comm, call, |rank| data.whole(dtype, rank, len))
+    }
+
+    /// Starts a message.
+    pub fn send(
+        &mut self,
+        comm: &dyn Communicator,
+        to: usize,
+        input: Buffer,
+    ) -> Result<Flight, ConformanceError> {
+        let call = Call::Send { to };
+        self.message(comm, call, input, None)
+    }
+
+    /// Starts to receive the message `expected`.
+    pub fn receive(
+        &mut self,
+        comm: &dyn Communicator,
+        from: usize,
+        expected: Buffer,
+    ) -> Result<Flight, ConformanceError> {
+        let (dtype, len) = (expected.dtype(), expected.len());
+        let call = Call::Receive { from, dtype, len };
+        let expected = Some(Expected::exactly(expected));
+        self.message(comm, call, Buffer::empty(dtype), expected)
+    }
+
+    fn message(
+        &mut self,
+        comm: &dyn Communicator,
+        call: Call,
+        input: Buffer,
+        expected: Option<Expected>,
+    ) -> Result<Flight, ConformanceError> {
+        let text = describe(comm, &call, &input);
+        match comm.start(call, input) {
+            Ok(pending) => Ok(Flight {
+                pending,
+                call: text,
+                expected,
+            }),
+            Err(error) => Err(self.failed(text, error)),
+        }
+    }
+
+    /// The members that this rank may exchange messages with.
+    pub fn peers(&self, comm: &dyn Communicator) -> Vec<usize> {
+        let may = |peer: &usize| self.options.self_messages || *peer != comm.rank();
+        (0..comm.size()).filter(may).collect()
+    }
+
+    /// Waits for every member.
+    pub fn meet(&mut self, comm: &dyn Communicator) -> Checked {
+        comm.barrier()
+            .map_err(|error| self.failed(format!("barrier over {}", comm.group()), error))
+    }
+
+    /// Splits a communicator and checks the group of the part.
+    pub fn split(
+        &mut self,
+        comm: &dyn Communicator,
+        name: &str,
+        groups: &[Vec<usize>],
+    ) -> Result<Arc<dyn Communicator>, ConformanceError> {
+        let text = format!("split {name} of {} into {groups:?}", comm.group());
+        let part = comm.split(name, groups);
+        let part = part.map_err(|error| self.failed(text.clone(), error))?;
+        let own = comm.group().world_rank();
+        let place = groups.iter().find_map(|ranks| {
+            let index = ranks.iter().position(|rank| *rank == own)?;
+            Some(format!(
+                "{name} {ranks:?} at index {index} of {}",
+                ranks.len()
+            ))
+        });
+        let group = part.group();
+        let (ranks, index, size) = (group.ranks(), part.rank(), part.size());
+        let found = format!("{} {ranks:?} at index {index} of {size}", group.name());
+        self.text(text, found, place.unwrap_or_default())?;
+        Ok(part)
+    }
+
+    /// Compares two texts.
+    pub fn text(&mut self, call: String, found: String, expected: String) -> Checked {
+        if found != expected {
+            return Err(self.wrong(call, format!("found {found}, expected {expected}")));
+        }
+        self.checks += 1;
+        Ok(())
+    }
+
+    pub fn wrong(&self, call: String, difference: String) -> ConformanceError {
+        ConformanceError::Wrong {
+            case: self.case,
+            rank: self.world.group().world_rank(),
+            call,
+            difference,
+        }
+    }
+
+    pub fn failed(&self, call: String, error: CommError) -> ConformanceError {
+        ConformanceError::Failed {
+            case: self.case,
+            rank: self.world.group().world_rank(),
+            call,
+            source: Box::new(error),
+        }
+    }
+
+    /// The end of the case: the checks of all ranks.
+    pub fn agree(&mut self) -> Result<u64, ConformanceError> {
+        let (own, world) = (self.checks, self.world);
+        let input = Buffer::from(vec![own as i64]);
+        let call = describe(&**world, &Call::AllReduce(ReduceOp::Sum), &input);
+        let sum = world.all_reduce(input, ReduceOp::Sum);
+        match sum.map_err(|error| self.failed(call.clone(), error))? {
+            Buffer::I64(sum) if sum.len() == 1 && sum[0] >= own as i64 => Ok(sum[0] as u64),
+            other => {
+                let text = format!("{own} checks of this rank became {other:?} over all ranks");
+                Err(self.wrong(call, text))
+            }
+        }
+    }
+}
+
+/// A call with its type, length and group.
+pub(super) fn describe(comm: &dyn Communicator, call: &Call, input: &Buffer) -> String {
+    let call = Signature::new(call.clone(), input).describe(comm.group());
+    format!("{call} over {}", comm.group())
+}

@@ -1,0 +1,56 @@
+//! Tests of the room: faults, matching, logs, memory. What every engine promises, operations and random
+//! programs among it, is in the conformance suite.
+
+mod faults;
+mod log;
+mod matching;
+mod operations;
+mod pool;
+mod together;
+mod world;
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::testing::{TIMEOUT, wait_until};
+
+const DTYPES: [DType; 7] = [
+    DType::F64,
+    DType::F32,
+    DType::BF16,
+    DType::F16,
+    DType::I64,
+    DType::I32,
+    DType::U8,
+];
+
+/// Small integers as a buffer; all types hold them exactly.
+fn buffer(dtype: DType, values: &[i64]) -> Buffer {
+    let values = values.iter().copied();
+    match dtype {
+        DType::F64 => values.map(|v| v as f64).collect::<Vec<_>>().into(),
+        DType::F32 => values.map(|v| v as f32).collect::<Vec<_>>().into(),
+        DType::BF16 => values
+            .map(|v| bf16::from_f32(v as f32))
+            .collect::<Vec<_>>()
+            .into(),
+        DType::F16 => values
+            .map(|v| f16::from_f32(v as f32))
+            .collect::<Vec<_>>()
+            .into(),
+        DType::I64 => values.collect::<Vec<_>>().into(),
+        DType::I32 => values.map(|v| v as i32).collect::<Vec<_>>().into(),
+        DType::U8 => values.map(|v| v as u8).collect::<Vec<_>>().into(),
+    }
+}
+
+/// The rank that failed first, with its error of calls.
+fn comm_failure(error: WorldError) -> (usize, CommError) {
+    match error {
+        WorldError::RankFailed { rank, source, .. } => (
+            rank,
+            *source.downcast::<CommError>().expect("an error of a call"),
+        ),
+        other => panic!("no rank failed: {other}"),
+    }
+}

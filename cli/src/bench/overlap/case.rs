@@ -1,0 +1,224 @@
+//! Some steps of training over a slow link, with a record of what each rank did.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron::comm::testing::{Link, SlowLink, Transfer};
+use burn_megatron::comm::{Groups, Rank, World};
+use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, ZeroStage};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::Scope;
+use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
+use burn_megatron::train::LanguageModel;
+use burn_megatron_models::{Transformer, TransformerConfig};
+
+use super::trace::{Event, Kind};
+use crate::recipe::Error;
+
+const SEED: u64 = 1;
+const LEARNING_RATE: f64 = 1e-4;
+/// The largest gradient norm.
+const CLIP: f64 = 1.0;
+/// A rank that is so late does not come.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// What is trained, and for how long.
+pub struct Setup {
+    pub model: TransformerConfig,
+    /// Ranks of the data axis.
+    pub ranks: usize,
+    /// Samples of a rank and step, of the model's whole context.
+    pub samples: usize,
+    /// Elements of a bucket; a twelfth of the model where not given, and a block of it where blocks
+    /// are gathered.
+    pub bucket_size: Option<usize>,
+    /// Steps that do not count.
+    pub warm_up: usize,
+    /// Steps that count. One more follows them, so that what they send ahead is waited for.
+    pub steps: usize,
+}
+
+/// What is shared over the ranks, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub stage: ZeroStage,
+    pub overlap: bool,
+}
+
+/// The link of each rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Wire {
+    pub latency: Duration,
+    pub bytes_per_second: f64,
+}
+
+/// What one rank and its link did.
+pub struct Record {
+    /// Phases, waits and transfers.
+    pub events: Vec<Event>,
+    /// By step: its start and its end in seconds.
+    pub steps: Vec<(f64, f64)>,
+    /// By step: the transfers that were asked for in it.
+    pub transfers: Vec<Vec<Transfer>>,
+}
+
+impl Setup {
+    /// Trains, and gives the record of each rank.
+    pub fn run(&self, case: Case, wire: Wire) -> Result<Vec<Record>, Error> {
+        let origin = Instant::now();
+        let world = World::threads(self.ranks)?;
+        let world = world.deadline(DEADLINE).compute_threads(1);
+        Ok(world.run(|rank| self.train(&rank, case, wire, origin))?)
+    }
+
+    fn train(&self, rank: &Rank, case: Case, wire: Wire, origin: Instant) -> Result<Record, Error> {
+        let link = Link::new(wire.latency, wire.bytes_per_second)?;
+        let groups = Groups::new(&ParallelConfig::new().with_data(self.ranks), rank)?;
+        let data = SlowLink::over(groups.data().clone(), &link);
+        let groups = groups.with_data(data);
+        let device = Device::flex();
+        let scope = Scope::with(&groups, &device, SEED, DType::F32);
+        let model = self.model.init(scope, false)?;
+        let elements = model.table.local_elements(groups.place());
+        let settings = self.settings(case, elements);
+        let ddp = DistributedDataParallel::with(model, &groups, &settings)?;
+        let optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
+        let mut run = Run {
+            setup: self,
+            ddp,
+            optimizer,
+            events: vec![],
+            origin,
+        };
+        // Building the model is no step.
+        link.take_transfers();
+        let mut steps = vec![];
+        for step in 0..self.warm_up + self.steps + 1 {
+            let start = run.now();
+            run.step(step)?;
+            steps.push((start, run.now()));
+        }
+        let offset = link.began().duration_since(origin);
+        Ok(record(run.events, steps, link.take_transfers(), offset))
+    }
+
+    fn settings(&self, case: Case, elements: usize) -> DataParallelConfig {
+        use ZeroStage::{Gradients, Optimizer, Parameters};
+        let twelfth = Some(elements.div_ceil(12)).filter(|_| case.stage != Parameters);
+        DataParallelConfig {
+            zero_stage: case.stage,
+            bucket_size: self.bucket_size.or(twelfth),
+            overlap_grad_reduce: case.overlap,
+            overlap_param_gather: case.overlap && matches!(case.stage, Optimizer | Gradients),
+            ..DataParallelConfig::default()
+        }
+    }
+}
+
+/// The training of one rank.
+struct Run<'a> {
+    setup: &'a Setup,
+    ddp: DistributedDataParallel<Transformer>,
+    optimizer: ParallelAdamW,
+    events: Vec<Event>,
+    origin: Instant,
+}
+
+impl Run<'_> {
+    fn now(&self) -> f64 {
+        self.origin.elapsed().as_secs_f64()
+    }
+
+    /// One update, as the trainer makes it.
+    fn step(&mut self, step: usize) -> Result<(), Error> {
+        let rank = self.ddp.groups().rank();
+        let (samples, context) = (self.setup.samples, self.setup.model.context);
+        let device = Device::flex().autodiff();
+        let batch = |key| {
+            tokens(
+                [samples, context],
+                self.setup.model.vocabulary,
+                key,
+                &device,
+            )
+        };
+        let key = 2 * (step * self.setup.ranks + rank);
+        let (tokens, targets) = (batch(key), batch(key + 1));
+        self.ddp
+            .position()
+            .set(step as u64, (rank * samples) as u64);
+
+        let start = self.now();
+        let forward = |model: &Transformer| model.losses(tokens, targets, None).sum();
+        let loss = self.ddp.forward(&device, forward);
+        let start = self.phase(Kind::Compute, "forward", step, start);
+        self.ddp.backward_last(loss);
+        let start = self.phase(Kind::Compute, "backward", step, start);
+        let mut gradients = self.ddp.reduce((samples * context) as u64)?;
+        let norm = global_norm(&gradients, &self.ddp)?;
+        let start = self.phase(Kind::Reduce, "reduce", step, start);
+        if norm > CLIP {
+            gradients.scale(CLIP / norm);
+        }
+        self.optimizer.step(LEARNING_RATE, &mut self.ddp, gradients);
+        self.phase(Kind::Compute, "optimizer", step, start);
+        Ok(())
+    }
+
+    /// Ends a phase; returns the start of the next one.
+    fn phase(&mut self, kind: Kind, name: &str, step: usize, start: f64) -> f64 {
+        let end = self.now();
+        self.events.push(Event {
+            kind,
+            name: name.into(),
+            step,
+            start,
+            end,
+        });
+        end
+    }
+}
+
+/// Tokens that look like none other's. What is learnt from them does not matter here.
+fn tokens(shape: [usize; 2], vocabulary: usize, key: usize, device: &Device) -> Tensor<2, Int> {
+    let token = |i: usize| ((i * i * 7 + key * 31 + i) % vocabulary) as i64;
+    let tokens: Vec<_> = (0..shape[0] * shape[1]).map(token).collect();
+    Tensor::from_data(TensorData::new(tokens, shape), device)
+}
+
+/// Sorts the transfers by step; `offset` is the moment from which they count.
+fn record(
+    mut events: Vec<Event>,
+    steps: Vec<(f64, f64)>,
+    all: Vec<Transfer>,
+    offset: Duration,
+) -> Record {
+    let seconds = |time: Duration| (offset + time).as_secs_f64();
+    let mut transfers = vec![vec![]; steps.len()];
+    for transfer in all {
+        let asked = seconds(transfer.asked);
+        let step = steps.partition_point(|(start, _)| *start <= asked) - 1;
+        let mut event = |kind, start, end| {
+            let megabytes = transfer.bytes as f64 / 1e6;
+            let name = format!("{} {megabytes:.2} MB", transfer.op);
+            events.push(Event {
+                kind,
+                name,
+                step,
+                start,
+                end,
+            });
+        };
+        let (started, done) = (seconds(transfer.started), seconds(transfer.done));
+        event(Kind::Transfer, started, done);
+        if let Some(begin) = transfer.begin_wait {
+            event(Kind::Wait, seconds(begin), seconds(begin + transfer.waited));
+        }
+        transfers[step].push(transfer);
+    }
+    Record {
+        events,
+        steps,
+        transfers,
+    }
+}

@@ -1,7 +1,0 @@
-//! The `burn-megatron` command.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    burn_megatron_examples::main()
-}

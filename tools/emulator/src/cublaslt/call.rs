@@ -1,0 +1,303 @@
+//! One call of `cublasLtMatmul`: its addresses, and what it does when the stream comes to it.
+
+use super::algorithm::Algorithm;
+use super::product::{Factor, multiply};
+use super::rules::{Matrix, Product};
+use super::scales::ScaleMode;
+use super::{Refusal, invalid, unsupported};
+use crate::element::Element;
+use crate::memory::{Memory, Snapshot};
+
+/// `alpha` or `beta`.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scalar {
+    Value(f64),
+    /// It is read when the product is.
+    At(u64),
+}
+
+/// A product with its addresses; those of what is not there are 0.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub product: Product,
+    pub alpha: Scalar,
+    pub beta: Scalar,
+    pub a: u64,
+    pub b: u64,
+    pub c: u64,
+    pub d: u64,
+    pub bias: u64,
+    /// Of `A`, `B`, `C` and `D`.
+    pub scales: [u64; 4],
+    pub workspace: u64,
+    pub workspace_bytes: usize,
+}
+
+impl Call {
+    /// Checks what the addresses alone show.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub(super) fn check(&self, algorithm: &Algorithm) -> Result<(), Refusal> {
+        let Product { a, b, c, d, .. } = &self.product;
+        let matrices = [
+            ('A', self.a, a, algorithm.alignments[0]),
+            ('B', self.b, b, algorithm.alignments[1]),
+            ('C', self.c, c, algorithm.alignments[2]),
+            ('D', self.d, d, algorithm.alignments[3]),
+        ];
+        for (name, address, matrix, alignment) in matrices {
+            if address != 0 {
+                self.aligned(name, address, matrix, alignment.into())?;
+            } else if name != 'C' || self.reads_c() {
+                return Err(invalid(format!("{name} is null")));
+            }
+        }
+        self.apart()?;
+        self.added_and_scaled()?;
+        self.works_in(algorithm)
+    }
+
+    fn reads_c(&self) -> bool {
+        !matches!(self.beta, Scalar::Value(0.0))
+    }
+
+    fn aligned(
+        &self,
+        name: char,
+        address: u64,
+        matrix: &Matrix,
+        advised: u64,
+    ) -> Result<(), Refusal> {
+        let own = matrix.element.bytes() as u64;
+        let least = match self.product.scales {
+            Some(_) => 16,
+            None => own,
+        };
+        if !address.is_multiple_of(least) {
+            return Err(unsupported(format!(
+                "{name} is at {address:#x}: a multiple of {least} bytes is needed"
+            )));
+        }
+        if address.is_multiple_of(advised) {
+            Ok(())
+        } else {
+            Err(invalid(format!(
+                "{name} is at {address:#x}, and the heuristic was told that it is a multiple of \
+                 {advised}"
+            )))
+        }
+    }
+
+    /// `D` is `C`, or shares no byte with anything.
+    fn apart(&self) -> Result<(), Refusal> {
+        let Product { a, b, c, d, .. } = &self.product;
+        if self.c == self.d && c != d {
+            return Err(invalid("C lies where D does, with another layout"));
+        }
+        let ends = |address: u64, matrix: &Matrix| address + matrix.bytes() as u64;
+        for (name, address, matrix) in [('A', self.a, a), ('B', self.b, b), ('C', self.c, c)] {
+            let overlap = address < ends(self.d, d) && self.d < ends(address, matrix);
+            let read = name != 'C' || (address != self.d && self.reads_c());
+            if overlap && read {
+                return Err(invalid(format!("{name} and D overlap")));
+            }
+        }
+        Ok(())
+    }
+
+    fn added_and_scaled(&self) -> Result<(), Refusal> {
+        let Product { bias, scales, .. } = self.product;
+        let place = |name: &str, address: u64, alignment: u64| match address {
+            0 => Err(invalid(format!("{name} has no address"))),
+            _ if address.is_multiple_of(alignment) => Ok(()),
+            _ => Err(invalid(format!(
+                "{name} is at {address:#x}: a multiple of {alignment} bytes is needed"
+            ))),
+        };
+        if let Some(element) = bias {
+            place("the bias", self.bias, element.bytes() as u64)?;
+        }
+        for (mode, address) in scales.iter().flatten().zip(self.scales) {
+            // One scale may be left out: it is 1.
+            if address != 0 || *mode != ScaleMode::Scalar {
+                place("a scale", address, mode.alignment())?;
+            }
+        }
+        for address in self.scales[2..].iter().filter(|address| **address != 0) {
+            place("a scale", *address, 4)?;
+        }
+        Ok(())
+    }
+
+    fn works_in(&self, algorithm: &Algorithm) -> Result<(), Refusal> {
+        if self.workspace_bytes < algorithm.workspace {
+            return Err(invalid(format!(
+                "the workspace has {} bytes: the algorithm needs {}",
+                self.workspace_bytes, algorithm.workspace
+            )));
+        }
+        let used = self.workspace_bytes > 0;
+        if used && (self.workspace == 0 || !self.workspace.is_multiple_of(256)) {
+            Err(invalid(format!(
+                "the workspace is at {:#x}: a multiple of 256 bytes is needed",
+                self.workspace
+            )))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Computes it.
+    ///
+    /// # Errors
+    /// The first address outside of the device's memory.
+    pub(super) fn run(&self, memory: &Memory) -> Result<(), String> {
+        let memory = memory.snapshot();
+        for (name, address, bytes) in self.touched() {
+            within(&memory, name, address, bytes)?;
+        }
+        if self.workspace_bytes > 0 {
+            let workspace = self.workspace as *mut u8;
+            // SAFETY: it is in the device's memory, as all below.
+            unsafe { workspace.write_bytes(0xff, self.workspace_bytes) };
+        }
+        self.compute();
+        Ok(())
+    }
+
+    /// All that is read or written.
+    fn touched(&self) -> Vec<(&'static str, u64, usize)> {
+        let Product {
+            m,
+            n,
+            k,
+            a,
+            b,
+            c,
+            d,
+            bias,
+            scales,
+            scalars,
+            ..
+        } = &self.product;
+        let mut touched = vec![
+            ("A", self.a, a.bytes()),
+            ("B", self.b, b.bytes()),
+            ("D", self.d, d.bytes()),
+        ];
+        if self.reads_c() {
+            touched.push(("C", self.c, c.bytes()));
+        }
+        if let Some(element) = bias {
+            touched.push(("the bias", self.bias, m * element.bytes()));
+        }
+        if let Some([of_a, of_b]) = scales {
+            touched.push(("the scales of A", self.scales[0], of_a.bytes(*m, *k)));
+            touched.push(("the scales of B", self.scales[1], of_b.bytes(*n, *k)));
+        }
+        touched.push(("the scale of C", self.scales[2], 4));
+        touched.push(("the scale of D", self.scales[3], 4));
+        for (name, scalar) in [("alpha", self.alpha), ("beta", self.beta)] {
+            if let Scalar::At(address) = scalar {
+                touched.push((name, address, scalars.bytes()));
+            }
+        }
+        touched.push(("the workspace", self.workspace, self.workspace_bytes));
+        touched.retain(|(_, address, bytes)| *address != 0 && *bytes > 0);
+        touched
+    }
+
+    fn compute(&self) {
+        let Product { m, n, k, a, b, .. } = &self.product;
+        let left = Factor {
+            matrix: a,
+            address: self.a,
+            outer: *m,
+            k: *k,
+            along: a.transposed,
+        };
+        let right = Factor {
+            matrix: b,
+            address: self.b,
+            outer: *n,
+            k: *k,
+            along: !b.transposed,
+        };
+        let scale = |which: usize, outer: usize, at: usize| match self.product.scales {
+            Some(modes) if self.scales[which] != 0 => {
+                let sizes = [[*m, *n][which], *k];
+                // SAFETY: so many bytes are in the device's memory.
+                unsafe { modes[which].load(self.scales[which], outer, at, sizes) }
+            }
+            _ => 1.0,
+        };
+        let last = self.last_step();
+        // SAFETY: the matrices are in the device's memory.
+        unsafe {
+            multiply(
+                [&left, &right],
+                |row, at| scale(0, row, at),
+                |column, at| scale(1, column, at),
+                last,
+            );
+        }
+    }
+
+    /// What becomes of the sum of a row and a column.
+    fn last_step(&self) -> impl FnMut(usize, usize, f64) {
+        let call = *self;
+        let Product {
+            c,
+            d,
+            bias,
+            scalars,
+            ..
+        } = call.product;
+        let scalar = |scalar| match scalar {
+            Scalar::Value(value) => value,
+            // SAFETY: it is in the device's memory, as all below.
+            Scalar::At(address) => unsafe { scalars.load(address) },
+        };
+        let one = |address| match address {
+            0 => 1.0,
+            _ => unsafe { Element::F32.load(address) },
+        };
+        let (alpha, beta) = (scalar(call.alpha), scalar(call.beta));
+        let (of_c, of_d) = (one(call.scales[2]), one(call.scales[3]));
+        move |row, column, sum| {
+            // As a GPU holds it before this step.
+            let sum = match scalars {
+                Element::F64 => sum,
+                _ => f64::from(sum as f32),
+            };
+            let mut value = alpha * sum;
+            // SAFETY: row and column are inside of the matrices.
+            unsafe {
+                // What is multiplied with 0 is not read.
+                if beta != 0.0 {
+                    value += beta * of_c * c.element.load(at(call.c, &c, row, column));
+                }
+                if let Some(element) = bias {
+                    value += element.load(call.bias + (row * element.bytes()) as u64);
+                }
+                d.element.store(at(call.d, &d, row, column), of_d * value);
+            }
+        }
+    }
+}
+
+fn at(start: u64, matrix: &Matrix, row: usize, column: usize) -> u64 {
+    start + ((column * matrix.leading + row) * matrix.element.bytes()) as u64
+}
+
+fn within(memory: &Snapshot, name: &str, address: u64, bytes: usize) -> Result<(), String> {
+    if memory.holds(address, bytes) {
+        Ok(())
+    } else {
+        Err(format!(
+            "{name} has {bytes} bytes at {address:#x}, {}",
+            memory.nearest(address)
+        ))
+    }
+}

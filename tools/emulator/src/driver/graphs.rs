@@ -1,0 +1,272 @@
+//! Capture of streams into graphs, and graphs.
+//!
+//! A graph keeps its work in the order in which it was captured, and runs in that order: one of the
+//! orders that it allows, if it was captured from several streams.
+
+use std::ffi::{c_uint, c_ulonglong};
+use std::thread::{self, ThreadId};
+
+use cudarc::driver::sys::{
+    CUgraph, CUgraphExec, CUgraphNode, CUgraphNodeType, CUresult, CUstream,
+    CUstreamCaptureMode_enum as Mode, CUstreamCaptureStatus_enum as Status,
+};
+
+use super::queue::LEGACY;
+use super::state::{DriverState, in_context};
+use super::streams::named;
+use super::work::StreamWork;
+use super::{Answer, OutPointer};
+
+/// A capture that goes on.
+pub(super) struct Capture {
+    nodes: Vec<StreamWork>,
+    /// The stream that began it, which has to end it.
+    origin: usize,
+    /// Which threads may not do what a capture cannot hold: all, this one, or none.
+    forbids: Forbids,
+    /// Whether nothing was done that it cannot hold.
+    valid: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Forbids {
+    All,
+    Thread(ThreadId),
+    Nothing,
+}
+
+/// A captured graph.
+pub(super) struct Graph {
+    /// The handle and the work of each node.
+    nodes: Vec<(usize, StreamWork)>,
+}
+
+impl DriverState {
+    /// Takes work for a stream that is captured; whether it is.
+    pub fn captured(&mut self, stream: usize, work: &StreamWork) -> Answer<bool> {
+        let Some(capture) = self.streams.get(stream)?.capture else {
+            self.not_implicit(stream)?;
+            return Ok(false);
+        };
+        let capture = self.captures.get_mut(capture)?;
+        if !capture.valid {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        if work.node().is_some() {
+            capture.nodes.push(work.clone());
+        }
+        Ok(true)
+    }
+
+    /// The legacy stream would wait for a captured one that blocks.
+    fn not_implicit(&mut self, stream: usize) -> Answer {
+        let captured = self.streams.all().filter(|queue| queue.blocking);
+        let captured: Vec<_> = captured.filter_map(|queue| queue.capture).collect();
+        if stream != LEGACY || captured.is_empty() {
+            return Ok(());
+        }
+        for capture in captured {
+            self.captures.get_mut(capture)?.valid = false;
+        }
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+    }
+
+    /// For a call that no capture can hold: captures that forbid it end in an error.
+    pub fn not_captured(&mut self) -> Answer {
+        let here = Forbids::Thread(thread::current().id());
+        let mut allowed = Ok(());
+        for capture in self.captures.values_mut() {
+            if capture.forbids == Forbids::All || capture.forbids == here {
+                capture.valid = false;
+                allowed = Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            }
+        }
+        allowed
+    }
+
+    /// For a call that waits for a stream.
+    pub fn stream_not_captured(&mut self, stream: usize) -> Answer {
+        match self.streams.get(stream)?.capture {
+            Some(capture) => {
+                self.captures.get_mut(capture)?.valid = false;
+                Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+            }
+            None => self.not_implicit(stream),
+        }
+    }
+
+    /// A stream that waits for an event of a capture becomes part of it.
+    pub fn join_capture(&mut self, stream: usize, capture: usize) -> Answer {
+        self.captures.get(capture)?;
+        let queue = self.streams.get(stream)?;
+        match queue.capture {
+            Some(other) if other != capture => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE),
+            _ => {
+                queue.capture = Some(capture);
+                Ok(())
+            }
+        }
+    }
+
+    fn begin(&mut self, stream: usize, forbids: Forbids) -> Answer {
+        if stream == LEGACY {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if self.streams.get(stream)?.capture.is_some() {
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        let capture = self.captures.add(Capture {
+            nodes: Vec::new(),
+            origin: stream,
+            forbids,
+            valid: true,
+        });
+        self.streams.get(stream)?.capture = Some(capture);
+        Ok(())
+    }
+
+    fn end_capture(&mut self, stream: usize) -> Answer<usize> {
+        let handle = self.streams.get(stream)?.capture;
+        let handle = handle.ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+        if self.captures.get(handle)?.origin != stream {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+        }
+        let capture = self.captures.remove(handle)?;
+        for queue in self.streams.all() {
+            queue.capture = queue.capture.filter(|other| *other != handle);
+        }
+        if !capture.valid {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        let mut nodes = Vec::new();
+        for work in capture.nodes {
+            if let Some(kind) = work.node() {
+                nodes.push((self.nodes.add(kind), work));
+            }
+        }
+        Ok(self.graphs.add(Graph { nodes }))
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) -> CUresult {
+    in_context(|world| {
+        let forbids = match mode {
+            mode if mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL as c_uint => Forbids::All,
+            mode if mode == Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as c_uint => {
+                Forbids::Thread(thread::current().id())
+            }
+            mode if mode == Mode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint => Forbids::Nothing,
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        };
+        world.begin(named(stream)?, forbids)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamEndCapture(stream: CUstream, graph: OutPointer<CUgraph>) -> CUresult {
+    in_context(|world| {
+        let captured = named(stream).and_then(|stream| world.end_capture(stream));
+        graph.set(*captured.as_ref().unwrap_or(&0) as CUgraph)?;
+        captured.map(drop)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamIsCapturing(stream: CUstream, status: OutPointer<c_uint>) -> CUresult {
+    in_context(|world| {
+        let capture = world.streams.get(named(stream)?)?.capture;
+        let capture = capture
+            .map(|capture| world.captures.get(capture))
+            .transpose()?;
+        status.set(match capture {
+            None => Status::CU_STREAM_CAPTURE_STATUS_NONE,
+            Some(Capture { valid: true, .. }) => Status::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+            Some(_) => Status::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+        } as c_uint)
+    })
+}
+
+/// With no place for nodes it gives their number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphGetNodes(
+    graph: CUgraph,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> CUresult {
+    in_context(|world| {
+        let all = &world.graphs.get(graph as usize)?.nodes;
+        // SAFETY: the caller's promise.
+        let count = unsafe { count.as_mut() }.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        if nodes.is_null() {
+            *count = all.len();
+            return Ok(());
+        }
+        for index in 0..*count {
+            let node = all.get(index).map_or(0, |(node, _)| *node);
+            // SAFETY: the caller's promise: there is room for so many.
+            unsafe { nodes.add(index).write(node as CUgraphNode) };
+        }
+        *count = all.len().min(*count);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphNodeGetType(
+    node: CUgraphNode,
+    kind: OutPointer<CUgraphNodeType>,
+) -> CUresult {
+    in_context(|world| kind.set(*world.nodes.get(node as usize)?))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphDestroy(graph: CUgraph) -> CUresult {
+    in_context(|world| {
+        let graph = world.graphs.remove(graph as usize)?;
+        let mut nodes = graph.nodes.iter();
+        nodes.try_for_each(|(node, _)| world.nodes.remove(*node).map(drop))
+    })
+}
+
+/// Graphs that allocate or free are not known here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphInstantiateWithFlags(
+    executable: OutPointer<CUgraphExec>,
+    graph: CUgraph,
+    _flags: c_ulonglong,
+) -> CUresult {
+    in_context(|world| {
+        let nodes = &world.graphs.get(graph as usize)?.nodes;
+        let work: Vec<_> = nodes.iter().map(|(_, work)| work.clone()).collect();
+        let memory = |work: &StreamWork| matches!(work, StreamWork::Allocate | StreamWork::Free(_));
+        if work.iter().any(memory) {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        executable.set(world.executables.add(work) as CUgraphExec)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphExecDestroy(executable: CUgraphExec) -> CUresult {
+    in_context(|world| world.executables.remove(executable as usize).map(drop))
+}
+
+/// There is nothing to upload.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphUpload(executable: CUgraphExec, stream: CUstream) -> CUresult {
+    in_context(|world| {
+        world.streams.get(named(stream)?)?;
+        world.executables.get(executable as usize).map(drop)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> CUresult {
+    in_context(|world| {
+        let stream = named(stream)?;
+        let work = world.executables.get(executable as usize)?.clone();
+        work.into_iter()
+            .try_for_each(|work| world.put(stream, work))
+    })
+}

@@ -1,0 +1,218 @@
+//! What the other libraries of CUDA put on streams, and the memory that they share with kernels.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUresult, CUstream};
+
+use super::state::{anywhere, in_context};
+use super::streams::named;
+use super::work::StreamWork;
+use crate::memory::Memory;
+
+/// Work on the device's memory. It is done once, or where it is part of a graph at each launch; what
+/// it says is wrong is a fault of the device.
+pub(crate) type Job = Arc<dyn Fn(&Memory) -> Result<(), String> + Send + Sync>;
+
+/// Work that waits for others: from when the stream comes to it, it is tried again whenever something
+/// has happened, until it tells that it is done.
+pub(crate) type Attempt = Arc<dyn Fn(&Memory) -> Result<bool, String> + Send + Sync>;
+
+/// Puts work on a stream.
+pub(crate) fn enqueue(stream: CUstream, job: Job) -> CUresult {
+    in_context(|world| world.put(named(stream)?, StreamWork::Job(job)))
+}
+
+/// Puts work on a stream that waits there for others. It may be tried on any thread, and must call
+/// nothing of the driver's.
+pub(crate) fn enqueue_until(stream: CUstream, attempt: Attempt) -> CUresult {
+    in_context(|world| {
+        world.put(named(stream)?, StreamWork::Attempt(attempt))?;
+        if !world.options.lazy {
+            world.stir();
+        }
+        Ok(())
+    })
+}
+
+/// Tells that what streams wait for may have happened.
+pub(crate) fn wake() {
+    anywhere(|world| {
+        if !world.options.lazy {
+            world.stir();
+        }
+        Ok(())
+    });
+}
+
+/// Memory of the device; `None` where it has no more.
+pub(crate) fn allocate(bytes: usize) -> Option<u64> {
+    let mut address = None;
+    in_context(|world| {
+        address = Some(world.allocate(bytes)?);
+        Ok(())
+    });
+    address
+}
+
+/// Frees what [`allocate`] gave, and tells whether it was that.
+pub(crate) fn free(address: u64) -> bool {
+    let mut freed = false;
+    in_context(|world| {
+        world.finish_all()?;
+        freed = world.memory.free(address);
+        Ok(())
+    });
+    freed
+}
+
+/// Whether all these bytes are memory of the device.
+pub(crate) fn holds(address: u64, bytes: usize) -> bool {
+    let mut held = false;
+    anywhere(|world| {
+        held = world.memory.snapshot().holds(address, bytes);
+        Ok(())
+    });
+    held
+}
+
+/// Whether nothing is left on a stream.
+#[cfg(test)]
+pub(crate) fn is_idle(stream: usize) -> bool {
+    let mut idle = false;
+    anywhere(|world| {
+        let end = world.streams.end(stream)?;
+        idle = world.streams.passed(end);
+        Ok(())
+    });
+    idle
+}
+
+/// What tests of libraries need of the driver.
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::ptr::null_mut;
+    use std::sync::MutexGuard;
+
+    use super::super::OutPointer;
+    use super::super::options::Options;
+    use super::super::state::{CONTEXT, CURRENT, fresh};
+    use super::super::streams::cuStreamCreate;
+    use super::CUresult;
+
+    /// A device for one test at a time.
+    pub(crate) fn enter() -> MutexGuard<'static, ()> {
+        fresh(Options::default())
+    }
+
+    /// Makes the device that of another thread of the test.
+    pub(crate) fn attach() {
+        CURRENT.set(vec![CONTEXT]);
+    }
+
+    /// A stream that waits for no other.
+    pub(crate) fn stream() -> usize {
+        let mut stream = null_mut();
+        let created = cuStreamCreate(OutPointer(&mut stream), 1);
+        assert_eq!(created, CUresult::CUDA_SUCCESS);
+        stream as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::super::OutPointer;
+    use super::super::copies::{cuMemcpyDtoH_v2, cuMemcpyDtoHAsync_v2};
+    use super::super::events::{cuEventCreate, cuEventQuery, cuEventRecord, cuEventSynchronize};
+    use super::super::memory::{cuMemAlloc_v2, cuMemFree_v2};
+    use super::super::options::Options;
+    use super::super::state::fresh;
+    use super::super::streams::cuStreamSynchronize;
+    use super::*;
+    use CUresult::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_NOT_READY, CUDA_SUCCESS};
+
+    /// A stream that stands until `open`; what it then writes.
+    fn standing(open: &Arc<AtomicBool>, address: u64) -> CUstream {
+        let stream = testing::stream() as CUstream;
+        let open = open.clone();
+        let attempt = move |_: &_| Ok(open.load(Ordering::SeqCst));
+        assert_eq!(enqueue_until(stream, Arc::new(attempt)), CUDA_SUCCESS);
+        let job = move |_: &_| {
+            // SAFETY: the test has allocated it.
+            unsafe { (address as *mut u32).write(7) };
+            Ok(())
+        };
+        assert_eq!(enqueue(stream, Arc::new(job)), CUDA_SUCCESS);
+        stream
+    }
+
+    #[test]
+    fn who_waits_for_a_stream_that_stands_lets_others_at_the_driver() {
+        for lazy in [false, true] {
+            let options = Options {
+                lazy,
+                ..Options::default()
+            };
+            let _turn = fresh(options);
+            let mut address = 0;
+            assert_eq!(cuMemAlloc_v2(OutPointer(&mut address), 4), CUDA_SUCCESS);
+            // Each waits in a way of its own, and sees what is behind.
+            for way in 0..4 {
+                let open = Arc::new(AtomicBool::new(false));
+                let stream = standing(&open, address);
+                let mut event = std::ptr::null_mut();
+                assert_eq!(cuEventCreate(OutPointer(&mut event), 2), CUDA_SUCCESS);
+                assert_eq!(cuEventRecord(event, stream), CUDA_SUCCESS);
+                for _ in 0..9 {
+                    assert_eq!(cuEventQuery(event), CUDA_ERROR_NOT_READY);
+                }
+                let found = AtomicU32::new(0);
+                let place = found.as_ptr().cast();
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        testing::attach();
+                        thread::sleep(Duration::from_millis(20));
+                        open.store(true, Ordering::SeqCst);
+                        wake();
+                    });
+                    let waited = match way {
+                        0 => cuStreamSynchronize(stream),
+                        1 => cuEventSynchronize(event),
+                        // SAFETY: the place has 4 bytes.
+                        2 => unsafe { cuMemcpyDtoHAsync_v2(place, address, 4, stream) },
+                        _ => {
+                            let mut other = 0;
+                            assert_eq!(cuMemAlloc_v2(OutPointer(&mut other), 4), CUDA_SUCCESS);
+                            cuMemFree_v2(other)
+                        }
+                    };
+                    assert_eq!(waited, CUDA_SUCCESS);
+                    assert!(open.load(Ordering::SeqCst), "{way} did not wait");
+                });
+                if way == 2 {
+                    assert_eq!(found.load(Ordering::SeqCst), 7);
+                }
+                assert_eq!(cuEventQuery(event), CUDA_SUCCESS);
+                // SAFETY: the place has 4 bytes.
+                let copied = unsafe { cuMemcpyDtoH_v2(place, address, 4) };
+                assert_eq!((copied, found.load(Ordering::SeqCst)), (CUDA_SUCCESS, 7));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_job_says_is_a_fault() {
+        let _turn = testing::enter();
+        let stream = testing::stream() as CUstream;
+        let job = |_: &_| Err("nothing is there".to_string());
+        assert_eq!(enqueue(stream, Arc::new(job)), CUDA_SUCCESS);
+        assert_eq!(cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert_eq!(
+            enqueue(stream, Arc::new(|_| Ok(()))),
+            CUDA_ERROR_ILLEGAL_ADDRESS
+        );
+    }
+}

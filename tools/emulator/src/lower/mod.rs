@@ -1,0 +1,337 @@
+//! Gives each instruction its meaning: from [`ptx`](crate::ptx) to steps.
+//!
+//! A room per family of instructions: each is asked in turn, and answers for those it knows. What none
+//! knows is refused when the module is loaded, by its name, before anything runs.
+
+mod apply;
+mod atomic;
+mod control;
+mod convert;
+mod copies;
+mod exchange;
+mod float;
+mod integer;
+mod matrix;
+mod memory;
+mod moves;
+mod number;
+mod special;
+
+use std::collections::HashMap;
+
+use crate::machine::{Action, Kind, Op, Parameter, Program, Source, Special, reconvergence};
+use crate::memory::{LOCAL, PARAMETERS, SHARED};
+use crate::ptx::{Instruction, Kernel, Module, Operand, Register, Space, Variable};
+
+/// Why a kernel cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kernel}, line {line}: {instruction}: {what}")]
+pub struct Unsupported {
+    /// The kernel.
+    pub kernel: String,
+    /// The line of the PTX text.
+    pub line: usize,
+    /// The instruction.
+    pub instruction: String,
+    /// What about it.
+    pub what: String,
+}
+
+/// What a family makes of an instruction; `None` if it is none of its own.
+pub(crate) type Lowered = Result<Option<(Kind, Action)>, String>;
+
+/// The families, in the order in which they are asked.
+const FAMILIES: &[fn(&Instruction, &Scope<'_>) -> Lowered] = &[
+    integer::lower,
+    float::lower,
+    memory::lower,
+    moves::lower,
+    control::lower,
+    convert::lower,
+    special::lower,
+    exchange::lower,
+    matrix::lower,
+    atomic::lower,
+    copies::lower,
+];
+
+/// What an instruction can name.
+pub(crate) struct Scope<'a> {
+    /// The kernel that it stands in.
+    pub kernel: &'a Kernel,
+    /// Where each variable lies, and at which address there.
+    symbols: HashMap<&'a str, (Space, u64)>,
+}
+
+/// What a load or a store names: a register or a fixed address, and bytes beyond it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Address {
+    pub base: Source,
+    pub offset: i64,
+}
+
+/// Where a result goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// A data register and its width in bits; bits above the width are written as zeros.
+    Data(usize, u32),
+    /// A predicate.
+    Predicate(usize),
+    /// Nowhere.
+    Sink,
+}
+
+/// Lowers a kernel. `globals` are the addresses of the module's variables in global memory.
+///
+/// # Errors
+///
+/// The first instruction that is not known.
+pub fn lower(
+    module: &Module,
+    kernel: &Kernel,
+    globals: &HashMap<String, u64>,
+) -> Result<Program, Box<Unsupported>> {
+    let mut symbols = HashMap::new();
+    for variable in &module.variables {
+        if let Some(address) = globals.get(&variable.name) {
+            symbols.insert(variable.name.as_str(), (variable.space, *address));
+        }
+    }
+    let of = |space| move |variable: &&Variable| variable.space == space;
+    let everywhere = || module.variables.iter().chain(&kernel.variables);
+    // Memory whose size the launch gives lies behind all that has one.
+    let shared = || everywhere().filter(of(Space::Shared));
+    let (fixed, open): (Vec<_>, Vec<_>) = shared().partition(|variable| variable.size > 0);
+    let mut size = place(&fixed, Space::Shared, &mut symbols);
+    size = size.next_multiple_of(
+        open.iter()
+            .map(|variable| variable.align)
+            .max()
+            .unwrap_or(1),
+    );
+    for variable in open {
+        symbols.insert(&variable.name, (Space::Shared, size as u64));
+    }
+    let local: Vec<_> = everywhere().filter(of(Space::Local)).collect();
+    let local = place(&local, Space::Local, &mut symbols);
+    let parameters: Vec<_> = kernel.parameters.iter().collect();
+    place(&parameters, Space::Parameter, &mut symbols);
+    let parameter = |variable: &Variable| Parameter {
+        offset: symbols[variable.name.as_str()].1 as usize,
+        size: variable.size,
+    };
+    let parameters = kernel.parameters.iter().map(parameter).collect();
+    let scope = Scope { kernel, symbols };
+    let ops: Result<_, _> = kernel
+        .body
+        .iter()
+        .map(|instruction| op(instruction, &scope))
+        .collect();
+    let mut ops: Vec<_> = ops?;
+    // A kernel ends where its text does.
+    let end = Instruction {
+        guard: None,
+        name: "ret".into(),
+        modifiers: Vec::new(),
+        operands: Vec::new(),
+        line: kernel.body.last().map_or(1, |last| last.line),
+    };
+    ops.push(op(&end, &scope)?);
+    Ok(Program {
+        name: kernel.name.clone(),
+        reconvergences: reconvergence(&ops),
+        ops,
+        registers: kernel.counts,
+        shared: size,
+        local: local.next_multiple_of(16),
+        parameters,
+        asynchronous: kernel
+            .body
+            .iter()
+            .any(|instruction| instruction.name == "mbarrier"),
+    })
+}
+
+/// Lays variables one behind the other; the bytes they take.
+fn place<'a>(
+    variables: &[&'a Variable],
+    space: Space,
+    symbols: &mut HashMap<&'a str, (Space, u64)>,
+) -> usize {
+    let mut end = 0usize;
+    for variable in variables {
+        end = end.next_multiple_of(variable.align.max(1));
+        symbols.insert(&variable.name, (space, end as u64));
+        end += variable.size;
+    }
+    end
+}
+
+fn op(instruction: &Instruction, scope: &Scope<'_>) -> Result<Op, Box<Unsupported>> {
+    let refused = |what| {
+        Box::new(Unsupported {
+            kernel: scope.kernel.name.clone(),
+            line: instruction.line,
+            instruction: instruction.to_string(),
+            what,
+        })
+    };
+    for family in FAMILIES {
+        if let Some((kind, action)) = family(instruction, scope).map_err(refused)? {
+            return Ok(Op {
+                guard: instruction.guard,
+                action,
+                kind,
+                line: instruction.line,
+                text: instruction.to_string(),
+            });
+        }
+    }
+    Err(refused("is not known here".into()))
+}
+
+impl Scope<'_> {
+    /// Where to read an operand from; numbers become bits of the type that a modifier such as `f32`
+    /// names.
+    pub fn source(&self, operand: &Operand, of_type: &str) -> Result<Source, String> {
+        match operand {
+            Operand::Register(Register::Data { index, .. }) => Ok(Source::Register(*index)),
+            Operand::Register(Register::Predicate(index)) => Ok(Source::Predicate(*index)),
+            Operand::Integer(number) => Ok(Source::Value(narrow(*number as u64, of_type))),
+            Operand::F32(number) => Ok(Source::Value(match of_type {
+                "f64" => f64::from(*number).to_bits(),
+                _ => number.to_bits().into(),
+            })),
+            Operand::F64(number) => Ok(Source::Value(match of_type {
+                "f32" => (*number as f32).to_bits().into(),
+                _ => number.to_bits(),
+            })),
+            Operand::Special(name) => match copies::cluster(name) {
+                Some(source) => Ok(source),
+                None => special(name).map(Source::Special),
+            },
+            // As `mov` sees it: the address in its own space.
+            Operand::Symbol(name) => self.symbol(name).map(|(_, address)| Source::Value(address)),
+            Operand::Address { base, offset } if matches!(**base, Operand::Symbol(_)) => match self
+                .source(base, of_type)?
+            {
+                Source::Value(address) => Ok(Source::Value(address.wrapping_add_signed(*offset))),
+                other => Ok(other),
+            },
+            other => Err(format!("expected a value, found {other:?}")),
+        }
+    }
+
+    /// The operand at a place among an instruction's operands.
+    pub fn at(
+        &self,
+        instruction: &Instruction,
+        place: usize,
+        of_type: &str,
+    ) -> Result<Source, String> {
+        let operand = instruction.operands.get(place);
+        self.source(
+            operand.ok_or(format!("operand {place} is missing"))?,
+            of_type,
+        )
+    }
+
+    /// Where a result goes.
+    pub fn target(&self, operand: &Operand) -> Result<Target, String> {
+        match operand {
+            Operand::Register(Register::Data { index, width }) => Ok(Target::Data(*index, *width)),
+            Operand::Register(Register::Predicate(index)) => Ok(Target::Predicate(*index)),
+            Operand::Sink => Ok(Target::Sink),
+            other => Err(format!("{other:?} cannot be written")),
+        }
+    }
+
+    /// The first operand as a data register: its number and width.
+    pub fn result(&self, instruction: &Instruction) -> Result<(usize, u32), String> {
+        match instruction
+            .operands
+            .first()
+            .map(|operand| self.target(operand))
+        {
+            Some(Ok(Target::Data(index, width))) => Ok((index, width)),
+            _ => Err("the destination is not a data register".into()),
+        }
+    }
+
+    /// The operand in brackets at a place.
+    pub fn address(&self, instruction: &Instruction, place: usize) -> Result<Address, String> {
+        match instruction.operands.get(place) {
+            Some(Operand::Address { base, offset }) => Ok(Address {
+                base: self.source(base, "u64")?,
+                offset: *offset,
+            }),
+            other => Err(format!("expected an address, found {other:?}")),
+        }
+    }
+
+    /// A variable's place.
+    pub fn symbol(&self, name: &str) -> Result<(Space, u64), String> {
+        let found = self.symbols.get(name).copied();
+        found.ok_or_else(|| format!("{name} is not declared"))
+    }
+
+    /// The instruction that a label stands before.
+    pub fn label(&self, operand: &Operand) -> Result<usize, String> {
+        match operand {
+            Operand::Symbol(name) => {
+                let target = self.kernel.labels.get(name).copied();
+                target.ok_or_else(|| format!("undefined label {name}"))
+            }
+            other => Err(format!("expected a label, found {other:?}")),
+        }
+    }
+}
+
+/// The generic address of an address in a space.
+pub(crate) fn generic(space: Space, address: u64) -> u64 {
+    match space {
+        Space::Shared => SHARED + address,
+        Space::Local => LOCAL + address,
+        Space::Parameter => PARAMETERS + address,
+        _ => address,
+    }
+}
+
+/// The bits of a type such as `u16`; predicates and unknown ones have 64.
+pub(crate) fn bits(of_type: &str) -> u32 {
+    match of_type {
+        "f16x2" | "bf16x2" => 32,
+        "e4m3x2" | "e5m2x2" => 16,
+        "bf16" => 16,
+        "tf32" => 32,
+        _ => of_type
+            .trim_start_matches(|c: char| !c.is_ascii_digit())
+            .parse()
+            .unwrap_or(64),
+    }
+}
+
+/// The lower bits that a type has.
+pub(crate) fn narrow(value: u64, of_type: &str) -> u64 {
+    value & (u64::MAX >> (64 - bits(of_type).clamp(1, 64)))
+}
+
+fn special(name: &str) -> Result<Special, String> {
+    let axis = |suffix: &str| "xyz".find(suffix).ok_or(format!("%{name} is not known"));
+    let masks = ["eq", "le", "lt", "ge", "gt"];
+    let mask = |which: &str| masks.iter().position(|mask| *mask == which);
+    Ok(match name.split_once('.') {
+        Some(("tid", suffix)) => Special::Thread(axis(suffix)?),
+        Some(("ntid", suffix)) => Special::Threads(axis(suffix)?),
+        Some(("ctaid", suffix)) => Special::Block(axis(suffix)?),
+        Some(("nctaid", suffix)) => Special::Blocks(axis(suffix)?),
+        _ => match (name, name.strip_prefix("lanemask_").and_then(mask)) {
+            (_, Some(which)) => Special::Lanes(which),
+            ("laneid", _) => Special::Lane,
+            ("warpid", _) => Special::Warp,
+            ("dynamic_smem_size", _) => Special::DynamicShared,
+            ("clock" | "clock64" | "globaltimer", _) => Special::Clock,
+            _ => return Err(format!("%{name} is not known")),
+        },
+    })
+}

@@ -1,0 +1,153 @@
+//! The 16 barriers of a block.
+
+use super::Fault;
+
+/// One barrier.
+#[derive(Clone, Copy, Debug, Default)]
+struct Barrier {
+    /// How often all have come.
+    passed: u64,
+    /// How many threads this round waits for; 0 for all of the block.
+    wanted: usize,
+    /// How many have come, where a warp counts as a whole.
+    arrived: usize,
+    /// How many have really come.
+    threads: usize,
+    /// How many of those that came with a predicate have it, and how many came with one.
+    votes: (u32, u32),
+    /// The votes of the last two rounds: a thread may learn of one when the next has begun.
+    results: [(u32, u32); 2],
+}
+
+/// Threads that come to a barrier.
+pub(super) struct Arrival {
+    pub number: u64,
+    /// How many threads it waits for; 0 for all.
+    pub wanted: usize,
+    pub threads: usize,
+    /// Whether these are all that is left of a warp.
+    pub whole: bool,
+    /// How many have the predicate of `bar.red`.
+    pub votes: Option<u32>,
+}
+
+/// What passing a barrier means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BarrierResult {
+    /// It is not passed yet.
+    No,
+    /// All threads of the block have come.
+    All,
+    /// As many as were asked for.
+    Some,
+}
+
+/// The barriers of a block, and how many threads of it are left.
+#[derive(Clone, Debug)]
+pub(super) struct Barriers {
+    barriers: [Barrier; 16],
+    size: usize,
+    alive: usize,
+}
+
+impl Barriers {
+    pub fn new(threads: usize) -> Self {
+        Self {
+            barriers: Default::default(),
+            size: threads,
+            alive: threads,
+        }
+    }
+
+    /// How many threads have not ended.
+    pub fn alive(&self) -> usize {
+        self.alive
+    }
+
+    /// Counts threads in: the round that they wait for the end of, and whether this is it.
+    pub fn arrive(&mut self, arrival: &Arrival) -> Result<(u64, BarrierResult), Fault> {
+        let Arrival { number, wanted, .. } = *arrival;
+        let undefined = |what: String| Err(Fault::Undefined(what));
+        let Some(barrier) = self.barriers.get_mut(number as usize) else {
+            return undefined(format!("invalid barrier {number}: expected 0 to 15"));
+        };
+        // A count of all warps is no count.
+        let wanted = if wanted >= self.size { 0 } else { wanted };
+        if barrier.threads > 0 && barrier.wanted != wanted {
+            let other = barrier.wanted;
+            return undefined(format!(
+                "barrier {number} waits for {other} threads, and for {wanted} (0: all)"
+            ));
+        }
+        if !wanted.is_multiple_of(super::LANES) {
+            return undefined(format!("a barrier of {wanted} threads: no whole warps"));
+        }
+        barrier.wanted = wanted;
+        barrier.threads += arrival.threads;
+        barrier.arrived += if arrival.whole {
+            super::LANES
+        } else {
+            arrival.threads
+        };
+        if let Some(votes) = arrival.votes {
+            barrier.votes.0 += votes;
+            barrier.votes.1 += arrival.threads as u32;
+        }
+        let round = barrier.passed;
+        Ok((round, barrier.close(self.alive)))
+    }
+
+    /// Threads end; nobody waits for them any more. Whether a barrier was passed by that.
+    pub fn end(&mut self, threads: usize) -> BarrierResult {
+        self.alive -= threads;
+        let alive = self.alive;
+        let waits = |barrier: &&mut Barrier| barrier.threads > 0 && barrier.wanted == 0;
+        let closed = self.barriers.iter_mut().filter(waits);
+        let closed = closed.map(|barrier| barrier.close(alive));
+        closed.fold(BarrierResult::No, |any, one| {
+            if one == BarrierResult::No { any } else { one }
+        })
+    }
+
+    /// Whether a round of a barrier is over.
+    #[inline]
+    pub fn over(&self, number: usize, round: u64) -> bool {
+        self.barriers[number].passed > round
+    }
+
+    /// The votes of a round: those for, and all.
+    pub fn votes(&self, number: usize, round: u64) -> Result<(u32, u32), Fault> {
+        let barrier = &self.barriers[number];
+        match barrier.passed - round {
+            1 | 2 => Ok(barrier.results[round as usize % 2]),
+            _ => Err(Fault::Undefined(format!(
+                "barrier {number} was passed again before all knew what its votes were"
+            ))),
+        }
+    }
+}
+
+impl Barrier {
+    /// Ends the round if all have come.
+    fn close(&mut self, alive: usize) -> BarrierResult {
+        let complete = match self.wanted {
+            0 => self.threads >= alive,
+            wanted => self.arrived >= wanted,
+        };
+        if !complete {
+            return BarrierResult::No;
+        }
+        self.results[self.passed as usize % 2] = self.votes;
+        let all = self.wanted == 0;
+        *self = Self {
+            passed: self.passed + 1,
+            results: self.results,
+            ..Self::default()
+        };
+        if all {
+            BarrierResult::All
+        } else {
+            BarrierResult::Some
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! A block: its place, its shared memory, and what its lanes do at barriers.
+
+use super::asynchronous::Asynchronous;
+use super::barrier::{BarrierResult, Barriers};
+use super::ledger::AccessLog;
+use super::shadow::Shadow;
+use super::{Counts, Launch};
+
+/// A block that runs.
+pub struct Block<'a> {
+    /// The launch that it is part of.
+    pub launch: &'a Launch<'a>,
+    /// `%ctaid`
+    pub position: [u32; 3],
+    /// Its shared memory.
+    pub shared: Shared,
+    /// What it has done.
+    pub counts: Counts,
+    pub(super) barriers: Barriers,
+    pub(super) work: &'a mut BlockScratch,
+    /// Copies that are not done.
+    pub asynchronous: Asynchronous,
+}
+
+/// Shared memory of a block.
+#[derive(Clone, Debug, Default)]
+pub struct Shared {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// How many barriers the block has passed.
+    pub epoch: u32,
+}
+
+/// What goes on from block to block.
+pub(super) struct BlockScratch {
+    pub shadow: Shadow,
+    pub ledger: AccessLog,
+    /// The allocation that an instruction touched last, by the lower bits of its number.
+    pub ranges: [(u64, u64); 16],
+}
+
+impl BlockScratch {
+    pub fn new(launch: &Launch<'_>) -> Self {
+        let options = &launch.options;
+        Self {
+            shadow: Shadow::new(options.checks, launch.program),
+            ledger: AccessLog::new(options),
+            ranges: [(0, 0); 16],
+        }
+    }
+}
+
+impl<'a> Block<'a> {
+    pub(super) fn new(
+        launch: &'a Launch<'a>,
+        position: [u32; 3],
+        work: &'a mut BlockScratch,
+    ) -> Self {
+        let bytes = launch.program.shared + launch.dynamic_shared;
+        work.shadow.begin(bytes);
+        Self {
+            launch,
+            position,
+            shared: Shared {
+                // What is read before it is written is no number.
+                bytes: vec![0xff; bytes],
+                epoch: 0,
+            },
+            counts: Counts::default(),
+            barriers: Barriers::new(launch.threads()),
+            work,
+            asynchronous: Asynchronous::default(),
+        }
+    }
+
+    /// Threads have passed a barrier, or not.
+    pub(super) fn passed(&mut self, passed: BarrierResult) {
+        match passed {
+            BarrierResult::No => {}
+            BarrierResult::All => {
+                self.shared.epoch += 1;
+                self.work.shadow.barrier();
+            }
+            BarrierResult::Some => self.work.shadow.lose_track(),
+        }
+    }
+}

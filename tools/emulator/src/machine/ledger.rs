@@ -1,0 +1,133 @@
+//! What a whole launch does to global memory.
+
+use std::collections::HashMap;
+
+use super::banks::SECTOR;
+use super::{Fault, Options, Program, Warp};
+use crate::memory::Snapshot;
+
+/// Notes of all blocks.
+#[derive(Debug, Default)]
+pub(super) struct AccessLog {
+    touched: Option<Touched>,
+    /// Who wrote last, by address.
+    writers: Option<HashMap<u64, Writer>>,
+}
+
+/// The sectors of each allocation that are read, and those that are written.
+#[derive(Debug, Default)]
+struct Touched(HashMap<usize, [Vec<u64>; 2]>);
+
+#[derive(Clone, Copy, Debug)]
+struct Writer {
+    block: [u32; 3],
+    warp: usize,
+    epoch: u32,
+    op: usize,
+}
+
+impl AccessLog {
+    pub fn new(options: &Options) -> Self {
+        Self {
+            touched: options.touched.then(Touched::default),
+            writers: options.checks.conflicts.then(HashMap::new),
+        }
+    }
+
+    /// Whether touched memory is noted.
+    #[inline]
+    pub fn counts(&self) -> bool {
+        self.touched.is_some()
+    }
+
+    /// Whether stores are compared.
+    #[inline]
+    pub fn compares(&self) -> bool {
+        self.writers.is_some()
+    }
+
+    /// Bytes at an address are read, or written.
+    pub fn touch(&mut self, memory: &Snapshot, address: u64, bytes: usize, written: bool) {
+        let Some((touched, (index, start, end))) = self.touched.as_mut().zip(memory.find(address))
+        else {
+            return;
+        };
+        let words = ((end - start) >> SECTOR) as usize / 64 + 1;
+        let maps = touched.0.entry(index);
+        // A page of zeros costs nothing before it is touched.
+        let maps = maps.or_insert_with(|| [vec![0; words], vec![0; words]]);
+        let last = (address + bytes as u64 - 1).min(end - 1);
+        for sector in (address - start) >> SECTOR..=(last - start) >> SECTOR {
+            maps[usize::from(written)][sector as usize / 64] |= 1 << (sector % 64);
+        }
+    }
+
+    /// A store to an address; `differs` from what is there.
+    pub fn store(
+        &mut self,
+        program: &Program,
+        warp: &Warp,
+        (block, epoch): ([u32; 3], u32),
+        address: u64,
+        differs: bool,
+    ) -> Result<(), Fault> {
+        let Some(writers) = &mut self.writers else {
+            return Ok(());
+        };
+        let me = Writer {
+            block,
+            warp: warp.number,
+            epoch,
+            op: warp.at,
+        };
+        match writers.insert(address, me) {
+            Some(other) if differs && other.unordered(&me) => {
+                let op = &program.ops[other.op];
+                Err(Fault::Race(format!(
+                    "warp {} of block {:?} stored something else to {address:#x}, with nothing \
+                     that orders both: {} at line {}",
+                    other.warp, other.block, op.text, op.line
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes another one's notes in.
+    pub fn merge(&mut self, other: Self) {
+        let (Some(mine), Some(others)) = (&mut self.touched, other.touched) else {
+            return;
+        };
+        for (index, maps) in others.0 {
+            match mine.0.entry(index) {
+                std::collections::hash_map::Entry::Vacant(empty) => {
+                    empty.insert(maps);
+                }
+                std::collections::hash_map::Entry::Occupied(mut full) => {
+                    for (to, from) in full.get_mut().iter_mut().zip(&maps) {
+                        to.iter_mut().zip(from).for_each(|(to, from)| *to |= from);
+                    }
+                }
+            }
+        }
+    }
+
+    /// How many different sectors were read, and how many written.
+    pub fn touched(&self) -> (u64, u64) {
+        let maps = self.touched.iter().flat_map(|touched| touched.0.values());
+        let ones = |map: &[u64]| {
+            map.iter()
+                .map(|word| u64::from(word.count_ones()))
+                .sum::<u64>()
+        };
+        maps.fold((0, 0), |(read, written), [reads, writes]| {
+            (read + ones(reads), written + ones(writes))
+        })
+    }
+}
+
+impl Writer {
+    fn unordered(&self, other: &Self) -> bool {
+        self.block != other.block || self.warp != other.warp && self.epoch == other.epoch
+    }
+}

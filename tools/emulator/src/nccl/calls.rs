@@ -1,0 +1,177 @@
+//! Calls that stand on streams, and how they find each other.
+
+use super::operation::{Call, Kind, execute};
+use super::state::{NcclState, ring};
+use super::{Failure, usage};
+use crate::memory::Memory;
+
+/// The calls of a group that go to one communicator.
+#[derive(Debug)]
+pub(super) struct Launch {
+    pub comm: usize,
+    world: usize,
+    /// Whether its stream has come to it.
+    arrived: bool,
+    operations: Vec<usize>,
+    /// How many of them are not done.
+    open: usize,
+    pub aborted: bool,
+}
+
+/// A collective, or a message: the call of each rank, or of sender and receiver, with its launch.
+#[derive(Debug)]
+pub(super) struct Operation {
+    calls: Vec<Option<(Call, usize)>>,
+}
+
+impl NcclState {
+    /// Notes the calls of a group to one communicator; gives the launch that is to be put on its stream.
+    pub(super) fn launch(&mut self, handle: usize, calls: &[Call]) -> Result<usize, Failure> {
+        let comm = self.usable(handle)?;
+        let (world, rank) = (comm.world, comm.rank);
+        let launch = self.number();
+        let mut operations = vec![];
+        for call in calls {
+            let (operation, side) = match call.kind {
+                Kind::Send { to } => (self.message(world, [rank, to], 0)?, 0),
+                Kind::Receive { from } => (self.message(world, [from, rank], 1)?, 1),
+                _ => (self.collective(handle)?, rank),
+            };
+            self.take_part(operation, side, *call, launch, world);
+            operations.push(operation);
+        }
+        let open = operations.len();
+        let new = Launch {
+            comm: handle,
+            world,
+            arrived: false,
+            operations,
+            open,
+            aborted: false,
+        };
+        self.launches.insert(launch, new);
+        Ok(launch)
+    }
+
+    /// The next collective of a communicator.
+    fn collective(&mut self, handle: usize) -> Result<usize, Failure> {
+        let comm = self.comm_mut(handle)?;
+        let (number, world) = (comm.collectives, comm.world);
+        comm.collectives += 1;
+        let size = self.world(world)?.size;
+        match self.world(world)?.collectives.get(&number) {
+            Some(operation) => Ok(*operation),
+            None => {
+                let operation = self.new_operation(size);
+                self.world(world)?.collectives.insert(number, operation);
+                Ok(operation)
+            }
+        }
+    }
+
+    /// The first message between two ranks that this side has no part in yet.
+    fn message(&mut self, world: usize, ends: [usize; 2], side: usize) -> Result<usize, Failure> {
+        let [from, to] = ends;
+        let waits = |operation: &&usize| {
+            let operation = self.operations.get(operation);
+            operation.is_some_and(|operation| operation.calls[side].is_none())
+        };
+        let queue = self.worlds.get(&world);
+        let queue = queue.and_then(|world| world.messages.get(&(from, to)));
+        if let Some(operation) = queue.into_iter().flatten().find(waits) {
+            return Ok(*operation);
+        }
+        let operation = self.new_operation(2);
+        let queue = self.world(world)?.messages.entry((from, to));
+        queue.or_default().push_back(operation);
+        Ok(operation)
+    }
+
+    fn new_operation(&mut self, parts: usize) -> usize {
+        let number = self.number();
+        let calls = vec![None; parts];
+        self.operations.insert(number, Operation { calls });
+        number
+    }
+
+    /// Notes the call of one side; all sides must agree.
+    fn take_part(&mut self, number: usize, side: usize, call: Call, launch: usize, world: usize) {
+        let Some(operation) = self.operations.get_mut(&number) else {
+            return;
+        };
+        operation.calls[side] = Some((call, launch));
+        let sides = operation.calls.iter().enumerate();
+        let mut others = sides.filter_map(|(other, found)| Some((other, found.as_ref()?.0)));
+        let unfit = others.find(|(_, other)| !other.fits(&call));
+        let complete = operation.calls.iter().all(Option::is_some);
+        if let Some((other, found)) = unfit {
+            let tell = |call: &Call| format!("{:?} of {} {:?}", call.kind, call.count, call.of);
+            let reason = format!(
+                "ranks do not fit together: {} on side {side}, {} on side {other}",
+                tell(&call),
+                tell(&found)
+            );
+            self.fail(world, usage(reason));
+        }
+        if complete && let Some(world) = self.worlds.get_mut(&world) {
+            world
+                .collectives
+                .retain(|_, operation| *operation != number);
+            for queue in world.messages.values_mut() {
+                queue.retain(|operation| *operation != number);
+            }
+        }
+    }
+
+    /// What a stream does when it stands before a launch: whether it may go on.
+    ///
+    /// # Errors
+    /// An address outside of the device's memory.
+    pub(super) fn attempt(&mut self, number: usize, memory: &Memory) -> Result<bool, String> {
+        let Some(launch) = self.launches.get_mut(&number) else {
+            return Ok(true);
+        };
+        launch.arrived = true;
+        let world = self.worlds.get(&launch.world);
+        if launch.aborted || world.is_some_and(|world| world.error.is_some()) {
+            self.drop_launch(number);
+            return Ok(true);
+        }
+        for operation in launch.operations.clone() {
+            if let Some(calls) = self.ready(operation) {
+                self.operations.remove(&operation);
+                let (calls, launches): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
+                for launch in launches {
+                    if let Some(launch) = self.launches.get_mut(&launch) {
+                        launch.open -= 1;
+                    }
+                }
+                execute(&calls, memory)?;
+            }
+        }
+        let done = self
+            .launches
+            .get(&number)
+            .is_none_or(|launch| launch.open == 0);
+        if done {
+            self.drop_launch(number);
+        }
+        Ok(done)
+    }
+
+    fn drop_launch(&mut self, number: usize) {
+        self.launches.remove(&number);
+        ring();
+    }
+
+    /// The calls of an operation whose streams have all come.
+    fn ready(&self, operation: usize) -> Option<Vec<(Call, usize)>> {
+        let calls = &self.operations.get(&operation)?.calls;
+        let calls = calls.iter().copied().collect::<Option<Vec<_>>>()?;
+        let here = |launch: &usize| self.launches.get(launch).is_some_and(|found| found.arrived);
+        calls
+            .iter()
+            .all(|(_, launch)| here(launch))
+            .then_some(calls)
+    }
+}
