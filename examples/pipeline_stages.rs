@@ -1,6 +1,6 @@
-//! A model of plain burn-nn layers, cut into stages and run on a pipeline of 2 ranks: under 1F1B,
-//! and interleaved with 2 stages on each rank. Both have to end with the losses and the weights of
-//! the same model on one rank in plain Burn.
+//! A model of plain burn-nn layers, split into stages and run on a pipeline of 2 ranks: under 1F1B,
+//! and interleaved with 2 stages per rank. Both must give the losses and the weights of the same
+//! model on one rank in plain Burn.
 //!
 //! ```text
 //! cargo run --release -p burn-megatron-examples --bin pipeline_stages
@@ -16,12 +16,12 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::pipeline::engine::{Engine, Output, Stage};
+use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{Schedule, ScheduleConfig, generate};
 
 type AnyError = Box<dyn Error + Send + Sync>;
@@ -40,7 +40,7 @@ const EPSILON: f64 = 1.0 / 67_108_864.0;
 const RANKS: usize = 2;
 const MICRO_BATCHES: usize = 4;
 
-/// A layer as its user has it: it knows nothing of ranks and stages.
+/// A plain layer, without ranks or stages.
 #[derive(Module, Debug)]
 struct Block {
     norm: LayerNorm,
@@ -55,7 +55,7 @@ fn forward(blocks: &[Block], x: Tensor<3>) -> Tensor<3> {
     })
 }
 
-/// The squared error, summed: only the data-parallel wrapper knows by how many tokens to divide.
+/// The summed squared error; the data-parallel wrapper divides by the number of tokens.
 fn loss(y: Tensor<3>, targets: Tensor<3>) -> Tensor<1> {
     (y - targets).powi_scalar(2).sum()
 }
@@ -78,25 +78,30 @@ struct Stages<'a> {
 }
 
 impl Stage for Stages<'_> {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
         // The number of the micro-batch says which samples these are, so that the stage that needs
         // inputs or targets gets them by itself, and only activations are sent.
         let size = SAMPLES / MICRO_BATCHES;
         let samples = micro_batch * size..(micro_batch + 1) * size;
         let (inputs, targets) = batch(self.step, samples);
         let y = forward(self.blocks[&stage], input.unwrap_or(inputs));
-        match stage == self.last {
-            true => Output::Loss(loss(y, targets)),
-            false => Output::Activation(y),
+        if stage == self.last {
+            StageOutput::Loss(loss(y, targets))
+        } else {
+            StageOutput::Activation(y)
         }
     }
 }
 
 /// The sum of the losses that this rank has seen in each step, and its final weights by stage.
-type OfRank = (Vec<f64>, BTreeMap<usize, Vec<f64>>);
+type RankOutcome = (Vec<f64>, BTreeMap<usize, Vec<f64>>);
 
-fn train_rank(model: &[Block], schedule: &Schedule, groups: &Groups) -> Result<OfRank, AnyError> {
-    // Any cut will do; here all stages are alike. A rank keeps the blocks of its own stages only.
+fn train_rank(
+    model: &[Block],
+    schedule: &Schedule,
+    groups: &ParallelContext,
+) -> Result<RankOutcome, AnyError> {
+    // Any split works; here all stages are equal. A rank builds the blocks of its own stages only.
     let all: Vec<&[Block]> = model.chunks(BLOCKS / schedule.stages()).collect();
     let numbers = schedule.stages_of(groups.pipeline().rank());
     let stages: Vec<Vec<Block>> = numbers.iter().map(|stage| all[*stage].to_vec()).collect();
@@ -134,7 +139,7 @@ fn train_rank(model: &[Block], schedule: &Schedule, groups: &Groups) -> Result<O
 fn train_pipeline(model: &[Block], schedule: &Schedule) -> Result<Vec<f64>, AnyError> {
     let ranks = World::threads(RANKS)?.run(|rank| {
         let layout = ParallelConfig::new().with_pipeline(RANKS);
-        train_rank(model, schedule, &Groups::new(&layout, &rank)?)
+        train_rank(model, schedule, &ParallelContext::new(&layout, &rank)?)
     })?;
     // The rank of the last stage has the loss, the others have zero.
     let loss = |step: usize| ranks.iter().map(|rank| rank.0[step]).sum::<f64>() / TOKENS as f64;
@@ -176,7 +181,7 @@ fn weights(blocks: &Vec<Block>) -> Vec<f64> {
 }
 
 fn main() -> Result<(), AnyError> {
-    // Adam blows up the rounding of small gradients; in f64 what is left can only be a mistake.
+    // Adam amplifies rounding errors of small gradients; in f64 a larger difference is a bug.
     Device::flex().configure(FloatDType::F64)?;
     Device::flex().seed(0);
     let device = Device::flex().autodiff();
@@ -198,13 +203,14 @@ fn main() -> Result<(), AnyError> {
         }
         assert_eq!(all.len(), one.len(), "each weight on exactly one rank");
         for (a, b) in all.iter().zip(&one) {
-            // In this order what is not a number is larger than all numbers.
+            // In this order NaN is larger than all numbers.
             largest = max_by(largest, (a - b).abs(), f64::total_cmp);
         }
     }
     println!("largest difference of a loss or a weight: {largest:.1e}");
-    match largest <= TOLERANCE {
-        true => Ok(()),
-        false => Err(format!("more than {TOLERANCE:e} away from one rank").into()),
+    if largest <= TOLERANCE {
+        Ok(())
+    } else {
+        Err(format!("more than {TOLERANCE:e} away from one rank").into())
     }
 }

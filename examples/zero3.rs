@@ -13,7 +13,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::{ParallelModule, recompute};
@@ -60,7 +60,7 @@ impl Classifier {
     }
 }
 
-fn train(groups: &Groups) -> Result<DistributedDataParallel<Classifier>, AnyError> {
+fn train(groups: &ParallelContext) -> Result<DistributedDataParallel<Classifier>, AnyError> {
     let device = Device::flex();
     let model = ParallelModule::replicated(Classifier::new(&device));
     let config = DataParallelConfig {
@@ -84,15 +84,15 @@ fn train(groups: &Groups) -> Result<DistributedDataParallel<Classifier>, AnyErro
 }
 // ANCHOR_END: wrap
 
-/// Summed over the images: only the wrapper knows by how many of all ranks to divide.
+/// The loss summed over the images; the wrapper divides by the number of images of all ranks.
 fn loss(scores: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     let mean = CrossEntropyLossConfig::new().init(&scores.device());
     mean.forward(scores, labels).mul_scalar(BATCH as f64)
 }
 
-/// Noise `[batch, 1, side, side]` with one brighter quadrant in each image, and which one that is.
+/// Noise `[batch, 1, side, side]` with one brighter quadrant in each image, and the number of that quadrant.
 fn batch(number: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
-    // In [0, 1), another one for each `i`.
+    // In [0, 1), different for each `i`.
     let noise = |i: usize| (43_758.547 * (12.9898 * i as f64).sin()).rem_euclid(1.0);
     let image = |row: usize| number * BATCH + row;
     let label = |row: usize| (4.0 * noise(7 * image(row) + 3)) as usize;
@@ -110,7 +110,7 @@ fn batch(number: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
     (images, Tensor::from_data(&labels[..], device))
 }
 
-/// The share of images that are told right, of 8 batches that no rank has seen.
+/// The accuracy on 8 held-out batches.
 fn accuracy(model: &Classifier) -> f32 {
     let of_batch = |number| {
         let (images, labels) = batch(STEPS * RANKS + number, &Device::flex());
@@ -123,9 +123,13 @@ fn accuracy(model: &Classifier) -> f32 {
 fn main() -> Result<(), AnyError> {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let ranks = World::threads(RANKS)?.run(|rank| {
-        let ddp = train(&Groups::new(&mesh, &rank)?)?;
+        let ddp = train(&ParallelContext::new(&mesh, &rank)?)?;
         let table = ddp.memory_plan()?.table(Some(&ddp.usage().peak()));
-        Ok::<_, AnyError>((accuracy(ddp.module()), ddp.usage().most_blocks(), table))
+        Ok::<_, AnyError>((
+            accuracy(ddp.module()),
+            ddp.usage().peak_unsharded_units(),
+            table,
+        ))
     })?;
     let (accuracy, blocks, table) = &ranks[0];
     println!("accuracy {accuracy:.3}\n\n{table}\nblocks gathered at once: {blocks} of 8");

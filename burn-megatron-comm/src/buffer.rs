@@ -1,4 +1,4 @@
-//! What travels between ranks: a typed, owned, one-dimensional buffer.
+//! The data of a call: a typed, owned, one-dimensional buffer.
 
 use std::fmt;
 use std::ops::Range;
@@ -62,7 +62,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// An owned, one-dimensional run of elements of one type.
+/// An owned, one-dimensional array of one element type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Buffer {
     /// 64-bit floats.
@@ -81,13 +81,13 @@ pub enum Buffer {
     U8(Vec<u8>),
 }
 
-/// Two buffers, or a buffer and the reader of it, do not fit together.
+/// A buffer of the wrong type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
-    /// The elements have another type than the one asked for.
-    #[error("the buffer holds {len} {found}, but {expected} was asked for")]
+    /// The elements are not of the requested type.
+    #[error("invalid buffer type: it holds {len} {found}, expected {expected}")]
     WrongType {
-        /// The type asked for.
+        /// The requested type.
         expected: DType,
         /// The type of the buffer.
         found: DType,
@@ -95,7 +95,7 @@ pub enum BufferError {
         len: usize,
     },
     /// A concatenation of no buffers has no type.
-    #[error("no buffers were given to concatenate, so the result has no type; give at least one")]
+    #[error("cannot concatenate 0 buffers, as the result has no type: expected at least one")]
     NoParts,
 }
 
@@ -125,7 +125,7 @@ macro_rules! with_elements {
         }
     };
 }
-pub(super) use with_elements;
+pub(crate) use with_elements;
 
 macro_rules! elements {
     ($($variant:ident: $type:ty),*) => {$(
@@ -163,7 +163,7 @@ macro_rules! elements {
 elements!(F64: f64, F32: f32, BF16: bf16, F16: f16, I64: i64, I32: i32, U8: u8);
 
 impl Buffer {
-    /// A buffer of no elements.
+    /// An empty buffer.
     pub fn empty(dtype: DType) -> Self {
         Self::with_capacity(dtype, 0)
     }
@@ -181,7 +181,7 @@ impl Buffer {
         }
     }
 
-    /// An empty buffer with room for `capacity` elements.
+    /// An empty buffer with space for `capacity` elements.
     pub fn with_capacity(dtype: DType, capacity: usize) -> Self {
         match dtype {
             DType::F64 => Buffer::F64(Vec::with_capacity(capacity)),
@@ -233,17 +233,17 @@ impl Buffer {
         with_elements!(self, values => values[range].to_vec().into())
     }
 
-    /// The parts one after the other.
+    /// Concatenates the parts.
     ///
     /// # Errors
     /// [`BufferError::NoParts`] if there are none, [`BufferError::WrongType`] if their types differ.
     pub fn concat(parts: &[Buffer]) -> Result<Buffer, BufferError> {
         let first = parts.first().ok_or(BufferError::NoParts)?;
-        let mut whole = Self::with_capacity(first.dtype(), parts.iter().map(Buffer::len).sum());
+        let mut result = Self::with_capacity(first.dtype(), parts.iter().map(Buffer::len).sum());
         for part in parts {
-            whole.extend(part, 0..part.len())?;
+            result.extend(part, 0..part.len())?;
         }
-        Ok(whole)
+        Ok(result)
     }
 
     /// Appends the elements `range` of `other`.
@@ -271,8 +271,8 @@ impl Buffer {
         other: &Buffer,
         range: Range<usize>,
     ) -> Result<(), BufferError> {
-        let place = at..at + range.len();
-        with_elements!(self, values => values[place].copy_from_slice(&other.as_slice()?[range]));
+        let target = at..at + range.len();
+        with_elements!(self, values => values[target].copy_from_slice(&other.as_slice()?[range]));
         Ok(())
     }
 

@@ -1,25 +1,27 @@
-//! Texts and other bytes of any length between ranks.
+//! Collectives on byte strings whose lengths differ between ranks.
 
 use std::panic::resume_unwind;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::buffer::Buffer;
-use super::communicator::Communicator;
-use super::error::CommError;
+use crate::buffer::Buffer;
+use crate::communicator::Communicator;
+use crate::error::CommError;
 
-/// In place of a length: the bytes are not made yet.
-const NOT_YET: i64 = -1;
+/// Sent in place of a length while the bytes are not ready.
+const NOT_READY: i64 = -1;
 
-/// The bytes of every rank, in group order; each may give as many as it likes.
+/// Gathers the bytes of every rank, in group order; lengths may differ.
+///
+/// Collective: call on all ranks of the group.
 ///
 /// # Errors
 /// Those of two [`all_gather`](Communicator::all_gather)s.
 pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
     let lengths = match comm.all_gather(vec![own.len() as i64].into())? {
         Buffer::I64(lengths) => lengths,
-        other => unreachable!("i64 went in, {} came out", other.dtype()),
+        other => unreachable!("expected i64, got {}", other.dtype()),
     };
     let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
     let mut padded = own.to_vec();
@@ -31,7 +33,9 @@ pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u
     Ok(lengths.into_iter().enumerate().map(part).collect())
 }
 
-/// The bytes of the rank with index `root`, on every rank; what the others give is not read.
+/// Broadcasts the bytes of the rank with index `root`; `own` of the others is not read.
+///
+/// Collective: call on all ranks of the group.
 ///
 /// # Errors
 /// Those of two [`broadcast`](Communicator::broadcast)s.
@@ -44,39 +48,41 @@ pub fn broadcast_bytes(
     broadcast_of(comm, own, length, root)
 }
 
-/// [`broadcast_bytes`] of what the rank with index `root` is yet to make, which may take longer than a call
-/// waits: `make` runs on a thread beside, and the rank tells the others every `beat` that it is not there
-/// yet. Only that rank gives a `make`.
+/// [`broadcast_bytes`] of bytes that the rank with index `root` still has to produce, which may take longer
+/// than the deadline of a call: `make` runs on a second thread, and every `interval` the root broadcasts that
+/// it is not ready. Only the root passes `make`.
+///
+/// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// Those of the [`broadcast`](Communicator::broadcast)s. What `make` fails with is given to the rank that
-/// made it alone: it is to end then, which the others see in the call that they wait in.
-pub fn broadcast_made<E: Send>(
+/// Those of the [`broadcast`](Communicator::broadcast)s. An error of `make` is returned on the root alone,
+/// which must then fail, so that the calls of the others fail too.
+pub fn broadcast_when_ready<E: Send>(
     comm: &dyn Communicator,
     make: Option<impl FnOnce() -> Result<Vec<u8>, E> + Send>,
     root: usize,
-    beat: Duration,
+    interval: Duration,
 ) -> Result<Result<Vec<u8>, E>, CommError> {
     let Some(make) = make else {
         loop {
             let length = broadcast_length(comm, 0, root)?;
-            if length != NOT_YET {
+            if length != NOT_READY {
                 return broadcast_of(comm, &[], length, root).map(Ok);
             }
         }
     };
     thread::scope(|scope| {
-        let (tell, told) = mpsc::channel();
-        let maker = scope.spawn(move || {
+        let (done, finished) = mpsc::channel();
+        let producer = scope.spawn(move || {
             let made = make();
-            // Nobody listens any more where a broadcast has failed.
-            let _ = tell.send(());
+            // The receiver is gone if a broadcast has failed.
+            let _ = done.send(());
             made
         });
-        while told.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
-            broadcast_length(comm, NOT_YET, root)?;
+        while finished.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            broadcast_length(comm, NOT_READY, root)?;
         }
-        let made = maker.join().unwrap_or_else(|panic| resume_unwind(panic));
+        let made = producer.join().unwrap_or_else(|panic| resume_unwind(panic));
         match made {
             Ok(own) => {
                 let length = broadcast_length(comm, own.len() as i64, root)?;
@@ -90,7 +96,7 @@ pub fn broadcast_made<E: Send>(
 fn broadcast_length(comm: &dyn Communicator, own: i64, root: usize) -> Result<i64, CommError> {
     match comm.broadcast(vec![own].into(), root)? {
         Buffer::I64(length) => Ok(length[0]),
-        other => unreachable!("i64 went in, {} came out", other.dtype()),
+        other => unreachable!("expected i64, got {}", other.dtype()),
     }
 }
 
@@ -108,7 +114,7 @@ fn broadcast_of(
 fn as_bytes(buffer: Buffer) -> Vec<u8> {
     match buffer {
         Buffer::U8(bytes) => bytes,
-        other => unreachable!("u8 went in, {} came out", other.dtype()),
+        other => unreachable!("expected u8, got {}", other.dtype()),
     }
 }
 
@@ -132,24 +138,27 @@ mod tests {
             assert_eq!(last, texts[2].as_bytes());
         }
     }
-    /// The work goes on until the other rank is in its fifth call: none of its calls waits for all of it.
+
+    /// `make` returns once the other rank is in its fifth call: no single call waits for all of it.
     #[test]
-    fn the_others_do_not_wait_in_one_call_for_what_is_still_being_made() {
-        let (tell, told) = mpsc::channel::<Rank>();
-        let told = Mutex::new(told);
+    fn no_single_call_waits_for_the_whole_of_make() {
+        let (done, finished) = mpsc::channel::<Rank>();
+        let finished = Mutex::new(finished);
         let results = World::threads(2).unwrap().run(|rank| {
             let make = (rank.rank() == 0).then_some(|| {
-                let other = told.lock().unwrap().recv().unwrap();
+                let other = finished.lock().unwrap().recv().unwrap();
                 let polls = (0..60_000).take_while(|_| other.recent_calls().len() < 5);
                 polls.for_each(|_| thread::sleep(Duration::from_millis(1)));
                 let calls = other.recent_calls().len();
-                (calls >= 5).then(|| b"made".to_vec()).ok_or("no beats")
+                (calls >= 5)
+                    .then(|| b"made".to_vec())
+                    .ok_or("no keepalives")
             });
             if rank.rank() == 1 {
-                tell.send(rank.clone()).unwrap();
+                done.send(rank.clone()).unwrap();
             }
-            let beat = Duration::from_millis(1);
-            let made = broadcast_made(&*rank.communicator(), make, 0, beat);
+            let interval = Duration::from_millis(1);
+            let made = broadcast_when_ready(&*rank.communicator(), make, 0, interval);
             made.map_err(|error| error.to_string())?
                 .map_err(String::from)
         });
@@ -157,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_make_it_says_why_and_ends_the_others() {
+    fn an_error_of_make_ends_all_ranks() {
         let result = World::threads(2).unwrap().run(|rank| {
             let make = || Err("no disk".to_string());
             let make = (rank.rank() == 0).then_some(make);
-            let beat = Duration::from_secs(60);
-            let made = broadcast_made(&*rank.communicator(), make, 0, beat);
+            let interval = Duration::from_secs(60);
+            let made = broadcast_when_ready(&*rank.communicator(), make, 0, interval);
             made.map_err(|error| error.to_string())?
         });
         let error = result.unwrap_err().to_string();

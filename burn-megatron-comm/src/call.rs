@@ -1,14 +1,14 @@
-//! The calls that ranks make of each other, and what makes two of them agree.
+//! The calls of a communicator, and how those of two ranks are matched.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::buffer::{Buffer, DType};
-use super::communicator::Group;
-use super::error::CommError;
+use crate::buffer::{Buffer, DType};
+use crate::communicator::Group;
+use crate::error::CommError;
 
-/// How the contributions of the ranks become one value.
+/// How a collective reduces the inputs of the ranks.
 ///
 /// `bf16` and `f16` accumulate in `f32` and are rounded once, at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -18,9 +18,9 @@ pub enum ReduceOp {
     Sum,
     /// The sum divided by the number of ranks. Floats only.
     Average,
-    /// The largest value. A NaN of any rank wins.
+    /// The largest value. NaN if any rank's value is NaN.
     Max,
-    /// The smallest value. A NaN of any rank wins.
+    /// The smallest value. NaN if any rank's value is NaN.
     Min,
 }
 
@@ -35,36 +35,35 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// One call of a [`Communicator`](super::Communicator). Roots and peers are indices inside the group;
+/// One call of a [`Communicator`](crate::Communicator). Roots and peers are indices inside the group;
 /// counts and lengths are in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Every rank gives `n` elements and gets their reduction, `n` elements.
+    /// Reduces the inputs of all ranks: `[n] -> [n]`.
     AllReduce(ReduceOp),
-    /// Every rank gives `n` elements and gets all of them in group order, `size * n` elements.
+    /// Concatenates the inputs of all ranks in group order: `[n] -> [size * n]`.
     AllGather,
-    /// Every rank gives `size * n` elements and gets the reduction of the chunk at its own index, `n`
-    /// elements.
+    /// Reduces the inputs of all ranks and returns the chunk at the rank's own index: `[size * n] -> [n]`.
     ReduceScatter(ReduceOp),
-    /// Every rank gives `n` elements and gets those of the root. What the others give is not read.
+    /// Returns the input of the root: `[n] -> [n]`. Inputs of other ranks are not read.
     Broadcast {
-        /// The rank whose elements all get.
+        /// The rank whose input is returned.
         root: usize,
     },
-    /// Every rank gives `send[i]` elements to each rank `i`, laid out in group order, and gets
-    /// `receive[i]` from each, in group order. Counts may be zero.
+    /// Sends `send[i]` elements to each rank `i` and receives `receive[i]` from it, both laid out in group
+    /// order. Counts may be zero.
     AllToAll {
         /// The elements for each rank.
         send: Vec<usize>,
         /// The elements from each rank.
         receive: Vec<usize>,
     },
-    /// Gives elements to one rank. Buffered: it never blocks. Messages of a pair arrive in order.
+    /// Sends elements to one rank. Buffered: it never blocks. Messages of a pair arrive in order.
     Send {
         /// The rank that receives.
         to: usize,
     },
-    /// Gets the next message of one rank; the input is empty.
+    /// Receives the next message of one rank; the input is empty.
     Receive {
         /// The rank that sends.
         from: usize,
@@ -73,7 +72,7 @@ pub enum Call {
         /// The length that the message must have.
         len: usize,
     },
-    /// Returns once every rank has come; the input and the result are empty.
+    /// Returns once every rank has called it; input and result are empty.
     Barrier,
 }
 
@@ -92,8 +91,8 @@ impl Call {
         }
     }
 
-    /// Checks all that one rank can check alone: peers inside the group, counts that fit the input, a
-    /// reduction that the type has. An engine runs this before it sends anything.
+    /// Local checks: peers are in the group, counts match the input, the type supports the reduction.
+    /// An engine calls this before it sends anything.
     ///
     /// # Errors
     /// [`CommError::InvalidCall`] with the sizes and what would fit.
@@ -102,7 +101,7 @@ impl Call {
     }
 
     /// [`check`](Self::check) for an input of `len` elements of `dtype`.
-    pub(super) fn check_sizes(
+    pub(crate) fn check_sizes(
         &self,
         group: &Group,
         dtype: DType,
@@ -135,7 +134,7 @@ impl Call {
 
 fn check_reduction(op: ReduceOp, dtype: DType) -> Option<String> {
     (op == ReduceOp::Average && !dtype.is_float()).then(|| {
-        format!("{dtype} has no average; reduce with sum and divide, or send a float type")
+        format!("reduction average is not defined for {dtype}: use sum and divide, or a float type")
     })
 }
 
@@ -143,7 +142,7 @@ fn check_chunks(group: &Group, len: usize) -> Option<String> {
     let size = group.size();
     (!len.is_multiple_of(size)).then(|| {
         format!(
-            "{len} elements do not split into {size} equal chunks; {} or {} would",
+            "invalid length {len}: expected a multiple of the group size {size}, such as {} or {}",
             len / size * size,
             len.div_ceil(size) * size
         )
@@ -154,14 +153,16 @@ fn check_peer(role: &str, index: usize, group: &Group) -> Option<String> {
     let size = group.size();
     (index >= size).then(|| {
         format!(
-            "the {role} has index {index} in a group of {size}; 0 to {} would fit",
+            "invalid {role} index {index}: expected 0 to {} in a group of {size}",
             size - 1
         )
     })
 }
 
 fn check_empty(len: usize) -> Option<String> {
-    (len != 0).then(|| format!("the input is not read and must be empty, but has {len} elements"))
+    (len != 0).then(|| {
+        format!("invalid input of {len} elements: expected an empty one, as it is not read")
+    })
 }
 
 fn check_counts(group: &Group, len: usize, send: &[usize], receive: &[usize]) -> Option<String> {
@@ -169,40 +170,40 @@ fn check_counts(group: &Group, len: usize, send: &[usize], receive: &[usize]) ->
     for (name, counts) in [("send", send), ("receive", receive)] {
         if counts.len() != size {
             return Some(format!(
-                "there are {} {name} counts for a group of {size}; give one per rank",
+                "invalid number of {name} counts {}: expected {size}, one per rank of the group",
                 counts.len()
             ));
         }
     }
-    // A sum that overflows fits no buffer either.
+    // A sum that overflows cannot match either.
     let total = send
         .iter()
         .try_fold(0usize, |sum, count| sum.checked_add(*count));
     if total != Some(len) {
         return Some(format!(
-            "the send counts {send:?} do not add up to the {len} elements of the input"
+            "invalid send counts {send:?}: expected a sum of {len}, the length of the input"
         ));
     }
     (send[own] != receive[own]).then(|| {
         format!(
-            "this rank sends {} elements to itself but expects {}",
+            "invalid counts for this rank itself: it sends {} elements and receives {}",
             send[own], receive[own]
         )
     })
 }
 
-/// Checks that the parts of a split are a partition of the group.
+/// Checks that `groups` is a partition of the ranks of `whole`.
 ///
 /// # Errors
-/// [`CommError::InvalidCall`] that names the ranks which are missing, repeated, or strangers.
-pub(super) fn check_parts(
+/// [`CommError::InvalidCall`] with the ranks that are missing, repeated, or not in the group.
+pub(crate) fn check_parts(
     whole: &Group,
     name: &str,
     groups: &[Vec<usize>],
 ) -> Result<(), CommError> {
     let count = |rank: usize| groups.iter().flatten().filter(|r| **r == rank).count();
     let own = whole.ranks();
-    let strangers: Vec<usize> = groups
+    let foreign: Vec<usize> = groups
         .iter()
         .flatten()
         .copied()
@@ -218,22 +219,22 @@ pub(super) fn check_parts(
         .copied()
         .filter(|rank| count(*rank) > 1)
         .collect();
-    if strangers.is_empty() && missing.is_empty() && repeated.is_empty() {
+    if foreign.is_empty() && missing.is_empty() && repeated.is_empty() {
         return Ok(());
     }
     Err(CommError::InvalidCall {
         group: whole.to_string(),
         call: format!("split {name} into {groups:?}"),
         reason: format!(
-            "the parts must hold each rank of the group exactly once; missing: {missing:?}, \
-             repeated: {repeated:?}, not in the group: {strangers:?}"
+            "invalid groups: expected each rank of the group in exactly one of them; missing: {missing:?}, \
+             repeated: {repeated:?}, not in the group: {foreign:?}"
         ),
     })
 }
 
-/// What the ranks of a group meet for: a call, or a split of the group.
+/// A collective, a message, or a split of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
+pub(crate) enum Operation {
     Call(Call),
     Split {
         name: String,
@@ -241,9 +242,9 @@ pub(super) enum Operation {
     },
 }
 
-/// The fingerprint of one rank's part in a call.
+/// The fingerprint of a call, which is compared between ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Signature {
+pub(crate) struct Signature {
     pub operation: Operation,
     pub dtype: DType,
     pub len: usize,
@@ -258,7 +259,7 @@ impl Signature {
     pub fn sized(call: Call, dtype: DType, len: usize) -> Self {
         let (dtype, len) = match call {
             Call::Receive { dtype, len, .. } => (dtype, len),
-            // The type of no elements is no reason to disagree.
+            // An empty input of another type is not a mismatch.
             Call::Barrier => (DType::U8, 0),
             _ => (dtype, len),
         };
@@ -288,7 +289,7 @@ impl Signature {
         }
     }
 
-    /// Whether agreement must be checked with every rank; else agreement with one rank is enough.
+    /// Whether it must be compared with that of every rank; otherwise with one rank is enough.
     pub fn is_pairwise(&self) -> bool {
         matches!(self.operation, Operation::Call(Call::AllToAll { .. }))
     }
@@ -296,7 +297,7 @@ impl Signature {
     /// The call with its shape and type; peers as world ranks.
     pub fn describe(&self, group: &Group) -> String {
         let Self { dtype, len, .. } = self;
-        // A peer outside the group is the very thing that may have to be reported.
+        // An invalid call may name a peer outside the group.
         let peer = |index: usize| match group.ranks().get(index) {
             Some(rank) => format!("rank {rank}"),
             None => format!("index {index}"),
@@ -323,8 +324,7 @@ impl Signature {
         }
     }
 
-    /// Why two ranks of `group`, given by their indices, cannot take part in one call; `None` if they
-    /// agree.
+    /// What differs between the calls of two ranks of `group`, given by their indices; `None` if they match.
     pub fn disagreement(
         &self,
         index: usize,

@@ -1,16 +1,16 @@
-//! The door to the other ranks of a group.
+//! The [`Communicator`] trait and the [`Group`] it connects.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::buffer::{Buffer, DType};
-use super::call::{Call, ReduceOp};
-use super::device::OnDevice;
-use super::error::{CommError, list_ranks};
-use super::pending::Pending;
-use super::pool::BufferPool;
+use crate::buffer::{Buffer, DType};
+use crate::call::{Call, ReduceOp};
+use crate::device::DeviceCommunicator;
+use crate::error::{CommError, list_ranks};
+use crate::pending::Pending;
+use crate::pool::BufferPool;
 
-/// The ranks that a communicator joins, and the place of this rank among them.
+/// The ranks of a communicator, and the index of this rank among them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     name: String,
@@ -66,21 +66,20 @@ impl fmt::Display for Group {
     }
 }
 
-/// The calls between the ranks of one group.
+/// Collectives and point-to-point messages between the ranks of one group.
 ///
-/// The ranks of a group must make the same collective calls on it in the same order; every call is
-/// compared, and a difference is a [`CommError::Mismatch`]. Messages ([`send`](Self::send),
-/// [`receive`](Self::receive)) are ordered per pair of ranks and do not count among the collectives.
+/// All ranks of a group must issue the same collectives on it in the same order; every call is compared,
+/// and a difference is a [`CommError::Mismatch`]. Messages ([`send`](Self::send),
+/// [`receive`](Self::receive)) are ordered per pair of ranks and are not counted as collectives.
 ///
-/// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split); all
-/// else goes through `start`. A wrapper also passes [`pool`](Self::pool) and
-/// [`begin_step`](Self::begin_step) on, and [`start_all`](Self::start_all) where it has nothing to do to
-/// the calls one by one. The `start_` methods return at once, the plain ones wait for the result. Roots and
-/// peers are indices inside the group, counts are in elements. Every method fails with
-/// [`CommError::InvalidCall`] before anything is sent if the arguments do not fit; what ends a wait, see
-/// [`CommError`].
+/// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split); the
+/// other methods call `start`. A wrapper also forwards [`pool`](Self::pool) and
+/// [`begin_step`](Self::begin_step), and [`start_all`](Self::start_all) if it does not change single
+/// calls. The `start_` methods return at once, the others wait for the result. Roots and peers are
+/// indices in the group, counts are in elements. Every method fails with [`CommError::InvalidCall`] before
+/// anything is sent if its arguments are invalid; for errors of a wait see [`CommError`].
 pub trait Communicator: Send + Sync + fmt::Debug + 'static {
-    /// The ranks that this communicator joins.
+    /// The ranks of this communicator.
     fn group(&self) -> &Group;
 
     /// Starts a call and returns without waiting for other ranks.
@@ -88,24 +87,24 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
 
     /// Splits the group and returns the communicator of the part that contains this rank.
     ///
-    /// `groups` are the parts, as world ranks: each rank of this group in exactly one of them. The order
-    /// inside a part is the order of the new group. Every rank must call this with the same arguments,
-    /// which is checked; it counts as a collective.
+    /// `groups` holds world ranks: each rank of this group in exactly one part. The order inside a part is
+    /// the order of the new group.
+    ///
+    /// Collective: call on all ranks of the group, with the same arguments; they are compared.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`] if `groups` is no partition of this group's ranks.
+    /// [`CommError::InvalidCall`] if `groups` is not a partition of this group's ranks.
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError>;
 
-    /// Starts several calls as one: an engine may launch them together and so pay for one launch. The
-    /// handles are in the order of the calls.
+    /// Starts several calls at once, which an engine may fuse into one launch. The handles are in the order
+    /// of the calls.
     ///
-    /// It is the same as starting them one after the other, which is what happens unless an engine has
-    /// something better, except that all of them are checked before the first is sent. Every rank must
-    /// give the same calls in the same order.
+    /// Equal to starting them one after the other, except that all are checked before the first is sent.
+    /// All ranks must pass the same calls in the same order.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`] about the first call that does not fit, with nothing sent; else the
-    /// error of the first start that fails.
+    /// [`CommError::InvalidCall`] for the first invalid call, with nothing sent; otherwise the error of the
+    /// first start that fails.
     fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {
         for (call, input) in &calls {
             call.check(self.group(), input)?;
@@ -114,19 +113,19 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         calls.map(|(call, input)| self.start(call, input)).collect()
     }
 
-    /// The memory that this rank's calls are made in, if the engine recycles it: results are taken from
-    /// it, and who [gives](BufferPool::give) them back saves the next call an allocation.
+    /// The pool that results are allocated from, if the engine has one. A result that is
+    /// [given back](BufferPool::give) saves the next call an allocation.
     fn pool(&self) -> Option<&Arc<BufferPool>> {
         None
     }
 
-    /// Says that this rank begins a step, from 0. Call logs, verdicts and fault injection name it;
-    /// engines keep it, wrappers pass it on.
+    /// Records that this rank begins a step, counted from 0. Call logs, failure reports and fault injection
+    /// use it; wrappers forward it.
     fn begin_step(&self, _step: u64) {}
 
-    /// The calls on tensors that stay on their device, if the engine reaches one. A wrapper passes it on
-    /// where it has nothing to do to the calls; else its tensors go through host memory.
-    fn on_device(&self) -> Option<&dyn OnDevice> {
+    /// The calls on tensors in device memory, if the engine has them. A wrapper forwards it if it does not
+    /// change the calls; otherwise tensors go through host memory.
+    fn on_device(&self) -> Option<&dyn DeviceCommunicator> {
         None
     }
 
@@ -155,7 +154,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::AllGather, input)
     }
 
-    /// The buffers of all ranks one after the other, in group order: `[n] -> [size * n]`.
+    /// The buffers of all ranks, concatenated in group order: `[n] -> [size * n]`.
     fn all_gather(&self, input: Buffer) -> Result<Buffer, CommError> {
         self.start_all_gather(input)?.wait()
     }
@@ -175,8 +174,8 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::Broadcast { root }, input)
     }
 
-    /// The buffer of the root: `[n] -> [n]`. The others give a buffer of the same length and type,
-    /// whose contents are not read.
+    /// The buffer of the root: `[n] -> [n]`. The others pass a buffer of the same length and type, which is
+    /// not read.
     fn broadcast(&self, input: Buffer, root: usize) -> Result<Buffer, CommError> {
         self.start_broadcast(input, root)?.wait()
     }
@@ -191,7 +190,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::AllToAll { send, receive }, input)
     }
 
-    /// Gives `send[i]` elements to each rank `i` and gets `receive[i]` from it, both in group order:
+    /// Sends `send[i]` elements to each rank `i` and receives `receive[i]` from it, both in group order:
     /// `[sum(send)] -> [sum(receive)]`.
     fn all_to_all(
         &self,
@@ -207,17 +206,17 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::Send { to }, input)
     }
 
-    /// Gives a buffer to one rank.
+    /// Sends a buffer to one rank.
     fn send(&self, input: Buffer, to: usize) -> Result<(), CommError> {
         self.start_send(input, to)?.wait().map(drop)
     }
 
-    /// Starts [`receive`](Self::receive). The order of the starts decides which message each one gets.
+    /// Starts [`receive`](Self::receive). Receives match messages in the order they are started.
     fn start_receive(&self, from: usize, dtype: DType, len: usize) -> Result<Pending, CommError> {
         self.start(Call::Receive { from, dtype, len }, Buffer::empty(dtype))
     }
 
-    /// The next buffer that `from` sends to this rank, which must have this type and length.
+    /// The next buffer that `from` sends to this rank, which must be of this type and length.
     fn receive(&self, from: usize, dtype: DType, len: usize) -> Result<Buffer, CommError> {
         self.start_receive(from, dtype, len)?.wait()
     }
@@ -227,7 +226,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::Barrier, Buffer::empty(DType::U8))
     }
 
-    /// Returns once every rank of the group has come.
+    /// Returns once every rank of the group has called it.
     fn barrier(&self) -> Result<(), CommError> {
         self.start_barrier()?.wait().map(drop)
     }

@@ -2,41 +2,41 @@
 
 use std::fmt;
 
-use super::buffer::Buffer;
-use super::error::CommError;
+use crate::buffer::Buffer;
+use crate::error::CommError;
 
-/// A call that was started and whose result is still to be fetched.
+/// The handle of a call in flight.
 ///
-/// Handles may be waited on in any order, from any thread. Dropping one gives up the result, not the
-/// call: this rank's contribution stays with the others.
+/// Handles may be waited on in any order, from any thread. Dropping one discards the result and does not
+/// cancel the call: the other ranks still receive this rank's input.
 #[must_use = "a call that is never waited on gives no result and reports no error"]
-pub struct Pending(State);
+pub struct Pending(PendingState);
 
-enum State {
+enum PendingState {
     Ready(Buffer),
     Deferred(Box<dyn FnOnce() -> Result<Buffer, CommError> + Send>),
 }
 
 impl Pending {
-    /// A handle whose wait runs `wait`. An engine blocks in it, with its deadline; a wrapper (a fault
-    /// injector, a recorder) calls the inner handle's [`wait`](Self::wait) in it.
+    /// A handle whose [`wait`](Self::wait) calls the closure. An engine blocks in it, with a deadline; a
+    /// wrapper waits on the inner handle in it.
     pub fn new(wait: impl FnOnce() -> Result<Buffer, CommError> + Send + 'static) -> Self {
-        Self(State::Deferred(Box::new(wait)))
+        Self(PendingState::Deferred(Box::new(wait)))
     }
 
-    /// A handle whose result is there already.
+    /// A handle of a completed call.
     pub fn ready(buffer: Buffer) -> Self {
-        Self(State::Ready(buffer))
+        Self(PendingState::Ready(buffer))
     }
 
-    /// Blocks until the result is there.
+    /// Blocks until the call completes and returns its result.
     ///
     /// # Errors
-    /// Whatever kept the call from completing: see [`CommError`].
+    /// See [`CommError`].
     pub fn wait(self) -> Result<Buffer, CommError> {
         match self.0 {
-            State::Ready(buffer) => Ok(buffer),
-            State::Deferred(wait) => wait(),
+            PendingState::Ready(buffer) => Ok(buffer),
+            PendingState::Deferred(wait) => wait(),
         }
     }
 }
@@ -44,8 +44,8 @@ impl Pending {
 impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            State::Ready(_) => "Pending(ready)",
-            State::Deferred(_) => "Pending(deferred)",
+            PendingState::Ready(_) => "Pending(ready)",
+            PendingState::Deferred(_) => "Pending(deferred)",
         })
     }
 }

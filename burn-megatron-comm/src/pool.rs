@@ -1,4 +1,4 @@
-//! Memory that is used again: what a rank's calls are made in.
+//! The buffer pool of a rank's calls.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,31 +7,31 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::buffer::{Buffer, DType};
+use crate::buffer::{Buffer, DType};
 
-/// Buffers of fewer elements are not pooled: an allocation costs less than the search.
-pub const LEAST_POOLED: usize = 1024;
+/// Buffers of fewer elements are not pooled: an allocation costs less than the lookup.
+pub const MIN_POOLED_LEN: usize = 1024;
 
 /// The communication buffers of one rank, kept for the next call of the same type and length.
 ///
-/// Whoever has [taken](Self::take) a buffer may [give](Self::give) it back, as an engine does with the
-/// inputs of its calls. For each type and length the pool counts the buffers that are out, and keeps
-/// what comes back only while one is: it never holds more than were taken. Any buffer may come back for
-/// another one of its type and length; what never comes back stays counted as out.
+/// A buffer that was [taken](Self::take) may be [given back](Self::give), as engines do with the inputs of
+/// calls. For each type and length the pool counts the buffers in use, and keeps a returned buffer only
+/// while that count is positive: it never holds more than were taken. Any buffer of the same type and length
+/// may be given back in place of the one taken; one that is never given back stays counted as in use.
 ///
 /// All methods may be called from any thread.
 #[derive(Default)]
 pub struct BufferPool {
-    shelves: Mutex<HashMap<(DType, usize), Shelf>>,
+    classes: Mutex<HashMap<(DType, usize), SizeClass>>,
     allocated: AtomicU64,
     allocated_bytes: AtomicU64,
 }
 
 /// The buffers of one type and length.
 #[derive(Default)]
-struct Shelf {
+struct SizeClass {
     free: Vec<Buffer>,
-    out: usize,
+    in_use: usize,
 }
 
 impl BufferPool {
@@ -40,15 +40,15 @@ impl BufferPool {
         Self::default()
     }
 
-    /// A buffer of `len` elements with whatever they held last; zeros if it is new.
+    /// A buffer of `len` elements with unspecified contents: zeros if it is new.
     pub fn take(&self, dtype: DType, len: usize) -> Buffer {
-        self.draw(dtype, len)
+        self.take_free(dtype, len)
             .unwrap_or_else(|| Buffer::zeros(dtype, len))
     }
 
     /// A buffer of `len` zeros.
     pub fn take_zeroed(&self, dtype: DType, len: usize) -> Buffer {
-        match self.draw(dtype, len) {
+        match self.take_free(dtype, len) {
             None => Buffer::zeros(dtype, len),
             Some(mut used) => {
                 used.fill_zeros();
@@ -57,32 +57,32 @@ impl BufferPool {
         }
     }
 
-    /// Takes a buffer back. It is freed if none of its type and length is out, or if it has fewer than
-    /// [`LEAST_POOLED`] elements.
+    /// Gives a buffer back. It is freed if none of its type and length is in use, or if it has fewer than
+    /// [`MIN_POOLED_LEN`] elements.
     pub fn give(&self, buffer: Buffer) {
-        if buffer.len() < LEAST_POOLED {
+        if buffer.len() < MIN_POOLED_LEN {
             return;
         }
-        let mut shelves = self.shelves();
-        if let Entry::Occupied(mut shelf) = shelves.entry((buffer.dtype(), buffer.len()))
-            && shelf.get().out > 0
+        let mut classes = self.classes();
+        if let Entry::Occupied(mut class) = classes.entry((buffer.dtype(), buffer.len()))
+            && class.get().in_use > 0
         {
-            let shelf = shelf.get_mut();
-            shelf.out -= 1;
-            shelf.free.push(buffer);
+            let class = class.get_mut();
+            class.in_use -= 1;
+            class.free.push(buffer);
         } else {
-            // What is freed is freed outside of the lock.
-            drop(shelves);
+            // The buffer is freed outside of the lock.
+            drop(classes);
         }
     }
 
-    /// Frees what lies in the pool unused, and forgets what is out.
+    /// Frees all unused buffers and resets the counts of those in use.
     pub fn trim(&self) {
-        let shelves = std::mem::take(&mut *self.shelves());
-        drop(shelves);
+        let classes = std::mem::take(&mut *self.classes());
+        drop(classes);
     }
 
-    /// The number of buffers that were ever allocated, of [`LEAST_POOLED`] elements or more.
+    /// The number of buffers that were ever allocated, of [`MIN_POOLED_LEN`] elements or more.
     pub fn allocated(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
     }
@@ -92,24 +92,24 @@ impl BufferPool {
         self.allocated_bytes.load(Ordering::Relaxed)
     }
 
-    /// The bytes that lie in the pool unused.
+    /// The bytes of unused buffers in the pool.
     pub fn free_bytes(&self) -> u64 {
-        let bytes = |((dtype, len), shelf): (&(DType, usize), &Shelf)| {
-            (dtype.size_of() * len * shelf.free.len()) as u64
+        let bytes = |((dtype, len), class): (&(DType, usize), &SizeClass)| {
+            (dtype.size_of() * len * class.free.len()) as u64
         };
-        self.shelves().iter().map(bytes).sum()
+        self.classes().iter().map(bytes).sum()
     }
 
-    /// A used buffer, if one is free; else one that the caller allocates.
-    fn draw(&self, dtype: DType, len: usize) -> Option<Buffer> {
-        if len < LEAST_POOLED {
+    /// A free buffer; `None` if the caller must allocate one, which is then counted.
+    fn take_free(&self, dtype: DType, len: usize) -> Option<Buffer> {
+        if len < MIN_POOLED_LEN {
             return None;
         }
-        let mut shelves = self.shelves();
-        let shelf = shelves.entry((dtype, len)).or_default();
-        shelf.out += 1;
-        let used = shelf.free.pop();
-        drop(shelves);
+        let mut classes = self.classes();
+        let class = classes.entry((dtype, len)).or_default();
+        class.in_use += 1;
+        let used = class.free.pop();
+        drop(classes);
         if used.is_none() {
             let bytes = (dtype.size_of() * len) as u64;
             self.allocated.fetch_add(1, Ordering::Relaxed);
@@ -118,9 +118,9 @@ impl BufferPool {
         used
     }
 
-    /// No code that can panic leaves the shelves half done.
-    fn shelves(&self) -> MutexGuard<'_, HashMap<(DType, usize), Shelf>> {
-        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A poisoned lock is used on: no code that can panic leaves the classes inconsistent.
+    fn classes(&self) -> MutexGuard<'_, HashMap<(DType, usize), SizeClass>> {
+        self.classes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,23 +134,23 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// A buffer that goes home to its pool when it is dropped.
+/// A buffer that is given back to its pool when it is dropped.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(crate) struct PooledBuffer {
     buffer: Buffer,
-    home: Arc<BufferPool>,
+    pool: Arc<BufferPool>,
 }
 
-impl Lent {
-    pub fn new(buffer: Buffer, home: &Arc<BufferPool>) -> Self {
+impl PooledBuffer {
+    pub fn new(buffer: Buffer, pool: &Arc<BufferPool>) -> Self {
         Self {
             buffer,
-            home: Arc::clone(home),
+            pool: Arc::clone(pool),
         }
     }
 }
 
-impl Deref for Lent {
+impl Deref for PooledBuffer {
     type Target = Buffer;
 
     fn deref(&self) -> &Buffer {
@@ -158,16 +158,16 @@ impl Deref for Lent {
     }
 }
 
-impl DerefMut for Lent {
+impl DerefMut for PooledBuffer {
     fn deref_mut(&mut self) -> &mut Buffer {
         &mut self.buffer
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let empty = Buffer::empty(self.buffer.dtype());
-        self.home.give(std::mem::replace(&mut self.buffer, empty));
+        self.pool.give(std::mem::replace(&mut self.buffer, empty));
     }
 }
 
@@ -226,16 +226,16 @@ mod tests {
     #[test]
     fn small_buffers_are_not_pooled() {
         let pool = BufferPool::new();
-        pool.give(pool.take(DType::F64, LEAST_POOLED - 1));
+        pool.give(pool.take(DType::F64, MIN_POOLED_LEN - 1));
         assert_eq!((pool.allocated(), pool.free_bytes()), (0, 0));
-        pool.give(pool.take(DType::F64, LEAST_POOLED));
+        pool.give(pool.take(DType::F64, MIN_POOLED_LEN));
         assert_eq!((pool.allocated(), pool.free_bytes()), (1, 8192));
     }
 
     #[test]
-    fn what_is_lent_goes_home_also_when_a_thread_panics() {
+    fn a_pooled_buffer_returns_to_its_pool_also_when_a_thread_panics() {
         let pool = Arc::new(BufferPool::new());
-        let lent = Lent::new(pool.take(DType::F32, 1024), &pool);
+        let lent = PooledBuffer::new(pool.take(DType::F32, 1024), &pool);
         let thread = std::thread::spawn(move || {
             let _lent = lent;
             std::panic::resume_unwind(Box::new(()));

@@ -1,7 +1,7 @@
-//! The bits of one 32-bit type as those of another, for what moves tensors without reading them.
+//! Bit casts between 32-bit types, for code that moves tensors without computing with them.
 //!
-//! Nothing here is recorded for a backward. On a device neither is a launch: only the name of the type
-//! changes.
+//! Not differentiable: nothing is recorded for autodiff. On a device it launches nothing: only the
+//! type changes.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
@@ -11,17 +11,20 @@ use burn_cubecl::tensor::CubeTensor;
 use crate::KernelError;
 use crate::cpu::slice;
 use crate::error::accept;
-use crate::launch::{Kernel, Spec, launch_one};
+use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// The bits of `words`, `[n]` of u32, as `[n]` of f32. Many of them may be no numbers: the result is to
-/// be moved, not to be computed with.
+/// The bits of `words`, `[n]` of u32, as `[n]` of f32. Many of them may be NaN: move the result, do
+/// not compute with it.
 ///
 /// # Panics
 ///
 /// With a [`KernelError`] for words of another type.
 pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
     accept(check(words.dtype(), DType::U32, "U32"));
-    Tensor::from_dispatch(launch_one(Bits(DType::F32), vec![words.into_dispatch()]))
+    Tensor::from_dispatch(launch_one(
+        BitcastOp(DType::F32),
+        vec![words.into_dispatch()],
+    ))
 }
 
 /// The bits of `values`, `[n]` of f32, as `[n]` of u32.
@@ -31,26 +34,30 @@ pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
 /// With a [`KernelError`] for values of another type.
 pub fn as_u32(values: Tensor<1>) -> Tensor<1, Int> {
     accept(check(values.dtype(), DType::F32, "F32"));
-    Tensor::from_dispatch(launch_one(Bits(DType::U32), vec![values.into_dispatch()]))
+    Tensor::from_dispatch(launch_one(
+        BitcastOp(DType::U32),
+        vec![values.into_dispatch()],
+    ))
 }
 
 fn check(found: DType, expected: DType, fits: &'static str) -> Result<(), KernelError> {
-    match found == expected {
-        true => Ok(()),
-        false => Err(KernelError::Option {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(KernelError::Option {
             operation: "bits",
             name: "type",
             value: format!("{found:?}"),
             fits,
-        }),
+        })
     }
 }
 
-/// The type that the bits are taken for.
+/// The target type.
 #[derive(Debug)]
-struct Bits(DType);
+struct BitcastOp(DType);
 
-impl Kernel for Bits {
+impl DeviceOp for BitcastOp {
     fn name(&self) -> &'static str {
         "bits"
     }
@@ -90,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_come_back_also_those_that_are_no_numbers() {
+    fn bits_round_trip_also_those_of_nan() {
         let words = vec![0u32, 1, 0x7f80_0001, 0xffc0_1234, 0x3f80_0000, u32::MAX];
         let device = Device::flex();
         let data = TensorData::new(words.clone(), [6]);

@@ -1,10 +1,10 @@
-//! What a fused operation cannot work on.
+//! Errors of the fused operations.
 
 use burn::tensor::DType;
 
-/// Why an operation was refused, the same on every backend.
+/// Why an operation failed, the same on every backend.
 ///
-/// The operations panic with this message, as Burn's own do, before anything is allocated.
+/// The operations panic with this message before anything is allocated, as Burn's own do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     /// Shapes that do not agree.
@@ -12,11 +12,11 @@ pub enum KernelError {
     Shape {
         /// The operation.
         operation: &'static str,
-        /// The shapes, and what would fit.
+        /// The shapes, and what was expected.
         message: String,
     },
-    /// An element type that the operation, or the device, does not have.
-    #[error("{operation} does not take {dtype:?} on {device}; {fits} fit")]
+    /// An element type that the operation, or the device, does not support.
+    #[error("{operation} does not support {dtype:?} on {device}: expected {fits}")]
     Type {
         /// The operation.
         operation: &'static str,
@@ -24,11 +24,11 @@ pub enum KernelError {
         dtype: DType,
         /// The device, in words.
         device: String,
-        /// The types that it takes there.
+        /// The supported types.
         fits: String,
     },
     /// An option out of its range.
-    #[error("{operation}: {name} = {value} makes no sense; {fits} does")]
+    #[error("{operation}: invalid {name} = {value}: expected {fits}")]
     Option {
         /// The operation.
         operation: &'static str,
@@ -36,11 +36,11 @@ pub enum KernelError {
         name: &'static str,
         /// Its value.
         value: String,
-        /// What would fit.
+        /// What was expected.
         fits: &'static str,
     },
-    /// More elements than the kernels can count.
-    #[error("{operation}: a tensor {shape:?} has more elements than the {MAX_ELEMENTS} that fit")]
+    /// More elements than the kernels can index.
+    #[error("{operation}: tensor {shape:?} has too many elements: expected at most {MAX_ELEMENTS}")]
     TooLarge {
         /// The operation.
         operation: &'static str,
@@ -49,7 +49,7 @@ pub enum KernelError {
     },
 }
 
-/// The largest number of elements of one tensor: kernels count them in 32 bits.
+/// The largest number of elements of one tensor: kernels use 32-bit indices.
 pub const MAX_ELEMENTS: usize = u32::MAX as usize;
 
 impl KernelError {
@@ -71,7 +71,7 @@ pub(crate) fn accept<T>(result: Result<T, KernelError>) -> T {
     }
 }
 
-/// Refuses shapes with more elements than the kernels can count, an overflow included.
+/// Fails for shapes with more than [`MAX_ELEMENTS`] elements, an overflow included.
 pub(crate) fn check_size(operation: &'static str, shape: &[usize]) -> Result<(), KernelError> {
     let elements = shape
         .iter()

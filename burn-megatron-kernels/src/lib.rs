@@ -1,8 +1,9 @@
 #![doc = "Fused operations for Burn with hand-written backward passes."]
 //!
-//! The crate knows nothing of ranks and is useful alone. An operation is a function on `Tensor`s,
-//! tracked or not, with a CubeCL kernel for GPUs, a form of its own for Burn's CPU device, and a
-//! backward that saves little. Beside each stands `composed`: the same made of Burn's operations.
+//! The crate knows nothing of ranks and can be used alone. An operation is a function on `Tensor`s,
+//! tracked by autodiff or not, with a CubeCL kernel for GPUs, an implementation for Burn's CPU
+//! backend, and a backward that saves little memory. Each has an unfused reference, `composed`,
+//! made of Burn's operations.
 //!
 //! | operation | what it fuses |
 //! |---|---|
@@ -19,13 +20,13 @@
 //! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
 //! | [`bits`] | the bits of one type as those of another |
 //!
-//! They stand on [`function`] (an operation given by its forward and its backward) and [`philox`]
-//! (counter-based random numbers, so that a draw depends on its coordinates alone).
+//! They are built on [`function`] (an operation defined by its forward and its backward) and
+//! [`philox`] (counter-based random numbers, so that a draw depends only on its coordinates).
 //!
 //! Feature flags are Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`.
 
-// A kernel is Rust to read, but not to compile: a condition at expansion time cannot be joined with
-// one on the device, and ranges, not iterators, are unrolled.
+// CubeCL kernels are expanded before they are compiled: a compile-time condition cannot be joined
+// with a runtime one, and ranges, not iterators, are unrolled.
 #![cfg_attr(
     feature = "cubecl",
     allow(
@@ -40,6 +41,8 @@
 
 pub mod activation;
 pub mod adamw;
+#[cfg(feature = "cubecl")]
+pub mod aot;
 pub mod attention;
 pub mod bits;
 mod cpu;
@@ -60,7 +63,5 @@ pub mod softmax;
 #[cfg(test)]
 mod testing;
 
-#[cfg(feature = "cubecl")]
-pub use cube::specimen;
 pub use error::{KernelError, MAX_ELEMENTS};
 pub use function::{Function, apply};

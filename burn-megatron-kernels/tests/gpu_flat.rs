@@ -7,7 +7,7 @@ use burn_megatron_kernels::flat::accumulate;
 use cubecl::launched::LaunchedKernels;
 
 #[test]
-fn an_own_buffer_takes_one_kernel_and_a_held_one_its_copy_too() {
+fn a_uniquely_owned_buffer_takes_one_kernel_and_a_shared_one_a_copy() {
     let device = Device::wgpu(Default::default());
     let kernels = |held: bool, offset: usize| {
         let flat = Tensor::<1>::ones([300], &device);

@@ -97,7 +97,7 @@ fn large_kernels_are_measured_once_and_keep_their_bits() {
     };
     let table = RopeTable::new(&config, &device, narrow.dtype()).expect("a table");
     for held in [false, true] {
-        // In place where nobody else holds the tensor: what is measured must not turn it.
+        // In place if the tensor is uniquely owned: the measured trials must not rotate it.
         check(
             &format!("rope, held {held}"),
             &device,

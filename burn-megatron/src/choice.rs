@@ -1,8 +1,8 @@
-//! Which operations run as fused kernels, and why.
+//! Selection of fused kernels.
 //!
 //! Every operation of the [kernels crate](crate::kernels) has two forms that compute the same: a
-//! fused kernel with a backward of its own, and a composition of Burn's operations. [`Choices`] is
-//! what a user asks for, [`Chosen`] what was decided for a device and a type.
+//! fused kernel with its own backward, and a composition of Burn's operations. [`KernelChoices`] is what the
+//! user requests, [`KernelSelection`] what is used on a device with a type.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use burn::tensor::{DType, Device};
 use serde::{Deserialize, Serialize};
 
-/// An operation with two forms.
+/// An operation with a fused and an unfused form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
@@ -22,20 +22,20 @@ pub enum Operation {
     Dropout,
     /// Rotary positions.
     Rope,
-    /// Scores, softmax and weighted sum, without the scores in memory.
+    /// Flash attention: scores, softmax and weighted sum, without the scores in memory.
     Attention,
-    /// Scale, mask and softmax of scores, where attention is not fused.
+    /// Scale, mask and softmax of scores, if attention is not fused.
     Softmax,
     /// Cross entropy.
     Loss,
-    /// Matrix products: bias, and sums of weight gradients, inside of the product.
+    /// Matrix products that add the bias, and accumulate weight gradients, themselves.
     Linear,
     /// AdamW and the sum of squares of the gradient norm.
     Optimizer,
 }
 
 impl Operation {
-    /// All of them, in the order of a step.
+    /// All operations, in the order of a step.
     pub const ALL: [Self; 9] = [
         Self::Norm,
         Self::Activation,
@@ -48,7 +48,7 @@ impl Operation {
         Self::Optimizer,
     ];
 
-    /// As recipes and flags write it.
+    /// The name in recipes and flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Norm => "norm",
@@ -64,46 +64,46 @@ impl Operation {
     }
 }
 
-/// What a user asks for.
+/// The requested form of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Choice {
-    /// Fused where the device has the kernel and it is the faster form.
+pub enum KernelChoice {
+    /// Fused if the device has the kernel and it is faster.
     #[default]
     Auto,
-    /// Fused, or an error that says why it cannot be.
+    /// Fused, or an error if it cannot be.
     Fused,
-    /// Burn's own operations.
+    /// Burn's operations.
     Unfused,
 }
 
-/// A choice for each operation.
+/// The requested form of each operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Choices {
+pub struct KernelChoices {
     /// See [`Operation::Norm`].
-    pub norm: Choice,
+    pub norm: KernelChoice,
     /// See [`Operation::Activation`].
-    pub activation: Choice,
+    pub activation: KernelChoice,
     /// See [`Operation::Dropout`].
-    pub dropout: Choice,
+    pub dropout: KernelChoice,
     /// See [`Operation::Rope`].
-    pub rope: Choice,
+    pub rope: KernelChoice,
     /// See [`Operation::Attention`].
-    pub attention: Choice,
+    pub attention: KernelChoice,
     /// See [`Operation::Softmax`].
-    pub softmax: Choice,
+    pub softmax: KernelChoice,
     /// See [`Operation::Loss`].
-    pub loss: Choice,
+    pub loss: KernelChoice,
     /// See [`Operation::Linear`].
-    pub linear: Choice,
+    pub linear: KernelChoice,
     /// See [`Operation::Optimizer`].
-    pub optimizer: Choice,
+    pub optimizer: KernelChoice,
 }
 
-impl Choices {
+impl KernelChoices {
     /// The same choice for every operation.
-    pub fn all(choice: Choice) -> Self {
+    pub fn all(choice: KernelChoice) -> Self {
         let mut choices = Self::default();
         for operation in Operation::ALL {
             *choices.of_mut(operation) = choice;
@@ -112,13 +112,13 @@ impl Choices {
     }
 
     /// The choice for one operation.
-    pub fn of(&self, operation: Operation) -> Choice {
+    pub fn of(&self, operation: Operation) -> KernelChoice {
         let mut choices = *self;
         *choices.of_mut(operation)
     }
 
-    /// The place of one operation's choice.
-    pub fn of_mut(&mut self, operation: Operation) -> &mut Choice {
+    /// A mutable reference to the choice for one operation.
+    pub fn of_mut(&mut self, operation: Operation) -> &mut KernelChoice {
         match operation {
             Operation::Norm => &mut self.norm,
             Operation::Activation => &mut self.activation,
@@ -136,14 +136,15 @@ impl Choices {
     ///
     /// # Errors
     ///
-    /// [`ChoiceError`] for a name that is none.
-    pub fn set(&mut self, text: &str) -> Result<(), ChoiceError> {
+    /// [`KernelChoiceError`] for an unknown name.
+    pub fn set(&mut self, text: &str) -> Result<(), KernelChoiceError> {
         for part in text.split(',').map(str::trim) {
             match part.split_once('=') {
                 None => *self = Self::all(part.parse()?),
                 Some((name, choice)) => {
                     let operation = Operation::ALL.into_iter().find(|o| o.name() == name);
-                    let operation = operation.ok_or_else(|| ChoiceError::Operation(name.into()))?;
+                    let operation = operation
+                        .ok_or_else(|| KernelChoiceError::UnknownOperation(name.into()))?;
                     *self.of_mut(operation) = choice.parse()?;
                 }
             }
@@ -152,35 +153,35 @@ impl Choices {
     }
 }
 
-impl FromStr for Choice {
-    type Err = ChoiceError;
+impl FromStr for KernelChoice {
+    type Err = KernelChoiceError;
 
-    fn from_str(text: &str) -> Result<Self, ChoiceError> {
+    fn from_str(text: &str) -> Result<Self, KernelChoiceError> {
         match text {
             "auto" => Ok(Self::Auto),
             "fused" => Ok(Self::Fused),
             "unfused" => Ok(Self::Unfused),
-            other => Err(ChoiceError::Choice(other.into())),
+            other => Err(KernelChoiceError::UnknownChoice(other.into())),
         }
     }
 }
 
-/// A choice that cannot be made.
+/// An invalid choice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChoiceError {
-    /// An operation that there is not.
-    #[error("`{0}` is no operation with kernels; {names} are", names = names())]
-    Operation(String),
-    /// A choice that there is not.
-    #[error("`{0}` is no choice of kernels; auto, fused and unfused are")]
-    Choice(String),
-    /// Fused was asked for, and cannot be.
-    #[error("kernels: {name} cannot be fused: {reason}; auto or unfused can be chosen",
+pub enum KernelChoiceError {
+    /// An unknown operation.
+    #[error("invalid operation \"{0}\": expected {names}", names = names())]
+    UnknownOperation(String),
+    /// An unknown choice.
+    #[error("invalid kernel choice \"{0}\": expected auto, fused or unfused")]
+    UnknownChoice(String),
+    /// Fused was requested and is not available.
+    #[error("kernels: {name} cannot be fused: {reason}; use auto or unfused",
         name = .operation.name())]
     NotFused {
         /// The operation.
         operation: Operation,
-        /// Why not.
+        /// Why it is not available.
         reason: String,
     },
 }
@@ -189,37 +190,41 @@ fn names() -> String {
     Operation::ALL.map(Operation::name).join(", ")
 }
 
-/// What was decided for one operation.
+/// The selected form of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Decision {
+struct KernelDecision {
     fused: bool,
     reason: String,
 }
 
-/// What was decided for every operation.
+/// The selected form of every operation on a device, with the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    choices: Choices,
-    decisions: Vec<Decision>,
+pub struct KernelSelection {
+    choices: KernelChoices,
+    decisions: Vec<KernelDecision>,
 }
 
-impl Chosen {
-    /// Decides for tensors of `dtype` on `device`.
+impl KernelSelection {
+    /// Selects the forms for tensors of `dtype` on `device`.
     ///
     /// # Errors
     ///
-    /// [`ChoiceError::NotFused`] where a kernel was asked for that the device does not have.
-    pub fn new(choices: &Choices, device: &Device, dtype: DType) -> Result<Self, ChoiceError> {
-        let mut chosen = Self {
+    /// [`KernelChoiceError::NotFused`] if a requested kernel is not available on the device.
+    pub fn new(
+        choices: &KernelChoices,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Self, KernelChoiceError> {
+        let mut selection = Self {
             choices: *choices,
             decisions: vec![],
         };
         for operation in Operation::ALL {
             let missing = missing(operation, device, dtype);
             let decision = decide(operation, choices.of(operation), missing)?;
-            chosen.decisions.push(decision);
+            selection.decisions.push(decision);
         }
-        Ok(chosen)
+        Ok(selection)
     }
 
     /// Whether an operation is fused.
@@ -227,25 +232,25 @@ impl Chosen {
         self.decisions[operation as usize].fused
     }
 
-    /// Decides again for an operation that something in the model keeps from being fused.
+    /// Disables the fused form of an operation that the model does not allow, for this reason.
     ///
     /// # Errors
     ///
-    /// [`ChoiceError::NotFused`] where the kernel was asked for.
+    /// [`KernelChoiceError::NotFused`] if the kernel was requested.
     pub fn keep_unfused(
         &mut self,
         operation: Operation,
         reason: impl Into<String>,
-    ) -> Result<(), ChoiceError> {
+    ) -> Result<(), KernelChoiceError> {
         let choice = self.choices.of(operation);
         self.decisions[operation as usize] = decide(operation, choice, Some(reason.into()))?;
         Ok(())
     }
 
-    /// Decides again for an operation that is the faster one unfused, where the choice is automatic.
+    /// Disables the fused form of an operation that is faster unfused, if the choice is automatic.
     pub fn prefer_unfused(&mut self, operation: Operation, reason: impl Into<String>) {
-        if self.choices.of(operation) == Choice::Auto {
-            self.decisions[operation as usize] = Decision {
+        if self.choices.of(operation) == KernelChoice::Auto {
+            self.decisions[operation as usize] = KernelDecision {
                 fused: false,
                 reason: reason.into(),
             };
@@ -256,7 +261,7 @@ impl Chosen {
 /// Why the device has no kernel for this type, if it has none.
 fn missing(operation: Operation, device: &Device, dtype: DType) -> Option<String> {
     let is_cpu = *device == Device::flex();
-    // Whatever the model computes in, its weights are stepped in f32 at least.
+    // The optimizer steps weights in f32 at least, whatever type the model computes in.
     let dtype = match operation {
         Operation::Optimizer if dtype != DType::F64 => DType::F32,
         _ => dtype,
@@ -269,23 +274,25 @@ fn missing(operation: Operation, device: &Device, dtype: DType) -> Option<String
 
 fn decide(
     operation: Operation,
-    choice: Choice,
+    choice: KernelChoice,
     obstacle: Option<String>,
-) -> Result<Decision, ChoiceError> {
+) -> Result<KernelDecision, KernelChoiceError> {
     let (fused, reason) = match (choice, obstacle) {
-        (Choice::Unfused, _) => (false, "asked for".into()),
-        (Choice::Fused, None) => (true, "asked for".into()),
-        (Choice::Auto, None) => (true, "the device has the kernel".into()),
-        (Choice::Auto, Some(reason)) => (false, reason),
-        (Choice::Fused, Some(reason)) => return Err(ChoiceError::NotFused { operation, reason }),
+        (KernelChoice::Unfused, _) => (false, "requested".into()),
+        (KernelChoice::Fused, None) => (true, "requested".into()),
+        (KernelChoice::Auto, None) => (true, "the device has the kernel".into()),
+        (KernelChoice::Auto, Some(reason)) => (false, reason),
+        (KernelChoice::Fused, Some(reason)) => {
+            return Err(KernelChoiceError::NotFused { operation, reason });
+        }
     };
-    Ok(Decision { fused, reason })
+    Ok(KernelDecision { fused, reason })
 }
 
 /// `fused: norm, loss (the device has the kernel); unfused: attention (dropout of ...)`
-impl Display for Chosen {
+impl Display for KernelSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut groups: Vec<(&Decision, Vec<&str>)> = vec![];
+        let mut groups: Vec<(&KernelDecision, Vec<&str>)> = vec![];
         for (operation, decision) in Operation::ALL.iter().zip(&self.decisions) {
             match groups.iter_mut().find(|(other, _)| *other == decision) {
                 Some((_, names)) => names.push(operation.name()),
@@ -307,57 +314,63 @@ impl Display for Chosen {
 mod tests {
     use super::*;
 
-    fn chosen(choices: &str) -> Result<Chosen, ChoiceError> {
-        let mut all = Choices::default();
+    fn selection(choices: &str) -> Result<KernelSelection, KernelChoiceError> {
+        let mut all = KernelChoices::default();
         all.set(choices)?;
-        Chosen::new(&all, &Device::flex(), DType::F32)
+        KernelSelection::new(&all, &Device::flex(), DType::F32)
     }
 
     #[test]
     fn choices_are_read_and_reasons_are_given() {
-        let mut chosen = chosen("unfused,norm=fused,loss=auto").unwrap();
-        assert!(chosen.is_fused(Operation::Norm) && chosen.is_fused(Operation::Loss));
-        assert!(!chosen.is_fused(Operation::Attention));
+        let mut selection = selection("unfused,norm=fused,loss=auto").unwrap();
+        assert!(selection.is_fused(Operation::Norm) && selection.is_fused(Operation::Loss));
+        assert!(!selection.is_fused(Operation::Attention));
         assert_eq!(
-            chosen.to_string(),
-            "fused: norm (asked for); fused: loss (the device has the kernel); unfused: activation, \
-             dropout, rope, attention, softmax, linear, optimizer (asked for)",
+            selection.to_string(),
+            "fused: norm (requested); fused: loss (the device has the kernel); unfused: activation, \
+             dropout, rope, attention, softmax, linear, optimizer (requested)",
         );
-        chosen.keep_unfused(Operation::Loss, "of a test").unwrap();
-        assert!(!chosen.is_fused(Operation::Loss));
-        assert!(chosen.to_string().ends_with("; unfused: loss (of a test)"));
-        // What was asked for stays; what was not may go.
-        chosen.prefer_unfused(Operation::Norm, "slower");
-        chosen.prefer_unfused(Operation::Loss, "slower");
-        assert!(chosen.is_fused(Operation::Norm));
-        assert!(chosen.to_string().ends_with("; unfused: loss (slower)"));
+        selection
+            .keep_unfused(Operation::Loss, "of a test")
+            .unwrap();
+        assert!(!selection.is_fused(Operation::Loss));
+        assert!(
+            selection
+                .to_string()
+                .ends_with("; unfused: loss (of a test)")
+        );
+        // A requested kernel stays; an automatic one does not.
+        selection.prefer_unfused(Operation::Norm, "slower");
+        selection.prefer_unfused(Operation::Loss, "slower");
+        assert!(selection.is_fused(Operation::Norm));
+        assert!(selection.to_string().ends_with("; unfused: loss (slower)"));
     }
 
     #[test]
-    fn what_cannot_be_chosen_is_an_error() {
-        let error = |text| chosen(text).unwrap_err().to_string();
-        assert!(error("nrom=fused").starts_with("`nrom` is no operation with kernels; norm, "));
-        assert!(error("norm=on").starts_with("`on` is no choice of kernels; auto, fused"));
-        let error = chosen("attention=fused")
+    fn an_invalid_choice_is_an_error() {
+        let error = |text| selection(text).unwrap_err().to_string();
+        assert!(error("nrom=fused").starts_with("invalid operation \"nrom\": expected norm, "));
+        assert!(error("norm=on").starts_with("invalid kernel choice \"on\": expected auto, fused"));
+        let error = selection("attention=fused")
             .unwrap()
             .keep_unfused(Operation::Attention, "of a test")
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "kernels: attention cannot be fused: of a test; auto or unfused can be chosen",
+            "kernels: attention cannot be fused: of a test; use auto or unfused",
         );
     }
 
     #[test]
-    fn operations_stand_in_their_order() {
+    fn operations_are_in_the_order_of_their_numbers() {
         for (i, operation) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, i);
-            let mut choices = Choices::default();
+            let mut choices = KernelChoices::default();
             choices
                 .set(&format!("{}=unfused", operation.name()))
                 .unwrap();
-            assert_eq!(choices.of(operation), Choice::Unfused);
-            assert_ne!(choices, Choices::default());
+            assert_eq!(choices.of(operation), KernelChoice::Unfused);
+            assert_ne!(choices, KernelChoices::default());
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Devices by name, checked before Burn is asked for them.
+//! Devices by name, checked before Burn is called.
 //!
-//! Burn panics on a device that is compiled in but not there, and its default device is a GPU
-//! wherever one is compiled in. So a device is always named, and looked for first.
+//! Burn panics on a device that is compiled in but not present, and its default device is a GPU
+//! if one is compiled in. So a device is always named, and checked first.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,23 +19,23 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// A device that cannot be had.
+/// A device that is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// A name that is no device.
-    #[error("\"{0}\" is no device; cpu, wgpu and cuda are")]
+    /// An unknown name.
+    #[error("invalid device \"{0}\": expected cpu, wgpu or cuda")]
     Unknown(String),
-    /// The binary was built without it.
+    /// The binary was built without the feature.
     #[error("this binary was built without {0}; build it with --features {0}")]
     NotCompiled(DeviceKind),
-    /// The machine has none.
+    /// The machine has no such device.
     #[error("no {kind} device was found: {cause}. {cure}")]
     Missing {
         /// The kind.
         kind: DeviceKind,
-        /// What was looked for.
+        /// What is missing.
         cause: String,
-        /// What helps.
+        /// How to fix it.
         cure: &'static str,
     },
 }
@@ -61,11 +61,11 @@ impl FromStr for DeviceKind {
 }
 
 impl DeviceKind {
-    /// The devices of this kind on this machine, at least one. Ranks take them in turn.
+    /// The devices of this kind on this machine, at least one. Ranks use them round-robin.
     ///
     /// # Errors
     ///
-    /// [`DeviceError`] when the kind is not compiled in, or the machine has none.
+    /// [`DeviceError`] if the kind is not compiled in, or the machine has none.
     pub fn devices(self) -> Result<Vec<Device>, DeviceError> {
         match self {
             Self::Cpu => Ok(vec![Device::flex()]),
@@ -85,14 +85,14 @@ fn wgpu_devices() -> Result<Vec<Device>, DeviceError> {
     use burn::tensor::DeviceType;
 
     let devices = Device::enumerate(DeviceType::Wgpu).into_vec();
-    match devices.is_empty() {
-        false => Ok(devices),
-        true => Err(DeviceError::Missing {
+    if devices.is_empty() {
+        return Err(DeviceError::Missing {
             kind: DeviceKind::Wgpu,
             cause: "no adapter offers Vulkan, Metal or DirectX 12".into(),
             cure: "Install a driver, such as the package mesa-vulkan-drivers, or use --device cpu",
-        }),
+        });
     }
+    Ok(devices)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -110,7 +110,7 @@ fn cuda_devices() -> Result<Vec<Device>, DeviceError> {
     Ok((0..count).map(Device::cuda).collect())
 }
 
-/// Asks the driver itself, as Burn's way of asking panics where it is not installed.
+/// The number of GPUs, from the driver itself: Burn's own query panics if no driver is installed.
 #[cfg(any(feature = "cuda", test))]
 fn cuda_driver_devices() -> Result<usize, String> {
     use std::ffi::c_int;
@@ -123,7 +123,7 @@ fn cuda_driver_devices() -> Result<usize, String> {
     let missing =
         |error: libloading::Error| format!("the CUDA driver {name} cannot be used ({error})");
     let mut count: c_int = 0;
-    // SAFETY: `cuInit(unsigned)` and `cuDeviceGetCount(int*)` are declared so in the driver API.
+    // SAFETY: the signatures of `cuInit(unsigned)` and `cuDeviceGetCount(int*)` are those of the driver API.
     let code = unsafe {
         let driver = libloading::Library::new(name).map_err(missing)?;
         let init: libloading::Symbol<unsafe extern "C" fn(u32) -> c_int> =
@@ -154,7 +154,7 @@ mod tests {
         let error = "gpu".parse::<DeviceKind>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "\"gpu\" is no device; cpu, wgpu and cuda are"
+            "invalid device \"gpu\": expected cpu, wgpu or cuda"
         );
     }
 
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(DeviceKind::Cpu.devices().unwrap().len(), 1);
     }
 
-    /// The question must be safe to ask on any machine.
+    /// The query must not panic on any machine.
     #[test]
     fn a_driver_that_is_missing_is_named() {
         match cuda_driver_devices() {

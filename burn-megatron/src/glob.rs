@@ -1,71 +1,70 @@
-//! Patterns over dotted paths, and how far a path is from fitting one.
+//! Glob patterns over dotted paths, and the edit distance from a path to a match.
 
 use std::iter::once;
 
-/// How many paths an error lists.
-const LISTED: usize = 3;
+/// The number of paths that an error lists.
+const MAX_LISTED: usize = 3;
 
-/// A pattern over the paths of parameters or layers; it fits a path as a whole.
+/// A pattern over the paths of parameters or layers; it matches whole paths.
 ///
-/// `?` is one character of a component, `*` any characters of one, and `**`, which stands alone in
-/// its component, any number of components.
+/// `?` matches one character of a component, `*` any characters of one, and `**`, which must be a
+/// component of its own, any number of components.
 #[derive(Clone, Debug)]
-pub(crate) struct Glob(Vec<Token>);
+pub(crate) struct Glob(Vec<GlobToken>);
 
 #[derive(Clone, Debug)]
-enum Token {
+enum GlobToken {
     /// This character.
     Literal(char),
     /// `?`.
     One,
     /// `*`.
     Any,
-    /// `**.`: nothing, or whole components with the dot after them.
+    /// `**.`: any number of components, each with the dot after it.
     Components,
-    /// `**` at the end: whatever follows.
+    /// `**` at the end: the rest of the path.
     Rest,
 }
 
-/// What is wrong with a pattern.
+/// An invalid pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GlobFault {
-    /// Nothing between two dots, or before the first or after the last.
+pub enum GlobError {
+    /// Nothing between two dots, before the first or after the last.
     #[error("it has an empty component: write names, *, ? or ** between dots")]
     EmptyComponent,
-    /// `**` beside something else.
+    /// `**` together with other characters.
     #[error("** has to stand alone between dots, as in **.bias; inside of a component use *")]
     Joined,
 }
 
 impl Glob {
-    /// Reads a pattern.
-    pub(crate) fn parse(pattern: &str) -> Result<Self, GlobFault> {
+    /// Parses a pattern.
+    pub(crate) fn parse(pattern: &str) -> Result<Self, GlobError> {
         let mut tokens = vec![];
         let mut components = pattern.split('.').peekable();
         while let Some(component) = components.next() {
             let last = components.peek().is_none();
             match component {
-                "" => return Err(GlobFault::EmptyComponent),
-                "**" if last => tokens.push(Token::Rest),
-                "**" => tokens.push(Token::Components),
-                joined if joined.contains("**") => return Err(GlobFault::Joined),
+                "" => return Err(GlobError::EmptyComponent),
+                "**" if last => tokens.push(GlobToken::Rest),
+                "**" => tokens.push(GlobToken::Components),
+                joined if joined.contains("**") => return Err(GlobError::Joined),
                 name => {
-                    tokens.extend(name.chars().map(Token::of));
-                    tokens.extend((!last).then_some(Token::Literal('.')));
+                    tokens.extend(name.chars().map(GlobToken::of));
+                    tokens.extend((!last).then_some(GlobToken::Literal('.')));
                 }
             }
         }
         Ok(Self(tokens))
     }
 
-    /// Whether the pattern fits the path.
-    pub(crate) fn fits(&self, path: &str) -> bool {
+    /// Whether the pattern matches the path.
+    pub(crate) fn matches(&self, path: &str) -> bool {
         self.distance(path) == 0
     }
 
-    /// The least number of characters that have to be put into the pattern, taken out of it or
-    /// changed for it to fit the path: the distance of Levenshtein (1966), where stars fit for
-    /// nothing.
+    /// The Levenshtein distance: the least number of characters to insert into the pattern, delete from it
+    /// or change, so that it matches the path. Stars match at no cost.
     pub(crate) fn distance(&self, path: &str) -> usize {
         let path: Vec<char> = path.chars().collect();
         // At `j`: the distance of the tokens so far to the first `j` characters.
@@ -77,14 +76,18 @@ impl Glob {
     }
 }
 
-/// Those of `paths` that take the fewest changes to fit, the nearest first, as an error lists them.
+/// The paths with the smallest distance, nearest first, as many as an error lists.
 pub(crate) fn nearest<'a>(glob: &Glob, paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut nearest: Vec<_> = paths.into_iter().collect();
     nearest.sort_by_cached_key(|path| glob.distance(path));
-    nearest.into_iter().take(LISTED).map(Into::into).collect()
+    nearest
+        .into_iter()
+        .take(MAX_LISTED)
+        .map(Into::into)
+        .collect()
 }
 
-/// The end of a sentence that says what fits nothing.
+/// The end of an error message: the nearest paths.
 pub(crate) fn listed(nearest: &[String]) -> String {
     match nearest {
         [] => ", as there is none here".into(),
@@ -93,7 +96,7 @@ pub(crate) fn listed(nearest: &[String]) -> String {
     }
 }
 
-impl Token {
+impl GlobToken {
     fn of(character: char) -> Self {
         match character {
             '*' => Self::Any,
@@ -137,7 +140,7 @@ impl Token {
     }
 }
 
-/// The distances with one more token that fits one character.
+/// The distances with one more token that matches one character.
 fn edits(before: &[usize], path: &[char], fits: impl Fn(char) -> bool) -> Vec<usize> {
     let mut row = vec![before[0] + 1];
     for (j, found) in path.iter().enumerate() {
@@ -172,7 +175,7 @@ mod tests {
             ("**.größe", "blöcke.größe"),
         ];
         for (pattern, path) in fits {
-            assert!(glob(pattern).fits(path), "{pattern} {path}");
+            assert!(glob(pattern).matches(path), "{pattern} {path}");
         }
         let fits_not = [
             ("embedding", "embedding.weight"),
@@ -189,7 +192,7 @@ mod tests {
             ("Embedding.weight", "embedding.weight"),
         ];
         for (pattern, path) in fits_not {
-            assert!(!glob(pattern).fits(path), "{pattern} {path}");
+            assert!(!glob(pattern).matches(path), "{pattern} {path}");
         }
     }
 
@@ -197,11 +200,11 @@ mod tests {
     fn patterns_that_mean_nothing_are_refused() {
         for pattern in ["", ".", "a.", ".a", "a..b"] {
             let fault = Glob::parse(pattern).err();
-            assert_eq!(fault, Some(GlobFault::EmptyComponent), "{pattern}");
+            assert_eq!(fault, Some(GlobError::EmptyComponent), "{pattern}");
         }
         for pattern in ["**bias", "blocks**", "a.***.b", "a.b**c"] {
             let fault = Glob::parse(pattern).err();
-            assert_eq!(fault, Some(GlobFault::Joined), "{pattern}");
+            assert_eq!(fault, Some(GlobError::Joined), "{pattern}");
         }
     }
 
@@ -263,7 +266,11 @@ mod tests {
             for path in &paths {
                 let expected = meaning(pattern, path);
                 fitting += usize::from(expected);
-                assert_eq!(glob.fits(&path.join(".")), expected, "{pattern:?} {path:?}");
+                assert_eq!(
+                    glob.matches(&path.join(".")),
+                    expected,
+                    "{pattern:?} {path:?}"
+                );
             }
         }
         assert!(fitting > 10_000, "{fitting} of them fit");

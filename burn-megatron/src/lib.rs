@@ -1,51 +1,51 @@
 #![doc = "Large-model training for Burn users: what Megatron-LM is to PyTorch."]
 //!
-//! A user brings a Burn module and a layout; the library runs it over ranks, and proves on a laptop
-//! that the layout computes what one rank computes ([`verify`]). There is no global state: a
-//! [`Groups`](comm::Groups) handle says who the ranks are, and a [`Scope`](nn::Scope) builds a
-//! module for one of them.
+//! A user brings a Burn module and a layout; the library runs it on many ranks, and checks on a laptop that
+//! the layout computes what one rank computes ([`verify`]). There is no global state: a
+//! [`ParallelContext`](comm::ParallelContext) handle holds the process groups of a rank, and a
+//! [`ModelBuilder`](nn::ModelBuilder) builds the rank's part of a model.
 //!
-//! Rooms, ground floor first; a room imports only rooms below it:
+//! Modules, lowest first; a module imports only modules above it in this table:
 //!
-//! | room | what it owns |
+//! | module | what it owns |
 //! |---|---|
 //! | [`mesh`] | sizes, coordinates and groups of ranks; pure values |
 //! | [`comm`] | collectives between ranks, which are threads or processes |
-//! | [`collective`] | the same on tensors, each forward with its backward |
-//! | [`choice`] | which operations run as fused kernels |
-//! | [`nn`] | parallel layers, and the table of how their parameters lie |
-//! | [`pipeline`] | schedules, and the engine that runs them |
-//! | [`data_parallel`] | gradients of any Burn module, summed over the ranks |
-//! | [`optim`] | AdamW, the global gradient norm |
-//! | [`checkpoint`] | tensors of whole models, saved by one layout and loaded by another |
-//! | [`model`] | what a language model is to those that train it and to those that draw text from it |
-//! | [`tokenizer`] | from text to tokens and back |
-//! | [`generate`] | text from a language model |
-//! | [`data`] | tokens, sampled independently of the layout |
-//! | [`train`] | the loop, and what a person sees of it |
-//! | [`verify`] | the proof |
-//! | [`bounded`] | files that are read whole, up to a size |
-//! | [`partial`] | files and folders in the making, and what killed processes left of them |
-//! | [`device`] | devices by name, looked for before Burn is asked for them |
+//! | [`collective`] | differentiable collectives on tensors |
+//! | [`choice`] | selection of fused kernels |
+//! | [`nn`] | parallel layers, and the parameter table |
+//! | [`pipeline`] | pipeline schedules, and the engine that runs them |
+//! | [`data_parallel`] | data parallelism and full sharding of any Burn module |
+//! | [`optim`] | sharded AdamW, gradient norm and clipping |
+//! | [`checkpoint`] | checkpoints that load in any layout |
+//! | [`model`] | the `LanguageModel` trait |
+//! | [`tokenizer`] | text to tokens and back |
+//! | [`generate`] | text generation |
+//! | [`data`] | token data sets and their sampling, independent of the layout |
+//! | [`train`] | training loop, metrics and run folder |
+//! | [`verify`] | check that a layout computes what one rank computes |
+//! | [`bounded`] | reading of whole files, up to a size |
+//! | [`partial`] | files and folders that are being written, and their clean-up after a crash |
+//! | [`device`] | devices by name, checked before Burn is called |
 //!
 //! # Feature flags
 //!
-//! Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`. The CPU (Burn's Flex) is always
-//! there; no GPU is on by default. `mpi` is ours: ranks as processes over the MPI library of the system,
-//! whose compiler wrapper `mpicc` and libclang are needed to build it.
+//! Burn's features are forwarded by name: `cuda`, `wgpu`, `fusion`, `tracing`. The CPU (Burn's Flex) is
+//! always available; no GPU is enabled by default. `mpi` runs ranks as processes over the MPI library of the
+//! system; building it needs the compiler wrapper `mpicc` and libclang.
 //!
 //! # Example
 //!
-//! A linear layer over two ranks, each with half of its columns:
+//! A linear layer on two ranks, each with half of its columns:
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
 //! use burn_megatron::prelude::*;
 //!
 //! let outputs = World::threads(2)?.run(|rank| -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
-//!     let groups = Groups::new(&ParallelConfig::new().with_tensor(2), &rank)?;
-//!     let scope = Scope::new(&groups, &Device::flex());
-//!     let layer = ColumnParallelLinearConfig::new(8, 6).init(&scope)?;
+//!     let groups = ParallelContext::new(&ParallelConfig::new().with_tensor(2), &rank)?;
+//!     let builder = ModelBuilder::new(&groups, &Device::flex());
+//!     let layer = ColumnParallelLinearConfig::new(8, 6).init(&builder)?;
 //!     Ok(layer.forward(Tensor::ones([1, 4, 8], &Device::flex())).dims())
 //! })?;
 //! assert_eq!(outputs, [[1, 4, 3], [1, 4, 3]]);
@@ -76,14 +76,14 @@ pub mod tokenizer;
 pub mod train;
 pub mod verify;
 
-/// What most programs need.
+/// The items that most programs need.
 pub mod prelude {
-    pub use crate::comm::{Communicator, Groups, Rank, World};
+    pub use crate::comm::{Communicator, ParallelContext, Rank, World};
     pub use crate::data_parallel::DistributedDataParallel;
     pub use crate::mesh::{Axis, Mesh, ParallelConfig};
     pub use crate::nn::{
-        ColumnParallelLinear, ColumnParallelLinearConfig, ParallelModule, RowParallelLinear,
-        RowParallelLinearConfig, Scope,
+        ColumnParallelLinear, ColumnParallelLinearConfig, ModelBuilder, ParallelModule,
+        RowParallelLinear, RowParallelLinearConfig,
     };
     pub use crate::optim::{AdamWConfig, ParallelAdamW};
     pub use crate::train::{LanguageModel, TrainConfig, Trainer};

@@ -1,4 +1,4 @@
-//! What a language model is to those that train it and to those that draw text from it.
+//! The trait of language models, for training and generation.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use burn::tensor::{Int, Tensor};
 
 use crate::nn::{KvCache, LossTerm, Losses};
 
-/// What a decoder reads.
+/// The input of a decoder.
 #[derive(Clone, Debug)]
 pub struct Tokens {
     /// `[batch, seq]`
     pub ids: Tensor<2, Int>,
-    /// Where documents that see nothing of each other begin, in the rows laid end to end, and where the
-    /// last one ends: `0, ..., batch * seq`. Nothing where every row is one piece.
+    /// The offsets of packed documents in the concatenated rows, followed by the end of the last one:
+    /// `0, ..., batch * seq`. None if every row is one sequence.
     pub documents: Option<Arc<[i32]>>,
 }
 
@@ -26,20 +26,20 @@ impl From<Tensor<2, Int>> for Tokens {
     }
 }
 
-/// A decoder that predicts the next token: the whole, or the stages of one pipeline rank.
+/// A decoder that predicts the next token: a whole model, or the stages of one pipeline rank.
 ///
-/// A model that is not cut has one stage, number 0.
+/// A model without pipeline parallelism has one stage, number 0.
 pub trait LanguageModel: Module {
-    /// Runs the layers of a stage: `tokens` on the first one, on the others the
-    /// `input` that the stage before gave, to the residual stream `[batch, seq, hidden]`.
+    /// Runs the layers of a stage, from `tokens` (first stage) or the `input` from the previous stage, to
+    /// the residual stream `[batch, seq, hidden]`.
     ///
-    /// `offset` (`[batch, seq, hidden]`), if any, is added to the input after embedding; its
-    /// gradient is the gradient of the input.
+    /// `offset` (`[batch, seq, hidden]`), if any, is added to the input after embedding; its gradient is
+    /// that of the input.
     ///
     /// # Panics
     ///
-    /// When the documents of the tokens do not fit their rows: see
-    /// [`Packed::new`](crate::nn::Packed::new).
+    /// If the documents of the tokens do not fit their rows: see
+    /// [`PackedSequences::new`](crate::nn::PackedSequences::new).
     fn hidden(
         &self,
         stage: usize,
@@ -48,15 +48,15 @@ pub trait LanguageModel: Module {
         offset: Option<Tensor<3>>,
     ) -> Tensor<3>;
 
-    /// Runs the layers of a stage on tokens `[sequences, new]` that follow those in the `cache`: what
-    /// [`hidden`](Self::hidden) gives for them at the end of the whole sequences. The cache gets their
-    /// keys and values; that they count is said by [`KvCache::keep`], when all stages of this rank are
-    /// done. For generation: nothing is recorded for a backward.
+    /// Runs the layers of a stage on tokens `[sequences, new]` that follow those in the `cache`; returns
+    /// what [`hidden`](Self::hidden) returns for them on the whole sequences. Writes their keys and values
+    /// to the cache; the caller sets its length by [`KvCache::set_len`] when all stages of this rank are
+    /// done. For generation: there is no backward.
     ///
     /// # Panics
     ///
-    /// When the sequences become longer than the cache can hold.
-    fn hidden_after(
+    /// If the capacity of the cache is exceeded.
+    fn hidden_cached(
         &self,
         stage: usize,
         input: Option<Tensor<3>>,
@@ -67,42 +67,41 @@ pub trait LanguageModel: Module {
     /// An empty cache for the stages of this rank.
     fn cache(&self) -> KvCache;
 
-    /// The lengths of sequences are multiples of this: of the size of the tensor axis under sequence
+    /// Sequence lengths must be multiples of this: the size of the tensor axis under sequence
     /// parallelism.
     fn sequence_multiple(&self) -> usize {
         1
     }
 
-    /// The number of different tokens.
+    /// The vocabulary size.
     fn vocabulary(&self) -> usize;
 
-    /// The losses of each token in nats from what the last stage gave, the same on every rank of the
+    /// The loss of each token in nats from the output of the last stage, the same on every rank of the
     /// tensor axis. `targets` are `[batch, seq]`.
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses;
 
-    /// The terms that training minimises beside the cross-entropy, known on every rank: those of the
-    /// [parts](Losses::parts) of the losses.
+    /// The terms of the objective in addition to the cross-entropy, in the order of the
+    /// [parts](Losses::parts) of the losses; the same on every rank.
     fn loss_terms(&self) -> &[LossTerm] {
         &[]
     }
 
-    /// The logits `[batch, seq, vocabulary]` from what the last stage gave, whole on every rank of
+    /// The logits `[batch, seq, vocabulary]` from the output of the last stage, gathered on every rank of
     /// the tensor axis.
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3>;
 
-    /// The path of the weight that makes the logits.
+    /// The path of the output layer's weight.
     fn output_weight(&self) -> &str;
 
     /// The longest sequence.
     fn context(&self) -> usize;
 
     /// Floating-point operations of forward and backward per token, for sequences of `seq` tokens,
-    /// over all ranks: six for each weight that is multiplied, and `12 layers seq heads width` for
-    /// the attention products (Narayanan et al. 2021, arXiv:2104.04473; the causal half is not
-    /// taken off).
+    /// over all ranks: six per weight of a matrix product, and `12 layers seq heads width` for the
+    /// attention products (Narayanan et al. 2021, arXiv:2104.04473; not halved for causal masks).
     fn flops_per_token(&self, seq: usize) -> f64;
 
-    /// What training minimises for each token, of a model that is not cut.
+    /// The objective of each token, of a model with one stage.
     fn losses(
         &self,
         tokens: impl Into<Tokens>,
@@ -113,7 +112,7 @@ pub trait LanguageModel: Module {
         self.losses_of(hidden, targets).objective
     }
 
-    /// The logits of the next tokens, of a model that is not cut.
+    /// The logits of the next tokens, of a model with one stage.
     fn logits(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
         self.logits_of(self.hidden(0, None, tokens.into(), None))
     }

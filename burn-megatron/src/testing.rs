@@ -1,18 +1,18 @@
-//! What tests of several modules need.
+//! Helpers for tests of several modules.
 
 use std::sync::{Arc, Mutex};
 
-/// The warnings that `body` gives in this thread.
+/// The warnings that `body` logs in this thread.
 pub(crate) fn warnings(body: impl FnOnce()) -> Vec<String> {
-    // While there is one subscriber alone, a thread of another test that comes first to an event, and has
-    // none, would switch it off for all.
+    // With a single subscriber, a thread of another test without one that reaches an event first would
+    // disable that event for all.
     let _second = tracing::Dispatch::new(Warnings::default());
     let warnings = Warnings::default();
     tracing::subscriber::with_default(warnings.clone(), body);
     warnings.0.lock().expect("no test panics under it").clone()
 }
 
-/// Keeps the text of warnings: the message, then the fields.
+/// Collects the text of warnings: the message, then the fields.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 

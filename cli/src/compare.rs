@@ -1,27 +1,41 @@
 //! `burn-megatron compare`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use burn_megatron::train::metrics::{Record, oldest_version, read_metrics};
-use burn_megatron::train::plot::{Comparison, LossCurve};
+use burn_megatron::train::metrics::{MetricsRecord, oldest_version, read_metrics};
+use burn_megatron::train::plot::{LossComparison, LossCurve};
 use burn_megatron::train::run_folder::RunFolder;
+use clap::Args;
 
-use crate::cli::CompareArgs;
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// A run, and what is compared of it.
-struct Run {
+/// Flags of `compare`.
+#[derive(Args)]
+pub struct CompareArgs {
+    /// Run folders; the others are compared with the first.
+    #[arg(required = true, value_name = "RUN")]
+    pub runs: Vec<PathBuf>,
+    /// Write the plot to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+    /// Title of the plot.
+    #[arg(long, value_name = "TEXT", default_value = "Loss")]
+    pub title: String,
+}
+
+/// A run to compare.
+struct ComparedRun {
     name: String,
-    records: Vec<Record>,
+    records: Vec<MetricsRecord>,
     /// The step and the loss of its last evaluation.
     held_out: (usize, f64),
-    /// What its loss is made of, where it is of a version in which that was not the cross-entropy alone.
+    /// The terms of its loss besides the cross-entropy, if its metrics are of version 1, whose loss includes them.
     minimised: Option<Vec<String>>,
 }
 
-impl Run {
+impl ComparedRun {
     /// The run in a folder.
     fn read(path: &Path) -> Result<Self, Error> {
         let folder = RunFolder::open(path)?;
@@ -30,9 +44,9 @@ impl Run {
             .path()
             .file_name()
             .unwrap_or(folder.path().as_os_str());
-        let held_out = |record: &Record| match record {
-            Record::HeldOut(metrics) => Some((metrics.step, metrics.loss)),
-            Record::Run(_) | Record::Step(_) => None,
+        let held_out = |record: &MetricsRecord| match record {
+            MetricsRecord::HeldOut(metrics) => Some((metrics.step, metrics.loss)),
+            MetricsRecord::Run(_) | MetricsRecord::Step(_) => None,
         };
         let held_out = records.iter().rev().find_map(held_out);
         Ok(Self {
@@ -47,7 +61,7 @@ impl Run {
         })
     }
 
-    /// Its name in the picture, which says where its loss is something else.
+    /// Its name in the plot, with the terms that its loss includes.
     fn title(&self) -> String {
         match self.minimised.as_deref() {
             None | Some([]) => self.name.clone(),
@@ -61,7 +75,7 @@ fn terms(folder: &RunFolder) -> Result<Vec<String>, Error> {
     let path = folder.config();
     let text = fs::read_to_string(&path)
         .map_err(|error| format!("cannot read '{}': {error}", path.display()))?;
-    // Not as a recipe: one of an older program need not be one of this.
+    // Not read as a recipe: that of an older version may have other keys.
     let config: toml::Table = toml::from_str(&text)
         .map_err(|error| format!("'{}' is not TOML: {error}", path.display()))?;
     let weight = |key: &str| {
@@ -78,8 +92,8 @@ fn terms(folder: &RunFolder) -> Result<Vec<String>, Error> {
     Ok(terms.into_iter().filter_map(term).collect())
 }
 
-/// What the loss of an old run meant.
-fn note(run: &Run) -> Option<String> {
+/// A note on the loss of a run whose metrics are of version 1.
+fn note(run: &ComparedRun) -> Option<String> {
     let is = match &run.minimised.as_ref()?[..] {
         [] => "without label smoothing and z-loss, that is the cross-entropy".into(),
         terms => format!(
@@ -95,16 +109,16 @@ fn note(run: &Run) -> Option<String> {
 
 /// Prints a table of the last held-out losses, and draws the curves.
 pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
-    let runs = args.runs.iter().map(|path| Run::read(path));
-    let runs = runs.collect::<Result<Vec<Run>, Error>>()?;
+    let runs = args.runs.iter().map(|path| ComparedRun::read(path));
+    let runs = runs.collect::<Result<Vec<ComparedRun>, Error>>()?;
     println!("{}", table(&runs));
     for note in runs.iter().filter_map(note) {
         println!("\n{note}");
     }
     if let Some(svg) = &args.svg {
-        let curve = |run: &Run| LossCurve::from_records(run.title(), &run.records);
-        let empty = Comparison::new(&args.title);
-        let picture = runs.iter().map(curve).fold(empty, Comparison::with);
+        let curve = |run: &ComparedRun| LossCurve::from_records(run.title(), &run.records);
+        let empty = LossComparison::new(&args.title);
+        let picture = runs.iter().map(curve).fold(empty, LossComparison::with);
         picture.write_svg(svg)?;
         println!("\nwritten to {}", svg.display());
     }
@@ -112,7 +126,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
 }
 
 /// A line for each run, with its distance from the first.
-fn table(runs: &[Run]) -> String {
+fn table(runs: &[ComparedRun]) -> String {
     let width = runs.iter().map(|run| run.name.chars().count()).max();
     let width = width.unwrap_or(0).max("run".len());
     let first = runs.first().map_or(f64::NAN, |run| run.held_out.1);
@@ -136,13 +150,11 @@ fn table(runs: &[Run]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
 
     #[test]
     fn runs_are_compared_with_the_first() {
-        let run = |name: &str, loss| Run {
+        let run = |name: &str, loss| ComparedRun {
             name: name.into(),
             records: vec![],
             held_out: (800, loss),
@@ -177,9 +189,9 @@ mod tests {
         let plain = "[model]\nlayers = 2\nan_old_setting = true\n";
         let with = "[model]\nlabel_smoothing = 0.1\nz_loss = 1e-4\n";
         let read = |name, lines: &[&str], config| {
-            Run::read(&folder(temp.path(), name, lines, config)).unwrap()
+            ComparedRun::read(&folder(temp.path(), name, lines, config)).unwrap()
         };
-        let says = |run: &Run| note(run).unwrap_or_default();
+        let says = |run: &ComparedRun| note(run).unwrap_or_default();
 
         let run = read("new", &new, with);
         assert_eq!((says(&run), run.title()), (String::new(), "new".into()));

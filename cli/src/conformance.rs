@@ -3,14 +3,35 @@
 use std::process::ExitCode;
 
 use burn_megatron::comm::testing::conformance::{
-    self, ConformanceError, Mismatch, Options, Report, mismatch_cases,
+    self, ConformanceError, ConformanceOptions, ConformanceReport, MismatchCase, run_mismatch_case,
 };
 use burn_megatron::comm::{Engine, Launch, Rank, World};
 use burn_megatron::device::DeviceKind;
+use clap::Args;
 
-use crate::cli::ConformanceArgs;
-use crate::ranks::{self, Ranks};
-use crate::recipe::Error;
+use crate::error::Error;
+use crate::ranks::{self, RankArgs, RankSetup};
+
+/// Flags of `conformance`.
+#[derive(Args)]
+pub struct ConformanceArgs {
+    /// Ranks; by default 4 threads of this process, or as many as a launcher started.
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// The ranks and their timeouts.
+    #[command(flatten)]
+    pub world: RankArgs,
+    /// Make the ranks call different collectives, and print the error of each: operation, type, length, root,
+    /// reduction or message-length.
+    #[arg(long, value_name = "KIND")]
+    pub mismatch: Option<MismatchCase>,
+    /// Number of random programs of collectives and messages over several groups.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub programs: usize,
+    /// Seed of all numbers and programs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
 
 /// Runs the suite on every rank and prints what was checked.
 pub fn run(args: &ConformanceArgs) -> Result<ExitCode, Error> {
@@ -20,17 +41,17 @@ pub fn run(args: &ConformanceArgs) -> Result<ExitCode, Error> {
         Some(Engine::Nccl) => DeviceKind::Cuda,
         _ => DeviceKind::Cpu,
     };
-    let Ranks { world, engine, .. } = ranks::of(&args.world, device, size)?;
+    let RankSetup { world, engine, .. } = ranks::set_up(&args.world, device, size)?;
     if let Some(mismatch) = args.mismatch {
-        return disagree(&world, mismatch);
+        return run_mismatch(&world, mismatch);
     }
-    let options = Options {
+    let options = ConformanceOptions {
         programs: args.programs,
         seed: args.seed,
-        // NCCL has an order of its own, and lets a NaN pass.
+        // NCCL reduces in an order of its own, and its max and min ignore NaN.
         fixed_order: engine != Engine::Nccl,
         nan_wins: engine != Engine::Nccl,
-        ..Options::default()
+        ..ConformanceOptions::default()
     };
     let reports = world.run(|rank| {
         let report = check(&rank, &options)?;
@@ -42,19 +63,19 @@ pub fn run(args: &ConformanceArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lets the ranks disagree; each shows what it is told.
-fn disagree(world: &World, mismatch: Mismatch) -> Result<ExitCode, Error> {
+/// Makes the ranks call different collectives; each prints the error that it gets.
+fn run_mismatch(world: &World, mismatch: MismatchCase) -> Result<ExitCode, Error> {
     world.run(|rank| {
-        let told = mismatch_cases(&rank.communicator(), mismatch)?;
-        let told = told.map_or("nothing".into(), |error| error.to_string());
-        println!("rank {} is told: {told}", rank.rank());
+        let received = run_mismatch_case(&rank.communicator(), mismatch)?;
+        let received = received.map_or("nothing".into(), |error| error.to_string());
+        println!("rank {} got: {received}", rank.rank());
         Ok::<_, ConformanceError>(())
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The suite on one rank; the first one says how far it is.
-fn check(rank: &Rank, options: &Options) -> Result<Report, ConformanceError> {
+/// The suite on one rank; rank 0 prints the progress.
+fn check(rank: &Rank, options: &ConformanceOptions) -> Result<ConformanceReport, ConformanceError> {
     let first = rank.rank() == 0;
     conformance::run(&rank.communicator(), options, &mut |case| {
         if first {
@@ -63,7 +84,7 @@ fn check(rank: &Rank, options: &Options) -> Result<Report, ConformanceError> {
     })
 }
 
-fn print_report(report: &Report, ranks: usize, engine: &str) {
+fn print_report(report: &ConformanceReport, ranks: usize, engine: &str) {
     println!("{:<28} {:>10} {:>10}", "case", "checks", "seconds");
     for case in &report.cases {
         let seconds = case.time.as_secs_f64();

@@ -1,8 +1,8 @@
-//! What is said before the first step.
+//! The header of a run, printed before the first step.
 
 use std::path::Path;
 
-use burn_megatron::checkpoint::{Aside, CheckpointFolder};
+use burn_megatron::checkpoint::{CheckpointFolder, InactiveCheckpoint};
 use burn_megatron::comm::Rank;
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::layout::BufferLayout;
@@ -11,13 +11,15 @@ use burn_megatron::device::DeviceKind;
 use burn_megatron::train::run_folder::RunFolder;
 use indicatif::DecimalBytes;
 
-use crate::recipe::{Error, Plan, Recipe};
-use crate::start::From;
+use crate::error::Error;
+use crate::parallel_plan::ParallelPlan;
+use crate::recipe::Recipe;
+use crate::start::ResumePoint;
 
-/// The ranks and the data.
+/// Prints the ranks and the data.
 pub fn print_run(
     recipe: &Recipe,
-    plan: &Plan,
+    plan: &ParallelPlan,
     data: &dyn Dataset,
     device: DeviceKind,
     rank: &Rank,
@@ -54,7 +56,7 @@ pub fn print_run(
     );
 }
 
-/// The size of the model: its parameters, and those of rank 0.
+/// Prints the size of the model: its parameters, and those of rank 0.
 pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_token: f64) {
     let model = &recipe.model;
     println!(
@@ -70,8 +72,8 @@ pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_tok
     );
 }
 
-/// What the run goes on from, or begins with.
-pub fn print_start(from: Option<&From>, weights: Option<&Path>) {
+/// Prints the checkpoint that the run resumes from, or the weights that it loads.
+pub fn print_start(from: Option<&ResumePoint>, weights: Option<&Path>) {
     match (from, weights) {
         (Some(from), _) => println!(
             "resumed  after step {}, {}\n",
@@ -83,37 +85,39 @@ pub fn print_start(from: Option<&From>, weights: Option<&Path>) {
     }
 }
 
-/// The checkpoints in a run folder that no run goes on from, a line each.
+/// Prints the checkpoints that were set aside in a run folder, one per line.
 pub fn print_aside(folder: &RunFolder) -> Result<(), Error> {
     let checkpoints = folder.checkpoints();
     if !checkpoints.exists() {
         return Ok(());
     }
-    for aside in CheckpointFolder::open(checkpoints)?.aside()? {
+    for aside in CheckpointFolder::open(checkpoints)?.inactive()? {
         println!("aside    {}", describe_aside(&aside));
     }
     Ok(())
 }
 
-/// What was set aside, how large it is, and what becomes of it.
-pub fn describe_aside(aside: &Aside) -> String {
+/// A checkpoint that was set aside: its name, its size, and how long it is kept.
+pub fn describe_aside(aside: &InactiveCheckpoint) -> String {
     let bytes = match aside.bytes {
         Some(bytes) => DecimalBytes(bytes).to_string(),
         None => "of unknown size".to_string(),
     };
-    let until = match aside.is_discarded {
-        true => "removed when the next checkpoint is saved",
-        false => "kept until you remove it",
+    let until = if aside.is_discarded {
+        "removed when the next checkpoint is saved"
+    } else {
+        "kept until you remove it"
     };
     format!("{}, {bytes}: {until}", aside.name())
 }
 
-/// How the ranks share the work, in a line.
+/// The parallel layout in a line.
 pub fn layout(recipe: &Recipe) -> String {
     let parallel = &recipe.parallel;
-    let sequence = match parallel.sequence_parallel {
-        true => ", sequence",
-        false => "",
+    let sequence = if parallel.sequence_parallel {
+        ", sequence"
+    } else {
+        ""
     };
     let virtual_stages = match parallel.virtual_stages {
         Some(stages) => format!(" x {stages} stages"),
@@ -125,7 +129,7 @@ pub fn layout(recipe: &Recipe) -> String {
     )
 }
 
-/// What is sharded over the data axis of `ranks` ranks, and the buckets of rank 0.
+/// Prints what is sharded over the data axis of `ranks` ranks, and the buckets of rank 0.
 pub fn print_sharing(config: &DataParallelConfig, ranks: usize, layout: &BufferLayout) {
     println!("sharding {}; {}", sharding(config, ranks), types(config));
     println!("buckets  {}; {}", buckets(layout), timing(config, ranks));
@@ -155,16 +159,17 @@ fn sharding(config: &DataParallelConfig, ranks: usize) -> String {
 fn types(config: &DataParallelConfig) -> String {
     let computes = match config.precision {
         Precision::F32 => "computes in f32",
-        Precision::Bf16 => "computes in bf16, masters and sums of gradients in f32",
-        Precision::F16 => "computes in f16, masters and sums of gradients in f32",
+        Precision::Bf16 => "computes in bf16, master weights and gradient sums in f32",
+        Precision::F16 => "computes in f16, master weights and gradient sums in f32",
     };
     let moments = match config.moments {
         Moments::F32 => "",
         Moments::Bf16 => ", moments in bf16",
     };
-    let travel = match config.reduce_in_16_bits {
-        true => ", gradients travel in 16 bits",
-        false => "",
+    let travel = if config.reduce_in_16_bits {
+        ", gradients are sent in 16 bits"
+    } else {
+        ""
     };
     format!("{computes}{moments}{travel}")
 }
@@ -172,36 +177,37 @@ fn types(config: &DataParallelConfig) -> String {
 fn buckets(layout: &BufferLayout) -> String {
     let sizes = || layout.buckets().map(|(_, _, bucket)| bucket.padded());
     let (least, most) = (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0));
-    let sizes = match least == most {
-        true => count(most),
-        false => format!("{} to {}", count(least), count(most)),
+    let sizes = if least == most {
+        count(most)
+    } else {
+        format!("{} to {}", count(least), count(most))
     };
     format!("{} of {sizes} elements on rank 0", layout.bucket_count())
 }
 
-/// When buckets are summed, and gathered.
+/// When buckets are reduced and gathered.
 fn timing(config: &DataParallelConfig, ranks: usize) -> String {
     let stage = config.zero_stage;
     if ranks == 1 {
-        return "nothing to sum".into();
+        return "nothing to reduce".into();
     }
     let sums = match (stage >= ZeroStage::Gradients, config.overlap_grad_reduce) {
-        (true, true) => "summed as soon as each is full",
-        (true, false) => "summed as soon as each is full, waiting",
-        (false, true) => "summed as soon as each is final",
-        (false, false) => "summed after the backward",
+        (true, true) => "reduced as soon as each is full",
+        (true, false) => "reduced as soon as each is full, without overlap",
+        (false, true) => "reduced as soon as each is ready",
+        (false, false) => "reduced after the backward",
     };
     let gathers = match (stage, config.keep_gathered, config.overlap_param_gather) {
         (ZeroStage::Replicated, ..) => "",
-        (ZeroStage::Parameters, true, _) => ", gathered one ahead and kept for backward",
-        (ZeroStage::Parameters, false, _) => ", gathered one ahead",
-        (_, _, true) => ", gathered while the next forward begins",
+        (ZeroStage::Parameters, true, _) => ", prefetched one ahead and kept for backward",
+        (ZeroStage::Parameters, false, _) => ", prefetched one ahead",
+        (_, _, true) => ", gathered during the next forward",
         (_, _, false) => ", gathered after the step",
     };
     format!("{sums}{gathers}")
 }
 
-/// A number with its thousands apart: `1 234 567`.
+/// A number with its digits grouped by thousands: `1 234 567`.
 pub fn count(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
@@ -265,20 +271,20 @@ mod tests {
         };
         assert_eq!(
             types(&narrow),
-            "computes in bf16, masters and sums of gradients in f32, moments in bf16, gradients \
-             travel in 16 bits"
+            "computes in bf16, master weights and gradient sums in f32, moments in bf16, gradients \
+             are sent in 16 bits"
         );
-        let early = "summed as soon as each is final, gathered while the next forward begins";
+        let early = "reduced as soon as each is ready, gathered during the next forward";
         assert_eq!(timing(&narrow, 4), early);
         let late = DataParallelConfig {
             overlap_grad_reduce: false,
             ..config(0)
         };
-        assert_eq!(timing(&late, 4), "summed after the backward");
-        assert_eq!(timing(&late, 1), "nothing to sum");
+        assert_eq!(timing(&late, 4), "reduced after the backward");
+        assert_eq!(timing(&late, 1), "nothing to reduce");
         assert_eq!(
             timing(&config(3), 2),
-            "summed as soon as each is full, gathered one ahead"
+            "reduced as soon as each is full, prefetched one ahead"
         );
     }
 
@@ -290,7 +296,7 @@ mod tests {
             gradient: F32,
             expert: false,
             shared: false,
-            part: 0,
+            unit: 0,
             quantized_bytes: None,
         };
         let rules = BucketRules {

@@ -1,5 +1,5 @@
-//! Ctrl-C ends the step in hand; a second one, or one before the first step, ends the process, and so does
-//! the first where the ranks do not come to the end of their step.
+//! Ctrl-C stops the run after the current step; a second one, or one before the first step, ends the process. The
+//! process also ends if the ranks do not finish their step in time.
 
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,46 +9,46 @@ use std::time::{Duration, Instant};
 /// The exit code after an interrupt, as shells have it for SIGINT.
 pub const EXIT_CODE: u8 = 130;
 
-/// Whether Ctrl-C was pressed.
+/// Whether the run was interrupted.
 #[derive(Clone)]
-pub struct Interrupt(Arc<Mutex<State>>);
+pub struct Interrupt(Arc<Mutex<InterruptState>>);
 
-struct State {
-    /// How long the ranks may take to answer, at the least.
+struct InterruptState {
+    /// The least time that the ranks have to finish a step.
     grace: Duration,
     pressed: bool,
-    /// When the ranks last said that they are alive; nothing before there are steps that can be ended.
-    answered: Option<Instant>,
+    /// When a rank last finished a step; `None` before the first step begins.
+    last_step_end: Option<Instant>,
     /// The longest step so far.
-    longest: Duration,
+    longest_step: Duration,
 }
 
-/// What a signal leads to.
+/// The response to a signal.
 #[derive(Debug, PartialEq, Eq)]
-enum Reply {
-    /// The process ends at once.
-    End,
-    /// The step in hand is ended first.
-    Ask,
+enum SignalResponse {
+    /// End the process at once.
+    Exit,
+    /// Finish the current step first.
+    FinishStep,
 }
 
 impl Interrupt {
-    /// Listens from now on, to SIGINT and SIGTERM. After the first, the step in hand has `grace` to end, or
-    /// twice as long as the longest step where that is more; what follows the step has as long again.
+    /// Handles SIGINT and SIGTERM from now on. After the first, the current step has `grace` to finish, or twice the
+    /// longest step if that is more; saving after it has as long again.
     pub fn listen(grace: Duration) -> Result<Self, ctrlc::Error> {
         let interrupt = Self::new(grace);
         let own = interrupt.clone();
         ctrlc::set_handler(move || match own.press(Instant::now()) {
-            Reply::End => end(),
-            Reply::Ask => {
-                eprintln!("\ninterrupted: ending this step (once more ends at once)");
+            SignalResponse::Exit => exit(),
+            SignalResponse::FinishStep => {
+                eprintln!("\ninterrupted: finishing this step (interrupt again to exit at once)");
                 let own = own.clone();
                 if thread::Builder::new()
-                    .spawn(move || own.end_in_time())
+                    .spawn(move || own.exit_on_timeout())
                     .is_err()
                 {
-                    // Nobody would watch over the ranks.
-                    end();
+                    // Without that thread nothing would enforce the timeout.
+                    exit();
                 }
             }
         })?;
@@ -56,85 +56,84 @@ impl Interrupt {
     }
 
     fn new(grace: Duration) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(InterruptState {
             grace,
             pressed: false,
-            answered: None,
-            longest: Duration::ZERO,
+            last_step_end: None,
+            longest_step: Duration::ZERO,
         })))
     }
 
-    /// From now on a step is in hand, which is to be ended first.
+    /// The first step begins: from now on a signal lets the step finish.
     pub fn steps_begin(&self) {
         let mut state = self.lock();
-        state.answered = Some(Instant::now());
+        state.last_step_end = Some(Instant::now());
     }
 
-    /// Whether to stop; asked by ranks between two steps.
+    /// Whether to stop. Ranks call it between two steps.
     pub fn pressed(&self) -> bool {
         let mut state = self.lock();
-        state.answer(Instant::now());
+        state.record_step_end(Instant::now());
         state.pressed
     }
 
-    fn press(&self, now: Instant) -> Reply {
+    fn press(&self, now: Instant) -> SignalResponse {
         let state = &mut *self.lock();
         let first = !std::mem::replace(&mut state.pressed, true);
-        match &mut state.answered {
-            Some(answered) if first => {
-                *answered = now;
-                Reply::Ask
+        match &mut state.last_step_end {
+            Some(last_step_end) if first => {
+                *last_step_end = now;
+                SignalResponse::FinishStep
             }
-            _ => Reply::End,
+            _ => SignalResponse::Exit,
         }
     }
 
-    /// Ends the process once the ranks have not answered for too long.
-    fn end_in_time(&self) -> ! {
+    /// Ends the process when the ranks have not finished a step in time.
+    fn exit_on_timeout(&self) -> ! {
         loop {
-            let patience = self.lock().patience();
+            let allowance = self.lock().allowance();
             match self.left(Instant::now()) {
                 Some(left) => thread::sleep(left),
                 None => {
                     eprintln!(
-                        "interrupted: the ranks have not ended within {:.1} s (--grace gives them \
-                         longer)",
-                        patience.as_secs_f64()
+                        "interrupted: the ranks did not stop within {:.1} s (see --grace)",
+                        allowance.as_secs_f64()
                     );
-                    end();
+                    exit();
                 }
             }
         }
     }
 
-    /// How long the ranks still have; nothing when it is over.
+    /// The time that the ranks still have; `None` when it is over.
     fn left(&self, now: Instant) -> Option<Duration> {
         let state = self.lock();
-        let since = now.saturating_duration_since(state.answered.unwrap_or(now));
-        let left = state.patience().checked_sub(since);
+        let since = now.saturating_duration_since(state.last_step_end.unwrap_or(now));
+        let left = state.allowance().checked_sub(since);
         left.filter(|left| !left.is_zero())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InterruptState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn patience(&self) -> Duration {
-        self.grace.max(self.longest.saturating_mul(2))
+impl InterruptState {
+    fn allowance(&self) -> Duration {
+        self.grace.max(self.longest_step.saturating_mul(2))
     }
 
-    /// A rank has come to the end of a step.
-    fn answer(&mut self, now: Instant) {
-        if let Some(answered) = self.answered.replace(now) {
-            let step = now.saturating_duration_since(answered);
-            self.longest = self.longest.max(step);
+    /// Records that a rank has finished a step.
+    fn record_step_end(&mut self, now: Instant) {
+        if let Some(last_step_end) = self.last_step_end.replace(now) {
+            let step = now.saturating_duration_since(last_step_end);
+            self.longest_step = self.longest_step.max(step);
         }
     }
 }
 
-fn end() -> ! {
+fn exit() -> ! {
     process::exit(i32::from(EXIT_CODE))
 }
 
@@ -148,18 +147,18 @@ mod tests {
         let interrupt = Interrupt::new(seconds(10));
         assert_eq!(
             interrupt.clone().press(Instant::now()),
-            Reply::End,
+            SignalResponse::Exit,
             "no steps"
         );
         let interrupt = Interrupt::new(seconds(10));
         interrupt.steps_begin();
         assert!(!interrupt.pressed());
         let now = Instant::now();
-        assert_eq!(interrupt.press(now), Reply::Ask);
+        assert_eq!(interrupt.press(now), SignalResponse::FinishStep);
         assert_eq!(interrupt.left(now + seconds(4)), Some(seconds(6)));
         assert_eq!(interrupt.left(now + seconds(10)), None);
         assert!(interrupt.pressed(), "which answers");
-        assert_eq!(interrupt.press(now), Reply::End);
+        assert_eq!(interrupt.press(now), SignalResponse::Exit);
     }
 
     #[test]
@@ -167,12 +166,15 @@ mod tests {
         let seconds = Duration::from_secs;
         let interrupt = Interrupt::new(seconds(10));
         let now = Instant::now();
-        let state = |now| interrupt.lock().answer(now);
-        interrupt.lock().answered = Some(now);
+        let state = |now| interrupt.lock().record_step_end(now);
+        interrupt.lock().last_step_end = Some(now);
         for end in [3, 33, 40] {
             state(now + seconds(end));
         }
-        assert_eq!(interrupt.press(now + seconds(50)), Reply::Ask);
+        assert_eq!(
+            interrupt.press(now + seconds(50)),
+            SignalResponse::FinishStep
+        );
         assert_eq!(interrupt.left(now + seconds(51)), Some(seconds(59)));
         // The step has ended; what follows it has as long again.
         state(now + seconds(60));

@@ -1,39 +1,44 @@
-//! The `burn-megatron` command: its `main`, and the recipes that it reads.
+//! The `burn-megatron` command.
 
-// First, as its macros are for all that follow.
+// First, as all other modules use its macros.
 #[macro_use]
-mod out;
+mod stdio;
 
-mod agree;
 mod bench;
-mod changes;
 mod checkpoint;
 mod cli;
 mod compare;
 mod conformance;
+mod consistency;
 mod convert;
 mod data;
+mod data_parallel;
 mod env;
+mod error;
+mod estimate;
+#[cfg(test)]
+mod flags;
 mod fp8;
 mod generate;
 mod header;
 mod interrupt;
 mod launch;
-mod outline;
+mod parallel_plan;
 mod preprocess;
 mod pretrain;
 mod rank_run;
 mod ranks;
-mod reading;
 mod recipe;
 mod record;
+mod resume_check;
+mod resume_mode;
+mod retired;
 mod saving;
 mod schedule;
-mod sharing;
 mod start;
 mod trace;
 mod verify;
-mod way;
+mod verify_progress;
 mod weights;
 
 use std::io::{IsTerminal, Write};
@@ -43,27 +48,39 @@ use burn_megatron::comm::WorldError;
 use clap::Parser;
 
 use cli::{BenchCommand, Cli, Command};
-use recipe::{Error, Recipe};
+use error::Error;
+use recipe::Recipe;
 
-/// The recipe of this text, in TOML, as far as it can be read and its ranks can be laid out: what is
-/// wrong with it otherwise.
+/// Checks a recipe in TOML: that it can be read, and that its layout is valid.
 ///
 /// # Errors
 ///
-/// A message that names the key and what would fit.
+/// The key that is wrong, and what is expected.
 pub fn check_recipe(text: &str) -> Result<(), Error> {
-    toml::from_str::<Recipe>(text)?.plan()?;
+    Recipe::parse(text)?.plan()?;
     Ok(())
 }
 
-/// Runs the command of the command line, and gives its exit code.
+/// The exit code of wrong usage, as with clap.
+const USAGE: u8 = 2;
+
+/// Runs the command line, and returns its exit code.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => match retired::explain_flag(&error) {
+            Some(renamed) => {
+                eprintln!("error: {renamed}");
+                return ExitCode::from(USAGE);
+            }
+            None => error.exit(),
+        },
+    };
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(cli.log_level.filter()))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        // A rank's threads carry its number.
+        // The names of a rank's threads contain the rank.
         .with_thread_names(true)
         .with_span_events(cli.log_level.span_events())
         .init();
@@ -72,7 +89,7 @@ pub fn main() -> ExitCode {
         Command::Preprocess(args) => preprocess::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Launch(args) => launch::run(args),
-        Command::LaunchKeeper(args) => launch::keeper::run(args),
+        Command::LaunchAgent(args) => launch::agent::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Verify(args) => verify::run(args),
@@ -89,16 +106,16 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => fail(&*error),
     };
-    if code == ExitCode::SUCCESS && !out::finish() {
+    if code == ExitCode::SUCCESS && !stdio::finish() {
         return ExitCode::FAILURE;
     }
     code
 }
 
-/// Shows the error, unless it was shown for all ranks, and gives its exit code.
+/// Prints the error, unless it was already printed for all ranks, and returns its exit code.
 fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
     let of_world = error.downcast_ref::<WorldError>();
-    if !of_world.is_some_and(WorldError::is_told) {
+    if !of_world.is_some_and(WorldError::is_reported) {
         // In one piece: several processes may write at once.
         let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
     }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::choice::Operation;
-use burn_megatron::comm::testing::inject::{Fault, Plan as Faults, inject};
+use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan as Faults, inject};
 use burn_megatron::comm::{
-    Communicator, Groups, Rank, all_gather_bytes, broadcast_bytes, broadcast_made,
+    Communicator, ParallelContext, Rank, all_gather_bytes, broadcast_bytes, broadcast_when_ready,
 };
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
@@ -17,76 +17,78 @@ use burn_megatron::device::DeviceKind;
 use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
-use burn_megatron::train::{Outcome, Pipeline, Saver, Saving, Trainer};
+use burn_megatron::train::{PipelineConfig, SaveConfig, Saver, TrainOutcome, Trainer};
 use burn_megatron_models::Transformer;
 
+use crate::error::Error;
+use crate::estimate::{self, RankEstimates};
 use crate::fp8;
-use crate::fp8::report::{self, Line};
+use crate::fp8::report::{self, OperandLine};
 use crate::header::{layout, print_aside, print_model, print_run, print_sharing, print_start};
 use crate::interrupt::Interrupt;
-use crate::outline::{self, Outlines};
-use crate::recipe::{Error, Plan, Recipe};
+use crate::parallel_plan::ParallelPlan;
+use crate::recipe::Recipe;
 use crate::record::Recorder;
 use crate::saving::SavingArgs;
-use crate::start::{Begin, Begun, From, Start};
-use crate::{agree, changes, data, trace};
+use crate::start::{ResumePoint, StartDecision, StartResolver, TrainStart};
+use crate::{consistency, data, resume_check, trace};
 
-/// What every rank works with.
+/// The inputs of every rank.
 pub struct RankRun<'a> {
     pub recipe: &'a Recipe,
-    pub plan: &'a Plan,
-    /// What it will hold.
-    pub outlines: &'a Outlines,
+    pub plan: &'a ParallelPlan,
+    /// The memory estimates.
+    pub estimates: &'a RankEstimates,
     pub data: &'a dyn Dataset,
-    /// On rank 0, which writes.
-    pub begin: Option<&'a Begin<'a>>,
-    /// How strictly is loaded.
+    /// On rank 0 only, which writes.
+    pub resolver: Option<&'a StartResolver<'a>>,
+    /// The flags of loading and saving.
     pub saving: &'a SavingArgs,
-    /// What the run begins with, where that is not random.
+    /// The initial weights, if they are not random.
     pub weights: Option<&'a dyn TensorSource>,
-    /// Of the text at the end, where one is written.
+    /// The tokenizer of the sample at the end, if one is generated.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// What goes wrong on purpose, on any rank.
+    /// The injected faults of all ranks.
     pub faults: &'a [Fault],
-    /// How long a call waits.
+    /// The timeout of a collective.
     pub deadline: Duration,
-    /// How often rank 0 tells the others that it still looks for a checkpoint.
-    pub beat: Duration,
+    /// How often rank 0 signals the others while it looks for a checkpoint.
+    pub heartbeat_interval: Duration,
     pub device: DeviceKind,
     /// Whether the 8-bit layers are measured in the last step.
     pub fp8_report: bool,
 }
 
-/// What a rank brings back.
+/// The result of a rank.
 pub struct RankResult {
-    pub outcome: Outcome,
-    /// The text of the model, on the ranks that wrote it.
+    pub outcome: TrainOutcome,
+    /// The generated text, on the ranks that generate.
     pub sample: Option<String>,
-    /// What all ranks did in the last step of a pipeline.
+    /// The trace of all ranks in the last step of a pipeline.
     pub events: Vec<TraceEvent>,
     /// The number of ranks.
     pub ranks: usize,
-    pub memory: Memory,
-    /// What the loss was multiplied with at the end.
+    pub memory: RankMemory,
+    /// The loss scale at the end.
     pub loss_scale: f64,
-    /// What the 8-bit layers did in the last step, where it was asked for.
-    pub fp8: Vec<Line>,
-    /// The faults of all ranks that have not struck.
-    pub not_struck: Vec<String>,
+    /// The report on the 8-bit layers in the last step, if it was requested.
+    pub fp8: Vec<OperandLine>,
+    /// The injected faults of all ranks that did not fire.
+    pub unfired_faults: Vec<String>,
 }
 
-/// What a rank holds of the training state.
-pub struct Memory {
+/// The memory of a rank's training state.
+pub struct RankMemory {
     pub planned: MemoryPlan,
-    /// The most of each kind.
+    /// The peak of each kind.
     pub peak: MemoryPlan,
-    /// The most blocks that were gathered at once, under full sharding.
-    pub most_blocks: Option<u64>,
-    /// Whether the state of the optimizer is in the peak.
+    /// The most blocks that were gathered at once, with ZeRO-3.
+    pub peak_unsharded_units: Option<u64>,
+    /// Whether the peak includes the optimizer state.
     pub counts_optimizer: bool,
 }
 
-impl Memory {
+impl RankMemory {
     fn of(ddp: &DistributedDataParallel<Transformer>) -> Result<Self, Error> {
         let usage = ddp.usage();
         let full = ddp.config().zero_stage == ZeroStage::Parameters;
@@ -94,13 +96,13 @@ impl Memory {
             planned: ddp.memory_plan()?,
             peak: usage.peak(),
             counts_optimizer: ddp.kernels().is_fused(Operation::Optimizer),
-            most_blocks: full.then(|| usage.most_blocks()),
+            peak_unsharded_units: full.then(|| usage.peak_unsharded_units()),
         })
     }
 }
 
 impl RankRun<'_> {
-    /// Trains, where there are steps to make; rank 0 shows and writes.
+    /// Trains, if there are steps left; rank 0 prints and writes.
     pub fn train(
         &self,
         rank: &Rank,
@@ -109,17 +111,18 @@ impl RankRun<'_> {
     ) -> Result<Option<RankResult>, Error> {
         let recipe = self.recipe;
         let faults = Arc::new(Faults::new(self.faults.to_vec()).deadline(self.deadline));
-        let world = match self.faults.is_empty() {
-            true => rank.communicator(),
-            false => inject(rank.communicator(), Arc::clone(&faults)),
+        let world = if self.faults.is_empty() {
+            rank.communicator()
+        } else {
+            inject(rank.communicator(), Arc::clone(&faults))
         };
         let Some(folder) = self.share_folder(rank, &*world)? else {
             return Ok(None);
         };
         let start = self.start()?;
         let from = share_start(start, &*world)?;
-        agree::check(&*world, recipe, self.data)?;
-        let groups = Groups::checked(&self.plan.layout, world)?;
+        consistency::check(&*world, recipe, self.data)?;
+        let groups = ParallelContext::from_world(&self.plan.layout, world)?;
         if let Some(start) = start {
             print_run(recipe, self.plan, self.data, self.device, rank);
             self.print_training(&start.folder, device);
@@ -140,18 +143,18 @@ impl RankRun<'_> {
         let steps = recipe.train.steps;
         let first = trainer.steps();
         let mut recorder = Recorder::new(rank.rank(), first..steps, start, Box::new(stop))?
-            .in_bits_per(data::unit(self.data).of_bits());
+            .in_bits_per(data::unit(self.data).bits_unit());
         if self.fp8_report {
             recorder = recorder.measuring(trainer.model().fp8());
         }
         interrupt.steps_begin();
         let outcome = trainer.fit(self.data, &mut recorder)?;
         recorder.finish();
-        let not_struck = self.gather_left(rank, &faults)?;
-        // Under full sharding each rank has a part of what every forward needs.
+        let unfired_faults = self.gather_unfired_faults(rank, &faults)?;
+        // With ZeRO-3 each rank has a shard of what every forward needs.
         let full = recipe.data_parallel.zero_stage == ZeroStage::Parameters;
         let has_model = full || groups.data().rank() == 0;
-        // A model that diverged has nothing to say: the run ends with that, and not with a text that fails.
+        // A model that diverged cannot generate: the run reports the divergence instead.
         let writes = has_model && !outcome.stopped && !outcome.has_diverged();
         let sample = self
             .tokenizer
@@ -166,28 +169,28 @@ impl RankRun<'_> {
             sample,
             events: events.transpose()?.unwrap_or_default(),
             ranks: rank.size(),
-            memory: Memory::of(trainer.model())?,
+            memory: RankMemory::of(trainer.model())?,
             loss_scale: trainer.scaler().scale(),
             fp8: report::gather(&**groups.world(), trainer.model().fp8().report())?,
-            not_struck,
+            unfired_faults,
         }))
     }
 
-    /// Where the run begins, on rank 0.
-    fn start(&self) -> Result<Option<&Start>, Error> {
-        let begun = self.begin.map(Begin::begun).transpose()?;
-        Ok(begun.and_then(|begun| match begun {
-            Begun::Run(start) => Some(&**start),
-            Begun::Over(_) => None,
+    /// How the run starts, on rank 0.
+    fn start(&self) -> Result<Option<&TrainStart>, Error> {
+        let decision = self.resolver.map(StartResolver::decision).transpose()?;
+        Ok(decision.and_then(|decision| match decision {
+            StartDecision::Train(start) => Some(&**start),
+            StartDecision::Finished(_) => None,
         }))
     }
 
-    /// The faults of all ranks that have not struck, on every rank; all must come.
-    fn gather_left(&self, rank: &Rank, faults: &Faults) -> Result<Vec<String>, Error> {
+    /// Gathers the faults that did not fire on every rank. Collective: call on all ranks.
+    fn gather_unfired_faults(&self, rank: &Rank, faults: &Faults) -> Result<Vec<String>, Error> {
         if self.faults.is_empty() {
             return Ok(vec![]);
         }
-        let left = faults.left(rank.rank());
+        let left = faults.not_triggered(rank.rank());
         let own: Vec<_> = left.iter().map(ToString::to_string).collect();
         // Not through the faults themselves.
         let all = all_gather_bytes(&*rank.communicator(), &serde_json::to_vec(&own)?)?;
@@ -197,8 +200,8 @@ impl RankRun<'_> {
         Ok(all.collect::<Result<Vec<_>, _>>()?.concat())
     }
 
-    /// Lets every rank know where the run folder is, and where call logs go; nothing where no step is left.
-    /// Ranks may be processes, which wait here while rank 0 looks for a checkpoint to go on from.
+    /// Broadcasts the path of the run folder, where call logs go as well; `None` if no step is left. Ranks that are
+    /// processes wait here while rank 0 looks for a checkpoint to resume from.
     fn share_folder(
         &self,
         rank: &Rank,
@@ -209,8 +212,8 @@ impl RankRun<'_> {
             let bytes = path.map(|path| path.as_encoded_bytes().to_vec());
             Ok::<_, Error>(bytes.unwrap_or_default())
         };
-        let find = self.begin.is_some().then_some(find);
-        let path = broadcast_made(world, find, 0, self.beat)??;
+        let find = self.resolver.is_some().then_some(find);
+        let path = broadcast_when_ready(world, find, 0, self.heartbeat_interval)??;
         let path = Some(String::from_utf8(path)?).filter(|path| !path.is_empty());
         if let Some(path) = &path {
             rank.write_call_logs_to(path);
@@ -218,8 +221,12 @@ impl RankRun<'_> {
         Ok(path.map(PathBuf::from))
     }
 
-    /// Loads what the run goes on from, or begins with.
-    fn load(&self, trainer: &mut Trainer<Transformer>, from: Option<&From>) -> Result<(), Error> {
+    /// Loads the checkpoint or the initial weights.
+    fn load(
+        &self,
+        trainer: &mut Trainer<Transformer>,
+        from: Option<&ResumePoint>,
+    ) -> Result<(), Error> {
         let leniency = self.saving.leniency();
         if let Some(weights) = self.weights {
             trainer.load_weights(weights, leniency)?;
@@ -229,38 +236,38 @@ impl RankRun<'_> {
         Ok(trainer.load(&checkpoint, leniency)?)
     }
 
-    /// What saves the run in its folder.
+    /// The saver into the run folder.
     fn saver(
         &self,
         folder: PathBuf,
-        start: Option<&Start>,
-        from: Option<&From>,
-        groups: &Groups,
+        start: Option<&TrainStart>,
+        from: Option<&ResumePoint>,
+        groups: &ParallelContext,
     ) -> Result<Saver, Error> {
         let config = &self.recipe.checkpoint;
-        let saving = Saving {
+        let saving = SaveConfig {
             every: config.every,
             keep: config.retention(),
             asynchronous: config.asynchronous,
             deadline: self.deadline,
             layout: layout(self.recipe),
-            config: changes::config(self.recipe, self.data)?,
-            ..Saving::into_folder(folder.join(CHECKPOINTS))
+            config: resume_check::config(self.recipe, self.data)?,
+            ..SaveConfig::into_folder(folder.join(CHECKPOINTS))
         };
         let saver = Saver::open(saving, groups)?;
         if let Some(from) = from.filter(|from| from.is_own) {
             let passed = start.map(|start| &start.passed[..]).unwrap_or_default();
-            saver.go_on_from(from.step, passed, self.saving.discard_later)?;
+            saver.prepare_resume(from.step, passed, self.saving.discard_later)?;
         }
         Ok(saver)
     }
 
     fn print_training(&self, folder: &RunFolder, device: &Device) {
-        let (recipe, outlines) = (self.recipe, self.outlines);
-        let own = outlines.first();
+        let (recipe, estimates) = (self.recipe, self.estimates);
+        let own = estimates.first();
         print_model(
             recipe,
-            outlines.parameters,
+            estimates.parameters,
             own.parameters,
             own.flops_per_token,
         );
@@ -279,13 +286,17 @@ impl RankRun<'_> {
         println!("{}\n", own.sharing.memory);
     }
 
-    fn trainer(&self, groups: &Groups, device: &Device) -> Result<Trainer<Transformer>, Error> {
+    fn trainer(
+        &self,
+        groups: &ParallelContext,
+        device: &Device,
+    ) -> Result<Trainer<Transformer>, Error> {
         let train = &self.recipe.train_config();
-        let model = outline::build(self.recipe, self.plan, groups, device, false)?;
+        let model = estimate::build(self.recipe, self.plan, groups, device, false)?;
         let Some(schedule) = &self.plan.schedule else {
             return Ok(Trainer::new(model, groups, device, train)?);
         };
-        let pipeline = Pipeline {
+        let pipeline = PipelineConfig {
             schedule: schedule.clone(),
             defer_embedding_wgrad: self.recipe.parallel.defer_embedding_wgrad,
         };
@@ -295,8 +306,11 @@ impl RankRun<'_> {
     }
 }
 
-/// Lets every rank know where the run goes on.
-fn share_start(start: Option<&Start>, world: &dyn Communicator) -> Result<Option<From>, Error> {
+/// Broadcasts the checkpoint to resume from.
+fn share_start(
+    start: Option<&TrainStart>,
+    world: &dyn Communicator,
+) -> Result<Option<ResumePoint>, Error> {
     let own = start.map(|start| &start.from);
     let shared = broadcast_bytes(world, &serde_json::to_vec(&own)?, 0)?;
     Ok(serde_json::from_slice(&shared)?)

@@ -1,50 +1,76 @@
-//! Where the ranks of a run are: threads of this process, or processes that a launcher started.
+//! The ranks of a run: threads of this process, or processes that a launcher started.
 
 use std::env;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use burn_megatron::comm::{Engine, Launch, World, WorldError};
 use burn_megatron::device::DeviceKind;
+use clap::Args;
 
-use crate::cli::RankArgs;
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// What joins the ranks, for those that `launch` starts.
+/// Flags of the communication between ranks.
+#[derive(Args)]
+pub struct RankArgs {
+    /// Communication engine: threads (of this process), nccl or mpi. By default threads; where a launcher
+    /// started this process as one of several ranks, mpi, or nccl with --device cuda.
+    #[arg(long, value_name = "threads|nccl|mpi")]
+    pub engine: Option<Engine>,
+    /// Timeout of a collective in seconds. The error names the missing ranks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 100.0)]
+    pub deadline: f64,
+    /// The same for the first collective of a group and for the first step; between processes also for the
+    /// rendezvous of all ranks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
+    pub first_deadline: f64,
+    /// Seconds without a heartbeat after which the process of a rank counts as lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    pub heartbeat_timeout: f64,
+    /// File of mode 0600 with the token that ranks authenticate with: 64 hexadecimal digits, the same for all.
+    /// By default BURN_MEGATRON_TOKEN; not needed under `launch` and mpirun.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Register buffers with NCCL for large tensors; the header says whether it did.
+    #[arg(long)]
+    pub nccl_registered: bool,
+}
+
+/// The variable with the engine for ranks that `launch` starts.
 pub const ENGINE: &str = "BURN_MEGATRON_ENGINE";
 
-/// How long ranks that are threads may go on after one has failed, as it is for processes.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long ranks that are threads may run after one has failed, as with processes.
+const FAILURE_GRACE: Duration = Duration::from_secs(5);
 
-/// The world of a run, and the place of this process in it.
-pub struct Ranks {
+/// The world of a run, and the rank of this process in it.
+pub struct RankSetup {
     /// All ranks.
     pub world: World,
-    /// The rank that this process is; none where the ranks are its threads.
+    /// The rank of this process; `None` where the ranks are its threads.
     pub own_rank: Option<usize>,
-    /// Its number among those of its machine.
+    /// The local rank.
     pub local_rank: usize,
-    /// How many of them are on this machine.
+    /// The number of ranks on this machine.
     pub on_this_machine: usize,
-    /// What joins the ranks.
+    /// The communication engine.
     pub engine: Engine,
 }
 
-/// The `wanted` ranks, as the flags and the launcher's variables have them.
-pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, Error> {
+/// Sets up `wanted` ranks from the flags and the launcher's variables.
+pub fn set_up(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<RankSetup, Error> {
     let launch = with_token(Launch::from_env()?, args.token_file.as_deref())?;
-    let told = env::var(ENGINE).ok().filter(|_| launch.is_some());
-    let told = told.map(|name| {
+    let engine = env::var(ENGINE).ok().filter(|_| launch.is_some());
+    let engine = engine.map(|name| {
         name.parse::<Engine>()
             .map_err(|error| format!("{ENGINE}: {error}"))
     });
-    let told = args.engine.or(told.transpose()?);
+    let engine = args.engine.or(engine.transpose()?);
     if args.nccl_registered && (device != DeviceKind::Cuda || launch.is_none()) {
         return Err(
-            "--nccl-registered is about the engine nccl, which joins processes with GPUs".into(),
+            "--nccl-registered applies to processes with --engine nccl only; remove it".into(),
         );
     }
-    let ranks = match (launch, told) {
+    let ranks = match (launch, engine) {
         (None, None | Some(Engine::Threads)) => threads(wanted)?,
         (None, Some(_)) => return Err(WorldError::NotLaunched.into()),
         (Some(launch), None | Some(Engine::Threads)) if launch.world_size == 1 => threads(wanted)?,
@@ -54,26 +80,26 @@ pub fn of(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Ranks, E
         .world
         .deadline(seconds("deadline", args.deadline)?)
         .first_deadline(seconds("first-deadline", args.first_deadline)?)
-        .silence(seconds("silence", args.silence)?)
-        .grace(GRACE)
+        .heartbeat_timeout(seconds("heartbeat-timeout", args.heartbeat_timeout)?)
+        .grace(FAILURE_GRACE)
         .registered_buffers(args.nccl_registered);
-    Ok(Ranks { world, ..ranks })
+    Ok(RankSetup { world, ..ranks })
 }
 
-/// The same rank with the token of a file, if one was given.
+/// Adds the token of a file, if one was given.
 fn with_token(launch: Option<Launch>, file: Option<&Path>) -> Result<Option<Launch>, Error> {
     match (launch, file) {
         (launch, None) => Ok(launch),
         (Some(launch), Some(file)) => Ok(Some(launch.with_token_file(file)?)),
         (None, Some(_)) => Err(
-            "--token-file is about ranks that are processes, and no launcher started this one; leave it out"
+            "--token-file applies to ranks that are processes, and no launcher started this one; remove it"
                 .into(),
         ),
     }
 }
 
-fn threads(wanted: usize) -> Result<Ranks, Error> {
-    Ok(Ranks {
+fn threads(wanted: usize) -> Result<RankSetup, Error> {
+    Ok(RankSetup {
         world: World::threads(wanted)?,
         own_rank: None,
         local_rank: 0,
@@ -87,7 +113,7 @@ fn processes(
     engine: Option<Engine>,
     device: DeviceKind,
     wanted: usize,
-) -> Result<Ranks, Error> {
+) -> Result<RankSetup, Error> {
     check_size(launch.world_size, wanted)?;
     let by_device = match device {
         DeviceKind::Cuda => Engine::Nccl,
@@ -96,12 +122,11 @@ fn processes(
     let engine = engine.unwrap_or(by_device);
     if engine == Engine::Nccl && device != DeviceKind::Cuda {
         return Err(format!(
-            "the engine nccl joins GPUs, and --device {device} computes elsewhere; --engine mpi or \
-             --device cuda would fit"
+            "--engine nccl needs --device cuda, not --device {device}; use --engine mpi or --device cuda"
         )
         .into());
     }
-    Ok(Ranks {
+    Ok(RankSetup {
         own_rank: Some(launch.rank),
         local_rank: launch.local_rank,
         on_this_machine: launch.local_world_size,
@@ -111,23 +136,26 @@ fn processes(
 }
 
 fn check_size(started: usize, wanted: usize) -> Result<(), Error> {
-    match started == wanted {
-        true => Ok(()),
-        false => Err(format!(
+    if started == wanted {
+        Ok(())
+    } else {
+        Err(format!(
             "{started} ranks were started, but the layout has {wanted}: start {wanted}, or change \
              --tensor-parallel, --data-parallel or --pipeline-parallel"
         )
-        .into()),
+        .into())
     }
 }
 
-/// A time in seconds, of a flag.
+/// The seconds of a flag as a time.
 pub fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
-    match value > 0.0 && value <= 1e9 {
-        true => Ok(Duration::from_secs_f64(value)),
-        false => {
-            Err(format!("--{flag} {value} makes no sense; a number of seconds above 0 does").into())
-        }
+    if value > 0.0 && value <= 1e9 {
+        Ok(Duration::from_secs_f64(value))
+    } else {
+        Err(
+            format!("invalid --{flag} {value}: expected a number of seconds above 0, at most 1e9")
+                .into(),
+        )
     }
 }
 
@@ -146,12 +174,12 @@ mod tests {
     }
 
     #[test]
-    fn a_token_file_without_ranks_to_let_in_is_refused() {
+    fn a_token_file_without_processes_is_refused() {
         let error = with_token(None, Some(Path::new("x")))
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("--token-file is about ranks that are processes"),
+            error.starts_with("--token-file applies to ranks that are processes"),
             "{error}"
         );
         assert!(with_token(None, None).unwrap().is_none());
@@ -164,8 +192,8 @@ mod tests {
             Duration::from_millis(2500)
         );
         for value in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let error = seconds("silence", value).unwrap_err().to_string();
-            assert!(error.starts_with("--silence "), "{error}");
+            let error = seconds("heartbeat-timeout", value).unwrap_err().to_string();
+            assert!(error.starts_with("invalid --heartbeat-timeout "), "{error}");
         }
     }
 }

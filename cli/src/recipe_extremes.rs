@@ -1,4 +1,4 @@
-//! Every number of a recipe with every value that a mistake can give it.
+//! Every number of a recipe, set to every extreme value: an error of one line, or a valid plan.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,9 +6,10 @@ use burn::tensor::Device;
 use toml::{Table, Value};
 
 use super::*;
-use crate::outline::Outlines;
+use crate::estimate::RankEstimates;
+use crate::recipe::DEFAULT_RECIPE;
 
-/// A recipe with every number that a recipe can have; those that exclude each other stand in others.
+/// A recipe with every number that a recipe can have, but for those that exclude each other.
 const ALL: &str = r#"
 [parallel]
 tensor = 2
@@ -120,7 +121,7 @@ fn extremes() -> Vec<Value> {
         .collect()
 }
 
-/// The ways to all numbers of a value.
+/// The paths of all numbers of a value.
 fn numbers(value: &Value, path: &str, found: &mut Vec<String>) {
     let below = |key: &str| match path {
         "" => key.to_string(),
@@ -147,20 +148,20 @@ fn at<'a>(recipe: &'a mut Value, path: &str) -> &'a mut Value {
     })
 }
 
-/// What comes of a recipe up to the outline of its ranks: an error of one line, or nothing.
+/// Plans a recipe up to the memory estimate of its ranks; returns the error, if any.
 fn planned(recipe: &Value) -> Option<String> {
     let recipe: Recipe = match recipe.clone().try_into() {
         Ok(recipe) => recipe,
-        // The position in the text that it does not have is all that is wrong with it.
+        // Without the position in the text, which does not exist here.
         Err(error) => return Some(error.message().to_string()),
     };
     let outlined = recipe
         .plan()
-        .and_then(|plan| Outlines::new(&recipe, &plan, &Device::flex()).map(drop));
+        .and_then(|plan| RankEstimates::new(&recipe, &plan, &Device::flex()).map(drop));
     outlined.err().map(|error| error.to_string())
 }
 
-/// Gives each number of a recipe each value, and demands a plan or an error of one line.
+/// Sets each number of a recipe to each value, and expects a plan or an error of one line.
 fn every_number_is_checked(base: &str) {
     let base = Value::Table(base.parse::<Table>().unwrap());
     assert_eq!(planned(&base), None);
@@ -190,7 +191,7 @@ fn every_number_of_a_full_recipe_is_checked() {
 
 #[test]
 fn every_number_of_the_default_recipe_is_checked() {
-    every_number_is_checked(TINY);
+    every_number_is_checked(DEFAULT_RECIPE);
     let whole = toml::to_string(&Recipe::default()).unwrap();
     every_number_is_checked(&whole);
 }
@@ -201,65 +202,61 @@ fn numbers_that_no_run_can_use_are_refused_by_name() {
         (
             "train/optimizer/beta1",
             "1.0",
-            "optimizer: beta1 = 1 makes no step; it must be at least 0",
+            "invalid optimizer setting beta1 = 1: expected at least 0",
         ),
         (
             "train/optimizer/beta2",
             "-0.1",
-            "optimizer: beta2 = -0.1 makes no step",
+            "invalid optimizer setting beta2 = -0.1",
         ),
         (
             "train/optimizer/beta2",
             "nan",
-            "optimizer: beta2 = NaN makes no step",
+            "invalid optimizer setting beta2 = NaN",
         ),
         (
             "train/optimizer/epsilon",
             "0.0",
-            "optimizer: epsilon = 0 makes no step; it must be above 0",
+            "invalid optimizer setting epsilon = 0: expected above 0",
         ),
         (
             "train/optimizer/epsilon",
             "inf",
-            "optimizer: epsilon = inf makes no step",
+            "invalid optimizer setting epsilon = inf",
         ),
         (
             "train/optimizer/weight_decay",
             "-0.1",
-            "optimizer: weight_decay = -0.1 makes no step",
+            "invalid optimizer setting weight_decay = -0.1",
         ),
         (
             "train/optimizer/weight_decay",
             "inf",
-            "optimizer: weight_decay = inf makes no step",
+            "invalid optimizer setting weight_decay = inf",
         ),
         (
             "train/global_batch_size",
             "9223372036854775806",
-            "at most 16777216 fits",
+            "at most 16777216",
         ),
         (
             "train/steps",
             "9223372036854775806",
-            "steps = 9223372036854775806 is more than a run can have",
+            "invalid steps = 9223372036854775806: expected at most",
         ),
         (
             "model/layers",
             "1073741824",
-            "layers = 1073741824 makes a model that nobody trains; at most",
+            "invalid layers = 1073741824: expected at most",
         ),
         (
             "model/hidden",
             "1073741824",
-            "a head width of 268435456 cannot be used; at most 65536 can",
+            "invalid head_width = 268435456: expected at most 65536",
         ),
-        ("model/init_std", "-1.0", "init_std = -1 makes no model"),
-        ("model/z_loss", "-1.0", "z_loss = -1 makes no model"),
-        (
-            "model/norm_epsilon",
-            "0.0",
-            "norm_epsilon = 0 makes no model",
-        ),
+        ("model/init_std", "-1.0", "invalid init_std = -1:"),
+        ("model/z_loss", "-1.0", "invalid z_loss = -1:"),
+        ("model/norm_epsilon", "0.0", "invalid norm_epsilon = 0:"),
     ] {
         let mut recipe = Value::Table(
             toml::to_string(&Recipe::default())

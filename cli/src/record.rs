@@ -1,4 +1,4 @@
-//! What rank 0 does with the numbers of a run: the progress bar and the run folder.
+//! Records the metrics of a run: the progress bar and the files of the run folder.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -9,33 +9,34 @@ use burn_megatron::train::metrics::{
 };
 use burn_megatron::train::progress::Progress;
 use burn_megatron::train::run_folder::RunFolder;
-use burn_megatron::train::{Observer, ObserverError, Saved};
+use burn_megatron::train::{Observer, ObserverError, SavedCheckpoint};
 
-use crate::recipe::{Error, Recipe};
-use crate::start::Start;
+use crate::error::Error;
+use crate::recipe::Recipe;
+use crate::start::TrainStart;
 
-/// The observer of one rank; only rank 0 shows and writes.
+/// The observer of one rank; only rank 0 prints and writes.
 pub struct Recorder {
     files: Option<(MetricsLog, TimingsLog)>,
     progress: Progress,
     stop: Box<dyn Fn() -> bool>,
-    /// What takes the place of the settings in the run folder with the first checkpoint.
+    /// The recipe that replaces the one in the run folder once the first checkpoint is saved.
     config: Option<(RunFolder, Recipe)>,
-    /// The steps before this run.
+    /// The first step of this run.
     first: usize,
-    /// The steps at its end.
+    /// The total number of steps.
     steps: usize,
     /// The layers that are measured in the last step.
     fp8: Option<Fp8>,
 }
 
 impl Recorder {
-    /// Opens the files of the run folder, if this rank writes them; `stop` says when to end the run of
-    /// the updates `steps`.
+    /// Opens the files of the run folder, if this rank writes them. The run of the steps `steps` ends when `stop` returns
+    /// true.
     pub fn new(
         rank: usize,
         steps: Range<usize>,
-        start: Option<&Start>,
+        start: Option<&TrainStart>,
         stop: Box<dyn Fn() -> bool>,
     ) -> Result<Self, Error> {
         Ok(Self {
@@ -49,14 +50,14 @@ impl Recorder {
         })
     }
 
-    /// Lets 8-bit layers be measured in the last step.
+    /// Measures the 8-bit layers in the last step.
     pub fn measuring(mut self, fp8: &Fp8) -> Self {
         fp8.measure(self.first + 1 >= self.steps);
         self.fp8 = Some(fp8.clone());
         self
     }
 
-    /// Says what the bits of a loss are per.
+    /// Sets the unit of a loss in bits.
     pub fn in_bits_per(mut self, unit: &'static str) -> Self {
         self.progress = self.progress.in_bits_per(unit);
         self
@@ -68,11 +69,11 @@ impl Recorder {
     }
 }
 
-/// The files of the run folder: new ones, or those of an interrupted run, which go on after its checkpoint.
-fn files(start: &Start) -> Result<(MetricsLog, TimingsLog), Error> {
+/// The files of the run folder: new ones, or those of a run that is resumed, cut after its checkpoint.
+fn files(start: &TrainStart) -> Result<(MetricsLog, TimingsLog), Error> {
     let folder = &start.folder;
     let (metrics, timings) = (folder.metrics(), folder.timings());
-    let kept = |path: &PathBuf| start.kept_steps().filter(|_| path.exists());
+    let kept = |path: &PathBuf| start.resumed_steps().filter(|_| path.exists());
     Ok((
         match kept(&metrics) {
             Some(steps) => MetricsLog::resume(&metrics, steps)?,
@@ -86,9 +87,9 @@ fn files(start: &Start) -> Result<(MetricsLog, TimingsLog), Error> {
 }
 
 /// Why a step was skipped, at a loss scale.
-fn because(reason: SkipReason, scale: Option<f64>) -> String {
+fn skip_text(reason: SkipReason, scale: Option<f64>) -> String {
     match (reason, scale) {
-        (SkipReason::NoTargets, _) => "none of its targets counts: all are masked".into(),
+        (SkipReason::NoTargets, _) => "all of its targets are masked".into(),
         (SkipReason::NotFinite, None) => "the loss or a gradient is not finite".into(),
         (SkipReason::NotFinite, Some(scale)) => {
             format!("the loss or a gradient is not finite at a loss scale of {scale}")
@@ -104,8 +105,8 @@ impl Observer for Recorder {
         }
         if let Some(reason) = metrics.skip_reason {
             let number = metrics.step + 1;
-            let reason = because(reason, metrics.loss_scale);
-            let note = format!("step {number}: skipped on every rank, as {reason}");
+            let reason = skip_text(reason, metrics.loss_scale);
+            let note = format!("step {number} skipped on every rank: {reason}");
             self.progress.note(&note);
         }
         if let Some((records, timings)) = &mut self.files {
@@ -123,7 +124,7 @@ impl Observer for Recorder {
         Ok(())
     }
 
-    fn saved(&mut self, saved: &Saved) -> Result<(), ObserverError> {
+    fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), ObserverError> {
         self.progress.note(&saved.to_string());
         if let Some((folder, recipe)) = self.config.take() {
             folder.replace_config(&recipe)?;

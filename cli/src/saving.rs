@@ -1,26 +1,26 @@
-//! What a run saves, and where it goes on: the flags, and the table of a recipe.
+//! Saving and resuming: the flags, and the `[checkpoint]` table of a recipe.
 
 use std::path::PathBuf;
 
-use burn_megatron::checkpoint::{Leniency, Retention};
+use burn_megatron::checkpoint::{LoadTolerance, Retention};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::{Error, Recipe};
+use crate::error::Error;
 
-/// When a run saves, and what it keeps.
+/// When checkpoints are saved, and which are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// Whether the end of the run is saved, and where it is interrupted.
+    /// Whether to save at the end of the run and when it is interrupted.
     pub save: bool,
-    /// Steps between two checkpoints before that.
+    /// Steps between checkpoints before that.
     pub every: Option<u64>,
-    /// The newest so many are kept; all where not given.
+    /// How many of the newest checkpoints are kept; all by default.
     pub keep_last: Option<usize>,
-    /// Besides them those whose step is a multiple of this.
+    /// Also keep checkpoints whose step is a multiple of this.
     pub keep_every: Option<u64>,
-    /// Whether training goes on while a checkpoint is written.
+    /// Whether training continues while a checkpoint is written.
     pub asynchronous: bool,
 }
 
@@ -37,9 +37,9 @@ impl Default for CheckpointConfig {
 }
 
 impl CheckpointConfig {
-    /// What a recipe says, of a run that goes on in the folder of one that was started with `first`: what
-    /// the recipe leaves out is as it was, and no fewer checkpoints are saved.
-    pub fn goes_on(self, first: &Self) -> Self {
+    /// The settings of a run that resumes in the folder of a run started with `first`: what the recipe does not set is
+    /// taken from `first`, and no fewer checkpoints are saved.
+    pub fn continue_from(self, first: &Self) -> Self {
         Self {
             save: self.save || first.save,
             every: self.every.into_iter().chain(first.every).min(),
@@ -49,7 +49,7 @@ impl CheckpointConfig {
         }
     }
 
-    /// Which checkpoints stay.
+    /// Which checkpoints are kept.
     pub fn retention(&self) -> Retention {
         Retention {
             last: self.keep_last,
@@ -57,7 +57,7 @@ impl CheckpointConfig {
         }
     }
 
-    /// Checks what makes no sense.
+    /// Checks the values, and that each has an effect.
     pub fn check(&self) -> Result<(), Error> {
         for (key, value) in [
             ("every", self.every),
@@ -65,25 +65,24 @@ impl CheckpointConfig {
             ("keep_every", self.keep_every),
         ] {
             if value == Some(0) {
-                return Err(format!("checkpoint.{key} = 0 makes no sense; 1 and more do").into());
+                return Err(format!("invalid checkpoint.{key} = 0: expected at least 1").into());
             }
             if value.is_some() && !self.save {
                 return Err(format!(
-                    "checkpoint.{key} is about checkpoints, and none is saved; leave out \
-                     checkpoint.save = false (--no-save)"
+                    "checkpoint.{key} has no effect with checkpoint.save = false; remove that (--no-save), or \
+                     checkpoint.{key}"
                 )
                 .into());
             }
         }
         match (self.keep_every, self.keep_last) {
             (Some(_), None) => Err(
-                "checkpoint.keep_every is about what is kept besides the newest, and all are kept; \
-                 set checkpoint.keep_last (--keep-last)"
+                "checkpoint.keep_every has no effect if all checkpoints are kept; set checkpoint.keep_last (--keep-last)"
                     .into(),
             ),
             _ if self.asynchronous && self.every.is_none() => Err(
-                "checkpoint.asynchronous is about checkpoints that are saved while the run goes on, and \
-                 only its end is saved; set checkpoint.every (--save-every)"
+                "checkpoint.asynchronous has no effect if only the end of the run is saved; set checkpoint.every \
+                 (--save-every)"
                     .into(),
             ),
             _ => Ok(()),
@@ -91,14 +90,14 @@ impl CheckpointConfig {
     }
 }
 
-/// Flags of checkpoints; the first five each take the place of a key of `[checkpoint]`.
+/// Flags of checkpoints; each of the first five overrides a key of `[checkpoint]`.
 #[derive(Args, Debug, Default)]
 pub struct SavingArgs {
-    /// Steps between two checkpoints, which lie in the run folder, in `checkpoints`. The end of the run
-    /// is saved in any case, and so is where it is interrupted.
+    /// Steps between checkpoints, which are saved in the folder `checkpoints` of the run folder. The run is
+    /// also saved at its end and when it is interrupted.
     #[arg(long, value_name = "STEPS", help_heading = "Checkpoints")]
     pub save_every: Option<u64>,
-    /// Save nothing, not even the end: the weights are lost with the process.
+    /// Save no checkpoint, not even at the end: the weights are lost.
     #[arg(
         long,
         conflicts_with_all = ["save_every", "keep_last", "keep_every", "async_save"],
@@ -108,10 +107,10 @@ pub struct SavingArgs {
     /// Keep the newest N checkpoints; all by default.
     #[arg(long, value_name = "N", help_heading = "Checkpoints")]
     pub keep_last: Option<usize>,
-    /// Keep besides them those whose step is a multiple of K.
+    /// Also keep checkpoints whose step is a multiple of K.
     #[arg(long, value_name = "K", help_heading = "Checkpoints")]
     pub keep_every: Option<u64>,
-    /// Go on with training while a checkpoint is written.
+    /// Continue training while a checkpoint is written.
     #[arg(
         long,
         value_name = "BOOL",
@@ -120,13 +119,13 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub async_save: Option<bool>,
-    /// Go on where a run was saved. A run folder alone goes on in it, with its recipe and settings but for
-    /// the flags given; auto does so with --run-dir, and begins where there is none. A checkpoint, or a
-    /// folder of them, goes on in a new folder, unless --run-dir is its own. Any layout will do.
+    /// Resume a run. A run folder is resumed in place, with its recipe and the flags given; auto does so with
+    /// --run-dir, and starts a new run if the folder does not exist. A checkpoint, or a folder of them, is
+    /// resumed in a new run folder, unless --run-dir is its own. The layout may differ.
     #[arg(long, value_name = "auto|PATH", help_heading = "Checkpoints")]
     pub resume: Option<String>,
-    /// Pass over the checkpoint of this step where it cannot be read now, or is of another version of the
-    /// format: it may be whole, and is kept under another name. May be given several times.
+    /// Skip the checkpoint of this step if it cannot be read now, or has another format version: it may be
+    /// intact, and is kept under another name. May be repeated.
     #[arg(
         long,
         value_name = "STEP",
@@ -134,12 +133,12 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub resume_skip: Vec<u64>,
-    /// Let a run go back to an earlier one of its checkpoints: the later ones get other names, and are
-    /// removed when the first new one is saved.
+    /// Resume from an earlier checkpoint of the same run: the later ones are renamed, and removed when the
+    /// first new one is saved.
     #[arg(long, requires = "resume", help_heading = "Checkpoints")]
     pub discard_later: bool,
-    /// Settings that may be others than those of the checkpoint, such as train.steps. Those that only
-    /// say how the work is shared, and what is shown, always may.
+    /// Keys of the recipe that may differ from those of the checkpoint, such as train.steps. The layout, paths
+    /// and output settings may always differ.
     #[arg(
         long,
         value_name = "KEY",
@@ -147,9 +146,9 @@ pub struct SavingArgs {
         requires = "resume",
         help_heading = "Checkpoints"
     )]
-    pub resume_changing: Vec<String>,
-    /// Begin with the weights of a checkpoint, or of a folder of Hugging Face, and with nothing else of
-    /// it. The recipe's model must be the same.
+    pub resume_allow_change: Vec<String>,
+    /// Load only the weights of a checkpoint, or of a Hugging Face folder. The recipe's model must be the
+    /// same.
     #[arg(
         long,
         value_name = "PATH",
@@ -157,9 +156,9 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub load: Option<PathBuf>,
-    /// What may be otherwise in what is loaded: `missing` is what the model has and the checkpoint has
-    /// not, `unexpected` the reverse, `rounding` lets values be rounded to narrower types, `settings` lets
-    /// [model] be another one than that of --load.
+    /// Differences to accept when loading: `missing` tensors that the checkpoint lacks, `unexpected` ones that
+    /// the model lacks, `rounding` of values to narrower types, `settings` of [model] that differ from
+    /// those of --load.
     #[arg(
         long,
         value_enum,
@@ -170,25 +169,24 @@ pub struct SavingArgs {
     pub lenient: Vec<Lenient>,
 }
 
-/// What loading can let pass.
+/// A difference that loading can accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Lenient {
-    /// What the model has and the checkpoint has not.
+    /// Tensors that the checkpoint lacks.
     Missing,
-    /// What the checkpoint has and the model has not.
+    /// Tensors that the model lacks.
     Unexpected,
-    /// Values in types that cannot hold them.
+    /// Values that are rounded to narrower types.
     Rounding,
     /// Settings of the model.
     Settings,
 }
 
 impl SavingArgs {
-    /// Puts what was given into a recipe.
-    pub fn apply(&self, recipe: &mut Recipe) {
-        let config = &mut recipe.checkpoint;
+    /// Applies the flags to the table of a recipe.
+    pub fn apply(&self, config: &mut CheckpointConfig) {
         if self.no_save {
-            // What the recipe says of its checkpoints has no meaning any more.
+            // The checkpoint settings of the recipe no longer apply.
             *config = CheckpointConfig {
                 save: false,
                 ..CheckpointConfig::default()
@@ -200,32 +198,32 @@ impl SavingArgs {
         config.asynchronous = self.async_save.unwrap_or(config.asynchronous);
     }
 
-    /// What loading lets pass.
-    pub fn leniency(&self) -> Leniency {
-        Leniency {
-            missing: self.lets(Lenient::Missing),
-            unexpected: self.lets(Lenient::Unexpected),
-            rounding: self.lets(Lenient::Rounding),
+    /// The differences that loading accepts.
+    pub fn leniency(&self) -> LoadTolerance {
+        LoadTolerance {
+            missing: self.allows(Lenient::Missing),
+            unexpected: self.allows(Lenient::Unexpected),
+            rounding: self.allows(Lenient::Rounding),
         }
     }
 
-    /// Checks what would have no effect.
+    /// Checks that each flag has an effect.
     ///
     /// # Errors
     /// The flag, and what it needs.
     pub fn check(&self) -> Result<(), Error> {
-        match (self.lets(Lenient::Settings), &self.load) {
+        match (self.allows(Lenient::Settings), &self.load) {
             (true, None) => Err(
-                "--lenient settings is about the model of --load, which is not given; a run that goes on \
-                 has --resume-changing"
+                "--lenient settings applies to the model of --load, which is not given; a run that is resumed has \
+                 --resume-allow-change"
                     .into(),
             ),
             _ => Ok(()),
         }
     }
 
-    /// Whether loading lets this pass.
-    pub fn lets(&self, what: Lenient) -> bool {
+    /// Whether loading accepts this difference.
+    pub fn allows(&self, what: Lenient) -> bool {
         self.lenient.contains(&what)
     }
 }
@@ -247,7 +245,7 @@ mod tests {
         assert_eq!(check(Some("x"), Lenient::Settings), Ok(()));
         assert_eq!(check(None, Lenient::Missing), Ok(()));
         let error = check(None, Lenient::Settings).unwrap_err();
-        assert!(error.contains("is about the model of --load"), "{error}");
+        assert!(error.contains("applies to the model of --load"), "{error}");
     }
 
     #[test]
@@ -261,17 +259,17 @@ mod tests {
         assert_eq!(check("save = false"), None);
         assert_eq!(check("every = 5\nkeep_last = 2\nkeep_every = 10"), None);
         for (text, says) in [
-            ("every = 0", "every = 0 makes no sense"),
+            ("every = 0", "invalid checkpoint.every = 0"),
             ("every = 1\nkeep_last = 0", "keep_last = 0"),
             (
                 "save = false\nkeep_last = 2",
-                "checkpoint.keep_last is about checkpoints, and none is saved",
+                "checkpoint.keep_last has no effect with checkpoint.save = false",
             ),
             (
                 "every = 1\nkeep_every = 2",
                 "set checkpoint.keep_last (--keep-last)",
             ),
-            ("asynchronous = true", "asynchronous is about checkpoints"),
+            ("asynchronous = true", "asynchronous has no effect"),
         ] {
             let error = check(text).unwrap();
             assert!(error.contains(says), "{text}: {error}");
@@ -294,7 +292,7 @@ mod tests {
             ("", "save = false", ""),
         ] {
             assert_eq!(
-                of(recipe).goes_on(&of(first)),
+                of(recipe).continue_from(&of(first)),
                 of(both),
                 "{recipe:?} {first:?}"
             );
@@ -303,15 +301,17 @@ mod tests {
 
     #[test]
     fn nothing_is_saved_where_that_is_asked_for() {
-        let mut recipe = Recipe::default();
-        recipe.checkpoint.every = Some(3);
+        let mut config = CheckpointConfig {
+            every: Some(3),
+            ..CheckpointConfig::default()
+        };
         let no_save = true;
         let flags = SavingArgs {
             no_save,
             ..SavingArgs::default()
         };
-        flags.apply(&mut recipe);
-        assert!(!recipe.checkpoint.save);
-        recipe.checkpoint.check().unwrap();
+        flags.apply(&mut config);
+        assert!(!config.save);
+        config.check().unwrap();
     }
 }

@@ -1,23 +1,55 @@
 //! `burn-megatron schedule`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use burn_megatron::partial::replace_file;
-use burn_megatron::pipeline::schedule::{ScheduleKind, Times, simulate, validate};
+use burn_megatron::pipeline::schedule::{ScheduleKind, StageTimes, simulate, validate};
+use clap::Args;
 
-use crate::cli::ScheduleArgs;
-use crate::recipe::{Error, read_schedule};
+use crate::error::Error;
+use crate::parallel_plan::read_schedule;
+
+/// Flags of `schedule`.
+#[derive(Args)]
+pub struct ScheduleArgs {
+    /// gpipe, 1f1b, interleaved, interleaved:N, zb-h1, zb-v, dualpipe-v, or a CSV file.
+    #[arg(long, value_name = "NAME|FILE.csv", default_value = "1f1b")]
+    pub kind: String,
+    /// Stages of the pipeline, over all ranks.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub stages: usize,
+    /// Stages per rank; by default the usual number for the schedule.
+    #[arg(long, value_name = "V")]
+    pub virtual_stages: Option<usize>,
+    /// Micro-batches of a step.
+    #[arg(long, value_name = "M", default_value_t = 8)]
+    pub micro_batches: usize,
+    /// StageTimes of a forward, an input gradient, a weight gradient and a transfer, in any unit.
+    #[arg(long, value_name = "F,I,W,T", value_delimiter = ',', num_args = 1,
+          default_values_t = [1.0, 1.0, 1.0, 0.0])]
+    pub times: Vec<f64>,
+    /// Write the Gantt chart to this file.
+    #[arg(long, value_name = "FILE.svg", default_value = "schedule.svg")]
+    pub svg: PathBuf,
+    /// Write the schedule to this file, as a table that --kind and --schedule read.
+    #[arg(long, value_name = "FILE.csv")]
+    pub csv: Option<PathBuf>,
+    /// Width of the table in characters.
+    #[arg(long, value_name = "N", default_value_t = 120)]
+    pub columns: usize,
+}
 
 /// Prints the table, the bubble and the memory; writes the chart and the CSV.
 pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
     let virtual_stages = match args.kind.parse::<ScheduleKind>() {
-        Ok(kind) => args.virtual_stages.unwrap_or(kind.usual_virtual_stages()),
+        Ok(kind) => args.virtual_stages.unwrap_or(kind.default_virtual_stages()),
         Err(_) => args.virtual_stages.unwrap_or(1),
     };
     if virtual_stages == 0 || !args.stages.is_multiple_of(virtual_stages) {
         return Err(format!(
-            "{} stages cannot be shared by ranks with {virtual_stages} each; a multiple of \
-             {virtual_stages} can",
+            "{} stages cannot be split over ranks with {virtual_stages} each: expected a multiple of \
+             {virtual_stages}",
             args.stages,
         )
         .into());
@@ -27,10 +59,12 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
     let schedule = read_schedule(&args.kind, ranks, given, args.micro_batches)?;
     let &[forward, input, weight, transfer] = &args.times[..] else {
         let count = args.times.len();
-        return Err(format!("--times takes four numbers, as in 1,1,1,0, not {count}").into());
+        return Err(
+            format!("invalid --times: expected four numbers, as in 1,1,1,0, got {count}").into(),
+        );
     };
     validate(&schedule)?;
-    let times = Times::uniform(schedule.stages(), forward, input, weight, transfer);
+    let times = StageTimes::uniform(schedule.stages(), forward, input, weight, transfer);
     let simulation = simulate(&schedule, &times)?;
     print!("{}", simulation.table(args.columns));
     simulation.write_svg(&args.svg)?;

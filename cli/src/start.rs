@@ -1,4 +1,4 @@
-//! Where a run begins: its folder, and the checkpoint that it goes on from.
+//! How a run starts: its folder, and the checkpoint that it resumes from.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,92 +6,95 @@ use std::sync::OnceLock;
 
 use burn_megatron::checkpoint::state::RunState;
 use burn_megatron::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, Newest, PassedOver, TensorSource, Unusable,
+    Checkpoint, CheckpointError, CheckpointFolder, NewestCheckpoint, SkippedCheckpoint,
+    TensorSource, UnusableReason,
 };
 use burn_megatron::data::Dataset;
-use burn_megatron::train::metrics::{Record, read_metrics};
+use burn_megatron::partial::is_staged;
+use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 
-use crate::changes;
-use crate::cli::PretrainArgs;
-use crate::reading::Reading;
-use crate::recipe::{Error, Recipe};
-use crate::way::Way;
+use crate::error::Error;
+use crate::pretrain::args::PretrainArgs;
+use crate::recipe::Recipe;
+use crate::resume_check;
+use crate::resume_mode::ResumeMode;
+use crate::verify_progress::VerifyProgress;
 
-/// Where a run begins, as its first rank decides it.
-pub enum Begun {
-    /// There are steps to make.
-    Run(Box<Start>),
-    /// All were made.
-    Over(Over),
+/// How a run starts, as rank 0 decides it.
+pub enum StartDecision {
+    /// It has steps to train.
+    Train(Box<TrainStart>),
+    /// All of its steps are done.
+    Finished(FinishedRun),
 }
 
-/// Where a run with steps to make begins.
-pub struct Start {
+/// The start of a run that has steps to train.
+pub struct TrainStart {
     pub folder: RunFolder,
-    /// Whether the folder is that of a run that was interrupted.
-    pub goes_on: bool,
-    pub from: Option<From>,
-    /// Newer checkpoints, which cannot be used.
-    pub passed: Vec<PassedOver>,
-    /// What takes the place of other settings in the folder, when the first checkpoint was saved with it.
+    /// Whether the folder is that of a run that is resumed.
+    pub continues: bool,
+    pub from: Option<ResumePoint>,
+    /// Newer checkpoints, which cannot be used and were skipped.
+    pub passed: Vec<SkippedCheckpoint>,
+    /// The recipe that replaces the one in the folder once the first checkpoint is saved with it.
     pub config: Option<Recipe>,
 }
 
-/// The checkpoint that a run goes on from, as all ranks are told.
+/// The checkpoint that a run resumes from, as it is broadcast to all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct From {
+pub struct ResumePoint {
     pub path: PathBuf,
     pub step: u64,
-    /// Whether it lies in the folder of this run, where later ones are out of date then.
+    /// Whether it is in the folder of this run, where later checkpoints then become obsolete.
     pub is_own: bool,
 }
 
-/// A run that has made all of its steps.
-pub struct Over {
-    from: From,
+/// A run whose steps are all done.
+pub struct FinishedRun {
+    from: ResumePoint,
     steps: usize,
 }
 
-impl fmt::Display for Over {
+impl fmt::Display for FinishedRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, steps } = self;
         write!(
             f,
-            "nothing is left to do: the run has made {} of {steps} steps\nthe weights are in {}",
+            "nothing to do: the run has completed {} of {steps} steps\nthe weights are in {}",
             from.step,
             from.path.display()
         )
     }
 }
 
-/// What there is, before anything is written.
-struct Found {
-    /// The folder that the run goes on in.
+/// What was found before anything is written.
+struct LocatedCheckpoint {
+    /// The folder of the run that is resumed in place.
     folder: Option<RunFolder>,
-    from: Option<From>,
-    passed: Vec<PassedOver>,
+    from: Option<ResumePoint>,
+    passed: Vec<SkippedCheckpoint>,
 }
 
-impl Start {
-    /// The steps that count of what the files of the folder have, if they go on.
-    pub fn kept_steps(&self) -> Option<usize> {
+impl TrainStart {
+    /// The number of steps to keep in the files of the folder, if they are continued.
+    pub fn resumed_steps(&self) -> Option<usize> {
         let step = self.from.as_ref().map_or(0, |from| from.step as usize);
-        self.goes_on.then_some(step)
+        self.continues.then_some(step)
     }
 }
 
-/// The beginning of a run, for its first rank.
-pub struct Begin<'a> {
+/// Decides how a run starts, on rank 0.
+pub struct StartResolver<'a> {
     args: &'a PretrainArgs,
     recipe: &'a Recipe,
     data: &'a dyn Dataset,
-    way: Way<'a>,
-    begun: OnceLock<Begun>,
+    mode: ResumeMode<'a>,
+    decision: OnceLock<StartDecision>,
 }
 
-impl<'a> Begin<'a> {
+impl<'a> StartResolver<'a> {
     pub fn new(
         args: &'a PretrainArgs,
         recipe: &'a Recipe,
@@ -101,44 +104,43 @@ impl<'a> Begin<'a> {
             args,
             recipe,
             data,
-            way: Way::of(args)?,
-            begun: OnceLock::new(),
+            mode: ResumeMode::of(args)?,
+            decision: OnceLock::new(),
         })
     }
 
-    /// Finds what can be found at once, and refuses what would be refused later; nothing is written.
+    /// Checks what can be checked without reading a whole checkpoint. Writes nothing.
     pub fn check(&self) -> Result<(), Error> {
         self.find(false).map(drop)
     }
 
-    /// Where the run begins. The first call finds the checkpoint, which may take long, checks that it is
-    /// one of this run, and opens or creates the folder, with the recipe in it. What is refused leaves
-    /// everything as it was, and so does a run that is over.
-    pub fn begun(&self) -> Result<&Begun, Error> {
-        match self.begun.get() {
-            Some(begun) => Ok(begun),
+    /// How the run starts. The first call finds the checkpoint, which may take long, checks that it is one of this run,
+    /// and opens or creates the folder with the recipe in it. On an error, or if the run is finished, nothing changes.
+    pub fn decision(&self) -> Result<&StartDecision, Error> {
+        match self.decision.get() {
+            Some(decision) => Ok(decision),
             None => {
-                let begun = self.begin()?;
-                Ok(self.begun.get_or_init(|| begun))
+                let decision = self.decide()?;
+                Ok(self.decision.get_or_init(|| decision))
             }
         }
     }
 
-    fn begin(&self) -> Result<Begun, Error> {
-        let Found {
+    fn decide(&self) -> Result<StartDecision, Error> {
+        let LocatedCheckpoint {
             folder,
             from,
             passed,
         } = self.find(true)?;
-        for PassedOver { error, .. } in &passed {
-            eprintln!("warning: passed over a checkpoint that cannot be used: {error}");
+        for SkippedCheckpoint { error, .. } in &passed {
+            eprintln!("warning: skipped a checkpoint that cannot be used: {error}");
         }
         let steps = self.recipe.train.steps;
         let made_all = from.clone().filter(|from| from.step >= steps as u64);
         if let Some(from) = made_all.filter(|_| folder.as_ref().is_none_or(is_evaluated)) {
-            return Ok(Begun::Over(Over { from, steps }));
+            return Ok(StartDecision::Finished(FinishedRun { from, steps }));
         }
-        let goes_on = folder.is_some();
+        let continues = folder.is_some();
         let folder = match folder {
             Some(folder) => folder,
             None => self.new_folder()?,
@@ -147,9 +149,9 @@ impl<'a> Begin<'a> {
         if is_new {
             folder.write_config(self.recipe)?;
         }
-        Ok(Begun::Run(Box::new(Start {
+        Ok(StartDecision::Train(Box::new(TrainStart {
             folder,
-            goes_on,
+            continues,
             from,
             passed,
             config: (!is_new).then(|| self.recipe.clone()),
@@ -157,83 +159,87 @@ impl<'a> Begin<'a> {
     }
 
     /// Finds the checkpoint; `whole` says whether all of it is read.
-    fn find(&self, whole: bool) -> Result<Found, Error> {
-        match self.way {
-            Way::New => {
+    fn find(&self, whole: bool) -> Result<LocatedCheckpoint, Error> {
+        match self.mode {
+            ResumeMode::Fresh => {
                 self.new_name()?;
-                Ok(Found {
+                Ok(LocatedCheckpoint {
                     folder: None,
                     from: None,
                     passed: vec![],
                 })
             }
-            Way::GoOn(path) => self.go_on(path, whole),
-            Way::From(path) => self.from(path),
+            ResumeMode::InPlace(path) => self.go_on(path, whole),
+            ResumeMode::NewFolder(path) => self.from(path),
         }
     }
 
     /// Checks that a checkpoint is one of this run.
     fn check_settings(&self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        let now = changes::config(self.recipe, self.data)?;
-        let allowed = &self.args.saving.resume_changing;
-        let saved = &checkpoint.about().config;
-        changes::check(saved, &now, allowed, &checkpoint.name())?;
+        let now = resume_check::config(self.recipe, self.data)?;
+        let allowed = &self.args.saving.resume_allow_change;
+        let saved = &checkpoint.metadata().config;
+        resume_check::check(saved, &now, allowed, &checkpoint.name())?;
         RunState::of(checkpoint)?;
         Ok(())
     }
 
-    /// Goes on with what is in a run folder, which may be nothing yet.
-    fn go_on(&self, path: &Path, whole: bool) -> Result<Found, Error> {
+    /// Resumes what is in a run folder, which may be empty yet.
+    fn go_on(&self, path: &Path, whole: bool) -> Result<LocatedCheckpoint, Error> {
         let folder = RunFolder::open(path)?;
-        if !folder.config().exists() && path.read_dir()?.next().is_some() {
+        if !folder.config().exists() && !is_unused(path)? {
             let path = path.display();
-            return Err(format!("{path} is no run folder: it has no config.toml").into());
+            return Err(format!("{path} is not a run folder: it has no config.toml").into());
         }
         let checkpoints = folder.checkpoints();
-        // A link to a disk that is not there is no folder without checkpoints.
-        let Newest { checkpoint, passed } = match checkpoints.symlink_metadata() {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Newest::default(),
+        // A dangling link, as to a disk that is not mounted, is an error, not a folder without checkpoints.
+        let NewestCheckpoint {
+            checkpoint,
+            skipped: passed,
+        } = match checkpoints.symlink_metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                NewestCheckpoint::default()
+            }
             _ => newest(&checkpoints, &self.args.saving.resume_skip, whole)?,
         };
         match &checkpoint {
             Some(checkpoint) => self.check_settings(checkpoint)?,
             None if !passed.is_empty() => {
                 return Err(format!(
-                    "no checkpoint in {} is whole; give the run another --run-dir to begin anew",
+                    "no checkpoint in {} is intact; use another --run-dir to start a new run",
                     checkpoints.display()
                 )
                 .into());
             }
             None if !self.recipe.checkpoint.save => {
                 return Err(format!(
-                    "{} has no checkpoint to go on from: it was to save none (checkpoint.save = false); \
-                     give the run another --run-dir to begin anew",
+                    "{} has no checkpoint to resume from: it was run with checkpoint.save = false; \
+                     use another --run-dir to start a new run",
                     folder.path().display()
                 )
                 .into());
             }
             None => {}
         }
-        Ok(Found {
+        Ok(LocatedCheckpoint {
             folder: Some(folder),
-            from: checkpoint.map(|newest| From {
+            from: checkpoint.map(|newest| ResumePoint {
                 path: newest.path().to_path_buf(),
-                step: newest.about().step,
+                step: newest.metadata().step,
                 is_own: true,
             }),
             passed,
         })
     }
 
-    /// Goes on from a checkpoint by its path, in its own run folder where that is --run-dir, else in a new
-    /// one.
-    fn from(&self, path: &Path) -> Result<Found, Error> {
+    /// Resumes from a checkpoint by its path: in its own run folder if that is --run-dir, else in a new one.
+    fn from(&self, path: &Path) -> Result<LocatedCheckpoint, Error> {
         let below = path.join("checkpoints");
         let checkpoint = Checkpoint::open(if below.is_dir() { &below } else { path })?;
         self.check_settings(&checkpoint)?;
-        let mut from = From {
+        let mut from = ResumePoint {
             path: checkpoint.path().to_path_buf(),
-            step: checkpoint.about().step,
+            step: checkpoint.metadata().step,
             is_own: false,
         };
         let own = self.args.run_dir.as_ref().filter(|folder| folder.exists());
@@ -245,8 +251,8 @@ impl<'a> Begin<'a> {
                 from.is_own = lies_in(&from.path, &checkpoints);
                 if !from.is_own {
                     return Err(format!(
-                        "the run folder {} is there already, and {} is no checkpoint of it; give a \
-                         --run-dir that is not there yet",
+                        "the run folder {} exists already, and {} is not one of its checkpoints; use a \
+                         --run-dir that does not exist",
                         own.path().display(),
                         from.path.display(),
                     )
@@ -255,15 +261,15 @@ impl<'a> Begin<'a> {
                 self.check_later(&checkpoints, &from)?;
             }
         }
-        Ok(Found {
+        Ok(LocatedCheckpoint {
             folder,
             from: Some(from),
             passed: vec![],
         })
     }
 
-    /// Checks that what would be discarded may be.
-    fn check_later(&self, checkpoints: &Path, from: &From) -> Result<(), Error> {
+    /// Checks that later checkpoints may be discarded.
+    fn check_later(&self, checkpoints: &Path, from: &ResumePoint) -> Result<(), Error> {
         let steps = CheckpointFolder::open(checkpoints)?.steps()?.into_iter();
         let later = steps.filter(|step| *step > from.step);
         let later: Vec<_> = later.map(|step| step.to_string()).collect();
@@ -271,8 +277,8 @@ impl<'a> Begin<'a> {
             return Ok(());
         }
         Err(format!(
-            "{} has checkpoints of later steps than {}: {}; allow the run to discard them with \
-             --discard-later, or give it another --run-dir, and they stay",
+            "{} has checkpoints of later steps than {}: {}; discard them with --discard-later, or \
+             keep them and use another --run-dir",
             checkpoints.display(),
             from.step,
             later.join(", "),
@@ -280,7 +286,7 @@ impl<'a> Begin<'a> {
         .into())
     }
 
-    /// Checks that a new folder can have the name that was given.
+    /// Checks that a new folder can be created at --run-dir.
     fn new_name(&self) -> Result<(), Error> {
         let Some(path) = &self.args.run_dir else {
             return Ok(());
@@ -289,9 +295,9 @@ impl<'a> Begin<'a> {
             path.file_name().and_then(|name| name.to_str()),
             path.exists(),
         ) {
-            (None, _) => Err(format!("{} names no folder", path.display()).into()),
+            (None, _) => Err(format!("{} is not a folder name", path.display()).into()),
             (_, true) => Err(format!(
-                "the run folder {} is there already; go on with it by --resume auto",
+                "the run folder {} exists already; resume it with --resume auto",
                 path.display()
             )
             .into()),
@@ -311,14 +317,14 @@ impl<'a> Begin<'a> {
     }
 }
 
-/// Whether the last thing that a run measures, the held-out loss after its last step, was measured: one that
-/// was killed after its last save still has that to do.
+/// Whether the held-out loss after the last step was recorded: a run that was killed after its last save has yet to
+/// measure it.
 fn is_evaluated(folder: &RunFolder) -> bool {
     let records = read_metrics(&folder.metrics()).unwrap_or_default();
     let [steps, evaluated] = [false, true].map(|held_out| {
         let at = records.iter().filter_map(|record| match record {
-            Record::Step(metrics) if !held_out => Some(metrics.step + 1),
-            Record::HeldOut(metrics) if held_out => Some(metrics.step),
+            MetricsRecord::Step(metrics) if !held_out => Some(metrics.step + 1),
+            MetricsRecord::HeldOut(metrics) if held_out => Some(metrics.step),
             _ => None,
         });
         at.max()
@@ -327,26 +333,24 @@ fn is_evaluated(folder: &RunFolder) -> bool {
 }
 
 /// The newest checkpoint of a folder; `whole` says whether all of it is read.
-fn newest(checkpoints: &Path, skip: &[u64], whole: bool) -> Result<Newest, Error> {
+fn newest(checkpoints: &Path, skip: &[u64], whole: bool) -> Result<NewestCheckpoint, Error> {
     let folder = CheckpointFolder::open(checkpoints)?;
-    let newest = match whole {
-        true => {
-            let mut reading = Reading::default();
-            folder.newest_whole(skip, &mut |checkpoint, bytes| {
-                reading.show(checkpoint, bytes)
-            })
-        }
-        false => folder.newest_complete(skip),
+    let newest = if whole {
+        let mut progress = VerifyProgress::default();
+        folder.newest_verified(skip, &mut |checkpoint, bytes| {
+            progress.show(checkpoint, bytes)
+        })
+    } else {
+        folder.newest_complete(skip)
     };
     newest.map_err(|error| match &error {
-        CheckpointError::MayBeWhole { step, source } => {
-            let until = match source.unusable() {
-                Unusable::Version => "resume with the program that wrote it",
-                Unusable::Unreadable | Unusable::Corrupt => "resume when it can be read",
+        CheckpointError::MayBeIntact { step, source } => {
+            let until = match source.unusable_reason() {
+                UnusableReason::Version => "resume with the version of the program that wrote it",
+                UnusableReason::Unreadable | UnusableReason::Corrupt => "resume when it can be read",
             };
             format!(
-                "{error}; {until}, or pass over it with --resume-skip {step}, which keeps it under another \
-                 name"
+                "{error}; {until}, or skip it with --resume-skip {step}, which keeps it under another name"
             )
             .into()
         }
@@ -354,13 +358,24 @@ fn newest(checkpoints: &Path, skip: &[u64], whole: bool) -> Result<Newest, Error
     })
 }
 
-/// Whether a step has its name in this folder; the step itself may be a link to another disk.
+/// Whether the checkpoint of a step is in this folder; it may itself be a link to another disk.
 fn lies_in(step: &Path, folder: &Path) -> bool {
     let parent = step
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new(".")).canonicalize().ok();
     parent.is_some() && parent == folder.canonicalize().ok()
+}
+
+/// Whether a run can begin in the folder: it is empty, but for what a run leaves that was killed while it
+/// wrote its first file.
+fn is_unused(folder: &Path) -> std::io::Result<bool> {
+    for entry in folder.read_dir()? {
+        if !is_staged(&entry?.file_name()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 #[cfg(all(test, unix))]

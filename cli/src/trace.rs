@@ -1,26 +1,25 @@
-//! What the ranks of a pipeline did in their last step, as a trace.
+//! The trace of the last step of a pipeline.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use burn_megatron::comm::{Communicator, all_gather_bytes};
 use burn_megatron::partial::replace_file;
-use burn_megatron::pipeline::engine::Event;
+use burn_megatron::pipeline::engine::ActionEvent;
 use burn_megatron::pipeline::trace::{TraceEvent, trace_bubble, write_chrome_trace};
 use burn_megatron::train::run_folder::RunFolder;
 
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// The events of all ranks, on every rank; all must come.
+/// Gathers the events of all ranks on every rank. Collective: call on all ranks.
 ///
-/// Ranks may be processes, on machines of their own: their times are those of the wall clock, and as good
-/// as the clocks agree.
-pub fn gather(world: &dyn Communicator, own: &[Event]) -> Result<Vec<TraceEvent>, Error> {
+/// Times are those of the wall clock: between machines they are as exact as the clocks are synchronised.
+pub fn gather(world: &dyn Communicator, own: &[ActionEvent]) -> Result<Vec<TraceEvent>, Error> {
     let (now, wall) = (
         Instant::now(),
         SystemTime::now().duration_since(UNIX_EPOCH)?,
     );
     let seconds = |time: Instant| wall.as_secs_f64() - (now - time).as_secs_f64();
-    let event = |event: &Event| {
+    let event = |event: &ActionEvent| {
         let (start, end) = (seconds(event.start), seconds(event.end));
         TraceEvent::action(world.rank(), &event.action, start, end)
     };
@@ -41,13 +40,13 @@ pub fn gather(world: &dyn Communicator, own: &[Event]) -> Result<Vec<TraceEvent>
     Ok(events)
 }
 
-/// Writes the events of `ranks` ranks, and says how much of their time was waiting.
+/// Writes the events of `ranks` ranks, and prints the measured bubble.
 pub fn write(folder: &RunFolder, ranks: usize, events: &[TraceEvent]) -> Result<(), Error> {
     if events.is_empty() {
         return Ok(());
     }
     let path = folder.path().join("trace.json");
-    let failed = |error| format!("{} cannot be written: {error}", path.display());
+    let failed = |error| format!("cannot write {}: {error}", path.display());
     let mut text = vec![];
     let written = write_chrome_trace(events, &mut text);
     written

@@ -1,18 +1,18 @@
-//! The weights that a run begins with.
+//! The weights that a run loads at its start.
 
 use std::path::Path;
 
 use burn_megatron::checkpoint::TensorSource;
-use burn_megatron_models::{Difference, OpenModel, TransformerConfig};
+use burn_megatron_models::{ConfigDifference, ModelSource, TransformerConfig};
 use serde_json::Value;
 
-use crate::recipe::Error;
+use crate::error::Error;
 use crate::saving::{Lenient, SavingArgs};
 
-/// Settings that decide which tensors there are: where some may be missing, or too many, these may differ.
-const OF_TENSORS: [&str; 5] = ["layers", "bias", "qkv_bias", "qk_norm", "tied"];
+/// Settings that decide which tensors exist: these may differ if missing or unexpected tensors are accepted.
+const TENSOR_SETTINGS: [&str; 5] = ["layers", "bias", "qkv_bias", "qk_norm", "tied"];
 
-/// Opens a checkpoint or a folder of Hugging Face whose weights a run of `model` begins with.
+/// Opens the checkpoint or Hugging Face folder with the initial weights of `model`.
 ///
 /// # Errors
 ///
@@ -22,35 +22,36 @@ pub fn open(
     model: &TransformerConfig,
     saving: &SavingArgs,
 ) -> Result<Box<dyn TensorSource>, Error> {
-    let found = OpenModel::open(path)?;
-    let all = saving.lets(Lenient::Settings);
-    let tensors = saving.lets(Lenient::Missing) || saving.lets(Lenient::Unexpected);
+    let found = ModelSource::open(path)?;
+    let all = saving.allows(Lenient::Settings);
+    let tensors = saving.allows(Lenient::Missing) || saving.allows(Lenient::Unexpected);
     let mut differing = model.differences(&found.model);
     differing.retain(|difference| {
-        let of_tensors = OF_TENSORS.contains(&&difference.setting[..]);
+        let of_tensors = TENSOR_SETTINGS.contains(&&difference.setting[..]);
         let may_differ = all || (tensors && of_tensors);
         !may_differ
     });
-    match differing.is_empty() {
-        true => Ok(found.source),
-        false => Err(format!(
-            "[model] is not the model of {}: {}; set what is there, or let it be otherwise with --lenient \
+    if differing.is_empty() {
+        Ok(found.source)
+    } else {
+        Err(format!(
+            "[model] differs from the model of {}: {}; use the same settings, or accept the difference with --lenient \
              settings",
             found.source.name(),
             listed(&differing),
         )
-        .into()),
+        .into())
     }
 }
 
-fn listed(differing: &[Difference]) -> String {
+fn listed(differing: &[ConfigDifference]) -> String {
     let shown = |value: &Value| match value {
-        Value::Null => "not set".into(),
+        Value::Null => "unset".into(),
         value => value.to_string(),
     };
     let each = differing.iter().map(|difference| {
         let (own, other) = (shown(&difference.own), shown(&difference.other));
-        format!("model.{} is {own}, there {other}", difference.setting)
+        format!("model.{} is {own}, not {other}", difference.setting)
     });
     each.collect::<Vec<_>>().join("; ")
 }
@@ -86,7 +87,7 @@ mod tests {
         };
         let error = open(&deeper, &[]).unwrap_err();
         assert!(
-            error.contains("llama2: model.layers is 3, there 2; set what is there"),
+            error.contains("llama2: model.layers is 3, not 2; use the same settings"),
             "{error}"
         );
         let narrow = TransformerConfig {
@@ -96,7 +97,7 @@ mod tests {
             ..model
         };
         let error = open(&narrow, &[Lenient::Missing]).unwrap_err();
-        let wanted = "model.norm_epsilon is 0.00001, there 1e-6; model.window is 4, there not set";
+        let wanted = "model.norm_epsilon is 0.00001, not 1e-6; model.window is 4, not unset";
         assert!(
             error.contains(wanted) && !error.contains("layers"),
             "{error}"

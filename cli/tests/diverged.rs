@@ -1,9 +1,9 @@
-//! A run whose loss is not finite any more ends with that, and not with a text that its model cannot write.
+//! A run whose loss is no longer finite fails with that error, and not while generating its sample.
 
 use std::fs;
 use std::process::Command;
 
-/// With a sample at the end, and a learning rate that no model stands.
+/// A recipe with a sample at the end and a learning rate at which training diverges.
 const RECIPE: &str = r#"
 [parallel]
 data = 2
@@ -51,7 +51,7 @@ fn a_run_that_diverges_says_at_which_step() {
     );
     // Two ranks have gradients that are not finite; one of them says so.
     for step in 2..=4 {
-        let skipped = format!("step {step}: skipped on every rank, as the loss");
+        let skipped = format!("step {step} skipped on every rank: the loss");
         assert_eq!(said.matches(&skipped).count(), 1, "{said}");
     }
     assert_eq!(said.matches("WARN").count(), 3, "{said}");

@@ -1,9 +1,9 @@
-//! Files that the command of an earlier version wrote are read as ever: see `fixtures/earlier/make.sh`.
+//! Files that an earlier version of the command wrote can still be read: see `fixtures/earlier/make.sh`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use burn_megatron::train::metrics::{Record, read_metrics};
+use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
 
 fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/earlier");
@@ -27,14 +27,14 @@ fn text(path: &Path) -> &str {
 fn losses(run: &Path) -> Vec<(&'static str, usize, f64)> {
     let records = read_metrics(&run.join("metrics.jsonl")).unwrap();
     let losses = records.iter().filter_map(|record| match record {
-        Record::Step(metrics) => Some(("step", metrics.step, metrics.loss)),
-        Record::HeldOut(metrics) => Some(("held_out", metrics.step, metrics.loss)),
-        Record::Run(_) => None,
+        MetricsRecord::Step(metrics) => Some(("step", metrics.step, metrics.loss)),
+        MetricsRecord::HeldOut(metrics) => Some(("held_out", metrics.step, metrics.loss)),
+        MetricsRecord::Run(_) => None,
     });
     losses.collect()
 }
 
-/// Goes on from a checkpoint in a new run folder, and compares with the losses that were measured then.
+/// Resumes from a checkpoint in a new run folder, and compares with the losses of the earlier version.
 ///
 /// The bound allows for other instruction sets than those of the machine that made the files.
 fn resumes(name: &str, step: usize, flags: &[&str], bound: f64) {
@@ -77,7 +77,7 @@ fn resumes(name: &str, step: usize, flags: &[&str], bound: f64) {
 }
 
 #[test]
-fn a_run_over_every_axis_goes_on() {
+fn a_run_over_every_axis_is_resumed() {
     resumes("dense", 4, &[], 1e-5);
     // The same in another layout, where nothing of what is drawn may change.
     let other = ["--tp", "1", "--pp", "1", "--dp", "4", "--zero-stage", "3"];
@@ -88,7 +88,7 @@ fn a_run_over_every_axis_goes_on() {
 /// spacing of E4M3, 2^-3, over the number of values in a row of the model's products, of which the smallest
 /// has 16.
 #[test]
-fn a_run_in_8_bits_goes_on() {
+fn a_run_in_8_bits_is_resumed() {
     resumes("fp8", 2, &[], 0.125 / 16.0);
 }
 

@@ -8,7 +8,7 @@ use std::{env, fs};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Every kernel of a training step, few enough elements for a device in software.
+/// A model with every kernel of a training step, small enough for a software device.
 const RECIPE: &str = r#"
 [parallel]
 tensor = 2
@@ -43,9 +43,10 @@ tokens = 4
 
 const STEPS: usize = 4;
 
-const GPU: &str = match cfg!(feature = "cuda") {
-    true => "cuda",
-    false => "wgpu",
+const GPU: &str = if cfg!(feature = "cuda") {
+    "cuda"
+} else {
+    "wgpu"
 };
 
 /// A folder with a text and a recipe.

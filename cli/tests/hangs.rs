@@ -1,5 +1,5 @@
-//! A rank that hangs in code of its own, where ranks are threads: the process ends all the same; and a run
-//! that is too large to be.
+//! Ranks as threads: the process exits even if a rank hangs outside of collectives; and a run that does not fit into
+//! memory.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader};
@@ -8,10 +8,10 @@ use std::sync::mpsc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-/// What a process that ends by itself is given, on a machine however busy.
+/// Timeout for a process that exits by itself, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Two ranks, of which the second computes for ever in its second step.
+/// Two ranks, of which the second loops forever in its second step.
 fn spinning(folder: &std::path::Path, flags: &[&str]) -> Child {
     let recipe = folder.join("recipe.toml");
     std::fs::write(
@@ -46,7 +46,7 @@ fn spinning(folder: &std::path::Path, flags: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits for its end, and kills it where it does not come.
+/// Waits for its exit, and kills it on timeout.
 fn code(mut child: Child) -> Option<i32> {
     let began = Instant::now();
     loop {
@@ -84,9 +84,9 @@ fn at_the_deadline_the_report_is_printed_and_the_process_ends() {
     let said = lines.iter().collect::<Vec<_>>().join("\n");
     for says in [
         "error: rank 0 failed: deadline: after 5.",
-        "rank 1 has not come to call",
+        "rank 1 has not joined call",
         "call log: ",
-        "not ended within 5 s: rank 1 is past call",
+        "still running after 5 s: rank 1 is past call",
     ] {
         assert!(said.contains(says), "{says}: {said}");
     }
@@ -98,7 +98,7 @@ fn one_signal_ends_the_process_within_the_grace() {
         let folder = tempfile::tempdir().unwrap();
         let mut child = spinning(folder.path(), &["--deadline", "100000", "--grace", "0.5"]);
         let lines = lines(&mut child);
-        let strikes = |line: &str| line.contains("strikes rank 1");
+        let strikes = |line: &str| line.contains("triggers on rank 1");
         let mut before = vec![];
         while !before.last().is_some_and(|line: &String| strikes(line)) {
             let line = lines.recv_timeout(PATIENCE);
@@ -109,15 +109,15 @@ fn one_signal_ends_the_process_within_the_grace() {
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
         assert_eq!(code(child), Some(130));
         let said = lines.iter().collect::<Vec<_>>().join("\n");
-        assert!(said.contains("interrupted: ending this step"), "{said}");
+        assert!(said.contains("interrupted: finishing this step"), "{said}");
         assert!(
-            said.contains("interrupted: the ranks have not ended within"),
+            said.contains("interrupted: the ranks did not stop within"),
             "{said}"
         );
     }
 }
 
-/// One that no machine holds is refused in a line, before there is a run folder.
+/// A model that fits no machine is refused with one line, before a run folder is created.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_model_that_does_not_fit_is_refused_before_anything_is_made() {
@@ -141,15 +141,15 @@ fn a_model_that_does_not_fit_is_refused_before_anything_is_made() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.starts_with("error: the run needs at least "), "{said}");
     assert!(
-        said.ends_with("; --ignore-memory goes on all the same\n"),
+        said.ends_with("; --ignore-memory skips this check\n"),
         "{said}"
     );
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(!runs.exists());
 }
 
-/// With --ignore-memory it goes on, and says what it will hold before it tries: a limit of the process, not
-/// the memory of the machine, ends it here.
+/// With --ignore-memory it starts, and prints the memory estimate first. A limit of the process, not the memory of the
+/// machine, ends it here.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_header_comes_before_the_model() {

@@ -1,11 +1,11 @@
-//! `burn-megatron pretrain` that begins with the weights of a folder of Hugging Face.
+//! `burn-megatron pretrain` that loads the weights of a Hugging Face folder.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use burn_megatron::data::indexed::{IndexedWriter, TokenType};
+use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::HfFolder;
 use serde_json::Value;
@@ -18,7 +18,7 @@ const FIXTURE: &str = concat!(
 /// Of the fixture.
 const VOCABULARY: u32 = 61;
 
-/// A folder of one test, gone with it, with token files.
+/// A temporary folder with token files, removed on drop.
 struct Stage(PathBuf);
 
 impl Stage {
@@ -27,7 +27,8 @@ impl Stage {
         let folder = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
-        let mut writer = IndexedWriter::create(&folder.join("tokens"), TokenType::U16).unwrap();
+        let mut writer =
+            IndexedDatasetBuilder::create(&folder.join("tokens"), TokenType::U16).unwrap();
         for document in 0..40 {
             let token = |place: u32| (place * place + 7 * document) % VOCABULARY;
             let tokens: Vec<_> = (0..50).map(token).collect();
@@ -143,12 +144,8 @@ fn what_does_not_fit_is_said_before_the_start() {
     stage.recipe("rounder", |model| model.norm_epsilon = 1e-5, 0);
     stage.recipe("writes", |_| {}, 4);
     let load = ["--load", FIXTURE];
-    stage.fails("deeper", &load, "model.layers is 3, there 2");
-    stage.fails(
-        "rounder",
-        &load,
-        "model.norm_epsilon is 0.00001, there 1e-6",
-    );
+    stage.fails("deeper", &load, "model.layers is 3, not 2");
+    stage.fails("rounder", &load, "model.norm_epsilon is 0.00001, not 1e-6");
     let nowhere = Path::new(FIXTURE).join("nowhere");
     let nowhere = nowhere.to_str().unwrap();
     stage.fails("rounder", &["--load", nowhere], "nowhere");

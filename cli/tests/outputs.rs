@@ -1,4 +1,4 @@
-//! `burn-megatron` whose output nobody reads, or cannot be written.
+//! `burn-megatron` with an output that is closed or cannot be written.
 #![cfg(unix)]
 
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ tokens = 4
 every = 3
 "#;
 
-/// What `| head` leaves behind once it has read enough.
+/// A pipe whose reader is closed, as by `| head`.
 fn closed() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -126,7 +126,7 @@ fn output_that_is_lost_to_a_full_disk_is_told() {
     let text = error_text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(
-        text.matches("standard output cannot be written").count(),
+        text.matches("cannot write to standard output").count(),
         1,
         "{text}"
     );
@@ -141,16 +141,16 @@ fn a_fault_that_has_not_struck_is_an_error_when_the_files_are_written() {
     let output = pretrain(at, "run", &["--inject", fault]).output().unwrap();
     let text = error_text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    let wanted = format!("error: {fault} has not struck: the rank made no such call");
+    let wanted = format!("error: {fault} did not fire: the rank made no such call");
     assert!(text.contains(&wanted), "{text}");
     assert!(at.join("run/sample.txt").is_file());
     // A run that goes on does not come to the steps before.
     let fault = "nan@rank=1,step=1,call=0";
-    let longer = ["--steps", "5", "--resume-changing", "train.steps"];
+    let longer = ["--steps", "5", "--resume-allow-change", "train.steps"];
     let resumed = [&longer[..], &["--resume", "auto", "--inject", fault]].concat();
     let output = pretrain(at, "run", &resumed).output().unwrap();
     let text = error_text(&output);
     assert!(!output.status.success());
-    let wanted = format!("{fault} is about no step of this run; steps 3 to 4 would fit");
+    let wanted = format!("invalid fault {fault}: step 1 is not in this run; expected steps 3 to 4");
     assert!(text.contains(&wanted), "{text}");
 }

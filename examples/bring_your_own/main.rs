@@ -14,12 +14,12 @@ use std::ops::Range;
 
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::comm::{Buffer, Groups, ReduceOp, World};
+use burn_megatron::comm::{Buffer, ParallelContext, ReduceOp, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::{BuildError, ParallelModule, Scope};
+use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::verify::{Layout, Options, Subject, verify};
+use burn_megatron::verify::{Layout, Subject, VerifyOptions, verify};
 
 use parallel::ParallelGpt;
 use plain::GptConfig;
@@ -42,15 +42,20 @@ fn main() -> Result<(), AnyError> {
     println!("plain Burn, one rank:    loss {:.4}", train_plain(&config));
     let losses = World::threads(4)?.run(|rank| {
         let layout = ParallelConfig::new().with_tensor(2).with_data(2);
-        train_parallel(&config, &Groups::new(&layout, &rank)?)
+        train_parallel(&config, &ParallelContext::new(&layout, &rank)?)
     })?;
     println!("tensor 2 x data 2:       loss {:.4}\n", losses[0]);
 
-    let report = verify(&Counting(config), &Layout::standard(), &Options::default())?;
+    let report = verify(
+        &Counting(config),
+        &Layout::standard(),
+        &VerifyOptions::default(),
+    )?;
     println!("{report}");
-    match report.passes() {
-        true => Ok(()),
-        false => Err("a layout computes something else than one rank".into()),
+    if report.passes() {
+        Ok(())
+    } else {
+        Err("a layout differs from one rank".into())
     }
 }
 
@@ -73,9 +78,9 @@ fn train_plain(config: &GptConfig) -> f64 {
     last
 }
 
-fn train_parallel(config: &GptConfig, groups: &Groups) -> Result<f64, AnyError> {
+fn train_parallel(config: &GptConfig, groups: &ParallelContext) -> Result<f64, AnyError> {
     let device = Device::flex();
-    let scope = Scope::new(groups, &device);
+    let scope = ModelBuilder::new(groups, &device);
     let model = config.init_parallel(&scope, false)?;
     let mut ddp = DistributedDataParallel::new(scope.finish(model)?, groups)?;
     let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
@@ -98,7 +103,7 @@ fn train_parallel(config: &GptConfig, groups: &Groups) -> Result<f64, AnyError> 
     Ok(sum.as_slice::<f64>()?[0] / (BATCH * config.context) as f64)
 }
 
-/// Rows that count on from a number which depends on step and sample.
+/// Rows that count up from a number that depends on step and sample.
 fn batch(
     config: &GptConfig,
     step: usize,
@@ -117,7 +122,7 @@ fn batch(
     (matrix(0), matrix(1))
 }
 
-/// What `verify` needs to know: how to build the model, and the loss of some samples.
+/// The subject of `verify`: how to build the model, and the loss of some samples.
 struct Counting(GptConfig);
 
 impl Subject for Counting {
@@ -125,11 +130,11 @@ impl Subject for Counting {
 
     fn build(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<ParallelGpt>, BuildError> {
-        let scope = Scope::with(groups, device, 0, DType::F64);
+        let scope = ModelBuilder::with(groups, device, 0, DType::F64);
         let model = self.0.init_parallel(&scope, sequence_parallel)?;
         scope.finish(model)
     }

@@ -6,9 +6,9 @@ use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm}; //*
 use burn_megatron::nn::{
     Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
-    LearnedPositions, Norm, NormKind, OutputLayer, ParallelAttention, ParallelAttentionConfig,
-    RowParallelLinear, RowParallelLinearConfig, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy,
-    VocabParallelEmbedding, Vocabulary,
+    LearnedPositions, ModelBuilder, Norm, NormKind, OutputLayer, ParallelAttention,
+    ParallelAttentionConfig, RowParallelLinear, RowParallelLinearConfig, SEQUENCE_DIM,
+    VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
 }; //*
 
 use crate::plain::GptConfig;
@@ -38,12 +38,12 @@ struct Block {
 const INIT: Init = Init::Normal(0.02);
 
 impl GptConfig {
-    /// This rank's part. The path of each `child` is the name of the field it goes into: that is
-    /// how a parameter is known on every rank, whatever its part of it.
-    pub fn init_parallel(&self, scope: &Scope, sp: bool) -> Result<ParallelGpt, BuildError> {
+    /// The shard of this rank. The path of each `child` must be the name of its field: parameters are
+    /// identified by path on all ranks.
+    pub fn init_parallel(&self, scope: &ModelBuilder, sp: bool) -> Result<ParallelGpt, BuildError> {
         let (hidden, ranks) = (self.hidden, scope.place().size); //*
         let vocabulary = Vocabulary::padded(self.vocabulary, 1, ranks); //*
-        let norm = |scope: Scope| Norm::new(NormKind::Layer, hidden, 1e-5, sp, &scope); //*
+        let norm = |scope: ModelBuilder| Norm::new(NormKind::Layer, hidden, 1e-5, sp, &scope); //*
         let block = |i: usize| -> Result<Block, BuildError> {
             let scope = scope.child("blocks").child(i); //*
             let attention = ParallelAttentionConfig {

@@ -1,11 +1,11 @@
-//! One block: attention and MLP, each on a normalised input and added to the residual stream.
+//! A transformer block: attention and MLP, each on a normalized input and added to the residual stream.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_megatron::kernels::rope::RopeTable;
 use burn_megatron::nn::{
-    BuildError, Dropout, Init, Lies, Norm, ParallelAttention, ParallelAttentionConfig, ParallelMlp,
-    ParallelMlpConfig, Scope, Sight,
+    ActivationLayout, AttentionContext, BuildError, Dropout, Init, ModelBuilder, Norm,
+    ParallelAttention, ParallelAttentionConfig, ParallelMlp, ParallelMlpConfig,
 };
 
 use crate::TransformerConfig;
@@ -26,7 +26,7 @@ impl Block {
         config: &TransformerConfig,
         head_width: usize,
         sequence_parallel: bool,
-        scope: &Scope,
+        scope: &ModelBuilder,
     ) -> Result<Self, BuildError> {
         let init = Init::Normal(config.init_std);
         let output_init = Init::Normal(config.init_std / (2.0 * config.layers as f64).sqrt());
@@ -66,30 +66,32 @@ impl Block {
         })
     }
 
-    /// `[batch, seq, hidden]` to the same; `lies` says how the residual stream lies on the ranks,
-    /// `sight` what each token sees.
+    /// `[batch, seq, hidden]` to the same. `layout` is the layout of the residual stream over the ranks, `context`
+    /// what each token attends to.
     ///
     /// # Panics
     ///
-    /// As [`ParallelAttention::forward_seeing`].
+    /// As [`ParallelAttention::forward_with_context`].
     pub fn forward(
         &self,
         x: Tensor<3>,
         rotary: Option<&RopeTable>,
-        lies: Lies,
-        sight: Sight<'_>,
+        layout: ActivationLayout,
+        context: AttentionContext<'_>,
     ) -> Tensor<3> {
         let normal = self.attention_norm.forward(x.clone());
-        let (attended, bias) = self.attention.forward_without_bias(normal, rotary, sight);
-        // The addition belongs to the dropout where there is one, otherwise to the next norm.
+        let (attended, bias) = self.attention.forward_without_bias(normal, rotary, context);
+        // The residual addition is fused into the dropout if there is one, otherwise into the next norm.
         let (normal, x) = match (self.attention_dropout.is_on(), bias) {
             (false, None) => self.mlp_norm.forward_add(attended, x),
             (_, bias) => {
-                let x = self.attention_dropout.forward_add(attended, bias, x, lies);
+                let x = self
+                    .attention_dropout
+                    .forward_add(attended, bias, x, layout);
                 (self.mlp_norm.forward(x.clone()), x)
             }
         };
         let (fed, bias) = self.mlp.forward_without_bias(normal);
-        self.mlp_dropout.forward_add(fed, bias, x, lies)
+        self.mlp_dropout.forward_add(fed, bias, x, layout)
     }
 }

@@ -1,32 +1,32 @@
-//! The sizes and choices of a transformer.
+//! The configuration of a transformer.
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::{ChoiceError, Choices, Chosen, Operation};
+use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
-use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary, why_unfused};
+use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary, unfused_reason};
 use serde::{Deserialize, Serialize};
 
 use crate::{RotaryScaling, scaling};
 
-/// How the model knows where a token stands.
+/// The position embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Positions {
     /// A learned vector per position, added to the embedding.
     Learned,
-    /// Queries and keys are turned by an angle that grows with the position.
+    /// Rotary position embedding (RoPE).
     Rotary {
-        /// The base of the angles; 10,000 in Llama 2.
+        /// The base of the angles (`rope_theta`); 10,000 in Llama 2.
         base: f64,
-        /// How the frequencies are stretched for longer sequences.
+        /// The scaling of frequencies for longer sequences.
         #[serde(default)]
         scaling: RotaryScaling,
     },
 }
 
 impl Positions {
-    /// Rotary positions as Llama 2 has them.
+    /// Rotary positions as in Llama 2.
     pub fn rotary(base: f64) -> Self {
         Self::Rotary {
             base,
@@ -35,85 +35,85 @@ impl Positions {
     }
 }
 
-/// The largest size of a model, so that products of two of them can be counted.
-const MOST: usize = 1 << 30;
+/// The largest size, so that products of two sizes do not overflow.
+const MAX_SIZE: usize = 1 << 30;
 
-/// The most blocks: each takes time to build, however small it is.
-const MOST_LAYERS: usize = 1 << 14;
+/// The most blocks, as each takes time to build.
+const MAX_LAYERS: usize = 1 << 14;
 
-/// The widest head: each pair of its features has a frequency of rotary positions.
-const MOST_HEAD_WIDTH: usize = 1 << 16;
+/// The widest head, as each pair of features has a rotary frequency.
+const MAX_HEAD_WIDTH: usize = 1 << 16;
 
-/// The most parameters of a model, so that their bytes can be counted whatever is kept of each.
-const MOST_PARAMETERS: u128 = 1 << 50;
+/// The most parameters, so that their size in bytes does not overflow.
+const MAX_PARAMETERS: u128 = 1 << 50;
 
 /// Configuration of a [`Transformer`](crate::Transformer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransformerConfig {
-    /// The number of different tokens.
+    /// The vocabulary size.
     pub vocabulary: usize,
     /// The vocabulary is padded to a multiple of this times the tensor size.
     pub vocabulary_divisible_by: usize,
-    /// The longest sequence.
+    /// The maximum sequence length.
     pub context: usize,
-    /// Features of the residual stream.
+    /// The width of the residual stream.
     pub hidden: usize,
-    /// Blocks.
+    /// The number of blocks.
     pub layers: usize,
-    /// Query heads.
+    /// The number of query heads.
     pub heads: usize,
-    /// Groups of heads that share keys and values; as many as heads where not given.
+    /// The number of key-value groups; by default as many as heads.
     pub groups: Option<usize>,
-    /// Features of a head; `hidden / heads` where not given.
+    /// The width of a head; by default `hidden / heads`.
     pub head_width: Option<usize>,
-    /// Features inside of the MLP. Where not given `4 hidden`, or for a gated activation
-    /// `8/3 hidden`, down to a multiple of 64 (at least 64).
+    /// The inner width of the MLP. By default `4 hidden`, or for a gated activation `8/3 hidden`, rounded down
+    /// to a multiple of 64 (at least 64).
     pub mlp_width: Option<usize>,
-    /// The normalisation.
+    /// The normalization.
     pub norm: NormKind,
-    /// Added to the variance.
+    /// The epsilon of the normalization, added to the variance.
     pub norm_epsilon: f64,
-    /// Whether the weights of the norms are kept as their distances from 1, so that weight decay
-    /// pulls them there.
+    /// Whether the weights of the norms are stored as their difference from 1, so that weight decay pulls them
+    /// to 1.
     pub norm_zero_centered: bool,
-    /// The nonlinearity of the MLP.
+    /// The activation of the MLP.
     pub activation: Activation,
-    /// How positions enter.
+    /// The position embedding.
     pub positions: Positions,
     /// Whether linear layers have biases.
     pub bias: bool,
-    /// Whether the projections to queries, keys and values have biases; as the others where not given.
+    /// Whether the query, key and value projections have biases; by default as `bias`.
     pub qkv_bias: Option<bool>,
-    /// Whether the queries and the keys of each head are normalised (RMSNorm), as in Qwen 3.
+    /// Whether the queries and keys of each head are normalized (RMSNorm), as in Qwen 3.
     pub qk_norm: bool,
-    /// How many tokens attention sees, the query's own included, as in Mistral; all before it where not
-    /// given.
+    /// The sliding window of attention in tokens, including the query's own, as in Mistral; by default
+    /// unlimited.
     pub window: Option<usize>,
-    /// Whether the output layer uses the embedding's weight.
+    /// Whether the output layer shares the embedding's weight.
     pub tied: bool,
     /// Dropout of the embedding and of each block's two outputs.
     pub dropout: f64,
     /// Dropout of the attention probabilities.
     pub attention_dropout: f64,
-    /// Standard deviation of the initial weights; those before the residual stream are divided by
+    /// Standard deviation of the initial weights; that of output projections is divided by
     /// `sqrt(2 layers)`, as in GPT-2.
     pub init_std: f64,
     /// Label smoothing of the loss.
     pub label_smoothing: f64,
-    /// Weight of the squared log-sum-exp in the loss.
+    /// The weight of the squared log-sum-exp in the loss (z-loss).
     pub z_loss: f64,
 }
 
 impl Default for TransformerConfig {
-    /// A small GPT-2 over bytes.
+    /// A small byte-level GPT-2.
     fn default() -> Self {
         Self::gpt2()
     }
 }
 
 impl TransformerConfig {
-    /// A small GPT-2 over bytes: LayerNorm, GELU, learned positions, tied output.
+    /// A small byte-level GPT-2: LayerNorm, GELU, learned positions, tied output.
     pub fn gpt2() -> Self {
         Self {
             vocabulary: 256,
@@ -143,7 +143,7 @@ impl TransformerConfig {
         }
     }
 
-    /// A small Llama over bytes: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases.
+    /// A small byte-level Llama: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases.
     pub fn llama() -> Self {
         Self {
             groups: Some(2),
@@ -156,13 +156,13 @@ impl TransformerConfig {
         }
     }
 
-    /// Checks every size against the others and against `tensor` ranks, before anything is built.
+    /// Checks all sizes against each other and against `tensor` ranks, before anything is allocated.
     ///
     /// Returns the width of a head.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for the first size that does not fit.
+    /// [`BuildError`] for the first invalid size.
     pub fn check(&self, tensor: usize, sequence_parallel: bool) -> Result<usize, BuildError> {
         let sizes = [
             ("vocabulary", self.vocabulary),
@@ -177,23 +177,23 @@ impl TransformerConfig {
             ("window", self.window.unwrap_or(1)),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(refused(format!("{name} = 0 makes no model; 1 and more do")));
+            return Err(refused(format!("invalid {name} = 0: expected at least 1")));
         }
-        if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > MOST) {
+        if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > MAX_SIZE) {
             return Err(refused(format!(
-                "{name} = {size} makes a model that nothing holds; at most {MOST} does"
+                "invalid {name} = {size}: expected at most {MAX_SIZE}"
             )));
         }
-        if self.layers > MOST_LAYERS {
+        if self.layers > MAX_LAYERS {
             return Err(refused(format!(
-                "layers = {} makes a model that nobody trains; at most {MOST_LAYERS} fit",
+                "invalid layers = {}: expected at most {MAX_LAYERS}",
                 self.layers
             )));
         }
         split_evenly("heads", self.heads, Axis::Tensor, tensor)?;
         if !self.heads.is_multiple_of(self.groups()) {
             return Err(refused(format!(
-                "{} heads cannot share {} groups of keys and values; {} groups can serve them",
+                "{} heads are not divisible by {} key-value groups: expected {} groups",
                 self.heads,
                 self.groups(),
                 divisors_near(self.heads, self.groups(), |n| tensor.is_multiple_of(n)
@@ -201,12 +201,7 @@ impl TransformerConfig {
             )));
         }
         if !tensor.is_multiple_of(self.groups()) {
-            split_evenly(
-                "groups of keys and values",
-                self.groups(),
-                Axis::Tensor,
-                tensor,
-            )?;
+            split_evenly("key-value groups", self.groups(), Axis::Tensor, tensor)?;
         }
         split_evenly("MLP width", self.mlp_width(), Axis::Tensor, tensor)?;
         let vocabulary = Vocabulary::padded(self.vocabulary, self.vocabulary_divisible_by, tensor);
@@ -221,18 +216,17 @@ impl TransformerConfig {
         ] {
             if !(0.0..1.0).contains(&rate) {
                 return Err(refused(format!(
-                    "{name} = {rate} makes no sense; at least 0 and below 1 does"
+                    "invalid {name} = {rate}: expected at least 0 and below 1"
                 )));
             }
         }
         self.check_numbers()?;
         let head_width = self.check_head_width(tensor)?;
         let parameters = self.count_parameters(head_width, vocabulary.padded);
-        if parameters > MOST_PARAMETERS {
+        if parameters > MAX_PARAMETERS {
             return Err(refused(format!(
-                "a model of these sizes has {parameters} parameters, and nothing holds it; at most \
-                 {MOST_PARAMETERS} can be counted: make hidden, layers, mlp_width, heads, head_width, \
-                 vocabulary or context smaller"
+                "these sizes give {parameters} parameters: expected at most {MAX_PARAMETERS}; reduce hidden, \
+                 layers, mlp_width, heads, head_width, vocabulary or context"
             )));
         }
         let rope = self.rope(head_width);
@@ -240,7 +234,7 @@ impl TransformerConfig {
         Ok(head_width)
     }
 
-    /// Checks the numbers that are no sizes; in f32, which most is computed in.
+    /// Checks the floating-point settings, in f32, which most values are computed in.
     fn check_numbers(&self) -> Result<(), BuildError> {
         let is_finite = |value: f64| (value as f32).is_finite();
         for (name, value, fits, what) in [
@@ -265,14 +259,14 @@ impl TransformerConfig {
         ] {
             if !fits {
                 return Err(refused(format!(
-                    "{name} = {value} makes no model; it must be {what} in 32 bits"
+                    "invalid {name} = {value}: expected {what} in f32"
                 )));
             }
         }
         Ok(())
     }
 
-    /// The weights of matrices, which is nearly all.
+    /// Counts the parameters of matrices, which are nearly all.
     fn count_parameters(&self, head_width: usize, vocabulary: usize) -> u128 {
         let [hidden, layers, vocabulary] =
             [self.hidden, self.layers, vocabulary].map(|n| n as u128);
@@ -286,7 +280,7 @@ impl TransformerConfig {
         hidden * (layers * (attention + mlp) + ends * vocabulary + learned)
     }
 
-    /// The table of rotary positions, where the model has them.
+    /// The configuration of rotary positions, if the model has them.
     pub(crate) fn rope(&self, head_width: usize) -> Option<RopeConfig> {
         match self.positions {
             Positions::Learned => None,
@@ -299,21 +293,20 @@ impl TransformerConfig {
         }
     }
 
-    /// Checks that the kernels which are asked for suit this model and the device, before anything is
-    /// built.
+    /// Checks that the selected kernels support this model and device, before anything is allocated.
     ///
     /// # Errors
     ///
-    /// [`ChoiceError`] for the first that does not.
+    /// [`KernelChoiceError`] for the first that does not.
     pub fn check_kernels(
         &self,
-        choices: &Choices,
+        choices: &KernelChoices,
         device: &Device,
         dtype: DType,
-    ) -> Result<Chosen, ChoiceError> {
-        let mut chosen = Chosen::new(choices, device, dtype)?;
+    ) -> Result<KernelSelection, KernelChoiceError> {
+        let mut chosen = KernelSelection::new(choices, device, dtype)?;
         let head_width = self.head_width.unwrap_or(self.hidden / self.heads.max(1));
-        if let Some(reason) = why_unfused(self.attention_dropout, head_width) {
+        if let Some(reason) = unfused_reason(self.attention_dropout, head_width) {
             chosen.keep_unfused(Operation::Attention, reason)?;
         }
         Ok(chosen)
@@ -330,12 +323,13 @@ impl TransformerConfig {
                         && heads.is_multiple_of(self.groups.unwrap_or(1))
                         && !(rotary && (self.hidden / heads) % 2 == 1)
                 });
-                let fits = match heads.is_empty() {
-                    true => "set head_width".into(),
-                    false => format!("{heads} heads can, or set head_width"),
+                let fits = if heads.is_empty() {
+                    "set head_width".into()
+                } else {
+                    format!("expected {heads} heads, or set head_width")
                 };
                 return Err(refused(format!(
-                    "hidden {} cannot be shared by {} heads; {fits}",
+                    "hidden = {} is not divisible by {} heads: {fits}",
                     self.hidden, self.heads,
                 )));
             }
@@ -343,25 +337,24 @@ impl TransformerConfig {
         let rotary = matches!(self.positions, Positions::Rotary { .. });
         if width == 0 || rotary && !width.is_multiple_of(2) {
             let fits = if rotary {
-                "an even one above 0"
+                "an even number above 0"
             } else {
-                "one above 0"
+                "a number above 0"
             };
             return Err(refused(format!(
-                "a head width of {width} cannot be used; {fits} can"
+                "invalid head_width = {width}: expected {fits}"
             )));
         }
-        if width > MOST_HEAD_WIDTH {
+        if width > MAX_HEAD_WIDTH {
             return Err(refused(format!(
-                "a head width of {width} cannot be used; at most {MOST_HEAD_WIDTH} can: more heads make \
-                 narrower ones"
+                "invalid head_width = {width}: expected at most {MAX_HEAD_WIDTH}; use more heads"
             )));
         }
         Ok(width)
     }
 
-    /// Bytes of the table that rotary positions are read from on each rank: two numbers of 32 bits for each
-    /// position and each pair of features; none for learned positions.
+    /// Bytes of the rotary table on each rank: two f32 per position and pair of features; 0 for learned
+    /// positions.
     pub fn rotary_bytes(&self) -> u128 {
         let width = self.head_width.unwrap_or(self.hidden / self.heads.max(1));
         match self.positions {
@@ -385,9 +378,10 @@ impl TransformerConfig {
     }
 
     pub(crate) fn mlp_width(&self) -> usize {
-        self.mlp_width.unwrap_or(match self.activation.is_gated() {
-            true => (self.hidden * 8 / 3 / 64 * 64).max(64),
-            false => self.hidden * 4,
+        self.mlp_width.unwrap_or(if self.activation.is_gated() {
+            (self.hidden * 8 / 3 / 64 * 64).max(64)
+        } else {
+            self.hidden * 4
         })
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use burn_megatron::choice::Choice;
+use burn_megatron::choice::KernelChoice;
 
 fn error(change: impl FnOnce(&mut TransformerConfig), tensor: usize) -> String {
     let mut config = TransformerConfig::llama();
@@ -15,40 +15,40 @@ fn what_would_fit_is_said() {
     );
     assert_eq!(
         error(|config| config.groups = Some(3), 1),
-        "model: 4 heads cannot share 3 groups of keys and values; 1, 2, 4 groups can serve them",
+        "model: 4 heads are not divisible by 3 key-value groups: expected 1, 2, 4 groups",
     );
     assert_eq!(
         error(|config| config.hidden = 6, 1),
-        "model: hidden 6 cannot be shared by 4 heads; set head_width",
+        "model: hidden = 6 is not divisible by 4 heads: set head_width",
     );
     let hidden_42 = |config: &mut TransformerConfig| {
         config.hidden = 42;
         config.positions = Positions::Learned;
     };
-    // Not 1, 3, 7 and 21, which two groups and two ranks cannot share.
+    // Not 1, 3, 7 and 21, which are not divisible by two groups and two ranks.
     assert_eq!(
         error(hidden_42, 2),
-        "model: hidden 42 cannot be shared by 4 heads; 2, 6, 14, 42 heads can, or set head_width",
+        "model: hidden = 42 is not divisible by 4 heads: expected 2, 6, 14, 42 heads, or set head_width",
     );
     let twelve_heads = |config: &mut TransformerConfig| {
         config.heads = 12;
         config.groups = Some(5);
     };
-    // Not 3, which four ranks can neither share nor hold each.
+    // Not 3, which four ranks can neither split nor replicate.
     assert_eq!(
         error(twelve_heads, 4),
-        "model: 12 heads cannot share 5 groups of keys and values; 1, 2, 4, 12 groups can serve them",
+        "model: 12 heads are not divisible by 5 key-value groups: expected 1, 2, 4, 12 groups",
     );
     assert_eq!(
         error(|config| config.head_width = Some(5), 1),
-        "model: a head width of 5 cannot be used; an even one above 0 can",
+        "model: invalid head_width = 5: expected an even number above 0",
     );
     assert_eq!(
         error(|c| c.layers = 0, 1),
-        "model: layers = 0 makes no model; 1 and more do"
+        "model: invalid layers = 0: expected at least 1"
     );
     assert!(error(|config| config.context = 6, 4).starts_with("context 6 cannot be split"));
-    assert!(error(|config| config.dropout = 1.0, 1).contains("dropout = 1 makes no sense"));
+    assert!(error(|config| config.dropout = 1.0, 1).contains("invalid dropout = 1:"));
 }
 
 #[test]
@@ -56,22 +56,22 @@ fn numbers_and_sizes_that_no_model_has_are_refused() {
     for (change, says) in [
         (
             (|c| c.norm_epsilon = 0.0) as fn(&mut TransformerConfig),
-            "norm_epsilon = 0 makes",
+            "invalid norm_epsilon = 0:",
         ),
-        (|c| c.norm_epsilon = f64::NAN, "norm_epsilon = NaN makes"),
-        (|c| c.norm_epsilon = 1e-60, "norm_epsilon = 0.0000"),
-        (|c| c.z_loss = -1.0, "z_loss = -1 makes"),
-        (|c| c.z_loss = f64::INFINITY, "z_loss = inf makes"),
-        (|c| c.init_std = -0.02, "init_std = -0.02 makes"),
-        (|c| c.init_std = f64::NAN, "init_std = NaN makes"),
-        (|c| c.layers = 1 << 30, "at most 16384 fit"),
+        (|c| c.norm_epsilon = f64::NAN, "invalid norm_epsilon = NaN:"),
+        (|c| c.norm_epsilon = 1e-60, "invalid norm_epsilon = 0.0000"),
+        (|c| c.z_loss = -1.0, "invalid z_loss = -1:"),
+        (|c| c.z_loss = f64::INFINITY, "invalid z_loss = inf:"),
+        (|c| c.init_std = -0.02, "invalid init_std = -0.02:"),
+        (|c| c.init_std = f64::NAN, "invalid init_std = NaN:"),
+        (|c| c.layers = 1 << 30, "expected at most 16384"),
         (
             |c| (c.hidden, c.heads) = (1 << 30, 1 << 20),
-            "parameters, and nothing holds it",
+            "parameters: expected at most",
         ),
         (
             |c| c.head_width = Some(1 << 30),
-            "a head width of 1073741824 cannot be used; at most 65536 can",
+            "invalid head_width = 1073741824: expected at most 65536",
         ),
         (|c| c.vocabulary_divisible_by = 1 << 30, ""),
     ] {
@@ -94,13 +94,18 @@ fn a_kernel_that_the_model_cannot_use_is_refused_at_once() {
         attention_dropout: 0.1,
         ..TransformerConfig::llama()
     };
-    let check = |choice| config.check_kernels(&Choices::all(choice), &Device::flex(), DType::F32);
-    let error = check(Choice::Fused).unwrap_err().to_string();
+    let check =
+        |choice| config.check_kernels(&KernelChoices::all(choice), &Device::flex(), DType::F32);
+    let error = check(KernelChoice::Fused).unwrap_err().to_string();
     assert!(
         error.starts_with("kernels: attention cannot be fused"),
         "{error}"
     );
-    assert!(!check(Choice::Auto).unwrap().is_fused(Operation::Attention));
+    assert!(
+        !check(KernelChoice::Auto)
+            .unwrap()
+            .is_fused(Operation::Attention)
+    );
 }
 
 #[test]

@@ -1,32 +1,31 @@
-//! In which settings two models differ.
+//! Compares the configurations of two models.
 
 use serde_json::{Value, json};
 
 use crate::{Positions, TransformerConfig};
 
-/// A setting that two models have otherwise.
+/// A setting in which two models differ.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Difference {
+pub struct ConfigDifference {
     /// Its key in a recipe's `[model]`.
     pub setting: String,
-    /// The value of the one.
+    /// The value in the first model.
     pub own: Value,
-    /// The value of the other.
+    /// The value in the second model.
     pub other: Value,
 }
 
 impl TransformerConfig {
-    /// The settings in which another model computes something else with its weights, or has others.
+    /// The settings in which the two models have different weights or compute something else with them.
     ///
-    /// What only training knows and what only the layout does are none: dropout, initial values, terms of
-    /// the loss, padding of the vocabulary. How long sequences can be is one where positions are learned.
-    /// What is not given counts as what follows from the others.
-    pub fn differences(&self, other: &Self) -> Vec<Difference> {
+    /// Settings of training and layout only are ignored: dropout, initialization, loss terms, padding of the
+    /// vocabulary. `context` counts only with learned positions. Defaults are resolved before comparing.
+    pub fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
         let (own, other) = (json!(plain(self)), json!(plain(other)));
         let settings = own.as_object().into_iter().flatten();
         let differing = settings.filter_map(|(setting, own)| {
             let other = &other[setting];
-            (!alike(own, other)).then(|| Difference {
+            (!alike(own, other)).then(|| ConfigDifference {
                 setting: setting.clone(),
                 own: own.clone(),
                 other: other.clone(),
@@ -36,7 +35,7 @@ impl TransformerConfig {
     }
 }
 
-/// The same model, with what follows written out, and without what does not count.
+/// The same model with defaults resolved and ignored settings removed.
 fn plain(model: &TransformerConfig) -> TransformerConfig {
     TransformerConfig {
         groups: Some(model.groups()),
@@ -57,8 +56,7 @@ fn plain(model: &TransformerConfig) -> TransformerConfig {
     }
 }
 
-/// Whether two values are equal; numbers that were written as text and read again may differ in their last
-/// bit.
+/// Whether two values are equal. Floats may differ in their last bits, as after a round trip through text.
 fn alike(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => match (a.as_f64(), b.as_f64()) {

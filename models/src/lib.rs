@@ -1,8 +1,8 @@
 #![doc = "Transformer models built from the parallel layers of `burn-megatron`."]
 //!
-//! One decoder, [`Transformer`], which its [`TransformerConfig`] makes a GPT-2
-//! ([`TransformerConfig::gpt2`]) or a Llama ([`TransformerConfig::llama`]), and its exchange with
-//! Hugging Face ([`hf`]).
+//! One decoder, [`Transformer`], which can be configured as a GPT-2
+//! ([`TransformerConfig::gpt2`]) or a Llama ([`TransformerConfig::llama`]), and conversion from and to
+//! Hugging Face models ([`hf`]).
 
 mod block;
 mod config;
@@ -16,8 +16,8 @@ mod transformer;
 
 pub use block::Block;
 pub use config::{Positions, TransformerConfig};
-pub use difference::Difference;
-pub use open::OpenModel;
+pub use difference::ConfigDifference;
+pub use open::ModelSource;
 pub use scaling::RotaryScaling;
 pub use subject::TransformerSubject;
 pub use transformer::Transformer;

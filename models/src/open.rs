@@ -1,4 +1,4 @@
-//! A model on the disk, whatever kind of folder it lies in.
+//! Opens models on disk, in any supported format.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use crate::TransformerConfig;
 use crate::hf::{HfError, HfFolder, is_hf_folder, model_of};
 
-/// A model on the disk.
-pub struct OpenModel {
+/// A model on disk: its tensors and its configuration.
+pub struct ModelSource {
     /// Its tensors.
     pub source: Box<dyn TensorSource>,
-    /// What they are of.
+    /// Its configuration.
     pub model: TransformerConfig,
 }
 
-impl OpenModel {
-    /// Opens a folder of Hugging Face, a checkpoint, or the latest one of a folder of checkpoints or of a
+impl ModelSource {
+    /// Opens a Hugging Face folder, a checkpoint, or the latest checkpoint of a folder of checkpoints or of a
     /// run.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What a layout of a transformer rounds otherwise than one rank, and how far apart that may take them.
+//! Bounds on the rounding differences between a layout of a transformer and one rank.
 
 use burn::tensor::DType;
 use burn_megatron::verify::{Layout, Rounding};
@@ -18,7 +18,7 @@ pub(crate) fn of(subject: &TransformerSubject, layout: &Layout) -> Option<Roundi
         .reduce(Rounding::or)
 }
 
-/// The features of what the tensor axis splits: queries, keys and values, and the inside of the MLP.
+/// The widths that the tensor axis splits: queries, keys/values, and the inside of the MLP.
 fn widths(model: &TransformerConfig) -> [usize; 3] {
     let head = model
         .head_width
@@ -30,7 +30,7 @@ fn widths(model: &TransformerConfig) -> [usize; 3] {
 /// probabilities, heads, projection, dropout, sum; norm, projection, activation, projection, dropout, sum.
 const VALUES: usize = 2 * 15;
 
-/// The bound of a type that is narrower than f64.
+/// The bound for a type narrower than f64.
 fn of_type(subject: &TransformerSubject) -> Option<Rounding> {
     let model = &subject.config;
     let values = VALUES * model.layers;
@@ -43,7 +43,7 @@ fn of_type(subject: &TransformerSubject) -> Option<Rounding> {
         DType::BF16 => narrow(8, "bf16"),
         DType::F16 => narrow(11, "f16"),
         _ => {
-            // What is added up: features, tokens of a step, classes.
+            // The longest sums: over features, tokens of a step, or classes.
             let tokens = subject.samples * subject.sequence();
             let longest = model.mlp_width().max(model.vocabulary).max(tokens);
             let what = format!("sums of up to {longest} in another order in f32");

@@ -1,41 +1,41 @@
-//! How rotary frequencies are stretched, as recipes write it.
+//! RoPE scaling, as written in recipes.
 
 use burn_megatron::kernels::KernelError;
 use burn_megatron::kernels::rope::{RopeConfig, Scaling};
 use burn_megatron::nn::BuildError;
 use serde::{Deserialize, Serialize};
 
-/// Stretches rotary frequencies, so that a model serves longer sequences than it was trained on.
+/// Scales rotary frequencies, so that a model supports longer sequences than it was trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum RotaryScaling {
-    /// The frequencies of the base alone.
+    /// No scaling.
     #[default]
     None,
-    /// Llama 3.1's: low frequencies are divided, high ones kept, those between interpolated.
+    /// Llama 3.1: low frequencies are divided, high ones kept, those between interpolated.
     Llama3 {
-        /// What low frequencies are divided by.
+        /// The divisor of low frequencies.
         factor: f64,
         /// Wavelengths above `original / low` are low frequencies.
         low: f64,
-        /// Wavelengths below `original / high` are high ones.
+        /// Wavelengths below `original / high` are high frequencies.
         high: f64,
-        /// The context that the model was first trained on.
+        /// The original context length.
         original: usize,
     },
     /// YaRN (Peng et al. 2023, arXiv:2309.00071).
     Yarn {
-        /// How many times longer the context becomes.
+        /// The ratio of the new to the original context length.
         factor: f64,
-        /// The context that the model was first trained on.
+        /// The original context length.
         original: usize,
-        /// Turns over the original context above which a frequency is kept.
+        /// Rotations over the original context above which a frequency is kept.
         beta_fast: f64,
-        /// Turns below which it is divided by the factor.
+        /// Rotations below which it is divided by the factor.
         beta_slow: f64,
-        /// Scale of the angles' amplitude.
+        /// Scale of the attention amplitude.
         mscale: f64,
-        /// What that is divided by.
+        /// Scale that the amplitude is divided by.
         mscale_all_dim: f64,
     },
 }
@@ -74,7 +74,7 @@ impl From<RotaryScaling> for Scaling {
     }
 }
 
-/// Checks what the table of rotary positions would refuse once ranks build it.
+/// Checks the rotary table's settings before ranks build it.
 pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
     let Err(error) = rope.frequencies() else {
         return Ok(());
@@ -89,7 +89,7 @@ pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
                 (_, Scaling::Llama3 { .. }) => path + ".scaling.llama3",
                 (_, Scaling::Yarn { .. }) => path + ".scaling.yarn",
             },
-            message: format!("{name} = {value} makes no sense; {fits} does"),
+            message: format!("invalid {name} = {value}: expected {fits}"),
         },
         error => BuildError::Config {
             path,
@@ -114,7 +114,7 @@ mod tests {
         };
         assert_eq!(
             rotary(1.0, RotaryScaling::None),
-            "model.positions.rotary: base = 1 makes no sense; a finite number above 1 does"
+            "model.positions.rotary: invalid base = 1: expected a finite number above 1"
         );
         let llama3 = |factor, low| RotaryScaling::Llama3 {
             factor,
@@ -126,15 +126,15 @@ mod tests {
         for (scaling, wanted) in [
             (
                 llama3(0.5, 1.0),
-                "factor = 0.5 makes no sense; a finite number of at least 1 does",
+                "invalid factor = 0.5: expected a finite number of at least 1",
             ),
             (
                 llama3(8.0, -1.0),
-                "low = -1 makes no sense; a finite number above 0 does",
+                "invalid low = -1: expected a finite number above 0",
             ),
             (
                 llama3(8.0, 5.0),
-                "high = 4 makes no sense; a finite number above low does",
+                "invalid high = 4: expected a finite number above low",
             ),
         ] {
             assert_eq!(rotary(1e4, scaling), format!("{path}: {wanted}"));
@@ -147,6 +147,9 @@ mod tests {
             mscale: 1.0,
             mscale_all_dim: 0.0,
         };
-        assert!(rotary(1e4, yarn).starts_with("model.positions.rotary.scaling.yarn: factor = NaN"));
+        assert!(
+            rotary(1e4, yarn)
+                .starts_with("model.positions.rotary.scaling.yarn: invalid factor = NaN")
+        );
     }
 }

@@ -1,15 +1,15 @@
-//! A transformer to be verified, with random tokens.
+//! A transformer as a subject of `verify`, with random tokens.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::Choices;
-use burn_megatron::comm::Groups;
+use burn_megatron::choice::KernelChoices;
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::nn::{BuildError, ParallelModule, Scope};
-use burn_megatron::pipeline::engine::Output;
+use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
+use burn_megatron::pipeline::engine::StageOutput;
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
 use burn_megatron::train::{LanguageModel, Tokens};
 use burn_megatron::verify::{Layout, Rounding, StageCall, Subject};
@@ -26,27 +26,28 @@ pub struct TransformerSubject {
     pub seed: u64,
     /// Samples per step.
     pub samples: usize,
-    /// Which operations are fused.
-    pub kernels: Choices,
-    /// Whether several documents stand in a sample.
+    /// The kernel selection.
+    pub kernels: KernelChoices,
+    /// Whether samples consist of several documents.
     pub packed: bool,
-    /// Which layers multiply in 8 bits, and how.
+    /// The FP8 configuration.
     pub fp8: Fp8Config,
-    /// The tokens of a sample; the longest sequence of the model where not given.
+    /// Tokens per sample; by default the model's context.
     pub sequence_length: Option<usize>,
-    /// How a pipeline's stages share the layers.
+    /// How layers are split over pipeline stages.
     pub split: LayerSplit,
-    /// The type that the model computes in; parameters are in f64 for f64, and in f32 for others.
+    /// The compute type; parameters are f64 for f64, and f32 for others.
     pub dtype: DType,
 }
 
 impl TransformerSubject {
-    fn scope(&self, groups: &Groups, device: &Device) -> Result<Scope, BuildError> {
+    fn scope(&self, groups: &ParallelContext, device: &Device) -> Result<ModelBuilder, BuildError> {
         let parameters = match self.dtype {
             DType::F64 => DType::F64,
             _ => DType::F32,
         };
-        let scope = Scope::with(groups, device, self.seed, parameters).computing_in(self.dtype);
+        let scope = ModelBuilder::with(groups, device, self.seed, parameters)
+            .with_compute_dtype(self.dtype);
         scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)
     }
 
@@ -54,7 +55,7 @@ impl TransformerSubject {
         self.sequence_length.unwrap_or(self.config.context)
     }
 
-    /// `[seq]` draws below `below`.
+    /// `[seq]` random integers below `below`.
     fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i64> {
         let seq = self.sequence();
         let mut draws = Vec::with_capacity(seq);
@@ -65,20 +66,24 @@ impl TransformerSubject {
         draws
     }
 
-    /// Where the documents of some samples begin, one in three tokens, and where the last one ends.
+    /// The starts of the documents of some samples, on average every third token, and the end of the last one.
     fn documents(&self, step: usize, samples: Range<usize>) -> Arc<[i32]> {
         let (seq, first) = (self.sequence(), samples.start);
-        let begins = samples.clone().flat_map(|sample| {
-            let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
-            let begins = draws.filter(|(at, draw)| *at == 0 || *draw == 0);
-            let begins: Vec<_> = begins.map(|(at, _)| (sample - first) * seq + at).collect();
-            begins
-        });
-        let begins = begins.chain([samples.len() * seq]);
+        let begins = samples
+            .clone()
+            .flat_map(|sample| {
+                let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
+                let begins: Vec<_> = draws
+                    .filter(|(at, draw)| *at == 0 || *draw == 0)
+                    .map(|(at, _)| (sample - first) * seq + at)
+                    .collect();
+                begins
+            })
+            .chain([samples.len() * seq]);
         begins.map(|at| at as i32).collect()
     }
 
-    /// Tokens and targets `[samples, context]`, on the device on which `verify` runs.
+    /// Tokens and targets `[samples, seq]`, on the device of `verify`.
     fn batch(&self, step: usize, samples: Range<usize>) -> (Tokens, Tensor<2, Int>) {
         let shape = [samples.len(), self.sequence()];
         let device = Device::flex().autodiff();
@@ -119,7 +124,7 @@ impl Subject for TransformerSubject {
 
     fn build(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
@@ -178,7 +183,7 @@ impl Subject for TransformerSubject {
 
     fn build_stages(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
@@ -187,12 +192,13 @@ impl Subject for TransformerSubject {
         self.config.init_stages(scope, sequence_parallel, stages)
     }
 
-    fn stage(&self, model: &Transformer, call: StageCall) -> Output {
+    fn stage(&self, model: &Transformer, call: StageCall) -> StageOutput {
         let (tokens, targets) = self.batch(call.step, call.samples);
         let hidden = model.hidden(call.stage, call.input, tokens, call.offset);
-        match call.last {
-            true => Output::Loss(model.losses_of(hidden, targets).objective.sum()),
-            false => Output::Activation(hidden),
+        if call.last {
+            StageOutput::Loss(model.losses_of(hidden, targets).objective.sum())
+        } else {
+            StageOutput::Activation(hidden)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The decoder-only transformer.
+//! A decoder-only transformer.
 
 use std::ops::Range;
 
@@ -6,34 +6,34 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::choice::Operation;
 use burn_megatron::collective::{self, Comm};
-use burn_megatron::comm::Groups;
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::nn::{
-    BuildError, Dropout, Init, KvCache, LearnedPositions, Lies, LossTerm, Losses, Norm,
-    OutputLayer, Packed, ParallelModule, Reading, SEQUENCE_DIM, Scope, VocabParallelCrossEntropy,
-    VocabParallelEmbedding, Vocabulary,
+    ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions, LossTerm,
+    Losses, ModelBuilder, Norm, OutputLayer, PackedSequences, ParallelModule, SEQUENCE_DIM,
+    VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
 };
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::train::{LanguageModel, Tokens};
 
 use crate::{Block, Positions, TransformerConfig};
 
-/// A GPT-2 or a Llama, depending on its config: the whole, or the stages of one pipeline rank.
+/// A GPT-2 or a Llama, depending on its config: the whole model, or the stages of one pipeline rank.
 ///
-/// Its forward knows no ranks, but for the entry into the sequence-parallel region, where the
+/// Its forward is independent of ranks, except for the entry into the sequence-parallel region, where the
 /// residual stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
 #[derive(Module, Debug)]
 pub struct Transformer {
-    /// For the first stage; for the last one as well, where the output is tied to it.
+    /// On the first stage; also on the last one if the output is tied to it.
     embedding: Option<VocabParallelEmbedding>,
     positions: Option<LearnedPositions>,
     dropout: Dropout,
-    /// Those of all stages of this rank.
+    /// The blocks of all stages of this rank.
     blocks: Vec<Block>,
     norm: Option<Norm>,
     output: Option<OutputLayer>,
     #[module(skip)]
-    stages: Vec<Part>,
+    stages: Vec<StageBlocks>,
     #[module(skip)]
     rotary: Option<RopeTable>,
     #[module(skip)]
@@ -41,37 +41,37 @@ pub struct Transformer {
     #[module(skip)]
     comm: Comm,
     #[module(skip)]
-    lies: Lies,
+    lies: ActivationLayout,
     #[module(skip)]
     config: TransformerConfig,
 }
 
 impl TransformerConfig {
-    /// Builds this rank's part of the model, with its table of parameters.
+    /// Builds this rank's part of the model with its parameter table.
     ///
-    /// Where the scope [says so](Scope::with_fp8), the projections of attention and the layers of the
-    /// MLP multiply in 8 bits, but for the first and the last blocks of the whole model, as many as
-    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) says.
+    /// If the scope [enables FP8](ModelBuilder::with_fp8), the attention projections and the MLP layers compute in 8
+    /// bits, except for the first and last
+    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the whole model.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] when the sizes do not fit each other or the mesh.
+    /// [`BuildError`] for sizes that do not fit each other or the mesh.
     pub fn init(
         &self,
-        scope: Scope,
+        scope: ModelBuilder,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
         self.init_stages(scope, sequence_parallel, &[(0, whole(self.layers))])
     }
 
-    /// Builds the stages of one pipeline rank, given as their numbers and what is in them.
+    /// Builds the stages of one pipeline rank, given as stage number and content.
     ///
     /// # Errors
     ///
     /// See [`init`](Self::init).
     pub fn init_stages(
         &self,
-        scope: Scope,
+        scope: ModelBuilder,
         sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
     ) -> Result<ParallelModule<Transformer>, BuildError> {
@@ -80,8 +80,8 @@ impl TransformerConfig {
             .iter()
             .flat_map(|(_, stage)| stage.layers.clone())
             .collect();
-        // Blocks are numbered from 0 on each rank, and by their layer in the whole model.
-        scope.finish_part(model, |path| {
+        // A rank numbers its blocks from 0; the table uses the layer in the whole model.
+        scope.finish_stages(model, |path| {
             let Some(rest) = path.strip_prefix("blocks.") else {
                 return path;
             };
@@ -96,20 +96,21 @@ impl TransformerConfig {
     }
 }
 
-/// The blocks at each end of the whole model that do not compute in 8 bits.
-fn blocks_at_ends(layers: usize, scope: &Scope) -> Result<usize, BuildError> {
+/// The number of blocks at each end of the whole model that do not compute in 8 bits.
+fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildError> {
     let ends = scope.fp8().config().first_last_bf16;
-    match ends <= layers / 2 {
-        true => Ok(ends),
-        false => Err(scope.child("blocks").error(format!(
-            "first_last_bf16 = {ends} keeps {ends} blocks at each end out of 8 bits, and there are \
-             {layers} in all; {} or fewer fit",
+    if ends <= layers / 2 {
+        Ok(ends)
+    } else {
+        Err(scope.child("blocks").error(format!(
+            "first_last_bf16 = {ends} excludes {ends} blocks at each end from 8 bits, but there are only \
+             {layers} in all: expected at most {}",
             layers / 2
-        ))),
+        )))
     }
 }
 
-/// The only stage of a model that is not cut.
+/// The single stage of a model that is not pipelined.
 fn whole(layers: usize) -> StageLayout {
     StageLayout {
         embedding: true,
@@ -118,17 +119,17 @@ fn whole(layers: usize) -> StageLayout {
     }
 }
 
-/// A stage of this rank.
+/// The blocks of one stage on this rank.
 #[derive(Clone, Debug)]
-struct Part {
+struct StageBlocks {
     stage: usize,
     embedding: bool,
     /// Indices into the blocks of this rank.
     blocks: Range<usize>,
 }
 
-impl Part {
-    /// The parts of `stages`, their blocks numbered on from one to the next.
+impl StageBlocks {
+    /// Assigns consecutive blocks of this rank to its stages.
     fn number(stages: &[(usize, StageLayout)]) -> Vec<Self> {
         let mut first = 0;
         let part = |(stage, layout): &(usize, StageLayout)| {
@@ -148,7 +149,7 @@ impl Transformer {
     fn new(
         config: &TransformerConfig,
         sequence_parallel: bool,
-        scope: &Scope,
+        scope: &ModelBuilder,
         stages: &[(usize, StageLayout)],
     ) -> Result<Self, BuildError> {
         let head_width = config.check(scope.place().size, sequence_parallel)?;
@@ -161,7 +162,7 @@ impl Transformer {
         );
         let learned = config.positions == Positions::Learned;
         let rotary = config.rope(head_width).map(|rope| RopeConfig {
-            // An outline holds no table.
+            // An outline needs no table.
             max_positions: if scope.is_outline() {
                 1
             } else {
@@ -169,16 +170,17 @@ impl Transformer {
             },
             ..rope
         });
-        let rotary = rotary.map(|rope| RopeTable::new(&rope, scope.device(), scope.dtype()));
         let rotary = rotary
+            .map(|rope| RopeTable::new(&rope, scope.device(), scope.dtype()))
             .transpose()
             .map_err(|error| scope.error(error.to_string()))?;
         let ends = blocks_at_ends(config.layers, scope)?;
         let block = |(stage, i): (usize, usize)| {
             let scope = scope.child("blocks").child(i).in_stage(stage);
-            let scope = match i < ends || i + ends >= config.layers {
-                true => scope.without_fp8(),
-                false => scope,
+            let scope = if i < ends || i + ends >= config.layers {
+                scope.without_fp8()
+            } else {
+                scope
             };
             Block::new(config, head_width, sequence_parallel, &scope)
         };
@@ -192,13 +194,15 @@ impl Transformer {
         let first = stages.iter().any(|(_, stage)| stage.embedding);
         let last = stages.iter().any(|(_, stage)| stage.loss);
         let embedding = || {
-            let scope = scope.child("embedding");
-            let scope = scope.in_stage(if first { first_stage } else { last_stage });
-            // A tied weight that is needed on two ranks is held by both.
+            let scope =
+                scope
+                    .child("embedding")
+                    .in_stage(if first { first_stage } else { last_stage });
+            // A tied weight on two pipeline ranks is replicated on both.
             let scope = if first && last {
                 scope
             } else {
-                scope.at_both_ends_if(config.tied)
+                scope.with_tied_across_pipeline(config.tied)
             };
             VocabParallelEmbedding::new(vocabulary, hidden, init, sequence_parallel, &scope)
         };
@@ -230,7 +234,7 @@ impl Transformer {
                 config.norm(sequence_parallel).init(&scope)
             }),
             output: last.then(output).transpose()?,
-            stages: Part::number(stages),
+            stages: StageBlocks::number(stages),
             rotary,
             loss: VocabParallelCrossEntropy::new(vocabulary, &comm)
                 .with_label_smoothing(config.label_smoothing)
@@ -238,57 +242,58 @@ impl Transformer {
                 .with_fused(scope.is_fused(Operation::Loss))
                 .with_ignore(Some(Self::IGNORE)),
             comm,
-            lies: match sequence_parallel {
-                true => Lies::SplitAlong {
+            lies: if sequence_parallel {
+                ActivationLayout::SplitAlong {
                     dim: SEQUENCE_DIM,
                     place,
-                },
-                false => Lies::Whole,
+                }
+            } else {
+                ActivationLayout::Whole
             },
             config: config.clone(),
         })
     }
 
-    /// A target that has no loss.
+    /// The target that the loss ignores.
     pub const IGNORE: i64 = -1;
 
-    /// A model in f32 on `device`, built from `seed`.
+    /// Builds a model in f32 on `device`, initialized with `seed`.
     ///
     /// # Errors
     ///
     /// See [`TransformerConfig::init`].
     pub fn on(
         config: &TransformerConfig,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &burn::tensor::Device,
         seed: u64,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Self>, BuildError> {
-        let scope = Scope::with(groups, device, seed, burn::tensor::DType::F32);
+        let scope = ModelBuilder::with(groups, device, seed, burn::tensor::DType::F32);
         config.init(scope, sequence_parallel)
     }
 
-    /// Tokens `[batch, seq]` to the residual stream.
+    /// Embeds tokens `[batch, seq]` into the residual stream.
     fn embed(
         &self,
         tokens: Tensor<2, Int>,
         offset: Option<Tensor<3>>,
-        reading: &Reading<'_>,
+        reading: &BatchFormat<'_>,
     ) -> Tensor<3> {
         let Some(embedding) = &self.embedding else {
-            not_here("the embedding")
+            not_on_this_rank("the embedding")
         };
         let mut x = embedding.forward(tokens);
         if let Some(offset) = offset {
             x = x + match self.lies {
-                Lies::Whole => offset,
-                Lies::SplitAlong { dim, .. } => {
+                ActivationLayout::Whole => offset,
+                ActivationLayout::SplitAlong { dim, .. } => {
                     collective::scatter_sequence(offset, dim, &self.comm)
                 }
             };
         }
         if let Some(positions) = &self.positions {
-            x = positions.forward_reading(x, reading);
+            x = positions.forward_with_format(x, reading);
         }
         self.dropout.forward(x, self.lies)
     }
@@ -300,19 +305,19 @@ impl Transformer {
         input: Option<Tensor<3>>,
         tokens: Tensor<2, Int>,
         offset: Option<Tensor<3>>,
-        mut reading: Reading<'_>,
+        mut reading: BatchFormat<'_>,
     ) -> Tensor<3> {
         let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
-            not_here(&format!("stage {stage}"))
+            not_on_this_rank(&format!("stage {stage}"))
         };
         let x = match input {
             Some(x) => x,
             None if part.embedding => self.embed(tokens, offset, &reading),
-            None => not_here("an input"),
+            None => not_on_this_rank("an input"),
         };
         part.blocks.clone().fold(x, |x, i| {
-            let (rotary, sight) = (self.rotary.as_ref(), reading.layer(i));
-            self.blocks[i].forward(x, rotary, self.lies, sight)
+            let (rotary, context) = (self.rotary.as_ref(), reading.layer(i));
+            self.blocks[i].forward(x, rotary, self.lies, context)
         })
     }
 
@@ -320,13 +325,13 @@ impl Transformer {
     fn head(&self, x: Tensor<3>) -> Tensor<3> {
         match (&self.norm, &self.output) {
             (Some(norm), Some(output)) => output.forward(norm.forward(x), self.embedding.as_ref()),
-            _ => not_here("the output layer"),
+            _ => not_on_this_rank("the output layer"),
         }
     }
 }
 
-/// A stage was asked for what its rank does not hold: a mistake of the program that built it.
-fn not_here(what: &str) -> ! {
+/// Panics: a stage was called on a rank that does not have it, which is a bug of the caller.
+fn not_on_this_rank(what: &str) -> ! {
     panic!("{what} is not on this rank of the pipeline")
 }
 
@@ -340,23 +345,23 @@ impl LanguageModel for Transformer {
     ) -> Tensor<3> {
         let Tokens { ids, documents } = tokens;
         let reading = match documents {
-            None => Reading::Rows,
-            Some(documents) => match Packed::new(&documents, ids.dims(), &ids.device()) {
-                Ok(packed) => Reading::Documents(Box::new(packed)),
+            None => BatchFormat::Rows,
+            Some(documents) => match PackedSequences::new(&documents, ids.dims(), &ids.device()) {
+                Ok(packed) => BatchFormat::Packed(Box::new(packed)),
                 Err(error) => panic!("{error}"),
             },
         };
         self.run_stage(stage, input, ids, offset, reading)
     }
 
-    fn hidden_after(
+    fn hidden_cached(
         &self,
         stage: usize,
         input: Option<Tensor<3>>,
         ids: Tensor<2, Int>,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        self.run_stage(stage, input, ids, None, Reading::After(cache))
+        self.run_stage(stage, input, ids, None, BatchFormat::Cached(cache))
     }
 
     fn cache(&self) -> KvCache {
@@ -365,8 +370,8 @@ impl LanguageModel for Transformer {
 
     fn sequence_multiple(&self) -> usize {
         match self.lies {
-            Lies::Whole => 1,
-            Lies::SplitAlong { place, .. } => place.size,
+            ActivationLayout::Whole => 1,
+            ActivationLayout::SplitAlong { place, .. } => place.size,
         }
     }
 
@@ -388,9 +393,10 @@ impl LanguageModel for Transformer {
     }
 
     fn output_weight(&self) -> &str {
-        match self.config.tied {
-            true => "embedding.weight",
-            false => "output.weight",
+        if self.config.tied {
+            "embedding.weight"
+        } else {
+            "output.weight"
         }
     }
 
@@ -407,7 +413,7 @@ impl LanguageModel for Transformer {
         let mlp = config.mlp_width() * if config.activation.is_gated() { 3 } else { 2 };
         let block = config.hidden * (2 * heads + 2 * kv + mlp);
         let weights = config.layers * block + config.hidden * config.vocabulary;
-        // In floats: with a long sequence the second product is more than a usize holds.
+        // In f64: for long sequences the second product would overflow a usize.
         6.0 * weights as f64 + 12.0 * config.layers as f64 * seq as f64 * heads as f64
     }
 }

@@ -1,12 +1,12 @@
-//! What parallelism costs and gains on this machine's cores, paired in one run.
+//! Cost and speed-up of parallelism on the cores of one machine, as paired timings.
 //!
 //! ```text
 //! cargo bench -p burn-megatron-tests
 //! ```
 //!
 //! A GPT of width 256 trains on the text of this repository: the same steps (forward, backward,
-//! reduction, AdamW; f32) for each contestant, of which the first are not counted. They take turns, so that whatever else the machine does meets all of them; a ratio is taken within each round,
-//! and its median is what counts.
+//! reduction, AdamW; f32) for each variant, after some warm-up steps. The variants alternate, so that other
+//! load affects all of them; ratios are taken within each round, and their median is reported.
 
 #[path = "../../examples/bring_your_own/plain.rs"]
 mod plain;
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{Samples, TextData, TextSamples};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
@@ -29,7 +29,7 @@ use burn_megatron_models::{Transformer, TransformerConfig};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
-/// Makes the training step of a number.
+/// Runs the training step of this index.
 type Step<'a> = Box<dyn FnMut(usize) -> Result<(), AnyError> + 'a>;
 
 const HIDDEN: usize = 256;
@@ -39,66 +39,67 @@ const CONTEXT: usize = 128;
 const VOCABULARY: usize = 256;
 const BATCH: usize = 8;
 const ROUNDS: usize = 5;
-const UNCOUNTED: usize = 10;
+const WARM_UP: usize = 10;
 const STEPS: usize = 10;
 const LEARNING_RATE: f64 = 2e-3;
 
-/// Ranks and compute threads of a contestant; no layout is the plain Burn model.
+/// A benchmarked variant: `layout` is (tensor, data, sequence parallel), `None` for the plain Burn model.
 #[derive(Clone, Copy)]
-struct Contestant {
+struct Variant {
     name: &'static str,
     layout: Option<(usize, usize, bool)>,
     threads: usize,
 }
 
-const PLAIN: Contestant = Contestant {
+const PLAIN: Variant = Variant {
     name: "plain Burn, 1 thread",
     layout: None,
     threads: 1,
 };
-const PLAIN_2: Contestant = Contestant {
+const PLAIN_2: Variant = Variant {
     name: "plain Burn, 2 threads",
     layout: None,
     threads: 2,
 };
-const DEGREE_1: Contestant = Contestant {
+const DEGREE_1: Variant = Variant {
     name: "parallel layers, 1 rank, 1 thread",
     layout: Some((1, 1, false)),
     threads: 1,
 };
-const TWO_THREADS: Contestant = Contestant {
+const TWO_THREADS: Variant = Variant {
     name: "parallel layers, 1 rank, 2 threads",
     layout: Some((1, 1, false)),
     threads: 2,
 };
-const DATA_2: Contestant = Contestant {
+const DATA_2: Variant = Variant {
     name: "data 2, 1 thread each",
     layout: Some((1, 2, false)),
     threads: 1,
 };
-const TENSOR_2: Contestant = Contestant {
+const TENSOR_2: Variant = Variant {
     name: "tensor 2, 1 thread each",
     layout: Some((2, 1, false)),
     threads: 1,
 };
-const SEQUENCE_2: Contestant = Contestant {
+const SEQUENCE_2: Variant = Variant {
     name: "tensor 2, sequence parallel, 1 thread each",
     layout: Some((2, 1, true)),
     threads: 1,
 };
 
 fn main() -> Result<(), AnyError> {
-    // `cargo test --benches` asks whether this runs, not for figures.
-    let (rounds, steps) = match std::env::args().any(|argument| argument == "--bench") {
-        true => (ROUNDS, STEPS),
-        false => (1, 1),
+    // `cargo test --benches` only checks that this runs.
+    let (rounds, steps) = if std::env::args().any(|argument| argument == "--bench") {
+        (ROUNDS, STEPS)
+    } else {
+        (1, 1)
     };
     let cores = std::thread::available_parallelism()?.get();
     println!(
         "GPT of {LAYERS} layers, hidden {HIDDEN}, {BATCH} samples of {CONTEXT} tokens per step, f32; \
          {cores} cores; {rounds} rounds of {steps} steps each\n"
     );
-    let contestants = [
+    let variants = [
         PLAIN,
         DEGREE_1,
         PLAIN_2,
@@ -109,22 +110,23 @@ fn main() -> Result<(), AnyError> {
     ];
     let text = TextData::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))?;
     let sampler = text.samples(CONTEXT, 1)?;
-    let mut seconds = vec![vec![]; contestants.len()];
+    let mut seconds = vec![vec![]; variants.len()];
     for _ in 0..rounds {
-        for (contestant, seconds) in contestants.iter().zip(&mut seconds) {
-            seconds.push(contestant.run(steps, &sampler)?);
+        for (variant, seconds) in variants.iter().zip(&mut seconds) {
+            seconds.push(variant.run(steps, &sampler)?);
         }
     }
-    for (contestant, seconds) in contestants.iter().zip(&seconds) {
+    for (variant, seconds) in variants.iter().zip(&seconds) {
         let tokens = (BATCH * CONTEXT * steps) as f64;
-        let per_second = spread(seconds.iter().map(|seconds| tokens / seconds));
+        let per_second = min_median_max(seconds.iter().map(|seconds| tokens / seconds));
         println!(
             "{:<44} {:>7.0} tokens/s  ({:.0} to {:.0})",
-            contestant.name, per_second[1], per_second[0], per_second[2]
+            variant.name, per_second[1], per_second[0], per_second[2]
         );
     }
     println!();
-    let ratio = |a: usize, b: usize| spread(seconds[a].iter().zip(&seconds[b]).map(|(a, b)| a / b));
+    let ratio =
+        |a: usize, b: usize| min_median_max(seconds[a].iter().zip(&seconds[b]).map(|(a, b)| a / b));
     for (what, a, b) in [
         (
             "time, parallel layers at degree 1 / plain Burn, 1 thread",
@@ -154,7 +156,7 @@ fn main() -> Result<(), AnyError> {
 }
 
 /// Minimum, median, maximum.
-fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
+fn min_median_max(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     [
@@ -164,25 +166,25 @@ fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
     ]
 }
 
-impl Contestant {
-    /// Seconds for `steps` steps after those that are not counted.
+impl Variant {
+    /// Seconds for `steps` steps after the warm-up.
     fn run(&self, steps: usize, sampler: &TextSamples) -> Result<f64, AnyError> {
         let (tensor, data, sequence_parallel) = self.layout.unwrap_or((1, 1, false));
         let world = World::threads(tensor * data)?.compute_threads(self.threads);
         let seconds = world.run(|rank| -> Result<f64, AnyError> {
             let layout = ParallelConfig::new().with_tensor(tensor).with_data(data);
-            let groups = Groups::new(&layout, &rank)?;
+            let groups = ParallelContext::new(&layout, &rank)?;
             let mut step: Step = match self.layout {
                 None => plain_step(sampler),
                 Some(_) => parallel_step(&groups, sequence_parallel, sampler)?,
             };
-            for number in 0..UNCOUNTED.min(steps) {
+            for number in 0..WARM_UP.min(steps) {
                 step(number)?;
             }
             groups.world().barrier()?;
             let started = Instant::now();
             for number in 0..steps {
-                step(UNCOUNTED + number)?;
+                step(WARM_UP + number)?;
             }
             groups.world().barrier()?;
             Ok(started.elapsed().as_secs_f64())
@@ -204,7 +206,7 @@ fn plain_step(sampler: &TextSamples) -> Step<'_> {
     let mut optimizer = BurnAdamWConfig::new().with_weight_decay(0.1).init();
     Box::new(move |step| {
         let Some(before) = model.take() else {
-            return Err("a step failed before".into());
+            return Err("an earlier step has failed".into());
         };
         let (tokens, targets) = batch(sampler, step, 0..BATCH, &device)?;
         let gradients = before.loss(tokens, targets).backward();
@@ -215,7 +217,7 @@ fn plain_step(sampler: &TextSamples) -> Step<'_> {
 }
 
 fn parallel_step<'a>(
-    groups: &Groups,
+    groups: &ParallelContext,
     sequence_parallel: bool,
     sampler: &'a TextSamples,
 ) -> Result<Step<'a>, AnyError> {

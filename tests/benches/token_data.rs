@@ -1,13 +1,13 @@
-//! Token files beside megatron-core's, in turns: indices built and saved, and samples read.
+//! Token files compared with megatron-core: building and saving indices, and reading samples.
 //!
 //! ```text
 //! cargo bench -p burn-megatron-tests --bench token_data -- --python PATH
 //! ```
 //!
-//! PATH is a Python with megatron-core; without it there are only our own figures. The files are made for the
-//! purpose: documents of 1 to 500 random tokens, 50 million tokens in all or as `--tokens` says, in the
-//! page cache. Indices are for 20 epochs of samples of 1024 tokens. Before anything is timed, both sides must
-//! give the same indices and the same samples.
+//! PATH is a Python with megatron-core; without it only burn-megatron is timed. The files are generated:
+//! documents of 1 to 500 random tokens, 50 million tokens in all (`--tokens`), in the page cache. Indices
+//! are for 20 epochs of samples of 1024 tokens. Before the timing, both sides must give the same indices and
+//! the same samples.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -17,17 +17,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn_megatron::data::Samples;
-use burn_megatron::data::gpt::{Cache, GptDataset, GptOptions, Part};
-use burn_megatron::data::indexed::{IndexedFile, IndexedWriter, TokenType};
+use burn_megatron::data::gpt::{GptDataset, GptOptions, IndexCache, SplitPart};
+use burn_megatron::data::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
 const SEQ: usize = 1024;
 const EPOCHS: u64 = 20;
 const ROUNDS: u64 = 5;
-/// Samples that are read in a round.
+/// Samples read per round.
 const READ: u64 = 20_000;
-/// Samples that are compared.
+/// Samples compared.
 const COMPARED: u64 = 200;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/token_data.py");
 
@@ -48,9 +48,13 @@ fn arguments() -> Result<(Option<PathBuf>, u64), AnyError> {
         match argument.as_str() {
             "--python" => python = Some(value()?.into()),
             "--tokens" => tokens = value()?.parse()?,
-            // Cargo's own.
+            // Passed by Cargo.
             "--bench" => {}
-            other => return Err(format!("{other} is neither --python nor --tokens").into()),
+            other => {
+                return Err(
+                    format!("invalid argument {other}: expected --python or --tokens").into(),
+                );
+            }
         }
     }
     Ok((python, tokens))
@@ -63,20 +67,20 @@ fn time_all(folder: &Path, python: Option<&Path>, tokens: u64) -> Result<(), Any
     let seconds = started.elapsed().as_secs_f64();
     let megabytes = tokens as f64 * 2.0 / 1e6;
     println!("written: {tokens} tokens, {:.0} MB/s", megabytes / seconds);
-    let file = Arc::new(IndexedFile::open(&prefix)?);
+    let file = Arc::new(IndexedDataset::open(&prefix)?);
     let samples = EPOCHS * file.tokens() / SEQ as u64 - 1;
     let ours = Ours {
         file,
         samples,
-        cache: Cache::new(&folder.join("ours")),
+        cache: IndexCache::new(&folder.join("ours")),
     };
-    let mut peer = python
-        .map(|python| Peer::start(python, folder, samples))
+    let mut megatron = python
+        .map(|python| MegatronProcess::start(python, folder, samples))
         .transpose()?;
-    if let Some(peer) = &mut peer {
+    if let Some(megatron) = &mut megatron {
         let dataset = ours.build(0)?;
-        let ask = format!("compare 0 {COMPARED} {}", folder.join("ours").display());
-        let theirs = peer.ask(&ask)? as i64;
+        let command = format!("compare 0 {COMPARED} {}", folder.join("ours").display());
+        let theirs = megatron.request(&command)? as i64;
         assert_eq!(theirs, ours.sum(&dataset)?, "the samples differ");
     }
     let mut figures: [Vec<f64>; 4] = Default::default();
@@ -89,9 +93,9 @@ fn time_all(folder: &Path, python: Option<&Path>, tokens: u64) -> Result<(), Any
             std::hint::black_box(dataset.sample(number)?);
         }
         figures[1].push(READ as f64 / started.elapsed().as_secs_f64());
-        if let Some(peer) = &mut peer {
-            figures[2].push(peer.ask(&format!("build {seed}"))?);
-            figures[3].push(READ as f64 / peer.ask(&format!("read {READ}"))?);
+        if let Some(megatron) = &mut megatron {
+            figures[2].push(megatron.request(&format!("build {seed}"))?);
+            figures[3].push(READ as f64 / megatron.request(&format!("read {READ}"))?);
         }
     }
     let [build, read, their_build, their_read] = figures.map(median);
@@ -99,7 +103,7 @@ fn time_all(folder: &Path, python: Option<&Path>, tokens: u64) -> Result<(), Any
     println!("| | burn-megatron | megatron-core | ratio |");
     println!("|---|---|---|---|");
     let row = |what: &str, ours: f64, theirs: f64, faster: f64| {
-        let theirs = peer.as_ref().map(|_| (theirs, faster));
+        let theirs = megatron.as_ref().map(|_| (theirs, faster));
         let (theirs, faster) = theirs.map_or(("-".into(), "-".into()), |(theirs, faster)| {
             (format!("{theirs:.3}"), format!("{faster:.2} x as fast"))
         });
@@ -123,7 +127,7 @@ fn time_all(folder: &Path, python: Option<&Path>, tokens: u64) -> Result<(), Any
 
 /// Documents of a linear congruential generator (Knuth's constants).
 fn write(prefix: &Path, tokens: u64) -> Result<(), AnyError> {
-    let mut writer = IndexedWriter::create(prefix, TokenType::U16)?;
+    let mut writer = IndexedDatasetBuilder::create(prefix, TokenType::U16)?;
     let mut state = 1_u64;
     let mut draw = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005);
@@ -141,11 +145,11 @@ fn write(prefix: &Path, tokens: u64) -> Result<(), AnyError> {
     Ok(())
 }
 
-/// Our side.
+/// The burn-megatron side.
 struct Ours {
-    file: Arc<IndexedFile>,
+    file: Arc<IndexedDataset>,
     samples: u64,
-    cache: Cache,
+    cache: IndexCache,
 }
 
 impl Ours {
@@ -156,14 +160,14 @@ impl Ours {
         Ok(GptDataset::new(
             file,
             &split,
-            Part::Train,
+            SplitPart::Train,
             samples,
             &options,
             cache,
         )?)
     }
 
-    /// A sum in which the place of each token counts.
+    /// A checksum in which each token is weighted by its position.
     fn sum(&self, dataset: &GptDataset) -> Result<i64, AnyError> {
         let mut sum = 0;
         for number in 0..COMPARED {
@@ -177,14 +181,14 @@ impl Ours {
     }
 }
 
-/// The other side: a process that does what it is told, and answers with a number.
-struct Peer {
+/// The megatron-core side: a process that executes commands and answers with a number.
+struct MegatronProcess {
     process: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
-impl Peer {
+impl MegatronProcess {
     fn start(python: &Path, folder: &Path, samples: u64) -> Result<Self, AnyError> {
         let mut process = Command::new(python)
             .args(["-W", "ignore", SCRIPT])
@@ -199,19 +203,19 @@ impl Peer {
         Ok(Self { process, to, from })
     }
 
-    fn ask(&mut self, what: &str) -> Result<f64, AnyError> {
+    fn request(&mut self, what: &str) -> Result<f64, AnyError> {
         writeln!(self.to, "{what}")?;
         let mut answer = String::new();
         self.from.read_line(&mut answer)?;
         let answer = answer.trim();
         let number = answer.parse();
-        number.map_err(|_| format!("asked to {what}, it said '{answer}'").into())
+        number.map_err(|_| format!("invalid answer '{answer}' to {what}: expected a number").into())
     }
 }
 
-impl Drop for Peer {
+impl Drop for MegatronProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,67 +1,67 @@
-//! A small decoder with a fault planted in it, for `verify` to find.
+//! A small decoder with an injected fault, for `verify` to find.
 
 use std::ops::Range;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::collective::{self, Comm, from_buffer, to_buffer};
-use burn_megatron::comm::Groups;
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::{
-    Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
-    LearnedPositions, Lies, Norm, NormKind, OutputLayer, ParallelAttention,
+    Activation, ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig,
+    Dropout, Init, LearnedPositions, ModelBuilder, Norm, NormKind, OutputLayer, ParallelAttention,
     ParallelAttentionConfig, ParallelModule, ParameterEntry, Placement, RowParallelLinear,
-    RowParallelLinearConfig, SEQUENCE_DIM, Scope, Section, VocabParallelCrossEntropy,
+    RowParallelLinearConfig, SEQUENCE_DIM, Section, VocabParallelCrossEntropy,
     VocabParallelEmbedding, Vocabulary,
 };
 use burn_megatron::verify::{Layout, Rounding, Subject};
 
-use crate::disturbed::{DRIFT, Disturbance, Disturbed};
+use crate::corrupted::{CorruptedComm, Corruption, DRIFT};
 
-/// What is wrong. On one rank none of them makes a difference.
+/// The fault. No fault has an effect on a single rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The gradients of a column-parallel layer's input are not summed.
     NoBackwardSum,
     /// The output of a row-parallel layer is not summed.
     NoForwardSum,
-    /// The gradient of the input is whole on every rank, and is summed all the same.
+    /// The gradient of the input is complete on every rank, and is summed nevertheless.
     SummedTwice,
     /// The bias of a row-parallel layer is added on every rank, before the sum.
     BiasBeforeSum,
-    /// The gradient of a norm that sees a part of the sequence is not summed.
+    /// The gradient of a norm under sequence parallelism is not summed.
     NormNotSummed,
-    /// The keys and values that two ranks share have the gradient of one of them.
+    /// Keys and values that are replicated on two ranks have the gradient of one of them.
     SharedNotSummed,
-    /// A replicated parameter is taken for split, so that the gradient norm counts it on each rank.
+    /// A replicated parameter is declared as split, so the gradient norm counts it on each rank.
     CountedTwice,
-    /// The gradient norm is that of one rank.
+    /// The gradient norm is local to each rank.
     LocalNorm,
-    /// Each rank draws the part of the split parameters that the first one should.
+    /// Each rank initializes split parameters with the shard of the first rank.
     OneSeed,
-    /// Each rank draws its own dropout mask for what is the same on all.
+    /// Each rank draws its own dropout mask for a replicated activation.
     MaskPerRank,
-    /// Each part of the sequence draws the dropout mask of the first.
+    /// Each sequence shard draws the dropout mask of the first.
     MaskOfFirstPart,
-    /// Each part of the sequence takes the positions of the first.
+    /// Each sequence shard uses the positions of the first.
     PositionsOfFirstPart,
-    /// One rank of the data axis starts from weights that are off in the last digits.
+    /// One rank of the data axis starts from slightly different weights.
     OwnWeights,
     /// Gradients are not summed over the data axis.
     NoDataSum,
-    /// All ranks of the data axis read what the first should.
+    /// All ranks of the data axis read the samples of the first.
     SameSamples,
-    /// The mean over micro-batches of their means per token.
+    /// The mean over micro-batches of their means over tokens.
     MeanOfMeans,
-    /// One rank of the data axis gets gradients that are off in the last digits.
+    /// One rank of the data axis gets slightly different gradients.
     Drift,
 }
 
-/// The decoder of [`FaultySubject`]: a block with everything that can be split.
+/// The decoder of [`FaultySubject`]: one block with every parallel layer.
 #[derive(Module, Debug)]
 pub struct Decoder {
     embedding: VocabParallelEmbedding,
@@ -78,7 +78,7 @@ pub struct Decoder {
     #[module(skip)]
     comm: Comm,
     #[module(skip)]
-    lies: Lies,
+    lies: ActivationLayout,
     #[module(skip)]
     fault: Option<Fault>,
 }
@@ -88,7 +88,7 @@ const SEQ: usize = 8;
 const HEADS: usize = 4;
 const GROUPS: usize = 2;
 const WIDTH: usize = 12;
-/// No multiple of 2, so that the last rank has padding.
+/// Not a multiple of 2, so that the last rank has padding.
 const TOKENS: usize = 13;
 const IGNORE: i64 = -1;
 const SAMPLES: usize = 4;
@@ -97,7 +97,7 @@ impl Decoder {
     fn new(
         fault: Option<Fault>,
         sequence_parallel: bool,
-        scope: &Scope,
+        scope: &ModelBuilder,
     ) -> Result<Self, BuildError> {
         let sp = sequence_parallel;
         let (place, init) = (scope.place(), Init::Normal(0.3));
@@ -108,7 +108,7 @@ impl Decoder {
             heads: HEADS,
             groups: GROUPS,
             head_width: HIDDEN / HEADS,
-            // The gradient of a key's bias is zero but for rounding, which AdamW would blow up.
+            // The gradient of a key's bias is zero except for rounding, which AdamW would amplify.
             bias: false,
             qkv_bias: false,
             qk_norm: None,
@@ -119,14 +119,15 @@ impl Decoder {
             sequence_parallel,
         };
         let first_positions = fault == Some(Fault::PositionsOfFirstPart);
-        // The scope of a layer whose sums are left out by the fault.
+        // The scope of a layer whose reductions are skipped by the fault.
         let without_sums = |name: &str, culprit: Fault| {
             let scope = scope.child(name);
             let groups = scope.groups().clone();
-            let deaf = Disturbed::over(&comm, Disturbance::LeftOut);
-            match fault == Some(culprit) {
-                true => scope.with_groups(groups.with_tensor(deaf)),
-                false => scope,
+            let corrupted = CorruptedComm::wrap(&comm, Corruption::Skip);
+            if fault == Some(culprit) {
+                scope.with_groups(groups.with_tensor(corrupted))
+            } else {
+                scope
             }
         };
         let stream = match fault {
@@ -161,12 +162,13 @@ impl Decoder {
             output: OutputLayer::new(vocabulary, HIDDEN, init, false, sp, &child("output"))?,
             loss: VocabParallelCrossEntropy::new(vocabulary, &comm).with_ignore(Some(IGNORE)),
             comm,
-            lies: match sp && fault != Some(Fault::MaskOfFirstPart) {
-                true => Lies::SplitAlong {
+            lies: if sp && fault != Some(Fault::MaskOfFirstPart) {
+                ActivationLayout::SplitAlong {
                     dim: SEQUENCE_DIM,
                     place,
-                },
-                false => Lies::Whole,
+                }
+            } else {
+                ActivationLayout::Whole
             },
             fault,
         })
@@ -183,9 +185,10 @@ impl Decoder {
             Some(Fault::SummedTwice) => collective::copy(offset, &self.comm),
             _ => offset,
         };
-        let x = match x.dims() == offset.dims() {
-            true => x + offset,
-            false => x + collective::scatter_sequence(offset, SEQUENCE_DIM, &self.comm),
+        let x = if x.dims() == offset.dims() {
+            x + offset
+        } else {
+            x + collective::scatter_sequence(offset, SEQUENCE_DIM, &self.comm)
         };
         let x = self.positions.forward(x);
         let attended = self.attention.forward(self.norm.forward(x.clone()), None);
@@ -207,13 +210,12 @@ impl Decoder {
     }
 }
 
-/// Four samples of eight tokens, of which few have a target in the first sample and most in the
-/// last.
+/// Four samples of eight tokens; few have a target in the first sample, most in the last.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultySubject {
-    /// What is wrong, if anything.
+    /// The fault, if any.
     pub fault: Option<Fault>,
-    /// Whether its linear layers multiply in 8 bits, and how.
+    /// The FP8 recipe of its linear layers, if any.
     pub fp8: Option<Fp8Recipe>,
 }
 
@@ -225,7 +227,7 @@ impl FaultySubject {
         }
     }
 
-    /// `[samples * seq]` draws below the size of the vocabulary.
+    /// `[samples * seq]` random tokens.
     fn draws(&self, key: u64, samples: Range<usize>, step: usize) -> Vec<i64> {
         let (start, len) = (samples.start * SEQ, samples.len() * SEQ);
         let mut draws = Vec::with_capacity(len);
@@ -243,7 +245,7 @@ impl FaultySubject {
         draws.enumerate().map(target).collect()
     }
 
-    /// The samples that are read where `samples` should be.
+    /// The samples that are read instead of `samples`.
     fn read(&self, samples: Range<usize>) -> Range<usize> {
         match self.fault {
             Some(Fault::SameSamples) => 0..samples.len(),
@@ -262,17 +264,18 @@ impl Subject for FaultySubject {
 
     fn build(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Decoder>, BuildError> {
-        let scope = Scope::with(groups, device, 3, DType::F64).with_fp8(&self.fp8_config())?;
+        let scope =
+            ModelBuilder::with(groups, device, 3, DType::F64).with_fp8(&self.fp8_config())?;
         let decoder = Decoder::new(self.fault, sequence_parallel, &scope)?;
         let mut model = scope.finish(decoder)?;
         let entries = model.table.entries_mut();
         match self.fault {
             Some(Fault::NormNotSummed) => {
-                named(entries, "norm.weight").partial_gradient = false;
+                named(entries, "norm.weight").sum_over_tensor = false;
             }
             Some(Fault::CountedTwice) => {
                 let (size, parts) = (HIDDEN * groups.place().size, groups.place().size);
@@ -280,11 +283,11 @@ impl Subject for FaultySubject {
                 named(entries, "norm.weight").placement = Placement::Split { dim: 0, sections };
             }
             Some(Fault::OwnWeights) if groups.data().rank() == 1 => {
-                model.module = model.module.map(&mut Nudge);
+                model.module = model.module.map(&mut AddDrift);
             }
             Some(Fault::OneSeed) => {
                 let comm = groups.tensor().clone();
-                model.module = model.module.map(&mut TakeFirst(comm));
+                model.module = model.module.map(&mut BroadcastFirst(comm));
             }
             _ => {}
         }
@@ -294,21 +297,19 @@ impl Subject for FaultySubject {
     fn wrap(
         &self,
         model: ParallelModule<Decoder>,
-        groups: &Groups,
+        groups: &ParallelContext,
         config: &DataParallelConfig,
     ) -> Result<DistributedDataParallel<Decoder>, DataParallelError> {
         let groups = groups.clone();
-        let tensor = |how| Disturbed::over(groups.tensor(), how);
-        let data = |how| Disturbed::over(groups.data(), how);
+        let tensor = |how| CorruptedComm::wrap(groups.tensor(), how);
+        let data = |how| CorruptedComm::wrap(groups.data(), how);
         let groups = match self.fault {
             Some(Fault::SharedNotSummed) => groups
                 .clone()
-                .with_tensor(tensor(Disturbance::LeftOutInParts)),
-            Some(Fault::LocalNorm) => groups
-                .clone()
-                .with_tensor(tensor(Disturbance::NumbersLeftOut)),
-            Some(Fault::NoDataSum) => groups.clone().with_data(data(Disturbance::LeftOut)),
-            Some(Fault::Drift) => groups.clone().with_data(data(Disturbance::Drift)),
+                .with_tensor(tensor(Corruption::SkipInSubgroups)),
+            Some(Fault::LocalNorm) => groups.clone().with_tensor(tensor(Corruption::SkipScalars)),
+            Some(Fault::NoDataSum) => groups.clone().with_data(data(Corruption::Skip)),
+            Some(Fault::Drift) => groups.clone().with_data(data(Corruption::Drift)),
             _ => groups,
         };
         DistributedDataParallel::with(model, &groups, config)
@@ -361,19 +362,19 @@ fn named<'a>(entries: &'a mut [ParameterEntry], path: &str) -> &'a mut Parameter
     found.unwrap_or_else(|| panic!("the decoder has no {path}"))
 }
 
-/// Makes every parameter a little larger.
-struct Nudge;
+/// Makes every parameter slightly larger.
+struct AddDrift;
 
-impl ModuleMapper for Nudge {
+impl ModuleMapper for AddDrift {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|tensor| tensor.mul_scalar(1.0 + DRIFT))
     }
 }
 
-/// Gives every parameter the value it has on the first rank.
-struct TakeFirst(Comm);
+/// Replaces every parameter by that of the first rank.
+struct BroadcastFirst(Comm);
 
-impl ModuleMapper for TakeFirst {
+impl ModuleMapper for BroadcastFirst {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|tensor| {
             let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());

@@ -1,12 +1,12 @@
-#![doc = "Tests that need several crates; see `tests/`. Here is what they share."]
+#![doc = "Common code of the tests that need several crates; see `tests/`."]
 
-pub mod disturbed;
+pub mod corrupted;
 pub mod faulty;
 pub mod fuzz;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu;
-pub mod near;
 mod text;
+pub mod tolerance;
 mod words;
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
@@ -15,13 +15,13 @@ pub use text::Text;
 pub use words::words;
 
 use burn::tensor::DType;
-use burn_megatron::choice::Choices;
+use burn_megatron::choice::KernelChoices;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{Activation, NormKind};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
 
-/// A GPT that runs in milliseconds, with dropout on and a vocabulary that must be padded.
+/// A small GPT with dropout and a vocabulary that must be padded.
 pub fn small_gpt() -> TransformerSubject {
     let config = TransformerConfig {
         vocabulary: 21,
@@ -37,7 +37,7 @@ pub fn small_gpt() -> TransformerSubject {
         config,
         seed: 1,
         samples: 4,
-        kernels: Choices::default(),
+        kernels: KernelChoices::default(),
         packed: false,
         fp8: Fp8Config::default(),
         sequence_length: None,
@@ -46,8 +46,8 @@ pub fn small_gpt() -> TransformerSubject {
     }
 }
 
-/// A Llama that runs in milliseconds, with two groups of keys and values, and no dropout of the
-/// attention, so that its attention is fused.
+/// A small Llama with two groups of keys and values, without attention dropout, so that its attention is
+/// fused.
 pub fn small_llama() -> TransformerSubject {
     let gpt = small_gpt();
     let config = TransformerConfig {

@@ -1,6 +1,6 @@
-//! Saves by real processes: killed before each operation on the disk, out of space, against each other.
+//! Saves by real processes: killed before each disk operation, on a full disk, and concurrent.
 //!
-//! The children are this test again, told by the environment what to do.
+//! The child processes run this test binary; the environment has their task.
 #![cfg(unix)]
 
 use std::fs;
@@ -13,16 +13,17 @@ use std::thread;
 use std::time::Duration;
 
 use burn_megatron::checkpoint::{
-    About, Checkpoint, CheckpointError, CheckpointFolder, Disk, Draft, ElementType, Newest, Piece,
-    Retention, Slice, TensorMeta, TensorSource,
+    Checkpoint, CheckpointError, CheckpointFolder, CheckpointMetadata, Disk, ElementType,
+    NewestCheckpoint, PendingCheckpoint, Retention, TensorMeta, TensorShard, TensorSlice,
+    TensorSource,
 };
 use burn_megatron_test_skip::skipped;
 
-/// What a child is to do, in the environment.
+/// The environment variable with the task of a child.
 const TASK: &str = "BURN_MEGATRON_CHECKPOINT_TEST";
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The rows of the one tensor that there is.
+/// The rows of the only tensor.
 const ROWS: usize = 2;
 
 fn tensor(columns: usize) -> TensorMeta {
@@ -33,27 +34,27 @@ fn tensor(columns: usize) -> TensorMeta {
     }
 }
 
-/// What the rank of this number has: a row.
-fn row(rank: usize, columns: usize) -> Slice {
-    Slice {
+/// The slice of a rank: one row.
+fn row(rank: usize, columns: usize) -> TensorSlice {
+    TensorSlice {
         offset: vec![rank, 0],
         shape: vec![1, columns],
     }
 }
 
-/// What a row has in this step.
+/// The contents of a row in this step.
 fn bytes(step: u64, rank: usize, columns: usize) -> Vec<u8> {
     let bytes = (0..columns * 4).map(|at| (at as u64 * 7 + step * 31 + rank as u64) as u8);
     bytes.collect()
 }
 
 fn write_part(
-    draft: &Draft,
+    draft: &PendingCheckpoint,
     step: u64,
     rank: usize,
     columns: usize,
 ) -> Result<(), CheckpointError> {
-    let piece = Piece {
+    let piece = TensorShard {
         tensor: tensor(columns),
         slice: row(rank, columns),
     };
@@ -61,12 +62,12 @@ fn write_part(
 }
 
 fn publish(
-    draft: Draft,
+    draft: PendingCheckpoint,
     step: u64,
     last: usize,
     wait: Duration,
 ) -> Result<Checkpoint, CheckpointError> {
-    let about = About {
+    let about = CheckpointMetadata {
         step,
         samples: step,
         layout: "data 2".into(),
@@ -96,7 +97,7 @@ fn save(
 /// Checks every byte of a checkpoint.
 fn assert_whole(checkpoint: &Checkpoint, columns: usize) {
     checkpoint.verify(&mut |_| {}).unwrap();
-    let step = checkpoint.about().step;
+    let step = checkpoint.metadata().step;
     for rank in 0..ROWS {
         let read = checkpoint
             .read("model/weight", &row(rank, columns))
@@ -113,13 +114,13 @@ fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// What a child does.
+/// The task of a child.
 enum Task {
     /// Saves step 3 and dies before the operation of this number.
     DieBefore(usize),
-    /// Saves step 3 where no file can have more bytes than this.
+    /// Saves step 3 with this limit on file sizes.
     Limit(u64),
-    /// Takes the lock, says so, and waits to be killed.
+    /// Acquires the lock, reports it, and waits to be killed.
     Hold,
     /// Writes the part of this rank of a draft.
     Part(usize, String),
@@ -147,7 +148,7 @@ fn end(child: Child) -> (ExitStatus, String) {
     (output.status, text)
 }
 
-/// Not a test of its own: what a child runs.
+/// The entry point of a child, not a test.
 #[test]
 #[ignore = "started by the other tests"]
 fn as_a_child() {
@@ -186,29 +187,29 @@ fn as_a_child() {
     }
 }
 
-/// As a lost machine does: nothing is cleaned up.
+/// Exits without clean-up, like a lost machine.
 fn die() -> ! {
-    // Safety: both take and give plain numbers.
+    // Safety: both calls take and return plain numbers.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     loop {
         thread::sleep(WAIT);
     }
 }
 
-/// Lets writes behind so many bytes of a file fail.
+/// Makes writes beyond this size of a file fail.
 fn limit_files(bytes: u64) {
     let limit = libc::rlimit {
         rlim_cur: bytes,
         rlim_max: bytes,
     };
-    // Safety: the limit lives until the call returns; without the signal the write fails instead.
+    // Safety: the pointer is valid until the call returns; with the signal ignored the write fails.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0);
     }
 }
 
-/// Kills saves one operation later each time, over folders with so many checkpoints, until one survives.
+/// Kills saves one operation later each time, in folders with `before` checkpoints, until one survives.
 fn kill_everywhere(before: u64) {
     let mut seen = [false; 2];
     for operation in 1.. {
@@ -225,7 +226,7 @@ fn kill_everywhere(before: u64) {
             "{status}"
         );
         let latest = folder.latest().unwrap();
-        let found = latest.as_ref().map_or(0, |latest| latest.about().step);
+        let found = latest.as_ref().map_or(0, |latest| latest.metadata().step);
         assert!(
             found == before || found == 3,
             "operation {operation}: {found}"
@@ -233,17 +234,20 @@ fn kill_everywhere(before: u64) {
         assert!(!survived || found == 3);
         seen[usize::from(found == 3)] = true;
         latest.iter().for_each(|latest| assert_whole(latest, 20));
-        // Whatever has the name of a checkpoint is one, and the newest of them is found.
+        // Every folder with the name of a checkpoint is complete, and the newest one is found.
         let published = names(path).into_iter();
         let published: Vec<_> = published.filter(|name| name.starts_with("step-")).collect();
         for name in &published {
             assert_whole(&Checkpoint::open(path.join(name)).unwrap(), 20);
         }
-        let Newest { checkpoint, passed } = folder.newest_whole(&[], &mut |_, _| {}).unwrap();
-        let newest = checkpoint.map(|newest| format!("step-{:08}", newest.about().step));
+        let NewestCheckpoint {
+            checkpoint,
+            skipped: passed,
+        } = folder.newest_verified(&[], &mut |_, _| {}).unwrap();
+        let newest = checkpoint.map(|newest| format!("step-{:08}", newest.metadata().step));
         assert_eq!(newest.as_ref(), published.last());
         assert!(passed.is_empty(), "{passed:?}");
-        // What is left of the save does not stand in the way.
+        // The remains of the killed save do not prevent a new one.
         assert_whole(&save(&folder, 4, 1, 20).unwrap(), 20);
         assert_eq!(names(path), ["latest", "lock", "step-00000004"]);
         if survived {
@@ -280,7 +284,7 @@ fn a_file_that_cannot_grow_is_named() {
     assert_whole(&folder.latest().unwrap().unwrap(), 5000);
 }
 
-/// A file system of its own that is too small, where the system lets this user have one.
+/// On a separate small file system, if this user may mount one.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_named_and_freed() {
@@ -308,7 +312,7 @@ fn a_full_disk_is_named_and_freed() {
             "{error}"
         );
         assert_whole(&folder.latest().unwrap().unwrap(), 5000);
-        // What the failed save took is free again.
+        // The space of the failed save is free again.
         assert_whole(&save(&folder, 3, 1, 5000).unwrap(), 5000);
     });
     let _ = Command::new("umount").arg(path).status();
@@ -345,13 +349,14 @@ fn processes_write_their_parts() {
     let path = held.path();
     let folder = CheckpointFolder::create(path).unwrap();
     let draft = folder.begin(3).unwrap();
-    let part = |draft: &Draft, rank| child(path, &Task::Part(rank, draft.name().into()));
+    let part =
+        |draft: &PendingCheckpoint, rank| child(path, &Task::Part(rank, draft.name().into()));
     let children = [part(&draft, 0), part(&draft, 1)];
     assert_whole(&publish(draft, 3, 1, WAIT).unwrap(), 20);
     children
         .into_iter()
         .for_each(|child| assert!(end(child).0.success()));
-    // One that never comes.
+    // One that is never written.
     let draft = folder.begin(4).unwrap();
     assert!(end(part(&draft, 0)).0.success());
     let error = publish(draft, 4, 1, Duration::from_millis(50)).unwrap_err();

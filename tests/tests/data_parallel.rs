@@ -1,4 +1,4 @@
-//! A module of burn-nn, as it is, computes on several ranks what Burn computes on one.
+//! An unmodified burn-nn module computes on several ranks what plain Burn computes on one.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use burn::nn::transformer::{
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
@@ -21,7 +21,7 @@ const WIDTH: usize = 8;
 const OUT: usize = 3;
 const STEPS: usize = 3;
 const LEARNING_RATE: f64 = 0.05;
-/// Large, as the gradient of a key's bias is zero but for rounding, which a small one would blow up.
+/// Large, as the gradient of a key's bias is zero except for rounding, which a small one would amplify.
 /// Burn's AdamW rounds its settings to f32, so these are numbers that f32 holds.
 const EPSILON: f64 = 1.0 / 131_072.0;
 const BETA: f64 = 0.5;
@@ -80,9 +80,10 @@ impl ModuleMapper for Fill {
                 .map(|i| wave(i, self.0))
                 .collect();
             let filled = Tensor::from_data(TensorData::new(values, shape), (&device, DType::F64));
-            match tensor.is_require_grad() {
-                true => filled.require_grad(),
-                false => filled,
+            if tensor.is_require_grad() {
+                filled.require_grad()
+            } else {
+                filled
             }
         })
     }
@@ -111,14 +112,14 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().try_into_vec().unwrap()
 }
 
-/// What a run leaves: the gradients of the first step, and the weights after the last.
+/// The result of a run: the gradients of the first step, and the weights after the last.
 #[derive(Debug)]
 struct Run {
     gradients: Vec<Vec<f64>>,
     weights: Vec<Vec<f64>>,
 }
 
-/// The whole batch on one rank, by plain Burn.
+/// The full batch on one rank, with plain Burn.
 fn plain(counts: [usize; SAMPLES]) -> Run {
     let device = Device::flex().autodiff();
     let mut model = Model::new(&device, 0.0);
@@ -148,11 +149,11 @@ fn plain(counts: [usize; SAMPLES]) -> Run {
     }
 }
 
-/// Each rank its share of the samples, in some micro-batches, from other initial weights.
+/// Each rank runs its share of the samples in micro-batches, from different initial weights.
 fn parallel(data: usize, micro_batches: usize, counts: [usize; SAMPLES]) -> Vec<Run> {
     let config = ParallelConfig::new().with_data(data);
     let run = |rank| {
-        let groups = Groups::new(&config, &rank)?;
+        let groups = ParallelContext::new(&config, &rank)?;
         let model = Model::new(&Device::flex(), 100.0 * groups.rank() as f64);
         let model = ParallelModule::replicated(model);
         let mut ddp = DistributedDataParallel::new(model, &groups)?;
@@ -170,7 +171,7 @@ fn parallel(data: usize, micro_batches: usize, counts: [usize; SAMPLES]) -> Vec<
         for step in 0..STEPS {
             let gradients = reduced(&mut ddp, own.clone(), micro_batches, counts)?;
             if step == 0 {
-                let whole = ddp.whole_gradients(&gradients).into_iter();
+                let whole = ddp.full_gradients(&gradients).into_iter();
                 first_gradients = whole.map(values).collect();
             }
             optimizer.step(LEARNING_RATE, &mut ddp, gradients);
@@ -201,7 +202,7 @@ fn reduced(
     Ok(ddp.reduce(tokens as u64)?)
 }
 
-/// Equal but for the order of sums.
+/// Equal up to the order of sums.
 #[track_caller]
 fn assert_close(what: &str, found: &[Vec<f64>], expected: &[Vec<f64>]) {
     assert_eq!(found.len(), expected.len());
@@ -262,12 +263,15 @@ fn the_module_evaluates_as_the_plain_one() {
     let device = Device::flex();
     let model = Model::new(&device, 0.0);
     let expected = values(model.loss(0..SAMPLES, UNEVEN, &device));
-    let ddp = DistributedDataParallel::new(ParallelModule::replicated(model), &Groups::single());
+    let ddp = DistributedDataParallel::new(
+        ParallelModule::replicated(model),
+        &ParallelContext::single(),
+    );
     let mut ddp = ddp.unwrap();
     let loss = ddp.module().loss(0..SAMPLES, UNEVEN, &device);
     assert!(!loss.is_autodiff());
     assert_eq!(values(loss), expected);
-    // Had a parameter gone through its door, its backward would be missed.
+    // If a parameter had used its hook, its missing backward would be reported.
     assert!(ddp.reduce(1).is_ok());
 }
 
@@ -275,7 +279,7 @@ fn the_module_evaluates_as_the_plain_one() {
 fn evaluation_between_two_micro_batches_changes_nothing() {
     let gradients = |evaluate: bool| {
         let model = ParallelModule::replicated(Model::new(&Device::flex(), 0.0));
-        let mut ddp = DistributedDataParallel::new(model, &Groups::single()).unwrap();
+        let mut ddp = DistributedDataParallel::new(model, &ParallelContext::single()).unwrap();
         let device = Device::flex().autodiff();
         for samples in [0..2, 2..SAMPLES] {
             let loss = ddp.forward(&device, |model| model.loss(samples, UNEVEN, &device));
@@ -285,7 +289,7 @@ fn evaluation_between_two_micro_batches_changes_nothing() {
             ddp.backward(loss);
         }
         let reduced = ddp.reduce(1).unwrap();
-        ddp.whole_gradients(&reduced)
+        ddp.full_gradients(&reduced)
             .into_iter()
             .map(values)
             .collect::<Vec<_>>()

@@ -1,10 +1,10 @@
-//! `verify` finds faults that are planted in a model, and shows where they are.
+//! `verify` finds injected faults of a model, in the expected columns.
 
 use burn_megatron::nn::fp8::Fp8Recipe;
-use burn_megatron::verify::{Comparison, Options, Report, verify};
+use burn_megatron::verify::{Comparison, VerifyOptions, VerifyReport, verify};
 use burn_megatron_tests::faulty::{Fault, FaultySubject};
 
-/// All but the initial weights and the bits of replicas: what a wrong forward or backward shows in.
+/// All columns except initial weights and replicas: those that a wrong forward or backward affects.
 const RESULTS: [&str; 6] = [
     "loss",
     "input grad",
@@ -14,9 +14,9 @@ const RESULTS: [&str; 6] = [
     "final weights",
 ];
 
-/// Asserts that `fault` fails in just these columns, and that the same model without it passes; and that
-/// the fault fails in 8 bits too: with delayed scales, which don't depend on the micro-batches, in the same columns
-/// where every value has the code that it has on one rank.
+/// Asserts that `fault` fails in exactly these columns, and that the model without it passes; and that the
+/// fault also fails with FP8: with delayed scaling, which does not depend on the micro-batches, in the same
+/// columns if every value has the same code as on one rank.
 #[track_caller]
 fn assert_fails(fault: Fault, layout: &str, columns: &[&str]) -> Comparison {
     for recipe in ["delayed", "current", "blockwise", "mxfp8"] {
@@ -24,24 +24,24 @@ fn assert_fails(fault: Fault, layout: &str, columns: &[&str]) -> Comparison {
         let report = run(fault, layout, fp8);
         let (_, found) = &report.rows()[0];
         let bound = report.bounds().next().unwrap();
-        if recipe == "delayed" && bound == Options::default().tolerance {
+        if recipe == "delayed" && bound == VerifyOptions::default().tolerance {
             assert_eq!(found.failing(bound), columns, "{recipe}\n{report}");
         }
     }
     let report = run(fault, layout, None);
     let comparison = report.rows()[0].1.clone();
-    let failing = comparison.failing(Options::default().tolerance);
+    let failing = comparison.failing(VerifyOptions::default().tolerance);
     assert_eq!(failing, columns, "{fault:?}\n{report}");
     comparison
 }
 
-/// The report of a model with the fault, which the same model without it passes.
+/// The report of a model with the fault; asserts that the model without it passes.
 #[track_caller]
-fn run(fault: Fault, layout: &str, fp8: Option<Fp8Recipe>) -> Report {
-    let options = Options {
-        // Faults of replicas are those of micro-batches on one rank.
+fn run(fault: Fault, layout: &str, fp8: Option<Fp8Recipe>) -> VerifyReport {
+    let options = VerifyOptions {
+        // Faults of replicas are compared with micro-batches on one rank.
         same_micro_batches: fp8.is_some_and(|recipe| recipe.name() != "delayed"),
-        ..Options::default()
+        ..VerifyOptions::default()
     };
     let run = |fault| {
         let layout = layout.parse().unwrap();
@@ -61,7 +61,7 @@ fn assert_fails_with_replicas(fault: Fault, layout: &str, columns: &[&str]) -> C
     assert_fails(fault, layout, &[columns, &["replicas"]].concat())
 }
 
-/// The gradient below the layer is a part of a sum, and another part on each rank.
+/// The gradient below the layer is a partial sum, different on each rank.
 #[test]
 fn a_missing_sum_in_the_backward_of_one_layer() {
     let found = assert_fails_with_replicas(Fault::NoBackwardSum, "tp2-dp1", &RESULTS);
@@ -72,9 +72,9 @@ fn a_missing_sum_in_the_backward_of_one_layer() {
         "positions.weight",
     ];
     assert_eq!(found.unequal_replicas, below);
-    // The first forward is right.
+    // The first forward is correct.
     assert!(found.loss.relative < 1e-2);
-    // Replicated parameters below the layer are summed over the parts of the sequence.
+    // Replicated parameters below the layer are summed over the sequence shards.
     assert_fails(Fault::NoBackwardSum, "tp2-sp-dp1", &RESULTS);
 }
 
@@ -86,7 +86,7 @@ fn a_missing_sum_in_the_forward_of_one_layer() {
 }
 
 #[test]
-fn a_sum_of_what_is_whole_already() {
+fn a_sum_of_a_complete_gradient() {
     let found = assert_fails(Fault::SummedTwice, "tp2-dp1", &["input grad"]);
     assert!(
         (found.input_gradient.relative - 1.0).abs() < 1e-9,
@@ -94,7 +94,7 @@ fn a_sum_of_what_is_whole_already() {
     );
 }
 
-/// As the bias is 0 at the start, the first loss and its other gradients are right.
+/// As the bias is 0 at the start, the first loss and its other gradients are correct.
 #[test]
 fn a_bias_that_every_rank_adds() {
     let columns = [
@@ -144,7 +144,7 @@ fn shared_keys_and_values_whose_gradients_are_not_summed() {
     assert_eq!(found.unequal_replicas, ["attention.qkv.weight"]);
 }
 
-/// The gradients are right; too large a norm clips them too much, which shows later.
+/// The gradients are correct; the norm is too large and clips them too much, which affects later steps.
 #[test]
 fn a_parameter_that_the_norm_counts_twice() {
     let columns = ["loss", "last grad", "grad norm", "final weights"];
@@ -213,7 +213,7 @@ fn the_same_positions_for_all_parts_of_the_sequence() {
     assert_eq!(found.unequal_replicas, ["positions.weight"]);
 }
 
-/// All that follows is right, as the data-parallel wrapper takes the weights of the first rank.
+/// The rest is correct, as the data-parallel wrapper broadcasts the weights of the first rank.
 #[test]
 fn a_rank_that_starts_from_other_weights() {
     let columns = ["initial weights"];
@@ -242,14 +242,14 @@ fn a_mean_of_means() {
     assert_fails(Fault::MeanOfMeans, "tp1-dp2", &RESULTS);
 }
 
-/// Far below the tolerance, but the ranks no longer hold the same bits.
+/// Far below the tolerance, but replicas are no longer bit-equal.
 #[test]
 fn ranks_of_the_data_axis_that_drift_apart() {
     let found = assert_fails_with_replicas(Fault::Drift, "tp1-dp2", &[]);
     assert!(found.final_weights.relative > 0.0);
 }
 
-/// It is an error of its own, not a row that fails.
+/// It is an error, not a failing row.
 #[test]
 fn a_layout_that_cannot_be_run() {
     let subject = FaultySubject::default();
@@ -264,10 +264,14 @@ fn a_layout_that_cannot_be_run() {
         ),
         (
             "tp1-dp1-mb3",
-            "4 samples over data = 1 are 4 for each rank, which micro-batches of 3 do not make up; micro-batches of 1, 2, 4 do",
+            "4 samples over data = 1 are 4 per rank, not a multiple of the micro-batch size 3: expected 1, 2, 4",
         ),
     ] {
-        let run = verify(&subject, &[layout.parse().unwrap()], &Options::default());
+        let run = verify(
+            &subject,
+            &[layout.parse().unwrap()],
+            &VerifyOptions::default(),
+        );
         let error = run.unwrap_err().to_string();
         assert!(error.starts_with(&format!("layout {layout}: ")), "{error}");
         assert!(error.contains(message), "{error}");

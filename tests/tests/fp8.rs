@@ -1,18 +1,18 @@
-//! The training loop with layers in 8 bits: the layouts agree, and what a step leaves behind is right.
+//! The training loop with FP8 layers: the layouts agree, and the state after a step is correct.
 
 use std::collections::BTreeMap;
 
 use burn::tensor::Device;
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8LayerState, Fp8Layers, Fp8Recipe};
-use burn_megatron::nn::{BuildError, Scope};
+use burn_megatron::nn::{BuildError, ModelBuilder};
 use burn_megatron::optim::LossScale;
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError, Pipeline, TrainConfig, Trainer};
+use burn_megatron::train::{Observer, ObserverError, PipelineConfig, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::Text;
 
@@ -40,7 +40,7 @@ fn fp8(recipe: &str) -> Fp8Config {
     }
 }
 
-/// How a run is laid out.
+/// The layout of a run.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     tensor: usize,
@@ -74,8 +74,8 @@ impl Observer for Losses {
 
 type States = BTreeMap<String, Fp8LayerState>;
 
-/// What a rank knows after some steps.
-struct Outcome {
+/// The results of a rank.
+struct RankResult {
     steps: Vec<StepMetrics>,
     held_out: f64,
     states: States,
@@ -84,7 +84,7 @@ struct Outcome {
     layers: Vec<String>,
 }
 
-fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<Outcome> {
+fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<RankResult> {
     let Layout {
         tensor,
         pipeline,
@@ -105,9 +105,9 @@ fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<Outcome> 
     };
     let text = Text::new();
     let text = text.open();
-    let run = |groups: Groups| -> Result<_, AnyError> {
+    let run = |groups: ParallelContext| -> Result<_, AnyError> {
         let device = Device::flex();
-        let scope = Scope::new(&groups, &device).with_fp8(fp8)?;
+        let scope = ModelBuilder::new(&groups, &device).with_fp8(fp8)?;
         let parallel = tensor > 1;
         let mut trainer = match pipeline {
             1 => Trainer::new(model().init(scope, parallel)?, &groups, &device, &config)?,
@@ -118,7 +118,7 @@ fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<Outcome> 
                 let stages = LayerSplit::Even.stages(4, schedule.stages())?;
                 let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
                 let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-                let pipeline = Pipeline {
+                let pipeline = PipelineConfig {
                     schedule,
                     defer_embedding_wgrad: None,
                 };
@@ -129,7 +129,7 @@ fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<Outcome> 
         let mut losses = Losses::default();
         let ended = trainer.fit(&text, &mut losses)?;
         let fp8 = trainer.model().fp8();
-        Ok(Outcome {
+        Ok(RankResult {
             steps: losses.0,
             held_out: ended.held_out.loss,
             states: fp8.states(),
@@ -142,7 +142,9 @@ fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<Outcome> 
         })
     };
     let world = World::threads(tensor * pipeline * data).unwrap();
-    world.run(|rank| run(Groups::new(&mesh, &rank)?)).unwrap()
+    world
+        .run(|rank| run(ParallelContext::new(&mesh, &rank)?))
+        .unwrap()
 }
 
 fn config(steps: usize) -> TrainConfig {
@@ -160,13 +162,12 @@ fn config(steps: usize) -> TrainConfig {
 #[track_caller]
 fn assert_near(what: &str, found: f64, expected: f64, tolerance: f64) {
     let distance = (found - expected).abs() / expected.abs();
-    // A NaN is not near anything.
+    // NaN is not near anything.
     assert!(distance <= tolerance, "{what}: {found}, not {expected}");
 }
 
-/// A sum in another order can make another code of an activation, which is a step of 1/16 of it; and
-/// with current scaling a micro-batch of more samples has another scale. So the losses of layouts are near
-/// each other, and not the same.
+/// Another order of sums can change the code of an activation by one step, 1/16 of it; and with current
+/// scaling a larger micro-batch has another scale. So the losses of layouts are close, not equal.
 #[test]
 fn every_layout_trains_as_one_rank_does() {
     for recipe in RECIPES {
@@ -217,8 +218,8 @@ fn every_layout_trains_as_one_rank_does() {
     }
 }
 
-/// Full sharding keeps no weight in 8 bits, and other stages do: the bits are the same where gradients
-/// are summed in the same order, which is another one from stage 2 on.
+/// Full sharding keeps no FP8 weights, other stages do: results are bit-equal if gradients are summed in the
+/// same order, which differs from stage 2 on.
 #[test]
 fn sharding_changes_no_bit() {
     for recipe in RECIPES {
@@ -243,7 +244,7 @@ fn sharding_changes_no_bit() {
 }
 
 #[test]
-fn inputs_that_wait_in_8_bits_change_no_bit() {
+fn inputs_saved_in_8_bits_change_no_bit() {
     for recipe in RECIPES {
         let run = |save_activations| {
             let fp8 = Fp8Config {
@@ -258,7 +259,7 @@ fn inputs_that_wait_in_8_bits_change_no_bit() {
     }
 }
 
-/// An evaluation between steps uses the scales, and changes nothing of what follows.
+/// An evaluation between steps uses the scales, and does not change later steps.
 #[test]
 fn evaluations_leave_no_trace() {
     for recipe in RECIPES {
@@ -275,7 +276,7 @@ fn evaluations_leave_no_trace() {
     }
 }
 
-/// The gradients of every step are beyond all floats: no step is taken, and no scale of them follows.
+/// The gradients of every step overflow: all steps are skipped, and no scale is derived from them.
 #[test]
 fn a_skipped_step_holds_the_scales_of_what_was_not_finite() {
     let config = TrainConfig {
@@ -310,7 +311,7 @@ fn without_8_bits(first_last_bf16: usize, pipeline: usize) -> Vec<Vec<String>> {
     ranks.map(|rank| rank.layers).collect()
 }
 
-/// The ends are those of the whole model, and not of a stage.
+/// First and last refer to the model, not to a stage.
 #[test]
 fn the_first_and_the_last_blocks_are_left_out() {
     let layers = |blocks: &[usize]| -> Vec<String> {
@@ -327,8 +328,10 @@ fn the_first_and_the_last_blocks_are_left_out() {
 }
 
 #[test]
-fn what_does_not_fit_the_model_is_refused() {
-    let scope = |fp8: &Fp8Config| Scope::new(&Groups::single(), &Device::flex()).with_fp8(fp8);
+fn settings_that_do_not_fit_the_model_are_refused() {
+    let scope = |fp8: &Fp8Config| {
+        ModelBuilder::new(&ParallelContext::single(), &Device::flex()).with_fp8(fp8)
+    };
     let ends = Fp8Config {
         first_last_bf16: 3,
         ..fp8("current")
@@ -337,8 +340,8 @@ fn what_does_not_fit_the_model_is_refused() {
     assert!(matches!(refused, BuildError::Config { .. }));
     assert_eq!(
         refused.to_string(),
-        "blocks: first_last_bf16 = 3 keeps 3 blocks at each end out of 8 bits, and there are 4 in all; 2 \
-         or fewer fit"
+        "blocks: first_last_bf16 = 3 excludes 3 blocks at each end from 8 bits, but there are only 4 in all: \
+         expected at most 2"
     );
     let pattern = Fp8Config {
         layers: vec![Fp8Layers {
@@ -348,8 +351,13 @@ fn what_does_not_fit_the_model_is_refused() {
         ..fp8("current")
     };
     let model = model().init(scope(&pattern).unwrap(), false).unwrap();
-    let refused = Trainer::new(model, &Groups::single(), &Device::flex(), &config(1));
+    let refused = Trainer::new(
+        model,
+        &ParallelContext::single(),
+        &Device::flex(),
+        &config(1),
+    );
     let refused = refused.err().unwrap().to_string();
-    let expected = "the 8-bit layers `blocks.*.mlp.gate` fit no layer; the nearest are";
+    let expected = "8-bit layers: `blocks.*.mlp.gate` matches no layer; the nearest are";
     assert!(refused.starts_with(expected), "{refused}");
 }

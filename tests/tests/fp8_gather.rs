@@ -1,13 +1,12 @@
-//! Weights of 8-bit layers that are gathered as such: the same training, bit for bit, as with weights
-//! that are gathered as floats and quantised by the layers.
+//! Gathering the weights of FP8 layers in FP8: bit-equal to gathering floats that the layers quantize.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Config, Fp8Recipe};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron::train::LanguageModel;
@@ -18,7 +17,7 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 const STEPS: usize = 6;
 
-/// What a rank has seen.
+/// The observations of a rank.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     losses: Vec<u64>,
@@ -58,9 +57,9 @@ fn train(
         ..Fp8Config::default()
     };
     let run = |rank| {
-        let groups = Groups::new(mesh, &rank)?;
+        let groups = ParallelContext::new(mesh, &rank)?;
         let device = Device::flex();
-        let scope = Scope::with(&groups, &device, 3, DType::F32).with_fp8(&fp8)?;
+        let scope = ModelBuilder::with(&groups, &device, 3, DType::F32).with_fp8(&fp8)?;
         let built = model.init(scope, groups.tensor().size() > 1)?;
         let mut ddp = DistributedDataParallel::with(built, &groups, settings)?;
         let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;

@@ -1,19 +1,19 @@
-//! Pipelines, blocks that are run again, and micro-batches: in 8 bits too they change no bit.
+//! Pipelines, recomputation and micro-batches are bit-equal to one rank with FP8 layers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_megatron::comm::{Groups, GroupsError, World};
+use burn_megatron::comm::{ParallelContext, ParallelContextError, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8LayerState};
 use burn_megatron::nn::{
-    Activation, Init, ParallelMlp, ParallelMlpConfig, ParallelModule, Scope, recompute,
+    Activation, Init, ModelBuilder, ParallelMlp, ParallelMlpConfig, ParallelModule, recompute,
 };
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::pipeline::engine::{Engine, Output, Stage};
+use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 
 const HIDDEN: usize = 24;
@@ -27,8 +27,14 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn build(blocks: Range<usize>, groups: &Groups, fp8: &Fp8Config) -> ParallelModule<Self> {
-        let scope = Scope::new(groups, &Device::flex()).with_fp8(fp8).unwrap();
+    fn build(
+        blocks: Range<usize>,
+        groups: &ParallelContext,
+        fp8: &Fp8Config,
+    ) -> ParallelModule<Self> {
+        let scope = ModelBuilder::new(groups, &Device::flex())
+            .with_fp8(fp8)
+            .unwrap();
         let config = ParallelMlpConfig {
             hidden: HIDDEN,
             width: 48,
@@ -50,16 +56,17 @@ impl Blocks {
             let (block, rest) = path["blocks.".len()..].split_once('.').unwrap();
             format!("blocks.{}.{rest}", first + block.parse::<usize>().unwrap())
         };
-        scope.finish_part(Self { blocks }, renamed).unwrap()
+        scope.finish_stages(Self { blocks }, renamed).unwrap()
     }
 
     fn forward(&self, x: Tensor<3>, recomputed: bool) -> Tensor<3> {
         self.blocks.iter().fold(x, |x, block| {
             let block = block.clone();
             let body = move |x: Tensor<3>| x.clone() + block.forward(x);
-            match recomputed {
-                true => recompute(x, body),
-                false => body(x),
+            if recomputed {
+                recompute(x, body)
+            } else {
+                body(x)
             }
         })
     }
@@ -87,12 +94,13 @@ struct Stages<'a> {
 }
 
 impl Stage for Stages<'_> {
-    fn forward(&self, stage: usize, micro_batch: usize, x: Option<Tensor<3>>) -> Output {
+    fn forward(&self, stage: usize, micro_batch: usize, x: Option<Tensor<3>>) -> StageOutput {
         let x = x.unwrap_or_else(|| Tensor::from_inner(input(self.step, micro_batch)));
         let y = self.ddp.module().forward(x, self.recomputed);
-        match stage == self.last {
-            true => Output::Loss(loss(y)),
-            false => Output::Activation(y),
+        if stage == self.last {
+            StageOutput::Loss(loss(y))
+        } else {
+            StageOutput::Activation(y)
         }
     }
 }
@@ -104,7 +112,7 @@ fn train(kind: Option<ScheduleKind>, recomputed: bool, fp8: &Fp8Config) -> Outco
     let ranks = if kind.is_some() { 2 } else { 1 };
     let layout = ParallelConfig::new().with_pipeline(ranks);
     let outcomes = World::threads(ranks).unwrap().run(|rank| {
-        let groups = Groups::new(&layout, &rank)?;
+        let groups = ParallelContext::new(&layout, &rank)?;
         let share = BLOCKS / ranks;
         let blocks = groups.rank() * share..(groups.rank() + 1) * share;
         let model = Blocks::build(blocks, &groups, fp8);
@@ -141,7 +149,7 @@ fn train(kind: Option<ScheduleKind>, recomputed: bool, fp8: &Fp8Config) -> Outco
             |x: Tensor<1>| -> Vec<u32> { x.into_data().iter::<f32>().map(f32::to_bits).collect() };
         let paths = ddp.table().entries().iter().map(|entry| entry.path.clone());
         let parameters = paths.zip(ddp.parameters().into_iter().map(bits));
-        Ok::<_, GroupsError>((parameters.collect::<Vec<_>>(), ddp.fp8().states()))
+        Ok::<_, ParallelContextError>((parameters.collect::<Vec<_>>(), ddp.fp8().states()))
     });
     let mut all = Outcome::default();
     for (parameters, states) in outcomes.unwrap() {
@@ -152,7 +160,7 @@ fn train(kind: Option<ScheduleKind>, recomputed: bool, fp8: &Fp8Config) -> Outco
 }
 
 #[test]
-fn every_way_through_the_blocks_gives_the_bits_of_one_rank() {
+fn every_schedule_with_and_without_recomputation_gives_the_bits_of_one_rank() {
     let mut seen = vec![];
     for recipe in ["delayed", "current", "blockwise", "mxfp8"] {
         for save_activations in [false, true] {

@@ -1,18 +1,18 @@
-//! `verify` of models that multiply in 8 bits.
+//! `verify` of models with FP8 layers.
 
 use std::ops::Range;
 use std::sync::Mutex;
 
 use burn::tensor::{Device, Tensor};
-use burn_megatron::comm::Groups;
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
 use burn_megatron::nn::fp8::{Fp8, Fp8Config};
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::verify::{Layout, Options, Subject, observe_layout, verify};
+use burn_megatron::verify::{Layout, Subject, VerifyOptions, observe_layout, verify};
 use burn_megatron_models::{Transformer, TransformerSubject};
-use burn_megatron_tests::disturbed::{Disturbance, Disturbed};
+use burn_megatron_tests::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_tests::{small_gpt, small_llama};
 
 fn with(recipe: &str, subject: TransformerSubject) -> TransformerSubject {
@@ -29,17 +29,17 @@ fn layouts(names: &[&str]) -> Vec<Layout> {
     names.iter().map(|name| name.parse().unwrap()).collect()
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> VerifyOptions {
+    VerifyOptions {
         same_micro_batches: true,
         steps: 3,
-        ..Options::default()
+        ..VerifyOptions::default()
     }
 }
 
 const RECIPES: [&str; 4] = ["delayed", "current", "blockwise", "mxfp8"];
 
-/// Where every value has the code that it has on one rank, the rest is sums in another order in f64.
+/// If every value has the same code as on one rank, only the order of sums in f64 differs.
 #[test]
 fn layouts_compute_what_one_rank_computes_in_8_bits() {
     let layouts = layouts(&[
@@ -62,14 +62,14 @@ fn layouts_compute_what_one_rank_computes_in_8_bits() {
     }
 }
 
-/// What the command runs by default, on one seed.
+/// The default layouts of the command, with one seed.
 #[test]
 fn the_default_layouts_pass_in_8_bits() {
     let layouts = [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat();
     let mut subject = small_llama();
     subject.config.layers = 8;
     subject.samples = 8;
-    let options = Options {
+    let options = VerifyOptions {
         steps: 2,
         ..options()
     };
@@ -79,7 +79,7 @@ fn the_default_layouts_pass_in_8_bits() {
     }
 }
 
-/// Ranks that share keys and values quantise their parts of a gradient, and not its sum.
+/// Ranks that replicate keys and values quantize their partial gradients, not the sum.
 #[test]
 fn more_ranks_than_groups_of_keys_are_within_the_type() {
     let subject = with("delayed", small_llama());
@@ -88,15 +88,15 @@ fn more_ranks_than_groups_of_keys_are_within_the_type() {
     let (_, comparison) = &report.rows()[0];
     assert!(!comparison.passes(1e-3), "it rounds otherwise:\n{report}");
     let text = report.to_string();
-    let why = "4.3e-1 (8 bits, ranks that share keys and values round their parts of a gradient: \
+    let why = "4.3e-1 (FP8, ranks that replicate keys and values round their partial gradients: \
                2 sqrt(4 x 2^-8 + 2 x 2^-6))";
     assert!(text.contains(why), "{text}");
 }
 
-/// Whose scales may be those of a micro-batch is compared with the same micro-batches.
+/// If scales depend on the micro-batch, the reference needs the same micro-batches.
 #[test]
 fn scales_of_a_micro_batch_differ_from_those_of_all_samples() {
-    let at_once = Options {
+    let at_once = VerifyOptions {
         same_micro_batches: false,
         ..options()
     };
@@ -105,7 +105,7 @@ fn scales_of_a_micro_batch_differ_from_those_of_all_samples() {
     assert!(!report.passes(), "{report}");
 }
 
-/// Keeps the 8-bit layers of the ranks, and can leave out the sum over the data axis.
+/// Records the FP8 layers of the ranks, and can skip the reduction over the data axis.
 struct Seen {
     inner: TransformerSubject,
     layers: Mutex<Vec<Fp8>>,
@@ -127,7 +127,7 @@ impl Subject for Seen {
 
     fn build(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
@@ -137,12 +137,12 @@ impl Subject for Seen {
     fn wrap(
         &self,
         model: ParallelModule<Transformer>,
-        groups: &Groups,
+        groups: &ParallelContext,
         config: &DataParallelConfig,
     ) -> Result<DistributedDataParallel<Transformer>, DataParallelError> {
         let mut groups = groups.clone();
         if self.faulty {
-            let data = Disturbed::over(groups.data(), Disturbance::LeftOut);
+            let data = CorruptedComm::wrap(groups.data(), Corruption::Skip);
             groups = groups.with_data(data);
         }
         let ddp = DistributedDataParallel::with(model, &groups, config)?;
@@ -174,16 +174,16 @@ impl Subject for Seen {
 }
 
 #[test]
-fn a_sum_that_is_left_out_is_reported() {
+fn a_skipped_reduction_is_reported() {
     let report = verify(&Seen::new(true), &layouts(&["dp2"]), &options()).unwrap();
     let (_, comparison) = &report.rows()[0];
     let failing = comparison.failing(options().tolerance);
     assert!(failing.contains(&"parameter grad"), "{failing:?}\n{report}");
 }
 
-/// Delayed scales are those of the steps before, so every step ends.
+/// Delayed scales come from the earlier steps, so every step must end.
 #[test]
-fn scales_go_on_from_step_to_step() {
+fn delayed_scales_carry_over_from_step_to_step() {
     let subject = Seen::new(false);
     observe_layout(&subject, &"dp2-mb1".parse().unwrap(), &options()).unwrap();
     let ranks = subject.layers.into_inner().unwrap();

@@ -1,23 +1,23 @@
-//! A model computes the same with fused kernels and without.
+//! A model computes the same with and without fused kernels.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{Choice, Choices, Operation};
-use burn_megatron::comm::Groups;
+use burn_megatron::choice::{KernelChoice, KernelChoices, Operation};
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron::train::LanguageModel;
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_tests::near::CLOSE;
+use burn_megatron_tests::tolerance::CLOSE;
 use burn_megatron_tests::{small_gpt, small_llama};
 
 const SAMPLES: usize = 3;
 const STEPS: usize = 4;
 
-/// How far the forms may be apart in f64, as a share of the largest value: 64 units, of which four are seen.
+/// The tolerance in f64, relative to the largest value: 64 ulp, of which four occur.
 const IN_F64: f64 = 64.0 * f64::EPSILON;
 
-/// What training shows of itself.
+/// The results of training.
 #[derive(Debug, Default)]
 struct Trained {
     losses: Vec<f64>,
@@ -32,9 +32,9 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
 }
 
 /// Tokens in two micro-batches, so that weight gradients are added up.
-fn train(config: &TransformerConfig, choices: &Choices, dtype: DType) -> Trained {
-    let (groups, device) = (Groups::single(), Device::flex());
-    let scope = Scope::with(&groups, &device, 3, dtype);
+fn train(config: &TransformerConfig, choices: &KernelChoices, dtype: DType) -> Trained {
+    let (groups, device) = (ParallelContext::single(), Device::flex());
+    let scope = ModelBuilder::with(&groups, &device, 3, dtype);
     let model = config
         .init(scope.with_kernels(choices).unwrap(), false)
         .unwrap();
@@ -74,7 +74,7 @@ fn train(config: &TransformerConfig, choices: &Choices, dtype: DType) -> Trained
         trained.norms.push(norm);
         if step == 0 {
             trained.gradients = ddp
-                .whole_gradients(&gradients)
+                .full_gradients(&gradients)
                 .into_iter()
                 .map(values)
                 .collect();
@@ -119,7 +119,10 @@ fn models() -> [(&'static str, TransformerConfig); 3] {
 
 #[test]
 fn all_kernels_together_change_nothing() {
-    let (fused, unfused) = (Choices::default(), Choices::all(Choice::Unfused));
+    let (fused, unfused) = (
+        KernelChoices::default(),
+        KernelChoices::all(KernelChoice::Unfused),
+    );
     for (name, config) in models() {
         for (dtype, tolerance) in [(DType::F64, IN_F64), (DType::F32, CLOSE)] {
             let [a, b] = [&fused, &unfused].map(|choices| train(&config, choices, dtype));
@@ -131,12 +134,12 @@ fn all_kernels_together_change_nothing() {
 
 #[test]
 fn each_kernel_alone_changes_nothing() {
-    let unfused = Choices::all(Choice::Unfused);
+    let unfused = KernelChoices::all(KernelChoice::Unfused);
     for (name, config) in models() {
         let expected = train(&config, &unfused, DType::F64);
         for operation in Operation::ALL {
             let mut choices = unfused;
-            *choices.of_mut(operation) = Choice::Auto;
+            *choices.of_mut(operation) = KernelChoice::Auto;
             let found = train(&config, &choices, DType::F64);
             assert_same(
                 &format!("{name}, {}", operation.name()),
@@ -149,13 +152,15 @@ fn each_kernel_alone_changes_nothing() {
 }
 
 #[test]
-fn a_kernel_that_the_model_keeps_from_running_is_an_error_if_asked_for() {
-    let scope = Scope::new(&Groups::single(), &Device::flex());
-    let scope = scope.with_kernels(&Choices::all(Choice::Fused)).unwrap();
+fn a_requested_kernel_that_the_model_cannot_use_is_an_error() {
+    let scope = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+    let scope = scope
+        .with_kernels(&KernelChoices::all(KernelChoice::Fused))
+        .unwrap();
     let error = small_gpt().config.init(scope, false).unwrap_err();
     assert_eq!(
         error.to_string(),
         "kernels: attention cannot be fused: the attention's dropout acts on its probabilities; \
-         auto or unfused can be chosen",
+         use auto or unfused",
     );
 }

@@ -1,5 +1,5 @@
-//! Each fuzz target over some thousand inputs that are almost right: no panic, and no allocation that
-//! the length of the input does not explain. cargo-fuzz runs the same targets for longer: see `tools/fuzz/`.
+//! Each fuzz target over some thousand mutated inputs: no panic, and allocations proportional to the length
+//! of the input. cargo-fuzz runs the same targets for longer: see `tools/fuzz/`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use burn_megatron_tests::fuzz::{Mutations, TARGETS, Target};
 
-/// Remembers the largest allocation of each thread.
+/// An allocator that records the largest allocation of each thread.
 struct Largest;
 
 thread_local! {
@@ -16,11 +16,11 @@ thread_local! {
 }
 
 fn note(size: usize) {
-    // A thread that ends allocates too.
+    // A thread may allocate while it ends.
     let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(size)));
 }
 
-// Safety: everything is handed on to the system's allocator as it came.
+// Safety: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Largest {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size());
@@ -45,13 +45,13 @@ unsafe impl GlobalAlloc for Largest {
 #[global_allocator]
 static ALLOCATOR: Largest = Largest;
 
-/// What a small input may allocate at once.
+/// The allocation allowed for a small input.
 const FEW: usize = 64 << 20;
 
-/// And for each of its bytes.
+/// The allocation allowed per byte.
 const PER_BYTE: usize = 512;
 
-/// What no small input may take.
+/// The time limit of a small input.
 const LONG: Duration = Duration::from_secs(20);
 
 /// Inputs of a target.
@@ -62,7 +62,7 @@ fn target(name: &str) -> &'static Target {
     found.expect("there is such a target")
 }
 
-/// Runs an input, and gives what is wrong with it.
+/// Runs an input and returns its fault, if any.
 fn fault(target: &Target, input: &[u8]) -> Option<String> {
     LARGEST.set(0);
     let started = Instant::now();
@@ -92,7 +92,7 @@ fn fuzz(name: &str) {
         }
         accepted += usize::from((target.run)(&input));
     }
-    // Mutations that are all refused at the first byte find nothing.
+    // Mutations that are all rejected at the first byte find nothing.
     assert!(
         accepted > 0 && accepted < INPUTS,
         "{name}: {accepted} accepted"

@@ -1,12 +1,12 @@
-//! Text from a model that reads each token once, in any layout.
+//! Text generation with a KV cache, in any layout.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{Choice, Choices};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::ZeroStage;
-use burn_megatron::generate::{End, GenerateConfig, Generated, Generator};
+use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::{LanguageModel, TrainConfig, Trainer};
@@ -19,14 +19,14 @@ const LAYERS: usize = 4;
 
 /// A layout, and how many stages each rank of its pipeline has.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TestLayout {
     tensor: usize,
     sequence_parallel: bool,
     pipeline: usize,
     stages: usize,
 }
 
-const ALONE: Place = Place {
+const ALONE: TestLayout = TestLayout {
     tensor: 1,
     sequence_parallel: false,
     pipeline: 1,
@@ -45,10 +45,10 @@ const PLACES: [(usize, bool, usize, usize); 8] = [
     (2, true, 2, 1),
 ];
 
-fn places() -> impl Iterator<Item = Place> {
+fn layouts() -> impl Iterator<Item = TestLayout> {
     PLACES
         .into_iter()
-        .map(|(tensor, sequence_parallel, pipeline, stages)| Place {
+        .map(|(tensor, sequence_parallel, pipeline, stages)| TestLayout {
             tensor,
             sequence_parallel,
             pipeline,
@@ -56,21 +56,22 @@ fn places() -> impl Iterator<Item = Place> {
         })
 }
 
-impl Place {
+impl TestLayout {
     /// Runs `body` with each rank's part of the model, and the ranks of its stages.
     fn run<T: Send>(
         self,
         config: &TransformerConfig,
-        choices: &Choices,
+        choices: &KernelChoices,
         dtype: DType,
-        body: impl Fn(&Transformer, &Groups, Vec<usize>) -> Result<T, AnyError> + Sync,
+        body: impl Fn(&Transformer, &ParallelContext, Vec<usize>) -> Result<T, AnyError> + Sync,
     ) -> Result<Vec<T>, AnyError> {
         let layout = ParallelConfig::new()
             .with_tensor(self.tensor)
             .with_pipeline(self.pipeline);
         let run = World::threads(self.tensor * self.pipeline)?.run(|rank| {
-            let groups = Groups::new(&layout, &rank)?;
-            let scope = Scope::with(&groups, &Device::flex(), 3, dtype).with_kernels(choices)?;
+            let groups = ParallelContext::new(&layout, &rank)?;
+            let scope =
+                ModelBuilder::with(&groups, &Device::flex(), 3, dtype).with_kernels(choices)?;
             let stages = LayerSplit::Even.stages(LAYERS, self.pipeline * self.stages)?;
             let placement: Vec<_> = (0..stages.len()).map(|s| s % self.pipeline).collect();
             let own = stages.into_iter().enumerate();
@@ -119,8 +120,8 @@ fn ids(tokens: &[u32]) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [1, tokens.len()]), &Device::flex())
 }
 
-/// The logits of the whole rows, on one rank: of what follows 1, 2, ... tokens.
-fn expected(config: &TransformerConfig, choices: &Choices, dtype: DType) -> Vec<Vec<f64>> {
+/// The logits after 1, 2, ... tokens, on one rank and without a cache.
+fn expected(config: &TransformerConfig, choices: &KernelChoices, dtype: DType) -> Vec<Vec<f64>> {
     let lengths = 1..config.context + 4;
     let rows = ALONE.run(config, choices, dtype, |model, _, _| {
         let after = |len: usize| {
@@ -145,15 +146,15 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
 }
 
 #[test]
-fn logits_of_each_step_are_those_of_the_whole_text() {
+fn logits_of_each_step_equal_those_of_the_full_text() {
     for (name, config) in models() {
-        for choice in [Choice::Auto, Choice::Unfused] {
+        for choice in [KernelChoice::Auto, KernelChoice::Unfused] {
             for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
-                let choices = Choices::all(choice);
+                let choices = KernelChoices::all(choice);
                 let expected = expected(&config, &choices, dtype);
-                for place in places() {
-                    let what = format!("{name}, {choice:?}, {dtype:?}, {place:?}");
-                    let run = place.run(&config, &choices, dtype, |model, groups, placement| {
+                for layout in layouts() {
+                    let what = format!("{name}, {choice:?}, {dtype:?}, {layout:?}");
+                    let run = layout.run(&config, &choices, dtype, |model, groups, placement| {
                         let last = placement[placement.len() - 1] == groups.pipeline().rank();
                         let mut generator = Generator::new(model, groups, &Device::flex())
                             .with_placement(placement);
@@ -179,14 +180,14 @@ fn logits_of_each_step_are_those_of_the_whole_text() {
     }
 }
 
-/// Another text that begins as the one before, a shorter one, and one without what was read.
+/// A text with the same prefix, a shorter one, and one without a common prefix.
 #[test]
-fn what_was_read_is_used_for_texts_that_begin_with_it() {
+fn the_cache_is_reused_for_texts_with_the_same_prefix() {
     let (_, config) = models()[1].clone();
-    let choices = Choices::default();
+    let choices = KernelChoices::default();
     let expected = expected(&config, &choices, DType::F64);
-    for place in places() {
-        let run = place.run(&config, &choices, DType::F64, |model, groups, placement| {
+    for layout in layouts() {
+        let run = layout.run(&config, &choices, DType::F64, |model, groups, placement| {
             let device = Device::flex();
             let mut generator =
                 Generator::new(model, groups, &device).with_placement(placement.clone());
@@ -199,9 +200,9 @@ fn what_was_read_is_used_for_texts_that_begin_with_it() {
                 let found = generator.logits_after(tokens)?;
                 let again = plain.logits_after(tokens)?;
                 if let (Some(found), Some(again)) = (&found, &again) {
-                    assert_near(&format!("{place:?}"), found, again, 1e-12);
+                    assert_near(&format!("{layout:?}"), found, again, 1e-12);
                     if let Some(expected) = expected {
-                        assert_near(&format!("{place:?}"), found, expected, 1e-12);
+                        assert_near(&format!("{layout:?}"), found, expected, 1e-12);
                     }
                 }
                 Ok::<_, AnyError>(())
@@ -220,23 +221,28 @@ fn what_was_read_is_used_for_texts_that_begin_with_it() {
 #[test]
 fn sequences_of_one_length_are_read_together() {
     for (name, config) in models() {
-        let run = ALONE.run(&config, &Choices::default(), DType::F64, |model, _, _| {
-            let rows = [text(8), (0..8).map(|i| token(i + 4)).collect()];
-            let whole: Vec<_> = rows.iter().map(|row| ids(row)).collect();
-            let whole = Tensor::cat(whole, 0);
-            let expected = model.logits(whole.clone());
-            let mut cache = model.cache();
-            for (first, len) in [(0, 3), (3, 1), (4, 1), (5, 3)] {
-                let piece = whole.clone().narrow(1, first, len);
-                let hidden = model.hidden_after(0, None, piece, &mut cache);
-                cache.keep(first + len);
-                let found: Vec<f64> = model.logits_of(hidden).into_data().iter().collect();
-                let expected = expected.clone().narrow(1, first, len);
-                let expected: Vec<f64> = expected.into_data().iter().collect();
-                assert_near(name, &found, &expected, 1e-12);
-            }
-            Ok(())
-        });
+        let run = ALONE.run(
+            &config,
+            &KernelChoices::default(),
+            DType::F64,
+            |model, _, _| {
+                let rows = [text(8), (0..8).map(|i| token(i + 4)).collect()];
+                let whole: Vec<_> = rows.iter().map(|row| ids(row)).collect();
+                let whole = Tensor::cat(whole, 0);
+                let expected = model.logits(whole.clone());
+                let mut cache = model.cache();
+                for (first, len) in [(0, 3), (3, 1), (4, 1), (5, 3)] {
+                    let piece = whole.clone().narrow(1, first, len);
+                    let hidden = model.hidden_cached(0, None, piece, &mut cache);
+                    cache.set_len(first + len);
+                    let found: Vec<f64> = model.logits_of(hidden).into_data().iter().collect();
+                    let expected = expected.clone().narrow(1, first, len);
+                    let expected: Vec<f64> = expected.into_data().iter().collect();
+                    assert_near(name, &found, &expected, 1e-12);
+                }
+                Ok(())
+            },
+        );
         run.unwrap();
     }
 }
@@ -251,10 +257,10 @@ fn of_bytes() -> TransformerConfig {
     }
 }
 
-fn written(config: &GenerateConfig, place: Place) -> Vec<(Generated, String)> {
-    let run = place.run(
+fn written(config: &GenerateConfig, layout: TestLayout) -> Vec<(GenerationOutput, String)> {
+    let run = layout.run(
         &of_bytes(),
-        &Choices::default(),
+        &KernelChoices::default(),
         DType::F32,
         |model, groups, placement| {
             let tokenizer = Tokenizer::bytes();
@@ -285,18 +291,18 @@ fn every_layout_writes_the_same_text() {
     };
     let alone = written(&config, ALONE).swap_remove(0).0;
     assert_eq!(
-        (alone.tokens.len(), alone.end, alone.prompt),
-        (30, End::Length, 17)
+        (alone.tokens.len(), alone.finish_reason, alone.prompt),
+        (30, FinishReason::Length, 17)
     );
     let tokens: Vec<u32> = config.prompt.bytes().map(u32::from).collect();
     let tokens = [tokens, alone.tokens.clone()].concat();
     let whole = Tokenizer::bytes().decode(&tokens).unwrap();
     assert_eq!(format!("{}{}", config.prompt, alone.text), whole);
-    for place in places() {
-        for (other, seen) in written(&config, place) {
-            assert_eq!(other.tokens, alone.tokens, "{place:?}");
-            assert_eq!(other.text, alone.text, "{place:?}");
-            assert_eq!(seen, alone.text, "{place:?}");
+    for layout in layouts() {
+        for (other, seen) in written(&config, layout) {
+            assert_eq!(other.tokens, alone.tokens, "{layout:?}");
+            assert_eq!(other.text, alone.text, "{layout:?}");
+            assert_eq!(seen, alone.text, "{layout:?}");
         }
     }
     let with_seed = |seed| {
@@ -316,9 +322,9 @@ fn every_layout_writes_the_same_text() {
         stop: vec!["not in it".into(), stop],
         ..config.clone()
     };
-    for place in [ALONE, places().last().unwrap()] {
-        for (other, seen) in written(&stopping, place) {
-            assert_eq!(other.end, End::Stop);
+    for layout in [ALONE, layouts().last().unwrap()] {
+        for (other, seen) in written(&stopping, layout) {
+            assert_eq!(other.finish_reason, FinishReason::Stop);
             assert_eq!((&other.text, &seen), (&begins, &begins));
             assert!(other.tokens.len() < 30);
         }
@@ -326,10 +332,10 @@ fn every_layout_writes_the_same_text() {
 }
 
 #[test]
-fn what_cannot_be_written_is_an_error_on_every_rank() {
+fn invalid_settings_are_an_error_on_every_rank() {
     let (_, small) = models()[0].clone();
-    for place in [ALONE, places().last().unwrap()] {
-        let run = place.run(&small, &Choices::default(), DType::F32, |model, groups, placement| {
+    for layout in [ALONE, layouts().last().unwrap()] {
+        let run = layout.run(&small, &KernelChoices::default(), DType::F32, |model, groups, placement| {
             let tokenizer = Tokenizer::bytes();
             let mut generator =
                 Generator::new(model, groups, &Device::flex()).with_placement(placement);
@@ -338,30 +344,30 @@ fn what_cannot_be_written_is_an_error_on_every_rank() {
                 written.unwrap_err().to_string()
             };
             let config = GenerateConfig::default();
-            assert!(error(&[], &config).starts_with("a prompt without a token"));
+            assert!(error(&[], &config).starts_with("the prompt has no tokens"));
             assert_eq!(
                 error(&[1, 21], &config),
-                "the prompt has the token 21, and the model knows 21 tokens, from 0 on: the tokenizer \
-                 is of another model"
+                "the prompt has the token 21, but the vocabulary of the model has 21: the tokenizer \
+                 belongs to another model"
             );
             let cold = GenerateConfig {
                 temperature: -1.0,
                 ..config
             };
-            assert!(error(&[1], &cold).starts_with("temperature = -1"));
+            assert!(error(&[1], &cold).starts_with("invalid temperature = -1"));
             Ok(())
         });
         run.unwrap();
     }
 }
 
-/// Under full sharding every rank of the data axis gathers, so all of them write.
+/// With full sharding every rank of the data axis gathers, so all of them generate.
 #[test]
 fn a_trainer_writes_in_every_sharding() {
     let write = |data: usize, stage: ZeroStage| {
         let layout = ParallelConfig::new().with_data(data).with_tensor(2);
         let run = World::threads(2 * data).unwrap().run(|rank| {
-            let groups = Groups::new(&layout, &rank)?;
+            let groups = ParallelContext::new(&layout, &rank)?;
             let model = Transformer::on(&of_bytes(), &groups, &Device::flex(), 3, true)?;
             let mut config = TrainConfig {
                 micro_batch_size: 1,
@@ -386,32 +392,32 @@ fn a_trainer_writes_in_every_sharding() {
     }
 }
 
-/// A prompt is read in pieces, of which no one may be lost.
+/// A prompt is read in chunks, none of which may be lost.
 #[test]
-fn a_long_prompt_is_read_in_pieces() {
+fn a_long_prompt_is_read_in_chunks() {
     let config = TransformerConfig {
         context: 1200,
         layers: LAYERS,
         ..small_gpt().config
     };
-    let choices = Choices::default();
+    let choices = KernelChoices::default();
     let tokens = text(1100);
     let whole = ALONE.run(&config, &choices, DType::F64, |model, _, _| {
         let logits = model.logits(ids(&tokens)).narrow(1, tokens.len() - 1, 1);
         Ok(logits.into_data().iter::<f64>().collect::<Vec<_>>())
     });
     let whole = whole.unwrap().swap_remove(0);
-    for place in [ALONE, places().last().unwrap()] {
-        let run = place.run(&config, &choices, DType::F64, |model, groups, placement| {
+    for layout in [ALONE, layouts().last().unwrap()] {
+        let run = layout.run(&config, &choices, DType::F64, |model, groups, placement| {
             let mut generator =
                 Generator::new(model, groups, &Device::flex()).with_placement(placement);
             if let Some(logits) = generator.logits_after(&tokens)? {
-                assert_near(&format!("{place:?}"), &logits, &whole, 1e-12);
+                assert_near(&format!("{layout:?}"), &logits, &whole, 1e-12);
             }
-            // Room for 1280 tokens does not fit, that for 1200 does.
+            // A capacity of 1280 tokens does not fit, one of 1200 does.
             let width = config.hidden / config.heads;
-            let heads = config.heads / place.tensor;
-            let layers = LAYERS / place.pipeline;
+            let heads = config.heads / layout.tensor;
+            let layers = LAYERS / layout.pipeline;
             assert_eq!(
                 generator.cache_bytes(),
                 2 * layers * 1200 * heads * width * 8
@@ -430,10 +436,10 @@ fn a_token_that_ends_texts_ends_them() {
         init_std: 0.3,
         ..config
     };
-    for place in [ALONE, places().last().unwrap()] {
-        let run = place.run(
+    for layout in [ALONE, layouts().last().unwrap()] {
+        let run = layout.run(
             &config,
-            &Choices::default(),
+            &KernelChoices::default(),
             DType::F32,
             |model, groups, placement| {
                 let mut generator =
@@ -451,7 +457,7 @@ fn a_token_that_ends_texts_ends_them() {
                 };
                 let written = write(&config)?;
                 let (last, others) = written.tokens.split_last().unwrap();
-                assert_eq!((written.end, *last), (End::Token, 0));
+                assert_eq!((written.finish_reason, *last), (FinishReason::Token, 0));
                 assert!(others.len() > 3 && !others.contains(&0));
                 let text: Vec<_> = others.iter().map(|token| format!(" w{token}")).collect();
                 assert_eq!(written.text, text.concat());
@@ -464,10 +470,10 @@ fn a_token_that_ends_texts_ends_them() {
                     ..config
                 };
                 let stopped = write(&config)?;
-                assert_eq!(stopped.end, End::Stop);
+                assert_eq!(stopped.finish_reason, FinishReason::Stop);
                 let begins = &written.text[..written.text.find(&stop).unwrap()];
                 assert_eq!(stopped.text, begins);
-                // What waits for the rest of a stop is there in the end.
+                // Text held back for a possible stop sequence is returned at the end.
                 let config = GenerateConfig {
                     stop: vec![format!("{} and more", &text[text.len() - 1])],
                     ..config

@@ -1,16 +1,16 @@
-//! The same on a GPU as on the CPU, through CUDA or wgpu.
+//! A GPU (CUDA or wgpu) computes the same as the CPU.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::collective::{self, Comm};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::kernels::{Function, apply};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron::train::LanguageModel;
 use burn_megatron_models::{Transformer, TransformerConfig};
@@ -27,7 +27,7 @@ fn difference(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0f32, |max, x| max.max(x.abs()));
     let apart = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    // A NaN is far from everything.
+    // NaN never passes.
     let apart = apart.fold(0.0f32, |max, x| if x <= max { max } else { x });
     match apart {
         0.0 => 0.0,
@@ -38,7 +38,7 @@ fn difference(found: &[f32], expected: &[f32]) -> f32 {
 /// Sums in f32, in another order.
 const CLOSE: f32 = 1e-4;
 
-/// The same after products of Burn's own, which on CUDA round their factors to 10 bits (TF32).
+/// The same after Burn's own products, which round their factors to 10 bits (TF32) on CUDA.
 const PRODUCTS: f32 = if cfg!(feature = "cuda") { 5e-3 } else { CLOSE };
 
 #[track_caller]
@@ -114,7 +114,7 @@ fn counted(shape: [usize; 2], rank: usize, device: &Device) -> Tensor<2> {
 
 type Collective = fn(Tensor<2>, &Comm) -> Tensor<2>;
 
-/// What each of two ranks gets, and the gradient of its input.
+/// The result of each of two ranks, and the gradient of its input.
 fn both_ways(collective: Collective, device: &Device) -> Vec<[Vec<f32>; 2]> {
     let device = device.clone().autodiff();
     let run = |rank: burn_megatron::comm::Rank| {
@@ -172,11 +172,11 @@ fn weights<M: Module>(module: &M) -> Vec<Vec<f32>> {
 
 fn build(
     config: &TransformerConfig,
-    groups: &Groups,
+    groups: &ParallelContext,
     device: &Device,
     sequence_parallel: bool,
 ) -> Result<DistributedDataParallel<Transformer>, RankError> {
-    let scope = Scope::with(groups, device, 1, DType::F32);
+    let scope = ModelBuilder::with(groups, device, 1, DType::F32);
     let model = config.init(scope, sequence_parallel)?;
     Ok(DistributedDataParallel::new(model, groups)?)
 }
@@ -184,7 +184,13 @@ fn build(
 #[test]
 fn initial_weights_are_bit_equal() {
     let weights = |device: &Device| {
-        let ddp = build(&small_gpt().config, &Groups::single(), device, false).unwrap();
+        let ddp = build(
+            &small_gpt().config,
+            &ParallelContext::single(),
+            device,
+            false,
+        )
+        .unwrap();
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         weights(&ddp.to_module())
             .into_iter()
@@ -194,7 +200,7 @@ fn initial_weights_are_bit_equal() {
     assert_eq!(weights(&gpu()), weights(&Device::flex()));
 }
 
-/// What a training step leaves, put together over the ranks.
+/// The results of a training step, assembled over the ranks.
 struct Step {
     loss: f32,
     norm: f64,
@@ -223,7 +229,7 @@ fn step(
 ) -> Step {
     let mesh = ParallelConfig::new().with_tensor(tensor);
     let run = |rank| {
-        let groups = Groups::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
         let mut ddp = build(config, &groups, device, sequence_parallel)?;
         let training = device.clone().autodiff();
         let (inputs, targets) = (tokens(5, config, &training), tokens(6, config, &training));
@@ -233,7 +239,7 @@ fn step(
         let count = (SAMPLES * config.context) as u64;
         let gradients = ddp.reduce(count)?;
         let norm = global_norm(&gradients, &ddp)?;
-        let parts = ddp.whole_gradients(&gradients).into_iter().map(values);
+        let parts = ddp.full_gradients(&gradients).into_iter().map(values);
         let parts = parts.collect::<Vec<_>>();
         let mut optimizer = ParallelAdamW::new(
             &AdamWConfig {

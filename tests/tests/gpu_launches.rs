@@ -1,5 +1,4 @@
-//! How many kernels an operation and a layer launch. The counts are exact: a change may lower them,
-//! and then writes the lower number here.
+//! Kernel launches of operations and layers. The counts are exact: a change that lowers one updates it here.
 #![cfg(all(
     any(feature = "cuda", feature = "wgpu"),
     feature = "tracing",
@@ -11,8 +10,8 @@ use std::sync::Once;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Int, Tensor};
-use burn_megatron::choice::{Choice, Choices};
-use burn_megatron::comm::Groups;
+use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::kernels::activation::{Activation, ActivationOptions, activate};
 use burn_megatron::kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw, sum_of_squares};
 use burn_megatron::kernels::attention::{AttentionOptions, Heads, flash_attention_packed};
@@ -24,7 +23,7 @@ use burn_megatron::kernels::rope::{
 };
 use burn_megatron::kernels::softmax::{Mask, Sink, masked_softmax};
 use burn_megatron::kernels::{Function, apply};
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::train::LanguageModel;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{gpu, small_gpt, small_llama};
@@ -52,9 +51,8 @@ fn count<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, LAUNCHED.get() - before)
 }
 
-/// The device. One subscriber serves the process, and stands before the first launch: tracing decides
-/// at a span's first use whether anybody listens, and a subscriber of each test's own can come while
-/// another thread decides.
+/// The device. A global subscriber is set before the first launch: tracing caches at the first use of a span
+/// whether it is enabled, so a subscriber per test would race with other threads.
 fn device() -> Device {
     static LISTENING: Once = Once::new();
     LISTENING.call_once(|| {
@@ -64,7 +62,7 @@ fn device() -> Device {
     gpu()
 }
 
-/// Hands a given gradient to its input.
+/// Passes a given gradient to its input.
 #[derive(Debug)]
 struct Seed(Tensor<1>);
 
@@ -103,7 +101,7 @@ fn launches(sizes: &[usize], operation: impl Fn(&[Tensor<1>]) -> Tensor<1>) -> [
     let seed = Seed(output.clone().inner().ones_like());
     let loss: Tensor<1> = apply(vec![output.into_dispatch()], seed);
     let (_, backward) = count(|| loss.backward());
-    // Burn begins every backward with a scalar of 1.
+    // Burn starts every backward with a scalar of 1.
     [forward, backward - 1]
 }
 
@@ -143,7 +141,7 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
         pitch: n as u64,
     };
     let counted = [
-        // A backward over rows has a second kernel that adds up the sums of its cubes.
+        // A backward over rows has a second kernel that sums the results of the cubes.
         (
             "layer norm",
             launches(&[n, w, w], |x| {
@@ -270,7 +268,7 @@ fn the_optimizer_launches_one_kernel() {
 }
 
 /// Launches of a training step's forward and backward over a model of so many layers.
-fn of_model(config: &TransformerConfig, choice: Choice, layers: usize) -> usize {
+fn of_model(config: &TransformerConfig, choice: KernelChoice, layers: usize) -> usize {
     let config = TransformerConfig {
         layers,
         dropout: 0.0,
@@ -278,21 +276,21 @@ fn of_model(config: &TransformerConfig, choice: Choice, layers: usize) -> usize 
         ..config.clone()
     };
     let device = self::device().autodiff();
-    let scope = Scope::new(&Groups::single(), &device);
-    let scope = scope.with_kernels(&Choices::all(choice)).unwrap();
+    let scope = ModelBuilder::new(&ParallelContext::single(), &device);
+    let scope = scope.with_kernels(&KernelChoices::all(choice)).unwrap();
     let model = config.init(scope, false).unwrap().module;
     let tokens = Tensor::<2, Int>::zeros([2, config.context], &device);
     let step = || {
         let loss = model.losses(tokens.clone(), tokens.clone(), None).sum();
         loss.backward()
     };
-    // Products are tuned in the first one.
+    // The first one tunes the products.
     step();
     count(step).1
 }
 
-/// What one more layer launches.
-fn of_layer(config: &TransformerConfig, choice: Choice) -> usize {
+/// The launches of one more layer.
+fn of_layer(config: &TransformerConfig, choice: KernelChoice) -> usize {
     of_model(config, choice, 3) - of_model(config, choice, 2)
 }
 
@@ -300,16 +298,17 @@ fn of_layer(config: &TransformerConfig, choice: Choice) -> usize {
 fn a_layer_launches_as_few_kernels_as_it_can() {
     let (gpt, llama) = (small_gpt().config, small_llama().config);
     let found = [
-        of_layer(&gpt, Choice::Fused),
-        of_layer(&gpt, Choice::Unfused),
-        of_layer(&llama, Choice::Fused),
-        of_layer(&llama, Choice::Unfused),
+        of_layer(&gpt, KernelChoice::Fused),
+        of_layer(&gpt, KernelChoice::Unfused),
+        of_layer(&llama, KernelChoice::Fused),
+        of_layer(&llama, KernelChoice::Unfused),
     ];
     // On CUDA products are cuBLASLt's, with their biases and sums, and do not count; narrow matrices
     // have gaps between their rows there, which take copies.
-    let expected = match cfg!(feature = "cuda") {
-        true => [26, 195, 24, 201],
-        false => [35, 199, 28, 193],
+    let expected = if cfg!(feature = "cuda") {
+        [26, 195, 24, 201]
+    } else {
+        [35, 199, 28, 193]
     };
     assert_eq!(
         found, expected,
@@ -340,7 +339,7 @@ fn a_matrix_is_quantised_in_two_launches() {
         let quantized = || fp8::quantize(x.clone(), Format::E4M3, &scaling, Ways::BOTH);
         let (quantized, launched) = count(quantized);
         assert_eq!(launched, 2, "{scaling:?}");
-        let rowwise = quantized.rowwise.expect("it was asked for");
+        let rowwise = quantized.rowwise.expect("requested");
         assert_eq!(count(|| fp8::dequantize(&rowwise)).1, 1);
     }
 }

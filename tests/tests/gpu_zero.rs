@@ -1,13 +1,13 @@
-//! Sharding and 16 bits on a device: the same as on the CPU, and the same bits whatever is sharded.
+//! Sharding and 16-bit types on a device: the same as on the CPU, and bit-equal for all ZeRO stages.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 use burn_megatron::train::LanguageModel;
 use burn_megatron_tests::{gpu, small_llama};
@@ -19,9 +19,9 @@ fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
     let mesh = ParallelConfig::new().with_data(2);
     let config = small_llama().config;
     let run = |rank| {
-        let groups = Groups::new(&mesh, &rank)?;
-        let scope = Scope::with(&groups, device, 3, DType::F32);
-        let scope = scope.computing_in(settings.precision.of(DType::F32));
+        let groups = ParallelContext::new(&mesh, &rank)?;
+        let scope = ModelBuilder::with(&groups, device, 3, DType::F32);
+        let scope = scope.with_compute_dtype(settings.precision.of(DType::F32));
         let model = config.init(scope, false)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         // A large epsilon keeps what rounding makes of small gradients small.

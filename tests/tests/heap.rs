@@ -1,15 +1,15 @@
-//! What a rank says that it holds is what it holds: compared with the heap of the whole process.
+//! The memory that ranks report equals the heap of the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 use burn_megatron::train::LanguageModel;
 use burn_megatron_models::TransformerConfig;
@@ -17,12 +17,12 @@ use burn_megatron_tests::small_llama;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Counts the bytes that are allocated and not freed.
+/// An allocator that counts allocated bytes.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-// Safety: everything is handed on to the system's allocator as it came.
+// Safety: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
@@ -51,16 +51,16 @@ fn config() -> TransformerConfig {
     }
 }
 
-/// Heap that the ranks hold between two steps, over what they say that they hold.
+/// The heap between two steps, divided by the memory that the ranks report.
 fn ratio(settings: &DataParallelConfig) -> f64 {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let config = config();
     let before = LIVE.load(Ordering::Relaxed);
     let run = |rank| {
-        let groups = Groups::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
-        let scope = Scope::with(&groups, &device, 3, DType::F32);
-        let scope = scope.computing_in(settings.precision.of(DType::F32));
+        let scope = ModelBuilder::with(&groups, &device, 3, DType::F32);
+        let scope = scope.with_compute_dtype(settings.precision.of(DType::F32));
         let model = config.init(scope, false)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
@@ -88,7 +88,7 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
 }
 
 #[test]
-fn the_heap_is_what_the_ranks_say_they_hold() {
+fn the_heap_is_what_the_ranks_report() {
     for precision in [Precision::F32, Precision::Bf16] {
         for stage in ZeroStage::ALL {
             let settings = DataParallelConfig {

@@ -1,22 +1,22 @@
-//! Folders of Hugging Face compute, in every layout, what `transformers` computes with them.
+//! Hugging Face checkpoints compute the same as with `transformers`, in every layout.
 
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_megatron::checkpoint::Leniency;
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::checkpoint::LoadTolerance;
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::engine::forward_only;
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::schedule::LrStyle;
 use burn_megatron::train::{
-    LanguageModel, Observer, ObserverError, Pipeline, TrainConfig, Trainer,
+    LanguageModel, Observer, ObserverError, PipelineConfig, TrainConfig, Trainer,
 };
 use burn_megatron_models::hf::HfFolder;
 use safetensors::SafeTensors;
@@ -28,7 +28,7 @@ const ROWS: usize = 4;
 const STEPS: usize = 20;
 const VOCABULARY: usize = 61;
 
-/// A folder, and what `transformers` computes with it; `make.py` beside it says how.
+/// A checkpoint, and the results of `transformers` with it, from `make.py` beside it.
 struct Fixture {
     folder: HfFolder,
     /// `[2, SEQ]`
@@ -143,7 +143,7 @@ fn config() -> TrainConfig {
     }
 }
 
-/// What each rank computes: the logits where it has the last stage, and the losses.
+/// The results of each rank: the logits if it has the last stage, and the losses.
 fn compute(fixture: &Fixture, tensor: usize, pipeline: usize) -> Vec<(Option<Vec<f32>>, Vec<f64>)> {
     let layout = ParallelConfig::new()
         .with_tensor(tensor)
@@ -152,9 +152,9 @@ fn compute(fixture: &Fixture, tensor: usize, pipeline: usize) -> Vec<(Option<Vec
     let run = World::threads(tensor * pipeline)
         .unwrap()
         .run(|rank| -> Result<_, AnyError> {
-            let groups = Groups::new(&layout, &rank)?;
+            let groups = ParallelContext::new(&layout, &rank)?;
             let (device, config) = (Device::flex(), config());
-            let scope = Scope::new(&groups, &device);
+            let scope = ModelBuilder::new(&groups, &device);
             let sequence_parallel = tensor * pipeline == 4;
             let mut placement = vec![0];
             let mut trainer = match pipeline {
@@ -172,14 +172,14 @@ fn compute(fixture: &Fixture, tensor: usize, pipeline: usize) -> Vec<(Option<Vec
                         .map(|s| schedule.rank_of(s))
                         .collect();
                     let model = model.init_stages(scope, sequence_parallel, &own)?;
-                    let pipeline = Pipeline {
+                    let pipeline = PipelineConfig {
                         schedule,
                         defer_embedding_wgrad: None,
                     };
                     Trainer::with_pipeline(model, &groups, &device, &config, pipeline)?
                 }
             };
-            trainer.load_weights(&fixture.folder, Leniency::default())?;
+            trainer.load_weights(&fixture.folder, LoadTolerance::default())?;
             let tokens = TensorData::new(fixture.tokens.clone(), [2, SEQ]);
             let tokens = Tensor::<2, Int>::from_data(tokens, &device);
             let module = trainer.model().module();
@@ -204,7 +204,7 @@ fn apart<T: Into<f64> + Copy>(a: &[T], b: &[T]) -> f64 {
         .iter()
         .zip(b)
         .map(|(a, b)| ((*a).into() - (*b).into()).abs());
-    // A number that is none is as far as can be.
+    // NaN counts as infinite.
     apart.fold(0.0, |most, x| if x > most || x.is_nan() { x } else { most })
 }
 

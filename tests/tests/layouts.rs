@@ -1,7 +1,7 @@
 //! Every layout computes what one rank computes.
 
-use burn_megatron::choice::{Choice, Choices};
-use burn_megatron::verify::{Layout, Options, verify};
+use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama};
 
@@ -10,7 +10,7 @@ fn assert_passes(subject: &TransformerSubject) {
 }
 
 fn assert_pass(subject: &TransformerSubject, layouts: &[Layout]) {
-    let report = verify(subject, layouts, &Options::default()).unwrap();
+    let report = verify(subject, layouts, &VerifyOptions::default()).unwrap();
     println!("{report}");
     assert!(report.passes(), "\n{report}");
 }
@@ -41,8 +41,8 @@ fn llama_tied_with_one_group() {
     assert_passes(&subject);
 }
 
-/// As Qwen 2 and 3 and Mistral have it: biases of queries, keys and values alone, norms of heads, and a
-/// window. The keys of both groups are on two ranks each, where there are four.
+/// As in Qwen 2 and 3 and Mistral: biases of queries, keys and values only, QK norms, and a window. With four
+/// ranks the keys of each group are on two ranks.
 #[test]
 fn llama_with_normalised_heads_and_a_window() {
     let mut subject = small_llama();
@@ -50,7 +50,7 @@ fn llama_with_normalised_heads_and_a_window() {
     subject.config.qk_norm = true;
     subject.config.window = Some(3);
     assert_passes(&subject);
-    subject.kernels = Choices::all(Choice::Unfused);
+    subject.kernels = KernelChoices::all(KernelChoice::Unfused);
     assert_pass(&subject, &Layout::standard()[..2]);
 }
 

@@ -1,4 +1,4 @@
-//! Ten steps in f64 against a program that is not this library: NumPy, by `tests/fixtures/oracle/make.py`.
+//! Ten steps in f64 against an independent NumPy implementation, `tests/fixtures/oracle/make.py`.
 //! Clipping, warm-up and cosine, label smoothing, z-loss, masked targets, tied weights, in several layouts.
 
 use std::fs;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use burn_megatron::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, ElementType, Leniency, Slice, TensorMeta,
-    TensorSource,
+    Checkpoint, CheckpointError, CheckpointFolder, ElementType, LoadTolerance, TensorMeta,
+    TensorSlice, TensorSource,
 };
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    Observer, ObserverError, Pipeline, Saver, Saving, TrainConfig, Trainer,
+    Observer, ObserverError, PipelineConfig, SaveConfig, Saver, TrainConfig, Trainer,
 };
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Positions, Transformer, TransformerConfig};
@@ -30,15 +30,15 @@ const SEQ: usize = 8;
 const STEPS: usize = 10;
 const ROWS: usize = 4;
 
-/// Losses and weights differ by no more than this, norms and rates by this share: both sides compute in
-/// f64, in other orders. 3e-14 is seen.
+/// The absolute tolerance of losses and weights, and the relative one of norms and rates: both sides compute
+/// in f64 with different orders of sums. Differences up to 3e-14 occur.
 const CLOSE: f64 = 1e-12;
 
-/// The same for a weight whose exact gradient is 0. Adam divides what rounding leaves of it, some 1e-16, by
-/// its epsilon of 1e-8: the ten steps, whose rates sum up to less than 0.1, go as far as 1e-9 anywhere.
+/// The same for a weight whose exact gradient is 0. Adam divides its rounding error, some 1e-16, by the
+/// epsilon of 1e-8: ten steps with rates that sum up to less than 0.1 move it by up to 1e-9.
 const ADRIFT: f64 = 1e-9;
 
-/// What NumPy was given and computed.
+/// The inputs and results of NumPy.
 struct Fixture(Vec<u8>);
 
 impl Fixture {
@@ -69,7 +69,7 @@ fn f64s(bytes: &[u8]) -> Vec<f64> {
     values.map(|bytes| f64::from_le_bytes(*bytes)).collect()
 }
 
-/// The weights before the first step, as a checkpoint gives them.
+/// The weights before the first step, as a tensor source.
 impl TensorSource for Fixture {
     fn name(&self) -> String {
         "the oracle's fixture".into()
@@ -91,7 +91,7 @@ impl TensorSource for Fixture {
         })
     }
 
-    fn read(&self, key: &str, slice: &Slice) -> Result<Vec<u8>, CheckpointError> {
+    fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
         let tensors = self.tensors();
         let tensor = tensors.tensor(key).unwrap();
         let runs = slice.runs(tensor.shape()).into_iter();
@@ -170,7 +170,7 @@ impl Observer for Seen {
     }
 }
 
-/// A model of the oracle, and where its gradients are clipped.
+/// A model of the oracle, with its clipping norm.
 struct Case {
     name: &'static str,
     model: TransformerConfig,
@@ -237,9 +237,13 @@ impl Case {
         }
     }
 
-    fn trainer(&self, layout: &Layout, groups: &Groups) -> Result<Trainer<Transformer>, AnyError> {
+    fn trainer(
+        &self,
+        layout: &Layout,
+        groups: &ParallelContext,
+    ) -> Result<Trainer<Transformer>, AnyError> {
         let (device, config) = (Device::flex(), self.config(layout));
-        let scope = Scope::with(groups, &device, config.seed, DType::F64);
+        let scope = ModelBuilder::with(groups, &device, config.seed, DType::F64);
         let parallel = layout.sequence_parallel;
         if layout.pipeline == 1 {
             let model = self.model.init(scope, parallel)?;
@@ -250,7 +254,7 @@ impl Case {
         let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
         let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
         let model = self.model.init_stages(scope, parallel, &own)?;
-        let pipeline = Pipeline {
+        let pipeline = PipelineConfig {
             schedule,
             defer_embedding_wgrad: None,
         };
@@ -258,17 +262,17 @@ impl Case {
         Ok(trainer?)
     }
 
-    /// What each rank sees; the last step is saved into `path`.
+    /// The observations of each rank; the last step is saved into `path`.
     fn train(&self, layout: &Layout, fixture: &Fixture, path: &Path) -> Vec<Seen> {
         let mesh = ParallelConfig::new()
             .with_tensor(layout.tensor)
             .with_pipeline(layout.pipeline)
             .with_data(layout.data);
         let run = World::threads(layout.ranks()).unwrap().run(|rank| {
-            let groups = Groups::new(&mesh, &rank)?;
+            let groups = ParallelContext::new(&mesh, &rank)?;
             let mut trainer = self.trainer(layout, &groups)?;
-            trainer.load_weights(fixture, Leniency::default())?;
-            trainer.save_with(Saver::open(Saving::into_folder(path), &groups)?);
+            trainer.load_weights(fixture, LoadTolerance::default())?;
+            trainer.save_with(Saver::open(SaveConfig::into_folder(path), &groups)?);
             let mut seen = Seen::default();
             trainer.fit(&Rows::new(fixture), &mut seen)?;
             Ok::<_, AnyError>(seen)
@@ -277,12 +281,12 @@ impl Case {
     }
 }
 
-/// The largest distance, each divided by what it may grow with.
+/// The largest difference, each divided by its scale.
 fn apart(found: &[f64], expected: &[f64], scale: impl Fn(f64) -> f64) -> f64 {
     assert_eq!(found.len(), expected.len());
     let apart = found.iter().zip(expected);
     let apart = apart.map(|(found, expected)| (found - expected).abs() / scale(*expected));
-    // A number that is none is as far as can be.
+    // NaN counts as infinite.
     apart.fold(0.0, |most, x| if x > most || x.is_nan() { x } else { most })
 }
 
@@ -317,8 +321,8 @@ fn assert_equal_in_every_layout(case: &Case, layouts: &[&str]) {
     }
 }
 
-/// The weights at the end, by their keys in the checkpoint; `learned` says that nothing turns the keys of
-/// attention.
+/// Checks the final weights, by their keys in the checkpoint; `learned` if positions are learned, so that
+/// attention keys are not rotated.
 fn assert_weights(what: &str, checkpoint: &Checkpoint, fixture: &Fixture, learned: bool) {
     let keys = checkpoint.keys();
     let keys: Vec<_> = keys
@@ -330,13 +334,16 @@ fn assert_weights(what: &str, checkpoint: &Checkpoint, fixture: &Fixture, learne
         let own = format!("model/{key}");
         let meta = checkpoint.tensor(&own).unwrap();
         assert_eq!(meta.dtype, ElementType::F64);
-        let found = checkpoint.read(&own, &Slice::whole(&meta.shape)).unwrap();
+        let found = checkpoint
+            .read(&own, &TensorSlice::whole(&meta.shape))
+            .unwrap();
         let expected = fixture.f64s(&format!("final/{key}"));
         let found = f64s(&found);
-        // What all keys have in common falls out of the softmax, unless they are turned.
-        let keys = match learned && key.ends_with("attention.qkv.bias") {
-            true => found.len() / 3..found.len() / 3 * 2,
-            false => 0..0,
+        // A common offset of all keys cancels in the softmax, unless they are rotated.
+        let keys = if learned && key.ends_with("attention.qkv.bias") {
+            found.len() / 3..found.len() / 3 * 2
+        } else {
+            0..0
         };
         let pairs = found.iter().zip(&expected).enumerate();
         let apart = pairs.fold([0.0f64; 2], |mut most, (at, (found, expected))| {

@@ -1,6 +1,6 @@
-//! Communication is hidden behind computation where that is asked for, and only there.
+//! Communication overlaps with computation if requested, and only then.
 //!
-//! Layers and transfers take a known time, which is counted, so that a busy machine changes nothing.
+//! Layers and transfers have simulated times, so the results do not depend on the load of the machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,32 +9,32 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_megatron::comm::testing::{Link, SlowLink, Transfer, hidden_share};
-use burn_megatron::comm::{Groups, Rank, World};
+use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer, hidden_share};
+use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, ZeroStage};
 use burn_megatron::kernels::{Function, apply};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
-use burn_megatron::nn::door::with_anchor;
+use burn_megatron::nn::hook::with_anchor;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 
 const LAYERS: usize = 12;
 const WIDTH: usize = 64;
 const STEPS: usize = 3;
-/// What a layer takes in each direction.
+/// The time of a layer, in each direction.
 const COMPUTING: Duration = Duration::from_millis(12);
-/// What a transfer takes.
+/// The time of a transfer.
 const LATENCY: Duration = Duration::from_millis(4);
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The identity, which takes its time.
+/// The identity, with a simulated time.
 #[derive(Debug)]
 struct Pause(Arc<Link>);
 
 impl Function for Pause {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        self.0.pass(COMPUTING);
+        self.0.advance(COMPUTING);
         (inputs.remove(0), vec![])
     }
 
@@ -44,7 +44,7 @@ impl Function for Pause {
         gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        self.0.pass(COMPUTING);
+        self.0.advance(COMPUTING);
         vec![Some(gradient)]
     }
 }
@@ -67,7 +67,7 @@ impl Model {
         let layers = self.layers.iter();
         let input = Tensor::full([4, WIDTH], 1.0 + rank as f64, device);
         let y = layers.fold(input, |x: Tensor<2>, layer| {
-            // A gradient leaves the backward where the layer's input is.
+            // A gradient leaves the backward at the layer's input.
             let y = with_anchor(&x, || layer.forward(x.clone()));
             apply(vec![y.into_dispatch()], Pause(link.clone()))
         });
@@ -90,13 +90,13 @@ impl ModuleMapper for Fill {
     }
 }
 
-/// What a rank leaves: what went over its link, and the bits of its weights.
+/// The results of a rank: the transfers over its link, and the bits of its weights.
 type Left = (Vec<Transfer>, Vec<u32>);
 
 fn train(rank: &Rank, zero_stage: ZeroStage, overlap: bool) -> Result<Left, AnyError> {
-    let groups = Groups::new(&ParallelConfig::new().with_data(2), rank)?;
-    let link = Link::counted(LATENCY, f64::INFINITY)?;
-    let data = SlowLink::over(groups.data().clone(), &link);
+    let groups = ParallelContext::new(&ParallelConfig::new().with_data(2), rank)?;
+    let link = Link::with_virtual_clock(LATENCY, f64::INFINITY)?;
+    let data = SimulatedNetwork::over(groups.data().clone(), &link);
     let groups = groups.with_data(data);
     let model = ParallelModule::replicated(Model::new(&Device::flex()));
     let settings = DataParallelConfig {
@@ -130,8 +130,8 @@ fn run(stage: ZeroStage, overlap: bool) -> Vec<Left> {
     world.run(|rank| train(&rank, stage, overlap)).unwrap()
 }
 
-/// The hidden shares of both ranks in each step, of the calls that `is` chooses. `each` are those of
-/// a step.
+/// The overlapped fraction of the calls that `is` selects, for both ranks and each step. `each` is the number
+/// of these calls per step.
 #[track_caller]
 fn shares(stage: ZeroStage, overlap: bool, each: usize, is: fn(&Transfer) -> bool) -> Vec<f64> {
     let ranks = run(stage, overlap);
@@ -153,7 +153,7 @@ fn is_parameter(transfer: &Transfer) -> bool {
 }
 
 #[test]
-fn gradients_are_summed_while_backward_goes_on() {
+fn gradients_are_reduced_during_the_backward() {
     for stage in ZeroStage::ALL {
         let on = shares(stage, true, LAYERS, is_gradient);
         assert!(on.iter().all(|share| *share > 0.5), "ZeRO-{stage}: {on:?}");
@@ -174,7 +174,7 @@ fn without_overlap_gradients_are_waited_for() {
 #[test]
 fn parameters_are_gathered_while_the_next_forward_begins() {
     for stage in [ZeroStage::Optimizer, ZeroStage::Gradients] {
-        // What the last step sends ahead is not needed any more; its share is 1.
+        // The prefetch of the last step is not needed any more; its fraction is 1.
         let counted = |shares: Vec<f64>| -> Vec<f64> {
             let of_rank = shares.chunks(STEPS);
             of_rank

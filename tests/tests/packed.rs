@@ -1,18 +1,18 @@
-//! Documents that share rows train as if each stood alone.
+//! Packed documents train as if each were a sequence of its own.
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{Choice, Choices};
-use burn_megatron::comm::Groups;
+use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::train::{LanguageModel, Tokens};
-use burn_megatron::verify::{Layout, Options, verify};
+use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::{TransformerConfig, TransformerSubject};
 use burn_megatron_tests::{small_gpt, small_llama};
 
-/// Where the documents of two rows of eight tokens begin, and where the last one ends.
+/// The starts of the documents of two rows of eight tokens, and the end of the last one.
 const BORDERS: [i32; 6] = [0, 3, 8, 12, 13, 16];
 const ROWS: usize = 2;
 const SEQ: usize = 8;
@@ -21,8 +21,8 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// Both positions, both forms of attention, a window, norms of heads.
-fn models() -> Vec<(String, TransformerConfig, Choices)> {
+/// Both kinds of positions, fused and unfused attention, a window, QK norms.
+fn models() -> Vec<(String, TransformerConfig, KernelChoices)> {
     let still = |config: TransformerConfig| TransformerConfig {
         dropout: 0.0,
         attention_dropout: 0.0,
@@ -39,7 +39,7 @@ fn models() -> Vec<(String, TransformerConfig, Choices)> {
         ("Llama", small_llama().config),
         ("Llama with a window", seen),
     ];
-    let choices = [Choice::Auto, Choice::Unfused].map(Choices::all);
+    let choices = [KernelChoice::Auto, KernelChoice::Unfused].map(KernelChoices::all);
     let each = models.into_iter().flat_map(|(name, config)| {
         choices.map(|choices| {
             let what = format!("{name}, attention {:?}", choices.attention);
@@ -53,9 +53,13 @@ fn models() -> Vec<(String, TransformerConfig, Choices)> {
 type Piece = ([usize; 2], Vec<i64>, Option<Arc<[i32]>>);
 
 /// The loss, the gradient of the embedded input, and those of all parameters, of several forwards.
-fn gradients(config: &TransformerConfig, choices: &Choices, batches: &[Piece]) -> Vec<Vec<f64>> {
-    let (groups, device) = (Groups::single(), Device::flex());
-    let scope = Scope::with(&groups, &device, 3, DType::F64);
+fn gradients(
+    config: &TransformerConfig,
+    choices: &KernelChoices,
+    batches: &[Piece],
+) -> Vec<Vec<f64>> {
+    let (groups, device) = (ParallelContext::single(), Device::flex());
+    let scope = ModelBuilder::with(&groups, &device, 3, DType::F64);
     let scope = scope.with_kernels(choices).unwrap();
     let model = config.init(scope, false).unwrap();
     let mut ddp = DistributedDataParallel::new(model, &groups).unwrap();
@@ -80,12 +84,12 @@ fn gradients(config: &TransformerConfig, choices: &Choices, batches: &[Piece]) -
         input.extend(values(offset.grad(&leaves).unwrap()));
     }
     let sums = ddp.reduce((ROWS * SEQ) as u64).unwrap();
-    let parameters = ddp.whole_gradients(&sums).into_iter().map(values);
+    let parameters = ddp.full_gradients(&sums).into_iter().map(values);
     [vec![loss], input].into_iter().chain(parameters).collect()
 }
 
 #[test]
-fn a_packed_batch_is_its_documents_alone() {
+fn a_packed_batch_equals_its_separate_documents() {
     let ids: Vec<i64> = (0..(ROWS * SEQ) as i64)
         .map(|i| (i * i * 7 + 3) % 21)
         .collect();
@@ -135,9 +139,9 @@ fn every_layout_trains_on_documents_as_one_rank_does() {
             packed: true,
             ..small_gpt()
         };
-        let options = Options {
+        let options = VerifyOptions {
             steps: 2,
-            ..Options::default()
+            ..VerifyOptions::default()
         };
         let report = verify(&subject, &layouts, &options).unwrap();
         assert!(report.passes(), "{what}\n{report}");
@@ -152,6 +156,6 @@ fn layouts_agree_with_dropout_too() {
         ..small_gpt()
     };
     let layouts = ["tp2-sp", "tp2-dp2", "pp2-mb1"].map(|layout| layout.parse().unwrap());
-    let report = verify(&subject, &layouts, &Options::default()).unwrap();
+    let report = verify(&subject, &layouts, &VerifyOptions::default()).unwrap();
     assert!(report.passes(), "\n{report}");
 }

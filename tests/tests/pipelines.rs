@@ -3,16 +3,16 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor};
-use burn_megatron::comm::Groups;
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::pipeline::engine::Output;
+use burn_megatron::pipeline::engine::StageOutput;
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind};
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
-use burn_megatron::verify::{Layout, Options, StageCall, Subject, observe_layout, verify};
+use burn_megatron::verify::{Layout, StageCall, Subject, VerifyOptions, observe_layout, verify};
 use burn_megatron_models::{Transformer, TransformerConfig, TransformerSubject};
 use burn_megatron_tests::{small_gpt, small_llama};
 
-/// The subject with other sizes; of its model only the layers change.
+/// The subject with other numbers of layers and samples.
 fn sized(subject: TransformerSubject, layers: usize, samples: usize) -> TransformerSubject {
     let config = TransformerConfig {
         layers,
@@ -47,16 +47,16 @@ fn tied_llama(layers: usize, samples: usize) -> TransformerSubject {
 
 fn assert_passes(subject: &impl Subject, layouts: &[&str]) {
     let layouts: Vec<Layout> = layouts.iter().map(|text| text.parse().unwrap()).collect();
-    let options = Options {
+    let options = VerifyOptions {
         steps: 2,
-        ..Options::default()
+        ..VerifyOptions::default()
     };
     let report = verify(subject, &layouts, &options).unwrap();
     println!("{report}");
     assert!(report.passes(), "\n{report}");
 }
 
-/// Every kind over `ranks` ranks, with micro-batches of one sample and of two.
+/// Every kind of schedule over `ranks` ranks, with micro-batches of one and of two samples.
 fn every_kind(ranks: usize) -> Vec<String> {
     let kinds = ScheduleKind::ALL.into_iter().flat_map(|kind| {
         let kind = ScheduleConfig::new(kind, ranks, 1);
@@ -171,7 +171,7 @@ fn four_ranks_with_tensor_sequence_and_data() {
     assert_passes(&gpt(8, 8), &layouts);
 }
 
-/// A transformer whose layers are not shared out evenly.
+/// A transformer with an uneven split of layers.
 struct Uneven {
     subject: TransformerSubject,
     split: LayerSplit,
@@ -202,7 +202,7 @@ impl Subject for Uneven {
 
     fn build(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
@@ -211,7 +211,7 @@ impl Subject for Uneven {
 
     fn build_stages(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
@@ -230,16 +230,16 @@ impl Subject for Uneven {
         self.subject.loss(model, step, samples, offset)
     }
 
-    fn stage(&self, model: &Transformer, call: StageCall) -> Output {
+    fn stage(&self, model: &Transformer, call: StageCall) -> StageOutput {
         self.subject.stage(model, call)
     }
 }
 
 /// The bits of the weights after 20 steps.
 fn trained(subject: &TransformerSubject, layout: &str) -> Vec<Vec<u64>> {
-    let options = Options {
+    let options = VerifyOptions {
         steps: 20,
-        ..Options::default()
+        ..VerifyOptions::default()
     };
     let ranks = observe_layout(subject, &layout.parse().unwrap(), &options).unwrap();
     let mut parameters: Vec<(&String, &Vec<f64>)> = ranks

@@ -1,14 +1,14 @@
-//! Computing in 16 bits, with f32 masters: it learns as f32 does, overflows are got over, and what is
-//! sharded changes nothing.
+//! 16-bit training with f32 master weights: it learns as in f32, recovers from overflows, and sharding is
+//! bit-equal.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{Choice, Choices};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Moments, Precision, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{
     AdamWConfig, LossScale, LossScaleConfig, OptimizerError, ParallelAdamW, global_norm,
 };
@@ -16,14 +16,14 @@ use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    LanguageModel, Observer, ObserverError, Outcome, Pipeline, TrainConfig, Trainer,
+    LanguageModel, Observer, ObserverError, PipelineConfig, TrainConfig, TrainOutcome, Trainer,
 };
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{Text, small_gpt, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How the ranks of a run lie.
+/// The layout of a run.
 #[derive(Clone, Copy)]
 struct Layout {
     tensor: usize,
@@ -64,7 +64,7 @@ fn config(steps: usize, precision: Precision) -> TrainConfig {
     }
 }
 
-/// What a rank saw.
+/// The observations of a rank.
 #[derive(Default)]
 struct Seen {
     steps: Vec<StepMetrics>,
@@ -81,9 +81,9 @@ impl Observer for Seen {
     }
 }
 
-/// What a rank brings back from a run.
+/// The results of a rank.
 struct Trained {
-    outcome: Outcome,
+    outcome: TrainOutcome,
     steps: Vec<StepMetrics>,
     /// The bits of its parameters, and their types.
     weights: Vec<Vec<u32>>,
@@ -100,10 +100,11 @@ fn train(layout: Layout, config: &TrainConfig) -> Vec<Trained> {
         .with_pipeline(layout.pipeline);
     let world = World::threads(layout.tensor * layout.data * layout.pipeline).unwrap();
     let run = world.run(|rank| -> Result<_, AnyError> {
-        let groups = Groups::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
         let computing = config.data_parallel.precision.of(DType::F32);
-        let scope = Scope::with(&groups, &device, 1, DType::F32).computing_in(computing);
+        let scope =
+            ModelBuilder::with(&groups, &device, 1, DType::F32).with_compute_dtype(computing);
         let mut trainer = match layout.pipeline {
             1 => Trainer::new(model().init(scope, false)?, &groups, &device, config)?,
             ranks => {
@@ -114,7 +115,7 @@ fn train(layout: Layout, config: &TrainConfig) -> Vec<Trained> {
                 let stages = LayerSplit::Even.stages(model().layers, schedule.stages())?;
                 let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
                 let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-                let pipeline = Pipeline {
+                let pipeline = PipelineConfig {
                     schedule,
                     defer_embedding_wgrad: None,
                 };
@@ -171,7 +172,7 @@ fn sixteen_bits_end_where_thirty_two_do() {
                 "{precision:?}: {found}, and {expected} in f32"
             );
             assert_eq!(run.outcome.skipped, 0, "{precision:?}");
-            // Another type was computed in.
+            // The compute type differs.
             assert_ne!(run.weights, wide.weights, "{precision:?}");
             assert!(run.steps.iter().all(|step| step.loss_scale == scale));
         }
@@ -180,7 +181,7 @@ fn sixteen_bits_end_where_thirty_two_do() {
 
 /// Gradients of f16 that are not finite at first.
 #[test]
-fn an_overflow_is_skipped_on_all_ranks_and_got_over() {
+fn an_overflow_is_skipped_on_all_ranks_and_training_recovers() {
     let initial = 2f64.powi(40);
     let dynamic = LossScaleConfig {
         initial,
@@ -216,7 +217,7 @@ fn an_overflow_is_skipped_on_all_ranks_and_got_over() {
             "step {number}"
         );
         assert_eq!(step.loss_scale, Some(initial * 0.5f64.powi(skipped)));
-        // The rate is that of the steps that were taken.
+        // Skipped steps do not advance the learning rate.
         let taken = number - skipped as usize;
         assert_eq!(step.learning_rate, rates.lr(taken), "step {number}");
         skipped += i32::from(step.skipped);
@@ -227,9 +228,9 @@ fn an_overflow_is_skipped_on_all_ranks_and_got_over() {
     assert!(last < 0.5 * first, "it learns after all: {first} to {last}");
 }
 
-/// Too many skips end the run, on all ranks, with what helps.
+/// Too many skips fail the run on all ranks, with a hint.
 #[test]
-fn a_scale_that_never_fits_ends_the_run() {
+fn a_loss_scale_that_always_overflows_fails_the_run() {
     let config = TrainConfig {
         loss_scale: Some(LossScale::Constant(2f64.powi(40))),
         skip_limit: 5.try_into().unwrap(),
@@ -244,7 +245,7 @@ fn a_scale_that_never_fits_ends_the_run() {
     );
 }
 
-/// The factor is a power of two, so that nothing of it rounds.
+/// The scale is a power of two, so it does not round.
 #[test]
 fn a_loss_scale_changes_nothing_in_f32() {
     let pipeline = Layout {
@@ -272,7 +273,7 @@ fn a_loss_scale_changes_nothing_in_f32() {
 const RANKS: usize = 4;
 const STEPS: usize = 6;
 
-/// What a rank of [`shard`] has seen.
+/// The observations of a rank of [`shard`].
 #[derive(Clone, Debug, PartialEq)]
 struct Sharded {
     weights: Vec<Vec<u32>>,
@@ -288,19 +289,19 @@ fn tokens(config: &TransformerConfig, key: usize, device: &Device) -> Tensor<2, 
     Tensor::from_data(TensorData::new(data, shape), device)
 }
 
-/// Trains over the data axis alone, with clipping.
+/// Trains with data parallelism only, with clipping.
 fn shard(
     config: &TransformerConfig,
     settings: &DataParallelConfig,
-    kernels: Choice,
+    kernels: KernelChoice,
 ) -> Vec<Sharded> {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let run = World::threads(RANKS).unwrap().run(|rank| {
-        let groups = Groups::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
-        let scope = Scope::with(&groups, &device, 3, DType::F32)
-            .computing_in(settings.precision.of(DType::F32))
-            .with_kernels(&Choices::all(kernels))?;
+        let scope = ModelBuilder::with(&groups, &device, 3, DType::F32)
+            .with_compute_dtype(settings.precision.of(DType::F32))
+            .with_kernels(&KernelChoices::all(kernels))?;
         let model = config.init(scope, false)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
@@ -336,7 +337,7 @@ fn stage(number: u8, precision: Precision) -> DataParallelConfig {
     DataParallelConfig {
         zero_stage: ZeroStage::try_from(number).unwrap(),
         precision,
-        // Several buckets, and parameters that lie in two shards.
+        // Several buckets, and parameters that span two shards.
         bucket_size: (number < 3).then_some(1000),
         ..DataParallelConfig::default()
     }
@@ -357,9 +358,9 @@ fn every_stage_gives_the_same_bits_in_16_bits() {
         ("Llama", small_llama().config),
     ] {
         for precision in [Precision::Bf16, Precision::F16] {
-            let reference = shard(&config, &stage(0, precision), Choice::Auto);
+            let reference = shard(&config, &stage(0, precision), KernelChoice::Auto);
             for number in 1..=3 {
-                let runs = shard(&config, &stage(number, precision), Choice::Auto);
+                let runs = shard(&config, &stage(number, precision), KernelChoice::Auto);
                 let name = format!("{model}, {precision:?}, ZeRO-{number}");
                 assert_same_bits(&name, &runs, &reference);
             }
@@ -368,7 +369,7 @@ fn every_stage_gives_the_same_bits_in_16_bits() {
                 overlap_param_gather: true,
                 ..stage(2, precision)
             };
-            let runs = shard(&config, &hybrid, Choice::Auto);
+            let runs = shard(&config, &hybrid, KernelChoice::Auto);
             assert_same_bits(
                 &format!("{model}, {precision:?}, hybrid"),
                 &runs,
@@ -379,18 +380,18 @@ fn every_stage_gives_the_same_bits_in_16_bits() {
 }
 
 #[test]
-fn what_travels_in_16_bits_is_rounded_alike_in_every_stage() {
+fn reduction_in_16_bits_rounds_alike_in_every_stage() {
     let config = small_llama().config;
     let narrow = |number| DataParallelConfig {
         reduce_in_16_bits: true,
         ..stage(number, Precision::Bf16)
     };
-    let reference = shard(&config, &narrow(1), Choice::Auto);
+    let reference = shard(&config, &narrow(1), KernelChoice::Auto);
     for number in [2, 3] {
-        let runs = shard(&config, &narrow(number), Choice::Auto);
+        let runs = shard(&config, &narrow(number), KernelChoice::Auto);
         assert_same_bits(&format!("ZeRO-{number}"), &runs, &reference);
     }
-    let wide = shard(&config, &stage(1, Precision::Bf16), Choice::Auto);
+    let wide = shard(&config, &stage(1, Precision::Bf16), KernelChoice::Auto);
     assert_eq!(wide[0].losses[0], reference[0].losses[0]);
     assert_ne!(wide[0].norms[0], reference[0].norms[0], "it is rounded");
     let norm = |run: &Sharded| f64::from_bits(run.norms[0]);
@@ -401,7 +402,7 @@ fn what_travels_in_16_bits_is_rounded_alike_in_every_stage() {
 }
 
 #[test]
-fn a_rank_holds_what_was_computed_in_16_bits() {
+fn a_rank_holds_the_predicted_memory_in_16_bits() {
     let config = TransformerConfig {
         hidden: 64,
         ..small_llama().config
@@ -412,7 +413,7 @@ fn a_rank_holds_what_was_computed_in_16_bits() {
                 moments,
                 ..stage(number, Precision::Bf16)
             };
-            for run in shard(&config, &settings, Choice::Auto) {
+            for run in shard(&config, &settings, KernelChoice::Auto) {
                 let [peak, plan] = run.memory;
                 for (what, measured, planned) in [
                     ("parameters", peak.parameters, plan.parameters),
@@ -435,9 +436,9 @@ fn a_rank_holds_what_was_computed_in_16_bits() {
 fn moments_in_16_bits_need_the_fused_optimizer() {
     let mesh = ParallelConfig::new();
     let run = World::threads(1).unwrap().run(|rank| {
-        let groups = Groups::new(&mesh, &rank)?;
-        let scope =
-            Scope::new(&groups, &Device::flex()).with_kernels(&Choices::all(Choice::Unfused))?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
+        let scope = ModelBuilder::new(&groups, &Device::flex())
+            .with_kernels(&KernelChoices::all(KernelChoice::Unfused))?;
         let model = small_gpt().config.init(scope, false)?;
         let settings = DataParallelConfig {
             moments: Moments::Bf16,

@@ -1,19 +1,21 @@
-//! What a run reports: the loss is the cross-entropy alone, a step without targets is no failure, and a run
-//! that diverges says where.
+//! The metrics of a run: the loss is the cross-entropy alone, a step without targets is skipped, and divergence
+//! is reported with its step.
 
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::{Choice, Choices};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Dataset, IGNORE, Sample, Samples, Sampling};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{LossScale, LossScaleConfig, LossScalerState};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, SkipReason, StepMetrics};
-use burn_megatron::train::{Outcome, Pipeline, Silent, TrainConfig, TrainError, Trainer};
+use burn_megatron::train::{
+    NoopObserver, PipelineConfig, TrainConfig, TrainError, TrainOutcome, Trainer,
+};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
@@ -22,7 +24,7 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 const SEQ: usize = 16;
 const BATCH: u64 = 8;
 
-/// What the target of a place of a sample is, where it is not the next token.
+/// Overrides the target of a position of a sample.
 type Change = fn(u64, usize) -> Option<i32>;
 
 /// Random tokens.
@@ -121,7 +123,7 @@ const ONE: Sizes = Sizes {
 fn on_ranks<T: Send>(
     sizes: Sizes,
     model: &TransformerConfig,
-    kernels: Choice,
+    kernels: KernelChoice,
     config: &TrainConfig,
     run: impl Fn(&mut Trainer<Transformer>) -> Result<T, TrainError> + Sync,
 ) -> Vec<T> {
@@ -136,13 +138,13 @@ fn on_ranks<T: Send>(
         .with_data(data);
     let world = World::threads(tensor * pipeline * data).unwrap();
     let results = world.run(|rank| -> Result<T, AnyError> {
-        let (groups, device) = (Groups::new(&mesh, &rank)?, Device::flex());
-        let choices = if kernels == Choice::Unfused {
-            Choices::all(kernels)
+        let (groups, device) = (ParallelContext::new(&mesh, &rank)?, Device::flex());
+        let choices = if kernels == KernelChoice::Unfused {
+            KernelChoices::all(kernels)
         } else {
-            Choices::default()
+            KernelChoices::default()
         };
-        let scope = Scope::with(&groups, &device, 3, DType::F32).with_kernels(&choices)?;
+        let scope = ModelBuilder::with(&groups, &device, 3, DType::F32).with_kernels(&choices)?;
         let mut trainer = if pipeline == 1 {
             Trainer::new(model.init(scope, false)?, &groups, &device, config)?
         } else {
@@ -153,7 +155,7 @@ fn on_ranks<T: Send>(
             let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
             let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
             let model = model.init_stages(scope, false, &own)?;
-            let pipeline = Pipeline {
+            let pipeline = PipelineConfig {
                 schedule,
                 defer_embedding_wgrad: None,
             };
@@ -164,13 +166,13 @@ fn on_ranks<T: Send>(
     results.unwrap()
 }
 
-/// The first step and the evaluation before it, as every rank sees them.
+/// The evaluation before the first step, and the step, on every rank.
 fn first(
     sizes: Sizes,
     model: &TransformerConfig,
-    kernels: Choice,
+    kernels: KernelChoice,
 ) -> (StepMetrics, HeldOutMetrics) {
-    // Each rank of the data axis has another number of targets.
+    // The ranks of the data axis have different numbers of targets.
     let data = Random(|number, at| (at as u64 <= number % BATCH).then_some(IGNORE));
     let all = on_ranks(sizes, model, kernels, &config(1), |trainer| {
         let held_out = trainer.evaluate(&data, 0)?;
@@ -190,7 +192,7 @@ fn near(a: f64, b: f64, tolerance: f64) -> bool {
 
 #[test]
 fn the_loss_is_the_cross_entropy_alone_in_every_layout() {
-    let one = first(ONE, &model(0.1, 1e-2), Choice::Fused);
+    let one = first(ONE, &model(0.1, 1e-2), KernelChoice::Fused);
     for sizes in [
         ONE,
         Sizes { tensor: 2, ..ONE },
@@ -202,18 +204,18 @@ fn the_loss_is_the_cross_entropy_alone_in_every_layout() {
             data: 2,
         },
     ] {
-        for kernels in [Choice::Fused, Choice::Unfused] {
+        for kernels in [KernelChoice::Fused, KernelChoice::Unfused] {
             let what = format!("{sizes:?}, {kernels:?}");
             let (plain, plain_held_out) = first(sizes, &model(0.0, 0.0), kernels);
             assert_eq!(plain.minimised, Default::default());
             assert_eq!(plain_held_out.minimised, Default::default());
             for (smoothing, z_loss) in [(0.1, 0.0), (0.0, 1e-2), (0.1, 1e-2)] {
                 let (step, held_out) = first(sizes, &model(smoothing, z_loss), kernels);
-                // The same weights: not a bit of the loss moves.
+                // The same weights: the loss is bit-equal.
                 assert_eq!(step.loss.to_bits(), plain.loss.to_bits(), "{what}");
                 assert_eq!(step.bits_per_byte.to_bits(), plain.bits_per_byte.to_bits());
                 assert_eq!(held_out.loss.to_bits(), plain_held_out.loss.to_bits());
-                // What is minimised does, and its gradient with it.
+                // The objective and its gradient differ.
                 assert_ne!(step.gradient_norm, plain.gradient_norm, "{what}");
                 for (loss, minimised) in [
                     (step.loss, step.minimised),
@@ -236,7 +238,7 @@ fn the_loss_is_the_cross_entropy_alone_in_every_layout() {
                         [all.objective, all.label_smoothing, all.z_loss].map(Option::unwrap)
                     };
                     for (a, b) in of(&step).into_iter().zip(of(&one.0)) {
-                        // Smoothing is what is left of a sum of about 6 in f32.
+                        // Smoothing is the small difference of sums of about 6 in f32.
                         assert!((a - b).abs() < 1e-5, "{what}: {a} {b}");
                     }
                 }
@@ -273,7 +275,7 @@ fn a_step_without_targets_is_skipped_for_that_reason_and_leaves_the_loss_scale()
             ..config(4)
         };
         let model = model(smoothing, 0.0);
-        let all = on_ranks(sizes, &model, Choice::Fused, &config, |trainer| {
+        let all = on_ranks(sizes, &model, KernelChoice::Fused, &config, |trainer| {
             let data = Random(masked_step);
             let mut steps = vec![];
             let mut states = vec![];
@@ -317,7 +319,7 @@ fn a_rank_without_targets_gives_nothing_to_a_step_that_others_take() {
         on_ranks(
             sizes,
             &model(0.1, 1e-3),
-            Choice::Fused,
+            KernelChoice::Fused,
             &config(3),
             |trainer| {
                 (0..3)
@@ -374,11 +376,17 @@ fn a_run_that_diverges_names_the_step_and_warns_once_for_each() {
         data: 2,
         ..ONE
     };
-    let fit = |config: &TrainConfig| -> Vec<Result<Outcome, String>> {
-        on_ranks(sizes, &model(0.0, 0.0), Choice::Fused, config, |trainer| {
-            let outcome = trainer.fit(&Random(wrong_targets), &mut Silent);
-            Ok(outcome.map_err(|error| error.to_string()))
-        })
+    let fit = |config: &TrainConfig| -> Vec<Result<TrainOutcome, String>> {
+        on_ranks(
+            sizes,
+            &model(0.0, 0.0),
+            KernelChoice::Fused,
+            config,
+            |trainer| {
+                let outcome = trainer.fit(&Random(wrong_targets), &mut NoopObserver);
+                Ok(outcome.map_err(|error| error.to_string()))
+            },
+        )
     };
     let subscriber = tracing_subscriber::registry().with(warnings.clone());
     let outcomes = tracing::subscriber::with_default(subscriber, || fit(&config(9)));

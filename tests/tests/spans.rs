@@ -1,13 +1,13 @@
-//! Any `tracing` subscriber sees what a step does.
+//! A step emits `tracing` spans.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::TextData;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::train::{Silent, TrainConfig, Trainer};
+use burn_megatron::train::{NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
@@ -38,7 +38,7 @@ fn the_phases_the_collectives_and_the_updates_of_a_step_are_spans() {
         let text = TextData::open(env!("CARGO_MANIFEST_DIR").as_ref()).unwrap();
         let layout = ParallelConfig::new().with_tensor(2).with_data(2);
         let run = World::threads(4).unwrap().run(|rank| {
-            let groups = Groups::new(&layout, &rank)?;
+            let groups = ParallelContext::new(&layout, &rank)?;
             let model = TransformerConfig {
                 context: 8,
                 hidden: 8,
@@ -54,7 +54,9 @@ fn the_phases_the_collectives_and_the_updates_of_a_step_are_spans() {
                 ..TrainConfig::default()
             };
             let mut trainer = Trainer::new(model, &groups, &device, &config)?;
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(trainer.fit(&text, &mut Silent)?)
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(
+                trainer.fit(&text, &mut NoopObserver)?,
+            )
         });
         run.unwrap();
     });

@@ -1,15 +1,15 @@
-//! The sum of a stage's gradients over the data axis begins with the stage's last backward.
+//! The reduction of a stage's gradients over the data axis starts during the stage's last backward.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{Device, Tensor};
 use burn_megatron::comm::{
-    Buffer, BufferPool, Call, CommError, Communicator, Group, Groups, Pending, World,
+    Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending, World,
 };
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::pipeline::engine::{Engine, Output, Stage};
+use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::verify::{StageCall, Subject};
@@ -49,12 +49,12 @@ struct Stages<'a> {
     model: &'a Transformer,
     last: usize,
     started: &'a AtomicUsize,
-    /// Sums that had been started at each forward.
+    /// The number of reductions started before each forward.
     seen: std::cell::RefCell<Vec<usize>>,
 }
 
 impl Stage for Stages<'_> {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
         self.seen
             .borrow_mut()
             .push(self.started.load(Ordering::SeqCst));
@@ -79,7 +79,7 @@ fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
     let run = World::threads(4)
         .unwrap()
         .run(|rank| -> Result<_, AnyError> {
-            let groups = Groups::new(&layout, &rank)?;
+            let groups = ParallelContext::new(&layout, &rank)?;
             let device = Device::flex();
             let schedule = generate(&ScheduleConfig::new(kind, 2, 4))?;
             let stages = LayerSplit::Even.stages(4, schedule.stages())?;
@@ -106,7 +106,7 @@ fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
                 seen: Default::default(),
             };
             engine.run(&stages)?;
-            // While forwards are still to come, no stage is over.
+            // A stage with outstanding forwards is not closed.
             assert!(stages.seen.into_inner().iter().all(|seen| *seen == 0));
             let after_run = started.load(Ordering::SeqCst);
             ddp.reduce(1)?;
@@ -118,7 +118,7 @@ fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
 #[test]
 fn sums_begin_before_the_reduction_and_are_not_made_twice() {
     for kind in ScheduleKind::ALL {
-        let stages = if kind.usual_virtual_stages() == 1 {
+        let stages = if kind.default_virtual_stages() == 1 {
             1
         } else {
             2

@@ -1,4 +1,4 @@
-//! Runs on token files: the same in every layout, and from the middle on.
+//! Runs on token files: the same in every layout, also when resumed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,22 +7,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use burn::tensor::Device;
-use burn_megatron::checkpoint::{Checkpoint, Leniency};
-use burn_megatron::comm::{Groups, World};
-use burn_megatron::data::indexed::{IndexedWriter, TokenType};
+use burn_megatron::checkpoint::{Checkpoint, LoadTolerance};
+use burn_megatron::comm::{ParallelContext, World};
+use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
 use burn_megatron::data::{
     DataError, Dataset, Sample, Samples, Sampling, TokenFile, TokenFiles, TokenFilesConfig,
 };
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    Observer, ObserverError, Pipeline, Saver, Saving, TrainConfig, Trainer,
+    Observer, ObserverError, PipelineConfig, SaveConfig, Saver, TrainConfig, Trainer,
 };
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};
-use burn_megatron_tests::near::{CLOSE, assert_near, assert_steps_near};
+use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -34,7 +34,7 @@ const VOCABULARY: u32 = 50;
 /// Ends a document.
 const EOD: u32 = 0;
 
-/// A folder of one test, gone with it, with two pairs of token files: 80 documents of 3 to 30 tokens each.
+/// A temporary folder with two pairs of token files: 80 documents of 3 to 30 tokens each.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -44,7 +44,8 @@ impl Folder {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
         for (number, name) in ["a", "b"].into_iter().enumerate() {
-            let mut writer = IndexedWriter::create(&folder.join(name), TokenType::U16).unwrap();
+            let mut writer =
+                IndexedDatasetBuilder::create(&folder.join(name), TokenType::U16).unwrap();
             for document in 0..80 {
                 // Each file counts in its own steps, so that there is something to learn.
                 let step = 1 + 2 * number as u32;
@@ -84,18 +85,18 @@ impl Drop for Folder {
     }
 }
 
-/// How documents lie in the samples.
+/// The arrangement of documents in samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// One after the other, and all see what is before them.
+    /// Concatenated, with attention across documents.
     Plain,
-    /// One after the other, and none sees another one.
+    /// Concatenated, without attention across documents.
     Reset,
-    /// Side by side in rows.
+    /// Packed into rows.
     Packed,
 }
 
-/// Token files, and which of their samples were read.
+/// Token files that record which samples are read.
 struct Watched {
     files: TokenFiles,
     read: Arc<Mutex<BTreeSet<u64>>>,
@@ -142,14 +143,14 @@ impl Dataset for Watched {
     }
 }
 
-/// What a run did.
+/// The results of a run.
 struct Run {
     steps: Vec<StepMetrics>,
     held_out: f64,
     read: BTreeSet<u64>,
 }
 
-/// Asks to stop after so many steps of the whole run.
+/// Stops after this number of steps of the run.
 struct Seen(Vec<StepMetrics>, usize);
 
 impl Observer for Seen {
@@ -167,7 +168,7 @@ impl Observer for Seen {
     }
 }
 
-fn trainer(layout: &Layout, groups: &Groups) -> Result<Trainer<Transformer>, AnyError> {
+fn trainer(layout: &Layout, groups: &ParallelContext) -> Result<Trainer<Transformer>, AnyError> {
     let model = TransformerConfig {
         vocabulary: VOCABULARY as usize,
         context: SEQ,
@@ -190,7 +191,7 @@ fn trainer(layout: &Layout, groups: &Groups) -> Result<Trainer<Transformer>, Any
         ..TrainConfig::default()
     };
     let device = Device::flex();
-    let scope = Scope::new(groups, &device);
+    let scope = ModelBuilder::new(groups, &device);
     if layout.pipeline == 1 {
         let model = model.init(scope, layout.sequence_parallel)?;
         return Ok(Trainer::new(model, groups, &device, &config)?);
@@ -200,7 +201,7 @@ fn trainer(layout: &Layout, groups: &Groups) -> Result<Trainer<Transformer>, Any
     let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
     let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
     let model = model.init_stages(scope, layout.sequence_parallel, &own)?;
-    let pipeline = Pipeline {
+    let pipeline = PipelineConfig {
         schedule,
         defer_embedding_wgrad: None,
     };
@@ -228,16 +229,16 @@ fn train(
     };
     let world = World::threads(layout.ranks()).unwrap();
     let run = world.deadline(Duration::from_secs(60)).run(|rank| {
-        let groups = Groups::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
         let mut trainer = trainer(&layout, &groups)?;
         if let Some(from) = from {
-            trainer.load(&Checkpoint::open(from)?, Leniency::default())?;
+            trainer.load(&Checkpoint::open(from)?, LoadTolerance::default())?;
         }
         if let Some(into) = into {
-            let saving = Saving {
+            let saving = SaveConfig {
                 layout: layout.to_string(),
                 deadline: Duration::from_secs(30),
-                ..Saving::into_folder(into)
+                ..SaveConfig::into_folder(into)
             };
             trainer.save_with(Saver::open(saving, &groups)?);
         }
@@ -282,13 +283,13 @@ fn every_layout_trains_as_one_rank_does() {
         }
         firsts.push(one.steps[0].loss);
     }
-    // Where documents end makes a difference.
+    // The arrangement of documents makes a difference.
     firsts.dedup();
     assert_eq!(firsts.len(), 3);
 }
 
 #[test]
-fn a_run_goes_on_with_the_next_samples_whoever_shares_them() {
+fn a_resumed_run_continues_with_the_next_samples_in_any_layout() {
     let folder = Folder::new("resume");
     for kind in [Kind::Reset, Kind::Packed] {
         let config = folder.config(kind);

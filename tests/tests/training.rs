@@ -4,19 +4,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use burn_megatron::comm::{Groups, Rank, World};
+use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::{KvCache, ParallelModule, Scope};
+use burn_megatron::nn::{KvCache, ModelBuilder, ParallelModule};
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    GenerateConfig, LanguageModel, Losses, Observer, ObserverError, Outcome, Tokens, TrainConfig,
-    Trainer,
+    GenerateConfig, LanguageModel, Losses, Observer, ObserverError, Tokens, TrainConfig,
+    TrainOutcome, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::Text;
-use burn_megatron_tests::near::{CLOSE, assert_near, assert_steps_near};
+use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -45,7 +45,7 @@ fn config(steps: usize) -> TrainConfig {
     }
 }
 
-/// Keeps what it sees; asks to stop after `stop_after` steps.
+/// Records its calls; stops after `stop_after` steps.
 #[derive(Default)]
 struct Seen {
     steps: Vec<StepMetrics>,
@@ -74,17 +74,17 @@ impl Observer for Seen {
 fn ranks<T: Send>(
     tensor: usize,
     data: usize,
-    run: impl Fn(&Rank, &Groups) -> Result<T, AnyError> + Sync,
+    run: impl Fn(&Rank, &ParallelContext) -> Result<T, AnyError> + Sync,
 ) -> Vec<T> {
     let layout = ParallelConfig::new().with_tensor(tensor).with_data(data);
     let world = World::threads(tensor * data).unwrap();
     world
-        .run(|rank| run(&rank, &Groups::new(&layout, &rank)?))
+        .run(|rank| run(&rank, &ParallelContext::new(&layout, &rank)?))
         .unwrap()
 }
 
-/// Trains and returns what each rank saw, and some text of its model.
-fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(Outcome, Seen, Vec<u32>)> {
+/// Trains; returns the observations of each rank, and some generated text.
+fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(TrainOutcome, Seen, Vec<u32>)> {
     let text = Text::new();
     let text = text.open();
     ranks(tensor, data, |_, groups| {
@@ -141,7 +141,7 @@ fn layouts_agree_in_f32_and_write_the_same_text() {
     }
 }
 
-/// With an uneven share of the held-out samples.
+/// With uneven numbers of held-out samples per rank.
 #[test]
 fn full_sharding_trains_evaluates_and_writes_the_same() {
     let mut config = TrainConfig {
@@ -159,7 +159,7 @@ fn full_sharding_trains_evaluates_and_writes_the_same() {
     }
 }
 
-/// Both sum each micro-batch over the ranks.
+/// Both reduce each micro-batch over the ranks.
 #[test]
 fn micro_batches_are_added_alike_from_zero_2_on() {
     let run = |stage, bucket_size| {
@@ -234,14 +234,14 @@ impl LanguageModel for Poisoned {
         self.inner.hidden(stage, input, tokens, offset)
     }
 
-    fn hidden_after(
+    fn hidden_cached(
         &self,
         stage: usize,
         input: Option<Tensor<3>>,
         ids: Tensor<2, Int>,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        self.inner.hidden_after(stage, input, ids, cache)
+        self.inner.hidden_cached(stage, input, ids, cache)
     }
 
     fn cache(&self) -> KvCache {
@@ -288,7 +288,7 @@ fn no_rank_takes_a_step_with_a_loss_that_is_not_finite_on_one() {
     for value in [f32::NAN, f32::INFINITY] {
         let results = ranks(2, 2, |_, groups| {
             let device = Device::flex();
-            let model = model().init(Scope::new(groups, &device), false)?;
+            let model = model().init(ModelBuilder::new(groups, &device), false)?;
             // Two micro-batches per step: call 3 is the second one of step 1. Both ranks of the
             // tensor group have it, as their losses are the same.
             let poisoned_call = (groups.data().rank() == 1).then_some(3);

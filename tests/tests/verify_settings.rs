@@ -1,56 +1,57 @@
-//! `verify` with the settings of a run: they reach what runs, make no difference, and what goes wrong with
-//! them is seen.
+//! `verify` with the settings of a run: they are applied, make no difference, and faults with them are found.
 
 use std::ops::Range;
 use std::sync::Mutex;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::Groups;
+use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel, Moments, Precision,
 };
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::pipeline::engine::Output;
+use burn_megatron::pipeline::engine::StageOutput;
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
-use burn_megatron::verify::{Layout, Options, Report, Rounding, StageCall, Subject, verify};
+use burn_megatron::verify::{
+    Layout, Rounding, StageCall, Subject, VerifyOptions, VerifyReport, verify,
+};
 use burn_megatron_models::{Transformer, TransformerSubject};
-use burn_megatron_tests::disturbed::{Disturbance, Disturbed};
+use burn_megatron_tests::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_tests::{small_gpt, small_llama};
 
-/// A transformer of which is noted how it is wrapped and cut, and whose sums over the data axis can be
-/// disturbed.
-struct Noted {
+/// A transformer that records how it is wrapped and split, and whose reductions over the data axis can be
+/// corrupted.
+struct RecordingSubject {
     inner: TransformerSubject,
-    disturbance: Option<Disturbance>,
+    corruption: Option<Corruption>,
     /// The settings of each wrapper of several ranks, and its buckets.
     wrapped: Mutex<Vec<(DataParallelConfig, usize)>>,
     stages: Mutex<Vec<(usize, StageLayout)>>,
 }
 
-impl Noted {
+impl RecordingSubject {
     fn new(inner: TransformerSubject) -> Self {
         Self {
             inner,
-            disturbance: None,
+            corruption: None,
             wrapped: Mutex::default(),
             stages: Mutex::default(),
         }
     }
 
-    fn disturbed(inner: TransformerSubject, how: Disturbance) -> Self {
+    fn corrupted(inner: TransformerSubject, how: Corruption) -> Self {
         Self {
-            disturbance: Some(how),
+            corruption: Some(how),
             ..Self::new(inner)
         }
     }
 }
 
-impl Subject for Noted {
+impl Subject for RecordingSubject {
     type Model = Transformer;
 
     fn build(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
@@ -60,14 +61,14 @@ impl Subject for Noted {
     fn wrap(
         &self,
         model: ParallelModule<Transformer>,
-        groups: &Groups,
+        groups: &ParallelContext,
         config: &DataParallelConfig,
     ) -> Result<DistributedDataParallel<Transformer>, DataParallelError> {
         let mut groups = groups.clone();
-        if let Some(how) = self.disturbance {
+        if let Some(how) = self.corruption {
             groups = groups
                 .clone()
-                .with_data(Disturbed::over(groups.data(), how));
+                .with_data(CorruptedComm::wrap(groups.data(), how));
         }
         let ddp = DistributedDataParallel::with(model, &groups, config)?;
         if groups.world().size() > 1 {
@@ -121,7 +122,7 @@ impl Subject for Noted {
 
     fn build_stages(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
@@ -131,22 +132,22 @@ impl Subject for Noted {
             .build_stages(groups, device, sequence_parallel, stages)
     }
 
-    fn stage(&self, model: &Transformer, call: StageCall) -> Output {
+    fn stage(&self, model: &Transformer, call: StageCall) -> StageOutput {
         self.inner.stage(model, call)
     }
 }
 
-fn sharing(change: impl FnOnce(&mut DataParallelConfig)) -> Options {
-    let mut options = Options {
+fn sharing(change: impl FnOnce(&mut DataParallelConfig)) -> VerifyOptions {
+    let mut options = VerifyOptions {
         steps: 2,
-        ..Options::default()
+        ..VerifyOptions::default()
     };
     change(&mut options.data_parallel);
     options
 }
 
 #[track_caller]
-fn run(subject: &impl Subject, layouts: &[&str], options: &Options) -> Report {
+fn run(subject: &impl Subject, layouts: &[&str], options: &VerifyOptions) -> VerifyReport {
     let layouts: Vec<Layout> = layouts.iter().map(|name| name.parse().unwrap()).collect();
     verify(subject, &layouts, options).unwrap()
 }
@@ -163,7 +164,7 @@ fn the_settings_reach_what_runs_and_make_no_difference() {
         (&["dp2-mb1"], |config| config.overlap_grad_reduce = false),
     ];
     for (layouts, change) in settings {
-        let subject = Noted::new(small_gpt());
+        let subject = RecordingSubject::new(small_gpt());
         let report = run(&subject, layouts, &sharing(change));
         assert!(report.passes(), "{report}");
         for (found, buckets) in subject.wrapped.into_inner().unwrap() {
@@ -177,10 +178,10 @@ fn the_settings_reach_what_runs_and_make_no_difference() {
     }
 }
 
-/// It shows only where there are several buckets.
+/// Has an effect only with several buckets.
 #[test]
 fn buckets_after_the_first_that_are_not_summed() {
-    let subject = Noted::disturbed(small_gpt(), Disturbance::LeftOutAfterFirst);
+    let subject = RecordingSubject::corrupted(small_gpt(), Corruption::SkipAfterFirst);
     let whole = sharing(|config| config.bucket_size = Some(1_000_000));
     let report = run(&subject, &["dp2-mb1"], &whole);
     assert!(report.passes(), "{report}");
@@ -199,8 +200,8 @@ fn stages_hold_the_layers_that_the_split_gives_them() {
     let mut inner = small_gpt();
     inner.config.layers = 4;
     inner.split = split.clone();
-    let subject = Noted::new(inner);
-    let options = Options {
+    let subject = RecordingSubject::new(inner);
+    let options = VerifyOptions {
         defer_embedding_wgrad: Some(1),
         ..sharing(|_| ())
     };
@@ -212,17 +213,17 @@ fn stages_hold_the_layers_that_the_split_gives_them() {
     }
 }
 
-/// Gradients that are put off need a weight that the subject names.
+/// Deferred gradients need a weight that the subject names.
 #[test]
-fn what_a_subject_cannot_put_off_is_an_error() {
-    struct Nameless(Noted);
-    // Everything but the output weight is that of the other.
-    impl Subject for Nameless {
+fn deferring_without_an_output_weight_is_an_error() {
+    struct WithoutOutputWeight(RecordingSubject);
+    // Forwards everything except the output weight.
+    impl Subject for WithoutOutputWeight {
         type Model = Transformer;
 
         fn build(
             &self,
-            groups: &Groups,
+            groups: &ParallelContext,
             device: &Device,
             sequence_parallel: bool,
         ) -> Result<ParallelModule<Transformer>, BuildError> {
@@ -257,7 +258,7 @@ fn what_a_subject_cannot_put_off_is_an_error() {
 
         fn build_stages(
             &self,
-            groups: &Groups,
+            groups: &ParallelContext,
             device: &Device,
             sequence_parallel: bool,
             stages: &[(usize, StageLayout)],
@@ -266,21 +267,25 @@ fn what_a_subject_cannot_put_off_is_an_error() {
                 .build_stages(groups, device, sequence_parallel, stages)
         }
 
-        fn stage(&self, model: &Transformer, call: StageCall) -> Output {
+        fn stage(&self, model: &Transformer, call: StageCall) -> StageOutput {
             self.0.stage(model, call)
         }
     }
-    let options = Options {
+    let options = VerifyOptions {
         defer_embedding_wgrad: Some(0),
         ..sharing(|_| ())
     };
     let layouts = ["pp2-mb1/1f1b".parse().unwrap()];
-    let error = verify(&Nameless(Noted::new(small_gpt())), &layouts, &options);
+    let error = verify(
+        &WithoutOutputWeight(RecordingSubject::new(small_gpt())),
+        &layouts,
+        &options,
+    );
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("defer_embedding_wgrad puts off"), "{error}");
+    assert!(error.contains("defer_embedding_wgrad needs"), "{error}");
 }
 
-/// A run skips steps with such gradients; here that is an error that names the setting.
+/// A training run skips such steps; here that is an error that names the setting.
 #[test]
 fn a_limit_that_a_gradient_is_beyond_is_an_error() {
     let options = sharing(|config| config.gradient_limit = Some(1e-9));
@@ -288,7 +293,7 @@ fn a_limit_that_a_gradient_is_beyond_is_an_error() {
     let error = verify(&small_gpt(), &layouts, &options).unwrap_err();
     let error = error.to_string();
     assert!(
-        error.contains("gradient_limit = 0.000000001 lets a run skip step 0"),
+        error.contains("gradient_limit = 0.000000001 would skip step 0"),
         "{error}"
     );
 }
@@ -301,7 +306,7 @@ const LAYOUTS: [&str; 5] = [
     "tp2-sp-pp2-dp2-mb1-z1/1f1b",
 ];
 
-/// In narrower types within what follows from the type, and far from a sum that is left out.
+/// Narrower types are within the bound of the type, and far from a skipped reduction.
 #[test]
 fn layouts_agree_in_f32_and_bf16_within_the_type() {
     for (dtype, highest) in [(DType::F32, 1e-4), (DType::BF16, 0.1)] {
@@ -311,7 +316,7 @@ fn layouts_agree_in_f32_and_bf16_within_the_type() {
             assert!(report.passes(), "{dtype:?}\n{report}");
             println!("{report}");
             assert!(report.bounds().all(|bound| bound < highest), "{report}");
-            let faulty = Noted::disturbed(inner, Disturbance::LeftOut);
+            let faulty = RecordingSubject::corrupted(inner, Corruption::Skip);
             let report = run(&faulty, &["dp2-mb1"], &sharing(|_| ()));
             let bound = report.bounds().next().unwrap();
             let failing = report.rows()[0].1.failing(bound);
@@ -326,7 +331,7 @@ fn sums_and_moments_in_16_bits() {
         dtype: DType::BF16,
         ..small_llama()
     };
-    let subject = Noted::new(inner);
+    let subject = RecordingSubject::new(inner);
     let options = sharing(|config| {
         config.reduce_in_16_bits = true;
         config.moments = Moments::Bf16;

@@ -1,17 +1,17 @@
-//! What is sharded changes nothing: the same bits, whatever is shared over the data axis.
+//! Sharding over the data axis is bit-equal in every ZeRO stage.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{Choice, Choices};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, ZeroStage,
 };
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, count_zeros, global_norm};
 use burn_megatron::train::LanguageModel;
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_tests::near::CLOSE;
+use burn_megatron_tests::tolerance::CLOSE;
 use burn_megatron_tests::{small_gpt, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -19,12 +19,12 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 const RANKS: usize = 4;
 const STEPS: usize = 20;
 
-/// So large that the sign of a gradient which is rounding alone decides nothing.
+/// Large, so that the sign of a gradient that is only rounding has no effect.
 const EPSILON: f64 = 1e-3;
 /// Below most norms of the runs, so that gradients are clipped.
 const CLIP: f64 = 0.5;
 
-/// What a rank has seen.
+/// The observations of a rank.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     weights: Vec<Vec<u32>>,
@@ -36,7 +36,7 @@ struct Run {
     seen: Seen,
     peak: MemoryPlan,
     planned: MemoryPlan,
-    most_blocks: u64,
+    peak_unsharded_units: u64,
     /// Communication buffers that had been allocated after each step.
     allocated: Vec<u64>,
 }
@@ -52,14 +52,14 @@ fn train(
     config: &TransformerConfig,
     settings: &DataParallelConfig,
     micro_batches: usize,
-    choices: &Choices,
+    choices: &KernelChoices,
     steps: usize,
 ) -> Vec<Run> {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let run = |rank| {
-        let groups = Groups::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
-        let scope = Scope::with(&groups, &device, 3, DType::F32).with_kernels(choices)?;
+        let scope = ModelBuilder::with(&groups, &device, 3, DType::F32).with_kernels(choices)?;
         let model = config.init(scope, false)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         let adam = AdamWConfig {
@@ -83,9 +83,10 @@ fn train(
                 let loss = ddp.forward(&device, |model| {
                     model.losses(batch(key), batch(key + 5000), None).sum()
                 });
-                match micro_batch + 1 == micro_batches {
-                    true => ddp.backward_last(loss),
-                    false => ddp.backward(loss),
+                if micro_batch + 1 == micro_batches {
+                    ddp.backward_last(loss)
+                } else {
+                    ddp.backward(loss)
                 };
             }
             let mut gradients = ddp.reduce((micro_batches * 2 * config.context) as u64)?;
@@ -109,7 +110,7 @@ fn train(
             seen,
             peak: ddp.usage().peak(),
             planned: ddp.memory_plan()?,
-            most_blocks: ddp.usage().most_blocks(),
+            peak_unsharded_units: ddp.usage().peak_unsharded_units(),
             allocated,
         })
     };
@@ -119,7 +120,7 @@ fn train(
 fn stage(stage: u8) -> DataParallelConfig {
     DataParallelConfig {
         zero_stage: ZeroStage::try_from(stage).unwrap(),
-        // Several buckets, and parameters that lie in two shards.
+        // Several buckets, and parameters that span two shards.
         bucket_size: (stage < 3).then_some(1000),
         ..DataParallelConfig::default()
     }
@@ -176,7 +177,7 @@ fn assert_same_bits(name: &str, runs: &[Run], reference: &[Run]) {
 
 #[test]
 fn every_stage_gives_the_same_bits() {
-    let fused = Choices::default();
+    let fused = KernelChoices::default();
     for (model, config) in [
         ("GPT, tied", small_gpt().config),
         ("Llama", small_llama().config),
@@ -198,7 +199,7 @@ fn every_stage_gives_the_same_bits() {
 
 #[test]
 fn burns_own_optimizer_is_sharded_too() {
-    let unfused = Choices::all(Choice::Unfused);
+    let unfused = KernelChoices::all(KernelChoice::Unfused);
     let config = small_llama().config;
     let reference = train(&config, &stage(0), 1, &unfused, STEPS);
     for number in 1..=3 {
@@ -207,19 +208,19 @@ fn burns_own_optimizer_is_sharded_too() {
     }
 }
 
-/// From ZeRO-2 on each micro-batch is summed over the ranks, where ZeRO-0 sums over the micro-batches
-/// first: another order of the same sum.
+/// From ZeRO-2 on each micro-batch is reduced over the ranks, while ZeRO-0 sums over the micro-batches first:
+/// another order of the same sum.
 #[test]
 fn micro_batches_are_added_in_another_order_from_zero_2_on() {
     let config = small_gpt().config;
-    let reference = train(&config, &stage(0), 3, &Choices::default(), STEPS);
+    let reference = train(&config, &stage(0), 3, &KernelChoices::default(), STEPS);
     assert_same_bits(
         "ZeRO-1",
-        &train(&config, &stage(1), 3, &Choices::default(), STEPS),
+        &train(&config, &stage(1), 3, &KernelChoices::default(), STEPS),
         &reference,
     );
     for number in [2, 3] {
-        let runs = train(&config, &stage(number), 3, &Choices::default(), STEPS);
+        let runs = train(&config, &stage(number), 3, &KernelChoices::default(), STEPS);
         let pairs = runs[0].seen.weights.iter().flatten();
         let pairs = pairs.zip(reference[0].seen.weights.iter().flatten());
         let apart = pairs.map(|(a, b)| (f32::from_bits(*a) - f32::from_bits(*b)).abs());
@@ -231,14 +232,14 @@ fn micro_batches_are_added_in_another_order_from_zero_2_on() {
 }
 
 #[test]
-fn a_rank_holds_what_was_computed() {
+fn a_rank_holds_the_predicted_memory() {
     let config = TransformerConfig {
         hidden: 64,
         layers: 4,
         ..small_llama().config
     };
     for (name, settings) in [("ZeRO-0", stage(0))].into_iter().chain(ways()) {
-        for run in train(&config, &settings, 1, &Choices::default(), 2) {
+        for run in train(&config, &settings, 1, &KernelChoices::default(), 2) {
             for (what, measured, planned) in [
                 ("parameters", run.peak.parameters, run.planned.parameters),
                 ("gradients", run.peak.gradients, run.planned.gradients),
@@ -268,16 +269,26 @@ fn full_sharding_gathers_two_blocks_at_the_most() {
         ..small_gpt().config
     };
     for micro_batches in [1, 2] {
-        for run in train(&config, &stage(3), micro_batches, &Choices::default(), 3) {
-            assert_eq!(run.most_blocks, 2);
+        for run in train(
+            &config,
+            &stage(3),
+            micro_batches,
+            &KernelChoices::default(),
+            3,
+        ) {
+            assert_eq!(run.peak_unsharded_units, 2);
         }
     }
     let keeping = DataParallelConfig {
         keep_gathered: true,
         ..stage(3)
     };
-    for run in train(&config, &keeping, 1, &Choices::default(), 3) {
-        assert!(run.most_blocks > 5, "{} blocks were kept", run.most_blocks);
+    for run in train(&config, &keeping, 1, &KernelChoices::default(), 3) {
+        assert!(
+            run.peak_unsharded_units > 5,
+            "{} blocks were kept",
+            run.peak_unsharded_units
+        );
     }
 }
 
@@ -289,7 +300,7 @@ fn steps_allocate_no_communication_buffers_after_the_second() {
         ..small_llama().config
     };
     for (name, settings) in [("ZeRO-0", stage(0))].into_iter().chain(ways()) {
-        for run in train(&config, &settings, 2, &Choices::default(), 8) {
+        for run in train(&config, &settings, 2, &KernelChoices::default(), 8) {
             let (second, last) = (run.allocated[1], run.allocated[7]);
             assert!(second > 0, "{name}: something is allocated");
             assert_eq!(last, second, "{name}: {:?}", run.allocated);

@@ -1,5 +1,4 @@
-//! A model of burn-nn's layers, with all of its parameters sharded and its blocks run again in the
-//! backward, is trained as plain Burn trains it on one rank.
+//! A model of burn-nn layers with full sharding and recomputation trains as with plain Burn on one rank.
 
 use std::ops::Range;
 
@@ -10,7 +9,7 @@ use burn::nn::transformer::{
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::{ParallelModule, recompute};
@@ -27,7 +26,7 @@ const STEPS: usize = 5;
 const LEARNING_RATE: f64 = 0.05;
 const TOLERANCE: f64 = 1e-10;
 /// Burn's AdamW rounds its settings to f32, ours does not; these are numbers that f32 holds. The
-/// gradient of a key's bias is zero but for rounding, which a small epsilon would blow up.
+/// gradient of a key's bias is zero except for rounding, which a small epsilon would amplify.
 const EPSILON: f64 = 1.0 / 131_072.0;
 const BETA: f64 = 0.5;
 
@@ -98,9 +97,10 @@ impl ModuleMapper for Fill {
             let all = 0..shape.iter().product();
             let values: Vec<f64> = all.map(|i| wave(i, self.0)).collect();
             let filled = Tensor::from_data(TensorData::new(values, shape), (&device, DType::F64));
-            match tensor.is_require_grad() {
-                true => filled.require_grad(),
-                false => filled,
+            if tensor.is_require_grad() {
+                filled.require_grad()
+            } else {
+                filled
             }
         })
     }
@@ -145,7 +145,7 @@ fn plain() -> Run {
     (losses, weights(&model))
 }
 
-/// Each rank its share of the samples; and the most blocks that were gathered.
+/// Each rank runs its share of the samples; also returns the peak number of gathered blocks.
 fn sharded(micro_batches: usize) -> Vec<(Run, u64)> {
     let mesh = ParallelConfig::new().with_data(RANKS);
     let config = DataParallelConfig {
@@ -160,7 +160,7 @@ fn sharded(micro_batches: usize) -> Vec<(Run, u64)> {
         ..AdamWConfig::default()
     };
     let run = |rank| {
-        let groups = Groups::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex().autodiff();
         let model = Model::new(&Device::flex(), 100.0 * groups.rank() as f64);
         let model = ParallelModule::replicated(model);
@@ -177,9 +177,10 @@ fn sharded(micro_batches: usize) -> Vec<(Run, u64)> {
                     loss(step, samples, &device, |x| model.recomputed(x))
                 });
                 sum += found.clone().into_scalar::<f64>();
-                match start + size == first + share {
-                    true => ddp.backward_last(found),
-                    false => ddp.backward(found),
+                if start + size == first + share {
+                    ddp.backward_last(found)
+                } else {
+                    ddp.backward(found)
                 };
             }
             losses.push(sum);
@@ -187,12 +188,12 @@ fn sharded(micro_batches: usize) -> Vec<(Run, u64)> {
             optimizer.step(LEARNING_RATE, &mut ddp, gradients);
         }
         let weights = weights(&ddp.to_module());
-        Ok::<_, AnyError>(((losses, weights), ddp.usage().most_blocks()))
+        Ok::<_, AnyError>(((losses, weights), ddp.usage().peak_unsharded_units()))
     };
     World::threads(RANKS).unwrap().run(run).unwrap()
 }
 
-/// Equal but for the order of sums.
+/// Equal up to the order of sums.
 #[track_caller]
 fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -220,10 +221,13 @@ fn burn_nn_layers_are_trained_as_on_one_rank() {
         let of_step = |step: usize| ranks.iter().map(|((losses, _), _)| losses[step]).sum();
         let sums: Vec<f64> = (0..STEPS).map(of_step).collect();
         assert_close("loss of step", &sums, &losses);
-        for ((_, found), most_blocks) in &ranks {
+        for ((_, found), peak_unsharded_units) in &ranks {
             assert_close("weight", found, &trained);
             assert_eq!(*found, ranks[0].0.1, "ranks hold the same bits");
-            assert_eq!(*most_blocks, 2, "the one at hand, and the next one");
+            assert_eq!(
+                *peak_unsharded_units, 2,
+                "the one at hand, and the next one"
+            );
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Packages of Debian and its descendants.
+//! Packages of Debian and its derivatives.
 
 use std::fs;
 use std::process::Command;
 
 use crate::process::run;
 
-/// Whether this is Debian or a descendant, and the process acts as root.
+/// Whether this is Debian or a derivative, and the process runs as root.
 pub fn may_install() -> bool {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     is_debian(&read("/etc/os-release")) && is_root(&read("/proc/self/status"))
 }
 
-/// Whether an os-release text is of Debian, Ubuntu or a descendant.
+/// Whether an os-release text is of Debian, Ubuntu or a derivative.
 fn is_debian(os_release: &str) -> bool {
     os_release
         .lines()
@@ -21,8 +21,7 @@ fn is_debian(os_release: &str) -> bool {
         .any(|id| matches!(id, "debian" | "ubuntu"))
 }
 
-/// Whether a `/proc/self/status` text is of a process that acts as root: its second user id, the
-/// effective one, is 0.
+/// Whether a `/proc/self/status` text is of a process that runs as root: its second user id, the effective one, is 0.
 fn is_root(status: &str) -> bool {
     status
         .lines()
@@ -32,7 +31,7 @@ fn is_root(status: &str) -> bool {
 
 /// Installs packages and what they need.
 pub fn install(packages: &[&str]) -> Result<(), String> {
-    // A lock held by another apt-get is waited for, though not for ever.
+    // Waits for the lock of another apt-get, with a timeout.
     let apt = |args: &[&str]| {
         let mut command = Command::new("apt-get");
         command.env("DEBIAN_FRONTEND", "noninteractive");

@@ -38,7 +38,7 @@ fn check_links(root: &Path) -> Result<(), String> {
     ))
 }
 
-/// mdBook builds only what the summary lists, so a page that is not listed is lost.
+/// mdBook builds only pages that the summary lists.
 fn pages_not_listed(pages: &Path, files: &[PathBuf]) -> Result<Vec<String>, String> {
     let summary = pages.join("SUMMARY.md");
     let listed: Vec<_> = links(&read(&summary)?)
@@ -79,7 +79,7 @@ fn build(root: &Path) -> Outcome {
         .stdout(Stdio::null())
         .status();
     if probe.is_err() {
-        return Outcome::LeftOut("mdbook is not installed (cargo install mdbook)".into());
+        return Outcome::Skipped("mdbook is not installed (cargo install mdbook)".into());
     }
     run_command(
         Command::new("mdbook")

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: what a compiler can say without running anything.
+//! `cargo xtask check`: what can be found without running anything.
 
 use std::path::Path;
 
@@ -7,19 +7,22 @@ use clap::ValueEnum;
 use crate::mpi;
 use crate::process::{cargo, run as run_command};
 use crate::report::{Outcome, Report};
+use crate::words;
 
 /// What to check.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum Check {
     /// rustfmt leaves every file as it is.
     Format,
-    /// clippy has nothing to say, on any target.
+    /// No name or phrase of xtask/retired-words.tsv is in a tracked file.
+    Words,
+    /// clippy reports nothing, on any target.
     Lint,
-    /// rustdoc has nothing to say: every link in the documentation resolves.
+    /// rustdoc reports nothing: every link in the documentation resolves.
     Docs,
-    /// The CUDA build compiles, with and without fusion, and clippy has nothing to say about what only
-    /// it compiles. Needs no GPU and no CUDA toolkit. It is compiled with DOCS_RS=1, which tells a dependency's build script not to download LLVM: only
-    /// linking would need it, and checking does not link.
+    /// The CUDA build compiles, with and without fusion, and clippy reports nothing in the code that only
+    /// it compiles. Needs no GPU and no CUDA toolkit. It is compiled with DOCS_RS=1, which makes a
+    /// dependency's build script not download LLVM: only linking needs it, and checking does not link.
     Cuda,
     /// All of these.
     All,
@@ -33,11 +36,14 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
             run_command(&mut cargo(root, &["fmt", "--all", "--check"]))
         });
     }
+    if wanted(Check::Words) {
+        report.step("words", || words::run(root));
+    }
     if wanted(Check::Lint) {
         report.step("lint", || lint(root, &[]));
         report.step("lint with mpi", || match mpi::missing().as_slice() {
             [] => lint(root, &["--features", mpi::FEATURES]).into(),
-            missing => Outcome::LeftOut(format!("for want of {}", missing.join(" and "))),
+            missing => Outcome::Skipped(format!("missing: {}", missing.join(" and "))),
         });
     }
     if wanted(Check::Docs) {

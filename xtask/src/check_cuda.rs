@@ -1,4 +1,4 @@
-//! `cargo xtask check-cuda`: every CUDA kernel as machine code, with no GPU.
+//! `cargo xtask check-cuda`: compiles every CUDA kernel to machine code, without a GPU.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 use crate::{test, wheels};
 
-/// The command that compiles and judges.
+/// The command that compiles and checks.
 const PROGRAM: &str = "kernel-check";
 
 /// Which kernels are compiled, and for what.
@@ -28,27 +28,27 @@ pub struct Options {
     keep: Option<PathBuf>,
 }
 
-/// What it means if there are no compilers.
+/// Whether missing compilers are an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compilers {
-    /// The check was asked for: without compilers it fails.
+    /// Without compilers the check fails.
     Needed,
-    /// The check is one of many: without compilers it is left out.
+    /// Without compilers the check is skipped.
     Optional,
 }
 
 impl Compilers {
-    /// How a step ends that looks for them.
-    pub fn judge<T>(self, found: &Result<T, String>) -> Outcome {
+    /// The outcome of the step that looks for them.
+    pub fn outcome<T>(self, found: &Result<T, String>) -> Outcome {
         match (found, self) {
             (Ok(_), _) => Outcome::Passed,
             (Err(reason), Self::Needed) => Outcome::Failed(reason.clone()),
-            (Err(reason), Self::Optional) => Outcome::LeftOut(reason.clone()),
+            (Err(reason), Self::Optional) => Outcome::Skipped(reason.clone()),
         }
     }
 }
 
-/// Finds or installs the compilers, then compiles and judges the kernels.
+/// Finds or installs the compilers, then compiles and checks the kernels.
 pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Report) {
     let mut found = Err("the CUDA compilers were not looked for".to_owned());
     report.step("cuda compilers", || {
@@ -56,11 +56,11 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
             let wheels = wheels::folder(&target);
             wheels::find_or_install(&wheels).map(|()| (target, wheels))
         });
-        compilers.judge(&found)
+        compilers.outcome(&found)
     });
     report.step("cuda kernels", || match &found {
         Ok((target, wheels)) => check(options, root, target, wheels).into(),
-        Err(_) => Outcome::LeftOut("for want of compilers".into()),
+        Err(_) => Outcome::Skipped("the compilers are missing".into()),
     });
 }
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_handed_on() {
+    fn options_are_passed_on() {
         let options = Options {
             arch: vec!["sm_80".into(), "sm_90a".into()],
             only: Some("norm/".into()),

@@ -1,4 +1,4 @@
-//! Finds the relative links of a Markdown file and says which of them lead nowhere.
+//! Finds the broken relative links of a Markdown file.
 
 use std::fs;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn defined_target(line: &str) -> Option<&str> {
     }
 }
 
-/// Why a link of `file` leads nowhere; none if it resolves or leaves for the web.
+/// Why a link of `file` is broken; `None` if it resolves or is external.
 pub fn problem(file: &Path, text: &str, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -87,7 +87,7 @@ pub fn problem(file: &Path, text: &str, target: &str) -> Option<String> {
         return Some("the link is empty".into());
     }
     if path.starts_with('/') {
-        return Some(format!("{target} is no relative link"));
+        return Some(format!("{target} is not a relative link"));
     }
     let linked = file.parent().unwrap_or(file).join(path);
     if !path.is_empty() && !linked.exists() {
@@ -174,14 +174,14 @@ Draft: [later]()
 
     #[test]
     fn headings_become_anchors() {
-        let text = "# Rules of the house\n## What `axis` means: a word\n```\n# no heading\n```\n\
-                    ## Rules of the house\n";
+        let text = "# Rules of the library\n## What `axis` means: a word\n```\n# no heading\n```\n\
+                    ## Rules of the library\n";
         assert_eq!(
             anchors(text),
             [
-                "rules-of-the-house",
+                "rules-of-the-library",
                 "what-axis-means-a-word",
-                "rules-of-the-house-1"
+                "rules-of-the-library-1"
             ]
         );
     }
@@ -208,7 +208,7 @@ Draft: [later]()
             ("gone.md", "gone.md does not exist"),
             ("b.md#gone", "b.md#gone: no heading has this name"),
             ("#gone", "#gone: no heading has this name"),
-            ("/b.md", "/b.md is no relative link"),
+            ("/b.md", "/b.md is not a relative link"),
             ("", "the link is empty"),
         ] {
             assert_eq!(of(bad).as_deref(), Some(reason));

@@ -1,4 +1,4 @@
-//! `cargo xtask`: the checks of this repository, each with the command that a person would type.
+//! `cargo xtask`: the checks of this repository.
 
 mod apt;
 mod book;
@@ -18,6 +18,7 @@ mod test;
 mod totals;
 mod vulkan;
 mod wheels;
+mod words;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -46,7 +47,7 @@ enum Command {
     ///
     /// First looks for a Vulkan driver and its loader. On Debian and Ubuntu, as root, missing ones
     /// are installed with apt-get (mesa-vulkan-drivers and libvulkan1: Vulkan on the CPU);
-    /// elsewhere the command says how to get them and how many tests are left out. macOS and
+    /// elsewhere the command prints how to install them and how many tests are skipped. macOS and
     /// Windows need none.
     ///
     /// Likewise for MPI (mpicc, mpirun and libclang; libopenmpi-dev, openmpi-bin, libclang-dev and
@@ -55,18 +56,18 @@ enum Command {
     /// Then runs `cargo test --workspace`, with the feature `mpi` where it can be built, and with a
     /// driver the files tests/tests/gpu*.rs too.
     ///
-    /// The last line is "N passed, N failed, N skipped". Skipped are ignored tests, those left
-    /// out for want of a driver or of MPI, and those that found when they ran that something is missing, such
-    /// as root's rights, each of which is listed before with what it misses. A test binary that aborts, and a step that does not compile, count
-    /// as one failed each.
+    /// The last line is "N passed, N failed, N skipped". Skipped are ignored tests, those that need a
+    /// missing driver or MPI, and those that found at run time that something is missing, such as root
+    /// rights; the latter are listed with the reason. A test binary that aborts, and a step that does not
+    /// compile, count as one failed each.
     Test,
-    /// Check the source: format, lint, documentation, and the CUDA build.
+    /// Check the source: format, retired words, lint, documentation, and the CUDA build.
     Check {
         /// What to check.
         #[arg(value_enum, default_value = "all")]
         check: Check,
     },
-    /// Compile every CUDA kernel to machine code, with no GPU, and judge it.
+    /// Compile every CUDA kernel to machine code, without a GPU, and check it.
     ///
     /// Each kernel for A100 (sm_80), H100 and H200 (sm_90a) and B200 (sm_100a). The
     /// table lists registers, spilled bytes (stored/loaded), local memory (stack) and shared memory
@@ -78,7 +79,7 @@ enum Command {
     /// folder. Missing ones are installed there with pip (about 330 MB), and on Debian and Ubuntu,
     /// as root, a missing pip with apt-get.
     CheckCuda(Options),
-    /// Run the CUDA build with no GPU, on an emulated one.
+    /// Run the CUDA build without a GPU, on an emulated one.
     ///
     /// Kernels are compiled as on a GPU, by NVIDIA's NVRTC, and their PTX is run by tools/emulator/,
     /// which programs find as libcuda.so.1. What follows `--` is given to the tests: a part of their
@@ -92,18 +93,18 @@ enum Command {
     /// Train the default recipe for a few steps and check that its loss falls; with MPI, also as four
     /// processes, whose metrics must be those of four threads; run the examples.
     Recipe,
-    /// Disturb runs for some minutes: `kill -9`, signals, injected faults, and resumes.
+    /// Disturb runs for some minutes with `kill -9`, signals and injected faults, and resume them.
     ///
-    /// Each round draws a layout, a precision and a way of saving, trains once undisturbed and once
-    /// disturbed, with ranks as threads and, where there is MPI, as processes. After each disturbance the
-    /// numbers are those of the undisturbed run, bit for bit, no checkpoint is lost, no process is left
-    /// and no file outside of the run folder is touched. Works in a temporary folder, which is kept where
-    /// something is found. Not part of `ci`; needs Linux.
+    /// Each round draws a layout, a precision and checkpoint settings, trains once undisturbed and once
+    /// disturbed, with ranks as threads and, with MPI, as processes. After each disturbance the metrics must
+    /// equal those of the undisturbed run bit for bit, no checkpoint may be lost, no process left, and no
+    /// file outside of the run folder changed. Works in a temporary folder, which is kept after a finding.
+    /// Not part of `ci`; needs Linux.
     #[cfg(unix)]
     Soak(soak::Options),
-    /// Everything above but emulate and soak: format, lint, docs, book, test, cuda, check-cuda, recipe.
+    /// Everything above but emulate and soak: format, words, lint, docs, book, test, cuda, check-cuda, recipe.
     ///
-    /// What needs a driver, MPI or compilers that cannot be had here is left out, and said to be.
+    /// Steps that need a driver, MPI or compilers that are missing here are skipped and listed.
     Ci,
 }
 
@@ -135,11 +136,12 @@ fn main() -> ExitCode {
     report.finish()
 }
 
-/// The cheap checks stand first; the ones that compile something of their own stand last.
+/// The cheap checks run first, those with builds of their own last.
 fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Format, root, report);
+    check::run(Check::Words, root, report);
     report.step("mpi", || {
-        mpi::find_or_install().map_or_else(Outcome::LeftOut, |()| Outcome::Passed)
+        mpi::find_or_install().map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });
     check::run(Check::Lint, root, report);
     check::run(Check::Docs, root, report);
@@ -150,7 +152,7 @@ fn ci(root: &Path, report: &mut Report) {
     recipe::run(root, report);
 }
 
-/// The nearest folder, from the current one upwards, that holds this crate.
+/// The nearest parent folder that has this crate.
 fn repository_root() -> Result<PathBuf, String> {
     let here = env::current_dir().map_err(|e| format!("the current folder: {e}"))?;
     here.ancestors()
@@ -158,7 +160,7 @@ fn repository_root() -> Result<PathBuf, String> {
         .map(Path::to_path_buf)
         .ok_or_else(|| {
             format!(
-                "neither {} nor a folder above it holds xtask/Cargo.toml",
+                "neither {} nor a parent folder has xtask/Cargo.toml",
                 here.display()
             )
         })

@@ -1,4 +1,4 @@
-//! What a run of `pretrain` writes of its steps.
+//! The metrics of a run of `pretrain`.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub fn losses(metrics: &str) -> Result<Vec<f64>, String> {
     Ok(losses)
 }
 
-/// A run of so many steps is whole, finite, and its loss falls.
+/// Checks that a run has all steps, that its losses are finite, and that the last is lower than the first.
 pub fn check_losses(losses: &[f64], steps: usize) -> Result<(), String> {
     if losses.len() != steps {
         return Err(format!(

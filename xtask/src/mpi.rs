@@ -6,7 +6,7 @@ use std::{env, fs};
 
 use crate::apt;
 
-/// The features that bring the engine to the workspace's own crates; Burn is built as without them.
+/// The features that enable the engine; they do not change the build of Burn.
 pub const FEATURES: &str = "burn-megatron-tests/mpi,burn-megatron-cli/mpi";
 
 /// `iproute2` has `ip`, with which the tests of several hosts make networks.
@@ -17,7 +17,7 @@ const ADVICE: &str = "
   Fedora:          sudo dnf install openmpi-devel clang-devel, then: module load mpi
   Arch:            sudo pacman -S openmpi clang";
 
-/// Makes sure of MPI where that can be done. The error says what is missing and how to get it.
+/// Finds MPI, or installs it where possible. The error says what is missing and how to install it.
 pub fn find_or_install() -> Result<(), String> {
     let missing = missing();
     if missing.is_empty() {
@@ -34,7 +34,7 @@ pub fn find_or_install() -> Result<(), String> {
     }
 }
 
-/// What is not there, in words; empty if the engine can be built and run.
+/// What is missing; empty if the engine can be built and run.
 pub fn missing() -> Vec<&'static str> {
     let wanted = [
         ("mpicc", answers("mpicc")),
@@ -65,7 +65,7 @@ fn answers(program: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Whether the library that reads MPI's header is where its users look for it.
+/// Whether libclang, which parses MPI's header, is installed.
 fn has_libclang(root: &Path, named: Option<PathBuf>) -> bool {
     let is_clang = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -1,4 +1,4 @@
-//! Runs commands: shows each before it starts, and turns its exit status into a `Result`.
+//! Runs commands: prints each before it starts, and turns its exit status into a `Result`.
 
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,8 +11,8 @@ use serde_json::Value;
 pub fn cargo(root: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root).args(args);
-    // `cargo run` describes xtask itself in these; a build script that watches one would be built
-    // anew each time xtask and a person take turns.
+    // `cargo run` sets these for xtask; a build script that depends on one would rebuild whenever cargo is called with and
+    // without xtask in turn.
     for (name, _) in env::vars_os() {
         let described = name.to_string_lossy();
         if described.starts_with("CARGO_PKG_") || described.starts_with("CARGO_MANIFEST_") {
@@ -26,7 +26,7 @@ pub fn cargo(root: &Path, args: &[&str]) -> Command {
 pub fn run(command: &mut Command) -> Result<(), String> {
     announce(command);
     let status = command.status().map_err(|e| not_started(command, &e))?;
-    judge(command, status)
+    check_status(command, status)
 }
 
 /// As [`run`], and hands each line of standard output to `on_line` after passing it on.
@@ -57,7 +57,7 @@ fn run_copying(
     let status = child
         .wait()
         .map_err(|e| format!("{}: {e}", describe(command)))?;
-    judge(command, status)?;
+    check_status(command, status)?;
     copied.map_err(|e| format!("{}: its output: {e}", describe(command)))
 }
 
@@ -92,7 +92,7 @@ fn announce(command: &Command) {
     println!("$ {}", describe(command));
 }
 
-/// The command as a person would type it, with the variables set for it alone.
+/// The command line, with the variables that are set for it.
 fn describe(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         value.map(|value| format!("{}={}", name.display(), quoted(&value.to_string_lossy())))
@@ -120,7 +120,7 @@ fn not_started(command: &Command, error: &std::io::Error) -> String {
     format!("{} could not start: {error}", describe(command))
 }
 
-fn judge(command: &Command, status: ExitStatus) -> Result<(), String> {
+fn check_status(command: &Command, status: ExitStatus) -> Result<(), String> {
     if status.success() {
         Ok(())
     } else {

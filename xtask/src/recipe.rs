@@ -1,5 +1,4 @@
-//! `cargo xtask recipe`: the first thing that a new user runs does train, as threads and as processes, and
-//! the examples run.
+//! `cargo xtask recipe`: the default recipe trains, with ranks as threads and as processes, and the examples run.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +12,7 @@ use crate::temp::TempDir;
 
 const STEPS: usize = 8;
 
-/// Those that look at what they compute themselves, and fail if it is not right.
+/// The examples, which check their own results.
 const EXAMPLES: [&str; 3] = ["bring_your_own", "pipeline_stages", "zero3"];
 
 /// Trains the default recipe for a few steps in a temporary run folder and reads its metrics, and runs
@@ -23,7 +22,7 @@ pub fn run(root: &Path, report: &mut Report) {
     report.step("recipe resumed", || resume(root));
     report.step("recipe as processes", || match mpi::missing().as_slice() {
         [] => as_processes(root).into(),
-        missing => Outcome::LeftOut(format!("for want of {}", missing.join(" and "))),
+        missing => Outcome::Skipped(format!("missing: {}", missing.join(" and "))),
     });
     for name in EXAMPLES {
         report.step(name, || example(root, name));
@@ -45,8 +44,8 @@ fn train(root: &Path) -> Result<(), String> {
     })
 }
 
-/// A checkpoint in the middle of a run goes on to the bits of that run under its layout, and to its losses
-/// under another one. The program is the one that was built to [`train`].
+/// A run resumed from a checkpoint is bit-equal in the same layout, and has close losses in another one. Uses the program
+/// that [`train`] built.
 fn resume(root: &Path) -> Result<(), String> {
     let folder = TempDir::new("resume").map_err(|e| format!("a temporary folder: {e}"))?;
     let program = target_folder(root)?.join("release/burn-megatron");
@@ -91,7 +90,7 @@ fn resume(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// What ranks exchange with 8-bit layers, besides: magnitudes, and weights as codes.
+/// 8-bit layers, with which ranks also exchange maxima and quantised weights.
 const IN_8_BITS: [&str; 7] = [
     "--precision",
     "bf16",

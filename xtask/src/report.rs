@@ -1,4 +1,4 @@
-//! What ran, how it went and how long it took.
+//! The steps of a command, their outcomes and times.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ use crate::totals::Totals;
 /// How a step ended.
 #[derive(Debug, PartialEq)]
 pub enum Outcome {
-    /// It ran and found nothing wrong.
+    /// It passed.
     Passed,
-    /// It did not run; the reason. Not a failure.
-    LeftOut(String),
-    /// It ran and found something, or could not run; the reason.
+    /// It was skipped, for this reason. Not a failure.
+    Skipped(String),
+    /// It failed, for this reason.
     Failed(String),
 }
 
@@ -39,12 +39,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Runs one step and notes how it went.
+    /// Runs one step and records its outcome.
     pub fn step<O: Into<Outcome>>(&mut self, name: &'static str, work: impl FnOnce() -> O) {
         println!("\n== {name}");
         let start = Instant::now();
         let outcome = work().into();
-        if let Outcome::LeftOut(reason) | Outcome::Failed(reason) = &outcome {
+        if let Outcome::Skipped(reason) | Outcome::Failed(reason) = &outcome {
             println!("{reason}");
         }
         self.steps.push(Step {
@@ -54,7 +54,7 @@ impl Report {
         });
     }
 
-    /// Notes the totals of the tests, to be printed last.
+    /// Records the totals of the tests, to be printed last.
     pub fn set_totals(&mut self, totals: Totals) {
         self.totals = Some(totals);
     }
@@ -63,7 +63,7 @@ impl Report {
     pub fn finish(self) -> ExitCode {
         print!("\n{}", self.table());
         if let Some(totals) = &self.totals {
-            print!("\n{}", totals.told());
+            print!("\n{}", totals.skip_messages());
             println!("{totals}");
         }
         if self.failed() {
@@ -97,7 +97,7 @@ impl Report {
             let time = format!("{:.1} s", time.as_secs_f64());
             let result = match outcome {
                 Outcome::Passed => "passed".to_owned(),
-                Outcome::LeftOut(reason) => format!("left out: {}", first_line(reason)),
+                Outcome::Skipped(reason) => format!("skipped: {}", first_line(reason)),
                 Outcome::Failed(reason) => format!("FAILED: {}", first_line(reason)),
             };
             table += &format!("{name:width$}  {time:>9}  {result}\n");
@@ -119,7 +119,7 @@ mod tests {
         let mut report = Report::default();
         report.step("format", || Err("3 files\nthe first is a.rs".to_owned()));
         report.step("lint", || Ok(()));
-        report.step("wgpu", || Outcome::LeftOut("no driver".into()));
+        report.step("wgpu", || Outcome::Skipped("no driver".into()));
         for step in &mut report.steps {
             step.time = Duration::from_millis(1260);
         }
@@ -127,15 +127,15 @@ mod tests {
         let expected = "step         time  result\n\
                         format      1.3 s  FAILED: 3 files\n\
                         lint        1.3 s  passed\n\
-                        wgpu        1.3 s  left out: no driver\n";
+                        wgpu        1.3 s  skipped: no driver\n";
         assert_eq!(report.table(), expected);
     }
 
     #[test]
-    fn what_is_left_out_is_no_failure() {
+    fn a_skipped_step_is_not_a_failure() {
         let mut report = Report::default();
         report.step("lint", || Ok(()));
-        report.step("wgpu", || Outcome::LeftOut("no driver".into()));
+        report.step("wgpu", || Outcome::Skipped("no driver".into()));
         assert!(!report.failed());
     }
 }

@@ -50,13 +50,13 @@ pub fn run(root: &Path, report: &mut Report) {
         driver = vulkan::find_or_install();
         driver
             .clone()
-            .map_or_else(Outcome::LeftOut, |()| Outcome::Passed)
+            .map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });
     let mut processes = Ok(());
     report.step("mpi", || {
         processes = mpi::find_or_install();
         let found = processes.clone();
-        found.map_or_else(Outcome::LeftOut, |()| Outcome::Passed)
+        found.map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });
     report.step("tests", || {
         let with_mpi = [ON_CPU, &["--features", mpi::FEATURES]].concat();
@@ -65,43 +65,37 @@ pub fn run(root: &Path, report: &mut Report) {
     });
     if processes.is_err() {
         report.step("tests of mpi", || {
-            leave_out(root, &MPI_FOLDERS, "mpi", "MPI", &mut totals)
+            skip(root, &MPI_FOLDERS, "mpi", "MPI", &mut totals)
         });
     }
     report.step("tests on wgpu", || match driver {
         Ok(()) => run_tests(&mut cargo(root, ON_WGPU), &mut totals).into(),
-        Err(_) => leave_out(root, &GPU_FOLDERS, "gpu", "a Vulkan driver", &mut totals),
+        Err(_) => skip(root, &GPU_FOLDERS, "gpu", "a Vulkan driver", &mut totals),
     });
     report.set_totals(totals);
 }
 
-/// Runs test binaries and adds what they say to the totals.
+/// Runs test binaries and adds their results to the totals.
 pub fn run_tests(command: &mut Command, totals: &mut Totals) -> Result<(), String> {
     let mut harness = Harness::default();
     let result = run_reading(command, |line| harness.read(line));
     let mut here = harness.finish();
     if result.is_err() && here.failed == 0 {
-        // Nothing ran, as when it does not compile: the totals must not look clean.
+        // Nothing ran, as when it does not compile: count it as a failure.
         here.failed = 1;
     }
     *totals += here;
     result
 }
 
-fn leave_out(
-    root: &Path,
-    folders: &[&str],
-    prefix: &str,
-    wanted: &str,
-    totals: &mut Totals,
-) -> Outcome {
+fn skip(root: &Path, folders: &[&str], prefix: &str, wanted: &str, totals: &mut Totals) -> Outcome {
     let mut counts = folders
         .iter()
         .map(|folder| count_tests(&root.join(folder), prefix));
     match counts.try_fold(0, |sum, count| Ok::<_, String>(sum + count?)) {
         Ok(count) => {
             totals.skipped += count;
-            Outcome::LeftOut(format!("{count} tests, for want of {wanted}"))
+            Outcome::Skipped(format!("{count} tests, which need {wanted}"))
         }
         Err(reason) => Outcome::Failed(reason),
     }

@@ -13,20 +13,20 @@ pub struct Totals {
     pub passed: usize,
     /// Tests that failed.
     pub failed: usize,
-    /// Tests that were ignored or left out, or could not run.
+    /// Tests that were ignored or skipped.
     pub skipped: usize,
-    /// What tests said that could not run, or not in full: `NAME: reason`.
-    pub told: BTreeSet<Skip>,
+    /// Messages of tests that were skipped, or in part: `NAME: reason`.
+    pub skip_messages: BTreeSet<Skip>,
 }
 
 impl Totals {
-    /// What tests said that could not run, a line each.
-    pub fn told(&self) -> String {
+    /// The messages of skipped tests, one per line.
+    pub fn skip_messages(&self) -> String {
         let line = |skip: &Skip| match skip {
-            Skip::Whole(told) => format!("skipped          {told}\n"),
-            Skip::Part(told) => format!("skipped in part  {told}\n"),
+            Skip::Whole(message) => format!("skipped          {message}\n"),
+            Skip::Part(message) => format!("skipped in part  {message}\n"),
         };
-        self.told.iter().map(line).collect()
+        self.skip_messages.iter().map(line).collect()
     }
 }
 
@@ -35,7 +35,7 @@ impl AddAssign for Totals {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
-        self.told.extend(other.told);
+        self.skip_messages.extend(other.skip_messages);
     }
 }
 
@@ -53,10 +53,10 @@ impl fmt::Display for Totals {
 #[derive(Default)]
 pub struct Harness {
     totals: Totals,
-    /// A binary has said how many tests it runs and not yet how they went.
+    /// A binary has announced its tests and not yet printed its result.
     running: bool,
-    /// What its tests said that could not run, which the harness counts as passed.
-    told: BTreeSet<Skip>,
+    /// The messages of its skipped tests, which the harness counts as passed.
+    skip_messages: BTreeSet<Skip>,
 }
 
 impl Harness {
@@ -66,10 +66,13 @@ impl Harness {
             self.end_binary();
             self.running = true;
         } else if let Some(result) = line.strip_prefix("test result: ") {
-            self.totals += with_skipped(parse_result(result), std::mem::take(&mut self.told));
+            self.totals += with_skipped(
+                parse_result(result),
+                std::mem::take(&mut self.skip_messages),
+            );
             self.running = false;
         } else if let Some(skip) = Skip::parse(line) {
-            self.told.insert(skip);
+            self.skip_messages.insert(skip);
         }
     }
 
@@ -81,7 +84,7 @@ impl Harness {
 
     fn end_binary(&mut self) {
         self.totals.failed += usize::from(self.running);
-        self.totals.told.append(&mut self.told);
+        self.totals.skip_messages.append(&mut self.skip_messages);
         self.running = false;
     }
 }
@@ -116,20 +119,20 @@ fn parse_result(result: &str) -> Totals {
     totals
 }
 
-/// Of the tests that passed by the harness' count, those that said that they could not run did not.
-fn with_skipped(mut totals: Totals, told: BTreeSet<Skip>) -> Totals {
-    let name = |told: &str| told.split(": ").next().unwrap_or_default().to_owned();
-    let whole: BTreeSet<_> = told
+/// Counts tests that reported themselves as skipped, which the harness counts as passed.
+fn with_skipped(mut totals: Totals, skip_messages: BTreeSet<Skip>) -> Totals {
+    let name = |message: &str| message.split(": ").next().unwrap_or_default().to_owned();
+    let whole: BTreeSet<_> = skip_messages
         .iter()
         .filter_map(|skip| match skip {
-            Skip::Whole(told) => Some(name(told)),
+            Skip::Whole(message) => Some(name(message)),
             Skip::Part(_) => None,
         })
         .collect();
     let skipped = whole.len().min(totals.passed);
     totals.passed -= skipped;
     totals.skipped += skipped;
-    totals.told = told;
+    totals.skip_messages = skip_messages;
     totals
 }
 
@@ -195,10 +198,10 @@ test result: ok. 2 passed; 0 failed; 1 ignored
 ",
         );
         assert_eq!(totals.to_string(), "4 passed, 0 failed, 3 skipped");
-        let told = "skipped          disk::full: no root\n\
+        let skip_messages = "skipped          disk::full: no root\n\
                     skipped          disk::full: only root can mount\n\
                     skipped in part  ends::all: no mpirun\n";
-        assert_eq!(totals.told(), told);
+        assert_eq!(totals.skip_messages(), skip_messages);
     }
 
     #[test]

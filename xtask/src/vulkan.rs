@@ -32,7 +32,7 @@ const DRIVER_FOLDERS: &[&str] = &[
 
 const LIBRARY_FOLDERS: &[&str] = &["lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib"];
 
-/// Makes sure of a driver where that can be done. The error says what is missing and how to get it.
+/// Finds a driver, or installs one where possible. The error says what is missing and how to install it.
 pub fn find_or_install() -> Result<(), String> {
     if matches!(env::consts::OS, "macos" | "windows") {
         println!("{} brings its own graphics drivers", env::consts::OS);
@@ -80,7 +80,7 @@ impl System {
         }
     }
 
-    /// What is not there, in words; empty if a driver can be used.
+    /// What is missing; empty if a driver can be used.
     fn missing(&self) -> Vec<&'static str> {
         let mut missing = Vec::new();
         if !self.has_driver() {

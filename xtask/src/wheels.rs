@@ -1,4 +1,4 @@
-//! NVIDIA's CUDA compilers, from the wheels that the Python index has of them.
+//! NVIDIA's CUDA compilers, from wheels of the Python package index.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ impl Wheel {
     }
 }
 
-/// Where the compilers are, or are to be: the folder `CUDA_WHEELS`, or else one in the target folder.
+/// The folder of the compilers: the folder `CUDA_WHEELS`, or else one in the target folder.
 pub fn folder(target: &Path) -> PathBuf {
     match env::var_os("CUDA_WHEELS").filter(|folder| !folder.is_empty()) {
         Some(folder) => folder.into(),
@@ -67,7 +67,7 @@ pub fn folder(target: &Path) -> PathBuf {
     }
 }
 
-/// Makes sure that a folder holds the compilers. The error says how to get what is missing.
+/// Finds the compilers in a folder, or installs them. The error says how to install what is missing.
 pub fn find_or_install(folder: &Path) -> Result<(), String> {
     if missing(folder).is_empty() {
         println!("found in {}", folder.display());
@@ -132,7 +132,7 @@ fn install(python: &str, folder: &Path) -> Result<(), String> {
         .arg("--target")
         .arg(folder)
         .args(WHEELS.iter().map(Wheel::pinned))
-        // Nothing of the system is touched.
+        // Nothing outside of the folder is changed.
         .env("PIP_ROOT_USER_ACTION", "ignore")
         .env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
     run(&mut command)

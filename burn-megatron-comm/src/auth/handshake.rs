@@ -1,10 +1,10 @@
-//! How two processes show each other that they know the token.
+//! The handshake by which two processes prove to each other that they know the token.
 //!
-//! | who | sends |
+//! | side | sends |
 //! |---|---|
-//! | the one that listens | [`GREETING`], its number (32 random bytes) |
-//! | the one that comes | its number, its proof (32 bytes), the length of its hello (2 bytes, little-endian), its hello |
-//! | the one that listens | one byte: 1 with its proof, or 0 if the proof of the other is wrong |
+//! | server | [`GREETING`], its nonce (32 random bytes) |
+//! | client | its nonce, its proof (32 bytes), the length of its hello (2 bytes, little-endian), its hello |
+//! | server | one byte: 1 followed by its proof, or 0 if the proof of the client is wrong |
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -18,24 +18,24 @@ use super::token::{Token, random_bytes};
 /// The longest hello, in bytes.
 pub const MAX_HELLO: usize = 4096;
 
-/// What the one that listens begins with; the number is that of this protocol.
+/// The first bytes of the server, with the version of the protocol.
 const GREETING: &[u8; 16] = b"burn-megatron/1\n";
 
-const LET_IN: u8 = 1;
-const TURNED_AWAY: u8 = 0;
+const ACCEPTED: u8 = 1;
+const REJECTED: u8 = 0;
 
-/// The bytes of a random number, and of a proof.
+/// The bytes of a nonce, and of a proof.
 const BYTES: usize = 32;
 
-/// What both sides have seen of one connection.
-struct Seen<'a> {
+/// The data of a handshake that both sides prove to have transcript.
+struct Transcript<'a> {
     purpose: &'a str,
-    numbers: [[u8; BYTES]; 2],
+    nonces: [[u8; BYTES]; 2],
     hello: &'a [u8],
 }
 
-impl Seen<'_> {
-    /// The proof of one side. Every part has a fixed length or its length in front.
+impl Transcript<'_> {
+    /// The proof of one side. Every field has a fixed length or is preceded by its length.
     fn code(&self, token: Option<&Token>, side: u8) -> hmac::Hmac<sha2::Sha256> {
         let mut code = Token::mac(token);
         code.update(GREETING);
@@ -44,131 +44,131 @@ impl Seen<'_> {
             code.update(&(part.len() as u64).to_le_bytes());
             code.update(part);
         }
-        self.numbers.iter().for_each(|number| code.update(number));
+        self.nonces.iter().for_each(|nonce| code.update(nonce));
         code
     }
 }
 
-const LISTENS: u8 = 0;
-const COMES: u8 = 1;
+const SERVER: u8 = 0;
+const CLIENT: u8 = 1;
 
-/// Why a connection was not made.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum IntroduceError {
-    /// One of the two does not have the token of the other.
+pub enum HandshakeError {
+    /// The tokens of the two processes differ.
     #[error("the tokens of the two processes differ")]
     Token,
-    /// Nothing of burn-megatron answers, or not in time.
+    /// An error of the connection, a timeout, or an answer of another program.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// What came to a listener.
+/// The outcome of a handshake for the server.
 #[derive(Debug)]
-pub(crate) enum Admission {
-    /// Somebody who knows the token, with its hello.
-    Known(String),
-    /// Somebody with another token.
-    OtherToken,
+pub(crate) enum HandshakeOutcome {
+    /// The client knows the token; with its hello.
+    Authenticated(String),
+    /// The client has another token.
+    WrongToken,
 }
 
-/// The listener's side. `purpose` keeps a proof for one listener from being of use at another; `keep` says
-/// whether the connection is still wanted, before the other side is told that it is let in.
+/// The server's side. A proof is valid for one `purpose` only. `keep` is called before the client is accepted;
+/// if it returns false, the connection is dropped.
 ///
 /// # Errors
-/// What cannot be read or written in time, and a hello that is too long or no text.
-pub(crate) fn admit(
+/// An error or a timeout of the connection; a hello that is too long or not UTF-8.
+pub(crate) fn server_handshake(
     mut stream: impl Read + Write,
     token: Option<&Token>,
     purpose: &str,
     keep: impl FnOnce() -> bool,
-) -> io::Result<Admission> {
+) -> io::Result<HandshakeOutcome> {
     let own = random_bytes()?;
     stream.write_all(&[&GREETING[..], &own].concat())?;
-    let (mut number, mut proof, mut length) = ([0; BYTES], [0; BYTES], [0; 2]);
-    stream.read_exact(&mut number)?;
+    let (mut nonce, mut proof, mut length) = ([0; BYTES], [0; BYTES], [0; 2]);
+    stream.read_exact(&mut nonce)?;
     stream.read_exact(&mut proof)?;
     stream.read_exact(&mut length)?;
     let length = usize::from(u16::from_le_bytes(length));
     if length > MAX_HELLO {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("a hello of {length} bytes; at most {MAX_HELLO} would fit"),
+            format!("invalid hello of {length} bytes: expected at most {MAX_HELLO}"),
         ));
     }
     let mut hello = vec![0; length];
     stream.read_exact(&mut hello)?;
-    let seen = Seen {
+    let transcript = Transcript {
         purpose,
-        numbers: [own, number],
+        nonces: [own, nonce],
         hello: &hello,
     };
-    // In a time that does not depend on what was sent.
-    if seen.code(token, COMES).verify_slice(&proof).is_err() {
-        stream.write_all(&[TURNED_AWAY])?;
-        return Ok(Admission::OtherToken);
+    // Compares in constant time.
+    if transcript.code(token, CLIENT).verify_slice(&proof).is_err() {
+        stream.write_all(&[REJECTED])?;
+        return Ok(HandshakeOutcome::WrongToken);
     }
-    let own = seen.code(token, LISTENS).finalize().into_bytes();
+    let own = transcript.code(token, SERVER).finalize().into_bytes();
     let hello = String::from_utf8(hello).map_err(io::Error::other)?;
     if !keep() {
         return Err(io::ErrorKind::ConnectionAborted.into());
     }
-    stream.write_all(&[&[LET_IN][..], &own].concat())?;
-    Ok(Admission::Known(hello))
+    stream.write_all(&[&[ACCEPTED][..], &own].concat())?;
+    Ok(HandshakeOutcome::Authenticated(hello))
 }
 
-/// The side that comes: says `hello` to the listener for `purpose`, which has so long to answer. What stands
-/// for timeouts of the stream is undone.
+/// The client's side: authenticates to the listener for `purpose` and sends `hello`, within `timeout`. Resets
+/// the timeouts of the stream.
 ///
 /// # Errors
-/// [`IntroduceError`]. Nothing that the other side said counts then.
-pub fn introduce(
+/// [`HandshakeError`].
+pub fn client_handshake(
     stream: &TcpStream,
     token: Option<&Token>,
     purpose: &str,
     hello: &str,
-    patience: Duration,
-) -> Result<(), IntroduceError> {
-    let until = Instant::now() + patience;
-    introduce_over(Timed { stream, until }, token, purpose, hello)?;
+    timeout: Duration,
+) -> Result<(), HandshakeError> {
+    let until = Instant::now() + timeout;
+    client_handshake_over(Timed { stream, until }, token, purpose, hello)?;
     stream.set_read_timeout(None)?;
     Ok(stream.set_write_timeout(None)?)
 }
 
-/// The same over any stream.
-pub(crate) fn introduce_over(
+/// [`client_handshake`] over any stream, without a timeout.
+pub(crate) fn client_handshake_over(
     mut stream: impl Read + Write,
     token: Option<&Token>,
     purpose: &str,
     hello: &str,
-) -> Result<(), IntroduceError> {
+) -> Result<(), HandshakeError> {
     let hello = hello.as_bytes();
     let length = u16::try_from(hello.len()).ok();
     let length = length.filter(|length| usize::from(*length) <= MAX_HELLO);
-    let length = length.ok_or_else(|| io::Error::other("the hello is too long"))?;
-    let (mut greeting, mut number) = ([0; GREETING.len()], [0; BYTES]);
+    let length = length.ok_or_else(|| io::Error::other("invalid hello: it is too long"))?;
+    let (mut greeting, mut nonce) = ([0; GREETING.len()], [0; BYTES]);
     stream.read_exact(&mut greeting)?;
     if greeting != *GREETING {
         return Err(
-            io::Error::other("what answers there is not burn-megatron of this version").into(),
+            io::Error::other("the answer is not from burn-megatron of this version").into(),
         );
     }
-    stream.read_exact(&mut number)?;
+    stream.read_exact(&mut nonce)?;
     let own = random_bytes()?;
-    let seen = Seen {
+    let transcript = Transcript {
         purpose,
-        numbers: [number, own],
+        nonces: [nonce, own],
         hello,
     };
-    let proof = seen.code(token, COMES).finalize().into_bytes();
+    let proof = transcript.code(token, CLIENT).finalize().into_bytes();
     stream.write_all(&[&own[..], &proof, &length.to_le_bytes(), hello].concat())?;
     let (mut answer, mut proof) = ([0], [0; BYTES]);
     stream.read_exact(&mut answer)?;
-    if answer != [LET_IN] {
-        return Err(IntroduceError::Token);
+    if answer != [ACCEPTED] {
+        return Err(HandshakeError::Token);
     }
     stream.read_exact(&mut proof)?;
-    let proven = seen.code(token, LISTENS).verify_slice(&proof);
-    proven.map_err(|_| IntroduceError::Token)
+    let proven = transcript.code(token, SERVER).verify_slice(&proof);
+    proven.map_err(|_| HandshakeError::Token)
 }

@@ -1,4 +1,4 @@
-//! A listener that lets in who knows the token, and that strangers can neither fill nor block.
+//! A listener that requires the token, and that unauthenticated clients can neither exhaust nor block.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -8,28 +8,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::handshake::{Admission, admit};
+use super::handshake::{HandshakeOutcome, server_handshake};
 use super::token::Token;
 
-/// How often the listener looks whether somebody has come: it can end at any time, whatever the network
-/// does.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often the listener polls for connections, so that it can be closed at any time.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The pause after the operating system has refused a connection or a thread.
-const PAUSE: Duration = Duration::from_millis(100);
-/// A thread per connection only waits.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// The thread of a connection needs little stack.
 const STACK_BYTES: usize = 256 << 10;
 
-/// What connections may cost that have not shown the token.
+/// ListenerLimits on connections that are not authenticated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// How many there may be at once: when one more comes, the oldest goes.
+pub struct ListenerLimits {
+    /// The most that are open at once: one more closes the oldest.
     pub pending: usize,
-    /// The time for the whole hello.
+    /// The timeout of the whole handshake.
     pub hello: Duration,
 }
 
-impl Limits {
-    /// The limits for `ranks` ranks, which may all come at once.
+impl ListenerLimits {
+    /// The limits for `ranks` ranks, which may all connect at once.
     pub fn for_ranks(ranks: usize) -> Self {
         Self {
             pending: 32 + ranks,
@@ -38,21 +37,21 @@ impl Limits {
     }
 }
 
-/// Who has come to a [`Listener`].
+/// A connection to a [`Listener`].
 #[derive(Debug)]
-pub enum Arrival {
-    /// Somebody who knows the token, with its hello.
-    Known {
-        /// What it said of itself.
+pub enum Connection {
+    /// A client that knows the token.
+    Authenticated {
+        /// Its hello.
         hello: String,
         /// The connection.
         stream: TcpStream,
     },
-    /// Somebody with another token, who was turned away.
-    OtherToken(SocketAddr),
+    /// A client with another token, which was refused.
+    WrongToken(SocketAddr),
 }
 
-/// A TCP listener that asks for the token. Every connection is served in a thread of its own.
+/// A TCP listener that requires the token. Every connection is served on a thread of its own.
 #[derive(Debug)]
 pub struct Listener {
     addresses: Vec<SocketAddr>,
@@ -61,26 +60,24 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addresses`, at a free port where it is 0, for those who have `token` and come for
-    /// `purpose`. Without a token only loopback addresses will do.
+    /// Listens on `addresses` for clients that have `token` and the same `purpose`; port 0 picks a free one.
+    /// Without a token only loopback addresses are accepted.
     ///
     /// # Errors
-    /// What the operating system says, such as that a port is taken.
+    /// The operating system refuses, for example because a port is in use.
     pub fn open(
         addresses: &[SocketAddr],
         token: Option<Token>,
         purpose: &'static str,
-        limits: Limits,
-        serve: impl Fn(Arrival) + Send + Sync + 'static,
+        limits: ListenerLimits,
+        on_connection: impl Fn(Connection) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         if token.is_none()
             && let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback())
         {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                format!(
-                    "without a token nothing listens on {open}, which other machines may reach"
-                ),
+                format!("invalid address {open}: expected a loopback address, or a token"),
             ));
         }
         let listeners: io::Result<Vec<_>> = addresses.iter().map(TcpListener::bind).collect();
@@ -90,15 +87,15 @@ impl Listener {
         }
         let own: io::Result<Vec<_>> = listeners.iter().map(TcpListener::local_addr).collect();
         let closing = Arc::new(AtomicBool::new(false));
-        let desk = Arc::new(Desk {
+        let state = Arc::new(ListenerState {
             token,
             purpose,
             limits,
             closing: Arc::clone(&closing),
             pending: Mutex::default(),
-            serve: Box::new(serve),
+            on_connection: Box::new(on_connection),
         });
-        let work = move || desk.take_in(&listeners);
+        let work = move || state.accept_all(&listeners);
         let thread = spawn("listener", work)?;
         Ok(Self {
             addresses: own?,
@@ -107,7 +104,7 @@ impl Listener {
         })
     }
 
-    /// Where it listens, in the order that was given.
+    /// The addresses that it listens on, in the given order.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -122,33 +119,33 @@ impl Drop for Listener {
     }
 }
 
-struct Desk {
+struct ListenerState {
     token: Option<Token>,
     purpose: &'static str,
-    limits: Limits,
+    limits: ListenerLimits,
     closing: Arc<AtomicBool>,
-    /// Connections that have not shown the token yet, the oldest first.
+    /// Connections that are not authenticated yet, the oldest first.
     pending: Mutex<VecDeque<Arc<TcpStream>>>,
-    serve: Box<dyn Fn(Arrival) + Send + Sync>,
+    on_connection: Box<dyn Fn(Connection) + Send + Sync>,
 }
 
-impl Desk {
-    fn take_in(self: Arc<Self>, listeners: &[TcpListener]) {
+impl ListenerState {
+    fn accept_all(self: Arc<Self>, listeners: &[TcpListener]) {
         while !self.closing.load(Ordering::Acquire) {
-            let mut came = false;
+            let mut accepted = false;
             for listener in listeners {
                 match listener.accept() {
                     Ok((stream, _)) => {
-                        came = true;
-                        self.hear(stream);
+                        accepted = true;
+                        self.spawn_handshake(stream);
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    // What is missing, such as a file descriptor, may come back.
-                    Err(_) => thread::sleep(PAUSE),
+                    // A missing resource, such as a file descriptor, may become available.
+                    Err(_) => thread::sleep(RETRY_INTERVAL),
                 }
             }
-            if !came {
-                thread::sleep(LOOK);
+            if !accepted {
+                thread::sleep(POLL_INTERVAL);
             }
         }
         for stream in self.pending().drain(..) {
@@ -156,63 +153,63 @@ impl Desk {
         }
     }
 
-    fn hear(self: &Arc<Self>, stream: TcpStream) {
+    fn spawn_handshake(self: &Arc<Self>, stream: TcpStream) {
         let stream = Arc::new(stream);
         let mut pending = self.pending();
         if pending.len() >= self.limits.pending
             && let Some(oldest) = pending.pop_front()
         {
-            // A process of the run says its hello at once, and comes again if this was one.
+            // A process of the run sends its hello at once, and reconnects if it was closed.
             let _ = oldest.shutdown(Shutdown::Both);
         }
         pending.push_back(Arc::clone(&stream));
         drop(pending);
-        let desk = Arc::clone(self);
-        if spawn("connection", move || desk.attend(stream)).is_err() {
-            // Who cannot have a thread sees the connection closed.
+        let state = Arc::clone(self);
+        if spawn("connection", move || state.serve(stream)).is_err() {
+            // Without a thread the connection is closed.
             self.pending().pop_back();
-            thread::sleep(PAUSE);
+            thread::sleep(RETRY_INTERVAL);
         }
     }
 
-    /// Hears one hello, and serves the connection if it is in order.
-    fn attend(&self, stream: Arc<TcpStream>) {
+    /// Runs the handshake, and passes the connection on if it succeeds.
+    fn serve(&self, stream: Arc<TcpStream>) {
         let until = Instant::now() + self.limits.hello;
-        let admitted = blocking(&stream).and_then(|()| {
+        let outcome = blocking(&stream).and_then(|()| {
             let timed = Timed {
                 stream: &stream,
                 until,
             };
-            admit(timed, self.token.as_ref(), self.purpose, || {
+            server_handshake(timed, self.token.as_ref(), self.purpose, || {
                 self.forget(&stream)
             })
         });
         self.forget(&stream);
-        // Whoever has it besides is closing it.
+        // Another reference means that it is being closed.
         let Some(stream) = Arc::into_inner(stream) else {
             return;
         };
-        match admitted {
-            Ok(Admission::Known(hello)) => {
-                let timeless = stream.set_read_timeout(None);
-                if timeless
+        match outcome {
+            Ok(HandshakeOutcome::Authenticated(hello)) => {
+                let cleared = stream.set_read_timeout(None);
+                if cleared
                     .and_then(|()| stream.set_write_timeout(None))
                     .is_ok()
                 {
-                    (self.serve)(Arrival::Known { hello, stream });
+                    (self.on_connection)(Connection::Authenticated { hello, stream });
                 }
             }
-            Ok(Admission::OtherToken) => {
+            Ok(HandshakeOutcome::WrongToken) => {
                 if let Ok(from) = stream.peer_addr() {
-                    (self.serve)(Arrival::OtherToken(from));
+                    (self.on_connection)(Connection::WrongToken(from));
                 }
             }
-            // A stranger, of whom nothing is to be said.
+            // An invalid handshake is not reported.
             Err(_) => {}
         }
     }
 
-    /// Takes a connection off the list of those that have shown nothing; whether it was still on it.
+    /// Removes a connection from the pending ones; returns whether it was one of them.
     fn forget(&self, stream: &Arc<TcpStream>) -> bool {
         let mut pending = self.pending();
         let before = pending.len();
@@ -225,7 +222,7 @@ impl Desk {
     }
 }
 
-/// On some systems a connection is as its listener was.
+/// On some systems a connection inherits the mode of its listener.
 fn blocking(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)
@@ -236,7 +233,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
     builder.stack_size(STACK_BYTES).spawn(work)
 }
 
-/// A connection on which all reads and writes together have until a time.
+/// A connection with one deadline for all reads and writes.
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
     pub stream: &'a TcpStream,

@@ -1,9 +1,9 @@
-//! Who may join a run: a token that its processes have in common, and the listener that asks for it.
+//! Authentication of the processes of a run: a shared token, and a listener that requires it.
 //!
-//! The token itself never travels on these connections. Each side sends a random number, and answers that
-//! of the other with HMAC-SHA256 under the token over both numbers, what the connection is for, and the
-//! hello. So neither side believes a word of the other before the other has shown that it knows the token,
-//! and what was overheard cannot be used again. What follows the hello is neither encrypted nor signed.
+//! The token is never sent on these connections. Each side sends a nonce, and proves that it knows the token
+//! by HMAC-SHA256 over both nonces, the purpose of the connection, and the hello. So each side authenticates
+//! the other before it uses any data, and a recorded handshake cannot be replayed. Data after the hello is
+//! neither encrypted nor signed.
 
 mod handshake;
 mod listener;
@@ -12,8 +12,8 @@ mod printable;
 mod tests;
 mod token;
 
-pub(crate) use handshake::{Admission, admit};
-pub use handshake::{IntroduceError, MAX_HELLO, introduce};
-pub use listener::{Arrival, Limits, Listener};
+pub use handshake::{HandshakeError, MAX_HELLO, client_handshake};
+pub(crate) use handshake::{HandshakeOutcome, server_handshake};
+pub use listener::{Connection, Listener, ListenerLimits};
 pub use printable::{printable_name, printable_text};
-pub use token::{MAKE_A_TOKEN, NoToken, Token, TokenError};
+pub use token::{ParseTokenError, TOKEN_INSTRUCTIONS, Token, TokenError};

@@ -1,20 +1,20 @@
-//! What another process says, made fit for a terminal.
+//! Text from another process, escaped for a terminal.
 
 /// The most characters of a name: a host, a version, an address.
-const NAME: usize = 255;
+const MAX_NAME: usize = 255;
 
-/// The most characters of a text: an error, a verdict.
-const TEXT: usize = 16 << 10;
+/// The most characters of a text: an error, a failure report.
+const MAX_TEXT: usize = 16 << 10;
 
-/// A name with everything escaped that is no character to see (control characters, the escapes of a
-/// terminal, marks that turn the direction of a line), cut at 255 characters.
+/// A name with everything escaped that is not a printable character (control characters, terminal escape
+/// sequences, bidirectional marks), truncated to 255 characters.
 pub fn printable_name(name: &str) -> String {
-    escaped(name, NAME, &[])
+    escaped(name, MAX_NAME, &[])
 }
 
-/// A text in the same way, but for ends of lines and tabs, cut at 16384 characters.
+/// A text, escaped likewise except for newlines and tabs, truncated to 16384 characters.
 pub fn printable_text(text: &str) -> String {
-    escaped(text, TEXT, &['\n', '\t'])
+    escaped(text, MAX_TEXT, &['\n', '\t'])
 }
 
 fn escaped(text: &str, most: usize, kept: &[char]) -> String {
@@ -25,7 +25,7 @@ fn escaped(text: &str, most: usize, kept: &[char]) -> String {
             break;
         }
         match c {
-            // Which `escape_debug` would quote.
+            // `escape_debug` would escape these.
             '\'' | '"' | '\\' => shown.push(c),
             _ if kept.contains(&c) => shown.push(c),
             _ => shown.extend(c.escape_debug()),

@@ -1,4 +1,4 @@
-//! Strangers, tokens, and what may be printed.
+//! Authentication, limits, tokens, and escaping.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use super::handshake::introduce_over;
+use super::handshake::client_handshake_over;
 use super::*;
 use crate::testing::TIMEOUT;
 
@@ -17,18 +17,18 @@ fn here() -> [SocketAddr; 1] {
     [(Ipv4Addr::LOCALHOST, 0).into()]
 }
 
-/// A listener for `token`, and the hellos that it hears; `None` is one with another token.
-fn listener(token: Option<&Token>, limits: Limits) -> (Listener, Receiver<Option<String>>) {
-    let (told, heard) = mpsc::channel();
+/// A listener for `token`, and the hellos that it receives; `None` is a client with another token.
+fn listener(token: Option<&Token>, limits: ListenerLimits) -> (Listener, Receiver<Option<String>>) {
+    let (sender, received) = mpsc::channel();
     let serve = move |arrival| {
         let hello = match arrival {
-            Arrival::Known { hello, .. } => Some(hello),
-            Arrival::OtherToken(_) => None,
+            Connection::Authenticated { hello, .. } => Some(hello),
+            Connection::WrongToken(_) => None,
         };
-        let _ = told.send(hello);
+        let _ = sender.send(hello);
     };
     let listener = Listener::open(&here(), token.cloned(), FOR, limits, serve);
-    (listener.unwrap(), heard)
+    (listener.unwrap(), received)
 }
 
 fn connect(listener: &Listener) -> TcpStream {
@@ -37,8 +37,8 @@ fn connect(listener: &Listener) -> TcpStream {
     stream
 }
 
-fn say(listener: &Listener, token: Option<&Token>, hello: &str) -> Result<(), IntroduceError> {
-    introduce(&connect(listener), token, FOR, hello, TIMEOUT)
+fn say(listener: &Listener, token: Option<&Token>, hello: &str) -> Result<(), HandshakeError> {
+    client_handshake(&connect(listener), token, FOR, hello, TIMEOUT)
 }
 
 /// Whether the other side has closed.
@@ -54,46 +54,46 @@ fn is_closed(mut stream: &TcpStream) -> bool {
 }
 
 #[test]
-fn who_knows_the_token_is_let_in_and_nobody_else() {
+fn clients_with_the_token_are_accepted_and_no_others() {
     let token = Token::random().unwrap();
-    let (listener, heard) = listener(Some(&token), Limits::for_ranks(2));
+    let (listener, received) = listener(Some(&token), ListenerLimits::for_ranks(2));
     say(&listener, Some(&token), "rank 1").unwrap();
     assert_eq!(
-        heard.recv_timeout(TIMEOUT).unwrap().as_deref(),
+        received.recv_timeout(TIMEOUT).unwrap().as_deref(),
         Some("rank 1")
     );
     let zeros: Token = "0".repeat(64).parse().unwrap();
     for other in [None, Some(&zeros), Some(&Token::random().unwrap())] {
         let error = say(&listener, other, "rank 1").unwrap_err();
-        assert!(matches!(error, IntroduceError::Token), "{error}");
-        assert_eq!(heard.recv_timeout(TIMEOUT).unwrap(), None);
+        assert!(matches!(error, HandshakeError::Token), "{error}");
+        assert_eq!(received.recv_timeout(TIMEOUT).unwrap(), None);
     }
-    // A proof for one listener is none for another.
-    let elsewhere = introduce(
+    // A proof for one purpose is invalid for another.
+    let elsewhere = client_handshake(
         &connect(&listener),
         Some(&token),
         "output",
         "rank 1",
         TIMEOUT,
     );
-    assert!(matches!(elsewhere, Err(IntroduceError::Token)));
+    assert!(matches!(elsewhere, Err(HandshakeError::Token)));
 }
 
 #[test]
-fn no_token_is_another_token_than_zeros() {
-    let (listener, heard) = listener(None, Limits::for_ranks(1));
+fn no_token_differs_from_a_token_of_zeros() {
+    let (listener, received) = listener(None, ListenerLimits::for_ranks(1));
     let zeros: Token = "0".repeat(64).parse().unwrap();
     let error = say(&listener, Some(&zeros), "x").unwrap_err();
-    assert!(matches!(error, IntroduceError::Token), "{error}");
+    assert!(matches!(error, HandshakeError::Token), "{error}");
     say(&listener, None, "y").unwrap();
-    let hellos = [(); 2].map(|()| heard.recv_timeout(TIMEOUT).unwrap());
+    let hellos = [(); 2].map(|()| received.recv_timeout(TIMEOUT).unwrap());
     assert_eq!(hellos, [None, Some("y".into())]);
 }
 
 #[test]
 fn without_a_token_nothing_listens_to_other_machines() {
     let all = [(Ipv4Addr::UNSPECIFIED, 0).into()];
-    let open = |token| Listener::open(&all, token, FOR, Limits::for_ranks(1), |_| {});
+    let open = |token| Listener::open(&all, token, FOR, ListenerLimits::for_ranks(1), |_| {});
     let error = open(None).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
     assert!(open(Some(Token::random().unwrap())).is_ok());
@@ -123,25 +123,25 @@ impl Write for &mut Tape {
 }
 
 #[test]
-fn what_was_overheard_lets_nobody_in_and_does_not_hold_the_token() {
+fn a_replayed_handshake_is_refused_and_does_not_contain_the_token() {
     let token = Token::random().unwrap();
-    let (listener, heard) = listener(Some(&token), Limits::for_ranks(1));
+    let (listener, received) = listener(Some(&token), ListenerLimits::for_ranks(1));
     let mut tape = Tape {
         stream: connect(&listener),
         sent: vec![],
     };
-    introduce_over(&mut tape, Some(&token), FOR, "rank 0").unwrap();
-    assert!(heard.recv_timeout(TIMEOUT).unwrap().is_some());
+    client_handshake_over(&mut tape, Some(&token), FOR, "rank 0").unwrap();
+    assert!(received.recv_timeout(TIMEOUT).unwrap().is_some());
     for secret in [token.reveal().into_bytes(), token.0.to_vec()] {
         assert!(!tape.sent.windows(secret.len()).any(|part| part == secret));
     }
     let mut again = connect(&listener);
     again.write_all(&tape.sent).unwrap();
-    assert_eq!(heard.recv_timeout(TIMEOUT).unwrap(), None);
+    assert_eq!(received.recv_timeout(TIMEOUT).unwrap(), None);
 }
 
 #[test]
-fn a_listener_that_does_not_know_the_token_is_not_believed() {
+fn a_listener_without_the_token_is_refused() {
     let listener = TcpListener::bind(here()[0]).unwrap();
     let address = listener.local_addr().unwrap();
     let answers = [
@@ -152,26 +152,26 @@ fn a_listener_that_does_not_know_the_token_is_not_believed() {
         let token = Token::random().unwrap();
         let coming = thread::spawn(move || {
             let stream = TcpStream::connect(address).unwrap();
-            introduce(&stream, Some(&token), FOR, "rank 0", TIMEOUT).unwrap_err()
+            client_handshake(&stream, Some(&token), FOR, "rank 0", TIMEOUT).unwrap_err()
         });
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(&answer).unwrap();
         coming.join().unwrap()
     });
-    assert!(matches!(errors[0], IntroduceError::Token), "{}", errors[0]);
-    let text = "what answers there is not burn-megatron of this version";
+    assert!(matches!(errors[0], HandshakeError::Token), "{}", errors[0]);
+    let text = "the answer is not from burn-megatron of this version";
     assert_eq!(errors[1].to_string(), text);
 }
 
 #[test]
-fn connections_that_say_nothing_or_drip_hold_up_nobody() {
+fn idle_and_slow_connections_block_no_others() {
     let token = Token::random().unwrap();
-    let limits = Limits {
+    let limits = ListenerLimits {
         pending: 8,
         hello: 10 * TIMEOUT,
     };
-    let (listener, heard) = listener(Some(&token), limits);
-    let strangers: Vec<TcpStream> = (0..60)
+    let (listener, received) = listener(Some(&token), limits);
+    let idle: Vec<TcpStream> = (0..60)
         .map(|count| {
             let mut stream = connect(&listener);
             stream.write_all(&vec![b'{'; count]).unwrap();
@@ -180,18 +180,18 @@ fn connections_that_say_nothing_or_drip_hold_up_nobody() {
         .collect();
     for rank in 0..4 {
         say(&listener, Some(&token), &rank.to_string()).unwrap();
-        assert!(heard.recv_timeout(TIMEOUT).unwrap().is_some());
+        assert!(received.recv_timeout(TIMEOUT).unwrap().is_some());
     }
-    // The ranks came after all of them.
-    let open = strangers.iter().filter(|stream| !is_closed(stream)).count();
+    // The ranks connected after all of them.
+    let open = idle.iter().filter(|stream| !is_closed(stream)).count();
     assert!(open <= limits.pending, "{open} are open");
-    assert!(heard.try_recv().is_err());
+    assert!(received.try_recv().is_err());
 }
 
 #[test]
 fn a_hello_has_a_deadline_as_a_whole() {
     let token = Token::random().unwrap();
-    let limits = Limits {
+    let limits = ListenerLimits {
         pending: 8,
         hello: Duration::from_millis(100),
     };
@@ -199,11 +199,11 @@ fn a_hello_has_a_deadline_as_a_whole() {
     let mut stream = connect(&listener);
     let length = (MAX_HELLO as u16).to_le_bytes();
     stream.write_all(&[&[0; 64][..], &length].concat()).unwrap();
-    // A byte now and then is in time for every single read.
+    // A slow byte is in time for every single read.
     let mut sent = 0;
     while !is_closed(&stream) && stream.write_all(&[0]).is_ok() {
         sent += 1;
-        assert!(sent < MAX_HELLO, "it waits for each byte anew");
+        assert!(sent < MAX_HELLO, "every byte restarts the timeout");
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -211,10 +211,10 @@ fn a_hello_has_a_deadline_as_a_whole() {
 #[test]
 fn a_hello_that_is_too_long_is_not_read() {
     let token = Token::random().unwrap();
-    let (listener, heard) = listener(Some(&token), Limits::for_ranks(1));
+    let (listener, received) = listener(Some(&token), ListenerLimits::for_ranks(1));
     let longest = "x".repeat(MAX_HELLO);
     say(&listener, Some(&token), &longest).unwrap();
-    assert_eq!(heard.recv_timeout(TIMEOUT).unwrap(), Some(longest));
+    assert_eq!(received.recv_timeout(TIMEOUT).unwrap(), Some(longest));
     assert!(say(&listener, Some(&token), &"x".repeat(MAX_HELLO + 1)).is_err());
     let mut stream = connect(&listener);
     let length = (MAX_HELLO as u16 + 1).to_le_bytes();
@@ -226,7 +226,7 @@ fn a_hello_that_is_too_long_is_not_read() {
 }
 
 #[test]
-fn a_token_is_64_digits_and_stands_in_no_message() {
+fn a_token_is_64_digits_and_is_in_no_message() {
     let token = Token::random().unwrap();
     let text = token.reveal();
     assert_eq!(text.len(), 64);
@@ -247,8 +247,8 @@ fn a_token_is_64_digits_and_stands_in_no_message() {
             .unwrap_err()
             .to_string();
         let expected = format!(
-            "BURN_MEGATRON_TOKEN holds {} characters that are no token; 64 hexadecimal digits would \
-             fit, which `openssl rand -hex 32` makes",
+            "invalid token in BURN_MEGATRON_TOKEN ({} characters): expected 64 hexadecimal digits, as \
+             printed by `openssl rand -hex 32`",
             wrong.chars().count()
         );
         assert_eq!(error, expected);
@@ -257,7 +257,7 @@ fn a_token_is_64_digits_and_stands_in_no_message() {
 
 #[cfg(unix)]
 #[test]
-fn a_token_file_is_for_one_person() {
+fn a_token_file_is_for_one_user() {
     use std::os::unix::fs::PermissionsExt;
 
     let folder = tempfile::tempdir().unwrap();
@@ -275,23 +275,22 @@ fn a_token_file_is_for_one_person() {
         let error = with(mode).unwrap_err().to_string();
         let shown = path.display();
         let expected = format!(
-            "the token file {shown} is open to others (mode {mode:04o}, expected 0600); close it: \
-             chmod 600 {shown}"
+            "invalid mode {mode:04o} of the token file {shown}: expected 0600; run chmod 600 {shown}"
         );
         assert_eq!(error, expected);
     }
     with(0o600).unwrap();
     fs::write(&path, "x".repeat(5000)).unwrap();
     let error = Token::from_file(&path).unwrap_err().to_string();
-    assert!(error.contains("run.token holds 1024 characters"), "{error}");
+    assert!(error.contains("run.token (1024 characters)"), "{error}");
     for wrong in [folder.path(), &folder.path().join("none")] {
         let error = Token::from_file(wrong).unwrap_err().to_string();
-        assert!(error.contains("cannot be read"), "{error}");
+        assert!(error.contains("cannot read the token file"), "{error}");
     }
 }
 
 #[test]
-fn a_terminal_obeys_nothing_that_is_printable() {
+fn control_characters_are_escaped() {
     let name = printable_name("node\u{1b}[2J\r\n\t\u{202e}\u{7}\u{9b}é\"'\\");
     assert_eq!(name, "node\\u{1b}[2J\\r\\n\\t\\u{202e}\\u{7}\\u{9b}é\"'\\");
     assert_eq!(printable_text("a\n\tb\u{1b}"), "a\n\tb\\u{1b}");

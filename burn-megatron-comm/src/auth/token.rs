@@ -1,4 +1,4 @@
-//! The secret of a run.
+//! The shared secret of a run.
 
 use std::fmt;
 use std::fs::File;
@@ -12,45 +12,45 @@ use sha2::Sha256;
 /// 256 bits.
 const BYTES: usize = 32;
 
-/// More than a token file has, with blanks around the token.
-const LONGEST_FILE: u64 = 1024;
+/// The most bytes read from a token file, which may have whitespace around the token.
+const MAX_FILE_BYTES: u64 = 1024;
 
-/// The two lines that give every rank a token.
-pub const MAKE_A_TOKEN: &str =
+/// The shell commands that create a token and pass it to the ranks.
+pub const TOKEN_INSTRUCTIONS: &str =
     "  (umask 077; openssl rand -hex 32 > run.token)   # once, then copied to each machine
   export BURN_MEGATRON_TOKEN=$(cat run.token)       # for each rank, or --token-file run.token";
 
-/// The secret that the processes of a run have in common: 256 random bits, written as 64 hexadecimal
+/// The secret that the processes of a run share: 256 random bits, written as 64 hexadecimal
 /// digits. `Debug` does not show it.
 #[derive(Clone)]
 pub struct Token(pub(super) [u8; BYTES]);
 
-/// What cannot be used as a [`Token`]. The token itself is in no message.
+/// Why there is no valid [`Token`]. Messages never contain the token.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// A text that is none.
+    /// A text of another format.
     #[error(
-        "{from} holds {given} characters that are no token; 64 hexadecimal digits would fit, which \
-         `openssl rand -hex 32` makes"
+        "invalid token in {from} ({given} characters): expected 64 hexadecimal digits, as printed by \
+         `openssl rand -hex 32`"
     )]
     Format {
         /// The variable or the file.
         from: String,
-        /// How many characters were given.
+        /// The number of characters given.
         given: usize,
     },
     /// A file that cannot be read.
-    #[error("the token file {} cannot be read: {source}", path.display())]
+    #[error("cannot read the token file {}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What the operating system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A file that is open to others.
+    /// A file that other users may access.
     #[error(
-        "the token file {} is open to others (mode {mode:04o}, expected 0600); close it: chmod 600 {}",
+        "invalid mode {mode:04o} of the token file {}: expected 0600; run chmod 600 {}",
         path.display(),
         path.display()
     )]
@@ -60,9 +60,9 @@ pub enum TokenError {
         /// Its mode.
         mode: u32,
     },
-    /// A variable and a file that disagree.
+    /// The variable and the file have different tokens.
     #[error(
-        "BURN_MEGATRON_TOKEN and the token file {} hold different tokens; leave one of them out",
+        "BURN_MEGATRON_TOKEN and the token file {} hold different tokens: set only one of them",
         path.display()
     )]
     Disagree {
@@ -72,72 +72,72 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// The variable by which ranks are told of it.
+    /// The environment variable that holds it.
     pub const VARIABLE: &str = "BURN_MEGATRON_TOKEN";
 
-    /// A new one, from the operating system.
+    /// A new random token.
     ///
     /// # Errors
-    /// That the operating system gives no random bytes.
+    /// The operating system has no source of random bytes.
     pub fn random() -> io::Result<Self> {
         random_bytes().map(Self)
     }
 
-    /// The token that a text has, blanks around it aside; `from` names where it stands.
+    /// Parses a token, with whitespace around it; `from` names its source in the error.
     ///
     /// # Errors
     /// [`TokenError::Format`].
     pub fn parse(text: &str, from: &str) -> Result<Self, TokenError> {
         let text = text.trim();
-        text.parse().map_err(|NoToken| TokenError::Format {
+        text.parse().map_err(|ParseTokenError| TokenError::Format {
             from: from.into(),
             given: text.chars().count(),
         })
     }
 
-    /// The token in a file that nobody else may read or write: mode 0600 or 0400.
+    /// Reads the token from a file that no other user may access: mode 0600 or 0400.
     ///
     /// # Errors
-    /// [`TokenError`], with the line that closes a file that is open to others.
+    /// [`TokenError`]; that of a wrong mode has the command that corrects it.
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
         let failed = |source| TokenError::File {
             path: path.into(),
             source,
         };
-        // A pipe would be waited for.
+        // Reading a pipe would block.
         if !path.metadata().map_err(failed)?.is_file() {
-            return Err(failed(io::Error::other("it is no regular file")));
+            return Err(failed(io::Error::other("it is not a regular file")));
         }
         let file = File::open(path).map_err(failed)?;
         check_mode(path, &file)?;
         let mut text = String::new();
-        let read = file.take(LONGEST_FILE).read_to_string(&mut text);
+        let read = file.take(MAX_FILE_BYTES).read_to_string(&mut text);
         read.map_err(failed)?;
         Self::parse(&text, &format!("the token file {}", path.display()))
     }
 
-    /// The token in a file, which must be the one that was told by the variable, if any was.
+    /// Reads the token from a file, which must be `expected` if one is given.
     ///
     /// # Errors
     /// As [`from_file`](Self::from_file), and [`TokenError::Disagree`].
-    pub fn from_file_beside(path: &Path, told: Option<&Self>) -> Result<Self, TokenError> {
+    pub fn from_file_matching(path: &Path, expected: Option<&Self>) -> Result<Self, TokenError> {
         let token = Self::from_file(path)?;
-        if told.is_some_and(|told| *told != token) {
+        if expected.is_some_and(|expected| *expected != token) {
             return Err(TokenError::Disagree { path: path.into() });
         }
         Ok(token)
     }
 
-    /// The text that hands it on, by the environment alone: 64 hexadecimal digits.
+    /// The token as 64 hexadecimal digits, to pass on by the environment only.
     pub fn reveal(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// An authentication code under a token; without one, of a run on this machine alone.
+    /// The HMAC keyed by a token, or by none for a run on one machine without a token.
     pub(super) fn mac(token: Option<&Self>) -> Hmac<Sha256> {
         let key = token.map_or(&[][..], |token| &token.0);
         let mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
-        // No token is another key than one of zeros.
+        // Distinguishes no token from a token of zeros.
         mac.chain_update([u8::from(token.is_some())])
     }
 }
@@ -170,28 +170,28 @@ pub(super) fn random_bytes() -> io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     getrandom::fill(&mut bytes).map_err(|error| {
         io::Error::other(format!(
-            "the operating system gives no random bytes: {error}"
+            "cannot get random bytes from the operating system: {error}"
         ))
     })?;
     Ok(bytes)
 }
 
-/// A text that is no token.
+/// A text that is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("64 hexadecimal digits were expected")]
-pub struct NoToken;
+#[error("expected 64 hexadecimal digits")]
+pub struct ParseTokenError;
 
 impl FromStr for Token {
-    type Err = NoToken;
+    type Err = ParseTokenError;
 
-    fn from_str(text: &str) -> Result<Self, NoToken> {
+    fn from_str(text: &str) -> Result<Self, ParseTokenError> {
         let digits = text.as_bytes();
         if digits.len() != 2 * BYTES {
-            return Err(NoToken);
+            return Err(ParseTokenError);
         }
         let mut bytes = [0; BYTES];
         for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-            let digit = |digit: u8| char::from(digit).to_digit(16).ok_or(NoToken);
+            let digit = |digit: u8| char::from(digit).to_digit(16).ok_or(ParseTokenError);
             *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
         }
         Ok(Self(bytes))
@@ -204,7 +204,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// In a time that does not depend on the tokens.
+/// Compares in constant time.
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
         let code = |token| Self::mac(Some(token)).finalize();

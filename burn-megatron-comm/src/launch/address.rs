@@ -1,4 +1,4 @@
-//! Where the ranks meet.
+//! The address of the rendezvous.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 /// A host and a TCP port, written `node1:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
 ///
-/// Nothing is looked up: `(host, port)` is what [`ToSocketAddrs`](std::net::ToSocketAddrs) takes.
+/// The host is not resolved: `(host, port)` is what [`ToSocketAddrs`](std::net::ToSocketAddrs) takes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
     /// A name, an IPv4 address or an IPv6 address without brackets.
@@ -17,40 +17,40 @@ pub struct Address {
     pub port: u16,
 }
 
-/// A text that is no [`Address`].
+/// A text that is not an [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddressError {
     /// No host.
-    #[error("the host is empty; a name such as node1, or an IP address, would fit")]
+    #[error("the host is empty: expected a name such as node1, or an IP address")]
     NoHost,
     /// No colon with a port after the host.
-    #[error("\"{0}\" names no port; node1:29500 or [fd00::1]:29500 would fit")]
+    #[error("\"{0}\" has no port: expected an address such as node1:29500 or [fd00::1]:29500")]
     NoPort(String),
-    /// A port that cannot be connected to.
-    #[error("\"{0}\" is no port; 1 to 65535 would fit")]
+    /// A port that is not a number from 1 to 65535.
+    #[error("invalid port \"{0}\": expected 1 to 65535")]
     Port(String),
-    /// A host that no name server would know.
+    /// A host that is not a valid name or IP address.
     #[error(
-        "\"{0}\" is no host; a name of letters, digits, dots and hyphens, or an IP address, would fit"
+        "invalid host \"{0}\": expected a name of letters, digits, dots and hyphens, or an IP address"
     )]
     Host(String),
 }
 
 impl Address {
-    /// An address from its two parts. An IPv6 host may have brackets.
+    /// An address from host and port. An IPv6 host may have brackets.
     ///
     /// # Errors
     /// [`AddressError::NoHost`], [`AddressError::Host`], and [`AddressError::Port`] for 0.
     pub fn new(host: &str, port: u16) -> Result<Address, AddressError> {
         let host = check_host(host)?;
-        match port {
-            0 => Err(AddressError::Port("0".into())),
-            _ => Ok(Address { host, port }),
+        if port == 0 {
+            return Err(AddressError::Port("0".into()));
         }
+        Ok(Address { host, port })
     }
 
-    /// Whether the host is this machine under a name that no other machine can use.
+    /// Whether the host is a loopback name or address.
     pub fn is_loopback(&self) -> bool {
         is_loopback(&self.host)
     }
@@ -63,21 +63,22 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let no_port = || AddressError::NoPort(text.into());
         let (host, port) = text.rsplit_once(':').ok_or_else(no_port)?;
-        // Without brackets the last group of an IPv6 address would pass for the port.
+        // Without brackets the last group of an IPv6 address would be read as the port.
         let bare = host.contains(':') && !host.starts_with('[');
-        match bare || port.ends_with(']') {
-            true => Err(no_port()),
-            false => Address::new(host, parse_port(port)?),
+        if bare || port.ends_with(']') {
+            return Err(no_port());
         }
+        Address::new(host, parse_port(port)?)
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
-        match host.contains(':') {
-            true => write!(f, "[{host}]:{port}"),
-            false => write!(f, "{host}:{port}"),
+        if host.contains(':') {
+            write!(f, "[{host}]:{port}")
+        } else {
+            write!(f, "{host}:{port}")
         }
     }
 }
@@ -96,7 +97,7 @@ pub(super) fn parse_port(text: &str) -> Result<u16, AddressError> {
     }
 }
 
-/// The host without brackets, if it can be one.
+/// The host without brackets, if it is valid.
 pub(super) fn check_host(text: &str) -> Result<String, AddressError> {
     let inner = text
         .strip_prefix('[')
@@ -105,10 +106,12 @@ pub(super) fn check_host(text: &str) -> Result<String, AddressError> {
         Some(inner) => is_ipv6(inner),
         None => is_ipv6(text) || is_ipv4(text) || is_name(text),
     };
-    match (text.is_empty(), is_host) {
-        (true, _) => Err(AddressError::NoHost),
-        (_, false) => Err(AddressError::Host(text.into())),
-        (_, true) => Ok(inner.unwrap_or(text).into()),
+    if text.is_empty() {
+        Err(AddressError::NoHost)
+    } else if is_host {
+        Ok(inner.unwrap_or(text).into())
+    } else {
+        Err(AddressError::Host(text.into()))
     }
 }
 
@@ -123,7 +126,7 @@ fn is_ipv4(text: &str) -> bool {
     text.parse::<Ipv4Addr>().is_ok()
 }
 
-/// With the name of an interface after a `%`, where the address is valid on that link alone.
+/// With an optional zone (interface name) after a `%`.
 fn is_ipv6(text: &str) -> bool {
     let (address, zone) = match text.split_once('%') {
         Some((address, zone)) => (address, Some(zone)),
@@ -143,6 +146,6 @@ fn is_name(text: &str) -> bool {
 
 /// 1 to 63 letters, digits, hyphens, and the underscores that some clusters have; no hyphen first.
 fn is_label(text: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    (1..=63).contains(&text.len()) && text.bytes().all(fits) && !text.starts_with('-')
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    (1..=63).contains(&text.len()) && text.bytes().all(is_valid) && !text.starts_with('-')
 }

@@ -1,64 +1,63 @@
-//! What is wrong with the variables of a launcher.
+//! Errors in the environment variables of a launcher.
 
 use super::address::AddressError;
 use super::node_list::NodeListError;
 
-/// Variables that name no rank, or contradict one another. They are given as `NAME=value`.
+/// Environment variables that do not describe a rank, or contradict each other. Messages quote them as
+/// `NAME=value`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum LaunchError {
-    /// A value that is not of the kind that the variable has.
-    #[error("{variable} cannot be read: {fits} would fit")]
+pub enum LaunchEnvError {
+    /// A value of the wrong kind.
+    #[error("invalid {variable}: expected {expected}")]
     Value {
         /// The variable.
         variable: String,
-        /// What would fit.
-        fits: &'static str,
+        /// The expected kind.
+        expected: &'static str,
     },
-    /// A variable that others call for is not set.
-    #[error("{found} is set, but {missing} is not: {cure}")]
+    /// A variable that another one requires is not set.
+    #[error("{found} is set, but {missing} is not: {hint}")]
     Missing {
-        /// What is set.
+        /// The variable that is set.
         found: String,
-        /// What is not.
+        /// The missing one.
         missing: String,
-        /// What helps.
-        cure: &'static str,
+        /// How to fix it.
+        hint: &'static str,
     },
-    /// An index that is not below the number that it counts in.
-    #[error("{index} is not below {size}: {} would fit", fitting(.fits))]
-    Outside {
+    /// An index that is not below its size.
+    #[error("invalid {index}: expected {}, below {size}", indices(.limit))]
+    OutOfRange {
         /// The index.
         index: String,
-        /// The number.
+        /// The size.
         size: String,
-        /// The indices that would fit: those from 0 to below this.
-        fits: usize,
+        /// The value of the size.
+        limit: usize,
     },
-    /// More ranks on one machine than in the world.
-    #[error("{local} is more than {world}: at most {fits} of its ranks can be on one machine")]
-    MoreThanAll {
-        /// The ranks of this machine.
+    /// More local ranks than ranks.
+    #[error("invalid {local}: expected at most {limit}, as {world}")]
+    TooManyLocalRanks {
+        /// The local world size.
         local: String,
-        /// The ranks of the world.
+        /// The world size.
         world: String,
-        /// The most that would fit.
-        fits: usize,
+        /// The value of the world size.
+        limit: usize,
     },
-    /// Two variables that should say the same.
-    #[error(
-        "{first} and {second} disagree about the {what}: unset one of them, or make them equal"
-    )]
-    Disagree {
-        /// What they are about.
+    /// Two variables that should be equal.
+    #[error("conflicting {what}: {first} and {second}; unset one of them, or make them equal")]
+    Conflict {
+        /// The setting.
         what: &'static str,
         /// One of them.
         first: String,
         /// The other one.
         second: String,
     },
-    /// A rendezvous that is no address.
-    #[error("{variable} is no address for the rendezvous: {source}")]
+    /// An invalid address of the rendezvous.
+    #[error("invalid rendezvous address {variable}: {source}")]
     Address {
         /// The variable.
         variable: String,
@@ -74,11 +73,11 @@ pub enum LaunchError {
         /// The variable.
         variable: String,
     },
-    /// A token that is none. It does not stand in the message.
+    /// An invalid token. The message does not contain it.
     #[error("{0}")]
     Token(String),
-    /// A list of hosts that Slurm does not write so.
-    #[error("{variable} is no list of hosts: {source}")]
+    /// A host list that is not in Slurm's format.
+    #[error("invalid host list {variable}: {source}")]
     NodeList {
         /// The variable.
         variable: String,
@@ -87,10 +86,11 @@ pub enum LaunchError {
     },
 }
 
-fn fitting(below: &usize) -> String {
-    match below {
-        0 => "nothing".into(),
-        1 => "only 0".into(),
-        _ => format!("0 to {}", below - 1),
+/// The indices below `limit`, in words.
+fn indices(limit: &usize) -> String {
+    match limit {
+        0 => "none".into(),
+        1 => "0".into(),
+        _ => format!("0 to {}", limit - 1),
     }
 }

@@ -1,30 +1,30 @@
-//! Slurm's short forms: lists of hosts, and numbers of tasks.
+//! Slurm's compressed formats: host lists, and numbers of tasks.
 //!
-//! A list of hosts is `node[01-04,07],gpu3`: names that commas part, in which brackets hold numbers
-//! and ranges of numbers. The zeros in front of the first number of a range say how wide its numbers
-//! are. Several brackets in a name count like digits, the last one the fastest.
+//! A host list is `node[01-04,07],gpu3`: names separated by commas, with numbers and ranges of numbers in
+//! brackets. Leading zeros of the first number of a range set the width of its numbers. With several brackets
+//! in a name the last one varies fastest.
 
-/// A list of hosts, kept short: hosts are made as they are asked for.
+/// A host list in compressed form: hosts are expanded lazily.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NodeList(Vec<Vec<Part>>);
+pub(super) struct NodeList(Vec<Vec<NamePart>>);
 
-/// A list that Slurm does not write so.
+/// A host list that is not in Slurm's format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeListError {
-    /// A list, or a place between two commas, without a name.
-    #[error("a host has no name; node1 or node[01-04,07],gpu3 would fit")]
+    /// An empty list, or an empty name between two commas.
+    #[error("a host name is empty: expected a list such as node1 or node[01-04,07],gpu3")]
     NoName,
-    /// Brackets that are not in pairs, or inside of each other.
-    #[error("the brackets of \"{0}\" are not in pairs; node[01-04,07] would fit")]
+    /// Brackets that are unbalanced or nested.
+    #[error("unbalanced brackets in \"{0}\": expected a list such as node[01-04,07]")]
     Brackets(String),
-    /// What is between two commas in brackets.
-    #[error("\"{0}\" is no range of numbers; 3, 3-7 or 03-07 would fit")]
+    /// An invalid item between two commas in brackets.
+    #[error("invalid range \"{0}\": expected a range such as 3, 3-7 or 03-07")]
     Range(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum NamePart {
     Text(String),
     Numbers(Vec<Range>),
 }
@@ -50,7 +50,7 @@ impl NodeList {
     pub fn hosts(&self) -> impl Iterator<Item = String> {
         self.0
             .iter()
-            .flat_map(|parts| (0..choices(parts)).map(|index| name(parts, index)))
+            .flat_map(|parts| (0..count_hosts(parts)).map(|index| name(parts, index)))
     }
 }
 
@@ -70,14 +70,14 @@ fn split_outside_brackets(text: &str) -> Result<Vec<&str>, NodeListError> {
         }
     }
     names.push(&text[start..]);
-    match inside {
-        true => Err(brackets()),
-        false => Ok(names),
+    if inside {
+        return Err(brackets());
     }
+    Ok(names)
 }
 
-/// A name whose brackets are in pairs.
-fn parse_name(text: &str) -> Result<Vec<Part>, NodeListError> {
+/// Parses a name with balanced brackets.
+fn parse_name(text: &str) -> Result<Vec<NamePart>, NodeListError> {
     if text.is_empty() {
         return Err(NodeListError::NoName);
     }
@@ -86,20 +86,22 @@ fn parse_name(text: &str) -> Result<Vec<Part>, NodeListError> {
         let (inside, after) = after
             .split_once(']')
             .ok_or_else(|| NodeListError::Brackets(text.into()))?;
-        parts.push(Part::Text(before.into()));
+        parts.push(NamePart::Text(before.into()));
         let ranges = inside.split(',').map(parse_range);
-        parts.push(Part::Numbers(ranges.collect::<Result<_, _>>()?));
+        parts.push(NamePart::Numbers(ranges.collect::<Result<_, _>>()?));
         rest = after;
     }
-    parts.push(Part::Text(rest.into()));
+    parts.push(NamePart::Text(rest.into()));
     Ok(parts)
 }
 
 fn parse_range(text: &str) -> Result<Range, NodeListError> {
     let wrong = || NodeListError::Range(text.into());
-    let number = |digits: &str| match digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => digits.parse::<u64>().map_err(|_| wrong()),
-        false => Err(wrong()),
+    let number = |digits: &str| {
+        if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(wrong());
+        }
+        digits.parse::<u64>().map_err(|_| wrong())
     };
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let range = Range {
@@ -107,10 +109,11 @@ fn parse_range(text: &str) -> Result<Range, NodeListError> {
         last: number(last)?,
         width: first.len(),
     };
-    // No host has more digits, and their number must be one that can be counted.
-    match range.first <= range.last && range.last < u64::MAX && range.width <= 20 {
-        true => Ok(range),
-        false => Err(wrong()),
+    // Limits the digits of a host, and the number of hosts to a u64.
+    if range.first <= range.last && range.last < u64::MAX && range.width <= 20 {
+        Ok(range)
+    } else {
+        Err(wrong())
     }
 }
 
@@ -120,23 +123,26 @@ impl Range {
     }
 }
 
-/// How many hosts a name stands for.
-fn choices(parts: &[Part]) -> u64 {
-    parts.iter().map(Part::choices).fold(1, u64::saturating_mul)
+/// The number of hosts that a name expands to.
+fn count_hosts(parts: &[NamePart]) -> u64 {
+    parts
+        .iter()
+        .map(NamePart::count_hosts)
+        .fold(1, u64::saturating_mul)
 }
 
-impl Part {
-    fn choices(&self) -> u64 {
+impl NamePart {
+    fn count_hosts(&self) -> u64 {
         match self {
-            Part::Text(_) => 1,
-            Part::Numbers(ranges) => ranges.iter().map(Range::len).fold(0, u64::saturating_add),
+            NamePart::Text(_) => 1,
+            NamePart::Numbers(ranges) => ranges.iter().map(Range::len).fold(0, u64::saturating_add),
         }
     }
 
     fn text(&self, mut index: u64) -> String {
         let ranges = match self {
-            Part::Text(text) => return text.clone(),
-            Part::Numbers(ranges) => ranges,
+            NamePart::Text(text) => return text.clone(),
+            NamePart::Numbers(ranges) => ranges,
         };
         for range in ranges {
             if index < range.len() {
@@ -148,40 +154,40 @@ impl Part {
     }
 }
 
-/// The host at `index` of those that a name stands for.
-fn name(parts: &[Part], mut index: u64) -> String {
+/// The host at `index` of those that a name expands to.
+fn name(parts: &[NamePart], mut index: u64) -> String {
     let mut texts: Vec<String> = Vec::with_capacity(parts.len());
     for part in parts.iter().rev() {
-        texts.push(part.text(index % part.choices()));
-        index /= part.choices();
+        texts.push(part.text(index % part.count_hosts()));
+        index /= part.count_hosts();
     }
     texts.reverse();
     texts.concat()
 }
 
-/// The tasks of a step on each node, from the short form `4(x2),3`, which is `4, 4, 3`.
+/// The tasks of a step on each node, from the compressed form `4(x2),3`, which is `4, 4, 3`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TasksPerNode(Vec<(usize, usize)>);
 
 impl TasksPerNode {
-    /// `None` for what Slurm does not write so.
+    /// `None` if the text is not in Slurm's format.
     pub fn parse(text: &str) -> Option<TasksPerNode> {
         let counts: Option<Vec<_>> = text.split(',').map(parse_count).collect();
         let tasks = TasksPerNode(counts?);
         tasks.total_checked().is_some().then_some(tasks)
     }
 
-    /// The nodes of the step.
+    /// The number of nodes.
     pub fn nodes(&self) -> usize {
         self.0.iter().map(|(_, nodes)| nodes).sum()
     }
 
-    /// The tasks on all of them.
+    /// The number of tasks on all nodes.
     pub fn total(&self) -> usize {
         self.0.iter().map(|(tasks, nodes)| tasks * nodes).sum()
     }
 
-    /// The tasks on one of them.
+    /// The number of tasks on one node.
     pub fn on(&self, mut node: usize) -> Option<usize> {
         for (tasks, nodes) in &self.0 {
             match node.checked_sub(*nodes) {
@@ -192,7 +198,7 @@ impl TasksPerNode {
         None
     }
 
-    /// `None` where the tasks or the nodes are too many to count.
+    /// `None` if tasks or nodes overflow a `usize`.
     fn total_checked(&self) -> Option<usize> {
         self.0
             .iter()
@@ -205,9 +211,9 @@ impl TasksPerNode {
 
 /// `4(x2)` or `4` as tasks and nodes.
 fn parse_count(text: &str) -> Option<(usize, usize)> {
-    let number = |digits: &str| match digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => digits.parse::<usize>().ok(),
-        false => None,
+    let number = |digits: &str| {
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| digits.parse::<usize>().ok()).flatten()
     };
     match text.split_once("(x") {
         None => Some((number(text)?, 1)),

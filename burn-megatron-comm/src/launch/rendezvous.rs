@@ -1,33 +1,33 @@
-//! Where the ranks meet, from what the variables say.
+//! The address of the rendezvous and the id of the run, from the environment variables.
 
 use super::Launcher;
 use super::address::{Address, check_host, parse_port};
-use super::error::LaunchError;
-use super::seat::Seat;
+use super::error::LaunchEnvError;
+use super::rank_info::RankInfo;
 use super::slurm;
 use super::vars::{Variable, Vars};
 
-/// The first of the ports that are derived from a job, below those that a system gives out by itself.
+/// The first port that is derived from a job, below the system's ephemeral ports.
 const FIRST_PORT: u16 = 15_000;
 
-/// How many they are.
+/// The number of such ports.
 const PORTS: u16 = 10_000;
 
-/// Something, and the variables that say it.
-pub(super) type Said<T> = (T, String);
+/// A value, and the variables that it was read from.
+pub(super) type Sourced<T> = (T, String);
 
-/// The address, with the variables that it is from.
+/// The address of the rendezvous.
 pub(super) fn rendezvous(
     vars: Vars,
     launcher: Launcher,
-    seat: &Seat,
-) -> Result<Option<Said<Address>>, LaunchError> {
-    if let Some(whole) = vars.get("BURN_MEGATRON_RENDEZVOUS") {
-        return whole_address(vars, whole).map(Some);
+    info: &RankInfo,
+) -> Result<Option<Sourced<Address>>, LaunchEnvError> {
+    if let Some(full) = vars.get("BURN_MEGATRON_RENDEZVOUS") {
+        return full_address(vars, full).map(Some);
     }
     let host = match vars.get("MASTER_ADDR") {
         Some(given) => Some(given_host(&given)?),
-        None => launchers_host(vars, launcher, seat)?,
+        None => launcher_host(vars, launcher, info)?,
     };
     let Some((host, host_from)) = host else {
         return no_host(vars).map(|()| None);
@@ -39,24 +39,24 @@ pub(super) fn rendezvous(
     )))
 }
 
-fn whole_address(vars: Vars, whole: Variable) -> Result<Said<Address>, LaunchError> {
-    let wrong = |source| LaunchError::Address {
-        variable: whole.to_string(),
+fn full_address(vars: Vars, full: Variable) -> Result<Sourced<Address>, LaunchEnvError> {
+    let wrong = |source| LaunchEnvError::Address {
+        variable: full.to_string(),
         source,
     };
-    let address: Address = whole.value.parse().map_err(wrong)?;
+    let address: Address = full.value.parse().map_err(wrong)?;
     match own_port(vars)? {
-        Some((port, from)) if port != address.port => Err(LaunchError::Disagree {
+        Some((port, from)) if port != address.port => Err(LaunchEnvError::Conflict {
             what: "port of the rendezvous",
-            first: whole.to_string(),
+            first: full.to_string(),
             second: from,
         }),
-        _ => Ok((address, whole.to_string())),
+        _ => Ok((address, full.to_string())),
     }
 }
 
-fn given_host(given: &Variable) -> Result<Said<String>, LaunchError> {
-    let wrong = |source| LaunchError::Address {
+fn given_host(given: &Variable) -> Result<Sourced<String>, LaunchEnvError> {
+    let wrong = |source| LaunchEnvError::Address {
         variable: given.to_string(),
         source,
     };
@@ -64,43 +64,43 @@ fn given_host(given: &Variable) -> Result<Said<String>, LaunchError> {
     Ok((host, given.to_string()))
 }
 
-fn launchers_host(
+fn launcher_host(
     vars: Vars,
     launcher: Launcher,
-    seat: &Seat,
-) -> Result<Option<Said<String>>, LaunchError> {
-    let all_here = seat.local_world_size.value == seat.world_size.value;
+    info: &RankInfo,
+) -> Result<Option<Sourced<String>>, LaunchEnvError> {
+    let all_here = info.local_world_size.value == info.world_size.value;
     match launcher {
         Launcher::Slurm | Launcher::Pmix => {
             let (host, from) = slurm::first_host(vars)?;
-            let wrong = |source| LaunchError::Address {
+            let wrong = |source| LaunchEnvError::Address {
                 variable: from.clone(),
                 source,
             };
             Ok(Some((check_host(&host).map_err(wrong)?, from)))
         }
         Launcher::OpenMpi if all_here => {
-            let from = format!("{} (all on one machine)", seat.local_world_size.from);
+            let from = format!("{} (all on one machine)", info.local_world_size.from);
             Ok(Some(("127.0.0.1".into(), from)))
         }
         _ => Ok(None),
     }
 }
 
-/// A port for a host that nobody names is a mistake.
-fn no_host(vars: Vars) -> Result<(), LaunchError> {
+/// A port without a host is an error.
+fn no_host(vars: Vars) -> Result<(), LaunchEnvError> {
     match vars.get("MASTER_PORT") {
         None => Ok(()),
-        Some(port) => Err(LaunchError::Missing {
+        Some(port) => Err(LaunchEnvError::Missing {
             found: port.to_string(),
             missing: "MASTER_ADDR".into(),
-            cure: "set it to the host of rank 0, or unset MASTER_PORT",
+            hint: "set it to the host of rank 0, or unset MASTER_PORT",
         }),
     }
 }
 
-/// The port on a host that `host_from` names.
-fn port(vars: Vars, launcher: Launcher, host_from: &str) -> Result<Said<u16>, LaunchError> {
+/// The port on the host that was read from `host_from`.
+fn port(vars: Vars, launcher: Launcher, host_from: &str) -> Result<Sourced<u16>, LaunchEnvError> {
     if let Some(own) = own_port(vars)? {
         return Ok(own);
     }
@@ -109,27 +109,30 @@ fn port(vars: Vars, launcher: Launcher, host_from: &str) -> Result<Said<u16>, La
     }
     match job(vars, launcher)? {
         Some((job, from)) => Ok((port_of(&job), from)),
-        None => Err(LaunchError::Missing {
+        None => Err(LaunchEnvError::Missing {
             found: host_from.into(),
             missing: "MASTER_PORT".into(),
-            cure: "set it to a port that is free on that host",
+            hint: "set it to a port that is free on that host",
         }),
     }
 }
 
-fn own_port(vars: Vars) -> Result<Option<Said<u16>>, LaunchError> {
+fn own_port(vars: Vars) -> Result<Option<Sourced<u16>>, LaunchEnvError> {
     let own = vars.get("BURN_MEGATRON_PORT");
     own.map(|own| read_port(&own)).transpose()
 }
 
-/// torchrun's agent listens on `MASTER_PORT` itself where it says that its store is to be used, so
-/// that the ranks need the next one.
-fn given_port(vars: Vars, launcher: Launcher, given: &Variable) -> Result<Said<u16>, LaunchError> {
+/// torchrun's agent listens on `MASTER_PORT` itself if its store is in use, so the ranks use the next port.
+fn given_port(
+    vars: Vars,
+    launcher: Launcher,
+    given: &Variable,
+) -> Result<Sourced<u16>, LaunchEnvError> {
     let (port, from) = read_port(given)?;
     let agent = vars.get("TORCHELASTIC_USE_AGENT_STORE");
     match agent {
         Some(agent) if launcher == Launcher::Torchrun && agent.value == "True" => {
-            let above = port.checked_add(1).ok_or(LaunchError::NoPortAbove {
+            let above = port.checked_add(1).ok_or(LaunchEnvError::NoPortAbove {
                 variable: from.clone(),
             })?;
             Ok((above, format!("{from} + 1 as {agent}")))
@@ -138,8 +141,8 @@ fn given_port(vars: Vars, launcher: Launcher, given: &Variable) -> Result<Said<u
     }
 }
 
-fn read_port(given: &Variable) -> Result<Said<u16>, LaunchError> {
-    let wrong = |source| LaunchError::Address {
+fn read_port(given: &Variable) -> Result<Sourced<u16>, LaunchEnvError> {
+    let wrong = |source| LaunchEnvError::Address {
         variable: given.to_string(),
         source,
     };
@@ -147,47 +150,50 @@ fn read_port(given: &Variable) -> Result<Said<u16>, LaunchError> {
     Ok((port, given.to_string()))
 }
 
-/// A name that all ranks of a run have in common and other runs do not have.
+/// The id of a run: equal on all its ranks, and different from that of other runs.
 #[derive(Clone, Debug)]
-pub(super) enum Job {
+pub(super) enum JobId {
     Slurm { job: usize, step: usize },
     Named(String),
 }
 
-/// The name of the run under this launcher.
-pub(super) fn job(vars: Vars, launcher: Launcher) -> Result<Option<Said<Job>>, LaunchError> {
+/// The id of the run under this launcher.
+pub(super) fn job(
+    vars: Vars,
+    launcher: Launcher,
+) -> Result<Option<Sourced<JobId>>, LaunchEnvError> {
     let variable = match launcher {
         Launcher::Slurm | Launcher::Pmix => {
             let (job, step) = slurm::job(vars)?;
             let from = format!("{}, {}", job.from, step.from);
             let (job, step) = (job.value, step.value);
-            return Ok(Some((Job::Slurm { job, step }, from)));
+            return Ok(Some((JobId::Slurm { job, step }, from)));
         }
         Launcher::OpenMpi => vars.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]),
-        // What torchrun says where nobody named the run.
+        // "none" is torchrun's default.
         Launcher::Torchrun => vars
             .get("TORCHELASTIC_RUN_ID")
             .filter(|id| id.value != "none"),
         Launcher::BurnMegatron | Launcher::Manual => None,
     };
-    Ok(variable.map(|variable| (Job::Named(variable.value.clone()), variable.to_string())))
+    Ok(variable.map(|variable| (JobId::Named(variable.value.clone()), variable.to_string())))
 }
 
-impl Job {
+impl JobId {
     pub fn name(&self) -> String {
         match self {
-            Job::Slurm { job, step } => format!("{job}.{step}"),
-            Job::Named(name) => name.clone(),
+            JobId::Slurm { job, step } => format!("{job}.{step}"),
+            JobId::Named(name) => name.clone(),
         }
     }
 }
 
-/// A port that every rank of a run derives alike.
-fn port_of(job: &Job) -> u16 {
+/// The port derived from the id of the run, equal on all ranks.
+fn port_of(job: &JobId) -> u16 {
     let number = match job {
-        // The steps of a job lie 997 apart, out of the way of the jobs that follow it.
-        Job::Slurm { job, step } => (*job as u64).wrapping_add((*step as u64).wrapping_mul(997)),
-        Job::Named(name) => hash(name),
+        // The steps of a job are 997 apart, so that they do not collide with the following jobs.
+        JobId::Slurm { job, step } => (*job as u64).wrapping_add((*step as u64).wrapping_mul(997)),
+        JobId::Named(name) => hash(name),
     };
     FIRST_PORT + (number % u64::from(PORTS)) as u16
 }

@@ -1,15 +1,15 @@
-//! What `srun` says about a task.
+//! The variables that `srun` sets for a task.
 
-use super::error::LaunchError;
+use super::error::LaunchEnvError;
 use super::node_list::{NodeList, TasksPerNode};
-use super::seat::{Seat, agree, check_below};
+use super::rank_info::{RankInfo, check_below, check_equal};
 use super::vars::{Number, Vars};
 
-/// Slurm numbers the steps that `srun` starts up to here; above are the batch script, the shell of
-/// `salloc` and others that are no tasks of ours.
+/// The largest id of a step of `srun`; above are the batch script, the shell of `salloc` and others that Slurm
+/// reserves.
 const LAST_STEP: usize = 0xffff_fff0;
 
-const CURE: &str = "srun sets both; pass all of SLURM_* on";
+const HINT: &str = "srun sets both; pass all of SLURM_* on";
 
 const NODE_LISTS: [&str; 3] = [
     "SLURM_STEP_NODELIST",
@@ -17,18 +17,18 @@ const NODE_LISTS: [&str; 3] = [
     "SLURM_NODELIST",
 ];
 
-/// Whether this process is a task that `srun` started. Under `sbatch` and `salloc`, `SLURM_PROCID` is 0
-/// and `SLURM_NTASKS` is the size of the job before any task runs; but there is no `SLURM_STEP_ID`, or,
-/// in the shell that newer versions of `salloc` start, one out of those that Slurm keeps for itself.
-pub(super) fn is_task(vars: Vars) -> Result<bool, LaunchError> {
+/// Whether this process is a task of `srun`. Under `sbatch` and `salloc`, `SLURM_PROCID` is 0 and
+/// `SLURM_NTASKS` is the size of the job outside of tasks too; but `SLURM_STEP_ID` is not set, or, in the shell
+/// of newer versions of `salloc`, is a reserved one.
+pub(super) fn is_task(vars: Vars) -> Result<bool, LaunchEnvError> {
     let step = vars.number("SLURM_STEP_ID")?;
     Ok(step.is_some_and(|step| step.value <= LAST_STEP))
 }
 
-pub(super) fn seat(vars: Vars) -> Result<Seat, LaunchError> {
-    let number = |names: &[&'static str]| vars.needed("SLURM_STEP_ID", names, CURE)?.number();
+pub(super) fn rank_info(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
+    let number = |names: &[&'static str]| vars.needed("SLURM_STEP_ID", names, HINT)?.number();
     let world_size = number(&["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"])?;
-    Ok(Seat {
+    Ok(RankInfo {
         rank: number(&["SLURM_PROCID"])?,
         local_rank: number(&["SLURM_LOCALID"])?,
         local_world_size: local_world_size(vars, &world_size)?,
@@ -37,21 +37,21 @@ pub(super) fn seat(vars: Vars) -> Result<Seat, LaunchError> {
 }
 
 /// The tasks on this node.
-fn local_world_size(vars: Vars, world_size: &Number) -> Result<Number, LaunchError> {
+fn local_world_size(vars: Vars, world_size: &Number) -> Result<Number, LaunchEnvError> {
     let names = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
-    let per_node = vars.needed("SLURM_STEP_ID", &names, CURE)?;
+    let per_node = vars.needed("SLURM_STEP_ID", &names, HINT)?;
     let node = vars
-        .needed("SLURM_STEP_ID", &["SLURM_NODEID"], CURE)?
+        .needed("SLURM_STEP_ID", &["SLURM_NODEID"], HINT)?
         .number()?;
-    let tasks = TasksPerNode::parse(&per_node.value).ok_or_else(|| LaunchError::Value {
+    let tasks = TasksPerNode::parse(&per_node.value).ok_or_else(|| LaunchEnvError::Value {
         variable: per_node.to_string(),
-        fits: "numbers of tasks such as 4(x2),3",
+        expected: "numbers of tasks such as 4(x2),3",
     })?;
-    let said = |value| Number {
+    let number = |value| Number {
         value,
         from: per_node.to_string(),
     };
-    agree("number of ranks", &said(tasks.total()), world_size)?;
+    check_equal("number of ranks", &number(tasks.total()), world_size)?;
     let nodes = Number {
         value: tasks.nodes(),
         from: format!("the number of nodes in {per_node}"),
@@ -63,11 +63,11 @@ fn local_world_size(vars: Vars, world_size: &Number) -> Result<Number, LaunchErr
     })
 }
 
-/// The host of rank 0, which is the first of the step unless its hosts were given in another order
+/// The host of rank 0: the first of the step, unless the order of hosts was changed
 /// (`--distribution=arbitrary`; set `MASTER_ADDR` then).
-pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchError> {
-    let list = vars.needed("SLURM_STEP_ID", &NODE_LISTS, CURE)?;
-    let node_list = |source| LaunchError::NodeList {
+pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchEnvError> {
+    let list = vars.needed("SLURM_STEP_ID", &NODE_LISTS, HINT)?;
+    let node_list = |source| LaunchEnvError::NodeList {
         variable: list.to_string(),
         source,
     };
@@ -76,8 +76,8 @@ pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchError> {
     Ok((first, list.to_string()))
 }
 
-/// `1234.0` from job and step, with the variables.
-pub(super) fn job(vars: Vars) -> Result<(Number, Number), LaunchError> {
-    let number = |name| vars.needed("SLURM_STEP_ID", &[name], CURE)?.number();
+/// The ids of job and step.
+pub(super) fn job(vars: Vars) -> Result<(Number, Number), LaunchEnvError> {
+    let number = |name| vars.needed("SLURM_STEP_ID", &[name], HINT)?.number();
     Ok((number("SLURM_JOB_ID")?, number("SLURM_STEP_ID")?))
 }

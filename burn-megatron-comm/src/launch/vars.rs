@@ -1,21 +1,21 @@
-//! Reading variables so that what goes wrong can be told with their names.
+//! Reads environment variables, with their names for errors.
 
 use std::fmt;
 
-use super::error::LaunchError;
+use super::error::LaunchEnvError;
 
 /// The environment.
 #[derive(Clone, Copy)]
 pub(super) struct Vars<'a>(pub &'a dyn Fn(&str) -> Option<String>);
 
-/// A variable that is set. It is written `NAME=value`.
+/// A variable that is set. Its `Display` is `NAME=value`.
 #[derive(Clone, Debug)]
 pub(super) struct Variable {
     pub name: &'static str,
     pub value: String,
 }
 
-/// A number, and the variables that say it.
+/// A number, and the variables that it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Number {
     pub value: usize,
@@ -24,23 +24,24 @@ pub(super) struct Number {
 
 impl fmt::Display for Variable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // An empty value would look as if the rest of the message was it.
-        match self.value.is_empty() {
-            true => write!(f, "{}=\"\"", self.name),
-            false => write!(f, "{}={}", self.name, self.value),
+        // Quotes keep an empty value apart from the rest of the message.
+        if self.value.is_empty() {
+            write!(f, "{}=\"\"", self.name)
+        } else {
+            write!(f, "{}={}", self.name, self.value)
         }
     }
 }
 
 impl Variable {
     /// The value as a whole number.
-    pub fn number(self) -> Result<Number, LaunchError> {
+    pub fn number(self) -> Result<Number, LaunchEnvError> {
         let from = self.to_string();
         match parse(&self.value) {
             Some(value) => Ok(Number { value, from }),
-            None => Err(LaunchError::Value {
+            None => Err(LaunchEnvError::Value {
                 variable: from,
-                fits: "a whole number from 0",
+                expected: "a whole number",
             }),
         }
     }
@@ -61,32 +62,30 @@ impl Vars<'_> {
         names.iter().find_map(|name| self.get(name))
     }
 
-    pub fn number(&self, name: &'static str) -> Result<Option<Number>, LaunchError> {
+    pub fn number(&self, name: &'static str) -> Result<Option<Number>, LaunchEnvError> {
         self.get(name).map(Variable::number).transpose()
     }
 
-    /// One of several names must be set where `beside` is.
+    /// The first of several names that is set. One must be, as `beside` is.
     pub fn needed(
         &self,
         beside: &'static str,
         names: &[&'static str],
-        cure: &'static str,
-    ) -> Result<Variable, LaunchError> {
-        self.first(names).ok_or_else(|| LaunchError::Missing {
+        hint: &'static str,
+    ) -> Result<Variable, LaunchEnvError> {
+        self.first(names).ok_or_else(|| LaunchEnvError::Missing {
             found: self
                 .get(beside)
                 .map_or(beside.into(), |found| found.to_string()),
             missing: names.join(" or "),
-            cure,
+            hint,
         })
     }
 }
 
-/// Digits alone: `usize` would also take a sign.
+/// Only digits: `usize` would accept a sign.
 fn parse(text: &str) -> Option<usize> {
     let text = text.trim();
-    match text.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => text.parse().ok(),
-        false => None,
-    }
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().ok()).flatten()
 }

@@ -1,4 +1,4 @@
-//! The axes of a mesh and the order in which they count ranks.
+//! The axes of a mesh and the order in which they number ranks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::MeshError;
 
-/// One way of dividing work among ranks.
+/// One kind of parallelism.
 ///
-/// Written in full in messages and files (`tensor`, `expert-tensor`), and by two letters in an
-/// [`AxisOrder`] (`tp`).
+/// Written in full in messages and files (`tensor`, `expert-tensor`), and abbreviated in an [`AxisOrder`]
+/// (`tp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Axis {
@@ -18,11 +18,11 @@ pub enum Axis {
     Tensor,
     /// Each rank holds a slice of every sequence.
     Context,
-    /// Each rank holds some of the experts of a mixture.
+    /// Each rank holds some of the experts.
     Expert,
     /// Each rank holds a slice of every expert's weight matrices.
     ExpertTensor,
-    /// Each rank holds a whole copy of its part of the model and reads different samples.
+    /// Each rank holds a replica of its part of the model and reads different samples.
     Data,
     /// Each rank holds some of the layers.
     Pipeline,
@@ -51,7 +51,7 @@ impl Axis {
         }
     }
 
-    /// The two letters (three for expert-tensor) by which the field abbreviates the axis.
+    /// The usual abbreviation: `tp`, `cp`, `ep`, `etp`, `dp` or `pp`.
     pub const fn abbreviation(self) -> &'static str {
         match self {
             Axis::Tensor => "tp",
@@ -70,11 +70,10 @@ impl fmt::Display for Axis {
     }
 }
 
-/// The order in which the axes count ranks: neighbours on the left-most axis are neighbouring
-/// ranks.
+/// The order in which the axes number ranks: the left-most axis varies fastest.
 ///
 /// Written `tp-cp-ep-dp-pp`, which is the default. In the expert grid `tp` stands for
-/// expert-tensor, so that expert-tensor has no name of its own here. An axis of size 1 may be left
+/// expert-tensor, which has no name of its own here. An axis of size 1 may be left
 /// out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -94,7 +93,7 @@ impl AxisOrder {
         &self.0
     }
 
-    /// This order with the axes it leaves out appended.
+    /// This order with the missing axes appended.
     pub(super) fn completed(&self) -> AxisOrder {
         let left_out = Self::ORDERED
             .into_iter()

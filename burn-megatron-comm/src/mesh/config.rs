@@ -1,13 +1,13 @@
-//! The sizes that a user asks for.
+//! The requested parallel sizes.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Axis, AxisOrder};
 
-/// How many ways the work is divided along each axis.
+/// The size of each axis.
 ///
-/// A plain value: nothing is checked until [`Mesh::new`](super::Mesh::new) lays it over a world. In
-/// a file every field may be left out, and an unknown field is an error.
+/// A plain value, checked by [`Mesh::new`](super::Mesh::new). In a file every field is optional, and an
+/// unknown field is an error.
 ///
 /// ```text
 /// tensor = 2
@@ -23,15 +23,15 @@ pub struct ParallelConfig {
     pub context: usize,
     /// Ranks that share the layers.
     pub pipeline: usize,
-    /// Copies of the model; `None` takes whatever the other axes leave of the world.
+    /// Replicas of the model; `None` is the size of the world divided by the other axes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<usize>,
-    /// Ranks that share the experts of a mixture.
+    /// Ranks that share the experts.
     pub expert: usize,
     /// Ranks that share every expert's weight matrices; `None` is the same as `tensor`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_tensor: Option<usize>,
-    /// The order in which the axes count ranks.
+    /// The order in which the axes number ranks.
     pub order: AxisOrder,
 }
 
@@ -73,13 +73,13 @@ impl ParallelConfig {
         self
     }
 
-    /// Sets the number of copies of the model, instead of taking what is left of the world.
+    /// Sets the number of replicas of the model, instead of deriving it from the world.
     pub fn with_data(mut self, size: usize) -> Self {
         self.data = Some(size);
         self
     }
 
-    /// Sets the number of ranks that share the experts of a mixture.
+    /// Sets the number of ranks that share the experts.
     pub fn with_expert(mut self, size: usize) -> Self {
         self.expert = size;
         self
@@ -91,7 +91,7 @@ impl ParallelConfig {
         self
     }
 
-    /// Sets the order in which the axes count ranks.
+    /// Sets the order in which the axes number ranks.
     pub fn with_order(mut self, order: AxisOrder) -> Self {
         self.order = order;
         self
@@ -109,28 +109,28 @@ impl ParallelConfig {
         }
     }
 
-    /// The ranks this needs: `tensor x context x pipeline x data`.
+    /// The required number of ranks: `tensor x context x pipeline x data`.
     ///
-    /// `None` where `data` is left to the world, or where the product is more than a `usize` holds.
+    /// `None` if `data` is `None`, or if the product overflows a `usize`.
     pub fn world_size(&self) -> Option<usize> {
         self.replica_size()?.checked_mul(self.data?)
     }
 
-    /// The ranks of one copy of the model; `None` where that is more than a `usize` holds.
+    /// The ranks of one replica of the model; `None` on overflow.
     pub(super) fn replica_size(&self) -> Option<usize> {
         self.tensor
             .checked_mul(self.context)?
             .checked_mul(self.pipeline)
     }
 
-    /// The ranks of one copy of the experts; `None` where that is more than a `usize` holds.
+    /// The ranks of one replica of the experts; `None` on overflow.
     pub(super) fn expert_replica_size(&self) -> Option<usize> {
         self.expert_tensor_size()
             .checked_mul(self.expert)?
             .checked_mul(self.pipeline)
     }
 
-    /// The size of the expert-tensor axis, chosen or inherited from `tensor`.
+    /// The size of the expert-tensor axis, which defaults to that of `tensor`.
     pub(super) fn expert_tensor_size(&self) -> usize {
         self.expert_tensor.unwrap_or(self.tensor)
     }

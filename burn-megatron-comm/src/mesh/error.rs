@@ -1,4 +1,4 @@
-//! What can be wrong with a mesh, and what would be right.
+//! Errors of a mesh, with the values that would be valid.
 
 use std::fmt;
 
@@ -8,48 +8,48 @@ use super::{Axis, AxisOrder};
 /// Why a mesh, an order or a split was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
-    /// The configuration does not lie over the world.
+    /// The configuration does not match the world.
     #[error("{fault}; what fits: {fits}")]
-    Unfit {
-        /// What is wrong.
-        fault: Fault,
-        /// What would be right.
-        fits: Box<Fits>,
+    InvalidLayout {
+        /// The first fault.
+        fault: MeshFault,
+        /// Changes that would be valid.
+        fits: Box<Suggestions>,
     },
-    /// A name in an [`AxisOrder`] is no axis.
-    #[error("\"{name}\" in the order \"{order}\" is no axis; the axes are tp, cp, ep, dp and pp")]
+    /// A name in an [`AxisOrder`] is not an axis.
+    #[error("invalid axis \"{name}\" in the order \"{order}\": expected tp, cp, ep, dp or pp")]
     UnknownAxis {
-        /// The name as it stands in the order.
+        /// The name as given.
         name: String,
         /// The whole order.
         order: String,
     },
     /// An [`AxisOrder`] names an axis twice.
-    #[error("{} stands twice in the order \"{order}\"; name each axis once", axis.abbreviation())]
+    #[error("duplicate axis {} in the order \"{order}\": expected each axis once", axis.abbreviation())]
     DuplicateAxis {
         /// The repeated axis.
         axis: Axis,
         /// The whole order.
         order: String,
     },
-    /// A number of things cannot be shared out evenly over an axis.
+    /// A number of items is not divisible by the size of an axis.
     #[error("{what} {size} cannot be split over {axis} = {parts}; {} can", listed(fits, 1, *size))]
     Uneven {
-        /// What was to be split.
+        /// The name of the items.
         what: String,
-        /// How many of them there are.
+        /// The number of items.
         size: usize,
-        /// The axis over which they were to be split.
+        /// The axis.
         axis: Axis,
         /// The size of that axis.
         parts: usize,
-        /// Sizes of the axis that divide `size`, the nearest ones where there are many.
+        /// Sizes of the axis that divide `size`; the nearest ones if there are many.
         fits: Vec<usize>,
     },
-    /// Micro-batches do not make up a rank's share of a batch.
+    /// The samples of a rank are not a multiple of the micro-batch.
     #[error(
-        "{samples} samples over data = {data} are {share} for each rank, which micro-batches of \
-         {micro_batch} do not make up; micro-batches of {} do", listed(fits, 1, *share)
+        "{samples} samples over data = {data} are {share} per rank, not a multiple of the micro-batch size \
+         {micro_batch}: expected {}", listed(fits, 1, *share)
     )]
     MicroBatch {
         /// Samples of a step.
@@ -60,47 +60,47 @@ pub enum MeshError {
         share: usize,
         /// Samples of a micro-batch.
         micro_batch: usize,
-        /// Sizes that divide the share, the nearest ones where there are many.
+        /// Sizes that divide the samples of a rank; the nearest ones if there are many.
         fits: Vec<usize>,
     },
-    /// There is nothing to share out.
+    /// There are no items to split.
     #[error(
         "{what} 0 cannot be split over {axis} = {parts}; a multiple of {} can",
         (*parts).max(1)
     )]
     NothingToSplit {
-        /// What was to be split.
+        /// The name of the items.
         what: String,
-        /// The axis over which it was to be split.
+        /// The axis.
         axis: Axis,
         /// The size of that axis.
         parts: usize,
     },
 }
 
-/// The first thing found wrong with a configuration.
+/// The first fault of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// There are no ranks to lay anything over.
+pub enum MeshFault {
+    /// The world has no ranks.
     #[error("the world has 0 ranks")]
     EmptyWorld,
-    /// An axis has no ranks. An axis that is not used has size 1.
-    #[error("{axis} = 0, but an axis has at least 1 rank")]
+    /// The size of an axis is 0. An axis that is not used has size 1.
+    #[error("invalid {axis} = 0: expected at least 1")]
     ZeroSize {
         /// The axis.
         axis: Axis,
     },
-    /// The sizes of one grid, multiplied, do not suit the world.
+    /// The product of the sizes of one grid does not match the world.
     #[error("{sizes} needs {need}, the world has {world}")]
     Product {
         /// The axes and their sizes, as in `tensor 2 x context 1 x pipeline 3`.
         sizes: String,
-        /// The number of ranks they call for.
-        need: Need,
-        /// The number of ranks there are.
+        /// The required number of ranks.
+        need: RequiredRanks,
+        /// The number of ranks of the world.
         world: usize,
     },
-    /// The order leaves out an axis that has more than one rank.
+    /// The order does not contain an axis of more than one rank.
     #[error(
         "the order {order} leaves out {}, but {axis} = {size} in one of the grids",
         axis.abbreviation()
@@ -108,13 +108,13 @@ pub enum Fault {
     MissingAxis {
         /// The axis. Tensor stands for expert-tensor as well, as it does in an order.
         axis: Axis,
-        /// Its size, the larger one of the two grids.
+        /// The larger one of its sizes in the two grids.
         size: usize,
         /// The order.
         order: AxisOrder,
     },
-    /// The pipelines of the dense grid and of the expert grid would not be the same ranks, or the
-    /// order does not end with the pipeline and the data sizes differ.
+    /// The pipelines of the dense and the expert grid are not the same ranks, or the order does not end with
+    /// the pipeline and the data sizes differ.
     #[error(
         "with the order {order} the pipelines of the two grids do not line up: \
          data {dense_data} and pipeline stride {dense_stride} in the dense grid, \
@@ -125,48 +125,48 @@ pub enum Fault {
         order: AxisOrder,
         /// The data size of the dense grid.
         dense_data: usize,
-        /// The distance between neighbouring stages in the dense grid, in ranks.
+        /// The stride of the pipeline axis in the dense grid, in ranks.
         dense_stride: usize,
         /// The data size of the expert grid.
         expert_data: usize,
-        /// The distance between neighbouring stages in the expert grid, in ranks.
+        /// The stride of the pipeline axis in the expert grid, in ranks.
         expert_stride: usize,
     },
 }
 
-/// The number of ranks that some sizes call for.
+/// The number of ranks that a grid requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// This many, no more and no less.
+pub enum RequiredRanks {
+    /// Exactly this many.
     Exactly(usize),
-    /// Any multiple of this many.
+    /// A multiple of this many.
     MultipleOf(usize),
     /// More than a `usize` holds.
     Uncountable,
 }
 
-impl fmt::Display for Need {
+impl fmt::Display for RequiredRanks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Need::Exactly(ranks) => write!(f, "exactly {}", counted(*ranks)),
-            Need::MultipleOf(ranks) => write!(f, "a multiple of {}", counted(*ranks)),
-            Need::Uncountable => write!(f, "more ranks than can be counted"),
+            RequiredRanks::Exactly(ranks) => write!(f, "exactly {}", counted(*ranks)),
+            RequiredRanks::MultipleOf(ranks) => write!(f, "a multiple of {}", counted(*ranks)),
+            RequiredRanks::Uncountable => write!(f, "more ranks than can be counted"),
         }
     }
 }
 
-/// Changes of one thing, everything else staying, with which the configuration makes a mesh.
+/// Single changes that would make the configuration valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fits {
-    /// World sizes, next to the one at hand.
+pub struct Suggestions {
+    /// World sizes next to the given one.
     pub worlds: Vec<usize>,
-    /// Axes, and a few sizes of each, the nearest ones to what was asked for.
+    /// Axes, with the valid sizes that are nearest to the requested one.
     pub sizes: Vec<(Axis, Vec<usize>)>,
     /// Another order of the axes.
     pub order: Option<AxisOrder>,
 }
 
-impl fmt::Display for Fits {
+impl fmt::Display for Suggestions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let worlds = match self.worlds.last() {
             None => None,

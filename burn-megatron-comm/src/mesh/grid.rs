@@ -1,35 +1,35 @@
-//! A rectangular numbering of ranks, and the families of groups that follow from it.
+//! A rectangular numbering of ranks, and the groups over any set of its axes.
 
 use super::Axis;
 
 /// Ranks numbered by axes: `rank = sum of coordinate x stride`, the first axis having stride 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Grid {
-    levels: Vec<Level>,
+    levels: Vec<GridAxis>,
 }
 
 /// One axis of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Level {
+struct GridAxis {
     axis: Axis,
     size: usize,
     stride: usize,
 }
 
-impl Level {
+impl GridAxis {
     fn coordinate(&self, rank: usize) -> usize {
         rank / self.stride % self.size
     }
 }
 
 impl Grid {
-    /// A grid of these sizes, none of them zero, whose product fits a `usize`.
+    /// A grid of these sizes, which must not be 0, and whose product must not overflow.
     pub(super) fn new(sizes: impl IntoIterator<Item = (Axis, usize)>) -> Grid {
         let mut next = 1;
         let levels = sizes.into_iter().map(|(axis, size)| {
             let stride = next;
             next *= size;
-            Level { axis, size, stride }
+            GridAxis { axis, size, stride }
         });
         Grid {
             levels: levels.collect(),
@@ -56,7 +56,7 @@ impl Grid {
             .map(|level| level.axis)
     }
 
-    /// What one coordinate contributes to the rank.
+    /// The contribution of one coordinate to the rank.
     #[track_caller]
     pub(super) fn offset(&self, axis: Axis, coordinate: usize) -> usize {
         let level = self.level(axis);
@@ -68,9 +68,9 @@ impl Grid {
         coordinate * level.stride
     }
 
-    /// The groups in which `axes`, read as a set, vary and all other axes stay.
+    /// The groups in which the set `axes` varies and all other axes are constant.
     #[track_caller]
-    pub(super) fn family(&self, axes: &[Axis]) -> Family {
+    pub(super) fn group_set(&self, axes: &[Axis]) -> GroupSet {
         for axis in axes {
             self.level(*axis);
         }
@@ -78,11 +78,11 @@ impl Grid {
             .levels
             .iter()
             .partition(|level| axes.contains(&level.axis));
-        Family { varying, fixed }
+        GroupSet { varying, fixed }
     }
 
     #[track_caller]
-    fn level(&self, axis: Axis) -> &Level {
+    fn level(&self, axis: Axis) -> &GridAxis {
         self.levels
             .iter()
             .find(|level| level.axis == axis)
@@ -96,20 +96,20 @@ impl Grid {
     }
 }
 
-/// All groups over one set of axes. They partition the world; nothing is listed until asked for.
-pub(super) struct Family {
-    varying: Vec<Level>,
-    fixed: Vec<Level>,
+/// All groups over one set of axes, a partition of the world. They are computed on demand.
+pub(super) struct GroupSet {
+    varying: Vec<GridAxis>,
+    fixed: Vec<GridAxis>,
 }
 
-impl Family {
-    /// How many groups there are.
+impl GroupSet {
+    /// The number of groups.
     pub(super) fn count(&self) -> usize {
         self.fixed.iter().map(|level| level.size).product()
     }
 
-    /// How many ranks a group has.
-    pub(super) fn width(&self) -> usize {
+    /// The number of ranks of a group.
+    pub(super) fn group_size(&self) -> usize {
         self.varying.iter().map(|level| level.size).product()
     }
 
@@ -136,15 +136,14 @@ impl Family {
     }
 
     fn members_from(&self, first: usize) -> Vec<usize> {
-        (0..self.width())
+        (0..self.group_size())
             .map(|member| first + nth(&self.varying, member))
             .collect()
     }
 }
 
-/// The offset of the n-th point of the box that `levels` span, the left-most level counting
-/// fastest.
-fn nth(levels: &[Level], mut n: usize) -> usize {
+/// The offset of the n-th point of the grid of `levels`, of which the first varies fastest.
+fn nth(levels: &[GridAxis], mut n: usize) -> usize {
     let mut offset = 0;
     for level in levels {
         offset += n % level.size * level.stride;

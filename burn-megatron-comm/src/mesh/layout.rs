@@ -1,23 +1,22 @@
-//! Laying a configuration over a world: every check of sizes, and the search for what would fit.
+//! Builds a mesh from a configuration: all checks of sizes, and the search for valid alternatives.
 
-use super::error::{Fault, Fits, Need};
+use super::error::{MeshFault, RequiredRanks, Suggestions};
 use super::grid::Grid;
 use super::split::{divisors, nearest};
 use super::{Axis, Mesh, ParallelConfig};
 
-/// How many sizes of one axis a message offers.
-const OFFERS: usize = 4;
+/// The number of suggested sizes of an axis.
+const MAX_SUGGESTED: usize = 4;
 
-/// Builds the mesh or finds the first thing wrong with it. Allocates nothing that grows with the
-/// world.
-pub(super) fn lay_out(config: &ParallelConfig, world: usize) -> Result<Mesh, Fault> {
-    for (axis, size) in asked(config) {
+/// Builds the mesh, or returns the first fault. Allocates nothing that grows with the world.
+pub(super) fn build(config: &ParallelConfig, world: usize) -> Result<Mesh, MeshFault> {
+    for (axis, size) in requested(config) {
         if size == 0 {
-            return Err(Fault::ZeroSize { axis });
+            return Err(MeshFault::ZeroSize { axis });
         }
     }
     if world == 0 {
-        return Err(Fault::EmptyWorld);
+        return Err(MeshFault::EmptyWorld);
     }
     let data = dense_data(config, world)?;
     let expert_data = expert_data(config, world)?;
@@ -38,8 +37,8 @@ pub(super) fn lay_out(config: &ParallelConfig, world: usize) -> Result<Mesh, Fau
     })
 }
 
-/// Every size that the configuration names.
-fn asked(config: &ParallelConfig) -> impl Iterator<Item = (Axis, usize)> {
+/// Every size that is set in the configuration.
+fn requested(config: &ParallelConfig) -> impl Iterator<Item = (Axis, usize)> {
     let data = config.data.map(|size| (Axis::Data, size));
     let expert_tensor = config.expert_tensor.map(|size| (Axis::ExpertTensor, size));
     [
@@ -53,58 +52,70 @@ fn asked(config: &ParallelConfig) -> impl Iterator<Item = (Axis, usize)> {
     .chain(expert_tensor)
 }
 
-/// The data size of the dense grid, asked for or left over.
-fn dense_data(config: &ParallelConfig, world: usize) -> Result<usize, Fault> {
+/// The data size of the dense grid, as requested or derived.
+fn dense_data(config: &ParallelConfig, world: usize) -> Result<usize, MeshFault> {
     let mut factors = vec![
         (Axis::Tensor, config.tensor),
         (Axis::Context, config.context),
         (Axis::Pipeline, config.pipeline),
     ];
     let Some(data) = config.data else {
-        return left_over(&factors, config.replica_size(), world);
+        return derived_size(&factors, config.replica_size(), world);
     };
     factors.push((Axis::Data, data));
     match config.world_size() {
         Some(size) if size == world => Ok(data),
-        size => Err(product_fault(&factors, size.map(Need::Exactly), world)),
+        size => Err(product_fault(
+            &factors,
+            size.map(RequiredRanks::Exactly),
+            world,
+        )),
     }
 }
 
-/// The data size of the expert grid, which is always what is left over.
-fn expert_data(config: &ParallelConfig, world: usize) -> Result<usize, Fault> {
+/// The data size of the expert grid, which is always derived.
+fn expert_data(config: &ParallelConfig, world: usize) -> Result<usize, MeshFault> {
     let factors = [
         (Axis::ExpertTensor, config.expert_tensor_size()),
         (Axis::Expert, config.expert),
         (Axis::Pipeline, config.pipeline),
     ];
-    left_over(&factors, config.expert_replica_size(), world)
+    derived_size(&factors, config.expert_replica_size(), world)
 }
 
-fn left_over(
+fn derived_size(
     factors: &[(Axis, usize)],
     product: Option<usize>,
     world: usize,
-) -> Result<usize, Fault> {
+) -> Result<usize, MeshFault> {
     match product {
         Some(product) if world.is_multiple_of(product) => Ok(world / product),
-        product => Err(product_fault(factors, product.map(Need::MultipleOf), world)),
+        product => Err(product_fault(
+            factors,
+            product.map(RequiredRanks::MultipleOf),
+            world,
+        )),
     }
 }
 
-fn product_fault(factors: &[(Axis, usize)], need: Option<Need>, world: usize) -> Fault {
+fn product_fault(
+    factors: &[(Axis, usize)],
+    need: Option<RequiredRanks>,
+    world: usize,
+) -> MeshFault {
     let factors: Vec<_> = factors
         .iter()
         .map(|(axis, size)| format!("{axis} {size}"))
         .collect();
-    Fault::Product {
+    MeshFault::Product {
         sizes: factors.join(" x "),
-        need: need.unwrap_or(Need::Uncountable),
+        need: need.unwrap_or(RequiredRanks::Uncountable),
         world,
     }
 }
 
 /// An axis that the order leaves out must have size 1 in both grids.
-fn check_order(config: &ParallelConfig, data: usize, expert_data: usize) -> Result<(), Fault> {
+fn check_order(config: &ParallelConfig, data: usize, expert_data: usize) -> Result<(), MeshFault> {
     let sizes = [
         (Axis::Tensor, config.tensor.max(config.expert_tensor_size())),
         (Axis::Context, config.context),
@@ -114,7 +125,7 @@ fn check_order(config: &ParallelConfig, data: usize, expert_data: usize) -> Resu
     ];
     for (axis, size) in sizes {
         if size > 1 && !config.order.axes().contains(&axis) {
-            return Err(Fault::MissingAxis {
+            return Err(MeshFault::MissingAxis {
                 axis,
                 size,
                 order: config.order.clone(),
@@ -147,10 +158,10 @@ fn grids(resolved: &ParallelConfig, data: usize, expert_data: usize) -> (Grid, G
     )
 }
 
-/// A stage must hold the same ranks in both grids, or a layer's experts would sit on another stage.
+/// A stage must hold the same ranks in both grids, so that a layer's experts are on its stage.
 ///
-/// That is so where the pipeline counts slowest. Elsewhere Megatron asks for equal data sizes too.
-fn check_pipelines(config: &ParallelConfig, dense: &Grid, expert: &Grid) -> Result<(), Fault> {
+/// That is so if the pipeline varies slowest. Otherwise equal data sizes are required too, as by Megatron.
+fn check_pipelines(config: &ParallelConfig, dense: &Grid, expert: &Grid) -> Result<(), MeshFault> {
     let stride = |grid: &Grid| grid.stride(Axis::Pipeline);
     let data = |grid: &Grid| grid.size(Axis::Data);
     let last = [dense, expert]
@@ -160,7 +171,7 @@ fn check_pipelines(config: &ParallelConfig, dense: &Grid, expert: &Grid) -> Resu
     if config.pipeline == 1 || last || agree {
         return Ok(());
     }
-    Err(Fault::Pipelines {
+    Err(MeshFault::Pipelines {
         order: config.order.clone(),
         dense_data: data(dense),
         dense_stride: stride(dense),
@@ -169,34 +180,35 @@ fn check_pipelines(config: &ParallelConfig, dense: &Grid, expert: &Grid) -> Resu
     })
 }
 
-/// Changes of one thing that turn a faulty configuration into a mesh. Each was tried.
-pub(super) fn what_fits(config: &ParallelConfig, world: usize) -> Fits {
-    let fits = |config: &ParallelConfig| lay_out(config, world).is_ok();
+/// Single changes that make an invalid configuration valid. Each was tested.
+pub(super) fn suggestions(config: &ParallelConfig, world: usize) -> Suggestions {
+    let fits = |config: &ParallelConfig| build(config, world).is_ok();
     let order = config.order.pipeline_last();
     let candidates = divisors(world);
     let sizes = Axis::ALL.into_iter().filter_map(|axis| {
         let mut fitting = candidates.clone();
         fitting.retain(|size| fits(&config.clone().with_size(axis, *size)));
-        (!fitting.is_empty()).then(|| (axis, nearest(fitting, size_of(config, axis), OFFERS)))
+        (!fitting.is_empty())
+            .then(|| (axis, nearest(fitting, size_of(config, axis), MAX_SUGGESTED)))
     });
-    Fits {
+    Suggestions {
         worlds: near_worlds(config, world)
             .into_iter()
-            .filter(|world| lay_out(config, *world).is_ok())
+            .filter(|world| build(config, *world).is_ok())
             .collect(),
         sizes: sizes.collect(),
         order: fits(&config.clone().with_order(order.clone())).then_some(order),
     }
 }
 
-/// The size an axis was asked to have; 1 where it was left open.
+/// The size an axis was requested to have; 1 where it was left open.
 fn size_of(config: &ParallelConfig, axis: Axis) -> usize {
-    asked(config)
-        .find(|(asked, _)| *asked == axis)
+    requested(config)
+        .find(|(requested, _)| *requested == axis)
         .map_or(1, |(_, size)| size)
 }
 
-/// The worlds nearest to `world` whose size suits both grids.
+/// The world sizes nearest to `world` that match both grids.
 fn near_worlds(config: &ParallelConfig, world: usize) -> Vec<usize> {
     if config.data.is_some() {
         return config.world_size().into_iter().collect();
@@ -214,7 +226,7 @@ fn near_worlds(config: &ParallelConfig, world: usize) -> Vec<usize> {
     }
 }
 
-/// `None` where a number is zero or the multiple is more than a `usize` holds.
+/// `None` if a number is zero or the multiple overflows.
 fn least_common_multiple(a: usize, b: usize) -> Option<usize> {
     let (mut divisor, mut rest) = (a, b);
     while rest != 0 {

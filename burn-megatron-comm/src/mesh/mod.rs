@@ -1,14 +1,12 @@
-//! Who is where: the sizes of every axis, the coordinates of every rank, the members of every
-//! group.
+//! The device mesh: sizes of the axes, coordinates of the ranks, members of the groups.
 //!
-//! A [`ParallelConfig`] says how many ways the work is divided; [`Mesh::new`] lays it over a world
-//! of ranks, checks every size, and from then on answers by arithmetic alone. All ranks build the
-//! same mesh and so agree on all groups without a word between them.
+//! A [`ParallelConfig`] holds the size of each axis; [`Mesh::new`] applies it to a world of ranks and checks
+//! every size. All methods are pure arithmetic. All ranks build the same mesh, and so know all groups without
+//! communication.
 //!
-//! Two grids number the same ranks. The *dense* grid (tensor, context, data, pipeline) places all
-//! layers but the experts of a mixture; the *expert* grid (expert-tensor, expert, data, pipeline)
-//! places these. Their data sizes may differ; their pipelines are the same. The left-most axis of
-//! the [`AxisOrder`] has stride 1. Groups and their order are those of Megatron-LM's
+//! Two grids number the same ranks: the *dense* grid (tensor, context, data, pipeline) for all layers except
+//! experts, and the *expert* grid (expert-tensor, expert, data, pipeline) for experts. Their data sizes may differ; their pipelines are the same. The left-most axis of
+//! the [`AxisOrder`] has stride 1. The groups and their order are those of Megatron-LM's
 //! `RankGenerator`.
 //!
 //! ```
@@ -38,11 +36,11 @@
 //! ```
 
 mod axis;
+mod axis_rank;
 mod config;
 mod error;
 mod grid;
 mod layout;
-mod place;
 mod split;
 mod table;
 
@@ -50,10 +48,10 @@ mod table;
 mod tests;
 
 pub use axis::{Axis, AxisOrder};
+pub use axis_rank::AxisRank;
 pub use config::ParallelConfig;
-pub use error::{Fault, Fits, MeshError, Need};
-pub use place::Place;
-pub use split::{divisors_near, share_batch, split_evenly};
+pub use error::{MeshError, MeshFault, RequiredRanks, Suggestions};
+pub use split::{divisors_near, samples_per_rank, split_evenly};
 
 use grid::Grid;
 
@@ -63,9 +61,9 @@ use grid::Grid;
 ///
 /// # Panics
 ///
-/// Methods that take a rank panic where it is not below [`world_size`](Mesh::world_size). Methods
-/// that take axes read them as a set, and panic where one belongs to the other grid alone: the axes
-/// of a group are written in code and do not depend on a configuration.
+/// Methods that take a rank panic if it is not below [`world_size`](Mesh::world_size). Methods that take axes
+/// treat them as a set, and panic if one is an axis of the other grid only: the axes of a group are written in
+/// code and do not depend on a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     config: ParallelConfig,
@@ -74,55 +72,55 @@ pub struct Mesh {
     expert: Grid,
 }
 
-/// Where a rank stands in the dense grid.
+/// The coordinates of a rank in the dense grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Coordinates {
     /// Which slice of each weight matrix, below `size(Axis::Tensor)`.
     pub tensor: usize,
     /// Which slice of each sequence, below `size(Axis::Context)`.
     pub context: usize,
-    /// Which copy of the model, below `size(Axis::Data)`.
+    /// Which replica of the model, below `size(Axis::Data)`.
     pub data: usize,
     /// Which stage of the pipeline, below `size(Axis::Pipeline)`.
     pub pipeline: usize,
 }
 
-/// Where a rank stands in the expert grid.
+/// The coordinates of a rank in the expert grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExpertCoordinates {
     /// Which slice of each expert's weight matrices, below `size(Axis::ExpertTensor)`.
     pub expert_tensor: usize,
     /// Which share of the experts, below `size(Axis::Expert)`.
     pub expert: usize,
-    /// Which copy of the experts, below [`Mesh::expert_data`].
+    /// Which replica of the experts, below [`Mesh::expert_data`].
     pub expert_data: usize,
     /// Which stage of the pipeline, below `size(Axis::Pipeline)`; the same as in [`Coordinates`].
     pub pipeline: usize,
 }
 
 impl Mesh {
-    /// Lays `config` over a world of `world_size` ranks.
+    /// The mesh of `config` for a world of `world_size` ranks.
     ///
     /// # Errors
     ///
-    /// [`MeshError::Unfit`], with the sizes at hand and those that would fit, where
+    /// [`MeshError::InvalidLayout`], with the given sizes and valid ones, if
     /// - the world or an axis is empty;
-    /// - `tensor x context x pipeline x data` is not the world, or without `data` does not divide
-    ///   it;
+    /// - `tensor x context x pipeline x data` is not the size of the world, or without `data` does not
+    ///   divide it;
     /// - `expert_tensor x expert x pipeline` does not divide the world;
     /// - the order leaves out an axis of more than one rank;
-    /// - the two grids would disagree on the pipelines: unless the order ends with `pp` (axes of
-    ///   size 1 aside) or there is one stage, their pipelines and their data sizes must be equal.
+    /// - the pipelines of the two grids differ: unless the order ends with `pp` (ignoring axes of size 1) or
+    ///   there is one stage, their pipelines and their data sizes must be equal.
     pub fn new(config: &ParallelConfig, world_size: usize) -> Result<Mesh, MeshError> {
-        layout::lay_out(config, world_size).map_err(|fault| MeshError::Unfit {
+        layout::build(config, world_size).map_err(|fault| MeshError::InvalidLayout {
             fault,
-            fits: Box::new(layout::what_fits(config, world_size)),
+            fits: Box::new(layout::suggestions(config, world_size)),
         })
     }
 
     /// The mesh of one rank, on which every axis has size 1.
     pub fn single() -> Mesh {
-        Mesh::new(&ParallelConfig::new(), 1).expect("sizes of 1 fit a world of 1")
+        Mesh::new(&ParallelConfig::new(), 1).expect("sizes of 1 are valid in a world of 1")
     }
 
     /// The configuration, with `data` and `expert_tensor` filled in and the order completed.
@@ -148,7 +146,7 @@ impl Mesh {
         self.expert.size(Axis::Data)
     }
 
-    /// Where `rank` stands in the dense grid.
+    /// The coordinates of `rank` in the dense grid.
     #[track_caller]
     pub fn coordinates(&self, rank: usize) -> Coordinates {
         let rank = self.checked(rank);
@@ -161,7 +159,7 @@ impl Mesh {
         }
     }
 
-    /// Where `rank` stands in the expert grid.
+    /// The coordinates of `rank` in the expert grid.
     #[track_caller]
     pub fn expert_coordinates(&self, rank: usize) -> ExpertCoordinates {
         let rank = self.checked(rank);
@@ -174,33 +172,34 @@ impl Mesh {
         }
     }
 
-    /// The rank that stands at a place of the dense grid.
+    /// The rank at these coordinates of the dense grid.
     ///
     /// # Panics
     ///
-    /// Where a coordinate is not below the size of its axis.
+    /// If a coordinate is not below the size of its axis.
     #[track_caller]
-    pub fn rank_at(&self, place: Coordinates) -> usize {
-        self.dense.offset(Axis::Tensor, place.tensor)
-            + self.dense.offset(Axis::Context, place.context)
-            + self.dense.offset(Axis::Data, place.data)
-            + self.dense.offset(Axis::Pipeline, place.pipeline)
+    pub fn rank_at(&self, coordinates: Coordinates) -> usize {
+        self.dense.offset(Axis::Tensor, coordinates.tensor)
+            + self.dense.offset(Axis::Context, coordinates.context)
+            + self.dense.offset(Axis::Data, coordinates.data)
+            + self.dense.offset(Axis::Pipeline, coordinates.pipeline)
     }
 
-    /// The rank that stands at a place of the expert grid.
+    /// The rank at these coordinates of the expert grid.
     ///
     /// # Panics
     ///
-    /// Where a coordinate is not below the size of its axis.
+    /// If a coordinate is not below the size of its axis.
     #[track_caller]
-    pub fn expert_rank_at(&self, place: ExpertCoordinates) -> usize {
-        self.expert.offset(Axis::ExpertTensor, place.expert_tensor)
-            + self.expert.offset(Axis::Expert, place.expert)
-            + self.expert.offset(Axis::Data, place.expert_data)
-            + self.expert.offset(Axis::Pipeline, place.pipeline)
+    pub fn expert_rank_at(&self, coordinates: ExpertCoordinates) -> usize {
+        self.expert
+            .offset(Axis::ExpertTensor, coordinates.expert_tensor)
+            + self.expert.offset(Axis::Expert, coordinates.expert)
+            + self.expert.offset(Axis::Data, coordinates.expert_data)
+            + self.expert.offset(Axis::Pipeline, coordinates.pipeline)
     }
 
-    /// Every group of the dense grid over `axes`: the ranks that differ in these axes alone.
+    /// Every group of the dense grid over `axes`: ranks that differ in these axes only.
     ///
     /// `axes` is a set of [`Axis::Tensor`], [`Axis::Context`], [`Axis::Data`] and
     /// [`Axis::Pipeline`]; the order of the groups and of their members follows the order of the
@@ -209,66 +208,66 @@ impl Mesh {
     ///
     /// # Panics
     ///
-    /// Where `axes` names [`Axis::Expert`] or [`Axis::ExpertTensor`].
+    /// If `axes` contains [`Axis::Expert`] or [`Axis::ExpertTensor`].
     #[track_caller]
     pub fn groups(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
-        self.dense.family(axes).groups()
+        self.dense.group_set(axes).groups()
     }
 
-    /// Every group of the expert grid over `axes`: the ranks that differ in these axes alone.
+    /// Every group of the expert grid over `axes`: ranks that differ in these axes only.
     ///
     /// `axes` is a set of [`Axis::ExpertTensor`], [`Axis::Expert`], [`Axis::Data`], which here is
     /// the data axis of the experts, and [`Axis::Pipeline`]. Otherwise as [`groups`](Mesh::groups).
     ///
     /// # Panics
     ///
-    /// Where `axes` names [`Axis::Tensor`] or [`Axis::Context`].
+    /// If `axes` contains [`Axis::Tensor`] or [`Axis::Context`].
     #[track_caller]
     pub fn expert_groups(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
-        self.expert.family(axes).groups()
+        self.expert.group_set(axes).groups()
     }
 
     /// The one of [`groups`](Mesh::groups) that contains `rank`.
     ///
     /// # Panics
     ///
-    /// As `groups`, and where `rank` is outside the world.
+    /// As `groups`, and if `rank` is outside the world.
     #[track_caller]
     pub fn members(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
-        self.dense.family(axes).group_of(self.checked(rank))
+        self.dense.group_set(axes).group_of(self.checked(rank))
     }
 
     /// The one of [`expert_groups`](Mesh::expert_groups) that contains `rank`.
     ///
     /// # Panics
     ///
-    /// As `expert_groups`, and where `rank` is outside the world.
+    /// As `expert_groups`, and if `rank` is outside the world.
     #[track_caller]
     pub fn expert_members(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
-        self.expert.family(axes).group_of(self.checked(rank))
+        self.expert.group_set(axes).group_of(self.checked(rank))
     }
 
-    /// The same place on the next stage of the pipeline; after the last stage comes the first.
+    /// The rank with the same coordinates on the next pipeline stage; the first follows the last.
     #[track_caller]
     pub fn next_stage(&self, rank: usize) -> usize {
-        let here = self.coordinates(rank);
+        let own = self.coordinates(rank);
         let pipeline = if self.is_last_stage(rank) {
             0
         } else {
-            here.pipeline + 1
+            own.pipeline + 1
         };
-        self.rank_at(Coordinates { pipeline, ..here })
+        self.rank_at(Coordinates { pipeline, ..own })
     }
 
-    /// The same place on the previous stage of the pipeline; before the first stage comes the last.
+    /// The rank with the same coordinates on the previous pipeline stage; the last precedes the first.
     #[track_caller]
     pub fn previous_stage(&self, rank: usize) -> usize {
-        let here = self.coordinates(rank);
-        let pipeline = here
+        let own = self.coordinates(rank);
+        let pipeline = own
             .pipeline
             .checked_sub(1)
             .unwrap_or(self.size(Axis::Pipeline) - 1);
-        self.rank_at(Coordinates { pipeline, ..here })
+        self.rank_at(Coordinates { pipeline, ..own })
     }
 
     /// Whether `rank` holds the first stage, which reads the tokens.
@@ -283,10 +282,10 @@ impl Mesh {
         self.coordinates(rank).pipeline + 1 == self.size(Axis::Pipeline)
     }
 
-    /// The first and the last rank of the pipeline of `rank`: those that hold tied embeddings. With
-    /// one stage the two are one rank, which is then the only member.
+    /// The embedding group: the first and the last rank of the pipeline of `rank`, which hold tied embeddings.
+    /// With one stage it has one member.
     ///
-    /// A rank of a middle stage gets the group of its pipeline without being a member.
+    /// For a rank of a middle stage it is the group of its pipeline, of which it is not a member.
     #[track_caller]
     pub fn embedding_group(&self, rank: usize) -> Vec<usize> {
         let stages = self.members(&[Axis::Pipeline], rank);

@@ -1,22 +1,22 @@
-//! Sharing a number of things out evenly over an axis.
+//! Even splits over an axis, and the divisors that errors suggest.
 
 use super::{Axis, MeshError};
 
-/// How many divisors a message lists.
-const LISTED: usize = 8;
+/// The number of divisors in a message.
+const MAX_LISTED: usize = 8;
 
-/// The largest small divisor that is looked for: it bounds the time spent on a message, and finds
-/// every divisor of numbers up to its square.
-const LARGEST_TRIAL: usize = 1 << 20;
+/// The largest trial divisor: bounds the time for a message, and finds every divisor of numbers up to its
+/// square.
+const MAX_TRIAL: usize = 1 << 20;
 
-/// How many of `size` things each of the `parts` ranks of `axis` gets.
+/// The number of items per rank: `size` divided by the `parts` ranks of `axis`.
 ///
-/// `what` names the things in the message, as in `heads`.
+/// `what` names the items in errors, such as `heads`.
 ///
 /// # Errors
 ///
-/// [`MeshError::Uneven`] where `parts` is 0 or does not divide `size`, with the sizes that do, and
-/// [`MeshError::NothingToSplit`] where `size` is 0.
+/// [`MeshError::Uneven`] if `parts` is 0 or does not divide `size`, with the sizes that do, and
+/// [`MeshError::NothingToSplit`] if `size` is 0.
 pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result<usize, MeshError> {
     if size == 0 {
         return Err(MeshError::NothingToSplit {
@@ -26,7 +26,7 @@ pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result
         });
     }
     if parts == 0 || !size.is_multiple_of(parts) {
-        let fits = nearest(divisors(size), parts, LISTED);
+        let fits = nearest(divisors(size), parts, MAX_LISTED);
         return Err(MeshError::Uneven {
             what: what.into(),
             size,
@@ -38,15 +38,15 @@ pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result
     Ok(size / parts)
 }
 
-/// How many of `samples` each of the `data` ranks gets, if micro-batches make that up.
+/// The samples of each of `data` ranks, which must be a multiple of the micro-batch size.
 ///
-/// Without a `micro_batch` size a rank takes all of its samples at once.
+/// `None` for `micro_batch` is one micro-batch per rank.
 ///
 /// # Errors
 ///
-/// [`MeshError::Uneven`] or [`MeshError::NothingToSplit`] where the ranks cannot share the samples,
-/// and [`MeshError::MicroBatch`] where a share is no multiple of the micro-batch.
-pub fn share_batch(
+/// [`MeshError::Uneven`] or [`MeshError::NothingToSplit`] if the samples cannot be split over the ranks, and
+/// [`MeshError::MicroBatch`] if those of a rank are not a multiple of the micro-batch.
+pub fn samples_per_rank(
     samples: usize,
     data: usize,
     micro_batch: Option<usize>,
@@ -58,19 +58,19 @@ pub fn share_batch(
             data,
             share,
             micro_batch: size,
-            fits: nearest(divisors(share), size, LISTED),
+            fits: nearest(divisors(share), size, MAX_LISTED),
         }),
         _ => Ok(share),
     }
 }
 
-/// The divisors of `size` that fit and are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`; empty
-/// where none fits.
+/// The divisors of `size` that pass `fits` and are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`;
+/// empty if there are none.
 pub fn divisors_near(size: usize, target: usize, fits: impl Fn(usize) -> bool) -> String {
     let fitting: Vec<_> = divisors(size).into_iter().filter(|n| fits(*n)).collect();
     match fitting[..] {
         [] => String::new(),
-        [first, .., last] => listed(&nearest(fitting, target, LISTED), first, last),
+        [first, .., last] => listed(&nearest(fitting, target, MAX_LISTED), first, last),
         [only] => only.to_string(),
     }
 }
@@ -78,7 +78,7 @@ pub fn divisors_near(size: usize, target: usize, fits: impl Fn(usize) -> bool) -
 /// The divisors of `size`, ascending; none for 0.
 pub(super) fn divisors(size: usize) -> Vec<usize> {
     let root = size.isqrt();
-    let small = (1..=root.min(LARGEST_TRIAL)).filter(|trial| size.is_multiple_of(*trial));
+    let small = (1..=root.min(MAX_TRIAL)).filter(|trial| size.is_multiple_of(*trial));
     let small: Vec<_> = small.collect();
     let large = small
         .iter()
@@ -96,7 +96,7 @@ pub(super) fn nearest(mut values: Vec<usize>, target: usize, count: usize) -> Ve
     values
 }
 
-/// Some of the divisors from `first` to `last`, with dots where smaller or larger ones are left out.
+/// Some divisors, with dots if smaller ones down to `first` or larger ones up to `last` are left out.
 pub(super) fn listed(divisors: &[usize], first: usize, last: usize) -> String {
     let texts: Vec<_> = divisors.iter().map(usize::to_string).collect();
     let before = if divisors.first() == Some(&first) {

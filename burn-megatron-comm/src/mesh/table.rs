@@ -1,14 +1,14 @@
-//! A mesh as a table for people.
+//! The table of a mesh, as text.
 
 use std::fmt;
 
 use super::grid::Grid;
 use super::{Axis, Mesh};
 
-/// Worlds up to this size are printed rank by rank.
+/// The largest world that is printed rank by rank.
 const ROWS: usize = 32;
 
-/// Up to this many groups of an axis, and members of a group, are printed.
+/// The most groups of an axis, and members of a group, that are printed.
 const LISTED: usize = 8;
 
 /// One column of the table, which is one axis of one grid.
@@ -26,8 +26,8 @@ impl Column<'_> {
 
 /// The sizes and the order, the coordinates of every rank, and the groups of every axis.
 ///
-/// The expert grid is left out where it says nothing: expert = 1 and expert-tensor = tensor. Groups
-/// of one rank are not listed; long lists are cut in the middle.
+/// The expert grid is left out if expert = 1 and expert-tensor = tensor. A group of one rank is not listed;
+/// long lists are abridged.
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dense = self.dense_columns();
@@ -127,15 +127,16 @@ fn write_groups(f: &mut fmt::Formatter<'_>, columns: &[Column]) -> fmt::Result {
         write!(f, "\n\ngroups")?;
     }
     for column in shown() {
-        let family = column.grid.family(&[column.axis]);
-        let groups = abridged(family.count(), LISTED).map(|group| {
+        let groups_of_axis = column.grid.group_set(&[column.axis]);
+        let groups = abridged(groups_of_axis.count(), LISTED).map(|group| {
             let Some(group) = group else {
                 return "...".to_string();
             };
-            let members = abridged(family.width(), LISTED).map(|member| match member {
-                Some(member) => family.rank(group, member).to_string(),
-                None => "...".to_string(),
-            });
+            let members =
+                abridged(groups_of_axis.group_size(), LISTED).map(|member| match member {
+                    Some(member) => groups_of_axis.rank(group, member).to_string(),
+                    None => "...".to_string(),
+                });
             format!("[{}]", members.collect::<Vec<_>>().join(" "))
         });
         write!(

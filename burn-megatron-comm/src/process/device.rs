@@ -1,4 +1,4 @@
-//! Calls on tensors that stay on their device, checked, numbered and logged like all others.
+//! Calls on tensors in device memory, checked, numbered and recorded like calls on host buffers.
 
 use std::io;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use std::thread;
 use burn::tensor::{Device, Tensor};
 
 use super::ProcessCommunicator;
-use super::on_device::{DeviceFlight, DeviceTransport, device_type};
-use super::slot::Slot;
-use super::visit::Visit;
+use super::on_device::{DeviceTransport, InFlightDeviceCall, device_type};
+use super::process_call::ProcessCall;
+use super::result_slot::ResultSlot;
 use crate::call::{Call, Signature};
-use crate::device::{DevicePending, OnDevice};
+use crate::device::{DeviceCommunicator, DevicePending};
 use crate::error::CommError;
 
-impl OnDevice for ProcessCommunicator {
+impl DeviceCommunicator for ProcessCommunicator {
     fn takes(&self, device: &Device) -> bool {
         let transport = self.world.transport().device();
         transport.is_some_and(|transport| transport.takes(device))
@@ -28,48 +28,53 @@ impl OnDevice for ProcessCommunicator {
             message,
         };
         let transport = engine.device();
-        let transport =
-            transport.ok_or_else(|| failed("tensors go through host memory here".into()))?;
+        let transport = transport.ok_or_else(|| {
+            failed("the engine has no calls on device tensors: expected host buffers".into())
+        })?;
         let mut signatures = Vec::with_capacity(calls.len());
         for (call, input) in &calls {
             let (dtype, len) = (input.dtype(), input.dims()[0]);
-            let dtype = device_type(dtype)
-                .ok_or_else(|| failed(format!("a tensor of {dtype:?} cannot be sent")))?;
+            let dtype = device_type(dtype).ok_or_else(|| {
+                failed(format!(
+                    "invalid tensor type {dtype:?}: expected f64, f32, bf16 or f16"
+                ))
+            })?;
             call.check_sizes(&self.group, dtype, len)?;
-            if self.is_own(call) && matches!(call, Call::Send { .. } | Call::Receive { .. }) {
+            if self.is_local(call) && matches!(call, Call::Send { .. } | Call::Receive { .. }) {
                 return Err(failed(
-                    "a rank's messages to itself stay on the host".into(),
+                    "invalid peer: a message of a rank to itself is not supported on device tensors".into(),
                 ));
             }
             signatures.push(Arc::new(Signature::sized(call.clone(), dtype, len)));
         }
         self.world.check()?;
-        // A group of one has nobody to exchange anything with.
-        match self.group.size() {
-            1 => Ok(self.keep(calls, &signatures)),
-            _ => self.hand_over(transport, calls, signatures),
+        if self.group.size() == 1 {
+            Ok(self.return_inputs(calls, &signatures))
+        } else {
+            self.submit(transport, calls, signatures)
         }
     }
 }
 
 impl ProcessCommunicator {
-    fn keep(
+    /// The calls of a group of one.
+    fn return_inputs(
         &self,
         calls: Vec<(Call, Tensor<1>)>,
         signatures: &[Arc<Signature>],
     ) -> Vec<DevicePending> {
         let inputs = calls.into_iter().map(|(_, input)| input);
-        let keep = |(input, signature): (Tensor<1>, &Arc<Signature>)| {
-            let visit = self.visit(signature);
+        let handle = |(input, signature): (Tensor<1>, &Arc<Signature>)| {
+            let in_flight = self.begin(signature);
             DevicePending::new(move || {
-                visit.complete();
+                in_flight.complete();
                 Ok(input)
             })
         };
-        inputs.zip(signatures).map(keep).collect()
+        inputs.zip(signatures).map(handle).collect()
     }
 
-    fn hand_over(
+    fn submit(
         &self,
         transport: &dyn DeviceTransport,
         calls: Vec<(Call, Tensor<1>)>,
@@ -78,54 +83,59 @@ impl ProcessCommunicator {
         let mut jobs = Vec::with_capacity(calls.len());
         let mut watched = Vec::with_capacity(calls.len());
         for ((_, input), signature) in calls.into_iter().zip(signatures) {
-            let visit = self.visit(&signature);
-            let passed = Arc::new(Slot::default());
-            jobs.push(visit.device_job(input, &passed));
-            watched.push((visit, passed));
+            let in_flight = self.begin(&signature);
+            let passed = Arc::new(ResultSlot::default());
+            jobs.push(in_flight.device_job(input, &passed));
+            watched.push((in_flight, passed));
         }
-        let flights = transport.start_on_device(jobs)?.into_iter();
-        let handle = |(flight, (visit, passed)): (DeviceFlight, (Visit, Arc<Slot>))| {
-            self.world.overdue().watch(visit.clone(), passed);
+        let launches = transport.start_on_device(jobs)?.into_iter();
+        let handle = |(launch, (in_flight, passed)): (
+            InFlightDeviceCall,
+            (ProcessCall, Arc<ResultSlot>),
+        )| {
+            self.world
+                .deadline_watcher()
+                .watch(in_flight.clone(), passed);
             DevicePending::new(move || {
-                visit.launched(&flight.launched)?;
-                (flight.result)()
+                in_flight.wait_passed(&launch.launched)?;
+                (launch.result)()
             })
         };
-        Ok(flights.zip(watched).map(handle).collect())
+        Ok(launches.zip(watched).map(handle).collect())
     }
 }
 
-/// Watches the deadlines of calls that nobody waits for on the host: a rank whose device stands still is
-/// in the driver, and hears nothing.
+/// Checks the deadlines of calls on the device, on which no host thread waits: a rank whose device hangs is
+/// blocked in the driver.
 #[derive(Debug)]
-pub(crate) struct Overdue {
-    calls: Sender<(Visit, Arc<Slot>)>,
+pub(crate) struct DeadlineWatcher {
+    calls: Sender<(ProcessCall, Arc<ResultSlot>)>,
 }
 
-impl Overdue {
-    /// Starts the watch.
+impl DeadlineWatcher {
+    /// Starts the thread.
     ///
     /// # Errors
-    /// What the operating system says if there is no thread to be had.
+    /// The operating system refuses a thread.
     pub fn start() -> io::Result<Self> {
         let (calls, watched) = mpsc::channel();
-        let builder = thread::Builder::new().name("overdue".into());
+        let builder = thread::Builder::new().name("deadlines".into());
         builder.spawn(move || watch_all(&watched))?;
         Ok(Self { calls })
     }
 
-    fn watch(&self, visit: Visit, passed: Arc<Slot>) {
-        // The thread ends only after a call has failed, and with it the world.
-        let _ = self.calls.send((visit, passed));
+    fn watch(&self, in_flight: ProcessCall, passed: Arc<ResultSlot>) {
+        // The thread ends only after a call, and with it the world, has failed.
+        let _ = self.calls.send((in_flight, passed));
     }
 }
 
-/// The device passes the calls about in the order of their start, so one after the other will do.
-fn watch_all(calls: &Receiver<(Visit, Arc<Slot>)>) {
-    for (visit, passed) in calls {
-        match visit.launched(&passed) {
-            Ok(()) => visit.complete(),
-            Err(error) => return visit.world.fail_by(&error),
+/// The device completes calls about in the order of their start, so waiting for one after the other suffices.
+fn watch_all(calls: &Receiver<(ProcessCall, Arc<ResultSlot>)>) {
+    for (in_flight, passed) in calls {
+        match in_flight.wait_passed(&passed) {
+            Ok(()) => in_flight.complete(),
+            Err(error) => return in_flight.world.fail_with(&error),
         }
     }
 }

@@ -1,18 +1,19 @@
-//! What the engines whose ranks are processes have in common.
+//! The part that is common to all engines whose ranks are processes.
 //!
-//! A [`ProcessCommunicator`] checks, numbers and logs a call and hands it to the engine's [`Transport`];
-//! its wait watches the deadline and the other ranks. The [rendezvous](super::rendezvous) beside it knows
-//! who lives.
+//! A [`ProcessCommunicator`] checks, numbers and records a call and passes it to the engine's [`Transport`];
+//! its wait checks the deadline and the other ranks. The [rendezvous](crate::rendezvous) reports failed
+//! ranks.
 
 #[cfg(any(test, feature = "cuda"))]
-mod bulletin;
-mod desk;
+mod key_value_store;
+
+mod call_tracker;
 mod device;
+mod loopback;
 mod on_device;
-mod own_mail;
-mod slot;
+mod process_call;
+mod result_slot;
 mod transport;
-mod visit;
 mod world;
 
 use std::collections::HashMap;
@@ -22,90 +23,95 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tracing::trace_span;
 
-use super::buffer::{Buffer, DType};
-use super::call::{Call, Operation, Signature, check_parts};
-use super::communicator::{Communicator, Group};
-use super::device::OnDevice;
-use super::error::CommError;
-use super::pending::Pending;
-use super::pool::BufferPool;
+use crate::buffer::{Buffer, DType};
+use crate::call::{Call, Operation, Signature, check_parts};
+use crate::communicator::{Communicator, Group};
+use crate::device::DeviceCommunicator;
+use crate::error::CommError;
+use crate::pending::Pending;
+use crate::pool::BufferPool;
+pub(crate) use call_tracker::CallTracker;
 #[cfg(any(test, feature = "cuda"))]
-pub(super) use bulletin::{Bulletin, FileBulletin};
-pub(super) use desk::Desk;
+pub(crate) use key_value_store::{FileStore, KeyValueStore};
+use loopback::Loopback;
 #[cfg(test)]
-pub(super) use on_device::device_type;
+pub(crate) use on_device::device_type;
 #[cfg(any(test, feature = "cuda"))]
-pub(super) use on_device::{DeviceFlight, DeviceJob, DeviceTransport};
-use own_mail::OwnMail;
-pub(super) use slot::Slot;
+pub(crate) use on_device::{DeviceJob, DeviceTransport, InFlightDeviceCall};
+use process_call::ProcessCall;
+pub(crate) use result_slot::ResultSlot;
 #[cfg(any(test, feature = "mpi", feature = "cuda"))]
-pub(super) use transport::Job;
-pub(super) use transport::{GroupId, Transport};
-use visit::Visit;
-pub(super) use world::ProcessWorld;
+pub(crate) use transport::Job;
+pub(crate) use transport::{GroupId, Transport};
+pub(crate) use world::ProcessWorld;
 
-/// One rank's end of a group whose members are processes.
-pub(super) struct ProcessCommunicator {
+/// One rank's communicator of a group whose members are processes.
+pub(crate) struct ProcessCommunicator {
     world: Arc<ProcessWorld>,
     group: Arc<Group>,
     id: GroupId,
-    /// The number of the next collective; the members number alike because they call alike.
+    /// The number of the next collective: equal on all members, as they issue the same collectives.
     next: Arc<AtomicU64>,
     messages: Mutex<Messages>,
-    own_mail: Arc<OwnMail>,
+    loopback: Arc<Loopback>,
 }
 
 /// The numbers of the next messages, by peer.
 #[derive(Debug, Default)]
 struct Messages {
     sent: HashMap<usize, Arc<AtomicU64>>,
-    claimed: HashMap<usize, u64>,
+    received: HashMap<usize, u64>,
 }
 
 impl ProcessCommunicator {
-    /// This rank's end of the group of all ranks.
+    /// This rank's communicator of the group of all ranks.
     pub fn world(world: &Arc<ProcessWorld>, rank: usize, size: usize) -> Arc<dyn Communicator> {
         let group = Group::new("world", (0..size).collect(), rank);
-        Self::over(world, Arc::new(group), GroupId::WORLD)
+        Self::of_group(world, Arc::new(group), GroupId::WORLD)
     }
 
-    fn over(world: &Arc<ProcessWorld>, group: Arc<Group>, id: GroupId) -> Arc<dyn Communicator> {
+    fn of_group(
+        world: &Arc<ProcessWorld>,
+        group: Arc<Group>,
+        id: GroupId,
+    ) -> Arc<dyn Communicator> {
         Arc::new(Self {
             world: Arc::clone(world),
-            next: world.desk().counter(id, &group),
+            next: world.tracker().counter(id, &group),
             group,
             id,
             messages: Mutex::default(),
-            own_mail: Arc::default(),
+            loopback: Arc::default(),
         })
     }
 
-    /// Numbers and logs a call.
-    fn visit(&self, signature: &Arc<Signature>) -> Visit {
+    /// Numbers and records a call.
+    fn begin(&self, signature: &Arc<Signature>) -> ProcessCall {
         let number = || self.next.fetch_add(1, Ordering::AcqRel);
         let sequence = match signature.operation {
             Operation::Call(Call::Send { to }) => self.next_sent(to),
-            Operation::Call(Call::Receive { from, .. }) => self.next_claimed(from),
-            // The number is out when the log has the call: who is asked in between has not come yet.
+            Operation::Call(Call::Receive { from, .. }) => self.next_received(from),
+            // The count is raised after the call is recorded: a status query in between reports that this rank
+            // has not joined.
             _ => {
                 let sequence = self.next.load(Ordering::Acquire);
-                let visit = self.log(sequence, signature);
+                let in_flight = self.record(sequence, signature);
                 number();
-                return visit;
+                return in_flight;
             }
         };
-        self.log(sequence, signature)
+        self.record(sequence, signature)
     }
 
-    fn log(&self, sequence: u64, signature: &Arc<Signature>) -> Visit {
-        let journal = self.world.desk().journal();
-        Visit {
+    fn record(&self, sequence: u64, signature: &Arc<Signature>) -> ProcessCall {
+        let recorder = self.world.tracker().recorder();
+        ProcessCall {
             world: Arc::clone(&self.world),
             group: Arc::clone(&self.group),
             group_id: self.id,
             signature: Arc::clone(signature),
             sequence,
-            key: journal.start(sequence, &self.group, signature),
+            key: recorder.start(sequence, &self.group, signature),
         }
     }
 
@@ -115,24 +121,24 @@ impl ProcessCommunicator {
         let count = messages
             .sent
             .entry(to)
-            .or_insert_with(|| self.world.desk().counter(pair, &self.group));
+            .or_insert_with(|| self.world.tracker().counter(pair, &self.group));
         count.fetch_add(1, Ordering::AcqRel)
     }
 
-    fn next_claimed(&self, from: usize) -> u64 {
+    fn next_received(&self, from: usize) -> u64 {
         let mut messages = self.messages();
-        let claimed = messages.claimed.entry(from).or_default();
-        *claimed += 1;
-        *claimed - 1
+        let received = messages.received.entry(from).or_default();
+        *received += 1;
+        *received - 1
     }
 
-    /// No code that can panic leaves the numbers half written.
+    /// A poisoned lock is used on: no code that can panic leaves the numbers inconsistent.
     fn messages(&self) -> MutexGuard<'_, Messages> {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a call needs no other rank.
-    fn is_own(&self, call: &Call) -> bool {
+    fn is_local(&self, call: &Call) -> bool {
         let own = self.group.index();
         match call {
             Call::Send { to } => *to == own,
@@ -141,21 +147,23 @@ impl ProcessCommunicator {
         }
     }
 
-    /// Carries out a call that needs no other rank.
-    fn alone(&self, visit: Visit, call: &Call, input: Buffer) -> Pending {
+    /// Runs a call that needs no other rank.
+    fn run_locally(&self, in_flight: ProcessCall, call: &Call, input: Buffer) -> Pending {
         match call {
             Call::Send { .. } => {
                 let empty = Buffer::empty(input.dtype());
-                self.own_mail.post(visit.sequence, input);
-                visit.complete();
-                Pending::new(move || visit.finish_at_once(empty))
+                self.loopback.deliver(in_flight.sequence, input);
+                in_flight.complete();
+                Pending::new(move || in_flight.finish_locally(empty))
             }
             Call::Receive { .. } => {
-                let slot = self.own_mail.slot(visit.sequence);
-                Pending::new(move || visit.finish(&slot))
+                let slot = self.loopback.slot(in_flight.sequence);
+                Pending::new(move || in_flight.finish(&slot))
             }
-            Call::Barrier => Pending::new(move || visit.finish_at_once(Buffer::empty(DType::U8))),
-            _ => Pending::new(move || visit.finish_at_once(input)),
+            Call::Barrier => {
+                Pending::new(move || in_flight.finish_locally(Buffer::empty(DType::U8)))
+            }
+            _ => Pending::new(move || in_flight.finish_locally(input)),
         }
     }
 }
@@ -187,17 +195,17 @@ impl Communicator for ProcessCommunicator {
                 dtype = signature.dtype.name(),
             )
             .entered();
-            let visit = self.visit(&signature);
-            if self.is_own(&call) {
-                handles.push(self.alone(visit, &call, input));
+            let in_flight = self.begin(&signature);
+            if self.is_local(&call) {
+                handles.push(self.run_locally(in_flight, &call, input));
                 continue;
             }
-            let slot = Arc::new(Slot::default());
+            let slot = Arc::new(ResultSlot::default());
             if matches!(call, Call::Send { .. }) {
-                visit.complete();
+                in_flight.complete();
             }
-            jobs.push(visit.job(input, &slot));
-            handles.push(Pending::new(move || visit.finish(&slot)));
+            jobs.push(in_flight.job(input, &slot));
+            handles.push(Pending::new(move || in_flight.finish(&slot)));
         }
         if !jobs.is_empty() {
             self.world.transport().start(jobs);
@@ -209,40 +217,40 @@ impl Communicator for ProcessCommunicator {
         check_parts(&self.group, name, groups)?;
         self.world.check()?;
         let own = self.group.world_rank();
-        let place = groups.iter().enumerate().find_map(|(number, ranks)| {
+        let found = groups.iter().enumerate().find_map(|(number, ranks)| {
             let index = ranks.iter().position(|rank| *rank == own)?;
             Some((number, Group::new(name, ranks.clone(), index)))
         });
-        let (number, part) = place.expect("the parts were checked to contain every rank");
+        let (number, part) = found.expect("the parts were checked to contain every rank");
         let part = Arc::new(part);
-        let visit = self.visit(&Arc::new(Signature::split(name, groups)));
-        let id = self.id.part(visit.sequence, number);
+        let in_flight = self.begin(&Arc::new(Signature::split(name, groups)));
+        let id = self.id.part(in_flight.sequence, number);
         match self.group.size() {
-            1 => visit.finish_at_once(Buffer::empty(DType::U8))?,
+            1 => in_flight.finish_locally(Buffer::empty(DType::U8))?,
             _ => {
-                let slot = Arc::new(Slot::default());
-                let job = visit.job(Buffer::empty(DType::U8), &slot);
+                let slot = Arc::new(ResultSlot::default());
+                let job = in_flight.job(Buffer::empty(DType::U8), &slot);
                 self.world.transport().split(job, part.clone(), id);
-                visit.finish(&slot)?
+                in_flight.finish(&slot)?
             }
         };
-        Ok(Self::over(&self.world, part, id))
+        Ok(Self::of_group(&self.world, part, id))
     }
 
     fn begin_step(&self, step: u64) {
-        self.world.desk().journal().begin_step(step);
-        self.world.member().beat();
+        self.world.tracker().recorder().begin_step(step);
+        self.world.rendezvous().send_heartbeat_now();
     }
 
     fn pool(&self) -> Option<&Arc<BufferPool>> {
         Some(self.world.transport().pool())
     }
 
-    fn on_device(&self) -> Option<&dyn OnDevice> {
+    fn on_device(&self) -> Option<&dyn DeviceCommunicator> {
         self.world
             .transport()
             .device()
-            .map(|_| self as &dyn OnDevice)
+            .map(|_| self as &dyn DeviceCommunicator)
     }
 }
 

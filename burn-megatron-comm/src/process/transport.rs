@@ -1,19 +1,20 @@
-//! What an engine whose ranks are processes has to do: move what has been checked, numbered and logged.
+//! The interface of an engine whose ranks are processes: it moves the data of calls that are already
+//! checked, numbered and recorded.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::on_device::DeviceTransport;
-use super::slot::Slot;
+use super::result_slot::ResultSlot;
 use crate::buffer::Buffer;
 use crate::call::Signature;
 use crate::communicator::Group;
 use crate::error::CommError;
 use crate::pool::BufferPool;
 
-/// The number of a group, the same on all its members and of no other group that shares two ranks with
-/// it.
+/// The id of a group: equal on all its members, and different from that of every group that shares two ranks
+/// with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct GroupId(pub u64);
 
@@ -21,7 +22,7 @@ impl GroupId {
     /// The group of all ranks.
     pub const WORLD: Self = Self(0);
 
-    /// The part `part` of the split that was call `sequence` of this group.
+    /// The group `part` of the split that was call `sequence` on this group.
     pub fn part(self, sequence: u64, part: usize) -> Self {
         self.mixed_with(1, sequence, part as u64)
     }
@@ -47,71 +48,73 @@ impl GroupId {
     }
 }
 
-/// This rank's part in one call, ready to be carried out.
+/// A call of this rank, for the transport.
 #[derive(Debug)]
 #[allow(dead_code, reason = "each engine reads what it needs")]
 pub(crate) struct Job {
-    /// The group, seen from this rank.
+    /// The group, from the view of this rank.
     pub group: Arc<Group>,
-    /// The number of the group.
+    /// The id of the group.
     pub group_id: GroupId,
     /// The number of the collective in the group, from 0; of a message, among those of its ordered pair
     /// of ranks in the group.
     pub sequence: u64,
     /// The operation with its type and length; checked by [`Call::check`](crate::Call::check).
     pub signature: Arc<Signature>,
-    /// What this rank gives; it goes home to the pool when the call is done with it.
+    /// This rank's input; it returns to the pool when the call is done with it.
     pub input: Buffer,
-    /// Where the result goes, or what kept it from coming. If nobody holds the other end any more, the
-    /// result is not wanted, but the call takes place all the same.
-    pub slot: Arc<Slot>,
+    /// Receives the result or the error. If this is the last reference, the result is discarded, but the call
+    /// runs all the same.
+    pub slot: Arc<ResultSlot>,
 }
 
-/// The transport of one process. All groups of the rank share it.
+/// The transport of one process, shared by all groups of the rank.
 ///
-/// Nothing here waits for other ranks, except [`share`](Self::share) and [`close`](Self::close). Errors of calls go into their
-/// slots.
+/// No method waits for other ranks, except [`share`](Self::share) and [`close`](Self::close). Errors of calls
+/// go into their slots.
 pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// The name of the engine, for example `"mpi"`.
     fn name(&self) -> &'static str;
 
-    /// What it is and which version, in words, for the header of a run.
+    /// Name and version of the library, for the header of a run.
     fn description(&self) -> String;
 
-    /// Hands a few bytes from rank 0, which gives them, to all ranks, before any group is used: how the
-    /// ranks learn where they meet. Waits for the others.
+    /// Broadcasts a few bytes from rank 0, which passes them as `own`, before any group is used: the address of
+    /// the rendezvous. Waits for the other ranks.
     ///
     /// # Errors
-    /// What the transport reports, or that they have not come within the deadline.
-    fn share(&self, own: Option<&[u8]>, patience: Duration) -> Result<Vec<u8>, CommError>;
+    /// An error of the transport, or the other ranks have not called it within `timeout`.
+    fn share(&self, own: Option<&[u8]>, timeout: Duration) -> Result<Vec<u8>, CommError>;
 
-    /// The memory of this rank's calls: results are taken from it, inputs go home to it.
+    /// The buffer pool of this rank: results are taken from it, inputs return to it.
     fn pool(&self) -> &Arc<BufferPool>;
 
-    /// Starts collectives and messages of one group, in this order, as one launch if it can.
+    /// Starts collectives and messages of one group, in this order, fused into one launch if possible.
     fn start(&self, jobs: Vec<Job>);
 
-    /// The way for tensors that stay on their device, if the engine has one.
+    /// The calls on device tensors, if the engine has them.
     fn device(&self) -> Option<&dyn DeviceTransport> {
         None
     }
 
     /// Starts a split: `job` has the [`Operation::Split`](crate::call::Operation::Split), `part` is
-    /// the part with this rank. The slot gets an empty buffer when the part may be used.
+    /// the group that contains this rank. The slot is set to an empty buffer once that group may be used.
     fn split(&self, job: Job, part: Arc<Group>, part_id: GroupId);
 
-    /// The indices, in the group of `job`, of the ranks whose part in this call has not come to this
-    /// rank, if the transport knows.
+    /// The indices, in the group, of the ranks whose data for this call has not arrived, if the transport
+    /// knows.
     fn missing(&self, group_id: GroupId, sequence: u64) -> Option<Vec<usize>>;
 
-    /// Gives up all that is under way, as a rank has failed: slots that are empty stay so. May be called
-    /// from any thread, and more than once.
+    /// Aborts all calls in flight after a rank has failed; their slots stay empty. May be called from any
+    /// thread, and more than once.
     fn abort(&self);
 
-    /// Ends the transport after every rank has made its last call; all ranks come here.
+    /// Closes the transport after the last call.
+    ///
+    /// Collective: call on all ranks of the world.
     ///
     /// # Errors
-    /// What the transport reports, or that it did not end within the deadline.
+    /// An error of the transport, or it did not close within the deadline.
     fn close(&self, deadline: Duration) -> Result<(), CommError>;
 }
 
@@ -120,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_have_numbers_of_their_own() {
+    fn ids_of_groups_and_pairs_are_unique() {
         let mut seen = vec![GroupId::WORLD];
         for parent in [GroupId::WORLD, GroupId::WORLD.part(0, 0)] {
             for sequence in 0..50 {

@@ -1,72 +1,72 @@
-//! What all communicators of one process share.
+//! The state that all communicators of one process share.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::desk::Desk;
-use super::device::Overdue;
+use super::call_tracker::CallTracker;
+use super::device::DeadlineWatcher;
 use super::transport::Transport;
 use crate::error::CommError;
-use crate::rendezvous::{Cause, CauseKind, Member};
+use crate::rendezvous::{FailureCause, FailureKind, RendezvousClient};
 
-/// The rank's connection to the others: its transport, and the rendezvous beside it.
+/// The rank's connections to the others: the transport and the rendezvous.
 #[derive(Debug)]
 pub(crate) struct ProcessWorld {
-    member: Arc<Member>,
+    client: Arc<RendezvousClient>,
     transport: Arc<dyn Transport>,
-    desk: Arc<Desk>,
+    tracker: Arc<CallTracker>,
     /// The last call that failed on this rank.
     failed_call: Mutex<Option<CommError>>,
-    overdue: Overdue,
+    deadline_watcher: DeadlineWatcher,
 }
 
 impl ProcessWorld {
     /// The world of a rank that has joined it.
     pub fn new(
-        member: Arc<Member>,
+        client: Arc<RendezvousClient>,
         transport: Arc<dyn Transport>,
-        desk: &Arc<Desk>,
+        tracker: &Arc<CallTracker>,
     ) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            member,
+            client,
             transport,
-            desk: Arc::clone(desk),
+            tracker: Arc::clone(tracker),
             failed_call: Mutex::default(),
-            overdue: Overdue::start()?,
+            deadline_watcher: DeadlineWatcher::start()?,
         }))
     }
 
-    /// The watch over calls on the device.
-    pub fn overdue(&self) -> &Overdue {
-        &self.overdue
+    /// Checks the deadlines of calls on the device.
+    pub fn deadline_watcher(&self) -> &DeadlineWatcher {
+        &self.deadline_watcher
     }
 
-    /// Ends the world for a call of this rank that has failed while the rank may be doing something else.
-    pub fn fail_by(&self, error: &CommError) {
-        self.note(error);
+    /// Reports the failure of a call on which the rank does not wait, which ends the world.
+    pub fn fail_with(&self, error: &CommError) {
+        self.record_failed_call(error);
         if let Some(cause) = self.cause_of(error.to_string()) {
-            let _ = self.member.fail(cause, self.desk.journal().position());
+            let _ = self.client.fail(cause, self.tracker.recorder().position());
         }
     }
 
     /// The connection to the rendezvous.
-    pub fn member(&self) -> &Arc<Member> {
-        &self.member
+    pub fn rendezvous(&self) -> &Arc<RendezvousClient> {
+        &self.client
     }
 
-    /// What carries the calls.
+    /// The transport of all calls.
     pub fn transport(&self) -> &Arc<dyn Transport> {
         &self.transport
     }
 
-    /// What the rank knows of its calls.
-    pub fn desk(&self) -> &Arc<Desk> {
-        &self.desk
+    /// The tracker of the rank's calls.
+    pub fn tracker(&self) -> &Arc<CallTracker> {
+        &self.tracker
     }
 
     /// Fails once any rank of the world has failed.
     pub fn check(&self) -> Result<(), CommError> {
-        match self.member.failure() {
+        match self.client.failure() {
             None => Ok(()),
             Some(failure) => Err(CommError::PeerFailed {
                 rank: failure.rank,
@@ -75,8 +75,8 @@ impl ProcessWorld {
         }
     }
 
-    /// Remembers that a call has failed.
-    pub fn note(&self, error: &CommError) {
+    /// Records that a call has failed.
+    pub fn record_failed_call(&self, error: &CommError) {
         let mut failed = self
             .failed_call
             .lock()
@@ -84,9 +84,9 @@ impl ProcessWorld {
         *failed = Some(error.clone());
     }
 
-    /// How telling the failure of this rank is, from the message that it ended with; nothing if it is a
-    /// consequence of another rank's.
-    pub fn cause_of(&self, message: String) -> Option<Cause> {
+    /// The cause of this rank's failure, from the message that it ended with; `None` if it follows from the
+    /// failure of another rank.
+    pub fn cause_of(&self, message: String) -> Option<FailureCause> {
         let failed = self
             .failed_call
             .lock()
@@ -94,11 +94,13 @@ impl ProcessWorld {
         let call = failed.as_ref();
         let kind = match call.filter(|call| message.contains(&call.to_string())) {
             Some(CommError::PeerFailed { .. }) => return None,
-            Some(CommError::Mismatch { .. }) => CauseKind::Disagreement,
-            Some(CommError::Deadline { .. } | CommError::PeerFinished { .. }) => CauseKind::Waited,
-            Some(CommError::Engine { .. }) => CauseKind::Transport,
-            Some(CommError::InvalidCall { .. }) | None => CauseKind::Own,
+            Some(CommError::Mismatch { .. }) => FailureKind::Mismatch,
+            Some(CommError::Deadline { .. } | CommError::PeerFinished { .. }) => {
+                FailureKind::Timeout
+            }
+            Some(CommError::Engine { .. }) => FailureKind::Transport,
+            Some(CommError::InvalidCall { .. }) | None => FailureKind::OwnError,
         };
-        Some(Cause { kind, message })
+        Some(FailureCause { kind, message })
     }
 }

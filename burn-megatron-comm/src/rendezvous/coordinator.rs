@@ -1,4 +1,4 @@
-//! The place where the ranks of a world find each other and hear of each other's ends.
+//! The server of a rendezvous.
 
 use std::io::{self, BufReader};
 use std::net::{SocketAddr, TcpStream};
@@ -8,101 +8,104 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::PURPOSE;
-use super::message::{self, Down, Failure, Hello, Up};
-use super::registry::{Patience, Refusal, Registry, To};
-use crate::auth::{Arrival, Limits, Listener, Token};
+use super::message::{self, CoordinatorMessage, FailureReport, Hello, RankMessage};
+use super::registry::{JoinError, Recipient, Registry, RendezvousTimeouts};
+use crate::auth::{Connection, Listener, ListenerLimits, Token};
 
-/// How often the coordinator looks at the clock.
-const TICK: Duration = Duration::from_millis(50);
-/// How often it says that it lives.
-const BEAT: Duration = Duration::from_secs(1);
-/// How long a word to a rank may take: one that is stopped does not hold up the others.
-const WORD: Duration = Duration::from_secs(1);
-/// The clock's thread only waits.
+/// How often the coordinator checks its timeouts.
+const TICK_INTERVAL: Duration = Duration::from_millis(50);
+/// How often it sends a heartbeat to all ranks.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// The timeout of a send to a rank, so that a stopped rank does not block the others.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timer thread needs little stack.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The coordinator of one world: rank 0 of it, or its launcher, holds it.
+/// The coordinator of one world, hosted by rank 0 or by the launcher.
 ///
-/// Every rank keeps a connection to it. It tells each when all have come, hands round small values,
-/// watches for signs of life, and says once, to all, who failed first and where the others stood.
+/// Every rank keeps a connection to it. It reports when all ranks have joined, stores small values, checks
+/// heartbeats, and sends one failure report to all ranks: which rank failed, and what each was doing.
 #[derive(Debug)]
 pub struct Coordinator {
-    hall: Arc<Hall>,
-    /// Dropped first, so that nobody comes in while the others are sent away.
+    state: Arc<CoordinatorState>,
+    /// Dropped first, so that no rank connects while the others are disconnected.
     listener: Option<Listener>,
-    clock: Option<JoinHandle<()>>,
+    timer: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Hall {
+struct CoordinatorState {
     began: Instant,
     registry: Mutex<Registry>,
-    lines: Vec<Mutex<Option<TcpStream>>>,
+    connections: Vec<Mutex<Option<TcpStream>>>,
     closing: AtomicBool,
 }
 
 impl Coordinator {
-    /// Listens on `address` for `ranks` ranks that have `token`, as a launcher does; port 0 takes a free
-    /// one. The ranks get the token by the environment, as [`Token::VARIABLE`].
+    /// Listens on `address` for `ranks` ranks that have `token`, for a launcher; port 0 picks a free one. The
+    /// ranks get the token from the environment variable [`Token::VARIABLE`].
     ///
-    /// `gather` is the time for all to come, `silence` that for a sign of life of each; ranks that are less
-    /// patient say so when they come.
+    /// `join_timeout` is the time for all ranks to join, `heartbeat_timeout` that for a heartbeat of each; a
+    /// rank that joins with a shorter one lowers it.
     ///
     /// # Errors
-    /// What the operating system says, such as that the port is taken.
+    /// The operating system refuses, for example because the port is in use.
     pub fn host(
         address: SocketAddr,
         ranks: usize,
         token: &Token,
-        gather: Duration,
-        silence: Duration,
+        join_timeout: Duration,
+        heartbeat_timeout: Duration,
     ) -> io::Result<Self> {
-        let patience = Patience { gather, silence };
-        Self::listen(&[address], ranks, 0, Some(token), patience)
+        let timeouts = RendezvousTimeouts {
+            join: join_timeout,
+            heartbeat: heartbeat_timeout,
+        };
+        Self::listen(&[address], ranks, 0, Some(token), timeouts)
     }
 
-    /// Listens on `addresses` for the `size` ranks of the world with the number `world`, which all of them
-    /// were told (0 if there is none). Port 0 takes a free one.
+    /// Listens on `addresses` for the `size` ranks of the world with the id `world` (0 if it has none). Port
+    /// 0 picks a free one.
     ///
     /// # Errors
-    /// What the operating system says, such as that the port is taken; addresses that other machines reach
-    /// without a token.
+    /// The operating system refuses, for example because the port is in use; or an address is reachable from
+    /// other machines and there is no token.
     pub(crate) fn listen(
         addresses: &[SocketAddr],
         size: usize,
         world: u64,
         token: Option<&Token>,
-        patience: Patience,
+        timeouts: RendezvousTimeouts,
     ) -> io::Result<Self> {
-        let hall = Arc::new(Hall {
+        let state = Arc::new(CoordinatorState {
             began: Instant::now(),
-            registry: Mutex::new(Registry::new(size, world, patience)),
-            lines: (0..size).map(|_| Mutex::default()).collect(),
+            registry: Mutex::new(Registry::new(size, world, timeouts)),
+            connections: (0..size).map(|_| Mutex::default()).collect(),
             closing: AtomicBool::new(false),
         });
-        let (door, clock) = (hall.clone(), hall.clone());
-        let serve = move |arrival| match arrival {
-            Arrival::Known { hello, stream } => door.attend(&hello, stream),
-            Arrival::OtherToken(from) => door.registry().turned_away(from.ip()),
+        let (server, timer) = (state.clone(), state.clone());
+        let serve = move |connection| match connection {
+            Connection::Authenticated { hello, stream } => server.serve_rank(&hello, stream),
+            Connection::WrongToken(from) => server.registry().wrong_token(from.ip()),
         };
-        let limits = Limits::for_ranks(size);
+        let limits = ListenerLimits::for_ranks(size);
         let listener = Listener::open(addresses, token.cloned(), PURPOSE, limits, serve)?;
         let builder = thread::Builder::new().name("rendezvous-clock".into());
         let builder = builder.stack_size(STACK_BYTES);
-        let clock = builder.spawn(move || clock.watch_clock())?;
+        let timer = builder.spawn(move || timer.run_timer())?;
         Ok(Self {
-            hall,
+            state,
             listener: Some(listener),
-            clock: Some(clock),
+            timer: Some(timer),
         })
     }
 
-    /// Where it listens: the first address that it was given, with its port.
+    /// The first address that it listens on, with its port.
     pub fn address(&self) -> SocketAddr {
         self.addresses()[0]
     }
 
-    /// Where it listens, in the order that was given.
+    /// The addresses that it listens on, in the given order.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         let listener = self.listener.as_ref();
         listener
@@ -110,54 +113,56 @@ impl Coordinator {
             .addresses()
     }
 
-    /// Asks all ranks to end the step in hand and to stop; whether they have come, so that they hear it.
+    /// Requests that all ranks stop after the current step. Returns whether they have joined, as the request is
+    /// lost otherwise.
     pub fn request_stop(&self) -> bool {
-        let complete = self.hall.registry().is_complete();
+        let complete = self.state.registry().is_complete();
         if complete {
-            self.hall.say(vec![(To::All, Down::Stop)]);
+            self.state
+                .send(vec![(Recipient::All, CoordinatorMessage::Stop)]);
         }
         complete
     }
 
-    /// Tells that the process of a rank has ended, and how, for example `"ended with exit code 1"`: one that
-    /// never came can never come.
+    /// Reports that the process of a rank has ended, and how, for example `"ended with exit code 1"`. If the
+    /// rank had not joined, the world fails.
     pub fn process_ended(&self, rank: usize, how: &str) {
-        let said = self
-            .hall
+        let outgoing = self
+            .state
             .registry()
-            .process_ended(rank, how, self.hall.now());
-        self.hall.say(said);
+            .process_ended(rank, how, self.state.now());
+        self.state.send(outgoing);
     }
 
-    /// The rank that failed first, once one has.
-    pub fn culprit(&self) -> Option<usize> {
-        self.failure_of_a_world().map(|failure| failure.rank)
+    /// The rank of the failure report, once a rank has failed.
+    pub fn failed_rank(&self) -> Option<usize> {
+        self.failure_of_joined_ranks().map(|failure| failure.rank)
     }
 
-    fn failure_of_a_world(&self) -> Option<Failure> {
-        let registry = self.hall.registry();
+    fn failure_of_joined_ranks(&self) -> Option<FailureReport> {
+        let registry = self.state.registry();
         registry
             .failure()
-            .filter(|_| registry.has_guests())
+            .filter(|_| registry.has_registered_ranks())
             .cloned()
     }
 
-    /// Who failed and where the others stood, once a rank has failed: two lines for a person. None if
-    /// nobody ever came: programs that are no ranks have no world.
-    pub fn verdict(&self) -> Option<String> {
-        let failure = self.failure_of_a_world()?;
-        let Failure {
+    /// Two lines for the user, once a rank has failed: which one and why, and what each rank was doing. `None`
+    /// if no rank ever joined, as with a program that does not use this library.
+    pub fn failure_report(&self) -> Option<String> {
+        let failure = self.failure_of_joined_ranks()?;
+        let FailureReport {
             rank,
             message,
-            verdict,
+            positions,
         } = failure;
-        Some(format!("rank {rank} failed: {message}\n{verdict}"))
+        Some(format!("rank {rank} failed: {message}\n{positions}"))
     }
 
-    /// Waits until all ranks that came have gone, at most so long; whether they have.
-    pub fn await_departure(&self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
-        while !self.hall.registry().all_gone() {
+    /// Waits at most `timeout` until all ranks that joined have disconnected; returns whether they have.
+    pub fn wait_for_disconnects(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        while !self.state.registry().all_disconnected() {
             if Instant::now() >= until {
                 return false;
             }
@@ -169,15 +174,15 @@ impl Coordinator {
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
-        self.hall.closing.store(true, Ordering::Release);
+        self.state.closing.store(true, Ordering::Release);
         drop(self.listener.take());
-        for line in &self.hall.lines {
-            if let Some(stream) = &*lock(line) {
+        for connection in &self.state.connections {
+            if let Some(stream) = &*lock(connection) {
                 let _ = stream.shutdown(std::net::Shutdown::Both);
             }
         }
-        if let Some(clock) = self.clock.take() {
-            let _ = clock.join();
+        if let Some(timer) = self.timer.take() {
+            let _ = timer.join();
         }
     }
 }
@@ -186,7 +191,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Hall {
+impl CoordinatorState {
     fn registry(&self) -> MutexGuard<'_, Registry> {
         lock(&self.registry)
     }
@@ -199,77 +204,77 @@ impl Hall {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Listens to one rank that has the token, until it goes.
-    fn attend(&self, hello: &str, stream: TcpStream) {
-        let _ = stream.set_write_timeout(Some(WORD));
+    /// Serves one authenticated rank until it disconnects.
+    fn serve_rank(&self, hello: &str, stream: TcpStream) {
+        let _ = stream.set_write_timeout(Some(WRITE_TIMEOUT));
         let (Ok(hello), Ok(copy)) = (Hello::read(hello), stream.try_clone()) else {
             return;
         };
-        let Some(rank) = self.welcome(hello, stream) else {
+        let Some(rank) = self.register(hello, stream) else {
             return;
         };
         let mut from = BufReader::new(copy);
-        while let Ok(Some(word)) = message::read::<Up>(&mut from) {
-            let said = self.registry().hear(rank, word, self.now());
-            self.say(said);
+        while let Ok(Some(message)) = message::read::<RankMessage>(&mut from) {
+            let outgoing = self.registry().handle(rank, message, self.now());
+            self.send(outgoing);
         }
-        let said = self.registry().closed(rank, self.now());
-        self.say(said);
+        let outgoing = self.registry().disconnected(rank, self.now());
+        self.send(outgoing);
     }
 
-    /// The rank of a newcomer, if it is let in.
-    fn welcome(&self, hello: Hello, mut stream: TcpStream) -> Option<usize> {
+    /// Registers a rank; `None` if it is refused.
+    fn register(&self, hello: Hello, mut stream: TcpStream) -> Option<usize> {
         let rank = hello.rank;
         let mut registry = self.registry();
         match registry.join(hello, self.now()) {
-            Ok(said) => {
-                *lock(&self.lines[rank]) = Some(stream);
+            Ok(outgoing) => {
+                *lock(&self.connections[rank]) = Some(stream);
                 drop(registry);
-                self.say(said);
+                self.send(outgoing);
                 Some(rank)
             }
-            Err(refusal) => {
+            Err(error) => {
                 drop(registry);
-                let (reason, said) = match refusal {
-                    Refusal::Stranger(reason) => (reason, vec![]),
-                    Refusal::Misfit { reason, said } => (reason, said),
+                let (reason, outgoing) = match error {
+                    JoinError::UnknownClient(reason) => (reason, vec![]),
+                    JoinError::Incompatible { reason, outgoing } => (reason, outgoing),
                 };
-                let _ = message::write(&mut stream, &Down::Refused(reason));
-                self.say(said);
+                let _ = message::write(&mut stream, &CoordinatorMessage::Refused(reason));
+                self.send(outgoing);
                 None
             }
         }
     }
 
-    fn watch_clock(&self) {
-        let mut beat = Duration::ZERO;
+    fn run_timer(&self) {
+        let mut next_heartbeat = Duration::ZERO;
         while !self.is_closing() {
-            thread::sleep(TICK);
+            thread::sleep(TICK_INTERVAL);
             let now = self.now();
-            let mut said = self.registry().tick(now);
-            if now >= beat {
-                beat = now + BEAT;
-                said.push((To::All, Down::Alive));
+            let mut outgoing = self.registry().tick(now);
+            if now >= next_heartbeat {
+                next_heartbeat = now + HEARTBEAT_INTERVAL;
+                outgoing.push((Recipient::All, CoordinatorMessage::Heartbeat));
             }
-            self.say(said);
+            self.send(outgoing);
         }
     }
 
-    /// Says it to whom it concerns. A rank that cannot be reached is noticed by its silence.
-    fn say(&self, said: Vec<(To, Down)>) {
-        for (to, word) in said {
-            let ranks = match to {
-                To::All => 0..self.lines.len(),
-                To::Rank(rank) => rank..rank + 1,
+    /// Sends messages. A rank that cannot be reached fails by its missing heartbeats.
+    fn send(&self, outgoing: Vec<(Recipient, CoordinatorMessage)>) {
+        for (recipient, message) in outgoing {
+            let ranks = match recipient {
+                Recipient::All => 0..self.connections.len(),
+                Recipient::Rank(rank) => rank..rank + 1,
             };
             for rank in ranks {
-                let mut line = lock(&self.lines[rank]);
-                if let Some(stream) = &mut *line
-                    && message::write(stream, &word).is_err()
+                let mut connection = lock(&self.connections[rank]);
+                if let Some(stream) = &mut *connection
+                    && message::write(stream, &message).is_err()
                 {
-                    // Half a line may have gone out: nothing more can be said to this rank.
+                    // A part of the line may have been sent, so the connection cannot be used any more.
                     let _ = stream.shutdown(std::net::Shutdown::Both);
-                    *line = None;
+                    *connection = None;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What the ranks and the coordinator tell each other: one JSON value per line.
+//! The messages between ranks and coordinator: one JSON value per line.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -6,142 +6,166 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::auth::{printable_name, printable_text};
-use crate::log::Position;
+use crate::report::call_log::RankPosition;
 
-/// The longest line that is read.
-const LONGEST: u64 = 16 << 20;
+/// The longest line that is accepted.
+const MAX_LINE_BYTES: u64 = 16 << 20;
 
-/// A message, of which nothing is printed that a terminal would obey.
+/// A message whose texts are escaped when it is received.
 pub(super) trait Message: DeserializeOwned {
-    /// The same with its texts made [printable](printable_text).
+    /// The message with its texts made [printable](printable_text).
     fn printable(self) -> Self;
 }
 
-/// What a rank says after its [`Hello`].
+/// A message of a rank, after its [`Hello`]. Serialized names are those of the protocol.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Up {
-    /// It lives, and stands there.
-    Alive(Position),
-    /// Keep this for whoever reads it.
+pub(super) enum RankMessage {
+    /// It is alive, at this position.
+    #[serde(rename = "Alive")]
+    Heartbeat(RankPosition),
+    /// Store this value for all ranks.
     Post { key: String, value: Vec<u8> },
-    /// Send this as soon as somebody has posted it.
+    /// Send this value once a rank has posted it.
     Read { key: String },
-    /// Who has not come to this call?
-    Where { question: u64, call: CallOf },
-    /// An answer to [`Down::Ask`].
-    Stands { question: u64, stand: Stand },
-    /// It has failed, having stood there.
-    Failed { cause: Cause, stood: Position },
-    /// Its closure has returned, having made so many collectives on each of its groups.
+    /// Which ranks have not joined this call?
+    #[serde(rename = "Where")]
+    FindMissing { question: u64, call: CallId },
+    /// The answer to [`CoordinatorMessage::QueryStatus`].
+    #[serde(rename = "Stands")]
+    Status {
+        question: u64,
+        #[serde(rename = "stand")]
+        status: RankStatus,
+    },
+    /// It has failed at this position.
+    Failed {
+        cause: FailureCause,
+        #[serde(rename = "stood")]
+        position: RankPosition,
+    },
+    /// Its closure has returned; with the number of collectives it made, by group.
     Returned(Vec<(u64, u64)>),
 }
 
-/// Who a rank is.
+/// The identity of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Hello {
     /// The version of this library.
     pub version: String,
     pub rank: usize,
     pub size: usize,
-    /// The number of the world, if its ranks were told one.
+    /// The id of the world; 0 if it has none.
     pub world: u64,
-    /// Where it runs, for messages.
+    /// Its host name, for messages.
     pub host: String,
     pub process: u32,
-    /// How many seconds it waits for all to come, from now on.
-    pub gather: f64,
-    /// After how many seconds without a sign of life another counts as lost.
-    pub silence: f64,
+    /// How many seconds it waits for all ranks to join, from now on.
+    #[serde(rename = "gather")]
+    pub join_timeout: f64,
+    /// After how many seconds without a heartbeat another process counts as lost.
+    #[serde(rename = "silence")]
+    pub heartbeat_timeout: f64,
 }
 
-/// A collective, by the number of its group and its own.
+/// A collective, by the id of its group and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct CallOf {
+pub(crate) struct CallId {
     pub group: u64,
     pub sequence: u64,
 }
 
-/// Where a rank stands when it is asked.
+/// What a rank is doing, and whether it has joined a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Stand {
-    pub position: Position,
-    /// Whether it is no member of the group, or has come to the call that it was asked about.
-    pub came: bool,
-    /// What it called there.
+pub(crate) struct RankStatus {
+    pub position: RankPosition,
+    /// Whether it has joined the call of the query.
+    #[serde(rename = "came")]
+    pub joined: bool,
+    /// The call that it made under that number.
     pub call: Option<String>,
 }
 
-/// Why a rank failed, as it sees it.
+/// Why a rank failed, as it reports itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Cause {
-    pub kind: CauseKind,
+pub(crate) struct FailureCause {
+    pub kind: FailureKind,
     pub message: String,
 }
 
-/// The more telling one comes first: what failed at the same time may be a consequence of it.
+/// The kind of a failure, in order of precedence: later kinds may be consequences of earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum CauseKind {
-    /// Its process has ended without a word.
-    Gone,
+pub(crate) enum FailureKind {
+    /// Its process has exited without reporting an error.
+    #[serde(rename = "Gone")]
+    ProcessExited,
     /// An error or a panic of its own.
-    Own,
-    /// Its process says nothing any more.
-    Silent,
-    /// Ranks that disagree.
-    Disagreement,
-    /// Others did not come.
-    Waited,
-    /// The transport reports something.
+    #[serde(rename = "Own")]
+    OwnError,
+    /// Its process sends no heartbeats.
+    #[serde(rename = "Silent")]
+    NoHeartbeat,
+    /// The calls of two ranks do not match.
+    #[serde(rename = "Disagreement")]
+    Mismatch,
+    /// Other ranks did not join a call.
+    #[serde(rename = "Waited")]
+    Timeout,
+    /// An error of the transport.
     Transport,
 }
 
-/// What the coordinator says.
+/// A message of the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Down {
-    /// All ranks have come.
-    Complete,
-    /// This rank cannot take part.
+pub(super) enum CoordinatorMessage {
+    /// All ranks have joined.
+    #[serde(rename = "Complete")]
+    AllJoined,
+    /// This rank is refused.
     Refused(String),
-    /// The coordinator lives.
-    Alive,
-    /// What was asked for by [`Up::Read`].
+    /// The coordinator is alive.
+    #[serde(rename = "Alive")]
+    Heartbeat,
+    /// The value requested by [`RankMessage::Read`].
     Posted { key: String, value: Vec<u8> },
-    /// Where do you stand?
-    Ask { question: u64, call: Option<CallOf> },
-    /// The answer to [`Up::Where`].
-    Whereabouts { question: u64, found: Whereabouts },
-    /// A rank has failed, and with it the world.
-    Failure(Failure),
-    /// A rank has returned; see [`Up::Returned`].
+    /// Asks for a [`RankMessage::Status`].
+    #[serde(rename = "Ask")]
+    QueryStatus { question: u64, call: Option<CallId> },
+    /// The answer to [`RankMessage::FindMissing`].
+    #[serde(rename = "Whereabouts")]
+    MissingRanks { question: u64, found: MissingRanks },
+    /// A rank has failed, which ends the world.
+    Failure(FailureReport),
+    /// A rank has returned; see [`RankMessage::Returned`].
     Returned { rank: usize, calls: Vec<(u64, u64)> },
     /// All ranks have returned.
     AllReturned,
-    /// End the step in hand, and stop.
+    /// Stop after the current step.
     Stop,
 }
 
-/// Who has not come to a call, and what those who came have called.
+/// The ranks that have not joined a call, and the calls of those that have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Whereabouts {
-    /// World ranks that are not there, or do not answer.
+pub(crate) struct MissingRanks {
+    /// World ranks that have not joined, or do not answer.
     pub absent: Vec<usize>,
-    /// World ranks that are there, with their calls.
+    /// World ranks that have joined, with their calls.
     pub calls: Vec<(usize, String)>,
 }
 
-/// The end of a world.
+/// The failure that ended a world.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Failure {
-    /// The rank that failed first, or with the most telling cause.
+pub(crate) struct FailureReport {
+    /// The rank whose failure has the highest precedence; of equal ones, the first.
     pub rank: usize,
-    /// What it failed with.
+    /// Its error.
     pub message: String,
-    /// One line that says where each rank stood.
-    pub verdict: String,
+    /// One line that describes what each rank was doing.
+    #[serde(rename = "verdict")]
+    pub positions: String,
 }
 
 impl Hello {
-    /// The hello of a rank, with its names made [printable](printable_name).
+    /// Parses the hello of a rank; its names are made [printable](printable_name).
     pub fn read(text: &str) -> Result<Self, serde_json::Error> {
         let hello: Self = serde_json::from_str(text)?;
         Ok(Self {
@@ -152,52 +176,55 @@ impl Hello {
     }
 }
 
-impl Message for Up {
+impl Message for RankMessage {
     fn printable(self) -> Self {
         match self {
-            Self::Alive(position) => Self::Alive(position.printable()),
-            Self::Stands { question, stand } => Self::Stands {
+            Self::Heartbeat(position) => Self::Heartbeat(position.printable()),
+            Self::Status { question, status } => Self::Status {
                 question,
-                stand: Stand {
-                    position: stand.position.printable(),
-                    call: stand.call.as_deref().map(printable_text),
-                    ..stand
+                status: RankStatus {
+                    position: status.position.printable(),
+                    call: status.call.as_deref().map(printable_text),
+                    ..status
                 },
             },
-            Self::Failed { cause, stood } => Self::Failed {
-                cause: Cause {
+            Self::Failed { cause, position } => Self::Failed {
+                cause: FailureCause {
                     message: printable_text(&cause.message),
                     ..cause
                 },
-                stood: stood.printable(),
+                position: position.printable(),
             },
-            Self::Post { .. } | Self::Read { .. } | Self::Where { .. } | Self::Returned(_) => self,
+            Self::Post { .. }
+            | Self::Read { .. }
+            | Self::FindMissing { .. }
+            | Self::Returned(_) => self,
         }
     }
 }
 
-impl Message for Down {
+impl Message for CoordinatorMessage {
     fn printable(self) -> Self {
         match self {
             Self::Refused(reason) => Self::Refused(printable_text(&reason)),
-            Self::Whereabouts { question, found } => {
+            Self::MissingRanks { question, found } => {
                 let calls = found.calls.into_iter();
                 let calls = calls.map(|(rank, call)| (rank, printable_text(&call)));
-                let found = Whereabouts {
+                let found = MissingRanks {
                     calls: calls.collect(),
                     ..found
                 };
-                Self::Whereabouts { question, found }
+                Self::MissingRanks { question, found }
             }
-            Self::Failure(failure) => Self::Failure(Failure {
-                message: printable_text(&failure.message),
-                verdict: printable_text(&failure.verdict),
-                ..failure
+            Self::Failure(report) => Self::Failure(FailureReport {
+                message: printable_text(&report.message),
+                positions: printable_text(&report.positions),
+                ..report
             }),
-            Self::Complete
-            | Self::Alive
+            Self::AllJoined
+            | Self::Heartbeat
             | Self::Posted { .. }
-            | Self::Ask { .. }
+            | Self::QueryStatus { .. }
             | Self::Returned { .. }
             | Self::AllReturned
             | Self::Stop => self,
@@ -205,17 +232,17 @@ impl Message for Down {
     }
 }
 
-impl Position {
+impl RankPosition {
     fn printable(self) -> Self {
-        let within = |stood: Box<Self>| Box::new(stood.printable());
+        let boxed = |last: Box<Self>| Box::new(last.printable());
         match self {
-            Self::At(call) => Self::At(printable_text(&call)),
-            Self::Past(call) => Self::Past(printable_text(&call)),
+            Self::Waiting(call) => Self::Waiting(printable_text(&call)),
+            Self::Completed(call) => Self::Completed(printable_text(&call)),
             Self::Started(call) => Self::Started(printable_text(&call)),
-            Self::Failed(stood) => Self::Failed(within(stood)),
-            Self::Silent(seconds, stood) => Self::Silent(seconds, within(stood)),
-            Self::Gone(stood) => Self::Gone(within(stood)),
-            Self::Nowhere | Self::Returned | Self::Absent => self,
+            Self::Failed(last) => Self::Failed(boxed(last)),
+            Self::NoHeartbeat(seconds, last) => Self::NoHeartbeat(seconds, boxed(last)),
+            Self::Exited(last) => Self::Exited(boxed(last)),
+            Self::NoCalls | Self::Returned | Self::NeverJoined => self,
         }
     }
 }
@@ -227,14 +254,16 @@ pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result
     to.write_all(&line)
 }
 
-/// Reads one line; nothing if the other side has closed.
+/// Reads one line; `None` if the connection is closed.
 pub(super) fn read<T: Message>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
-    from.by_ref().take(LONGEST).read_until(b'\n', &mut line)?;
+    from.by_ref()
+        .take(MAX_LINE_BYTES)
+        .read_until(b'\n', &mut line)?;
     match line.last() {
         None => Ok(None),
         Some(b'\n') => Ok(Some(serde_json::from_slice::<T>(&line)?.printable())),
-        // Cut off, or longer than anything a rank says.
+        // Truncated, or longer than the limit.
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
@@ -245,27 +274,67 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_they_were_written() {
-        let said = [
-            Up::Alive(Position::At("call 3 barrier over world [0]".into())),
-            Up::Post {
+        let messages = [
+            RankMessage::Heartbeat(RankPosition::Waiting(
+                "call 3 barrier over world [0]".into(),
+            )),
+            RankMessage::Post {
                 key: "id".into(),
                 value: vec![0, 10, 255],
             },
-            Up::Returned(vec![(0, 7), (u64::MAX, 1)]),
+            RankMessage::Returned(vec![(0, 7), (u64::MAX, 1)]),
         ];
-        let mut wire = Vec::new();
-        said.iter().for_each(|m| write(&mut wire, m).unwrap());
-        let mut from = wire.as_slice();
-        for message in &said {
-            assert_eq!(read::<Up>(&mut from).unwrap().as_ref(), Some(message));
+        let mut lines = Vec::new();
+        messages.iter().for_each(|m| write(&mut lines, m).unwrap());
+        let mut from = lines.as_slice();
+        for message in &messages {
+            assert_eq!(
+                read::<RankMessage>(&mut from).unwrap().as_ref(),
+                Some(message)
+            );
         }
-        assert_eq!(read::<Up>(&mut from).unwrap(), None);
+        assert_eq!(read::<RankMessage>(&mut from).unwrap(), None);
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn other_text_is_an_error() {
         for text in ["GET / HTTP/1.1\r\n", "{\"Alive\":\"Nowhere\"", "{}\n"] {
-            assert!(read::<Up>(&mut text.as_bytes()).is_err(), "{text}");
+            assert!(read::<RankMessage>(&mut text.as_bytes()).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn names_in_the_protocol_are_stable() {
+        let json = |message: &RankMessage| serde_json::to_string(message).unwrap();
+        let position = RankPosition::Failed(Box::new(RankPosition::NoCalls));
+        let status = RankStatus {
+            position: RankPosition::NoHeartbeat(3, Box::new(RankPosition::NeverJoined)),
+            joined: true,
+            call: None,
+        };
+        let cause = FailureCause {
+            kind: FailureKind::ProcessExited,
+            message: "x".into(),
+        };
+        assert_eq!(
+            json(&RankMessage::Heartbeat(RankPosition::Waiting("x".into()))),
+            r#"{"Alive":{"At":"x"}}"#
+        );
+        assert_eq!(
+            json(&RankMessage::Status {
+                question: 1,
+                status
+            }),
+            r#"{"Stands":{"question":1,"stand":{"position":{"Silent":[3,"Absent"]},"came":true,"call":null}}}"#
+        );
+        assert_eq!(
+            json(&RankMessage::Failed { cause, position }),
+            r#"{"Failed":{"cause":{"kind":"Gone","message":"x"},"stood":{"Failed":"Nowhere"}}}"#
+        );
+        let report = CoordinatorMessage::Failure(FailureReport::default());
+        assert_eq!(
+            serde_json::to_string(&report).unwrap(),
+            r#"{"Failure":{"rank":0,"message":"","verdict":""}}"#
+        );
     }
 }

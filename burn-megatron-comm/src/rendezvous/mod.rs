@@ -1,16 +1,15 @@
-//! Where the processes of a world find each other, and learn of each other's ends.
+//! The rendezvous of the processes of a world, which also detects failed ranks.
 //!
-//! Nothing of the model goes this way: a rank is told that all have come, small values are handed round
-//! (the address book of an engine), each rank says now and then that it lives and where it stands, and
-//! the first failure is told to all, with a verdict. One [`Coordinator`] per world, a TCP connection per
-//! rank, which begins with a proof that both sides know the [token](super::auth), then one line of JSON per
-//! message.
+//! No tensor passes it. It reports when all ranks have joined, stores small values (the addresses of an
+//! engine), collects heartbeats with the position of each rank, and sends one failure report to all ranks.
+//! There is one [`Coordinator`] per world and one TCP connection per rank, which begins with a handshake that
+//! proves that both sides know the [token](crate::auth); then one line of JSON per message.
 
+mod client;
 mod coordinator;
-mod member;
 mod message;
+mod rank_slot;
 mod registry;
-mod seat;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -19,31 +18,31 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use super::auth::MAKE_A_TOKEN;
+use crate::auth::TOKEN_INSTRUCTIONS;
+pub(crate) use client::{JoinRequest, RendezvousClient, StatusProvider};
 pub use coordinator::Coordinator;
-pub(crate) use member::{Introduction, Member, Witness};
-pub(crate) use message::{CallOf, Cause, CauseKind, Failure, Stand};
-pub(crate) use registry::Patience;
+pub(crate) use message::{CallId, FailureCause, FailureKind, FailureReport, RankStatus};
+pub(crate) use registry::RendezvousTimeouts;
 pub use session::read_session;
 
-/// Why the ranks did not find each other.
+/// Why a rank could not join the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// Nobody answers there.
+    /// No rendezvous answers at the addresses.
     #[error(
-        "the rendezvous at {addresses} cannot be reached within {waited} s ({reason}); is rank 0, or \
-         the launcher, running, and is the port open between the machines?"
+        "cannot reach the rendezvous at {addresses} within {waited} s ({reason}): is rank 0, or the \
+         launcher, running, and is the port open between the machines?"
     )]
     Unreachable {
-        /// The addresses that were tried.
+        /// The addresses.
         addresses: String,
-        /// How many seconds long.
+        /// The seconds waited.
         waited: u64,
         /// What the operating system says.
         reason: String,
     },
-    /// The rendezvous does not let this rank in.
+    /// The rendezvous refuses this rank.
     #[error("the rendezvous at {address} refuses this rank: {reason}")]
     Refused {
         /// The address.
@@ -51,39 +50,39 @@ pub enum RendezvousError {
         /// Why.
         reason: String,
     },
-    /// Some ranks did not come, or do not fit the others.
+    /// A rank did not join, or is incompatible with the others.
     #[error("{message}")]
     Failed {
-        /// The rank that did not come, or does not fit.
+        /// That rank.
         rank: usize,
         /// What is wrong.
         message: String,
     },
-    /// The rendezvous cannot be held at its address.
-    #[error("the rendezvous cannot be held at {address}: {reason}")]
+    /// The rendezvous cannot listen on its address.
+    #[error("cannot host the rendezvous at {address}: {reason}")]
     Address {
         /// The address.
         address: String,
         /// What the operating system says.
         reason: String,
     },
-    /// Two processes with different tokens.
+    /// The tokens of rank and rendezvous differ.
     #[error(
-        "the rendezvous at {address} has another token than this rank; give all ranks the same \
-         BURN_MEGATRON_TOKEN, or the same file by --token-file"
+        "the rendezvous at {address} has another token than this rank: set the same \
+         BURN_MEGATRON_TOKEN, or pass the same --token-file, on all ranks"
     )]
     Token {
         /// The address.
         address: String,
     },
-    /// Ranks of several machines without a token.
+    /// Ranks on several machines have no token.
     #[error(
-        "the ranks are on several machines, and nothing says who may join them; give all of them one \
-         token:\n{MAKE_A_TOKEN}"
+        "the ranks are on several machines, which requires a token, the same on all of \
+         them:\n{TOKEN_INSTRUCTIONS}"
     )]
-    NoToken,
+    MissingToken,
     /// The operating system refuses a thread or a connection.
-    #[error("the rendezvous cannot be entered: {0}")]
+    #[error("cannot join the rendezvous: {0}")]
     System(String),
 }
 
@@ -96,7 +95,7 @@ impl From<io::Error> for RendezvousError {
 /// The addresses of a host and port.
 ///
 /// # Errors
-/// [`RendezvousError::Address`] if the host has none.
+/// [`RendezvousError::Address`] if it has none.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, RendezvousError> {
     let failed = |reason: String| RendezvousError::Address {
         address: format!("{host}:{port}"),
@@ -104,9 +103,10 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Rendezvo
     };
     let found = (host, port).to_socket_addrs();
     let found: Vec<_> = found.map_err(|error| failed(error.to_string()))?.collect();
-    match found.is_empty() {
-        true => Err(failed("the host has no address".into())),
-        false => Ok(found),
+    if found.is_empty() {
+        Err(failed("the host has no address".into()))
+    } else {
+        Ok(found)
     }
 }
 
@@ -115,7 +115,7 @@ fn list(addresses: &[SocketAddr]) -> String {
     texts.join(", ")
 }
 
-/// What the connections of ranks are for: see [`introduce`](super::auth::introduce).
+/// The purpose of these connections: see [`client_handshake`](crate::auth::client_handshake).
 const PURPOSE: &str = "rendezvous";
 
 /// The name of this machine, for messages.
@@ -124,5 +124,5 @@ fn host_name() -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// The least patience for a sign of life: ranks give one four times a second.
-pub(crate) const LEAST_SILENCE: Duration = Duration::from_secs(1);
+/// The least timeout for heartbeats, of which a rank sends four per second.
+pub(crate) const MIN_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,449 +1,467 @@
-//! What the coordinator decides: a pure value. Connections and clocks are around it.
+//! The decisions of the coordinator, without connections and clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::message::{CallOf, Cause, CauseKind, Down, Failure, Hello, Stand, Up, Whereabouts};
-use super::seat::{Guest, Seat, is_over, misfit};
+use super::message::{
+    CallId, CoordinatorMessage, FailureCause, FailureKind, FailureReport, Hello, MissingRanks,
+    RankMessage, RankStatus,
+};
+use super::rank_slot::{RankSlot, RegisteredRank, incompatibility, is_final};
 use crate::error::ranks_verb;
-use crate::log::{Position, verdict};
+use crate::report::call_log::{RankPosition, describe_ranks};
 
-/// How long the answers of the ranks are waited for.
-const ANSWERS: Duration = Duration::from_secs(1);
-/// How long a failure is held back, as a more telling one may be on its way: a rank that lost its
-/// neighbour can be faster than the news that the neighbour is gone.
-const SETTLE: Duration = Duration::from_millis(250);
+/// The time for the ranks to answer a status query.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a failure report is delayed, as a cause of higher precedence may follow: a rank whose peer has
+/// died can report its own error before the death of the peer is detected.
+const SETTLE_TIME: Duration = Duration::from_millis(250);
 
-/// When the coordinator loses patience.
+/// The timeouts of a rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Patience {
-    /// For the ranks to come.
-    pub gather: Duration,
-    /// For a sign of life.
-    pub silence: Duration,
+pub(crate) struct RendezvousTimeouts {
+    /// For all ranks to join.
+    pub join: Duration,
+    /// For a heartbeat of each.
+    pub heartbeat: Duration,
 }
 
-/// To whom something is said.
+/// The recipient of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum To {
+pub(super) enum Recipient {
     All,
     Rank(usize),
 }
 
-type Said = Vec<(To, Down)>;
+/// Messages to send.
+type Outgoing = Vec<(Recipient, CoordinatorMessage)>;
 
-/// What the coordinator knows. Times are since it began.
+/// The state of the coordinator. Times count from its start.
 #[derive(Debug)]
 pub(super) struct Registry {
     size: usize,
     world: u64,
-    patience: Patience,
-    seats: Vec<Seat>,
+    timeouts: RendezvousTimeouts,
+    slots: Vec<RankSlot>,
     complete: bool,
     posted: BTreeMap<String, Vec<u8>>,
     readers: BTreeMap<String, Vec<usize>>,
-    questions: BTreeMap<u64, Question>,
-    asked: u64,
-    causes: Vec<(usize, Cause)>,
-    failure: Option<Failure>,
-    /// Connections that came with another token, and from where the last one did.
-    turned_away: (usize, Option<IpAddr>),
+    queries: BTreeMap<u64, StatusQuery>,
+    next_query: u64,
+    causes: Vec<(usize, FailureCause)>,
+    failure: Option<FailureReport>,
+    /// The number of connections with another token, and the address of the last one.
+    rejected: (usize, Option<IpAddr>),
 }
 
 #[derive(Debug)]
-struct Question {
-    purpose: Purpose,
+struct StatusQuery {
+    purpose: QueryPurpose,
     waiting: BTreeSet<usize>,
     not_before: Duration,
     until: Duration,
-    stands: BTreeMap<usize, Stand>,
+    statuses: BTreeMap<usize, RankStatus>,
 }
 
 #[derive(Debug)]
-enum Purpose {
-    /// A rank has failed.
-    Verdict,
-    /// A rank asks who has not come to a call.
-    Where { asker: usize, question: u64 },
+enum QueryPurpose {
+    /// The report of a failure.
+    Report,
+    /// A rank asks which ranks have not joined a call.
+    FindMissing { asker: usize, question: u64 },
 }
 
 impl Registry {
-    pub fn new(size: usize, world: u64, patience: Patience) -> Self {
+    pub fn new(size: usize, world: u64, timeouts: RendezvousTimeouts) -> Self {
         Self {
             size,
             world,
-            patience,
-            seats: (0..size).map(|_| Seat::default()).collect(),
+            timeouts,
+            slots: (0..size).map(|_| RankSlot::default()).collect(),
             complete: false,
             posted: BTreeMap::new(),
             readers: BTreeMap::new(),
-            questions: BTreeMap::new(),
-            asked: 0,
+            queries: BTreeMap::new(),
+            next_query: 0,
             causes: vec![],
             failure: None,
-            turned_away: (0, None),
+            rejected: (0, None),
         }
     }
 
-    /// The end of the world, once it is decided.
-    pub fn failure(&self) -> Option<&Failure> {
+    /// The failure of the world, once it is decided.
+    pub fn failure(&self) -> Option<&FailureReport> {
         self.failure.as_ref()
     }
 
-    /// Whether every rank has come.
+    /// Whether every rank has joined.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// Whether any rank has come.
-    pub fn has_guests(&self) -> bool {
-        self.seats.iter().any(|seat| seat.guest().is_some())
+    /// Whether any rank has joined.
+    pub fn has_registered_ranks(&self) -> bool {
+        self.slots.iter().any(|slot| slot.registered().is_some())
     }
 
     /// Whether every rank has returned.
     pub fn all_returned(&self) -> bool {
-        let mut guests = self.seats.iter().map(Seat::guest);
-        guests.all(|guest| guest.is_some_and(|guest| guest.returned))
+        let mut ranks = self.slots.iter().map(RankSlot::registered);
+        ranks.all(|rank| rank.is_some_and(|rank| rank.returned))
     }
 
-    /// Whether every rank that came has closed its connection.
-    pub fn all_gone(&self) -> bool {
-        let mut guests = self.seats.iter().filter_map(Seat::guest);
-        guests.all(|guest| guest.gone)
+    /// Whether every rank that joined has closed its connection.
+    pub fn all_disconnected(&self) -> bool {
+        let mut ranks = self.slots.iter().filter_map(RankSlot::registered);
+        ranks.all(|rank| rank.disconnected)
     }
 
-    /// Somebody came with another token. It is no rank of this world until it has this one.
-    pub fn turned_away(&mut self, from: IpAddr) {
-        self.turned_away = (self.turned_away.0 + 1, Some(from));
+    /// A connection with another token was rejected.
+    pub fn wrong_token(&mut self, from: IpAddr) {
+        self.rejected = (self.rejected.0 + 1, Some(from));
     }
 
-    /// A rank that has the token introduces itself; an error is why it is refused.
-    pub fn join(&mut self, hello: Hello, now: Duration) -> Result<Said, Refusal> {
-        let stranger = |reason: String| Err(Refusal::Stranger(reason));
+    /// An authenticated rank joins.
+    pub fn join(&mut self, hello: Hello, now: Duration) -> Result<Outgoing, JoinError> {
+        let unknown = |reason: String| Err(JoinError::UnknownClient(reason));
         if hello.world != self.world {
-            return stranger(format!(
+            return unknown(format!(
                 "this is the rendezvous of another run; two runs on one machine need two ports \
-                 (rank {} of {} came)",
+                 (rank {} of {} connected)",
                 hello.rank, hello.size
             ));
         }
         if self.complete || self.failure.is_some() {
-            return stranger(format!(
-                "all {} ranks of this rendezvous have come already; does another run use its port?",
+            return unknown(format!(
+                "all {} ranks of this rendezvous have already joined; does another run use its port?",
                 self.size
             ));
         }
-        if let Some(reason) = misfit(&hello, &self.seats) {
-            // It was meant for this world, which can never be complete now.
+        if let Some(reason) = incompatibility(&hello, &self.slots) {
+            // Its slot stays vacant, so the world cannot become complete.
             let rank = hello.rank.min(self.size - 1);
-            let said = self.cause(rank, CauseKind::Own, reason.clone(), now);
-            return Err(Refusal::Misfit { reason, said });
+            let outgoing = self.add_cause(rank, FailureKind::OwnError, reason.clone(), now);
+            return Err(JoinError::Incompatible { reason, outgoing });
         }
         let rank = hello.rank;
-        let Patience { gather, silence } = &mut self.patience;
-        // What is no time is no wish.
-        if let Ok(wished) = Duration::try_from_secs_f64(hello.gather) {
-            *gather = (*gather).min(now.saturating_add(wished));
+        let RendezvousTimeouts { join, heartbeat } = &mut self.timeouts;
+        // A value that is not a duration is ignored.
+        if let Ok(requested) = Duration::try_from_secs_f64(hello.join_timeout) {
+            *join = (*join).min(now.saturating_add(requested));
         }
-        if let Ok(wished) = Duration::try_from_secs_f64(hello.silence) {
-            *silence = (*silence).min(wished);
+        if let Ok(requested) = Duration::try_from_secs_f64(hello.heartbeat_timeout) {
+            *heartbeat = (*heartbeat).min(requested);
         }
-        self.seats[rank] = Seat::Taken(Guest {
+        self.slots[rank] = RankSlot::Registered(RegisteredRank {
             hello,
-            heard: now,
-            position: Position::Nowhere,
+            last_message: now,
+            position: RankPosition::NoCalls,
             returned: false,
-            gone: false,
+            disconnected: false,
         });
-        let all = self.seats.iter().all(|seat| seat.guest().is_some());
-        self.complete = all;
-        Ok(match all {
-            true => vec![(To::All, Down::Complete)],
-            false => vec![],
-        })
+        self.complete = self.slots.iter().all(|slot| slot.registered().is_some());
+        if self.complete {
+            Ok(vec![(Recipient::All, CoordinatorMessage::AllJoined)])
+        } else {
+            Ok(vec![])
+        }
     }
 
-    /// The launcher says that the process of a rank has ended, and how. One that came says so itself, or
-    /// its connection does.
-    pub fn process_ended(&mut self, rank: usize, how: &str, now: Duration) -> Said {
-        match self.seats.get(rank) {
-            Some(Seat::Empty) => {
-                let message = format!("its process {how} before it came to the rendezvous");
-                self.cause(rank, CauseKind::Own, message, now)
+    /// The launcher reports that the process of a rank has ended, and how. Ignored for a rank that has joined:
+    /// it reports its failure itself, or closes its connection.
+    pub fn process_ended(&mut self, rank: usize, how: &str, now: Duration) -> Outgoing {
+        match self.slots.get(rank) {
+            Some(RankSlot::Vacant) => {
+                let message = format!("its process {how} before it joined the rendezvous");
+                self.add_cause(rank, FailureKind::OwnError, message, now)
             }
             _ => vec![],
         }
     }
 
-    /// A rank says something.
-    pub fn hear(&mut self, rank: usize, message: Up, now: Duration) -> Said {
-        if let Some(guest) = self.seats[rank].guest_mut() {
-            guest.heard = now;
+    /// Handles a message of a rank.
+    pub fn handle(&mut self, rank: usize, message: RankMessage, now: Duration) -> Outgoing {
+        if let Some(registered) = self.slots[rank].registered_mut() {
+            registered.last_message = now;
         }
         match message {
-            Up::Alive(position) => {
+            RankMessage::Heartbeat(position) => {
                 self.set_position(rank, position);
                 vec![]
             }
-            Up::Post { key, value } => {
+            RankMessage::Post { key, value } => {
                 let readers = self.readers.remove(&key).unwrap_or_default().into_iter();
-                let posted = |reader| (To::Rank(reader), posted(&key, &value));
-                let said = readers.map(posted).collect();
+                let posted = |reader| (Recipient::Rank(reader), posted(&key, &value));
+                let outgoing = readers.map(posted).collect();
                 self.posted.insert(key, value);
-                said
+                outgoing
             }
-            Up::Read { key } => match self.posted.get(&key) {
-                Some(value) => vec![(To::Rank(rank), posted(&key, value))],
+            RankMessage::Read { key } => match self.posted.get(&key) {
+                Some(value) => vec![(Recipient::Rank(rank), posted(&key, value))],
                 None => {
                     self.readers.entry(key).or_default().push(rank);
                     vec![]
                 }
             },
-            Up::Where { question, call } => {
+            RankMessage::FindMissing { question, call } => {
                 let asker = rank;
-                self.ask(Purpose::Where { asker, question }, Some(call), now, now)
+                let purpose = QueryPurpose::FindMissing { asker, question };
+                self.start_query(purpose, Some(call), now, now)
             }
-            Up::Stands { question, stand } => {
-                self.set_position(rank, stand.position.clone());
-                if let Some(question) = self.questions.get_mut(&question) {
-                    question.waiting.remove(&rank);
-                    question.stands.insert(rank, stand);
+            RankMessage::Status { question, status } => {
+                self.set_position(rank, status.position.clone());
+                if let Some(query) = self.queries.get_mut(&question) {
+                    query.waiting.remove(&rank);
+                    query.statuses.insert(rank, status);
                 }
-                self.close_questions(now)
+                self.finish_queries(now)
             }
-            Up::Failed { cause, stood } => {
-                self.set_position(rank, Position::Failed(Box::new(stood)));
-                for question in self.questions.values_mut() {
-                    question.waiting.remove(&rank);
+            RankMessage::Failed { cause, position } => {
+                self.set_position(rank, RankPosition::Failed(Box::new(position)));
+                for query in self.queries.values_mut() {
+                    query.waiting.remove(&rank);
                 }
-                self.cause(rank, cause.kind, cause.message, now)
+                self.add_cause(rank, cause.kind, cause.message, now)
             }
-            Up::Returned(calls) => {
-                if let Some(guest) = self.seats[rank].guest_mut() {
-                    guest.returned = true;
-                    guest.position = Position::Returned;
+            RankMessage::Returned(calls) => {
+                if let Some(registered) = self.slots[rank].registered_mut() {
+                    registered.returned = true;
+                    registered.position = RankPosition::Returned;
                 }
-                match self.all_returned() {
-                    true => vec![(To::All, Down::AllReturned)],
-                    false => vec![(To::All, Down::Returned { rank, calls })],
-                }
+                let message = if self.all_returned() {
+                    CoordinatorMessage::AllReturned
+                } else {
+                    CoordinatorMessage::Returned { rank, calls }
+                };
+                vec![(Recipient::All, message)]
             }
         }
     }
 
     /// The connection of a rank is closed.
-    pub fn closed(&mut self, rank: usize, now: Duration) -> Said {
-        let Some(guest) = self.seats[rank].guest_mut() else {
+    pub fn disconnected(&mut self, rank: usize, now: Duration) -> Outgoing {
+        let Some(registered) = self.slots[rank].registered_mut() else {
             return vec![];
         };
-        guest.gone = true;
-        let has_spoken = guest.returned || matches!(guest.position, Position::Failed(_));
-        for question in self.questions.values_mut() {
-            question.waiting.remove(&rank);
+        registered.disconnected = true;
+        let is_expected =
+            registered.returned || matches!(registered.position, RankPosition::Failed(_));
+        for query in self.queries.values_mut() {
+            query.waiting.remove(&rank);
         }
-        if has_spoken || self.failure.is_some() {
-            return self.close_questions(now);
+        if is_expected || self.failure.is_some() {
+            return self.finish_queries(now);
         }
-        let (host, process) = (guest.hello.host.clone(), guest.hello.process);
-        let stood = self.position(rank);
-        self.set_position(rank, Position::Gone(Box::new(stood)));
-        let message = format!("its process {process} on {host} has ended without a word");
-        self.cause(rank, CauseKind::Gone, message, now)
+        let (host, process) = (registered.hello.host.clone(), registered.hello.process);
+        let last = self.position(rank);
+        self.set_position(rank, RankPosition::Exited(Box::new(last)));
+        let message = format!("its process {process} on {host} exited without reporting an error");
+        self.add_cause(rank, FailureKind::ProcessExited, message, now)
     }
 
-    /// Time has passed.
-    pub fn tick(&mut self, now: Duration) -> Said {
-        let mut said = self.close_questions(now);
+    /// Checks the timeouts.
+    pub fn tick(&mut self, now: Duration) -> Outgoing {
+        let mut outgoing = self.finish_queries(now);
         if self.failure.is_some() || !self.causes.is_empty() {
-            return said;
+            return outgoing;
         }
-        if !self.complete && now >= self.patience.gather {
-            said.extend(self.give_up_gathering(now));
+        if !self.complete && now >= self.timeouts.join {
+            outgoing.extend(self.join_timed_out(now));
         }
         for rank in 0..self.size {
-            let Some(guest) = self.seats[rank].guest() else {
+            let Some(registered) = self.slots[rank].registered() else {
                 continue;
             };
-            let silence = now.saturating_sub(guest.heard);
-            if !guest.gone && silence >= self.patience.silence {
-                let stood = self.position(rank);
+            let silence = now.saturating_sub(registered.last_message);
+            if !registered.disconnected && silence >= self.timeouts.heartbeat {
+                let last = self.position(rank);
                 let seconds = silence.as_secs();
                 let message = format!(
-                    "its process {} on {} has not been heard of for {seconds} s: it is stopped, \
-                     or cut off",
-                    guest.hello.process, guest.hello.host
+                    "its process {} on {} has sent no heartbeat for {seconds} s: it is stopped, or \
+                     cut off from the network",
+                    registered.hello.process, registered.hello.host
                 );
-                self.set_position(rank, Position::Silent(seconds, Box::new(stood)));
-                said.extend(self.cause(rank, CauseKind::Silent, message, now));
+                self.set_position(rank, RankPosition::NoHeartbeat(seconds, Box::new(last)));
+                outgoing.extend(self.add_cause(rank, FailureKind::NoHeartbeat, message, now));
             }
         }
-        said
+        outgoing
     }
 
-    fn give_up_gathering(&mut self, now: Duration) -> Said {
-        let came = |rank: &usize| self.seats[*rank].guest().is_some();
-        let missing: Vec<usize> = (0..self.size).filter(|rank| !came(rank)).collect();
+    fn join_timed_out(&mut self, now: Duration) -> Outgoing {
+        let joined = |rank: &usize| self.slots[*rank].registered().is_some();
+        let missing: Vec<usize> = (0..self.size).filter(|rank| !joined(rank)).collect();
         let message = format!(
-            "{} not come to the rendezvous within {} s, where {} of {} ranks are; started with \
+            "{} not joined the rendezvous within {} s; {} of {} ranks have: were all started with \
              the same address?{}",
             ranks_verb(&missing, "has", "have"),
-            self.patience.gather.as_secs(),
+            self.timeouts.join.as_secs(),
             self.size - missing.len(),
             self.size,
-            self.with_another_token()
+            self.rejected_connections()
         );
-        self.cause(missing[0], CauseKind::Own, message, now)
+        self.add_cause(missing[0], FailureKind::OwnError, message, now)
     }
 
-    fn with_another_token(&self) -> String {
-        match self.turned_away {
+    fn rejected_connections(&self) -> String {
+        match self.rejected {
             (count, Some(from)) => format!(
-                " Whoever came with another token was turned away ({count} times, last from {from})."
+                " Connections with another token were rejected ({count} times, last from {from})."
             ),
             _ => String::new(),
         }
     }
 
-    /// Notes that a rank has failed; the first time, asks the others where they stand.
-    fn cause(&mut self, rank: usize, kind: CauseKind, message: String, now: Duration) -> Said {
+    /// Adds a cause of failure. The first one starts a status query of all ranks.
+    fn add_cause(
+        &mut self,
+        rank: usize,
+        kind: FailureKind,
+        message: String,
+        now: Duration,
+    ) -> Outgoing {
         if self.failure.is_some() {
             return vec![];
         }
         let first = self.causes.is_empty();
-        self.causes.push((rank, Cause { kind, message }));
-        // Nothing tells more than a process that is gone.
+        self.causes.push((rank, FailureCause { kind, message }));
+        // No other cause takes precedence over the death of a process.
         let settled = match kind {
-            CauseKind::Gone => now,
-            _ => now + SETTLE,
+            FailureKind::ProcessExited => now,
+            _ => now + SETTLE_TIME,
         };
         if first {
-            return self.ask(Purpose::Verdict, None, settled, now);
+            return self.start_query(QueryPurpose::Report, None, settled, now);
         }
-        for question in self.questions.values_mut() {
-            question.not_before = question.not_before.min(settled);
+        for query in self.queries.values_mut() {
+            query.not_before = query.not_before.min(settled);
         }
-        self.close_questions(now)
+        self.finish_queries(now)
     }
 
-    fn ask(
+    fn start_query(
         &mut self,
-        purpose: Purpose,
-        call: Option<CallOf>,
+        purpose: QueryPurpose,
+        call: Option<CallId>,
         not_before: Duration,
         now: Duration,
-    ) -> Said {
-        let question = self.asked;
-        self.asked += 1;
+    ) -> Outgoing {
+        let question = self.next_query;
+        self.next_query += 1;
         let answers = |rank: &usize| {
-            let guest = self.seats[*rank].guest();
-            let speaks = |guest: &Guest| !guest.gone && !is_over(&guest.position);
-            guest.is_some_and(speaks)
+            let registered = self.slots[*rank].registered();
+            registered.is_some_and(|rank| !rank.disconnected && !is_final(&rank.position))
         };
         let waiting: BTreeSet<usize> = (0..self.size).filter(answers).collect();
-        let said = waiting.iter().map(|rank| {
-            let ask = Down::Ask { question, call };
-            (To::Rank(*rank), ask)
+        let queries = waiting.iter().map(|rank| {
+            let query = CoordinatorMessage::QueryStatus { question, call };
+            (Recipient::Rank(*rank), query)
         });
-        let mut said: Said = said.collect();
-        self.questions.insert(
+        let mut outgoing: Outgoing = queries.collect();
+        self.queries.insert(
             question,
-            Question {
+            StatusQuery {
                 purpose,
                 waiting,
                 not_before,
-                until: now + ANSWERS,
-                stands: BTreeMap::new(),
+                until: now + QUERY_TIMEOUT,
+                statuses: BTreeMap::new(),
             },
         );
-        said.extend(self.close_questions(now));
-        said
+        outgoing.extend(self.finish_queries(now));
+        outgoing
     }
 
-    /// Answers every question that all have answered, or that took too long.
-    fn close_questions(&mut self, now: Duration) -> Said {
-        let is_ready = |(_, question): &(&u64, &Question)| {
-            now >= question.until || (question.waiting.is_empty() && now >= question.not_before)
+    /// Finishes every query that all ranks have answered or that has timed out.
+    fn finish_queries(&mut self, now: Duration) -> Outgoing {
+        let is_ready = |(_, query): &(&u64, &StatusQuery)| {
+            now >= query.until || (query.waiting.is_empty() && now >= query.not_before)
         };
         let ready: Vec<u64> = self
-            .questions
+            .queries
             .iter()
             .filter(is_ready)
             .map(|(k, _)| *k)
             .collect();
-        let mut said = vec![];
+        let mut outgoing = vec![];
         for number in ready {
-            let Some(asked) = self.questions.remove(&number) else {
+            let Some(query) = self.queries.remove(&number) else {
                 continue;
             };
-            match asked.purpose {
-                Purpose::Verdict => said.push((To::All, Down::Failure(self.decide(&asked)))),
-                Purpose::Where { asker, question } => {
-                    let found = self.whereabouts(&asked);
-                    said.push((To::Rank(asker), Down::Whereabouts { question, found }));
+            match query.purpose {
+                QueryPurpose::Report => {
+                    let report = self.report_failure(&query);
+                    outgoing.push((Recipient::All, CoordinatorMessage::Failure(report)));
+                }
+                QueryPurpose::FindMissing { asker, question } => {
+                    let found = self.missing_ranks(&query);
+                    let answer = CoordinatorMessage::MissingRanks { question, found };
+                    outgoing.push((Recipient::Rank(asker), answer));
                 }
             }
         }
-        said
+        outgoing
     }
 
-    /// The most telling cause, and where everybody stood.
-    fn decide(&mut self, asked: &Question) -> Failure {
-        let telling = self.causes.iter().min_by_key(|(_, cause)| cause.kind);
-        let (rank, cause) = telling.expect("a verdict follows a cause");
-        let place = |rank: usize| match (&self.seats[rank], asked.waiting.contains(&rank)) {
-            (Seat::Empty, _) => Position::Absent,
-            (Seat::Taken(guest), false) => guest.position.clone(),
-            (Seat::Taken(guest), true) => {
-                let heard = asked.until.saturating_sub(guest.heard).as_secs();
-                Position::Silent(heard, Box::new(guest.position.clone()))
+    /// The report of the cause of the highest precedence, with what every rank is doing.
+    fn report_failure(&mut self, query: &StatusQuery) -> FailureReport {
+        let first = self.causes.iter().min_by_key(|(_, cause)| cause.kind);
+        let (rank, cause) = first.expect("a report follows a cause");
+        let position = |rank: usize| match (&self.slots[rank], query.waiting.contains(&rank)) {
+            (RankSlot::Vacant, _) => RankPosition::NeverJoined,
+            (RankSlot::Registered(registered), false) => registered.position.clone(),
+            (RankSlot::Registered(registered), true) => {
+                let silence = query.until.saturating_sub(registered.last_message);
+                let last = Box::new(registered.position.clone());
+                RankPosition::NoHeartbeat(silence.as_secs(), last)
             }
         };
-        let positions: Vec<Position> = (0..self.size).map(place).collect();
-        let failure = Failure {
+        let positions: Vec<RankPosition> = (0..self.size).map(position).collect();
+        let report = FailureReport {
             rank: *rank,
             message: cause.message.clone(),
-            verdict: verdict(&positions),
+            positions: describe_ranks(&positions),
         };
-        self.failure = Some(failure.clone());
-        failure
+        self.failure = Some(report.clone());
+        report
     }
 
-    fn whereabouts(&self, asked: &Question) -> Whereabouts {
-        let came = |rank: &usize| asked.stands.get(rank).is_some_and(|stand| stand.came);
-        let call = |(rank, stand): (&usize, &Stand)| Some((*rank, stand.call.clone()?));
-        Whereabouts {
-            absent: (0..self.size).filter(|rank| !came(rank)).collect(),
-            calls: asked.stands.iter().filter_map(call).collect(),
+    fn missing_ranks(&self, query: &StatusQuery) -> MissingRanks {
+        let joined = |rank: &usize| query.statuses.get(rank).is_some_and(|status| status.joined);
+        let call = |(rank, status): (&usize, &RankStatus)| Some((*rank, status.call.clone()?));
+        MissingRanks {
+            absent: (0..self.size).filter(|rank| !joined(rank)).collect(),
+            calls: query.statuses.iter().filter_map(call).collect(),
         }
     }
 
-    fn position(&self, rank: usize) -> Position {
-        let guest = self.seats[rank].guest();
-        guest.map_or(Position::Absent, |guest| guest.position.clone())
+    fn position(&self, rank: usize) -> RankPosition {
+        let registered = self.slots[rank].registered();
+        registered.map_or(RankPosition::NeverJoined, |rank| rank.position.clone())
     }
 
-    /// What a rank has failed with, or that it has returned, stays true.
-    fn set_position(&mut self, rank: usize, position: Position) {
-        if let Some(guest) = self.seats[rank].guest_mut()
-            && !is_over(&guest.position)
+    /// Sets the position of a rank, unless it is final.
+    fn set_position(&mut self, rank: usize, position: RankPosition) {
+        if let Some(registered) = self.slots[rank].registered_mut()
+            && !is_final(&registered.position)
         {
-            guest.position = position;
+            registered.position = position;
         }
     }
 }
 
-/// Why somebody is not let in.
+/// Why a rank was refused.
 #[derive(Debug)]
-pub(super) enum Refusal {
-    /// It has nothing to do with this world.
-    Stranger(String),
-    /// It shows that this world is set up wrong.
-    Misfit { reason: String, said: Said },
+pub(super) enum JoinError {
+    /// It does not belong to this world.
+    UnknownClient(String),
+    /// It belongs to this world, but does not match it, so the world fails.
+    Incompatible { reason: String, outgoing: Outgoing },
 }
 
-fn posted(key: &str, value: &[u8]) -> Down {
-    Down::Posted {
+fn posted(key: &str, value: &[u8]) -> CoordinatorMessage {
+    CoordinatorMessage::Posted {
         key: key.to_owned(),
         value: value.to_owned(),
     }

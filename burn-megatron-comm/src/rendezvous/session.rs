@@ -1,27 +1,31 @@
-//! What a rank may send, from bytes: for the fuzz target `rendezvous`.
+//! A session of a rank, from bytes: for the fuzz target `rendezvous`.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use super::message::{self, Down, Hello, Up};
-use super::registry::{Patience, Registry};
-use super::{Failure, PURPOSE};
-use crate::auth::Token;
-use crate::auth::{Admission, admit};
+use super::message::{self, CoordinatorMessage, Hello, RankMessage};
+use super::registry::{Registry, RendezvousTimeouts};
+use super::{FailureReport, PURPOSE};
+use crate::auth::{HandshakeOutcome, Token, server_handshake};
 
-/// Reads what somebody sends to the rendezvous of a world of two ranks: first as bytes that come before any
-/// token was shown, which let nobody in; then as the hello of a rank that has shown it and its lines. Whether
-/// all of that is what a rank says.
+/// Parses what a client sends to the rendezvous of a world of two ranks: first as bytes before
+/// authentication, which must be refused; then as the hello and the lines of an authenticated rank. Returns
+/// whether all of that is valid.
 ///
 /// # Panics
-/// Where the bytes let somebody in, or where something is told to a rank that a terminal would obey.
+/// If the bytes pass authentication, or if a message to a rank contains control characters.
 #[doc(hidden)]
 pub fn read_session(input: &[u8]) -> bool {
     let token: Token = "5".repeat(64).parse().expect("64 digits");
-    let admitted = admit(&mut Wire { from: input }, Some(&token), PURPOSE, || true);
+    let outcome = server_handshake(
+        &mut FakeConnection { from: input },
+        Some(&token),
+        PURPOSE,
+        || true,
+    );
     assert!(
-        !matches!(admitted, Ok(Admission::Known(_))),
-        "a stranger was let in"
+        !matches!(outcome, Ok(HandshakeOutcome::Authenticated(_))),
+        "an unauthenticated client was accepted"
     );
 
     let (hello, mut lines) = match input.iter().position(|byte| *byte == b'\n') {
@@ -33,55 +37,61 @@ pub fn read_session(input: &[u8]) -> bool {
         return false;
     };
     let minute = Duration::from_secs(60);
-    let patience = Patience {
-        gather: minute,
-        silence: minute,
+    let timeouts = RendezvousTimeouts {
+        join: minute,
+        heartbeat: minute,
     };
-    let (rank, mut registry) = (hello.rank, Registry::new(2, hello.world, patience));
+    let (rank, mut registry) = (hello.rank, Registry::new(2, hello.world, timeouts));
     if registry.join(hello, Duration::ZERO).is_err() {
         return false;
     }
     loop {
-        match message::read::<Up>(&mut lines) {
-            Ok(Some(word)) => {
-                let said = registry.hear(rank, word, Duration::ZERO);
-                said.into_iter().for_each(|(_, word)| check(&word));
+        match message::read::<RankMessage>(&mut lines) {
+            Ok(Some(message)) => {
+                let outgoing = registry.handle(rank, message, Duration::ZERO);
+                outgoing
+                    .into_iter()
+                    .for_each(|(_, message)| check(&message));
             }
             Ok(None) => break,
             Err(_) => return false,
         }
     }
-    let said = registry.closed(rank, minute).into_iter();
-    said.chain(registry.tick(2 * minute))
-        .for_each(|(_, word)| check(&word));
+    let outgoing = registry.disconnected(rank, minute).into_iter();
+    outgoing
+        .chain(registry.tick(2 * minute))
+        .for_each(|(_, message)| check(&message));
     true
 }
 
-/// Nothing in a verdict moves the cursor of a terminal, and it has an end.
-fn check(word: &Down) {
-    if let Down::Failure(Failure {
-        message, verdict, ..
-    }) = word
+/// A failure report contains no control characters.
+fn check(message: &CoordinatorMessage) {
+    if let CoordinatorMessage::Failure(FailureReport {
+        message, positions, ..
+    }) = message
     {
-        for text in [message, verdict] {
-            let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
-            assert!(!text.contains(obeyed), "{text:?} is told to a terminal");
+        for text in [message, positions] {
+            let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
+            assert!(
+                !text.contains(is_control),
+                "{text:?} has control characters"
+            );
         }
     }
 }
 
-/// A connection over which these bytes come; what is answered is of no interest.
-struct Wire<'a> {
+/// A connection that reads these bytes and discards answers.
+struct FakeConnection<'a> {
     from: &'a [u8],
 }
 
-impl Read for &mut Wire<'_> {
+impl Read for &mut FakeConnection<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.from.read(bytes)
     }
 }
 
-impl Write for &mut Wire<'_> {
+impl Write for &mut FakeConnection<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(bytes.len())
     }

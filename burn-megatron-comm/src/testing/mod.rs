@@ -1,9 +1,9 @@
-//! Test support: the conformance suite that every engine passes, fault injection, and simulated links.
+//! Test support: the conformance suite that every engine passes, fault injection, and simulated networks.
 
 pub mod conformance;
-pub mod inject;
-mod slow;
+pub mod fault_injection;
+mod simulated_network;
 mod wait;
 
-pub use slow::{Link, LinkError, SlowLink, Transfer, hidden_share};
+pub use simulated_network::{Link, LinkError, SimulatedNetwork, Transfer, hidden_share};
 pub use wait::{TIMEOUT, wait_until};

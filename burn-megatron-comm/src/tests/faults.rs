@@ -1,4 +1,4 @@
-//! Mismatches, missing ranks, failing ranks, ranks that leave early.
+//! Mismatches, missing ranks, failing ranks, ranks that return early.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// A world that can leave no call log behind: its folder would lie below a file.
+/// A world whose call log cannot be written, as its folder would be below a file.
 fn world(size: usize) -> World {
     World::threads(size)
         .unwrap()
@@ -16,7 +16,7 @@ fn world(size: usize) -> World {
 
 type Part = (Call, Buffer);
 
-/// Runs one call per rank, each after the one before has started its own, and gives what each got.
+/// Runs one call per rank, started in rank order, and returns the result of each.
 fn errors_of(parts: Vec<Part>) -> Vec<Result<Buffer, CommError>> {
     let (turn, results) = (AtomicUsize::new(0), Mutex::new(vec![None; parts.len()]));
     let outcome = world(parts.len()).run(|rank| {
@@ -38,7 +38,7 @@ fn errors_of(parts: Vec<Part>) -> Vec<Result<Buffer, CommError>> {
 
 /// All ranks get the same mismatch, between ranks 0 and 1, with this text.
 fn assert_mismatch(first: Part, second: Part, wanted: &str) {
-    // The third rank comes when the mismatch is known, and is right: it is told all the same.
+    // The third rank joins after the mismatch with a matching call, and gets the error all the same.
     let errors = errors_of(vec![first.clone(), second, first]);
     for error in errors {
         let error = error.unwrap_err();
@@ -122,7 +122,7 @@ fn mismatch_of_counts() {
             input.into(),
         )
     };
-    // Only ranks 1 and 2 disagree: rank 0 fits both.
+    // Only ranks 1 and 2 differ: rank 0 matches both.
     let errors = errors_of(vec![
         part([0, 1, 1], [0, 1, 1]),
         part([1, 0, 2], [1, 0, 2]),
@@ -177,7 +177,7 @@ fn mismatch_of_a_message() {
 }
 
 #[test]
-fn calls_that_make_no_sense_are_refused_before_anything_is_sent() {
+fn invalid_calls_are_refused_before_anything_is_sent() {
     world(2)
         .run(|rank| {
             let comm = rank.communicator();
@@ -186,31 +186,39 @@ fn calls_that_make_no_sense_are_refused_before_anything_is_sent() {
                 other => panic!("not refused: {other:?}"),
             };
             let text = reason(comm.start_all_reduce(vec![1i32].into(), ReduceOp::Average));
-            assert!(text.starts_with("i32 has no average"), "{text}");
+            assert!(
+                text.starts_with("reduction average is not defined for i32"),
+                "{text}"
+            );
             let text = reason(comm.start_reduce_scatter(vec![0u8; 5].into(), ReduceOp::Sum));
             assert_eq!(
                 text,
-                "5 elements do not split into 2 equal chunks; 4 or 6 would"
+                "invalid length 5: expected a multiple of the group size 2, such as 4 or 6"
             );
             let text = reason(comm.start_broadcast(vec![0u8].into(), 2));
             assert_eq!(
                 text,
-                "the root has index 2 in a group of 2; 0 to 1 would fit"
+                "invalid root index 2: expected 0 to 1 in a group of 2"
             );
-            assert!(reason(comm.start_send(vec![0u8].into(), 9)).contains("receiver has index 9"));
-            assert!(reason(comm.start_receive(2, DType::U8, 1)).contains("sender has index 2"));
-            assert!(reason(comm.start(Call::Barrier, vec![0u8].into())).contains("must be empty"));
+            assert!(
+                reason(comm.start_send(vec![0u8].into(), 9)).contains("invalid receiver index 9")
+            );
+            assert!(reason(comm.start_receive(2, DType::U8, 1)).contains("invalid sender index 2"));
+            assert!(
+                reason(comm.start(Call::Barrier, vec![0u8].into()))
+                    .contains("expected an empty one")
+            );
             let counts = |send: &[usize], receive: &[usize]| {
                 let input = vec![0u8; 3].into();
                 reason(comm.start_all_to_all(input, send.to_vec(), receive.to_vec()))
             };
-            assert!(counts(&[3], &[1, 2]).contains("1 send counts for a group of 2"));
-            assert!(counts(&[1, 2], &[1]).contains("1 receive counts for a group of 2"));
-            assert!(counts(&[1, 1], &[1, 1]).contains("do not add up to the 3 elements"));
-            assert!(counts(&[usize::MAX, 4], &[1, 1]).contains("do not add up"));
+            assert!(counts(&[3], &[1, 2]).contains("number of send counts 1: expected 2"));
+            assert!(counts(&[1, 2], &[1]).contains("number of receive counts 1: expected 2"));
+            assert!(counts(&[1, 1], &[1, 1]).contains("expected a sum of 3"));
+            assert!(counts(&[usize::MAX, 4], &[1, 1]).contains("expected a sum of 3"));
             let own = rank.rank();
             let send = [[1, 2], [2, 1]][own];
-            assert!(counts(&send, &[2, 2]).contains("sends 1 elements to itself but expects 2"));
+            assert!(counts(&send, &[2, 2]).contains("it sends 1 elements and receives 2"));
             for groups in [
                 vec![vec![0]],
                 vec![vec![0, 1], vec![1]],
@@ -219,7 +227,7 @@ fn calls_that_make_no_sense_are_refused_before_anything_is_sent() {
                 let error = comm.split("part", &groups).unwrap_err();
                 assert!(matches!(error, CommError::InvalidCall { .. }), "{error}");
             }
-            // None of these has moved the count of calls.
+            // None of these was counted as a call.
             assert_eq!(
                 comm.all_gather(vec![own as u8].into())?,
                 vec![0u8, 1].into()
@@ -232,18 +240,18 @@ fn calls_that_make_no_sense_are_refused_before_anything_is_sent() {
 
 #[test]
 fn a_missing_rank_is_named() {
-    let (come, told) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (joined, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let error = world(3).deadline(Duration::from_millis(200)).run(|rank| {
         if rank.rank() == 1 {
-            wait_until("both are told", || told.load(Ordering::SeqCst) == 2);
+            wait_until("both have failed", || failed.load(Ordering::SeqCst) == 2);
             return Ok(());
         }
         let comm = rank.communicator();
         let pending = comm.start_all_reduce(vec![0f32; 8].into(), ReduceOp::Sum)?;
-        come.fetch_add(1, Ordering::SeqCst);
-        wait_until("both have come", || come.load(Ordering::SeqCst) == 2);
+        joined.fetch_add(1, Ordering::SeqCst);
+        wait_until("both have joined", || joined.load(Ordering::SeqCst) == 2);
         let result = pending.wait().map(drop);
-        told.fetch_add(1, Ordering::SeqCst);
+        failed.fetch_add(1, Ordering::SeqCst);
         result
     });
     let (rank, error) = comm_failure(error.unwrap_err());
@@ -263,7 +271,7 @@ fn a_missing_rank_is_named() {
     assert_eq!(
         text,
         format!(
-            "deadline: after {:.1} s, rank 1 has not come to call 0 all_reduce(sum) of 8 f32 over \
+            "deadline: after {:.1} s, rank 1 has not joined call 0 all_reduce(sum) of 8 f32 over \
              world [0, 1, 2], where ranks 0, 2 are waiting",
             waited.as_secs_f64()
         )
@@ -272,14 +280,14 @@ fn a_missing_rank_is_named() {
 
 #[test]
 fn a_missing_message_is_named() {
-    let told = AtomicBool::new(false);
+    let failed = AtomicBool::new(false);
     let error = world(2).deadline(Duration::from_millis(100)).run(|rank| {
         if rank.rank() == 0 {
-            wait_until("the other is told", || told.load(Ordering::SeqCst));
+            wait_until("the other has failed", || failed.load(Ordering::SeqCst));
             return Ok(());
         }
         let result = rank.communicator().receive(0, DType::F16, 7).map(drop);
-        told.store(true, Ordering::SeqCst);
+        failed.store(true, Ordering::SeqCst);
         result
     });
     let (rank, error) = comm_failure(error.unwrap_err());
@@ -287,7 +295,7 @@ fn a_missing_message_is_named() {
     let text = error.to_string();
     assert_eq!(
         text[text.find(',').unwrap()..],
-        *", rank 0 has not come to call 0 receive of 7 f16 from rank 0 over \
+        *", rank 0 has not joined call 0 receive of 7 f16 from rank 0 over \
          world [0, 1], where rank 1 is waiting"
     );
 }
@@ -309,7 +317,7 @@ fn failing(fail: impl Fn() -> Result<(), std::io::Error> + Sync) -> WorldError {
                 return fail();
             }
             3 => pair.all_gather(vec![0u8].into()).map(drop),
-            // A rank that waits for nobody is ended at its next call.
+            // A rank that does not wait fails at its next call.
             _ => loop {
                 if let Err(error) = alone.all_reduce(vec![0f32].into(), ReduceOp::Sum) {
                     break Err(error);
@@ -329,7 +337,7 @@ fn failing(fail: impl Fn() -> Result<(), std::io::Error> + Sync) -> WorldError {
         rank: 2,
         message: message.clone(),
     };
-    // None of them by its deadline.
+    // None failed by its deadline.
     assert_eq!(seen, vec![wanted; 4]);
     error
 }
@@ -371,19 +379,19 @@ fn a_panic_of_one_rank_ends_all() {
     assert!(
         error
             .to_string()
-            .contains("panicked: with a payload that is no text"),
+            .contains("panicked: with a payload that is not text"),
         "{error}"
     );
 }
 
 #[test]
 fn a_raised_error_of_one_rank_ends_all() {
-    let made_up = CommError::Engine {
+    let injected = CommError::Engine {
         engine: "test".into(),
         message: "link down".into(),
     };
-    let error = failing(|| raise(made_up.clone()));
-    assert_eq!(comm_failure(error), (2, made_up));
+    let error = failing(|| raise(injected.clone()));
+    assert_eq!(comm_failure(error), (2, injected));
 }
 
 #[test]
@@ -428,7 +436,7 @@ fn a_rank_that_returns_early_is_named() {
         } else {
             "call 1 barrier"
         };
-        let wanted = format!("rank 1 has returned without coming to {call} over world [0, 1, 2]");
+        let wanted = format!("rank 1 has returned without joining {call} over world [0, 1, 2]");
         assert_eq!(error.to_string(), wanted);
     }
 }

@@ -1,4 +1,4 @@
-//! The call log and the verdict.
+//! The call log and the positions of the ranks in an error.
 
 use std::env;
 use std::fs;
@@ -11,16 +11,17 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::*;
-use crate::journal::Journal;
-use crate::log::Position;
+use crate::report::call_log::RankPosition;
+use crate::report::flight_recorder::FlightRecorder;
 
-/// The journals of a world's ranks.
-type Journals = [OnceLock<Arc<Journal>>; 5];
+/// The flight recorders of a world's ranks.
+type Recorders = [OnceLock<Arc<FlightRecorder>>; 5];
 
 /// Waits until these ranks are blocked in a call.
-fn await_blocked(journals: &Journals, ranks: &[usize], call: &str) {
-    let is_blocked = |rank: &usize| match journals[*rank].get().map(|journal| journal.position()) {
-        Some(Position::At(place)) => place.contains(call),
+fn await_blocked(recorders: &Recorders, ranks: &[usize], call: &str) {
+    let is_blocked = |rank: &usize| match recorders[*rank].get().map(|recorder| recorder.position())
+    {
+        Some(RankPosition::Waiting(current)) => current.contains(call),
         _ => false,
     };
     wait_until("they wait", || ranks.iter().all(is_blocked));
@@ -44,20 +45,20 @@ impl Drop for Folder {
 }
 
 #[test]
-fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
+fn a_failure_writes_the_calls_of_all_ranks_and_their_positions() {
     let folder = Folder::new("log");
     let world = World::threads(5).unwrap().call_log_dir(&folder.0);
-    let journals = Journals::default();
+    let recorders = Recorders::default();
     let error = world.run(|rank| {
         let (own, comm) = (rank.rank(), rank.communicator());
-        journals[own].get_or_init(|| rank.journal().clone());
+        recorders[own].get_or_init(|| rank.recorder().clone());
         let tensor = comm.split("tensor", &[vec![0, 1], vec![2, 3], vec![4]])?;
         let data = comm.split("data", &[vec![0, 1, 2], vec![3, 4]])?;
         match own {
             0 | 1 | 4 => data.barrier()?,
             2 => {
-                await_blocked(&journals, &[0, 1, 4], "barrier");
-                await_blocked(&journals, &[3], "receive");
+                await_blocked(&recorders, &[0, 1, 4], "barrier");
+                await_blocked(&recorders, &[3], "receive");
                 let _unfetched = tensor.start_all_gather(vec![0f32; 4].into())?;
                 raise(CommError::Engine {
                     engine: "test".into(),
@@ -72,7 +73,7 @@ fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
     let WorldError::RankFailed {
         rank,
         message,
-        verdict,
+        positions,
         call_log,
         ..
     } = error.unwrap_err()
@@ -81,7 +82,7 @@ fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
     };
     assert_eq!((rank, message.as_str()), (2, "test: cable"));
     assert_eq!(
-        verdict,
+        positions,
         "ranks 0, 1 are at call 0 barrier over data [0, 1, 2]; \
          rank 2 failed having started call 0 all_gather of 4 f32 over tensor [2, 3]; \
          rank 3 is at message 0 receive of 6 bf16 from rank 2 over tensor [2, 3]; \
@@ -92,7 +93,7 @@ fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    assert_eq!(lines[0]["verdict"], verdict.as_str());
+    assert_eq!(lines[0]["verdict"], positions.as_str());
     assert_eq!(
         (&lines[0]["failed_rank"], &lines[0]["world"]),
         (&Value::from(2), &Value::from(5))
@@ -117,52 +118,55 @@ fn a_failure_leaves_the_calls_of_all_ranks_and_a_verdict() {
 }
 
 #[test]
-fn the_verdict_says_who_has_returned() {
+fn the_positions_report_returned_ranks() {
     let folder = Folder::new("returned");
     let world = World::threads(2).unwrap().call_log_dir(&folder.0);
     let error = world.run(|rank| match rank.rank() {
         0 => rank.communicator().receive(1, DType::U8, 1).map(drop),
         _ => Ok(()),
     });
-    let WorldError::RankFailed { verdict, .. } = error.unwrap_err() else {
+    let WorldError::RankFailed { positions, .. } = error.unwrap_err() else {
         panic!()
     };
     assert_eq!(
-        verdict,
+        positions,
         "rank 0 failed at message 0 receive of 1 u8 from rank 1 over world [0, 1]; rank 1 has returned"
     );
 }
 
 #[test]
-fn the_verdict_says_who_is_behind() {
+fn the_positions_report_the_rank_behind() {
     let folder = Folder::new("behind");
     let world = World::threads(4).unwrap().call_log_dir(&folder.0);
-    let (journals, told) = (Journals::default(), Arc::new(AtomicBool::new(false)));
+    let (recorders, decided) = (Recorders::default(), Arc::new(AtomicBool::new(false)));
     let world = world
         .deadline(Duration::from_millis(200))
         .first_deadline(TIMEOUT);
     let error = world.run(|rank| {
         let (own, comm) = (rank.rank(), rank.communicator());
-        journals[own].get_or_init(|| rank.journal().clone());
-        let late = |error| Late(error, told.clone());
+        recorders[own].get_or_init(|| rank.recorder().clone());
+        let late = |error| Late(error, decided.clone());
         comm.all_gather(vec![0f32; 4096].into()).map_err(late)?;
         if own == 2 {
-            wait_until("the verdict is out", || told.load(Ordering::SeqCst));
+            wait_until("the failure is decided", || decided.load(Ordering::SeqCst));
             return Ok(());
         }
         let result = comm.barrier();
-        // Whose deadline passes first says so when the others wait too.
-        await_blocked(&journals, &[0, 1, 3], "barrier");
+        // The rank whose deadline passes first fails only when the others wait too.
+        await_blocked(&recorders, &[0, 1, 3], "barrier");
         result.map_err(late)
     });
-    let WorldError::RankFailed { rank, verdict, .. } = error.unwrap_err() else {
+    let WorldError::RankFailed {
+        rank, positions, ..
+    } = error.unwrap_err()
+    else {
         panic!()
     };
     let waiting: Vec<_> = [0, 1, 3]
         .into_iter()
         .filter(|other| *other != rank)
         .collect();
-    let mut clauses: Vec<_> = verdict.split("; ").collect();
+    let mut clauses: Vec<_> = positions.split("; ").collect();
     clauses.sort_unstable();
     let over = "over world [0, 1, 2, 3]";
     let mut wanted = [
@@ -177,7 +181,7 @@ fn the_verdict_says_who_is_behind() {
     assert_eq!(clauses, wanted);
 }
 
-/// An error that is dropped where it is not the first of its world: by then the verdict is out.
+/// An error that is dropped if it is not the first of its world: by then the failure is decided.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Late(CommError, Arc<AtomicBool>);

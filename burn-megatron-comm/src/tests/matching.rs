@@ -1,4 +1,4 @@
-//! Groups, order, handles in flight.
+//! Splits, order, handles in flight.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn split_groups_hold_the_right_ranks() {
         ))
     });
     let results = results.unwrap();
-    for (own, (row, column, order, place)) in results.into_iter().enumerate() {
+    for (own, (row, column, order, membership)) in results.into_iter().enumerate() {
         assert_eq!(row, vec![if own < 3 { 0b111i64 } else { 0b111000 }].into());
         assert_eq!(column, vec![(1i64 << own) | (1 << ((own + 3) % 6))].into());
         let members = [[3, 0], [1, 4], [5, 2]][own % 3];
@@ -32,7 +32,7 @@ fn split_groups_hold_the_right_ranks() {
             .position(|member| *member == own as i32)
             .unwrap();
         assert_eq!(
-            place,
+            membership,
             (index, 2, format!("column [{}, {}]", members[0], members[1]))
         );
     }
@@ -95,7 +95,7 @@ fn handles_are_waited_on_in_any_order() {
             let mut handles: Vec<_> = (0..6)
                 .map(|call| Ok((call, start(call)?)))
                 .collect::<Result<_, CommError>>()?;
-            // Each rank goes through them in an order of its own.
+            // Each rank waits in an order of its own.
             handles.rotate_left(2 * own);
             if own == 1 {
                 handles.reverse();
@@ -117,12 +117,11 @@ fn dropped_handles_do_not_hold_others_back() {
             let (own, comm) = (rank.rank(), rank.communicator());
             for call in 0..9 {
                 let handle = comm.start_all_gather(vec![(call + own) as i32].into())?;
-                match call % 3 == own {
-                    true => drop(handle),
-                    false => {
-                        let call = call as i32;
-                        assert_eq!(handle.wait()?, vec![call, call + 1, call + 2].into());
-                    }
+                if call % 3 == own {
+                    drop(handle);
+                } else {
+                    let call = call as i32;
+                    assert_eq!(handle.wait()?, vec![call, call + 1, call + 2].into());
                 }
             }
             comm.barrier()
@@ -131,7 +130,7 @@ fn dropped_handles_do_not_hold_others_back() {
 }
 
 #[test]
-fn a_rank_may_return_before_the_others_fetch_its_part() {
+fn a_rank_may_return_before_the_others_take_its_input() {
     let results = World::threads(3).unwrap().run(|rank| {
         let handle = rank
             .communicator()

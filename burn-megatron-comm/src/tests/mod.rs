@@ -1,5 +1,5 @@
-//! Tests of the room: faults, matching, logs, memory. What every engine promises, operations and random
-//! programs among it, is in the conformance suite.
+//! Tests of the engine of threads: faults, matching, logs, memory. Operations and random programs, which every
+//! engine must pass, are in the conformance suite.
 
 mod faults;
 mod log;
@@ -11,8 +11,8 @@ mod world;
 
 use half::{bf16, f16};
 
-use super::*;
 use crate::testing::{TIMEOUT, wait_until};
+use crate::*;
 
 const DTYPES: [DType; 7] = [
     DType::F64,

@@ -1,4 +1,4 @@
-//! What the conformance suite leaves out: reductions in two stages, and buffers by themselves.
+//! Tests that the conformance suite does not have: reductions in two stages, and buffers.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn inner_groups_first_give_the_bits_of_all_at_once() {
             .map(|part| (part * inner..(part + 1) * inner).collect())
             .collect();
         let across: Vec<Vec<usize>> = (0..inner)
-            .map(|place| parts.iter().map(|part| part[place]).collect())
+            .map(|index| parts.iter().map(|part| part[index]).collect())
             .collect();
         let results = World::threads(ranks).unwrap().run(|rank| {
             let world = rank.communicator();
@@ -44,13 +44,13 @@ fn buffers_convert_slice_and_concatenate() {
     let error = Vec::<f32>::try_from(Buffer::from(vec![1u8, 2])).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the buffer holds 2 u8, but f32 was asked for"
+        "invalid buffer type: it holds 2 u8, expected f32"
     );
     assert_eq!(
         Buffer::concat(&[vec![1u8, 2].into(), vec![1f32].into()])
             .unwrap_err()
             .to_string(),
-        "the buffer holds 1 f32, but u8 was asked for"
+        "invalid buffer type: it holds 1 f32, expected u8"
     );
     assert_eq!(DTYPES.map(DType::size_of), [8, 4, 2, 2, 8, 4, 1]);
 }

@@ -1,11 +1,11 @@
-//! Memory that is used again gives the same results, and no more of it after the second round.
+//! Recycled memory gives the same results, and nothing is allocated after the second round.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
 
-const LEN: usize = 4 * LEAST_POOLED;
+const LEN: usize = 4 * MIN_POOLED_LEN;
 
 /// `(1 + i mod 7 + round) * 2^rank`: another set of ranks, or another round, gives another sum.
 fn pattern(dtype: DType, rank: usize, round: usize, range: std::ops::Range<usize>) -> Buffer {
@@ -26,10 +26,10 @@ fn times(dtype: DType, factor: i64, round: usize, range: std::ops::Range<usize>)
 }
 
 /// A round of a training step: reduce_scatter, all_gather, all_reduce, and an exchange. Every input
-/// comes from the pool, and every result goes back there.
+/// is taken from the pool, and every result is given back.
 fn round(comm: &dyn Communicator, dtype: DType, round: usize) -> Result<(), CommError> {
     let (own, ranks) = (comm.rank(), comm.size());
-    let pool = comm.pool().expect("the threads have pools");
+    let pool = comm.pool().expect("the engine of threads has pools");
     let part = LEN / ranks;
     let range = own * part..(own + 1) * part;
     let all = (1 << ranks) - 1;
@@ -52,10 +52,10 @@ fn round(comm: &dyn Communicator, dtype: DType, round: usize) -> Result<(), Comm
     let counts = vec![part; ranks];
     let input = filled(pool, &pattern(dtype, own, round, 0..LEN));
     let exchanged = comm.all_to_all(input, counts.clone(), counts)?;
-    let pieces: Vec<_> = (0..ranks)
+    let chunks: Vec<_> = (0..ranks)
         .map(|rank| pattern(dtype, rank, round, range.clone()))
         .collect();
-    assert_eq!(exchanged, Buffer::concat(&pieces).unwrap());
+    assert_eq!(exchanged, Buffer::concat(&chunks).unwrap());
     pool.give(exchanged);
     let root = comm.broadcast(
         filled(pool, &pattern(dtype, own, round, 0..LEN)),
@@ -110,9 +110,9 @@ fn groups_of_a_rank_share_its_pool() {
         .unwrap();
 }
 
-/// What the ranks give need not come from a pool: what comes back for it is enough.
+/// Inputs need not be taken from the pool: they are kept for results all the same.
 #[test]
-fn buffers_of_other_origin_take_the_place_of_results() {
+fn buffers_from_elsewhere_are_used_for_results() {
     World::threads(2)
         .unwrap()
         .run(|rank| {

@@ -1,4 +1,4 @@
-//! Calls that are started as one.
+//! Calls that are started at once.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn own(rank: usize, len: usize) -> Buffer {
 }
 
 #[test]
-fn calls_started_as_one_give_what_they_give_alone() {
+fn calls_started_at_once_give_the_results_of_single_calls() {
     World::threads(3)
         .unwrap()
         .run(|rank| {
@@ -28,7 +28,7 @@ fn calls_started_as_one_give_what_they_give_alone() {
 }
 
 #[test]
-fn nothing_is_sent_if_one_call_does_not_fit() {
+fn nothing_is_sent_if_one_call_is_invalid() {
     World::threads(2)
         .unwrap()
         .run(|rank| {
@@ -39,9 +39,9 @@ fn nothing_is_sent_if_one_call_does_not_fit() {
             ];
             let error = comm.start_all(calls).unwrap_err();
             assert!(matches!(error, CommError::InvalidCall { .. }));
-            assert!(error.to_string().contains("4 or 6 would"), "{error}");
+            assert!(error.to_string().contains("such as 4 or 6"), "{error}");
             assert!(rank.recent_calls().is_empty());
-            // The group is as it was.
+            // The group is unchanged.
             comm.barrier()
         })
         .unwrap();

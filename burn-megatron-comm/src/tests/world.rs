@@ -17,7 +17,7 @@ fn sizes_are_checked() {
     let error = World::threads(1025).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "a world of threads has at most 1024 ranks, but 1025 were asked for"
+        "invalid number of ranks 1025: expected at most 1024 as threads of one process"
     );
     let none = World::threads(1).unwrap().compute_threads(0);
     assert!(matches!(
@@ -29,7 +29,7 @@ fn sizes_are_checked() {
         many.run(|_| Ok::<_, CommError>(()))
             .unwrap_err()
             .to_string(),
-        "each rank has at most 1024 compute threads, but 1000000000 were asked for"
+        "invalid number of compute threads 1000000000: expected at most 1024 per rank"
     );
     assert_eq!(World::threads(1024).unwrap().size(), 1024);
 }
@@ -59,7 +59,7 @@ fn each_rank_computes_in_its_own_pool() {
             .map(|_| thread::current().name().map(str::to_owned))
             .collect();
         assert!(names.iter().all(|n| n.as_deref() == Some(name.as_str())));
-        // A loop of one rank goes on while others block their pool in a call.
+        // A loop of one rank runs while others block their pool in a call.
         if rank.rank() == 0 {
             let total: u64 = (0..10_000u64).into_par_iter().sum();
             assert_eq!(total, 49_995_000);

@@ -1,131 +1,129 @@
-//! Why a world did not give a result.
+//! The error of a world.
 
 use std::error::Error;
 use std::path::PathBuf;
 
 use super::Engine;
 use crate::error::CommError;
-use crate::launch::{LaunchError, Launcher};
+use crate::launch::{LaunchEnvError, Launcher};
 use crate::rendezvous::RendezvousError;
 
-/// Why a world did not give a result.
+/// Why a world failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
     /// A world of no ranks.
-    #[error("a world needs at least 1 rank, but 0 were asked for")]
+    #[error("invalid number of ranks 0: expected at least 1")]
     NoRanks,
-    /// More ranks than threads make sense for.
-    #[error("a world of threads has at most {limit} ranks, but {asked} were asked for")]
+    /// More ranks than are supported as threads.
+    #[error("invalid number of ranks {asked}: expected at most {limit} as threads of one process")]
     TooManyRanks {
-        /// The ranks asked for.
+        /// The requested ranks.
         asked: usize,
-        /// The most that can be had.
+        /// The maximum.
         limit: usize,
     },
-    /// No threads to compute with.
-    #[error("each rank needs at least 1 compute thread, but 0 were asked for")]
+    /// No compute threads.
+    #[error("invalid number of compute threads 0: expected at least 1 per rank")]
     NoComputeThreads,
-    /// More threads to compute with than make sense.
-    #[error("each rank has at most {limit} compute threads, but {asked} were asked for")]
+    /// Too many compute threads.
+    #[error("invalid number of compute threads {asked}: expected at most {limit} per rank")]
     TooManyComputeThreads {
-        /// The threads asked for.
+        /// The requested threads.
         asked: usize,
-        /// The most that can be had.
+        /// The maximum.
         limit: usize,
     },
-    /// A rank returned an error, panicked or [raised](crate::raise). All others were ended.
-    #[error("rank {rank} failed: {message}\n{verdict}\n{}", log_line(.call_log))]
+    /// A rank returned an error, panicked or [raised](crate::raise) one, which ended all ranks.
+    #[error("rank {rank} failed: {message}\n{positions}\n{}", log_line(.call_log))]
     RankFailed {
         /// The rank that failed first.
         rank: usize,
-        /// Its error, with the causes.
+        /// Its error, with its sources.
         message: String,
-        /// The error itself: what the closure returned, the [`CommError`] that was raised, or a
-        /// [`RankPanic`]; of another process, [`CommError::PeerFailed`].
+        /// The error itself: that of the closure, the [`CommError`] that was raised, or a [`RankPanic`]; for a
+        /// rank of another process, [`CommError::PeerFailed`].
         source: Box<dyn Error + Send + Sync>,
-        /// One line that says where each rank stood at that moment.
-        verdict: String,
-        /// The file with the recent calls of all ranks as JSON lines, after a header line with the
-        /// message and the verdict; or why it could not be written.
+        /// One line that describes what each rank was doing at that moment.
+        positions: String,
+        /// The file with the recent calls of all ranks as JSON lines, after a header line with the message and
+        /// the positions; or why it could not be written.
         call_log: Result<PathBuf, String>,
-        /// Whether a person has been told: where ranks are processes, one of them writes this error to
-        /// standard error at once, or their launcher does.
-        told: bool,
+        /// Whether the error has been printed: if ranks are processes, one of them prints it to standard error
+        /// at once, or their launcher does.
+        reported: bool,
     },
     /// The variables of the launcher contradict each other.
     #[error(transparent)]
-    Launch(#[from] LaunchError),
-    /// There are no variables of a launcher.
+    Launch(#[from] LaunchEnvError),
+    /// No launcher's variables are set.
     #[error(
-        "this process was not started as a rank: no launcher's variables are set (RANK and \
-         WORLD_SIZE, or those of srun or mpirun); start it with `burn-megatron launch`, torchrun, \
-         srun or mpirun"
+        "this process was not started as a rank: expected RANK and WORLD_SIZE, or the variables of srun or \
+         mpirun; start it with `burn-megatron launch`, torchrun, srun or mpirun"
     )]
     NotLaunched,
-    /// No engine for processes was compiled in, or not this one.
-    #[error(
-        "this binary was built without the engine {engine}; build it with --features {feature}"
-    )]
+    /// The engine is not compiled in.
+    #[error("the engine {engine} is not compiled in: build with --features {feature}")]
     NotCompiled {
         /// The engine.
         engine: Engine,
-        /// The feature that brings it.
+        /// The feature that enables it.
         feature: &'static str,
     },
-    /// The ranks of this world are no threads of one process.
+    /// The engine threads was requested for ranks that are processes.
     #[error(
-        "{ranks} ranks were started as processes, and the engine threads joins the threads of one; \
-         leave it out, or start one process"
+        "invalid engine threads for {ranks} ranks that are processes: expected nccl or mpi; or start one \
+         process"
     )]
     ThreadsAcrossProcesses {
         /// The processes.
         ranks: usize,
     },
-    /// Nobody said where the ranks meet.
+    /// The address of the rendezvous is not set.
     #[error(
-        "the ranks of {launcher} have no place to meet: set MASTER_ADDR and MASTER_PORT to a machine \
-         and a free port of rank 0, the same for all ranks"
+        "the ranks of {launcher} have no rendezvous address: set MASTER_ADDR and MASTER_PORT to the machine \
+         of rank 0 and a free port there, the same on all ranks"
     )]
     NoRendezvous {
-        /// Who started the ranks.
+        /// The launcher of the ranks.
         launcher: Launcher,
     },
-    /// The ranks did not find each other.
+    /// The rank could not join the rendezvous.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// The engine could not be started.
     #[error(transparent)]
     Engine(CommError),
-    /// A process is a rank once.
-    #[error("this process has been a rank of a world already; a world of processes runs once")]
+    /// The process has already been a rank.
+    #[error("this process has already been a rank of a world: a world of processes runs once")]
     RanAlready,
 }
 
-/// What a process ends with after a [`WorldError`].
 impl WorldError {
-    /// After an error of this rank, or of its settings.
-    pub const OWN: u8 = 1;
-    /// After the failure of another rank.
-    pub const PEER: u8 = 3;
-    /// When the ranks did not find each other.
-    pub const NO_WORLD: u8 = 4;
+    /// The exit code after an error of this rank or of its settings.
+    pub const EXIT_OWN_ERROR: u8 = 1;
+    /// The exit code after the failure of another rank.
+    pub const EXIT_PEER_FAILED: u8 = 3;
+    /// The exit code if the rank could not join the rendezvous.
+    pub const EXIT_NO_RENDEZVOUS: u8 = 4;
 
-    /// The exit code: [`OWN`](Self::OWN), [`PEER`](Self::PEER) or [`NO_WORLD`](Self::NO_WORLD).
+    /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::RankFailed { source, .. } => match source.downcast_ref::<CommError>() {
-                Some(CommError::PeerFailed { .. } | CommError::PeerFinished { .. }) => Self::PEER,
-                _ => Self::OWN,
+                Some(CommError::PeerFailed { .. } | CommError::PeerFinished { .. }) => {
+                    Self::EXIT_PEER_FAILED
+                }
+                _ => Self::EXIT_OWN_ERROR,
             },
-            Self::Rendezvous(_) => Self::NO_WORLD,
-            _ => Self::OWN,
+            Self::Rendezvous(_) => Self::EXIT_NO_RENDEZVOUS,
+            _ => Self::EXIT_OWN_ERROR,
         }
     }
 
-    /// Whether a person has been told of it already.
-    pub fn is_told(&self) -> bool {
-        matches!(self, Self::RankFailed { told: true, .. })
+    /// Whether the error has been printed already.
+    pub fn is_reported(&self) -> bool {
+        matches!(self, Self::RankFailed { reported: true, .. })
     }
 }
 

@@ -1,4 +1,4 @@
-//! A world of ranks: it starts them, gives each its communicator, and reports the first failure.
+//! A world of ranks: starts them, creates their communicators, and returns the first failure.
 
 mod error;
 mod processes;
@@ -16,16 +16,16 @@ use std::time::Duration;
 
 use tracing::{Dispatch, dispatcher};
 
-use super::journal::Deadlines;
-use super::launch::Launch;
-use super::rendezvous::LEAST_SILENCE;
+use crate::launch::Launch;
+use crate::rendezvous::MIN_HEARTBEAT_TIMEOUT;
+use crate::report::flight_recorder::Deadlines;
 pub use error::{RankPanic, WorldError};
 pub use rank::Rank;
 
 /// The most ranks that [`World::threads`] starts.
 pub const MAX_THREAD_RANKS: usize = 1024;
 
-/// The most threads that a rank computes with.
+/// The most compute threads of a rank.
 pub const MAX_COMPUTE_THREADS: usize = 1024;
 
 /// A world of ranks and its settings. [`run`](Self::run) starts it.
@@ -33,29 +33,29 @@ pub const MAX_COMPUTE_THREADS: usize = 1024;
 pub struct World {
     ranks: Ranks,
     deadlines: Deadlines,
-    silence: Duration,
+    heartbeat_timeout: Duration,
     compute_threads: usize,
     grace: Option<Duration>,
-    registered: bool,
+    registered_buffers: bool,
     call_log_dir: PathBuf,
 }
 
-/// Where the ranks are.
+/// How the ranks run.
 #[derive(Clone, Debug)]
 enum Ranks {
-    /// All in this process.
+    /// As threads of this process.
     Threads(usize),
-    /// One in this process, the others in others.
+    /// As processes, one of which is this one.
     Processes {
         launch: Launch,
         engine: Option<Engine>,
     },
 }
 
-/// What carries the calls of the ranks.
+/// The engine of the communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// The memory of one process whose threads are the ranks.
+    /// Shared memory, between threads of one process.
     Threads,
     /// NCCL, between GPUs; feature `cuda`.
     Nccl,
@@ -73,18 +73,18 @@ impl fmt::Display for Engine {
     }
 }
 
-/// A name that is no engine.
+/// A name that is not an engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no engine; threads, nccl and mpi are")]
-pub struct UnknownEngine(String);
+#[error("invalid engine \"{0}\": expected threads, nccl or mpi")]
+pub struct ParseEngineError(String);
 
 impl FromStr for Engine {
-    type Err = UnknownEngine;
+    type Err = ParseEngineError;
 
-    fn from_str(text: &str) -> Result<Self, UnknownEngine> {
+    fn from_str(text: &str) -> Result<Self, ParseEngineError> {
         let engines = [Self::Threads, Self::Nccl, Self::Mpi];
         let engine = engines.into_iter().find(|e| e.to_string() == text);
-        engine.ok_or_else(|| UnknownEngine(text.into()))
+        engine.ok_or_else(|| ParseEngineError(text.into()))
     }
 }
 
@@ -105,10 +105,10 @@ impl World {
     }
 
     /// The world that this process was started in as one rank, by `burn-megatron launch`, torchrun, srun
-    /// or mpirun; their variables say which. Nothing is contacted before [`run`](Self::run).
+    /// or mpirun, from their environment variables. No connection is made before [`run`](Self::run).
     ///
     /// # Errors
-    /// [`WorldError::NotLaunched`] where no such variables are set, [`WorldError::Launch`] where they
+    /// [`WorldError::NotLaunched`] if no such variables are set, [`WorldError::Launch`] if they are invalid or
     /// contradict each other.
     pub fn from_env() -> Result<World, WorldError> {
         let launch = Launch::from_env()?.ok_or(WorldError::NotLaunched)?;
@@ -122,22 +122,22 @@ impl World {
         Self::with(Ranks::Processes { launch, engine }, local, 300, 100)
     }
 
-    fn with(ranks: Ranks, on_this_machine: usize, first: u64, then: u64) -> Self {
+    fn with(ranks: Ranks, local_ranks: usize, first: u64, later: u64) -> Self {
         let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-        let [first, then] = [first, then].map(Duration::from_secs);
+        let [first, later] = [first, later].map(Duration::from_secs);
         Self {
             ranks,
-            deadlines: Deadlines { first, then },
-            silence: Duration::from_secs(30),
+            deadlines: Deadlines { first, later },
+            heartbeat_timeout: Duration::from_secs(30),
             grace: None,
-            compute_threads: (cores / on_this_machine).clamp(1, MAX_COMPUTE_THREADS),
-            registered: false,
+            compute_threads: (cores / local_ranks).clamp(1, MAX_COMPUTE_THREADS),
+            registered_buffers: false,
             call_log_dir: env::temp_dir(),
         }
     }
 
-    /// The engine that joins processes. By default MPI where mpirun started them, and else NCCL before
-    /// MPI, as far as they are compiled in. It has no meaning for threads.
+    /// Sets the engine for ranks that are processes. The default is MPI if mpirun started them, and otherwise NCCL
+    /// before MPI, if compiled in. Ignored for threads.
     pub fn engine(mut self, choice: Engine) -> Self {
         if let Ranks::Processes { engine, .. } = &mut self.ranks {
             *engine = Some(choice);
@@ -145,50 +145,54 @@ impl World {
         self
     }
 
-    /// How long a rank waits in a call for the others, from the first one on; 30 s by default for threads,
-    /// and for processes 300 s for the [first](Self::first_deadline) and then 100 s.
+    /// Sets the deadline of all calls. The default is 30 s for threads; for processes 300 s for
+    /// [first](Self::first_deadline) calls and 100 s for later ones.
     pub fn deadline(self, deadline: Duration) -> Self {
         let deadlines = Deadlines {
             first: deadline,
-            then: deadline,
+            later: deadline,
         };
         Self { deadlines, ..self }
     }
 
-    /// How long a rank waits in the first call over a group and in all calls of the first step, where
-    /// kernels are compiled and files read; and, between processes, for all to come. To be set after
+    /// Sets the deadline of the first call over a group and of all calls of the first step, in which kernels are
+    /// compiled and files read; and, for processes, the time for all ranks to join. Call it after
     /// [`deadline`](Self::deadline).
     pub fn first_deadline(mut self, deadline: Duration) -> Self {
         self.deadlines.first = deadline;
         self
     }
 
-    /// After how long without a sign of life a process counts as lost; 30 s by default, 1 s at the least.
-    /// It has no meaning for threads.
-    pub fn silence(self, silence: Duration) -> Self {
-        let silence = silence.max(LEAST_SILENCE);
-        Self { silence, ..self }
+    /// Sets the time without a heartbeat after which a process counts as lost; 30 s by default, at least 1 s.
+    /// Ignored for threads.
+    pub fn heartbeat_timeout(self, timeout: Duration) -> Self {
+        let heartbeat_timeout = timeout.max(MIN_HEARTBEAT_TIMEOUT);
+        Self {
+            heartbeat_timeout,
+            ..self
+        }
     }
 
-    /// How long ranks that are threads may go on after one has failed. A thread that is in an endless loop
-    /// or waits for a disk cannot be ended, and borrows from the caller of [`run`](Self::run), which
-    /// therefore cannot return before it: by default it waits for ever. With a grace the process is ended
-    /// when it is over, with the [code](WorldError::exit_code) of the error and with the error on standard
-    /// error; so a program that handles errors of `run` by itself leaves it out. It has no meaning for
-    /// processes, whose grace is always 5 s.
+    /// Sets how long ranks that are threads may run on after one has failed. A thread in an endless loop or a
+    /// blocking read cannot be stopped, and borrows from the caller of [`run`](Self::run), which therefore
+    /// waits for it: by default without a limit. With a grace period the error is printed to standard error
+    /// at its end, and the process exits with its [code](WorldError::exit_code). Do not set it in a program
+    /// that handles errors of `run` itself. Ignored for processes, whose grace period is 5 s.
     pub fn grace(self, grace: Duration) -> Self {
         let grace = Some(grace);
         Self { grace, ..self }
     }
 
-    /// Whether NCCL moves large tensors through memory that is registered with it; off by default. What
-    /// came of it stands in [`Rank::engine`]. It has no meaning for other engines.
-    pub fn registered_buffers(self, registered: bool) -> Self {
-        Self { registered, ..self }
+    /// Sets whether NCCL uses registered buffers for large tensors; off by default. [`Rank::engine`] reports
+    /// whether they are in use. Ignored for other engines.
+    pub fn registered_buffers(self, registered_buffers: bool) -> Self {
+        Self {
+            registered_buffers,
+            ..self
+        }
     }
 
-    /// The threads that each rank computes with; by default its share of the cores of its machine, at
-    /// least 1.
+    /// Sets the compute threads of each rank; by default its share of the machine's cores, at least 1.
     pub fn compute_threads(self, compute_threads: usize) -> Self {
         Self {
             compute_threads,
@@ -196,7 +200,7 @@ impl World {
         }
     }
 
-    /// The folder in which a failure leaves its call log; the system's temporary folder by default.
+    /// Sets the folder for the call log of a failure; the system's temporary folder by default.
     pub fn call_log_dir(self, folder: impl Into<PathBuf>) -> Self {
         Self {
             call_log_dir: folder.into(),
@@ -204,7 +208,7 @@ impl World {
         }
     }
 
-    /// Checks what can be checked before a rank is started.
+    /// Checks the settings.
     ///
     /// # Errors
     /// [`WorldError::NoComputeThreads`], [`WorldError::TooManyComputeThreads`].
@@ -227,22 +231,22 @@ impl World {
         }
     }
 
-    /// Runs `f` on every rank of this process and returns the results in rank order: of all ranks where
-    /// they are threads, of the one rank where they are processes.
+    /// Runs `f` on every rank of this process and returns the results in rank order: of all ranks if they are
+    /// threads, of the one rank if they are processes.
     ///
     /// Each rank has a thread `rank-N` and a private rayon pool in which `f` runs, so that the parallel
-    /// loops of one rank never wait for those of another. All of them have ended when this returns. The
-    /// caller's `tracing` subscriber is also that of the ranks.
+    /// loops of one rank never wait for those of another. All threads have ended when this returns. The
+    /// ranks use the caller's `tracing` subscriber.
     ///
-    /// As soon as one rank fails, every call of the others fails with
-    /// [`CommError::PeerFailed`](super::CommError::PeerFailed). A rank that is in code of its own is not
-    /// interrupted: it ends at its next call, and where ranks are threads, this waits for it, unless a
-    /// [`grace`](Self::grace) is set. A process whose rank does not end within 5 s is ended
-    /// with the code [`WorldError::PEER`], so that nothing is left running.
+    /// Once a rank fails, every call of the others fails with
+    /// [`CommError::PeerFailed`](crate::CommError::PeerFailed). A rank outside of calls is not interrupted: it
+    /// fails at its next call, and if ranks are threads, this waits for it, unless a [`grace`](Self::grace)
+    /// period is set. A process whose rank does not end within 5 s exits with the code
+    /// [`WorldError::EXIT_PEER_FAILED`].
     ///
     /// # Errors
-    /// [`WorldError::RankFailed`] with the error of the rank that failed first;
-    /// what [`check`](Self::check) finds; between processes also what kept them from finding each other.
+    /// [`WorldError::RankFailed`] with the error of the rank that failed first; the errors of
+    /// [`check`](Self::check); for processes also those of launcher, rendezvous and engine.
     pub fn run<T, E>(&self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>, WorldError>
     where
         T: Send,

@@ -1,4 +1,4 @@
-//! One rank of a running world, and the threads that it works with.
+//! One rank of a running world, and its threads.
 
 use std::any::Any;
 use std::error::Error;
@@ -15,20 +15,20 @@ use tracing::{Dispatch, dispatcher};
 use super::RankPanic;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::journal::Journal;
-use crate::log::CallRecord;
+use crate::report::call_log::CallRecord;
+use crate::report::flight_recorder::FlightRecorder;
 
-/// As much as the main thread of a program usually has; it is reserved, not used.
+/// The usual stack of a main thread; memory is reserved, not used.
 const STACK_BYTES: usize = 8 << 20;
 
 /// The error of a rank.
 pub(super) type AnyError = Box<dyn Error + Send + Sync>;
 
-/// Where a failure leaves its call log.
+/// The folder for the call log of a failure.
 #[derive(Debug)]
-pub(super) struct LogFolder(Mutex<PathBuf>);
+pub(super) struct CallLogDir(Mutex<PathBuf>);
 
-impl LogFolder {
+impl CallLogDir {
     pub fn new(folder: PathBuf) -> Arc<Self> {
         Arc::new(Self(Mutex::new(folder)))
     }
@@ -43,20 +43,20 @@ impl LogFolder {
     }
 }
 
-/// One rank of a running world, as its closure sees it.
+/// One rank of a running world, passed to the closure.
 #[derive(Clone)]
 pub struct Rank {
     pub(super) rank: usize,
     pub(super) compute_threads: usize,
     pub(super) communicator: Arc<dyn Communicator>,
-    pub(super) journal: Arc<Journal>,
-    pub(super) log_folder: Arc<LogFolder>,
-    pub(super) stop: StopSign,
+    pub(super) recorder: Arc<FlightRecorder>,
+    pub(super) call_log_dir: Arc<CallLogDir>,
+    pub(super) stop: StopSignal,
     pub(super) engine: Arc<str>,
 }
 
 impl Rank {
-    /// The number of this rank, from 0.
+    /// The rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -71,76 +71,76 @@ impl Rank {
         Arc::clone(&self.communicator)
     }
 
-    /// The engine that joins the ranks, in words: its name, and of a library its version.
+    /// The engine as text: its name, and the version of its library.
     pub fn engine(&self) -> &str {
         &self.engine
     }
 
-    /// The threads that this rank computes with.
+    /// The compute threads of this rank.
     pub fn compute_threads(&self) -> usize {
         self.compute_threads
     }
 
     /// The last [`CALLS_KEPT`](crate::CALLS_KEPT) calls of this rank, the oldest first.
     pub fn recent_calls(&self) -> Vec<CallRecord> {
-        self.journal.records()
+        self.recorder.records()
     }
 
-    /// From now on a failure leaves its call log in this folder.
+    /// Sets the folder for the call log of a later failure.
     pub fn write_call_logs_to(&self, folder: impl Into<PathBuf>) {
-        self.log_folder.set(folder.into());
+        self.call_log_dir.set(folder.into());
     }
 
-    /// Whether the launcher asks this rank to end the step in hand and to stop; the ranks agree on it by
-    /// a collective.
+    /// Whether the launcher requests this rank to stop after the current step. May differ between ranks at one
+    /// moment: agree by a collective.
     pub fn stop_requested(&self) -> bool {
         (self.stop.0)()
     }
 
     #[cfg(test)]
-    pub(crate) fn journal(&self) -> &Arc<Journal> {
-        &self.journal
+    pub(crate) fn recorder(&self) -> &Arc<FlightRecorder> {
+        &self.recorder
     }
 
     pub(super) fn thread_name(&self) -> String {
         format!("rank-{}", self.rank)
     }
 
-    /// Runs the closure to its end and tells how it ended: from inside of its pool, so that nobody waits
-    /// until the threads have ended.
+    /// Runs the closure and reports how it ended: from inside of its pool, so that the report does not wait for
+    /// the end of the threads.
     pub(super) fn run<T: Send, E: Into<AnyError>>(
         self,
         dispatch: &Dispatch,
         f: &(impl Fn(Rank) -> Result<T, E> + Sync),
-        tell: &(impl Fn(Result<(), AnyError>) + Sync),
+        report_end: &(impl Fn(Result<(), AnyError>) + Sync),
     ) -> Option<T> {
         let (name, threads) = (self.thread_name(), self.compute_threads);
         let ended = in_pool(&name, threads, dispatch, || {
             let ended = catch_unwind(AssertUnwindSafe(|| f(self).map_err(Into::into)));
             match ended.unwrap_or_else(|payload| Err(from_panic(payload))) {
                 Ok(value) => {
-                    tell(Ok(()));
+                    report_end(Ok(()));
                     Some(value)
                 }
                 Err(error) => {
-                    tell(Err(error));
+                    report_end(Err(error));
                     None
                 }
             }
         });
         ended.unwrap_or_else(|error| {
-            tell(Err(unstarted(&error)));
+            report_end(Err(start_error(&error)));
             None
         })
     }
 }
 
-/// Asks whether to stop.
+/// Returns whether to stop.
 #[derive(Clone)]
-pub(super) struct StopSign(pub Arc<dyn Fn() -> bool + Send + Sync>);
+pub(super) struct StopSignal(pub Arc<dyn Fn() -> bool + Send + Sync>);
 
-pub(super) fn unstarted(error: &dyn Error) -> AnyError {
-    format!("the threads of the rank could not be started: {error}").into()
+pub(super) fn start_error(error: &dyn Error) -> AnyError {
+    format!("cannot start the threads of the rank: {error}").into()
 }
 
 impl fmt::Debug for Rank {
@@ -149,7 +149,7 @@ impl fmt::Debug for Rank {
     }
 }
 
-/// The error that a panic carried.
+/// The error of a panic.
 pub(super) fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send + Sync> {
     let payload = match payload.downcast::<CommError>() {
         Ok(raised) => return raised,
@@ -159,7 +159,7 @@ pub(super) fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send +
         .downcast_ref::<&str>()
         .map(|message| (*message).to_owned())
         .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "with a payload that is no text".to_owned());
+        .unwrap_or_else(|| "with a payload that is not text".to_owned());
     Box::new(RankPanic { message })
 }
 
@@ -174,7 +174,7 @@ fn in_pool<R: Send>(
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads)
         .spawn_handler(|worker| {
-            // Without a subscriber, one that is set later is to be seen.
+            // Without a subscriber, a global one that is set later is used.
             let dispatch = Some(dispatch.clone()).filter(|d| !d.is::<NoSubscriber>());
             let builder = thread::Builder::new()
                 .name(name.to_owned())
@@ -187,10 +187,10 @@ fn in_pool<R: Send>(
             Ok(())
         });
     let pool = pool.build();
-    // The pool goes away with this call, which tells its threads to end.
+    // The pool is dropped here, which ends its threads.
     let result = pool.map(|pool| pool.install(f));
     for worker in workers {
-        // A worker gives no value, and the panics of its tasks have reached `f`.
+        // Panics of tasks have been propagated to `f`.
         let _ = worker.join();
     }
     result

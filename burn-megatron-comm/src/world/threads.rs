@@ -6,11 +6,11 @@ use std::thread::{self, ScopedJoinHandle};
 
 use tracing::Dispatch;
 
-use super::rank::{AnyError, LogFolder, Rank, StopSign, from_panic, unstarted};
-use super::watchdog::{self, Ended};
+use super::rank::{AnyError, CallLogDir, Rank, StopSignal, from_panic, start_error};
+use super::watchdog::{self, RankEnded};
 use super::{World, WorldError};
-use crate::log::{self, Header};
-use crate::threads::{Failure, ThreadCommunicator, WorldState};
+use crate::engines::threads::{RankFailure, ThreadCommunicator, WorldState};
+use crate::report::call_log::{self, CallLogHeader};
 
 /// See [`World::run`].
 pub(super) fn run<T, E>(
@@ -24,37 +24,37 @@ where
     E: Into<AnyError>,
 {
     let state = WorldState::new(size, world.deadlines);
-    let log_folder = LogFolder::new(world.call_log_dir.clone());
+    let call_log_dir = CallLogDir::new(world.call_log_dir.clone());
     let state_ref = &state;
-    // Closed when the last rank has ended, as each has a sender.
+    // Closed when the last rank has ended, as every rank holds a sender.
     let (ends, ended) = mpsc::channel();
     if let Some(grace) = world.grace {
-        watchdog::start(grace, size, &state, &log_folder, ended)
-            .unwrap_or_else(|error| state.fail(0, unstarted(&error)));
+        watchdog::start(grace, size, &state, &call_log_dir, ended)
+            .unwrap_or_else(|error| state.fail(0, start_error(&error)));
     }
     let results: Vec<Option<T>> = thread::scope(|scope| {
         let start = |rank: Rank| {
             let builder = thread::Builder::new().name(rank.thread_name());
             let number = rank.rank;
             let ends = ends.clone();
-            let tell = move |ended: Result<(), AnyError>| {
+            let report_end = move |ended: Result<(), AnyError>| {
                 let failed = ended.is_err();
                 match ended {
                     Ok(()) => state_ref.set_returned(number),
                     Err(error) => state_ref.fail(number, error),
                 }
-                // Nobody listens where there is no grace.
-                let _ = ends.send(Ended {
+                // There is no receiver without a grace period.
+                let _ = ends.send(RankEnded {
                     rank: number,
                     failed,
                 });
             };
-            let thread = builder.spawn_scoped(scope, move || rank.run(dispatch, f, &tell));
+            let thread = builder.spawn_scoped(scope, move || rank.run(dispatch, f, &report_end));
             thread
-                .inspect_err(|error: &std::io::Error| state_ref.fail(number, unstarted(error)))
+                .inspect_err(|error: &std::io::Error| state_ref.fail(number, start_error(error)))
                 .ok()
         };
-        let ranks = ranks(world, size, &state, &log_folder).into_iter();
+        let ranks = ranks(world, size, &state, &call_log_dir).into_iter();
         let started: Vec<_> = ranks.map(start).collect();
         let join = |(rank, thread): (usize, Option<ScopedJoinHandle<'_, Option<T>>>)| {
             thread?.join().unwrap_or_else(|payload| {
@@ -65,8 +65,8 @@ where
         started.into_iter().enumerate().map(join).collect()
     });
     match state.take_failure() {
-        Some(failure) => Err(report(size, &state, failure, &log_folder)),
-        None if state.check().is_err() => watchdog::await_end(),
+        Some(failure) => Err(rank_failed(size, &state, failure, &call_log_dir)),
+        None if state.check().is_err() => watchdog::wait_for_exit(),
         None => Ok(results.into_iter().flatten().collect()),
     }
 }
@@ -75,7 +75,7 @@ fn ranks(
     world: &World,
     size: usize,
     state: &Arc<WorldState>,
-    log_folder: &Arc<LogFolder>,
+    call_log_dir: &Arc<CallLogDir>,
 ) -> Vec<Rank> {
     let communicators = ThreadCommunicator::world(state, size)
         .into_iter()
@@ -84,42 +84,43 @@ fn ranks(
         rank,
         compute_threads: world.compute_threads,
         communicator,
-        journal: Arc::clone(state.journal(rank)),
-        log_folder: Arc::clone(log_folder),
-        stop: StopSign(Arc::new(|| false)),
+        recorder: Arc::clone(state.recorder(rank)),
+        call_log_dir: Arc::clone(call_log_dir),
+        stop: StopSignal(Arc::new(|| false)),
         engine: "threads".into(),
     };
     communicators.map(rank).collect()
 }
 
-pub(super) fn report(
+/// Writes the call log and returns the error of the world.
+pub(super) fn rank_failed(
     size: usize,
     state: &WorldState,
-    failure: Failure,
-    folder: &LogFolder,
+    failure: RankFailure,
+    call_log_dir: &CallLogDir,
 ) -> WorldError {
-    let Failure {
+    let RankFailure {
         rank,
         message,
-        verdict,
+        positions,
         source,
     } = failure;
-    let header = Header {
+    let header = CallLogHeader {
         world: size,
         failed_rank: rank,
         message: &message,
-        verdict: &verdict,
+        positions: &positions,
     };
-    let records = (0..size).flat_map(|rank| state.journal(rank).records());
-    let folder = folder.path();
-    let call_log = log::write(&folder, None, &header, records)
+    let records = (0..size).flat_map(|rank| state.recorder(rank).records());
+    let folder = call_log_dir.path();
+    let call_log = call_log::write(&folder, None, &header, records)
         .map_err(|error| format!("{}: {error}", folder.display()));
     WorldError::RankFailed {
         rank,
         message,
         source: source as Box<dyn Error + Send + Sync>,
-        verdict,
+        positions,
         call_log,
-        told: false,
+        reported: false,
     }
 }

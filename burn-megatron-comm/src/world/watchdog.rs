@@ -1,4 +1,4 @@
-//! What ends a process some of whose ranks, which are threads, go on after one has failed.
+//! Ends a process whose ranks are threads, if some run on after one has failed.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -8,43 +8,43 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::rank::LogFolder;
-use super::threads::report;
-use crate::log::{Position, verdict_among};
-use crate::threads::WorldState;
+use super::rank::CallLogDir;
+use super::threads::rank_failed;
+use crate::engines::threads::WorldState;
+use crate::report::call_log::{RankPosition, describe_some};
 
-/// A rank has come to its end.
-pub(super) struct Ended {
+/// A rank has ended.
+pub(super) struct RankEnded {
     pub rank: usize,
     pub failed: bool,
 }
 
-/// Watches until the ranks have ended, or one has failed and others go on for so long.
+/// Starts a thread that waits until all ranks have ended, or one has failed and the grace period is over.
 pub(super) fn start(
     grace: Duration,
     size: usize,
     state: &Arc<WorldState>,
-    log_folder: &Arc<LogFolder>,
-    ends: Receiver<Ended>,
+    call_log_dir: &Arc<CallLogDir>,
+    ends: Receiver<RankEnded>,
 ) -> io::Result<()> {
-    let (state, log_folder) = (Arc::clone(state), Arc::clone(log_folder));
+    let (state, call_log_dir) = (Arc::clone(state), Arc::clone(call_log_dir));
     let work = move || {
-        let Some(running) = outlasting(grace, size, &ends) else {
+        let Some(running) = running_after_grace(grace, size, &ends) else {
             return;
         };
-        // Whoever takes the failure reports it: the ranks may all have ended in this moment.
+        // Only one thread takes and reports the failure: the ranks may all have ended at this moment.
         let Some(failure) = state.take_failure() else {
             return;
         };
-        let error = report(size, &state, failure, &log_folder);
-        let stand = |rank: &usize| (*rank, state.journal(*rank).position());
-        let stand: Vec<(usize, Position)> = running.iter().map(stand).collect();
+        let error = rank_failed(size, &state, failure, &call_log_dir);
+        let position = |rank: &usize| (*rank, state.recorder(*rank).position());
+        let positions: Vec<(usize, RankPosition)> = running.iter().map(position).collect();
         let text = format!(
-            "error: {error}\nnot ended within {} s: {}; a thread cannot be stopped, so this process ends\n",
+            "error: {error}\nstill running after {} s: {}; a thread cannot be stopped, so this process exits\n",
             grace.as_secs_f64(),
-            verdict_among(&stand),
+            describe_some(&positions),
         );
-        // In one piece, and whether anybody reads it is not for this process.
+        // One write, so that output of others does not interleave. Errors are ignored.
         let _ = io::stderr().write_all(text.as_bytes());
         process::exit(i32::from(error.exit_code()));
     };
@@ -52,15 +52,19 @@ pub(super) fn start(
     builder.spawn(work).map(drop)
 }
 
-/// Waits for the end that [`start`] has begun.
-pub(super) fn await_end() -> ! {
+/// Blocks until the watchdog exits the process.
+pub(super) fn wait_for_exit() -> ! {
     loop {
         thread::park();
     }
 }
 
-/// The ranks that go on when the grace is over; none where all have ended before.
-fn outlasting(grace: Duration, size: usize, ends: &Receiver<Ended>) -> Option<Vec<usize>> {
+/// The ranks still running at the end of the grace period; `None` if all have ended before.
+fn running_after_grace(
+    grace: Duration,
+    size: usize,
+    ends: &Receiver<RankEnded>,
+) -> Option<Vec<usize>> {
     let mut running: BTreeSet<usize> = (0..size).collect();
     let mut until: Option<Instant> = None;
     loop {
@@ -69,13 +73,13 @@ fn outlasting(grace: Duration, size: usize, ends: &Receiver<Ended>) -> Option<Ve
             Some(until) => ends.recv_timeout(until.saturating_duration_since(Instant::now())),
         };
         match end {
-            Ok(Ended { rank, failed }) => {
+            Ok(RankEnded { rank, failed }) => {
                 running.remove(&rank);
                 if failed {
                     until = until.or_else(|| Instant::now().checked_add(grace));
                 }
             }
-            // All have said their last word, and their threads are about to end.
+            // All have reported their end, and their threads are about to end.
             Err(RecvTimeoutError::Timeout) if running.is_empty() => until = None,
             Err(RecvTimeoutError::Timeout) => return Some(running.into_iter().collect()),
             Err(RecvTimeoutError::Disconnected) => return None,

@@ -9,10 +9,10 @@ use crate::{Buffer, CommError, ReduceOp, World};
 
 const CHILD: &str = "BURN_MEGATRON_TEST_WATCHDOG";
 
-/// One rank never comes to the call that the other waits in.
+/// One rank never joins the call that the other waits in.
 #[test]
-#[ignore = "it is the other process, which the watchdog ends"]
-fn one_rank_waits_for_one_that_never_comes() {
+#[ignore = "run as a child process, which the watchdog ends"]
+fn one_rank_waits_for_one_that_never_joins() {
     let Ok(folder) = std::env::var(CHILD) else {
         return;
     };
@@ -34,9 +34,9 @@ fn one_rank_waits_for_one_that_never_comes() {
 }
 
 #[test]
-fn a_rank_that_hangs_in_code_of_its_own_ends_the_process_with_the_report() {
+fn a_rank_that_hangs_outside_of_calls_ends_the_process_with_the_report() {
     let folder = tempfile::tempdir().unwrap();
-    let name = "comm::world::watchdog::tests::one_rank_waits_for_one_that_never_comes";
+    let name = "world::watchdog::tests::one_rank_waits_for_one_that_never_joins";
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored", "--nocapture"])
         .env(CHILD, folder.path())
@@ -53,20 +53,20 @@ fn a_rank_that_hangs_in_code_of_its_own_ends_the_process_with_the_report() {
         thread::sleep(Duration::from_millis(5));
     }
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{output_text}");
     for says in [
-        "error: rank 0 failed: deadline: after 0.1 s, rank 1 has not come to call 1 all_reduce(sum) of 1 f32",
+        "error: rank 0 failed: deadline: after 0.1 s, rank 1 has not joined call 1 all_reduce(sum) of 1 f32",
         "rank 1 is past call 0 barrier",
         "call log: ",
-        "not ended within 0.1 s: rank 1 is past call 0 barrier over world [0, 1]; a thread cannot be",
+        "still running after 0.1 s: rank 1 is past call 0 barrier over world [0, 1]; a thread cannot be",
     ] {
-        assert!(said.contains(says), "{says}: {said}");
+        assert!(output_text.contains(says), "{says}: {output_text}");
     }
     assert_eq!(folder.path().read_dir().unwrap().count(), 1);
 }
 
-/// A failure of ranks that all end is returned, however short the grace is.
+/// If all ranks end, the failure is returned.
 #[test]
 fn a_world_that_ends_is_left_alone() {
     let long = Duration::from_secs(3600);
@@ -89,15 +89,15 @@ fn a_world_that_ends_is_left_alone() {
 
 #[test]
 fn the_grace_begins_with_the_first_failure() {
-    let ended = |rank, failed| Ended { rank, failed };
+    let ended = |rank, failed| RankEnded { rank, failed };
     let (sender, ends) = mpsc::channel();
     sender.send(ended(1, false)).unwrap();
-    let watch = thread::spawn(move || outlasting(Duration::from_millis(1), 4, &ends));
+    let watch = thread::spawn(move || running_after_grace(Duration::from_millis(1), 4, &ends));
     sender.send(ended(3, true)).unwrap();
     assert_eq!(watch.join().unwrap(), Some(vec![0, 2]));
     let (sender, ends) = mpsc::channel();
     (0..4).for_each(|rank| sender.send(ended(rank, rank == 2)).unwrap());
-    let watch = thread::spawn(move || outlasting(Duration::ZERO, 4, &ends));
+    let watch = thread::spawn(move || running_after_grace(Duration::ZERO, 4, &ends));
     drop(sender);
     wait_until("its end", || watch.is_finished());
     assert_eq!(watch.join().unwrap(), None);

@@ -9,26 +9,26 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{Activation, ActivationOptions, NAME, cpu, statistics};
 use crate::Function;
 use crate::cpu::for_float;
-use crate::launch::{Kernel, Spec, launch, launch_one};
+use crate::launch::{DeviceOp, Spec, launch, launch_one};
 
 /// Inputs: `x`, then the bias and the row weight where there are any.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fused {
+pub(super) struct FusedActivation {
     pub kind: Activation,
     pub options: ActivationOptions,
     pub bias: bool,
     pub weight: bool,
 }
 
-/// Which gradients a backward makes.
+/// Which gradients a backward computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Wanted {
+pub(super) struct RequestedGradients {
     pub x: bool,
     pub bias: bool,
     pub weight: bool,
 }
 
-impl Fused {
+impl FusedActivation {
     /// The values of the inputs in the order `x`, bias, row weight.
     pub fn split<T>(&self, inputs: impl IntoIterator<Item = T>) -> (T, Option<T>, Option<T>) {
         let mut inputs = inputs.into_iter();
@@ -41,9 +41,12 @@ impl Fused {
     }
 }
 
-impl Function for Fused {
+impl Function for FusedActivation {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (launch_one(Forward(*self), inputs.clone()), inputs)
+        (
+            launch_one(ActivationForwardOp(*self), inputs.clone()),
+            inputs,
+        )
     }
 
     fn backward(
@@ -53,13 +56,13 @@ impl Function for Fused {
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let (x, bias, weight) = self.split(needed.iter().copied());
-        let wanted = Wanted {
+        let wanted = RequestedGradients {
             x,
             bias: bias.unwrap_or(false),
             weight: weight.unwrap_or(false),
         };
         saved.push(gradient);
-        let mut gradients = launch(Backward(*self, wanted), saved).into_iter();
+        let mut gradients = launch(ActivationBackwardOp(*self, wanted), saved).into_iter();
         needed
             .iter()
             .map(|needed| needed.then(|| gradients.next()).flatten())
@@ -69,9 +72,9 @@ impl Function for Fused {
 
 /// `f(x + bias) row_weight`.
 #[derive(Debug)]
-struct Forward(Fused);
+struct ActivationForwardOp(FusedActivation);
 
-impl Kernel for Forward {
+impl DeviceOp for ActivationForwardOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -79,7 +82,7 @@ impl Kernel for Forward {
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         let mut shape: Vec<usize> = inputs[0].shape.iter().copied().collect();
         if let Some(width) = shape.last_mut() {
-            *width = self.0.kind.narrowed(*width);
+            *width = self.0.kind.output_width(*width);
         }
         vec![Spec::new(Shape::from(shape), inputs[0].dtype)]
     }
@@ -94,18 +97,19 @@ impl Kernel for Forward {
     }
 }
 
-/// The wanted gradients of `x`, the bias and the row weight; the last input is that of the output.
+/// The requested gradients of `x`, the bias and the row weight; the last input is that of the
+/// output.
 #[derive(Debug)]
-struct Backward(Fused, Wanted);
+struct ActivationBackwardOp(FusedActivation, RequestedGradients);
 
-impl Kernel for Backward {
+impl DeviceOp for ActivationBackwardOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         let (x, bias, weight) = self.0.split(inputs);
-        let Wanted {
+        let RequestedGradients {
             x: wants_x,
             bias: wants_bias,
             weight: wants_weight,

@@ -1,4 +1,4 @@
-//! The activations made of Burn's own operations and differentiated by Burn.
+//! The activations composed of Burn's own operations and differentiated by Burn.
 
 use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::{DType, Tensor};
@@ -16,7 +16,7 @@ const SATURATED: f64 = 20.0;
 ///
 /// # Panics
 ///
-/// As [`activate`](super::activate) does.
+/// As [`activate`](super::activate).
 pub fn activate<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,
@@ -34,9 +34,10 @@ pub fn activate<const D: usize>(
     if let Some(bias) = bias {
         x = x + typed(typed(bias, dtype), wide).reshape(broadcast(D - 1, shape[D - 1]));
     }
-    let mut y = match kind.is_gated() {
-        true => gate(x, kind.curve(), options),
-        false => curve(x, kind.curve()),
+    let mut y = if kind.is_gated() {
+        gate(x, kind.curve(), options)
+    } else {
+        curve(x, kind.curve())
     };
     if let Some(weight) = row_weight {
         let mut rows = shape;
@@ -47,10 +48,7 @@ pub fn activate<const D: usize>(
 }
 
 fn widened<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
-    match x.dtype() == dtype {
-        true => x,
-        false => x.cast(dtype),
-    }
+    if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
 fn broadcast<const D: usize>(dim: usize, size: usize) -> [usize; D] {

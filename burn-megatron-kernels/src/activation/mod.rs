@@ -2,7 +2,7 @@
 //!
 //! [`activate`] reads its input once and writes its output once, saves nothing but its inputs, and
 //! computes the nonlinearity again in the backward. [`composed::activate`] is the same function
-//! made of Burn's own operations.
+//! composed of Burn's own operations.
 
 use burn::tensor::{DType, Tensor};
 
@@ -17,7 +17,7 @@ pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
 
-use backward::Fused;
+use backward::FusedActivation;
 
 const NAME: &str = "activate";
 
@@ -43,7 +43,7 @@ pub enum Activation {
     QuickGeGlu,
 }
 
-/// What a nonlinearity does with one value, gate or not.
+/// The nonlinearity of one value, gated or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "cubecl", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum Curve {
@@ -71,15 +71,12 @@ impl Activation {
     }
 
     /// The width of the output.
-    fn narrowed(self, width: usize) -> usize {
-        match self.is_gated() {
-            true => width / 2,
-            false => width,
-        }
+    fn output_width(self, width: usize) -> usize {
+        if self.is_gated() { width / 2 } else { width }
     }
 }
 
-/// What can be changed about a gated [`Activation`].
+/// Options of a gated [`Activation`].
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct ActivationOptions {
     /// `c`: the first half becomes `min(a, c)` and the second `min(max(b, -c), c)`, after the bias.
@@ -115,7 +112,7 @@ pub fn activate<const D: usize>(
     let bias_width = bias.as_ref().map(|bias| bias.dims()[0]);
     let weights = row_weight.as_ref().map(|weight| weight.dims()[0]);
     accept(check(&x.dims(), bias_width, weights, kind, options));
-    let function = Fused {
+    let function = FusedActivation {
         kind,
         options,
         bias: bias.is_some(),
@@ -129,9 +126,10 @@ pub fn activate<const D: usize>(
 }
 
 fn typed(tensor: Tensor<1>, dtype: DType) -> Tensor<1> {
-    match tensor.dtype() == dtype {
-        true => tensor,
-        false => tensor.cast(dtype),
+    if tensor.dtype() == dtype {
+        tensor
+    } else {
+        tensor.cast(dtype)
     }
 }
 
@@ -156,13 +154,13 @@ fn check(
     };
     if kind.is_gated() && !width.is_multiple_of(2) {
         let message = format!(
-            "{kind:?} takes two halves of the last dim, but {shape:?} has an odd width of {width}; \
-             an even one would fit"
+            "{kind:?} takes two halves of the last dim, but {shape:?} has an odd width of {width}: expected \
+             an even one"
         );
         return Err(KernelError::shape(NAME, message));
     }
     if let Some(length) = bias.filter(|length| length != width) {
-        let message = format!("a bias [{length}] beside {shape:?}; [{width}] would fit");
+        let message = format!("a bias [{length}] beside {shape:?}: expected [{width}]");
         return Err(KernelError::shape(NAME, message));
     }
     // A product too large to count is refused where the tensor itself is.
@@ -170,7 +168,7 @@ fn check(
         .iter()
         .fold(1usize, |rows, dim| rows.saturating_mul(*dim));
     if let Some(length) = weights.filter(|length| *length != rows) {
-        let message = format!("a row weight [{length}] beside {shape:?}; [{rows}] would fit");
+        let message = format!("a row weight [{length}] beside {shape:?}: expected [{rows}]");
         return Err(KernelError::shape(NAME, message));
     }
     Ok(())
@@ -186,7 +184,7 @@ fn check_options(kind: Activation, options: ActivationOptions) -> Result<(), Ker
     if let Some(clamp) = options.clamp {
         if !kind.is_gated() {
             let value = format!("{clamp} for {kind:?}");
-            return Err(error("clamp", value, "no clamp, or a gated activation,"));
+            return Err(error("clamp", value, "no clamp, or a gated activation"));
         }
         // The kernels compute in f32, where a larger or smaller number is infinite or zero.
         if !((clamp as f32).is_finite() && clamp as f32 > 0.0) {
@@ -195,7 +193,7 @@ fn check_options(kind: Activation, options: ActivationOptions) -> Result<(), Ker
     }
     if options.offset != 0.0 && !kind.is_gated() {
         let value = format!("{} for {kind:?}", options.offset);
-        return Err(error("offset", value, "0, or a gated activation,"));
+        return Err(error("offset", value, "0, or a gated activation"));
     }
     if !(options.offset as f32).is_finite() {
         return Err(error("offset", options.offset.to_string(), "a finite f32"));

@@ -25,7 +25,7 @@ const GPT_OSS: ActivationOptions = ActivationOptions {
 #[derive(Clone, Debug)]
 struct Case {
     rows: usize,
-    /// Of the output.
+    /// Width of the output.
     width: usize,
     kind: Activation,
     options: ActivationOptions,
@@ -305,7 +305,7 @@ fn assert_each(case: &Case, inputs: &[Input]) {
 }
 
 #[test]
-fn nan_gives_nan_where_it_stands_and_nowhere_else() {
+fn nan_propagates_to_its_own_element_only() {
     for kind in KINDS {
         for clamp in [None, Some(2.0)] {
             let mut case = Case::new(2, 6, kind, false, false);
@@ -377,7 +377,7 @@ fn results_are_the_same_on_any_number_of_threads() {
 }
 
 fn message(work: impl FnOnce()) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(work)).expect_err("must be refused");
+    let panic = catch_unwind(AssertUnwindSafe(work)).expect_err("must fail");
     match panic.downcast::<String>() {
         Ok(message) => *message,
         Err(_) => panic!("the panic has no message"),
@@ -409,37 +409,36 @@ fn what_does_not_fit_is_named_alike_on_every_device() {
             swiglu,
             none,
             "activate: SwiGlu takes two halves of the last dim, but [2, 3, 5] has an odd width of \
-             5; an even one would fit",
+             5: expected an even one",
         );
-        let expected = "activate: a bias [4] beside [2, 3, 8]; [8] would fit";
+        let expected = "activate: a bias [4] beside [2, 3, 8]: expected [8]";
         check(8, Some(4), None, swiglu, none, expected);
-        let expected = "activate: a row weight [3] beside [2, 3, 8]; [6] would fit";
+        let expected = "activate: a row weight [3] beside [2, 3, 8]: expected [6]";
         check(8, None, Some(3), gelu, none, expected);
         let options = ActivationOptions {
             clamp: Some(1.0),
             offset: 0.0,
         };
-        let expected = "activate: clamp = 1 for Gelu makes no sense; no clamp, or a gated \
-                        activation, does";
+        let expected = "activate: invalid clamp = 1 for Gelu: expected no clamp, or a gated \
+                        activation";
         check(8, None, None, gelu, options, expected);
         let options = ActivationOptions {
             clamp: Some(-1.0),
             offset: 0.0,
         };
-        let expected = "activate: clamp = -1 makes no sense; a positive finite f32 does";
+        let expected = "activate: invalid clamp = -1: expected a positive finite f32";
         check(8, None, None, swiglu, options, expected);
         let options = ActivationOptions {
             clamp: None,
             offset: 1.0,
         };
-        let expected = "activate: offset = 1 for Gelu makes no sense; 0, or a gated activation, \
-                        does";
+        let expected = "activate: invalid offset = 1 for Gelu: expected 0, or a gated activation";
         check(8, None, None, gelu, options, expected);
         let options = ActivationOptions {
             clamp: None,
             offset: f64::NAN,
         };
-        let expected = "activate: offset = NaN makes no sense; a finite f32 does";
+        let expected = "activate: invalid offset = NaN: expected a finite f32";
         check(8, None, None, swiglu, options, expected);
     }
 }

@@ -1,4 +1,4 @@
-//! The same functions made of Burn's own operations.
+//! The same functions composed of Burn's own operations.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -33,7 +33,7 @@ pub fn adamw(
     let change = match decay {
         Decay::None => change,
         Decay::All => change + master.clone() * step.weight_decay,
-        // Burn cuts nothing out of nothing.
+        // Burn does not slice an empty tensor.
         Decay::Blocks(_) if length == 0 => change,
         Decay::Blocks(Blocks { decay, rate, first }) => {
             let each = |factors: &Tensor<1>| spread(factors.clone().cast(own), *first, length);

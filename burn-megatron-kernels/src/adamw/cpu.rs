@@ -1,4 +1,4 @@
-//! The step on Burn's CPU backend: one pass, tasks of a fixed number of elements.
+//! The step The CPU implementation: one pass, tasks of a fixed number of elements.
 
 use std::ops::Range;
 
@@ -7,22 +7,22 @@ use burn::tensor::{DType, bf16, f16};
 use rayon::prelude::*;
 
 use super::DECAY_BLOCK;
-use super::update::Numbers;
+use super::update::StepScalars;
 use crate::cpu::{Element, ROW_GRAIN, Real, own, slice, slice_mut, tensor, vectorized};
 
 /// The elements of one task.
-const GRAIN: usize = ROW_GRAIN;
+const TASK_ELEMENTS: usize = ROW_GRAIN;
 
-/// See [`Update`](super::update::Update) for the inputs.
+/// See [`AdamWOp`](super::update::AdamWOp) for the inputs.
 pub(super) fn update(
     inputs: Vec<FlexTensor>,
-    inside: usize,
-    numbers: &Numbers,
+    offset_in_block: usize,
+    numbers: &StepScalars,
     model: Option<DType>,
 ) -> Vec<FlexTensor> {
-    let work = Work {
+    let work = UpdateTask {
         inputs,
-        inside,
+        offset_in_block,
         numbers,
         model,
     };
@@ -33,14 +33,14 @@ pub(super) fn update(
     }
 }
 
-struct Work<'a> {
+struct UpdateTask<'a> {
     inputs: Vec<FlexTensor>,
-    inside: usize,
-    numbers: &'a Numbers,
+    offset_in_block: usize,
+    numbers: &'a StepScalars,
     model: Option<DType>,
 }
 
-impl Work<'_> {
+impl UpdateTask<'_> {
     fn with_moments<M: Element<Wide = f32>>(self) -> Vec<FlexTensor> {
         match self.inputs[3].dtype() {
             DType::F16 => self.with_gradient::<M, f16>(),
@@ -69,10 +69,10 @@ impl Work<'_> {
         let gradient = rest.next();
         let gradient = gradient.as_ref().map_or(&[] as &[G], slice::<G>);
         let (decay, rate) = (rest.next(), rest.next());
-        let factors = decay.as_ref().map(|decay| Factors {
+        let factors = decay.as_ref().map(|decay| BlockFactors {
             decay: slice(decay),
             rate: rate.as_ref().map(slice),
-            first: self.inside,
+            first: self.offset_in_block,
         });
         let mut moments = self.inputs.split_off(1).into_iter().map(own::<M>);
         let mut outputs: Vec<_> = self.inputs.into_iter().map(own::<W>).collect();
@@ -81,20 +81,21 @@ impl Work<'_> {
         let [master, first, second] = &mut outputs[..] else {
             unreachable!("three buffers are updated")
         };
-        let mut parts: Vec<Part<'_, W, M, G, C>> = Vec::with_capacity(length.div_ceil(GRAIN));
-        let mut copies = copy.as_mut().map(|copy| copy.chunks_mut(GRAIN));
+        let mut parts: Vec<TaskSlices<'_, W, M, G, C>> =
+            Vec::with_capacity(length.div_ceil(TASK_ELEMENTS));
+        let mut copies = copy.as_mut().map(|copy| copy.chunks_mut(TASK_ELEMENTS));
         for ((((number, master), first), second), gradient) in slice_mut::<W>(master)
-            .chunks_mut(GRAIN)
+            .chunks_mut(TASK_ELEMENTS)
             .enumerate()
-            .zip(slice_mut::<M>(first).chunks_mut(GRAIN))
-            .zip(slice_mut::<M>(second).chunks_mut(GRAIN))
-            .zip(gradient.chunks(GRAIN))
+            .zip(slice_mut::<M>(first).chunks_mut(TASK_ELEMENTS))
+            .zip(slice_mut::<M>(second).chunks_mut(TASK_ELEMENTS))
+            .zip(gradient.chunks(TASK_ELEMENTS))
         {
-            let factors = factors.map(|factors| Factors {
-                first: factors.first + number * GRAIN,
+            let factors = factors.map(|factors| BlockFactors {
+                first: factors.first + number * TASK_ELEMENTS,
                 ..factors
             });
-            parts.push(Part {
+            parts.push(TaskSlices {
                 master,
                 first,
                 second,
@@ -103,7 +104,7 @@ impl Work<'_> {
                 copy: copies.as_mut().and_then(Iterator::next),
             });
         }
-        let numbers = Wide::<W>::new(self.numbers);
+        let numbers = WideScalars::<W>::new(self.numbers);
         match parts.len() {
             0 | 1 => parts.into_iter().for_each(|part| part.update(&numbers)),
             _ => parts.into_par_iter().for_each(|part| part.update(&numbers)),
@@ -115,14 +116,14 @@ impl Work<'_> {
 
 /// Factors of the blocks.
 #[derive(Clone, Copy)]
-struct Factors<'a> {
+struct BlockFactors<'a> {
     decay: &'a [f32],
     rate: Option<&'a [f32]>,
-    /// The place of a task's first element, counted from the first block's first.
+    /// The offset of a task's first element from the start of the first block.
     first: usize,
 }
 
-impl Factors<'_> {
+impl BlockFactors<'_> {
     /// The blocks of a task of `length` elements.
     #[inline(always)]
     fn blocks(self, length: usize) -> Range<usize> {
@@ -139,7 +140,7 @@ impl Factors<'_> {
 
     /// Size and decay of a block's change.
     #[inline(always)]
-    fn change<W: Real>(self, block: usize, numbers: &Wide<W>) -> [W; 2] {
+    fn change<W: Real>(self, block: usize, numbers: &WideScalars<W>) -> [W; 2] {
         let factor = |factors: &[f32]| W::of(f64::from(factors[block]));
         let decay = numbers.decay * factor(self.decay);
         match self.rate.map(factor) {
@@ -150,7 +151,7 @@ impl Factors<'_> {
 }
 
 /// The numbers in the type of the weights.
-struct Wide<W> {
+struct WideScalars<W> {
     scale: W,
     first: [W; 2],
     second: [W; 2],
@@ -160,8 +161,8 @@ struct Wide<W> {
     decay: W,
 }
 
-impl<W: Real> Wide<W> {
-    fn new(numbers: &Numbers) -> Self {
+impl<W: Real> WideScalars<W> {
+    fn new(numbers: &StepScalars) -> Self {
         Self {
             scale: W::of(numbers.scale),
             first: numbers.first.map(W::of),
@@ -174,24 +175,24 @@ impl<W: Real> Wide<W> {
     }
 }
 
-/// What one task works on.
-struct Part<'a, W, M, G, C> {
+/// The slices of one task.
+struct TaskSlices<'a, W, M, G, C> {
     master: &'a mut [W],
     first: &'a mut [M],
     second: &'a mut [M],
     gradient: &'a [G],
-    factors: Option<Factors<'a>>,
+    factors: Option<BlockFactors<'a>>,
     copy: Option<&'a mut [C]>,
 }
 
-impl<W, M, G, C> Part<'_, W, M, G, C>
+impl<W, M, G, C> TaskSlices<'_, W, M, G, C>
 where
     W: Real,
     M: Element<Wide = W>,
     G: Element<Wide = W>,
     C: Element<Wide = W>,
 {
-    fn update(self, numbers: &Wide<W>) {
+    fn update(self, numbers: &WideScalars<W>) {
         let Self {
             master,
             first,
@@ -239,7 +240,7 @@ fn step<W, M, G>(
     second: &mut [M],
     gradient: &[G],
     [size, decay]: [W; 2],
-    numbers: &Wide<W>,
+    numbers: &WideScalars<W>,
 ) where
     W: Real,
     M: Element<Wide = W>,

@@ -8,12 +8,12 @@
 //! w = w - rate (m' / (sqrt(v') + epsilon) + weight_decay w)
 //! ```
 //!
-//! Every element is read once and written once, the copy of the weights in the type of the model
-//! included. 16-bit values are computed in f32. A gradient that is not finite is not special: it
-//! makes its own weight NaN and no other. What becomes of an element depends on its own values
-//! alone: a buffer that is cut anywhere gives the same bits. Where `sqrt(v') + epsilon` is 0, as with an
-//! epsilon of 0 in rows that no gradient has reached, the fraction counts as 0 and the weight only
-//! decays. Nothing here is recorded for a backward.
+//! Every element is read once and written once, the copy of the weights in the model type included.
+//! 16-bit values are computed in f32. A non-finite gradient makes its own weight NaN and no other:
+//! an element depends on its own values only, so a buffer may be split anywhere and gives the same
+//! bits. Where `sqrt(v') + epsilon` is 0, as with an epsilon of 0 in rows without gradients so far,
+//! the fraction counts as 0 and the weight only decays. Not differentiable: nothing is recorded for
+//! autodiff.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -32,7 +32,7 @@ mod tests;
 mod update;
 
 #[cfg(feature = "cubecl")]
-pub(crate) use kernel::specimens;
+pub(crate) use kernel::aot_instances;
 pub use squares::{sum_of_squares, sum_of_squares_of};
 
 const NAME: &str = "adamw";
@@ -40,7 +40,7 @@ const NAME: &str = "adamw";
 /// The elements that share one factor of [`Decay::Blocks`]: a block.
 pub const DECAY_BLOCK: usize = 64;
 
-/// The numbers of one step. They may change from step to step at no cost.
+/// The hyperparameters of one step. Changing them between steps costs nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// The learning rate.
@@ -55,7 +55,7 @@ pub struct AdamWStep {
     pub weight_decay: f64,
     /// The number of this step, from 1, for the corrections of the bias.
     pub step: u64,
-    /// What the gradient is multiplied with: the inverse of a loss scale times a clip factor.
+    /// The factor of the gradient: the inverse of a loss scale times a clip factor.
     pub gradient_scale: f64,
 }
 
@@ -81,28 +81,28 @@ pub enum Decay {
     All,
     /// None decays.
     None,
-    /// As the factors of their block say, so that one buffer holds groups of parameters that start
-    /// at multiples of 64.
+    /// By the factors of their block, so that one buffer holds parameter groups that start at
+    /// multiples of 64.
     Blocks(Blocks),
 }
 
 /// Factors of the decay and of the rate, one for each [`DECAY_BLOCK`] elements.
 ///
-/// The buffer may be a part of a larger one that is cut anywhere. Both kinds of factors are f32 and
-/// `[ceil((first + length) / 64)]`: element `i` of the buffer takes number `(first + i) / 64`.
+/// The buffer may be any range of a larger one. Both kinds of factors are f32 and `[ceil((first +
+/// length) / 64)]`: element `i` of the buffer uses factor `(first + i) / 64`.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    /// What the decay of a block's weights is multiplied with.
+    /// The factor of the decay of a block's weights.
     pub decay: Tensor<1>,
-    /// What the rate of a block is multiplied with: the whole change of its weights, the decay
+    /// The factor of the learning rate of a block: the whole change of its weights, the decay
     /// included. `None` leaves every rate as it is.
     pub rate: Option<Tensor<1>>,
-    /// The place of the buffer's first element in its block, below 64.
+    /// The offset of the buffer's first element in its block, below 64.
     pub first: usize,
 }
 
 impl Blocks {
-    /// Factors of the decay of a buffer that begins with its first block.
+    /// Decay factors of a buffer that starts at the beginning of a block.
     pub fn new(decay: Tensor<1>) -> Self {
         Self {
             decay,
@@ -113,7 +113,7 @@ impl Blocks {
 }
 
 impl AdamWStep {
-    /// Refuses numbers with which the formula has no meaning.
+    /// Checks the hyperparameters.
     fn check(&self) -> Result<(), KernelError> {
         let option = |name, value: f64, fits| {
             let value = value.to_string();
@@ -149,15 +149,15 @@ impl AdamWStep {
 
 /// One step of AdamW on a flat buffer; see the [module](self) for the formula.
 ///
-/// Returns the buffers, updated in place where nobody else holds them, and the new weights in the
-/// type `model` where one is asked for: the copy that a model computes with.
+/// Returns the buffers, updated in place if they are uniquely owned, and the new weights in the
+/// type `model` if given: the copy that the model computes with.
 ///
 /// `gradient` is f32, f16 or bf16, and so is `model`; in f64 everything is f64.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for lengths or types that do not agree, and numbers of the step without
-/// meaning.
+/// With a [`KernelError`] for lengths or types that do not agree, and for hyperparameters out of
+/// range.
 ///
 /// # Example
 ///
@@ -195,7 +195,7 @@ pub fn adamw(
     model: Option<FloatDType>,
 ) -> (AdamWBuffers, Option<Tensor<1>>) {
     accept(check(&buffers, &gradient, decay, step, model));
-    let update = update::Update::new(step, decay, model.map(DType::from));
+    let update = update::AdamWOp::new(step, decay, model.map(DType::from));
     let AdamWBuffers {
         master,
         first,
@@ -249,7 +249,7 @@ fn check(
             NAME,
             format!(
                 "the weights have {master} elements, the first moment {first}, the second \
-                 {second}, the gradient {gradient}; all must have as many"
+                 {second}, the gradient {gradient}: expected equal lengths"
             ),
         ));
     }
@@ -308,7 +308,7 @@ fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
         })
     };
     if *first >= DECAY_BLOCK {
-        let name = "place of the first element in its block";
+        let name = "offset of the first element in its block";
         return option(name, first.to_string(), "a number below 64");
     }
     let count = (first + length).div_ceil(DECAY_BLOCK);
@@ -320,8 +320,8 @@ fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
             return Err(KernelError::shape(
                 NAME,
                 format!(
-                    "{} factors of the {name} were given; {length} elements in blocks of \
-                     {DECAY_BLOCK}, from element {first} of the first block on, have {count}",
+                    "{} factors of the {name} for {length} elements in blocks of {DECAY_BLOCK}, from element \
+             {first} of the first block: expected {count}",
                     factors.dims()[0]
                 ),
             ));

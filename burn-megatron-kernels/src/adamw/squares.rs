@@ -9,21 +9,21 @@ use rayon::prelude::*;
 use crate::KernelError;
 use crate::cpu::{Element, ROW_GRAIN, Real, for_float, slice, tensor, vectorized, wide};
 use crate::error::accept;
-use crate::launch::{Kernel, Spec, launch_one};
+use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// Running sums of one task; as many as the widest registers keep busy.
+/// Accumulators of one task: as many as the widest SIMD registers keep busy.
 const LANES: usize = 16;
 
 /// The sum of the squares of `x`, `[length]` to `[1]`: f32, or f64 for f64.
 ///
-/// The same for the same values whatever the number of threads. On the CPU it is added up in f64,
-/// on other devices in f32, in a tree over groups of a fixed size.
+/// The result does not depend on the number of threads. The CPU sums in f64, other devices in f32,
+/// in a tree over groups of a fixed size.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for a type that the device lacks.
+/// With a [`KernelError`] for a type that the device does not support.
 pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
-    Tensor::from_dispatch(launch_one(SumOfSquares, vec![x.into_dispatch()]))
+    Tensor::from_dispatch(launch_one(SumOfSquaresOp, vec![x.into_dispatch()]))
 }
 
 /// The sum of the squares of all elements of `buffers`, `[1]`: f64 if one of them is f64, or f32.
@@ -32,24 +32,24 @@ pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] without a buffer, and for a type that the device lacks.
+/// With a [`KernelError`] without a buffer, and for a type that the device does not support.
 pub fn sum_of_squares_of(buffers: &[Tensor<1>]) -> Tensor<1> {
     if buffers.is_empty() {
         accept(Err(KernelError::Option {
             operation: "sum_of_squares_of",
-            name: "the number of buffers",
+            name: "number of buffers",
             value: "0".into(),
             fits: "1 or more",
         }))
     }
     let inputs = buffers.iter().map(|buffer| buffer.clone().into_dispatch());
-    Tensor::from_dispatch(launch_one(SumOfSquares, inputs.collect()))
+    Tensor::from_dispatch(launch_one(SumOfSquaresOp, inputs.collect()))
 }
 
 #[derive(Debug)]
-struct SumOfSquares;
+struct SumOfSquaresOp;
 
-impl Kernel for SumOfSquares {
+impl DeviceOp for SumOfSquaresOp {
     fn name(&self) -> &'static str {
         "sum_of_squares"
     }
@@ -66,9 +66,10 @@ impl Kernel for SumOfSquares {
             .iter()
             .map(|input| for_float!(input.dtype(), E => squares(slice::<E>(input))))
             .sum();
-        vec![match double {
-            true => tensor(vec![sum], [1]),
-            false => tensor(vec![sum as f32], [1]),
+        vec![if double {
+            tensor(vec![sum], [1])
+        } else {
+            tensor(vec![sum as f32], [1])
         }]
     }
 

@@ -1,4 +1,4 @@
-//! The step as a [`Kernel`].
+//! The step as a [`DeviceOp`].
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -6,23 +6,22 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{AdamWStep, Decay, NAME, cpu};
-use crate::launch::{Kernel, Spec};
+use crate::launch::{DeviceOp, Spec};
 
 /// Inputs: weights, first and second moment, gradient; where blocks have factors, those of the
 /// decay, and those of the rate if there are any.
 #[derive(Debug)]
-pub(super) struct Update {
-    numbers: Numbers,
-    /// The place of the first element in its block.
-    inside: usize,
+pub(super) struct AdamWOp {
+    numbers: StepScalars,
+    /// The offset of the first element in its block.
+    offset_in_block: usize,
     model: Option<DType>,
 }
 
-/// What a step comes down to:
-/// `w -= size m / (root sqrt(v) + epsilon) + decay w`.
+/// The scalars of a step, which computes `w -= size m / (root sqrt(v) + epsilon) + decay w`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Numbers {
-    /// What the gradient is multiplied with.
+pub(super) struct StepScalars {
+    /// The factor of the gradient.
     pub scale: f64,
     /// `beta1` and `1 - beta1`.
     pub first: [f64; 2],
@@ -38,7 +37,7 @@ pub(super) struct Numbers {
     pub decay: f64,
 }
 
-impl Numbers {
+impl StepScalars {
     fn new(step: &AdamWStep, decays: bool) -> Self {
         let correction = |beta: f64| 1.0 - beta.powf(step.step as f64);
         Self {
@@ -57,11 +56,11 @@ impl Numbers {
     }
 }
 
-impl Update {
+impl AdamWOp {
     pub(super) fn new(step: &AdamWStep, decay: &Decay, model: Option<DType>) -> Self {
         Self {
-            numbers: Numbers::new(step, !matches!(decay, Decay::None)),
-            inside: match decay {
+            numbers: StepScalars::new(step, !matches!(decay, Decay::None)),
+            offset_in_block: match decay {
                 Decay::Blocks(blocks) => blocks.first,
                 _ => 0,
             },
@@ -70,7 +69,7 @@ impl Update {
     }
 }
 
-impl Kernel for Update {
+impl DeviceOp for AdamWOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -85,11 +84,11 @@ impl Kernel for Update {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::update(inputs, self.inside, &self.numbers, self.model)
+        cpu::update(inputs, self.offset_in_block, &self.numbers, self.model)
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::update(inputs, self.inside, &self.numbers, self.model)
+        super::kernel::update(inputs, self.offset_in_block, &self.numbers, self.model)
     }
 }

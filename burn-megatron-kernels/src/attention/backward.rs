@@ -1,4 +1,4 @@
-//! Attention as one recorded step.
+//! Attention as one autodiff function.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
 use super::engine::AttentionEngine;
-use super::problem::{Problem, Projections};
+use super::problem::{AttentionProblem, Projections};
 use crate::Function;
 
 /// Inputs: queries, keys and values or the joint projection, then the sink if there is one.
@@ -15,7 +15,7 @@ use crate::Function;
 #[derive(Debug)]
 pub(super) struct Attention {
     pub engine: Arc<dyn AttentionEngine>,
-    pub problem: Problem,
+    pub problem: AttentionProblem,
 }
 
 impl Function for Attention {
@@ -24,9 +24,10 @@ impl Function for Attention {
         let (projections, sink) = self.inputs(&mut inputs.into_iter());
         let (out, lse) = self.engine.forward(&self.problem, projections, sink);
         saved.extend([out.clone().into_dispatch(), lse.into_dispatch()]);
-        let out = match self.problem.packed {
-            true => out.flatten::<3>(2, 3).into_dispatch(),
-            false => out.into_dispatch(),
+        let out = if self.problem.packed {
+            out.flatten::<3>(2, 3).into_dispatch()
+        } else {
+            out.into_dispatch()
         };
         (out, saved)
     }
@@ -40,9 +41,10 @@ impl Function for Attention {
         let mut saved = saved.into_iter();
         let (projections, sink) = self.inputs(&mut saved);
         let result = (next(&mut saved), next(&mut saved));
-        let dout = match self.problem.packed {
-            true => Tensor::<3>::from_dispatch(gradient).reshape(self.problem.out_shape()),
-            false => Tensor::from_dispatch(gradient),
+        let dout = if self.problem.packed {
+            Tensor::<3>::from_dispatch(gradient).reshape(self.problem.out_shape())
+        } else {
+            Tensor::from_dispatch(gradient)
         };
         let engine = &self.engine;
         let (gradients, dsink) = engine.backward(&self.problem, projections, sink, result, dout);
@@ -60,13 +62,14 @@ impl Attention {
         &self,
         tensors: &mut impl Iterator<Item = DispatchTensor>,
     ) -> (Projections, Option<Tensor<1>>) {
-        let projections = match self.problem.packed {
-            true => Projections::Packed(next(tensors)),
-            false => Projections::Separate {
+        let projections = if self.problem.packed {
+            Projections::Packed(next(tensors))
+        } else {
+            Projections::Separate {
                 q: next(tensors),
                 k: next(tensors),
                 v: next(tensors),
-            },
+            }
         };
         (projections, self.problem.sink.then(|| next(tensors)))
     }

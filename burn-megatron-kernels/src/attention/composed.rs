@@ -2,9 +2,9 @@
 
 use burn::tensor::{Bool, Int, Tensor};
 
+use super::mask::MaskRange;
 use super::options::{AttentionOptions, Heads};
-use super::problem::Problem;
-use super::visible::Band;
+use super::problem::AttentionProblem;
 use crate::cpu::wide;
 use crate::error::accept;
 
@@ -20,7 +20,13 @@ pub fn flash_attention(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<4> {
-    let problem = accept(Problem::separate(&q, &k, &v, sink.as_ref(), options));
+    let problem = accept(AttentionProblem::separate(
+        &q,
+        &k,
+        &v,
+        sink.as_ref(),
+        options,
+    ));
     attend(&problem, q, k, v, sink)
 }
 
@@ -35,7 +41,12 @@ pub fn flash_attention_packed(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<3> {
-    let problem = accept(Problem::packed(&qkv, heads, sink.as_ref(), options));
+    let problem = accept(AttentionProblem::packed(
+        &qkv,
+        heads,
+        sink.as_ref(),
+        options,
+    ));
     let [batch, seq, _] = qkv.dims();
     let part = |first: usize, count: usize| {
         let part = qkv
@@ -50,7 +61,7 @@ pub fn flash_attention_packed(
 }
 
 fn attend(
-    problem: &Problem,
+    problem: &AttentionProblem,
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
@@ -81,7 +92,7 @@ fn attend(
         sink.expand([batch, heads, queries, 1])
     });
 
-    // The largest score is taken off; it is finite even where nothing is seen.
+    // The largest score is taken off; it is finite even where no key is visible.
     let mut largest = scores.clone().detach().max_dim(3).clamp_min(-1e30);
     if let Some(sink) = &sink {
         largest = largest.max_pair(sink.clone().detach());
@@ -99,12 +110,12 @@ fn attend(
     out.swap_dims(1, 2).cast(problem.dtype)
 }
 
-/// `[1, 1, queries, keys]`: what is out of sight.
-fn hidden(problem: &Problem, scores: &Tensor<4>) -> Tensor<4, Bool> {
+/// `[1, 1, queries, keys]`: true where a key is masked.
+fn hidden(problem: &AttentionProblem, scores: &Tensor<4>) -> Tensor<4, Bool> {
     let (queries, keys) = (problem.queries, problem.keys);
     let device = scores.device();
     let count = |n: usize| Tensor::<1, Int>::arange(0..n as i64, &device);
-    let band = Band::new(queries, keys, &problem.options);
+    let band = MaskRange::new(queries, keys, &problem.options);
     let place = count(queries).reshape([queries, 1]).add_scalar(band.shift);
     let place = place.expand([queries, keys]);
     let key = count(keys).reshape([1, keys]).expand([queries, keys]);

@@ -7,21 +7,21 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::engine::{AttentionEngine, backward_by, forward_by};
-use super::kernel::matrix::{self, MAX_WIDTH, Products, TILE, lacks};
-use super::portable;
-use super::problem::{OPERATION, Problem, Projections};
+use super::kernel::matrix::{self, MAX_WIDTH, TILE, TileMultiplier, missing_support};
+use super::ops;
+use super::problem::{AttentionProblem, OPERATION, Projections};
 use crate::KernelError;
 use crate::error::accept;
-use crate::launch::{Kernel, Spec};
+use crate::launch::{DeviceOp, Spec};
 
 /// Tiles that the matrix units of a CubeCL device multiply: 16 by 16 by 16, in f16 or bf16, with
 /// sums in f32. It takes heads of 16 to 128 features, in steps of 16, and all that
 /// [`Portable`](super::Portable) does beside that: groups, masks, documents, sinks, views.
 ///
-/// Nothing chooses it by itself: give it to
+/// It is never selected automatically: pass it to
 /// [`flash_attention_with`](super::flash_attention_with). It has been compiled for A100, H100 and
-/// B200, and run on a software device in f16, with loops in place of the matrix instructions. It has
-/// never run on a GPU.
+/// B200, and run on a software device in f16, with loops in place of the matrix instructions. It
+/// has never run on a GPU.
 ///
 /// Softmax, its statistics and all sums are in f32. Probabilities, and the gradients of scores, are
 /// rounded to the type of the inputs before they are multiplied, as in Dao, "FlashAttention-2"
@@ -30,28 +30,28 @@ use crate::launch::{Kernel, Spec};
 pub struct CmmaTiles {
     device: Device,
     types: Vec<DType>,
-    products: Products,
+    products: TileMultiplier,
 }
 
 impl CmmaTiles {
-    /// For tensors on `device`, which is asked for its matrix units.
+    /// An engine for tensors on `device`; queries the device for its matrix units.
     ///
     /// # Errors
     ///
-    /// When `device` is no CubeCL device, or multiplies neither f16 nor bf16 in this way; what it
-    /// lacks is in the message.
+    /// If `device` is not a CubeCL device, or does not support these products in f16 or bf16; the
+    /// message names what is missing.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
         let refused = |message: String| {
-            let message = format!("no matrix units on {device:?}: {message}; Portable fits");
+            let message = format!("no matrix units on {device:?}: {message}: use Portable");
             KernelError::shape(OPERATION, message)
         };
         let Some(cube) = cube_device(device.as_dispatch()) else {
-            return Err(refused("it is no CubeCL device".into()));
+            return Err(refused("it is not a CubeCL device".into()));
         };
         let client = cube.client();
         let mut types = vec![DType::F16, DType::BF16];
         let mut missing = Vec::new();
-        types.retain(|dtype| match lacks(&client, *dtype) {
+        types.retain(|dtype| match missing_support(&client, *dtype) {
             Some(reason) => {
                 missing.push(reason);
                 false
@@ -61,19 +61,19 @@ impl CmmaTiles {
         if types.is_empty() {
             return Err(refused(missing.join("; ")));
         }
-        let products = Products::Units;
+        let products = TileMultiplier::MatrixUnits;
         Ok(Self::with(device, types, products))
     }
 
-    /// The same kernels on a device that need not have matrix units: loops multiply the tiles.
+    /// The same kernels with loops in place of matrix instructions, for devices without them.
     #[cfg(test)]
-    pub(super) fn by_loops(device: &Device) -> Self {
+    pub(super) fn with_loops(device: &Device) -> Self {
         let mut types = vec![DType::F16, DType::BF16];
         types.retain(|dtype| device.supports_dtype(*dtype));
-        Self::with(device, types, Products::Loops)
+        Self::with(device, types, TileMultiplier::Loops)
     }
 
-    fn with(device: &Device, types: Vec<DType>, products: Products) -> Self {
+    fn with(device: &Device, types: Vec<DType>, products: TileMultiplier) -> Self {
         Self {
             device: device.clone().inner(),
             types,
@@ -88,16 +88,15 @@ impl CmmaTiles {
 
     fn check_device(&self, projections: &Projections) -> Result<(), KernelError> {
         let given = projections.device().inner();
-        match given == self.device {
-            true => Ok(()),
-            false => {
-                let message = format!(
-                    "tensors are on {given:?}, and the engine {NAME:?} was made for {:?}; one \
-                     device fits",
-                    self.device
-                );
-                Err(KernelError::shape(OPERATION, message))
-            }
+        if given == self.device {
+            Ok(())
+        } else {
+            let message = format!(
+                "tensors are on {given:?}, and the engine {NAME:?} was made for {:?}: expected \
+                     the same device",
+                self.device
+            );
+            Err(KernelError::shape(OPERATION, message))
         }
     }
 }
@@ -109,28 +108,32 @@ impl AttentionEngine for CmmaTiles {
         NAME
     }
 
-    fn supports(&self, problem: &Problem) -> Result<(), String> {
+    fn supports(&self, problem: &AttentionProblem) -> Result<(), String> {
         let (width, dtype) = (problem.heads.width, problem.dtype);
         if !width.is_multiple_of(TILE) || width > MAX_WIDTH {
             return Err(format!(
-                "heads of width {width}; multiples of {TILE} up to {MAX_WIDTH} fit"
+                "heads of width {width}: expected multiples of {TILE} up to {MAX_WIDTH}"
             ));
         }
-        match self.types.contains(&dtype) {
-            true => Ok(()),
-            false => Err(format!("{dtype:?}; {:?} fit", self.types)),
+        if self.types.contains(&dtype) {
+            Ok(())
+        } else {
+            Err(format!(
+                "element type {dtype:?}: expected one of {:?}",
+                self.types
+            ))
         }
     }
 
     fn forward(
         &self,
-        problem: &Problem,
+        problem: &AttentionProblem,
         projections: Projections,
         sink: Option<Tensor<1>>,
     ) -> (Tensor<4>, Tensor<3>) {
         accept(self.check_device(&projections));
-        let kernel = Forward {
-            kernel: portable::Forward(problem.clone()),
+        let kernel = MatrixForwardOp {
+            kernel: ops::AttentionForwardOp(problem.clone()),
             products: self.products,
         };
         forward_by(kernel, problem, projections, sink)
@@ -138,15 +141,15 @@ impl AttentionEngine for CmmaTiles {
 
     fn backward(
         &self,
-        problem: &Problem,
+        problem: &AttentionProblem,
         projections: Projections,
         sink: Option<Tensor<1>>,
         result: (Tensor<4>, Tensor<3>),
         dout: Tensor<4>,
     ) -> (Projections, Option<Tensor<1>>) {
         accept(self.check_device(&projections));
-        let kernel = Backward {
-            kernel: portable::Backward(problem.clone()),
+        let kernel = MatrixBackwardOp {
+            kernel: ops::AttentionBackwardOp(problem.clone()),
             products: self.products,
         };
         backward_by(kernel, problem, projections, sink, result, dout)
@@ -162,21 +165,21 @@ fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
     }
 }
 
-/// [`portable::Forward`] by matrix units.
+/// [`ops::AttentionForwardOp`] by matrix units.
 #[derive(Debug)]
-struct Forward {
-    kernel: portable::Forward,
-    products: Products,
+struct MatrixForwardOp {
+    kernel: ops::AttentionForwardOp,
+    products: TileMultiplier,
 }
 
-/// [`portable::Backward`] by matrix units.
+/// [`ops::AttentionBackwardOp`] by matrix units.
 #[derive(Debug)]
-struct Backward {
-    kernel: portable::Backward,
-    products: Products,
+struct MatrixBackwardOp {
+    kernel: ops::AttentionBackwardOp,
+    products: TileMultiplier,
 }
 
-impl Kernel for Forward {
+impl DeviceOp for MatrixForwardOp {
     fn name(&self) -> &'static str {
         self.kernel.name()
     }
@@ -190,7 +193,7 @@ impl Kernel for Forward {
     }
 
     fn cpu(&self, _inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        unreachable!("the engine is made for a CubeCL device, and asks where tensors are")
+        unreachable!("`supports` accepts only tensors on CubeCL devices")
     }
 
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
@@ -198,7 +201,7 @@ impl Kernel for Forward {
     }
 }
 
-impl Kernel for Backward {
+impl DeviceOp for MatrixBackwardOp {
     fn name(&self) -> &'static str {
         self.kernel.name()
     }
@@ -212,7 +215,7 @@ impl Kernel for Backward {
     }
 
     fn cpu(&self, _inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        unreachable!("the engine is made for a CubeCL device, and asks where tensors are")
+        unreachable!("`supports` accepts only tensors on CubeCL devices")
     }
 
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {

@@ -10,19 +10,19 @@
 //! dsink = - sum_i exp(sink - lse_i) delta_i
 //! ```
 //!
-//! Scores are made tile by tile in both directions, so memory is linear in the sequence: beside its
-//! inputs the backward holds the output and one `lse` per query and head. The tiles and the softmax
-//! of a row in one pass follow Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023);
-//! the sink is the logit without a value of Xiao et al., "Efficient Streaming Language Models with
-//! Attention Sinks" (2023), learned for each head.
+//! Scores are computed tile by tile in both directions, so memory is linear in the sequence: beside
+//! its inputs the backward holds the output and one `lse` per query and head. The tiles and the
+//! softmax of a row in one pass follow Dao et al., "FlashAttention" (2022) and "FlashAttention-2"
+//! (2023); the sink is the logit without a value of Xiao et al., "Efficient Streaming Language
+//! Models with Attention Sinks" (2023), learned for each head.
 //!
 //! [`flash_attention`] and [`flash_attention_packed`] are recorded for the backward.
 //! [`attention_forward`] and [`attention_backward`] are their two halves on plain tensors, for
 //! callers who merge partial results, as context parallelism does. [`composed`] is the same of
 //! Burn's own operations, with the scores in memory.
 //!
-//! What computes it is an [`AttentionEngine`]: [`Portable`], or with the feature `cubecl` and where
-//! asked for `CmmaTiles`, which multiplies by the matrix units of a device.
+//! The implementation is an [`AttentionEngine`]: [`Portable`], or with the feature `cubecl` and on
+//! request `CmmaTiles`, which uses the matrix units of a device.
 
 use std::sync::Arc;
 
@@ -34,14 +34,14 @@ mod cpu;
 mod engine;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
+mod mask;
 #[cfg(feature = "cubecl")]
 mod matrix;
+mod ops;
 mod options;
-mod portable;
 mod problem;
 #[cfg(test)]
 mod tests;
-mod visible;
 
 use backward::Attention;
 use problem::OPERATION;
@@ -50,7 +50,7 @@ pub use engine::{AttentionEngine, Portable};
 #[cfg(feature = "cubecl")]
 pub use matrix::CmmaTiles;
 pub use options::{AttentionOptions, Documents, Heads, Window};
-pub use problem::{MAX_WIDTH, Problem, Projections};
+pub use problem::{AttentionProblem, MAX_WIDTH, Projections};
 
 use crate::KernelError;
 use crate::cpu::wide;
@@ -59,7 +59,7 @@ use crate::function::apply;
 
 /// The gradients of an attention's inputs.
 #[derive(Clone, Debug)]
-pub struct Gradients {
+pub struct AttentionGradients {
     /// `[batch, queries, heads, width]`.
     pub dq: Tensor<4>,
     /// `[batch, keys, groups, width]`.
@@ -80,7 +80,7 @@ pub struct Gradients {
 /// # Panics
 ///
 /// With a [`KernelError`]: shapes or types that do not agree, a head wider than [`MAX_WIDTH`],
-/// documents of another length, a type that the device lacks.
+/// documents of another length, a type that the device does not support.
 pub fn flash_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -104,7 +104,13 @@ pub fn flash_attention_with(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<4> {
-    let problem = accept(Problem::separate(&q, &k, &v, sink.as_ref(), options));
+    let problem = accept(AttentionProblem::separate(
+        &q,
+        &k,
+        &v,
+        sink.as_ref(),
+        options,
+    ));
     let mut inputs = [q, k, v].map(Tensor::into_dispatch).to_vec();
     inputs.extend(widened(&problem, sink).map(Tensor::into_dispatch));
     apply(inputs, step(engine, problem))
@@ -139,7 +145,12 @@ pub fn flash_attention_packed_with(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<3> {
-    let problem = accept(Problem::packed(&qkv, heads, sink.as_ref(), options));
+    let problem = accept(AttentionProblem::packed(
+        &qkv,
+        heads,
+        sink.as_ref(),
+        options,
+    ));
     let mut inputs = vec![qkv.into_dispatch()];
     inputs.extend(widened(&problem, sink).map(Tensor::into_dispatch));
     apply(inputs, step(engine, problem))
@@ -148,9 +159,9 @@ pub fn flash_attention_packed_with(
 /// [`flash_attention`] of plain tensors (no autodiff), with the log-sum-exp `[batch, heads, queries]`
 /// of each query's scores: f64 for f64, otherwise f32.
 ///
-/// The log-sum-exp includes the sink, and is minus infinity where nothing is seen. Two results on
-/// different keys make one: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse) out1 + e^(lse2 - lse)
-/// out2`. Then only one of them may be given the sink.
+/// The log-sum-exp includes the sink, and is minus infinity where no key is visible. Two results on
+/// different keys make one: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse) out1 + e^(lse2 -
+/// lse) out2`. Then only one of them may be given the sink.
 ///
 /// # Panics
 ///
@@ -162,15 +173,21 @@ pub fn attention_forward(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> (Tensor<4>, Tensor<3>) {
-    let problem = accept(Problem::separate(&q, &k, &v, sink.as_ref(), options));
+    let problem = accept(AttentionProblem::separate(
+        &q,
+        &k,
+        &v,
+        sink.as_ref(),
+        options,
+    ));
     let sink = widened(&problem, sink);
     Portable.forward(&problem, Projections::Separate { q, k, v }, sink)
 }
 
 /// The gradients of [`attention_forward`] for the gradient `dout` of its output; plain tensors.
 ///
-/// `out` and `lse` may be merged of several calls on different keys: then this is the part of these
-/// keys, and the sum of all parts is the gradient of the queries.
+/// `out` and `lse` may be merged from several calls on different keys. Then the result is the part
+/// of these keys; the sum of all parts is the gradient of the queries.
 ///
 /// # Panics
 ///
@@ -185,8 +202,14 @@ pub fn attention_backward(
     lse: Tensor<3>,
     dout: Tensor<4>,
     options: &AttentionOptions,
-) -> Gradients {
-    let problem = accept(Problem::separate(&q, &k, &v, sink.as_ref(), options));
+) -> AttentionGradients {
+    let problem = accept(AttentionProblem::separate(
+        &q,
+        &k,
+        &v,
+        sink.as_ref(),
+        options,
+    ));
     accept(problem.check_result(&out, &lse, &dout));
     let narrow = sink.as_ref().map(|sink| sink.dtype());
     let sink = widened(&problem, sink);
@@ -195,7 +218,7 @@ pub fn attention_backward(
     let Projections::Separate { q, k, v } = gradients else {
         unreachable!("gradients come in the form of the inputs")
     };
-    Gradients {
+    AttentionGradients {
         dq: q,
         dk: k,
         dv: v,
@@ -204,14 +227,14 @@ pub fn attention_backward(
 }
 
 /// The sink in the type of the statistics.
-fn widened(problem: &Problem, sink: Option<Tensor<1>>) -> Option<Tensor<1>> {
+fn widened(problem: &AttentionProblem, sink: Option<Tensor<1>>) -> Option<Tensor<1>> {
     sink.map(|sink| sink.cast(wide(problem.dtype)))
 }
 
-fn step(engine: Arc<dyn AttentionEngine>, problem: Problem) -> Attention {
+fn step(engine: Arc<dyn AttentionEngine>, problem: AttentionProblem) -> Attention {
     accept(engine.supports(&problem).map_err(|reason| {
         let message = format!(
-            "the engine {:?} refuses: {reason}; the engine {:?} takes every problem",
+            "the engine {:?} does not support this problem: {reason}; use the engine {:?}",
             engine.name(),
             Portable.name()
         );

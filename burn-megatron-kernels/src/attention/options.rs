@@ -1,30 +1,30 @@
-//! What an attention looks like beside its tensors.
+//! Options of attention: scale, mask, heads, documents.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::KernelError;
 
-/// How far a query sees.
+/// Which keys a query sees, and the scale of the scores.
 ///
-/// Query `i` stands at key `i + keys - queries`: both sequences end together.
+/// Query `i` is at the position of key `i + keys - queries`: both sequences end together.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
-    /// What the scores are multiplied by; without it `1 / sqrt(width)`.
+    /// The factor of the scores; without it `1 / sqrt(width)`.
     pub scale: Option<f64>,
-    /// No query sees a key behind its own place.
+    /// Causal: no query sees a key after its own position.
     pub causal: bool,
     /// No query sees a key farther away than this.
     pub window: Option<Window>,
-    /// Several documents stand in one sequence, and none sees another.
+    /// Document masking: several documents are packed into one sequence and do not see each other.
     pub documents: Option<Documents>,
 }
 
-/// A sliding window around the place of the query, which itself is always in it.
+/// A sliding window around the position of the query, which itself is always visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// How many keys before the place are seen.
+    /// Visible keys before the position.
     pub left: usize,
-    /// How many keys behind the place are seen.
+    /// Visible keys after the position.
     pub right: usize,
 }
 
@@ -46,7 +46,7 @@ impl Heads {
     }
 }
 
-/// Where the documents of a packed sequence end. Every row of the batch is cut in the same places.
+/// The ends of the documents of a packed sequence, the same for every row of the batch.
 #[derive(Clone, Debug)]
 pub struct Documents {
     ends: Vec<usize>,
@@ -54,12 +54,12 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// Documents whose lengths add up to `ends`: document `d` is `ends[d - 1]..ends[d]`, the first
-    /// one starts at 0. A document may be empty. `device` is that of the attention's inputs.
+    /// Documents with the cumulative lengths `ends`: document `d` is `ends[d - 1]..ends[d]`, the
+    /// first starts at 0. A document may be empty. `device` is that of the inputs of attention.
     ///
     /// # Errors
     ///
-    /// When `ends` falls somewhere, or passes the 2^30 positions that fit.
+    /// If `ends` decreases, or exceeds the limit of 2^30 positions.
     pub fn new(ends: Vec<usize>, device: &Device) -> Result<Self, KernelError> {
         let refused = |value: String, fits| KernelError::Option {
             operation: "documents",
@@ -69,10 +69,7 @@ impl Documents {
         };
         if let Some(fall) = ends.windows(2).find(|pair| pair[0] > pair[1]) {
             let value = format!("[.., {}, {}, ..]", fall[0], fall[1]);
-            return Err(refused(
-                value,
-                "a list of sums of lengths, which never falls,",
-            ));
+            return Err(refused(value, "cumulative lengths, which do not decrease"));
         }
         let length = ends.last().copied().unwrap_or(0);
         if length > MAX_POSITIONS {
@@ -83,7 +80,7 @@ impl Documents {
         let stops = ranges(&ends).map(|range| range.end as i32);
         let values: Vec<i32> = starts.chain(stops).collect();
         let data = TensorData::new(values, [2, length]);
-        // A mask is no part of a graph, so it lies on the plain device.
+        // A mask is not part of the autodiff graph, so it is on the plain device.
         let bounds = Tensor::from_data(data, (&device.clone().inner(), DType::I32));
         Ok(Self { ends, bounds })
     }

@@ -1,4 +1,4 @@
-//! What is to be computed, checked.
+//! The checked description of one attention.
 
 use burn::tensor::{DType, Tensor};
 
@@ -10,10 +10,10 @@ pub const MAX_WIDTH: usize = 256;
 
 pub(super) const OPERATION: &str = "flash_attention";
 
-/// One attention: its sizes, its type and what is visible. Made by the functions of this module,
-/// which have checked that all of it agrees.
+/// One attention: sizes, type and mask. Only the functions of this module construct it, after
+/// checking that everything agrees.
 #[derive(Clone, Debug)]
-pub struct Problem {
+pub struct AttentionProblem {
     /// Sequences.
     pub batch: usize,
     /// Queries of a sequence.
@@ -24,9 +24,9 @@ pub struct Problem {
     pub heads: Heads,
     /// The element type of queries, keys and values.
     pub dtype: DType,
-    /// What the scores are multiplied by.
+    /// The factor of the scores.
     pub scale: f64,
-    /// What each query sees; its `scale` is the one above, filled in.
+    /// The mask; its `scale` is the one above, filled in.
     pub options: AttentionOptions,
     /// Whether each head has a sink.
     pub sink: bool,
@@ -52,7 +52,7 @@ pub enum Projections {
     Packed(Tensor<3>),
 }
 
-impl Problem {
+impl AttentionProblem {
     pub(super) fn separate(
         q: &Tensor<4>,
         k: &Tensor<4>,
@@ -65,8 +65,8 @@ impl Problem {
             return Err(KernelError::shape(
                 OPERATION,
                 format!(
-                    "queries {:?}, keys {:?} and values {:?} do not agree; \
-                     [batch, queries, heads, width] and twice [batch, keys, groups, width] fit",
+                    "queries {:?}, keys {:?} and values {:?} do not agree: expected \
+                     [batch, queries, heads, width] and twice [batch, keys, groups, width]",
                     q.dims(),
                     k.dims(),
                     v.dims()
@@ -76,7 +76,7 @@ impl Problem {
         for (other, name) in [(k.dtype(), "keys"), (v.dtype(), "values")] {
             if other != q.dtype() {
                 let message = format!(
-                    "queries are {:?}, {name} {other:?}; one type fits",
+                    "queries are {:?}, {name} {other:?}: expected one type",
                     q.dtype()
                 );
                 return Err(KernelError::shape(OPERATION, message));
@@ -121,14 +121,15 @@ impl Problem {
     ) -> Result<Self, KernelError> {
         check_heads(heads)?;
         if queries.max(keys) > MAX_POSITIONS {
-            let message = format!("{queries} queries and {keys} keys; at most 2^30 of each fit");
+            let message =
+                format!("{queries} queries and {keys} keys: expected at most 2^30 of each");
             return Err(KernelError::shape(OPERATION, message));
         }
         if let Some(sink) = sink
             && sink.dims() != [heads.heads]
         {
             let (dims, heads) = (sink.dims(), heads.heads);
-            let message = format!("a sink {dims:?} for {heads} heads; one logit per head fits");
+            let message = format!("a sink {dims:?} for {heads} heads: expected one logit per head");
             return Err(KernelError::shape(OPERATION, message));
         }
         if let Some(documents) = &options.documents
@@ -138,8 +139,8 @@ impl Problem {
             return Err(KernelError::shape(
                 OPERATION,
                 format!(
-                    "documents of {length} positions for {queries} queries and {keys} keys; \
-                     as many of each fit"
+                    "documents of {length} positions for {queries} queries and {keys} keys: expected \
+                     as many of each"
                 ),
             ));
         }
@@ -167,7 +168,7 @@ impl Problem {
         })
     }
 
-    /// Refuses an output, its statistics or its gradient that are not those of this problem.
+    /// Checks that an output, its statistics and its gradient are those of this problem.
     pub(super) fn check_result(
         &self,
         out: &Tensor<4>,
@@ -178,7 +179,7 @@ impl Problem {
         for (name, given) in [("output", out), ("gradient of the output", dout)] {
             if given.dims() != shape || given.dtype() != self.dtype {
                 let message = format!(
-                    "the {name} is {:?} in {:?}; {shape:?} in {:?} fits",
+                    "the {name} is {:?} in {:?}: expected {shape:?} in {:?}",
                     given.dims(),
                     given.dtype(),
                     self.dtype
@@ -189,7 +190,7 @@ impl Problem {
         let (shape, wide) = (self.lse_shape(), crate::cpu::wide(self.dtype));
         if lse.dims() != shape || lse.dtype() != wide {
             let message = format!(
-                "the log-sum-exp is {:?} in {:?}; {shape:?} in {wide:?} fits",
+                "the log-sum-exp is {:?} in {:?}: expected {shape:?} in {wide:?}",
                 lse.dims(),
                 lse.dtype()
             );
@@ -208,7 +209,7 @@ impl Problem {
         [self.batch, self.heads.heads, self.queries]
     }
 
-    /// Whether there is nothing to attend to, or nobody to.
+    /// Whether there are no keys or no queries.
     pub fn is_empty(&self) -> bool {
         self.batch * self.queries * self.keys == 0
     }
@@ -217,11 +218,12 @@ impl Problem {
 fn check_heads(heads: Heads) -> Result<(), KernelError> {
     if heads.groups == 0 || heads.heads == 0 || !heads.heads.is_multiple_of(heads.groups) {
         let (heads, groups) = (heads.heads, heads.groups);
-        let message = format!("{heads} heads for {groups} groups; a multiple of the groups fits");
+        let message =
+            format!("{heads} heads for {groups} groups: expected a multiple of the groups");
         return Err(KernelError::shape(OPERATION, message));
     }
     if heads.width == 0 || heads.width > MAX_WIDTH {
-        let message = format!("heads of width {}; 1 to {MAX_WIDTH} fit", heads.width);
+        let message = format!("heads of width {}: expected 1 to {MAX_WIDTH}", heads.width);
         return Err(KernelError::shape(OPERATION, message));
     }
     Ok(())

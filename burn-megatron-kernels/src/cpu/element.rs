@@ -1,4 +1,4 @@
-//! The element types of the CPU forms.
+//! The element types of the CPU implementations.
 
 use std::fmt::Debug;
 use std::iter::Sum;
@@ -18,8 +18,8 @@ pub(crate) trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync {
     fn narrow(value: Self::Wide) -> Self;
 }
 
-/// A float that the CPU forms compute in. The functions have no branches, so that loops over them
-/// become SIMD code.
+/// A float that the CPU implementations compute in. The functions have no branches, so that loops
+/// over them become SIMD code.
 pub(crate) trait Real:
     Element<Wide = Self>
     + Copy

@@ -1,8 +1,8 @@
-//! What the CPU forms share: element types, vectorised mathematics, rows in parallel.
+//! Shared by the CPU implementations: element types, vectorised mathematics, parallel rows.
 //!
-//! A CPU form is generic over [`Element`] and computes in [`Element::Wide`]: f32 for 16-bit types.
-//! Its inner loops are plain Rust under [`vectorized`], which compiles them once for each SIMD width
-//! that the processor may have.
+//! A CPU implementation is generic over [`Element`] and computes in [`Element::Wide`]: f32 for
+//! 16-bit types. Its inner loops are plain Rust under [`vectorized`], which compiles them once for
+//! each SIMD width that the processor may have.
 
 mod element;
 mod math;
@@ -26,7 +26,7 @@ pub(crate) fn slice<E: Element>(tensor: &FlexTensor) -> &[E] {
     }
 }
 
-/// The elements of a contiguous tensor, to write to; copied first if somebody else holds them.
+/// The elements of a contiguous tensor, to write to; copied first if the storage is shared.
 pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
     match tensor.layout().contiguous_offsets() {
         Some((start, end)) => &mut tensor.storage_mut::<E>()[start..end],
@@ -34,14 +34,13 @@ pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
     }
 }
 
-/// The tensor itself where nobody else holds its memory; a contiguous copy otherwise.
+/// The tensor itself if it is uniquely owned and contiguous, otherwise a contiguous copy.
 pub(crate) fn own<E: Element>(flex: FlexTensor) -> FlexTensor {
-    match flex.is_unique() && flex.is_contiguous() {
-        true => flex,
-        false => {
-            let shape = flex.layout().shape().clone();
-            tensor::<E>(slice::<E>(&flex.to_contiguous()).to_vec(), shape)
-        }
+    if flex.is_unique() && flex.is_contiguous() {
+        flex
+    } else {
+        let shape = flex.layout().shape().clone();
+        tensor::<E>(slice::<E>(&flex.to_contiguous()).to_vec(), shape)
     }
 }
 
@@ -52,7 +51,7 @@ pub(crate) fn tensor<E: Element>(values: Vec<E>, shape: impl Into<Shape>) -> Fle
 
 /// Calls `$body` with the type `$element` that belongs to the [`DType`] `$dtype`.
 ///
-/// Other types never come here: `launch` has refused them.
+/// Other types are unreachable: `launch` rejects them.
 macro_rules! for_float {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
@@ -72,7 +71,7 @@ macro_rules! for_float {
                 type $element = burn::tensor::bf16;
                 $body
             }
-            other => unreachable!("{other:?} is no float"),
+            other => unreachable!("{other:?} is not a float"),
         }
     };
 }

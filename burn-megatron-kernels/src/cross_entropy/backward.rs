@@ -3,14 +3,14 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
 
-use super::{CrossEntropyOptions, Part, combined, gradient, statistics};
+use super::{CrossEntropyOptions, VocabularyShard, combined, gradient, statistics};
 use crate::Function;
 
 /// Logits `[rows, width]` to the loss `[rows]`.
 #[derive(Debug)]
 pub(super) struct CrossEntropy {
     pub targets: Tensor<1, Int>,
-    pub part: Part,
+    pub part: VocabularyShard,
     pub options: CrossEntropyOptions,
 }
 
@@ -38,7 +38,7 @@ impl Function for CrossEntropy {
         if !needed[0] {
             return vec![None];
         }
-        // Taken out of `saved`, so that the logits may have no other holder left.
+        // Moved out of `saved`, so that the logits may be uniquely owned.
         let logits = Tensor::from_dispatch(saved.remove(0));
         let lse = Tensor::from_dispatch(saved.remove(0));
         let output = Tensor::from_dispatch(output);

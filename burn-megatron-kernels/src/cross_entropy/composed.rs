@@ -1,15 +1,15 @@
-//! The same loss made of Burn's own operations and differentiated by Burn.
+//! The same loss composed of Burn's own operations and differentiated by Burn.
 
 use burn::tensor::{Int, Tensor};
 
-use super::{CrossEntropyOptions, Part, check, ignored, pieces::Weights, widened};
+use super::{CrossEntropyOptions, VocabularyShard, check, ignored, ops::LossWeights, widened};
 use crate::cpu::wide;
 use crate::error::accept;
 
 /// The loss of each row; see [`cross_entropy`](super::cross_entropy).
 ///
-/// The log-softmax is stored for the backward. One thing differs: the gradient of an ignored row
-/// whose logits are not finite is NaN.
+/// The log-softmax is stored for the backward. One difference: the gradient of an ignored row whose
+/// logits are not finite is NaN.
 ///
 /// # Panics
 ///
@@ -23,10 +23,10 @@ pub fn cross_entropy(
     accept(check(
         &logits,
         &targets,
-        &Part { first: 0, tokens },
+        &VocabularyShard { first: 0, tokens },
         options,
     ));
-    let weights = Weights::new(tokens, options);
+    let weights = LossWeights::new(tokens, options);
     let targets = widened(targets);
     let dtype = wide(logits.dtype());
     let logits = logits.cast(dtype);

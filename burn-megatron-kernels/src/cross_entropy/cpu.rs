@@ -1,11 +1,11 @@
-//! The CPU forms: rows in parallel, each in blocks that stay in the first cache.
+//! The CPU implementations: rows in parallel, each in blocks that stay in the first cache.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use rayon::prelude::*;
 
 use super::STATISTICS;
-use super::pieces::{Vocabulary, Weights};
+use super::ops::{LossWeights, Vocabulary};
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
 
 /// Elements of a block.
@@ -14,36 +14,36 @@ const BLOCK: usize = 1024;
 /// Partial results of a sum over a block, so that it becomes SIMD code with several accumulators.
 const LANES: usize = 32;
 
-/// What a target says about its row.
+/// A classified target.
 #[derive(Clone, Copy)]
-enum Target {
+enum RowTarget {
     Ignored,
-    Fault,
+    Invalid,
     Token(u32),
 }
 
 impl Vocabulary {
-    fn target(&self, target: i64) -> Target {
+    fn target(&self, target: i64) -> RowTarget {
         match u32::try_from(target) {
-            _ if Some(target) == self.ignore => Target::Ignored,
-            Ok(token) if token < self.tokens => Target::Token(token),
-            _ => Target::Fault,
+            _ if Some(target) == self.ignore => RowTarget::Ignored,
+            Ok(token) if token < self.tokens => RowTarget::Token(token),
+            _ => RowTarget::Invalid,
         }
     }
 
     /// The column of a token, where this part has it.
-    fn column(&self, target: Target) -> Option<usize> {
+    fn column(&self, target: RowTarget) -> Option<usize> {
         match target {
-            Target::Token(token) => token
+            RowTarget::Token(token) => token
                 .checked_sub(self.first)
-                .filter(|column| *column < self.real)
+                .filter(|column| *column < self.valid)
                 .map(|column| column as usize),
             _ => None,
         }
     }
 }
 
-/// The targets as i64; what does not fit is no token either way.
+/// The targets as i64; values that do not fit are outside of every vocabulary.
 fn targets(tensor: &FlexTensor) -> Vec<i64> {
     fn cast<E: burn::tensor::Element + bytemuck::Pod>(tensor: &FlexTensor) -> Vec<i64>
     where
@@ -79,10 +79,10 @@ pub(super) fn statistics(
             let rows = output.chunks_exact_mut(STATISTICS).enumerate();
             for (i, output) in rows {
                 let row = task * tasks + i;
-                let logits = &logits[row * width..][..vocabulary.real as usize];
+                let logits = &logits[row * width..][..vocabulary.valid as usize];
                 let column = vocabulary.column(vocabulary.target(targets[row]));
                 let target = column.map_or(Real::ZERO, |column| logits[column].wide());
-                let online = vectorized(#[inline(always)] || Online::read(logits));
+                let online = vectorized(#[inline(always)] || OnlineSoftmax::read(logits));
                 output.copy_from_slice(&[online.max, online.exponentials, target, online.sum]);
             }
         });
@@ -97,33 +97,33 @@ fn dims(tensor: &FlexTensor) -> [usize; 2] {
 
 /// Runs `work` on pieces of `size` elements; a single piece stays on this thread.
 fn for_each_task<T: Send>(values: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Sync) {
-    match values.len() <= size {
-        true => work(0, values),
-        false => {
-            let pieces = values.par_chunks_mut(size).enumerate();
-            pieces.for_each(|(task, piece)| work(task, piece));
-        }
+    if values.len() <= size {
+        work(0, values)
+    } else {
+        let ops = values.par_chunks_mut(size).enumerate();
+        ops.for_each(|(task, piece)| work(task, piece));
     }
 }
 
 /// The lowest finite value.
 fn lowest<W: Real>() -> W {
     let double = W::of(f64::MIN);
-    match double.finite() {
-        true => double,
-        false => W::of(f64::from(f32::MIN)),
+    if double.finite() {
+        double
+    } else {
+        W::of(f64::from(f32::MIN))
     }
 }
 
 /// Maximum, sum of `exp(x - maximum)` and sum of what has been read.
 #[derive(Clone, Copy)]
-struct Online<W> {
+struct OnlineSoftmax<W> {
     max: W,
     exponentials: W,
     sum: W,
 }
 
-impl<W: Real> Online<W> {
+impl<W: Real> OnlineSoftmax<W> {
     /// Reads the columns of a row that are tokens.
     #[inline(always)]
     fn read<E: Element<Wide = W>>(row: &[E]) -> Self {
@@ -143,7 +143,7 @@ impl<W: Real> Online<W> {
     fn join<E: Element<Wide = W>>(self, block: &[E]) -> Self {
         let mut values = [W::ZERO; BLOCK];
         let values = &mut values[..block.len()];
-        let mut lanes = Lanes {
+        let mut lanes = PartialSums {
             larger: [self.max; LANES],
             sums: [W::ZERO; LANES],
         };
@@ -172,12 +172,12 @@ impl<W: Real> Online<W> {
 }
 
 /// Partial maxima and sums of a block.
-struct Lanes<W> {
+struct PartialSums<W> {
     larger: [W; LANES],
     sums: [W; LANES],
 }
 
-impl<W: Real> Lanes<W> {
+impl<W: Real> PartialSums<W> {
     #[inline(always)]
     fn read<E: Element<Wide = W>>(&mut self, values: &mut [W], chunk: &[E]) {
         let lanes = self.larger.iter_mut().zip(&mut self.sums);
@@ -220,7 +220,7 @@ pub(super) fn combine(
     parts: &FlexTensor,
     target: &FlexTensor,
     vocabulary: &Vocabulary,
-    weights: &Weights,
+    weights: &LossWeights,
 ) -> Vec<FlexTensor> {
     let targets = targets(target);
     for_float!(parts.dtype(), E => {
@@ -241,8 +241,8 @@ pub(super) fn combine(
 /// The loss and the log-sum-exp of a row; computed in f64, as there are few of them.
 fn combine_row<'a, E: Element>(
     parts: impl Iterator<Item = &'a [E]> + Clone,
-    target: Target,
-    weights: &Weights,
+    target: RowTarget,
+    weights: &LossWeights,
 ) -> (E, E) {
     let parts = parts.map(|part| [0, 1, 2, 3].map(|i| part[i].wide().double()));
     let max = parts.clone().fold(f64::MIN, |max, part| max.max(part[0]));
@@ -263,22 +263,22 @@ fn combine_row<'a, E: Element>(
         loss += weights.z * lse * lse;
     }
     let loss = match target {
-        Target::Ignored => 0.0,
-        Target::Fault => f64::NAN,
-        Target::Token(_) => loss,
+        RowTarget::Ignored => 0.0,
+        RowTarget::Invalid => f64::NAN,
+        RowTarget::Token(_) => loss,
     };
     let narrow = |x| E::narrow(E::Wide::of(x));
     (narrow(loss), narrow(lse))
 }
 
-/// The gradient of the logits, in their memory where nobody else holds it.
+/// The gradient of the logits, in their memory if that is not shared.
 pub(super) fn gradient(
     inputs: Vec<FlexTensor>,
     vocabulary: &Vocabulary,
-    weights: &Weights,
+    weights: &LossWeights,
 ) -> FlexTensor {
     let Ok([mut logits, target, lse, gradient]) = <[FlexTensor; 4]>::try_from(inputs) else {
-        unreachable!("`Gradient` is launched with four inputs")
+        unreachable!("`GradientOp` is launched with four inputs")
     };
     let [rows, width] = dims(&logits);
     let targets = targets(&target);
@@ -292,7 +292,7 @@ pub(super) fn gradient(
                     let row = task * tasks + i;
                     let from = from.map(|from| &from[row * width..][..width]);
                     let target = vocabulary.target(targets[row]);
-                    let row = Row::new(target, vocabulary, weights, lse[row], gradient[row]);
+                    let row = RowGradient::new(target, vocabulary, weights, lse[row], gradient[row]);
                     vectorized(#[inline(always)] || row.write(values, from));
                 }
             });
@@ -313,32 +313,32 @@ pub(super) fn gradient(
 }
 
 /// The gradient of one row, `softmax * exp(x - lse) - share - (keep at the column)`.
-struct Row<W> {
+struct RowGradient<W> {
     ignored: bool,
     column: Option<usize>,
-    real: usize,
+    valid: usize,
     lse: W,
     softmax: W,
     share: W,
     keep: W,
 }
 
-impl<W: Real> Row<W> {
+impl<W: Real> RowGradient<W> {
     fn new(
-        target: Target,
+        target: RowTarget,
         vocabulary: &Vocabulary,
-        weights: &Weights,
+        weights: &LossWeights,
         lse: W,
         gradient: W,
     ) -> Self {
         let gradient = match target {
-            Target::Fault => W::of(f64::NAN),
+            RowTarget::Invalid => W::of(f64::NAN),
             _ => gradient,
         };
         Self {
-            ignored: matches!(target, Target::Ignored),
+            ignored: matches!(target, RowTarget::Ignored),
             column: vocabulary.column(target),
-            real: vocabulary.real as usize,
+            valid: vocabulary.valid as usize,
             lse,
             softmax: gradient * (W::ONE + W::of(2.0 * weights.z) * lse),
             share: gradient * W::of(weights.share),
@@ -363,15 +363,15 @@ impl<W: Real> Row<W> {
             Some(from) => from[column].wide(),
             None => values[column].wide(),
         });
-        let (real, padding) = values.split_at_mut(self.real);
+        let (valid, padding) = values.split_at_mut(self.valid);
         match from {
             Some(from) => {
-                for (value, x) in real.iter_mut().zip(from) {
+                for (value, x) in valid.iter_mut().zip(from) {
                     *value = E::narrow(self.at(x.wide()));
                 }
             }
             None => {
-                for value in real.iter_mut() {
+                for value in valid.iter_mut() {
                     *value = E::narrow(self.at(value.wide()));
                 }
             }

@@ -13,18 +13,18 @@
 //! "Rethinking the Inception Architecture"; z-loss: Chowdhery et al. 2022, "PaLM"). A vocabulary of
 //! one token has nothing to smooth.
 //!
-//! [`cross_entropy`] is the whole loss. Its three pieces serve a vocabulary that is split over
-//! ranks: [`statistics`] of each [`Part`] are gathered, [`combine`]d on every rank, and
-//! [`gradient`] is local again. The logits are read once for the loss, and read and written once
-//! for the gradient: maximum and sum are kept together while reading (Milakov and Gimelshein 2018,
+//! [`cross_entropy`] is the whole loss. Its three parts serve a vocabulary that is split over
+//! ranks: the [`statistics`] of each [`VocabularyShard`] are gathered, [`combine`]d on every rank,
+//! and [`gradient`] is local again. The logits are read once for the loss, and read and written
+//! once for the gradient: maximum and sum are computed in one pass (Milakov and Gimelshein 2018,
 //! "Online normalizer calculation for softmax").
 //!
 //! # Targets
 //!
 //! A target equal to [`CrossEntropyOptions::ignore`] gives a loss and a gradient of exactly 0,
-//! whatever its logits are. Any other target that is no token gives NaN for both, so that a fault
-//! of the data cannot pass unseen. Columns that are padding have no probability and a gradient of
-//! exactly 0, and their logits may be anything.
+//! whatever its logits are. Any other target outside of the vocabulary gives NaN for both, so that
+//! invalid data is noticed. Padding columns have probability 0 and a gradient of exactly 0, and
+//! their logits may be anything.
 //!
 //! # Values
 //!
@@ -47,16 +47,16 @@ pub mod composed;
 mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
-mod pieces;
+mod ops;
 #[cfg(test)]
 mod tests;
 
-use pieces::{Combine, Gradient, Statistics, Vocabulary, Weights};
+use ops::{CombineOp, GradientOp, LossWeights, StatisticsOp, Vocabulary};
 
 /// The statistics of a row: maximum, sum of exponentials, target's logit, sum.
 const STATISTICS: usize = 4;
 
-/// What [`cross_entropy`] adds to, or leaves out of, the plain loss.
+/// Options of [`cross_entropy`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CrossEntropyOptions {
     /// The share `e` of the target's probability that goes to the other tokens, in `[0, 1)`.
@@ -67,9 +67,9 @@ pub struct CrossEntropyOptions {
     pub ignore: Option<i64>,
 }
 
-/// Which entries of the vocabulary the columns of some logits are.
+/// The entries of the vocabulary that the columns of some logits are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct VocabularyShard {
     /// The entry that column 0 is.
     pub first: usize,
     /// The tokens of the whole vocabulary; entries from there on are padding.
@@ -80,7 +80,7 @@ pub struct Part {
 /// for f64).
 ///
 /// Every column is a token. Under autodiff the logits are kept for the backward, which writes the
-/// gradient into their memory where nobody else holds it.
+/// gradient into their memory if that is not shared.
 ///
 /// # Panics
 ///
@@ -106,33 +106,36 @@ pub fn cross_entropy(
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
     let [_, tokens] = logits.dims();
-    let part = Part { first: 0, tokens };
+    let part = VocabularyShard { first: 0, tokens };
     accept(check(&logits, &targets, &part, options));
     let function = backward::CrossEntropy {
-        targets: known(targets),
+        targets: kernel_targets(targets),
         part,
         options: options.clone(),
     };
     apply(vec![logits.into_dispatch()], function)
 }
 
-/// What [`combine`] needs to know of a part: `logits` `[rows, width]` and `targets` `[rows]` to
+/// The statistics of a shard for [`combine`]: `logits` `[rows, width]` and `targets` `[rows]` to
 /// `[rows, 4]` in f32 (f64 for f64).
 ///
-/// The four are, over the columns that are tokens: the maximum, the sum of `exp(x - maximum)`, the
-/// target's logit (0 where this part does not hold it) and the sum. A part of nothing but padding
-/// gives the lowest finite value, 0, 0 and 0. Plain tensors only: this is no step of autodiff.
+/// The four are, over the valid columns: the maximum, the sum of `exp(x - maximum)`, the logit of
+/// the target (0 if this shard does not hold it) and the sum. A shard of padding only gives the
+/// lowest finite value, 0, 0 and 0. Plain tensors only: not differentiable.
 ///
 /// # Panics
 ///
 /// As [`cross_entropy`], and when the vocabulary has no token or more than 2^31 - 1.
-pub fn statistics(logits: Tensor<2>, targets: Tensor<1, Int>, part: &Part) -> Tensor<2> {
+pub fn statistics(logits: Tensor<2>, targets: Tensor<1, Int>, part: &VocabularyShard) -> Tensor<2> {
     accept(check(&logits, &targets, part, &Default::default()));
     let [_, width] = logits.dims();
-    let kernel = Statistics {
+    let kernel = StatisticsOp {
         vocabulary: Vocabulary::new(part, width, None),
     };
-    let inputs = vec![logits.into_dispatch(), known(targets).into_dispatch()];
+    let inputs = vec![
+        logits.into_dispatch(),
+        kernel_targets(targets).into_dispatch(),
+    ];
     Tensor::from_dispatch(launch_one(kernel, inputs))
 }
 
@@ -161,25 +164,29 @@ fn combined(
     tokens: usize,
     options: &CrossEntropyOptions,
 ) -> (Tensor<1>, Tensor<1>) {
-    let kernel = Combine {
-        vocabulary: Vocabulary::new(&Part { first: 0, tokens }, tokens, options.ignore),
-        weights: Weights::new(tokens, options),
+    let kernel = CombineOp {
+        vocabulary: Vocabulary::new(
+            &VocabularyShard { first: 0, tokens },
+            tokens,
+            options.ignore,
+        ),
+        weights: LossWeights::new(tokens, options),
     };
-    let inputs = vec![parts, known(targets).into_dispatch()];
+    let inputs = vec![parts, kernel_targets(targets).into_dispatch()];
     let mut results = launch(kernel, inputs)
         .into_iter()
         .map(Tensor::from_dispatch);
     match (results.next(), results.next()) {
         (Some(loss), Some(lse)) => (loss, lse),
-        _ => unreachable!("`Combine` has two outputs"),
+        _ => unreachable!("`CombineOp` has two outputs"),
     }
 }
 
 /// The gradient of a part's logits, `[rows, width]` in their type.
 ///
 /// `lse` `[rows]` is that of [`combine`], `gradient` `[rows]` belongs to the loss; both are f32
-/// (f64 for f64). It is written into the memory of `logits` where nobody else holds that. Plain
-/// tensors only.
+/// (f64 for f64). It is written into the memory of `logits` if that is not shared. Plain tensors
+/// only.
 ///
 /// # Panics
 ///
@@ -189,30 +196,31 @@ pub fn gradient(
     targets: Tensor<1, Int>,
     lse: Tensor<1>,
     gradient: Tensor<1>,
-    part: &Part,
+    part: &VocabularyShard,
     options: &CrossEntropyOptions,
 ) -> Tensor<2> {
     accept(check(&logits, &targets, part, options));
     accept(check_gradient(&logits, &lse, &gradient));
     let [_, width] = logits.dims();
-    let kernel = Gradient {
+    let kernel = GradientOp {
         vocabulary: Vocabulary::new(part, width, options.ignore),
-        weights: Weights::new(part.tokens, options),
+        weights: LossWeights::new(part.tokens, options),
     };
     let inputs = vec![
         logits.into_dispatch(),
-        known(targets).into_dispatch(),
+        kernel_targets(targets).into_dispatch(),
         lse.into_dispatch(),
         gradient.into_dispatch(),
     ];
     Tensor::from_dispatch(launch_one(kernel, inputs))
 }
 
-/// Targets without autodiff, in a type that the kernels read.
-fn known(targets: Tensor<1, Int>) -> Tensor<1, Int> {
-    widened(match targets.is_autodiff() {
-        true => targets.inner(),
-        false => targets,
+/// Targets without autodiff, in a type that the kernels support.
+fn kernel_targets(targets: Tensor<1, Int>) -> Tensor<1, Int> {
+    widened(if targets.is_autodiff() {
+        targets.inner()
+    } else {
+        targets
     })
 }
 
@@ -239,20 +247,21 @@ const NAME: &str = "cross_entropy";
 fn check(
     logits: &Tensor<2>,
     targets: &Tensor<1, Int>,
-    part: &Part,
+    part: &VocabularyShard,
     options: &CrossEntropyOptions,
 ) -> Result<(), KernelError> {
     let ([rows, width], [given]) = (logits.dims(), targets.dims());
     if given != rows {
         let message = format!(
-            "logits [{rows}, {width}] have {rows} rows, targets [{given}] are {given}; \
-             one target for each row fits"
+            "logits [{rows}, {width}] have {rows} rows, targets [{given}] are {given}: expected \
+             one target for each row"
         );
         return Err(KernelError::shape(NAME, message));
     }
     if width == 0 || width > i32::MAX as usize {
         let most = i32::MAX;
-        let message = format!("logits [{rows}, {width}] have {width} columns; 1 to {most} fit");
+        let message =
+            format!("logits [{rows}, {width}] have {width} columns: expected 1 to {most}");
         return Err(KernelError::shape(NAME, message));
     }
     check_options(part.tokens, options)
@@ -289,8 +298,8 @@ fn check_combine(
     let ([count, rows, statistics], [given]) = (parts.dims(), targets.dims());
     if count == 0 || statistics != STATISTICS || given != rows {
         let message = format!(
-            "statistics [{count}, {rows}, {statistics}] beside targets [{given}]; \
-             [parts, {given}, {STATISTICS}] with 1 part or more fit"
+            "statistics [{count}, {rows}, {statistics}] beside targets [{given}]: expected \
+             [parts, {given}, {STATISTICS}] with 1 part or more"
         );
         return Err(KernelError::shape(NAME, message));
     }
@@ -306,8 +315,7 @@ fn check_gradient(
     let ([rows, width], [sums], [given]) = (logits.dims(), lse.dims(), gradient.dims());
     if sums != rows || given != rows {
         let message = format!(
-            "logits [{rows}, {width}] beside a log-sum-exp [{sums}] and a gradient [{given}]; \
-             [{rows}] fits for both"
+            "logits [{rows}, {width}] beside a log-sum-exp [{sums}] and a gradient [{given}]: expected [{rows}] for both"
         );
         return Err(KernelError::shape(NAME, message));
     }
@@ -318,13 +326,14 @@ fn check_gradient(
 
 /// Statistics have one type for each type of logits.
 fn check_type(device: &burn::tensor::Device, dtype: DType, fits: DType) -> Result<(), KernelError> {
-    match dtype == fits {
-        true => Ok(()),
-        false => Err(KernelError::Type {
+    if dtype == fits {
+        Ok(())
+    } else {
+        Err(KernelError::Type {
             operation: NAME,
             dtype,
             device: format!("{device:?}"),
             fits: format!("statistics in {fits:?}"),
-        }),
+        })
     }
 }

@@ -1,8 +1,8 @@
-//! What the CubeCL kernels share: how a launch is laid out and tuned, and sums over a row.
+//! Shared by the CubeCL kernels: launch layouts, tuning, reductions over a row, AOT instances.
 
+pub mod instance;
 mod plan;
 mod reduce;
-pub mod specimen;
 mod tune;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How a row kernel is launched: vectors, units, and the way of its reductions.
+//! The launch of a row kernel: vector size, units, reduction.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
@@ -6,7 +6,7 @@ use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::{CubeCount, CubeDim};
 
-/// How the units of a cube add up: by plane operations or through shared memory alone.
+/// How the units of a cube reduce values: by plane operations, or through shared memory alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reduction {
     /// Plane operations first, then one value of each plane through shared memory.
@@ -24,7 +24,7 @@ pub(crate) struct RowPlan {
     pub units: u32,
     /// Vectors of a row.
     pub columns: usize,
-    /// How sums are made.
+    /// The kind of reduction.
     pub reduction: Reduction,
 }
 
@@ -34,7 +34,7 @@ const VECTORS_PER_UNIT: usize = 4;
 impl RowPlan {
     /// For contiguous rows of `width` elements of `dtype`.
     ///
-    /// Loads are as wide as the device and the width allow. A row is shared by as many units as
+    /// Loads are as wide as the device and the width allow. A row is shared by enough units to
     /// leave each of them a few vectors, up to 1024.
     pub(crate) fn new(client: &Client, dtype: DType, width: usize) -> Self {
         let vector = vector(client, dtype, width);
@@ -52,7 +52,7 @@ impl RowPlan {
         let properties = client.properties();
         let columns = width / vector;
         let wanted = columns.div_ceil((most / vector).max(1)).next_power_of_two() as u32;
-        // At least a plane, so that a reduction by planes has whole ones.
+        // At least one plane, so that plane reductions see whole planes.
         let least = properties.hardware.plane_size_max.max(32);
         let largest = properties.hardware.max_units_per_cube.min(1024);
         let has_planes = properties.features.plane.contains(Plane::Ops);
@@ -78,45 +78,45 @@ fn vector(client: &Client, dtype: DType, width: usize) -> usize {
 
 fn reduction(has_planes: bool) -> Reduction {
     #[cfg(test)]
-    if let Some(forced) = FORCED.get() {
+    if let Some(forced) = FORCED_REDUCTION.get() {
         return forced;
     }
-    match has_planes {
-        true => Reduction::Planes,
-        false => Reduction::Shared,
+    if has_planes {
+        Reduction::Planes
+    } else {
+        Reduction::Shared
     }
 }
 
 #[cfg(test)]
 thread_local! {
-    static FORCED: std::cell::Cell<Option<Reduction>> = const { std::cell::Cell::new(None) };
+    static FORCED_REDUCTION: std::cell::Cell<Option<Reduction>> = const { std::cell::Cell::new(None) };
 }
 
 /// Runs `work` with every [`RowPlan`] made on this thread using `reduction`.
 #[cfg(test)]
 pub(crate) fn with_reduction<T>(reduction: Reduction, work: impl FnOnce() -> T) -> T {
-    FORCED.set(Some(reduction));
+    FORCED_REDUCTION.set(Some(reduction));
     let result = work();
-    FORCED.set(None);
+    FORCED_REDUCTION.set(None);
     result
 }
 
 /// `cubes` cubes, spread over two dimensions where one does not hold as many.
 ///
-/// Kernels read `CUBE_POS` and must leave what is past the end alone.
+/// Kernels use `CUBE_POS` and must ignore positions past the end.
 pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
     let most = client.properties().hardware.max_cube_count.0.max(1) as usize;
-    match cubes <= most {
-        true => CubeCount::Static(cubes as u32, 1, 1),
-        false => {
-            // Near to a square, so that few cubes are past the end.
-            let high = cubes.div_ceil(most).max((cubes as f64).sqrt() as usize);
-            CubeCount::Static(cubes.div_ceil(high) as u32, high as u32, 1)
-        }
+    if cubes <= most {
+        CubeCount::Static(cubes as u32, 1, 1)
+    } else {
+        // Nearly square, so that few cubes are past the end.
+        let high = cubes.div_ceil(most).max((cubes as f64).sqrt() as usize);
+        CubeCount::Static(cubes.div_ceil(high) as u32, high as u32, 1)
     }
 }
 
-/// Memory for an output beside `like`: contiguous, not initialised.
+/// Allocates an output on the device of `like`: contiguous, not initialised.
 pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(
         like.client.clone(),
@@ -126,10 +126,11 @@ pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
     )
 }
 
-/// The tensor itself where nobody else holds its memory, a copy otherwise.
+/// The tensor itself if it is uniquely owned, otherwise a copy.
 pub(crate) fn own(tensor: CubeTensor) -> CubeTensor {
-    match tensor.can_mut() {
-        true => tensor,
-        false => tensor.copy(),
+    if tensor.can_mut() {
+        tensor
+    } else {
+        tensor.copy()
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn lane_max<N: Size>(vector: Vector<f32, N>) -> f32 {
 
 /// The sum of `value` over the `units` of a one-dimensional cube; every unit gets it.
 ///
-/// `planes` says whether plane operations are used. All units of the cube must come here.
+/// `planes`: whether to use plane operations. Call on all units of the cube.
 #[cube]
 pub(crate) fn cube_sum(value: f32, #[comptime] units: u32, #[comptime] planes: bool) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units as usize);

@@ -1,4 +1,4 @@
-//! Forward and backward as the autodiff seam wants them, and the kernels in their forms.
+//! The autodiff function, and its forward and backward as device operations.
 
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
@@ -6,16 +6,16 @@ use burn::tensor::{DType, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{Mask, NAME, Sizes, cpu};
+use super::{DropoutMask, NAME, RowSizes, cpu};
 use crate::Function;
 use crate::cpu::wide;
-use crate::launch::{Kernel, Spec, launch, launch_one};
+use crate::launch::{DeviceOp, Spec, launch, launch_one};
 
 /// Inputs: `x`, the bias and the residual, the latter two where there are any.
 #[derive(Debug)]
 pub(super) struct BiasDropoutAdd {
-    pub sizes: Sizes,
-    pub mask: Option<Mask>,
+    pub sizes: RowSizes,
+    pub mask: Option<DropoutMask>,
     /// The type of each input.
     pub input: DType,
     pub bias: Option<DType>,
@@ -24,7 +24,7 @@ pub(super) struct BiasDropoutAdd {
 
 impl Function for BiasDropoutAdd {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let kernel = Forward {
+        let kernel = DropoutForwardOp {
             sizes: self.sizes,
             mask: self.mask,
             bias: self.bias.is_some(),
@@ -40,17 +40,16 @@ impl Function for BiasDropoutAdd {
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let bias = self.bias.filter(|_| needed[1]);
-        let mut results = match needed[0] || bias.is_some() {
-            false => vec![],
-            true => {
-                let kernel = Backward {
-                    sizes: self.sizes,
-                    mask: self.mask,
-                    input: self.input,
-                    bias: bias.is_some(),
-                };
-                launch(kernel, vec![gradient.clone()])
-            }
+        let mut results = if needed[0] || bias.is_some() {
+            let kernel = DropoutBackwardOp {
+                sizes: self.sizes,
+                mask: self.mask,
+                input: self.input,
+                bias: bias.is_some(),
+            };
+            launch(kernel, vec![gradient.clone()])
+        } else {
+            vec![]
         }
         .into_iter();
         let mut gradients = vec![results.next()];
@@ -68,14 +67,14 @@ impl Function for BiasDropoutAdd {
 
 /// From `x`, a bias and a residual to the output.
 #[derive(Debug)]
-pub(super) struct Forward {
-    pub sizes: Sizes,
-    pub mask: Option<Mask>,
+pub(super) struct DropoutForwardOp {
+    pub sizes: RowSizes,
+    pub mask: Option<DropoutMask>,
     pub bias: bool,
     pub residual: bool,
 }
 
-impl Kernel for Forward {
+impl DeviceOp for DropoutForwardOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -95,18 +94,18 @@ impl Kernel for Forward {
     }
 }
 
-/// From the gradient of the output to that of `x` and, where it is wanted, that of the bias, the
-/// latter in the type that sums are made in.
+/// From the gradient of the output to that of `x` and, if requested, that of the bias, the latter
+/// in the type that sums are computed in.
 #[derive(Debug)]
-pub(super) struct Backward {
-    pub sizes: Sizes,
-    pub mask: Option<Mask>,
+pub(super) struct DropoutBackwardOp {
+    pub sizes: RowSizes,
+    pub mask: Option<DropoutMask>,
     /// The type of `x`.
     pub input: DType,
     pub bias: bool,
 }
 
-impl Kernel for Backward {
+impl DeviceOp for DropoutBackwardOp {
     fn name(&self) -> &'static str {
         NAME
     }

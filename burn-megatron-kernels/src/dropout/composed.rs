@@ -1,4 +1,4 @@
-//! [`bias_dropout_add`](super::bias_dropout_add) made of Burn's own operations.
+//! [`bias_dropout_add`](super::bias_dropout_add) composed of Burn's own operations.
 
 use burn::tensor::{Tensor, TensorData};
 
@@ -7,8 +7,8 @@ use crate::cpu::wide;
 use crate::error::accept;
 use crate::philox::Stream;
 
-/// The same function as [`super::bias_dropout_add`], differentiated by Burn; the mask is made on the
-/// host.
+/// The same function as [`super::bias_dropout_add`], differentiated by Burn; the mask is computed
+/// on the host.
 ///
 /// # Panics
 ///

@@ -1,16 +1,17 @@
-//! The CPU form: pieces of rows in a buffer that stays in the cache, tasks of pieces in parallel.
+//! The CPU implementation: pieces of rows in a buffer that stays in the cache, tasks of pieces in
+//! parallel.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
 use rayon::prelude::*;
 
-use super::backward::{Backward, Forward};
-use super::{Mask, Sizes};
+use super::backward::{DropoutBackwardOp, DropoutForwardOp};
+use super::{DropoutMask, RowSizes};
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
 
 /// Elements that are worked on at a time.
-const PIECE: usize = 2048;
+const CHUNK: usize = 2048;
 /// Rows of a task that sums them, so that the sums of the tasks are few beside the rows.
 const SUMMED_ROWS: usize = 64;
 
@@ -37,7 +38,7 @@ macro_rules! for_pair {
     };
 }
 
-pub(super) fn forward(kernel: &Forward, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+pub(super) fn forward(kernel: &DropoutForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let mut rest = inputs[1..].iter();
     let bias = rest.next().filter(|_| kernel.bias);
     let residual = if kernel.residual { inputs.last() } else { None };
@@ -65,7 +66,7 @@ fn widen<W: Real>(bias: &FlexTensor) -> Vec<W> {
 }
 
 fn forward_as<I: Element, O: Element<Wide = I::Wide>>(
-    kernel: &Forward,
+    kernel: &DropoutForwardOp,
     input: &[I],
     bias: Option<&[I::Wide]>,
     residual: Option<&[O]>,
@@ -120,7 +121,7 @@ fn for_tasks<E: Element, T: Send>(
 
 /// Elements of a piece: whole rows.
 fn piece(width: usize) -> usize {
-    (PIECE / width).max(1) * width
+    (CHUNK / width).max(1) * width
 }
 
 #[inline(always)]
@@ -158,14 +159,14 @@ fn narrow<O: Element>(output: &mut [O], values: &[O::Wide]) {
     }
 }
 
-pub(super) fn backward(kernel: &Backward, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+pub(super) fn backward(kernel: &DropoutBackwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let gradient = &inputs[0];
     let shape = gradient.shape();
     for_pair!((kernel.input, gradient.dtype()), I, O => {
         let mut result = vec![I::narrow(<I as Element>::Wide::ZERO); kernel.sizes.elements];
         let gradient = slice::<O>(gradient);
-        let sum = backward_as::<I, O>(kernel.sizes, kernel.mask, kernel.bias, gradient, &mut result);
-        let sum = sum.map(|sum| {
+        let partial_sums = backward_as::<I, O>(kernel.sizes, kernel.mask, kernel.bias, gradient, &mut result);
+        let sum = partial_sums.map(|sum| {
             let sum: Vec<_> = sum.into_iter().map(<I as Element>::Wide::of).collect();
             tensor(sum, [kernel.sizes.width])
         });
@@ -173,18 +174,19 @@ pub(super) fn backward(kernel: &Backward, inputs: Vec<FlexTensor>) -> Vec<FlexTe
     })
 }
 
-/// Fills `result` with the gradient of the input; returns the sum of its rows if that is wanted.
+/// Fills `result` with the gradient of the input; returns the sum of its rows if requested.
 fn backward_as<I: Element, O: Element<Wide = I::Wide>>(
-    sizes: Sizes,
-    mask: Option<Mask>,
+    sizes: RowSizes,
+    mask: Option<DropoutMask>,
     summed: bool,
     gradient: &[O],
     result: &mut [I],
 ) -> Option<Vec<f64>> {
     let width = sizes.width;
-    let rows = match summed {
-        true => rows_per_task(width).max(SUMMED_ROWS),
-        false => rows_per_task(width),
+    let rows = if summed {
+        rows_per_task(width).max(SUMMED_ROWS)
+    } else {
+        rows_per_task(width)
     };
     let partial = for_tasks(
         rows * width,

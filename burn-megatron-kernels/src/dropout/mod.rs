@@ -11,17 +11,17 @@ use crate::error::{accept, check_size};
 mod backward;
 pub mod composed;
 mod cpu;
+mod cpu_mask;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
-mod wide;
 
 use backward::BiasDropoutAdd;
 
 const NAME: &str = "bias_dropout_add";
 
-/// Which random draws a mask takes.
+/// The random draws of a dropout mask.
 ///
 /// Element `e` (the flat, row-major index of this rank's tensor) takes draw number
 /// `first + (e / run) * pitch + e % run` of
@@ -37,9 +37,9 @@ pub struct Draw {
     pub position: u64,
     /// The draw of element 0.
     pub first: u64,
-    /// How many elements take draws that follow each other; at least 1.
+    /// The number of elements with consecutive draws; at least 1.
     pub run: usize,
-    /// The distance of the first draws of two neighbouring runs.
+    /// The distance between the first draws of consecutive runs.
     pub pitch: u64,
 }
 
@@ -53,8 +53,8 @@ pub struct Draw {
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: shapes that do not go together, a probability out of `[0, 1)`, a run of 0,
-/// draws beyond 2^64, a residual of another type, an element type that the device lacks.
+/// With a [`KernelError`]: shapes that do not agree, a probability out of `[0, 1)`, a run of 0,
+/// draws beyond 2^64, a residual of another type, an element type that the device does not support.
 ///
 /// # Example
 ///
@@ -87,7 +87,7 @@ pub fn bias_dropout_add<const D: usize>(
         return residual.unwrap_or(x);
     }
     let function = BiasDropoutAdd {
-        sizes: Sizes {
+        sizes: RowSizes {
             elements: dims.iter().product(),
             width: dims[D - 1],
         },
@@ -104,14 +104,14 @@ pub fn bias_dropout_add<const D: usize>(
 
 /// Sizes of the tensor seen as rows.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+struct RowSizes {
     elements: usize,
     width: usize,
 }
 
-/// A draw that has been checked, as the forms take it.
+/// A checked draw, as the implementations use it.
 #[derive(Clone, Copy, Debug)]
-struct Mask {
+struct DropoutMask {
     key: [u32; 2],
     position: [u32; 2],
     first: u64,
@@ -119,20 +119,21 @@ struct Mask {
     pitch: u64,
     /// Words below it are kept.
     threshold: u32,
-    /// What a kept value is multiplied with.
+    /// The factor of kept values.
     scale: f32,
 }
 
-impl Mask {
+impl DropoutMask {
     /// The mask of `elements` elements; None where all of them are kept.
     fn new(draw: Draw, elements: usize) -> Option<Self> {
         let keep = 1.0 - draw.probability;
         let threshold = u32::try_from((keep * 4_294_967_296.0) as u64).ok()?;
         let halves = |value: u64| [value as u32, (value >> 32) as u32];
         // Runs that follow each other are one run.
-        let (run, pitch) = match draw.run >= elements || draw.pitch == draw.run as u64 {
-            true => (elements, 0),
-            false => (draw.run, draw.pitch),
+        let (run, pitch) = if draw.run >= elements || draw.pitch == draw.run as u64 {
+            (elements, 0)
+        } else {
+            (draw.run, draw.pitch)
         };
         Some(Self {
             key: halves(draw.key),
@@ -165,21 +166,21 @@ fn check<const D: usize>(
     bias: Option<&Tensor<1>>,
     residual: Option<&Tensor<D>>,
     draw: Option<Draw>,
-) -> Result<Option<Mask>, KernelError> {
+) -> Result<Option<DropoutMask>, KernelError> {
     let dims = x.dims();
     check_size(NAME, &dims)?;
     let width = dims[D - 1];
     if let Some(bias) = bias.map(Tensor::dims)
         && bias != [width]
     {
-        let message = format!("a bias {bias:?} does not go with {dims:?}; [{width}] would");
+        let message = format!("a bias {bias:?} does not fit x {dims:?}: expected [{width}]");
         return Err(KernelError::shape(NAME, message));
     }
     if let Some(residual) = residual {
         let given = residual.dims();
         if given != dims {
             let message =
-                format!("a residual {given:?} does not go with {dims:?}; it must be equal");
+                format!("a residual {given:?} does not fit x {dims:?}: expected the same shape");
             return Err(KernelError::shape(NAME, message));
         }
         check_type(x.dtype(), residual.dtype())?;
@@ -189,7 +190,7 @@ fn check<const D: usize>(
         Some(draw) => {
             let elements = dims.iter().product();
             check_draw(&draw, elements)?;
-            Ok(Mask::new(draw, elements))
+            Ok(DropoutMask::new(draw, elements))
         }
     }
 }
@@ -203,9 +204,10 @@ fn check_type(input: DType, residual: DType) -> Result<(), KernelError> {
         operation: NAME,
         dtype: residual,
         device: format!("a residual beside {input:?}"),
-        fits: match short {
-            true => format!("{input:?}, F32"),
-            false => format!("{input:?}"),
+        fits: if short {
+            format!("{input:?}, F32")
+        } else {
+            format!("{input:?}")
         },
     })
 }

@@ -270,7 +270,7 @@ fn nothing_gives_nothing_and_no_draw_keeps_all() {
 /// The panic of `work`.
 fn message(work: impl FnOnce() -> Tensor<2>) -> String {
     let work = std::panic::AssertUnwindSafe(work);
-    let panic = std::panic::catch_unwind(work).expect_err("it was to be refused");
+    let panic = std::panic::catch_unwind(work).expect_err("the call must fail");
     match panic.downcast::<String>() {
         Ok(message) => *message,
         Err(_) => panic!("a panic without a message"),
@@ -291,33 +291,33 @@ fn what_does_not_fit_is_refused() {
                 assert_eq!(
                     refusal(Some(draw)),
                     format!(
-                        "bias_dropout_add: probability = {shown} makes no sense; at least 0 and \
-                         below 1 does"
+                        "bias_dropout_add: invalid probability = {shown}: expected at least 0 and \
+                         below 1"
                     )
                 );
             }
             assert_eq!(
                 refusal(draw(0, 0, 6)),
-                "bias_dropout_add: run = 0 makes no sense; at least 1 does"
+                "bias_dropout_add: invalid run = 0: expected at least 1"
             );
             assert_eq!(
                 refusal(draw(u64::MAX - 5, 2, 2)),
-                "bias_dropout_add: first = 18446744073709551610 with a pitch of 2 makes no sense; \
-                 one whose last draw is below 2^64 does"
+                "bias_dropout_add: invalid first = 18446744073709551610 with a pitch of 2: expected \
+                 one whose last draw is below 2^64"
             );
             let bias = Tensor::<1>::ones([2], &device);
             assert_eq!(
                 message(|| operation(ones([2, 3]), Some(bias), None, None)),
-                "bias_dropout_add: a bias [2] does not go with [2, 3]; [3] would"
+                "bias_dropout_add: a bias [2] does not fit x [2, 3]: expected [3]"
             );
             assert_eq!(
                 message(|| operation(ones([2, 3]), None, Some(ones([3, 2])), None)),
-                "bias_dropout_add: a residual [3, 2] does not go with [2, 3]; it must be equal"
+                "bias_dropout_add: a residual [3, 2] does not fit x [2, 3]: expected the same shape"
             );
             let short = ones([2, 3]).cast(DType::F16);
             assert_eq!(
                 message(|| operation(ones([2, 3]), None, Some(short), None)),
-                "bias_dropout_add does not take F16 on a residual beside F32; F32 fit"
+                "bias_dropout_add does not support F16 on a residual beside F32: expected F32"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! The same function made of Burn's own operations.
+//! The same function composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 
@@ -8,18 +8,19 @@ use crate::cpu::wide;
 ///
 /// # Panics
 ///
-/// As Burn does, for a stretch that reaches past the buffer.
+/// As Burn does, for a range that exceeds the buffer.
 pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) -> Tensor<1> {
     let [count] = values.dims();
-    // Burn cuts nothing out of nothing.
+    // Burn does not slice an empty tensor.
     if count == 0 {
         return flat;
     }
     let (dtype, own) = (flat.dtype(), wide(flat.dtype()));
     let values = values.cast(own);
-    let stretch = match add {
-        true => flat.clone().narrow(0, offset, count).cast(own) + values,
-        false => values,
+    let stretch = if add {
+        flat.clone().narrow(0, offset, count).cast(own) + values
+    } else {
+        values
     };
     flat.slice_assign(offset..offset + count, stretch.cast(dtype))
 }

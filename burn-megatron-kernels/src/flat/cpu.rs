@@ -1,4 +1,4 @@
-//! On Burn's CPU backend: one pass over the stretch, tasks of a fixed number of elements.
+//! On Burn's CPU backend: one pass over the range, tasks of a fixed number of elements.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
@@ -27,12 +27,13 @@ where
 {
     let mut flat = own::<F>(flat);
     let stretch = &mut slice_mut::<F>(&mut flat)[offset..offset + values.len()];
-    match values.len() <= ROW_GRAIN {
-        true => part(stretch, values, add),
-        false => stretch
+    if values.len() <= ROW_GRAIN {
+        part(stretch, values, add)
+    } else {
+        stretch
             .par_chunks_mut(ROW_GRAIN)
             .zip(values.par_chunks(ROW_GRAIN))
-            .for_each(|(stretch, values)| part(stretch, values, add)),
+            .for_each(|(stretch, values)| part(stretch, values, add))
     }
     flat
 }
@@ -46,9 +47,10 @@ where
         #[inline(always)]
         || {
             let pairs = stretch.iter_mut().zip(values);
-            match add {
-                true => pairs.for_each(|(to, value)| *to = F::narrow(to.wide() + value.wide())),
-                false => pairs.for_each(|(to, value)| *to = F::narrow(value.wide())),
+            if add {
+                pairs.for_each(|(to, value)| *to = F::narrow(to.wide() + value.wide()))
+            } else {
+                pairs.for_each(|(to, value)| *to = F::narrow(value.wide()))
             }
         },
     );

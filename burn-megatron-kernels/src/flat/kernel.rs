@@ -6,10 +6,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::cube::specimen::{Specimen, Target, buffer, types};
+use crate::cube::instance::{AotInstance, AotTarget, buffer, types};
 use crate::cube::{RowPlan, grid, own};
 
-/// Units of a cube: they share nothing, so any number that fills a processor serves.
+/// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
 /// `first`: the vector of the buffer that the first vector of the values goes to.
@@ -66,31 +66,32 @@ pub(crate) fn accumulate(
 }
 
 /// Sums in f32 of every type, and 16-bit sums; written over and added.
-pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let [(_, single, lanes), halves @ ..] = types();
     let mut all = vec![];
     for add in [false, true] {
         let form = if add { "add" } else { "write" };
         let name = |flat, values| format!("accumulate/{form}/{flat}/{values}");
         for (values, dtype, _) in types() {
-            let kernel = specimen(target, lanes, add, [single, dtype]);
+            let kernel = instance(target, lanes, add, [single, dtype]);
             // Values of 16 bits that are not added are all that is read, 64 bits at a time.
             let wide = add || dtype == single;
-            all.push(match wide {
-                true => Specimen::streaming(name("f32", values), kernel),
-                false => Specimen::other(name("f32", values), kernel),
+            all.push(if wide {
+                AotInstance::streaming(name("f32", values), kernel)
+            } else {
+                AotInstance::other(name("f32", values), kernel)
             });
         }
         for (half, dtype, lanes) in halves {
-            let kernel = specimen(target, lanes, add, [dtype; 2]);
-            all.push(Specimen::streaming(name(half, half), kernel));
+            let kernel = instance(target, lanes, add, [dtype; 2]);
+            all.push(AotInstance::streaming(name(half, half), kernel));
         }
     }
     all
 }
 
-fn specimen(
-    target: &Target,
+fn instance(
+    target: &AotTarget,
     vector: usize,
     add: bool,
     dtypes: [ElemType; 2],

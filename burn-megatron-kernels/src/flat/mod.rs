@@ -1,10 +1,10 @@
 //! Writing into a flat buffer that holds many tensors, each at an offset of its own.
 //!
-//! The gradients of many parameters lie in one buffer, so that they are reduced and stepped
-//! together. [`accumulate`] brings one of them there: widened, written over what is there or added
-//! to it, in one pass. Where a gradient is a product of matrices,
+//! The gradients of many parameters share one buffer, so that they are reduced and stepped
+//! together. [`accumulate`] writes one of them there or adds it, widened, in one pass. If the
+//! gradient is a matrix product,
 //! [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) needs no
-//! values to bring. Nothing here is recorded for a backward.
+//! intermediate tensor. Not differentiable: nothing is recorded for autodiff.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
@@ -14,7 +14,7 @@ use burn_cubecl::tensor::CubeTensor;
 use crate::KernelError;
 use crate::cpu::wide;
 use crate::error::accept;
-use crate::launch::{Kernel, Spec, launch_one};
+use crate::launch::{DeviceOp, Spec, launch_one};
 
 pub mod composed;
 mod cpu;
@@ -25,20 +25,19 @@ mod tests;
 
 const NAME: &str = "accumulate";
 
-/// `flat` with `values` written over its elements from `offset` on, or, where `add` says so, added
-/// to them: `flat[offset + i] (+)= values[i]`.
+/// `flat` with `values` written over its elements from `offset` on, or added to them if `add`:
+/// `flat[offset + i] (+)= values[i]`.
 ///
-/// `flat` is `[length]` in f32, f64, f16 or bf16, and written to in place where nobody else holds
-/// it, copied otherwise. `values` is `[count]` of the type of `flat`, or f16 or bf16 beside f32. A
-/// count of 0 is legal. 16-bit sums are made in f32 and rounded once.
+/// `flat` is `[length]` in f32, f64, f16 or bf16, and written to in place if it is uniquely owned,
+/// copied otherwise. `values` is `[count]` of the type of `flat`, or f16 or bf16 beside f32. A
+/// count of 0 is valid. 16-bit sums are computed in f32 and rounded once.
 ///
-/// On CubeCL devices this is one launch, after a copy of values that do not lie side by side. It
-/// moves 128 bits at a time where `offset` and `count` are multiples of as many elements.
+/// On CubeCL devices this is one launch, plus a copy if the values are not contiguous. It moves 128
+/// bits at a time if `offset` and `count` are multiples of as many elements.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for a stretch that reaches past the buffer, and for types that do not
-/// agree.
+/// With a [`KernelError`] for a range that exceeds the buffer, and for types that do not agree.
 ///
 /// # Example
 ///
@@ -56,23 +55,23 @@ const NAME: &str = "accumulate";
 /// ```
 pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) -> Tensor<1> {
     let [count] = values.dims();
-    accept(check_stretch(NAME, &flat, offset, &[count]));
+    accept(check_range(NAME, &flat, offset, &[count]));
     accept(check_types(flat.dtype(), values.dtype()));
     if count == 0 {
         return flat;
     }
     let inputs = vec![flat.into_dispatch(), values.into_dispatch()];
-    Tensor::from_dispatch(launch_one(Accumulate { offset, add }, inputs))
+    Tensor::from_dispatch(launch_one(AccumulateOp { offset, add }, inputs))
 }
 
 /// Inputs: the buffer and the values.
 #[derive(Debug)]
-struct Accumulate {
+struct AccumulateOp {
     offset: usize,
     add: bool,
 }
 
-impl Kernel for Accumulate {
+impl DeviceOp for AccumulateOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -94,8 +93,8 @@ impl Kernel for Accumulate {
     }
 }
 
-/// Refuses a stretch for a tensor of this shape that reaches past the buffer.
-pub(crate) fn check_stretch(
+/// Refuses a range for a tensor of this shape that exceeds the buffer.
+pub(crate) fn check_range(
     operation: &'static str,
     flat: &Tensor<1>,
     offset: usize,
@@ -105,15 +104,15 @@ pub(crate) fn check_stretch(
     let dims = shape.iter().copied();
     let count = dims.fold(1, usize::saturating_mul);
     let needed = offset.saturating_add(count);
-    match needed <= length {
-        true => Ok(()),
-        false => Err(KernelError::shape(
+    if needed <= length {
+        Ok(())
+    } else {
+        Err(KernelError::shape(
             operation,
             format!(
-                "{count} elements from element {offset} on reach past a flat buffer of {length}; \
-                 one of at least {needed} is needed"
+                "{count} elements from element {offset} on reach past a flat buffer of {length}: expected at least {needed}"
             ),
-        )),
+        ))
     }
 }
 
@@ -136,12 +135,13 @@ fn check_types(flat: DType, values: DType) -> Result<(), KernelError> {
             return option("type of the flat buffer", value, "F64, F32, F16 or BF16");
         }
     };
-    match values == flat || values.is_float() && wide(values) == flat {
-        true => Ok(()),
-        false => option(
+    if values == flat || values.is_float() && wide(values) == flat {
+        Ok(())
+    } else {
+        option(
             "type of the values",
             format!("{values:?} beside a flat buffer in {flat:?}"),
             fits,
-        ),
+        )
     }
 }

@@ -68,7 +68,7 @@ impl Format {
         }
     }
 
-    /// The code that NaN becomes: itself, or where there is none the largest value, as in PTX's
+    /// The code of NaN; for formats without NaN that of the largest value, as in PTX's
     /// `cvt.rn.satfinite`.
     pub const fn nan_code(self) -> u8 {
         match self {
@@ -77,8 +77,8 @@ impl Format {
         }
     }
 
-    /// The code of the nearest value, ties to the even code. What lies beyond the largest value, or
-    /// is infinite, becomes that: the infinities of E5M2 are never written.
+    /// The code of the nearest value, ties to the even code. Values beyond the largest one,
+    /// infinities included, saturate to it: the infinities of E5M2 are never written.
     // No branch: loops over it become SIMD code.
     #[inline(always)]
     pub fn encode(self, value: f32) -> u8 {
@@ -103,7 +103,7 @@ impl Format {
         (if is_nan { nan } else { sign | code }) as u8
     }
 
-    /// The value of a code, exactly; what lies above its bits is ignored.
+    /// The value of a code, exactly; higher bits are ignored.
     pub fn decode(self, code: u8) -> f32 {
         let (mantissa, bias) = (self.mantissa_bits(), self.bias());
         let sign = (u32::from(code) >> (self.bits() - 1) & 1) << 31;
@@ -143,10 +143,10 @@ pub mod e8m0 {
     /// The code of the largest value, 2^127.
     pub const MAX: u8 = 254;
 
-    /// The code of the power of two beside `value`.
+    /// The code of `value` as a power of two.
     ///
-    /// What lies below 2^-127, 0 included, becomes 2^-127; what lies beyond 2^127, or is infinite,
-    /// becomes that. NaN and negative values become NaN, -0 does not.
+    /// Values below 2^-127, 0 included, become 2^-127; values beyond 2^127 and infinity become
+    /// 2^127. NaN and negative values become NaN, -0 does not.
     pub fn encode(value: f32, rounding: Rounding) -> u8 {
         let bits = value.to_bits();
         if bits & 0x7fff_ffff > 0x7f80_0000 || bits > 0x8000_0000 {

@@ -1,9 +1,9 @@
 //! 8-bit floats: formats, quantisers, and products of quantised matrices.
 //!
-//! A linear layer that trains in 8 bits makes three products, and each sums over another dimension of
-//! its two factors. [`quantize`] reads a matrix once and writes the copies that these products read:
-//! rowwise, with what is summed over along the rows as they are, and columnwise, the transposed.
-//! [`multiply`] and [`accumulate_at`] multiply two such matrices.
+//! A linear layer that trains in 8 bits computes three products, and each sums over another
+//! dimension of its two factors. [`quantize`] reads a matrix once and writes the copies for these
+//! products: rowwise, as it is, summed over the columns, and columnwise, transposed. [`multiply`]
+//! and [`accumulate_at`] multiply two such matrices.
 //!
 //! ```text
 //! y  = x w        x rowwise    [tokens, in]   w columnwise [out, in]
@@ -11,7 +11,8 @@
 //! dw = x^T dy     x columnwise [in, tokens]   dy columnwise [out, tokens]
 //! ```
 //!
-//! The formulas are those of Transformer Engine. Nothing here is recorded for a backward.
+//! The formulas are those of Transformer Engine. Not differentiable: nothing is recorded for
+//! autodiff.
 
 pub(crate) mod codec;
 mod format;

@@ -1,4 +1,4 @@
-//! The one place where this crate reaches into Burn's backend traits.
+//! The only module that uses the backend traits of Burn.
 //!
 //! One extension operation serves every [`Function`](super::Function): its primitives are wrapped
 //! into `DispatchTensor`s on the way in and unwrapped on the way out, on any backend.
@@ -132,9 +132,9 @@ where
 
 /// The recorded step of a function of `N` inputs.
 #[derive(Debug)]
-struct Step;
+struct RecordedFunction;
 
-impl<B: Backend, const N: usize> Backward<B, N> for Step
+impl<B: Backend, const N: usize> Backward<B, N> for RecordedFunction
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
@@ -181,7 +181,7 @@ where
     let Ok(guards) = <[_; N]>::try_from(guards) else {
         unreachable!("`record` is called with as many inputs as N says")
     };
-    let step = <Step as Backward<B, N>>::prepare::<C>(Step, guards);
+    let step = <RecordedFunction as Backward<B, N>>::prepare::<C>(RecordedFunction, guards);
     match step.compute_bound().stateful() {
         OpsKind::Tracked(step) => {
             let (output, saved) = forward::<B>(primitives, &function);

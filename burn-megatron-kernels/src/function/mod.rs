@@ -1,8 +1,8 @@
-//! An operation given by its forward and its backward.
+//! Differentiable operations, defined by their forward and their backward.
 //!
-//! [`apply`] runs a [`Function`] on any number of inputs up to [`MAX_INPUTS`]. Both directions see
-//! plain tensors (no autodiff), whatever the backend, so a function is written once on
-//! `Tensor<D>`. The part that reaches into Burn's backend traits stands in `backend.rs`.
+//! [`apply`] runs a [`Function`] on up to [`MAX_INPUTS`] inputs. Both directions see plain tensors
+//! (no autodiff) on any backend, so a function is written once on `Tensor<D>`. Only `backend.rs`
+//! uses the backend traits of Burn.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -24,15 +24,16 @@ pub const MAX_INPUTS: usize = 4;
 /// Inputs, saved tensors and gradients are rank-erased; turn them into `Tensor<D>` with
 /// `Tensor::from_dispatch`. Everything seen here is outside of the autodiff graph.
 pub trait Function: Debug + Send + Sync + 'static {
-    /// Computes the output, and what the backward will need of this call.
+    /// Computes the output, and the tensors to save for the backward.
     ///
-    /// What it saves is dropped at once where no input is tracked.
+    /// Saved tensors are dropped immediately if no input is tracked.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>);
 
     /// Computes one gradient per input from the gradient of the output.
     ///
-    /// `needed[i]` is false where input `i` is not tracked: its gradient can be left out, and is
-    /// ignored when given. `None` for a tracked input says that the gradient left another way.
+    /// `needed[i]` is false if input `i` is not tracked: its gradient may be omitted, and is
+    /// ignored otherwise. `None` for a tracked input means that its gradient was delivered another
+    /// way.
     fn backward(
         &self,
         saved: Vec<DispatchTensor>,
@@ -42,15 +43,16 @@ pub trait Function: Debug + Send + Sync + 'static {
 
     /// The input whose gradient so far [`backward_onto`](Self::backward_onto) adds its own to.
     ///
-    /// Asked when the backward of this function is due. May only be given if that input is an
-    /// output of another recorded operation, and a gradient of it has been registered in the same
-    /// pass, by a function that shares a state with this one. Otherwise there is nothing to take.
+    /// Called right before the backward of this function. May only return `Some` if that input is
+    /// an output of another recorded operation, and a gradient of it has been registered in the
+    /// same pass by a function that shares state with this one. Otherwise there is no gradient to
+    /// take.
     fn onto(&self) -> Option<usize> {
         None
     }
 
-    /// [`backward`](Self::backward), with the gradient of the input [`onto`](Self::onto) made so
-    /// far: what is returned for that input is the sum of both.
+    /// [`backward`](Self::backward), with the accumulated gradient of the input
+    /// [`onto`](Self::onto): the gradient returned for that input is the sum of both.
     ///
     /// It saves the separate addition that autodiff would do. Only called where `onto` names an
     /// input that is tracked.
@@ -68,7 +70,7 @@ pub trait Function: Debug + Send + Sync + 'static {
 
 /// Runs `function` on `inputs` and records it where an input is tracked.
 ///
-/// A plain tensor beside a tracked one counts as a constant.
+/// An untracked input counts as a constant.
 ///
 /// # Panics
 ///
@@ -111,6 +113,6 @@ pub fn apply<const O: usize>(inputs: Vec<DispatchTensor>, function: impl Functio
     Tensor::from_dispatch(Dispatch::apply_function(TensorList(inputs), shared))
 }
 
-/// A function on its way through the backends.
+/// A function, shared by the backends that a call passes through.
 #[derive(Clone, Debug)]
 struct SharedFunction(Arc<dyn Function>);

@@ -1,4 +1,4 @@
-//! The same functions made of Burn's own operations.
+//! The same functions composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 

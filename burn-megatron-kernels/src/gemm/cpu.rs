@@ -1,15 +1,15 @@
 //! The engine of Burn's CPU backend: the `gemm` crate, straight into the result.
 //!
-//! What is added is what the result holds before: the rows of a bias, or the stretch of a flat
-//! buffer. The crate splits the sum of one element by the sizes of the problem and of the caches, not by
-//! the number of threads, and works on the pool of the calling thread.
+//! The epilogue is the initial value of the result: the rows of a bias, or the range of a flat
+//! buffer. The crate splits the sum of one element by the sizes of the problem and of the caches,
+//! not by the number of threads, and works on the pool of the calling thread.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
 use rayon::prelude::*;
 
-use super::engine::{Added, GemmEngine, Matrix, Operands, Problem};
-use super::product::Product;
+use super::engine::{Epilogue, GemmEngine, GemmProblem, Matrix, Operands};
+use super::op::GemmOp;
 use crate::cpu::{
     Element, ROW_GRAIN, Real, own, rows_per_task, slice, slice_mut, tensor, vectorized,
 };
@@ -17,53 +17,53 @@ use crate::cpu::{
 pub(super) const NAME: &str = "the gemm crate";
 
 /// Products of two factors below which one thread is as fast as many.
-const PARALLEL: usize = 192 * 192 * 192;
+const MIN_PARALLEL_PRODUCTS: usize = 192 * 192 * 192;
 
 /// The `gemm` crate.
 #[derive(Debug)]
 struct GemmCrate;
 
 /// The product of a kernel's inputs.
-pub(super) fn multiply(product: Product, inputs: Vec<FlexTensor>) -> FlexTensor {
-    let added = product.added(inputs.len());
+pub(super) fn multiply(product: GemmOp, inputs: Vec<FlexTensor>) -> FlexTensor {
+    let epilogue = product.epilogue(inputs.len());
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
         unreachable!("a product has two factors")
     };
     let factors = first.dtype();
     let first = match product {
-        Product::Linear => first,
-        Product::WeightGradient { .. } => first.transpose(0, 1),
+        GemmOp::Linear => first,
+        GemmOp::WeightGradient { .. } => first.transpose(0, 1),
     };
-    let ((left, left_lies), (right, right_lies)) = (settle(first), settle(second));
-    let problem = Problem {
-        left: left_lies,
-        right: right_lies,
+    let ((left, left_matrix), (right, right_matrix)) = (to_matrix(first), to_matrix(second));
+    let problem = GemmProblem {
+        left: left_matrix,
+        right: right_matrix,
         factors,
         result: product.result(factors),
-        added,
+        epilogue,
     };
     let operands = Operands {
         left,
         right,
-        added: inputs.next(),
+        epilogue: inputs.next(),
         offset: product.offset(),
     };
     GemmCrate.multiply(&problem, operands)
 }
 
-fn lies(tensor: &FlexTensor) -> Option<Matrix> {
+fn matrix_of(tensor: &FlexTensor) -> Option<Matrix> {
     let (shape, strides) = (tensor.layout().shape(), tensor.layout().strides());
     Matrix::of([shape[0], shape[1]], [strides[0], strides[1]])
 }
 
-/// The tensor and how it lies, copied if it lies in no way that can be multiplied.
-fn settle(tensor: FlexTensor) -> (FlexTensor, Matrix) {
-    match lies(&tensor) {
+/// The tensor and its layout, copied if its strides are not supported.
+fn to_matrix(tensor: FlexTensor) -> (FlexTensor, Matrix) {
+    match matrix_of(&tensor) {
         Some(matrix) => (tensor, matrix),
         None => {
             let tensor = tensor.to_contiguous();
-            match lies(&tensor) {
+            match matrix_of(&tensor) {
                 Some(matrix) => (tensor, matrix),
                 None => unreachable!("a contiguous matrix lies row by row"),
             }
@@ -76,11 +76,11 @@ impl GemmEngine<FlexTensor> for GemmCrate {
         NAME
     }
 
-    fn supports(&self, _problem: &Problem) -> Result<(), String> {
+    fn supports(&self, _problem: &GemmProblem) -> Result<(), String> {
         Ok(())
     }
 
-    fn multiply(&self, problem: &Problem, operands: Operands<FlexTensor>) -> FlexTensor {
+    fn multiply(&self, problem: &GemmProblem, operands: Operands<FlexTensor>) -> FlexTensor {
         match problem.factors {
             DType::F64 => exact::<f64>(problem, operands),
             DType::F16 => widened::<f16>(problem, operands),
@@ -91,33 +91,38 @@ impl GemmEngine<FlexTensor> for GemmCrate {
 }
 
 /// The factors are of the type that is computed in.
-fn exact<W: Real>(problem: &Problem, operands: Operands<FlexTensor>) -> FlexTensor {
+fn exact<W: Real>(problem: &GemmProblem, operands: Operands<FlexTensor>) -> FlexTensor {
     let [left, right] = [&operands.left, &operands.right].map(|factor| {
         let start = factor.layout().start_offset();
         &factor.storage::<W>()[start..]
     });
-    match problem.added {
-        Added::Nothing | Added::Bias => {
-            let bias = operands.added.map(|bias| bias.to_contiguous());
+    match problem.epilogue {
+        Epilogue::Nothing | Epilogue::Bias => {
+            let bias = operands.epilogue.map(|bias| bias.to_contiguous());
             let [rows, columns, _] = problem.sizes();
             let bias = bias.as_ref().map(slice::<W>);
             tensor(product(problem, left, right, bias), [rows, columns])
         }
-        Added::Flat { add } => {
-            into_flat(problem, left, right, (operands.added, operands.offset), add)
-        }
+        Epilogue::Flat { add } => into_flat(
+            problem,
+            left,
+            right,
+            (operands.epilogue, operands.offset),
+            add,
+        ),
     }
 }
 
-/// 16-bit factors are widened, each in the order in which it lies.
+/// 16-bit factors are widened, each in its own layout.
 fn widened<E: Element<Wide = f32>>(
-    problem: &Problem,
+    problem: &GemmProblem,
     operands: Operands<FlexTensor>,
 ) -> FlexTensor {
     let wide = |factor: FlexTensor, matrix: Matrix| {
-        let stored = match matrix.transposed {
-            true => factor.transpose(0, 1),
-            false => factor,
+        let stored = if matrix.transposed {
+            factor.transpose(0, 1)
+        } else {
+            factor
         };
         let values = widen(slice::<E>(&stored.to_contiguous()));
         let leading = if matrix.transposed {
@@ -131,24 +136,24 @@ fn widened<E: Element<Wide = f32>>(
         };
         (values, matrix)
     };
-    let (left, left_lies) = wide(operands.left, problem.left);
-    let (right, right_lies) = wide(operands.right, problem.right);
-    let problem = Problem {
-        left: left_lies,
-        right: right_lies,
+    let (left, left_matrix) = wide(operands.left, problem.left);
+    let (right, right_matrix) = wide(operands.right, problem.right);
+    let problem = GemmProblem {
+        left: left_matrix,
+        right: right_matrix,
         ..*problem
     };
-    match problem.added {
-        Added::Nothing | Added::Bias => {
+    match problem.epilogue {
+        Epilogue::Nothing | Epilogue::Bias => {
             let bias = operands
-                .added
+                .epilogue
                 .map(|bias| widen(slice::<E>(&bias.to_contiguous())));
             let [rows, columns, _] = problem.sizes();
             let values = product(&problem, &left, &right, bias.as_deref());
             tensor(narrow::<E>(&values), [rows, columns])
         }
-        Added::Flat { add } => {
-            let into = (operands.added, operands.offset);
+        Epilogue::Flat { add } => {
+            let into = (operands.epilogue, operands.offset);
             into_flat(&problem, &left, &right, into, add)
         }
     }
@@ -175,18 +180,18 @@ fn converted<A: Element, B: Element>(from: &[A], convert: impl Fn(A) -> B + Sync
         )
     };
     let mut to = vec![B::narrow(<B::Wide as Real>::ZERO); from.len()];
-    match from.len() <= ROW_GRAIN {
-        true => part(from, &mut to),
-        false => to
-            .par_chunks_mut(ROW_GRAIN)
+    if from.len() <= ROW_GRAIN {
+        part(from, &mut to)
+    } else {
+        to.par_chunks_mut(ROW_GRAIN)
             .zip(from.par_chunks(ROW_GRAIN))
-            .for_each(|(to, from)| part(from, to)),
+            .for_each(|(to, from)| part(from, to))
     }
     to
 }
 
 /// `left right`, in new memory that holds the bias before.
-fn product<W: Real>(problem: &Problem, left: &[W], right: &[W], bias: Option<&[W]>) -> Vec<W> {
+fn product<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], bias: Option<&[W]>) -> Vec<W> {
     let [rows, columns, _] = problem.sizes();
     let mut result = vec![W::ZERO; rows * columns];
     if let Some(bias) = bias.filter(|bias| !bias.is_empty()) {
@@ -194,11 +199,12 @@ fn product<W: Real>(problem: &Problem, left: &[W], right: &[W], bias: Option<&[W
             rows.chunks_mut(columns)
                 .for_each(|row| row.copy_from_slice(bias));
         };
-        match result.len() <= ROW_GRAIN {
-            true => fill(&mut result),
-            false => result
+        if result.len() <= ROW_GRAIN {
+            fill(&mut result)
+        } else {
+            result
                 .par_chunks_mut(rows_per_task(columns) * columns)
-                .for_each(fill),
+                .for_each(fill)
         }
     }
     gemm_into(problem, left, right, &mut result, bias.is_some());
@@ -207,7 +213,7 @@ fn product<W: Real>(problem: &Problem, left: &[W], right: &[W], bias: Option<&[W
 
 /// The flat buffer with the product from an element on.
 fn into_flat<W: Real>(
-    problem: &Problem,
+    problem: &GemmProblem,
     left: &[W],
     right: &[W],
     (flat, offset): (Option<FlexTensor>, usize),
@@ -224,7 +230,7 @@ fn into_flat<W: Real>(
 }
 
 /// `result = left right`, or `result += left right`.
-fn gemm_into<W: Real>(problem: &Problem, left: &[W], right: &[W], result: &mut [W], add: bool) {
+fn gemm_into<W: Real>(problem: &GemmProblem, left: &[W], right: &[W], result: &mut [W], add: bool) {
     let [rows, columns, depth] = problem.sizes();
     for (values, matrix) in [(left, problem.left), (right, problem.right)] {
         assert!(
@@ -243,9 +249,10 @@ fn gemm_into<W: Real>(problem: &Problem, left: &[W], right: &[W], result: &mut [
         }
     });
     let work = rows.saturating_mul(columns).saturating_mul(depth);
-    let parallelism = match work >= PARALLEL {
-        true => gemm::Parallelism::Rayon(0),
-        false => gemm::Parallelism::None,
+    let parallelism = if work >= MIN_PARALLEL_PRODUCTS {
+        gemm::Parallelism::Rayon(0)
+    } else {
+        gemm::Parallelism::None
     };
     // SAFETY: the matrices are inside their slices, as asserted above, and the result is borrowed
     // exclusively.
@@ -276,9 +283,10 @@ fn gemm_into<W: Real>(problem: &Problem, left: &[W], right: &[W], result: &mut [
 
 /// Elements from the first of a matrix to behind its last.
 fn extent(matrix: Matrix) -> usize {
-    let (count, length) = match matrix.transposed {
-        true => (matrix.columns, matrix.rows),
-        false => (matrix.rows, matrix.columns),
+    let (count, length) = if matrix.transposed {
+        (matrix.columns, matrix.rows)
+    } else {
+        (matrix.rows, matrix.columns)
     };
     match count * length {
         0 => 0,

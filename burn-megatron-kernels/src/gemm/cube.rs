@@ -1,4 +1,4 @@
-//! The engines of CubeCL devices, and the choice among them.
+//! The engines of CubeCL devices, and their selection.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,70 +12,70 @@ use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
 
-use super::engine::{Added, GemmEngine, Matrix, Operands, Problem};
-use super::product::Product;
+use super::engine::{Epilogue, GemmEngine, GemmProblem, Matrix, Operands};
+use super::op::GemmOp;
 use crate::cube::{empty, own};
 use crate::flat::kernel::accumulate;
 
-/// A product goes straight into a flat buffer at multiples of so many bytes.
+/// A product is written directly into a flat buffer at multiples of this many bytes.
 pub(crate) const FLAT_ALIGNMENT: usize = 16;
 
-/// Buffers start at multiples of so many bytes, or are copied: what cuBLASLt takes for granted.
+/// Required alignment of buffers in bytes, which cuBLASLt assumes; others are copied.
 const ALIGNMENT: u64 = 256;
 
 /// The product of a kernel's inputs.
-pub(super) fn multiply(product: Product, inputs: Vec<CubeTensor>) -> CubeTensor {
-    let added = product.added(inputs.len());
+pub(super) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let epilogue = product.epilogue(inputs.len());
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
         unreachable!("a product has two factors")
     };
     let (factors, device) = (first.dtype, first.device.clone());
     let first = match product {
-        Product::Linear => first,
-        Product::WeightGradient { .. } => permute(first, &[1, 0]),
+        GemmOp::Linear => first,
+        GemmOp::WeightGradient { .. } => permute(first, &[1, 0]),
     };
-    let ((left, left_lies), (right, right_lies)) = (settle(first), settle(second));
-    let problem = Problem {
-        left: left_lies,
-        right: right_lies,
+    let ((left, left_matrix), (right, right_matrix)) = (to_matrix(first), to_matrix(second));
+    let problem = GemmProblem {
+        left: left_matrix,
+        right: right_matrix,
         factors,
         result: product.result(factors),
-        added,
+        epilogue,
     };
-    let added = inputs
+    let epilogue = inputs
         .next()
-        .map(|added| settle_added(added, problem.added));
+        .map(|epilogue| prepare_epilogue(epilogue, problem.epilogue));
     let operands = Operands {
         left,
         right,
-        added,
+        epilogue,
         offset: product.offset(),
     };
     let start = operands.offset * problem.result.size();
     let misplaced = !start.is_multiple_of(FLAT_ALIGNMENT);
-    match (problem.sizes(), problem.added) {
+    match (problem.sizes(), problem.epilogue) {
         ([0, ..] | [_, 0, _] | [.., 0], _) => without_products(&problem, operands),
-        (_, Added::Flat { add }) if misplaced => {
-            let alone = Problem {
-                added: Added::Nothing,
+        (_, Epilogue::Flat { add }) if misplaced => {
+            let plain = GemmProblem {
+                epilogue: Epilogue::Nothing,
                 ..problem
             };
-            product_into_flat(&*choose(&device, &alone), &alone, operands, add)
+            product_into_flat(&*choose(&device, &plain), &plain, operands, add)
         }
         _ => choose(&device, &problem).multiply(&problem, operands),
     }
 }
 
-/// The flat buffer with a product that `engine` computes `alone`.
+/// The flat buffer with a product that `engine` computes `plain`.
 fn product_into_flat(
     engine: &dyn GemmEngine<CubeTensor>,
-    alone: &Problem,
+    plain: &GemmProblem,
     operands: Operands<CubeTensor>,
     add: bool,
 ) -> CubeTensor {
     let Operands {
-        added: Some(flat),
+        epilogue: Some(flat),
         offset,
         ..
     } = operands
@@ -83,15 +83,15 @@ fn product_into_flat(
         unreachable!("a product that goes into a flat buffer is given one")
     };
     let operands = Operands {
-        added: None,
+        epilogue: None,
         offset: 0,
         ..operands
     };
-    let product = into_contiguous(engine.multiply(alone, operands));
+    let product = into_contiguous(engine.multiply(plain, operands));
     accumulate(flat, offset, product, add)
 }
 
-fn lies(tensor: &CubeTensor) -> Option<Matrix> {
+fn matrix_of(tensor: &CubeTensor) -> Option<Matrix> {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     Matrix::of(
         [shape[0], shape[1]],
@@ -99,14 +99,14 @@ fn lies(tensor: &CubeTensor) -> Option<Matrix> {
     )
 }
 
-/// The tensor and how it lies, copied if it lies in no way that can be multiplied.
-fn settle(tensor: CubeTensor) -> (CubeTensor, Matrix) {
+/// The tensor and its layout, copied if no engine supports its strides.
+fn to_matrix(tensor: CubeTensor) -> (CubeTensor, Matrix) {
     let tensor = aligned(tensor);
-    match lies(&tensor) {
+    match matrix_of(&tensor) {
         Some(matrix) => (tensor, matrix),
         None => {
             let tensor = into_contiguous(tensor);
-            match lies(&tensor) {
+            match matrix_of(&tensor) {
                 Some(matrix) => (tensor, matrix),
                 None => unreachable!("a contiguous matrix lies row by row"),
             }
@@ -114,36 +114,37 @@ fn settle(tensor: CubeTensor) -> (CubeTensor, Matrix) {
     }
 }
 
-/// Contiguous, and what is written to held by nobody else.
-fn settle_added(tensor: CubeTensor, added: Added) -> CubeTensor {
+/// Makes the epilogue tensor contiguous, and uniquely owned if it is written to.
+fn prepare_epilogue(tensor: CubeTensor, epilogue: Epilogue) -> CubeTensor {
     let tensor = into_contiguous(aligned(tensor));
-    match added {
-        Added::Flat { .. } => own(tensor),
+    match epilogue {
+        Epilogue::Flat { .. } => own(tensor),
         _ => tensor,
     }
 }
 
 pub(crate) fn aligned(tensor: CubeTensor) -> CubeTensor {
     let start = tensor.handle.offset_start.unwrap_or(0);
-    match start.is_multiple_of(ALIGNMENT) {
-        true => tensor,
-        false => tensor.copy(),
+    if start.is_multiple_of(ALIGNMENT) {
+        tensor
+    } else {
+        tensor.copy()
     }
 }
 
 /// A sum over nothing, or a result without elements.
-fn without_products(problem: &Problem, operands: Operands<CubeTensor>) -> CubeTensor {
+fn without_products(problem: &GemmProblem, operands: Operands<CubeTensor>) -> CubeTensor {
     let [rows, columns, _] = problem.sizes();
     let shape = Shape::from([rows, columns]);
-    match (operands.added, problem.added) {
-        (Some(flat), Added::Flat { add: false }) if rows * columns > 0 => {
+    match (operands.epilogue, problem.epilogue) {
+        (Some(flat), Epilogue::Flat { add: false }) if rows * columns > 0 => {
             // As one row: between rows of a matrix CUDA leaves gaps.
             let shape = Shape::from([rows * columns]);
             let zeros = CubeBackend::float_zeros(shape, &flat.device, float(problem.result));
             accumulate(flat, operands.offset, zeros, false)
         }
-        (Some(flat), Added::Flat { .. }) => flat,
-        (Some(bias), Added::Bias) if rows * columns > 0 => {
+        (Some(flat), Epilogue::Flat { .. }) => flat,
+        (Some(bias), Epilogue::Bias) if rows * columns > 0 => {
             into_contiguous(CubeBackend::float_expand(row(bias, columns), shape))
         }
         _ if rows * columns == 0 => empty(&operands.left, shape, problem.result),
@@ -178,29 +179,32 @@ impl GemmEngine<CubeTensor> for BurnMatmul {
         BURN
     }
 
-    fn supports(&self, _problem: &Problem) -> Result<(), String> {
+    fn supports(&self, _problem: &GemmProblem) -> Result<(), String> {
         Ok(())
     }
 
-    fn multiply(&self, problem: &Problem, operands: Operands<CubeTensor>) -> CubeTensor {
-        if let Added::Flat { add } = problem.added {
-            let alone = Problem {
-                added: Added::Nothing,
+    fn multiply(&self, problem: &GemmProblem, operands: Operands<CubeTensor>) -> CubeTensor {
+        if let Epilogue::Flat { add } = problem.epilogue {
+            let plain = GemmProblem {
+                epilogue: Epilogue::Nothing,
                 ..*problem
             };
-            return product_into_flat(self, &alone, operands, add);
+            return product_into_flat(self, &plain, operands, add);
         }
         let Operands {
-            left, right, added, ..
+            left,
+            right,
+            epilogue,
+            ..
         } = operands;
         // A bias is added before the rounding to 16 bits.
-        let between = match added {
+        let between = match epilogue {
             Some(_) => crate::cpu::wide(problem.result),
             None => problem.result,
         };
-        let product = matmul(left, right, None, MatmulStrategy::default(), between);
-        let product = product.unwrap_or_else(|error| panic!("{BURN} failed: {error:?}"));
-        let Some(bias) = added else { return product };
+        let result = matmul(left, right, None, MatmulStrategy::default(), between);
+        let product = result.unwrap_or_else(|error| panic!("{BURN} failed: {error:?}"));
+        let Some(bias) = epilogue else { return product };
         let bias = cast(row(bias, problem.right.columns), between);
         // The first operand is what may be written to.
         cast(CubeBackend::float_add(product, bias), problem.result)
@@ -208,18 +212,19 @@ impl GemmEngine<CubeTensor> for BurnMatmul {
 }
 
 fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
-    match tensor.dtype() == dtype {
-        true => tensor,
-        false => CubeBackend::float_cast(tensor, float(dtype)),
+    if tensor.dtype() == dtype {
+        tensor
+    } else {
+        CubeBackend::float_cast(tensor, float(dtype))
     }
 }
 
-/// The fastest engine of the device that takes the problem.
-fn choose(device: &CubeDevice, problem: &Problem) -> Arc<dyn GemmEngine<CubeTensor>> {
+/// The fastest engine of the device that supports the problem.
+fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<CubeTensor>> {
     let refusal = match fastest(device) {
         Ok(engine) => match engine.supports(problem) {
             Ok(()) => return engine,
-            Err(reason) => format!("{} refuses {problem:?}: {reason}", engine.name()),
+            Err(reason) => format!("{} does not support {problem:?}: {reason}", engine.name()),
         },
         Err(reason) => reason,
     };
@@ -230,7 +235,7 @@ fn choose(device: &CubeDevice, problem: &Problem) -> Arc<dyn GemmEngine<CubeTens
     Arc::new(BurnMatmul)
 }
 
-/// What is faster than Burn's matmul, or why there is nothing.
+/// The engine that is faster than Burn's matmul, or why there is none.
 #[cfg(feature = "cuda")]
 fn fastest(device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, String> {
     match device {
@@ -246,17 +251,17 @@ fn fastest(_device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, Stri
 
 const ONLY_CUDA: &str = "cuBLASLt is for CUDA devices, with the feature `cuda`";
 
-/// Warns unless it was said before.
+/// Logs a warning once per process.
 pub(crate) fn warn_once(warning: String) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if !told.contains(&warning) {
+    static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !warned.contains(&warning) {
         tracing::warn!("{warning}");
-        told.insert(warning);
+        warned.insert(warning);
     }
 }
 
-/// The engine of a device in words.
+/// Describes the engine of a device.
 pub(super) fn describe(device: &CubeDevice) -> String {
     match fastest(device) {
         Ok(engine) => engine.name().to_string(),

@@ -1,4 +1,4 @@
-//! The one place that reaches into CubeCL's CUDA server: the addresses of buffers, and its stream.
+//! The only module that uses CubeCL's CUDA server: the addresses of buffers, and its stream.
 //!
 //! Work that is submitted here runs on the thread that submits CubeCL's own launches, in order with
 //! them, and neither the caller nor the GPU waits. None of this is documented by CubeCL; it holds
@@ -31,7 +31,7 @@ impl Submitter {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The error of the driver.
     pub(super) fn of(device: &CudaDevice) -> Result<Self, String> {
         // CubeCL works in the primary context, and so does this.
         let context = CudaContext::new(device.index).map_err(|error| format!("{error:?}"))?;
@@ -46,7 +46,7 @@ impl Submitter {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The error of the driver.
     pub(super) fn capability(&self) -> Result<(i32, i32), String> {
         let capability = self.context.compute_capability();
         capability.map_err(|error| format!("{error:?}"))
@@ -60,7 +60,7 @@ impl Submitter {
     ///
     /// # Errors
     ///
-    /// What `work` says, or that it panicked.
+    /// The error of `work`, or its panic.
     pub(super) fn wait<R: Send>(
         &self,
         work: impl FnOnce() -> Result<R, String> + Send,
@@ -73,14 +73,15 @@ impl Submitter {
         outcome.map_err(|error| format!("{error:?}"))?
     }
 
-    /// Has `work` put something on the stream of the last buffer, given their addresses in order.
+    /// Runs `work`, which enqueues something on the stream of the last buffer, with the addresses
+    /// of the buffers in order.
     ///
-    /// The stream waits for what other streams still do with the buffers, and their memory is kept
-    /// until what was put there has run.
+    /// The stream waits for work of other streams on the buffers, and their memory is kept until
+    /// the enqueued work has run.
     ///
     /// # Panics
     ///
-    /// If work that was submitted earlier has failed: what it was to write is not to be read.
+    /// If earlier submitted work has failed: its output must not be read.
     pub(super) fn submit(
         &self,
         buffers: Vec<Handle>,

@@ -1,28 +1,29 @@
-//! What an engine is given, and how a row-major product looks to a column-major library.
+//! The problem and operands of an engine, and the mapping of a row-major product to a column-major
+//! library.
 
 use std::fmt::Debug;
 
 use burn::tensor::DType;
 
-/// What multiplies matrices whose tensors are `T`: Flex's or CubeCL's.
+/// An engine for matrix products on tensors `T`: of Flex or of CubeCL.
 pub trait GemmEngine<T>: Debug + Send + Sync {
-    /// A name for messages.
+    /// The name used in messages.
     fn name(&self) -> &'static str;
 
-    /// Whether it computes `problem`.
+    /// Checks whether the engine supports `problem`.
     ///
     /// # Errors
     ///
     /// The reason why not, in words.
-    fn supports(&self, problem: &Problem) -> Result<(), String>;
+    fn supports(&self, problem: &GemmProblem) -> Result<(), String>;
 
     /// Computes a problem that it [supports](Self::supports).
-    fn multiply(&self, problem: &Problem, operands: Operands<T>) -> T;
+    fn multiply(&self, problem: &GemmProblem, operands: Operands<T>) -> T;
 }
 
-/// `result = left right`, and what is added to it.
+/// `result = left right`, with an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Problem {
+pub struct GemmProblem {
     /// `[m, k]`.
     pub left: Matrix,
     /// `[k, n]`.
@@ -31,40 +32,40 @@ pub struct Problem {
     pub factors: DType,
     /// The type of the result, which is row-major without gaps, or a flat buffer.
     pub result: DType,
-    /// What is added.
-    pub added: Added,
+    /// The epilogue.
+    pub epilogue: Epilogue,
 }
 
-/// What is added to a product.
+/// What is added to a product, or where it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Added {
+pub enum Epilogue {
     /// Nothing.
     Nothing,
     /// A row of `n` elements in the type of the result, to each row.
     Bias,
-    /// The product lies row by row in a flat buffer of the type of the result, whose other elements
-    /// stay.
+    /// The product is stored row by row in a flat buffer of the type of the result, whose other
+    /// elements stay.
     Flat {
         /// Whether it is added to what is there, or written over it.
         add: bool,
     },
 }
 
-/// The tensors of a [`Problem`].
+/// The tensors of a [`GemmProblem`].
 #[derive(Debug)]
 pub struct Operands<T> {
     /// `[m, k]`.
     pub left: T,
     /// `[k, n]`.
     pub right: T,
-    /// As [`Problem::added`] says: `[n]`, or a flat buffer, which nobody else holds or which is
-    /// copied.
-    pub added: Option<T>,
+    /// See [`GemmProblem::epilogue`]: a bias `[n]`, or a flat buffer, which is copied unless
+    /// uniquely owned.
+    pub epilogue: Option<T>,
     /// The element of the flat buffer that the product begins at; 0 if there is none.
     pub offset: usize,
 }
 
-/// How a matrix lies in memory: row by row, or transposed column by column.
+/// The memory layout of a matrix: row by row, or transposed column by column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrix {
     /// Its rows.
@@ -73,18 +74,18 @@ pub struct Matrix {
     pub columns: usize,
     /// Elements from one row to the next, or if `transposed` from one column to the next.
     pub leading: usize,
-    /// Whether the elements of a column lie side by side, not those of a row.
+    /// Whether the elements of a column are contiguous, not those of a row.
     pub transposed: bool,
 }
 
 impl Matrix {
     /// The matrix `[rows, columns]` with these strides in elements; `None` if neither its rows nor
-    /// its columns lie side by side, or if they overlap.
+    /// its columns are contiguous, or if they overlap.
     pub fn of([rows, columns]: [usize; 2], strides: [isize; 2]) -> Option<Self> {
         let [row, column] = strides;
-        // Nothing lies any way; its strides may be 0.
+        // An empty matrix has every layout; its strides may be 0.
         let nothing = rows == 0 || columns == 0;
-        // The stride of a dimension of one element says nothing.
+        // The stride of a dimension of size 1 is irrelevant.
         let leading = |count: usize, stride: isize, least: usize| match count {
             _ if nothing => Some(least.max(1)),
             0 | 1 => Some(least.max(1)),
@@ -93,7 +94,7 @@ impl Matrix {
                 .filter(|stride| *stride >= least.max(1)),
         };
         let unit = |count: usize, stride: isize| nothing || count <= 1 || stride == 1;
-        let lies = |transposed, leading| Self {
+        let matrix_of = |transposed, leading| Self {
             rows,
             columns,
             leading,
@@ -102,11 +103,11 @@ impl Matrix {
         let by_rows = leading(rows, row, columns).filter(|_| unit(columns, column));
         let by_columns = leading(columns, column, rows).filter(|_| unit(rows, row));
         by_rows
-            .map(|leading| lies(false, leading))
-            .or(by_columns.map(|leading| lies(true, leading)))
+            .map(|leading| matrix_of(false, leading))
+            .or(by_columns.map(|leading| matrix_of(true, leading)))
     }
 
-    /// The transposed of it, in the same memory.
+    /// The transposed matrix, in the same memory.
     pub fn transpose(self) -> Self {
         Self {
             rows: self.columns,
@@ -117,7 +118,7 @@ impl Matrix {
     }
 }
 
-impl Problem {
+impl GemmProblem {
     /// Rows of the result, columns of the result, and what is summed over.
     pub fn sizes(&self) -> [usize; 3] {
         [self.left.rows, self.right.columns, self.left.columns]
@@ -137,7 +138,7 @@ pub struct ColumnMajor {
     pub m: usize,
     /// Columns of `D`.
     pub n: usize,
-    /// What is summed over.
+    /// The size of the summed dimension.
     pub k: usize,
     /// The first factor, before its transposition.
     pub a: Operand,
@@ -147,7 +148,7 @@ pub struct ColumnMajor {
     pub leading: usize,
 }
 
-/// A factor as it lies in memory, column by column.
+/// The memory layout of a factor, column by column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// Rows in memory.
@@ -177,7 +178,7 @@ impl ColumnMajor {
         }
     }
 
-    /// `D` as it lies in memory.
+    /// The memory layout of `D`.
     pub fn result(&self) -> Operand {
         Operand {
             rows: self.m,

@@ -1,9 +1,10 @@
-//! Products of matrices, and the seam behind which an engine computes them.
+//! Matrix products, and the trait of the engines that compute them.
 //!
 //! [`linear`] and [`accumulate_weight_gradient`] (or [`accumulate_weight_gradient_at`], into a flat
-//! buffer of many gradients) are what a linear layer needs in its forward and its backward; the gradient of its input is `linear(gradient, weight.transpose(), None)`, which
-//! copies no weight: transposed matrices are read where they lie. 16-bit factors are multiplied
-//! exactly and added up in f32, and a bias is added before the result is rounded.
+//! buffer of many gradients) are what a linear layer needs in its forward and its backward; the
+//! gradient of its input is `linear(gradient, weight.transpose(), None)`, which copies no weight:
+//! transposed matrices are read in place. 16-bit factors are multiplied exactly and summed in f32,
+//! and a bias is added before the result is rounded.
 //!
 //! | device | engine |
 //! |---|---|
@@ -11,7 +12,7 @@
 //! | CUDA | cuBLASLt, on the stream that Burn's kernels run on |
 //! | CUDA where cuBLASLt is missing or refuses, and other CubeCL devices | Burn's matmul |
 //!
-//! [`engine_of`] tells which one a device has. Nothing here is recorded for a backward.
+//! [`engine_of`] returns the one of a device. Not differentiable: nothing is recorded for autodiff.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
@@ -19,7 +20,7 @@ use burn::tensor::{DType, Device, Tensor};
 use crate::KernelError;
 use crate::cpu::wide;
 use crate::error::accept;
-use crate::flat::check_stretch;
+use crate::flat::check_range;
 use crate::launch::launch_one;
 
 pub mod composed;
@@ -31,15 +32,15 @@ pub(crate) mod cublaslt;
 #[cfg(feature = "cuda")]
 mod cuda_stream;
 mod engine;
-mod product;
+mod op;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) mod request;
 #[cfg(test)]
 mod tests;
 
-pub use engine::{Added, ColumnMajor, GemmEngine, Matrix, Operand, Operands, Problem};
+pub use engine::{ColumnMajor, Epilogue, GemmEngine, GemmProblem, Matrix, Operand, Operands};
 
-use product::Product;
+use op::GemmOp;
 
 /// `x weight + bias`.
 ///
@@ -67,10 +68,10 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     accept(check_linear(&x, &weight, bias.as_ref()));
     let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
     inputs.extend(bias.map(Tensor::into_dispatch));
-    Tensor::from_dispatch(launch_one(Product::Linear, inputs))
+    Tensor::from_dispatch(launch_one(GemmOp::Linear, inputs))
 }
 
-/// `into + x^T gradient`, written in place where nobody else holds `into`.
+/// `into + x^T gradient`, written in place if `into` is uniquely owned.
 ///
 /// [`accumulate_weight_gradient_at`] does so inside of a flat buffer.
 ///
@@ -91,21 +92,21 @@ pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tenso
     weight_gradient(x, gradient, flat, 0, true).reshape([inputs, outputs])
 }
 
-/// `flat` with `x^T gradient`, row by row, over its elements from `offset` on, or, where `add` says
-/// so, added to them; written in place where nobody else holds `flat`.
+/// `flat` with `x^T gradient`, row by row, over its elements from `offset` on, or added to them if
+/// `add`; written in place if `flat` is uniquely owned.
 ///
 /// `x` is `[rows, in]` and `gradient` `[rows, out]`, of one type; `flat` is `[length]` in f32, or f64
 /// for f64, with room for `in * out` elements. Without rows the product is 0. On one device the
 /// result does not depend on the number of threads.
 ///
-/// The product goes straight into the buffer on the CPU, and on CUDA where the stretch starts at a
-/// multiple of 16 bytes; elsewhere it is made first and then written there by
+/// The product goes straight into the buffer on the CPU, and on CUDA where the range starts at a
+/// multiple of 16 bytes; elsewhere it is computed first and then written there by
 /// [`flat::accumulate`](crate::flat::accumulate)'s kernel.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree, and for a stretch that reaches past
-/// the buffer.
+/// With a [`KernelError`] for sizes or types that do not agree, and for a range that exceeds the
+/// buffer.
 ///
 /// # Example
 ///
@@ -143,10 +144,10 @@ fn weight_gradient(
         gradient.into_dispatch(),
         flat.into_dispatch(),
     ];
-    Tensor::from_dispatch(launch_one(Product::WeightGradient { offset, add }, inputs))
+    Tensor::from_dispatch(launch_one(GemmOp::WeightGradient { offset, add }, inputs))
 }
 
-/// What multiplies matrices on a device, and why it is not something faster.
+/// Describes the engine that multiplies matrices on a device, and why it is not a faster one.
 pub fn engine_of(device: &Device) -> String {
     describe(device.as_dispatch())
 }
@@ -167,7 +168,7 @@ fn check_linear(
     weight: &Tensor<2>,
     bias: Option<&Tensor<1>>,
 ) -> Result<(), KernelError> {
-    let operation = product::LINEAR;
+    let operation = op::LINEAR;
     let ([rows, inputs], [expected, outputs]) = (x.dims(), weight.dims());
     let given = bias.map(|bias| bias.dims()[0]);
     if inputs != expected || given.is_some_and(|given| given != outputs) {
@@ -175,8 +176,8 @@ fn check_linear(
         return Err(KernelError::shape(
             operation,
             format!(
-                "x is [{rows}, {inputs}], the weight [{expected}, {outputs}], the bias {bias}; \
-                 [rows, in], [in, out] and [out] fit"
+                "x is [{rows}, {inputs}], the weight [{expected}, {outputs}], the bias {bias}: expected \
+                 [rows, in], [in, out] and [out]"
             ),
         ));
     }
@@ -191,19 +192,19 @@ fn check_accumulate(
     gradient: &Tensor<2>,
     into: &Tensor<2>,
 ) -> Result<(), KernelError> {
-    let operation = product::WEIGHT_GRADIENT;
+    let operation = op::WEIGHT_GRADIENT;
     let ([rows, inputs], [others, outputs]) = (x.dims(), gradient.dims());
     if rows != others || into.dims() != [inputs, outputs] {
         return Err(KernelError::shape(
             operation,
             format!(
-                "x is [{rows}, {inputs}], the gradient [{others}, {outputs}], what it is added to \
-                 {:?}; [rows, in], [rows, out] and [in, out] fit",
+                "x is [{rows}, {inputs}], the gradient [{others}, {outputs}], the accumulator \
+                 {:?}: expected [rows, in], [rows, out] and [in, out]",
                 into.dims()
             ),
         ));
     }
-    let name = "type of what it is added to";
+    let name = "type of the accumulator";
     check_accumulated_types(operation, [x, gradient], name, into.dtype())
 }
 
@@ -213,18 +214,18 @@ fn check_accumulate_at(
     flat: &Tensor<1>,
     offset: usize,
 ) -> Result<(), KernelError> {
-    let operation = product::WEIGHT_GRADIENT_AT;
+    let operation = op::WEIGHT_GRADIENT_AT;
     let ([rows, inputs], [others, outputs]) = (x.dims(), gradient.dims());
     if rows != others {
         return Err(KernelError::shape(
             operation,
             format!(
-                "x is [{rows}, {inputs}], the gradient [{others}, {outputs}]; [rows, in] and \
-                 [rows, out] fit"
+                "x is [{rows}, {inputs}], the gradient [{others}, {outputs}]: expected [rows, in] and \
+                 [rows, out]"
             ),
         ));
     }
-    check_stretch(operation, flat, offset, &[inputs, outputs])?;
+    check_range(operation, flat, offset, &[inputs, outputs])?;
     let name = "type of the flat buffer";
     check_accumulated_types(operation, [x, gradient], name, flat.dtype())
 }
@@ -237,14 +238,15 @@ fn check_accumulated_types(
 ) -> Result<(), KernelError> {
     let of_gradient = "type of the gradient";
     same_type(operation, x.dtype(), of_gradient, gradient.dtype())?;
-    match into == wide(x.dtype()) {
-        true => Ok(()),
-        false => Err(KernelError::Option {
+    if into == wide(x.dtype()) {
+        Ok(())
+    } else {
+        Err(KernelError::Option {
             operation,
             name,
             value: format!("{into:?} beside x in {:?}", x.dtype()),
-            fits: "F32, or F64 for F64,",
-        }),
+            fits: "F32, or F64 for F64",
+        })
     }
 }
 
@@ -254,13 +256,14 @@ fn same_type(
     name: &'static str,
     other: DType,
 ) -> Result<(), KernelError> {
-    match own == other {
-        true => Ok(()),
-        false => Err(KernelError::Option {
+    if own == other {
+        Ok(())
+    } else {
+        Err(KernelError::Option {
             operation,
             name,
             value: format!("{other:?} beside x in {own:?}"),
             fits: "the type of x",
-        }),
+        })
     }
 }

@@ -1,23 +1,23 @@
-//! What cuBLASLt is asked for, in words that need no CUDA.
+//! A request to cuBLASLt, in types that need no CUDA.
 
 use std::fmt::{self, Display};
 
 use burn::tensor::DType;
 
-use super::engine::{Added, ColumnMajor, Problem};
+use super::engine::{ColumnMajor, Epilogue, GemmProblem};
 use crate::fp8::Format;
 
 /// A product of column-major matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Request {
-    /// Sizes, and how the factors lie.
+    /// Sizes, and the layout of the factors.
     pub layout: ColumnMajor,
     /// The types of the elements of `A` and `B`.
     pub factors: [Element; 2],
     /// The type of `D`, and of a bias.
     pub result: DType,
-    /// What is added.
-    pub added: Added,
+    /// The epilogue.
+    pub epilogue: Epilogue,
     /// How 8-bit factors are scaled.
     pub scaled: Option<Scaled>,
 }
@@ -34,7 +34,7 @@ pub(crate) enum Element {
 /// How 8-bit factors are scaled, and how their products are added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Scaled {
-    /// Those of `A` and of `B`.
+    /// The scale modes of `A` and of `B`.
     pub modes: [ScaleMode; 2],
     /// Whether sums may be kept in the registers of the tensor cores all along.
     pub fast: bool,
@@ -55,13 +55,13 @@ pub(crate) enum ScaleMode {
     Squares = 5,
 }
 
-impl From<&Problem> for Request {
-    fn from(problem: &Problem) -> Self {
+impl From<&GemmProblem> for Request {
+    fn from(problem: &GemmProblem) -> Self {
         Self {
             layout: problem.column_major(),
             factors: [Element::Plain(problem.factors); 2],
             result: problem.result,
-            added: problem.added,
+            epilogue: problem.epilogue,
             scaled: None,
         }
     }

@@ -1,7 +1,8 @@
-//! Where a launch reaches into Burn: which backend a tensor is on, and its primitive.
+//! The only module of a launch that uses Burn internals: which backend a tensor is on, and its
+//! primitive.
 //!
-//! Under `fusion` a kernel is queued as an opaque operation and runs when the stream drains, so its
-//! neighbours still fuse among themselves.
+//! With `fusion` a kernel is queued as an opaque operation and runs when the stream drains, so
+//! operations around it still fuse with each other.
 
 use std::sync::Arc;
 
@@ -12,10 +13,10 @@ use burn::backend::{
 };
 use burn::tensor::DType;
 
-use super::{Kernel, Spec};
+use super::{DeviceOp, Spec};
 use crate::KernelError;
 
-/// Refuses element types that the device of the inputs does not have.
+/// Fails for element types that the device of the inputs does not support.
 pub(super) fn check_types(
     operation: &'static str,
     inputs: &[DispatchTensor],
@@ -51,7 +52,7 @@ pub(super) fn check_types(
 
 /// Runs the kernel's form for the backend of the inputs.
 pub(super) fn run(
-    kernel: Arc<dyn Kernel>,
+    kernel: Arc<dyn DeviceOp>,
     inputs: Vec<DispatchTensor>,
     outputs: Vec<Spec>,
 ) -> Vec<DispatchTensor> {
@@ -61,9 +62,10 @@ pub(super) fn run(
                 DispatchTensorKind::Flex(tensor) => flex(tensor),
                 other => mixed(kernel.name(), "flex", &other),
             });
-            let inputs = match kernel.strided() {
-                true => inputs.collect(),
-                false => inputs.map(|tensor| tensor.to_contiguous()).collect(),
+            let inputs = if kernel.strided() {
+                inputs.collect()
+            } else {
+                inputs.map(|tensor| tensor.to_contiguous()).collect()
             };
             let results = kernel.cpu(inputs);
             check_results(kernel.name(), &results, &outputs);
@@ -76,12 +78,11 @@ pub(super) fn run(
 }
 
 fn mixed(operation: &str, device: &str, other: &DispatchTensorKind) -> ! {
-    panic!(
-        "{operation}: one tensor is on {device}, another is {other:?}; both must be on one device"
-    )
+    panic!("{operation}: one tensor is on {device}, another is {other:?}: expected one device")
 }
 
-/// A form must keep what it promised; checked where it costs nothing beside the work.
+/// The outputs must have the declared shapes and types; checked only where that is cheap compared
+/// to the work.
 fn check_results<T: TensorMetadata>(operation: &str, results: &[T], outputs: &[Spec]) {
     let given = results
         .iter()
@@ -139,7 +140,7 @@ mod cube {
     type Primitive = <Cube as burn::backend::BackendTypes>::FloatTensorPrimitive;
 
     pub(super) fn run(
-        kernel: Arc<dyn Kernel>,
+        kernel: Arc<dyn DeviceOp>,
         inputs: Vec<DispatchTensor>,
         outputs: Vec<Spec>,
     ) -> Vec<DispatchTensor> {
@@ -164,10 +165,15 @@ mod cube {
         }
     }
 
-    fn execute(kernel: &dyn Kernel, inputs: Vec<CubeTensor>, outputs: &[Spec]) -> Vec<CubeTensor> {
-        let inputs = match kernel.strided() {
-            true => inputs,
-            false => inputs.into_iter().map(into_contiguous).collect(),
+    fn execute(
+        kernel: &dyn DeviceOp,
+        inputs: Vec<CubeTensor>,
+        outputs: &[Spec],
+    ) -> Vec<CubeTensor> {
+        let inputs = if kernel.strided() {
+            inputs
+        } else {
+            inputs.into_iter().map(into_contiguous).collect()
         };
         let results = kernel.cube(inputs);
         check_results(kernel.name(), &results, outputs);
@@ -176,7 +182,7 @@ mod cube {
 
     #[cfg(not(feature = "fusion"))]
     fn queue(
-        kernel: Arc<dyn Kernel>,
+        kernel: Arc<dyn DeviceOp>,
         inputs: Vec<CubeTensor>,
         outputs: Vec<Spec>,
     ) -> Vec<CubeTensor> {
@@ -185,7 +191,7 @@ mod cube {
 
     #[cfg(feature = "fusion")]
     fn queue(
-        kernel: Arc<dyn Kernel>,
+        kernel: Arc<dyn DeviceOp>,
         inputs: Vec<Primitive>,
         outputs: Vec<Spec>,
     ) -> Vec<Primitive> {

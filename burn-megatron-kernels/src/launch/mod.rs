@@ -1,7 +1,7 @@
-//! A kernel in its forms, run on whatever backend its inputs are on.
+//! A device operation: one implementation per backend, run on the backend of its inputs.
 //!
-//! [`launch`] knows nothing of autodiff: a [`Function`](crate::Function) calls it from its forward
-//! and from its backward.
+//! [`launch`] is independent of autodiff: a [`Function`](crate::Function) calls it in its forward
+//! and in its backward.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -37,19 +37,19 @@ impl Spec {
     }
 }
 
-/// One computation on plain tensors, in a form for each kind of backend.
+/// One operation on plain tensors, with an implementation for each kind of backend.
 ///
-/// The forms get what [`outputs`](Self::outputs) has accepted: checks of shapes stand in the public
-/// function that launches the kernel. Inputs are contiguous unless [`strided`](Self::strided) says
-/// otherwise. An input that nobody else holds may be written to and returned as an output.
-pub(crate) trait Kernel: Debug + Send + Sync + 'static {
-    /// The name that errors give the operation.
+/// [`outputs`](Self::outputs) is called first. Shapes are checked by the public function that
+/// launches the operation. Inputs are contiguous unless [`strided`](Self::strided) returns true. A
+/// uniquely owned input may be written to and returned as an output.
+pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
+    /// The name used in errors.
     fn name(&self) -> &'static str;
 
     /// Shapes and types of the outputs.
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec>;
 
-    /// Whether the forms read strided inputs themselves.
+    /// Whether the implementations support strided inputs.
     fn strided(&self) -> bool {
         false
     }
@@ -66,9 +66,9 @@ pub(crate) trait Kernel: Debug + Send + Sync + 'static {
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError): an element type that the device lacks, a tensor with
-/// too many elements, a backend that has no form.
-pub(crate) fn launch(kernel: impl Kernel, inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+/// With a [`KernelError`](crate::KernelError): an element type that the device does not support, a
+/// tensor with too many elements, a backend without an implementation.
+pub(crate) fn launch(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
     let specs: Vec<_> = inputs
         .iter()
         .map(|tensor| Spec::new(tensor.shape(), tensor.dtype()))
@@ -83,6 +83,6 @@ pub(crate) fn launch(kernel: impl Kernel, inputs: Vec<DispatchTensor>) -> Vec<Di
 }
 
 /// [`launch`] for a kernel with one output.
-pub(crate) fn launch_one(kernel: impl Kernel, inputs: Vec<DispatchTensor>) -> DispatchTensor {
+pub(crate) fn launch_one(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> DispatchTensor {
     launch(kernel, inputs).remove(0)
 }

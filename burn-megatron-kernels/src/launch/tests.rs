@@ -4,11 +4,11 @@ use super::*;
 use crate::cpu::{for_float, slice, tensor};
 use crate::testing::devices;
 
-/// `x` times `factor`; an input that nobody else holds is written to.
+/// `x` times `factor`; a uniquely owned input is written to.
 #[derive(Debug)]
 struct Scale(f32);
 
-impl Kernel for Scale {
+impl DeviceOp for Scale {
     fn name(&self) -> &'static str {
         "scale"
     }
@@ -141,7 +141,9 @@ fn neighbours_of_a_kernel_see_its_output() {
 }
 
 #[test]
-#[should_panic(expected = "scale: a tensor [65536, 65537] has more elements than the 4294967295")]
+#[should_panic(
+    expected = "scale: tensor [65536, 65537] has too many elements: expected at most 4294967295"
+)]
 fn more_elements_than_can_be_counted_are_refused() {
     let x = Tensor::<1>::ones([1], &Device::flex()).expand([65536, 65537]);
     scaled::<2>(x, 1.0);
@@ -149,7 +151,7 @@ fn more_elements_than_can_be_counted_are_refused() {
 
 #[cfg(feature = "wgpu")]
 #[test]
-#[should_panic(expected = "scale does not take F64 on")]
+#[should_panic(expected = "scale does not support F64 on")]
 fn a_type_that_the_device_lacks_is_refused() {
     let x = Tensor::<1>::from_data([1.0f32], &Device::wgpu(Default::default()));
     scaled(x.cast(burn::tensor::DType::F64), 1.0);

@@ -1,4 +1,4 @@
-//! How the norms are recorded: what is saved, and which kernel makes the gradients.
+//! The autodiff functions of the norms: what is saved, and which kernel computes the gradients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,11 +15,11 @@ use super::cpu;
 use super::kernel;
 use crate::Function;
 use crate::cpu::wide;
-use crate::launch::{Kernel, Spec, launch};
+use crate::launch::{DeviceOp, Spec, launch};
 
 /// The formula of a norm.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rule {
+pub(super) struct NormFormula {
     /// The name of the operation.
     pub name: &'static str,
     /// Whether the mean is subtracted: LayerNorm.
@@ -27,27 +27,24 @@ pub(super) struct Rule {
     pub options: NormOptions,
 }
 
-impl Rule {
+impl NormFormula {
     /// Numbers kept of a row: one over the deviation, and for LayerNorm the mean in two parts,
     /// because one float cannot hold a large mean to a fraction of a small deviation.
     pub(super) fn statistics(&self) -> usize {
-        match self.centred {
-            true => 3,
-            false => 1,
-        }
+        if self.centred { 3 } else { 1 }
     }
 }
 
-/// The gradients that a backward is to make.
+/// The requested gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gradients {
+pub(super) struct NormGradients {
     pub input: bool,
     pub weight: bool,
     pub bias: bool,
 }
 
-impl Gradients {
-    /// Sums over the rows that are made: the bias's comes after the weight's.
+impl NormGradients {
+    /// Number of sums over rows: the bias's comes after the weight's.
     pub(super) fn parameters(&self) -> usize {
         match (self.weight, self.bias) {
             (_, true) => 2,
@@ -59,21 +56,21 @@ impl Gradients {
 
 /// `[x, residual?, weight, bias?]` to `[y, statistics, sum?]`.
 #[derive(Debug)]
-struct ForwardKernel {
-    rule: Rule,
+struct NormForwardOp {
+    formula: NormFormula,
     residual: bool,
 }
 
-impl Kernel for ForwardKernel {
+impl DeviceOp for NormForwardOp {
     fn name(&self) -> &'static str {
-        self.rule.name
+        self.formula.name
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         let x = inputs[0].clone();
         let width = x.shape[x.shape.num_dims() - 1];
         let rows = x.shape.num_elements() / width;
-        let statistics = Spec::new([rows, self.rule.statistics()], wide(x.dtype));
+        let statistics = Spec::new([rows, self.formula.statistics()], wide(x.dtype));
         let mut outputs = vec![x, statistics];
         if self.residual {
             outputs.push(inputs[1].clone());
@@ -82,79 +79,82 @@ impl Kernel for ForwardKernel {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::forward(self.rule, self.residual, inputs)
+        cpu::forward(self.formula, self.residual, inputs)
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::forward(self.rule, self.residual, inputs)
+        kernel::forward(self.formula, self.residual, inputs)
     }
 }
 
-/// `[source, statistics, gradient, weight, so far?]` to the gradients that are asked for.
+/// `[source, statistics, gradient, weight, so far?]` to the gradients that are requested.
 #[derive(Debug)]
-struct BackwardKernel {
-    rule: Rule,
-    asked: Gradients,
+struct NormBackwardOp {
+    formula: NormFormula,
+    wanted: NormGradients,
 }
 
-impl Kernel for BackwardKernel {
+impl DeviceOp for NormBackwardOp {
     fn name(&self) -> &'static str {
-        self.rule.name
+        self.formula.name
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let Gradients {
+        let NormGradients {
             input,
             weight,
             bias,
-        } = self.asked;
+        } = self.wanted;
         let specs = [(input, 0), (weight, 3), (bias, 3)];
-        let asked = specs.into_iter().filter(|(asked, _)| *asked);
-        asked.map(|(_, like)| inputs[like].clone()).collect()
+        let wanted = specs.into_iter().filter(|(wanted, _)| *wanted);
+        wanted.map(|(_, like)| inputs[like].clone()).collect()
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::backward(self.rule, self.asked, inputs)
+        cpu::backward(self.formula, self.wanted, inputs)
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::backward(self.rule, self.asked, inputs)
+        kernel::backward(self.formula, self.wanted, inputs)
     }
 }
 
-/// What a fused addition and norm hands from the node of the sum to the node of the norm.
+/// State shared by the addition and the norm of one fused call.
 #[derive(Debug, Default)]
-pub(super) struct Link {
-    /// The output and the statistics, on their way from the forward of one to that of the other.
-    made: Mutex<Option<(DispatchTensor, DispatchTensor)>>,
-    /// Whether the sum's other users have given their gradient.
-    returned: AtomicBool,
+pub(super) struct AddNormState {
+    /// The output and the statistics, passed from the forward of the addition to that of the norm.
+    forward_outputs: Mutex<Option<(DispatchTensor, DispatchTensor)>>,
+    /// Whether the backward of the sum's other users has run.
+    sum_gradient_ready: AtomicBool,
 }
 
 #[cfg(test)]
 thread_local! {
-    /// Backwards on this thread that took the gradient of the sum's other users.
-    pub(super) static JOINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// Number of backwards on this thread that fused the addition of the other gradient.
+    pub(super) static FUSED_ADDITIONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// A norm. With a link it takes the output that [`Add`] has made.
+/// A norm. With a shared state it takes the output that [`AddFunction`] has computed.
 #[derive(Debug)]
-pub(super) struct Norm {
-    pub rule: Rule,
-    pub link: Option<Arc<Link>>,
+pub(super) struct NormFunction {
+    pub formula: NormFormula,
+    pub shared_state: Option<Arc<AddNormState>>,
 }
 
-impl Norm {
+impl NormFunction {
     fn run(&self, inputs: &[DispatchTensor]) -> (DispatchTensor, DispatchTensor) {
-        let made = self.link.as_ref().and_then(|link| {
-            let mut made = link.made.lock().unwrap_or_else(PoisonError::into_inner);
-            made.take()
+        let forward_outputs = self.shared_state.as_ref().and_then(|shared_state| {
+            let mut forward_outputs = shared_state
+                .forward_outputs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            forward_outputs.take()
         });
-        made.unwrap_or_else(|| {
-            let kernel = ForwardKernel {
-                rule: self.rule,
+        forward_outputs.unwrap_or_else(|| {
+            let kernel = NormForwardOp {
+                formula: self.formula,
                 residual: false,
             };
             let mut outputs = launch(kernel, inputs.to_vec());
@@ -164,7 +164,7 @@ impl Norm {
     }
 }
 
-impl Function for Norm {
+impl Function for NormFunction {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let (y, statistics) = self.run(&inputs);
         let weight = inputs.remove(1);
@@ -181,8 +181,11 @@ impl Function for Norm {
     }
 
     fn onto(&self) -> Option<usize> {
-        let link = self.link.as_ref()?;
-        link.returned.load(Ordering::Acquire).then_some(0)
+        let shared_state = self.shared_state.as_ref()?;
+        shared_state
+            .sum_gradient_ready
+            .load(Ordering::Acquire)
+            .then_some(0)
     }
 
     fn backward_onto(
@@ -193,12 +196,12 @@ impl Function for Norm {
         so_far: DispatchTensor,
     ) -> Vec<Option<DispatchTensor>> {
         #[cfg(test)]
-        JOINED.set(JOINED.get() + 1);
+        FUSED_ADDITIONS.set(FUSED_ADDITIONS.get() + 1);
         self.gradients(saved, gradient, needed, Some(so_far))
     }
 }
 
-impl Norm {
+impl NormFunction {
     fn gradients(
         &self,
         mut saved: Vec<DispatchTensor>,
@@ -206,23 +209,23 @@ impl Norm {
         needed: &[bool],
         so_far: Option<DispatchTensor>,
     ) -> Vec<Option<DispatchTensor>> {
-        let asked = Gradients {
+        let wanted = NormGradients {
             input: needed[0],
             weight: needed[1],
             bias: needed.get(2).copied().unwrap_or(false),
         };
-        let kernel = BackwardKernel {
-            rule: self.rule,
-            asked,
+        let kernel = NormBackwardOp {
+            formula: self.formula,
+            wanted,
         };
         saved.insert(2, gradient);
         saved.extend(so_far);
         let mut results = launch(kernel, saved).into_iter();
-        let mut result = |asked: bool| asked.then(|| results.next()).flatten();
+        let mut result = |wanted: bool| wanted.then(|| results.next()).flatten();
         let all = [
-            result(asked.input),
-            result(asked.weight),
-            result(asked.bias),
+            result(wanted.input),
+            result(wanted.weight),
+            result(wanted.bias),
         ];
         all.into_iter().take(needed.len()).collect()
     }
@@ -230,25 +233,25 @@ impl Norm {
 
 /// `x + residual`, of rank `D`; its launch makes the norm of the sum as well.
 #[derive(Debug)]
-pub(super) struct Add<const D: usize> {
-    pub rule: Rule,
+pub(super) struct AddFunction<const D: usize> {
+    pub formula: NormFormula,
     /// The type of `x`. The sum has that of the residual.
     pub dtype: DType,
     /// The weight, and the bias if there is one.
     pub params: Vec<DispatchTensor>,
-    pub link: Arc<Link>,
+    pub shared_state: Arc<AddNormState>,
 }
 
-impl<const D: usize> Function for Add<D> {
+impl<const D: usize> Function for AddFunction<D> {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         inputs.extend(self.params.iter().cloned());
-        let (y, sum, statistics) = add(self.rule, inputs);
-        let mut made = self
-            .link
-            .made
+        let (y, sum, statistics) = add(self.formula, inputs);
+        let mut forward_outputs = self
+            .shared_state
+            .forward_outputs
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        *made = Some((y, statistics));
+        *forward_outputs = Some((y, statistics));
         (sum, vec![])
     }
 
@@ -268,11 +271,11 @@ impl<const D: usize> Function for Add<D> {
 
 /// The norm of a sum, the sum, and the statistics, for `[x, residual, weight, bias?]`.
 pub(super) fn add(
-    rule: Rule,
+    formula: NormFormula,
     inputs: Vec<DispatchTensor>,
 ) -> (DispatchTensor, DispatchTensor, DispatchTensor) {
-    let kernel = ForwardKernel {
-        rule,
+    let kernel = NormForwardOp {
+        formula,
         residual: true,
     };
     let mut outputs = launch(kernel, inputs);
@@ -281,16 +284,17 @@ pub(super) fn add(
     (outputs.remove(0), sum, statistics)
 }
 
-/// Hands a sum `[sum, later]` to its users other than the norm.
+/// Passes a sum `[sum, later]` to its users other than the norm.
 ///
-/// Its backward gives their gradient to the sum and says so, so that the norm's backward, which
-/// comes after, can take it and add its own. It comes after because `later` is deeper than the sum.
+/// Its backward registers their gradient for the sum and sets a flag, so that the backward of the
+/// norm, which runs later, can take that gradient and add its own. It runs later because `later` is
+/// deeper in the graph than the sum.
 #[derive(Debug)]
-pub(super) struct Carry {
-    pub link: Arc<Link>,
+pub(super) struct SumBranch {
+    pub shared_state: Arc<AddNormState>,
 }
 
-impl Function for Carry {
+impl Function for SumBranch {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         (inputs.remove(0), vec![])
     }
@@ -301,16 +305,18 @@ impl Function for Carry {
         gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        self.link.returned.store(true, Ordering::Release);
+        self.shared_state
+            .sum_gradient_ready
+            .store(true, Ordering::Release);
         vec![Some(gradient.clone()), Some(gradient)]
     }
 }
 
-/// A step deeper than the sum, for [`Carry`]. It takes part in no gradient.
+/// A node one level deeper than the sum, for [`SumBranch`]. It has no gradient.
 #[derive(Debug)]
-pub(super) struct Later;
+pub(super) struct OrderingNode;
 
-impl Function for Later {
+impl Function for OrderingNode {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         (inputs.remove(0), vec![])
     }

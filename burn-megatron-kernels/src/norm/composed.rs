@@ -1,4 +1,4 @@
-//! The norms made of Burn's own operations, differentiated by Burn.
+//! The norms composed of Burn's own operations, differentiated by Burn.
 //!
 //! The same formulas in the same precision, with every intermediate tensor in memory.
 
@@ -78,9 +78,10 @@ fn affine<const D: usize>(
     options: NormOptions,
 ) -> Tensor<D> {
     let dtype = x.dtype();
-    let weight = match options.zero_centered {
-        true => weight.cast(dtype) + 1.0,
-        false => weight.cast(dtype),
+    let weight = if options.zero_centered {
+        weight.cast(dtype) + 1.0
+    } else {
+        weight.cast(dtype)
     };
     let x = x * weight.unsqueeze();
     match bias {

@@ -1,29 +1,40 @@
-//! The CPU forms: one pass over memory, a row at a time, in parallel over tasks of whole rows.
+//! The CPU implementations: one pass over memory, a row at a time, in parallel over tasks of whole
+//! rows.
 
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::backward::{Gradients, Rule};
+use super::backward::{NormFormula, NormGradients};
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
 
 /// Partial sums of one row: two AVX-512 registers of f32.
 const PARTIALS: usize = 32;
 
 /// `[x, residual?, weight, bias?]` to `[y, statistics, sum?]`.
-pub(super) fn forward(rule: Rule, residual: bool, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+pub(super) fn forward(
+    formula: NormFormula,
+    residual: bool,
+    inputs: Vec<FlexTensor>,
+) -> Vec<FlexTensor> {
     let dtype = inputs[0].dtype();
-    for_float!(dtype, X => match residual && inputs[1].dtype() != dtype {
-        true => forward_as::<X, <X as Element>::Wide>(rule, residual, &inputs),
-        false => forward_as::<X, X>(rule, residual, &inputs),
+    for_float!(dtype, X => if residual && inputs[1].dtype() != dtype {
+        forward_as::<X, <X as Element>::Wide>(formula, residual, &inputs)
+    } else {
+        forward_as::<X, X>(formula, residual, &inputs)
     })
 }
 
-/// `[source, statistics, gradient, weight, so far?]` to the gradients that are asked for.
-pub(super) fn backward(rule: Rule, asked: Gradients, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+/// `[source, statistics, gradient, weight, so far?]` to the gradients that are requested.
+pub(super) fn backward(
+    formula: NormFormula,
+    wanted: NormGradients,
+    inputs: Vec<FlexTensor>,
+) -> Vec<FlexTensor> {
     let dtype = inputs[2].dtype();
-    for_float!(dtype, Y => match inputs[0].dtype() != dtype {
-        true => backward_as::<Y, <Y as Element>::Wide>(rule, asked, &inputs),
-        false => backward_as::<Y, Y>(rule, asked, &inputs),
+    for_float!(dtype, Y => if inputs[0].dtype() != dtype {
+        backward_as::<Y, <Y as Element>::Wide>(formula, wanted, &inputs)
+    } else {
+        backward_as::<Y, Y>(formula, wanted, &inputs)
     })
 }
 
@@ -36,10 +47,11 @@ fn parameter<R: Real>(values: &FlexTensor, offset: R) -> Vec<R> {
 }
 
 /// The factors of a row: the weight, or one more.
-fn factors<R: Real>(rule: Rule, weight: &FlexTensor) -> Vec<R> {
-    let offset = match rule.options.zero_centered {
-        true => R::ONE,
-        false => R::ZERO,
+fn factors<R: Real>(formula: NormFormula, weight: &FlexTensor) -> Vec<R> {
+    let offset = if formula.options.zero_centered {
+        R::ONE
+    } else {
+        R::ZERO
     };
     parameter(weight, offset)
 }
@@ -80,10 +92,10 @@ fn sums<R: Real, const K: usize>(a: &[R], b: &[R], terms: impl Fn(R, R) -> [R; K
 ///
 /// The sum of what is left after the first part corrects it, and the variance, for its rounding.
 #[inline(always)]
-fn statistics<R: Real>(rule: Rule, row: &[R]) -> [R; 3] {
+fn statistics<R: Real>(formula: NormFormula, row: &[R]) -> [R; 3] {
     let count = R::of(row.len() as f64);
-    let epsilon = R::of(rule.options.epsilon);
-    if !rule.centred {
+    let epsilon = R::of(formula.options.epsilon);
+    if !formula.centred {
         let [squares] = sums(row, row, |x, _| [x * x]);
         return [
             R::ONE / (squares / count + epsilon).root(),
@@ -103,18 +115,18 @@ fn statistics<R: Real>(rule: Rule, row: &[R]) -> [R; 3] {
 }
 
 /// Rows of a forward that are done by one thread.
-struct Forward<'a, X: Element, S: Element> {
+struct NormForwardTask<'a, X: Element, S: Element> {
     x: &'a [X],
     residual: Option<(&'a [S], &'a mut [S])>,
     y: &'a mut [X],
     statistics: &'a mut [X::Wide],
 }
 
-impl<X: Element, S: Element<Wide = X::Wide>> Forward<'_, X, S> {
+impl<X: Element, S: Element<Wide = X::Wide>> NormForwardTask<'_, X, S> {
     #[inline(always)]
-    fn run(mut self, rule: Rule, factors: &[X::Wide], bias: Option<&[X::Wide]>) {
+    fn run(mut self, formula: NormFormula, factors: &[X::Wide], bias: Option<&[X::Wide]>) {
         let width = factors.len();
-        let kept = rule.statistics();
+        let kept = formula.statistics();
         let mut row = vec![X::Wide::ZERO; width];
         for (i, y) in self.y.chunks_exact_mut(width).enumerate() {
             let at = i * width..(i + 1) * width;
@@ -123,7 +135,7 @@ impl<X: Element, S: Element<Wide = X::Wide>> Forward<'_, X, S> {
                 Some((residual, sum)) => add(x, &residual[at.clone()], &mut sum[at], &mut row),
                 None => widen(x, &mut row),
             }
-            let all = statistics(rule, &row);
+            let all = statistics(formula, &row);
             self.statistics[i * kept..(i + 1) * kept].copy_from_slice(&all[..kept]);
             let [rstd, mean, rest] = all;
             let normalised = row.iter().map(|x| (*x - mean - rest) * rstd);
@@ -164,26 +176,27 @@ where
     }
 }
 
-/// Runs the tasks, in parallel if there are several and threads for them: a pool of one thread
-/// would only add the way to it.
-fn each<T: Send>(tasks: Vec<T>, run: impl Fn(T) + Send + Sync) {
-    match tasks.len() > 1 && rayon::current_num_threads() > 1 {
-        true => tasks.into_par_iter().for_each(run),
-        false => tasks.into_iter().for_each(run),
+/// Runs the tasks, in parallel if there are several tasks and several threads: a pool of one thread
+/// would only add overhead.
+fn run_tasks<T: Send>(tasks: Vec<T>, run: impl Fn(T) + Send + Sync) {
+    if tasks.len() > 1 && rayon::current_num_threads() > 1 {
+        tasks.into_par_iter().for_each(run)
+    } else {
+        tasks.into_iter().for_each(run)
     }
 }
 
-fn forward_as<X, S>(rule: Rule, residual: bool, inputs: &[FlexTensor]) -> Vec<FlexTensor>
+fn forward_as<X, S>(formula: NormFormula, residual: bool, inputs: &[FlexTensor]) -> Vec<FlexTensor>
 where
     X: Element,
     S: Element<Wide = X::Wide>,
 {
     let (x, params) = (&inputs[0], &inputs[1 + usize::from(residual)..]);
     let shape = x.layout().shape().clone();
-    let factors: Vec<X::Wide> = factors(rule, &params[0]);
+    let factors: Vec<X::Wide> = factors(formula, &params[0]);
     let bias = params.get(1).map(|bias| parameter(bias, X::Wide::ZERO));
     let (width, x) = (factors.len(), slice::<X>(x));
-    let (rows, kept) = (x.len() / width, rule.statistics());
+    let (rows, kept) = (x.len() / width, formula.statistics());
     let residual = residual.then(|| slice::<S>(&inputs[1]));
 
     let mut y = vec![X::narrow(X::Wide::ZERO); x.len()];
@@ -197,17 +210,17 @@ where
     let tasks = outputs.enumerate().map(|(i, (y, statistics))| {
         let at = i * grain * width..i * grain * width + y.len();
         let residual = residual.map(|residual| &residual[at.clone()]);
-        Forward {
+        NormForwardTask {
             x: &x[at],
             residual: residual.zip(sums.next()),
             y,
             statistics,
         }
     });
-    each(tasks.collect(), |task| {
+    run_tasks(tasks.collect(), |task| {
         vectorized(
             #[inline(always)]
-            || task.run(rule, &factors, bias.as_deref()),
+            || task.run(formula, &factors, bias.as_deref()),
         )
     });
 
@@ -219,7 +232,7 @@ where
 }
 
 /// Rows of a backward that are done by one thread.
-struct Backward<'a, Y: Element, S: Element> {
+struct NormBackwardTask<'a, Y: Element, S: Element> {
     source: &'a [S],
     statistics: &'a [Y::Wide],
     gradient: &'a [Y],
@@ -230,19 +243,20 @@ struct Backward<'a, Y: Element, S: Element> {
     params: &'a mut [Y::Wide],
 }
 
-impl<Y: Element, S: Element<Wide = Y::Wide>> Backward<'_, Y, S> {
+impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
     #[inline(always)]
-    fn run(mut self, rule: Rule, factors: &[Y::Wide]) {
+    fn run(mut self, formula: NormFormula, factors: &[Y::Wide]) {
         let width = factors.len();
-        let kept = rule.statistics();
+        let kept = formula.statistics();
         let count = Y::Wide::of(width as f64);
         let mut normalised = vec![Y::Wide::ZERO; width];
         let mut product = vec![Y::Wide::ZERO; width];
         for (i, statistics) in self.statistics.chunks_exact(kept).enumerate() {
             let at = i * width..(i + 1) * width;
-            let (rstd, mean, rest) = match rule.centred {
-                true => (statistics[0], statistics[1], statistics[2]),
-                false => (statistics[0], Y::Wide::ZERO, Y::Wide::ZERO),
+            let (rstd, mean, rest) = if formula.centred {
+                (statistics[0], statistics[1], statistics[2])
+            } else {
+                (statistics[0], Y::Wide::ZERO, Y::Wide::ZERO)
             };
             for (x, source) in normalised.iter_mut().zip(&self.source[at.clone()]) {
                 *x = (source.wide() - mean - rest) * rstd;
@@ -255,9 +269,10 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> Backward<'_, Y, S> {
             }
             let [along, all] = sums(&normalised, &product, |x, g| [x * g, g]);
             let along = along / count;
-            let all = match rule.centred {
-                true => all / count,
-                false => Y::Wide::ZERO,
+            let all = if formula.centred {
+                all / count
+            } else {
+                Y::Wide::ZERO
             };
             let pairs = normalised.iter().zip(&product);
             let gradients = pairs.map(|(x, g)| (*g - all - *x * along) * rstd);
@@ -292,7 +307,11 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> Backward<'_, Y, S> {
     }
 }
 
-fn backward_as<Y, S>(rule: Rule, asked: Gradients, inputs: &[FlexTensor]) -> Vec<FlexTensor>
+fn backward_as<Y, S>(
+    formula: NormFormula,
+    wanted: NormGradients,
+    inputs: &[FlexTensor],
+) -> Vec<FlexTensor>
 where
     Y: Element,
     S: Element<Wide = Y::Wide>,
@@ -302,22 +321,22 @@ where
     let (source, gradient) = (slice::<S>(&inputs[0]), slice::<Y>(&inputs[2]));
     let statistics = slice::<Y::Wide>(&inputs[1]);
     let so_far = inputs.get(4).map(slice::<S>);
-    let factors: Vec<Y::Wide> = factors(rule, weight);
-    let (width, kept) = (factors.len(), rule.statistics());
+    let factors: Vec<Y::Wide> = factors(formula, weight);
+    let (width, kept) = (factors.len(), formula.statistics());
     // Larger tasks than the forward's, as each has sums of its own.
     let grain = 4 * rows_per_task(width);
     let tasks = (source.len() / width).div_ceil(grain);
 
-    let mut dx = vec![S::narrow(Y::Wide::ZERO); if asked.input { source.len() } else { 0 }];
+    let mut dx = vec![S::narrow(Y::Wide::ZERO); if wanted.input { source.len() } else { 0 }];
     // The gradient of a bias comes after one of the weight, asked for or not.
-    let each_task = width * asked.parameters();
+    let each_task = width * wanted.parameters();
     let mut params = vec![Y::Wide::ZERO; tasks * each_task];
     let mut dx_chunks = dx.chunks_mut(grain * width);
     let mut param_chunks = params.chunks_mut(each_task.max(1));
     let work = (0..tasks).map(|i| {
         let at = i * grain * width..source.len().min((i + 1) * grain * width);
         let rows = at.start / width * kept..at.end / width * kept;
-        Backward {
+        NormBackwardTask {
             source: &source[at.clone()],
             statistics: &statistics[rows],
             gradient: &gradient[at.clone()],
@@ -326,10 +345,10 @@ where
             params: param_chunks.next().unwrap_or_default(),
         }
     });
-    each(work.collect(), |task: Backward<'_, Y, S>| {
+    run_tasks(work.collect(), |task: NormBackwardTask<'_, Y, S>| {
         vectorized(
             #[inline(always)]
-            || task.run(rule, &factors),
+            || task.run(formula, &factors),
         )
     });
 
@@ -340,7 +359,7 @@ where
         }
     }
     let mut outputs = Vec::new();
-    if asked.input {
+    if wanted.input {
         outputs.push(tensor(dx, shape));
     }
     let parameter = |values: &[Y::Wide]| {
@@ -349,10 +368,10 @@ where
             tensor::<W>(values.iter().map(narrow).collect(), [width])
         })
     };
-    if asked.weight {
+    if wanted.weight {
         outputs.push(parameter(&total[..width]));
     }
-    if asked.bias {
+    if wanted.bias {
         outputs.push(parameter(&total[width..]));
     }
     outputs

@@ -29,9 +29,9 @@ pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
 
-use backward::{Add, Carry, Later, Link, Norm, Rule};
+use backward::{AddFunction, AddNormState, NormFormula, NormFunction, OrderingNode, SumBranch};
 
-/// What the norms have in common beside their parameters.
+/// Options of the norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormOptions {
     /// Added to the variance, or to the mean square: a positive number, 0 included.
@@ -55,14 +55,14 @@ impl NormOptions {
 /// # Panics
 ///
 /// With a [`KernelError`] for sizes that differ, an empty last dim, an epsilon that is negative or
-/// not finite, and a type that the device lacks.
+/// not finite, and a type that the device does not support.
 pub fn layer_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
     options: NormOptions,
 ) -> Tensor<D> {
-    normalise(rule("layer_norm", true, options), x, weight, bias)
+    normalise(formula("layer_norm", true, options), x, weight, bias)
 }
 
 /// RMSNorm of `x` `[.., n]` with a weight `[n]`.
@@ -89,15 +89,15 @@ pub fn rms_norm<const D: usize>(
     weight: Tensor<1>,
     options: NormOptions,
 ) -> Tensor<D> {
-    normalise(rule("rms_norm", false, options), x, weight, None)
+    normalise(formula("rms_norm", false, options), x, weight, None)
 }
 
 /// `(layer_norm(sum), sum)` with `sum = x + residual`, in one pass.
 ///
 /// The residual may be wider than `x`: of the type of `x`, or f32 (f64 beside f64). The sum is
 /// computed in f32 and has the residual's type, the norm that of `x`. The norm is that of the
-/// rounded sum. In the backward the gradient that the sum's other users give is added by the kernel
-/// of the norm's gradient.
+/// rounded sum. In the backward, the gradient from the other users of the sum is added by the
+/// kernel of the norm's gradient.
 ///
 /// # Panics
 ///
@@ -109,8 +109,8 @@ pub fn add_layer_norm<const D: usize>(
     bias: Option<Tensor<1>>,
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
-    let rule = rule("add_layer_norm", true, options);
-    add_normalise(rule, x, residual, weight, bias)
+    let formula = formula("add_layer_norm", true, options);
+    add_normalise(formula, x, residual, weight, bias)
 }
 
 /// `(rms_norm(sum), sum)` with `sum = x + residual`, in one pass; see [`add_layer_norm`].
@@ -124,12 +124,12 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     options: NormOptions,
 ) -> (Tensor<D>, Tensor<D>) {
-    let rule = rule("add_rms_norm", false, options);
-    add_normalise(rule, x, residual, weight, None)
+    let formula = formula("add_rms_norm", false, options);
+    add_normalise(formula, x, residual, weight, None)
 }
 
-fn rule(name: &'static str, centred: bool, options: NormOptions) -> Rule {
-    Rule {
+fn formula(name: &'static str, centred: bool, options: NormOptions) -> NormFormula {
+    NormFormula {
         name,
         centred,
         options,
@@ -137,29 +137,35 @@ fn rule(name: &'static str, centred: bool, options: NormOptions) -> Rule {
 }
 
 fn normalise<const D: usize>(
-    rule: Rule,
+    formula: NormFormula,
     x: Tensor<D>,
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    accept(check(rule, &x, &weight, bias.as_ref()));
+    accept(check(formula, &x, &weight, bias.as_ref()));
     let bias = bias.map(|bias| bias.cast(weight.dtype()).into_dispatch());
     let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
     inputs.extend(bias);
-    apply(inputs, Norm { rule, link: None })
+    apply(
+        inputs,
+        NormFunction {
+            formula,
+            shared_state: None,
+        },
+    )
 }
 
-/// Two nodes that share one launch: that of the sum makes the norm's output too and leaves it in
-/// the link, where the node of the norm finds it.
+/// Two nodes share one launch: the node of the sum also computes the output of the norm and stores
+/// it in the shared state, where the node of the norm takes it.
 fn add_normalise<const D: usize>(
-    rule: Rule,
+    formula: NormFormula,
     x: Tensor<D>,
     residual: Tensor<D>,
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
 ) -> (Tensor<D>, Tensor<D>) {
-    accept(check(rule, &x, &weight, bias.as_ref()));
-    accept(check_residual(rule.name, &x, &residual));
+    accept(check(formula, &x, &weight, bias.as_ref()));
+    accept(check_residual(formula.name, &x, &residual));
     let bias = bias.map(|bias| bias.cast(weight.dtype()));
     let plain = |tensor: &Tensor<1>| tensor.clone().inner().into_dispatch();
     let params: Vec<_> = [Some(&weight), bias.as_ref()]
@@ -170,43 +176,43 @@ fn add_normalise<const D: usize>(
     if !carried && params.iter().all(|param| !param.is_autodiff()) {
         let mut inputs = vec![x.into_dispatch(), residual.into_dispatch()];
         inputs.extend(params.into_iter().map(plain));
-        let (y, sum, _) = backward::add(rule, inputs);
+        let (y, sum, _) = backward::add(formula, inputs);
         return (Tensor::from_dispatch(y), Tensor::from_dispatch(sum));
     }
-    let link = Arc::<Link>::default();
-    let add = Add::<D> {
-        rule,
+    let shared_state = Arc::<AddNormState>::default();
+    let add = AddFunction::<D> {
+        formula,
         dtype: x.dtype(),
         params: params.into_iter().map(plain).collect(),
-        link: link.clone(),
+        shared_state: shared_state.clone(),
     };
     let sum: Tensor<D> = apply(vec![x.into_dispatch(), residual.into_dispatch()], add);
     let mut inputs = vec![sum.clone().into_dispatch(), weight.into_dispatch()];
     inputs.extend(bias.map(Tensor::into_dispatch));
-    let norm = Norm {
-        rule,
-        link: Some(link.clone()),
+    let norm = NormFunction {
+        formula,
+        shared_state: Some(shared_state.clone()),
     };
     let y = apply(inputs, norm);
     if !carried {
         return (y, sum);
     }
-    let later: Tensor<D> = apply(vec![sum.clone().into_dispatch()], Later);
+    let later: Tensor<D> = apply(vec![sum.clone().into_dispatch()], OrderingNode);
     let both = vec![sum.into_dispatch(), later.into_dispatch()];
-    (y, apply(both, Carry { link }))
+    (y, apply(both, SumBranch { shared_state }))
 }
 
 fn check<const D: usize>(
-    rule: Rule,
+    formula: NormFormula,
     x: &Tensor<D>,
     weight: &Tensor<1>,
     bias: Option<&Tensor<1>>,
 ) -> Result<(), KernelError> {
-    let Rule { name, options, .. } = rule;
+    let NormFormula { name, options, .. } = formula;
     let width = x.dims()[D - 1];
     if width == 0 {
         let message = format!(
-            "x {:?} has no elements in its last dim; 1 or more fit",
+            "x {:?} has no elements in its last dim: expected 1 or more",
             x.dims()
         );
         return Err(KernelError::shape(name, message));
@@ -217,20 +223,21 @@ fn check<const D: usize>(
             .filter(|dims| *dims != [width])
         {
             let message = format!(
-                "the {what} is {dims:?} and x is {:?}; a {what} [{width}] fits",
+                "the {what} is {dims:?} and x is {:?}: expected a {what} [{width}]",
                 x.dims()
             );
             return Err(KernelError::shape(name, message));
         }
     }
-    match options.epsilon.is_finite() && options.epsilon >= 0.0 {
-        true => Ok(()),
-        false => Err(KernelError::Option {
+    if options.epsilon.is_finite() && options.epsilon >= 0.0 {
+        Ok(())
+    } else {
+        Err(KernelError::Option {
             operation: name,
             name: "epsilon",
             value: options.epsilon.to_string(),
             fits: "a small positive number",
-        }),
+        })
     }
 }
 
@@ -241,20 +248,21 @@ fn check_residual<const D: usize>(
 ) -> Result<(), KernelError> {
     if residual.dims() != x.dims() {
         let message = format!(
-            "the residual is {:?} and x is {:?}; both must be equal",
+            "the residual is {:?} and x is {:?}: expected equal shapes",
             residual.dims(),
             x.dims()
         );
         return Err(KernelError::shape(operation, message));
     }
     let fits: [DType; 2] = [x.dtype(), wide(x.dtype())];
-    match fits.contains(&residual.dtype()) {
-        true => Ok(()),
-        false => Err(KernelError::Option {
+    if fits.contains(&residual.dtype()) {
+        Ok(())
+    } else {
+        Err(KernelError::Option {
             operation,
-            name: "the type of the residual",
+            name: "type of the residual",
             value: format!("{:?} beside {:?}", residual.dtype(), x.dtype()),
-            fits: "the type of x, or F32 beside F16 and BF16,",
-        }),
+            fits: "the type of x, or F32 beside F16 and BF16",
+        })
     }
 }

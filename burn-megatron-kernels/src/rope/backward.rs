@@ -1,25 +1,25 @@
-//! The recorded forms: what a rotation gives to the gradients.
+//! The autodiff functions of rotations.
 
 use std::sync::{Mutex, PoisonError};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::forms::{Keys, KeysBack, Turn};
-use super::{Heads, Latent, Positions, RopeTable};
+use super::ops::{MlaBackwardOp, MlaForwardOp, RotateOp};
+use super::{MlaDims, Positions, RopeTable, RotaryHeads};
 use crate::launch::{launch, launch_one};
 use crate::{Function, apply};
 
-/// The table and the positions of one call, on their way to launches.
+/// The table and the positions of one call, as inputs of launches.
 #[derive(Clone, Debug)]
-struct Angles {
+struct AngleInputs {
     cosine: Tensor<2>,
     sine: Tensor<2>,
     each: Option<Tensor<2, Int>>,
     start: usize,
 }
 
-impl Angles {
+impl AngleInputs {
     fn new(table: &RopeTable, positions: &Positions) -> Self {
         let (cosine, sine) = table.parts();
         let last = table.max_positions() as i64 - 1;
@@ -50,9 +50,9 @@ impl Angles {
         tensors.into_iter().chain(table).chain(each).collect()
     }
 
-    fn turn(&self, x: DispatchTensor, heads: Heads, back: bool) -> DispatchTensor {
+    fn rotate(&self, x: DispatchTensor, heads: RotaryHeads, back: bool) -> DispatchTensor {
         let start = self.start;
-        launch_one(Turn { heads, start, back }, self.after([x]))
+        launch_one(RotateOp { heads, start, back }, self.after([x]))
     }
 }
 
@@ -60,22 +60,22 @@ pub(super) fn rotate(
     x: Tensor<4>,
     table: &RopeTable,
     positions: &Positions,
-    heads: Heads,
+    heads: RotaryHeads,
 ) -> Tensor<4> {
-    let angles = Angles::new(table, positions);
+    let angles = AngleInputs::new(table, positions);
     apply(vec![x.into_dispatch()], Rotate { angles, heads })
 }
 
-/// Turns its input; needs nothing of the forward.
+/// Rotates its input; saves nothing for the backward.
 #[derive(Debug)]
 struct Rotate {
-    angles: Angles,
-    heads: Heads,
+    angles: AngleInputs,
+    heads: RotaryHeads,
 }
 
 impl Function for Rotate {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let y = self.angles.turn(inputs.remove(0), self.heads, false);
+        let y = self.angles.rotate(inputs.remove(0), self.heads, false);
         (y, vec![])
     }
 
@@ -86,61 +86,62 @@ impl Function for Rotate {
         gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        vec![Some(self.angles.turn(gradient, self.heads, true))]
+        vec![Some(self.angles.rotate(gradient, self.heads, true))]
     }
 }
 
 /// Queries and keys.
 ///
-/// A recorded step has one output, so there are two: the step of the queries runs the launch, for
-/// which keys and values are constants, and the step of the keys takes over what it made for them.
+/// An autodiff function has one output, so there are two: the function of the queries runs the
+/// launch, for which keys and values are constants, and the function of the keys takes the keys
+/// that it computed.
 pub(super) fn rotate_mla(
-    (q, kv, k_turned): (Tensor<4>, Tensor<4>, Tensor<3>),
-    latent: Latent,
+    (q, kv, k_rope): (Tensor<4>, Tensor<4>, Tensor<3>),
+    mla: MlaDims,
     table: &RopeTable,
     positions: &Positions,
-    heads: Heads,
+    heads: RotaryHeads,
 ) -> (Tensor<4>, Tensor<4>) {
-    let angles = Angles::new(table, positions);
+    let angles = AngleInputs::new(table, positions);
     let made = std::sync::Arc::new(Mutex::new(None));
     let constants = [
         kv.clone().inner().into_dispatch(),
-        k_turned.clone().inner().into_dispatch(),
+        k_rope.clone().inner().into_dispatch(),
     ];
-    let queries = RotateQueries {
+    let queries = RotateMlaQueries {
         angles: angles.clone(),
         heads,
-        latent,
+        mla,
         keys: made.clone(),
     };
     let [kv_constant, k_constant] = constants;
     let q = apply(vec![q.into_dispatch(), kv_constant, k_constant], queries);
-    let keys = JoinKeys {
+    let keys = RotateMlaKeys {
         angles,
         heads,
-        latent,
+        mla,
         keys: made,
     };
-    let k = apply(vec![kv.into_dispatch(), k_turned.into_dispatch()], keys);
+    let k = apply(vec![kv.into_dispatch(), k_rope.into_dispatch()], keys);
     (q, k)
 }
 
-/// Keys on their way from one step's forward to the other's.
-type Handover = std::sync::Arc<Mutex<Option<DispatchTensor>>>;
+/// The keys, passed from the forward of the queries to that of the keys.
+type MlaKeysSlot = std::sync::Arc<Mutex<Option<DispatchTensor>>>;
 
 #[derive(Debug)]
-struct RotateQueries {
-    angles: Angles,
-    heads: Heads,
-    latent: Latent,
-    keys: Handover,
+struct RotateMlaQueries {
+    angles: AngleInputs,
+    heads: RotaryHeads,
+    mla: MlaDims,
+    keys: MlaKeysSlot,
 }
 
-impl Function for RotateQueries {
+impl Function for RotateMlaQueries {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let kernel = Keys {
+        let kernel = MlaForwardOp {
             heads: self.heads,
-            latent: self.latent,
+            mla: self.mla,
             start: self.angles.start,
         };
         let mut outputs = launch(kernel, self.angles.after(inputs));
@@ -155,20 +156,20 @@ impl Function for RotateQueries {
         gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let gradient = self.angles.turn(gradient, self.heads, true);
+        let gradient = self.angles.rotate(gradient, self.heads, true);
         vec![Some(gradient), None, None]
     }
 }
 
 #[derive(Debug)]
-struct JoinKeys {
-    angles: Angles,
-    heads: Heads,
-    latent: Latent,
-    keys: Handover,
+struct RotateMlaKeys {
+    angles: AngleInputs,
+    heads: RotaryHeads,
+    mla: MlaDims,
+    keys: MlaKeysSlot,
 }
 
-impl Function for JoinKeys {
+impl Function for RotateMlaKeys {
     fn forward(&self, _inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let keys = self
             .keys
@@ -187,9 +188,9 @@ impl Function for JoinKeys {
         gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let kernel = KeysBack {
+        let kernel = MlaBackwardOp {
             heads: self.heads,
-            latent: self.latent,
+            mla: self.mla,
             start: self.angles.start,
         };
         let gradients = launch(kernel, self.angles.after([gradient]));

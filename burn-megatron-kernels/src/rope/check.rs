@@ -1,21 +1,21 @@
-//! What is refused, before anything is launched.
+//! Input checks, before anything is launched.
 
 use burn::tensor::Tensor;
 
-use super::{Heads, Latent, Pairing, Positions, RopeOptions, RopeTable};
+use super::{MlaDims, Pairing, Positions, RopeOptions, RopeTable, RotaryHeads};
 use crate::KernelError;
 use crate::cpu::wide;
 
-/// The name that errors give the operations.
+/// The name used in errors.
 pub(super) const NAME: &str = "rope";
 
-/// Checks the inputs of `rotate` and says what turns.
+/// Checks the inputs of `rotate` and returns what is rotated.
 pub(super) fn rotate(
     x: &Tensor<4>,
     table: &RopeTable,
     positions: &Positions,
     options: &RopeOptions,
-) -> Result<Heads, KernelError> {
+) -> Result<RotaryHeads, KernelError> {
     let [_, _, heads, features] = x.dims();
     let (first, width) = (options.first, table.width());
     let fits = first.checked_add(width).is_some_and(|end| end <= features);
@@ -23,43 +23,43 @@ pub(super) fn rotate(
         return Err(KernelError::shape(
             NAME,
             format!(
-                "x {:?} has heads of {features} features; {width} features from feature {first} on \
-                 turn, so at least {} are needed",
+                "x {:?} has heads of {features} features, and {width} features from feature {first} on are rotated: expected \
+                 at least {} features",
                 x.dims(),
                 first.saturating_add(width)
             ),
         ));
     }
-    let turned = options.heads.unwrap_or(heads);
-    if turned > heads {
+    let rotated = options.heads.unwrap_or(heads);
+    if rotated > heads {
         return Err(KernelError::shape(
             NAME,
             format!(
-                "x {:?} has {heads} heads, of which {turned} cannot turn; at most {heads} can",
+                "x {:?} has {heads} heads, of which {rotated} are to be rotated: expected at most {heads}",
                 x.dims()
             ),
         ));
     }
     check_table(x, table)?;
     check_positions(x, table, positions)?;
-    Ok(Heads {
+    Ok(RotaryHeads {
         heads,
         features,
-        turned,
+        rotated,
         first,
         width,
         pairing: options.pairing,
     })
 }
 
-/// Checks the inputs of `rotate_mla` and says what turns of `q`.
+/// Checks the inputs of `rotate_mla` and returns what is rotated of `q`.
 pub(super) fn mla(
-    (q, kv, k_turned): (&Tensor<4>, &Tensor<4>, &Tensor<3>),
-    Latent { nope, value }: Latent,
+    (q, kv, k_rope): (&Tensor<4>, &Tensor<4>, &Tensor<3>),
+    MlaDims { nope, value }: MlaDims,
     table: &RopeTable,
     positions: &Positions,
     pairing: Pairing,
-) -> Result<Heads, KernelError> {
+) -> Result<RotaryHeads, KernelError> {
     for (name, width) in [("nope", nope), ("value", value)] {
         if width == 0 {
             return Err(KernelError::Option {
@@ -74,7 +74,7 @@ pub(super) fn mla(
     if heads == 0 {
         return Err(KernelError::shape(
             NAME,
-            format!("q {:?} has no heads; at least one is needed", q.dims()),
+            format!("q {:?} has no heads: expected at least one", q.dims()),
         ));
     }
     let width = table.width();
@@ -83,38 +83,38 @@ pub(super) fn mla(
         [batch, seq, heads, nope.saturating_add(value)],
         [batch, seq, width],
     );
-    if (q.dims(), kv.dims(), k_turned.dims()) != wanted {
+    if (q.dims(), kv.dims(), k_rope.dims()) != wanted {
         return Err(KernelError::shape(
             NAME,
             format!(
-                "q {:?}, kv {:?} and k_turned {:?} do not agree; with {nope} features without \
-                 position, {width} turned ones and {value} of a value, {:?}, {:?} and {:?} do",
+                "q {:?}, kv {:?} and k_rope {:?} do not agree: expected {:?}, {:?} and {:?} for \
+                 nope = {nope}, rotary width {width} and value = {value}",
                 q.dims(),
                 kv.dims(),
-                k_turned.dims(),
+                k_rope.dims(),
                 wanted.0,
                 wanted.1,
                 wanted.2
             ),
         ));
     }
-    if kv.dtype() != q.dtype() || k_turned.dtype() != q.dtype() {
+    if kv.dtype() != q.dtype() || k_rope.dtype() != q.dtype() {
         return Err(KernelError::shape(
             NAME,
             format!(
-                "q is {:?}, kv {:?} and k_turned {:?}; all must have one type",
+                "q is {:?}, kv {:?} and k_rope {:?}: expected one type",
                 q.dtype(),
                 kv.dtype(),
-                k_turned.dtype()
+                k_rope.dtype()
             ),
         ));
     }
     check_table(q, table)?;
     check_positions(q, table, positions)?;
-    Ok(Heads {
+    Ok(RotaryHeads {
         heads,
         features: nope + width,
-        turned: heads,
+        rotated: heads,
         first: nope,
         width,
         pairing,
@@ -126,7 +126,7 @@ fn check_table(x: &Tensor<4>, table: &RopeTable) -> Result<(), KernelError> {
         return Err(KernelError::shape(
             NAME,
             format!(
-                "x is {:?} and the table {:?}; a table made for {:?} fits",
+                "x is {:?} and the table {:?}: expected a table made for {:?}",
                 x.dtype(),
                 table.dtype(),
                 x.dtype()
@@ -137,7 +137,7 @@ fn check_table(x: &Tensor<4>, table: &RopeTable) -> Result<(), KernelError> {
         return Err(KernelError::shape(
             NAME,
             format!(
-                "x is on {:?} and the table on {:?}; `RopeTable::to_device` moves it",
+                "x is on {:?} and the table on {:?}: move it with `RopeTable::to_device`",
                 x.device(),
                 table.device()
             ),
@@ -158,8 +158,7 @@ fn check_positions(
             Err(KernelError::shape(
                 NAME,
                 format!(
-                    "{seq} tokens from position {start} on reach past a table of {max} positions; \
-                     one of at least {} is needed",
+                    "{seq} tokens from position {start} on reach past a table of {max} positions: expected at least {}",
                     start.saturating_add(seq)
                 ),
             ))
@@ -167,7 +166,7 @@ fn check_positions(
         Positions::Each(each) if each.dims() != [batch, seq] => Err(KernelError::shape(
             NAME,
             format!(
-                "positions {:?} do not fit x {:?}; [{batch}, {seq}] do",
+                "positions {:?} do not fit x {:?}: expected [{batch}, {seq}]",
                 each.dims(),
                 x.dims()
             ),
@@ -176,7 +175,7 @@ fn check_positions(
             Err(KernelError::shape(
                 NAME,
                 format!(
-                    "x is on {:?} and the positions on {:?}; both must be on one device",
+                    "x is on {:?} and the positions on {:?}: expected one device",
                     x.device(),
                     each.device()
                 ),

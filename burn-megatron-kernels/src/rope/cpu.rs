@@ -1,34 +1,34 @@
-//! On the CPU: token by token, each in cache while its heads turn.
+//! The CPU implementation: token by token, each in cache while its heads are rotated.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::{Heads, Latent, Pairing};
+use super::{MlaDims, Pairing, RotaryHeads};
 use crate::cpu::{Element, ROW_GRAIN, Real, rows_per_task, slice, vectorized};
 
 /// Cosines and sines of the tokens.
-pub(super) struct Angles<'a, E: Element> {
+pub(super) struct CpuAngles<'a, E: Element> {
     cosine: &'a [E::Wide],
     sine: &'a [E::Wide],
     each: Option<&'a [i32]>,
     half: usize,
     start: usize,
     seq: usize,
-    /// 1, or -1 to turn back.
+    /// 1, or -1 for the inverse rotation.
     direction: E::Wide,
 }
 
-/// Those of one token.
+/// Cosines and sines of one token.
 #[derive(Clone, Copy)]
-struct Angle<'a, R> {
+struct TokenAngle<'a, R> {
     cosine: &'a [R],
     sine: &'a [R],
     direction: R,
 }
 
-impl<'a, E: Element> Angles<'a, E> {
-    /// Of the table and the positions that are the last inputs of a launch.
+impl<'a, E: Element> CpuAngles<'a, E> {
+    /// From the table and the positions, the last inputs of a launch.
     pub(super) fn new(inputs: &'a [FlexTensor], seq: usize, start: usize, back: bool) -> Self {
         Self {
             cosine: slice(&inputs[0]),
@@ -42,14 +42,14 @@ impl<'a, E: Element> Angles<'a, E> {
     }
 
     #[inline(always)]
-    fn of(&self, token: usize) -> Angle<'a, E::Wide> {
+    fn of(&self, token: usize) -> TokenAngle<'a, E::Wide> {
         let last = self.cosine.len() / self.half - 1;
         let position = match self.each {
             Some(each) => (each[token].max(0) as usize).min(last),
             None => self.start + token % self.seq,
         };
         let row = position * self.half..(position + 1) * self.half;
-        Angle {
+        TokenAngle {
             cosine: &self.cosine[row.clone()],
             sine: &self.sine[row],
             direction: self.direction,
@@ -64,10 +64,10 @@ fn slice_of_positions(tensor: &FlexTensor) -> &[i32] {
     }
 }
 
-/// Turns the features of one head.
+/// Rotates the features of one head.
 #[inline(always)]
-fn turn_head<E: Element>(head: &mut [E], angle: Angle<E::Wide>, pairing: Pairing) {
-    let turn = |a: &mut E, b: &mut E, cosine: E::Wide, sine: E::Wide| {
+fn rotate_head<E: Element>(head: &mut [E], angle: TokenAngle<E::Wide>, pairing: Pairing) {
+    let rotate = |a: &mut E, b: &mut E, cosine: E::Wide, sine: E::Wide| {
         let (x, y, sine) = (a.wide(), b.wide(), sine * angle.direction);
         *a = E::narrow(x * cosine - y * sine);
         *b = E::narrow(y * cosine + x * sine);
@@ -77,12 +77,12 @@ fn turn_head<E: Element>(head: &mut [E], angle: Angle<E::Wide>, pairing: Pairing
         Pairing::Halves => {
             let (a, b) = head.split_at_mut(angle.cosine.len());
             for ((a, b), (cosine, sine)) in a.iter_mut().zip(b).zip(angles) {
-                turn(a, b, *cosine, *sine);
+                rotate(a, b, *cosine, *sine);
             }
         }
         Pairing::Interleaved => {
             for ([a, b], (cosine, sine)) in head.as_chunks_mut().0.iter_mut().zip(angles) {
-                turn(a, b, *cosine, *sine);
+                rotate(a, b, *cosine, *sine);
             }
         }
     }
@@ -104,27 +104,32 @@ fn for_tokens<E: Element>(output: &mut [E], width: usize, work: impl Fn(usize, &
             },
         )
     };
-    match output.len() <= ROW_GRAIN {
-        true => task((0, output)),
-        false => output
+    if output.len() <= ROW_GRAIN {
+        task((0, output))
+    } else {
+        output
             .par_chunks_mut(tokens * width)
             .enumerate()
-            .for_each(task),
+            .for_each(task)
     }
 }
 
-/// Turns what turns of one token.
+/// Rotates the rotated features of one token.
 #[inline(always)]
-fn turn_token<E: Element>(token: &mut [E], angle: Angle<E::Wide>, heads: Heads) {
-    let turned = heads.turned * heads.features;
-    for head in token[..turned].chunks_exact_mut(heads.features) {
+fn rotate_token<E: Element>(token: &mut [E], angle: TokenAngle<E::Wide>, heads: RotaryHeads) {
+    let rotated = heads.rotated * heads.features;
+    for head in token[..rotated].chunks_exact_mut(heads.features) {
         let active = &mut head[heads.first..heads.first + heads.width];
-        turn_head(active, angle, heads.pairing);
+        rotate_head(active, angle, heads.pairing);
     }
 }
 
-/// Turns `x`, in place where nobody else holds it.
-pub(super) fn turn<E: Element>(mut x: FlexTensor, angles: &Angles<E>, heads: Heads) -> FlexTensor {
+/// Rotates `x`, in place if it is uniquely owned.
+pub(super) fn rotate<E: Element>(
+    mut x: FlexTensor,
+    angles: &CpuAngles<E>,
+    heads: RotaryHeads,
+) -> FlexTensor {
     let width = heads.heads * heads.features;
     if x.is_unique()
         && let Some((start, end)) = x.layout().contiguous_offsets()
@@ -133,7 +138,7 @@ pub(super) fn turn<E: Element>(mut x: FlexTensor, angles: &Angles<E>, heads: Hea
             &mut x.storage_mut::<E>()[start..end],
             width,
             #[inline(always)]
-            |number, token| turn_token(token, angles.of(number), heads),
+            |number, token| rotate_token(token, angles.of(number), heads),
         );
         return x;
     }
@@ -145,25 +150,25 @@ pub(super) fn turn<E: Element>(mut x: FlexTensor, angles: &Angles<E>, heads: Hea
         #[inline(always)]
         |number, token| {
             token.copy_from_slice(&source[number * width..(number + 1) * width]);
-            turn_token(token, angles.of(number), heads);
+            rotate_token(token, angles.of(number), heads);
         },
     );
     y
 }
 
-/// The keys: every head's own part, then the shared one, turned.
-pub(super) fn keys<E: Element>(
+/// The keys: the own part of every head, then the shared one, rotated.
+pub(super) fn mla_forward<E: Element>(
     kv: &FlexTensor,
     shared: &FlexTensor,
-    angles: &Angles<E>,
-    heads: Heads,
-    latent: Latent,
+    angles: &CpuAngles<E>,
+    heads: RotaryHeads,
+    mla: MlaDims,
 ) -> FlexTensor {
     let mut shape = kv.shape();
     shape[3] = heads.features;
     let mut k = FlexTensor::empty(shape, kv.dtype());
     let (kv, shared) = (slice::<E>(kv), slice::<E>(shared));
-    let row = latent.nope + latent.value;
+    let row = mla.nope + mla.value;
     for_tokens(
         k.storage_mut::<E>(),
         heads.heads * heads.features,
@@ -171,17 +176,17 @@ pub(super) fn keys<E: Element>(
         |number, token| {
             let own = kv[number * heads.heads * row..].chunks_exact(row);
             let shared = &shared[number * heads.width..(number + 1) * heads.width];
-            // The first head's part is turned where it lies, and the others take it from there.
+            // The shared key is rotated in the first head, and copied from there to the others.
             let (first, rest) = token.split_at_mut(heads.features);
-            let turned = &mut first[latent.nope..];
-            turned.copy_from_slice(shared);
-            turn_head(turned, angles.of(number), heads.pairing);
-            let turned = &first[latent.nope..];
+            let rotated = &mut first[mla.nope..];
+            rotated.copy_from_slice(shared);
+            rotate_head(rotated, angles.of(number), heads.pairing);
+            let rotated = &first[mla.nope..];
             for head in rest.chunks_exact_mut(heads.features) {
-                head[latent.nope..].copy_from_slice(turned);
+                head[mla.nope..].copy_from_slice(rotated);
             }
             for (head, own) in token.chunks_exact_mut(heads.features).zip(own) {
-                head[..latent.nope].copy_from_slice(&own[..latent.nope]);
+                head[..mla.nope].copy_from_slice(&own[..mla.nope]);
             }
         },
     );
@@ -189,14 +194,14 @@ pub(super) fn keys<E: Element>(
 }
 
 /// Gradients of `kv`, 0 for the values, and of the shared key, summed over the heads in order.
-pub(super) fn keys_back<E: Element>(
+pub(super) fn mla_backward<E: Element>(
     dk: &FlexTensor,
-    angles: &Angles<E>,
-    heads: Heads,
-    latent: Latent,
+    angles: &CpuAngles<E>,
+    heads: RotaryHeads,
+    mla: MlaDims,
 ) -> Vec<FlexTensor> {
     let (batch, seq) = (dk.shape()[0], dk.shape()[1]);
-    let row = latent.nope + latent.value;
+    let row = mla.nope + mla.value;
     let mut dkv = FlexTensor::empty([batch, seq, heads.heads, row].into(), dk.dtype());
     let mut shared = FlexTensor::empty([batch, seq, heads.width].into(), dk.dtype());
     let width = heads.heads * heads.features;
@@ -209,7 +214,7 @@ pub(super) fn keys_back<E: Element>(
         #[inline(always)]
         |number, token| {
             for (head, gradient) in token.chunks_exact_mut(row).zip(of(number)) {
-                head[..latent.nope].copy_from_slice(&gradient[..latent.nope]);
+                head[..mla.nope].copy_from_slice(&gradient[..mla.nope]);
             }
         },
     );
@@ -220,12 +225,12 @@ pub(super) fn keys_back<E: Element>(
         |number, token| {
             let mut sums = vec![E::Wide::ZERO; heads.width];
             for gradient in of(number) {
-                for (sum, gradient) in sums.iter_mut().zip(&gradient[latent.nope..]) {
+                for (sum, gradient) in sums.iter_mut().zip(&gradient[mla.nope..]) {
                     *sum += gradient.wide();
                 }
             }
-            // Turned before they are rounded.
-            turn_head::<E::Wide>(&mut sums, angles.of(number), heads.pairing);
+            // Rotated before rounding.
+            rotate_head::<E::Wide>(&mut sums, angles.of(number), heads.pairing);
             for (gradient, sum) in token.iter_mut().zip(sums) {
                 *gradient = E::narrow(sum);
             }

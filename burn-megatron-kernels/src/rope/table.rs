@@ -9,7 +9,7 @@ use crate::KernelError;
 use crate::cpu::wide;
 use crate::error::check_size;
 
-/// How the frequencies follow from the base. Unscaled, pair `i` has `base^(-2i / width)`.
+/// How the frequencies are scaled. Unscaled, pair `i` has `base^(-2i / width)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Scaling {
     /// As they are.
@@ -19,7 +19,7 @@ pub enum Scaling {
     /// divided by `factor`, those shorter than `original / high` stay, and between them
     /// `s = (original / w - low) / (high - low)` mixes the two: `(1 - s) / factor + s`.
     Llama3 {
-        /// By how much the context grows, at least 1.
+        /// The factor by which the context is extended, at least 1.
         factor: f64,
         /// Turns within the original context below which a frequency is divided.
         low: f64,
@@ -35,7 +35,7 @@ pub enum Scaling {
     /// those from `ceil d(beta_slow)` on are divided by `factor`, a ramp lies between. Cosines and
     /// sines are multiplied by `m(mscale) / m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
     Yarn {
-        /// By how much the context grows, at least 1.
+        /// The factor by which the context is extended, at least 1.
         factor: f64,
         /// Positions of the original context.
         original: usize,
@@ -50,10 +50,10 @@ pub enum Scaling {
     },
 }
 
-/// What a [`RopeTable`] is made of.
+/// The configuration of a [`RopeTable`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Turned features of a head, an even number.
+    /// Rotated features of a head, an even number.
     pub width: usize,
     /// Positions `0..max_positions` are in the table.
     pub max_positions: usize,
@@ -74,13 +74,19 @@ fn option(name: &'static str, value: impl ToString, fits: &'static str) -> Kerne
 
 impl RopeConfig {
     fn check(&self) -> Result<(), KernelError> {
-        let at_least_one = |name, value: f64| match value.is_finite() && value >= 1.0 {
-            true => Ok(()),
-            false => Err(option(name, value, "a finite number of at least 1")),
+        let at_least_one = |name, value: f64| {
+            if value.is_finite() && value >= 1.0 {
+                Ok(())
+            } else {
+                Err(option(name, value, "a finite number of at least 1"))
+            }
         };
-        let finite = |name, value: f64| match value.is_finite() && value >= 0.0 {
-            true => Ok(()),
-            false => Err(option(name, value, "a finite number of at least 0")),
+        let finite = |name, value: f64| {
+            if value.is_finite() && value >= 0.0 {
+                Ok(())
+            } else {
+                Err(option(name, value, "a finite number of at least 0"))
+            }
         };
         let ordered = |(name, less): (_, f64), (other, more): (_, f64), fits| {
             if !(less.is_finite() && less > 0.0) {
@@ -135,7 +141,7 @@ impl RopeConfig {
     ///
     /// # Errors
     ///
-    /// An odd width, a table without positions, a base or a scaling that makes no sense.
+    /// An odd width, a table without positions, an invalid base or scaling.
     pub fn frequencies(&self) -> Result<Vec<f64>, KernelError> {
         self.check()?;
         let plain = |i: usize| self.base.powf(-2.0 * i as f64 / self.width as f64);
@@ -147,8 +153,8 @@ impl RopeConfig {
                 high,
                 original,
             } => {
-                let turns = original as f64 * plain(i) / (2.0 * PI);
-                let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                let rotate_instances = original as f64 * plain(i) / (2.0 * PI);
+                let kept = ((rotate_instances - low) / (high - low)).clamp(0.0, 1.0);
                 plain(i) * ((1.0 - kept) / factor + kept)
             }
             Scaling::Yarn {
@@ -168,17 +174,17 @@ impl RopeConfig {
     /// 0 for pairs before the one that makes `fast` turns, 1 after the one that makes `slow`.
     fn ramp(&self, pair: usize, original: usize, fast: f64, slow: f64) -> f64 {
         let width = self.width as f64;
-        let turning = |turns: f64| {
-            width * (original as f64 / (2.0 * PI * turns)).ln() / (2.0 * self.base.ln())
+        let rotated_units = |rotate_instances: f64| {
+            width * (original as f64 / (2.0 * PI * rotate_instances)).ln() / (2.0 * self.base.ln())
         };
-        let from = turning(fast).floor().max(0.0);
-        let to = turning(slow).ceil().min(width - 1.0);
+        let from = rotated_units(fast).floor().max(0.0);
+        let to = rotated_units(slow).ceil().min(width - 1.0);
         // Equal ends make a step; the small distance is the one of the published models.
         let to = if to == from { from + 0.001 } else { to };
         ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)
     }
 
-    /// What cosines and sines are multiplied by: 1 but for YaRN.
+    /// The factor of cosines and sines: 1 except for YaRN.
     pub fn concentration(&self) -> f64 {
         match self.scaling {
             Scaling::Yarn {
@@ -209,8 +215,8 @@ impl RopeTable {
     ///
     /// # Errors
     ///
-    /// A configuration that makes no sense (see [`RopeConfig::frequencies`]), more elements than a
-    /// tensor can have, and a `dtype` that is no float.
+    /// An invalid configuration (see [`RopeConfig::frequencies`]), more elements than a tensor can
+    /// have, and a `dtype` that is not a float.
     pub fn new(config: &RopeConfig, device: &Device, dtype: DType) -> Result<Self, KernelError> {
         let frequencies = config.frequencies()?;
         if !matches!(
@@ -246,7 +252,7 @@ impl RopeTable {
         self.cosine.dims()[0]
     }
 
-    /// Turned features of a head.
+    /// Rotated features of a head.
     pub fn width(&self) -> usize {
         2 * self.cosine.dims()[1]
     }

@@ -1,19 +1,19 @@
-//! Forward and backward as the autodiff seam wants them, and the kernels in their forms.
+//! The autodiff function, and its forward and backward as device operations.
 
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{NAME, Plan, SinkKind, Span, cpu};
+use super::{KeyRange, NAME, SinkKind, SoftmaxProblem, cpu};
 use crate::Function;
 use crate::cpu::wide;
-use crate::launch::{Kernel, Spec, launch};
+use crate::launch::{DeviceOp, Spec, launch};
 
 /// Inputs: the scores and, where it is learned, the sink.
 #[derive(Debug)]
 pub(super) struct MaskedSoftmax {
-    pub plan: Plan,
+    pub plan: SoftmaxProblem,
     /// The lengths, or the tensor that hides keys.
     pub mask: Option<DispatchTensor>,
 }
@@ -21,7 +21,7 @@ pub(super) struct MaskedSoftmax {
 impl Function for MaskedSoftmax {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         inputs.extend(self.mask.clone());
-        let saved = launch(Forward(self.plan), inputs);
+        let saved = launch(SoftmaxForwardOp(self.plan), inputs);
         (saved[0].clone(), saved)
     }
 
@@ -32,11 +32,11 @@ impl Function for MaskedSoftmax {
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         saved.insert(1, gradient);
-        // What a tensor hides is known by its probability, 0.
-        if self.plan.span == Span::Lengths {
+        // A key masked by a tensor is recognised by its probability, 0.
+        if self.plan.span == KeyRange::Lengths {
             saved.extend(self.mask.clone());
         }
-        let gradients = launch(Backward(self.plan), saved);
+        let gradients = launch(SoftmaxBackwardOp(self.plan), saved);
         gradients.into_iter().map(Some).collect()
     }
 }
@@ -44,9 +44,9 @@ impl Function for MaskedSoftmax {
 /// From scores, a learned sink and the tensor of the mask to probabilities and, with a learned sink,
 /// its share of each row.
 #[derive(Debug)]
-pub(super) struct Forward(pub Plan);
+pub(super) struct SoftmaxForwardOp(pub SoftmaxProblem);
 
-impl Kernel for Forward {
+impl DeviceOp for SoftmaxForwardOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -74,9 +74,9 @@ impl Kernel for Forward {
 /// From probabilities, their gradient, the share of a learned sink and the lengths to the gradients
 /// of the scores and of the sink.
 #[derive(Debug)]
-pub(super) struct Backward(pub Plan);
+pub(super) struct SoftmaxBackwardOp(pub SoftmaxProblem);
 
-impl Kernel for Backward {
+impl DeviceOp for SoftmaxBackwardOp {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -1,4 +1,4 @@
-//! [`masked_softmax`](super::masked_softmax) made of Burn's own operations.
+//! [`masked_softmax`](super::masked_softmax) composed of Burn's own operations.
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 
@@ -49,7 +49,7 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
     (shares / total.mask_fill(nothing, 1.0)).cast(dtype)
 }
 
-/// What a mask hides, in a shape that expands to that of the scores.
+/// True for masked keys, in a shape that expands to that of the scores.
 fn hidden(shape: [usize; 4], mask: &Mask, device: &Device) -> Option<Tensor<4, Bool>> {
     let [batch, _, queries, keys] = shape;
     let device = device.clone().inner();

@@ -1,35 +1,35 @@
-//! The CPU form: rows in parallel, SIMD over the keys that a row sees.
+//! The CPU implementation: rows in parallel, SIMD over the keys that a row sees.
 
 use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::{Plan, SinkKind, Span};
+use super::{KeyRange, SinkKind, SoftmaxProblem};
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
 
 /// Partial sums and maxima side by side: two registers of AVX, one of AVX-512.
 const LANES: usize = 16;
 
-/// The scores at which a key counts as hidden.
+/// The score at which a key counts as masked.
 fn lowest<W: Real>() -> W {
     W::of(f64::from(f32::MIN))
 }
 
-pub(super) fn forward(plan: &Plan, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+pub(super) fn forward(plan: &SoftmaxProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     for_float!(inputs[0].dtype(), E => forward_as::<E>(plan, &inputs))
 }
 
-pub(super) fn backward(plan: &Plan, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+pub(super) fn backward(plan: &SoftmaxProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     for_float!(inputs[0].dtype(), E => backward_as::<E>(plan, &inputs))
 }
 
-fn forward_as<E: Element>(plan: &Plan, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+fn forward_as<E: Element>(plan: &SoftmaxProblem, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
     let [batch, heads, queries, keys] = plan.shape;
     let learned = usize::from(plan.sink == SinkKind::Learned);
     let scores = slice::<E>(&inputs[0]);
-    let rows = Rows::new(plan, inputs.get(1 + learned));
-    let hidden = plan.hidden.map(|_| truth(&inputs[1 + learned]));
+    let rows = MaskRows::new(plan, inputs.get(1 + learned));
+    let hidden = plan.hidden.map(|_| bool_bytes(&inputs[1 + learned]));
     let sink = |row: usize| match plan.sink {
         SinkKind::None => None,
         SinkKind::Zero => Some(E::Wide::ZERO),
@@ -48,18 +48,18 @@ fn forward_as<E: Element>(plan: &Plan, inputs: &[FlexTensor]) -> Vec<FlexTensor>
             let mut scratch = vec![E::Wide::ZERO; keys];
             let lines = output.chunks_exact_mut(keys).zip(shares);
             for (row, (output, share)) in (first..).zip(lines) {
-                let seen = rows.seen(row);
+                let visible_keys = rows.visible_keys(row);
                 let hidden = hidden.map(|hidden| {
                     let at = rows.hidden(row) * keys;
-                    &hidden[at + seen.start..at + seen.end]
+                    &hidden[at + visible_keys.start..at + visible_keys.end]
                 });
                 *share = softmax_row(
-                    &scores[row * keys..][seen.clone()],
+                    &scores[row * keys..][visible_keys.clone()],
                     hidden,
                     scale,
                     sink(row),
-                    &mut scratch[..seen.len()],
-                    &mut output[seen],
+                    &mut scratch[..visible_keys.len()],
+                    &mut output[visible_keys],
                 );
             }
         },
@@ -84,25 +84,27 @@ fn softmax_row<E: Element>(
     let lowest = lowest::<E::Wide>();
     for (scaled, score) in scratch.iter_mut().zip(scores) {
         let value = score.wide() * scale;
-        *scaled = match value <= lowest {
-            true => E::Wide::NEG_INFINITY,
-            false => value,
+        *scaled = if value <= lowest {
+            E::Wide::NEG_INFINITY
+        } else {
+            value
         };
     }
     if let Some(hidden) = hidden {
         for (scaled, hidden) in scratch.iter_mut().zip(hidden) {
-            *scaled = match *hidden != 0 {
-                true => E::Wide::NEG_INFINITY,
-                false => *scaled,
+            *scaled = if *hidden != 0 {
+                E::Wide::NEG_INFINITY
+            } else {
+                *scaled
             };
         }
     }
-    // A finite maximum: where nothing is seen, every difference to it is -inf and none is NaN.
+    // A finite maximum: where no key is visible, every difference to it is -inf and none is NaN.
     let mut largest = fold(scratch, lowest, |value| *value, E::Wide::larger);
     if let Some(sink) = sink {
         largest = largest.larger(sink);
     }
-    let seen = fold_mut(
+    let visible_keys = fold_mut(
         scratch,
         E::Wide::ZERO,
         #[inline(always)]
@@ -116,10 +118,11 @@ fn softmax_row<E: Element>(
         Some(sink) => (sink - largest).exponential(),
         None => E::Wide::ZERO,
     };
-    let total = seen + sink;
-    let inverse = match total == E::Wide::ZERO {
-        true => E::Wide::ZERO,
-        false => E::Wide::ONE / total,
+    let total = visible_keys + sink;
+    let inverse = if total == E::Wide::ZERO {
+        E::Wide::ZERO
+    } else {
+        E::Wide::ONE / total
     };
     for (output, weight) in output.iter_mut().zip(scratch.iter()) {
         *output = E::narrow(*weight * inverse);
@@ -127,11 +130,11 @@ fn softmax_row<E: Element>(
     sink * inverse
 }
 
-fn backward_as<E: Element>(plan: &Plan, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+fn backward_as<E: Element>(plan: &SoftmaxProblem, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
     let [batch, heads, queries, keys] = plan.shape;
     let learned = usize::from(plan.sink == SinkKind::Learned);
     let (output, gradient) = (slice::<E>(&inputs[0]), slice::<E>(&inputs[1]));
-    let rows = Rows::new(plan, inputs.get(2 + learned));
+    let rows = MaskRows::new(plan, inputs.get(2 + learned));
 
     let mut scores = vec![E::narrow(E::Wide::ZERO); output.len()];
     let mut products = vec![E::Wide::ZERO; plan.rows()];
@@ -144,12 +147,12 @@ fn backward_as<E: Element>(plan: &Plan, inputs: &[FlexTensor]) -> Vec<FlexTensor
         |first, scores: &mut [E], products: &mut [E::Wide]| {
             let lines = scores.chunks_exact_mut(keys).zip(products);
             for (row, (scores, product)) in (first..).zip(lines) {
-                let seen = rows.seen(row);
+                let visible_keys = rows.visible_keys(row);
                 *product = gradient_row(
-                    &output[row * keys..][seen.clone()],
-                    &gradient[row * keys..][seen.clone()],
+                    &output[row * keys..][visible_keys.clone()],
+                    &gradient[row * keys..][visible_keys.clone()],
                     scale,
-                    &mut scores[seen],
+                    &mut scores[visible_keys],
                 );
             }
         },
@@ -194,15 +197,15 @@ fn gradient_row<E: Element>(
 }
 
 /// Which keys the rows see.
-struct Rows<'a> {
-    plan: &'a Plan,
+struct MaskRows<'a> {
+    plan: &'a SoftmaxProblem,
     lengths: &'a [i32],
 }
 
-impl<'a> Rows<'a> {
-    fn new(plan: &'a Plan, mask: Option<&'a FlexTensor>) -> Self {
+impl<'a> MaskRows<'a> {
+    fn new(plan: &'a SoftmaxProblem, mask: Option<&'a FlexTensor>) -> Self {
         let lengths = match (plan.span, mask) {
-            (Span::Lengths, Some(lengths)) => match lengths.as_slice() {
+            (KeyRange::Lengths, Some(lengths)) => match lengths.as_slice() {
                 Some(lengths) => lengths,
                 None => unreachable!("lengths are launched as contiguous i32"),
             },
@@ -212,12 +215,12 @@ impl<'a> Rows<'a> {
     }
 
     #[inline(always)]
-    fn seen(&self, row: usize) -> Range<usize> {
+    fn visible_keys(&self, row: usize) -> Range<usize> {
         let [_, heads, queries, keys] = self.plan.shape;
         match self.plan.span {
-            Span::All => 0..keys,
-            Span::Lengths => 0..self.lengths[row / (heads * queries)] as usize,
-            Span::Window { left, right } => {
+            KeyRange::All => 0..keys,
+            KeyRange::Lengths => 0..self.lengths[row / (heads * queries)] as usize,
+            KeyRange::Window { left, right } => {
                 // Both sides plus `queries`, so that nothing is negative.
                 let at = row % queries + keys;
                 let end = (at + right + 1).saturating_sub(queries).min(keys);
@@ -241,7 +244,7 @@ impl<'a> Rows<'a> {
 }
 
 /// The bytes of contiguous truth values: 0 for false.
-fn truth(tensor: &FlexTensor) -> &[u8] {
+fn bool_bytes(tensor: &FlexTensor) -> &[u8] {
     match tensor.layout().contiguous_offsets() {
         Some((start, end)) => &tensor.bytes()[start..end],
         None => unreachable!("inputs of a kernel are contiguous"),

@@ -67,15 +67,16 @@ pub enum Sink {
 /// The softmax over the seen keys of scaled scores `[batch, heads, queries, keys]`, in the type of
 /// the scores; statistics are in f32 (f64 for f64).
 ///
-/// A row that sees no key is 0, and so is its gradient. What stands at a hidden key does not matter,
-/// infinite or NaN; a seen NaN makes the seen part of its row NaN. A seen score counts as hidden if
-/// it is -inf, or at most the lowest finite f32 once scaled. In the backward the gradient beside a
-/// probability of 0 does not matter either.
+/// A row that sees no key is 0, and so is its gradient. The score of a masked key is ignored,
+/// infinite or NaN included; a visible NaN makes the visible part of its row NaN. A visible score
+/// counts as masked if it is -inf, or at most the lowest finite f32 once scaled. In the backward,
+/// gradients at a probability of 0 are ignored too.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: a scale that is not finite, a mask or a sink whose shape does not fit the
-/// scores, more than 2^30 queries and keys together, an element type that the device lacks.
+/// With a [`KernelError`]: a scale that is not finite, a mask or a sink whose shape does not fit
+/// the scores, more than 2^30 queries and keys together, an element type that the device does not
+/// support.
 ///
 /// # Example
 ///
@@ -95,18 +96,20 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
     }
     let [_, _, queries, keys] = shape;
     let (span, hidden, tensor) = match mask {
-        Mask::None => (Span::All, None, None),
-        Mask::Causal => (Span::window(usize::MAX, 0, queries, keys), None, None),
-        Mask::Window { left, right } => (Span::window(*left, *right, queries, keys), None, None),
+        Mask::None => (KeyRange::All, None, None),
+        Mask::Causal => (KeyRange::window(usize::MAX, 0, queries, keys), None, None),
+        Mask::Window { left, right } => {
+            (KeyRange::window(*left, *right, queries, keys), None, None)
+        }
         Mask::Lengths(lengths) => {
             let lengths = lengths.clone().inner().clamp(0, keys as i64);
             let lengths = lengths.cast(IntDType::I32).into_dispatch();
-            (Span::Lengths, None, Some(lengths))
+            (KeyRange::Lengths, None, Some(lengths))
         }
         Mask::Hidden(hidden) => {
             let [batches, heads, ..] = hidden.dims();
             let tensor = hidden.clone().inner().into_dispatch();
-            (Span::All, Some([batches, heads]), Some(tensor))
+            (KeyRange::All, Some([batches, heads]), Some(tensor))
         }
     };
     let statistics = wide(scores.dtype());
@@ -119,7 +122,7 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
             SinkKind::Learned
         }
     };
-    let plan = Plan {
+    let plan = SoftmaxProblem {
         shape,
         scale,
         span,
@@ -129,34 +132,34 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
     crate::apply(inputs, MaskedSoftmax { plan, mask: tensor })
 }
 
-/// What a call works on, without its tensors.
+/// The sizes and the options of a call, without its tensors.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct SoftmaxProblem {
     /// `[batch, heads, queries, keys]`.
     shape: [usize; 4],
     scale: f64,
-    span: Span,
+    span: KeyRange,
     /// Batches and heads of the tensor that hides keys.
     hidden: Option<[usize; 2]>,
     sink: SinkKind,
 }
 
-impl Plan {
+impl SoftmaxProblem {
     fn rows(&self) -> usize {
         self.shape[..3].iter().product()
     }
 }
 
-/// The keys that a row sees if nothing is hidden besides.
+/// The keys that a row sees, before a mask tensor is applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Span {
+enum KeyRange {
     All,
     Window { left: usize, right: usize },
     Lengths,
 }
 
-impl Span {
-    /// A window no wider than it can matter, so that sums of its sides stay small.
+impl KeyRange {
+    /// A window clipped to the sizes, so that sums of its sides stay small.
     fn window(left: usize, right: usize, queries: usize, keys: usize) -> Self {
         Self::Window {
             left: left.min(queries + keys),
@@ -188,13 +191,13 @@ fn check(shape: [usize; 4], scale: f64, mask: &Mask, sink: &Sink) -> Result<(), 
     }
     if queries.saturating_add(keys) > MAX_POSITIONS {
         return refuse(format!(
-            "{queries} queries and {keys} keys are more than the {MAX_POSITIONS} that fit together"
+            "{queries} queries and {keys} keys: expected at most {MAX_POSITIONS} together"
         ));
     }
     match mask {
         Mask::Lengths(lengths) if lengths.dims() != [batch] => {
             return refuse(format!(
-                "lengths {:?} do not go with scores {shape:?}; [{batch}] would",
+                "lengths {:?} do not fit scores {shape:?}: expected [{batch}]",
                 lengths.dims()
             ));
         }
@@ -203,8 +206,8 @@ fn check(shape: [usize; 4], scale: f64, mask: &Mask, sink: &Sink) -> Result<(), 
             let fits = |dim: usize| given[dim] == 1 || given[dim] == shape[dim];
             if !(fits(0) && fits(1)) || given[2..] != shape[2..] {
                 return refuse(format!(
-                    "a mask {given:?} does not go with scores {shape:?}; [{batch} or 1, {heads} or \
-                     1, {queries}, {keys}] would"
+                    "a mask {given:?} does not fit scores {shape:?}: expected [{batch} or 1, {heads} or \
+                     1, {queries}, {keys}]"
                 ));
             }
         }
@@ -212,7 +215,7 @@ fn check(shape: [usize; 4], scale: f64, mask: &Mask, sink: &Sink) -> Result<(), 
     }
     match sink {
         Sink::PerHead(logits) if logits.dims() != [heads] => refuse(format!(
-            "sinks {:?} do not go with scores {shape:?}; [{heads}] would",
+            "sinks {:?} do not fit scores {shape:?}: expected [{heads}]",
             logits.dims()
         )),
         _ => Ok(()),

@@ -6,7 +6,7 @@ use crate::testing::{Input, assert_gradients, compare, compare_within, devices, 
 
 /// A mask that is made on the device of the test.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum MaskKind {
     None,
     Causal,
     Window(usize, usize),
@@ -15,16 +15,16 @@ enum Kind {
     Hidden(bool, bool),
 }
 
-const KINDS: [Kind; 9] = [
-    Kind::None,
-    Kind::Causal,
-    Kind::Window(3, 0),
-    Kind::Window(2, 5),
-    Kind::Window(0, 0),
-    Kind::Lengths,
-    Kind::Hidden(true, true),
-    Kind::Hidden(false, true),
-    Kind::Hidden(true, false),
+const KINDS: [MaskKind; 9] = [
+    MaskKind::None,
+    MaskKind::Causal,
+    MaskKind::Window(3, 0),
+    MaskKind::Window(2, 5),
+    MaskKind::Window(0, 0),
+    MaskKind::Lengths,
+    MaskKind::Hidden(true, true),
+    MaskKind::Hidden(false, true),
+    MaskKind::Hidden(true, false),
 ];
 
 /// Lengths that begin with 0 and end with all keys.
@@ -37,20 +37,20 @@ fn hides(i: usize, keys: usize) -> bool {
     i < keys || (i * 7 + i / 3).is_multiple_of(3)
 }
 
-fn mask(kind: Kind, shape: [usize; 4], device: &Device) -> Mask {
+fn mask(kind: MaskKind, shape: [usize; 4], device: &Device) -> Mask {
     let [batch, heads, queries, keys] = shape;
     match kind {
-        Kind::None => Mask::None,
-        Kind::Causal => Mask::Causal,
-        Kind::Window(left, right) => Mask::Window { left, right },
-        Kind::Lengths => {
+        MaskKind::None => Mask::None,
+        MaskKind::Causal => Mask::Causal,
+        MaskKind::Window(left, right) => Mask::Window { left, right },
+        MaskKind::Lengths => {
             let lengths: Vec<i32> = (0..batch).map(|i| length(i, batch, keys) as i32).collect();
             Mask::Lengths(Tensor::<1, Int>::from_data(
                 TensorData::new(lengths, [batch]),
                 device,
             ))
         }
-        Kind::Hidden(batches, all_heads) => {
+        MaskKind::Hidden(batches, all_heads) => {
             let shape = [
                 if batches { batch } else { 1 },
                 if all_heads { heads } else { 1 },
@@ -82,7 +82,7 @@ fn flat(
     softmax: Softmax,
     shape: [usize; 4],
     scale: f64,
-    kind: Kind,
+    kind: MaskKind,
     sunk: u8,
 ) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
     move |leaves| {
@@ -100,7 +100,7 @@ fn inputs(shape: [usize; 4]) -> Vec<Input> {
     ]
 }
 
-fn check_case(shape: [usize; 4], scale: f64, kind: Kind, sunk: u8) {
+fn check_case(shape: [usize; 4], scale: f64, kind: MaskKind, sunk: u8) {
     // The gradient of the sink is a sum over rounded probabilities, whose terms cancel in part.
     compare_within(
         if sunk == 2 { 4.0 } else { 1.0 },
@@ -116,7 +116,11 @@ fn every_mask_with_every_sink_is_the_composed_one() {
     for kind in KINDS {
         check_case([2, 3, 5, 7], 0.7, kind, 2);
     }
-    for kind in [Kind::None, Kind::Lengths, Kind::Hidden(true, true)] {
+    for kind in [
+        MaskKind::None,
+        MaskKind::Lengths,
+        MaskKind::Hidden(true, true),
+    ] {
         check_case([3, 2, 4, 16], -0.4, kind, 0);
         check_case([3, 2, 4, 16], -0.4, kind, 1);
     }
@@ -124,7 +128,7 @@ fn every_mask_with_every_sink_is_the_composed_one() {
 
 #[test]
 fn more_queries_than_keys_leave_the_first_rows_empty() {
-    for kind in [Kind::Causal, Kind::Window(1, 1)] {
+    for kind in [MaskKind::Causal, MaskKind::Window(1, 1)] {
         check_case([1, 2, 9, 4], 1.0, kind, 0);
         check_case([1, 2, 9, 4], 1.0, kind, 2);
         let scores = Tensor::<4>::ones([1, 1, 5, 2], &Device::flex());
@@ -142,18 +146,18 @@ fn more_queries_than_keys_leave_the_first_rows_empty() {
 #[test]
 fn any_number_of_keys_fits() {
     for keys in [1, 7, 33, 1000, 4097] {
-        check_case([1, 1, 2, keys], 1.0, Kind::None, 0);
-        check_case([1, 2, 3, keys], 1.0, Kind::Causal, 0);
+        check_case([1, 1, 2, keys], 1.0, MaskKind::None, 0);
+        check_case([1, 2, 3, keys], 1.0, MaskKind::Causal, 0);
     }
-    check_case([2, 1, 1, 4096], 1.0, Kind::Hidden(true, false), 0);
-    check_case([2, 1, 1, 2052], 1.0, Kind::Lengths, 1);
+    check_case([2, 1, 1, 4096], 1.0, MaskKind::Hidden(true, false), 0);
+    check_case([2, 1, 1, 2052], 1.0, MaskKind::Lengths, 1);
 }
 
 /// Wider than the registers of a cube: the rows are read twice.
 #[test]
 fn long_rows_are_the_composed_ones() {
-    check_case([1, 1, 1, 40_000], 1.0, Kind::None, 0);
-    check_case([1, 1, 2, 33_001], 1.0, Kind::Window(30_000, 5), 1);
+    check_case([1, 1, 1, 40_000], 1.0, MaskKind::None, 0);
+    check_case([1, 1, 2, 33_001], 1.0, MaskKind::Window(30_000, 5), 1);
 }
 
 #[test]
@@ -178,7 +182,7 @@ fn a_sliced_or_expanded_mask_is_taken() {
     let with = |softmax: Softmax| {
         move |leaves: &[Tensor<1>]| {
             let scores = leaves[0].clone().reshape(shape);
-            let kind = Kind::Hidden(true, false);
+            let kind = MaskKind::Hidden(true, false);
             let Mask::Hidden(hidden) = mask(kind, [3, 1, 3, 10], &scores.device()) else {
                 panic!("{kind:?} hides");
             };
@@ -194,10 +198,10 @@ fn a_sliced_or_expanded_mask_is_taken() {
 fn gradients_are_those_of_differences() {
     let shape = [2, 2, 3, 5];
     for kind in [
-        Kind::None,
-        Kind::Causal,
-        Kind::Lengths,
-        Kind::Hidden(true, true),
+        MaskKind::None,
+        MaskKind::Causal,
+        MaskKind::Lengths,
+        MaskKind::Hidden(true, true),
     ] {
         for sunk in 0..3 {
             let operation = flat(masked_softmax, shape, 0.6, kind, sunk);
@@ -207,10 +211,14 @@ fn gradients_are_those_of_differences() {
 }
 
 #[test]
-fn what_stands_at_a_hidden_key_does_not_matter() {
+fn the_score_of_a_masked_key_does_not_matter() {
     let shape = [2, 2, 6, 12];
     for bad in [f64::NAN, f64::NEG_INFINITY, f64::INFINITY] {
-        for kind in [Kind::Window(2, 1), Kind::Lengths, Kind::Hidden(true, true)] {
+        for kind in [
+            MaskKind::Window(2, 1),
+            MaskKind::Lengths,
+            MaskKind::Hidden(true, true),
+        ] {
             let mut inputs = inputs(shape);
             let [_, heads, queries, keys] = shape;
             for (i, value) in inputs[0].values.iter_mut().enumerate() {
@@ -218,10 +226,10 @@ fn what_stands_at_a_hidden_key_does_not_matter() {
                 let (query, batch) = (row % queries, row / (queries * heads));
                 let shift = keys - queries;
                 let hidden = match kind {
-                    Kind::Window(left, right) => {
+                    MaskKind::Window(left, right) => {
                         key + left < query + shift || key > query + shift + right
                     }
-                    Kind::Lengths => key >= length(batch, shape[0], keys),
+                    MaskKind::Lengths => key >= length(batch, shape[0], keys),
                     _ => hides(i, keys),
                 };
                 if hidden {
@@ -263,14 +271,14 @@ fn large_scores_and_rows_of_minus_infinity_are_taken() {
         compare(
             "extremes",
             &inputs,
-            flat(masked_softmax, shape, 1.0, Kind::None, sunk),
-            flat(composed::masked_softmax, shape, 1.0, Kind::None, sunk),
+            flat(masked_softmax, shape, 1.0, MaskKind::None, sunk),
+            flat(composed::masked_softmax, shape, 1.0, MaskKind::None, sunk),
         );
     }
 }
 
 #[test]
-fn a_seen_nan_is_seen_by_its_row_alone() {
+fn a_visible_nan_affects_its_own_row_only() {
     let scores =
         Tensor::<4>::from_data([[[[f32::NAN, 0.0, 0.0], [0.0, 0.0, 0.0]]]], &Device::flex());
     let p = masked_softmax(scores, 1.0, &Mask::Causal, Sink::None);
@@ -283,7 +291,7 @@ fn a_seen_nan_is_seen_by_its_row_alone() {
 #[test]
 fn the_number_of_threads_does_not_matter() {
     let shape = [3, 4, 70, 130];
-    let operation = flat(masked_softmax, shape, 0.3, Kind::Causal, 2);
+    let operation = flat(masked_softmax, shape, 0.3, MaskKind::Causal, 2);
     let dtype = burn::tensor::DType::F32;
     let run = || evaluate(&inputs(shape), &Device::flex(), dtype, dtype, &operation);
     let pool = rayon::ThreadPoolBuilder::new()
@@ -332,7 +340,7 @@ fn sixteen_bit_scores_take_a_sink_in_f32() {
 
 /// The panic of `work`.
 fn message(work: impl FnOnce() -> Tensor<4> + std::panic::UnwindSafe) -> String {
-    let panic = std::panic::catch_unwind(work).expect_err("it was to be refused");
+    let panic = std::panic::catch_unwind(work).expect_err("the call must fail");
     match panic.downcast::<String>() {
         Ok(message) => *message,
         Err(_) => panic!("a panic without a message"),
@@ -352,20 +360,20 @@ fn what_does_not_fit_is_refused() {
             };
             assert_eq!(
                 refusal(f64::NAN, |_| Mask::None, |_| Sink::None),
-                "masked_softmax: scale = NaN makes no sense; a finite number does"
+                "masked_softmax: invalid scale = NaN: expected a finite number"
             );
             let lengths = |device: &Device| Mask::Lengths(Tensor::zeros([3], device));
             assert_eq!(
                 refusal(1.0, lengths, |_| Sink::None),
-                "masked_softmax: lengths [3] do not go with scores [2, 3, 4, 5]; [2] would"
+                "masked_softmax: lengths [3] do not fit scores [2, 3, 4, 5]: expected [2]"
             );
             let hidden = |device: &Device| {
                 Mask::Hidden(Tensor::<4, Int>::zeros([2, 2, 4, 5], device).bool())
             };
             assert_eq!(
                 refusal(1.0, hidden, |_| Sink::None),
-                "masked_softmax: a mask [2, 2, 4, 5] does not go with scores [2, 3, 4, 5]; \
-                 [2 or 1, 3 or 1, 4, 5] would"
+                "masked_softmax: a mask [2, 2, 4, 5] does not fit scores [2, 3, 4, 5]: expected \
+                 [2 or 1, 3 or 1, 4, 5]"
             );
             assert_eq!(
                 refusal(
@@ -373,7 +381,7 @@ fn what_does_not_fit_is_refused() {
                     |_| Mask::None,
                     |device| Sink::PerHead(Tensor::zeros([2], device))
                 ),
-                "masked_softmax: sinks [2] do not go with scores [2, 3, 4, 5]; [3] would"
+                "masked_softmax: sinks [2] do not fit scores [2, 3, 4, 5]: expected [3]"
             );
         }
     }

@@ -188,9 +188,10 @@ fn assert_values(what: &str, expected: &[f64], actual: &[f64], tolerance: f64) {
     let finite = expected.iter().filter(|x| x.is_finite());
     let largest = finite.fold(0.0f64, |most, x| most.max(x.abs())).max(1e-30);
     for (i, (expected, actual)) in expected.iter().zip(actual).enumerate() {
-        let same = match expected.is_finite() {
-            true => (expected - actual).abs() <= tolerance * largest,
-            false => expected == actual || expected.is_nan() && actual.is_nan(),
+        let same = if expected.is_finite() {
+            (expected - actual).abs() <= tolerance * largest
+        } else {
+            expected == actual || expected.is_nan() && actual.is_nan()
         };
         assert!(
             same,

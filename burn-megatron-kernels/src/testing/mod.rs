@@ -1,8 +1,8 @@
-//! What the tests of the operations share: devices, types, and the comparison with f64.
+//! Shared by the tests of the operations: devices, types, and the comparison with f64.
 //!
-//! A test gives an operation and its unfused composition as functions on flat leaves; [`compare`]
-//! runs the first on every device, in every type that the device has and with both forms of
-//! reduction, and the second in f64 on the CPU.
+//! A test passes an operation and its unfused composition as functions on flat leaves; [`compare`]
+//! runs the first on every device, in every supported type and with both reductions, and the second
+//! in f64 on the CPU.
 
 mod harness;
 

@@ -1,4 +1,4 @@
-//! Checksums of what lies on the disk: xxh3, 64 bits.
+//! Checksums of data on disk: 64-bit xxh3.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,10 +6,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-/// Bytes that one checksum stands for: what is read to check a single element.
-pub const CHUNK: usize = 4 << 20;
+/// The bytes per checksum, which is also the least that is read to verify an element.
+pub const CHECKSUM_CHUNK: usize = 4 << 20;
 
-/// The xxh3-64 of some bytes; 16 digits of lower-case hexadecimal as text.
+/// The xxh3-64 of some bytes; as text, 16 digits of lower-case hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Checksum(u64);
@@ -21,25 +21,25 @@ impl Checksum {
     }
 }
 
-/// A checksum of bytes that come one after another.
+/// Computes the checksum of bytes that come in several calls.
 #[derive(Default)]
-pub(super) struct Summing {
+pub(super) struct StreamingChecksum {
     state: Xxh3Default,
     bytes: usize,
 }
 
-impl Summing {
+impl StreamingChecksum {
     pub fn add(&mut self, bytes: &[u8]) {
         self.state.update(bytes);
         self.bytes += bytes.len();
     }
 
-    /// Those that came so far.
+    /// The number of bytes so far.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The checksum of what came so far; the next one begins anew.
+    /// The checksum of the bytes so far; starts anew.
     pub fn take(&mut self) -> Checksum {
         let sum = Checksum(self.state.digest());
         self.state.reset();
@@ -66,9 +66,9 @@ impl FromStr for Checksum {
     fn from_str(text: &str) -> Result<Self, String> {
         let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let value = u64::from_str_radix(text, 16).ok().map(Self);
-        // One form for each value, so that no change goes unseen.
+        // Only one text per value, so that every change is detected.
         let value = value.filter(|value| digits && value.to_string() == text);
-        value.ok_or_else(|| format!("'{text}' is no checksum: 16 digits of 0-9 and a-f are"))
+        value.ok_or_else(|| format!("invalid checksum '{text}': expected 16 digits of 0-9 and a-f"))
     }
 }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn bytes_in_stretches_have_the_checksum_of_all() {
         let bytes: Vec<u8> = (0..3000u32).map(|at| ((at * at) >> 3) as u8).collect();
-        let mut sum = Summing::default();
+        let mut sum = StreamingChecksum::default();
         for step in [1, 7, 300, 3000] {
             bytes.chunks(step).for_each(|some| sum.add(some));
             assert_eq!(sum.bytes(), bytes.len());

@@ -1,60 +1,60 @@
-//! In what two sources differ.
+//! Compares the tensors of two sources.
 
 use burn::tensor::TensorData;
 
-use super::{CheckpointError, ElementType, Slice, TensorMeta, TensorSource};
+use super::{CheckpointError, ElementType, TensorMeta, TensorSlice, TensorSource};
 
-/// Elements that are compared at once.
-const WINDOW: usize = 1 << 20;
+/// Elements that are read at once.
+const READ_ELEMENTS: usize = 1 << 20;
 
-/// In what two sources differ.
+/// The differences between two sources.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Comparison {
-    /// Tensors that only the first has.
+pub struct CheckpointComparison {
+    /// Tensors only in the first source.
     pub only_first: Vec<String>,
-    /// Tensors that only the second has.
+    /// Tensors only in the second source.
     pub only_second: Vec<String>,
-    /// Tensors that both have and that are not the same.
+    /// Tensors in both sources that differ.
     pub different: Vec<TensorDifference>,
-    /// How many tensors are the same: type, shape and every bit.
+    /// The number of tensors that are equal in type, shape and every bit.
     pub same: usize,
 }
 
-/// In what two tensors differ.
+/// The difference between two tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorDifference {
     /// The tensor in the first source.
     pub first: TensorMeta,
     /// The tensor in the second.
     pub second: TensorMeta,
-    /// How many elements differ: in their bits, or in their values if the types differ. `None` if the
-    /// shapes differ.
+    /// The number of different elements: by bits, or by value if the types differ. `None` if the shapes
+    /// differ.
     pub elements: Option<u64>,
-    /// The largest difference of two elements. A difference that is no number counts as infinite.
+    /// The largest absolute difference. A NaN counts as infinite.
     pub max_absolute: f64,
-    /// The largest difference of two elements, over the larger of their sizes.
+    /// The largest difference relative to the larger magnitude.
     pub max_relative: f64,
 }
 
-impl Comparison {
+impl CheckpointComparison {
     /// Whether both sources have the same tensors.
     pub fn is_same(&self) -> bool {
         self.only_first.is_empty() && self.only_second.is_empty() && self.different.is_empty()
     }
 }
 
-/// Compares all tensors of two sources, with a few megabytes of each in memory. `progress` gets the bytes
-/// of the first that were compared since its last call.
+/// Compares all tensors of two sources, with a few megabytes of each in memory. `progress` gets the number
+/// of bytes of the first source compared since its last call.
 ///
 /// # Errors
 ///
-/// [`CheckpointError`] for what cannot be read.
+/// [`CheckpointError`] of reading.
 pub fn compare(
     first: &dyn TensorSource,
     second: &dyn TensorSource,
     progress: &mut dyn FnMut(u64),
-) -> Result<Comparison, CheckpointError> {
-    let mut result = Comparison::default();
+) -> Result<CheckpointComparison, CheckpointError> {
+    let mut result = CheckpointComparison::default();
     for key in first.keys() {
         let (Some(a), b) = (first.tensor(&key), second.tensor(&key)) else {
             continue;
@@ -67,24 +67,27 @@ pub fn compare(
         if difference.first.shape == difference.second.shape {
             let meta = &difference.first;
             let shape = meta.shape.clone();
-            let (len, size) = (Slice::whole(&shape).len(), meta.dtype.size());
-            for start in (0..len).step_by(WINDOW) {
-                let stretch = start..len.min(start + WINDOW);
-                let bytes = stretch.len() * size;
-                for part in Slice::of_stretch(&shape, stretch) {
+            let (len, size) = (TensorSlice::whole(&shape).len(), meta.dtype.size());
+            for start in (0..len).step_by(READ_ELEMENTS) {
+                let range = start..len.min(start + READ_ELEMENTS);
+                let bytes = range.len() * size;
+                for part in TensorSlice::from_flat_range(&shape, range) {
                     let (a, b) = (first.read(&key, &part)?, second.read(&key, &part)?);
                     difference.add(&a, &b);
                 }
                 progress(bytes as u64);
             }
         }
-        match difference.is_none() {
-            true => result.same += 1,
-            false => result.different.push(difference),
+        if difference.is_none() {
+            result.same += 1
+        } else {
+            result.different.push(difference)
         }
     }
-    let only = second.keys().into_iter();
-    let only = only.filter(|key| first.tensor(key).is_none());
+    let only = second
+        .keys()
+        .into_iter()
+        .filter(|key| first.tensor(key).is_none());
     result.only_second = only.collect();
     Ok(result)
 }
@@ -105,7 +108,7 @@ impl TensorDifference {
         self.elements == Some(0) && self.first.dtype == self.second.dtype
     }
 
-    /// Compares the bytes of a box.
+    /// Compares the bytes of one slice.
     fn add(&mut self, first: &[u8], second: &[u8]) {
         let (a, b) = (self.first.dtype, self.second.dtype);
         if a == b && first == second {
@@ -117,16 +120,17 @@ impl TensorDifference {
         };
         let (x, y) = (values(a, first), values(b, second));
         for (index, (x, y)) in x.into_iter().zip(y).enumerate() {
-            let same = match a == b {
-                true => bits(a, first, index) == bits(b, second, index),
-                false => x == y || x.is_nan() && y.is_nan(),
+            let same = if a == b {
+                bits(a, first, index) == bits(b, second, index)
+            } else {
+                x == y || x.is_nan() && y.is_nan()
             };
             if same {
                 continue;
             }
             self.elements = self.elements.map(|elements| elements + 1);
             let number = |x: f64| if x.is_nan() { f64::INFINITY } else { x };
-            // Zeros of both signs, or two kinds of NaN, differ in their bits alone.
+            // Zeros of both signs, or two NaNs, can differ in bits only.
             let none = x == y || x.is_nan() && y.is_nan();
             let absolute = if none { 0.0 } else { number((x - y).abs()) };
             let relative = if none {
@@ -140,7 +144,7 @@ impl TensorDifference {
     }
 }
 
-/// The elements as f64; of 64-bit integers the nearest.
+/// The elements as f64; 64-bit integers are rounded.
 fn values(dtype: ElementType, bytes: &[u8]) -> Vec<f64> {
     let len = bytes.len() / dtype.size();
     let data = TensorData::from_bytes_vec(bytes.to_vec(), [len], dtype.dtype());

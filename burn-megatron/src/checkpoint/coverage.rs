@@ -1,17 +1,17 @@
-//! Whether boxes make up a tensor: each element in one of them.
+//! Checks that slices cover a tensor without overlap.
 
 use std::collections::BTreeSet;
 
-use super::{CheckpointError, Slice};
+use super::{CheckpointError, TensorSlice};
 
-/// Checks that each element of a tensor lies in one of these boxes. They fit its shape, whose product is
-/// a `usize`, and none is empty.
+/// Checks that each element of a tensor is in exactly one of these slices. The slices must fit the shape,
+/// whose product must be a `usize`, and none may be empty.
 ///
 /// # Errors
 ///
 /// [`CheckpointError::Overlap`] and [`CheckpointError::Gap`], with the element.
-pub fn check(key: &str, shape: &[usize], boxes: &[&Slice]) -> Result<(), CheckpointError> {
-    if let Some((first, second, both)) = overlap(shape, boxes) {
+pub fn check(key: &str, shape: &[usize], slices: &[&TensorSlice]) -> Result<(), CheckpointError> {
+    if let Some((first, second, both)) = overlap(shape, slices) {
         return Err(CheckpointError::Overlap {
             key: key.into(),
             first: first.clone(),
@@ -19,7 +19,7 @@ pub fn check(key: &str, shape: &[usize], boxes: &[&Slice]) -> Result<(), Checkpo
             element: both.offset,
         });
     }
-    match gap(shape, boxes) {
+    match gap(shape, slices) {
         None => Ok(()),
         Some(element) => Err(CheckpointError::Gap {
             key: key.into(),
@@ -28,21 +28,24 @@ pub fn check(key: &str, shape: &[usize], boxes: &[&Slice]) -> Result<(), Checkpo
     }
 }
 
-/// Two boxes that have something in common, and what.
-fn overlap<'a>(shape: &[usize], boxes: &[&'a Slice]) -> Option<(&'a Slice, &'a Slice, Slice)> {
-    // Boxes are compared with those that share a place of one dim with them: the dim that keeps the most
-    // of them apart.
+/// Two slices that overlap, and their intersection.
+fn overlap<'a>(
+    shape: &[usize],
+    slices: &[&'a TensorSlice],
+) -> Option<(&'a TensorSlice, &'a TensorSlice, TensorSlice)> {
+    // Each slice is compared with those whose range in one dim overlaps: the dim with the most distinct
+    // offsets.
     let places = |dim: usize| {
-        let starts = boxes.iter().map(|part| part.offset[dim]);
+        let starts = slices.iter().map(|part| part.offset[dim]);
         starts.collect::<BTreeSet<_>>().len()
     };
     let Some(dim) = (0..shape.len()).max_by_key(|dim| places(*dim)) else {
-        let both = boxes.first().zip(boxes.get(1));
-        return both.map(|(first, second)| (*first, *second, Slice::whole(&[])));
+        let both = slices.first().zip(slices.get(1));
+        return both.map(|(first, second)| (*first, *second, TensorSlice::whole(&[])));
     };
-    let mut sorted = boxes.to_vec();
+    let mut sorted = slices.to_vec();
     sorted.sort_by_key(|part| part.offset[dim]);
-    let mut open: Vec<&Slice> = vec![];
+    let mut open: Vec<&TensorSlice> = vec![];
     for part in sorted {
         open.retain(|other| other.range(dim).end > part.offset[dim]);
         let found = open
@@ -57,30 +60,30 @@ fn overlap<'a>(shape: &[usize], boxes: &[&'a Slice]) -> Option<(&'a Slice, &'a S
     None
 }
 
-fn meet(a: &Slice, b: &Slice, dim: usize) -> bool {
+fn meet(a: &TensorSlice, b: &TensorSlice, dim: usize) -> bool {
     a.offset[dim] < b.range(dim).end && b.offset[dim] < a.range(dim).end
 }
 
-/// The first element that lies in none of these boxes, which have nothing in common.
-fn gap(shape: &[usize], boxes: &[&Slice]) -> Option<Vec<usize>> {
-    let mut boxes = boxes.to_vec();
+/// The first element that is in none of these disjoint slices.
+fn gap(shape: &[usize], slices: &[&TensorSlice]) -> Option<Vec<usize>> {
+    let mut slices = slices.to_vec();
     let mut element = vec![];
-    let volume = |part: &&Slice, from: usize| part.shape[from..].iter().product::<usize>();
-    let full = |boxes: &[&Slice], from: usize| {
-        let volumes = boxes.iter().map(|part| volume(part, from) as u128);
+    let volume = |part: &&TensorSlice, from: usize| part.shape[from..].iter().product::<usize>();
+    let full = |slices: &[&TensorSlice], from: usize| {
+        let volumes = slices.iter().map(|part| volume(part, from) as u128);
         volumes.sum::<u128>() == shape[from..].iter().product::<usize>() as u128
     };
-    if full(&boxes, 0) {
+    if full(&slices, 0) {
         return None;
     }
     for (dim, len) in shape.iter().enumerate() {
-        // Between two of these places nothing changes.
-        let mut places: BTreeSet<usize> = boxes.iter().map(|part| part.range(dim).end).collect();
+        // The covering slices only change at these indices.
+        let mut places: BTreeSet<usize> = slices.iter().map(|part| part.range(dim).end).collect();
         places.insert(0);
-        places.extend(boxes.iter().map(|part| part.offset[dim]));
+        places.extend(slices.iter().map(|part| part.offset[dim]));
         let at = |place: usize| {
-            let boxes = boxes.iter().copied();
-            let there = boxes.filter(|part| part.range(dim).contains(&place));
+            let slices = slices.iter().copied();
+            let there = slices.filter(|part| part.range(dim).contains(&place));
             there.collect::<Vec<_>>()
         };
         let found = places
@@ -88,10 +91,10 @@ fn gap(shape: &[usize], boxes: &[&Slice]) -> Option<Vec<usize>> {
             .filter(|place| place < len)
             .map(|place| (place, at(place)))
             .find(|(_, there)| !full(there, dim + 1));
-        // What is not full has a place that is not full.
+        // If the whole is not covered, some index is not.
         let (place, there) = found?;
         element.push(place);
-        boxes = there;
+        slices = there;
     }
     Some(element)
 }
@@ -102,16 +105,16 @@ mod tests {
     use proptest::prelude::*;
     use std::time::{Duration, Instant};
 
-    fn slice(offset: &[usize], shape: &[usize]) -> Slice {
-        Slice {
+    fn slice(offset: &[usize], shape: &[usize]) -> TensorSlice {
+        TensorSlice {
             offset: offset.to_vec(),
             shape: shape.to_vec(),
         }
     }
 
-    fn message(shape: &[usize], boxes: &[Slice]) -> Option<String> {
-        let boxes: Vec<_> = boxes.iter().collect();
-        check("weight", shape, &boxes)
+    fn message(shape: &[usize], slices: &[TensorSlice]) -> Option<String> {
+        let slices: Vec<_> = slices.iter().collect();
+        check("weight", shape, &slices)
             .err()
             .map(|error| error.to_string())
     }
@@ -136,16 +139,17 @@ mod tests {
         let begin = Instant::now();
         let columns: Vec<_> = (0..100_000).map(|at| slice(&[0, at], &[7, 1])).collect();
         assert_eq!(message(&[7, 100_000], &columns), None);
-        let grid = (0..30_050).map(|at| slice(&[at / 100, at % 100], &[1, 1]));
-        let grid: Vec<_> = grid.collect();
+        let grid: Vec<_> = (0..30_050)
+            .map(|at| slice(&[at / 100, at % 100], &[1, 1]))
+            .collect();
         let text = message(&[301, 100], &grid).unwrap();
         assert!(text.contains("[300, 50]"), "{text}");
-        // What grows with the square of the boxes takes hours.
+        // A quadratic algorithm takes hours.
         assert!(begin.elapsed() < Duration::from_secs(60));
     }
 
     proptest! {
-        /// The answer is that of counting every element.
+        /// The result equals that of counting every element.
         #[test]
         fn counting_says_the_same(
             shape in prop::collection::vec(1usize..5, 1..4),
@@ -160,18 +164,18 @@ mod tests {
                     (start, 1 + b.index(shape[dim] - start))
                 };
                 let (offset, shape): (Vec<_>, Vec<_>) = (0..dims).map(of).unzip();
-                Slice { offset, shape }
+                TensorSlice { offset, shape }
             };
-            let boxes: Vec<_> = (0..count).map(part).collect();
+            let slices: Vec<_> = (0..count).map(part).collect();
             let mut times = vec![0; shape.iter().product()];
-            for part in &boxes {
+            for part in &slices {
                 for run in part.runs(&shape) {
                     times[run.in_tensor..run.in_tensor + run.len].iter_mut().for_each(|n| *n += 1);
                 }
             }
             let place = |of: &[usize]| of.iter().zip(&shape).fold(0, |at, (i, size)| at * size + i);
-            let boxes: Vec<_> = boxes.iter().collect();
-            match check("weight", &shape, &boxes) {
+            let slices: Vec<_> = slices.iter().collect();
+            match check("weight", &shape, &slices) {
                 Ok(()) => prop_assert!(times.iter().all(|n| *n == 1)),
                 Err(CheckpointError::Overlap { element, .. }) => prop_assert!(times[place(&element)] > 1),
                 Err(CheckpointError::Gap { element, .. }) => {

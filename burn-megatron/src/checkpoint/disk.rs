@@ -1,4 +1,4 @@
-//! Every change of the file system that a save makes, so that a test can stop one at any of them.
+//! All file system operations of a save, with a hook for fault injection.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -8,26 +8,26 @@ use std::sync::Arc;
 
 use super::CheckpointError;
 
-/// A change of the file system.
+/// A file system operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// A new folder.
+pub enum DiskOperation {
+    /// Create a folder.
     CreateFolder,
-    /// A new file.
+    /// Create a file.
     Create,
-    /// Bytes at the end of a file.
+    /// Append to a file.
     Write,
-    /// All bytes of a file reach the disk.
+    /// Sync the data of a file.
     Sync,
-    /// All names of a folder reach the disk.
+    /// Sync the entries of a folder.
     SyncFolder,
-    /// A file or a folder gets another name.
+    /// Rename a file or a folder.
     Rename,
-    /// A file or an empty folder goes.
+    /// Remove a file or an empty folder.
     Remove,
 }
 
-type Hook = dyn Fn(Operation, &Path) -> io::Result<()> + Send + Sync;
+type Hook = dyn Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync;
 
 /// The file system that checkpoints are written to.
 #[derive(Clone, Default)]
@@ -44,10 +44,10 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// A disk for tests: `hook` is called before each change, and its error takes the place of the change.
-    /// Nothing larger than `largest_write` bytes is written at once, so that a file can stay half.
+    /// A disk for tests: `hook` is called before each operation, and an error of it replaces the operation.
+    /// Each write has at most `largest_write` bytes, so that a failure can leave a partial file.
     pub fn hooked(
-        hook: impl Fn(Operation, &Path) -> io::Result<()> + Send + Sync + 'static,
+        hook: impl Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync + 'static,
         largest_write: usize,
     ) -> Self {
         Self {
@@ -56,21 +56,21 @@ impl Disk {
         }
     }
 
-    fn before(&self, operation: Operation, path: &Path) -> io::Result<()> {
+    fn before(&self, operation: DiskOperation, path: &Path) -> io::Result<()> {
         match &self.hook {
             Some(hook) => hook(operation, path),
             None => Ok(()),
         }
     }
 
-    /// Creates a folder, and those above it; their names are on the disk then.
+    /// Creates a folder and its parents, and syncs their entries.
     pub(super) fn create_folders(&self, path: &Path) -> Result<(), CheckpointError> {
         if path.is_dir() {
             return Ok(());
         }
         let parent = parent(path);
         self.create_folders(parent)?;
-        let result = self.before(Operation::CreateFolder, path);
+        let result = self.before(DiskOperation::CreateFolder, path);
         match result.and_then(|()| fs::create_dir(path)) {
             Err(_)
                 if let Ok(to) = fs::read_link(path)
@@ -78,10 +78,10 @@ impl Disk {
             {
                 let to = to.display();
                 let what =
-                    format!("it is a link to {to}, and no folder is there: is its disk mounted?");
+                    format!("it is a link to {to}, which is not a folder: is its disk mounted?");
                 return Err(CheckpointError::corrupt(path, what));
             }
-            // Another process was first.
+            // Another process created it meanwhile.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
             result => {
                 result.map_err(|error| CheckpointError::io("create the folder", path, error))?;
@@ -90,12 +90,12 @@ impl Disk {
         self.sync_folder(parent)
     }
 
-    /// Creates a file that is not there yet.
+    /// Creates a new file.
     pub(super) fn create(&self, path: &Path) -> Result<DiskFile, CheckpointError> {
         self.open(path, OpenOptions::new().create_new(true))
     }
 
-    /// Opens a file as it is, or creates it. A link is not followed: what it points to would be written to.
+    /// Opens or creates a file, without following a link.
     pub(super) fn open_or_create(&self, path: &Path) -> Result<DiskFile, CheckpointError> {
         if fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
             return Err(CheckpointError::corrupt(path, LINK));
@@ -104,8 +104,9 @@ impl Disk {
     }
 
     fn open(&self, path: &Path, options: &mut OpenOptions) -> Result<DiskFile, CheckpointError> {
-        let result = self.before(Operation::Create, path);
-        let result = result.and_then(|()| options.read(true).write(true).open(path));
+        let result = self
+            .before(DiskOperation::Create, path)
+            .and_then(|()| options.read(true).write(true).open(path));
         let file = result.map_err(|error| CheckpointError::io("create", path, error))?;
         Ok(DiskFile {
             disk: self.clone(),
@@ -114,7 +115,7 @@ impl Disk {
         })
     }
 
-    /// Writes all of a file, of which never a half is to be seen under its name.
+    /// Writes a file atomically: readers see the old content or the new one.
     pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
         let folder = parent(path);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -133,29 +134,34 @@ impl Disk {
     }
 
     pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<(), CheckpointError> {
-        let result = self.before(Operation::Rename, from);
-        let result = result.and_then(|()| fs::rename(from, to));
+        let result = self
+            .before(DiskOperation::Rename, from)
+            .and_then(|()| fs::rename(from, to));
         result.map_err(|error| CheckpointError::io("rename", from, error))
     }
 
     pub(super) fn sync_folder(&self, path: &Path) -> Result<(), CheckpointError> {
-        let result = self.before(Operation::SyncFolder, path);
-        let result = result.and_then(|()| match cfg!(unix) {
-            true => File::open(path)?.sync_all(),
-            // Elsewhere a folder is no file, and its names are on the disk when they are given.
-            false => Ok(()),
+        let result = self.before(DiskOperation::SyncFolder, path);
+        let result = result.and_then(|()| {
+            if cfg!(unix) {
+                File::open(path)?.sync_all()
+            } else {
+                // Other systems cannot open a folder; their renames are durable on return.
+                Ok(())
+            }
         });
         result.map_err(|error| CheckpointError::io("sync the folder", path, error))
     }
 
     pub(super) fn remove_file(&self, path: &Path) -> Result<(), CheckpointError> {
-        let result = self.before(Operation::Remove, path);
-        let result = result.and_then(|()| fs::remove_file(path));
+        let result = self
+            .before(DiskOperation::Remove, path)
+            .and_then(|()| fs::remove_file(path));
         result.map_err(|error| CheckpointError::io("remove", path, error))
     }
 
-    /// Removes what is at `path`, if anything: a file, or a folder and all in it. Of a link only the link
-    /// goes, there and in the folder, and never what it points to.
+    /// Removes the file or the folder at `path`, if it exists. Links, also inside of the folder, are removed
+    /// and never followed.
     pub(super) fn remove(&self, path: &Path) -> Result<(), CheckpointError> {
         let found = match fs::symlink_metadata(path) {
             Ok(found) => found,
@@ -167,20 +173,20 @@ impl Disk {
             self.remove_file(path)?;
             if let Ok(to) = to {
                 let (path, to) = (path.display(), to.display());
-                tracing::warn!("{path} was a link: it is removed, and {to} stays as it is");
+                tracing::warn!("removed the link {path}; its target {to} was not changed");
             }
             return Ok(());
         }
         if self.hook.is_some() {
             self.remove_one_by_one(path)?;
         }
-        let result = self.before(Operation::Remove, path);
-        // It follows no link, not even one that takes the place of a folder meanwhile.
+        let result = self.before(DiskOperation::Remove, path);
+        // Does not follow links, also if a folder is replaced by one meanwhile.
         let result = result.and_then(|()| fs::remove_dir_all(path));
         result.map_err(|error| CheckpointError::io("remove the folder", path, error))
     }
 
-    /// Empties a folder, so that a test can stop between any two removals.
+    /// Empties a folder file by file, so that a hook can fail any removal.
     fn remove_one_by_one(&self, folder: &Path) -> Result<(), CheckpointError> {
         names(folder)?
             .iter()
@@ -188,39 +194,39 @@ impl Disk {
     }
 }
 
-/// What is said of a link where a file should be.
-const LINK: &str = "it is a link, which is not followed here: put the file itself in its place";
+/// The error for a link in place of a file.
+const LINK: &str = "it is a link, and links are not followed here: replace it by the file itself";
 
-/// Opens a file in the folder of a checkpoint to read it. A link is not followed, and what is no file, such as
-/// a pipe, is not waited for.
+/// Opens a checkpoint's file for reading. Fails for links and for anything but a regular file, such as a
+/// pipe.
 pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
     check_is_file(path)?;
     let opened = not_following(OpenOptions::new().read(true)).open(path);
     opened.map_err(|error| CheckpointError::io("open", path, error))
 }
 
-/// Whether this is a file, and no link to one; its size.
+/// The size of a regular file. Fails for a link.
 pub(super) fn check_is_file(path: &Path) -> Result<u64, CheckpointError> {
-    let found = fs::symlink_metadata(path);
-    let found = found.map_err(|error| CheckpointError::io("open", path, error))?;
+    let found =
+        fs::symlink_metadata(path).map_err(|error| CheckpointError::io("open", path, error))?;
     if found.is_symlink() {
-        // What it points to may be whole.
+        // Its target may be intact.
         return Err(CheckpointError::io("open", path, io::Error::other(LINK)));
     }
     if !found.is_file() {
-        return Err(CheckpointError::corrupt(path, "it is no file"));
+        return Err(CheckpointError::corrupt(path, "it is not a regular file"));
     }
     Ok(found.len())
 }
 
-/// Lets no link be followed in the last place of a path, not even one that has just been put there.
+/// Makes `open` fail for a link.
 fn not_following(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
     options
 }
 
-/// The folder that a path lies in.
+/// The parent folder of a path.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
@@ -229,13 +235,15 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// The names in a folder, sorted. What is no text is not ours.
+/// The names in a folder, sorted; names that are not UTF-8 are left out.
 pub(super) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
-    let entries = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
-    let entries = entries.map_err(|error| CheckpointError::io("list", folder, error))?;
-    let names = entries.into_iter();
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut names: Vec<_> = names.collect();
+    let entries = fs::read_dir(folder)
+        .and_then(|entries| entries.collect::<io::Result<Vec<_>>>())
+        .map_err(|error| CheckpointError::io("list", folder, error))?;
+    let mut names: Vec<_> = entries
+        .into_iter()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
     names.sort();
     Ok(names)
 }
@@ -256,17 +264,19 @@ impl DiskFile {
         self.file
     }
 
-    /// Empties it.
+    /// Truncates the file.
     pub(super) fn clear(&mut self) -> io::Result<()> {
-        self.disk.before(Operation::Write, &self.path)?;
+        self.disk.before(DiskOperation::Write, &self.path)?;
         self.file.set_len(0)?;
         self.file.rewind()
     }
 
-    /// Waits until all of it is on the disk.
+    /// Syncs the file.
     pub(super) fn sync(&self) -> Result<(), CheckpointError> {
-        let result = self.disk.before(Operation::Sync, &self.path);
-        let result = result.and_then(|()| self.file.sync_all());
+        let result = self
+            .disk
+            .before(DiskOperation::Sync, &self.path)
+            .and_then(|()| self.file.sync_all());
         result.map_err(|error| CheckpointError::io("sync", &self.path, error))
     }
 }
@@ -274,7 +284,7 @@ impl DiskFile {
 impl Write for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let most = self.disk.largest_write.unwrap_or(usize::MAX);
-        self.disk.before(Operation::Write, &self.path)?;
+        self.disk.before(DiskOperation::Write, &self.path)?;
         self.file.write(&bytes[..bytes.len().min(most)])
     }
 

@@ -1,4 +1,4 @@
-//! What saving and loading can fail with.
+//! Errors of saving and loading.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use indicatif::HumanBytes;
 
-use super::Slice;
+use super::TensorSlice;
 use crate::comm::CommError;
 
-/// What saving and loading can fail with.
+/// An error of saving or loading a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The file system.
+    /// A file system operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Tensors that the model has and the source has not.
+    /// Tensors of the model that the source does not have.
     #[error("{of} has no {}", keys.join(", "))]
     Missing {
         /// The source.
@@ -30,88 +30,88 @@ pub enum CheckpointError {
         /// The tensors.
         keys: Vec<String>,
     },
-    /// Tensors that the source has and the model has not.
-    #[error("{of} has {}, which the model has not", keys.join(", "))]
+    /// Tensors of the source that the model does not have.
+    #[error("{of} has {}, which the model does not have", keys.join(", "))]
     Unexpected {
         /// The source.
         of: String,
         /// The tensors.
         keys: Vec<String>,
     },
-    /// A tensor of another shape.
+    /// A tensor whose shape differs from the model's.
     #[error("{key} has the shape {found:?} in {of}, and {wanted:?} in the model")]
     Shape {
         /// The source.
         of: String,
         /// The tensor.
         key: String,
-        /// Its shape there.
+        /// Its shape in the source.
         found: Vec<usize>,
-        /// Its shape here.
+        /// Its shape in the model.
         wanted: Vec<usize>,
     },
-    /// A box that is not in its tensor.
-    #[error("{key} has the shape {shape:?}, and {slice} is not in it")]
-    Slice {
+    /// A slice that is not within its tensor.
+    #[error("the slice {slice} of {key} is out of bounds: its shape is {shape:?}")]
+    OutOfBounds {
         /// The tensor.
         key: String,
         /// Its shape.
         shape: Vec<usize>,
-        /// What was asked for.
-        slice: Slice,
+        /// The requested slice.
+        slice: TensorSlice,
     },
-    /// A file that is not what it should be.
+    /// A file with invalid content.
     #[error("{}: {what}", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         what: String,
     },
-    /// A file that cannot be written to its end, as on a full disk.
+    /// A write failed, as on a full disk.
     #[error("cannot write {}: {source}; {} were to be written", path.display(), HumanBytes(*total))]
     Write {
         /// The file.
         path: PathBuf,
-        /// The bytes that it should have.
+        /// The size that the file should have, in bytes.
         total: u64,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// A format of another version of this library.
+    /// A manifest of an unsupported version of the format.
     #[error(
-        "{} has version {found} of the format, and this program reads version {known}", path.display()
+        "{} has version {found} of the format; this program reads version {known}", path.display()
     )]
     Version {
         /// The manifest.
         path: PathBuf,
-        /// Its version.
+        /// The version found.
         found: u64,
-        /// The one that can be read.
+        /// The supported version.
         known: u64,
     },
-    /// The newest checkpoint of a folder, which cannot be used now and may be whole.
-    #[error("the checkpoint of step {step} cannot be used, and may be whole: {source}")]
-    MayBeWhole {
+    /// The newest checkpoint of a folder cannot be used now, but may be intact.
+    #[error("cannot use the checkpoint of step {step}, which may be intact: {source}")]
+    MayBeIntact {
         /// Its step.
         step: u64,
-        /// Why it cannot be used.
+        /// The cause.
         source: Box<CheckpointError>,
     },
-    /// Checkpoints of later steps, in the folder of a run that goes back.
+    /// The folder of a run that resumes from an earlier step has checkpoints of later steps.
     #[error(
         "{} has checkpoints of later steps than {step}: {}", path.display(),
         later.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
     )]
-    Later {
+    LaterSteps {
         /// The folder.
         path: PathBuf,
-        /// The step that the run goes back to.
+        /// The step that the run resumes from.
         step: u64,
-        /// The later ones.
+        /// The later steps.
         later: Vec<u64>,
     },
-    /// A second run that would write into the same folder.
+    /// Another run holds the lock of the folder.
     #[error(
         "{} is being written by {holder}: give this run another folder, or wait until that one ends",
         path.display()
@@ -119,38 +119,38 @@ pub enum CheckpointError {
     Locked {
         /// The folder.
         path: PathBuf,
-        /// Who writes.
+        /// The process that holds the lock.
         holder: String,
     },
-    /// A folder in which no checkpoint was finished.
+    /// A folder without a finished checkpoint.
     #[error("{} has no finished checkpoint{}", path.display(), also(there))]
     NoCheckpoint {
         /// The folder.
         path: PathBuf,
-        /// The names of those that are there all the same: finished, but not made the latest.
+        /// Checkpoints that exist, although `latest` does not.
         there: Vec<String>,
     },
-    /// A folder that has a checkpoint of this step, where a new one would take its place.
-    #[error("{} has a checkpoint of step {step}: give another folder", path.display())]
+    /// The folder already has a checkpoint of this step.
+    #[error("{} already has a checkpoint of step {step}: give another folder", path.display())]
     Exists {
         /// The folder.
         path: PathBuf,
         /// The step.
         step: u64,
     },
-    /// Two pieces that have elements in common.
+    /// Two shards overlap.
     #[error("{key}: the element {element:?} was saved twice, in {first} and in {second}")]
     Overlap {
         /// The tensor.
         key: String,
-        /// A piece.
-        first: Slice,
-        /// Another one.
-        second: Slice,
-        /// The first element that both have.
+        /// One shard.
+        first: TensorSlice,
+        /// The other shard.
+        second: TensorSlice,
+        /// The first element that is in both.
         element: Vec<usize>,
     },
-    /// An element that is in no piece.
+    /// An element is in no shard.
     #[error("{key}: the element {element:?} was not saved")]
     Gap {
         /// The tensor.
@@ -158,83 +158,83 @@ pub enum CheckpointError {
         /// The first such element.
         element: Vec<usize>,
     },
-    /// Ranks that differ about a tensor.
-    #[error("{key} is {first} for one rank and {second} for another")]
-    Differ {
+    /// Ranks declared a tensor differently.
+    #[error("{key} is {first} on one rank and {second} on another")]
+    Mismatch {
         /// The tensor.
         key: String,
-        /// Its type and shape.
+        /// Its type and shape on one rank.
         first: String,
-        /// The same, elsewhere.
+        /// Its type and shape on the other.
         second: String,
     },
-    /// A name that was given twice in one checkpoint.
+    /// A key was saved more than once.
     #[error("{key} was saved twice")]
-    Twice {
-        /// The object or the piece.
+    Duplicate {
+        /// The object or the shard.
         key: String,
     },
-    /// A tensor with too many elements to count.
-    #[error("{key} cannot have the shape {shape:?}: its bytes cannot be counted in 64 bits")]
+    /// A tensor whose size in bytes overflows.
+    #[error("{key} cannot have the shape {shape:?}: its size in bytes overflows 64 bits")]
     TooLarge {
         /// The tensor.
         key: String,
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// Bytes that are not those of the box that they were given for.
-    #[error("{key} has {wanted} bytes in {slice}, and {found} were given")]
+    /// Data whose size is not that of its slice.
+    #[error("{key} has {wanted} bytes in {slice}, but {found} were given")]
     Length {
         /// The tensor.
         key: String,
-        /// The box.
-        slice: Slice,
-        /// The bytes that were given.
+        /// The slice.
+        slice: TensorSlice,
+        /// The bytes given.
         found: usize,
-        /// The bytes of the box.
+        /// The bytes of the slice.
         wanted: usize,
     },
-    /// Data that has changed since it was written.
+    /// A chunk does not match its checksum.
     #[error(
         "{}: chunk {chunk} of {chunks} of {key} has changed since it was written", path.display()
     )]
     Checksum {
         /// The file.
         path: PathBuf,
-        /// The tensor with its box, or the object.
+        /// The tensor with its slice, or the object.
         key: String,
-        /// The number of the chunk, from 1 on.
+        /// The number of the chunk, from 1.
         chunk: usize,
-        /// How many it has, of 4 MiB each.
+        /// The number of chunks, of 4 MiB each.
         chunks: usize,
     },
-    /// A rank that could not write its part.
+    /// A rank could not write its part.
     #[error("rank {rank} could not write its part of the checkpoint: {reason}")]
-    Part {
+    RankFailed {
         /// The rank.
         rank: usize,
-        /// What it said.
+        /// The reason that it reported.
         reason: String,
     },
-    /// Ranks that did not write their parts in time.
+    /// Ranks did not write their parts before the deadline.
     #[error(
         "no part of the checkpoint from rank {} after {:.0} s", list(ranks), waited.as_secs_f64()
     )]
-    Late {
-        /// The ranks.
+    Timeout {
+        /// The missing ranks.
         ranks: Vec<usize>,
-        /// How long they were waited for.
+        /// The time waited.
         waited: Duration,
     },
-    /// The new checkpoint is there, but what it replaces could not be removed.
-    #[error("{} is saved, but what it replaces is still there: {source}", path.display())]
+    /// The new checkpoint is saved, but an older one could not be removed.
+    #[error("{} is saved, but an older checkpoint could not be removed: {source}", path.display())]
     Leftover {
         /// The new checkpoint.
         path: PathBuf,
-        /// What failed.
+        /// The cause.
         source: Box<CheckpointError>,
     },
-    /// The other ranks.
+    /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
 }
@@ -243,7 +243,7 @@ fn also(there: &[String]) -> String {
     match there {
         [] => String::new(),
         there => format!(
-            ", but {} can be opened by name: `latest`, which points to the newest, is missing",
+            ", but {} can be opened by name: `latest`, which names the newest one, is missing",
             there.join(", ")
         ),
     }
@@ -255,7 +255,7 @@ fn list(ranks: &[usize]) -> String {
 }
 
 impl CheckpointError {
-    /// What failed on the file system.
+    /// An error of the file system.
     pub fn io(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
         Self::Io {
@@ -265,7 +265,7 @@ impl CheckpointError {
         }
     }
 
-    /// A file that is not what it should be.
+    /// An error for invalid content.
     pub fn corrupt(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
         Self::Corrupt {
             path: path.as_ref().to_path_buf(),

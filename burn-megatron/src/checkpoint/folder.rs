@@ -7,57 +7,57 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
 use super::disk::{self, Disk, DiskFile};
-use super::{Checkpoint, CheckpointError, Draft, Retention};
+use super::{Checkpoint, CheckpointError, PendingCheckpoint, Retention};
 
 /// The file that names the newest checkpoint.
 pub(super) const LATEST: &str = "latest";
-/// The file that the run which writes here holds.
+/// The lock file of the run that writes here.
 const LOCK: &str = "lock";
-/// Before the name of a save that is not finished.
-const DRAFT: &str = ".saving-";
-/// Before the name of a checkpoint that is being removed.
-const REMOVED: &str = ".removing-";
-/// Before the name of a file that takes the place of another.
-const NEW: &str = ".new-";
+/// Prefix of unfinished saves.
+const PENDING_PREFIX: &str = ".saving-";
+/// Prefix of checkpoints that are being removed.
+const REMOVING_PREFIX: &str = ".removing-";
+/// Prefix of files that will replace another one.
+const NEW_PREFIX: &str = ".new-";
 
 /// A folder of checkpoints, such as `RUN/checkpoints`.
 ///
-/// Each lies in a folder of its own, `step-00000100`; the file `latest` names the newest. Clones share the
+/// Each checkpoint is a folder `step-00000100`; the file `latest` names the newest one. Clones share the
 /// lock.
 #[derive(Clone, Debug)]
 pub struct CheckpointFolder {
     path: PathBuf,
     disk: Disk,
-    lock: Arc<Mutex<Weak<Held>>>,
+    lock: Arc<Mutex<Weak<LockedFile>>>,
 }
 
-/// The right to write into a folder; it ends with the last clone, or with the process.
+/// An exclusive lock for writing into a folder, released with the last clone or when the process ends.
 #[derive(Clone, Debug)]
 pub struct FolderLock {
-    _held: Arc<Held>,
+    _file: Arc<LockedFile>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct LockedFile {
     file: File,
 }
 
-impl Drop for Held {
+impl Drop for LockedFile {
     fn drop(&mut self) {
-        // Closing is not enough: a process that is just being started has the file too, for a moment.
+        // Closing is not enough: a child process between fork and exec shares the file.
         let _ = self.file.unlock();
     }
 }
 
-/// The name of a checkpoint. A step that is saved again, after one that cannot be read, gets a number.
+/// The name of a checkpoint. Another checkpoint of the same step gets a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Name {
+pub(super) struct CheckpointName {
     pub step: u64,
-    /// 1 for the first.
+    /// Counts from 1.
     pub copy: u32,
 }
 
-impl Name {
+impl CheckpointName {
     pub(super) fn parse(name: &str) -> Option<Self> {
         let rest = name.strip_prefix("step-")?;
         let (step, copy) = rest.split_once('-').unwrap_or((rest, "1"));
@@ -77,7 +77,7 @@ impl Name {
 }
 
 impl CheckpointFolder {
-    /// Creates the folder if it is not there.
+    /// Opens the folder, and creates it if it does not exist.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl CheckpointFolder {
         Self::create_on(Disk::default(), path)
     }
 
-    /// [`Self::create`] on a disk that can fail on purpose.
+    /// [`Self::create`] on a disk with fault injection.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl CheckpointFolder {
         Self::open_on(disk, path)
     }
 
-    /// Opens a folder that is there.
+    /// Opens an existing folder.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// Where it lies.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -124,16 +124,15 @@ impl CheckpointFolder {
         &self.disk
     }
 
-    /// Keeps all other runs from writing here, until the last clone of the lock goes. A process that dies
-    /// holds nothing.
+    /// Locks the folder against other runs until the last clone of the lock is dropped or the process dies.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Locked`] if another one writes here; [`CheckpointError::Io`].
+    /// [`CheckpointError::Locked`] if another process holds the lock; [`CheckpointError::Io`].
     pub fn lock(&self) -> Result<FolderLock, CheckpointError> {
         let mut shared = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(_held) = shared.upgrade() {
-            return Ok(FolderLock { _held });
+        if let Some(_file) = shared.upgrade() {
+            return Ok(FolderLock { _file });
         }
         let path = self.path.join(LOCK);
         let file = self.disk.open_or_create(&path)?;
@@ -150,15 +149,17 @@ impl CheckpointFolder {
             }
         }
         let file = name_holder(file).map_err(|error| CheckpointError::io("write", &path, error))?;
-        let held = Arc::new(Held { file });
-        *shared = Arc::downgrade(&held);
-        Ok(FolderLock { _held: held })
+        let locked = Arc::new(LockedFile { file });
+        *shared = Arc::downgrade(&locked);
+        Ok(FolderLock { _file: locked })
     }
 
     /// The names of all checkpoints, oldest first.
-    pub(super) fn names(&self) -> Result<Vec<Name>, CheckpointError> {
-        let names = disk::names(&self.path)?;
-        let mut names: Vec<_> = names.iter().filter_map(|name| Name::parse(name)).collect();
+    pub(super) fn names(&self) -> Result<Vec<CheckpointName>, CheckpointError> {
+        let mut names: Vec<_> = disk::names(&self.path)?
+            .iter()
+            .filter_map(|name| CheckpointName::parse(name))
+            .collect();
         names.sort();
         Ok(names)
     }
@@ -174,7 +175,7 @@ impl CheckpointFolder {
         Ok(steps)
     }
 
-    /// The checkpoint that `latest` names; none if no save was finished.
+    /// The checkpoint that `latest` names; `None` if no save has finished.
     ///
     /// # Errors
     ///
@@ -186,7 +187,7 @@ impl CheckpointFolder {
         }
     }
 
-    /// What `latest` says.
+    /// The content of `latest`.
     fn pointer(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.path.join(LATEST);
         let text = match std::fs::read(&path) {
@@ -196,86 +197,111 @@ impl CheckpointFolder {
         };
         let text = String::from_utf8_lossy(&text);
         let others = || {
-            let names = self.names().unwrap_or_default();
-            let names: Vec<_> = names.into_iter().map(Name::text).collect();
-            match names.is_empty() {
-                true => "there is no other".to_string(),
-                false => format!("there are {}: open one by name", names.join(", ")),
+            let names: Vec<_> = self
+                .names()
+                .unwrap_or_default()
+                .into_iter()
+                .map(CheckpointName::text)
+                .collect();
+            if names.is_empty() {
+                "there is no other checkpoint".to_string()
+            } else {
+                format!("there are {}: open one by name", names.join(", "))
             }
         };
-        let Some(name) = text.strip_suffix('\n').and_then(Name::parse) else {
+        let Some(name) = text.strip_suffix('\n').and_then(CheckpointName::parse) else {
             let what = format!("it says {text:?}, which names no checkpoint; {}", others());
             return Err(CheckpointError::corrupt(path, what));
         };
         if !self.path.join(name.text()).is_dir() {
-            let what = format!("it names {}, which is not there; {}", name.text(), others());
+            let what = format!(
+                "it names {}, which does not exist; {}",
+                name.text(),
+                others()
+            );
             return Err(CheckpointError::corrupt(path, what));
         }
         Ok(Some(name.text()))
     }
 
-    /// Begins a save; one rank does, and tells the others the [name](Draft::name). What killed saves left
-    /// behind goes. No other run can write here until the draft is published or dropped.
+    /// Begins a save. Call on one rank and send the [name](PendingCheckpoint::name) to the others. Removes what
+    /// killed saves left behind. The folder stays locked until the save is published or dropped.
     ///
     /// # Errors
     ///
     /// [`CheckpointError::Locked`], [`CheckpointError::Io`].
-    pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
+    pub fn begin(&self, step: u64) -> Result<PendingCheckpoint, CheckpointError> {
         let lock = self.lock()?;
         self.remove_leftovers()?;
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let since = since.unwrap_or_default().as_nanos();
-        let name = format!("{DRAFT}{step:08}-{since:x}-{:x}", std::process::id());
+        let since = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos();
+        let name = format!(
+            "{PENDING_PREFIX}{step:08}-{since:x}-{:x}",
+            std::process::id()
+        );
         self.disk.create_folders(&self.path.join(&name))?;
-        Ok(Draft::new(self.clone(), name, Some((lock, step))))
+        Ok(PendingCheckpoint::new(
+            self.clone(),
+            name,
+            Some((lock, step)),
+        ))
     }
 
-    /// The draft that another rank has begun under this name.
+    /// Joins the save that another rank began under this name.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`] if it is not there.
-    pub fn join(&self, name: &str) -> Result<Draft, CheckpointError> {
+    /// [`CheckpointError::Io`] if it does not exist.
+    pub fn join(&self, name: &str) -> Result<PendingCheckpoint, CheckpointError> {
         let path = self.path.join(name);
-        if !name.starts_with(DRAFT) || name.contains(['/', '\\']) {
+        if !name.starts_with(PENDING_PREFIX) || name.contains(['/', '\\']) {
             return Err(CheckpointError::corrupt(
                 path,
-                "it names no save that was begun",
+                "it is not the name of a pending checkpoint",
             ));
         }
         disk::names(&path)?;
-        Ok(Draft::new(self.clone(), name.into(), None))
+        Ok(PendingCheckpoint::new(self.clone(), name.into(), None))
     }
 
     fn remove_leftovers(&self) -> Result<(), CheckpointError> {
         for name in disk::names(&self.path)? {
             let path = self.path.join(&name);
-            if [DRAFT, REMOVED, NEW].iter().any(|of| name.starts_with(of)) {
+            if [PENDING_PREFIX, REMOVING_PREFIX, NEW_PREFIX]
+                .iter()
+                .any(|of| name.starts_with(of))
+            {
                 self.disk.remove(&path)?;
             }
         }
         Ok(())
     }
 
-    /// A name for a new checkpoint of this step, which no other has.
-    pub(super) fn free_name(&self, step: u64) -> Result<Name, CheckpointError> {
+    /// An unused name for a new checkpoint of this step.
+    pub(super) fn free_name(&self, step: u64) -> Result<CheckpointName, CheckpointError> {
         let names = self.names()?;
         let copies = names.iter().filter(|name| name.step == step);
         let last = copies.map(|name| name.copy).max().unwrap_or(0);
-        Ok(Name {
+        Ok(CheckpointName {
             step,
             copy: last + 1,
         })
     }
 
-    /// Makes a checkpoint the latest.
-    pub(super) fn point_to(&self, name: Name) -> Result<(), CheckpointError> {
+    /// Makes `latest` name this checkpoint.
+    pub(super) fn point_to(&self, name: CheckpointName) -> Result<(), CheckpointError> {
         let text = name.text() + "\n";
         self.disk.replace(&self.path.join(LATEST), text.as_bytes())
     }
 
-    /// Removes what is not kept beside the new one.
-    pub(super) fn retain(&self, keep: &Retention, new: Name) -> Result<(), CheckpointError> {
+    /// Removes the checkpoints that `keep` does not retain beside the new one.
+    pub(super) fn retain(
+        &self,
+        keep: &Retention,
+        new: CheckpointName,
+    ) -> Result<(), CheckpointError> {
         let names = self.names()?;
         let mut steps: Vec<_> = names.iter().map(|name| name.step).collect();
         steps.dedup();
@@ -289,8 +315,11 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Lets `latest` name what is left when others lose their names; nothing is left if `None`.
-    pub(super) fn point_to_newest(&self, left: Option<Name>) -> Result<(), CheckpointError> {
+    /// Makes `latest` name the newest remaining checkpoint; removes it if there is none.
+    pub(super) fn point_to_newest(
+        &self,
+        left: Option<CheckpointName>,
+    ) -> Result<(), CheckpointError> {
         let pointer = self.path.join(LATEST);
         match left {
             Some(name) => self.point_to(name),
@@ -299,26 +328,26 @@ impl CheckpointFolder {
         }
     }
 
-    fn remove(&self, name: Name) -> Result<(), CheckpointError> {
+    fn remove(&self, name: CheckpointName) -> Result<(), CheckpointError> {
         self.remove_named(&name.text())
     }
 
-    /// Under another name first, so that a half is never taken for a checkpoint.
+    /// Renames the checkpoint before removing it, so that a half-removed one is never opened.
     pub(super) fn remove_named(&self, name: &str) -> Result<(), CheckpointError> {
         let from = self.path.join(name);
         if from.is_symlink() {
             return self.disk.remove(&from);
         }
-        let to = self.path.join(format!("{REMOVED}{name}"));
+        let to = self.path.join(format!("{REMOVING_PREFIX}{name}"));
         self.disk.rename(&from, &to)?;
         self.disk.remove(&to)
     }
 }
 
-/// Who says that it holds a lock.
+/// The process that wrote the lock file.
 fn holder(file: DiskFile) -> String {
     let mut text = String::new();
-    // At most a line: anything may stand there.
+    // Reads one line at most: the content is not trusted.
     let read = file.file().take(200).read_to_string(&mut text);
     match text.lines().next() {
         Some(line) if read.is_ok() && !line.is_empty() => line.to_string(),
@@ -326,7 +355,7 @@ fn holder(file: DiskFile) -> String {
     }
 }
 
-/// Writes who holds the lock.
+/// Writes this process and host into the lock file.
 fn name_holder(mut file: DiskFile) -> std::io::Result<File> {
     let host = gethostname::gethostname();
     let text = format!("process {} on {}\n", std::process::id(), host.display());
@@ -339,14 +368,14 @@ fn name_holder(mut file: DiskFile) -> std::io::Result<File> {
 mod tests {
     use super::*;
 
-    /// As between the fork and the exec of a child.
+    /// A child process between fork and exec shares the file.
     #[test]
     fn who_shares_the_file_does_not_keep_the_lock() {
         let name = format!("burn-megatron-lock-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let folder = CheckpointFolder::create(&path).unwrap();
         let lock = folder.lock().unwrap();
-        let _shared = lock._held.file.try_clone().unwrap();
+        let _shared = lock._file.file.try_clone().unwrap();
         drop(lock);
         CheckpointFolder::open(&path).unwrap().lock().unwrap();
         std::fs::remove_dir_all(&path).unwrap();

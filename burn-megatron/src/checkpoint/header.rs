@@ -1,5 +1,5 @@
-//! The header of a safetensors file: a length of 8 bytes, then JSON with the type, the shape and the
-//! place of each entry, filled up with spaces.
+//! The header of a safetensors file: its length as 8 bytes, then JSON with type, shape and offsets of each
+//! entry, padded with spaces.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,12 +9,12 @@ use safetensors::tensor::Metadata;
 
 use super::{CheckpointError, ElementType};
 
-/// The data begins at a multiple of this.
+/// The data begins at a multiple of this many bytes.
 const ALIGNMENT: usize = 64;
-/// Longer headers are read by nobody.
-pub const LONGEST: usize = 100_000_000;
-/// The bytes of the length before a header.
-pub const LENGTH: usize = 8;
+/// The longest header that the safetensors library reads.
+pub const MAX_BYTES: usize = 100_000_000;
+/// The bytes of the length prefix.
+pub const LENGTH_BYTES: usize = 8;
 
 /// An entry of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,15 +23,15 @@ pub struct HeaderEntry {
     pub name: String,
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Its own shape.
+    /// The shape of the entry.
     pub shape: Vec<usize>,
-    /// Where it begins, counted from the beginning of the file.
+    /// Its offset from the beginning of the file, in bytes.
     pub begin: u64,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
 }
 
-/// The type as safetensors names it.
+/// The type as safetensors' enum.
 pub fn dtype(of: ElementType) -> Dtype {
     match of {
         ElementType::F64 => Dtype::F64,
@@ -44,11 +44,11 @@ pub fn dtype(of: ElementType) -> Dtype {
     }
 }
 
-/// The header of a file whose entries follow each other in this order, and sets where each begins.
+/// Builds the header of a file with these entries in this order, and sets the offset of each.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Twice`]; [`CheckpointError::Corrupt`] for more entries than a header can name.
+/// [`CheckpointError::Duplicate`]; [`CheckpointError::Corrupt`] for more entries than fit a header.
 pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, CheckpointError> {
     let mut text = String::from(r#"{"__metadata__":{"format":"burn-megatron"}"#);
     let mut names = BTreeSet::from(["__metadata__"]);
@@ -56,7 +56,7 @@ pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, Checkpo
     for entry in entries.iter() {
         if !names.insert(&entry.name) {
             let key = entry.name.clone();
-            return Err(CheckpointError::Twice { key });
+            return Err(CheckpointError::Duplicate { key });
         }
         let end = at + entry.size;
         let name = serde_json::Value::from(&entry.name[..]);
@@ -69,15 +69,15 @@ pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, Checkpo
         at = end;
     }
     text.push('}');
-    let total = (LENGTH + text.len()).next_multiple_of(ALIGNMENT);
-    if total - LENGTH > LONGEST {
+    let total = (LENGTH_BYTES + text.len()).next_multiple_of(ALIGNMENT);
+    if total - LENGTH_BYTES > MAX_BYTES {
         let what = format!(
-            "{} pieces need a header of {total} bytes, and {LONGEST} is the most: write more parts",
+            "{} shards need a header of {total} bytes, more than {MAX_BYTES}: write more parts",
             entries.len()
         );
         return Err(CheckpointError::corrupt(file, what));
     }
-    text.extend(std::iter::repeat_n(' ', total - LENGTH - text.len()));
+    text.extend(std::iter::repeat_n(' ', total - LENGTH_BYTES - text.len()));
     let mut begin = total as u64;
     for entry in entries {
         entry.begin = begin;
@@ -86,26 +86,26 @@ pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, Checkpo
     Ok([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat())
 }
 
-/// Reads the header at the beginning of a safetensors file, of which the first bytes, or all, are here.
-/// The entries come in the order in which they lie in the file, without gaps and to its end.
+/// Parses the header of a safetensors file. `bytes` begins at the start of the file and has at least the
+/// header. Returns the entries in file order; they are contiguous and end at the end of the file.
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// The reason, as text.
 pub fn parse(bytes: &[u8], file_size: u64) -> Result<Vec<HeaderEntry>, String> {
     let size = header_size(bytes)?;
     let Some(header) = bytes.get(..size) else {
         let known = bytes.len();
         return Err(format!(
-            "its header has {size} bytes, and {known} are there"
+            "its header has {size} bytes, but only {known} are there"
         ));
     };
-    let metadata: Metadata = serde_json::from_slice(&header[LENGTH..])
+    let metadata: Metadata = serde_json::from_slice(&header[LENGTH_BYTES..])
         .map_err(|error| format!("its header: {error}"))?;
     let (begin, data) = (header.len() as u64, metadata.data_len() as u64);
     if begin.checked_add(data) != Some(file_size) {
         return Err(format!(
-            "it has {file_size} bytes, and its header says {begin} and {data}"
+            "it has {file_size} bytes, but its header gives {begin} and {data}"
         ));
     }
     let entry = |name: String| {
@@ -126,16 +126,19 @@ pub fn parse(bytes: &[u8], file_size: u64) -> Result<Vec<HeaderEntry>, String> {
         .collect())
 }
 
-/// The bytes of the header, with those of its length.
+/// The size of the header including its length prefix.
 fn header_size(bytes: &[u8]) -> Result<usize, String> {
-    let Some(length) = bytes.first_chunk::<LENGTH>() else {
-        return Err(format!("it has {} bytes, and no header", bytes.len()));
+    let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else {
+        return Err(format!(
+            "it has {} bytes, too few for a header",
+            bytes.len()
+        ));
     };
     let length = u64::from_le_bytes(*length);
     match usize::try_from(length) {
-        Ok(length) if length <= LONGEST => Ok(LENGTH + length),
+        Ok(length) if length <= MAX_BYTES => Ok(LENGTH_BYTES + length),
         _ => Err(format!(
-            "its header has {length} bytes, and {LONGEST} is the most"
+            "its header has {length} bytes, more than {MAX_BYTES}"
         )),
     }
 }
@@ -171,7 +174,7 @@ mod tests {
         assert_eq!(bytes.len() % ALIGNMENT, 0);
         let size = bytes.len() as u64 + 20;
         assert_eq!(parse(&bytes, size).unwrap(), entries);
-        // The rest of the file changes nothing.
+        // Bytes after the header have no effect.
         bytes.extend([7; 20]);
         assert_eq!(parse(&bytes, size).unwrap(), entries);
         parse(&bytes, size + 1).unwrap_err();

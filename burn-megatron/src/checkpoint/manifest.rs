@@ -1,30 +1,33 @@
-//! What lies where in a checkpoint: `manifest.json`.
+//! `manifest.json`: which slice of which tensor is in which file of a checkpoint.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{About, CheckpointError, Checksum, ElementType, Slice, TensorMeta, sealed, validate};
+use super::{
+    CheckpointError, CheckpointMetadata, Checksum, ElementType, TensorMeta, TensorSlice,
+    checksummed, validate,
+};
 
-/// The name of its file.
+/// The name of the manifest's file.
 pub const MANIFEST: &str = "manifest.json";
-/// What it says that it is.
+/// The value of its `format`.
 const FORMAT: &str = "burn-megatron checkpoint";
-/// The version of the format that is written and read here.
+/// The version of the format that this library writes and reads.
 pub const VERSION: u64 = 1;
-/// Why it can always be written.
-const HAS_A_FORM: &str = "text, whole numbers and lists of them have a form in JSON";
+/// Why serialization cannot fail.
+const HAS_A_FORM: &str = "strings, integers and lists of them serialize to JSON";
 
-/// What lies where in a checkpoint.
+/// Which slice of which tensor is in which file of a checkpoint.
 ///
-/// Its text is JSON, with a line for each file, tensor and object, and ends with a checksum of all lines
-/// above the last two.
+/// Serialized as JSON with one line per file, tensor and object; its last member is a checksum of all lines
+/// before it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
-    /// What the checkpoint is of.
-    pub about: About,
-    /// The files of its data, sorted by name.
+    /// Step, samples, layout, recipe and state of the run.
+    pub metadata: CheckpointMetadata,
+    /// The data files, sorted by name.
     pub files: Vec<FileEntry>,
     /// The tensors, sorted by key.
     pub tensors: Vec<TensorEntry>,
@@ -36,11 +39,11 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Its name in the folder of the checkpoint.
+    /// Its name in the checkpoint's folder.
     pub name: String,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// The bytes of its header, with those of the header's length; data follows without gaps.
+    /// The size of its header in bytes, including the length prefix; the data follows without gaps.
     pub header: u64,
     /// The checksum of the header.
     pub checksum: Checksum,
@@ -50,62 +53,64 @@ pub struct FileEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    /// Its name.
+    /// Its key.
     pub key: String,
-    /// The type of its elements.
+    /// The element type.
     pub dtype: ElementType,
     /// Its shape in the whole model.
     pub shape: Vec<usize>,
-    /// Where its elements are, each in one piece.
-    pub pieces: Vec<PieceEntry>,
+    /// Its shards; each element is in exactly one of them.
+    #[serde(rename = "pieces")]
+    pub shards: Vec<ShardEntry>,
 }
 
-/// A box of a tensor, in a file.
+/// A slice of a tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PieceEntry {
-    /// The number of its file, from 0 on.
+pub struct ShardEntry {
+    /// The index of its file in [`Manifest::files`].
     pub file: usize,
-    /// Where it begins in the file.
+    /// Its offset in the file, in bytes.
     pub begin: u64,
-    /// Which elements of the tensor it has.
-    pub slice: Slice,
-    /// The checksums of its chunks, 4 MiB each.
+    /// Which elements of the tensor it holds.
+    pub slice: TensorSlice,
+    /// One checksum per chunk of 4 MiB.
     pub checksums: Vec<Checksum>,
 }
 
-/// Bytes that are no tensor.
+/// A named blob of bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectEntry {
-    /// Its name.
+    /// Its key.
     pub key: String,
-    /// The number of its file, from 0 on.
+    /// The index of its file in [`Manifest::files`].
     pub file: usize,
-    /// Where it begins in the file.
+    /// Its offset in the file, in bytes.
     pub begin: u64,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// The checksums of its chunks, 4 MiB each.
+    /// One checksum per chunk of 4 MiB.
     pub checksums: Vec<Checksum>,
 }
 
-/// What every version has.
+/// The members that every version of the format has.
 #[derive(Deserialize)]
-struct Head {
+struct ManifestHead {
     format: String,
     version: u64,
 }
 
-/// The members of the JSON.
+/// The members of the JSON object.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Text {
+struct ManifestJson {
     #[serde(rename = "format")]
     _format: String,
     #[serde(rename = "version")]
     _version: u64,
-    about: About,
+    #[serde(rename = "about")]
+    metadata: CheckpointMetadata,
     files: Vec<FileEntry>,
     tensors: Vec<TensorEntry>,
     objects: Vec<ObjectEntry>,
@@ -114,7 +119,7 @@ struct Text {
 }
 
 impl TensorEntry {
-    /// What it is, without where it lies.
+    /// Key, element type and shape.
     pub fn meta(&self) -> TensorMeta {
         TensorMeta {
             key: self.key.clone(),
@@ -123,25 +128,26 @@ impl TensorEntry {
         }
     }
 
-    /// The name of a piece in its file: the key, with the box if it is not the whole tensor.
-    pub fn name_of(&self, slice: &Slice) -> String {
-        match slice.shape == self.shape {
-            true => self.key.clone(),
-            false => format!("{} {slice}", self.key),
+    /// The name of a shard in its file: the key, followed by the slice unless it is the whole tensor.
+    pub fn name_of(&self, slice: &TensorSlice) -> String {
+        if slice.shape == self.shape {
+            self.key.clone()
+        } else {
+            format!("{} {slice}", self.key)
         }
     }
 }
 
 impl ObjectEntry {
-    /// The name in its file.
+    /// The name of the object in its file.
     pub fn name(key: &str) -> String {
         format!("object/{key}")
     }
 }
 
 impl Manifest {
-    /// Reads the text of a manifest, and checks that it makes sense: names, sizes, and that each element
-    /// of each tensor is in one piece, each byte of each file in one entry.
+    /// Parses a manifest and validates it: names, sizes, that each element of each tensor is in exactly one
+    /// shard, and each byte of each file in exactly one entry.
     ///
     /// # Errors
     ///
@@ -151,15 +157,15 @@ impl Manifest {
         Self::parse_of(bytes, Path::new(MANIFEST))
     }
 
-    /// [`Self::parse`], of the file at `path`.
+    /// [`Self::parse`] for the file at `path`.
     pub(super) fn parse_of(bytes: &[u8], path: &Path) -> Result<Self, CheckpointError> {
         let corrupt = |what: String| CheckpointError::corrupt(path, what);
-        sealed::check(bytes).map_err(corrupt)?;
-        let json = |error: serde_json::Error| corrupt(error.to_string());
-        let head: Head = serde_json::from_slice(bytes).map_err(json)?;
+        checksummed::check(bytes).map_err(corrupt)?;
+        let invalid = |error: serde_json::Error| corrupt(error.to_string());
+        let head: ManifestHead = serde_json::from_slice(bytes).map_err(invalid)?;
         if head.format != FORMAT {
             return Err(corrupt(format!(
-                "it is a '{}', not a '{FORMAT}'",
+                "unknown format '{}': expected '{FORMAT}'",
                 head.format
             )));
         }
@@ -170,30 +176,30 @@ impl Manifest {
                 known: VERSION,
             });
         }
-        let text: Text = serde_json::from_slice(bytes).map_err(json)?;
+        let json: ManifestJson = serde_json::from_slice(bytes).map_err(invalid)?;
         let manifest = Self {
-            about: text.about,
-            files: text.files,
-            tensors: text.tensors,
-            objects: text.objects,
+            metadata: json.metadata,
+            files: json.files,
+            tensors: json.tensors,
+            objects: json.objects,
         };
         validate::check(&manifest, path)?;
         Ok(manifest)
     }
 
-    /// The text that [`Self::parse`] reads.
+    /// The bytes that [`Self::parse`] reads.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut text = format!("{{\n\"format\": \"{FORMAT}\",\n\"version\": {VERSION},\n");
-        let about = serde_json::to_string_pretty(&self.about).expect(HAS_A_FORM);
-        let _ = writeln!(text, "\"about\": {about},");
+        let metadata = serde_json::to_string_pretty(&self.metadata).expect(HAS_A_FORM);
+        let _ = writeln!(text, "\"about\": {metadata},");
         lines(&mut text, "files", &self.files);
         lines(&mut text, "tensors", &self.tensors);
         lines(&mut text, "objects", &self.objects);
-        sealed::seal(text)
+        checksummed::append_checksum(text)
     }
 }
 
-/// A list with a line for each item.
+/// A list with one line per item.
 fn lines<T: Serialize>(text: &mut String, name: &str, items: &[T]) {
     let line = |item: &T| serde_json::to_string(item).expect(HAS_A_FORM);
     let items: Vec<_> = items.iter().map(line).collect();

@@ -1,48 +1,48 @@
-//! Checkpoints that any layout can load, and tensors of whole models from elsewhere.
+//! Distributed checkpoints that any layout can load, and tensors of whole models from other sources.
 //!
-//! Nothing here depends on how a run is laid out: a tensor has a key, such as
-//! `model/blocks.0.mlp.up.weight`, and the shape that it has in the whole model. Ranks write and read
-//! [boxes](Slice) of it; [`held`] says which ones a rank has.
+//! The format does not depend on the layout: a tensor has a key, such as
+//! `model/blocks.0.mlp.up.weight`, and its shape in the whole model. Ranks write and read
+//! [slices](TensorSlice) of it; [`local_shards`] says which slices a rank holds.
 //!
-//! A [`CheckpointFolder`] has a folder for each saved step:
+//! A [`CheckpointFolder`] has one folder per saved step:
 //!
 //! ```text
 //! RUN/checkpoints/
-//!   latest                      names the newest
-//!   lock                        held by the run that writes here
+//!   latest                      name of the newest checkpoint
+//!   lock                        locked by the run that writes here
 //!   step-00000100/
-//!     manifest.json             which box of which tensor lies where, with checksums
+//!     manifest.json             file and offset of each slice of each tensor, with checksums
 //!     part-00000.safetensors    what rank 0 wrote
 //!     part-00001.safetensors    what rank 1 wrote
 //! ```
 //!
-//! What a run [passed over](CheckpointFolder::newest_whole) is kept under another name,
+//! A checkpoint that a run [skipped](CheckpointFolder::newest_verified) because it cannot be read is renamed,
 //! `step-00000100.unreadable-corrupt`, and never removed.
 //!
-//! Saving takes three calls. One rank [begins](CheckpointFolder::begin) a [`Draft`], all
-//! [join](CheckpointFolder::join) it and [write](Draft::write_part) what they hold, one
-//! [publishes](Draft::publish) it. A [`Checkpoint`] reads any box of any tensor, and no more of the files
-//! than that needs.
+//! Saving takes three calls. One rank [begins](CheckpointFolder::begin) a [`PendingCheckpoint`], all ranks
+//! [join](CheckpointFolder::join) it and [write](PendingCheckpoint::write_part) their shards, one rank
+//! [publishes](PendingCheckpoint::publish) it. A [`Checkpoint`] reads any slice of any tensor, and only the
+//! bytes of the files that the slice needs.
 
-mod about;
-mod aside;
 mod checksum;
+mod checksummed;
 mod compare;
 mod coverage;
 mod disk;
-mod draft;
 mod error;
-mod file;
 mod folder;
 mod header;
-mod held;
+mod inactive;
+mod local_shards;
 mod manifest;
+mod mapped_file;
+mod metadata;
 mod newest;
-mod part;
-mod part_file;
+mod part_manifest;
+mod part_writer;
+mod pending;
 mod reader;
 mod reshard;
-mod sealed;
 mod slice;
 mod source;
 pub mod state;
@@ -50,30 +50,30 @@ mod validate;
 mod verify;
 mod weights;
 
-pub use about::{About, Retention};
-pub use aside::Aside;
-pub use checksum::{CHUNK, Checksum};
-pub use compare::{Comparison, TensorDifference, compare};
-pub use disk::{Disk, Operation};
-pub use draft::Draft;
+pub use checksum::{CHECKSUM_CHUNK, Checksum};
+pub use compare::{CheckpointComparison, TensorDifference, compare};
+pub use disk::{Disk, DiskOperation};
 pub use error::CheckpointError;
 pub use folder::{CheckpointFolder, FolderLock};
 pub use header::{
-    HeaderEntry, LENGTH as HEADER_LENGTH, LONGEST as LONGEST_HEADER, dtype as header_dtype,
-    parse as parse_header,
+    HeaderEntry, LENGTH_BYTES as HEADER_LENGTH_BYTES, MAX_BYTES as MAX_HEADER_BYTES,
+    dtype as header_dtype, parse as parse_header,
 };
-pub use held::{Held, held};
-pub use manifest::{FileEntry, Manifest, ObjectEntry, PieceEntry, TensorEntry};
-pub use newest::{Newest, PassedOver, Unusable};
-pub use part::Piece;
-pub(crate) use part_file::Entry;
+pub use inactive::InactiveCheckpoint;
+pub use local_shards::{LocalShard, local_shards};
+pub use manifest::{FileEntry, Manifest, ObjectEntry, ShardEntry, TensorEntry};
+pub use metadata::{CheckpointMetadata, Retention};
+pub use newest::{NewestCheckpoint, SkippedCheckpoint, UnusableReason};
+pub use part_manifest::TensorShard;
+pub(crate) use part_writer::EntryWriter;
+pub use pending::PendingCheckpoint;
 pub use reader::Checkpoint;
 pub use reshard::{FileSizes, reshard};
-pub use slice::{Run, Slice};
+pub use slice::{ContiguousRun, TensorSlice};
 pub use source::{ElementType, TensorMeta, TensorSource};
 pub use state::MODEL;
-pub use verify::Totals;
-pub use weights::{Leniency, load_weights};
+pub use verify::CheckpointTotals;
+pub use weights::{LoadTolerance, load_weights};
 pub(crate) use weights::{read_buckets, replace_buckets, weights};
 
 #[cfg(test)]

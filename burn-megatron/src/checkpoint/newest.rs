@@ -1,26 +1,26 @@
-//! Which checkpoint of a folder a run can go on from, and why others cannot be used.
+//! Finds the newest checkpoint that a run can resume from.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use super::folder::Name;
+use super::folder::CheckpointName;
 use super::{Checkpoint, CheckpointError, CheckpointFolder};
 
 /// Why a checkpoint cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unusable {
-    /// Its bytes are not those that were written, or files of it are missing.
+pub enum UnusableReason {
+    /// Its data differs from what was written, or files are missing.
     Corrupt,
-    /// The file system does not give its bytes now: it may be whole.
+    /// The file system cannot read it now; it may be intact.
     Unreadable,
-    /// Another version of this library wrote it: it may be whole.
+    /// It was written by another version of this library; it may be intact.
     Version,
 }
 
-impl Unusable {
-    /// A word for it, as in the name of a checkpoint that was [set aside](CheckpointFolder::set_aside).
-    pub fn word(self) -> &'static str {
+impl UnusableReason {
+    /// A short label, used in the name of a [quarantined](CheckpointFolder::quarantine) checkpoint.
+    pub fn label(self) -> &'static str {
         match self {
             Self::Corrupt => "corrupt",
             Self::Unreadable => "io",
@@ -30,74 +30,73 @@ impl Unusable {
 }
 
 impl CheckpointError {
-    /// Why the checkpoint that this is the error of cannot be used. A file that is missing in its folder is
-    /// corruption; every other failure of the file system may be over later.
-    pub fn unusable(&self) -> Unusable {
+    /// Classifies an error of opening or reading a checkpoint. A missing file is corruption; every other
+    /// failure of the file system may be temporary.
+    pub fn unusable_reason(&self) -> UnusableReason {
         match self {
-            Self::Version { .. } => Unusable::Version,
+            Self::Version { .. } => UnusableReason::Version,
             Self::Io { source, path, .. } => match source.kind() {
-                // A name that is there and leads nowhere is a link to a disk that is not mounted.
-                ErrorKind::NotFound if path.symlink_metadata().is_err() => Unusable::Corrupt,
-                // It has become shorter.
-                ErrorKind::UnexpectedEof => Unusable::Corrupt,
-                _ => Unusable::Unreadable,
+                // A dangling link may point to a disk that is not mounted.
+                ErrorKind::NotFound if path.symlink_metadata().is_err() => UnusableReason::Corrupt,
+                // The file was truncated.
+                ErrorKind::UnexpectedEof => UnusableReason::Corrupt,
+                _ => UnusableReason::Unreadable,
             },
-            _ => Unusable::Corrupt,
+            _ => UnusableReason::Corrupt,
         }
     }
 }
 
-/// A checkpoint that was passed over, and why.
+/// A checkpoint that was skipped, and why.
 #[derive(Debug)]
-pub struct PassedOver {
-    pub(super) name: Name,
-    /// What is wrong with it.
+pub struct SkippedCheckpoint {
+    pub(super) name: CheckpointName,
+    /// Why it was skipped.
     pub error: CheckpointError,
 }
 
-impl PassedOver {
+impl SkippedCheckpoint {
     /// Its step.
     pub fn step(&self) -> u64 {
         self.name.step
     }
 }
 
-/// What [`CheckpointFolder::newest_whole`] finds.
+/// The result of [`CheckpointFolder::newest_verified`].
 #[derive(Debug, Default)]
-pub struct Newest {
-    /// The newest whole checkpoint.
+pub struct NewestCheckpoint {
+    /// The newest checkpoint that can be used.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones, which are not whole.
-    pub passed: Vec<PassedOver>,
+    /// Newer ones, which cannot be used.
+    pub skipped: Vec<SkippedCheckpoint>,
 }
 
 impl CheckpointFolder {
-    /// The newest checkpoint of which every byte is as it was written, and why newer ones were passed over.
-    /// It reads all of their data; `watch` gets the bytes that were read since its last call, and of which
-    /// checkpoint.
+    /// The newest checkpoint whose data is verified, and the newer ones that were skipped. Reads all data;
+    /// `watch` gets the checkpoint and the number of bytes read since its last call.
     ///
-    /// Passed over is what is corrupt. What cannot be read now, or is of another version of the format, may
-    /// be whole: it is passed over where its step is one of `skip`, and else an error.
+    /// Corrupt checkpoints are skipped. One that cannot be read now, or that has another version of the format,
+    /// may be intact: it is skipped if its step is in `skip`, otherwise it is an error.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::MayBeWhole`]; [`CheckpointError::Io`] if the folder cannot be read.
-    pub fn newest_whole(
+    /// [`CheckpointError::MayBeIntact`]; [`CheckpointError::Io`] if the folder cannot be read.
+    pub fn newest_verified(
         &self,
         skip: &[u64],
         watch: &mut dyn FnMut(&Checkpoint, u64),
-    ) -> Result<Newest, CheckpointError> {
+    ) -> Result<NewestCheckpoint, CheckpointError> {
         self.newest(skip, &mut |found| {
             found.verify(&mut |bytes| watch(found, bytes)).map(drop)
         })
     }
 
-    /// [`Self::newest_whole`] by the manifests alone: the sizes of all files are checked, but not their data.
+    /// As [`Self::newest_verified`], but checks only manifests and file sizes, not the data.
     ///
     /// # Errors
     ///
-    /// As those.
-    pub fn newest_complete(&self, skip: &[u64]) -> Result<Newest, CheckpointError> {
+    /// As [`Self::newest_verified`].
+    pub fn newest_complete(&self, skip: &[u64]) -> Result<NewestCheckpoint, CheckpointError> {
         self.newest(skip, &mut |_| Ok(()))
     }
 
@@ -105,40 +104,43 @@ impl CheckpointFolder {
         &self,
         skip: &[u64],
         check: &mut dyn FnMut(&Checkpoint) -> Result<(), CheckpointError>,
-    ) -> Result<Newest, CheckpointError> {
-        let mut passed = vec![];
+    ) -> Result<NewestCheckpoint, CheckpointError> {
+        let mut skipped = vec![];
         for name in self.names()?.into_iter().rev() {
             let path = self.path().join(name.text());
             let found = is_reachable(&path).and_then(|()| Checkpoint::open_at(path));
             let error = match found.and_then(|found| check(&found).map(|()| found)) {
                 Ok(checkpoint) => {
                     let checkpoint = Some(checkpoint);
-                    return Ok(Newest { checkpoint, passed });
+                    return Ok(NewestCheckpoint {
+                        checkpoint,
+                        skipped,
+                    });
                 }
                 Err(error) => error,
             };
-            if error.unusable() != Unusable::Corrupt && !skip.contains(&name.step) {
-                return Err(CheckpointError::MayBeWhole {
+            if error.unusable_reason() != UnusableReason::Corrupt && !skip.contains(&name.step) {
+                return Err(CheckpointError::MayBeIntact {
                     step: name.step,
                     source: Box::new(error),
                 });
             }
-            passed.push(PassedOver { name, error });
+            skipped.push(SkippedCheckpoint { name, error });
         }
-        Ok(Newest {
+        Ok(NewestCheckpoint {
             checkpoint: None,
-            passed,
+            skipped,
         })
     }
 }
 
-/// Tells a checkpoint whose files are gone from one whose disk is not there: no save leaves an empty folder.
+/// Distinguishes missing files from a disk that is not mounted: a save never leaves an empty folder.
 fn is_reachable(path: &Path) -> Result<(), CheckpointError> {
     let failed = |error| CheckpointError::io("list", path, error);
     match fs::read_dir(path).map_err(failed)?.next() {
         Some(entry) => entry.map(drop).map_err(failed),
         None => {
-            let empty = "the folder is empty, as where a disk is not mounted";
+            let empty = "the folder is empty, as if its disk were not mounted";
             Err(failed(std::io::Error::other(empty)))
         }
     }

@@ -1,55 +1,55 @@
-//! A checkpoint that is read.
+//! Reads checkpoints.
 
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::checksum::CHUNK;
-use super::file::DataFile;
+use super::checksum::CHECKSUM_CHUNK;
 use super::folder::LATEST;
 use super::manifest::MANIFEST;
+use super::mapped_file::MappedFile;
 use super::{
-    About, CheckpointError, CheckpointFolder, Checksum, Manifest, ObjectEntry, Run, Slice,
-    TensorEntry, TensorMeta, TensorSource, disk, source::check_length,
+    CheckpointError, CheckpointFolder, CheckpointMetadata, Checksum, ContiguousRun, Manifest,
+    ObjectEntry, TensorEntry, TensorMeta, TensorSlice, TensorSource, disk, source::check_length,
 };
 
-/// Longer manifests are not read: they would not fit the memory.
-const LONGEST_MANIFEST: u64 = 4 << 30;
+/// Longer manifests are refused rather than read into memory.
+const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
-/// A published checkpoint.
+/// A published checkpoint, open for reading.
 ///
-/// What is read is checked, in chunks of 4 MiB; each chunk once.
+/// Data is verified when it is first read, in chunks of 4 MiB.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    files: Vec<DataFile>,
-    /// For each tensor the number of the first chunk of each of its pieces.
+    files: Vec<MappedFile>,
+    /// Per tensor and shard, the index of its first chunk in `checked`.
     first_chunks: Vec<Vec<usize>>,
-    /// Which chunks were found to be as they were written.
+    /// The chunks that were verified.
     checked: Vec<AtomicBool>,
 }
 
-/// Bytes in a file with their checksums.
+/// A range of a file with the checksums of its chunks.
 #[derive(Clone, Copy)]
-pub(super) struct Stored<'a> {
-    pub file: &'a DataFile,
+pub(super) struct ChecksummedRange<'a> {
+    pub file: &'a MappedFile,
     pub begin: u64,
     pub size: u64,
     pub checksums: &'a [Checksum],
 }
 
-impl<'a> Stored<'a> {
-    /// How long a chunk is.
+impl<'a> ChecksummedRange<'a> {
+    /// The size of a chunk in bytes.
     pub fn size_of(&self, chunk: usize) -> u64 {
-        let start = chunk as u64 * CHUNK as u64;
-        (self.size - start).min(CHUNK as u64)
+        let start = chunk as u64 * CHECKSUM_CHUNK as u64;
+        (self.size - start).min(CHECKSUM_CHUNK as u64)
     }
 
-    /// Where the bytes of a chunk lie.
+    /// The range of a chunk in the file.
     fn range(&self, chunk: usize) -> Range<u64> {
-        let begin = self.begin + chunk as u64 * CHUNK as u64;
+        let begin = self.begin + chunk as u64 * CHECKSUM_CHUNK as u64;
         begin..begin + self.size_of(chunk)
     }
 
@@ -58,12 +58,12 @@ impl<'a> Stored<'a> {
         self.file.bytes(self.range(chunk))
     }
 
-    /// Compares a chunk with its checksum.
+    /// Verifies a chunk.
     pub fn check(&self, chunk: usize, name: impl Fn() -> String) -> Result<(), CheckpointError> {
         self.compare(self.chunk(chunk)?, chunk, name)
     }
 
-    /// Reads a chunk without the map, and compares it with its checksum.
+    /// Verifies a chunk that is read without the mapping.
     pub fn verify(&self, chunk: usize, name: impl Fn() -> String) -> Result<(), CheckpointError> {
         self.compare(&self.file.read(self.range(chunk))?, chunk, name)
     }
@@ -74,21 +74,22 @@ impl<'a> Stored<'a> {
         chunk: usize,
         name: impl Fn() -> String,
     ) -> Result<(), CheckpointError> {
-        match Checksum::of(bytes) == self.checksums[chunk] {
-            true => Ok(()),
-            false => Err(CheckpointError::Checksum {
+        if Checksum::of(bytes) == self.checksums[chunk] {
+            Ok(())
+        } else {
+            Err(CheckpointError::Checksum {
                 path: self.file.path().to_path_buf(),
                 key: name(),
                 chunk: chunk + 1,
                 chunks: self.checksums.len(),
-            }),
+            })
         }
     }
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint; of a folder of checkpoints the latest; of the folder of a run the latest in its
-    /// `checkpoints`. The manifest is checked, and the sizes of all files, but not their data.
+    /// Opens a checkpoint, the latest one of a folder of checkpoints, or the latest one of a run folder's
+    /// `checkpoints`. Validates the manifest and the sizes of all files, but not their data.
     ///
     /// # Errors
     ///
@@ -100,9 +101,10 @@ impl Checkpoint {
             return Self::open_at(path.to_path_buf());
         }
         let of_run = path.join("checkpoints");
-        let folder = match of_run.is_dir() && !path.join(LATEST).exists() {
-            true => CheckpointFolder::open(of_run)?,
-            false => CheckpointFolder::open(path)?,
+        let folder = if of_run.is_dir() && !path.join(LATEST).exists() {
+            CheckpointFolder::open(of_run)?
+        } else {
+            CheckpointFolder::open(path)?
         };
         let names = || {
             folder
@@ -123,13 +125,14 @@ impl Checkpoint {
         let failed = |error| CheckpointError::io("read", &file, error);
         let opened = disk::open_to_read(&file)?;
         let size = opened.metadata().map_err(failed)?.len();
-        if size > LONGEST_MANIFEST {
-            let what = format!("it has {size} bytes, and {LONGEST_MANIFEST} is the most");
+        if size > MAX_MANIFEST_BYTES {
+            let what =
+                format!("it has {size} bytes, more than the {MAX_MANIFEST_BYTES} that are read");
             return Err(CheckpointError::corrupt(&file, what));
         }
         let mut bytes = vec![];
         opened
-            .take(LONGEST_MANIFEST)
+            .take(MAX_MANIFEST_BYTES)
             .read_to_end(&mut bytes)
             .map_err(failed)?;
         let manifest = Manifest::parse_of(&bytes, &file)?;
@@ -140,19 +143,24 @@ impl Checkpoint {
         path: PathBuf,
         manifest: Manifest,
     ) -> Result<Self, CheckpointError> {
-        let files = manifest.files.iter();
-        let files = files.map(|file| DataFile::open(path.join(&file.name), file.size));
-        let files = files.collect::<Result<Vec<_>, _>>()?;
+        let files = manifest
+            .files
+            .iter()
+            .map(|file| MappedFile::open(path.join(&file.name), file.size))
+            .collect::<Result<Vec<_>, _>>()?;
         let mut chunks = 0;
         let mut next = |count: usize| {
             chunks += count;
             chunks - count
         };
-        let first_chunks = manifest.tensors.iter().map(|tensor| {
-            let pieces = tensor.pieces.iter();
-            pieces.map(|piece| next(piece.checksums.len())).collect()
-        });
-        let first_chunks = first_chunks.collect();
+        let first_chunks = manifest
+            .tensors
+            .iter()
+            .map(|tensor| {
+                let shards = tensor.shards.iter();
+                shards.map(|shard| next(shard.checksums.len())).collect()
+            })
+            .collect();
         Ok(Self {
             path,
             manifest,
@@ -167,21 +175,21 @@ impl Checkpoint {
         &self.path
     }
 
-    /// What it is of.
-    pub fn about(&self) -> &About {
-        &self.manifest.about
+    /// Step, samples, layout, recipe and state of the run.
+    pub fn metadata(&self) -> &CheckpointMetadata {
+        &self.manifest.metadata
     }
 
-    /// What lies where in it.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    pub(super) fn files(&self) -> &[DataFile] {
+    pub(super) fn files(&self) -> &[MappedFile] {
         &self.files
     }
 
-    /// The names of the objects, sorted.
+    /// The keys of the objects, sorted.
     pub fn objects(&self) -> Vec<String> {
         let objects = self.manifest.objects.iter();
         objects.map(|object| object.key.clone()).collect()
@@ -196,7 +204,7 @@ impl Checkpoint {
         let objects = &self.manifest.objects;
         let found = objects.binary_search_by(|object| object.key[..].cmp(key));
         let object = &objects[found.map_err(|_| self.missing(key))?];
-        let stored = self.stored_object(object);
+        let stored = self.object_range(object);
         let mut bytes = vec![];
         for chunk in 0..object.checksums.len() {
             stored.check(chunk, || ObjectEntry::name(key))?;
@@ -205,8 +213,8 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    pub(super) fn stored_object<'a>(&'a self, object: &'a ObjectEntry) -> Stored<'a> {
-        Stored {
+    pub(super) fn object_range<'a>(&'a self, object: &'a ObjectEntry) -> ChecksummedRange<'a> {
+        ChecksummedRange {
             file: &self.files[object.file],
             begin: object.begin,
             size: object.size,
@@ -214,13 +222,17 @@ impl Checkpoint {
         }
     }
 
-    pub(super) fn stored_piece<'a>(&'a self, tensor: &'a TensorEntry, piece: usize) -> Stored<'a> {
-        let piece = &tensor.pieces[piece];
-        Stored {
-            file: &self.files[piece.file],
-            begin: piece.begin,
-            size: (piece.slice.len() * tensor.dtype.size()) as u64,
-            checksums: &piece.checksums,
+    pub(super) fn shard_range<'a>(
+        &'a self,
+        tensor: &'a TensorEntry,
+        shard: usize,
+    ) -> ChecksummedRange<'a> {
+        let shard = &tensor.shards[shard];
+        ChecksummedRange {
+            file: &self.files[shard.file],
+            begin: shard.begin,
+            size: (shard.slice.len() * tensor.dtype.size()) as u64,
+            checksums: &shard.checksums,
         }
     }
 
@@ -238,34 +250,34 @@ impl Checkpoint {
             .ok()
     }
 
-    /// Copies what a piece has of a box of its tensor.
+    /// Copies the intersection of a shard and a slice of its tensor.
     fn copy(
         &self,
         tensor: usize,
-        piece: usize,
-        slice: &Slice,
+        shard: usize,
+        slice: &TensorSlice,
         to: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let first_chunk = self.first_chunks[tensor][piece];
+        let first_chunk = self.first_chunks[tensor][shard];
         let tensor = &self.manifest.tensors[tensor];
-        let (size, own) = (tensor.dtype.size(), &tensor.pieces[piece].slice);
+        let (size, own) = (tensor.dtype.size(), &tensor.shards[shard].slice);
         let Some(both) = own.intersection(slice) else {
             return Ok(());
         };
-        let stored = self.stored_piece(tensor, piece);
+        let stored = self.shard_range(tensor, shard);
         let from_runs = both.within(own).runs(&own.shape);
         let to_runs = both.within(slice).runs(&slice.shape);
         for (from, at, len) in common(&from_runs, &to_runs) {
             let (from, at, len) = (from * size, at * size, len * size);
-            // Chunk by chunk, so that what was checked is copied from the cache.
-            for chunk in from / CHUNK..(from + len).div_ceil(CHUNK) {
+            // Chunk by chunk, so that data that was just verified is copied from the cache.
+            for chunk in from / CHECKSUM_CHUNK..(from + len).div_ceil(CHECKSUM_CHUNK) {
                 let checked = &self.checked[first_chunk + chunk];
                 if !checked.load(Ordering::Relaxed) {
                     stored.check(chunk, || tensor.name_of(own))?;
                     checked.store(true, Ordering::Relaxed);
                 }
-                let begin = from.max(chunk * CHUNK);
-                let end = (from + len).min((chunk + 1) * CHUNK);
+                let begin = from.max(chunk * CHECKSUM_CHUNK);
+                let end = (from + len).min((chunk + 1) * CHECKSUM_CHUNK);
                 let bytes = stored.begin + begin as u64..stored.begin + end as u64;
                 to[at + begin - from..at + end - from].copy_from_slice(stored.file.bytes(bytes)?);
             }
@@ -274,20 +286,23 @@ impl Checkpoint {
     }
 }
 
-/// The stretches that two lists of runs, of the same elements in two tensors, have in common: where they
-/// begin in either tensor, and how long they are.
-fn common<'a>(from: &'a [Run], to: &'a [Run]) -> impl Iterator<Item = (usize, usize, usize)> + 'a {
+/// The common contiguous ranges of two lists of runs over the same elements of two tensors: the start in
+/// each tensor, and the length.
+fn common<'a>(
+    from: &'a [ContiguousRun],
+    to: &'a [ContiguousRun],
+) -> impl Iterator<Item = (usize, usize, usize)> + 'a {
     let (mut i, mut j, mut done) = (0, 0, 0);
     std::iter::from_fn(move || {
         let (a, b) = (from.get(i)?, to.get(j)?);
-        let end = |run: &Run| run.in_slice + run.len;
+        let end = |run: &ContiguousRun| run.in_slice + run.len;
         let next = end(a).min(end(b));
-        let at = |run: &Run| run.in_tensor + done - run.in_slice;
-        let stretch = (at(a), at(b), next - done);
+        let at = |run: &ContiguousRun| run.in_tensor + done - run.in_slice;
+        let range = (at(a), at(b), next - done);
         i += usize::from(end(a) == next);
         j += usize::from(end(b) == next);
         done = next;
-        Some(stretch)
+        Some(range)
     })
 }
 
@@ -306,23 +321,29 @@ impl TensorSource for Checkpoint {
             .map(|index| self.manifest.tensors[index].meta())
     }
 
-    fn read(&self, key: &str, slice: &Slice) -> Result<Vec<u8>, CheckpointError> {
+    fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
         let tensor = self.tensor(key).ok_or_else(|| self.missing(key))?;
-        // Nothing is set aside for a box that does not lie in the tensor.
-        let size = match slice.fits(&tensor.shape) {
-            true => slice.len() * tensor.dtype.size(),
-            false => 0,
+        // Nothing is allocated for a slice that is not within the tensor.
+        let size = if slice.fits(&tensor.shape) {
+            slice.len() * tensor.dtype.size()
+        } else {
+            0
         };
         let mut bytes = vec![0; size];
         self.read_into(key, slice, &mut bytes)?;
         Ok(bytes)
     }
 
-    fn read_into(&self, key: &str, slice: &Slice, to: &mut [u8]) -> Result<(), CheckpointError> {
+    fn read_into(
+        &self,
+        key: &str,
+        slice: &TensorSlice,
+        to: &mut [u8],
+    ) -> Result<(), CheckpointError> {
         let index = self.index(key).ok_or_else(|| self.missing(key))?;
         let tensor = &self.manifest.tensors[index];
         if !slice.fits(&tensor.shape) {
-            return Err(CheckpointError::Slice {
+            return Err(CheckpointError::OutOfBounds {
                 key: key.into(),
                 shape: tensor.shape.clone(),
                 slice: slice.clone(),
@@ -332,8 +353,8 @@ impl TensorSource for Checkpoint {
         if slice.is_empty() {
             return Ok(());
         }
-        for piece in 0..tensor.pieces.len() {
-            self.copy(index, piece, slice, to)?;
+        for shard in 0..tensor.shards.len() {
+            self.copy(index, shard, slice, to)?;
         }
         Ok(())
     }

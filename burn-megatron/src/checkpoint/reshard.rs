@@ -1,30 +1,30 @@
-//! The same checkpoint in other files.
+//! Rewrites a checkpoint with other file sizes.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
 use super::{
-    Checkpoint, CheckpointError, CheckpointFolder, Piece, Retention, Slice, TensorMeta,
+    Checkpoint, CheckpointError, CheckpointFolder, Retention, TensorMeta, TensorShard, TensorSlice,
     TensorSource,
 };
 
-/// Into how many files tensors go.
+/// How tensors are distributed over files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSizes {
-    /// At most so many, as equal as whole tensors allow.
+    /// At most this many files, as equal in size as whole tensors allow.
     Files(usize),
-    /// As few as can be of at most so many bytes; a tensor that has more has a file of its own.
+    /// As few files as possible of at most this many bytes; a larger tensor has a file of its own.
     MaxBytes(u64),
 }
 
-/// Writes a checkpoint into another folder with every tensor in one piece. The objects go into the first
-/// file. One tensor at a time is in memory. `progress` gets the bytes that were written since its last
+/// Writes a checkpoint into another folder, with one shard per tensor. The objects go into the first
+/// file. One tensor at a time is in memory. `progress` gets the number of bytes written since its last
 /// call.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Exists`] for a folder that has this step, [`CheckpointError`] for what cannot be read
-/// or written.
+/// [`CheckpointError::Exists`] if the folder has a checkpoint of this step; [`CheckpointError`] of reading
+/// and writing.
 pub fn reshard(
     from: &Checkpoint,
     to: &CheckpointFolder,
@@ -48,42 +48,47 @@ pub fn reshard(
             .ok_or_else(too_large)
     };
     let bytes = tensors.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
-    let step = from.about().step;
+    let step = from.metadata().step;
     if to.steps()?.contains(&step) {
         let path = to.path().to_path_buf();
         return Err(CheckpointError::Exists { path, step });
     }
-    let draft = to.begin(step)?;
+    let pending = to.begin(step)?;
     let mut files = distribute(&bytes, sizes);
     if files.is_empty() {
         files.push(vec![]);
     }
     for (number, indices) in files.iter().enumerate() {
-        let pieces = indices.iter().map(|index| Piece {
-            slice: Slice::whole(&tensors[*index].shape),
-            tensor: tensors[*index].clone(),
-        });
-        let pieces: Vec<_> = pieces.collect();
-        let objects = from.objects().into_iter().filter(|_| number == 0);
-        let objects = objects.map(|key| Ok((key.clone(), from.object(&key)?)));
-        let objects = objects.collect::<Result<Vec<_>, CheckpointError>>()?;
-        draft.write_part(number, &pieces, &objects, |index| {
-            let Piece { tensor, slice } = &pieces[index];
+        let shards: Vec<_> = indices
+            .iter()
+            .map(|index| TensorShard {
+                slice: TensorSlice::whole(&tensors[*index].shape),
+                tensor: tensors[*index].clone(),
+            })
+            .collect();
+        let objects = from
+            .objects()
+            .into_iter()
+            .filter(|_| number == 0)
+            .map(|key| Ok((key.clone(), from.object(&key)?)))
+            .collect::<Result<Vec<_>, CheckpointError>>()?;
+        pending.write_part(number, &shards, &objects, |index| {
+            let TensorShard { tensor, slice } = &shards[index];
             let bytes = from.read(&tensor.key, slice)?;
             progress(bytes.len() as u64);
             Ok(bytes)
         })?;
     }
-    draft.publish(
+    pending.publish(
         files.len(),
-        from.about(),
+        from.metadata(),
         &Retention::default(),
-        // All parts are there.
+        // All parts are written already.
         Duration::ZERO,
     )
 }
 
-/// Which tensors of these sizes go into which file.
+/// Assigns tensors of these sizes to files.
 fn distribute(bytes: &[u64], sizes: FileSizes) -> Vec<Vec<usize>> {
     let mut files: Vec<Vec<usize>> = vec![];
     match sizes {
@@ -93,7 +98,7 @@ fn distribute(bytes: &[u64], sizes: FileSizes) -> Vec<Vec<usize>> {
             files.resize(count.max(1).min(bytes.len()), vec![]);
             let mut loads = vec![0; files.len()];
             for index in order {
-                // The largest that is left goes to where the least is.
+                // Largest first, each to the smallest file.
                 let least = (0..loads.len()).min_by_key(|file| loads[*file]);
                 if let Some(file) = least {
                     loads[file] += bytes[index];

@@ -1,33 +1,33 @@
-//! Boxes of tensors. Pure values.
+//! Rectangular slices of tensors. Pure values.
 
 use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// A box of a tensor: `shape[d]` elements from `offset[d]` on, in every dim `d`.
+/// A rectangular slice of a tensor: `shape[d]` elements from `offset[d]` on, for every dim `d`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Slice {
-    /// Where it begins, by dim.
+pub struct TensorSlice {
+    /// The first index, per dim.
     pub offset: Vec<usize>,
-    /// How many elements it has, by dim.
+    /// The number of elements, per dim.
     pub shape: Vec<usize>,
 }
 
-/// Elements that follow each other both in a box and in the tensor that it is cut from.
+/// Elements that are contiguous both in a slice and in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Where they begin in the tensor, in row-major order.
+pub struct ContiguousRun {
+    /// Flat index of the first element in the tensor, row-major.
     pub in_tensor: usize,
-    /// Where they begin in the box.
+    /// Flat index of the first element in the slice, row-major.
     pub in_slice: usize,
-    /// How many there are.
+    /// The number of elements.
     pub len: usize,
 }
 
-impl Slice {
-    /// All of a tensor.
+impl TensorSlice {
+    /// The whole tensor.
     pub fn whole(shape: &[usize]) -> Self {
         Self {
             offset: vec![0; shape.len()],
@@ -35,22 +35,22 @@ impl Slice {
         }
     }
 
-    /// The number of its elements.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it has no elements.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
 
-    /// What it takes of a dim.
+    /// The index range of a dim.
     pub fn range(&self, dim: usize) -> Range<usize> {
         self.offset[dim]..self.offset[dim] + self.shape[dim]
     }
 
-    /// Whether it lies in a tensor of this shape.
+    /// Whether the slice is within a tensor of this shape.
     pub fn fits(&self, shape: &[usize]) -> bool {
         let dims = [self.offset.len(), self.shape.len()];
         let ends_in = |dim: usize| {
@@ -60,21 +60,22 @@ impl Slice {
         dims == [shape.len(); 2] && (0..shape.len()).all(ends_in)
     }
 
-    /// What both have, if anything.
+    /// The intersection; `None` if it is empty.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let dims = 0..self.shape.len();
-        let both = dims.map(|dim| {
-            let (a, b) = (self.range(dim), other.range(dim));
-            a.start.max(b.start)..a.end.min(b.end)
-        });
-        let both: Vec<_> = both.collect();
+        let both: Vec<_> = dims
+            .map(|dim| {
+                let (a, b) = (self.range(dim), other.range(dim));
+                a.start.max(b.start)..a.end.min(b.end)
+            })
+            .collect();
         (!both.iter().any(Range::is_empty)).then(|| Self {
             offset: both.iter().map(|range| range.start).collect(),
             shape: both.iter().map(Range::len).collect(),
         })
     }
 
-    /// The same box, with its place counted from the beginning of `outer`, in which it lies.
+    /// The same slice relative to `outer`, which contains it.
     pub fn within(&self, outer: &Self) -> Self {
         let offset = self.offset.iter().zip(&outer.offset);
         Self {
@@ -83,13 +84,13 @@ impl Slice {
         }
     }
 
-    /// The runs that make up the box, of a tensor of this `shape`, in row-major order. An empty box has
-    /// none.
-    pub fn runs(&self, shape: &[usize]) -> Vec<Run> {
+    /// The contiguous runs of the slice in a tensor of this `shape`, in row-major order; none if the slice is
+    /// empty.
+    pub fn runs(&self, shape: &[usize]) -> Vec<ContiguousRun> {
         if self.is_empty() {
             return vec![];
         }
-        // Dims from `first` on lie in the tensor as they lie in the box, but for the outermost of them.
+        // The inner dims that the slice covers whole, and the one outside of them, form one run.
         let inner = (1..shape.len())
             .rev()
             .take_while(|dim| self.shape[*dim] == shape[*dim]);
@@ -99,18 +100,17 @@ impl Slice {
         let run = |number: usize| {
             let (mut left, mut at, mut stride) = (number, 0, 1);
             for dim in (0..shape.len()).rev() {
-                let place = match dim < first {
-                    true => {
-                        let place = left % self.shape[dim];
-                        left /= self.shape[dim];
-                        place
-                    }
-                    false => 0,
+                let place = if dim < first {
+                    let place = left % self.shape[dim];
+                    left /= self.shape[dim];
+                    place
+                } else {
+                    0
                 };
                 at += (self.offset[dim] + place) * stride;
                 stride *= shape[dim];
             }
-            Run {
+            ContiguousRun {
                 in_tensor: at,
                 in_slice: number * len,
                 len,
@@ -119,75 +119,80 @@ impl Slice {
         (0..count).map(run).collect()
     }
 
-    /// A stretch of a flattened tensor of this `shape`, as boxes in row-major order: at most
-    /// `2 dims - 1` of them.
-    pub fn of_stretch(shape: &[usize], stretch: Range<usize>) -> Vec<Self> {
-        let mut boxes = vec![];
-        cut(shape, stretch, &mut vec![], &mut boxes);
-        boxes
+    /// A flat range of a tensor of this `shape` as slices, in row-major order: at most `2 dims - 1` of
+    /// them.
+    pub fn from_flat_range(shape: &[usize], range: Range<usize>) -> Vec<Self> {
+        let mut slices = vec![];
+        cut(shape, range, &mut vec![], &mut slices);
+        slices
     }
 }
 
 /// As ranges: `[0..4, 8..16]`.
-impl fmt::Display for Slice {
+impl fmt::Display for TensorSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims = self.offset.iter().zip(&self.shape);
-        // One that fits nowhere can be shown too.
+        // Also for a slice that overflows, so that errors can show it.
         let dims = dims.map(|(start, len)| format!("{start}..{}", *start as u128 + *len as u128));
         write!(f, "[{}]", dims.collect::<Vec<_>>().join(", "))
     }
 }
 
-/// Cuts a stretch of the dims that are left in `shape`, below the places `above` in the outer ones.
-fn cut(shape: &[usize], stretch: Range<usize>, above: &mut Vec<usize>, boxes: &mut Vec<Slice>) {
-    if stretch.is_empty() {
+/// Cuts a flat range over the remaining dims `shape`, at the indices `above` of the outer dims.
+fn cut(
+    shape: &[usize],
+    range: Range<usize>,
+    above: &mut Vec<usize>,
+    slices: &mut Vec<TensorSlice>,
+) {
+    if range.is_empty() {
         return;
     }
     let ones = |above: &[usize]| vec![1; above.len()];
     let Some((_, inner)) = shape.split_first() else {
-        boxes.push(Slice {
+        slices.push(TensorSlice {
             offset: above.clone(),
             shape: ones(above),
         });
         return;
     };
     let row: usize = inner.iter().product();
-    let mut part = |stretch: Range<usize>, boxes: &mut Vec<Slice>| {
-        let at = stretch.start / row;
+    let mut part = |range: Range<usize>, slices: &mut Vec<TensorSlice>| {
+        let at = range.start / row;
         above.push(at);
         cut(
             inner,
-            stretch.start - at * row..stretch.end - at * row,
+            range.start - at * row..range.end - at * row,
             above,
-            boxes,
+            slices,
         );
         above.pop();
     };
-    let (first, end) = (stretch.start.div_ceil(row), stretch.end / row);
+    let (first, end) = (range.start.div_ceil(row), range.end / row);
     if first > end {
-        // It begins and ends in one row.
-        return part(stretch, boxes);
+        // The range is within one row.
+        return part(range, slices);
     }
-    part(stretch.start..first * row, boxes);
+    part(range.start..first * row, slices);
     if first < end {
-        let whole = |above: &[usize]| Slice {
+        let whole = |above: &[usize]| TensorSlice {
             offset: [above, &[first], &vec![0; inner.len()]].concat(),
             shape: [&ones(above)[..], &[end - first], inner].concat(),
         };
-        boxes.push(whole(above));
+        slices.push(whole(above));
     }
-    let mut part = |stretch: Range<usize>, boxes: &mut Vec<Slice>| {
+    let mut part = |range: Range<usize>, slices: &mut Vec<TensorSlice>| {
         above.push(end);
         cut(
             inner,
-            stretch.start - end * row..stretch.end - end * row,
+            range.start - end * row..range.end - end * row,
             above,
-            boxes,
+            slices,
         );
         above.pop();
     };
-    if stretch.end > end * row {
-        part(end * row..stretch.end, boxes);
+    if range.end > end * row {
+        part(end * row..range.end, slices);
     }
 }
 
@@ -196,15 +201,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn slice(offset: &[usize], shape: &[usize]) -> Slice {
-        Slice {
+    fn slice(offset: &[usize], shape: &[usize]) -> TensorSlice {
+        TensorSlice {
             offset: offset.to_vec(),
             shape: shape.to_vec(),
         }
     }
 
-    /// The flat places of a box.
-    fn places(of: &Slice, shape: &[usize]) -> Vec<usize> {
+    /// The flat indices of a slice.
+    fn places(of: &TensorSlice, shape: &[usize]) -> Vec<usize> {
         let runs = of.runs(shape);
         let places = runs
             .iter()
@@ -214,13 +219,16 @@ mod tests {
 
     #[test]
     fn runs_are_as_long_as_they_can_be() {
-        let run = |in_tensor, in_slice, len| Run {
+        let run = |in_tensor, in_slice, len| ContiguousRun {
             in_tensor,
             in_slice,
             len,
         };
-        assert_eq!(Slice::whole(&[2, 3, 4]).runs(&[2, 3, 4]), [run(0, 0, 24)]);
-        assert_eq!(Slice::whole(&[]).runs(&[]), [run(0, 0, 1)]);
+        assert_eq!(
+            TensorSlice::whole(&[2, 3, 4]).runs(&[2, 3, 4]),
+            [run(0, 0, 24)]
+        );
+        assert_eq!(TensorSlice::whole(&[]).runs(&[]), [run(0, 0, 1)]);
         let middle = slice(&[0, 1, 0], &[2, 2, 4]);
         assert_eq!(middle.runs(&[2, 3, 4]), [run(4, 0, 8), run(16, 8, 8)]);
         assert_eq!(
@@ -256,12 +264,12 @@ mod tests {
             let len: usize = shape.iter().product();
             let at = |x: f64| (x * (len + 1) as f64) as usize;
             let (a, b) = (at(ends.0).min(len), at(ends.1).min(len));
-            let stretch = a.min(b)..a.max(b);
-            let boxes = Slice::of_stretch(&shape, stretch.clone());
-            prop_assert!(boxes.len() < (2 * shape.len()).max(2));
-            prop_assert!(boxes.iter().all(|part| part.fits(&shape) && !part.is_empty()));
-            let found: Vec<_> = boxes.iter().flat_map(|part| places(part, &shape)).collect();
-            prop_assert_eq!(found, stretch.collect::<Vec<_>>());
+            let range = a.min(b)..a.max(b);
+            let slices = TensorSlice::from_flat_range(&shape, range.clone());
+            prop_assert!(slices.len() < (2 * shape.len()).max(2));
+            prop_assert!(slices.iter().all(|part| part.fits(&shape) && !part.is_empty()));
+            let found: Vec<_> = slices.iter().flat_map(|part| places(part, &shape)).collect();
+            prop_assert_eq!(found, range.collect::<Vec<_>>());
         }
     }
 }

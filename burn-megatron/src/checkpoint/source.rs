@@ -1,39 +1,39 @@
-//! Tensors of a whole model that can be read box by box, wherever they come from.
+//! Sources of the tensors of a whole model, which are read slice by slice.
 
 use std::fmt;
 
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointError, Slice};
+use super::{CheckpointError, TensorSlice};
 
-/// The type of the elements of a saved tensor.
+/// The element type of a saved tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ElementType {
-    /// 64-bit floats.
+    /// 64-bit float.
     F64,
-    /// 32-bit floats.
+    /// 32-bit float.
     F32,
-    /// 16-bit floats of IEEE.
+    /// IEEE 16-bit float.
     F16,
-    /// 16-bit floats with the range of f32.
+    /// bfloat16: 16 bits with the range of f32.
     Bf16,
-    /// 64-bit integers.
+    /// 64-bit integer.
     I64,
-    /// 32-bit integers.
+    /// 32-bit integer.
     I32,
-    /// Bytes.
+    /// Byte.
     U8,
 }
 
 impl ElementType {
-    /// Bytes of an element.
+    /// The bytes of an element.
     pub fn size(self) -> usize {
         self.dtype().size()
     }
 
-    /// The type as Burn names it.
+    /// As Burn's type.
     pub fn dtype(self) -> DType {
         match self {
             Self::F64 => DType::F64,
@@ -46,7 +46,7 @@ impl ElementType {
         }
     }
 
-    /// The type of Burn's, if it can be saved.
+    /// From Burn's type; `None` if it cannot be saved.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F64 => Some(Self::F64),
@@ -61,7 +61,7 @@ impl ElementType {
     }
 }
 
-/// As in a manifest: `f32`.
+/// As in a manifest, such as `f32`.
 impl fmt::Display for ElementType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -76,26 +76,26 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// What is known of a saved tensor.
+/// Key, element type and shape of a saved tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorMeta {
-    /// Its name in the whole model, such as `model/blocks.0.mlp.up.weight`.
+    /// Its key, such as `model/blocks.0.mlp.up.weight`.
     pub key: String,
-    /// The type of its elements.
+    /// The element type.
     pub dtype: ElementType,
     /// Its shape in the whole model, without padding.
     pub shape: Vec<usize>,
 }
 
 impl TensorMeta {
-    /// The bytes of all of it, if they can be counted.
+    /// The size in bytes; `None` if it overflows.
     pub fn bytes(&self) -> Option<usize> {
-        self.bytes_of(&Slice::whole(&self.shape))
+        self.bytes_of(&TensorSlice::whole(&self.shape))
     }
 
-    /// The bytes of a box of it, if they can be counted.
-    pub fn bytes_of(&self, slice: &Slice) -> Option<usize> {
+    /// The size of a slice in bytes; `None` if it overflows.
+    pub fn bytes_of(&self, slice: &TensorSlice) -> Option<usize> {
         let sizes = slice.shape.iter();
         sizes
             .copied()
@@ -103,33 +103,37 @@ impl TensorMeta {
     }
 }
 
-/// Tensors of a whole model, in the layout of this library: a checkpoint, or a folder of another
-/// library that is read as one.
+/// Tensors of a whole model in this library's names and layout: a checkpoint, or a folder of another
+/// library.
 pub trait TensorSource: Send + Sync {
-    /// What it is, for messages: a path.
+    /// The name of the source for messages, such as its path.
     fn name(&self) -> String;
 
     /// The keys of all tensors, sorted.
     fn keys(&self) -> Vec<String>;
 
-    /// What is known of a tensor.
+    /// Type and shape of a tensor; `None` if there is none of this key.
     fn tensor(&self, key: &str) -> Option<TensorMeta>;
 
-    /// The elements of a box of a tensor, in row-major order and little-endian, in the tensor's own type.
-    /// No more is read than needed.
+    /// The elements of a slice of a tensor in the tensor's own type, row-major and little-endian. Reads no
+    /// more than it needs.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError`] for a tensor that is not there, a box that does not fit, and what cannot be
-    /// read.
-    fn read(&self, key: &str, slice: &Slice) -> Result<Vec<u8>, CheckpointError>;
+    /// [`CheckpointError`] for an unknown tensor, a slice that is not in its tensor, and failed reads.
+    fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError>;
 
-    /// [`Self::read`] into memory that is there, as long as the box.
+    /// [`Self::read`] into existing memory of the slice's size.
     ///
     /// # Errors
     ///
-    /// Those of [`Self::read`], and [`CheckpointError::Length`] for more or fewer bytes than the box has.
-    fn read_into(&self, key: &str, slice: &Slice, to: &mut [u8]) -> Result<(), CheckpointError> {
+    /// As [`Self::read`], and [`CheckpointError::Length`] if the memory does not have the slice's size.
+    fn read_into(
+        &self,
+        key: &str,
+        slice: &TensorSlice,
+        to: &mut [u8],
+    ) -> Result<(), CheckpointError> {
         let bytes = self.read(key, slice)?;
         check_length(key, slice, bytes.len(), to.len())?;
         to.copy_from_slice(&bytes);
@@ -137,20 +141,21 @@ pub trait TensorSource: Send + Sync {
     }
 }
 
-/// Whether there are as many bytes as are wanted of a box.
+/// Checks the number of bytes of a slice.
 pub(super) fn check_length(
     key: &str,
-    slice: &Slice,
+    slice: &TensorSlice,
     found: usize,
     wanted: usize,
 ) -> Result<(), CheckpointError> {
-    match found == wanted {
-        true => Ok(()),
-        false => Err(CheckpointError::Length {
+    if found == wanted {
+        Ok(())
+    } else {
+        Err(CheckpointError::Length {
             key: key.into(),
             slice: slice.clone(),
             found,
             wanted,
-        }),
+        })
     }
 }

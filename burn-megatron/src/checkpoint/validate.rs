@@ -1,15 +1,15 @@
-//! Whether a manifest makes sense. Pure values.
+//! Validates a manifest. Pure values.
 
 use std::path::Path;
 
-use super::checksum::CHUNK;
+use super::checksum::CHECKSUM_CHUNK;
 use super::manifest::{Manifest, TensorEntry};
 use super::{CheckpointError, coverage};
 
-/// Boxes are cut dim by dim, one inside the other.
-const MOST_DIMS: usize = 32;
+/// Slices are cut recursively, one call per dim.
+const MAX_DIMS: usize = 32;
 
-/// Bytes of a file that an entry has.
+/// The bytes of one entry in a file.
 struct Extent<'a> {
     file: usize,
     begin: u64,
@@ -17,7 +17,7 @@ struct Extent<'a> {
     key: &'a str,
 }
 
-/// Checks a manifest that was read from `path`.
+/// Validates a manifest that was read from `path`.
 pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
     let corrupt = |what: String| Err(CheckpointError::corrupt(path, what));
     let lists: [(&str, Vec<&str>); 3] = [
@@ -52,7 +52,7 @@ pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
     }
     if let Some(file) = manifest.files.iter().find(|file| !is_plain(&file.name)) {
         return corrupt(format!(
-            "'{}' is no name of a file in its folder",
+            "invalid file name '{}': expected a name in the checkpoint's folder",
             file.name
         ));
     }
@@ -61,7 +61,7 @@ pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
         tensor_extents(tensor, path, &mut extents)?;
     }
     for object in &manifest.objects {
-        if object.checksums.len() as u64 != object.size.div_ceil(CHUNK as u64) {
+        if object.checksums.len() as u64 != object.size.div_ceil(CHECKSUM_CHUNK as u64) {
             return corrupt(wrong_checksums(
                 &object.key,
                 object.size,
@@ -78,7 +78,7 @@ pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
     check_files(manifest, path, extents)
 }
 
-/// Whether a name leads to a file in the folder itself.
+/// Whether this is the name of a file in the folder itself.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
@@ -87,7 +87,7 @@ fn wrong_checksums(key: &str, size: u64, found: usize) -> String {
     format!("{key} has {size} bytes and {found} checksums of 4 MiB each")
 }
 
-/// Checks the pieces of a tensor.
+/// Checks the shards of a tensor.
 fn tensor_extents<'a>(
     tensor: &'a TensorEntry,
     path: &Path,
@@ -98,16 +98,16 @@ fn tensor_extents<'a>(
         key: tensor.key.clone(),
         shape: tensor.shape.clone(),
     };
-    if tensor.shape.len() > MOST_DIMS {
+    if tensor.shape.len() > MAX_DIMS {
         let (key, dims) = (&tensor.key, tensor.shape.len());
-        let what = format!("{key} has {dims} dims, and {MOST_DIMS} is the most");
+        let what = format!("{key} has {dims} dims, more than {MAX_DIMS}");
         return Err(CheckpointError::corrupt(path, what));
     }
     meta.bytes().ok_or_else(too_large)?;
-    for piece in &tensor.pieces {
-        let slice = &piece.slice;
+    for shard in &tensor.shards {
+        let slice = &shard.slice;
         if !slice.fits(&tensor.shape) {
-            return Err(CheckpointError::Slice {
+            return Err(CheckpointError::OutOfBounds {
                 key: tensor.key.clone(),
                 shape: tensor.shape.clone(),
                 slice: slice.clone(),
@@ -118,25 +118,25 @@ fn tensor_extents<'a>(
         if slice.is_empty() {
             return Err(CheckpointError::corrupt(
                 path,
-                format!("{key} is a piece of nothing"),
+                format!("{key} is an empty shard"),
             ));
         }
-        if piece.checksums.len() != size.div_ceil(CHUNK) {
-            let what = wrong_checksums(&key, size as u64, piece.checksums.len());
+        if shard.checksums.len() != size.div_ceil(CHECKSUM_CHUNK) {
+            let what = wrong_checksums(&key, size as u64, shard.checksums.len());
             return Err(CheckpointError::corrupt(path, what));
         }
         extents.push(Extent {
-            file: piece.file,
-            begin: piece.begin,
+            file: shard.file,
+            begin: shard.begin,
             size: size as u64,
             key: &tensor.key,
         });
     }
-    let slices: Vec<_> = tensor.pieces.iter().map(|piece| &piece.slice).collect();
+    let slices: Vec<_> = tensor.shards.iter().map(|shard| &shard.slice).collect();
     coverage::check(&tensor.key, &tensor.shape, &slices)
 }
 
-/// Checks that each byte of each file is in its header or in one entry.
+/// Checks that each byte of each file is either in its header or in exactly one entry.
 fn check_files(
     manifest: &Manifest,
     path: &Path,
@@ -145,7 +145,9 @@ fn check_files(
     let corrupt = |what: String| Err(CheckpointError::corrupt(path, what));
     let files = manifest.files.len();
     if let Some(Extent { file, key, .. }) = extents.iter().find(|extent| extent.file >= files) {
-        return corrupt(format!("{key} lies in file {file}, and there are {files}"));
+        return corrupt(format!(
+            "{key} is in file {file}, but there are only {files}"
+        ));
     }
     extents.sort_by_key(|extent| (extent.file, extent.begin, extent.size));
     let mut ends: Vec<u64> = manifest.files.iter().map(|file| file.header).collect();
@@ -163,7 +165,7 @@ fn check_files(
             Some(after) if begin == *end => *end = after,
             _ => {
                 return corrupt(format!(
-                    "{key} begins at byte {begin} of {name}, not at {end}"
+                    "{key} begins at byte {begin} of {name}, expected {end}"
                 ));
             }
         }
@@ -172,7 +174,7 @@ fn check_files(
         if end != file.size {
             let (name, size) = (&file.name, file.size);
             return corrupt(format!(
-                "{name} has {size} bytes, and its entries end at {end}"
+                "{name} has {size} bytes, but its entries end at {end}"
             ));
         }
     }

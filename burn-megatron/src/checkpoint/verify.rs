@@ -1,67 +1,70 @@
-//! Whether every byte of a checkpoint is as it was written.
+//! Verifies every byte of a checkpoint.
 
 use rayon::prelude::*;
 
 use super::header::{self, HeaderEntry};
-use super::reader::Stored;
+use super::reader::ChecksummedRange;
 use super::{Checkpoint, CheckpointError, Checksum, FileEntry, ObjectEntry};
 
-/// Chunks that are read between two reports.
-const BATCH: usize = 32;
+/// Chunks per call of `progress`.
+const REPORT_CHUNKS: usize = 32;
 
-/// What a checkpoint has.
+/// The contents of a checkpoint, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Files of data.
+pub struct CheckpointTotals {
+    /// Data files.
     pub files: usize,
     /// Tensors.
     pub tensors: usize,
-    /// Pieces of tensors.
-    pub pieces: usize,
+    /// Shards of tensors.
+    pub shards: usize,
     /// Elements of tensors.
     pub elements: u64,
     /// Objects.
     pub objects: usize,
-    /// Bytes of all files of data.
+    /// Bytes of all data files.
     pub bytes: u64,
 }
 
-/// A chunk, of what.
-struct Chunk<'a> {
-    stored: Stored<'a>,
+/// One chunk of a shard or object.
+struct ChunkRef<'a> {
+    stored: ChecksummedRange<'a>,
     number: usize,
     name: String,
 }
 
 impl Checkpoint {
-    /// What it has, by its manifest.
-    pub fn totals(&self) -> Totals {
+    /// Counts the contents by the manifest.
+    pub fn totals(&self) -> CheckpointTotals {
         let manifest = self.manifest();
-        let pieces = manifest.tensors.iter().flat_map(|tensor| &tensor.pieces);
-        Totals {
+        let shards = manifest.tensors.iter().flat_map(|tensor| &tensor.shards);
+        CheckpointTotals {
             files: manifest.files.len(),
             tensors: manifest.tensors.len(),
-            pieces: pieces.clone().count(),
-            elements: pieces.map(|piece| piece.slice.len() as u64).sum(),
+            shards: shards.clone().count(),
+            elements: shards.map(|shard| shard.slice.len() as u64).sum(),
             objects: manifest.objects.len(),
             bytes: manifest.files.iter().map(|file| file.size).sum(),
         }
     }
 
-    /// Reads everything and compares it with its checksums. `progress` gets the bytes that were read since
-    /// its last call.
+    /// Reads all data and compares it with its checksums. `progress` gets the number of bytes read since its
+    /// last call.
     ///
     /// # Errors
     ///
     /// The first of [`Self::faults`].
-    pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Totals, CheckpointError> {
+    pub fn verify(
+        &self,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<CheckpointTotals, CheckpointError> {
         match self.faults(progress).into_iter().next() {
             None => Ok(self.totals()),
             Some(fault) => Err(fault),
         }
     }
 
-    /// All that [`Self::verify`] finds: a [`CheckpointError::Checksum`] for each chunk that has changed,
+    /// All errors of [`Self::verify`]: [`CheckpointError::Checksum`] for each chunk that has changed,
     /// [`CheckpointError::Corrupt`] for headers, [`CheckpointError::Io`].
     pub fn faults(&self, progress: &mut dyn FnMut(u64)) -> Vec<CheckpointError> {
         let mut faults = vec![];
@@ -70,8 +73,8 @@ impl Checkpoint {
             progress(file.header);
         }
         let chunks = self.chunks();
-        for batch in chunks.chunks(BATCH) {
-            let check = |chunk: &Chunk| {
+        for batch in chunks.chunks(REPORT_CHUNKS) {
+            let check = |chunk: &ChunkRef| {
                 let name = || chunk.name.clone();
                 chunk.stored.verify(chunk.number, name).err()
             };
@@ -82,23 +85,23 @@ impl Checkpoint {
         faults
     }
 
-    /// All chunks, file by file and in the order in which they lie there.
-    fn chunks(&self) -> Vec<Chunk<'_>> {
+    /// All chunks, sorted by file and offset.
+    fn chunks(&self) -> Vec<ChunkRef<'_>> {
         let mut stored = vec![];
         for tensor in &self.manifest().tensors {
-            for (index, piece) in tensor.pieces.iter().enumerate() {
-                let name = tensor.name_of(&piece.slice);
-                stored.push((piece.file, name, self.stored_piece(tensor, index)));
+            for (index, shard) in tensor.shards.iter().enumerate() {
+                let name = tensor.name_of(&shard.slice);
+                stored.push((shard.file, name, self.shard_range(tensor, index)));
             }
         }
         for object in &self.manifest().objects {
             let name = ObjectEntry::name(&object.key);
-            stored.push((object.file, name, self.stored_object(object)));
+            stored.push((object.file, name, self.object_range(object)));
         }
         stored.sort_by_key(|(file, _, stored)| (*file, stored.begin));
         let chunks = stored.into_iter().flat_map(|(_, name, stored)| {
             let numbers = 0..stored.checksums.len();
-            numbers.map(move |number| Chunk {
+            numbers.map(move |number| ChunkRef {
                 stored,
                 number,
                 name: name.clone(),
@@ -107,7 +110,7 @@ impl Checkpoint {
         chunks.collect()
     }
 
-    /// Compares the header of a file, which other programs read, with its checksum and the manifest.
+    /// Compares a file's header with its checksum and with the manifest.
     fn check_header(&self, number: usize, entry: &FileEntry) -> Result<(), CheckpointError> {
         let file = &self.files()[number];
         let bytes = &file.read(0..entry.header)?;
@@ -118,29 +121,33 @@ impl Checkpoint {
             ));
         }
         let found = header::parse(bytes, entry.size).map_err(corrupt)?;
-        match found == self.entries(number) {
-            true => Ok(()),
-            false => Err(corrupt(
-                "its header names other tensors than the manifest".into(),
-            )),
+        if found == self.entries(number) {
+            Ok(())
+        } else {
+            Err(corrupt(
+                "its header and the manifest list different tensors".into(),
+            ))
         }
     }
 
-    /// The entries that a file should have, in their order.
+    /// The entries that the manifest gives for a file, by offset.
     fn entries(&self, file: usize) -> Vec<HeaderEntry> {
         let mut entries = vec![];
         for tensor in &self.manifest().tensors {
-            let pieces = tensor.pieces.iter().filter(|piece| piece.file == file);
-            entries.extend(pieces.map(|piece| HeaderEntry {
-                name: tensor.name_of(&piece.slice),
+            let shards = tensor.shards.iter().filter(|shard| shard.file == file);
+            entries.extend(shards.map(|shard| HeaderEntry {
+                name: tensor.name_of(&shard.slice),
                 dtype: header::dtype(tensor.dtype),
-                shape: piece.slice.shape.clone(),
-                begin: piece.begin,
-                size: (piece.slice.len() * tensor.dtype.size()) as u64,
+                shape: shard.slice.shape.clone(),
+                begin: shard.begin,
+                size: (shard.slice.len() * tensor.dtype.size()) as u64,
             }));
         }
-        let objects = self.manifest().objects.iter();
-        let objects = objects.filter(|object| object.file == file);
+        let objects = self
+            .manifest()
+            .objects
+            .iter()
+            .filter(|object| object.file == file);
         entries.extend(objects.map(|object| HeaderEntry {
             name: ObjectEntry::name(&object.key),
             dtype: safetensors::Dtype::U8,

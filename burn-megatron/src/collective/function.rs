@@ -1,28 +1,28 @@
-//! The one autodiff function behind every collective of this room.
+//! The autodiff function behind every collective of this module.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::Function;
 
-use super::{Comm, Move, start};
+use super::{CollectiveOp, Comm, start};
 
-/// One move forward, its conjugate backward.
+/// One collective in the forward, its transpose in the backward.
 #[derive(Debug)]
-pub(super) struct Conjugate<const D: usize> {
+pub(super) struct CollectiveFunction<const D: usize> {
     pub comm: Comm,
-    pub forward: Move,
-    pub backward: Move,
+    pub forward: CollectiveOp,
+    pub backward: CollectiveOp,
 }
 
-impl<const D: usize> Conjugate<D> {
-    fn run(&self, x: DispatchTensor, way: &Move) -> DispatchTensor {
-        start::<D>(Tensor::from_dispatch(x), way, &self.comm)
+impl<const D: usize> CollectiveFunction<D> {
+    fn run(&self, x: DispatchTensor, op: &CollectiveOp) -> DispatchTensor {
+        start::<D>(Tensor::from_dispatch(x), op, &self.comm)
             .wait()
             .into_dispatch()
     }
 }
 
-impl<const D: usize> Function for Conjugate<D> {
+impl<const D: usize> Function for CollectiveFunction<D> {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         (self.run(inputs.remove(0), &self.forward), vec![])
     }

@@ -7,7 +7,7 @@ use crate::comm::{Buffer, CommError, raise};
 
 /// The elements of a plain tensor in row-major order; without a copy where the tensor owns them.
 ///
-/// Unwinds with [`raise`] when the device cannot be read, or has no type that can be sent.
+/// Unwinds with [`raise`] if the device cannot be read, or the type cannot be sent.
 pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
     let data = match tensor.try_into_data() {
         Ok(data) => data,
@@ -34,17 +34,17 @@ pub fn from_buffer<const D: usize>(
         Buffer::F32(values) => TensorData::new(values, shape),
         Buffer::BF16(values) => TensorData::new(values, shape),
         Buffer::F16(values) => TensorData::new(values, shape),
-        other => invalid(format!("{} is no type of float tensors", other.dtype())),
+        other => invalid(format!("{} is not a type of float tensors", other.dtype())),
     };
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The value, or the unwinding that [`raise`] starts.
+/// The value; unwinds with [`raise`] on an error.
 pub(crate) fn or_raise<T>(result: Result<T, CommError>) -> T {
     result.unwrap_or_else(|error| raise(error))
 }
 
-/// Unwinds with an error about a call that cannot be made.
+/// Unwinds with an error about an invalid call.
 pub(crate) fn invalid(message: String) -> ! {
     raise(CommError::Engine {
         engine: "collective".into(),

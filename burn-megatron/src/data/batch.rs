@@ -1,25 +1,25 @@
-//! Samples under each other.
+//! Batches: samples stacked as rows.
 
 use super::{DataError, IGNORE, Sample};
 
-/// Samples of equal length as the rows of two integer matrices, ready to become tensors.
+/// Samples of equal length, stacked as the rows of two integer matrices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// What the model reads: `[rows, seq]`, row by row.
+    /// Input tokens: `[rows, seq]`, row-major.
     pub tokens: Vec<i32>,
-    /// What it shall predict: `[rows, seq]`, row by row.
+    /// Target tokens: `[rows, seq]`, row-major.
     pub targets: Vec<i32>,
     /// The number of samples.
     pub rows: usize,
     /// The number of tokens in a sample.
     pub seq: usize,
-    /// Where documents that see nothing of each other begin, in the rows laid end to end, and where the
-    /// last one ends: `0, ..., rows * seq`. Nothing where every row is one piece.
+    /// The starts of the documents in the concatenated rows, then the end of the last one: `0, ..., rows * seq`
+    /// (as `cu_seqlens`). Attention does not cross documents. `None` if every row is one document.
     pub documents: Option<Vec<i32>>,
 }
 
 impl Batch {
-    /// Puts samples under each other in the order given.
+    /// Stacks samples in the given order.
     ///
     /// # Errors
     ///
@@ -36,7 +36,7 @@ impl Batch {
         };
         let mut documents = vec![];
         for sample in samples {
-            // All fields are public, so a sample made elsewhere can have sides of different lengths.
+            // All fields are public, so the lengths of a sample may differ.
             for length in [sample.tokens.len(), sample.targets.len()] {
                 if length != seq {
                     let row = batch.rows;
@@ -44,12 +44,11 @@ impl Batch {
                 }
             }
             let first = batch.rows * seq;
-            match sample.documents.is_empty() {
-                true => documents.push(first as i32),
-                false => {
-                    documents.extend(sample.documents.iter().map(|at| (first + at) as i32));
-                    batch.documents = Some(vec![]);
-                }
+            if sample.documents.is_empty() {
+                documents.push(first as i32)
+            } else {
+                documents.extend(sample.documents.iter().map(|at| (first + at) as i32));
+                batch.documents = Some(vec![]);
             }
             batch.tokens.extend(sample.tokens);
             batch.targets.extend(sample.targets);
@@ -62,7 +61,7 @@ impl Batch {
         Ok(batch)
     }
 
-    /// The number of targets that have a loss.
+    /// The number of targets that are not ignored.
     pub fn counted(&self) -> u64 {
         let counted = self.targets.iter().filter(|target| **target != IGNORE);
         counted.count() as u64

@@ -1,25 +1,25 @@
-//! What a run is trained on, wherever its tokens come from.
+//! The traits of training and evaluation data.
 
 use std::sync::Arc;
 
 use super::{Batch, DataError};
 
-/// A sequence of tokens and, for each token, the one that follows it.
+/// A sequence of tokens with the next token of each as its target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// What the model reads: `[seq]`.
+    /// Input tokens: `[seq]`.
     pub tokens: Vec<i32>,
-    /// What it shall predict, `tokens` shifted by one: `[seq]`. [`IGNORE`](super::IGNORE) has no loss.
+    /// Targets, `tokens` shifted by one: `[seq]`. The loss ignores [`IGNORE`](super::IGNORE).
     pub targets: Vec<i32>,
-    /// Where documents begin that see nothing of those before, and whose positions begin at 0 again:
-    /// rising places in the sequence, the first of them 0. Empty where the sequence is one piece.
+    /// The starts of the documents in the sequence, ascending from 0. Attention does not cross documents, and
+    /// positions restart at each. Empty if the sequence is one document.
     pub documents: Vec<usize>,
 }
 
-/// The training samples of a run, in their order.
+/// The training samples of a run, in order.
 ///
-/// A sample is known by its number, counted from the first sample of the run over all steps and ranks.
-/// So it is the same under every layout, and after every restart.
+/// A sample is addressed by its number, counted from the first sample of the run over all steps and ranks.
+/// It is the same in every layout and after every restart.
 pub trait Samples: Send + Sync {
     /// The number of tokens in a sample.
     fn seq(&self) -> usize;
@@ -28,10 +28,10 @@ pub trait Samples: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`DataError`] where there is no such sample, or it cannot be read.
+    /// [`DataError`] if there is no such sample, or it cannot be read.
     fn sample(&self, number: u64) -> Result<Sample, DataError>;
 
-    /// The samples of these numbers as rows, in order.
+    /// The samples of these numbers as the rows of a batch, in order.
     ///
     /// # Errors
     ///
@@ -42,41 +42,41 @@ pub trait Samples: Send + Sync {
     }
 }
 
-/// How samples are taken.
+/// Parameters of sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub seq: usize,
-    /// Chooses which samples come when.
+    /// The seed of the order of samples.
     pub seed: u64,
-    /// How many samples the run needs in all.
+    /// The total number of samples that the run needs.
     pub samples: u64,
 }
 
-/// Tokens to train on, and others to evaluate on.
+/// A training set with a held-out part.
 pub trait Dataset: Send + Sync {
-    /// What it is, in one line for people.
+    /// A description of one line.
     fn describe(&self) -> String;
 
-    /// Equal on ranks that read the same, wherever it lies; differs where the data does.
+    /// A hash of the content, independent of its path: equal on ranks that read the same data.
     fn fingerprint(&self) -> u64;
 
-    /// Tokens are below this.
+    /// The number of different tokens; all tokens are below it.
     fn vocabulary(&self) -> usize;
 
-    /// Bytes of text that a token stands for, on average; 1 where it is not known.
+    /// The average bytes of text per token; 1 if unknown.
     fn bytes_per_token(&self) -> f64 {
         1.0
     }
 
-    /// The samples of a run. Ranks of one process may share what this gives.
+    /// The training samples of a run. May be shared by the ranks of one process.
     ///
     /// # Errors
     ///
-    /// [`DataError`] for a length that does not fit, and for what cannot be read.
+    /// [`DataError`] for a sequence length that does not fit, and for failed reads.
     fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError>;
 
-    /// At most `max` samples of `seq` tokens to evaluate on, always the same ones.
+    /// At most `max` samples of `seq` tokens for evaluation, always the same ones.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What can be wrong with data.
+//! Errors of reading and sampling data.
 
 use std::fmt;
 use std::io;
@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::gpt::{CacheError, SamplingError};
-use super::indexed::IndexedError;
+use super::indexed::IndexedDatasetError;
 use crate::tokenizer::TokenizerError;
 
-/// One of the two parts that a text is split into.
+/// One of the two parts of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextPart {
     /// The text that windows are sampled from.
     Training,
-    /// The text that the model never trains on.
+    /// The held-out text.
     HeldOut,
 }
 
@@ -27,46 +27,46 @@ impl fmt::Display for TextPart {
     }
 }
 
-/// Why data cannot be read or sampled.
+/// An error of reading or sampling data.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// There is nothing at the path.
+    /// The path does not exist.
     #[error("no file or folder at '{path}'")]
     Missing {
-        /// The path as it was given.
+        /// The given path.
         path: PathBuf,
     },
-    /// The operating system refused to list or read the path.
+    /// The operating system failed to list or read the path.
     #[error("cannot read '{path}': {source}")]
     Unreadable {
-        /// The file or folder that was being read.
+        /// The file or folder that was read.
         path: PathBuf,
-        /// The reason the operating system gives.
+        /// The cause.
         source: io::Error,
     },
     /// The path is a device, a socket or a pipe.
     #[error("'{path}' is neither a file nor a folder: give a text file or a folder of text files")]
     NotText {
-        /// The path as it was given.
+        /// The given path.
         path: PathBuf,
     },
     /// The file has no bytes, or every matching file of the folder has none.
     #[error("'{path}' holds no text: {files} file(s), 0 bytes")]
     Empty {
-        /// The path as it was given.
+        /// The given path.
         path: PathBuf,
-        /// How many files were looked at.
+        /// The number of files found.
         files: usize,
     },
-    /// The folder holds no file with one of the extensions.
+    /// The folder has no file with one of the extensions.
     #[error(
         "no file in '{path}' ends in {extensions} (hidden folders and folders named \
          target, node_modules or runs are not searched)"
     )]
     NoMatchingFiles {
-        /// The path as it was given.
+        /// The given path.
         path: PathBuf,
-        /// The extensions that were looked for, as `.rs, .md`.
+        /// The extensions, as `.rs, .md`.
         extensions: String,
     },
     /// One part of the text is shorter than a window and its shifted targets.
@@ -75,15 +75,15 @@ pub enum DataError {
          least {needed} bytes: give more text, or {}", fitting_length(*bytes)
     )]
     TooShort {
-        /// The path as it was given.
+        /// The given path.
         path: PathBuf,
         /// The part that is too short.
         part: TextPart,
-        /// The bytes this part has.
+        /// The bytes of this part.
         bytes: usize,
-        /// The sequence length that was asked for.
+        /// The requested sequence length.
         seq: usize,
-        /// The bytes a window of this length needs, one more than the length.
+        /// The bytes that a window needs: the length + 1.
         needed: usize,
     },
     /// One part of a text has fewer tokens than a window and its shifted targets.
@@ -92,55 +92,55 @@ pub enum DataError {
          least {needed} tokens: give more text, or {}", fitting_length(*tokens)
     )]
     TooFewTokens {
-        /// The path as it was given.
+        /// The given path.
         path: PathBuf,
         /// The part that is too short.
         part: TextPart,
-        /// The tokens this part has.
+        /// The tokens of this part.
         tokens: usize,
-        /// The sequence length that was asked for.
+        /// The requested sequence length.
         seq: usize,
-        /// The tokens a window of this length needs, one more than the length.
+        /// The tokens that a window needs: the length + 1.
         needed: usize,
     },
-    /// The text cannot be made tokens of.
+    /// The text cannot be tokenized.
     #[error("'{path}': {source}")]
     Tokenizer {
-        /// The path as it was given.
+        /// The given path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: TokenizerError,
     },
     /// The sequence length is 0.
     #[error("a sequence length of 0 holds no token: give at least 1")]
     ZeroLength,
-    /// A batch of no rows was asked for.
+    /// A batch without rows.
     #[error("a batch of 0 rows holds no token: give at least 1 window")]
     NoRows,
     /// The windows of a batch have different lengths.
     #[error("row {row} of the batch has {length} tokens, but row 0 has {seq}")]
     UnequalRows {
-        /// The number of the row that differs.
+        /// The index of the row that differs.
         row: usize,
         /// Its length in tokens.
         length: usize,
         /// The length of row 0 in tokens.
         seq: usize,
     },
-    /// Token files.
+    /// Reading token files failed.
     #[error(transparent)]
-    Indexed(#[from] IndexedError),
-    /// The way samples are taken from them.
+    Indexed(#[from] IndexedDatasetError),
+    /// Sampling from token files failed.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// Where their indices are kept.
+    /// Reading or writing cached indices failed.
     #[error(transparent)]
-    Cache(#[from] CacheError),
-    /// Nobody can read ahead.
-    #[error("cannot start a thread that reads ahead: {0}")]
+    IndexCache(#[from] CacheError),
+    /// The prefetch thread could not be started.
+    #[error("cannot start the prefetch thread: {0}")]
     Thread(io::Error),
-    /// Whoever reads ahead does not come to an end.
-    #[error("waited {} s for the next batch; is the file system of the data still there?", .0.as_secs())]
+    /// The prefetch thread returned no batch before the timeout.
+    #[error("timed out after {} s waiting for the next batch: is the file system of the data available?", .0.as_secs())]
     Stalled(Duration),
 }
 

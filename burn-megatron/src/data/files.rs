@@ -1,16 +1,16 @@
-//! Finding and reading the files of a folder in an order that does not depend on the file system.
+//! Finds and reads the files of a folder in an order that does not depend on the file system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::DataError;
 
-/// Folders that hold what tools made rather than what people wrote.
+/// Folders of generated files.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "node_modules", "runs"];
 
 /// One file of a folder.
 pub(super) struct Document {
-    /// The path below the folder, its parts joined with `/` on every system.
+    /// The path relative to the folder, joined with `/` on every system.
     pub(super) key: Vec<u8>,
     /// The content.
     pub(super) bytes: Vec<u8>,
@@ -26,7 +26,7 @@ pub(super) fn read_folder(root: &Path, extensions: &[&str]) -> Result<Vec<Docume
     files.into_iter().map(read).collect()
 }
 
-/// The files below a folder that are `wanted`, in the order of their paths below it, as
+/// The files below a folder for which `wanted` is true, in the order of their relative paths, as
 /// [`TextData::open`](super::TextData::open) finds them.
 ///
 /// # Errors
@@ -37,15 +37,15 @@ pub fn list_folder(root: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<Pa
     Ok(files.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The files below `root` that are `wanted`, each after its [`Document::key`], by which they are sorted.
+/// The files below `root` for which `wanted` is true, with their [`Document::key`], sorted by it.
 ///
-/// Symbolic links are not followed, so the walk ends and finds nothing outside of `root`.
+/// Symbolic links are not followed, so the search is finite and stays within `root`.
 fn find_files(
     root: &Path,
     wanted: impl Fn(&Path) -> bool,
 ) -> Result<Vec<(Vec<u8>, PathBuf)>, DataError> {
     let mut files = Vec::new();
-    // A list of folders instead of recursion: the depth of a folder tree is not ours to bound.
+    // A stack instead of recursion, as folders may be nested deeply.
     let mut open = vec![(root.to_path_buf(), Vec::new())];
     while let Some((folder, prefix)) = open.pop() {
         let unreadable = |source| DataError::Unreadable {
@@ -60,7 +60,7 @@ fn find_files(
             }
             let mut key = prefix.clone();
             key.extend_from_slice(name.as_encoded_bytes());
-            // Of the entry itself: a link is neither a file nor a folder here.
+            // The type of the entry itself: a link is neither a file nor a folder here.
             let kind = entry.file_type().map_err(|source| DataError::Unreadable {
                 path: path.clone(),
                 source,

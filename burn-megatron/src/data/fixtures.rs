@@ -1,4 +1,4 @@
-//! Token files and cases that the reference made, see `tests/fixtures/data/make.py`.
+//! Token files and expected values made by the reference, see `tests/fixtures/data/make.py`.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -6,21 +6,21 @@ use std::sync::{Arc, OnceLock};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::indexed::{IndexedFile, IndexedWriter, TokenType};
+use super::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
 use super::test_folder::TestFolder;
 
-/// A file of the fixtures.
+/// The path of a fixture.
 pub(super) fn fixture(name: &str) -> PathBuf {
     let root = env!("CARGO_MANIFEST_DIR");
     [root, "tests/fixtures/data", name].iter().collect()
 }
 
-/// What the reference made of something.
+/// The expected values of this name.
 pub(super) fn cases(name: &str) -> &'static Value {
     static CASES: OnceLock<Value> = OnceLock::new();
     let cases = CASES.get_or_init(|| {
-        let text = std::fs::read(fixture("cases.json")).expect("the cases are there");
-        serde_json::from_slice(&text).expect("they are JSON")
+        let text = std::fs::read(fixture("cases.json")).expect("cases.json is readable");
+        serde_json::from_slice(&text).expect("cases.json is JSON")
     });
     &cases[name]
 }
@@ -31,14 +31,14 @@ pub(super) fn of<T: DeserializeOwned>(case: &Value, name: &str) -> T {
     serde_json::from_value(value).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-pub(super) fn open(name: &str) -> Arc<IndexedFile> {
-    Arc::new(IndexedFile::open(&fixture(name)).expect("a file of the reference opens"))
+pub(super) fn open(name: &str) -> Arc<IndexedDataset> {
+    Arc::new(IndexedDataset::open(&fixture(name)).expect("a file of the reference opens"))
 }
 
-/// Token files of documents of these lengths; token `n` of all of them is `n % 50_000`.
-pub(super) fn written(folder: &TestFolder, name: &str, lengths: &[usize]) -> Arc<IndexedFile> {
+/// Token files with documents of these lengths; token `n` over all of them is `n % 50_000`.
+pub(super) fn written(folder: &TestFolder, name: &str, lengths: &[usize]) -> Arc<IndexedDataset> {
     let prefix = folder.path().join(name);
-    let mut writer = IndexedWriter::create(&prefix, TokenType::I32).expect("writable");
+    let mut writer = IndexedDatasetBuilder::create(&prefix, TokenType::I32).expect("writable");
     let mut next = 0..;
     for length in lengths {
         let tokens: Vec<u32> = next
@@ -49,5 +49,5 @@ pub(super) fn written(folder: &TestFolder, name: &str, lengths: &[usize]) -> Arc
         writer.document(&tokens).expect("writable");
     }
     writer.finish().expect("writable");
-    Arc::new(IndexedFile::open(&prefix).expect("what was written opens"))
+    Arc::new(IndexedDataset::open(&prefix).expect("what was written opens"))
 }

@@ -1,9 +1,9 @@
-//! What a run is trained on.
+//! Training and evaluation data.
 //!
-//! A [`Dataset`] gives [`Samples`], which are known by their numbers alone: the same under every layout,
-//! and after every restart.
+//! A [`Dataset`] returns [`Samples`], which are addressed by their number: the sample of a number is the same
+//! in every layout and after every restart.
 //!
-//! The data set of a quick start is byte-level text. [`TextData::open`] reads a file or a folder and
+//! The simplest data set is byte-level text. [`TextData::open`] reads a file or a folder and
 //! splits it into a training and a held-out text. Every byte is a token, so the vocabulary has
 //! [`VOCABULARY`] entries and there is no tokenizer.
 //!
@@ -16,16 +16,16 @@
 //! # Ok::<(), burn_megatron::data::DataError>(())
 //! ```
 //!
-//! Text of any size is tokenised once and kept in token files: [`TokenFiles`] are Megatron's, read from disk
-//! as they are needed, split, sampled and blended as Megatron does it.
+//! Larger corpora are tokenized once into token files: [`TokenFiles`] read Megatron's format on demand, and
+//! split, sample and blend it as Megatron does.
 //!
 //! | | |
 //! |---|---|
-//! | [`indexed`] | the files: tokens, and where each sequence lies |
-//! | [`gpt`] | which tokens make up which sample, in which order |
-//! | [`blend`] | several files as one, by weight |
-//! | [`Packed`] | documents side by side in rows, of which none sees the others |
-//! | [`ReadAhead`] | batches that are read while the model computes |
+//! | [`indexed`] | Megatron's indexed dataset: tokens, and the offsets of sequences |
+//! | [`gpt`] | Megatron's GPT sampling: which tokens are in which sample, in which order |
+//! | [`blend`] | several data sets as one, by weight |
+//! | [`PackedSamples`] | several documents per row, without attention between them |
+//! | [`Prefetcher`] | prefetches batches while the model computes |
 
 mod batch;
 pub mod blend;
@@ -35,7 +35,7 @@ mod files;
 pub mod gpt;
 pub mod indexed;
 mod pack;
-mod read_ahead;
+mod prefetch;
 mod sampler;
 mod split;
 mod text;
@@ -46,20 +46,20 @@ pub use batch::Batch;
 pub use dataset::{Dataset, Sample, Samples, Sampling};
 pub use error::{DataError, TextPart};
 pub use files::list_folder;
-pub use pack::Packed;
-pub use read_ahead::{ReadAhead, Waits};
+pub use pack::PackedSamples;
+pub use prefetch::{PrefetchStats, Prefetcher};
 pub use sampler::TextSamples;
 pub use text::{EXTENSIONS, TextData};
 pub use token_files::{TokenFile, TokenFiles, TokenFilesConfig};
 pub use tokenized::{TokenizedSamples, TokenizedText};
 
-/// The number of different tokens of byte-level text: one for every value of a byte.
+/// The vocabulary of byte-level text: one token per value of a byte.
 pub const VOCABULARY: usize = 256;
 
-/// A target that has no loss.
+/// The target that is ignored by the loss.
 pub const IGNORE: i32 = -1;
 
-/// The byte that stands between two documents.
+/// The byte between two documents.
 pub const DOCUMENT_END: u8 = 0;
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! Training windows whose place in the text follows from a counter alone.
+//! Training windows at positions that are a function of a counter.
 
 use std::sync::Arc;
 
 use super::text::window;
 use super::{DataError, Sample, Samples};
 
-/// Cuts training windows out of a text, with replacement.
+/// Samples training windows from a text, with replacement.
 ///
 /// The window of a sample is a pure function of the text, the sequence length, the seed and the number
-/// of the sample. A window may run across the end of a document, which the model sees as a zero byte.
+/// of the sample. A window may cross the end of a document, which is a zero byte.
 ///
 /// A clone shares the text.
 #[derive(Clone)]
@@ -19,13 +19,12 @@ pub struct TextSamples {
 }
 
 impl TextSamples {
-    /// `text` must be longer than `seq`; [`super::TextData::samples`] sees to it.
+    /// `text` must be longer than `seq`; [`super::TextData::samples`] checks it.
     pub(super) fn new(text: Arc<[u8]>, seq: usize, seed: u64) -> Self {
         Self { text, seq, seed }
     }
 
-    /// The number of places a window can start at; each is equally likely to within 2^-64 of the
-    /// whole.
+    /// The number of positions where a window can start; each is equally likely, to within 2^-64.
     pub fn starts(&self) -> usize {
         self.text.len() - self.seq
     }
@@ -36,9 +35,9 @@ impl TextSamples {
     }
 }
 
-/// The place in `0..starts` at which the window of a sample starts.
+/// The position in `0..starts` where the window of a sample starts.
 pub(super) fn start_of(seed: u64, sample: u64, starts: usize) -> usize {
-    // The high word of hash * starts lies in 0..starts: a 64-bit fraction of the range, no modulo.
+    // The high word of hash * starts is in 0..starts: a 64-bit fraction of the range, no modulo.
     let hash = counter_hash(seed, sample);
     ((u128::from(hash) * starts as u128) >> 64) as usize
 }
@@ -53,7 +52,7 @@ impl Samples for TextSamples {
     }
 }
 
-/// A hash of two counters, mixed one after the other so that exchanging them matters.
+/// A hash of two counters that is not symmetric in them.
 fn counter_hash(seed: u64, sample: u64) -> u64 {
     mix(mix(seed) ^ sample)
 }
@@ -74,7 +73,7 @@ mod tests {
 
     #[test]
     fn mixing_gives_the_published_sequence_of_splitmix64() {
-        // The first outputs for seed 1234567; the state grows by the golden-ratio constant.
+        // The first outputs for seed 1234567; the state advances by the golden-ratio constant.
         let golden = 0x9e37_79b9_7f4a_7c15_u64;
         let outputs = [0, 1, 2].map(|i| mix(golden.wrapping_mul(i).wrapping_add(1_234_567)));
         let published = [

@@ -1,8 +1,8 @@
-//! Dividing documents into a training and a held-out part.
+//! Splits documents into a training and a held-out part.
 
 use super::files::Document;
 
-/// One byte in so many is held out.
+/// The inverse of the held-out share of the bytes.
 const HELD_OUT_ONE_IN: usize = 10;
 
 /// Splits a single document: its last tenth, and at least one byte, is held out.
@@ -12,12 +12,12 @@ pub(super) fn split_bytes(mut bytes: Vec<u8>) -> (Vec<u8>, Vec<u8>) {
     (bytes, tail)
 }
 
-/// Says for each of at least two non-empty documents whether it is held out.
+/// Decides for each of at least two non-empty documents whether it is held out.
 ///
 /// The documents are visited in the order of a hash of their keys, and one is held out if that
-/// brings the held-out bytes nearer to a tenth of all bytes. The last document visited can never do
-/// so when all others are held out, so the training part is not empty. Where every document is too
-/// large, the smallest one is held out.
+/// brings the held-out bytes nearer to a tenth of all bytes. This never holds for the last document if all
+/// others are held out, so the training part is not empty. If every document is too large, the smallest
+/// one is held out.
 pub(super) fn choose_held_out(documents: &[Document]) -> Vec<bool> {
     let size = |i: usize| documents[i].bytes.len();
     let total: usize = documents.iter().map(|document| document.bytes.len()).sum();
@@ -42,7 +42,7 @@ pub(super) fn choose_held_out(documents: &[Document]) -> Vec<bool> {
     chosen
 }
 
-/// FNV-1a in 64 bits: the split must not change with the version of a hasher.
+/// 64-bit FNV-1a: the split must not depend on the version of a hasher.
 fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()

@@ -17,7 +17,7 @@ fn one_file(test: &str, content: &[u8]) -> (TestFolder, TextData) {
 }
 
 fn error(result: Result<TextData, DataError>) -> String {
-    result.expect_err("this must not open").to_string()
+    result.expect_err("opening fails").to_string()
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn a_single_file_holds_out_its_last_tenth() {
 #[test]
 fn a_folder_is_searched_in_order_and_without_what_tools_made() {
     let folder = TestFolder::new("data-folder");
-    // All of one size, so that ten files hold out exactly one.
+    // All of equal size, so that exactly one of ten files is held out.
     for i in 0..9 {
         folder.write(&format!("b/{i}.md"), format!("file {i}"));
     }
@@ -183,8 +183,8 @@ fn a_window_is_a_function_of_seed_and_sample() {
         let halves = [
             sampler.batch(first..first + 4),
             sampler.batch(first + 4..first + 8),
-        ];
-        let halves = halves.map(Result::unwrap);
+        ]
+        .map(Result::unwrap);
         assert_eq!(
             batch.tokens,
             [&halves[0].tokens[..], &halves[1].tokens[..]].concat()
@@ -243,8 +243,11 @@ fn held_out_windows_are_spread_and_share_no_target() {
     let held_out = text.held_out_bytes(); // 101 bytes: 10 windows of 10 tokens, and one last target
     let all = text.held_out(10, 99).expect("the text is long enough");
     assert_eq!(all.len(), 10);
-    let targets = all.iter().flat_map(|window| &window.targets);
-    let targets: Vec<u8> = targets.map(|target| *target as u8).collect();
+    let targets: Vec<u8> = all
+        .iter()
+        .flat_map(|window| &window.targets)
+        .map(|target| *target as u8)
+        .collect();
     assert_eq!(targets, held_out[1..]);
 
     let three = text.held_out(10, 3).expect("the text is long enough");
@@ -320,7 +323,7 @@ proptest! {
             prop_assert_eq!(rotated[place], chosen[i]);
         }
 
-        // One more document could move the share by its own size at the most.
+        // The share is off by one document at the most.
         let total: usize = sizes.iter().sum();
         let held_out: usize = sizes.iter().zip(&chosen).filter(|(_, c)| **c).map(|(s, _)| s).sum();
         let smallest = sizes.iter().min().copied().unwrap_or(0);

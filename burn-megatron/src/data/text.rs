@@ -31,18 +31,18 @@ impl TextData {
     /// folders below it.
     ///
     /// Hidden files and folders, folders named `target`, `node_modules` or `runs` below `path`, and
-    /// symbolic links are skipped; empty files count for nothing. Files are joined in the order of
-    /// their relative paths, with one [`DOCUMENT_END`] between two.
+    /// symbolic links are skipped; empty files are ignored. Files are joined in the order of
+    /// their relative paths, separated by one [`DOCUMENT_END`].
     ///
     /// About a tenth of the bytes is held out: whole files, chosen by a hash of their relative
-    /// paths, at least one on each side. Of a single file the last tenth of its bytes is held out.
+    /// paths, at least one in each part. Of a single file the last tenth of its bytes is held out.
     /// The split depends on relative paths and file sizes alone.
     ///
     /// # Errors
     ///
     /// [`DataError::Missing`], [`DataError::Unreadable`], [`DataError::NotText`],
-    /// [`DataError::Empty`] or [`DataError::NoMatchingFiles`]. Whether the text is long enough is
-    /// known once a sequence length is: see [`TextData::samples`].
+    /// [`DataError::Empty`] or [`DataError::NoMatchingFiles`]. Whether the text is long enough depends on the
+    /// sequence length and is checked by [`TextData::samples`].
     pub fn open(path: &Path) -> Result<Self, DataError> {
         Self::open_with(path, &EXTENSIONS)
     }
@@ -53,7 +53,7 @@ impl TextData {
     ///
     /// As [`TextData::open`].
     pub fn open_with(path: &Path, extensions: &[&str]) -> Result<Self, DataError> {
-        let parts = read_parts(path, extensions)?;
+        let parts = read_documents(path, extensions)?;
         let join = |documents: Vec<Vec<u8>>| documents.join(&DOCUMENT_END).into();
         Ok(Self {
             path: path.to_path_buf(),
@@ -67,12 +67,12 @@ impl TextData {
         &self.training
     }
 
-    /// The bytes that the model never trains on.
+    /// The held-out bytes.
     pub fn held_out_bytes(&self) -> &[u8] {
         &self.held_out
     }
 
-    /// Training windows of `seq` tokens; `seed` chooses which ones come when.
+    /// Training windows of `seq` tokens, sampled with `seed`.
     ///
     /// # Errors
     ///
@@ -105,14 +105,17 @@ impl TextData {
     }
 }
 
-/// The documents of a text, none of them empty, with at least one on each side.
-pub(super) struct Parts {
+/// The documents of a text, none of them empty, with at least one in each part.
+pub(super) struct SplitDocuments {
     pub(super) training: Vec<Vec<u8>>,
     pub(super) held_out: Vec<Vec<u8>>,
 }
 
 /// Reads and splits a file or a folder; see [`TextData::open`].
-pub(super) fn read_parts(path: &Path, extensions: &[&str]) -> Result<Parts, DataError> {
+pub(super) fn read_documents(
+    path: &Path,
+    extensions: &[&str],
+) -> Result<SplitDocuments, DataError> {
     let kind = fs::metadata(path).map_err(|source| match source.kind() {
         ErrorKind::NotFound => DataError::Missing {
             path: path.to_path_buf(),
@@ -133,7 +136,7 @@ pub(super) fn read_parts(path: &Path, extensions: &[&str]) -> Result<Parts, Data
     }
 }
 
-fn split_file(path: &Path, bytes: Vec<u8>, files: usize) -> Result<Parts, DataError> {
+fn split_file(path: &Path, bytes: Vec<u8>, files: usize) -> Result<SplitDocuments, DataError> {
     if bytes.is_empty() {
         return Err(DataError::Empty {
             path: path.to_path_buf(),
@@ -141,7 +144,7 @@ fn split_file(path: &Path, bytes: Vec<u8>, files: usize) -> Result<Parts, DataEr
         });
     }
     let (training, held_out) = split_bytes(bytes);
-    Ok(Parts {
+    Ok(SplitDocuments {
         training: vec![training],
         held_out: vec![held_out],
     })
@@ -151,7 +154,7 @@ fn split_documents(
     path: &Path,
     mut documents: Vec<Document>,
     extensions: &[&str],
-) -> Result<Parts, DataError> {
+) -> Result<SplitDocuments, DataError> {
     let files = documents.len();
     if files == 0 {
         let extensions: Vec<String> = extensions.iter().map(|e| format!(".{e}")).collect();
@@ -169,12 +172,13 @@ fn split_documents(
     let chosen = choose_held_out(&documents);
     let (mut training, mut held_out) = (vec![], vec![]);
     for (document, chosen) in documents.into_iter().zip(chosen) {
-        match chosen {
-            true => held_out.push(document.bytes),
-            false => training.push(document.bytes),
+        if chosen {
+            held_out.push(document.bytes)
+        } else {
+            training.push(document.bytes)
         }
     }
-    Ok(Parts { training, held_out })
+    Ok(SplitDocuments { training, held_out })
 }
 
 impl Dataset for TextData {
@@ -187,7 +191,7 @@ impl Dataset for TextData {
         )
     }
 
-    /// 64-bit FNV-1a of the bytes: it finds an accident, not an attack.
+    /// 64-bit FNV-1a of the bytes: detects accidental differences, not malicious ones.
     fn fingerprint(&self) -> u64 {
         let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         let bytes = self.training.iter().chain(self.held_out.iter());
@@ -203,10 +207,10 @@ impl Dataset for TextData {
         Ok(Arc::new(self.samples(sampling.seq, sampling.seed)?))
     }
 
-    /// The held-out text is cut into windows from its start, so no byte is a target twice; what is
-    /// left over at the end is not used. If there are more than `max` windows, evenly spaced ones
-    /// are taken: the `i`-th is number `floor(i * windows / max)`. The choice depends on nothing
-    /// else, so losses of different runs can be compared. `max = 0` gives no window.
+    /// The held-out text is cut into windows from its start, so that no byte is a target twice; the rest at
+    /// the end is not used. If there are more than `max` windows, evenly spaced ones are taken: the `i`-th is
+    /// number `floor(i * windows / max)`. The choice depends on nothing else, so losses of different runs are
+    /// comparable. `max = 0` returns no window.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         self.check_length(TextPart::HeldOut, seq)?;
         Ok(windows(&self.held_out, seq, max))
@@ -214,7 +218,7 @@ impl Dataset for TextData {
 }
 
 /// At most `max` windows of a text, which must have more than `seq` tokens: from its start, evenly spaced
-/// where there are more.
+/// if there are more.
 pub(super) fn windows<T: Copy + Into<i32>>(text: &[T], seq: usize, max: usize) -> Vec<Sample> {
     // The last target of a window is the first token of the next one.
     let windows = (text.len() - 1) / seq;
@@ -224,7 +228,7 @@ pub(super) fn windows<T: Copy + Into<i32>>(text: &[T], seq: usize, max: usize) -
         .collect()
 }
 
-/// A piece of a text; it must have more than `start + seq` tokens.
+/// The window at `start`; the text must have more than `start + seq` tokens.
 pub(super) fn window<T: Copy + Into<i32>>(text: &[T], start: usize, seq: usize) -> Sample {
     let tokens = |start: usize| text[start..start + seq].iter().map(|token| (*token).into());
     Sample {
@@ -234,7 +238,7 @@ pub(super) fn window<T: Copy + Into<i32>>(text: &[T], start: usize, seq: usize) 
     }
 }
 
-/// Names the path and the sizes instead of printing the text.
+/// Shows the path and the sizes, not the text.
 impl fmt::Debug for TextData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TextData")

@@ -1,4 +1,4 @@
-//! A text that a tokenizer has read, split into a training and a held-out part.
+//! A tokenized text, split into a training and a held-out part.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::sampler::start_of;
-use super::text::{Parts, read_parts, window, windows};
+use super::text::{SplitDocuments, read_documents, window, windows};
 use super::{DataError, Dataset, EXTENSIONS, Sample, Samples, Sampling, TextPart};
 use crate::tokenizer::Tokenizer;
 
 /// A text in memory as the tokens of a [`Tokenizer`].
 ///
-/// It is read and split as [`TextData`](super::TextData) is; the end of a document follows each one, where
-/// the tokenizer has a token for it. For more text than memory holds there are token files.
+/// It is read and split as [`TextData`](super::TextData); the tokenizer's end-of-document token, if it has
+/// one, follows each document. For text that does not fit into memory use token files.
 pub struct TokenizedText {
     path: PathBuf,
     tokenizer: String,
@@ -29,13 +29,13 @@ pub struct TokenizedText {
 
 impl TokenizedText {
     /// Reads a file, or the files of a folder that end in one of [`EXTENSIONS`]. The tokens do not depend
-    /// on the number of threads that share the work.
+    /// on the number of threads.
     ///
     /// # Errors
     ///
     /// As [`TextData::open`](super::TextData::open); [`DataError::Tokenizer`] for a text that is not UTF-8.
     pub fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let mut parts = read_parts(path, &EXTENSIONS)?;
+        let mut parts = read_documents(path, &EXTENSIONS)?;
         keep_characters_whole(&mut parts);
         let documents = parts.training.iter().chain(&parts.held_out);
         let bytes = documents.map(Vec::len).sum();
@@ -63,7 +63,7 @@ impl TokenizedText {
         &self.training
     }
 
-    /// The tokens that the model never trains on.
+    /// The held-out tokens.
     pub fn held_out_tokens(&self) -> &[i32] {
         &self.held_out
     }
@@ -87,11 +87,14 @@ impl TokenizedText {
     }
 }
 
-/// The last tenth of a single file may begin within a character; its first bytes go to the other part.
-fn keep_characters_whole(parts: &mut Parts) {
+/// The held-out tail of a single file may begin within a character; its first bytes move to the training
+/// part.
+fn keep_characters_whole(parts: &mut SplitDocuments) {
     if let ([training], [held_out]) = (&mut parts.training[..], &mut parts.held_out[..]) {
-        let continues = held_out.iter().take_while(|byte| **byte & 0xc0 == 0x80);
-        let continues = continues.count();
+        let continues = held_out
+            .iter()
+            .take_while(|byte| **byte & 0xc0 == 0x80)
+            .count();
         training.extend(held_out.drain(..continues));
     }
 }
@@ -101,12 +104,14 @@ fn tokens_of(
     tokenizer: &Tokenizer,
 ) -> Result<Vec<i32>, crate::tokenizer::TokenizerError> {
     let eod = tokenizer.eod();
-    let tokens = documents.par_iter().map(|document| {
-        let mut tokens = tokenizer.encode_bytes(document, false)?;
-        tokens.extend(eod);
-        Ok(tokens)
-    });
-    let tokens: Vec<Vec<u32>> = tokens.collect::<Result<_, _>>()?;
+    let tokens: Vec<Vec<u32>> = documents
+        .par_iter()
+        .map(|document| {
+            let mut tokens = tokenizer.encode_bytes(document, false)?;
+            tokens.extend(eod);
+            Ok(tokens)
+        })
+        .collect::<Result<_, _>>()?;
     let tokens = tokens.into_iter().flatten();
     Ok(tokens.map(|token| token as i32).collect())
 }
@@ -156,16 +161,16 @@ impl Dataset for TokenizedText {
         }))
     }
 
-    /// As of [`TextData`](super::TextData): windows from the start of the held-out text, evenly spaced
-    /// where there are more than `max`.
+    /// As for [`TextData`](super::TextData): windows from the start of the held-out text, evenly spaced if
+    /// there are more than `max`.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         self.check_length(TextPart::HeldOut, seq)?;
         Ok(windows(&self.held_out, seq, max))
     }
 }
 
-/// Windows of a [`TokenizedText`], with replacement, at the places that
-/// [`TextSamples`](super::TextSamples) would have in a text of as many bytes.
+/// Windows of a [`TokenizedText`], with replacement, at the positions that
+/// [`TextSamples`](super::TextSamples) has for a text of as many bytes.
 #[derive(Clone)]
 pub struct TokenizedSamples {
     tokens: Arc<[i32]>,
@@ -185,7 +190,7 @@ impl Samples for TokenizedSamples {
     }
 }
 
-/// Names the path and the sizes instead of printing the tokens.
+/// Shows the path and the sizes, not the tokens.
 impl fmt::Debug for TokenizedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenizedText")
@@ -224,7 +229,7 @@ mod tests {
         let decoded = |tokens: &[i32]| {
             let tokens: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
             assert_eq!(tokens.last(), Some(&0), "each document has its end");
-            let text = tokenizer.decode_whole(&tokens).unwrap();
+            let text = tokenizer.decode_with_special_tokens(&tokens).unwrap();
             text.trim_end_matches("<|endoftext|>")
                 .replace("<|endoftext|>", "\0")
                 .into_bytes()
@@ -248,7 +253,7 @@ mod tests {
     fn the_split_of_a_file_keeps_characters_whole() {
         let folder = TestFolder::new("tokenized-file");
         for after in 0..3 {
-            // A tenth of it begins in the middle of a character for two of three lengths.
+            // Two of the three lengths split a character at the tail.
             folder.write("text", "日".repeat(40) + &"x".repeat(after));
             let text = TokenizedText::open(&folder.path().join("text"), &tokenizer()).unwrap();
             let held_out: Vec<u32> = text.held_out.iter().map(|token| *token as u32).collect();
@@ -256,8 +261,9 @@ mod tests {
             assert_eq!(held_out, "日".repeat(4 - after.min(1)) + &"x".repeat(after));
         }
         folder.write("text", b"abc\xffdef".repeat(9));
-        let error = TokenizedText::open(&folder.path().join("text"), &tokenizer());
-        let error = error.unwrap_err().to_string();
+        let error = TokenizedText::open(&folder.path().join("text"), &tokenizer())
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("text': the text is not UTF-8 from byte 3"),
             "{error}"

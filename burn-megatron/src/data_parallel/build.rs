@@ -1,4 +1,4 @@
-//! A module goes into flat buffers, and comes back out of them.
+//! Moves the parameters of a module into flat buffers, and back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,77 +6,81 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
 use burn::tensor::{DType, Device, Tensor};
 
-use super::axes::Axes;
-use super::blocks::block_of;
 use super::config::{DataParallelConfig, DataParallelConfigError};
 use super::error::DataParallelError;
+use super::fsdp_unit::fsdp_unit_of;
 use super::layout::{BucketRules, BufferLayout, ParameterSize};
 use super::memory::ZeroStage;
-use super::plan::{Plan, Shape, wire};
+use super::memory_usage::MemoryUsage;
+use super::param_and_grad_buffers::ParamAndGradBuffers;
 use super::quantized;
-use super::store::Store;
-use super::usage::Usage;
+use super::sharding_groups::ShardingGroups;
+use super::sharding_plan::{ParameterInfo, ShardingPlan, comm_dtype};
 use crate::collective::{from_buffer, to_buffer};
-use crate::comm::{self, Buffer, BufferPool, CommError, Groups, ReduceOp};
-use crate::nn::door::{Door, GradientSink};
+use crate::comm::{self, Buffer, BufferPool, CommError, ParallelContext, ReduceOp};
 use crate::nn::fp8::WeightQuantizer;
+use crate::nn::hook::{GradientSink, ParameterHook};
 use crate::nn::{ParameterTable, Placement, placeholder};
 
-/// Bytes at which a view must start on a device that is not the CPU; CUDA asks for the most.
+/// The alignment of a view in bytes on devices other than the CPU; CUDA requires the most.
 const VIEW_BYTES: usize = 512;
 
-/// An 8-bit weight by its path, and how it is quantised.
+/// The path of an FP8 weight, and its quantizer.
 pub(super) type NamedWeight = (String, Arc<dyn WeightQuantizer>);
 
-/// How the 8-bit weights of a module are quantised, by their paths.
+/// The quantizers of the FP8 weights of a module, by path.
 pub(super) type Quantizers = BTreeMap<String, Arc<dyn WeightQuantizer>>;
 
-/// Lays out the parameters of a module, of which `quantizers` has those that are gathered in 8 bits; every
-/// rank must come.
-pub(super) fn plan<M: Module>(
+/// Lays out the parameters of a module; `quantizers` has those of the weights that are gathered in FP8.
+/// Collective: call on all ranks.
+pub(super) fn build_plan<M: Module>(
     module: &M,
     table: &ParameterTable,
-    groups: &Groups,
+    groups: &ParallelContext,
     config: &DataParallelConfig,
     mut quantizers: Quantizers,
-) -> Result<Plan, DataParallelError> {
+) -> Result<ShardingPlan, DataParallelError> {
     let ranks = groups.data().size();
     config.check(ranks)?;
-    let mut found = Found::default();
-    module.visit(&mut found);
-    let device = found.device.unwrap_or_else(Device::flex);
-    let shape = |(entry, (shape, own)): (&crate::nn::ParameterEntry, (Vec<usize>, DType))| {
-        let model = config.precision.of(own);
+    let mut collected = ParameterCollector::default();
+    module.visit(&mut collected);
+    let device = collected.device.unwrap_or_else(Device::flex);
+    let info = |(entry, (shape, built)): (&crate::nn::ParameterEntry, (Vec<usize>, DType))| {
+        let model_dtype = config.precision.of(built);
         let path = entry.path.clone();
-        if wire(own).is_none() {
-            let dtype = format!("{own:?}");
+        if comm_dtype(built).is_none() {
+            let dtype = format!("{built:?}");
             return Err(DataParallelError::Type { path, dtype });
         }
-        let main = match model {
+        let main_dtype = match model_dtype {
             DType::F64 => DType::F64,
             _ => DType::F32,
         };
-        Ok(Shape {
+        Ok(ParameterInfo {
             quantizer: quantizers.remove(&path),
             path,
             shape,
-            model,
-            main,
+            model_dtype,
+            main_dtype,
         })
     };
-    let parameters = table.entries().iter().zip(found.parameters);
-    let parameters = parameters.map(shape).collect::<Result<Vec<_>, _>>()?;
+    let parameters = table
+        .entries()
+        .iter()
+        .zip(collected.parameters)
+        .map(info)
+        .collect::<Result<Vec<_>, _>>()?;
     let align = match parameters
         .iter()
-        .map(gathered)
-        .min_by_key(|of| of.size_of())
+        .map(gather_dtype)
+        .min_by_key(|dtype| dtype.size_of())
     {
         Some(dtype) if device != Device::flex() => BucketRules::alignment(VIEW_BYTES, dtype)?,
         _ => BucketRules::sharded(ranks).align,
     };
     let rules = BucketRules {
         size: match (config.zero_stage, config.bucket_size) {
-            // A block is gathered as a whole, and so it is summed.
+            // An FSDP unit is gathered and reduced as one bucket.
             (ZeroStage::Parameters, None) => None,
             (_, size) => Some(size.unwrap_or_else(|| BucketRules::default_size(ranks))),
         },
@@ -84,41 +88,42 @@ pub(super) fn plan<M: Module>(
         pad_for_bandwidth: config.pad_buckets,
         ..BucketRules::sharded(ranks)
     };
-    let sizes = sizes(&parameters, table, config.zero_stage, &device);
+    let sizes = parameter_sizes(&parameters, table, config.zero_stage, &device);
     let layout = BufferLayout::new(&sizes, &rules)?;
     tracing::debug!("{layout}");
     let pool = groups.data().pool().cloned();
-    Ok(Plan {
+    Ok(ShardingPlan {
         layout,
         parameters,
-        axes: Axes::new(groups, config.shard_ranks(ranks))?,
+        groups: ShardingGroups::new(groups, config.shard_ranks(ranks))?,
         tensor: groups.tensor().clone(),
         config: config.clone(),
         device,
         pool: pool.unwrap_or_else(|| Arc::new(BufferPool::new())),
-        usage: Usage::default(),
+        usage: MemoryUsage::default(),
     })
 }
 
-/// Checks that some rank has weights to be gathered in 8 bits where they are; every rank must come.
+/// With `fp8_param_gather`, checks that some stage has FP8 weights. Collective: call on all ranks of the
+/// pipeline.
 pub(super) fn check_quantizers(
     quantizers: &Quantizers,
-    groups: &Groups,
+    groups: &ParallelContext,
     config: &DataParallelConfig,
 ) -> Result<(), DataParallelError> {
     if !config.fp8_param_gather {
         return Ok(());
     }
-    // A stage may have no 8-bit weights where others have some.
+    // A stage without FP8 weights is fine where another one has some.
     let own = Buffer::from(vec![quantizers.len() as i64]);
     let all = groups.pipeline().all_reduce(own, ReduceOp::Sum)?;
-    match super::i64s(all) == [0] {
-        true => Err(DataParallelConfigError::NoFp8Weights.into()),
-        false => Ok(()),
+    if super::i64s(all) == [0] {
+        return Err(DataParallelConfigError::NoFp8Weights.into());
     }
+    Ok(())
 }
 
-/// How the weights become 8 bits that are to be gathered so, if any are.
+/// The quantizers of the weights that are gathered in FP8: none without `fp8_param_gather`.
 pub(super) fn quantizers(
     table: &ParameterTable,
     config: &DataParallelConfig,
@@ -133,52 +138,53 @@ pub(super) fn quantizers(
         entry.is_some_and(|entry| entry.shape.len() == 2)
     };
     match quantizers.keys().find(|path| !is_matrix(path)) {
-        Some(path) => Err(DataParallelConfigError::NoSuchWeight { path: path.clone() }.into()),
+        Some(path) => Err(DataParallelConfigError::UnknownWeight { path: path.clone() }.into()),
         None => Ok(quantizers),
     }
 }
 
-/// The type in which a parameter is gathered.
-fn gathered(parameter: &Shape) -> comm::DType {
+/// The dtype in which a parameter is gathered.
+fn gather_dtype(parameter: &ParameterInfo) -> comm::DType {
     match &parameter.quantizer {
         Some(quantizer) if quantizer.has_one_scale() => comm::DType::U8,
-        _ => wire(parameter.model).unwrap_or(comm::DType::F32),
+        _ => comm_dtype(parameter.model_dtype).unwrap_or(comm::DType::F32),
     }
 }
 
-fn sizes(
-    parameters: &[Shape],
+fn parameter_sizes(
+    parameters: &[ParameterInfo],
     table: &ParameterTable,
     stage: ZeroStage,
     device: &Device,
 ) -> Vec<ParameterSize> {
-    let mut parts: Vec<(usize, &str)> = vec![];
+    let mut units: Vec<(usize, &str)> = vec![];
     let all = parameters.iter().zip(table.entries());
-    let size = |(parameter, entry): (&Shape, &'_ crate::nn::ParameterEntry)| {
+    let size = |(parameter, entry): (&ParameterInfo, &'_ crate::nn::ParameterEntry)| {
         let matrix = parameter.shape.first_chunk::<2>();
         let quantized = parameter.quantizer.as_deref().zip(matrix);
         ParameterSize {
             elements: parameter.shape.iter().product(),
-            parameter: gathered(parameter),
-            gradient: wire(parameter.main).unwrap_or(comm::DType::F32),
-            quantized_bytes: quantized.map(|(how, matrix)| quantized::bytes(how, *matrix, device)),
+            parameter: gather_dtype(parameter),
+            gradient: comm_dtype(parameter.main_dtype).unwrap_or(comm::DType::F32),
+            quantized_bytes: quantized
+                .map(|(quantizer, matrix)| quantized::quantized_bytes(quantizer, *matrix, device)),
             expert: false,
-            shared: entry.at_both_ends,
-            part: 0,
+            shared: entry.tied_across_pipeline,
+            unit: 0,
         }
     };
     let mut sizes: Vec<_> = all.clone().map(size).collect();
     for (size, (parameter, entry)) in sizes.iter_mut().zip(all) {
-        let block = match stage {
-            ZeroStage::Parameters => block_of(&parameter.path),
+        let fsdp_unit = match stage {
+            ZeroStage::Parameters => fsdp_unit_of(&parameter.path),
             _ => "",
         };
-        let part = (entry.stage, block);
-        size.part = match parts.iter().position(|other| *other == part) {
+        let unit = (entry.stage, fsdp_unit);
+        size.unit = match units.iter().position(|other| *other == unit) {
             Some(known) => known,
             None => {
-                parts.push(part);
-                parts.len() - 1
+                units.push(unit);
+                units.len() - 1
             }
         };
     }
@@ -186,12 +192,12 @@ fn sizes(
 }
 
 #[derive(Default)]
-struct Found {
+struct ParameterCollector {
     parameters: Vec<(Vec<usize>, DType)>,
     device: Option<Device>,
 }
 
-impl ModuleVisitor for Found {
+impl ModuleVisitor for ParameterCollector {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.base();
         self.device.get_or_insert_with(|| value.device().inner());
@@ -199,38 +205,39 @@ impl ModuleVisitor for Found {
     }
 }
 
-/// Moves the parameters of a module into the store, equal on the ranks that hold the same, and
-/// attaches the doors. What stays in the module has the shape of each parameter and no memory.
-pub(super) fn detach<M: Module>(
+/// Moves the parameters of a module into the buffers, and attaches a hook to each. Values are broadcast from
+/// the first rank that holds a parameter. The module keeps a placeholder of each parameter's shape, which
+/// takes no memory. Collective: call on all ranks of the stage.
+pub(super) fn move_parameters<M: Module>(
     module: M,
     table: &ParameterTable,
-    groups: &Groups,
-    store: &Arc<Store>,
+    groups: &ParallelContext,
+    buffers: &Arc<ParamAndGradBuffers>,
 ) -> Result<M, CommError> {
-    let mut detach = Detach {
+    let mut mover = ParameterMover {
         table,
         groups,
-        store,
+        buffers,
         next: 0,
         error: None,
     };
-    let module = module.map(&mut detach);
-    if let Some(error) = detach.error {
+    let module = module.map(&mut mover);
+    if let Some(error) = mover.error {
         return Err(error);
     }
-    let sink: Arc<dyn GradientSink> = store.clone();
-    Ok(module.apply_reparameterization(Attach { sink, next: 0 }))
+    let sink: Arc<dyn GradientSink> = buffers.clone();
+    Ok(module.apply_reparameterization(HookAttacher { sink, next: 0 }))
 }
 
-struct Detach<'a> {
+struct ParameterMover<'a> {
     table: &'a ParameterTable,
-    groups: &'a Groups,
-    store: &'a Store,
+    groups: &'a ParallelContext,
+    buffers: &'a ParamAndGradBuffers,
     next: usize,
     error: Option<CommError>,
 }
 
-impl ModuleMapper for Detach<'_> {
+impl ModuleMapper for ParameterMover<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let index = self.next;
         self.next += 1;
@@ -239,9 +246,9 @@ impl ModuleMapper for Detach<'_> {
             Placement::Split { .. } => self.groups.data(),
         };
         param.map(|tensor| {
-            let tensor = plain(tensor);
+            let tensor = without_autodiff(tensor);
             let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());
-            let options = (&device, self.store.plan.parameters[index].model);
+            let options = (&device, self.buffers.plan.parameters[index].model_dtype);
             if self.error.is_some() {
                 return placeholder(shape, options);
             }
@@ -253,9 +260,9 @@ impl ModuleMapper for Detach<'_> {
             };
             match value {
                 Ok(value) => self
-                    .store
+                    .buffers
                     .parameters
-                    .write(index, &main(value, self.store, index)),
+                    .write(index, &to_main_dtype(value, self.buffers, index)),
                 Err(error) => self.error = Some(error),
             }
             placeholder(shape, options)
@@ -263,43 +270,50 @@ impl ModuleMapper for Detach<'_> {
     }
 }
 
-/// The values of a parameter, flat and in its main type.
-fn main<const D: usize>(value: Tensor<D>, store: &Store, index: usize) -> Tensor<1> {
+/// The values of a parameter, flat and in its main dtype.
+fn to_main_dtype<const D: usize>(
+    value: Tensor<D>,
+    buffers: &ParamAndGradBuffers,
+    index: usize,
+) -> Tensor<1> {
     let len = value.shape().num_elements();
-    value.reshape([len]).cast(store.plan.parameters[index].main)
+    value
+        .reshape([len])
+        .cast(buffers.plan.parameters[index].main_dtype)
 }
 
-fn plain<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.is_autodiff() {
-        true => tensor.inner(),
-        false => tensor,
+fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if tensor.is_autodiff() {
+        tensor.inner()
+    } else {
+        tensor
     }
 }
 
-/// Attaches the doors, in the order of the table.
-struct Attach {
+/// Attaches a hook to each parameter, in the order of the table.
+struct HookAttacher {
     sink: Arc<dyn GradientSink>,
     next: usize,
 }
 
-impl Reparameterizer for Attach {
-    type Reparam = Door;
+impl Reparameterizer for HookAttacher {
+    type Reparam = ParameterHook;
 
     fn reparameterize<const D: usize>(
         &mut self,
         _path: &str,
         param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<Door>) {
-        let door = Door::new(self.next, self.sink.clone());
+    ) -> (Param<Tensor<D>>, Option<ParameterHook>) {
+        let hook = ParameterHook::new(self.next, self.sink.clone());
         self.next += 1;
-        (param.set_require_grad(false), Some(door))
+        (param.set_require_grad(false), Some(hook))
     }
 }
 
-/// Puts values into a module, in the order of the table, and takes its doors away.
-pub(super) struct Fill<V>(pub V);
+/// Sets the parameters of a module to values in the order of the table, and removes its hooks.
+pub(super) struct ParameterFiller<V>(pub V);
 
-impl<V: Iterator<Item = Tensor<1>>> ModuleMapper for Fill<V> {
+impl<V: Iterator<Item = Tensor<1>>> ModuleMapper for ParameterFiller<V> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, base) = (param.id, param.base());
         match self.0.next() {
@@ -309,16 +323,16 @@ impl<V: Iterator<Item = Tensor<1>>> ModuleMapper for Fill<V> {
     }
 }
 
-/// Puts the parameters of a module without doors into a store.
-pub(super) struct Load<'a> {
-    pub store: &'a Store,
+/// Copies the parameters of a module without hooks into the buffers.
+pub(super) struct ParameterLoader<'a> {
+    pub buffers: &'a ParamAndGradBuffers,
     pub next: usize,
 }
 
-impl ModuleVisitor for Load<'_> {
+impl ModuleVisitor for ParameterLoader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = main(plain(param.base()), self.store, self.next);
-        self.store.parameters.write(self.next, &value);
+        let value = to_main_dtype(without_autodiff(param.base()), self.buffers, self.next);
+        self.buffers.parameters.write(self.next, &value);
         self.next += 1;
     }
 }

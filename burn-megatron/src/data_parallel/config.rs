@@ -1,4 +1,4 @@
-//! How the ranks of the data axis share parameters, gradients and the optimizer.
+//! Settings of data parallelism: sharding, precision, buckets and overlap.
 
 use burn::tensor::{DType, FloatDType};
 use serde::{Deserialize, Serialize};
@@ -9,42 +9,39 @@ use super::memory::ZeroStage;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataParallelConfig {
-    /// What is sharded: 0 nothing, 1 the optimizer, 2 its gradients too, 3 the parameters as well
+    /// What is sharded: 0 nothing, 1 the optimizer state, 2 the gradients too, 3 the parameters too
     /// (Rajbhandari et al. 2020, arXiv:1910.02054).
     pub zero_stage: ZeroStage,
-    /// Neighbours on the data axis that share one sharded copy; the other ranks hold the same
-    /// (hybrid sharding). All ranks of the axis share one where not given.
+    /// Hybrid sharding: the size of a shard group of consecutive ranks of the data axis; the groups are replicas
+    /// of each other. `None`: one group of all ranks.
     pub hsdp: Option<usize>,
-    /// The type that the model computes in.
+    /// The dtype in which the model computes.
     pub precision: Precision,
-    /// Elements at which a bucket of gradients is full; the larger of 40 million and 1 million per
-    /// rank where not given.
+    /// Elements at which a gradient bucket is full. `None`: the larger of 40 million and 1 million per rank.
     pub bucket_size: Option<usize>,
-    /// Whether buckets end at multiples of 65 536 elements, which large fabrics like.
+    /// Whether bucket sizes are padded to multiples of 65,536 elements, for full bandwidth on large fabrics.
     pub pad_buckets: bool,
-    /// Whether a bucket is summed as soon as its last gradient is final, while backward goes on.
-    /// Without, stages 0 and 1 sum when backward is over; the others must sum in between, to free the
-    /// bucket, and wait for it there.
+    /// Whether a bucket is reduced as soon as its last gradient is final, while backward goes on. If false,
+    /// stages 0 and 1 reduce after backward; 2 and 3 reduce a full bucket to free it, and wait at once.
     pub overlap_grad_reduce: bool,
-    /// Whether parameters are gathered while the next forward begins: each bucket is waited for
-    /// where it is first needed.
+    /// Whether the gather of stepped parameters overlaps with the next forward, which waits for each bucket
+    /// where it first uses it.
     pub overlap_param_gather: bool,
-    /// Whether weights of 8-bit layers are gathered after a step as what the layers multiply with, and
-    /// kept so, instead of in the type of the model. Those with one scale travel in 8 bits; those with
-    /// block scales in the type of the model, one bucket at a time, and are quantised where they arrive.
-    /// Masters stay in f32, a shard on each rank.
+    /// Whether the weights of FP8 layers are kept in FP8, instead of the dtype of the model. Weights with a
+    /// per-tensor scale are gathered as FP8 codes; those with block scales in the dtype of the model, one
+    /// bucket at a time, and quantised on every rank. Masters are f32, and sharded.
     pub fp8_param_gather: bool,
-    /// Whether gradients travel in the model's 16 bits; they are added up in f32 all the same.
+    /// Whether gradients are communicated in the model's 16-bit dtype; they are still summed in f32.
     pub reduce_in_16_bits: bool,
-    /// Whether parameters that were gathered for a forward are kept for its backward: more memory,
-    /// one collective less.
+    /// Whether parameters stay unsharded between forward and backward: more memory, one collective less
+    /// (FSDP: `reshard_after_forward = false`).
     pub keep_gathered: bool,
-    /// The type of the optimizer's moments.
+    /// The dtype of the optimizer's moments.
     pub moments: Moments,
-    /// Whether each bucket is looked at before it is summed, so that a gradient that is not finite
-    /// is known by its parameter and its rank.
+    /// Whether each bucket is checked before it is reduced, so that a gradient that is not finite is reported
+    /// with its parameter and rank.
     pub check_gradients: bool,
-    /// The norm above which a bucket of this rank's gradients counts as not finite.
+    /// The norm of a bucket of this rank's gradients above which it counts as not finite.
     pub gradient_limit: Option<f64>,
 }
 
@@ -68,27 +65,27 @@ impl Default for DataParallelConfig {
     }
 }
 
-/// The type that parameters have in forward and backward. Gradients are added up, and the
-/// optimizer steps, in f32 whatever it is.
+/// The dtype of the parameters in forward and backward. Gradients are always summed, and masters stepped, in
+/// f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// The type that the module was built in, which is f32 for most.
+    /// The dtype in which the module was built, usually f32.
     #[default]
     F32,
     /// 16 bits with the range of f32.
     Bf16,
-    /// 16 bits with a small range: it needs loss scaling.
+    /// 16 bits with a small range; requires loss scaling.
     F16,
 }
 
 impl Precision {
-    /// The type of a parameter that was built in `own`.
-    pub fn of(self, own: DType) -> DType {
-        self.float().map_or(own, DType::from)
+    /// The dtype of a parameter that was built in `built`.
+    pub fn of(self, built: DType) -> DType {
+        self.float().map_or(built, DType::from)
     }
 
-    /// The type, where it is not the one that the module was built in.
+    /// The dtype; `None` for the one in which the module was built.
     pub fn float(self) -> Option<FloatDType> {
         match self {
             Self::F32 => None,
@@ -98,7 +95,7 @@ impl Precision {
     }
 }
 
-/// The type of the optimizer's moments.
+/// The dtype of the optimizer's moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Moments {
@@ -109,67 +106,68 @@ pub enum Moments {
     Bf16,
 }
 
-/// Settings that do not fit each other or the mesh.
+/// Invalid settings.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DataParallelConfigError {
-    /// The sharding groups do not fill the data axis.
+    /// The size of a shard group does not divide the data axis.
     #[error(
-        "hsdp = {hsdp} does not cut the {ranks} ranks of the data axis into equal groups; {fits} do"
+        "invalid hsdp = {hsdp}: expected a divisor of the {ranks} ranks of the data axis ({divisors})"
     )]
     Hsdp {
-        /// Ranks of a group.
+        /// Ranks of a shard group.
         hsdp: usize,
-        /// Ranks of the axis.
-        ranks: usize,
-        /// What would fit.
-        fits: String,
-    },
-    /// A setting that would do nothing.
-    #[error("{name} {about}, and zero_stage = {stage} does not; {fits}")]
-    Idle {
-        /// The setting.
-        name: &'static str,
-        /// What it is about.
-        about: &'static str,
-        /// The stage.
-        stage: ZeroStage,
-        /// What would fit.
-        fits: &'static str,
-    },
-    /// A 16-bit setting of a model that is not.
-    #[error(
-        "reduce_in_16_bits is about 16-bit models, and precision = f32; use bf16 or f16, or leave it out"
-    )]
-    Wide,
-    /// Nothing is gathered, as each copy lies on one rank.
-    #[error(
-        "fp8_param_gather gathers weights from the ranks that share a copy, and here each has one of its \
-         own: the data axis has {ranks} ranks and hsdp = {}; share copies, or leave it out",
-        hsdp.unwrap_or(*ranks)
-    )]
-    NotShared {
         /// Ranks of the data axis.
         ranks: usize,
-        /// Ranks of a sharding group, where it is given.
+        /// The divisors of the ranks.
+        divisors: String,
+    },
+    /// A setting without effect in this ZeRO stage.
+    #[error(
+        "{name} requires zero_stage = {expected}, but zero_stage = {stage}; change the stage, or leave {name} out"
+    )]
+    RequiresZeroStage {
+        /// The setting.
+        name: &'static str,
+        /// The stages in which it has an effect.
+        expected: &'static str,
+        /// The stage of the run.
+        stage: ZeroStage,
+    },
+    /// A setting of 16-bit models for an f32 model.
+    #[error(
+        "reduce_in_16_bits requires precision = bf16 or f16, but precision = f32; change the precision, or \
+         leave reduce_in_16_bits out"
+    )]
+    NotHalfPrecision,
+    /// Nothing is gathered, as each copy is on one rank.
+    #[error(
+        "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and \
+         hsdp = {}; shard over more ranks, or leave fp8_param_gather out",
+        hsdp.unwrap_or(*ranks)
+    )]
+    NothingToGather {
+        /// Ranks of the data axis.
+        ranks: usize,
+        /// Ranks of a shard group, if set.
         hsdp: Option<usize>,
     },
-    /// 8-bit weights of a model that has none.
+    /// `fp8_param_gather` for a model without FP8 weights.
     #[error(
-        "fp8_param_gather gathers the weights of 8-bit layers, and the model has none; choose an 8-bit \
-         recipe, or leave it out"
+        "fp8_param_gather requires FP8 layers, but the model has none; choose an FP8 recipe, or leave \
+         fp8_param_gather out"
     )]
     NoFp8Weights,
-    /// An 8-bit weight that is no matrix of the model.
+    /// The path of an FP8 weight is not that of a matrix of the model.
     #[error(
-        "an 8-bit layer calls its weight {path}, and the model has no matrix there; with fp8_param_gather \
-         a layer must be built with the path that it has in the model"
+        "the model has no matrix {path}, which an FP8 layer gives as the path of its weight; with \
+         fp8_param_gather build the layer with the path that it has in the model"
     )]
-    NoSuchWeight {
+    UnknownWeight {
         /// The path.
         path: String,
     },
     /// A number that must be above zero.
-    #[error("{name} = {value} is not right; it must be above 0")]
+    #[error("invalid {name} = {value}: expected a number above 0")]
     NotPositive {
         /// The setting.
         name: &'static str,
@@ -183,60 +181,48 @@ impl DataParallelConfig {
     ///
     /// # Errors
     ///
-    /// [`DataParallelConfigError`] for the first one that does not fit.
+    /// [`DataParallelConfigError`] for the first invalid one.
     pub fn check(&self, ranks: usize) -> Result<(), DataParallelConfigError> {
         let stage = self.zero_stage;
-        let idle = |name, about, fits| {
-            Err(DataParallelConfigError::Idle {
+        let requires = |name, expected| {
+            Err(DataParallelConfigError::RequiresZeroStage {
                 name,
-                about,
+                expected,
                 stage,
-                fits,
             })
         };
         if let Some(hsdp) = self.hsdp {
             if stage == ZeroStage::Replicated {
-                return idle(
-                    "hsdp",
-                    "shards within groups",
-                    "use 1, 2 or 3, or leave it out",
-                );
+                return requires("hsdp", "1, 2 or 3");
             }
             if hsdp == 0 || !ranks.is_multiple_of(hsdp) {
-                let fits = (1..=ranks).filter(|n| ranks.is_multiple_of(*n));
-                let fits: Vec<_> = fits.map(|n| n.to_string()).collect();
-                let fits = fits.join(", ");
-                return Err(DataParallelConfigError::Hsdp { hsdp, ranks, fits });
+                let divisors: Vec<_> = (1..=ranks)
+                    .filter(|n| ranks.is_multiple_of(*n))
+                    .map(|n| n.to_string())
+                    .collect();
+                return Err(DataParallelConfigError::Hsdp {
+                    hsdp,
+                    ranks,
+                    divisors: divisors.join(", "),
+                });
             }
         }
         if self.overlap_param_gather
             && !matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients)
         {
-            return idle(
-                "overlap_param_gather",
-                "gathers parameters after a sharded step",
-                "1 and 2 do (3 always gathers ahead)",
-            );
+            return requires("overlap_param_gather", "1 or 2");
         }
         if self.keep_gathered && stage != ZeroStage::Parameters {
-            return idle(
-                "keep_gathered",
-                "keeps gathered parameters",
-                "3 gathers them",
-            );
+            return requires("keep_gathered", "3");
         }
         if self.fp8_param_gather {
             self.check_fp8_param_gather(ranks)?;
         }
         if self.reduce_in_16_bits && self.precision == Precision::F32 {
-            return Err(DataParallelConfigError::Wide);
+            return Err(DataParallelConfigError::NotHalfPrecision);
         }
         if self.reduce_in_16_bits && stage == ZeroStage::Replicated {
-            return idle(
-                "reduce_in_16_bits",
-                "scatters sums of gradients",
-                "1, 2 and 3 do",
-            );
+            return requires("reduce_in_16_bits", "1, 2 or 3");
         }
         if self.bucket_size == Some(0) {
             let (name, value) = ("bucket_size", 0.0);
@@ -252,30 +238,21 @@ impl DataParallelConfig {
     }
 
     fn check_fp8_param_gather(&self, ranks: usize) -> Result<(), DataParallelConfigError> {
-        let idle = |about, fits| {
-            Err(DataParallelConfigError::Idle {
-                name: "fp8_param_gather",
-                about,
-                stage: self.zero_stage,
-                fits,
-            })
-        };
         let hsdp = self.hsdp;
         match (self.zero_stage, self.shard_ranks(ranks)) {
-            (ZeroStage::Replicated, _) => {
-                idle("gathers weights after a sharded step", "1 and 2 do")
+            (stage @ (ZeroStage::Replicated | ZeroStage::Parameters), _) => {
+                Err(DataParallelConfigError::RequiresZeroStage {
+                    name: "fp8_param_gather",
+                    expected: "1 or 2",
+                    stage,
+                })
             }
-            (ZeroStage::Parameters, _) => idle(
-                "keeps whole weights in 8 bits from step to step",
-                "it gathers them for one block at a time, whose layers quantise them; use 1 or 2, or \
-                 leave it out",
-            ),
-            (_, 1) => Err(DataParallelConfigError::NotShared { ranks, hsdp }),
+            (_, 1) => Err(DataParallelConfigError::NothingToGather { ranks, hsdp }),
             _ => Ok(()),
         }
     }
 
-    /// The ranks that share one sharded copy, of `ranks` on the data axis.
+    /// The ranks of a shard group, for a data axis of `ranks` ranks: 1 where nothing is sharded.
     pub fn shard_ranks(&self, ranks: usize) -> usize {
         match self.zero_stage {
             ZeroStage::Replicated => 1,
@@ -300,14 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn groups_must_fill_the_axis() {
+    fn hsdp_must_divide_the_axis() {
         let config = DataParallelConfig {
             hsdp: Some(3),
             ..stage(2)
         };
         assert_eq!(
             message(&config, 4),
-            "hsdp = 3 does not cut the 4 ranks of the data axis into equal groups; 1, 2, 4 do"
+            "invalid hsdp = 3: expected a divisor of the 4 ranks of the data axis (1, 2, 4)"
         );
         assert_eq!(config.check(6), Ok(()));
         for hsdp in [1, 2, 4] {
@@ -320,14 +297,14 @@ mod tests {
     }
 
     #[test]
-    fn what_would_do_nothing_is_refused() {
+    fn settings_without_effect_are_refused() {
         let hybrid = DataParallelConfig {
             hsdp: Some(2),
             ..stage(0)
         };
         assert_eq!(
             message(&hybrid, 4),
-            "hsdp shards within groups, and zero_stage = 0 does not; use 1, 2 or 3, or leave it out"
+            "hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
         );
         let narrow = |number, precision| DataParallelConfig {
             reduce_in_16_bits: true,
@@ -336,12 +313,13 @@ mod tests {
         };
         assert_eq!(
             message(&narrow(0, Precision::Bf16), 4),
-            "reduce_in_16_bits scatters sums of gradients, and zero_stage = 0 does not; 1, 2 and 3 do"
+            "reduce_in_16_bits requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave \
+             reduce_in_16_bits out"
         );
         assert_eq!(
             message(&narrow(1, Precision::F32), 4),
-            "reduce_in_16_bits is about 16-bit models, and precision = f32; use bf16 or f16, or \
-             leave it out"
+            "reduce_in_16_bits requires precision = bf16 or f16, but precision = f32; change the precision, \
+             or leave reduce_in_16_bits out"
         );
         assert_eq!(narrow(1, Precision::F16).check(4), Ok(()));
         let in_8_bits = |number, hsdp| DataParallelConfig {
@@ -351,14 +329,13 @@ mod tests {
         };
         assert_eq!(
             message(&in_8_bits(0, None), 4),
-            "fp8_param_gather gathers weights after a sharded step, and zero_stage = 0 does not; 1 and 2 \
-             do"
+            "fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 0; change the stage, or leave \
+             fp8_param_gather out"
         );
         assert_eq!(
             message(&in_8_bits(3, None), 4),
-            "fp8_param_gather keeps whole weights in 8 bits from step to step, and zero_stage = 3 does \
-             not; it gathers them for one block at a time, whose layers quantise them; use 1 or 2, or \
-             leave it out"
+            "fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 3; change the stage, or leave \
+             fp8_param_gather out"
         );
         for (config, ranks, end) in [
             (
@@ -381,7 +358,7 @@ mod tests {
                 keep_gathered: true,
                 ..stage(number)
             };
-            let start = "keep_gathered keeps gathered parameters, and zero_stage = ";
+            let start = "keep_gathered requires zero_stage = 3, but zero_stage = ";
             assert!(message(&keeping, 4).starts_with(start));
         }
         for number in [0, 3] {
@@ -389,8 +366,8 @@ mod tests {
                 overlap_param_gather: true,
                 ..stage(number)
             };
-            let end = "does not; 1 and 2 do (3 always gathers ahead)";
-            assert!(message(&ahead, 4).ends_with(end));
+            let start = "overlap_param_gather requires zero_stage = 1 or 2, but zero_stage = ";
+            assert!(message(&ahead, 4).starts_with(start));
         }
     }
 }

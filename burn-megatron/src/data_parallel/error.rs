@@ -1,4 +1,4 @@
-//! What data parallelism can fail with.
+//! The errors of data parallelism.
 
 use super::config::DataParallelConfigError;
 use super::layout::LayoutError;
@@ -6,27 +6,27 @@ use super::memory::MemoryError;
 use crate::comm::CommError;
 use crate::nn::fp8::Fp8Error;
 
-/// What a data-parallel step can fail with.
+/// The error of a data-parallel wrapper or step.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DataParallelError {
-    /// Settings that do not fit.
+    /// Invalid settings.
     #[error(transparent)]
     Config(#[from] DataParallelConfigError),
-    /// Buffers that cannot be laid out.
+    /// The buffers cannot be laid out.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Memory that cannot be counted.
+    /// The memory cannot be computed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// 8-bit layers that do not fit the model.
+    /// Invalid FP8 layers.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
-    /// A parameter of a type that cannot be trained.
-    #[error("{path} is {dtype}, which cannot be trained; f64, f32, bf16 and f16 can")]
+    /// A parameter of a dtype that cannot be trained.
+    #[error("{path} has the dtype {dtype}, expected f64, f32, bf16 or f16")]
     Type {
         /// The parameter.
         path: String,
-        /// Its type.
+        /// Its dtype.
         dtype: String,
     },
     /// A forward was not followed by its backward.
@@ -34,25 +34,24 @@ pub enum DataParallelError {
     NoBackward {
         /// The parameter.
         path: String,
-        /// How many uses are open.
+        /// Uses whose gradient is pending.
         uses: usize,
     },
-    /// A rank sat out a step in which every rank is needed.
+    /// A rank ran no micro-batch in a stage that reduces after each.
     #[error(
-        "this rank ran no micro-batch, and with zero_stage = {stage} every rank runs as many as the \
-         others: its gradients are summed after each; give it one whose loss counts nothing, or use \
-         zero_stage 0 or 1"
+        "this rank ran no micro-batch, but with zero_stage = {stage} all ranks must run the same number, as \
+         gradients are reduced after each; run one with a loss of 0, or use zero_stage 0 or 1"
     )]
-    SatOut {
+    NoMicroBatches {
         /// The stage.
         stage: super::memory::ZeroStage,
     },
-    /// The ranks of the data axis did not run the same.
+    /// The ranks of the data axis used the parameters in different orders.
     #[error(
-        "rank {rank} and rank {other} used the blocks of the model in different orders in this step; \
-         with zero_stage = {stage} all ranks must use them in the same"
+        "rank {rank} and rank {other} used the parameters of the model in different orders in this step; \
+         with zero_stage = {stage} the order must be the same on all ranks"
     )]
-    OtherOrder {
+    OrderMismatch {
         /// This rank.
         rank: usize,
         /// A rank that differs.
@@ -60,14 +59,14 @@ pub enum DataParallelError {
         /// The stage.
         stage: super::memory::ZeroStage,
     },
-    /// A weight that two stages share lies where no sum reaches it.
+    /// A parameter that is tied across the pipeline is on a rank whose gradients are not summed.
     #[error(
-        "{path} is shared by the first and the last stage, and lies on rank {rank} of a pipeline of \
-         {ranks}: its gradients are summed between rank 0 and rank {}; a schedule that puts both \
-         stages there, or on one rank, can train it, or an output that is not tied",
+        "{path} is tied across the first and the last stage, but is on rank {rank} of a pipeline of {ranks}: \
+         its gradients are summed over rank 0 and rank {} only; use a schedule with both stages on these \
+         ranks or on one rank, or an output that is not tied",
         ranks - 1
     )]
-    NotAtTheEnds {
+    TiedParameterPlacement {
         /// The parameter.
         path: String,
         /// The rank of the pipeline axis that holds it.
@@ -75,35 +74,35 @@ pub enum DataParallelError {
         /// The ranks of the pipeline.
         ranks: usize,
     },
-    /// The ranks of the data axis hold different models.
+    /// The ranks of a stage have different models.
     #[error(
-        "rank {rank} and rank {other} hold other parameters: the models were built differently"
+        "rank {rank} and rank {other} have different parameters: the models were built differently"
     )]
-    OtherModel {
+    ModelMismatch {
         /// This rank.
         rank: usize,
         /// A rank that differs.
         other: usize,
     },
-    /// Replicas have drifted apart.
-    #[error("{path} is not the same on ranks {} and {}", ranks[0], ranks[1])]
-    Drifted {
+    /// The replicas of a parameter differ.
+    #[error("the replicas of {path} differ on ranks {} and {}", ranks[0], ranks[1])]
+    ReplicaMismatch {
         /// The parameter.
         path: String,
-        /// Two world ranks that hold the same part of it with other bits.
+        /// Two world ranks whose replicas differ.
         ranks: [usize; 2],
     },
-    /// Gradients that do not fit the parameters.
-    #[error("{found} elements were given for {path}, which has {expected} on this rank")]
-    Elements {
+    /// Gradients whose sizes are not those of the parameters.
+    #[error("{found} elements were given for {path}, expected {expected} on this rank")]
+    ElementCount {
         /// The parameter.
         path: String,
-        /// The elements of what was given.
+        /// The elements that were given.
         found: usize,
         /// The elements of the parameter.
         expected: usize,
     },
-    /// The ranks could not communicate.
+    /// A collective failed.
     #[error(transparent)]
     Comm(Box<CommError>),
 }

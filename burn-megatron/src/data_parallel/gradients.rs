@@ -5,122 +5,131 @@ use std::collections::BTreeMap;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
 
-use super::counted::{Chosen, Stretch, held_together, whole_where};
-use super::guard::Culprit;
-use super::plan::Plan;
-use super::sums::Sums;
-use super::usage::Flat;
+use super::coalesced_all_reduce::CoalescedAllReduce;
+use super::gradient_check::InvalidGradient;
+use super::memory_usage::TrackedTensor;
+use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_replicas};
+use super::sharding_plan::ShardingPlan;
 use crate::collective::Comm;
-use crate::comm::{CommError, Groups};
+use crate::comm::{CommError, ParallelContext};
 use crate::nn::{ParameterTable, Placement};
 
-/// What this rank steps of each bucket of gradients.
+/// This rank's shards of the gradient buckets (the whole buckets, where gradients are not sharded).
 ///
-/// It is kept as a sum over all tokens and one factor for all parameters, so that dividing,
-/// unscaling and clipping cost nothing before the optimizer reads the sums.
+/// Gradients are stored as sums over all tokens and one factor for all parameters, so that dividing,
+/// unscaling and clipping change the factor only; the optimizer applies it when it reads the sums.
 #[derive(Debug)]
 pub struct Gradients {
-    shards: Vec<Flat>,
+    shards: Vec<TrackedTensor>,
     factor: f64,
     /// The tokens of all micro-batches on all ranks, by which the gradients are divided.
     pub tokens: u64,
-    /// What was found on this rank before the gradients were summed.
-    pub culprits: Vec<Culprit>,
+    /// The invalid gradients that this rank found before the reduction.
+    pub invalid_gradients: Vec<InvalidGradient>,
 }
 
 impl Gradients {
-    pub(super) fn new(shards: Vec<Flat>, tokens: u64, culprits: Vec<Culprit>) -> Self {
+    pub(super) fn new(
+        shards: Vec<TrackedTensor>,
+        tokens: u64,
+        invalid_gradients: Vec<InvalidGradient>,
+    ) -> Self {
         Self {
             shards,
             factor: 1.0 / tokens.max(1) as f64,
             tokens,
-            culprits,
+            invalid_gradients,
         }
     }
 
-    /// What is to be multiplied with [`factor`](Self::factor): this rank's part of each bucket, as
-    /// a sum over all tokens.
+    /// This rank's shard of each bucket, `[elements]`, as a sum over all tokens; multiply by
+    /// [`factor`](Self::factor) for the gradient.
     pub fn sums(&self) -> impl Iterator<Item = &Tensor<1>> {
         self.shards.iter().map(|shard| &shard.tensor)
     }
 
-    /// What the sums are to be multiplied with.
+    /// The factor by which to multiply the sums.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// The sums, for the optimizer, which may write over them.
-    pub(crate) fn into_sums(self) -> impl Iterator<Item = Flat> {
+    /// The sums, for the optimizer, which may overwrite them.
+    pub(crate) fn into_sums(self) -> impl Iterator<Item = TrackedTensor> {
         self.shards.into_iter()
     }
 
-    /// Multiplies every gradient.
+    /// Multiplies every gradient by `factor`.
     pub fn scale(&mut self, factor: f64) {
         self.factor *= factor;
     }
 }
 
-/// Sums over the model's ranks what is a part of a sum there.
+/// The all-reduces over the model-parallel ranks, of the gradients that are partial sums there.
 #[derive(Debug)]
-pub(super) struct ModelSums {
-    /// Sums over the tensor axis, between the ends of the pipeline, and over neighbours on the
+pub(super) struct ModelParallelAllReduce {
+    /// Over the tensor axis, between the first and the last pipeline rank, and over replica groups of the
     /// tensor axis, in this order on every rank.
-    sums: Vec<(Comm, Vec<Stretch>)>,
+    reductions: Vec<(Comm, Vec<ShardSegment>)>,
 }
 
-impl ModelSums {
-    /// Forms the groups that `table` calls for; every rank of the tensor axis must come.
-    pub fn new(plan: &Plan, table: &ParameterTable, groups: &Groups) -> Result<Self, CommError> {
+impl ModelParallelAllReduce {
+    /// Creates the groups that `table` requires. Collective: call on all ranks of the tensor axis.
+    pub fn new(
+        plan: &ShardingPlan,
+        table: &ParameterTable,
+        groups: &ParallelContext,
+    ) -> Result<Self, CommError> {
         let place = groups.place();
-        let partial = whole_where(plan, table, |entry| entry.partial_gradient);
-        let at_both_ends = whole_where(plan, table, |entry| entry.at_both_ends);
-        let mut sums = vec![
+        let partial = segments_where(plan, table, |entry| entry.sum_over_tensor);
+        let tied = segments_where(plan, table, |entry| entry.tied_across_pipeline);
+        let mut reductions = vec![
             (groups.tensor().clone(), partial),
-            (groups.ends().clone(), at_both_ends),
+            (groups.embedding().clone(), tied),
         ];
-        for (replicas, comm) in neighbours(table, groups)? {
-            sums.push((comm, held_together(plan, table, place, replicas)));
+        for (replicas, comm) in replica_groups(table, groups)? {
+            reductions.push((comm, segments_with_replicas(plan, table, place, replicas)));
         }
-        sums.retain(|(comm, stretches)| comm.size() > 1 && !stretches.is_empty());
-        Ok(Self { sums })
+        reductions.retain(|(comm, segments)| comm.size() > 1 && !segments.is_empty());
+        Ok(Self { reductions })
     }
 
-    /// Replaces each part by the sum.
-    pub fn apply(&self, shards: &mut [Flat]) {
-        for (comm, stretches) in &self.sums {
-            let part = |(number, stretch): (usize, &Stretch)| {
-                let whole = shards[stretch.bucket].tensor.clone();
-                (number, whole.slice([stretch.range.clone()]))
+    /// Replaces each partial sum by the sum. Collective: call on all ranks.
+    pub fn apply(&self, shards: &mut [TrackedTensor]) {
+        for (comm, segments) in &self.reductions {
+            let partial_sum = |(number, segment): (usize, &ShardSegment)| {
+                let shard = shards[segment.bucket].tensor.clone();
+                (number, shard.slice([segment.range.clone()]))
             };
-            let parts = stretches.iter().enumerate().map(part).collect();
-            Sums::start(parts, comm).finish(|number, sum| {
-                let stretch = &stretches[number];
-                stretch.put(&mut shards[stretch.bucket], sum);
+            let partial_sums = segments.iter().enumerate().map(partial_sum).collect();
+            CoalescedAllReduce::start(partial_sums, comm).finish(|number, sum| {
+                let segment = &segments[number];
+                segment.write(&mut shards[segment.bucket], sum);
             });
         }
     }
 }
 
-impl Stretch {
-    /// Writes over the chosen elements of this stretch.
-    fn put(&self, shard: &mut Flat, values: Tensor<1>) {
+impl ShardSegment {
+    /// Overwrites the selected elements of this segment.
+    fn write(&self, shard: &mut TrackedTensor, values: Tensor<1>) {
         let nothing = Tensor::empty([0], (&values.device(), values.dtype()));
-        let whole = std::mem::replace(&mut shard.tensor, nothing);
-        let values = match &self.chosen {
-            Chosen::Some(mask) => {
-                let own = whole.clone().slice([self.range.clone()]);
-                own.mask_where(mask.clone(), values)
+        let tensor = std::mem::replace(&mut shard.tensor, nothing);
+        let values = match &self.mask {
+            ElementMask::Some(mask) => {
+                let current = tensor.clone().slice([self.range.clone()]);
+                current.mask_where(mask.clone(), values)
             }
-            Chosen::All | Chosen::None => values,
+            ElementMask::All | ElementMask::None => values,
         };
-        shard.tensor = flat::accumulate(whole, self.range.start, values, false);
+        shard.tensor = flat::accumulate(tensor, self.range.start, values, false);
     }
 }
 
-/// The groups of ranks that hold the same sections, by their number of ranks.
-pub(super) fn neighbours(
+/// The groups of tensor ranks that hold the same sections, by their size. Collective: call on all ranks of
+/// the tensor axis.
+pub(super) fn replica_groups(
     table: &ParameterTable,
-    groups: &Groups,
+    groups: &ParallelContext,
 ) -> Result<BTreeMap<usize, Comm>, CommError> {
     let ranks = groups.place().size;
     let mut sizes: Vec<usize> = table
@@ -137,6 +146,6 @@ pub(super) fn neighbours(
         .collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let form = |size| Ok((size, groups.tensor_neighbours(size)?));
-    sizes.into_iter().map(form).collect()
+    let create = |size| Ok((size, groups.tensor_subgroups(size)?));
+    sizes.into_iter().map(create).collect()
 }

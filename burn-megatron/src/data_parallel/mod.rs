@@ -1,5 +1,5 @@
-//! Data parallelism for any Burn module: parameters and gradients live in flat buffers, whole or
-//! sharded over the ranks; gradients leave backward through the door, are summed over the
+//! Data parallelism for any Burn module. Parameters and gradients are stored in flat buffers, replicated or
+//! sharded over the ranks. Gradients leave backward through the parameters' hooks, are summed over the
 //! micro-batches and the ranks, and divided by the number of tokens.
 //!
 //! ```text
@@ -11,80 +11,80 @@
 //! let gradients = ddp.reduce(tokens)?;                              // tokens of this rank
 //! ```
 //!
-//! [`DataParallelConfig`] says what is sharded (ZeRO 1 to 3, hybrid), in which type the model
-//! computes, and what overlaps. With `fp8_param_gather` the weights of 8-bit layers are gathered as such:
-//! their buckets have one byte for an element, and what every rank keeps of them are the two copies that
-//! layers multiply with ([`GradientSink::quantized`](crate::nn::door::GradientSink::quantized)); the
-//! masters, in f32 and sharded, are what is stepped, saved and compared. After a step that is skipped too,
-//! codes are made anew, with the scales that follow from it.
+//! [`DataParallelConfig`] sets what is sharded (ZeRO 1 to 3, HSDP), the dtype in which the model computes, and
+//! what overlaps. With `fp8_param_gather` the weights of FP8 layers are gathered in FP8: their buckets have
+//! one byte per element, and every rank keeps the two copies that the layers multiply with
+//! ([`GradientSink::quantized`](crate::nn::hook::GradientSink::quantized)). The optimizer steps the f32
+//! masters, which are sharded; they are what a checkpoint saves and the replica check compares. Weights are
+//! quantised again after a skipped step too, as its amax may change the scales.
 
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use crate::choice::Chosen;
+use crate::choice::KernelSelection;
 use crate::collective::start_all_gather;
-use crate::comm::{Buffer, Groups};
-use crate::nn::door::{DeferringSink, with_anchor};
+use crate::comm::{Buffer, ParallelContext};
 use crate::nn::fp8::Fp8;
-use crate::nn::{ParallelModule, ParameterTable, Position};
+use crate::nn::hook::{DeferringSink, with_anchor};
+use crate::nn::{DropoutPosition, ParallelModule, ParameterTable};
 
-mod axes;
-mod blocks;
-mod buckets;
 mod build;
+mod coalesced_all_reduce;
 mod config;
-mod counted;
 mod error;
+mod fsdp_unit;
+mod gradient_buckets;
+mod gradient_check;
+mod gradient_tracker;
 mod gradients;
-mod guard;
 pub mod layout;
 mod memory;
-mod order;
-mod outline;
-mod parameters;
-mod plan;
+mod memory_usage;
+mod param_and_grad_buffers;
+mod parameter_buckets;
+mod prefetch_order;
 mod quantized;
 mod reduction;
 mod replicas;
-mod store;
-mod sums;
+mod segments;
+mod sharding_estimate;
+mod sharding_groups;
+mod sharding_plan;
 #[cfg(test)]
 mod tests;
-mod usage;
-mod uses;
 
 use build::NamedWeight;
 pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
-pub(crate) use counted::{Chosen as ChosenElements, Stretch};
 pub use error::DataParallelError;
+pub use gradient_check::InvalidGradient;
 pub use gradients::Gradients;
-use gradients::ModelSums;
-pub use guard::Culprit;
-pub use memory::machine;
-pub use memory::{MemoryError, MemoryPlan, MemoryRules, UnknownStage, ZeroStage};
-pub use outline::Outline;
-pub(crate) use plan::Plan;
-use store::Store;
-pub(crate) use usage::Flat;
-pub use usage::{Category, Holding, Usage};
+use gradients::ModelParallelAllReduce;
+pub use memory::host_memory;
+pub use memory::{MemoryError, MemoryPlan, MemoryRules, ParseZeroStageError, ZeroStage};
+pub(crate) use memory_usage::TrackedTensor;
+pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
+use param_and_grad_buffers::ParamAndGradBuffers;
+pub(crate) use segments::{ElementMask, ShardSegment};
+pub use sharding_estimate::ShardingEstimate;
+pub(crate) use sharding_plan::ShardingPlan;
 
-/// A module whose parameters and gradients are shared by the ranks of the data axis.
+/// A module whose parameters and gradients are replicated or sharded over the data axis.
 ///
-/// The module itself holds no parameters, only their shapes: its layers get them through their
-/// doors, by [`Param::val`](burn::module::Param::val). [`to_module`](Self::to_module) gives a module
-/// that holds them.
+/// The module itself holds placeholders: its layers get the parameters through their hooks, by
+/// [`Param::val`](burn::module::Param::val). [`to_module`](Self::to_module) returns a module that holds
+/// them.
 #[derive(Debug)]
 pub struct DistributedDataParallel<M> {
     module: M,
     table: Arc<ParameterTable>,
-    position: Position,
-    groups: Groups,
-    store: Arc<Store>,
-    sums: ModelSums,
-    counted: Vec<Stretch>,
-    kernels: Chosen,
+    position: DropoutPosition,
+    groups: ParallelContext,
+    buffers: Arc<ParamAndGradBuffers>,
+    model_parallel: ModelParallelAllReduce,
+    unique_segments: Vec<ShardSegment>,
+    kernels: KernelSelection,
     fp8: Fp8,
 }
 
@@ -94,32 +94,34 @@ impl<M: Module> DistributedDataParallel<M> {
     /// # Errors
     ///
     /// See [`with`](Self::with).
-    pub fn new(model: ParallelModule<M>, groups: &Groups) -> Result<Self, DataParallelError> {
+    pub fn new(
+        model: ParallelModule<M>,
+        groups: &ParallelContext,
+    ) -> Result<Self, DataParallelError> {
         Self::with(model, groups, &DataParallelConfig::default())
     }
 
-    /// Wraps a module; every rank must come. Parameters are made equal to those of the first rank
-    /// that holds them, so a module need not be built from one seed. Only the sections that
-    /// neighbours on the tensor axis share must be equal already, as [`Scope`](crate::nn::Scope)
-    /// builds them.
+    /// Wraps a module. Collective: call on all ranks. Parameters are broadcast from the first rank that holds
+    /// them, so the ranks need not build them from one seed. Only sections that are replicated over some
+    /// ranks of the tensor axis must be equal already, as [`ModelBuilder`](crate::nn::ModelBuilder) builds them.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::Config`] for settings that do not fit the ranks or the model,
-    /// [`DataParallelError::OtherModel`] when the tables of the ranks differ.
+    /// [`DataParallelError::Config`] for settings that are invalid for the ranks or the model,
+    /// [`DataParallelError::ModelMismatch`] when the tables of the ranks differ.
     pub fn with(
         model: ParallelModule<M>,
-        groups: &Groups,
+        groups: &ParallelContext,
         config: &DataParallelConfig,
     ) -> Result<Self, DataParallelError> {
         let weights = model.fp8.weights();
         Self::with_weights(model, groups, config, weights)
     }
 
-    /// The same with the 8-bit weights of the model.
+    /// The same with the FP8 weights of the model.
     fn with_weights(
         model: ParallelModule<M>,
-        groups: &Groups,
+        groups: &ParallelContext,
         config: &DataParallelConfig,
         weights: Vec<NamedWeight>,
     ) -> Result<Self, DataParallelError> {
@@ -131,153 +133,160 @@ impl<M: Module> DistributedDataParallel<M> {
             fp8,
         } = model;
         check_same_table(&table, groups)?;
-        check_ends(&table, groups)?;
+        check_tied_parameters(&table, groups)?;
         fp8.check_layers(groups)?;
-        // A copy of every weight would stay where none is to stay.
-        fp8.manage_weights(config.zero_stage != ZeroStage::Parameters);
-        // Settings that do not fit are told as such, before what follows from them.
+        // Under ZeRO-3 layers must not cache quantised copies of weights, which would stay unsharded.
+        fp8.cache_quantized_weights(config.zero_stage != ZeroStage::Parameters);
+        // Invalid settings are reported before errors that follow from them.
         config.check(groups.data().size())?;
         let quantizers = build::quantizers(&table, config, weights)?;
         build::check_quantizers(&quantizers, groups, config)?;
-        let plan = build::plan(&module, &table, groups, config, quantizers)?;
-        let store = Arc::new(Store::new(plan));
-        let module = build::detach(module, &table, groups, &store)?;
-        store.plan.reserve();
-        store.finish_gathers();
-        let first = groups.pipeline().rank() == 0;
+        let plan = build::build_plan(&module, &table, groups, config, quantizers)?;
+        let buffers = Arc::new(ParamAndGradBuffers::new(plan));
+        let module = build::move_parameters(module, &table, groups, &buffers)?;
+        buffers.plan.reserve_pool();
+        buffers.finish_gathers();
+        let is_first_stage = groups.pipeline().rank() == 0;
         Ok(Self {
-            sums: ModelSums::new(&store.plan, &table, groups)?,
-            counted: counted::counted(&store.plan, &table, groups.place(), first),
+            model_parallel: ModelParallelAllReduce::new(&buffers.plan, &table, groups)?,
+            unique_segments: segments::unique_segments(
+                &buffers.plan,
+                &table,
+                groups.place(),
+                is_first_stage,
+            ),
             module,
             table: Arc::new(table),
             position,
             groups: groups.clone(),
-            store,
+            buffers,
             kernels,
             fp8,
         })
     }
 
-    /// The module. Outside of [`forward`](Self::forward) it evaluates and records nothing.
+    /// The module. Outside of [`forward`](Self::forward) it evaluates without recording gradients.
     ///
-    /// Its parameters are there by `Param::val` alone, and not for module visitors, which get them
-    /// without doors; what it holds itself is not a number. See [`to_module`](Self::to_module).
+    /// Only `Param::val` returns its parameters. Module visitors bypass the hooks and see placeholders of
+    /// NaN; use [`to_module`](Self::to_module) for them.
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// How each parameter lies.
+    /// The parameters, and how they are placed on the ranks.
     pub fn table(&self) -> &Arc<ParameterTable> {
         &self.table
     }
 
     /// Which operations are fused.
-    pub fn kernels(&self) -> &Chosen {
+    pub fn kernels(&self) -> &KernelSelection {
         &self.kernels
     }
 
-    /// The layers that multiply in 8 bits.
+    /// The FP8 layers.
     pub fn fp8(&self) -> &Fp8 {
         &self.fp8
     }
 
-    /// The ranks.
-    pub fn groups(&self) -> &Groups {
+    /// The process groups.
+    pub fn groups(&self) -> &ParallelContext {
         &self.groups
     }
 
     /// The settings.
     pub fn config(&self) -> &DataParallelConfig {
-        &self.store.plan.config
+        &self.buffers.plan.config
     }
 
-    /// Where parameters and gradients lie.
+    /// The layout of parameters and gradients in buckets.
     pub fn layout(&self) -> &layout::BufferLayout {
-        &self.store.plan.layout
+        &self.buffers.plan.layout
     }
 
-    /// Where the gradients go, for whoever runs the backward.
+    /// The sink of gradients, for code that runs the backward itself.
     pub fn sink(&self) -> Arc<dyn DeferringSink> {
-        self.store.clone()
+        self.buffers.clone()
     }
 
     /// The position of the module's random streams.
-    pub fn position(&self) -> &Position {
+    pub fn position(&self) -> &DropoutPosition {
         &self.position
     }
 
-    /// What this rank holds, as it is counted.
-    pub fn usage(&self) -> &Usage {
-        &self.store.plan.usage
+    /// The memory of this rank, as measured.
+    pub fn usage(&self) -> &MemoryUsage {
+        &self.buffers.plan.usage
     }
 
-    /// What this rank will hold, as it is computed.
+    /// The memory of this rank, as computed from the layout.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::Memory`] for more bytes than can be counted.
+    /// [`DataParallelError::Memory`] if the bytes overflow.
     pub fn memory_plan(&self) -> Result<MemoryPlan, DataParallelError> {
-        self.store.plan.memory()
+        self.buffers.plan.memory()
     }
 
-    /// Runs a forward whose parameters can be differentiated.
+    /// Runs a forward that records gradients of the parameters.
     ///
-    /// `device` is where the inputs are; autodiff is turned on.
+    /// `device` is the device of the inputs, with or without autodiff.
     pub fn forward<T>(&self, device: &Device, body: impl FnOnce(&M) -> T) -> T {
-        self.store.begin(None);
+        self.buffers.begin_forward(None);
         let device = device.clone().inner().autodiff();
         let anchor = Tensor::<1>::zeros([1], &device).require_grad();
         with_anchor(&anchor, || body(&self.module))
     }
 
-    /// Adds the gradients of `loss`, which must be a sum over tokens, to those of this step.
+    /// Runs the backward of `loss`, which must be a sum over tokens, and accumulates its gradients.
     ///
-    /// Returns Burn's gradients of other leaves, such as an input's.
+    /// Returns Burn's gradients of other leaves, such as inputs.
     pub fn backward(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
         let _span = tracing::debug_span!("backward").entered();
         let leaves = loss.backward();
-        self.store.buckets.backward();
+        self.buffers.gradients.end_backward();
         leaves
     }
 
-    /// The same for the last micro-batch of a step: no forward will follow, so each bucket is summed
-    /// over the ranks as soon as its gradients are final, while the backward goes on.
+    /// Runs the backward of the last micro-batch of a step. Since no forward follows, each bucket is reduced
+    /// as soon as its gradients are final, while backward goes on.
     pub fn backward_last(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
-        self.store.buckets.close(None);
+        self.buffers.gradients.end_forwards(None);
         self.backward(loss)
     }
 
-    /// Ends the step: sums the gradients over the ranks and divides them by all tokens.
+    /// Ends the step: sums the gradients over the ranks and divides them by the tokens of all ranks.
     ///
-    /// `tokens` is the number of tokens in the micro-batches of *this* rank, so that ranks with
-    /// more tokens weigh more. Every rank must come; one that has no tokens this time, and so ran
-    /// no micro-batch at all, comes with 0 and gives nothing to the sums. A parameter that took no
-    /// part in the loss has a gradient of zeros, and is named in a warning once.
+    /// `tokens` is the number of tokens in the micro-batches of *this* rank, so ranks with more tokens weigh
+    /// more. Collective: call on all ranks; a rank that ran no micro-batch passes 0 and contributes zeros. A
+    /// parameter that the loss does not depend on has a gradient of zeros; a warning names it once.
     ///
-    /// A step that fails is over: its gradients are forgotten, and those that still come are not
-    /// waited for.
+    /// A failed step ends as well: its gradients are discarded, and later ones are ignored.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError`] when a backward is missing, or a rank.
+    /// [`DataParallelError`] if a backward is missing, the ranks ran differently, or a collective fails.
     pub fn reduce(&mut self, tokens: u64) -> Result<Gradients, DataParallelError> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
-        let blocks = self.store.parameters.end();
-        let mut summed = self.store.buckets.finish()?;
-        let tokens = self.agree(tokens, [blocks, summed.print])?;
-        self.sums.apply(&mut summed.shards);
-        Ok(Gradients::new(summed.shards, tokens, summed.culprits))
+        let prefetches = self.buffers.parameters.end_step();
+        let mut reduced = self.buffers.gradients.finish()?;
+        let tokens = self.total_tokens(tokens, [prefetches, reduced.fingerprint])?;
+        self.model_parallel.apply(&mut reduced.shards);
+        Ok(Gradients::new(
+            reduced.shards,
+            tokens,
+            reduced.invalid_gradients,
+        ))
     }
 
-    /// The tokens of all ranks; from ZeRO-2 on, all must have done the same for them.
-    fn agree(&self, tokens: u64, done: [u64; 2]) -> Result<u64, DataParallelError> {
+    /// The tokens of all ranks. From ZeRO-2 on, `fingerprints` must be equal on all of them.
+    fn total_tokens(&self, tokens: u64, fingerprints: [u64; 2]) -> Result<u64, DataParallelError> {
         let data = self.groups.data();
-        let own = [tokens, done[0], done[1]].map(|x| x as i64);
+        let own = [tokens, fingerprints[0], fingerprints[1]].map(|x| x as i64);
         let all = i64s(data.all_gather(Buffer::from(own.to_vec()))?);
         let stage = self.config().zero_stage;
         let differs = |other: &[i64]| stage >= ZeroStage::Gradients && other[1..] != own[1..];
         if let Some(other) = all.chunks(3).position(differs) {
-            return Err(DataParallelError::OtherOrder {
+            return Err(DataParallelError::OrderMismatch {
                 rank: self.groups.rank(),
                 other: data.group().ranks()[other],
                 stage,
@@ -286,143 +295,158 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(all.chunks(3).map(|rank| rank[0] as u64).sum())
     }
 
-    /// Gradients from this rank's part of each parameter's, `[elements]` in the order of the table,
-    /// as sums over `tokens`: for gradients that were not made by [`backward`](Self::backward).
+    /// Gradients from given values, instead of a [`backward`](Self::backward): this rank's part of each
+    /// parameter's gradient, `[elements]` in the order of the table, as a sum over `tokens`.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::Elements`] where one does not fit its parameter.
+    /// [`DataParallelError::ElementCount`] if the size of one is not that of its parameter.
     pub fn gradients_of(
         &self,
         parts: Vec<Tensor<1>>,
         tokens: u64,
     ) -> Result<Gradients, DataParallelError> {
-        replicas::gradients_of(&self.store.plan, parts, tokens)
+        replicas::gradients_of(&self.buffers.plan, parts, tokens)
     }
 
-    /// This rank's part of each parameter's gradient, whole over the data axis: `[elements]` in the
-    /// order of the table. Every rank of the data axis must come.
-    pub fn whole_gradients(&self, gradients: &Gradients) -> Vec<Tensor<1>> {
-        let plan = &self.store.plan;
-        let sums = gradients.sums().enumerate();
-        let flats: Vec<_> = sums
+    /// The gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
+    /// part, in the order of the table. Collective: call on all ranks of the data axis.
+    pub fn full_gradients(&self, gradients: &Gradients) -> Vec<Tensor<1>> {
+        let plan = &self.buffers.plan;
+        let buckets: Vec<_> = gradients
+            .sums()
+            .enumerate()
             .map(|(number, sum)| self.gather(number, sum.clone()))
             .collect();
-        let part = |index| {
-            let (number, range) = plan.place(index);
-            let sum: Tensor<1> = flats[number].clone().slice([range]);
+        let gradient = |index| {
+            let (number, range) = plan.location(index);
+            let sum: Tensor<1> = buckets[number].clone().slice([range]);
             sum.mul_scalar(gradients.factor())
         };
-        (0..plan.parameters.len()).map(part).collect()
+        (0..plan.parameters.len()).map(gradient).collect()
     }
 
-    /// This rank's part of each parameter, in the type that it is stepped in: `[elements]` in the
-    /// order of the table. Every rank of the data axis must come.
+    /// The master of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
+    /// part, in the order of the table. Collective: call on all ranks of the data axis.
     pub fn parameters(&self) -> Vec<Tensor<1>> {
-        let plan = &self.store.plan;
-        let whole = |number| self.gather(number, self.store.parameters.kept(number));
-        let flats: Vec<_> = (0..plan.buckets()).map(whole).collect();
-        let part = |index| {
-            let (number, range) = plan.place(index);
-            flats[number].clone().slice([range])
+        let plan = &self.buffers.plan;
+        let gather = |number| self.gather(number, self.buffers.parameters.master_shard(number));
+        let buckets: Vec<_> = (0..plan.buckets()).map(gather).collect();
+        let master = |index| {
+            let (number, range) = plan.location(index);
+            buckets[number].clone().slice([range])
         };
-        (0..plan.parameters.len()).map(part).collect()
+        (0..plan.parameters.len()).map(master).collect()
     }
 
-    /// A bucket from what the ranks that share it have.
-    fn gather(&self, number: usize, part: Tensor<1>) -> Tensor<1> {
-        let shard = &self.store.plan.axes.shard;
-        match (shard.size(), self.store.plan.elements(number)) {
-            (1, _) | (_, 0) => part,
-            _ => start_all_gather(part, 0, shard).wait(),
+    /// Gathers a bucket from the shards of the ranks.
+    fn gather(&self, number: usize, shard: Tensor<1>) -> Tensor<1> {
+        let comm = &self.buffers.plan.groups.shard;
+        match (comm.size(), self.buffers.plan.elements(number)) {
+            (1, _) | (_, 0) => shard,
+            _ => start_all_gather(shard, 0, comm).wait(),
         }
     }
 
-    /// A module that holds its parameters, in the type that they are stepped in, and has no doors.
-    /// Every rank of the data axis must come.
+    /// A module without hooks that holds the [masters](Self::parameters). Collective: call on all ranks of the
+    /// data axis.
     pub fn to_module(&self) -> M {
-        let mut values = build::Fill(self.parameters().into_iter());
+        let mut values = build::ParameterFiller(self.parameters().into_iter());
         self.module.clone().map(&mut values)
     }
 
-    /// Replaces the parameters by what `change` makes of them. Every rank of the data axis must
-    /// come, and change them alike; with `fp8_param_gather` those of the tensor axis too, as weights
-    /// are quantised anew, with the scales that their layers have then.
+    /// Replaces the parameters by those that `change` returns. Collective: call on all ranks of the data axis,
+    /// and of the tensor axis with `fp8_param_gather`, with the same change. FP8 weights are quantised again,
+    /// with the scales that their layers have then.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
-        let mut load = build::Load {
-            store: &self.store,
+        let mut load = build::ParameterLoader {
+            buffers: &self.buffers,
             next: 0,
         };
         module.visit(&mut load);
-        self.fp8.weights_changed();
-        self.store.finish_gathers();
+        self.fp8.invalidate_weights();
+        self.buffers.finish_gathers();
     }
 
-    /// Checks that ranks which hold the same part of a parameter hold the same bits: replicas on the
-    /// data axis, and on the tensor axis. Every rank of the stage must come.
+    /// Checks that all replicas of a parameter have the same bits, on the data, tensor and pipeline axes.
+    /// Collective: call on all ranks.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::Drifted`] names a parameter that is not, and two ranks.
+    /// [`DataParallelError::ReplicaMismatch`] names a parameter that differs, and two ranks.
     pub fn check_replicas(&self) -> Result<(), DataParallelError> {
-        replicas::check(&self.store, &self.table, &self.groups)
+        replicas::check(&self.buffers, &self.table, &self.groups)
     }
 
-    /// What this rank steps of a bucket, in the type that it is stepped in.
-    pub(crate) fn kept(&self, bucket: usize) -> Tensor<1> {
-        self.store.parameters.kept(bucket)
+    /// This rank's master shard of a bucket: all of the bucket, where the optimizer is not sharded.
+    pub(crate) fn master_shard(&self, bucket: usize) -> Tensor<1> {
+        self.buffers.parameters.master_shard(bucket)
     }
 
-    /// Replaces it, as a step does; [`stepped`](Self::stepped) must follow. `model` is its copy in the
-    /// type of the model where that is another one.
-    pub(crate) fn replace(&mut self, bucket: usize, value: Tensor<1>, model: Option<Tensor<1>>) {
-        let Flat { held, .. } = self.take(bucket);
-        self.put(bucket, Flat::holding(value, held), model);
+    /// Replaces a master shard, as a step does; [`finish_step`](Self::finish_step) must follow. `model` is its
+    /// copy in the dtype of the model, where that differs.
+    pub(crate) fn replace_master(
+        &mut self,
+        bucket: usize,
+        value: Tensor<1>,
+        model: Option<Tensor<1>>,
+    ) {
+        let TrackedTensor { allocation, .. } = self.take_master(bucket);
+        self.put_master(bucket, TrackedTensor::from_parts(value, allocation), model);
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.store.plan
+    pub(crate) fn plan(&self) -> &ShardingPlan {
+        &self.buffers.plan
     }
 
-    /// What this rank counts of the gradients.
-    pub(crate) fn counted(&self) -> &[Stretch] {
-        &self.counted
+    /// The segments of the gradients that this rank accounts for, so that each element counts once.
+    pub(crate) fn unique_segments(&self) -> &[ShardSegment] {
+        &self.unique_segments
     }
 
-    /// What this rank steps of a bucket, taken away to be stepped.
-    pub(crate) fn take(&mut self, bucket: usize) -> Flat {
-        self.store.parameters.take(bucket)
+    /// Takes this rank's master shard of a bucket, to be stepped; [`put_master`](Self::put_master) must follow.
+    pub(crate) fn take_master(&mut self, bucket: usize) -> TrackedTensor {
+        self.buffers.parameters.take_master(bucket)
     }
 
-    /// Gives it back, with its copy in the type of the model where that is another one.
-    pub(crate) fn put(&mut self, bucket: usize, master: Flat, model: Option<Tensor<1>>) {
-        self.store.parameters.put(bucket, master, model);
+    /// Returns a master shard, with its copy in the dtype of the model, where that differs.
+    pub(crate) fn put_master(
+        &mut self,
+        bucket: usize,
+        master: TrackedTensor,
+        model: Option<Tensor<1>>,
+    ) {
+        self.buffers.parameters.put_master(bucket, master, model);
     }
 
-    /// No rank has stepped. Weights that are kept in 8 bits are made anew all the same, as their scales
-    /// may be others: so they follow from masters and scales alone, as after a checkpoint.
-    pub(crate) fn skipped(&mut self) {
+    /// Call instead of a step that all ranks skip. FP8 weights are quantised again, as the scales may have
+    /// changed: they depend on masters and scales only, as after loading a checkpoint.
+    pub(crate) fn finish_skipped_step(&mut self) {
         if self.config().fp8_param_gather {
-            self.stepped();
+            self.finish_step();
         }
     }
 
-    /// The optimizer has stepped all buckets, and let their gradients go.
-    pub(crate) fn stepped(&mut self) {
-        self.fp8.weights_changed();
-        self.store.finish_gathers();
+    /// Call after the optimizer has stepped all buckets and freed their gradients. Collective: call on all ranks
+    /// of the stage.
+    pub(crate) fn finish_step(&mut self) {
+        self.fp8.invalidate_weights();
+        self.buffers.finish_gathers();
     }
 }
 
 fn i64s(buffer: Buffer) -> Vec<i64> {
     match buffer {
         Buffer::I64(values) => values,
-        other => unreachable!("i64 went in, {} came out", other.dtype()),
+        other => unreachable!("a collective of i64 returned {}", other.dtype()),
     }
 }
 
-fn check_same_table(table: &ParameterTable, groups: &Groups) -> Result<(), DataParallelError> {
+fn check_same_table(
+    table: &ParameterTable,
+    groups: &ParallelContext,
+) -> Result<(), DataParallelError> {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     for entry in table.entries() {
@@ -431,7 +455,7 @@ fn check_same_table(table: &ParameterTable, groups: &Groups) -> Result<(), DataP
     let own = hasher.finish() as i64;
     let all = i64s(groups.stage().all_gather(Buffer::from(vec![own]))?);
     match all.iter().position(|other| *other != own) {
-        Some(other) => Err(DataParallelError::OtherModel {
+        Some(other) => Err(DataParallelError::ModelMismatch {
             rank: groups.rank(),
             other: groups.stage().group().ranks()[other],
         }),
@@ -439,15 +463,23 @@ fn check_same_table(table: &ParameterTable, groups: &Groups) -> Result<(), DataP
     }
 }
 
-fn check_ends(table: &ParameterTable, groups: &Groups) -> Result<(), DataParallelError> {
+fn check_tied_parameters(
+    table: &ParameterTable,
+    groups: &ParallelContext,
+) -> Result<(), DataParallelError> {
     let (rank, ranks) = (groups.pipeline().rank(), groups.pipeline().size());
-    let shared = table.entries().iter().find(|entry| entry.at_both_ends);
-    match shared {
-        Some(entry) if rank != 0 && rank + 1 != ranks => Err(DataParallelError::NotAtTheEnds {
-            path: entry.path.clone(),
-            rank,
-            ranks,
-        }),
+    let tied = table
+        .entries()
+        .iter()
+        .find(|entry| entry.tied_across_pipeline);
+    match tied {
+        Some(entry) if rank != 0 && rank + 1 != ranks => {
+            Err(DataParallelError::TiedParameterPlacement {
+                path: entry.path.clone(),
+                rank,
+                ranks,
+            })
+        }
         _ => Ok(()),
     }
 }

@@ -1,80 +1,89 @@
-//! The sum of buckets over the ranks of the data axis.
+//! The reduction of gradient buckets over the data axis.
 
 use burn::tensor::{DType, Tensor};
 
-use super::plan::Plan;
-use super::usage::{Category, Flat, Holding};
+use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
+use super::sharding_plan::ShardingPlan;
 use crate::collective::{
-    PendingTensor, PendingWide, start_all_reduce, start_all_reduces, start_reduce_scatter_wide,
-    start_reduce_scatters,
+    PendingReduceScatterInF32, PendingTensor, start_all_reduce, start_all_reduce_coalesced,
+    start_reduce_scatter_coalesced, start_reduce_scatter_in_f32,
 };
 use crate::comm::ReduceOp;
 
-/// A sum that is under way.
-pub(super) struct Reduction {
-    state: State,
-    /// The bytes of the bucket.
-    held: Holding,
+/// The reduction of one bucket, in flight.
+pub(super) struct PendingReduction {
+    state: ReductionState,
+    /// The memory of the bucket.
+    allocation: TrackedAllocation,
 }
 
-enum State {
-    /// There is no other rank.
-    Ready(Tensor<1>),
-    /// The whole bucket.
-    Whole(PendingTensor<1>),
-    /// This rank's shard, over the ranks that share a copy.
-    Shard(PendingTensor<1>),
-    /// The same from values that travel in 16 bits.
-    Wide(PendingWide),
+enum ReductionState {
+    /// The data axis has one rank; nothing is sent.
+    Local(Tensor<1>),
+    /// An all-reduce of the whole bucket.
+    AllReduce(PendingTensor<1>),
+    /// A reduce-scatter over the shard group.
+    ReduceScatter(PendingTensor<1>),
+    /// A reduce-scatter of 16-bit values that are accumulated in f32.
+    ReduceScatterWide(PendingReduceScatterInF32),
 }
 
-/// Starts summing buckets, those of one kind in one call.
-pub(super) fn start(flats: Vec<Flat>, plan: &Plan) -> Vec<Reduction> {
-    let (tensors, held): (Vec<_>, Vec<_>) = flats
+/// Starts the reductions of buckets in one call. Collective: call on all ranks of the data axis.
+pub(super) fn start_reductions(
+    buffers: Vec<TrackedTensor>,
+    plan: &ShardingPlan,
+) -> Vec<PendingReduction> {
+    let (tensors, allocations): (Vec<_>, Vec<_>) = buffers
         .into_iter()
-        .map(|Flat { tensor, held }| (tensor, held))
+        .map(|TrackedTensor { tensor, allocation }| (tensor, allocation))
         .unzip();
-    let axes = &plan.axes;
-    let states: Vec<_> = match (axes.shard.size(), axes.replicas.size()) {
-        (1, 1) => tensors.into_iter().map(State::Ready).collect(),
-        (1, _) => start_all_reduces(tensors, ReduceOp::Sum, &axes.replicas)
+    let groups = &plan.groups;
+    let states: Vec<_> = match (groups.shard.size(), groups.replicas.size()) {
+        (1, 1) => tensors.into_iter().map(ReductionState::Local).collect(),
+        (1, _) => start_all_reduce_coalesced(tensors, ReduceOp::Sum, &groups.replicas)
             .into_iter()
-            .map(State::Whole)
+            .map(ReductionState::AllReduce)
             .collect(),
-        _ => match plan.config.reduce_in_16_bits {
-            true => tensors.into_iter().map(|x| narrow(x, plan)).collect(),
-            false => start_reduce_scatters(tensors, &axes.shard)
-                .into_iter()
-                .map(State::Shard)
-                .collect(),
-        },
+        _ if plan.config.reduce_in_16_bits => {
+            let start = |x| start_in_16_bits(x, plan);
+            tensors.into_iter().map(start).collect()
+        }
+        _ => start_reduce_scatter_coalesced(tensors, &groups.shard)
+            .into_iter()
+            .map(ReductionState::ReduceScatter)
+            .collect(),
     };
-    let reduction = |(state, held)| Reduction { state, held };
-    states.into_iter().zip(held).map(reduction).collect()
+    let reduction = |(state, allocation)| PendingReduction { state, allocation };
+    states.into_iter().zip(allocations).map(reduction).collect()
 }
 
-fn narrow(x: Tensor<1>, plan: &Plan) -> State {
+fn start_in_16_bits(x: Tensor<1>, plan: &ShardingPlan) -> ReductionState {
     let model = plan.config.precision.of(DType::F32);
     let small = x.clone().cast(model);
     plan.recycle(x);
-    State::Wide(start_reduce_scatter_wide(small, &plan.axes.shard))
+    ReductionState::ReduceScatterWide(start_reduce_scatter_in_f32(small, &plan.groups.shard))
 }
 
-impl Reduction {
-    /// What this rank steps of the bucket, summed over the data axis; a shard counts as `category`.
-    pub fn wait(self, category: Category, plan: &Plan) -> Flat {
+impl PendingReduction {
+    /// Waits for this rank's shard of the bucket, summed over the data axis. The memory of a reduce-scattered
+    /// shard is counted as `category`.
+    pub fn wait(self, category: MemoryCategory, plan: &ShardingPlan) -> TrackedTensor {
         let shard = match self.state {
-            State::Ready(tensor) => return Flat::holding(tensor, self.held),
-            State::Whole(pending) => return Flat::holding(pending.wait(), self.held),
-            State::Shard(pending) => pending.wait(),
-            State::Wide(pending) => pending.wait(),
+            ReductionState::Local(tensor) => {
+                return TrackedTensor::from_parts(tensor, self.allocation);
+            }
+            ReductionState::AllReduce(pending) => {
+                return TrackedTensor::from_parts(pending.wait(), self.allocation);
+            }
+            ReductionState::ReduceScatter(pending) => pending.wait(),
+            ReductionState::ReduceScatterWide(pending) => pending.wait(),
         };
-        drop(self.held);
-        let replicas = &plan.axes.replicas;
-        let shard = match replicas.size() {
+        drop(self.allocation);
+        let replicas = &plan.groups.replicas;
+        let reduced = match replicas.size() {
             1 => shard,
             _ => start_all_reduce(shard, ReduceOp::Sum, replicas).wait(),
         };
-        plan.hold(shard, category)
+        plan.track(reduced, category)
     }
 }

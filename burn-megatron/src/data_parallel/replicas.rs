@@ -1,23 +1,23 @@
-//! What ranks that hold the same parameters have of them.
+//! The comparison of replicated parameters, and gradients from given values.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
 
-use super::counted::{Chosen, Stretch, held_together, whole_where};
-use super::gradients::{Gradients, neighbours};
-use super::plan::Plan;
-use super::store::Store;
-use super::usage::Category;
+use super::gradients::{Gradients, replica_groups};
+use super::memory_usage::MemoryCategory;
+use super::param_and_grad_buffers::ParamAndGradBuffers;
+use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_replicas};
+use super::sharding_plan::ShardingPlan;
 use super::{DataParallelError, i64s};
 use crate::collective::{Comm, to_buffer};
-use crate::comm::{Buffer, Groups};
+use crate::comm::{Buffer, ParallelContext};
 use crate::nn::{ParameterTable, Placement};
 
-/// This rank's parts of gradients that are whole over the data axis.
+/// This rank's gradient shards, from gradients that are replicated over the data axis.
 pub(super) fn gradients_of(
-    plan: &Plan,
+    plan: &ShardingPlan,
     parts: Vec<Tensor<1>>,
     tokens: u64,
 ) -> Result<Gradients, DataParallelError> {
@@ -25,7 +25,7 @@ pub(super) fn gradients_of(
         let (found, expected) = (part.dims()[0], parameter.shape.iter().product());
         if found != expected {
             let path = parameter.path.clone();
-            return Err(DataParallelError::Elements {
+            return Err(DataParallelError::ElementCount {
                 path,
                 found,
                 expected,
@@ -33,72 +33,80 @@ pub(super) fn gradients_of(
         }
     }
     if parts.len() != plan.parameters.len() {
-        return Err(DataParallelError::Elements {
+        return Err(DataParallelError::ElementCount {
             path: "the list of parameters".into(),
             found: parts.len(),
             expected: plan.parameters.len(),
         });
     }
     let shard = |number: usize| {
-        let (own, (_, main)) = (plan.own(number), plan.types(number));
-        let mut shard = plan.zeros(own.len(), main);
-        for piece in plan.own_pieces(number) {
-            let values = parts[piece.index].clone().slice([piece.of_parameter]);
-            shard = flat::accumulate(shard, piece.of_range.start, values.cast(main), false);
+        let (_, main) = plan.model_and_main_dtypes(number);
+        let mut shard = plan.zeros(plan.shard_range(number).len(), main);
+        for slice in plan.shard_slices(number) {
+            let values = parts[slice.index].clone().slice([slice.parameter_range]);
+            shard = flat::accumulate(shard, slice.local_range.start, values.cast(main), false);
         }
-        plan.hold(shard, Category::Gradients)
+        plan.track(shard, MemoryCategory::Gradients)
     };
     let shards = (0..plan.buckets()).map(shard).collect();
     Ok(Gradients::new(shards, tokens, vec![]))
 }
 
-/// Compares the bits of parameters between ranks that hold the same.
+/// Compares replicated parameters bit by bit. Collective: call on all ranks of the stage.
 pub(super) fn check(
-    store: &Store,
+    buffers: &ParamAndGradBuffers,
     table: &ParameterTable,
-    groups: &Groups,
+    groups: &ParallelContext,
 ) -> Result<(), DataParallelError> {
-    let (plan, place) = (&store.plan, groups.place());
-    let everything = whole_where(plan, table, |_| true);
-    compare(store, &everything, &plan.axes.replicas)?;
+    let (plan, place) = (&buffers.plan, groups.place());
+    let all = segments_where(plan, table, |_| true);
+    compare(buffers, &all, &plan.groups.replicas)?;
     let replicated = |entry: &crate::nn::ParameterEntry| entry.placement == Placement::Replicated;
     compare(
-        store,
-        &whole_where(plan, table, replicated),
+        buffers,
+        &segments_where(plan, table, replicated),
         groups.tensor(),
     )?;
     compare(
-        store,
-        &whole_where(plan, table, |entry| entry.at_both_ends),
-        groups.ends(),
+        buffers,
+        &segments_where(plan, table, |entry| entry.tied_across_pipeline),
+        groups.embedding(),
     )?;
-    for (replicas, comm) in neighbours(table, groups)? {
-        compare(store, &held_together(plan, table, place, replicas), &comm)?;
+    for (replicas, comm) in replica_groups(table, groups)? {
+        compare(
+            buffers,
+            &segments_with_replicas(plan, table, place, replicas),
+            &comm,
+        )?;
     }
     Ok(())
 }
 
-/// Compares the chosen elements of some stretches over the ranks of `comm`.
-fn compare(store: &Store, stretches: &[Stretch], comm: &Comm) -> Result<(), DataParallelError> {
+/// Compares the selected elements of segments over the ranks of `comm`. Collective: call on all its ranks.
+fn compare(
+    buffers: &ParamAndGradBuffers,
+    segments: &[ShardSegment],
+    comm: &Comm,
+) -> Result<(), DataParallelError> {
     if comm.size() == 1 {
         return Ok(());
     }
-    let own: Vec<i64> = stretches
+    let own: Vec<i64> = segments
         .iter()
-        .map(|stretch| hash(store, stretch))
+        .map(|segment| hash(buffers, segment))
         .collect();
     let all = i64s(comm.all_gather(Buffer::from(own.clone()))?);
     if own.is_empty() {
         return Ok(());
     }
     let ranks = comm.group().ranks();
-    // All compare with the first, so that all come to the same answer.
+    // All ranks compare with the first one, so that all return the same result.
     let first = &all[..own.len()];
     for (rank, other) in ranks.iter().zip(all.chunks(own.len())) {
-        if let Some(at) = other.iter().zip(first).position(|(a, b)| a != b) {
-            let index = stretches[at].index;
-            return Err(DataParallelError::Drifted {
-                path: store.plan.parameters[index].path.clone(),
+        if let Some(differing) = other.iter().zip(first).position(|(a, b)| a != b) {
+            let index = segments[differing].index;
+            return Err(DataParallelError::ReplicaMismatch {
+                path: buffers.plan.parameters[index].path.clone(),
                 ranks: [ranks[0], *rank],
             });
         }
@@ -106,21 +114,18 @@ fn compare(store: &Store, stretches: &[Stretch], comm: &Comm) -> Result<(), Data
     Ok(())
 }
 
-fn hash(store: &Store, stretch: &Stretch) -> i64 {
-    let kept = store.parameters.kept(stretch.bucket);
-    let own = kept.slice([stretch.range.clone()]);
-    let own = match &stretch.chosen {
-        Chosen::Some(mask) => own.mask_fill(mask.clone().bool_not(), 0.0),
-        Chosen::All | Chosen::None => own,
+fn hash(buffers: &ParamAndGradBuffers, segment: &ShardSegment) -> i64 {
+    let shard = buffers.parameters.master_shard(segment.bucket);
+    let values = shard.slice([segment.range.clone()]);
+    let selected = match &segment.mask {
+        ElementMask::Some(mask) => values.mask_fill(mask.clone().bool_not(), 0.0),
+        ElementMask::All | ElementMask::None => values,
     };
     let mut hasher = DefaultHasher::new();
-    match to_buffer(own) {
+    match to_buffer(selected) {
         Buffer::F64(values) => values.iter().for_each(|x| x.to_bits().hash(&mut hasher)),
         Buffer::F32(values) => values.iter().for_each(|x| x.to_bits().hash(&mut hasher)),
-        other => unreachable!(
-            "parameters are stepped in f32 or f64, not {}",
-            other.dtype()
-        ),
+        other => unreachable!("main dtype {}: expected f32 or f64", other.dtype()),
     }
     hasher.finish() as i64
 }

@@ -1,27 +1,27 @@
-//! How text is drawn.
+//! Settings of generation.
 
 use serde::{Deserialize, Serialize};
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// How text is drawn.
+/// Settings of generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateConfig {
-    /// What the text begins with.
+    /// The prompt.
     pub prompt: String,
-    /// The most tokens to draw; 0 draws none.
+    /// The maximum number of new tokens; 0 generates none.
     pub tokens: usize,
-    /// Logits are divided by it: below 1 likelier tokens become likelier still. 0 takes the likeliest.
+    /// Logits are divided by it. 0 takes the most likely token (greedy).
     pub temperature: f64,
-    /// Only so many of the likeliest tokens are drawn from; all where not given.
+    /// Samples from this many most likely tokens; from all if `None`.
     pub top_k: Option<usize>,
-    /// Only the likeliest tokens are drawn from whose probabilities together reach this, of those that
-    /// `top_k` leaves; all where not given.
+    /// Nucleus sampling: samples from the most likely tokens whose probabilities reach this sum, among those of
+    /// `top_k`; from all if `None`.
     pub top_p: Option<f64>,
-    /// The text ends before the first of these, wherever the borders between its tokens are.
+    /// The text ends before the first of these strings, also across token boundaries.
     pub stop: Vec<String>,
-    /// Seed of the draws; where not given that of the run, or 0.
+    /// The seed; if `None` that of the run, or 0.
     pub seed: Option<u64>,
 }
 
@@ -39,20 +39,20 @@ impl Default for GenerateConfig {
     }
 }
 
-/// Settings that draw no text.
+/// An invalid setting of generation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GenerateConfigError {
-    /// The temperature.
-    #[error("temperature = {0} draws no text; 0, which takes the likeliest token, and more do")]
+    /// An invalid temperature.
+    #[error("invalid temperature = {0}: expected at least 0, which takes the most likely token")]
     Temperature(f64),
-    /// No tokens to draw from.
-    #[error("top_k = 0 leaves no token to draw; 1 and more do")]
+    /// No tokens to sample from.
+    #[error("invalid top_k = 0: expected at least 1")]
     TopK,
-    /// No probability to draw from.
-    #[error("top_p = {0} is no part of the probability; above 0 and at most 1 is")]
+    /// An invalid probability.
+    #[error("invalid top_p = {0}: expected above 0 and at most 1")]
     TopP(f64),
-    /// A text that is everywhere.
-    #[error("an empty text in stop would end every text at once; leave it out")]
+    /// An empty stop string.
+    #[error("an empty string in stop would end every text at once: leave it out")]
     Stop,
 }
 
@@ -61,7 +61,7 @@ impl GenerateConfig {
     ///
     /// # Errors
     ///
-    /// [`GenerateConfigError`] for the first that draws no text.
+    /// [`GenerateConfigError`] for the first invalid setting.
     pub fn check(&self) -> Result<(), GenerateConfigError> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return Err(GenerateConfigError::Temperature(self.temperature));
@@ -72,18 +72,19 @@ impl GenerateConfig {
         if let Some(top_p) = self.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
             return Err(GenerateConfigError::TopP(top_p));
         }
-        match self.stop.iter().any(String::is_empty) {
-            true => Err(GenerateConfigError::Stop),
-            false => Ok(()),
+        if self.stop.iter().any(String::is_empty) {
+            Err(GenerateConfigError::Stop)
+        } else {
+            Ok(())
         }
     }
 
-    /// The tokens of the prompt. An empty one is the token that begins a text, or that ends the document
-    /// before it, or a line break.
+    /// Encodes the prompt. An empty one becomes the tokenizer's `bos`, otherwise its `eod`, otherwise a line
+    /// break.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError`] where the tokenizer has none for it.
+    /// [`TokenizerError`] if the tokenizer cannot encode it.
     pub fn prompt_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
         let tokens = tokenizer.encode(&self.prompt)?;
         let special = tokenizer.special();

@@ -1,4 +1,4 @@
-//! What writing text can fail with.
+//! Errors of generation.
 
 use std::io;
 
@@ -6,39 +6,39 @@ use super::GenerateConfigError;
 use crate::comm::CommError;
 use crate::tokenizer::TokenizerError;
 
-/// What writing text can fail with.
+/// An error of generation.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// The settings.
+    /// Invalid settings.
     #[error(transparent)]
     Config(#[from] GenerateConfigError),
-    /// The tokenizer.
+    /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// Nothing to go on from.
-    #[error("a prompt without a token gives the model nothing to read; one and more do")]
+    /// The prompt is empty.
+    #[error("the prompt has no tokens: expected at least 1")]
     NoPrompt,
-    /// A token that the model does not know.
+    /// A token beyond the model's vocabulary.
     #[error(
-        "the prompt has the token {token}, and the model knows {vocabulary} tokens, from 0 on: the \
-         tokenizer is of another model"
+        "the prompt has the token {token}, but the vocabulary of the model has {vocabulary}: the tokenizer \
+         belongs to another model"
     )]
     Vocabulary {
         /// The token.
         token: u32,
-        /// How many the model has.
+        /// The size of the vocabulary.
         vocabulary: usize,
     },
-    /// Logits that say nothing.
-    #[error("after {after} tokens the model gives logits that are not numbers")]
+    /// The logits are NaN or infinite.
+    #[error("the logits after {after} tokens are not finite")]
     Logits {
-        /// The tokens that it has read.
+        /// The number of tokens read.
         after: usize,
     },
-    /// The text cannot be shown.
-    #[error("the text cannot be written: {0}")]
+    /// The text cannot be written to the output.
+    #[error("cannot write the text: {0}")]
     Output(#[from] io::Error),
-    /// The other ranks.
+    /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
 }

@@ -1,118 +1,118 @@
-//! One rank of a model that writes.
+//! Generates text on one rank.
 
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::philox::{Stream, uniform};
 
-use super::stop::UntilStop;
+use super::stop::StopStringFilter;
 use super::{GenerateConfig, GenerateError};
-use crate::comm::{Buffer, CommError, Groups};
+use crate::comm::{Buffer, CommError, ParallelContext};
 use crate::model::LanguageModel;
 use crate::nn::KvCache;
 use crate::pipeline::engine::forward_only;
 use crate::tokenizer::Tokenizer;
 
-/// Tokens that are read at once, so that a long prompt needs no memory for all of its activations.
-const CHUNK: usize = 512;
+/// Prefill reads a long prompt in chunks of this many tokens, to bound the memory of activations.
+const PREFILL_CHUNK: usize = 512;
 
-/// Writes text with this rank's part of a model. All ranks of the tensor and of the pipeline axis must
-/// make the same calls; each gets the same text.
+/// Generates text with this rank's part of a model. Every method is collective: call it on all ranks of the
+/// tensor and pipeline groups with the same arguments; each gets the same text.
 #[derive(Debug)]
 pub struct Generator<'a, M> {
     model: &'a M,
-    groups: &'a Groups,
+    groups: &'a ParallelContext,
     device: Device,
-    /// The rank of the pipeline that has each stage.
+    /// The pipeline rank of each stage.
     placement: Vec<usize>,
-    keeps: bool,
+    use_cache: bool,
     cache: KvCache,
-    /// The tokens in the cache, those among them that filled up a piece.
-    read: Vec<u32>,
+    /// The tokens in the cache, including padding.
+    cached: Vec<u32>,
 }
 
-/// What was written.
+/// The result of generation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Generated {
-    /// The text after the prompt, without what ended it.
+pub struct GenerationOutput {
+    /// The text after the prompt, without the stop string.
     pub text: String,
-    /// The tokens that were drawn, the one that ended the text among them.
+    /// The new tokens, including the one that ended the text.
     pub tokens: Vec<u32>,
-    /// Why there are no more.
-    pub end: End,
-    /// The tokens of the prompt.
+    /// Why generation ended.
+    pub finish_reason: FinishReason,
+    /// The number of tokens of the prompt.
     pub prompt: usize,
-    /// Until the first token was drawn.
+    /// The time until the first new token.
     pub prefill: Duration,
-    /// From there to the last.
+    /// The time from the first to the last new token.
     pub decode: Duration,
 }
 
-/// Why a text is done.
+/// Why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// It has as many tokens as were asked for.
+pub enum FinishReason {
+    /// The maximum number of new tokens was reached.
     Length,
-    /// A text that stops it has come.
+    /// A stop string was found.
     Stop,
-    /// A token that ends texts has come.
+    /// A stop token was generated.
     Token,
 }
 
 impl<'a, M: LanguageModel> Generator<'a, M> {
-    /// A generator whose stages lie on the ranks of the pipeline in order, one on each.
-    pub fn new(model: &'a M, groups: &'a Groups, device: &Device) -> Self {
+    /// A generator with one stage per pipeline rank, in order.
+    pub fn new(model: &'a M, groups: &'a ParallelContext, device: &Device) -> Self {
         Self {
             model,
             groups,
             device: device.clone().inner(),
             placement: (0..groups.pipeline().size()).collect(),
-            keeps: true,
+            use_cache: true,
             cache: model.cache(),
-            read: vec![],
+            cached: vec![],
         }
     }
 
-    /// The same where stage `s` lies on rank `placement[s]` of the pipeline.
+    /// Places stage `s` on rank `placement[s]` of the pipeline.
     pub fn with_placement(mut self, placement: Vec<usize>) -> Self {
         self.placement = placement;
         self
     }
 
-    /// The same without what it has read before: every token is read again for each new one.
+    /// Disables the cache: the whole text is read again for each new token.
     pub fn without_cache(mut self) -> Self {
-        self.keeps = false;
+        self.use_cache = false;
         self
     }
 
-    /// The bytes of keys and values that this rank holds.
+    /// The bytes of this rank's KV cache.
     pub fn cache_bytes(&self) -> usize {
         self.cache.bytes()
     }
 
-    /// Writes after the tokens of a prompt. `on_text` gets the text as it comes, in whole characters.
+    /// Generates text after the tokens of a prompt. `on_text` gets the text incrementally, in whole characters.
     ///
     /// # Errors
     ///
-    /// [`GenerateError`] for settings that draw nothing, a prompt that is not of this model, logits that
-    /// are not numbers, and missing ranks.
+    /// [`GenerateError`] for invalid settings, a prompt of another model, logits that are not finite, and
+    /// failed collectives.
     pub fn generate(
         &mut self,
         prompt: &[u32],
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
         on_text: &mut dyn FnMut(&str) -> std::io::Result<()>,
-    ) -> Result<Generated, GenerateError> {
+    ) -> Result<GenerationOutput, GenerateError> {
         config.check()?;
-        let mut until = UntilStop::new(&config.stop);
+        let mut until = StopStringFilter::new(&config.stop);
         let mut characters = tokenizer.stream();
         for token in prompt {
-            // The text of a token can depend on those before it.
+            // The text of a token may depend on the ones before it.
             characters.push(*token)?;
         }
         let draws = Stream::new(config.seed.unwrap_or(0), 0);
         let mut tokens = prompt.to_vec();
-        let (mut text, mut end) = (String::new(), End::Length);
+        let (mut text, mut finish_reason) = (String::new(), FinishReason::Length);
         let (started, mut prefill) = (Instant::now(), Duration::ZERO);
         for number in 0..config.tokens {
             let token = self.next(&tokens, |logits| {
@@ -124,27 +124,27 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
                 prefill = started.elapsed();
             }
             tokens.push(token);
-            if tokenizer.special().ends.contains(&token) {
-                end = End::Token;
+            if tokenizer.special().stop_tokens.contains(&token) {
+                finish_reason = FinishReason::Token;
                 break;
             }
             let new = until.push(&characters.push(token)?);
             on_text(&new)?;
             text.push_str(&new);
             if until.is_stopped() {
-                end = End::Stop;
+                finish_reason = FinishReason::Stop;
                 break;
             }
         }
-        if end != End::Stop {
+        if finish_reason != FinishReason::Stop {
             let mut rest = until.push(&characters.finish()?);
             rest.push_str(&until.finish());
             on_text(&rest)?;
             text.push_str(&rest);
         }
-        Ok(Generated {
+        Ok(GenerationOutput {
             text,
-            end,
+            finish_reason,
             prompt: prompt.len(),
             tokens: tokens.split_off(prompt.len()),
             prefill,
@@ -152,12 +152,12 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         })
     }
 
-    /// The logits of what follows the tokens, on the ranks of the pipeline that have the last stage. Of
-    /// more tokens than the model's context the last ones are read.
+    /// The logits of the next token, on the pipeline ranks that have the last stage; `None` on others. If there
+    /// are more tokens than the model's context, only the last ones are read.
     ///
     /// # Errors
     ///
-    /// [`GenerateError`] without a token, for one that the model does not know, and for missing ranks.
+    /// [`GenerateError`] for no tokens, a token beyond the vocabulary, and failed collectives.
     pub fn logits_after(&mut self, tokens: &[u32]) -> Result<Option<Vec<f64>>, GenerateError> {
         let vocabulary = self.model.vocabulary();
         if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
@@ -168,33 +168,34 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         let Some(at) = seen.len().checked_sub(1) else {
             return Err(GenerateError::NoPrompt);
         };
-        // The last token is read in a piece of its own, and of nothing else there are logits.
+        // The last token is in a call of its own, and only that call's logits are used.
         let multiple = self.model.sequence_multiple();
-        let piece = at / multiple * multiple;
-        let begin = self.known(seen).min(piece) / multiple * multiple;
-        self.read.truncate(begin);
-        for chunk in seen[begin..piece].chunks(CHUNK.next_multiple_of(multiple)) {
+        let last_start = at / multiple * multiple;
+        let begin = self.cached_prefix(seen).min(last_start) / multiple * multiple;
+        self.cached.truncate(begin);
+        for chunk in seen[begin..last_start].chunks(PREFILL_CHUNK.next_multiple_of(multiple)) {
             self.forward(chunk)?;
         }
-        let mut ids = seen[piece..].to_vec();
+        let mut ids = seen[last_start..].to_vec();
         ids.resize(multiple, 0);
         let hidden = self.forward(&ids)?;
         Ok(hidden.map(|hidden| {
-            let logits = self.model.logits_of(hidden).narrow(1, at - piece, 1);
+            let logits = self.model.logits_of(hidden).narrow(1, at - last_start, 1);
             logits.into_data().iter::<f64>().collect()
         }))
     }
 
-    /// The token that `pick` takes, on every rank.
+    /// The token that `pick` chooses, on every rank.
     fn next(
         &mut self,
         tokens: &[u32],
         pick: impl FnOnce(&[f64]) -> Option<usize>,
     ) -> Result<u32, GenerateError> {
         let logits = self.logits_after(tokens)?;
-        let own = logits.and_then(|logits| pick(&logits));
-        let own = own.map_or(-1, |token| token as i64);
-        // The rank with the last stage tells the others.
+        let own = logits
+            .and_then(|logits| pick(&logits))
+            .map_or(-1, |token| token as i64);
+        // The rank with the last stage broadcasts the token.
         let last = self.placement.last().copied().unwrap_or(0);
         let pipeline = self.groups.pipeline();
         let token = match pipeline.broadcast(vec![own].into(), last)? {
@@ -205,27 +206,24 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         u32::try_from(token).map_err(|_| GenerateError::Logits { after })
     }
 
-    /// How many tokens of a text are in the cache, in their places.
-    fn known(&self, seen: &[u32]) -> usize {
-        let same = self.read.iter().zip(seen).take_while(|(a, b)| a == b);
-        match self.keeps {
-            true => same.count(),
-            false => 0,
-        }
+    /// The length of the common prefix of the cache and a text.
+    fn cached_prefix(&self, seen: &[u32]) -> usize {
+        let same = self.cached.iter().zip(seen).take_while(|(a, b)| a == b);
+        if self.use_cache { same.count() } else { 0 }
     }
 
-    /// Reads more tokens.
+    /// Runs the model on more tokens.
     fn forward(&mut self, ids: &[u32]) -> Result<Option<Tensor<3>>, CommError> {
-        self.cache.keep(self.read.len());
+        self.cache.set_len(self.cached.len());
         let (model, cache) = (self.model, &mut self.cache);
         let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
         let data = TensorData::new(values, [1, ids.len()]);
         let tokens = Tensor::<2, Int>::from_data(data, &self.device);
         let pipeline = self.groups.pipeline();
         let hidden = forward_only(&self.placement, pipeline, &self.device, |stage, input| {
-            model.hidden_after(stage, input, tokens.clone(), cache)
+            model.hidden_cached(stage, input, tokens.clone(), cache)
         })?;
-        self.read.extend(ids);
+        self.cached.extend(ids);
         Ok(hidden)
     }
 }

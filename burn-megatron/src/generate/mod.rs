@@ -1,13 +1,13 @@
-//! Text from a language model, in any layout.
+//! Text generation with a language model in any layout.
 //!
-//! A [`Generator`] runs the model of each rank on what was written so far and draws the next token. What
-//! it has read stays in a [cache](crate::nn::KvCache), so that each token is read once, until the text is
-//! longer than the model's context: then the last `context` tokens are read again for each new one.
+//! A [`Generator`] runs each rank's part of the model on the text so far and samples the next token. Keys and
+//! values are kept in a [cache](crate::nn::KvCache), so that each token is read once, until the text is longer
+//! than the model's context: then the last `context` tokens are read again for each new one.
 //!
-//! [`GenerateConfig`] says how a token is drawn. The draws are a function of the seed, and are made from
-//! logits in f64, so that every layout writes the same text as far as its logits are the same.
+//! [`GenerateConfig`] sets how tokens are sampled. Samples are a function of the seed, computed from the logits
+//! in f64, so every layout generates the same text as far as its logits are equal.
 //!
-//! One sequence is written at a time.
+//! The batch size is 1.
 
 mod config;
 mod error;
@@ -19,4 +19,4 @@ mod tests;
 
 pub use config::{GenerateConfig, GenerateConfigError};
 pub use error::GenerateError;
-pub use generator::{End, Generated, Generator};
+pub use generator::{FinishReason, GenerationOutput, Generator};

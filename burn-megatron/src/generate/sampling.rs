@@ -1,19 +1,19 @@
-//! A token from logits.
+//! Samples a token from logits.
 
 use std::cmp::Reverse;
 
 use super::GenerateConfig;
 
-/// A number that sorts as the weight does: all weights are at least 0.
+/// An integer with the order of the weight, which is at least 0.
 fn order(weight: f64) -> u64 {
     weight.to_bits()
 }
 
 impl GenerateConfig {
-    /// The probability of each token, for its logit; none where a logit is NaN or the largest is infinite.
+    /// The probability of each token; `None` if a logit is NaN or the largest is infinite.
     ///
-    /// `softmax(logits / temperature)`, of which `top_k` and then `top_p` take the likeliest; of equally
-    /// likely tokens the one with the lower number comes first.
+    /// `softmax(logits / temperature)`, restricted by `top_k` and then `top_p` to the most likely tokens; among
+    /// equally likely ones the lower id comes first.
     pub fn probabilities(&self, logits: &[f64]) -> Option<Vec<f64>> {
         let mut weights = self.weights(logits)?;
         let sum: f64 = weights.iter().sum();
@@ -21,7 +21,7 @@ impl GenerateConfig {
         Some(weights)
     }
 
-    /// The token at which the cumulated probability passes `point` in (0, 1); none as in
+    /// The token at which the cumulative probability exceeds `point` in (0, 1); `None` as for
     /// [`probabilities`](Self::probabilities).
     pub(super) fn draw(&self, logits: &[f64], point: f64) -> Option<usize> {
         let weights = self.weights(logits)?;
@@ -33,7 +33,7 @@ impl GenerateConfig {
         passed.or_else(|| weights.iter().rposition(|weight| *weight > 0.0))
     }
 
-    /// What probabilities are in proportion to.
+    /// The unnormalized probabilities.
     fn weights(&self, logits: &[f64]) -> Option<Vec<f64>> {
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         if !max.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
@@ -52,7 +52,7 @@ impl GenerateConfig {
         Some(weights)
     }
 
-    /// Takes the weight from all tokens that `top_k` and `top_p` leave out.
+    /// Sets the weights of tokens that `top_k` and `top_p` exclude to 0.
     fn keep_likeliest(&self, weights: &mut [f64]) {
         let mut tokens: Vec<usize> = (0..weights.len()).collect();
         tokens.sort_unstable_by_key(|token| (Reverse(order(weights[*token])), *token));
@@ -62,12 +62,14 @@ impl GenerateConfig {
             p * sum
         });
         let mut reached = 0.0;
-        let kept = tokens[..k].iter().take_while(|token| {
-            let more = enough.is_none_or(|enough| reached < enough);
-            reached += weights[**token];
-            more
-        });
-        let kept = kept.count();
+        let kept = tokens[..k]
+            .iter()
+            .take_while(|token| {
+                let more = enough.is_none_or(|enough| reached < enough);
+                reached += weights[**token];
+                more
+            })
+            .count();
         tokens[kept..]
             .iter()
             .for_each(|token| weights[*token] = 0.0);

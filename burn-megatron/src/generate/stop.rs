@@ -1,62 +1,62 @@
-//! Text that ends before some strings.
+//! Ends a text at stop strings.
 
-/// Passes text on until one of several strings has come. What may be the beginning of one waits.
+/// Passes text through until a stop string is found. Text that may be the beginning of one is held back.
 #[derive(Debug)]
-pub(super) struct UntilStop<'a> {
+pub(super) struct StopStringFilter<'a> {
     stops: &'a [String],
-    held: String,
+    buffered: String,
     stopped: bool,
 }
 
-impl<'a> UntilStop<'a> {
-    /// None of the strings is empty.
+impl<'a> StopStringFilter<'a> {
+    /// None of the strings may be empty.
     pub fn new(stops: &'a [String]) -> Self {
         Self {
             stops,
-            held: String::new(),
+            buffered: String::new(),
             stopped: false,
         }
     }
 
-    /// Whether one of the strings has come.
+    /// Whether a stop string was found.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Takes more text and gives what can be passed on.
+    /// Adds text; returns the text that can be passed on.
     pub fn push(&mut self, text: &str) -> String {
-        self.held.push_str(text);
+        self.buffered.push_str(text);
         if let Some(begin) = self.first_stop() {
             self.stopped = true;
-            let mut held = std::mem::take(&mut self.held);
-            held.truncate(begin);
-            return held;
+            let mut text = std::mem::take(&mut self.buffered);
+            text.truncate(begin);
+            return text;
         }
-        let waiting = self.held.split_off(self.certain());
-        std::mem::replace(&mut self.held, waiting)
+        let waiting = self.buffered.split_off(self.certain());
+        std::mem::replace(&mut self.buffered, waiting)
     }
 
-    /// What waited for a string that did not come.
+    /// The text that was held back for a stop string that did not follow.
     pub fn finish(self) -> String {
-        self.held
+        self.buffered
     }
 
-    /// Where the string begins that ends first, as if the text had come one character at a time.
+    /// The start of the stop string that ends first, as if the text were added by characters.
     fn first_stop(&self) -> Option<usize> {
         let found = self.stops.iter().filter_map(|stop| {
-            let begin = self.held.find(stop.as_str())?;
+            let begin = self.buffered.find(stop.as_str())?;
             Some((begin + stop.len(), begin))
         });
         found.min().map(|(_, begin)| begin)
     }
 
-    /// How much of what is held cannot be the beginning of a string.
+    /// The length of the text that cannot be the beginning of a stop string.
     fn certain(&self) -> usize {
-        let ends = self.held.char_indices().map(|(at, _)| at);
+        let ends = self.buffered.char_indices().map(|(at, _)| at);
         let mut begins = ends.filter(|at| {
-            let rest = &self.held[*at..];
+            let rest = &self.buffered[*at..];
             self.stops.iter().any(|stop| stop.starts_with(rest))
         });
-        begins.next().unwrap_or(self.held.len())
+        begins.next().unwrap_or(self.buffered.len())
     }
 }

@@ -1,9 +1,9 @@
-//! Draws against a plain reference and against their distribution; text that stops.
+//! Sampling against a plain reference and its distribution; stop strings.
 
 use burn_megatron_kernels::philox::{Stream, uniform};
 use proptest::prelude::*;
 
-use super::stop::UntilStop;
+use super::stop::StopStringFilter;
 use super::*;
 use crate::tokenizer::Tokenizer;
 
@@ -16,7 +16,7 @@ fn config(temperature: f64, top_k: Option<usize>, top_p: Option<f64>) -> Generat
     }
 }
 
-/// Token by token: of those that are left always the likeliest, until there are enough.
+/// Takes the most likely remaining token repeatedly, until the limits are reached.
 fn reference(config: &GenerateConfig, logits: &[f64]) -> Vec<f64> {
     let max = logits.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
     let softmax = |logit: &f64| ((logit - max) / config.temperature).exp();
@@ -64,14 +64,14 @@ proptest! {
         }
     }
 
-    /// The text before the first stop, whatever the pieces that it comes in.
+    /// The text before the first stop string, however it is divided into calls.
     #[test]
     fn text_stops_where_it_would_stop_character_by_character(
         pieces in prop::collection::vec("[abé]{0,4}", 0..12),
         stops in prop::collection::vec("[abé]{1,4}", 0..3),
     ) {
         let run = |pieces: &[String]| {
-            let (mut until, mut text) = (UntilStop::new(&stops), String::new());
+            let (mut until, mut text) = (StopStringFilter::new(&stops), String::new());
             for piece in pieces {
                 text.push_str(&until.push(piece));
                 if until.is_stopped() {
@@ -127,7 +127,7 @@ fn draws_follow_the_cumulated_probabilities() {
     );
     let low = |point| config(0.01, None, None).draw(&[1.0, 3.0, 2.0], point);
     assert!((1..100).all(|i| low(i as f64 / 100.0) == Some(1)));
-    // Rounding at the end gives no token that is not to be drawn.
+    // Rounding at the end never gives an excluded token.
     let kept = config(1.0, Some(1), None);
     assert_eq!(kept.draw(&[2.0, 1.0], 1.0), Some(0));
 }
@@ -143,8 +143,8 @@ fn logits_that_are_not_numbers_draw_nothing() {
     assert_eq!(config(1e-320, None, None).draw(&[1.0, 2.0], 0.5), Some(1));
 }
 
-/// Pearson's test: the sum over the tokens of (seen - expected)^2 / expected is below what chance
-/// passes once in 10,000 times.
+/// Pearson's test: the sum over the tokens of (seen - expected)^2 / expected is below the value that chance
+/// exceeds once in 10,000 times.
 #[test]
 fn draws_have_their_distribution() {
     let logits: Vec<f64> = (0..12).map(|i| (f64::from(i) * 1.7).sin() * 2.0).collect();
@@ -185,15 +185,15 @@ fn settings_without_a_meaning_are_refused() {
     };
     assert_eq!(
         error(config(-0.5, None, None)),
-        "temperature = -0.5 draws no text; 0, which takes the likeliest token, and more do"
+        "invalid temperature = -0.5: expected at least 0, which takes the most likely token"
     );
-    assert!(error(config(f64::NAN, None, None)).starts_with("temperature = NaN"));
-    assert!(error(config(f64::INFINITY, None, None)).starts_with("temperature = inf"));
-    assert!(error(config(1.0, Some(0), None)).starts_with("top_k = 0"));
+    assert!(error(config(f64::NAN, None, None)).starts_with("invalid temperature = NaN"));
+    assert!(error(config(f64::INFINITY, None, None)).starts_with("invalid temperature = inf"));
+    assert!(error(config(1.0, Some(0), None)).starts_with("invalid top_k = 0"));
     for top_p in [0.0, 1.01, f64::NAN] {
-        assert!(error(config(1.0, None, Some(top_p))).starts_with("top_p = "));
+        assert!(error(config(1.0, None, Some(top_p))).starts_with("invalid top_p = "));
     }
-    assert!(error(with_stop("")).starts_with("an empty text in stop"));
+    assert!(error(with_stop("")).starts_with("an empty string in stop"));
     config(0.0, Some(1), Some(1.0)).check().unwrap();
     with_stop("x").check().unwrap();
 }
@@ -214,10 +214,10 @@ fn a_prompt_has_a_token() {
 #[test]
 fn of_several_stops_the_one_that_ends_first_counts() {
     let stops = ["abc", "b", "cab"].map(String::from);
-    let mut until = UntilStop::new(&stops);
+    let mut until = StopStringFilter::new(&stops);
     assert_eq!(until.push("xabc"), "xa");
     assert!(until.is_stopped());
-    let mut until = UntilStop::new(&stops);
+    let mut until = StopStringFilter::new(&stops);
     assert_eq!([until.push("xa"), until.push("ac")], ["x", "aa"]);
     assert!(!until.is_stopped());
     assert_eq!(until.finish(), "c");

@@ -1,7 +1,7 @@
 //! The nonlinearity of an MLP.
 
 use burn::tensor::Tensor;
-use burn_megatron_kernels::activation::{self, Activation as Kind, ActivationOptions};
+use burn_megatron_kernels::activation::{self, Activation as KernelActivation, ActivationOptions};
 use serde::{Deserialize, Serialize};
 
 /// The nonlinearity of an MLP. The gated ones take the two halves `a` and `b` of the last dim.
@@ -27,32 +27,33 @@ pub enum Activation {
 impl Activation {
     /// Whether the input is twice as wide as the output.
     pub fn is_gated(self) -> bool {
-        self.kind().is_gated()
+        self.kernel().is_gated()
     }
 
-    fn kind(self) -> Kind {
+    fn kernel(self) -> KernelActivation {
         match self {
-            Self::Gelu => Kind::Gelu,
-            Self::GeluTanh => Kind::GeluTanh,
-            Self::QuickGelu => Kind::QuickGelu,
-            Self::SquaredRelu => Kind::SquaredRelu,
-            Self::SwiGlu => Kind::SwiGlu,
-            Self::GeGlu => Kind::GeGlu,
-            Self::QuickGeGlu => Kind::QuickGeGlu,
+            Self::Gelu => KernelActivation::Gelu,
+            Self::GeluTanh => KernelActivation::GeluTanh,
+            Self::QuickGelu => KernelActivation::QuickGelu,
+            Self::SquaredRelu => KernelActivation::SquaredRelu,
+            Self::SwiGlu => KernelActivation::SwiGlu,
+            Self::GeGlu => KernelActivation::GeGlu,
+            Self::QuickGeGlu => KernelActivation::QuickGeGlu,
         }
     }
 
-    /// `[batch, seq, width]` through the nonlinearity, by its kernel; a gated one halves the last dim.
+    /// Applies the fused nonlinearity to `[batch, seq, width]`; a gated one halves the last dim.
     pub fn forward(self, x: Tensor<3>) -> Tensor<3> {
         self.forward_biased(x, None, true)
     }
 
-    /// `x + bias` through the nonlinearity; `fused` says in which form.
+    /// Applies the nonlinearity to `x + bias`, fused or not.
     pub fn forward_biased(self, x: Tensor<3>, bias: Option<Tensor<1>>, fused: bool) -> Tensor<3> {
         let options = ActivationOptions::default();
-        match fused {
-            true => activation::activate(x, bias, None, self.kind(), options),
-            false => activation::composed::activate(x, bias, None, self.kind(), options),
+        if fused {
+            activation::activate(x, bias, None, self.kernel(), options)
+        } else {
+            activation::composed::activate(x, bias, None, self.kernel(), options)
         }
     }
 }

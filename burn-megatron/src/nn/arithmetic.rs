@@ -1,4 +1,4 @@
-//! What a linear layer computes with: the products, without the way of the tensors to them.
+//! The arithmetic of a linear layer: its three matrix products, without communication.
 
 use std::fmt::Debug;
 
@@ -6,16 +6,16 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{flat, gemm};
 
-use super::door::{Pass, Place};
-use super::linear::{Behind, rows};
+use super::hook::{GradientSlice, Pass};
+use super::linear::{HookedWeight, rows};
 use crate::collective::PendingTensor;
 
 /// The three products of a linear layer.
 ///
 /// All tensors are plain; inputs and gradients of outputs are `[rows, width]`, weights `[in, out]`.
-pub(super) trait Arithmetic: Clone + Debug + Send + Sync + 'static {
-    /// Whether it asks whoever keeps the weight for it itself, and in what form it is there.
-    const ASKS: bool;
+pub(super) trait LinearArithmetic: Clone + Debug + Send + Sync + 'static {
+    /// Whether it reads a hooked weight from the sink itself, in the form in which the sink holds it.
+    const FETCHES_WEIGHT: bool;
 
     /// The gradient of the output, as the other two products read it.
     type Gradient: Clone + Send + 'static;
@@ -24,151 +24,162 @@ pub(super) trait Arithmetic: Clone + Debug + Send + Sync + 'static {
     fn output(
         &self,
         x: Tensor<2>,
-        weight: Factor<'_>,
+        weight: WeightSource<'_>,
         bias: Option<Tensor<1>>,
-    ) -> (Tensor<2>, Kept);
+    ) -> (Tensor<2>, SavedTensors);
 
-    /// Whether something is [kept instead](Kept::instead) of the input.
-    fn keeps_instead(&self) -> bool;
+    /// Whether the forward saves [codes](SavedTensors::input_codes) in place of the input.
+    fn saves_codes(&self) -> bool;
 
-    /// Prepares the gradient of the output for what is wanted.
-    fn gradient(&self, dy: Tensor<2>, wanted: Wanted) -> Self::Gradient;
+    /// Prepares the gradient of the output for the gradients that are needed.
+    fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> Self::Gradient;
 
-    /// `dy weight^T`. `beside` is what the forward kept beside the input.
+    /// `dy weight^T`. `extra` is what the forward saved in addition to the input.
     fn input_gradient(
         &self,
         dy: &Self::Gradient,
-        weight: Factor<'_>,
-        beside: &[DispatchTensor],
+        weight: WeightSource<'_>,
+        extra: &[DispatchTensor],
     ) -> Tensor<2>;
 
     /// `x^T dy`.
-    fn weight_gradient(&self, x: Input, dy: Self::Gradient, beside: &[DispatchTensor])
-    -> Tensor<2>;
-
-    /// The same, flat, in a place of a buffer where there is one.
-    fn weight_gradient_at(
+    fn weight_gradient(
         &self,
-        x: Input,
+        x: SavedInput,
         dy: Self::Gradient,
-        beside: &[DispatchTensor],
-        place: Option<Place>,
+        extra: &[DispatchTensor],
+    ) -> Tensor<2>;
+
+    /// The same, flat; written to or added to `slice` where there is one.
+    fn weight_gradient_into(
+        &self,
+        x: SavedInput,
+        dy: Self::Gradient,
+        extra: &[DispatchTensor],
+        slice: Option<GradientSlice>,
     ) -> Tensor<1>;
 }
 
-/// A weight.
-pub(super) enum Factor<'a> {
-    /// The graph has it.
-    Here(Tensor<2>),
-    /// It is to be had behind its door, where it lies as `[out, in]` if the flag says so.
-    Behind(&'a Behind, bool),
+/// Where a product gets its weight.
+pub(super) enum WeightSource<'a> {
+    /// From the graph.
+    Graph(Tensor<2>),
+    /// From its hook; stored as `[out, in]` if the flag is set.
+    Hook(&'a HookedWeight, bool),
 }
 
-impl Factor<'_> {
+impl WeightSource<'_> {
     /// The value, as floats.
     pub fn value(self, pass: Pass) -> Tensor<2> {
         match self {
-            Self::Here(weight) => weight,
-            Self::Behind(behind, false) => behind.value(pass),
-            Self::Behind(behind, true) => behind.value(pass).transpose(),
+            Self::Graph(weight) => weight,
+            Self::Hook(hooked, false) => hooked.value(pass),
+            Self::Hook(hooked, true) => hooked.value(pass).transpose(),
         }
     }
 }
 
-/// What a forward keeps.
+/// What a forward saves for the backward.
 #[derive(Default)]
-pub(super) struct Kept {
-    /// Instead of the input.
-    pub instead: Option<[DispatchTensor; 2]>,
-    /// Beside it.
-    pub beside: Vec<DispatchTensor>,
+pub(super) struct SavedTensors {
+    /// The 8-bit codes and scales of the input, saved in place of it.
+    pub input_codes: Option<[DispatchTensor; 2]>,
+    /// In addition to the input.
+    pub extra: Vec<DispatchTensor>,
 }
 
 /// The input, in the backward.
-pub(super) enum Input {
-    /// Whole, or on its way.
-    Whole(PendingTensor<3>),
-    /// What was kept instead.
-    Instead([DispatchTensor; 2]),
+pub(super) enum SavedInput {
+    /// As floats; the gather of a split sequence may still be in flight.
+    Floats(PendingTensor<3>),
+    /// As its 8-bit codes and scales.
+    Codes([DispatchTensor; 2]),
 }
 
-/// Which gradients are wanted.
+/// Which gradients are needed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct NeededGradients {
     pub input: bool,
     pub weight: bool,
 }
 
 /// Products in the type of the input.
 #[derive(Clone, Debug)]
-pub(super) struct Plain {
-    /// Whether they go through the kernels' seam.
+pub(super) struct FloatArithmetic {
+    /// Whether the products are the kernels' fused ones.
     pub fused: bool,
-    /// Whether the weight gradient goes to its place as `[out, in]`.
+    /// Whether the weight gradient is stored as `[out, in]`.
     pub transposed: bool,
 }
 
-impl Plain {
+impl FloatArithmetic {
     fn product(&self, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
-        match self.fused {
-            true => gemm::linear(x, weight, bias),
-            false => gemm::composed::linear(x, weight, bias),
+        if self.fused {
+            gemm::linear(x, weight, bias)
+        } else {
+            gemm::composed::linear(x, weight, bias)
         }
     }
 }
 
-impl Arithmetic for Plain {
-    const ASKS: bool = false;
+impl LinearArithmetic for FloatArithmetic {
+    const FETCHES_WEIGHT: bool = false;
 
     type Gradient = Tensor<2>;
 
     fn output(
         &self,
         x: Tensor<2>,
-        weight: Factor<'_>,
+        weight: WeightSource<'_>,
         bias: Option<Tensor<1>>,
-    ) -> (Tensor<2>, Kept) {
+    ) -> (Tensor<2>, SavedTensors) {
         let y = self.product(x, weight.value(Pass::Forward), bias);
-        (y, Kept::default())
+        (y, SavedTensors::default())
     }
 
-    fn keeps_instead(&self) -> bool {
+    fn saves_codes(&self) -> bool {
         false
     }
 
-    fn gradient(&self, dy: Tensor<2>, _wanted: Wanted) -> Tensor<2> {
+    fn gradient(&self, dy: Tensor<2>, _needed: NeededGradients) -> Tensor<2> {
         dy
     }
 
     fn input_gradient(
         &self,
         dy: &Tensor<2>,
-        weight: Factor<'_>,
-        _beside: &[DispatchTensor],
+        weight: WeightSource<'_>,
+        _extra: &[DispatchTensor],
     ) -> Tensor<2> {
         let weight = weight.value(Pass::Backward);
         self.product(dy.clone(), weight.transpose(), None)
     }
 
-    fn weight_gradient(&self, x: Input, dy: Tensor<2>, _beside: &[DispatchTensor]) -> Tensor<2> {
-        weight_gradient(whole(x), dy)
+    fn weight_gradient(
+        &self,
+        x: SavedInput,
+        dy: Tensor<2>,
+        _extra: &[DispatchTensor],
+    ) -> Tensor<2> {
+        weight_gradient(floats(x), dy)
     }
 
-    fn weight_gradient_at(
+    fn weight_gradient_into(
         &self,
-        x: Input,
+        x: SavedInput,
         dy: Tensor<2>,
-        _beside: &[DispatchTensor],
-        place: Option<Place>,
+        _extra: &[DispatchTensor],
+        slice: Option<GradientSlice>,
     ) -> Tensor<1> {
-        let (left, right) = match self.transposed {
-            true => (dy, whole(x)),
-            false => (whole(x), dy),
+        let (left, right) = if self.transposed {
+            (dy, floats(x))
+        } else {
+            (floats(x), dy)
         };
-        let Some(Place { flat, offset, add }) = place else {
+        let Some(GradientSlice { flat, offset, add }) = slice else {
             return flatten(weight_gradient(left, right));
         };
-        // The product adds up in f32, or f64; sums in 16 bits are not its business.
+        // The fused product accumulates in f32 or f64 only, not in 16 bits.
         if self.fused && flat.dtype().size() >= 4 {
             let _span = tracing::trace_span!("weight_gradient").entered();
             return gemm::accumulate_weight_gradient_at(left, right, flat, offset, add);
@@ -183,11 +194,11 @@ fn weight_gradient(left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
     left.transpose().matmul(right)
 }
 
-/// An input of which nothing was kept instead.
-fn whole(x: Input) -> Tensor<2> {
+/// An input that was saved as floats.
+fn floats(x: SavedInput) -> Tensor<2> {
     match x {
-        Input::Whole(x) => rows(x.wait()),
-        Input::Instead(_) => unreachable!("this arithmetic keeps the input"),
+        SavedInput::Floats(x) => rows(x.wait()),
+        SavedInput::Codes(_) => unreachable!("this arithmetic saves the input as floats"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Attention of a joint projection, by kernels that make its scores tile by tile, or with the scores,
+//! Attention on a fused QKV projection: by flash attention kernels, or with the scores,
 //! `[batch, heads, seq, seq]`, in memory: a product, a softmax, dropout and another product.
 
 use burn::tensor::Tensor;
@@ -7,34 +7,36 @@ use burn_megatron_kernels::attention::{
 };
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
-use super::{CachedLayer, Packed, Sight};
+use super::{AttentionContext, LayerKvCache, PackedSequences};
 
-/// The heads of a rank, what they see, and what computes it.
+/// The settings of the attention of one rank.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Core {
+pub(super) struct AttentionCore {
     pub heads: Heads,
-    /// How many tokens a query sees, itself included; all before it where not given.
+    /// The sliding window: how many tokens a query attends to, including itself. None: all earlier ones.
     pub window: Option<usize>,
     pub fused: bool,
-    /// Whether the softmax is a kernel where the whole is not.
+    /// Whether the softmax is fused where attention is not.
     pub fused_softmax: bool,
 }
 
-impl Core {
-    /// Attention of `[batch, seq, (heads + 2 groups) * width]`, giving `[batch, seq, heads * width]`;
-    /// `dropout` acts on the probabilities.
+impl AttentionCore {
+    /// `[batch, seq, (heads + 2 groups) * width]` to `[batch, seq, heads * width]`; `dropout` is applied to
+    /// the probabilities.
     pub fn attend(
         &self,
         qkv: Tensor<3>,
-        sight: Sight<'_>,
+        context: AttentionContext<'_>,
         dropout: impl FnOnce(Tensor<4>) -> Tensor<4>,
     ) -> Tensor<3> {
-        match (sight, self.fused) {
-            (Sight::After(layer), _) => self.after(qkv, layer),
-            (Sight::Rows, true) => flash_attention_packed(qkv, self.heads, None, &self.options()),
-            (Sight::Documents(packed), true) => self.in_one_row(qkv, packed),
-            (Sight::Rows, false) => self.unfused(qkv, &self.mask(), dropout),
-            (Sight::Documents(packed), false) => {
+        match (context, self.fused) {
+            (AttentionContext::Cached(layer), _) => self.cached(qkv, layer),
+            (AttentionContext::Rows, true) => {
+                flash_attention_packed(qkv, self.heads, None, &self.options())
+            }
+            (AttentionContext::Packed(packed), true) => self.flash_packed(qkv, packed),
+            (AttentionContext::Rows, false) => self.unfused(qkv, &self.mask(), dropout),
+            (AttentionContext::Packed(packed), false) => {
                 self.unfused(qkv, &packed.mask(self.window), dropout)
             }
         }
@@ -62,8 +64,8 @@ impl Core {
         }
     }
 
-    /// The kernels cut every row in the same places, so the rows are laid end to end.
-    fn in_one_row(&self, qkv: Tensor<3>, packed: &Packed) -> Tensor<3> {
+    /// The kernels apply the same document boundaries to every row, so the rows are concatenated to one.
+    fn flash_packed(&self, qkv: Tensor<3>, packed: &PackedSequences) -> Tensor<3> {
         let [batch, seq, features] = qkv.dims();
         let options = AttentionOptions {
             documents: Some(packed.bounds().clone()),
@@ -74,11 +76,11 @@ impl Core {
         out.reshape([batch, seq, self.heads.heads * self.heads.width])
     }
 
-    /// Attention to what is in the cache, after the new keys and values were added there.
-    fn after(&self, qkv: Tensor<3>, layer: CachedLayer<'_>) -> Tensor<3> {
+    /// Appends the new keys and values to the cache, and attends to all of it.
+    fn cached(&self, qkv: Tensor<3>, layer: LayerKvCache<'_>) -> Tensor<3> {
         assert!(
             !qkv.is_autodiff(),
-            "attention to a cache is for generation and has no backward; give it plain tensors"
+            "attention with a KV cache has no backward: expected tensors without autodiff"
         );
         let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
         let part = |first: usize, count: usize| {
@@ -91,9 +93,10 @@ impl Core {
         let v = part(heads.heads + heads.groups, heads.groups);
         let [k, v] = layer.extend([k, v]);
         let options = self.options();
-        let out: Tensor<4> = match self.fused {
-            true => flash_attention(q, k, v, None, &options),
-            false => composed::flash_attention(q, k, v, None, &options),
+        let out: Tensor<4> = if self.fused {
+            flash_attention(q, k, v, None, &options)
+        } else {
+            composed::flash_attention(q, k, v, None, &options)
         };
         out.flatten(2, 3)
     }
@@ -122,9 +125,10 @@ impl Core {
         let scores = q.matmul(k.swap_dims(2, 3));
         let scores = scores.reshape([batch, count, seq, seq]);
         let scale = 1.0 / (width as f64).sqrt();
-        let probabilities = match self.fused_softmax {
-            true => softmax::masked_softmax(scores, scale, mask, Sink::None),
-            false => softmax::composed::masked_softmax(scores, scale, mask, Sink::None),
+        let probabilities = if self.fused_softmax {
+            softmax::masked_softmax(scores, scale, mask, Sink::None)
+        } else {
+            softmax::composed::masked_softmax(scores, scale, mask, Sink::None)
         };
         let weights = dropout(probabilities).reshape([grouped[0], grouped[1], grouped[2], seq]);
         let out = weights.matmul(v).reshape([batch, count, seq, width]);

@@ -3,9 +3,9 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::fp8::{Fp8Layer, Split};
-use super::linear::{InputLies, Weight, linear, linear_in_8_bits};
-use super::{BuildError, Init, ParameterSpec, Placement, Scope, Section, value_at};
+use super::fp8::{Fp8Layer, SplitOperands};
+use super::linear::{InputLayout, Weight, linear, linear_fp8};
+use super::{BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section, anchored_value};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -21,16 +21,16 @@ pub struct ColumnParallelLinearConfig {
     sequence_parallel: bool,
 }
 
-/// A stretch of the output that is split on its own.
+/// A part of the output features that is split on its own, such as the queries of a QKV projection.
 #[derive(Clone, Debug)]
 pub struct OutputSection {
-    /// What the units are called in errors, such as "heads".
+    /// The name of the units in errors, such as "heads".
     pub unit: &'static str,
-    /// How many units there are; ranks take whole ones.
+    /// The number of units; each rank has whole ones.
     pub units: usize,
-    /// The width of one unit.
+    /// Features per unit.
     pub width: usize,
-    /// Whether neighbouring ranks may hold the same unit where there are fewer units than ranks.
+    /// Whether adjacent ranks may hold replicas of one unit if there are fewer units than ranks.
     pub shared: bool,
 }
 
@@ -46,7 +46,7 @@ impl ColumnParallelLinearConfig {
         Self::with_sections(input, vec![output])
     }
 
-    /// A layer whose output has several sections, each of them split on its own.
+    /// A layer whose output has several sections, each split on its own.
     pub fn with_sections(input: usize, sections: Vec<OutputSection>) -> Self {
         let init = Init::Normal(0.02);
         Self {
@@ -65,19 +65,19 @@ impl ColumnParallelLinearConfig {
         self
     }
 
-    /// Sets whether there is a bias (there is).
+    /// Sets whether the layer has a bias (default: true).
     pub fn with_bias(mut self, bias: bool) -> Self {
         self.bias = bias;
         self
     }
 
-    /// Sets whether every rank gets the whole output (it gets its part).
+    /// Sets whether the output is all-gathered (default: false, each rank returns its part).
     pub fn with_gather_output(mut self, gather: bool) -> Self {
         self.gather_output = gather;
         self
     }
 
-    /// Sets whether the input is split along the sequence (it is not).
+    /// Sets whether the input is split along the sequence (default: false).
     pub fn with_sequence_parallel(mut self, sequence_parallel: bool) -> Self {
         self.sequence_parallel = sequence_parallel;
         self
@@ -87,32 +87,32 @@ impl ColumnParallelLinearConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] when a section cannot be split over the tensor axis, or when an output of
-    /// several sections should be gathered (the parts would not lie in order), and for an 8-bit layer
-    /// whose path there is already.
-    pub fn init(&self, scope: &Scope) -> Result<ColumnParallelLinear, BuildError> {
-        let ranks = scope.place().size;
+    /// [`BuildError`] if a section cannot be split over the tensor axis, if an output of several sections is
+    /// to be gathered (its parts would be out of order), or if an 8-bit layer with this path exists.
+    pub fn init(&self, builder: &ModelBuilder) -> Result<ColumnParallelLinear, BuildError> {
+        let ranks = builder.place().size;
         let sections = self.sections.iter().map(|section| section.split(ranks));
         let sections = sections.collect::<Result<Vec<_>, _>>()?;
         if self.gather_output && sections.len() > 1 {
-            return Err(scope.error("an output of several sections cannot be gathered"));
+            return Err(builder.error("an output of several sections cannot be gathered"));
         }
         let output = sections.iter().map(|section| section.size).sum();
-        let on_dim = |dim| Placement::Split {
+        let split_along = |dim| Placement::Split {
             dim,
             sections: sections.clone(),
         };
 
-        let weight = ParameterSpec::new([self.input, output], self.init).placed(on_dim(1));
-        let bias = ParameterSpec::new([output], Init::Constant(0.0)).placed(on_dim(0));
+        let weight =
+            ParameterSpec::new([self.input, output], self.init).with_placement(split_along(1));
+        let bias = ParameterSpec::new([output], Init::Constant(0.0)).with_placement(split_along(0));
         Ok(ColumnParallelLinear {
-            weight: scope.parameter("weight", weight),
-            bias: self.bias.then(|| scope.parameter("bias", bias)),
-            comm: scope.groups().tensor().clone(),
+            weight: builder.parameter("weight", weight),
+            bias: self.bias.then(|| builder.parameter("bias", bias)),
+            comm: builder.groups().tensor().clone(),
             gather_output: self.gather_output,
             sequence_parallel: self.sequence_parallel,
-            fused: scope.is_fused(Operation::Linear),
-            fp8: scope.fp8_layer(Split {
+            fused: builder.is_fused(Operation::Linear),
+            fp8: builder.fp8_layer(SplitOperands {
                 input: false,
                 gradient: true,
             })?,
@@ -136,8 +136,8 @@ impl OutputSection {
 
 /// `y = x W + b` with the columns of `W` split over the tensor axis.
 ///
-/// The gradient of the input is summed over the axis while the weight gradient is computed. On one
-/// rank this is the plain linear layer.
+/// The input gradient is all-reduced while the weight gradient is computed. On one rank this is the plain
+/// linear layer.
 #[derive(Module, Debug)]
 pub struct ColumnParallelLinear {
     /// This rank's columns: `[in, out / tensor]`.
@@ -156,45 +156,46 @@ pub struct ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
-    /// `[batch, seq, in]` to `[batch, seq, out / tensor]`, or to all `out` features where gathered.
+    /// `[batch, seq, in]` to `[batch, seq, out / tensor]`, or to `[batch, seq, out]` if gathered.
     ///
     /// Under sequence parallelism the input is `[batch, seq / tensor, in]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let bias = self.bias.as_ref().map(|bias| value_at(bias, &x));
+        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &x));
         let y = self.product(x, bias);
-        match self.gather_output {
-            true => collective::gather(y, 2, &self.comm),
-            false => y,
+        if self.gather_output {
+            collective::gather(y, 2, &self.comm)
+        } else {
+            y
         }
     }
 
     /// This rank's part of the output before the bias, and its part of the bias, for an operation
-    /// that adds it itself.
+    /// that adds it.
     ///
     /// # Panics
     ///
-    /// When the output is to be gathered.
+    /// If the output is gathered.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
         assert!(
             !self.gather_output,
-            "an output without its bias cannot be gathered"
+            "forward_without_bias of a layer with gather_output: expected gather_output = false"
         );
         let y = self.product(x, None);
-        let bias = self.bias.as_ref().map(|bias| value_at(bias, &y));
+        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &y));
         (y, bias)
     }
 
     fn product(&self, x: Tensor<3>, bias: Option<Tensor<1>>) -> Tensor<3> {
         let comm = self.comm.clone();
         let input = match (comm.size(), self.sequence_parallel) {
-            (1, _) => InputLies::Local,
-            (_, false) => InputLies::Replicated(comm),
-            (_, true) => InputLies::SplitSequence(comm),
+            (1, _) => InputLayout::Local,
+            (_, false) => InputLayout::Replicated(comm),
+            (_, true) => InputLayout::SplitSequence(comm),
         };
         match &self.fp8 {
             Some(layer) => {
-                let weight = Weight::asked_for(&self.weight, &x);
-                linear_in_8_bits(x, weight, bias, input, layer)
+                let weight = Weight::unfetched(&self.weight, &x);
+                linear_fp8(x, weight, bias, input, layer)
             }
             None => {
                 let weight = Weight::of(&self.weight, &x);

@@ -4,82 +4,82 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::dropout::{self, Draw};
 
-use super::{BuildError, Place, Position, Scope};
+use super::{AxisRank, BuildError, DropoutPosition, ModelBuilder};
 use crate::choice::Operation;
 
 /// Sets elements to zero with probability `p` while training, and scales the others by `1/(1-p)`.
 ///
-/// The mask comes from Philox counters (see [`Position`]): ranks that hold the same elements draw
-/// the same mask, ranks that hold different ones draw different parts of one mask.
+/// The mask is drawn from Philox counters (see [`DropoutPosition`]): ranks with the same elements draw the
+/// same mask, ranks with different elements draw different parts of one mask.
 #[derive(Module, Debug)]
 pub struct Dropout {
     probability: f64,
     #[module(skip)]
     key: u64,
     #[module(skip)]
-    position: Position,
+    position: DropoutPosition,
     #[module(skip)]
     fused: bool,
 }
 
-/// How the input of [`Dropout::forward`] lies on the ranks.
+/// How an activation is distributed over the ranks of the tensor axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lies {
-    /// Every rank has all of it.
+pub enum ActivationLayout {
+    /// Every rank has the whole activation.
     Whole,
     /// Each rank has an equal part of `dim`, which is not the batch (dim 0).
     SplitAlong {
-        /// The dimension that is cut.
+        /// The split dimension.
         dim: usize,
-        /// Which part this rank has.
-        place: Place,
+        /// The part of this rank.
+        place: AxisRank,
     },
 }
 
 impl Dropout {
-    /// Dropout with `probability` in `[0, 1)` and the random stream of `scope`.
+    /// Dropout with `probability` in `[0, 1)` and the random stream of `builder`.
     ///
     /// # Errors
     ///
     /// [`BuildError::Config`] for another probability.
-    pub fn new(probability: f64, scope: &Scope) -> Result<Self, BuildError> {
+    pub fn new(probability: f64, builder: &ModelBuilder) -> Result<Self, BuildError> {
         if !(0.0..1.0).contains(&probability) {
-            return Err(scope.error(format!(
-                "a dropout probability of {probability} makes no sense; at least 0 and below 1 does"
+            return Err(builder.error(format!(
+                "invalid dropout probability {probability}: expected at least 0 and below 1"
             )));
         }
-        let (key, position) = (scope.stream_key(), scope.position().clone());
+        let (key, position) = (builder.stream_key(), builder.position().clone());
         Ok(Self {
             probability,
             key,
             position,
-            fused: scope.is_fused(Operation::Dropout),
+            fused: builder.is_fused(Operation::Dropout),
         })
     }
 
-    /// `[batch, ...]` to `[batch, ...]`; the identity outside of training (a plain tensor).
-    pub fn forward<const D: usize>(&self, x: Tensor<D>, lies: Lies) -> Tensor<D> {
-        match self.draw(&x, lies) {
+    /// `[batch, ...]` to `[batch, ...]`; the identity on tensors without autodiff.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>, layout: ActivationLayout) -> Tensor<D> {
+        match self.draw(&x, layout) {
             Some(draw) => self.apply(x, None, None, Some(draw)),
             None => x,
         }
     }
 
-    /// `residual + dropout(x + bias)`, `[batch, ...]` each but the bias, which is of the last dim.
+    /// `residual + dropout(x + bias)`; all `[batch, ...]` except the bias, which has the last dim.
     pub fn forward_add<const D: usize>(
         &self,
         x: Tensor<D>,
         bias: Option<Tensor<1>>,
         residual: Tensor<D>,
-        lies: Lies,
+        layout: ActivationLayout,
     ) -> Tensor<D> {
-        match (self.draw(&x, lies), bias) {
+        match (self.draw(&x, layout), bias) {
             (None, None) => residual + x,
             (draw, bias) => self.apply(x, bias, Some(residual), draw),
         }
     }
 
-    /// Whether anything is dropped while training.
+    /// Whether the probability is above 0.
     pub fn is_on(&self) -> bool {
         self.probability > 0.0
     }
@@ -91,22 +91,23 @@ impl Dropout {
         residual: Option<Tensor<D>>,
         draw: Option<Draw>,
     ) -> Tensor<D> {
-        match self.fused {
-            true => dropout::bias_dropout_add(x, bias, residual, draw),
-            false => dropout::composed::bias_dropout_add(x, bias, residual, draw),
+        if self.fused {
+            dropout::bias_dropout_add(x, bias, residual, draw)
+        } else {
+            dropout::composed::bias_dropout_add(x, bias, residual, draw)
         }
     }
 
-    /// Which draws this rank's part of the mask takes; none where nothing is dropped.
-    fn draw<const D: usize>(&self, x: &Tensor<D>, lies: Lies) -> Option<Draw> {
-        (self.is_on() && x.is_autodiff()).then(|| self.draw_for(x.dims(), lies))
+    /// The draws of this rank's part of the mask; none if nothing is dropped.
+    fn draw<const D: usize>(&self, x: &Tensor<D>, layout: ActivationLayout) -> Option<Draw> {
+        (self.is_on() && x.is_autodiff()).then(|| self.draw_for(x.dims(), layout))
     }
 
-    fn draw_for<const D: usize>(&self, shape: [usize; D], lies: Lies) -> Draw {
+    fn draw_for<const D: usize>(&self, shape: [usize; D], layout: ActivationLayout) -> Draw {
         let (step, first_sample) = self.position.get();
-        let (dim, place) = match lies {
-            Lies::Whole => (1, Place { index: 0, size: 1 }),
-            Lies::SplitAlong { dim, place } => (dim, place),
+        let (dim, place) = match layout {
+            ActivationLayout::Whole => (1, AxisRank { index: 0, size: 1 }),
+            ActivationLayout::SplitAlong { dim, place } => (dim, place),
         };
         let outer: usize = shape[1..dim].iter().product();
         let run: usize = shape[dim..].iter().product();
@@ -127,17 +128,22 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::comm::Groups;
+    use crate::comm::ParallelContext;
 
     fn dropout(probability: f64) -> Dropout {
-        let scope = Scope::new(&Groups::single(), &Device::flex()).child("dropout");
-        Dropout::new(probability, &scope).unwrap()
+        let builder =
+            ModelBuilder::new(&ParallelContext::single(), &Device::flex()).child("dropout");
+        Dropout::new(probability, &builder).unwrap()
     }
 
     /// What an input of ones becomes: 0 where it is dropped.
-    fn mask<const D: usize>(dropout: &Dropout, shape: [usize; D], lies: Lies) -> Tensor<D> {
+    fn mask<const D: usize>(
+        dropout: &Dropout,
+        shape: [usize; D],
+        layout: ActivationLayout,
+    ) -> Tensor<D> {
         let ones = Tensor::<D>::ones(shape, &Device::flex().autodiff());
-        dropout.forward(ones, lies).inner()
+        dropout.forward(ones, layout).inner()
     }
 
     fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -149,17 +155,17 @@ mod tests {
         let dropout = dropout(0.3);
         dropout.position.set(5, 2);
         let shape = [3, 4, 6, 2];
-        let whole = mask(&dropout, shape, Lies::Whole);
+        let whole = mask(&dropout, shape, ActivationLayout::Whole);
         for dim in 1..4 {
             for size in [1, 2] {
                 let mut local = shape;
                 local[dim] /= size;
                 let part = |index| {
-                    let lies = Lies::SplitAlong {
+                    let layout = ActivationLayout::SplitAlong {
                         dim,
-                        place: Place { index, size },
+                        place: AxisRank { index, size },
                     };
-                    mask(&dropout, local, lies)
+                    mask(&dropout, local, layout)
                 };
                 let parts = Tensor::cat((0..size).map(part).collect(), dim);
                 parts.into_data().assert_eq(&whole.to_data(), true);
@@ -170,15 +176,15 @@ mod tests {
     #[test]
     fn a_micro_batch_draws_its_rows_of_the_batch() {
         let dropout = dropout(0.5);
-        let whole = values(mask(&dropout, [4, 7, 3], Lies::Whole));
+        let whole = values(mask(&dropout, [4, 7, 3], ActivationLayout::Whole));
         dropout.position.set(0, 2);
         assert_eq!(
-            values(mask(&dropout, [2, 7, 3], Lies::Whole)),
+            values(mask(&dropout, [2, 7, 3], ActivationLayout::Whole)),
             whole[2 * 21..]
         );
         dropout.position.set(1, 2);
         assert_ne!(
-            values(mask(&dropout, [2, 7, 3], Lies::Whole)),
+            values(mask(&dropout, [2, 7, 3], ActivationLayout::Whole)),
             whole[2 * 21..]
         );
     }
@@ -187,7 +193,7 @@ mod tests {
     fn the_mean_stays_and_the_gradient_is_the_mask() {
         let dropout = dropout(0.25);
         let x = Tensor::<2>::ones([100, 1000], &Device::flex().autodiff()).require_grad();
-        let y = dropout.forward(x.clone(), Lies::Whole);
+        let y = dropout.forward(x.clone(), ActivationLayout::Whole);
         let mean = y.clone().mean().into_scalar::<f32>();
         // Five standard errors of a mean of 100,000 draws with variance 1/3.
         assert!((mean - 1.0).abs() < 0.01, "mean {mean}");
@@ -198,17 +204,18 @@ mod tests {
     #[test]
     fn evaluation_leaves_the_input_alone() {
         let x = Tensor::<2>::ones([2, 3], &Device::flex());
-        let y = dropout(0.9).forward(x.clone(), Lies::Whole);
+        let y = dropout(0.9).forward(x.clone(), ActivationLayout::Whole);
         y.into_data().assert_eq(&x.into_data(), true);
     }
 
     #[test]
     fn an_impossible_probability_is_refused() {
-        let scope = Scope::new(&Groups::single(), &Device::flex()).child("dropout");
+        let builder =
+            ModelBuilder::new(&ParallelContext::single(), &Device::flex()).child("dropout");
         for probability in [-0.1, 1.0, f64::NAN] {
-            let error = Dropout::new(probability, &scope).unwrap_err().to_string();
+            let error = Dropout::new(probability, &builder).unwrap_err().to_string();
             assert!(
-                error.starts_with("dropout: a dropout probability of"),
+                error.starts_with("dropout: invalid dropout probability"),
                 "{error}"
             );
         }

@@ -3,10 +3,12 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 
-use super::door::{passing_value, with_anchor};
-use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear};
+use super::hook::{forward_only_value, with_anchor};
+use super::linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 use super::lookup::lookup;
-use super::{BuildError, Init, ParameterSpec, Place, Placement, Reading, Scope, Section};
+use super::{
+    AxisRank, BatchFormat, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section,
+};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -16,12 +18,12 @@ use crate::mesh::{Axis, split_evenly};
 pub struct Vocabulary {
     /// The number of tokens.
     pub tokens: usize,
-    /// With the entries that only fill up the last ranks; they have no probability.
+    /// The number of entries with padding; padded entries have no probability.
     pub padded: usize,
 }
 
 impl Vocabulary {
-    /// `tokens` entries, filled up to a multiple of `divisible_by * ranks`.
+    /// `tokens` entries, padded to a multiple of `divisible_by * ranks`.
     pub fn padded(tokens: usize, divisible_by: usize, ranks: usize) -> Self {
         Self {
             tokens,
@@ -29,8 +31,8 @@ impl Vocabulary {
         }
     }
 
-    /// The entries that the rank at `place` holds: the first one, and how many.
-    pub fn part(&self, place: Place) -> (usize, usize) {
+    /// The entries of the rank at `place`: the first one, and their number.
+    pub fn part(&self, place: AxisRank) -> (usize, usize) {
         let len = self.padded / place.size;
         (place.index * len, len)
     }
@@ -41,14 +43,14 @@ impl Vocabulary {
             parts: ranks,
         }];
         ParameterSpec::new([self.tokens, hidden], init)
-            .placed(Placement::Split { dim: 0, sections })
+            .with_placement(Placement::Split { dim: 0, sections })
     }
 }
 
 /// Rows of a `[vocabulary, hidden]` weight, looked up by token; the rows are split over the tensor
 /// axis.
 ///
-/// Tokens of other ranks give zeros here, and the sum over the axis puts the parts together.
+/// A token of another rank gives zeros here; the sum over the axis is the embedding.
 #[derive(Module, Debug)]
 pub struct VocabParallelEmbedding {
     /// This rank's rows: `[padded vocabulary / tensor, hidden]`.
@@ -66,15 +68,15 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Mesh`] when the padded vocabulary cannot be split over the tensor axis.
+    /// [`BuildError::Mesh`] if the padded vocabulary cannot be split over the tensor axis.
     pub fn new(
         vocabulary: Vocabulary,
         hidden: usize,
         init: Init,
         sequence_parallel: bool,
-        scope: &Scope,
+        builder: &ModelBuilder,
     ) -> Result<Self, BuildError> {
-        let place = scope.place();
+        let place = builder.place();
         split_evenly(
             "padded vocabulary",
             vocabulary.padded,
@@ -83,8 +85,8 @@ impl VocabParallelEmbedding {
         )?;
         let spec = vocabulary.weight(hidden, init, place.size);
         Ok(Self {
-            weight: scope.parameter("weight", spec),
-            comm: scope.groups().tensor().clone(),
+            weight: builder.parameter("weight", spec),
+            comm: builder.groups().tensor().clone(),
             first: vocabulary.part(place).0,
             sequence_parallel,
         })
@@ -99,93 +101,97 @@ impl VocabParallelEmbedding {
         if self.comm.size() == 1 {
             return lookup(&self.weight, tokens).reshape([batch, seq, hidden]);
         }
-        let own = tokens - self.first as i64;
-        let foreign = own
+        let local = tokens - self.first as i64;
+        let is_foreign = local
             .clone()
             .lower_scalar(0)
-            .bool_or(own.clone().greater_equal_scalar(rows as i64));
-        let found = lookup(&self.weight, own.clamp(0, rows as i64 - 1));
+            .bool_or(local.clone().greater_equal_scalar(rows as i64));
+        let found = lookup(&self.weight, local.clamp(0, rows as i64 - 1));
         let partial = found.mask_fill(
-            foreign.unsqueeze_dim::<2>(1).expand([batch * seq, hidden]),
+            is_foreign
+                .unsqueeze_dim::<2>(1)
+                .expand([batch * seq, hidden]),
             0.0,
         );
         let partial = partial.reshape([batch, seq, hidden]);
-        match self.sequence_parallel {
-            true => collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm),
-            false => collective::reduce(partial, &self.comm),
+        if self.sequence_parallel {
+            collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm)
+        } else {
+            collective::reduce(partial, &self.comm)
         }
     }
 }
 
-/// A learned vector per position, the same on every rank.
+/// Learned position embeddings, replicated on every rank.
 #[derive(Module, Debug)]
 pub struct LearnedPositions {
     /// `[max positions, hidden]`
     pub weight: Param<Tensor<2>>,
     #[module(skip)]
-    place: Place,
+    place: AxisRank,
     #[module(skip)]
     sequence_parallel: bool,
 }
 
 impl LearnedPositions {
-    /// Builds the vectors of `max_positions` positions.
+    /// Builds the embeddings of `max_positions` positions.
     pub fn new(
         max_positions: usize,
         hidden: usize,
         init: Init,
         sequence_parallel: bool,
-        scope: &Scope,
+        builder: &ModelBuilder,
     ) -> Self {
         let spec = ParameterSpec::new([max_positions, hidden], init)
-            .with_partial_gradient(sequence_parallel);
-        let place = scope.place();
+            .with_sum_over_tensor(sequence_parallel);
+        let place = builder.place();
         Self {
-            weight: scope.parameter("weight", spec),
+            weight: builder.parameter("weight", spec),
             place,
             sequence_parallel,
         }
     }
 
-    /// Adds the vectors of the positions to `[batch, seq, hidden]`, or to this rank's part
+    /// Adds the position embeddings to `[batch, seq, hidden]`, or to this rank's part
     /// `[batch, seq / tensor, hidden]` under sequence parallelism. Each row begins at position 0.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.forward_reading(x, &Reading::Rows)
+        self.forward_with_format(x, &BatchFormat::Rows)
     }
 
-    /// The same where the tokens may stand elsewhere.
+    /// The same for a batch in this format.
     ///
     /// # Panics
     ///
-    /// When a row or a document is longer than the positions.
-    pub fn forward_reading(&self, x: Tensor<3>, reading: &Reading<'_>) -> Tensor<3> {
+    /// If a row or a document is longer than the positions.
+    pub fn forward_with_format(&self, x: Tensor<3>, format: &BatchFormat<'_>) -> Tensor<3> {
         let [batch, len, hidden] = x.dims();
-        let own = match self.sequence_parallel {
-            true => self.place.index * len,
-            false => 0,
+        let start = if self.sequence_parallel {
+            self.place.index * len
+        } else {
+            0
         };
-        let first = match reading {
-            Reading::Rows => own,
-            Reading::After(cache) => cache.len() + own,
-            Reading::Documents(packed) => {
-                let numbers = packed.positions().clone().narrow(1, own, len);
+        let first = match format {
+            BatchFormat::Rows => start,
+            BatchFormat::Cached(cache) => cache.len() + start,
+            BatchFormat::Packed(packed) => {
+                let numbers = packed.positions().clone().narrow(1, start, len);
                 let numbers = numbers.reshape([batch * len]);
                 let rows = with_anchor(&x, || lookup(&self.weight, numbers));
                 return x + rows.reshape([batch, len, hidden]);
             }
         };
-        let weight = with_anchor(&x, || passing_value(&self.weight));
+        let weight = with_anchor(&x, || forward_only_value(&self.weight));
         let rows = weight.narrow(0, first, len);
         x + rows.unsqueeze()
     }
 }
 
-/// The layer that gives each token of the vocabulary a logit, split over the vocabulary.
+/// The output layer, from hidden features to logits, split over the vocabulary.
 ///
-/// Its weight `[vocabulary, hidden]` lies as the embedding's does, so that the two can be one.
+/// Its weight `[vocabulary, hidden]` has the embedding's layout, so that the two can be tied.
 #[derive(Module, Debug)]
 pub struct OutputLayer {
-    /// This rank's rows: `[padded vocabulary / tensor, hidden]`; none where the embedding's serve.
+    /// This rank's rows: `[padded vocabulary / tensor, hidden]`; none if tied to the embedding.
     pub weight: Option<Param<Tensor<2>>>,
     #[module(skip)]
     comm: Comm,
@@ -196,38 +202,38 @@ pub struct OutputLayer {
 }
 
 impl OutputLayer {
-    /// Builds this rank's rows, or none where the weight is `tied` to the embedding's.
+    /// Builds this rank's rows, or none if the weight is `tied` to the embedding's.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Mesh`] when the padded vocabulary cannot be split over the tensor axis.
+    /// [`BuildError::Mesh`] if the padded vocabulary cannot be split over the tensor axis.
     pub fn new(
         vocabulary: Vocabulary,
         hidden: usize,
         init: Init,
         tied: bool,
         sequence_parallel: bool,
-        scope: &Scope,
+        builder: &ModelBuilder,
     ) -> Result<Self, BuildError> {
-        let ranks = scope.place().size;
+        let ranks = builder.place().size;
         split_evenly("padded vocabulary", vocabulary.padded, Axis::Tensor, ranks)?;
         let spec = vocabulary.weight(hidden, init, ranks);
         Ok(Self {
-            weight: (!tied).then(|| scope.parameter("weight", spec)),
-            comm: scope.groups().tensor().clone(),
+            weight: (!tied).then(|| builder.parameter("weight", spec)),
+            comm: builder.groups().tensor().clone(),
             sequence_parallel,
-            fused: scope.is_fused(Operation::Linear),
+            fused: builder.is_fused(Operation::Linear),
         })
     }
 
     /// `[batch, seq, hidden]` (`[batch, seq / tensor, hidden]` under sequence parallelism) to this
     /// rank's logits `[batch, seq, padded vocabulary / tensor]`.
     ///
-    /// `embedding` gives the weight where this layer has none, and can be left out where it has.
+    /// `embedding` supplies the weight if it is tied; otherwise it is not used.
     ///
     /// # Panics
     ///
-    /// Without an embedding, where the weight is tied to it.
+    /// Without an embedding, if the weight is tied to it.
     pub fn forward<'a>(
         &self,
         x: Tensor<3>,
@@ -235,14 +241,14 @@ impl OutputLayer {
     ) -> Tensor<3> {
         let tied = embedding.into().map(|embedding| &embedding.weight);
         let Some(weight) = self.weight.as_ref().or(tied) else {
-            panic!("an output layer that is tied to the embedding was given none")
+            panic!("an output layer tied to the embedding needs the embedding")
         };
         let weight = Weight::of(weight, &x);
         let comm = self.comm.clone();
         let input = match (comm.size(), self.sequence_parallel) {
-            (1, _) => InputLies::Local,
-            (_, false) => InputLies::Replicated(comm),
-            (_, true) => InputLies::SplitSequence(comm),
+            (1, _) => InputLayout::Local,
+            (_, false) => InputLayout::Replicated(comm),
+            (_, true) => InputLayout::SplitSequence(comm),
         };
         linear(x, weight.transposed(), None, input, self.fused)
     }

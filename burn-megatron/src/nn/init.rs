@@ -1,34 +1,39 @@
 //! Initial values that do not depend on the layout.
 //!
-//! Element `i` of a parameter is draw `i` of the stream that its path names, so that a rank
-//! computes just the part it holds, and the parts of any layout are bit-equal to those of another.
+//! Element `i` of a parameter is draw `i` of the random stream of its path. A rank computes only its own
+//! part, and the whole parameter is bit-equal in every layout.
 
 use burn_megatron_kernels::philox::Stream;
 use serde::{Deserialize, Serialize};
 
-use super::placement::for_each_run;
-use super::{ParameterEntry, Place, Placement};
+use super::placement::for_each_contiguous_run;
+use super::{AxisRank, ParameterEntry, Placement};
 
 /// The distribution of a parameter's initial values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Init {
-    /// Every element the same.
+    /// The same value for every element.
     Constant(f64),
     /// Normal with mean 0 and this standard deviation.
     Normal(f64),
 }
 
 impl Init {
-    /// The elements that the rank at `place` holds, in row-major order; padding is zero.
-    pub(super) fn values(&self, entry: &ParameterEntry, place: Place, key: u64) -> Vec<f64> {
+    /// The elements of the rank at `place`, in row-major order; padding is zero.
+    pub(super) fn values(&self, entry: &ParameterEntry, place: AxisRank, key: u64) -> Vec<f64> {
         let mut values = Vec::with_capacity(entry.local_shape(place).iter().product());
         match &entry.placement {
             Placement::Replicated => self.fill(&mut values, key, 0, entry.len()),
             Placement::Split { dim, .. } => {
-                for_each_run(&entry.shape, *dim, &entry.placement.ranges(place), |run| {
-                    self.fill(&mut values, key, run.at.unwrap_or(0), run.len);
-                    values.resize(values.len() + run.padded_len - run.len, 0.0);
-                });
+                for_each_contiguous_run(
+                    &entry.shape,
+                    *dim,
+                    &entry.placement.ranges(place),
+                    |run| {
+                        self.fill(&mut values, key, run.at.unwrap_or(0), run.len);
+                        values.resize(values.len() + run.padded_len - run.len, 0.0);
+                    },
+                );
             }
         }
         values
@@ -64,8 +69,8 @@ mod tests {
             path: "weight".into(),
             shape: vec![5, 16],
             placement,
-            partial_gradient: false,
-            at_both_ends: false,
+            sum_over_tensor: false,
+            tied_across_pipeline: false,
             stage: 0,
             decay: true,
         }
@@ -74,7 +79,7 @@ mod tests {
     #[test]
     fn parts_assemble_to_the_values_of_one_rank() {
         let init = Init::Normal(0.02);
-        let one = Place { index: 0, size: 1 };
+        let one = AxisRank { index: 0, size: 1 };
         let whole = init.values(&entry(Placement::Replicated), one, 9);
         for ranks in [1, 2, 4] {
             let shared = ranks.min(2);
@@ -84,7 +89,7 @@ mod tests {
                 .to_vec();
             let entry = entry(Placement::Split { dim: 1, sections });
             let parts: Vec<_> = (0..ranks)
-                .map(|index| init.values(&entry, Place { index, size: ranks }, 9))
+                .map(|index| init.values(&entry, AxisRank { index, size: ranks }, 9))
                 .collect();
             assert_eq!(entry.placement.assemble(&entry.shape, &parts), whole);
         }

@@ -1,16 +1,14 @@
-//! Keys and values that stay, so that a decoder reads each token once.
+//! Cache of keys and values for generation.
 
 use burn::tensor::Tensor;
 
-/// Tokens by which a cache grows.
-const GROWTH: usize = 256;
+/// The cache grows by this many tokens.
+const GROWTH_TOKENS: usize = 256;
 
-/// Keys and values of the tokens that the layers of one rank have read, of one sequence or of several
-/// that are equally long.
+/// Keys and values of the layers of one rank, for sequences of equal length.
 ///
-/// It grows with what is read, up to the model's longest sequence. All layers hold the same tokens:
-/// a forward writes behind the [`len`](Self::len) tokens that count, and [`keep`](Self::keep) says
-/// how many count from then on.
+/// It grows up to the model's longest sequence. All layers hold the same tokens: a forward writes after
+/// the first [`len`](Self::len) tokens, and [`set_len`](Self::set_len) sets the new length.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<Option<[Tensor<4>; 2]>>,
@@ -19,7 +17,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache of so many layers, for at most `capacity` tokens of a sequence.
+    /// An empty cache of `layers` layers, for at most `capacity` tokens per sequence.
     pub fn new(layers: usize, capacity: usize) -> Self {
         Self {
             layers: vec![None; layers],
@@ -28,27 +26,27 @@ impl KvCache {
         }
     }
 
-    /// The tokens of a sequence that count.
+    /// The length of a sequence, in tokens.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none does.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The most tokens of a sequence.
+    /// The maximum length of a sequence.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Lets the first `len` tokens count: more than before after a forward, fewer to take some back.
-    pub fn keep(&mut self, len: usize) {
+    /// Sets the length to `len`: larger after a forward, smaller to drop the last tokens.
+    pub fn set_len(&mut self, len: usize) {
         self.len = len;
     }
 
-    /// The bytes that it holds on this rank.
+    /// Its size on this rank in bytes.
     pub fn bytes(&self) -> usize {
         let tensors = self.layers.iter().flatten().flatten();
         tensors
@@ -56,13 +54,13 @@ impl KvCache {
             .sum()
     }
 
-    /// What it has for the layer number `index` of this rank.
+    /// The cache of layer `index` of this rank.
     ///
     /// # Panics
     ///
-    /// Where there is no such layer.
-    pub fn layer(&mut self, index: usize) -> CachedLayer<'_> {
-        CachedLayer {
+    /// If there is no such layer.
+    pub fn layer(&mut self, index: usize) -> LayerKvCache<'_> {
+        LayerKvCache {
             first: self.len,
             capacity: self.capacity,
             pair: &mut self.layers[index],
@@ -70,75 +68,75 @@ impl KvCache {
     }
 }
 
-/// A layer's keys and values.
+/// The keys and values of one layer.
 #[derive(Debug)]
-pub struct CachedLayer<'a> {
-    /// Tokens of a sequence before the next one.
+pub struct LayerKvCache<'a> {
+    /// The position of the next token.
     first: usize,
     capacity: usize,
-    /// `[sequences, room, groups, width]` each.
+    /// `[sequences, allocated, groups, width]` each.
     pair: &'a mut Option<[Tensor<4>; 2]>,
 }
 
-impl CachedLayer<'_> {
+impl LayerKvCache<'_> {
     /// The position of the next token.
     pub fn first(&self) -> usize {
         self.first
     }
 
-    /// Writes the keys and values of new tokens, `[sequences, new, groups, width]`, behind the others,
-    /// and gives all of them: `[sequences, first + new, groups, width]`.
+    /// Appends the keys and values of new tokens, `[sequences, new, groups, width]`, and returns all of
+    /// them: `[sequences, first + new, groups, width]`.
     ///
     /// # Panics
     ///
-    /// When more tokens come than there is room for, or other sequences.
+    /// If the capacity is exceeded, or the number of sequences differs.
     pub(super) fn extend(self, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         let [sequences, count, groups, width] = new[0].dims();
         let (first, end) = (self.first, self.first + count);
         assert!(
             end <= self.capacity,
-            "a cache for {} tokens of a sequence has {first}, and {count} more do not fit",
+            "a cache with a capacity of {} tokens holds {first}: {count} more do not fit",
             self.capacity
         );
         let old = match self.pair.take() {
             Some([k, v]) => {
-                let held = k.dims()[0];
                 assert_eq!(
-                    held, sequences,
-                    "a cache holds the same sequences in each forward"
+                    sequences,
+                    k.dims()[0],
+                    "the number of sequences must be that of the cache"
                 );
                 [Some(k), Some(v)]
             }
             None => [None, None],
         };
         let mut written = old.into_iter().zip(new).map(|(old, new)| {
-            let room = self.room(old, &new, end);
-            room.slice_assign([0..sequences, first..end, 0..groups, 0..width], new)
+            let allocated = self.grow(old, &new, end);
+            allocated.slice_assign([0..sequences, first..end, 0..groups, 0..width], new)
         });
         let (Some(k), Some(v)) = (written.next(), written.next()) else {
-            unreachable!("keys and values went in")
+            unreachable!("keys and values are two tensors")
         };
         drop(written);
-        let seen = |x: &Tensor<4>| x.clone().narrow(1, 0, end);
-        let all = [seen(&k), seen(&v)];
+        let filled = |x: &Tensor<4>| x.clone().narrow(1, 0, end);
+        let all = [filled(&k), filled(&v)];
         *self.pair = Some([k, v]);
         all
     }
 
-    /// Room for `end` tokens, with those that are there. What nobody else holds is not copied.
-    fn room(&self, old: Option<Tensor<4>>, new: &Tensor<4>, end: usize) -> Tensor<4> {
+    /// A tensor for at least `end` tokens with the content of `old`, which is reused if it is large enough.
+    fn grow(&self, old: Option<Tensor<4>>, new: &Tensor<4>, end: usize) -> Tensor<4> {
         let old = match old {
             Some(old) if end <= old.dims()[1] => return old,
             old => old,
         };
         let [sequences, _, groups, width] = new.dims();
-        let room = end.next_multiple_of(GROWTH).min(self.capacity);
+        let tokens = end.next_multiple_of(GROWTH_TOKENS).min(self.capacity);
         let options = (&new.device(), new.dtype());
-        let room = Tensor::zeros([sequences, room, groups, width], options);
-        let kept = [0..sequences, 0..self.first, 0..groups, 0..width];
+        let grown = Tensor::zeros([sequences, tokens, groups, width], options);
+        let content = [0..sequences, 0..self.first, 0..groups, 0..width];
         match old {
-            Some(old) if self.first > 0 => room.slice_assign(kept.clone(), old.slice(kept)),
-            _ => room,
+            Some(old) if self.first > 0 => grown.slice_assign(content.clone(), old.slice(content)),
+            _ => grown,
         }
     }
 }

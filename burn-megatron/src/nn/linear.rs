@@ -5,10 +5,12 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 
-use super::arithmetic::{Arithmetic, Factor, Input, Plain, Wanted};
-use super::door::{self, Door, Exit, Pass};
-use super::fp8::{Fp8Layer, In8Bits};
-use super::value_at;
+use super::anchored_value;
+use super::arithmetic::{
+    FloatArithmetic, LinearArithmetic, NeededGradients, SavedInput, WeightSource,
+};
+use super::fp8::{Fp8Arithmetic, Fp8Layer};
+use super::hook::{self, HookHandle, ParameterHook, Pass};
 use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
@@ -17,87 +19,90 @@ use crate::comm::ReduceOp;
 /// The dimension of the sequence in `[batch, seq, hidden]`.
 pub const SEQUENCE_DIM: usize = 1;
 
-/// How the input of a linear layer lies on the ranks of its group.
+/// How the input of a linear layer is distributed over the ranks of its group.
 #[derive(Clone, Debug)]
-pub enum InputLies {
-    /// Each rank has its own; nothing is exchanged.
+pub enum InputLayout {
+    /// Each rank has its own input; nothing is communicated.
     Local,
-    /// Every rank has the same; the gradients of the ranks are parts of a sum.
+    /// Every rank has the same input; the backward all-reduces its gradient.
     Replicated(Comm),
-    /// Each rank has a part of the sequence, and needs all of it.
+    /// Each rank has a part of the sequence: the forward all-gathers the input, the backward
+    /// reduce-scatters its gradient.
     SplitSequence(Comm),
 }
 
-/// The weight of a linear layer, and the way that its gradient takes.
+/// The weight of a linear layer, and the path that its gradient takes.
 #[derive(Clone, Debug)]
 pub struct Weight {
     tensor: Tensor<2>,
-    behind: Option<Behind>,
+    hooked: Option<HookedWeight>,
     transposed: bool,
 }
 
-/// A weight behind a [`Door`].
+/// A weight with a [`ParameterHook`].
 #[derive(Clone, Debug)]
-pub(super) struct Behind {
-    pub exit: Exit,
+pub(super) struct HookedWeight {
+    pub handle: HookHandle,
     /// What the module holds, of the weight's shape.
     base: Tensor<2>,
-    /// Whether the gradient leaves through it. The graph does not hold the value then, which may be
-    /// gathered again for the backward.
-    leaves: bool,
+    /// Whether the product passes the gradient to the hook. Then the graph does not hold the value,
+    /// which may be gathered again for the backward.
+    takes_gradient: bool,
 }
 
-impl Behind {
+impl HookedWeight {
     /// The value, as floats.
     pub fn value(&self, pass: Pass) -> Tensor<2> {
-        self.exit.value_in(self.base.clone(), pass).0
+        self.handle.value_in(self.base.clone(), pass).0
     }
 }
 
 impl Weight {
     /// The weight `[in, out]` of a layer with the input `x`.
     ///
-    /// Behind a [`Door`] the product itself hands the gradient over, so that it can be put off.
+    /// With a [`ParameterHook`] the product itself passes the gradient to the sink, so that it can be deferred.
     pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
-        let door = param.reparameterization::<Door>();
-        match door.filter(|_| is_tracked(x)) {
-            Some(door) => {
-                let behind = Behind::leaving(door, param);
+        let hook = param.reparameterization::<ParameterHook>();
+        match hook.filter(|_| is_tracked(x)) {
+            Some(hook) => {
+                let hooked = HookedWeight::taking_gradient(hook, param);
                 Self {
-                    tensor: behind.exit.value(behind.base.clone()).0,
-                    behind: Some(behind),
+                    tensor: hooked.handle.value(hooked.base.clone()).0,
+                    hooked: Some(hooked),
                     transposed: false,
                 }
             }
-            None => value_at(param, x).into(),
+            None => anchored_value(param, x).into(),
         }
     }
 
-    /// The same for a product that asks for the value itself, which may be there in 8 bits alone.
-    pub(super) fn asked_for(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
-        let Some(door) = param.reparameterization::<Door>() else {
-            return value_at(param, x).into();
+    /// The same for a product that reads the value from the hook itself, which may hold it in 8 bits
+    /// only.
+    pub(super) fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
+        let Some(hook) = param.reparameterization::<ParameterHook>() else {
+            return anchored_value(param, x).into();
         };
-        let behind = match is_tracked(x) {
-            true => Behind::leaving(door, param),
-            false => Behind {
-                exit: door.exit().clone(),
+        let hooked = if is_tracked(x) {
+            HookedWeight::taking_gradient(hook, param)
+        } else {
+            HookedWeight {
+                handle: hook.handle().clone(),
                 base: param.base(),
-                leaves: false,
-            },
+                takes_gradient: false,
+            }
         };
-        let tensor = match (behind.leaves, door::anchor().is_some()) {
-            (true, _) => behind.base.clone(),
+        let tensor = match (hooked.takes_gradient, hook::anchor().is_some()) {
+            (true, _) => hooked.base.clone(),
             // The gradient comes back through the graph.
             (false, true) => param.val(),
             (false, false) => {
-                behind.exit.pass_by();
-                behind.base.clone()
+                hooked.handle.expect_unrecorded();
+                hooked.base.clone()
             }
         };
         Self {
             tensor,
-            behind: Some(behind),
+            hooked: Some(hooked),
             transposed: false,
         }
     }
@@ -112,15 +117,15 @@ impl Weight {
     }
 }
 
-impl Behind {
-    /// Announces a gradient that leaves here.
-    fn leaving(door: &Door, param: &Param<Tensor<2>>) -> Self {
-        let exit = door.exit().clone();
-        exit.expect();
+impl HookedWeight {
+    /// A weight whose gradient the product passes to the hook; announces that gradient.
+    fn taking_gradient(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
+        let handle = hook.handle().clone();
+        handle.expect();
         Self {
-            exit,
+            handle,
             base: param.base(),
-            leaves: true,
+            takes_gradient: true,
         }
     }
 }
@@ -130,7 +135,7 @@ impl From<Tensor<2>> for Weight {
     fn from(tensor: Tensor<2>) -> Self {
         Self {
             tensor,
-            behind: None,
+            hooked: None,
             transposed: false,
         }
     }
@@ -142,92 +147,92 @@ fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
 
 /// `x weight + bias`: `[batch, seq, in]`, `[in, out]`, `[out]` to `[batch, seq, out]`.
 ///
-/// Where the gradients of the ranks must be summed, that collective is under way while the weight
+/// Where the input gradient is summed over ranks, the collective is in flight while the weight
 /// gradient is computed. Of a split sequence only this rank's part is saved; the backward gathers
 /// it again while it computes the input gradient (Korthikanti et al. 2022, arXiv:2205.05198).
 ///
-/// `fused` says whether the products add the bias, and earlier weight gradients, themselves.
+/// `fused` tells whether the products add the bias, and earlier weight gradients, themselves.
 pub fn linear(
     x: Tensor<3>,
     weight: impl Into<Weight>,
     bias: Option<Tensor<1>>,
-    input: InputLies,
+    input: InputLayout,
     fused: bool,
 ) -> Tensor<3> {
     let weight = weight.into();
-    let plain = Plain {
+    let arithmetic = FloatArithmetic {
         fused,
         transposed: weight.transposed,
     };
-    run(x, weight, bias, input, plain)
-}
-
-/// The same in 8 bits, with a weight that is [asked for](Weight::asked_for).
-pub(super) fn linear_in_8_bits(
-    x: Tensor<3>,
-    weight: Weight,
-    bias: Option<Tensor<1>>,
-    input: InputLies,
-    layer: &Fp8Layer,
-) -> Tensor<3> {
-    let is_recorded = is_tracked(&x) || is_tracked(&weight.tensor);
-    let whole = !matches!(input, InputLies::SplitSequence(_));
-    let arithmetic = In8Bits::new(layer, is_recorded, whole);
     run(x, weight, bias, input, arithmetic)
 }
 
-fn run<A: Arithmetic>(
+/// The same in 8 bits, with a weight that the product [fetches](Weight::unfetched).
+pub(super) fn linear_fp8(
     x: Tensor<3>,
     weight: Weight,
     bias: Option<Tensor<1>>,
-    input: InputLies,
+    input: InputLayout,
+    layer: &Fp8Layer,
+) -> Tensor<3> {
+    let is_recorded = is_tracked(&x) || is_tracked(&weight.tensor);
+    let whole = !matches!(input, InputLayout::SplitSequence(_));
+    let arithmetic = Fp8Arithmetic::new(layer, is_recorded, whole);
+    run(x, weight, bias, input, arithmetic)
+}
+
+fn run<A: LinearArithmetic>(
+    x: Tensor<3>,
+    weight: Weight,
+    bias: Option<Tensor<1>>,
+    input: InputLayout,
     arithmetic: A,
 ) -> Tensor<3> {
     let mut inputs = vec![x.into_dispatch(), weight.tensor.into_dispatch()];
     inputs.extend(bias.map(Tensor::into_dispatch));
-    let function = Linear {
+    let function = LinearFunction {
         input,
-        behind: weight.behind,
+        hooked: weight.hooked,
         transposed: weight.transposed,
         arithmetic,
     };
     apply(inputs, function)
 }
 
-/// The product, whatever its arithmetic: what is exchanged, what is kept, and where gradients go.
+/// The product in any arithmetic: what is communicated, what is saved, and where gradients go.
 #[derive(Debug)]
-pub(super) struct Linear<A> {
-    pub input: InputLies,
-    /// Where the weight comes from and its gradient goes, if not from and into the graph.
-    pub behind: Option<Behind>,
-    /// Whether it lies there as `[out, in]`.
+pub(super) struct LinearFunction<A> {
+    pub input: InputLayout,
+    /// Supplies the weight and takes its gradient; the graph does both where there is none.
+    pub hooked: Option<HookedWeight>,
+    /// Whether the hooked weight is stored as `[out, in]`.
     pub transposed: bool,
     pub arithmetic: A,
 }
 
-impl<A: Arithmetic> Function for Linear<A> {
+impl<A: LinearArithmetic> Function for LinearFunction<A> {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let (x, weight) = (tensor::<3>(&inputs[0]), tensor::<2>(&inputs[1]));
         let x = match &self.input {
-            InputLies::SplitSequence(comm) => start_all_gather(x, SEQUENCE_DIM, comm).wait(),
-            InputLies::Local | InputLies::Replicated(_) => x,
+            InputLayout::SplitSequence(comm) => start_all_gather(x, SEQUENCE_DIM, comm).wait(),
+            InputLayout::Local | InputLayout::Replicated(_) => x,
         };
         let [batch, seq, _] = x.dims();
         let bias = inputs.get(2).map(tensor::<1>);
-        let factor = match self.asked().filter(|_| A::ASKS) {
-            Some(behind) => Factor::Behind(behind, self.transposed),
-            None => Factor::Here(weight),
+        let weight = match self.fetched_weight().filter(|_| A::FETCHES_WEIGHT) {
+            Some(hooked) => WeightSource::Hook(hooked, self.transposed),
+            None => WeightSource::Graph(weight),
         };
-        let (y, kept) = self.arithmetic.output(rows(x), factor, bias);
+        let (y, tensors) = self.arithmetic.output(rows(x), weight, bias);
         let out = y.dims()[1];
         let mut inputs = inputs.into_iter();
         let x = inputs.next();
-        let mut saved = match kept.instead {
-            Some(instead) => Vec::from(instead),
+        let mut saved = match tensors.input_codes {
+            Some(codes) => Vec::from(codes),
             None => Vec::from_iter(x),
         };
-        saved.extend(inputs.next().filter(|_| self.asked().is_none()));
-        saved.extend(kept.beside);
+        saved.extend(inputs.next().filter(|_| self.fetched_weight().is_none()));
+        saved.extend(tensors.extra);
         (y.reshape([batch, seq, out]).into_dispatch(), saved)
     }
 
@@ -237,52 +242,50 @@ impl<A: Arithmetic> Function for Linear<A> {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let (needs_x, needs_weight) = (needed[0], needed[1] || self.exit().is_some());
+        let (needs_x, needs_weight) = (needed[0], needed[1] || self.gradient_hook().is_some());
         let gradient = Tensor::<3>::from_dispatch(gradient);
         let [batch, seq, _] = gradient.dims();
         let gradient = rows(gradient);
 
-        let (x, rest) = saved.split_at(if self.arithmetic.keeps_instead() {
-            2
-        } else {
-            1
-        });
-        let (factor, beside) = match self.asked() {
-            Some(behind) => (Factor::Behind(behind, self.transposed), rest),
-            None => (Factor::Here(tensor(&rest[0])), &rest[1..]),
+        let (x, rest) = saved.split_at(if self.arithmetic.saves_codes() { 2 } else { 1 });
+        let (weight, extra) = match self.fetched_weight() {
+            Some(hooked) => (WeightSource::Hook(hooked, self.transposed), rest),
+            None => (WeightSource::Graph(tensor(&rest[0])), &rest[1..]),
         };
-        let beside = beside.to_vec();
+        let extra = extra.to_vec();
         let x = match (x, &self.input) {
-            ([codes, scales], _) => Input::Instead([codes.clone(), scales.clone()]),
-            ([x, ..], InputLies::SplitSequence(comm)) if needs_weight => {
-                Input::Whole(start_all_gather(tensor(x), SEQUENCE_DIM, comm))
+            ([codes, scales], _) => SavedInput::Codes([codes.clone(), scales.clone()]),
+            ([x, ..], InputLayout::SplitSequence(comm)) if needs_weight => {
+                SavedInput::Floats(start_all_gather(tensor(x), SEQUENCE_DIM, comm))
             }
-            ([x, ..], _) => Input::Whole(PendingTensor::ready(tensor(x))),
+            ([x, ..], _) => SavedInput::Floats(PendingTensor::ready(tensor(x))),
             ([], _) => unreachable!("the input was saved"),
         };
-        let wanted = Wanted {
+        let needed_gradients = NeededGradients {
             input: needs_x,
             weight: needs_weight,
         };
-        let dy = self.arithmetic.gradient(gradient.clone(), wanted);
+        let dy = self.arithmetic.gradient(gradient.clone(), needed_gradients);
         let input_gradient = needs_x.then(|| {
-            let dx = self.arithmetic.input_gradient(&dy, factor, &beside);
+            let dx = self.arithmetic.input_gradient(&dy, weight, &extra);
             let width = dx.dims()[1];
             let dx = dx.reshape([batch, seq, width]);
             match &self.input {
-                InputLies::Local => PendingTensor::ready(dx),
-                InputLies::Replicated(comm) => start_all_reduce(dx, ReduceOp::Sum, comm),
-                InputLies::SplitSequence(comm) => start_reduce_scatter(dx, SEQUENCE_DIM, comm),
+                InputLayout::Local => PendingTensor::ready(dx),
+                InputLayout::Replicated(comm) => start_all_reduce(dx, ReduceOp::Sum, comm),
+                InputLayout::SplitSequence(comm) => start_reduce_scatter(dx, SEQUENCE_DIM, comm),
             }
         });
-        let weight_gradient = match self.exit() {
-            Some(exit) => {
+        let weight_gradient = match self.gradient_hook() {
+            Some(handle) => {
                 let arithmetic = self.arithmetic.clone();
-                let later = move |place| arithmetic.weight_gradient_at(x, dy, &beside, place);
-                exit.sink.accumulate_later(exit.index, Box::new(later));
+                let compute = move |slice| arithmetic.weight_gradient_into(x, dy, &extra, slice);
+                handle
+                    .sink
+                    .accumulate_later(handle.index, Box::new(compute));
                 None
             }
-            None => needs_weight.then(|| self.arithmetic.weight_gradient(x, dy, &beside)),
+            None => needs_weight.then(|| self.arithmetic.weight_gradient(x, dy, &extra)),
         };
         let bias_gradient = needed.get(2).is_some_and(|needed| *needed).then(|| {
             let sum: Tensor<2> = gradient.sum_dim(0);
@@ -301,17 +304,17 @@ impl<A: Arithmetic> Function for Linear<A> {
     }
 }
 
-impl<A: Arithmetic> Linear<A> {
-    /// What is asked for the weight in the backward, where the graph does not hold it.
-    fn asked(&self) -> Option<&Behind> {
-        let behind = self.behind.as_ref();
-        behind.filter(|behind| A::ASKS || behind.leaves)
+impl<A: LinearArithmetic> LinearFunction<A> {
+    /// The hooked weight that the backward fetches, where the graph does not hold the value.
+    fn fetched_weight(&self) -> Option<&HookedWeight> {
+        let hooked = self.hooked.as_ref();
+        hooked.filter(|hooked| A::FETCHES_WEIGHT || hooked.takes_gradient)
     }
 
-    /// Where the weight gradient goes, if not into the graph.
-    fn exit(&self) -> Option<&Exit> {
-        let behind = self.behind.as_ref().filter(|behind| behind.leaves);
-        behind.map(|behind| &behind.exit)
+    /// The hook that takes the weight gradient, if the graph does not.
+    fn gradient_hook(&self) -> Option<&HookHandle> {
+        let hooked = self.hooked.as_ref().filter(|hooked| hooked.takes_gradient);
+        hooked.map(|hooked| &hooked.handle)
     }
 }
 

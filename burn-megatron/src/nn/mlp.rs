@@ -1,4 +1,4 @@
-//! The feed-forward layer with its width split over the tensor axis.
+//! The MLP with its width split over the tensor axis.
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -6,8 +6,8 @@ use burn::tensor::{Device, Tensor};
 use crate::choice::Operation;
 
 use super::{
-    Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init, OutputSection,
-    RowParallelLinear, RowParallelLinearConfig, Scope,
+    Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init, ModelBuilder,
+    OutputSection, RowParallelLinear, RowParallelLinearConfig,
 };
 
 /// Configuration of a [`ParallelMlp`].
@@ -15,7 +15,7 @@ use super::{
 pub struct ParallelMlpConfig {
     /// Features of the residual stream.
     pub hidden: usize,
-    /// Features between the two layers, after the activation.
+    /// Intermediate features, after the activation.
     pub width: usize,
     /// The nonlinearity; a gated one doubles the output of the first layer.
     pub activation: Activation,
@@ -32,9 +32,9 @@ pub struct ParallelMlpConfig {
 /// Two linear layers with an activation between them; one collective each way.
 #[derive(Module, Debug)]
 pub struct ParallelMlp {
-    /// To the width; gate and value side by side where the activation is gated.
+    /// Up projection; gate and value in one weight if the activation is gated.
     pub up: ColumnParallelLinear,
-    /// Back to the residual stream.
+    /// Down projection.
     pub down: RowParallelLinear,
     #[module(skip)]
     activation: Activation,
@@ -47,11 +47,11 @@ impl ParallelMlpConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Mesh`] when the width cannot be split over the tensor axis.
-    pub fn init(&self, scope: &Scope) -> Result<ParallelMlp, BuildError> {
-        if self.activation == Activation::SquaredRelu && *scope.device() == Device::flex() {
-            let reason = "Burn's squared ReLU is the faster one on the CPU";
-            scope.prefer_unfused(Operation::Activation, reason);
+    /// [`BuildError::Mesh`] if the width cannot be split over the tensor axis.
+    pub fn init(&self, builder: &ModelBuilder) -> Result<ParallelMlp, BuildError> {
+        if self.activation == Activation::SquaredRelu && *builder.device() == Device::flex() {
+            let reason = "Burn's squared ReLU is faster on the CPU";
+            builder.prefer_unfused(Operation::Activation, reason);
         }
         let section = OutputSection {
             unit: "MLP width",
@@ -64,17 +64,17 @@ impl ParallelMlpConfig {
             .with_init(self.init)
             .with_bias(self.bias)
             .with_sequence_parallel(self.sequence_parallel)
-            .init(&scope.child("up"))?;
+            .init(&builder.child("up"))?;
         let down = RowParallelLinearConfig::new(self.width, self.hidden)
             .with_init(self.output_init)
             .with_bias(self.bias)
             .with_sequence_parallel(self.sequence_parallel)
-            .init(&scope.child("down"))?;
+            .init(&builder.child("down"))?;
         Ok(ParallelMlp {
             up,
             down,
             activation: self.activation,
-            fused: scope.is_fused(Operation::Activation),
+            fused: builder.is_fused(Operation::Activation),
         })
     }
 }
@@ -89,7 +89,7 @@ impl ParallelMlp {
         }
     }
 
-    /// The output before the last bias, and that bias, for an operation that adds it itself.
+    /// The output before the last bias, and that bias, for an operation that adds it.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
         let (x, bias) = self.up.forward_without_bias(x);
         self.down

@@ -1,73 +1,73 @@
 //! Parallel layers as Burn modules.
 //!
-//! A layer is built from a [`Scope`], where it declares how each of its parameters lies on the
-//! tensor axis; the [`ParameterTable`] of the model follows from that. Its forward knows no ranks:
-//! communication stands inside of the operations it calls. On one rank each layer is the plain one.
+//! A layer is built from a [`ModelBuilder`], to which it declares the placement of each parameter on the
+//! tensor axis; these declarations form the [`ParameterTable`] of the model. Its forward uses no ranks:
+//! the operations that it calls communicate. On one rank each layer is the plain one.
 //!
-//! Activations are `[batch, seq, hidden]`; under sequence parallelism (Korthikanti et al. 2022)
-//! those between the blocks are `[batch, seq / tensor, hidden]`.
+//! Activations are `[batch, seq, hidden]`; under sequence parallelism (Korthikanti et al. 2022) those
+//! between the blocks are `[batch, seq / tensor, hidden]`.
 //!
-//! | layer | what is split |
+//! | layer | split |
 //! |---|---|
 //! | [`ColumnParallelLinear`] | output features |
 //! | [`RowParallelLinear`] | input features |
 //! | [`VocabParallelEmbedding`], [`OutputLayer`], [`VocabParallelCrossEntropy`] | the vocabulary |
 //! | [`ParallelAttention`] | heads |
 //! | [`ParallelMlp`] | width |
-//! | [`Norm`], [`LearnedPositions`] | nothing; the sequence where that is parallel |
+//! | [`Norm`], [`LearnedPositions`] | nothing; the sequence under sequence parallelism |
 //!
-//! [`ColumnParallelLinear`] and [`RowParallelLinear`] multiply in 8 bits where the scope says so: [`fp8`].
+//! [`ColumnParallelLinear`] and [`RowParallelLinear`] can multiply in 8 bits: [`fp8`].
 //!
-//! Attention and positions can be told what tokens see besides their row ([`Reading`], [`Sight`]):
-//! several documents in a row ([`Packed`]), or tokens that were read before ([`KvCache`]).
+//! Attention and positions support packed documents ([`PackedSequences`]) and cached generation
+//! ([`KvCache`]), selected by [`BatchFormat`] and [`AttentionContext`].
 //!
-//! Any block, of these layers or of burn-nn's, can be run again in the backward instead of being
-//! remembered: [`recompute`].
+//! The activations of any block, of these layers or of burn-nn's, can be recomputed in the backward:
+//! [`recompute`].
 
 mod activation;
 mod arithmetic;
 mod attention;
 mod attention_core;
+mod batch_format;
 mod column;
-pub mod door;
 mod dropout;
+mod dropout_position;
 mod embedding;
 pub mod fp8;
+pub mod hook;
 mod init;
 mod kv_cache;
 mod linear;
 mod lookup;
 mod loss;
 mod mlp;
+mod model_builder;
 mod norm;
 mod placement;
-mod position;
 mod recompute;
 mod row;
-mod scope;
-mod sight;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use crate::mesh::Place;
+pub use crate::mesh::AxisRank;
 pub use activation::Activation;
-pub use attention::{ParallelAttention, ParallelAttentionConfig, why_unfused};
+pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
+pub use batch_format::{AttentionContext, BatchFormat, PackedSequences, PackedSequencesError};
 pub use column::{ColumnParallelLinear, ColumnParallelLinearConfig, OutputSection};
-pub use door::value_at;
-pub use dropout::{Dropout, Lies};
+pub use dropout::{ActivationLayout, Dropout};
+pub use dropout_position::DropoutPosition;
 pub use embedding::{LearnedPositions, OutputLayer, VocabParallelEmbedding, Vocabulary};
+pub use hook::anchored_value;
 pub use init::Init;
-pub use kv_cache::{CachedLayer, KvCache};
-pub use linear::{InputLies, SEQUENCE_DIM, Weight, linear};
+pub use kv_cache::{KvCache, LayerKvCache};
+pub use linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
 pub use loss::{LossTerm, Losses, VocabParallelCrossEntropy};
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
+pub(crate) use model_builder::placeholder;
+pub use model_builder::{BuildError, ModelBuilder, ParallelModule, ParameterSpec};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use placement::{Placement, Section};
-pub use position::Position;
 pub use recompute::{recompute, recompute_at};
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
-pub(crate) use scope::placeholder;
-pub use scope::{BuildError, ParallelModule, ParameterSpec, Scope};
-pub use sight::{Packed, PackedError, Reading, Sight};
 pub use table::{ParameterEntry, ParameterTable, TableError};

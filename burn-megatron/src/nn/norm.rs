@@ -5,10 +5,10 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::norm::{self, NormOptions};
 use serde::{Deserialize, Serialize};
 
-use super::{Init, ParameterSpec, Scope, value_at};
+use super::{Init, ModelBuilder, ParameterSpec, anchored_value};
 use crate::choice::Operation;
 
-/// Which normalisation.
+/// The kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NormKind {
@@ -21,13 +21,13 @@ pub enum NormKind {
 /// Configuration of a [`Norm`].
 #[derive(Clone, Copy, Debug)]
 pub struct NormConfig {
-    /// Which normalisation.
+    /// The kind of normalisation.
     pub kind: NormKind,
     /// Features.
     pub hidden: usize,
     /// Added to the variance.
     pub epsilon: f64,
-    /// Whether the weight is kept as its distance from 1, so that decay pulls it there.
+    /// Whether the weight is stored as its difference from 1, so that weight decay pulls it to 1.
     pub zero_centered: bool,
     /// Whether each rank normalises its part of the sequence.
     pub sequence_parallel: bool,
@@ -39,9 +39,9 @@ pub struct NormConfig {
 /// weight and bias are summed over the tensor axis.
 #[derive(Module, Debug)]
 pub struct Norm {
-    /// `[hidden]`; a factor of 1 at the start.
+    /// `[hidden]`; initially a factor of 1.
     pub weight: Param<Tensor<1>>,
-    /// `[hidden]`, 0 at the start; LayerNorm only.
+    /// `[hidden]`; initially 0; LayerNorm only.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     options: NormOptions,
@@ -50,33 +50,33 @@ pub struct Norm {
 }
 
 impl NormConfig {
-    /// Builds the norm, the same on every rank.
-    pub fn init(&self, scope: &Scope) -> Norm {
+    /// Builds the norm, replicated on every rank.
+    pub fn init(&self, builder: &ModelBuilder) -> Norm {
         let spec = |value| {
             ParameterSpec::new([self.hidden], Init::Constant(value))
-                .with_partial_gradient(self.sequence_parallel)
+                .with_sum_over_tensor(self.sequence_parallel)
         };
         let weight = if self.zero_centered { 0.0 } else { 1.0 };
         Norm {
-            weight: scope.parameter("weight", spec(weight)),
-            bias: (self.kind == NormKind::Layer).then(|| scope.parameter("bias", spec(0.0))),
+            weight: builder.parameter("weight", spec(weight)),
+            bias: (self.kind == NormKind::Layer).then(|| builder.parameter("bias", spec(0.0))),
             options: NormOptions {
                 epsilon: self.epsilon,
                 zero_centered: self.zero_centered,
             },
-            fused: scope.is_fused(Operation::Norm),
+            fused: builder.is_fused(Operation::Norm),
         }
     }
 }
 
 impl Norm {
-    /// A norm over `hidden` features; see [`NormConfig`] for more choices.
+    /// A norm over `hidden` features; see [`NormConfig`] for more options.
     pub fn new(
         kind: NormKind,
         hidden: usize,
         epsilon: f64,
         sequence_parallel: bool,
-        scope: &Scope,
+        builder: &ModelBuilder,
     ) -> Self {
         let config = NormConfig {
             kind,
@@ -85,19 +85,20 @@ impl Norm {
             zero_centered: false,
             sequence_parallel,
         };
-        config.init(scope)
+        config.init(builder)
     }
 
     /// `[batch, seq, hidden]` to the same.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let weight = value_at(&self.weight, &x);
+        let weight = anchored_value(&self.weight, &x);
         let options = self.options;
         match (&self.bias, self.fused) {
             (Some(bias), fused) => {
-                let bias = Some(value_at(bias, &x));
-                match fused {
-                    true => norm::layer_norm(x, weight, bias, options),
-                    false => norm::composed::layer_norm(x, weight, bias, options),
+                let bias = Some(anchored_value(bias, &x));
+                if fused {
+                    norm::layer_norm(x, weight, bias, options)
+                } else {
+                    norm::composed::layer_norm(x, weight, bias, options)
                 }
             }
             (None, true) => norm::rms_norm(x, weight, options),
@@ -105,16 +106,17 @@ impl Norm {
         }
     }
 
-    /// Adds `x` to the residual stream, and normalises the sum: returns both, the norm first.
+    /// Adds `x` to the residual stream and normalises the sum; returns the normalised sum, then the sum.
     pub fn forward_add(&self, x: Tensor<3>, residual: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
-        let weight = value_at(&self.weight, &residual);
+        let weight = anchored_value(&self.weight, &residual);
         let options = self.options;
         match (&self.bias, self.fused) {
             (Some(bias), fused) => {
-                let bias = Some(value_at(bias, &residual));
-                match fused {
-                    true => norm::add_layer_norm(x, residual, weight, bias, options),
-                    false => norm::composed::add_layer_norm(x, residual, weight, bias, options),
+                let bias = Some(anchored_value(bias, &residual));
+                if fused {
+                    norm::add_layer_norm(x, residual, weight, bias, options)
+                } else {
+                    norm::composed::add_layer_norm(x, residual, weight, bias, options)
                 }
             }
             (None, true) => norm::add_rms_norm(x, residual, weight, options),

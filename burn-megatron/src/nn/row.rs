@@ -3,9 +3,9 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::fp8::{Fp8Layer, Split};
-use super::linear::{InputLies, SEQUENCE_DIM, Weight, linear, linear_in_8_bits};
-use super::{BuildError, Init, ParameterSpec, Placement, Scope, value_at};
+use super::fp8::{Fp8Layer, SplitOperands};
+use super::linear::{InputLayout, SEQUENCE_DIM, Weight, linear, linear_fp8};
+use super::{BuildError, Init, ModelBuilder, ParameterSpec, Placement, anchored_value};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -22,7 +22,7 @@ pub struct RowParallelLinearConfig {
 }
 
 impl RowParallelLinearConfig {
-    /// A layer from `input` features, of which each rank brings its part, to `output` features.
+    /// A layer from `input` features, split over the ranks, to `output` features, with a bias.
     pub fn new(input: usize, output: usize) -> Self {
         let init = Init::Normal(0.02);
         Self {
@@ -41,19 +41,19 @@ impl RowParallelLinearConfig {
         self
     }
 
-    /// Sets whether there is a bias (there is).
+    /// Sets whether the layer has a bias (default: true).
     pub fn with_bias(mut self, bias: bool) -> Self {
         self.bias = bias;
         self
     }
 
-    /// Sets whether the input is this rank's features (it is), or all of them on every rank.
+    /// Sets whether the input is split over the ranks (default: true) or replicated.
     pub fn with_input_is_split(mut self, input_is_split: bool) -> Self {
         self.input_is_split = input_is_split;
         self
     }
 
-    /// Sets whether the output is split along the sequence (it is not).
+    /// Sets whether the output is split along the sequence (default: false).
     pub fn with_sequence_parallel(mut self, sequence_parallel: bool) -> Self {
         self.sequence_parallel = sequence_parallel;
         self
@@ -63,24 +63,24 @@ impl RowParallelLinearConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] when the input features cannot be split over the tensor axis, and for an 8-bit layer
-    /// whose path there is already.
-    pub fn init(&self, scope: &Scope) -> Result<RowParallelLinear, BuildError> {
-        let ranks = scope.place().size;
+    /// [`BuildError`] if the input features cannot be split over the tensor axis, or if an 8-bit layer with
+    /// this path exists.
+    pub fn init(&self, builder: &ModelBuilder) -> Result<RowParallelLinear, BuildError> {
+        let ranks = builder.place().size;
         split_evenly("input features", self.input, Axis::Tensor, ranks)?;
         let weight = ParameterSpec::new([self.input, self.output], self.init)
-            .placed(Placement::split(0, self.input, ranks));
-        // Added after the reduction, so to a part of the sequence where that is split.
+            .with_placement(Placement::split(0, self.input, ranks));
+        // Added after the reduction, so to this rank's part of the sequence under sequence parallelism.
         let bias = ParameterSpec::new([self.output], Init::Constant(0.0))
-            .with_partial_gradient(self.sequence_parallel);
+            .with_sum_over_tensor(self.sequence_parallel);
         Ok(RowParallelLinear {
-            weight: scope.parameter("weight", weight),
-            bias: self.bias.then(|| scope.parameter("bias", bias)),
-            comm: scope.groups().tensor().clone(),
+            weight: builder.parameter("weight", weight),
+            bias: self.bias.then(|| builder.parameter("bias", bias)),
+            comm: builder.groups().tensor().clone(),
             input_is_split: self.input_is_split,
             sequence_parallel: self.sequence_parallel,
-            fused: scope.is_fused(Operation::Linear),
-            fp8: scope.fp8_layer(Split {
+            fused: builder.is_fused(Operation::Linear),
+            fp8: builder.fp8_layer(SplitOperands {
                 input: true,
                 gradient: false,
             })?,
@@ -118,27 +118,29 @@ impl RowParallelLinear {
         }
     }
 
-    /// The output before the bias, and the bias, for an operation that adds it itself.
+    /// The output before the bias, and the bias, for an operation that adds it.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
-        let x = match self.input_is_split {
-            true => x,
-            false => collective::split(x, 2, &self.comm),
+        let x = if self.input_is_split {
+            x
+        } else {
+            collective::split(x, 2, &self.comm)
         };
         let partial = match &self.fp8 {
             Some(layer) => {
-                let weight = Weight::asked_for(&self.weight, &x);
-                linear_in_8_bits(x, weight, None, InputLies::Local, layer)
+                let weight = Weight::unfetched(&self.weight, &x);
+                linear_fp8(x, weight, None, InputLayout::Local, layer)
             }
             None => {
                 let weight = Weight::of(&self.weight, &x);
-                linear(x, weight, None, InputLies::Local, self.fused)
+                linear(x, weight, None, InputLayout::Local, self.fused)
             }
         };
-        let y = match self.sequence_parallel {
-            true => collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm),
-            false => collective::reduce(partial, &self.comm),
+        let y = if self.sequence_parallel {
+            collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm)
+        } else {
+            collective::reduce(partial, &self.comm)
         };
-        let bias = self.bias.as_ref().map(|bias| value_at(bias, &y));
+        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &y));
         (y, bias)
     }
 }

@@ -1,7 +1,7 @@
-//! One table per model says how each parameter lies.
+//! The parameter table of a model: shape, placement and gradient reduction of each parameter.
 //!
-//! The layers fill it through [`Scope::parameter`](super::Scope::parameter); the data-parallel
-//! wrapper, the gradient norm, the optimizer and `verify` read it, and none keeps its own list.
+//! The layers fill it through [`ModelBuilder::parameter`](super::ModelBuilder::parameter); the data-parallel
+//! wrapper, the gradient norm, the optimizer and `verify` read it, and none has a list of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,32 +9,32 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::{Place, Placement};
+use super::{AxisRank, Placement};
 
-/// What is known of one parameter, on every rank the same.
+/// The properties of one parameter, the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterEntry {
     /// Its path in the module, such as `blocks.0.mlp.up.weight`.
     pub path: String,
     /// The shape of the whole parameter, without padding.
     pub shape: Vec<usize>,
-    /// How the ranks of the tensor axis share it.
+    /// Its placement on the tensor axis.
     pub placement: Placement,
-    /// Whether the gradients of the tensor axis are parts of a sum. So it is for a replicated
-    /// parameter of which each rank sees a part of the sequence.
-    pub partial_gradient: bool,
+    /// Whether its gradient is a partial sum that must be summed over the tensor axis: that of a replicated
+    /// parameter which each rank applies to a part of the sequence.
+    pub sum_over_tensor: bool,
     /// Whether the optimizer's weight decay applies to it.
     pub decay: bool,
-    /// Whether the first and the last rank of the pipeline both hold it (a tied embedding): their
-    /// gradients are parts of a sum, and it counts once, on the first.
-    pub at_both_ends: bool,
-    /// The stage of the pipeline that it belongs to; 0 where the model is not cut.
+    /// Whether the first and the last rank of the pipeline both hold it (a tied embedding): its gradient
+    /// is summed over the two, and norms and counts include the copy of the first only.
+    pub tied_across_pipeline: bool,
+    /// Its pipeline stage; 0 if there is one stage.
     pub stage: usize,
 }
 
 impl ParameterEntry {
-    /// The shape of the part at `place`.
-    pub fn local_shape(&self, place: Place) -> Vec<usize> {
+    /// The shape of its part on the rank at `place`.
+    pub fn local_shape(&self, place: AxisRank) -> Vec<usize> {
         self.placement.local_shape(&self.shape, place)
     }
 
@@ -49,7 +49,7 @@ impl ParameterEntry {
     }
 }
 
-/// The parameters of one model, in the order in which Burn's module visitors meet them.
+/// The parameters of one model, in the order of Burn's module visitors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ParameterTable {
     entries: Vec<ParameterEntry>,
@@ -61,58 +61,58 @@ pub enum TableError {
     /// The module has parameters that no layer declared.
     #[error("no placement was declared for {}", .0.join(", "))]
     Undeclared(Vec<String>),
-    /// Parameters were declared that the module has not.
+    /// Declared parameters are not in the module.
     #[error("declared, but not in the module: {}", .0.join(", "))]
     Missing(Vec<String>),
     /// A path was declared twice.
-    #[error("{0} was declared twice: two layers share the path of one scope")]
-    Twice(String),
-    /// A parameter has another shape than was declared.
-    #[error("{path} has the shape {found:?}; what was declared gives {declared:?} on this rank")]
+    #[error("{0} was declared twice: two layers share the path of one builder")]
+    Duplicate(String),
+    /// The shape of a parameter differs from its declaration.
+    #[error("{path} has the shape {found:?}, expected {declared:?} on this rank")]
     Shape {
         /// The parameter.
         path: String,
         /// Its shape in the module.
         found: Vec<usize>,
-        /// The shape that follows from its entry.
+        /// The local shape of its entry.
         declared: Vec<usize>,
     },
 }
 
 impl ParameterTable {
-    /// The table of `module` from what its layers declared.
+    /// The table of `module` from the declarations of its layers.
     ///
     /// # Errors
     ///
-    /// [`TableError`] when a parameter was declared not at all, twice, in vain or otherwise.
+    /// [`TableError`] if a parameter was not declared, was declared twice or with another shape, or is not
+    /// in the module.
     pub fn new<M: Module>(
         module: &M,
         declared: Vec<ParameterEntry>,
-        place: Place,
+        place: AxisRank,
     ) -> Result<Self, TableError> {
-        Self::of_part(module, declared, place, |path| path)
+        Self::of_stages(module, declared, place, |path| path)
     }
 
-    /// The table of a part of a model. `rename` turns a path in `module` into the one that the
-    /// parameter has in the whole model.
+    /// The table of the pipeline stages in `module`. `rename` maps a path in `module` to the path in the
+    /// whole model.
     ///
     /// # Errors
     ///
     /// See [`new`](Self::new).
-    pub fn of_part<M: Module>(
+    pub fn of_stages<M: Module>(
         module: &M,
         declared: Vec<ParameterEntry>,
-        place: Place,
+        place: AxisRank,
         rename: impl Fn(String) -> String,
     ) -> Result<Self, TableError> {
         let mut by_path = BTreeMap::new();
         for entry in declared {
             if let Some(entry) = by_path.insert(entry.path.clone(), entry) {
-                return Err(TableError::Twice(entry.path));
+                return Err(TableError::Duplicate(entry.path));
             }
         }
-        let found = shapes(module);
-        let found: Vec<_> = found
+        let found: Vec<_> = shapes(module)
             .into_iter()
             .map(|(path, shape)| (rename(path), shape))
             .collect();
@@ -136,7 +136,7 @@ impl ParameterTable {
         let mut entries = Vec::with_capacity(found.len());
         for (path, shape) in found {
             let Some(entry) = by_path.remove(&path) else {
-                return Err(TableError::Twice(path));
+                return Err(TableError::Duplicate(path));
             };
             let declared = entry.local_shape(place);
             if declared != shape {
@@ -151,7 +151,7 @@ impl ParameterTable {
         Ok(Self { entries })
     }
 
-    /// The table of a module that is the same on every rank, such as one of burn-nn's.
+    /// The table of a module that is replicated on every rank, such as one of burn-nn's.
     ///
     /// Weight decay applies to parameters of two and more dimensions.
     pub fn replicated<M: Module>(module: &M) -> Self {
@@ -160,8 +160,8 @@ impl ParameterTable {
             path,
             shape,
             placement: Placement::Replicated,
-            partial_gradient: false,
-            at_both_ends: false,
+            sum_over_tensor: false,
+            tied_across_pipeline: false,
             stage: 0,
         };
         Self {
@@ -174,7 +174,7 @@ impl ParameterTable {
         &self.entries
     }
 
-    /// The entries, to be changed: for a model that knows better than its layers.
+    /// Mutable entries, for a model that overrides the declarations of its layers.
     pub fn entries_mut(&mut self) -> &mut [ParameterEntry] {
         &mut self.entries
     }
@@ -189,8 +189,8 @@ impl ParameterTable {
         self.entries.iter().map(ParameterEntry::len).sum()
     }
 
-    /// The number of elements that the rank at `place` holds.
-    pub fn local_elements(&self, place: Place) -> usize {
+    /// The number of elements on the rank at `place`.
+    pub fn local_elements(&self, place: AxisRank) -> usize {
         let local = |entry: &ParameterEntry| entry.local_shape(place).iter().product::<usize>();
         self.entries.iter().map(local).sum()
     }
@@ -198,18 +198,18 @@ impl ParameterTable {
 
 /// Path and shape of each float parameter.
 fn shapes<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
-    let mut visitor = Shapes::default();
+    let mut visitor = ShapeVisitor::default();
     module.visit(&mut visitor);
     visitor.found
 }
 
 #[derive(Default)]
-struct Shapes {
+struct ShapeVisitor {
     path: Vec<String>,
     found: Vec<(String, Vec<usize>)>,
 }
 
-impl ModuleVisitor for Shapes {
+impl ModuleVisitor for ShapeVisitor {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.to_string());
     }

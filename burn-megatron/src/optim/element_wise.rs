@@ -1,4 +1,4 @@
-//! Any element-wise optimizer of Burn on this rank's part of each bucket.
+//! Any element-wise optimizer of Burn on this rank's shards of the parameter buckets.
 
 use burn::module::Module;
 use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
@@ -6,51 +6,50 @@ use burn::tensor::{FloatDType, Tensor};
 use burn_megatron_kernels::flat;
 
 use super::OptimizerError;
+use super::group_segments::{self, GroupSegment};
 use super::groups::ParameterGroup;
-use super::multipliers::{self, Run};
-use crate::data_parallel::{DistributedDataParallel, Flat, Gradients};
+use crate::data_parallel::{DistributedDataParallel, Gradients, TrackedTensor};
 
 /// One of Burn's optimizers over the parameters of a model.
 ///
-/// It must treat each element for itself, as Adam, SGD and RMSProp do: what a rank steps are
-/// stretches of parameters, cut anywhere. Its state is not in
-/// [`usage`](DistributedDataParallel::usage).
+/// It must update each element independently, as Adam, SGD and RMSProp do: shards begin and end anywhere in a
+/// parameter. Its state is not counted in [`usage`](DistributedDataParallel::usage).
 pub struct ElementWise<O: Optimizer> {
-    buckets: Vec<Vec<Stepped<O>>>,
+    buckets: Vec<Vec<SegmentOptimizer<O>>>,
 }
 
-/// A stretch, with the optimizer of its weight decay.
-struct Stepped<O: Optimizer> {
-    run: Run,
+/// A segment, with the optimizer for its weight decay.
+struct SegmentOptimizer<O: Optimizer> {
+    segment: GroupSegment,
     optimizer: O,
     state: Option<O::State<1>>,
 }
 
 impl<O: Optimizer> ElementWise<O> {
-    /// `build` gives the optimizer for parameters whose weight decay is multiplied with its
-    /// argument: 1 or 0, unless a group says otherwise. Every rank of the pipeline must come.
+    /// `build` returns the optimizer for parameters whose weight decay is multiplied by its argument: 1 or 0,
+    /// unless a group sets it. Collective: call on all ranks of the pipeline.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for a group that is not right, or fits no parameter of the model.
+    /// [`OptimizerError`] for a group that is invalid, or matches no parameter of the model.
     pub fn new<M: Module>(
         build: impl Fn(f64) -> O,
         groups: &[ParameterGroup],
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
-        let stepped = |run: Run| Stepped {
-            optimizer: build(run.decay),
-            run,
+        let optimizer = |segment: GroupSegment| SegmentOptimizer {
+            optimizer: build(segment.decay),
+            segment,
             state: None,
         };
-        let buckets = multipliers::of_buckets(groups, ddp)?.into_iter();
-        let buckets = buckets.map(|runs| runs.into_iter().map(stepped).collect());
-        Ok(Self {
-            buckets: buckets.collect(),
-        })
+        let buckets = group_segments::bucket_segments(groups, ddp)?
+            .into_iter()
+            .map(|segments| segments.into_iter().map(optimizer).collect())
+            .collect();
+        Ok(Self { buckets })
     }
 
-    /// Updates the parameters with the reduced gradients of one step. Every rank must come.
+    /// Updates the parameters with the reduced gradients of one step. Collective: call on all ranks.
     pub fn step<M: Module>(
         &mut self,
         learning_rate: f64,
@@ -60,27 +59,30 @@ impl<O: Optimizer> ElementWise<O> {
         let factor = gradients.factor();
         let sums: Vec<_> = gradients.into_sums().enumerate().collect();
         for (bucket, sum) in sums.into_iter().rev() {
-            let Flat { mut tensor, held } = ddp.take(bucket);
-            for stepped in &mut self.buckets[bucket] {
-                tensor = stepped.step(learning_rate, tensor, &sum.tensor, factor);
+            let TrackedTensor {
+                mut tensor,
+                allocation,
+            } = ddp.take_master(bucket);
+            for segment_optimizer in &mut self.buckets[bucket] {
+                tensor = segment_optimizer.step(learning_rate, tensor, &sum.tensor, factor);
             }
-            let (model, main) = ddp.plan().types(bucket);
+            let (model, main) = ddp.plan().model_and_main_dtypes(bucket);
             let copy = (model != main).then(|| tensor.clone().cast(FloatDType::from(model)));
             ddp.plan().recycle(sum.tensor);
-            ddp.put(bucket, Flat::holding(tensor, held), copy);
+            ddp.put_master(bucket, TrackedTensor::from_parts(tensor, allocation), copy);
         }
-        ddp.stepped();
+        ddp.finish_step();
     }
 }
 
 impl ElementWise<AdamW> {
-    /// Both moments of a bucket, written over `zeros`.
+    /// Both moments of a bucket, written into `zeros`.
     pub(super) fn moments(&self, bucket: usize, zeros: [Tensor<1>; 2]) -> [Tensor<1>; 2] {
-        let write = |[first, second]: [Tensor<1>; 2], stepped: &Stepped<AdamW>| {
-            let Some(AdamWState { momentum }) = stepped.state.clone() else {
+        let write = |[first, second]: [Tensor<1>; 2], optimizer: &SegmentOptimizer<AdamW>| {
+            let Some(AdamWState { momentum }) = optimizer.state.clone() else {
                 return [first, second];
             };
-            let start = stepped.run.range.start;
+            let start = optimizer.segment.range.start;
             [
                 flat::accumulate(first, start, momentum.moment_1, false),
                 flat::accumulate(second, start, momentum.moment_2, false),
@@ -89,28 +91,34 @@ impl ElementWise<AdamW> {
         self.buckets[bucket].iter().fold(zeros, write)
     }
 
-    /// Sets both moments of a bucket, as they are after so many steps.
+    /// Restores both moments of a bucket, as of `steps` steps.
     pub(super) fn restore(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
-        for stepped in &mut self.buckets[bucket] {
-            let part = |of: &Tensor<1>| of.clone().slice([stepped.run.range.clone()]);
+        for segment_optimizer in &mut self.buckets[bucket] {
+            let part = |of: &Tensor<1>| of.clone().slice([segment_optimizer.segment.range.clone()]);
             let [first, second] = [part(&moments[0]), part(&moments[1])];
             let momentum = AdaptiveMomentumState::new(steps as usize, first, second);
-            // Burn's AdamW begins with no state at all.
-            stepped.state = (steps > 0).then(|| AdamWState::new(momentum));
+            // Before its first step Burn's AdamW has no state.
+            segment_optimizer.state = (steps > 0).then(|| AdamWState::new(momentum));
         }
     }
 }
 
-impl<O: Optimizer> Stepped<O> {
-    /// The bucket, with this stretch of it stepped.
-    fn step(&mut self, rate: f64, whole: Tensor<1>, sum: &Tensor<1>, factor: f64) -> Tensor<1> {
-        let range = self.run.range.clone();
+impl<O: Optimizer> SegmentOptimizer<O> {
+    /// Steps this segment; returns the shard with the new values.
+    fn step(
+        &mut self,
+        learning_rate: f64,
+        shard: Tensor<1>,
+        sum: &Tensor<1>,
+        factor: f64,
+    ) -> Tensor<1> {
+        let range = self.segment.range.clone();
         let gradient: Tensor<1> = sum.clone().slice([range.clone()]).mul_scalar(factor);
-        let value = whole.clone().slice([range.clone()]);
+        let value = shard.clone().slice([range.clone()]);
         let state = self.state.take();
-        let rate = rate * self.run.rate;
+        let rate = learning_rate * self.segment.rate;
         let (value, state) = self.optimizer.step(rate, value, gradient, state);
         self.state = state;
-        flat::accumulate(whole, range.start, value, false)
+        flat::accumulate(shard, range.start, value, false)
     }
 }

@@ -1,5 +1,5 @@
-//! The optimizer over a table of parameters: AdamW or any element-wise optimizer of Burn, groups of
-//! parameters, the global gradient norm, loss scaling.
+//! The sharded optimizer: AdamW or any element-wise optimizer of Burn, parameter groups, the global gradient
+//! norm, loss scaling.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,22 +7,22 @@ use crate::comm::CommError;
 
 mod adamw;
 mod element_wise;
+mod group_segments;
 pub mod groups;
 mod loss_scale;
-mod multipliers;
 mod norm;
-mod skip;
+mod step_count;
 #[cfg(test)]
 mod tests;
 
 pub use adamw::ParallelAdamW;
 pub use element_wise::ElementWise;
-pub use groups::{GlobFault, GroupError, Multipliers, ParameterGroup};
+pub use groups::{GlobError, GroupError, Multipliers, ParameterGroup};
 pub use loss_scale::{
     LossScale, LossScaleConfig, LossScaleError, LossScaler, LossScalerState, ScaleChange,
 };
 pub use norm::{all_finite, count_zeros, global_norm};
-pub use skip::{StepCount, TooManySkips};
+pub use step_count::{StepCount, TooManySkips};
 
 /// Settings of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,10 +34,10 @@ pub struct AdamWConfig {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Decoupled decay of weights; norms and biases have none (see
-    /// [`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)), unless a group says otherwise.
+    /// Decoupled weight decay; none for norms and biases (see
+    /// [`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)), unless a group sets it.
     pub weight_decay: f64,
-    /// Parameters whose decay or learning rate is another one, by the patterns of their paths.
+    /// Parameters with another weight decay or learning rate, selected by path patterns.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParameterGroup>,
 }
@@ -55,12 +55,12 @@ impl Default for AdamWConfig {
 }
 
 impl AdamWConfig {
-    /// Finds the first setting that is out of its range, in the f32 that moments are computed in, or the
-    /// first group that cannot be.
+    /// Checks the settings, in the f32 in which moments are computed, and the groups.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::Setting`] names it, its value, and what fits; [`OptimizerError::Group`].
+    /// [`OptimizerError::Setting`] for the first setting out of its range, [`OptimizerError::Group`] for the
+    /// first invalid group.
     pub fn check(&self) -> Result<(), OptimizerError> {
         let is_decay = |beta: f64| beta >= 0.0 && (beta as f32) < 1.0;
         let betas = "at least 0 and below 1";
@@ -87,29 +87,29 @@ impl AdamWConfig {
     }
 }
 
-/// An optimizer that cannot be built.
+/// Why an optimizer cannot be built.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OptimizerError {
     /// A setting out of its range.
-    #[error("optimizer: {name} = {value} makes no step; it must be {fits} in 32 bits")]
+    #[error("invalid optimizer setting {name} = {value}: expected {fits} in 32 bits")]
     Setting {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: f64,
-        /// What it must be.
+        /// The valid range.
         fits: &'static str,
     },
-    /// A group of parameters is not right.
+    /// An invalid parameter group.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// Moments in 16 bits, of an optimizer that keeps them in the type of the masters.
+    /// 16-bit moments for an optimizer that stores them in the dtype of the masters.
     #[error(
-        "moments = bf16 is what the fused AdamW can keep, and the optimizer of this run is unfused; \
-         fuse it, or leave moments at f32"
+        "moments = bf16 requires the fused AdamW, but the optimizer of this run is unfused; fuse it, or use \
+         moments = f32"
     )]
     Moments,
-    /// The ranks could not communicate.
+    /// A collective failed.
     #[error(transparent)]
     Comm(Box<CommError>),
 }

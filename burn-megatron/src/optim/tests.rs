@@ -1,16 +1,16 @@
-//! AdamW against its formula, and what must not depend on how parameters are split.
+//! AdamW against its formula, and independence of how parameters are split.
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
-use crate::choice::Choices;
-use crate::comm::{Groups, World};
+use crate::choice::KernelChoices;
+use crate::comm::{ParallelContext, World};
 use crate::data_parallel::{DataParallelConfig, DistributedDataParallel, Gradients};
 use crate::mesh::ParallelConfig;
 use crate::nn::{
-    Init, Norm, NormKind, ParallelAttention, ParallelAttentionConfig, ParallelModule,
-    ParameterTable, Scope, VocabParallelEmbedding, Vocabulary,
+    Init, ModelBuilder, Norm, NormKind, ParallelAttention, ParallelAttentionConfig, ParallelModule,
+    ParameterTable, VocabParallelEmbedding, Vocabulary,
 };
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
@@ -23,17 +23,17 @@ struct Mixed {
     attention: ParallelAttention,
 }
 
-/// Its 5 tokens are padded; its 2 groups of keys and values are shared by 4 ranks.
-fn mixed(groups: &Groups) -> Result<DistributedDataParallel<Mixed>, RankError> {
-    mixed_with(groups, &Choices::default())
+/// Its 5 tokens are padded; its 2 key-value groups are replicated over 4 ranks.
+fn mixed(groups: &ParallelContext) -> Result<DistributedDataParallel<Mixed>, RankError> {
+    mixed_with(groups, &KernelChoices::default())
 }
 
 fn mixed_with(
-    groups: &Groups,
-    kernels: &Choices,
+    groups: &ParallelContext,
+    kernels: &KernelChoices,
 ) -> Result<DistributedDataParallel<Mixed>, RankError> {
     let (hidden, init) = (8, Init::Normal(0.3));
-    let scope = Scope::with(groups, &Device::flex(), 7, DType::F64).with_kernels(kernels)?;
+    let scope = ModelBuilder::with(groups, &Device::flex(), 7, DType::F64).with_kernels(kernels)?;
     let vocabulary = Vocabulary::padded(5, 1, groups.place().size);
     let attention = ParallelAttentionConfig {
         hidden,
@@ -62,7 +62,7 @@ fn mixed_with(
     )?)
 }
 
-/// The second bucket begins in the middle, so that parameters lie in several.
+/// The second bucket starts in the middle, so that parameters span several.
 fn config() -> DataParallelConfig {
     DataParallelConfig {
         bucket_size: Some(100),
@@ -77,7 +77,7 @@ fn wave(len: usize, phase: f64) -> Vec<f64> {
 }
 
 /// The whole gradient of each parameter at a step.
-fn whole_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
+fn full_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
     let gradient = |(i, entry): (usize, &crate::nn::ParameterEntry)| {
         wave(entry.len(), 10.0 * step as f64 + i as f64)
     };
@@ -87,7 +87,7 @@ fn whole_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
 /// The part of it that the rank at `place` holds.
 fn gradients<M: Module>(ddp: &DistributedDataParallel<M>, step: usize) -> Gradients {
     let (table, place) = (ddp.table(), ddp.groups().place());
-    let parts = table.entries().iter().zip(whole_gradients(table, step));
+    let parts = table.entries().iter().zip(full_gradients(table, step));
     let part = parts.map(|(entry, whole)| entry.placement.part(&entry.shape, &whole, place));
     ddp.gradients_of(part.map(tensor).collect(), 1).unwrap()
 }
@@ -109,10 +109,10 @@ fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> Vec<Vec<f64>> {
 fn over<T: Send>(
     tensor: usize,
     data: usize,
-    f: impl Fn(&Groups) -> Result<T, RankError> + Sync,
+    f: impl Fn(&ParallelContext) -> Result<T, RankError> + Sync,
 ) -> Vec<T> {
     let config = ParallelConfig::new().with_tensor(tensor).with_data(data);
-    let run = |rank| f(&Groups::new(&config, &rank)?);
+    let run = |rank| f(&ParallelContext::new(&config, &rank)?);
     World::threads(tensor * data).unwrap().run(run).unwrap()
 }
 
@@ -144,7 +144,7 @@ fn adamw_follows_its_formula_and_decays_matrices_alone() {
         vector: Param::from_tensor(tensor(wave(3, 0.9))),
     };
     let model = ParallelModule::replicated(module);
-    let mut ddp = DistributedDataParallel::new(model, &Groups::single()).unwrap();
+    let mut ddp = DistributedDataParallel::new(model, &ParallelContext::single()).unwrap();
     let before = weights(&ddp);
     let config = AdamWConfig {
         weight_decay: 0.3,
@@ -156,7 +156,7 @@ fn adamw_follows_its_formula_and_decays_matrices_alone() {
         optimizer.step(RATE, &mut ddp, gradients);
     }
     let steps: Vec<_> = (0..STEPS)
-        .map(|step| whole_gradients(ddp.table(), step))
+        .map(|step| full_gradients(ddp.table(), step))
         .collect();
     for (i, after) in weights(&ddp).into_iter().enumerate() {
         for (k, found) in after.into_iter().enumerate() {
@@ -179,7 +179,7 @@ fn adamw_follows_its_formula_and_decays_matrices_alone() {
 
 #[test]
 fn norms_and_biases_are_not_decayed() {
-    let ddp = mixed(&Groups::single()).unwrap();
+    let ddp = mixed(&ParallelContext::single()).unwrap();
     let decayed = ddp.table().entries().iter().filter(|entry| entry.decay);
     let decayed: Vec<_> = decayed.map(|entry| entry.path.as_str()).collect();
     let matrices = [
@@ -191,8 +191,8 @@ fn norms_and_biases_are_not_decayed() {
 }
 
 #[test]
-fn parts_are_stepped_as_the_whole_is() {
-    let run = |groups: &Groups| {
+fn a_split_model_steps_as_a_whole_one() {
+    let run = |groups: &ParallelContext| {
         let mut ddp = mixed(groups)?;
         let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
         for step in 0..STEPS {
@@ -219,7 +219,7 @@ fn the_norm_counts_every_element_once() {
             let ddp = mixed(groups)?;
             let table = ddp.table();
             let norm = global_norm(&gradients(&ddp, 0), &ddp)?;
-            let all = whole_gradients(table, 0).into_iter().flatten();
+            let all = full_gradients(table, 0).into_iter().flatten();
             Ok((norm, all.map(|x| x * x).sum::<f64>().sqrt()))
         });
         for (norm, expected) in &norms {
@@ -247,7 +247,7 @@ fn scaled_gradients_have_the_norm_they_are_clipped_to() {
 }
 
 #[test]
-fn what_is_not_finite_on_one_rank_is_so_for_all() {
+fn a_value_that_is_not_finite_is_reported_on_all_ranks() {
     for odd in [None, Some(0), Some(2), Some(3)] {
         for value in [f64::NAN, f64::INFINITY] {
             let found = over(2, 2, |groups| {
@@ -265,7 +265,7 @@ fn what_is_not_finite_on_one_rank_is_so_for_all() {
 }
 
 #[test]
-fn settings_without_a_step_are_refused_where_the_optimizer_is_built() {
+fn invalid_settings_are_refused_by_the_constructor() {
     let usual = AdamWConfig::default;
     for (config, says) in [
         (
@@ -273,14 +273,14 @@ fn settings_without_a_step_are_refused_where_the_optimizer_is_built() {
                 beta1: 1.0,
                 ..usual()
             },
-            "beta1 = 1 makes no step; it must be at least 0 and below 1",
+            "invalid optimizer setting beta1 = 1: expected at least 0 and below 1 in 32 bits",
         ),
         (
             AdamWConfig {
                 beta2: -1e-3,
                 ..usual()
             },
-            "beta2 = -0.001 makes no step",
+            "invalid optimizer setting beta2 = -0.001",
         ),
         // It is 1 in 32 bits.
         (
@@ -288,38 +288,38 @@ fn settings_without_a_step_are_refused_where_the_optimizer_is_built() {
                 beta2: 1.0 - 1e-12,
                 ..usual()
             },
-            "makes no step",
+            "expected at least 0 and below 1",
         ),
         (
             AdamWConfig {
                 epsilon: 0.0,
                 ..usual()
             },
-            "epsilon = 0 makes no step; it must be above 0",
+            "epsilon = 0: expected above 0",
         ),
         (
             AdamWConfig {
                 epsilon: f64::NAN,
                 ..usual()
             },
-            "epsilon = NaN makes no step",
+            "epsilon = NaN: expected",
         ),
         (
             AdamWConfig {
                 weight_decay: -0.1,
                 ..usual()
             },
-            "weight_decay = -0.1 makes no step",
+            "weight_decay = -0.1: expected",
         ),
         (
             AdamWConfig {
                 weight_decay: f64::INFINITY,
                 ..usual()
             },
-            "weight_decay = inf makes no step",
+            "weight_decay = inf: expected",
         ),
     ] {
-        let ddp = mixed(&Groups::single()).unwrap();
+        let ddp = mixed(&ParallelContext::single()).unwrap();
         let error = ParallelAdamW::new(&config, &ddp)
             .map(drop)
             .unwrap_err()

@@ -1,10 +1,11 @@
-//! Pipeline parallelism: a model cut into stages that lie on different ranks.
+//! Pipeline parallelism: the layers of a model are split into stages on different ranks.
 //!
-//! - [`schedule`] is pure: which rank does what in which order. Generators make a schedule, one
-//!   validator proves it, one simulator says what it costs.
-//! - [`split`] says which layers make up a stage.
-//! - [`engine`] runs any valid schedule over Burn's autodiff, for any model whose parts implement
+//! - [`schedule`]: the actions of each rank, in order. Pure values: generators make a schedule, one
+//!   validator checks it, one simulator computes its time and bubble.
+//! - [`split`]: which layers form a stage.
+//! - [`engine`]: runs any valid schedule with Burn's autodiff, for any model that implements
 //!   [`Stage`](engine::Stage).
+//! - [`trace`]: timelines in the Chrome trace format.
 
 pub mod engine;
 pub mod schedule;

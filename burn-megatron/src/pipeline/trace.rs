@@ -1,28 +1,28 @@
-//! What happened when: a run in the format that Chrome's and Perfetto's trace viewers read.
+//! Timelines of a run, written in the Chrome trace format (chrome://tracing, Perfetto).
 
 use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
-use super::schedule::{Action, Simulation, idle_part};
+use super::schedule::{Action, Simulation, idle_fraction};
 
-/// Something that a rank did.
+/// One event of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceEvent {
     /// The rank.
     pub rank: usize,
-    /// What it did, as in `F 2 5` or `all-reduce of gradients`.
+    /// The name, as in `F 2 5` or `all-reduce of gradients`.
     pub name: String,
-    /// Whether this is a computation of the schedule; anything else is bubble.
+    /// Whether this is a computation of the schedule; all other time is bubble.
     pub compute: bool,
-    /// When it began, in seconds from some moment that is the same for all ranks.
+    /// Start, in seconds from an origin that all ranks share.
     pub start: f64,
-    /// When it was done, in seconds.
+    /// End, in seconds from the same origin.
     pub end: f64,
 }
 
 impl TraceEvent {
-    /// An action of a schedule.
+    /// The event of an action of a schedule.
     pub fn action(rank: usize, action: &Action, start: f64, end: f64) -> Self {
         TraceEvent {
             rank,
@@ -35,7 +35,7 @@ impl TraceEvent {
 }
 
 impl Simulation {
-    /// The simulation as if it had been run, its times taken for seconds.
+    /// The simulated timeline as events; times are taken as seconds.
     pub fn trace(&self) -> Vec<TraceEvent> {
         let of_rank = |rank| {
             self.timeline(rank)
@@ -46,11 +46,11 @@ impl Simulation {
     }
 }
 
-/// The part of the time of `ranks` ranks in which they do not compute, from 0 to 1; the time is that
-/// from the first computation of any rank to the end of the last.
+/// The measured bubble: the fraction of the time of `ranks` ranks in which they do not compute, from 0
+/// to 1. The time runs from the start of the first computation of any rank to the end of the last.
 ///
-/// This is [`Simulation::bubble`], measured. Computations of one rank must not overlap; a rank
-/// without any is idle throughout. Without computations there is no time, and the bubble is 0.
+/// Comparable with [`Simulation::bubble`]. Computations of one rank must not overlap; a rank without
+/// computations counts as idle throughout. Without any computation the result is 0.
 pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
     let computed = || events.iter().filter(|event| event.compute);
     let first = computed()
@@ -60,15 +60,15 @@ pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
         .map(|event| event.end)
         .fold(f64::NEG_INFINITY, f64::max);
     let busy: f64 = computed().map(|event| event.end - event.start).sum();
-    // Without computations this is negative, and no time.
-    idle_part(busy, ranks as f64 * (last - first))
+    // Without computations the time is negative, and the fraction 0.
+    idle_fraction(busy, ranks as f64 * (last - first))
 }
 
-/// Writes events in the Chrome trace format (JSON), a row for each rank.
+/// Writes events in the Chrome trace format (JSON), one row per rank.
 ///
 /// # Errors
 ///
-/// What the writer gives.
+/// Errors of the writer.
 pub fn write_chrome_trace(events: &[TraceEvent], writer: impl Write) -> io::Result<()> {
     let mut ranks: Vec<_> = events.iter().map(|event| event.rank).collect();
     ranks.sort_unstable();
@@ -98,7 +98,7 @@ pub fn write_chrome_trace(events: &[TraceEvent], writer: impl Write) -> io::Resu
     serde_json::to_writer(writer, &file).map_err(io::Error::from)
 }
 
-/// The format counts in microseconds.
+/// Times in the file are in microseconds.
 const MICROSECONDS: f64 = 1e6;
 
 #[derive(Serialize)]
@@ -119,7 +119,7 @@ enum Entry<'a> {
         tid: usize,
         args: Name,
     },
-    /// Something with a start and a duration.
+    /// An event with a start and a duration.
     Span {
         ph: &'static str,
         name: &'a str,
@@ -138,12 +138,12 @@ struct Name {
 
 #[cfg(test)]
 mod tests {
-    use super::super::schedule::{ScheduleConfig, ScheduleKind, Times, generate, simulate};
+    use super::super::schedule::{ScheduleConfig, ScheduleKind, StageTimes, generate, simulate};
     use super::*;
 
     fn simulated(kind: ScheduleKind) -> Simulation {
         let schedule = generate(&ScheduleConfig::new(kind, 4, 8)).unwrap();
-        let times = Times::uniform(schedule.stages(), 1.0, 1.25, 0.5, 0.125);
+        let times = StageTimes::uniform(schedule.stages(), 1.0, 1.25, 0.5, 0.125);
         simulate(&schedule, &times).unwrap()
     }
 
@@ -152,7 +152,7 @@ mod tests {
         for kind in ScheduleKind::ALL {
             let simulation = simulated(kind);
             let mut events = simulation.trace();
-            // A run does not begin at 0, and does other things besides.
+            // A run does not begin at 0, and has events that are no computations.
             for event in &mut events {
                 event.start += 17.0;
                 event.end += 17.0;

@@ -1,80 +1,80 @@
-//! Why a tokenizer cannot be read or used.
+//! Errors of tokenizers.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What the library of tokenizers fails with.
-type Source = Box<dyn std::error::Error + Send + Sync>;
+/// An error of the tokenizers library.
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a tokenizer cannot be read or used.
+/// An error of reading or using a tokenizer.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// There is no such file, or the folder has none.
+    /// The file does not exist.
     #[error("no tokenizer at '{path}': give a tokenizer.json, a folder that has one, or `bytes`")]
     Missing {
-        /// The file that was looked for.
+        /// The expected file.
         path: PathBuf,
     },
-    /// The operating system refused.
+    /// The operating system failed to read the file.
     #[error("cannot read '{path}': {source}")]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The reason the operating system gives.
+        /// The cause.
         source: io::Error,
     },
-    /// The file is none of its kind.
+    /// The file is not a valid tokenizer.
     #[error("'{path}' does not describe a tokenizer: {source}")]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
-        source: Source,
+        /// The reason.
+        source: BoxedError,
     },
-    /// The file is so wrong that its reader gave up.
+    /// The library panicked while parsing the file.
     #[error("'{path}' does not describe a tokenizer: parts of it contradict each other")]
     Panicked {
         /// The file.
         path: PathBuf,
     },
-    /// A file names a token that the vocabulary does not have.
-    #[error("'{path}' has the {what} `{token}`, which is no token of the vocabulary")]
+    /// A file names a token that is not in the vocabulary.
+    #[error("'{path}' has the {what} `{token}`, which is not in the vocabulary")]
     UnknownToken {
         /// The file.
         path: PathBuf,
-        /// What the token is, such as `eos_token`.
+        /// The role of the token, such as `eos_token`.
         what: &'static str,
-        /// The token, or its number.
+        /// The token, or its id.
         token: String,
     },
-    /// A token that was asked for.
+    /// A requested token is not in the vocabulary.
     #[error("the tokenizer {tokenizer} has no token `{token}`{}", listed(special))]
     NoSuchToken {
         /// The tokenizer.
         tokenizer: String,
-        /// The token as it would be written.
+        /// The requested token.
         token: String,
-        /// Its special tokens, the first of them.
+        /// Some of its special tokens.
         special: Vec<String>,
     },
-    /// A text that is not UTF-8.
+    /// The text is not UTF-8.
     #[error("the text is not UTF-8 from byte {0} on")]
     NotUtf8(usize),
-    /// A text that has no tokens.
-    #[error("the tokenizer {tokenizer} has no tokens for a text: {source}")]
+    /// The text cannot be encoded.
+    #[error("the tokenizer {tokenizer} cannot encode the text: {source}")]
     Encode {
         /// The tokenizer.
         tokenizer: String,
-        /// What the library says.
-        source: Source,
+        /// The library's error.
+        source: BoxedError,
     },
-    /// Tokens that have no text.
-    #[error("the tokenizer {tokenizer} has no text for some tokens: {source}")]
+    /// The tokens cannot be decoded.
+    #[error("the tokenizer {tokenizer} cannot decode the tokens: {source}")]
     Decode {
         /// The tokenizer.
         tokenizer: String,
-        /// What the library says.
-        source: Source,
+        /// The library's error.
+        source: BoxedError,
     },
 }
 
@@ -84,15 +84,16 @@ impl TokenizerError {
         Self::Unreadable { path, source }
     }
 
-    pub(super) fn invalid(path: &Path, source: impl Into<Source>) -> Self {
+    pub(super) fn invalid(path: &Path, source: impl Into<BoxedError>) -> Self {
         let (path, source) = (path.to_path_buf(), source.into());
         Self::Invalid { path, source }
     }
 }
 
 fn listed(special: &[String]) -> String {
-    match special.is_empty() {
-        true => String::new(),
-        false => format!("; its special tokens are {}", special.join(", ")),
+    if special.is_empty() {
+        String::new()
+    } else {
+        format!("; its special tokens are {}", special.join(", "))
     }
 }

@@ -1,8 +1,7 @@
-//! From text to tokens and back.
+//! Encodes text as tokens and decodes tokens to text.
 //!
-//! A [`Tokenizer`] is a `tokenizer.json` of the Hugging Face library, or bytes, each of which is a token.
-//! A [`Stream`] gives the text of tokens as they come, and [`TokenFileInfo`] says what made a pair of token
-//! files.
+//! A [`Tokenizer`] is a `tokenizer.json` of the Hugging Face library, or encodes each byte as a token.
+//! A [`DecodeStream`] decodes incrementally, and [`TokenFileInfo`] is the sidecar of token files.
 //!
 //! ```
 //! use burn_megatron::tokenizer::Tokenizer;
@@ -12,7 +11,7 @@
 //! assert_eq!(tokens, [110, 195, 169]);
 //! let mut stream = bytes.stream();
 //! let text = tokens.iter().map(|token| stream.push(*token)).collect::<Result<Vec<_>, _>>()?;
-//! assert_eq!(text, ["n", "", "é"]); // half a character is no text
+//! assert_eq!(text, ["n", "", "é"]); // an incomplete character gives no text
 //! # Ok::<(), burn_megatron::tokenizer::TokenizerError>(())
 //! ```
 
@@ -32,28 +31,28 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bounded;
 pub use error::TokenizerError;
-pub use info::{InfoError, TokenFileInfo};
+pub use info::{TokenFileInfo, TokenFileInfoError};
 pub use special::SpecialTokens;
-pub use stream::Stream;
+pub use stream::DecodeStream;
 
-/// The name of the tokenizer whose tokens are bytes.
+/// The name of the byte-level tokenizer.
 pub const BYTES: &str = "bytes";
 
-/// The token that ends a document of bytes, which are text and have no zeros.
+/// The end-of-document token of the byte-level tokenizer: text has no zero bytes.
 const BYTES_EOD: u32 = 0;
 
-/// The file that a folder has its tokenizer in.
+/// The name of a tokenizer file in a folder.
 const FILE: &str = "tokenizer.json";
 
-/// The largest file of a tokenizer that is read: many times what any has.
-const LARGEST_FILE: u64 = 1 << 30;
+/// The largest file that is read, which is far beyond usual sizes.
+const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// Text to tokens, and tokens to text.
+/// Encodes text as tokens and decodes tokens to text.
 ///
-/// A clone remembers words that it has met by itself, so that threads do not wait for each other.
+/// Each clone has its own cache of words, so that threads do not contend for it.
 #[derive(Clone)]
 pub struct Tokenizer {
-    kind: Kind,
+    kind: TokenizerKind,
     name: String,
     special: SpecialTokens,
     vocabulary: usize,
@@ -61,16 +60,16 @@ pub struct Tokenizer {
 }
 
 #[derive(Clone)]
-enum Kind {
+enum TokenizerKind {
     Bytes,
     Trained(Box<tokenizers::Tokenizer>),
 }
 
 impl Tokenizer {
-    /// Each byte is a token: 256 of them, of which 0 ends a document.
+    /// The byte-level tokenizer: 256 tokens, of which 0 ends a document.
     pub fn bytes() -> Self {
         Self {
-            kind: Kind::Bytes,
+            kind: TokenizerKind::Bytes,
             name: BYTES.into(),
             special: SpecialTokens {
                 eod: Some(BYTES_EOD),
@@ -81,7 +80,7 @@ impl Tokenizer {
         }
     }
 
-    /// [`Tokenizer::bytes`] for the name [`BYTES`]; any other is a path to [`open`](Self::open).
+    /// [`Tokenizer::bytes`] for the name [`BYTES`]; otherwise [`open`](Self::open) of a path.
     ///
     /// # Errors
     ///
@@ -93,11 +92,11 @@ impl Tokenizer {
         }
     }
 
-    /// Reads a `tokenizer.json`, or that of a folder.
+    /// Reads a `tokenizer.json`, given by its path or its folder.
     ///
-    /// Which tokens begin and end a text stands in the files beside it, of which all may be missing:
-    /// `tokenizer_config.json` before `special_tokens_map.json` before `config.json`. What the file says
-    /// of the longest text and of padding has no effect: a text has all of its tokens, and no others.
+    /// Special tokens are taken from optional files in the same folder: `tokenizer_config.json` before
+    /// `special_tokens_map.json` before `config.json`. The file's settings of truncation and padding are ignored:
+    /// texts are never truncated or padded.
     ///
     /// # Errors
     ///
@@ -105,19 +104,19 @@ impl Tokenizer {
     /// [`TokenizerError::Panicked`] or [`TokenizerError::UnknownToken`], which name the file.
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let file = file_of(path)?;
-        let content = bounded::read(&file, LARGEST_FILE)
+        let content = bounded::read(&file, MAX_FILE_BYTES)
             .map_err(|source| TokenizerError::unreadable(&file, source))?;
         let beside = special::beside(file.parent().unwrap_or(Path::new(".")))?;
         Self::parse(path, &file, &content, &beside)
     }
 
-    /// As [`open`](Self::open) of a folder, from the contents of its files by name: `tokenizer.json` and
-    /// those that may stand beside it. Others have no effect. `name` is what the tokenizer is called, and
-    /// the folder of the files in errors.
+    /// As [`open`](Self::open) of a folder, from the contents of its files by name: `tokenizer.json` and its
+    /// optional companions. Other files are ignored. `name` becomes the tokenizer's name, and the folder in
+    /// errors.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open), but for [`TokenizerError::Unreadable`].
+    /// As [`open`](Self::open), except [`TokenizerError::Unreadable`].
     pub fn from_files(
         name: &Path,
         files: &BTreeMap<String, Vec<u8>>,
@@ -129,7 +128,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer of a file with this content, and of files beside it.
+    /// Builds a tokenizer from the content of its file and of the companion files.
     fn parse(
         name: &Path,
         file: &Path,
@@ -141,19 +140,21 @@ impl Tokenizer {
         off.map_err(|source| TokenizerError::invalid(file, source))?;
         trained.with_padding(None);
         let vocabulary = trained.get_vocab(true);
-        let largest = vocabulary.values().max();
-        let largest = largest.ok_or_else(|| TokenizerError::invalid(file, "it has no tokens"))?;
+        let largest = vocabulary
+            .values()
+            .max()
+            .ok_or_else(|| TokenizerError::invalid(file, "it has no tokens"))?;
         let folder = file.parent().unwrap_or(Path::new("."));
         Ok(Self {
             special: special::parse(folder, beside, &vocabulary)?,
             vocabulary: *largest as usize + 1,
-            kind: Kind::Trained(Box::new(trained)),
+            kind: TokenizerKind::Trained(Box::new(trained)),
             name: name.display().to_string(),
             fingerprint: xxh3_64(content),
         })
     }
 
-    /// The same with `token`, as it is written, as the end of a document.
+    /// Sets the end-of-document token, given as text.
     ///
     /// # Errors
     ///
@@ -168,128 +169,138 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// [`BYTES`], or the path that it was opened from.
+    /// [`BYTES`], or the path from which it was opened.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether each byte is a token.
+    /// Whether this is the byte-level tokenizer.
     pub fn is_bytes(&self) -> bool {
-        matches!(self.kind, Kind::Bytes)
+        matches!(self.kind, TokenizerKind::Bytes)
     }
 
-    /// Tokens are below this: added tokens count, and holes in the numbering too.
+    /// The largest token id + 1, including added tokens and unused ids.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// 64-bit XXH3 of the file: equal where the tokenizer is.
+    /// 64-bit XXH3 of the file.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// The tokens that begin and end texts.
+    /// The special tokens.
     pub fn special(&self) -> &SpecialTokens {
         &self.special
     }
 
-    /// The token that ends a document, where one is known.
+    /// The end-of-document token, if known.
     pub fn eod(&self) -> Option<u32> {
         self.special.eod
     }
 
-    /// The number of a token, as it is written in the vocabulary.
+    /// The id of a token, given as text.
     pub fn id(&self, token: &str) -> Option<u32> {
         match (&self.kind, token.as_bytes()) {
-            (Kind::Bytes, [byte]) => Some(u32::from(*byte)),
-            (Kind::Bytes, _) => None,
-            (Kind::Trained(trained), _) => trained.token_to_id(token),
+            (TokenizerKind::Bytes, [byte]) => Some(u32::from(*byte)),
+            (TokenizerKind::Bytes, _) => None,
+            (TokenizerKind::Trained(trained), _) => trained.token_to_id(token),
         }
     }
 
-    /// The tokens of a text, and no others. What the text has of the written form of special tokens
-    /// becomes these, as everywhere with such files.
+    /// Encodes a text, without adding special tokens. Special tokens that are written in the text are
+    /// recognized, as in the Hugging Face library.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Encode`] where a tokenizer has no token for something, not even one for what is
-    /// unknown.
+    /// [`TokenizerError::Encode`] if the tokenizer has no token for a part of the text, nor an unknown token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_as(text, false)
     }
 
-    /// The tokens of a text, framed by those that the tokenizer puts around one, such as `<s>`.
+    /// Encodes a text, and adds the tokenizer's special tokens around it, such as `<s>`.
     ///
     /// # Errors
     ///
     /// As [`encode`](Self::encode).
-    pub fn encode_framed(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_as(text, true)
     }
 
-    /// As [`encode`](Self::encode), or [`encode_framed`](Self::encode_framed) where `framed`, from bytes,
-    /// which must be UTF-8 unless each byte is a token.
+    /// As [`encode`](Self::encode), or as [`encode_with_special_tokens`](Self::encode_with_special_tokens) if `add_special_tokens`, from
+    /// bytes. They must be UTF-8, except for the byte-level tokenizer.
     ///
     /// # Errors
     ///
     /// [`TokenizerError::NotUtf8`], and as [`encode`](Self::encode).
-    pub fn encode_bytes(&self, text: &[u8], framed: bool) -> Result<Vec<u32>, TokenizerError> {
+    pub fn encode_bytes(
+        &self,
+        text: &[u8],
+        add_special_tokens: bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
         match &self.kind {
-            Kind::Bytes => Ok(text.iter().map(|byte| u32::from(*byte)).collect()),
-            Kind::Trained(_) => {
+            TokenizerKind::Bytes => Ok(text.iter().map(|byte| u32::from(*byte)).collect()),
+            TokenizerKind::Trained(_) => {
                 let text = std::str::from_utf8(text)
                     .map_err(|error| TokenizerError::NotUtf8(error.valid_up_to()))?;
-                self.encode_as(text, framed)
+                self.encode_as(text, add_special_tokens)
             }
         }
     }
 
-    fn encode_as(&self, text: &str, framed: bool) -> Result<Vec<u32>, TokenizerError> {
+    fn encode_as(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
         match &self.kind {
-            Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            // The fast form leaves out where in the text a token was.
-            Kind::Trained(trained) => match trained.encode_fast(text, framed) {
-                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(source) => Err(TokenizerError::Encode {
-                    tokenizer: self.name.clone(),
-                    source,
-                }),
-            },
+            TokenizerKind::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            // The fast variant does not compute offsets.
+            TokenizerKind::Trained(trained) => {
+                match trained.encode_fast(text, add_special_tokens) {
+                    Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                    Err(source) => Err(TokenizerError::Encode {
+                        tokenizer: self.name.clone(),
+                        source,
+                    }),
+                }
+            }
         }
     }
 
-    /// The text of tokens without special ones, as the library of the file's format has it. A number
-    /// without a token gives no text: a model may have more rows than its tokenizer has tokens. Bytes
-    /// that are not UTF-8 become U+FFFD.
+    /// Decodes tokens without special ones, as the Hugging Face library does. Ids without a token give no
+    /// text, as a model may have more rows than its tokenizer has tokens. Invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Decode`] where the tokenizer cannot.
+    /// [`TokenizerError::Decode`] if the tokenizer cannot decode them.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         self.decode_as(tokens, true)
     }
 
-    /// As [`decode`](Self::decode), with special tokens as they are written.
+    /// As [`decode`](Self::decode), including special tokens.
     ///
     /// # Errors
     ///
     /// As [`decode`](Self::decode).
-    pub fn decode_whole(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+    pub fn decode_with_special_tokens(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         self.decode_as(tokens, false)
     }
 
-    fn decode_as(&self, tokens: &[u32], without_special: bool) -> Result<String, TokenizerError> {
+    fn decode_as(
+        &self,
+        tokens: &[u32],
+        skip_special_tokens: bool,
+    ) -> Result<String, TokenizerError> {
         match &self.kind {
-            Kind::Bytes => {
-                let bytes = tokens.iter().filter_map(|token| u8::try_from(*token).ok());
-                let bytes: Vec<u8> = bytes.collect();
+            TokenizerKind::Bytes => {
+                let bytes: Vec<u8> = tokens
+                    .iter()
+                    .filter_map(|token| u8::try_from(*token).ok())
+                    .collect();
                 Ok(match String::from_utf8_lossy(&bytes) {
                     Cow::Borrowed(text) => text.into(),
                     Cow::Owned(text) => text,
                 })
             }
-            Kind::Trained(trained) => {
-                let text = trained.decode(tokens, without_special);
+            TokenizerKind::Trained(trained) => {
+                let text = trained.decode(tokens, skip_special_tokens);
                 text.map_err(|source| TokenizerError::Decode {
                     tokenizer: self.name.clone(),
                     source,
@@ -298,37 +309,39 @@ impl Tokenizer {
         }
     }
 
-    /// Gives the text of tokens that come one by one.
-    pub fn stream(&self) -> Stream<'_> {
-        Stream::new(self)
+    /// A stream that decodes tokens one by one.
+    pub fn stream(&self) -> DecodeStream<'_> {
+        DecodeStream::new(self)
     }
 
-    /// The special tokens as they are written, in the order of their numbers, at most ten.
+    /// The text of up to ten special tokens, sorted by id.
     fn special_names(&self) -> Vec<String> {
-        let Kind::Trained(trained) = &self.kind else {
+        let TokenizerKind::Trained(trained) = &self.kind else {
             return vec![];
         };
-        let added = trained.get_added_tokens_decoder();
-        let mut added: Vec<_> = added.iter().filter(|(_, token)| token.special).collect();
+        let decoder = trained.get_added_tokens_decoder();
+        let mut added: Vec<_> = decoder.iter().filter(|(_, token)| token.special).collect();
         added.sort_by_key(|(id, _)| **id);
         let names = added.into_iter().map(|(_, token)| token.content.clone());
         names.take(10).collect()
     }
 }
 
-/// The path itself, or the file in the folder there.
+/// The path itself, or the tokenizer file in the folder there.
 fn file_of(path: &Path) -> Result<PathBuf, TokenizerError> {
-    let file = match path.is_dir() {
-        true => path.join(FILE),
-        false => path.to_path_buf(),
+    let file = if path.is_dir() {
+        path.join(FILE)
+    } else {
+        path.to_path_buf()
     };
-    match file.exists() {
-        true => Ok(file),
-        false => Err(TokenizerError::Missing { path: file }),
+    if file.exists() {
+        Ok(file)
+    } else {
+        Err(TokenizerError::Missing { path: file })
     }
 }
 
-/// The library's reader expects of some parts what it does not check.
+/// Parses a file. The library panics on some invalid files.
 fn parse(file: &Path, content: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(content));
     match read {
@@ -337,7 +350,7 @@ fn parse(file: &Path, content: &[u8]) -> Result<tokenizers::Tokenizer, Tokenizer
     }
 }
 
-/// Names the tokenizer instead of printing its tokens.
+/// Shows the name and the sizes, not the vocabulary.
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokenizer")

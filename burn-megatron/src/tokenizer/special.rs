@@ -1,4 +1,4 @@
-//! The tokens that begin and end texts, from the files beside a tokenizer.
+//! The special tokens, from the files beside a tokenizer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::ErrorKind;
@@ -6,37 +6,37 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{LARGEST_FILE, TokenizerError};
+use super::{MAX_FILE_BYTES, TokenizerError};
 use crate::bounded;
 
-/// The tokens that begin and end texts, where they are known.
+/// The special tokens, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Begins a text.
+    /// Begin of a sequence.
     pub bos: Option<u32>,
-    /// Ends a text.
+    /// End of a sequence.
     pub eos: Option<u32>,
-    /// Stands between documents; `eos` unless another one is asked for.
+    /// End of a document; `eos` unless set otherwise.
     pub eod: Option<u32>,
-    /// Fills up rows.
+    /// Padding.
     pub pad: Option<u32>,
-    /// All tokens after which a generated text is done, `eos` among them: a chat ends its turns with
-    /// others than its documents.
-    pub ends: Vec<u32>,
+    /// All tokens that end generation, including `eos`: a chat model may end its turns with other tokens than
+    /// its documents.
+    pub stop_tokens: Vec<u32>,
 }
 
-/// Where a token may be written, the strongest first.
-const WRITTEN: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
+/// Files with tokens as text, in order of precedence.
+const TOKEN_FILES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
 
-/// Where it may be a number, or several; the model's own file is weaker than that for generation.
-const NUMBERED: [&str; 2] = ["generation_config.json", "config.json"];
+/// Files with token ids, in order of precedence.
+const TOKEN_ID_FILES: [&str; 2] = ["generation_config.json", "config.json"];
 
-/// The files of `folder`, by name, as far as they are there.
+/// Reads those of the files that exist in `folder`, by name.
 pub(super) fn beside(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, TokenizerError> {
     let mut found = BTreeMap::new();
-    for file in WRITTEN.into_iter().chain(NUMBERED) {
+    for file in TOKEN_FILES.into_iter().chain(TOKEN_ID_FILES) {
         let path = folder.join(file);
-        match bounded::read(&path, LARGEST_FILE) {
+        match bounded::read(&path, MAX_FILE_BYTES) {
             Ok(content) => drop(found.insert(file.into(), content)),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(source) => return Err(TokenizerError::unreadable(&path, source)),
@@ -45,35 +45,35 @@ pub(super) fn beside(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, Tokeniz
     Ok(found)
 }
 
-/// What the files of `folder` say, of which these are the contents.
+/// Finds the special tokens in the contents of the files of `folder`.
 pub(super) fn parse(
     folder: &Path,
     contents: &BTreeMap<String, Vec<u8>>,
     vocabulary: &HashMap<String, u32>,
 ) -> Result<SpecialTokens, TokenizerError> {
-    let files = Files {
+    let files = SpecialTokenFiles {
         folder,
         vocabulary,
         largest: vocabulary.values().max().copied().unwrap_or(0),
-        written: objects(folder, contents, WRITTEN)?,
-        numbered: objects(folder, contents, NUMBERED)?,
+        written: objects(folder, contents, TOKEN_FILES)?,
+        numbered: objects(folder, contents, TOKEN_ID_FILES)?,
     };
     let eos = files.token("eos_token", "eos_token_id")?;
-    let mut ends = eos.clone();
-    ends.extend(files.numbers("eos_token_id")?);
-    ends.sort_unstable();
-    ends.dedup();
+    let mut stop_tokens = eos.clone();
+    stop_tokens.extend(files.numbers("eos_token_id")?);
+    stop_tokens.sort_unstable();
+    stop_tokens.dedup();
     let first = |tokens: Vec<u32>| tokens.first().copied();
     Ok(SpecialTokens {
         bos: first(files.token("bos_token", "bos_token_id")?),
         pad: first(files.token("pad_token", "pad_token_id")?),
         eod: eos.first().copied(),
         eos: first(eos),
-        ends,
+        stop_tokens,
     })
 }
 
-struct Files<'a> {
+struct SpecialTokenFiles<'a> {
     folder: &'a Path,
     vocabulary: &'a HashMap<String, u32>,
     largest: u32,
@@ -81,23 +81,25 @@ struct Files<'a> {
     numbered: Vec<(&'static str, Value)>,
 }
 
-impl Files<'_> {
-    /// The token as it is written where it is, else the numbers.
+impl SpecialTokenFiles<'_> {
+    /// The token given as text, otherwise the ids.
     fn token(&self, name: &'static str, number: &'static str) -> Result<Vec<u32>, TokenizerError> {
         for (file, object) in &self.written {
-            // A token is written as a string, or as an object that has further properties of it.
+            // A token is a string, or an object with further properties.
             let value = &object[name];
             let written = value.as_str().or_else(|| value["content"].as_str());
             if let Some(written) = written {
-                let id = self.vocabulary.get(written);
-                let id = id.ok_or_else(|| self.unknown(file, name, written))?;
+                let id = self
+                    .vocabulary
+                    .get(written)
+                    .ok_or_else(|| self.unknown(file, name, written))?;
                 return Ok(vec![*id]);
             }
         }
         self.numbers(number)
     }
 
-    /// The numbers of the first file that has any.
+    /// The ids in the first file that has any.
     fn numbers(&self, name: &'static str) -> Result<Vec<u32>, TokenizerError> {
         for (file, object) in &self.numbered {
             let value = &object[name];
@@ -125,14 +127,15 @@ impl Files<'_> {
     }
 }
 
-/// Those of the files that are there.
+/// Parses those of the files that exist.
 fn objects(
     folder: &Path,
     contents: &BTreeMap<String, Vec<u8>>,
     files: [&'static str; 2],
 ) -> Result<Vec<(&'static str, Value)>, TokenizerError> {
-    let there = files.into_iter();
-    let there = there.filter_map(|file| Some((file, contents.get(file)?)));
+    let there = files
+        .into_iter()
+        .filter_map(|file| Some((file, contents.get(file)?)));
     let read = there.map(|(file, content)| {
         let object = serde_json::from_slice(content)
             .map_err(|source| TokenizerError::invalid(&folder.join(file), source))?;

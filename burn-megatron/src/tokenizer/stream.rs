@@ -1,26 +1,26 @@
-//! Text that comes token by token.
+//! Incremental decoding.
 
 use super::{Tokenizer, TokenizerError};
 
-/// What stands for bytes that are not, or not yet, a character.
+/// The replacement for bytes that are not, or not yet, a character.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// Gives the text of tokens as they come, character by whole character; made by [`Tokenizer::stream`].
+/// Decodes tokens incrementally, by whole characters; made by [`Tokenizer::stream`].
 ///
-/// What it gives, and what [`finish`](Self::finish) gives at the end, is [`Tokenizer::decode`] of all
-/// tokens. It works on the last few tokens alone, so that a long text costs no more per token.
+/// All text returned, including that of [`finish`](Self::finish), equals [`Tokenizer::decode`] of all tokens.
+/// Only the last few tokens are decoded again, so the cost per token does not grow.
 #[derive(Clone, Debug)]
-pub struct Stream<'a> {
+pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The last tokens: a token's text depends on whether another one is before it.
+    /// The last tokens: the text of a token may depend on the one before it.
     pub(super) tokens: Vec<u32>,
-    /// What was given of their text.
+    /// Their text that was returned.
     given: String,
-    /// How many of them stand before the newest ones whose text was given whole.
+    /// The number of tokens before the last ones whose text was returned completely.
     settled: usize,
 }
 
-impl<'a> Stream<'a> {
+impl<'a> DecodeStream<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
         Self {
             tokenizer,
@@ -30,8 +30,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The text that is certain since the last call; empty while a character is not whole, and for
-    /// special tokens.
+    /// Adds a token; returns the text that is certain since the last call. Empty for an incomplete character
+    /// and for special tokens.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl<'a> Stream<'a> {
         Ok(new)
     }
 
-    /// What is left: U+FFFD for bytes that never became a character.
+    /// The rest of the text: U+FFFD for incomplete characters.
     ///
     /// # Errors
     ///
@@ -59,11 +59,11 @@ impl<'a> Stream<'a> {
         Ok(beyond(&self.tokenizer.decode(&self.tokens)?, &self.given))
     }
 
-    /// Forgets the tokens before the newest, all of which have been given as text.
+    /// Drops the tokens before the last ones, whose text was returned.
     fn forget(&mut self) -> Result<(), TokenizerError> {
         let newest = &self.tokens[self.settled..];
         let text = self.tokenizer.decode(newest)?;
-        // Tokens without text could not stand for what is before the next one.
+        // Tokens without text cannot serve as context for the next one.
         if !text.is_empty() {
             self.tokens.drain(..self.settled);
             self.settled = self.tokens.len();
@@ -73,8 +73,8 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// What `text` has after `given`. A tokenizer may see an earlier character in another light, as when
-/// bytes that were one are followed by some that are none: that one stays as it was given.
+/// The part of `text` after `given`. If the tokenizer changed an earlier character, as when valid bytes are
+/// followed by invalid ones, the returned text is kept.
 fn beyond(text: &str, given: &str) -> String {
     match text.strip_prefix(given) {
         Some(new) => new.into(),

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::*;
 use crate::data::test_folder::TestFolder;
 
-/// What the Python library made of some texts; see `make.py` beside the file.
+/// Expected values made by the Python library; see `make.py` beside the file.
 #[derive(Deserialize)]
 struct Reference {
     vocabulary: usize,
@@ -59,12 +59,12 @@ fn tokens_and_texts_are_those_of_the_python_library() {
                 case.tokens,
                 "{place}"
             );
-            let framed = tokenizer.encode_framed(&case.text).unwrap();
+            let framed = tokenizer.encode_with_special_tokens(&case.text).unwrap();
             assert_eq!(framed, case.framed, "{place}");
             let bytes = tokenizer.encode_bytes(case.text.as_bytes(), false).unwrap();
             assert_eq!(bytes, case.tokens, "{place}");
             assert_eq!(tokenizer.decode(&framed).unwrap(), case.decoded, "{place}");
-            let whole = tokenizer.decode_whole(&framed).unwrap();
+            let whole = tokenizer.decode_with_special_tokens(&framed).unwrap();
             assert_eq!(whole, case.whole, "{place}");
             compared += 1;
         }
@@ -78,7 +78,7 @@ fn a_stream_gives_the_same_text_in_pieces() {
         let tokenizer = open(&name);
         for case in reference.cases {
             let pieces = streamed(&tokenizer, &case.framed);
-            // Spaces before a mark are cut off once the mark is there, and given by then.
+            // A space before a mark is removed once the mark is there, but was returned already.
             if name != "word_piece" {
                 assert_eq!(pieces.concat(), case.decoded, "{name}: {:?}", case.text);
             }
@@ -140,7 +140,7 @@ fn special_tokens_come_from_the_files_beside_it() {
     assert!(error.ends_with(listed), "{error}");
 }
 
-/// A folder with the tokenizer alone.
+/// A folder with only the tokenizer file.
 fn alone(test: &str) -> TestFolder {
     let folder = TestFolder::new(test);
     let content = fs::read(fixture("byte_fallback/tokenizer.json")).unwrap();
@@ -156,12 +156,18 @@ fn the_strongest_file_decides_and_all_ends_are_known() {
     folder.write("config.json", r#"{"eos_token_id": 7, "bos_token_id": 1}"#);
     assert_eq!((special().eos, special().bos), (Some(7), Some(1)));
     folder.write("generation_config.json", r#"{"eos_token_id": [9, 7]}"#);
-    assert_eq!((special().eos, special().ends), (Some(9), vec![7, 9]));
+    assert_eq!(
+        (special().eos, special().stop_tokens),
+        (Some(9), vec![7, 9])
+    );
     folder.write(
         "special_tokens_map.json",
         r#"{"eos_token": {"content": "</s>"}}"#,
     );
-    assert_eq!((special().eos, special().ends), (Some(2), vec![2, 7, 9]));
+    assert_eq!(
+        (special().eos, special().stop_tokens),
+        (Some(2), vec![2, 7, 9])
+    );
     folder.write(
         "tokenizer_config.json",
         r#"{"eos_token": "<unk>", "pad_token": null}"#,
@@ -173,12 +179,14 @@ fn the_strongest_file_decides_and_all_ends_are_known() {
 fn contents_of_files_make_the_tokenizer_of_their_folder() {
     for name in ["byte_bpe", "byte_fallback", "unigram", "word_piece"] {
         let folder = fixture(name);
-        let files = fs::read_dir(&folder).unwrap().map(|entry| {
-            let entry = entry.unwrap();
-            let name = entry.file_name().into_string().unwrap();
-            (name, fs::read(entry.path()).unwrap())
-        });
-        let mut files: BTreeMap<_, _> = files.collect();
+        let mut files: BTreeMap<_, _> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| {
+                let entry = entry.unwrap();
+                let name = entry.file_name().into_string().unwrap();
+                (name, fs::read(entry.path()).unwrap())
+            })
+            .collect();
         files.insert("merges.txt".into(), b"nothing of this".to_vec());
         let (own, other) = (open(name), Tokenizer::from_files(&folder, &files).unwrap());
         assert_eq!(own.name(), other.name());
@@ -186,8 +194,8 @@ fn contents_of_files_make_the_tokenizer_of_their_folder() {
         assert_eq!(own.vocabulary(), other.vocabulary());
         assert_eq!(own.special(), other.special());
         let text = "The quick naïve 日";
-        let framed = own.encode_framed(text).unwrap();
-        assert_eq!(other.encode_framed(text).unwrap(), framed);
+        let framed = own.encode_with_special_tokens(text).unwrap();
+        assert_eq!(other.encode_with_special_tokens(text).unwrap(), framed);
         let error = |files: &BTreeMap<_, _>| {
             let made = Tokenizer::from_files("kept".as_ref(), files);
             made.unwrap_err().to_string()
@@ -269,7 +277,7 @@ fn a_damaged_file_is_an_error_or_another_tokenizer() {
             damaged[at] ^= 0x15;
             folder.write("tokenizer.json", damaged);
             if let Ok(tokenizer) = Tokenizer::open(folder.path()) {
-                // Whatever it has become, it answers.
+                // Damaged files are parsed or refused, and a parsed tokenizer does not panic.
                 let _ = tokenizer.encode("The quick naïve 日");
             }
         }
@@ -318,7 +326,7 @@ proptest! {
             let tokenizer = open(name);
             let tokens = tokenizer.encode(&text).unwrap();
             prop_assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.vocabulary()));
-            let decoded = tokenizer.decode_whole(&tokens).unwrap();
+            let decoded = tokenizer.decode_with_special_tokens(&tokens).unwrap();
             prop_assert_eq!(&decoded, &text);
             prop_assert_eq!(streamed(&tokenizer, &tokens).concat(), tokenizer.decode(&tokens).unwrap());
         }

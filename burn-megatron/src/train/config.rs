@@ -1,12 +1,12 @@
-//! What a training run is told.
+//! The settings of a training run.
 
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use super::schedule::{LrSchedule, LrStyle, ScheduleError};
+use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use crate::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
-use crate::mesh::{MeshError, share_batch};
+use crate::mesh::{MeshError, samples_per_rank};
 use crate::optim::{AdamWConfig, LossScale, LossScaleError, OptimizerError, StepCount};
 
 /// Settings of a [`Trainer`](super::Trainer).
@@ -15,42 +15,43 @@ use crate::optim::{AdamWConfig, LossScale, LossScaleError, OptimizerError, StepC
 pub struct TrainConfig {
     /// Optimizer steps.
     pub steps: usize,
-    /// Samples that a rank runs through the model at once.
+    /// Samples per micro-batch.
     pub micro_batch_size: usize,
-    /// Samples of a step, over all ranks of the data axis and all micro-batches.
+    /// Samples per step, over all ranks of the data axis and all micro-batches.
     pub global_batch_size: usize,
-    /// Tokens of a sample; the model's longest sequence where not given.
+    /// Tokens per sample; by default the model's maximum sequence length.
     pub sequence_length: Option<usize>,
-    /// Seed of the weights, of dropout, of the choice of samples and of the generated text.
+    /// Seed of the weights, dropout, sampling and generated text.
     pub seed: u64,
-    /// The peak of the learning rate.
+    /// The peak learning rate.
     pub learning_rate: f64,
-    /// Its end.
+    /// The learning rate at the end.
     pub min_learning_rate: f64,
-    /// Steps in which it rises.
+    /// Warm-up steps.
     pub warmup_steps: usize,
-    /// How it falls.
+    /// The decay of the learning rate.
     pub schedule: LrStyle,
     /// AdamW.
     pub optimizer: AdamWConfig,
-    /// What is sharded over the data axis, the type that the model computes in, what overlaps. It is
-    /// no part of the text of these settings: a recipe has a table of its own for it.
+    /// Sharding over the data axis, precision, overlap. Not serialized here: a recipe has a table of its
+    /// own for it.
     #[serde(skip)]
     pub data_parallel: DataParallelConfig,
-    /// What the loss is multiplied with, so that small gradients stay in the range of f16;
-    /// dynamic for f16 and none for other types where not given.
+    /// The loss scale, which keeps small gradients in the range of f16; by default dynamic for f16 and
+    /// none for other types.
     pub loss_scale: Option<LossScale>,
-    /// Skipped steps in a row after which the run ends.
+    /// Consecutive skipped steps after which the run fails.
     pub skip_limit: NonZeroU64,
-    /// Steps between two comparisons of the weights of ranks that hold the same.
+    /// Steps between two checks that replicas have bit-equal weights.
     pub check_replicas_every: Option<usize>,
     /// Whether the elements of the gradient that are zero are counted in each step.
+    #[serde(rename = "log_num_zeros_in_grad")]
     pub count_zeros: bool,
-    /// The largest gradient norm; larger gradients are scaled down to it.
+    /// The maximum gradient norm; larger gradients are scaled down to it.
     pub clip: f64,
-    /// Steps between two evaluations on held-out text; there is always one at the end.
+    /// Steps between two evaluations on held-out text; one always runs at the end.
     pub evaluate_every: Option<usize>,
-    /// The most held-out samples of an evaluation.
+    /// The maximum number of held-out samples per evaluation.
     pub held_out_samples: usize,
 }
 
@@ -69,7 +70,7 @@ impl Default for TrainConfig {
             optimizer: AdamWConfig::default(),
             data_parallel: DataParallelConfig::default(),
             loss_scale: None,
-            skip_limit: StepCount::USUAL_LIMIT,
+            skip_limit: StepCount::DEFAULT_LIMIT,
             check_replicas_every: None,
             count_zeros: false,
             clip: 1.0,
@@ -79,51 +80,53 @@ impl Default for TrainConfig {
     }
 }
 
-/// The most samples of a step: the indices of all of them are made at once.
-const MOST_SAMPLES: usize = 1 << 24;
+/// The maximum number of samples per step: all their indices are generated at once.
+const MAX_SAMPLES: usize = 1 << 24;
 
-/// The most steps: with the most samples in each they can still be counted.
-const MOST_STEPS: usize = 1 << 38;
+/// The maximum number of steps: with the maximum number of samples, the total fits `u64`.
+const MAX_STEPS: usize = 1 << 38;
 
-/// A run that makes no sense.
+/// Invalid settings of a run.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A number that must be above zero.
-    #[error("{name} = {value} makes no run; it must be above 0")]
+    /// A number that must be positive.
+    #[error("invalid {name} = {value}: expected more than 0")]
     NotPositive {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: f64,
     },
-    /// The batch cannot be shared.
+    /// The batch is not divisible over the ranks.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// The sequence is longer than the model's.
-    #[error("sequence_length {length} is longer than the model's context of {context}")]
+    /// The sequence is longer than the model's context.
+    #[error(
+        "sequence_length {length} is longer than the model's context: expected at most {context}"
+    )]
     Sequence {
-        /// Tokens of a sample.
+        /// Tokens per sample.
         length: usize,
-        /// The model's longest sequence.
+        /// The model's maximum sequence length.
         context: usize,
     },
-    /// The learning rate.
+    /// The learning rate schedule.
     #[error(transparent)]
-    Schedule(#[from] ScheduleError),
+    Schedule(#[from] LrScheduleError),
     /// Sharding and precision.
     #[error(transparent)]
     DataParallel(#[from] DataParallelConfigError),
     /// The optimizer, or a group of parameters.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// A number that is too large to be counted on with.
-    #[error("{name} = {value} is more than a run can have; at most {most} fits")]
+    /// A number that is too large.
+    #[error("invalid {name} = {value}: expected at most {most}")]
     TooLarge {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: usize,
-        /// The largest that fits.
+        /// The maximum.
         most: usize,
     },
     /// The loss scale.
@@ -132,12 +135,12 @@ pub enum ConfigError {
 }
 
 impl TrainConfig {
-    /// Checks every size before anything is built, for a data axis of `data` ranks and a model with
-    /// `context` tokens.
+    /// Checks all settings, for a data axis of `data` ranks and a model with a context of `context`
+    /// tokens.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for the first setting that does not fit.
+    /// [`ConfigError`] for the first invalid setting.
     pub fn check(&self, data: usize, context: usize) -> Result<(), ConfigError> {
         let positive = [
             ("steps", self.steps as f64),
@@ -163,16 +166,16 @@ impl TrainConfig {
         }
         let length = self.sequence_length.unwrap_or(context);
         let largest = [
-            ("steps", self.steps, MOST_STEPS),
-            ("global_batch_size", self.global_batch_size, MOST_SAMPLES),
-            ("micro_batch_size", self.micro_batch_size, MOST_SAMPLES),
-            ("held_out_samples", self.held_out_samples, MOST_STEPS),
+            ("steps", self.steps, MAX_STEPS),
+            ("global_batch_size", self.global_batch_size, MAX_SAMPLES),
+            ("micro_batch_size", self.micro_batch_size, MAX_SAMPLES),
+            ("held_out_samples", self.held_out_samples, MAX_STEPS),
         ];
         if let Some((name, value, most)) = largest.into_iter().find(|(_, value, most)| value > most)
         {
             return Err(ConfigError::TooLarge { name, value, most });
         }
-        share_batch(self.global_batch_size, data, Some(self.micro_batch_size))?;
+        samples_per_rank(self.global_batch_size, data, Some(self.micro_batch_size))?;
         if length > context {
             return Err(ConfigError::Sequence { length, context });
         }
@@ -183,21 +186,21 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// What the loss is multiplied with.
+    /// The loss scale, with its default.
     pub fn loss_scale(&self) -> LossScale {
-        let usual = || match self.data_parallel.precision {
+        let default = || match self.data_parallel.precision {
             Precision::F16 => LossScale::Dynamic(Default::default()),
             Precision::F32 | Precision::Bf16 => LossScale::None,
         };
-        self.loss_scale.unwrap_or_else(usual)
+        self.loss_scale.unwrap_or_else(default)
     }
 
     /// The learning rate of each step.
     ///
     /// # Errors
     ///
-    /// [`ScheduleError`] when its parts do not fit the run.
-    pub fn learning_rates(&self) -> Result<LrSchedule, ScheduleError> {
+    /// [`LrScheduleError`] if it does not fit the number of steps.
+    pub fn learning_rates(&self) -> Result<LrSchedule, LrScheduleError> {
         LrSchedule::new(
             self.learning_rate,
             self.min_learning_rate,

@@ -1,4 +1,4 @@
-//! What a run can fail with.
+//! Errors of a run.
 
 use super::config::ConfigError;
 use crate::checkpoint::state::StateError;
@@ -9,41 +9,41 @@ use crate::generate::GenerateError;
 use crate::optim::{OptimizerError, TooManySkips};
 use crate::pipeline::engine::EngineError;
 
-/// What a run can fail with.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// The settings.
+    /// Invalid settings.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The data.
+    /// An error of the data.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The gradients.
+    /// An error of the data-parallel wrapper.
     #[error(transparent)]
     DataParallel(#[from] DataParallelError),
-    /// The optimizer.
+    /// An error of the optimizer.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// No step is taken any more.
+    /// Too many consecutive steps were skipped.
     #[error(transparent)]
     Skips(#[from] TooManySkips),
-    /// No step is taken any more, as the loss is not finite.
+    /// Too many consecutive steps were skipped, as the loss is not finite.
     #[error("training diverged at step {}, from which on no loss is finite: {skips}", .step + 1)]
     Diverged {
-        /// The first of the steps without a finite loss, from 0.
+        /// The first step without a finite loss, from 0.
         step: usize,
-        /// How many there were.
+        /// The number of skipped steps.
         skips: TooManySkips,
     },
-    /// The pipeline.
+    /// An error of the pipeline engine.
     #[error(transparent)]
     Pipeline(#[from] EngineError),
-    /// A pipeline without a schedule.
-    #[error("pipeline = {0}, and no schedule says in which order its ranks work")]
+    /// A pipeline axis without a schedule.
+    #[error("pipeline = {0} needs a schedule: use Trainer::with_pipeline")]
     NoSchedule(usize),
-    /// A schedule for other micro-batches.
+    /// The numbers of micro-batches of the schedule and of a step differ.
     #[error(
-        "the schedule has {schedule} micro-batches, a rank of the data axis has {micro_batches}"
+        "the schedule has {schedule} micro-batches: expected {micro_batches} per rank of the data axis"
     )]
     MicroBatches {
         /// Those of the schedule.
@@ -51,16 +51,16 @@ pub enum TrainError {
         /// Those of a step.
         micro_batches: usize,
     },
-    /// The text that it writes.
+    /// An error of text generation.
     #[error(transparent)]
     Generate(#[from] GenerateError),
-    /// The other ranks.
+    /// A communication error.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// Saving, and going on from what was saved.
+    /// An error of saving or loading a checkpoint.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The observer.
+    /// An error of the observer.
     #[error("{0}")]
     Observer(Box<dyn std::error::Error + Send + Sync>),
 }

@@ -1,4 +1,4 @@
-//! Files that grow by lines of JSON, and say where a run went on.
+//! Append-only files of JSON lines, with markers where a run was resumed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -9,22 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use super::metrics::MetricsError;
 
-/// Where a run went on: after `step` updates. It says that what stands before it of later steps counts no
-/// more.
+/// Marks where a run was resumed, after `step` updates. Earlier lines of later steps are void.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Marker {
-    kind: MarkerKind,
+pub(super) struct ResumeMarker {
+    kind: ResumeMarkerKind,
     pub(super) step: usize,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum MarkerKind {
+pub(super) enum ResumeMarkerKind {
     Resumed,
 }
 
-/// The lines of `text`, but for torn ones. A last one without an end is looked at only where a run
-/// `resumes`, as its marker will follow it: whole, it counts then.
+/// The records of `text`, without truncated lines. A last line without a line break is parsed only if the
+/// file is being resumed (`resumes`), as a marker will follow it.
 pub(super) fn lines<'a, T: DeserializeOwned + 'a>(
     path: &'a Path,
     text: &'a str,
@@ -42,11 +41,11 @@ pub(super) fn lines<'a, T: DeserializeOwned + 'a>(
                 Ok(record) => return Some(Ok(record)),
                 Err(source) => source,
             };
-            let is_torn = match lines.peek() {
-                Some((_, next)) => serde_json::from_str::<Marker>(next).is_ok(),
+            let is_truncated = match lines.peek() {
+                Some((_, next)) => serde_json::from_str::<ResumeMarker>(next).is_ok(),
                 None => !line.ends_with('\n'),
             };
-            if !is_torn {
+            if !is_truncated {
                 return Some(Err(MetricsError::BadLine {
                     path: path.to_path_buf(),
                     line: number + 1,
@@ -69,8 +68,8 @@ fn io_error(action: &'static str, path: &Path, source: io::Error) -> MetricsErro
     }
 }
 
-/// A file that grows by whole lines, each with the operating system as soon as it is written: a run
-/// that is killed loses none.
+/// An append-only file of lines. Each line is written in one unbuffered write, so that a killed run loses
+/// none.
 #[derive(Debug)]
 pub(super) struct JsonLines {
     file: File,
@@ -87,20 +86,21 @@ impl JsonLines {
         })
     }
 
-    /// Opens an existing file, with this text, and says that what follows goes on after `updates` updates.
+    /// Opens an existing file with this text, and appends a marker that the run resumes after `updates`
+    /// updates.
     pub(super) fn resume(path: &Path, text: &str, updates: usize) -> Result<Self, MetricsError> {
         let file = OpenOptions::new().append(true).open(path);
         let mut lines = Self {
             file: file.map_err(|source| io_error("open", path, source))?,
             path: path.to_path_buf(),
         };
-        // Where a line was torn its end comes first, in the same write.
-        let is_torn = !text.is_empty() && !text.ends_with('\n');
-        let end = if is_torn { &b"\n"[..] } else { &[] };
-        let kind = MarkerKind::Resumed;
+        // Ends a truncated line first, in the same write.
+        let is_truncated = !text.is_empty() && !text.ends_with('\n');
+        let end = if is_truncated { &b"\n"[..] } else { &[] };
+        let kind = ResumeMarkerKind::Resumed;
         lines.write_after(
             end,
-            &Marker {
+            &ResumeMarker {
                 kind,
                 step: updates,
             },

@@ -1,22 +1,22 @@
-//! The losses of a step or an evaluation, summed over tokens and then divided by their number.
+//! The losses of a step or an evaluation: sums over tokens, and their means.
 
 use burn::tensor::{DType, Tensor};
 
 use super::metrics::{Minimised, bits_per_byte};
 use crate::nn::{LossTerm, Losses};
 
-/// Sums over tokens: of the objective, and where it has terms, of the cross-entropy and each of them.
+/// Sums over tokens: the objective and, if it has terms, the cross-entropy and each term.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LossSums(pub Vec<f64>);
 
 impl LossSums {
-    /// Nothing so far, for an objective with so many terms.
+    /// Zeros, for an objective with these terms.
     pub fn new(terms: &[LossTerm]) -> Self {
         let parts = if terms.is_empty() { 0 } else { 1 + terms.len() };
         Self(vec![0.0; 1 + parts])
     }
 
-    /// Adds the losses of some tokens, as often as they count.
+    /// Adds the losses of some tokens, times `weight`.
     pub fn add_losses(&mut self, losses: Losses, weight: f64) {
         let parts = losses.sums_of_parts();
         let objective = losses.objective.sum().into_scalar::<f64>();
@@ -29,20 +29,20 @@ impl LossSums {
         self.add_parts(parts, weight);
     }
 
-    /// Adds the sums of the parts alone.
+    /// Adds only the sums of the parts.
     pub fn add_parts(&mut self, parts: Option<Tensor<1>>, weight: f64) {
         let parts = parts.map_or(vec![], values);
         assert_eq!(
             1 + parts.len(),
             self.0.len(),
-            "a model gives the parts of its losses that it names in `loss_terms`"
+            "a model must return the loss terms that `loss_terms` names"
         );
         for (sum, part) in self.0[1..].iter_mut().zip(parts) {
             *sum += weight * part;
         }
     }
 
-    /// What they are for each of `tokens` tokens. Of no token there is no loss: it is not a number then.
+    /// The means over `tokens` tokens; NaN for 0 tokens.
     pub fn over(self, tokens: f64, terms: &[LossTerm]) -> MeanLoss {
         if tokens == 0.0 {
             return MeanLoss::NONE;
@@ -77,7 +77,7 @@ impl LossSums {
 pub(super) struct MeanLoss {
     /// The cross-entropy.
     pub loss: f64,
-    /// What is minimised, where it is something else.
+    /// The objective, if it is not the cross-entropy alone.
     pub minimised: Minimised,
 }
 
@@ -91,7 +91,7 @@ impl MeanLoss {
         },
     };
 
-    /// Whether it and what is minimised are finite.
+    /// Whether the cross-entropy and the objective are finite.
     pub fn is_finite(&self) -> bool {
         let objective = self.minimised.objective.unwrap_or(self.loss);
         self.loss.is_finite() && objective.is_finite()
@@ -106,6 +106,6 @@ fn values(tensor: Tensor<1>) -> Vec<f64> {
     let data = tensor.into_data().convert_dtype(DType::F64);
     match data.try_into_vec() {
         Ok(values) => values,
-        Err(error) => unreachable!("they were converted to f64: {error:?}"),
+        Err(error) => unreachable!("converted to f64: {error:?}"),
     }
 }

@@ -1,16 +1,15 @@
-//! What a run measures, one JSON object per line.
+//! The measurements of a run, one JSON object per line.
 //!
-//! Two files keep apart what must repeat and what cannot: [`MetricsLog`] writes numbers that are
-//! the same, byte for byte, in every run of one layout with one seed; [`TimingsLog`] writes what
-//! depends on the clock. Both only ever grow: a run that goes on from a checkpoint writes a line of the
-//! kind `resumed`, and what it makes again counts in place of what stands before.
+//! There are two files: [`MetricsLog`] writes numbers that are equal, byte for byte, in every run with
+//! the same layout and seed; [`TimingsLog`] writes times. Both are append-only: a run that is resumed
+//! from a checkpoint writes a line of the kind `resumed`, which voids earlier lines of the steps that it
+//! repeats.
 //!
-//! JSON has no NaN and no infinity. Such a number is written as one of the strings `"NaN"`, `"inf"`
-//! and `"-inf"`, and read back as what it was; a loss that diverged can still be plotted and
-//! searched for.
+//! JSON has no NaN and no infinity: such numbers are written as the strings `"NaN"`, `"inf"` and
+//! `"-inf"`, and read back as numbers.
 //!
-//! The first line of a metrics file says its [`VERSION`]; files of version 1 have no such line. What
-//! `loss` means depends on it.
+//! The first line of a metrics file has its [`VERSION`], which defines the meaning of `loss`; files of
+//! version 1 have no such line.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,34 +17,34 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::json_float;
-use super::json_lines::{JsonLines, Marker, lines, read};
+use super::json_lines::{JsonLines, ResumeMarker, lines, read};
 
-/// The version of a metrics file: what its numbers mean.
+/// The version of a metrics file, which defines the meaning of its numbers.
 ///
-/// - 1: `loss` is what training minimised, with label smoothing and z-loss where they were on.
-/// - 2: `loss` is the cross-entropy alone; what is minimised, where it is something else, stands beside
-///   it ([`Minimised`]).
+/// - 1: `loss` is the objective, including label smoothing and z-loss if enabled.
+/// - 2: `loss` is the cross-entropy alone; the objective, if it differs, is a field of its own
+///   ([`Minimised`]).
 pub const VERSION: u32 = 2;
 
-/// What the lines below it mean; the first line of a file.
+/// The first line of a metrics file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunMetrics {
     /// See [`VERSION`].
     pub version: u32,
 }
 
-/// What training minimises, where that is not the cross-entropy alone: the means over the same tokens
-/// as those of the loss, in nats per token. The objective is the sum of the loss and its terms.
+/// The objective, if it is not the cross-entropy alone: means over the same tokens as the loss, in nats
+/// per token. The objective is the sum of the loss and its terms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Minimised {
-    /// The cross-entropy and all terms.
+    /// The sum of the cross-entropy and all terms.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
         with = "json_float::option"
     )]
     pub objective: Option<f64>,
-    /// What label smoothing adds to the cross-entropy.
+    /// The term that label smoothing adds to the cross-entropy.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -62,7 +61,7 @@ pub struct Minimised {
 }
 
 impl Minimised {
-    /// The terms that there are, by name.
+    /// The present terms, with their names.
     pub fn terms(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let terms = [
             ("label smoothing", self.label_smoothing),
@@ -74,29 +73,29 @@ impl Minimised {
     }
 }
 
-/// Why a step changed no weight.
+/// Why a step was skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SkipReason {
-    /// The loss or a gradient is not finite, or a guard has found a gradient.
+    /// The loss or a gradient is not finite, or a gradient exceeds the limit.
     NotFinite,
-    /// No target of the global batch counts, as all are masked: there is no loss.
+    /// All targets of the global batch are masked: there is no loss.
     NoTargets,
 }
 
-/// One training step, as measured before its update.
+/// The metrics of one training step, measured before its update.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The number of the update, from 0; so `loss` is that of weights after `step` updates.
+    /// The index of the update, from 0; `loss` is that of the weights after `step` updates.
     pub step: usize,
-    /// The mean cross-entropy over the tokens of the global batch, in nats per token. Not a number where
-    /// none of them has a target.
+    /// The mean cross-entropy over the tokens of the global batch, in nats per token. NaN if no token has
+    /// a target.
     #[serde(with = "json_float")]
     pub loss: f64,
     /// The same loss in bits per byte of text: see [`bits_per_byte`].
     #[serde(with = "json_float")]
     pub bits_per_byte: f64,
-    /// What is minimised, where that is something else.
+    /// The objective, if it is not the cross-entropy alone.
     #[serde(flatten)]
     pub minimised: Minimised,
     /// The Euclidean norm of the gradient of all parameters, before clipping.
@@ -107,23 +106,23 @@ pub struct StepMetrics {
     pub learning_rate: f64,
     /// The tokens of the global batch that the loss is the mean of.
     pub tokens: u64,
-    /// Whether the update was left out, as for a gradient that is not finite.
+    /// Whether the update was skipped, for instance for a gradient that is not finite.
     pub skipped: bool,
-    /// Why it was; not known of files of version 1.
+    /// Why the update was skipped; absent in files of version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_reason: Option<SkipReason>,
-    /// What the loss was multiplied with for its backward, where it was.
+    /// The loss scale, if it is not 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// The elements of the gradient that are zero, where they are counted.
+    /// The number of zero elements of the gradient, if counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zeros: Option<u64>,
 }
 
-/// The loss on text that the model does not train on.
+/// The loss on held-out text.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct HeldOutMetrics {
-    /// The number of updates that the weights have had: 0 before the first.
+    /// The number of updates before the evaluation.
     pub step: usize,
     /// The mean cross-entropy, in nats per token.
     #[serde(with = "json_float")]
@@ -131,17 +130,17 @@ pub struct HeldOutMetrics {
     /// The same loss in bits per byte of text: see [`bits_per_byte`].
     #[serde(with = "json_float")]
     pub bits_per_byte: f64,
-    /// What training minimises, of this text, where that is something else.
+    /// The objective on this text, if it is not the cross-entropy alone.
     #[serde(flatten)]
     pub minimised: Minimised,
     /// The tokens that the loss is the mean of.
     pub tokens: u64,
 }
 
-/// How long one training step took.
+/// The time of one training step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepTiming {
-    /// The number of the update, from 0.
+    /// The index of the update, from 0.
     pub step: usize,
     /// Wall-clock time of the step, in seconds.
     #[serde(with = "json_float")]
@@ -149,54 +148,53 @@ pub struct StepTiming {
     /// Tokens of the global batch per second.
     #[serde(with = "json_float")]
     pub tokens_per_second: f64,
-    /// Floating-point operations of the model per second, of all ranks together; what is recomputed
-    /// does not count.
+    /// Floating-point operations of the model per second, over all ranks, without recomputation.
     #[serde(with = "json_float")]
     pub flops_per_second: f64,
 }
 
-/// How long one checkpoint took.
+/// The time of one checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SaveTiming {
-    /// The number of updates that it was saved after.
+    /// The number of updates before the checkpoint.
     pub saved_step: u64,
     /// Bytes of its tensors.
     pub bytes: u64,
-    /// Wall-clock time from its beginning to its publication, in seconds.
+    /// Wall-clock time until its publication, in seconds.
     #[serde(with = "json_float")]
     pub seconds: f64,
-    /// How long training stood still for it, in seconds.
+    /// The time for which it blocked training, in seconds.
     #[serde(with = "json_float")]
     pub stall_seconds: f64,
 }
 
-/// One line of a file of timings.
+/// One line of a timings file.
 #[derive(Deserialize)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "they are read to see that they are ours")]
-enum Timing {
+#[expect(dead_code, reason = "parsed only to validate the file")]
+enum TimingsLine {
     Save(SaveTiming),
     Step(StepTiming),
-    Resumed(Marker),
+    Resumed(ResumeMarker),
 }
 
 /// One line of a metrics file.
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-enum Line {
+enum MetricsLine {
     Run(RunMetrics),
     Step(StepMetrics),
     HeldOut(HeldOutMetrics),
-    /// A [`Marker`].
+    /// A [`ResumeMarker`].
     Resumed {
         step: usize,
     },
 }
 
-/// One record of a metrics file; the field `kind` says which.
+/// One record of a metrics file, by the field `kind`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Record {
+pub enum MetricsRecord {
     /// `"kind": "run"`.
     Run(RunMetrics),
     /// `"kind": "step"`.
@@ -212,33 +210,32 @@ pub fn bits_per_byte(loss: f64, bytes_per_token: f64) -> f64 {
     loss / (std::f64::consts::LN_2 * bytes_per_token)
 }
 
-/// Why a log cannot be written or read.
+/// Why a log cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
-    /// The operating system refused.
+    /// An I/O error.
     #[error("cannot {action} '{path}': {source}")]
     Io {
-        /// What was tried, as a verb.
+        /// The attempted operation, as a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The reason the operating system gives.
+        /// The cause.
         source: io::Error,
     },
-    /// A line is not one of ours.
+    /// A line is not a record.
     #[error("line {line} of '{path}' is not a record of metrics: {source}")]
     BadLine {
         /// The file.
         path: PathBuf,
-        /// The number of the line, from 1.
+        /// The line number, from 1.
         line: usize,
-        /// What the reader of JSON found.
+        /// The error of the JSON parser.
         source: serde_json::Error,
     },
-    /// A file of a newer program.
+    /// A file of a newer version.
     #[error(
-        "'{path}' has metrics of version {version}, and this program reads versions 1 to {VERSION}; a \
-         newer one reads it"
+        "'{path}' has metrics of version {version}: expected version 1 to {VERSION}; update this program"
     )]
     Version {
         /// The file.
@@ -248,11 +245,11 @@ pub enum MetricsError {
     },
 }
 
-/// Writes `metrics.jsonl`: what repeats. See [`StepMetrics`] and [`HeldOutMetrics`].
+/// Writes `metrics.jsonl`: [`StepMetrics`] and [`HeldOutMetrics`].
 #[derive(Debug)]
 pub struct MetricsLog {
     lines: JsonLines,
-    /// The last held-out loss that an interrupted run wrote.
+    /// The step of the last held-out loss of the interrupted run.
     held_out: Option<usize>,
 }
 
@@ -261,43 +258,40 @@ impl MetricsLog {
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`], also if the file exists: the results of another run are not
-    /// overwritten.
+    /// [`MetricsError::Io`], also if the file exists: results are never overwritten.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         let mut lines = JsonLines::create(path)?;
-        lines.write(&Record::Run(RunMetrics { version: VERSION }))?;
+        lines.write(&MetricsRecord::Run(RunMetrics { version: VERSION }))?;
         Ok(Self {
             lines,
             held_out: None,
         })
     }
 
-    /// Goes on with the file of an interrupted run, from the checkpoint after `updates` updates.
+    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates.
     ///
-    /// Nothing is cut: a marker, `{"kind":"resumed","step":updates}`, says that what was written before
-    /// of later steps counts no more, and [`read_metrics`] leaves it out; so it gives what it gives of a
-    /// run without interruption. A last line that an interruption has torn is ended first. A file of an
-    /// older version gets a line that says from where on it is of this one.
+    /// Nothing is removed: a marker, `{"kind":"resumed","step":updates}`, voids earlier lines of later
+    /// steps. [`read_metrics`] omits them, so it returns the same as for an uninterrupted run. A truncated
+    /// last line is ended first. A file of an older version gets a new version line.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if it is not one of
-    /// ours.
+    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
         let mut records = records(path, &text, true)?;
-        go_back(&mut records, updates);
+        drop_after(&mut records, updates);
         let held_out = records.iter().rev().find_map(|record| match record {
-            Record::HeldOut(metrics) => Some(metrics.step),
+            MetricsRecord::HeldOut(metrics) => Some(metrics.step),
             _ => None,
         });
         let version = records.iter().rev().find_map(|record| match record {
-            Record::Run(run) => Some(run.version),
+            MetricsRecord::Run(run) => Some(run.version),
             _ => None,
         });
         let mut lines = JsonLines::resume(path, &text, updates)?;
         if version.unwrap_or(1) < VERSION {
-            lines.write(&Record::Run(RunMetrics { version: VERSION }))?;
+            lines.write(&MetricsRecord::Run(RunMetrics { version: VERSION }))?;
         }
         Ok(Self { lines, held_out })
     }
@@ -308,7 +302,7 @@ impl MetricsLog {
     ///
     /// [`MetricsError::Io`].
     pub fn step(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
-        self.lines.write(&Record::Step(*metrics))
+        self.lines.write(&MetricsRecord::Step(*metrics))
     }
 
     /// Appends one measurement on held-out text.
@@ -317,14 +311,15 @@ impl MetricsLog {
     ///
     /// [`MetricsError::Io`].
     pub fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), MetricsError> {
-        match self.held_out == Some(metrics.step) {
-            true => Ok(()),
-            false => self.lines.write(&Record::HeldOut(*metrics)),
+        if self.held_out == Some(metrics.step) {
+            Ok(())
+        } else {
+            self.lines.write(&MetricsRecord::HeldOut(*metrics))
         }
     }
 }
 
-/// Writes `timings.jsonl`: what depends on the clock. See [`StepTiming`] and [`SaveTiming`].
+/// Writes `timings.jsonl`: [`StepTiming`] and [`SaveTiming`].
 #[derive(Debug)]
 pub struct TimingsLog(JsonLines);
 
@@ -338,16 +333,15 @@ impl TimingsLog {
         JsonLines::create(path).map(Self)
     }
 
-    /// Goes on with the file of an interrupted run, from the checkpoint after `updates` updates, with a
-    /// marker as that of [`MetricsLog::resume`]: what was written before of later steps was made again.
+    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates, with a marker
+    /// as [`MetricsLog::resume`] writes.
     ///
     /// # Errors
     ///
-    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if it is not one of
-    /// ours.
+    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
     pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
         let text = read(path)?;
-        for line in lines::<Timing>(path, &text, true) {
+        for line in lines::<TimingsLine>(path, &text, true) {
             line?;
         }
         JsonLines::resume(path, &text, updates).map(Self)
@@ -372,21 +366,20 @@ impl TimingsLog {
     }
 }
 
-/// All records of a metrics file that count, in order: where a run went on from a checkpoint, those of the
-/// steps that it made again are left out. A line that an interruption has torn is left out too: a last one
-/// without an end, and one before a marker.
+/// The valid records of a metrics file, in order: without those that a resumed run repeated, and without
+/// truncated lines (a last line without a line break, or one before a marker).
 ///
 /// # Errors
 ///
 /// [`MetricsError::Io`], [`MetricsError::BadLine`] or [`MetricsError::Version`].
-pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
+pub fn read_metrics(path: &Path) -> Result<Vec<MetricsRecord>, MetricsError> {
     records(path, &read(path)?, false)
 }
 
-/// The oldest version that records of a file are of: 1 where some stand before a line that says another.
-pub fn oldest_version(records: &[Record]) -> u32 {
+/// The oldest version of the records of a file; 1 if the first record is not a version.
+pub fn oldest_version(records: &[MetricsRecord]) -> u32 {
     match records.first() {
-        Some(Record::Run(run)) => run.version,
+        Some(MetricsRecord::Run(run)) => run.version,
         _ => 1,
     }
 }
@@ -401,30 +394,30 @@ fn check_version(path: &Path, run: RunMetrics) -> Result<(), MetricsError> {
     Ok(())
 }
 
-/// The records of `text` that its markers leave.
-fn records(path: &Path, text: &str, resumes: bool) -> Result<Vec<Record>, MetricsError> {
+/// The valid records of `text`, with its markers applied.
+fn records(path: &Path, text: &str, resumes: bool) -> Result<Vec<MetricsRecord>, MetricsError> {
     let mut records = vec![];
     for line in lines(path, text, resumes) {
         match line? {
-            Line::Step(metrics) => records.push(Record::Step(metrics)),
-            Line::HeldOut(metrics) => records.push(Record::HeldOut(metrics)),
-            Line::Run(run) => {
+            MetricsLine::Step(metrics) => records.push(MetricsRecord::Step(metrics)),
+            MetricsLine::HeldOut(metrics) => records.push(MetricsRecord::HeldOut(metrics)),
+            MetricsLine::Run(run) => {
                 check_version(path, run)?;
-                records.push(Record::Run(run));
+                records.push(MetricsRecord::Run(run));
             }
-            Line::Resumed { step } => go_back(&mut records, step),
+            MetricsLine::Resumed { step } => drop_after(&mut records, step),
         }
     }
     Ok(records)
 }
 
-/// Leaves what a run knows that goes on after `updates` updates: training steps before, and held-out losses
-/// up to then.
-fn go_back(records: &mut Vec<Record>, updates: usize) {
+/// Drops the records that a run resumed after `updates` updates repeats: later training steps, and later
+/// held-out losses.
+fn drop_after(records: &mut Vec<MetricsRecord>, updates: usize) {
     records.retain(|record| match record {
-        Record::Step(metrics) => metrics.step < updates,
-        Record::HeldOut(metrics) => metrics.step <= updates,
-        Record::Run(_) => true,
+        MetricsRecord::Step(metrics) => metrics.step < updates,
+        MetricsRecord::HeldOut(metrics) => metrics.step <= updates,
+        MetricsRecord::Run(_) => true,
     });
 }
 

@@ -44,7 +44,7 @@ fn a_line_is_a_flat_object_with_its_kind() {
     let mut log = MetricsLog::create(&path).expect("new");
     log.step(&step(0)).expect("writable");
     log.held_out(&held_out(1)).expect("writable");
-    // Read while the log is open: each line is out as soon as it is written.
+    // Read while the log is open: each line is flushed when it is written.
     let text = std::fs::read_to_string(&path).expect("readable");
     let expected = concat!(
         r#"{"kind":"run","version":2}"#,
@@ -60,16 +60,16 @@ fn a_line_is_a_flat_object_with_its_kind() {
     assert_eq!(
         records,
         [
-            Record::Run(RunMetrics { version: 2 }),
-            Record::Step(step(0)),
-            Record::HeldOut(held_out(1))
+            MetricsRecord::Run(RunMetrics { version: 2 }),
+            MetricsRecord::Step(step(0)),
+            MetricsRecord::HeldOut(held_out(1))
         ]
     );
     assert_eq!(oldest_version(&records), 2);
 }
 
 #[test]
-fn what_is_not_finite_is_valid_json_and_comes_back() {
+fn numbers_that_are_not_finite_are_valid_json_and_are_read_back() {
     let folder = TestFolder::new("metrics-nan");
     let path = folder.path().join("metrics.jsonl");
     let mut log = MetricsLog::create(&path).expect("new");
@@ -90,7 +90,7 @@ fn what_is_not_finite_is_valid_json_and_comes_back() {
     assert_eq!(json["bits_per_byte"], "-inf");
     assert_eq!(json["gradient_norm"], "inf");
     let records = read_metrics(&path).expect("readable");
-    let [Record::Run(_), Record::Step(read)] = records[..] else {
+    let [MetricsRecord::Run(_), MetricsRecord::Step(read)] = records[..] else {
         panic!("{records:?}")
     };
     assert!(read.loss.is_nan() && read.skipped);
@@ -115,7 +115,7 @@ fn a_resumed_file_reads_as_an_uninterrupted_one_and_keeps_every_byte() {
             let text = std::fs::read(&path).expect("readable");
             std::fs::write(&path, [&text, torn.as_bytes()].concat()).expect("writable");
             let mut before = std::fs::read(&path).expect("readable");
-            // Once more, before the first step was made.
+            // Resumed once more, before the first step.
             drop(MetricsLog::resume(&path, checkpoint).expect("ours"));
             let mut log = MetricsLog::resume(&path, checkpoint).expect("ours");
             run(&mut log, checkpoint, 8);
@@ -129,7 +129,7 @@ fn a_resumed_file_reads_as_an_uninterrupted_one_and_keeps_every_byte() {
     }
 }
 
-/// Only what an interruption can have torn is left out.
+/// Only lines that an interruption can have truncated are omitted.
 #[test]
 fn a_bad_line_is_an_error_wherever_no_marker_follows() {
     let folder = TestFolder::new("metrics-bad");
@@ -165,7 +165,7 @@ fn an_old_file_is_not_overwritten_and_a_foreign_one_not_continued() {
 }
 
 #[test]
-fn timings_stand_in_their_own_file() {
+fn timings_are_in_their_own_file() {
     let folder = TestFolder::new("metrics-timings");
     let path = folder.path().join("timings.jsonl");
     let timing = StepTiming {
@@ -185,7 +185,7 @@ fn timings_stand_in_their_own_file() {
         format!("{line}\n")
     );
 
-    // A step and a checkpoint that are made again, and a torn line: all of it stays.
+    // A repeated step, a repeated checkpoint and a truncated line: all stay in the file.
     let save = r#"{"saved_step":1,"bytes":12,"seconds":0.25,"stall_seconds":0.125}"#;
     let later = line.replace(r#""step":0"#, r#""step":1"#);
     let gone = save.replace(":1,", ":2,");
@@ -218,7 +218,7 @@ fn eight_bits_are_256_equally_likely_bytes() {
 }
 
 #[test]
-fn what_is_minimised_and_why_a_step_was_skipped_stand_in_its_line() {
+fn the_objective_and_the_skip_reason_are_in_the_line_of_a_step() {
     let folder = TestFolder::new("metrics-objective");
     let path = folder.path().join("metrics.jsonl");
     let mut log = MetricsLog::create(&path).expect("new");
@@ -253,15 +253,18 @@ fn what_is_minimised_and_why_a_step_was_skipped_stand_in_its_line() {
     let records = read_metrics(&path).expect("readable");
     assert_eq!(
         records[1..],
-        [Record::Step(metrics), Record::HeldOut(held_out)]
+        [
+            MetricsRecord::Step(metrics),
+            MetricsRecord::HeldOut(held_out)
+        ]
     );
     let terms: Vec<_> = held_out.minimised.terms().collect();
     assert_eq!(terms, [("z-loss", 0.125)]);
 }
 
-/// What was written before there were versions.
+/// A file from before versions.
 #[test]
-fn a_file_of_the_first_version_is_read_and_gone_on_with() {
+fn a_file_of_the_first_version_is_read_and_resumed() {
     let folder = TestFolder::new("metrics-old");
     let old = concat!(
         r#"{"kind":"step","step":0,"loss":5.5,"bits_per_byte":8.0,"gradient_norm":0.25,"#,
@@ -275,10 +278,13 @@ fn a_file_of_the_first_version_is_read_and_gone_on_with() {
     let records = read_metrics(&path).expect("readable");
     assert_eq!(
         records,
-        [Record::Step(step(0)), Record::HeldOut(held_out(1))]
+        [
+            MetricsRecord::Step(step(0)),
+            MetricsRecord::HeldOut(held_out(1))
+        ]
     );
     assert_eq!(oldest_version(&records), 1);
-    // From the line on that says so, it is of this version; going on again adds none.
+    // The version line applies to the lines after it; resuming again adds none.
     for _ in 0..2 {
         MetricsLog::resume(&path, 1).expect("ours");
     }
@@ -293,6 +299,6 @@ fn a_file_of_the_first_version_is_read_and_gone_on_with() {
     folder.write("newer.jsonl", "{\"kind\":\"run\",\"version\":3}\n");
     let newer = folder.path().join("newer.jsonl");
     let message = read_metrics(&newer).unwrap_err().to_string();
-    assert!(message.contains("metrics of version 3, and this program reads versions 1 to 2"));
+    assert!(message.contains("metrics of version 3: expected version 1 to 2"));
     assert!(MetricsLog::resume(&newer, 0).is_err());
 }

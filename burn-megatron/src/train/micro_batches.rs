@@ -1,4 +1,4 @@
-//! The micro-batches of a step: one after the other, or in the order of a schedule.
+//! Runs the micro-batches of a step: in sequence, or in the order of a pipeline schedule.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -10,32 +10,33 @@ use super::config::TrainConfig;
 use super::losses::LossSums;
 use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::CommError;
-use crate::data::{Batch, DataError, ReadAhead, Samples};
+use crate::data::{Batch, DataError, Prefetcher, Samples};
 use crate::data_parallel::DistributedDataParallel;
-use crate::pipeline::engine::{Engine, EngineError, Event, Output, Stage, forward_only};
+use crate::pipeline::engine::{ActionEvent, Engine, EngineError, Stage, StageOutput, forward_only};
 use crate::pipeline::schedule::Schedule;
 
 impl<M: LanguageModel> Trainer<M> {
     /// The micro-batches of this rank.
     pub(super) fn batches(&self, samples: &dyn Samples) -> Result<Vec<Batch>, DataError> {
-        let numbers = numbers(&self.config, self.own_samples(), self.samples, 1);
-        numbers.map(|numbers| samples.batch(numbers)).collect()
+        let own = self.own_samples();
+        sample_numbers(&self.config, own, self.samples, 1)
+            .map(|numbers| samples.batch(numbers))
+            .collect()
     }
 
-    /// The same samples, of which a thread prepares the micro-batches of two steps: those of the next
-    /// `steps` steps.
+    /// Reads the micro-batches of the next `steps` steps in a background thread, up to two steps ahead.
     pub(super) fn read_ahead(
         &self,
         samples: Arc<dyn Samples>,
         steps: usize,
-    ) -> Result<ReadAhead, DataError> {
+    ) -> Result<Prefetcher, DataError> {
         let own = self.own_samples();
         let ready = 2 * own.len().div_ceil(self.config.micro_batch_size);
-        let numbers = numbers(&self.config, own, self.samples, steps);
-        ReadAhead::new(samples, numbers, ready)
+        let numbers = sample_numbers(&self.config, own, self.samples, steps);
+        Prefetcher::new(samples, numbers, ready)
     }
 
-    /// Forward and backward of one micro-batch after the other; the sums of their losses.
+    /// Runs forward and backward of the micro-batches in sequence; returns the sums of their losses.
     pub(super) fn run_batches(&self, batches: &[Batch], step: usize) -> LossSums {
         let device = self.device.clone().autodiff();
         let firsts = self.own_samples().step_by(self.config.micro_batch_size);
@@ -57,24 +58,25 @@ impl<M: LanguageModel> Trainer<M> {
             };
             sums.add(sum.clone().into_scalar::<f64>(), parts, 1.0);
             let scaled = scaled(sum, scale);
-            match number == last {
-                true => self.ddp.backward_last(scaled),
-                false => self.ddp.backward(scaled),
+            if number == last {
+                self.ddp.backward_last(scaled)
+            } else {
+                self.ddp.backward(scaled)
             };
         }
         sums
     }
 
-    /// The same in the order of the schedule.
+    /// The same in the order of a pipeline schedule.
     pub(super) fn run_schedule(
         &self,
         schedule: &Schedule,
         batches: &[Batch],
         step: usize,
-    ) -> Result<(LossSums, Vec<Event>), EngineError> {
+    ) -> Result<(LossSums, Vec<ActionEvent>), EngineError> {
         let sink = self.ddp.sink();
         let pipeline = self.ddp.groups().pipeline();
-        let stages = Stages {
+        let stages = TrainStages {
             ddp: &self.ddp,
             device: self.device.clone().autodiff(),
             batches,
@@ -85,7 +87,9 @@ impl<M: LanguageModel> Trainer<M> {
             parts: RefCell::default(),
         };
         let engine = Engine::new(schedule, pipeline, &self.device, &*sink)?;
-        let run = engine.with_put_off(self.put_off).run(&stages)?;
+        let run = engine
+            .with_deferred_wgrad(self.deferred_wgrad)
+            .run(&stages)?;
         let mut sums = LossSums::new(self.ddp.module().loss_terms());
         sums.0[0] = run.loss / stages.scale;
         for parts in stages.parts.into_inner() {
@@ -94,7 +98,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok((sums, run.events))
     }
 
-    /// The rank of the pipeline that has each stage.
+    /// By stage, its pipeline rank.
     pub(super) fn placement(&self) -> Vec<usize> {
         match &self.schedule {
             Some(schedule) => (0..schedule.stages())
@@ -104,7 +108,7 @@ impl<M: LanguageModel> Trainer<M> {
         }
     }
 
-    /// What the last stage gives for a batch, on the rank that holds it; nothing is recorded.
+    /// The output of the last stage for a batch, on the rank that holds it, without autodiff.
     pub(super) fn hidden(&self, batch: &Batch) -> Result<Option<Tensor<3>>, CommError> {
         let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
         forward_only(&self.placement(), pipeline, &self.device, |stage, input| {
@@ -114,9 +118,9 @@ impl<M: LanguageModel> Trainer<M> {
     }
 }
 
-/// The numbers of the samples in each micro-batch of the next `steps` steps, after `before` samples, on the
-/// rank that runs `own` of each step.
-fn numbers(
+/// The sample numbers of each micro-batch of the next `steps` steps, after `before` samples, on the rank whose
+/// share of each step is `own`.
+fn sample_numbers(
     config: &TrainConfig,
     own: Range<usize>,
     before: u64,
@@ -138,7 +142,7 @@ pub(super) fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2
     )
 }
 
-/// What the model reads.
+/// The input of the model.
 fn tokens(batch: &Batch, device: &Device) -> Tokens {
     Tokens {
         ids: matrix(&batch.tokens, batch, device),
@@ -147,21 +151,21 @@ fn tokens(batch: &Batch, device: &Device) -> Tokens {
 }
 
 /// The stages of this rank on the micro-batches of a step, as the engine runs them.
-struct Stages<'a, M> {
+struct TrainStages<'a, M> {
     ddp: &'a DistributedDataParallel<M>,
     device: Device,
     batches: &'a [Batch],
     step: u64,
     first_sample: u64,
-    /// What the loss is multiplied with.
+    /// The loss scale.
     scale: f64,
     last: usize,
-    /// The sums of the parts of the losses that there were, read when all is done.
+    /// The sums of the parts of the losses, read after the run.
     parts: RefCell<Vec<Tensor<1>>>,
 }
 
-impl<M: LanguageModel> Stage for Stages<'_, M> {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output {
+impl<M: LanguageModel> Stage for TrainStages<'_, M> {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
         let before = (micro_batch * batch.rows) as u64;
         self.ddp
@@ -170,19 +174,20 @@ impl<M: LanguageModel> Stage for Stages<'_, M> {
         let tokens = tokens(batch, &self.device);
         let hidden = model.hidden(stage, input, tokens, None);
         if stage < self.last {
-            return Output::Activation(hidden);
+            return StageOutput::Activation(hidden);
         }
         let targets = matrix(&batch.targets, batch, &self.device);
         let losses = model.losses_of(hidden, targets);
         self.parts.borrow_mut().extend(losses.sums_of_parts());
-        Output::Loss(scaled(losses.objective.sum(), self.scale))
+        StageOutput::Loss(scaled(losses.objective.sum(), self.scale))
     }
 }
 
-/// The loss, multiplied where there is a factor.
+/// The loss times the loss scale.
 fn scaled(loss: Tensor<1>, scale: f64) -> Tensor<1> {
-    match scale == 1.0 {
-        true => loss,
-        false => loss.mul_scalar(scale),
+    if scale == 1.0 {
+        loss
+    } else {
+        loss.mul_scalar(scale)
     }
 }

@@ -1,7 +1,7 @@
-//! The training loop, and what a person sees of it.
+//! Training loop, metrics and logging.
 //!
-//! [`Trainer`] runs one rank: micro-batches, backward, reduction, clipping, AdamW, evaluation. What
-//! it measures goes to an [`Observer`], such as one that shows [`progress`], writes [`metrics`] and
+//! [`Trainer`] runs one rank: micro-batches, backward, reduction, clipping, AdamW, evaluation. Its
+//! measurements go to an [`Observer`], for instance one that shows [`progress`], writes [`metrics`] and
 //! draws a [`plot`] into a [`run_folder`].
 
 mod config;
@@ -25,6 +25,6 @@ pub use crate::model::{LanguageModel, Tokens};
 pub use crate::nn::{LossTerm, Losses};
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;
-pub use observer::{Observer, ObserverError, Silent};
-pub use save::{Saved, Saver, Saving};
-pub use trainer::{Outcome, Pipeline, Trainer};
+pub use observer::{NoopObserver, Observer, ObserverError};
+pub use save::{SaveConfig, SavedCheckpoint, Saver};
+pub use trainer::{PipelineConfig, TrainOutcome, Trainer};

@@ -1,47 +1,47 @@
-//! What happens with the numbers of a run.
+//! Receives the measurements of a run.
 
-use super::Saved;
+use super::SavedCheckpoint;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 
 /// An error of an observer, such as a full disk.
 pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Watches a run, and may stop it.
+/// Observes a run, and may stop it.
 pub trait Observer {
-    /// A step was made.
+    /// Called after each step.
     ///
     /// # Errors
     ///
     /// An error ends the run.
     fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError>;
 
-    /// The model was evaluated.
+    /// Called after each evaluation.
     ///
     /// # Errors
     ///
     /// An error ends the run.
     fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), ObserverError>;
 
-    /// A checkpoint was published; known to the first rank alone.
+    /// Called when a checkpoint has been published, on rank 0 only.
     ///
     /// # Errors
     ///
     /// An error ends the run.
-    fn saved(&mut self, saved: &Saved) -> Result<(), ObserverError> {
+    fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), ObserverError> {
         let _ = saved;
         Ok(())
     }
 
-    /// Whether to stop after this step. One rank that says so stops all.
+    /// Whether to stop after this step. If any rank returns true, all ranks stop.
     fn stop(&self) -> bool {
         false
     }
 }
 
-/// Watches nothing.
-pub struct Silent;
+/// An observer that does nothing.
+pub struct NoopObserver;
 
-impl Observer for Silent {
+impl Observer for NoopObserver {
     fn step(&mut self, _: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
         Ok(())
     }

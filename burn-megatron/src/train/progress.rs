@@ -1,4 +1,4 @@
-//! How far a run is, for the person in front of it.
+//! Progress of a run on standard error.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -9,30 +9,29 @@ use indicatif::{FormattedDuration, HumanCount, ProgressBar, ProgressFinish, Prog
 
 use super::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
 
-/// In a file or a pipe, a line is due after so long even between two tenths of the run.
-const LONGEST_SILENCE: Duration = Duration::from_secs(30);
+/// In a file or a pipe, the longest time without a line.
+const MAX_LINE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A narrow terminal cuts the message instead of breaking the line, so what matters most comes
-/// first.
+/// A narrow terminal truncates the message, so the most important part is first.
 const TEMPLATE: &str = "{pos}/{len} {bar:10.cyan/blue} ETA {eta}  {wide_msg}";
 
 /// Shows the progress of a run on standard error.
 ///
-/// On a terminal it is a bar. Elsewhere (CI, pipes, log files) it is a plain line at the first and
-/// the last step, at every tenth of the run, and when 30 seconds passed without one. Ranks other
-/// than 0 show nothing. Steps are shown counted from 1, as the number of updates done. That
-/// standard error cannot be written to does not stop a run.
+/// On a terminal it is a progress bar. Elsewhere (CI, pipes, log files) it is a plain line at the first
+/// and the last step, at every tenth of the run, and after 30 seconds without one. Ranks other than 0
+/// show nothing. Steps are numbered from 1: the number of updates done. Errors of writing to standard
+/// error are ignored.
 pub struct Progress {
-    output: Output,
+    output: ProgressOutput,
     steps: Range<usize>,
     started: Instant,
-    /// The loss scale that was shown last.
+    /// The loss scale shown last.
     scale: Option<f64>,
-    /// What bits are per.
+    /// The unit of text in "bits per UNIT".
     unit: &'static str,
 }
 
-enum Output {
+enum ProgressOutput {
     Bar(ProgressBar),
     Lines {
         writer: Box<dyn Write + Send>,
@@ -42,16 +41,16 @@ enum Output {
 }
 
 impl Progress {
-    /// Starts the clock of a run of the updates `steps`: `0..total`, or from where it is resumed.
+    /// Starts the progress of a run of the updates `steps`: `0..total`, or from the resumed step.
     ///
     /// `rank` is the global rank of the caller.
     pub fn start(rank: usize, steps: Range<usize>) -> Self {
         let output = if rank != 0 {
-            Output::Silent
+            ProgressOutput::Silent
         } else if io::stderr().is_terminal() {
-            Output::Bar(bar(&steps))
+            ProgressOutput::Bar(bar(&steps))
         } else {
-            Output::Lines {
+            ProgressOutput::Lines {
                 writer: Box::new(io::stderr()),
                 last: Instant::now(),
             }
@@ -65,7 +64,7 @@ impl Progress {
         }
     }
 
-    /// Says what the bits of a held-out loss are per, where that is not a byte.
+    /// Sets the unit of text in which held-out losses are shown as bits per unit; by default `byte`.
     pub fn in_bits_per(mut self, unit: &'static str) -> Self {
         self.unit = unit;
         self
@@ -75,10 +74,10 @@ impl Progress {
     pub fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) {
         let done = metrics.step.saturating_add(1);
         let is_shown = match &mut self.output {
-            Output::Silent => false,
-            Output::Bar(_) => true,
-            Output::Lines { last, .. } => {
-                let due = is_due(done, &self.steps) || last.elapsed() >= LONGEST_SILENCE;
+            ProgressOutput::Silent => false,
+            ProgressOutput::Bar(_) => true,
+            ProgressOutput::Lines { last, .. } => {
+                let due = is_due(done, &self.steps) || last.elapsed() >= MAX_LINE_INTERVAL;
                 if due {
                     *last = Instant::now();
                 }
@@ -90,7 +89,7 @@ impl Progress {
         }
         let scale = self.scale(metrics);
         let measurements = measurements(metrics, timing) + &scale;
-        if let Output::Bar(bar) = &self.output {
+        if let ProgressOutput::Bar(bar) = &self.output {
             bar.set_message(measurements);
             bar.set_position(done as u64);
         } else {
@@ -99,7 +98,7 @@ impl Progress {
         }
     }
 
-    /// The loss scale, where it is another one than was shown last, or did not fit this step.
+    /// The loss scale, if it differs from the one shown last, or the step was skipped.
     fn scale(&mut self, metrics: &StepMetrics) -> String {
         let before = std::mem::replace(&mut self.scale, metrics.loss_scale);
         match metrics.loss_scale {
@@ -119,31 +118,31 @@ impl Progress {
         } = metrics;
         let (total, unit) = (self.steps.end, self.unit);
         let measured = match tokens {
-            0 => "no held-out loss, as no held-out target counts".into(),
+            0 => "no held-out loss: all held-out targets are masked".into(),
             _ => format!("held-out loss {loss:.4}  {bits_per_byte:.4} bits per {unit}"),
         };
         self.note(&format!("step {step}/{total}  {measured}"));
     }
 
-    /// Shows a line of text, above the bar where there is one.
+    /// Shows a line of text, above the bar if there is one.
     pub fn note(&mut self, line: &str) {
         match &mut self.output {
-            Output::Silent => {}
-            Output::Bar(bar) => bar.println(line),
-            Output::Lines { writer, .. } => {
+            ProgressOutput::Silent => {}
+            ProgressOutput::Bar(bar) => bar.println(line),
+            ProgressOutput::Lines { writer, .. } => {
                 let _ = writeln!(writer, "{line}");
             }
         }
     }
 
-    /// Leaves the bar as it stands and ends it. Without this call the same happens on drop.
+    /// Ends the bar at its current position; also done on drop.
     pub fn finish(&mut self) {
-        if let Output::Bar(bar) = &self.output {
+        if let ProgressOutput::Bar(bar) = &self.output {
             bar.abandon();
         }
     }
 
-    /// The time left if all steps take as long as those of this run so far.
+    /// The remaining time, at the mean time per step of this run so far.
     fn eta(&self, done: usize) -> FormattedDuration {
         let run = done.saturating_sub(self.steps.start).max(1);
         let left = self.steps.end.saturating_sub(done);
@@ -166,7 +165,7 @@ fn bar(steps: &Range<usize>) -> ProgressBar {
         .with_style(style.progress_chars("━╸─"))
         .with_finish(ProgressFinish::Abandon)
         .with_position(steps.start as u64);
-    // The steps before a resumed run took none of its time.
+    // The steps before a resumed run do not count for its ETA.
     bar.reset_eta();
     bar
 }
@@ -177,8 +176,7 @@ fn is_due(done: usize, steps: &Range<usize>) -> bool {
     done == steps.start + 1 || done == steps.end || tenth(done) > tenth(done.saturating_sub(1))
 }
 
-/// Loss in nats per token, what is minimised where that is something else, norm of the gradient,
-/// throughput.
+/// Loss in nats per token, objective if it differs, gradient norm, throughput.
 fn measurements(metrics: &StepMetrics, timing: &StepTiming) -> String {
     let loss = format!("{:.4}", metrics.loss);
     let (loss, skipped) = match (metrics.skipped, metrics.skip_reason) {
@@ -206,9 +204,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Shared(Arc<Mutex<Vec<u8>>>);
+    struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Shared {
+    impl Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().expect("no panic while writing").write(bytes)
         }
@@ -218,10 +216,10 @@ mod tests {
         }
     }
 
-    fn lines(steps: Range<usize>) -> (Progress, Shared) {
-        let shared = Shared::default();
+    fn lines(steps: Range<usize>) -> (Progress, SharedBuffer) {
+        let shared = SharedBuffer::default();
         let writer = Box::new(shared.clone());
-        let output = Output::Lines {
+        let output = ProgressOutput::Lines {
             writer,
             last: Instant::now(),
         };
@@ -270,7 +268,7 @@ mod tests {
         }
     }
 
-    fn text(shared: &Shared) -> String {
+    fn text(shared: &SharedBuffer) -> String {
         String::from_utf8(shared.0.lock().expect("no panic").clone()).expect("text")
     }
 
@@ -324,7 +322,7 @@ mod tests {
             tokens: 0,
             ..metrics
         });
-        let nothing = "step 100/1000  no held-out loss, as no held-out target counts\n";
+        let nothing = "step 100/1000  no held-out loss: all held-out targets are masked\n";
         assert_eq!(self::text(&shared), nothing);
     }
 
@@ -352,9 +350,9 @@ mod tests {
         let (mut progress, shared) = lines(0..1000);
         run(&mut progress, 1..5);
         assert_eq!(text(&shared), "");
-        if let Output::Lines { last, .. } = &mut progress.output {
+        if let ProgressOutput::Lines { last, .. } = &mut progress.output {
             *last = Instant::now()
-                .checked_sub(LONGEST_SILENCE)
+                .checked_sub(MAX_LINE_INTERVAL)
                 .expect("the clock is older");
         }
         run(&mut progress, 5..9);
@@ -377,7 +375,7 @@ mod tests {
         let hidden = bar(&(10..20));
         hidden.set_draw_target(ProgressDrawTarget::hidden());
         assert_eq!((hidden.position(), hidden.length()), (10, Some(20)));
-        let output = Output::Bar(hidden.clone());
+        let output = ProgressOutput::Bar(hidden.clone());
         let mut progress = Progress {
             output,
             steps: 10..20,
@@ -397,12 +395,18 @@ mod tests {
 
     #[test]
     fn other_ranks_are_silent() {
-        assert!(matches!(Progress::start(1, 0..10).output, Output::Silent));
-        assert!(!matches!(Progress::start(0, 0..10).output, Output::Silent));
+        assert!(matches!(
+            Progress::start(1, 0..10).output,
+            ProgressOutput::Silent
+        ));
+        assert!(!matches!(
+            Progress::start(0, 0..10).output,
+            ProgressOutput::Silent
+        ));
     }
 
     #[test]
-    fn what_is_not_finite_is_shown_as_such() {
+    fn numbers_that_are_not_finite_are_shown() {
         let (mut metrics, mut timing) = step(0);
         (metrics.loss, timing.tokens_per_second) = (f64::NAN, f64::INFINITY);
         assert!(measurements(&metrics, &timing).starts_with("loss NaN"));
@@ -412,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_minimised_stands_beside_the_loss() {
+    fn the_objective_is_shown_beside_the_loss() {
         let (mut metrics, timing) = step(1);
         metrics.minimised.objective = Some(3.5);
         metrics.minimised.z_loss = Some(0.25);

@@ -1,39 +1,39 @@
-//! What a trainer saves, and how it goes on from there.
+//! Saving and resuming a trainer.
 
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
 
-use super::save::Content;
-use super::{LanguageModel, Observer, Saved, Saver, TrainError, Trainer};
+use super::save::CheckpointContent;
+use super::{LanguageModel, Observer, SavedCheckpoint, Saver, TrainError, Trainer};
 use crate::checkpoint::state::{
-    FIRST, FP8, Names, Reader, RunState, SECOND, Snapshot, StateError, Wanted, agree, check,
+    BucketReader, ExpectedTensors, FIRST, FP8, ModelKeys, RunState, SECOND, Snapshot, StateError,
+    agree, check,
 };
 use crate::checkpoint::{
-    About, Checkpoint, CheckpointError, Leniency, TensorSource, load_weights, read_buckets,
-    replace_buckets, weights,
+    Checkpoint, CheckpointError, CheckpointMetadata, LoadTolerance, TensorSource, load_weights,
+    read_buckets, replace_buckets, weights,
 };
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::fp8::Fp8LayerState;
 
-/// The scales of 8-bit layers by their paths.
+/// The scales of FP8 layers, by path.
 type Scales = BTreeMap<String, Fp8LayerState>;
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Saves with this from now on: when it is due, when the run is stopped, and at the end of
-    /// [`fit`](Self::fit).
+    /// Sets the saver: [`fit`](Self::fit) saves when a checkpoint is due, when the run is stopped, and at
+    /// the end.
     pub fn save_with(&mut self, saver: Saver) {
         self.saver = Some(saver);
     }
 
-    /// Saves now, or begins to; every rank must come. The first rank gets what was published by then,
-    /// which may be an earlier checkpoint.
+    /// Saves a checkpoint, or starts to save it in the background. Rank 0 returns the checkpoints published
+    /// so far, which may be earlier ones. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
-    /// [`TrainError::State`] on every rank where one cannot write, or could not write the checkpoint
-    /// before.
-    pub fn save(&mut self) -> Result<Vec<Saved>, TrainError> {
+    /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous one.
+    pub fn save(&mut self) -> Result<Vec<SavedCheckpoint>, TrainError> {
         let _span = tracing::info_span!("save", step = self.count.made()).entered();
         let Some(mut saver) = self.saver.take() else {
             return Err(StateError::NoSaver.into());
@@ -45,33 +45,36 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(saved?)
     }
 
-    /// Waits until what is being saved in the background is there; every rank must come.
+    /// Waits for the save in the background. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
     /// See [`save`](Self::save).
-    pub fn finish_saving(&mut self) -> Result<Option<Saved>, TrainError> {
-        let settle = |saver: &mut Saver| saver.settle();
-        Ok(self.saver.as_mut().map_or(Ok(None), settle)?)
+    pub fn finish_saving(&mut self) -> Result<Option<SavedCheckpoint>, TrainError> {
+        Ok(self.saver.as_mut().map_or(Ok(None), Saver::wait)?)
     }
 
-    /// Goes on where the run of a checkpoint was, whatever its layout; every rank must come.
+    /// Loads a checkpoint of any layout, to resume its run. Collective: call on all ranks of the world.
     ///
-    /// A trainer that could not load is not to be used.
+    /// After an error the trainer must not be used.
     ///
     /// # Errors
     ///
-    /// [`TrainError::State`] for what is missing, unexpected, of another shape or of a type that would
-    /// have to be rounded, for another seed, and for what cannot be read.
-    pub fn load(&mut self, checkpoint: &Checkpoint, leniency: Leniency) -> Result<(), TrainError> {
+    /// [`TrainError::State`] for a missing or unexpected tensor, another shape, a type that would have to be
+    /// rounded, another seed, or data that cannot be read.
+    pub fn load(
+        &mut self,
+        checkpoint: &Checkpoint,
+        leniency: LoadTolerance,
+    ) -> Result<(), TrainError> {
         let _span = tracing::info_span!("load").entered();
-        let names = Names::gather(&self.ddp)?;
+        let names = ModelKeys::gather(&self.ddp)?;
         let world = self.ddp.groups().world().clone();
         let checked = self.check(checkpoint, &names, leniency);
         let (state, scales) = agree(checked, &*world)?;
         let read = self.read(checkpoint, &state);
         let buckets = agree(read, &*world)?;
-        // Weights in 8 bits are made with the scales.
+        // FP8 weights are quantized with the scales.
         let restored = self.ddp.fp8().load(&scales).map_err(StateError::from);
         let missing = scales.is_empty() && leniency.missing;
         agree(if missing { Ok(()) } else { restored }, &*world)?;
@@ -85,7 +88,8 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(())
     }
 
-    /// Loads weights alone, to begin a run with them; every rank must come. See [`load_weights`].
+    /// Loads only weights, to start a run with them: see [`load_weights`]. Collective: call on all ranks of
+    /// the world.
     ///
     /// # Errors
     ///
@@ -93,34 +97,35 @@ impl<M: LanguageModel> Trainer<M> {
     pub fn load_weights(
         &mut self,
         source: &dyn TensorSource,
-        leniency: Leniency,
+        leniency: LoadTolerance,
     ) -> Result<(), TrainError> {
         Ok(load_weights(&mut self.ddp, source, leniency)?)
     }
 
-    /// Saves where it is due, and tells of what was published since.
+    /// Saves if a checkpoint is due, and reports those that have been published.
     pub(super) fn save_if_due(&mut self, observer: &mut impl Observer) -> Result<(), TrainError> {
         let Some(saver) = &mut self.saver else {
             return Ok(());
         };
-        let (landed, step) = (saver.landed(), self.count.made());
+        let (finished, step) = (saver.take_finished(), self.count.made());
         let is_due = saver.is_due(step) && step < self.config.steps as u64;
-        tell(landed, observer)?;
-        match is_due {
-            true => tell(self.save()?, observer),
-            false => Ok(()),
+        report_saved(finished, observer)?;
+        if is_due {
+            report_saved(self.save()?, observer)
+        } else {
+            Ok(())
         }
     }
 
-    /// Saves the last step, unless it is saved, and waits until all is written.
-    pub(super) fn save_the_end(&mut self, observer: &mut impl Observer) -> Result<(), TrainError> {
+    /// Saves the last step, if it is not saved yet, and waits until it is written.
+    pub(super) fn save_final(&mut self, observer: &mut impl Observer) -> Result<(), TrainError> {
         if self.saver.is_some() && self.saved_at != self.count.made() {
-            tell(self.save()?, observer)?;
+            report_saved(self.save()?, observer)?;
         }
-        tell(self.finish_saving()?, observer)
+        report_saved(self.finish_saving()?, observer)
     }
 
-    /// What the run remembers beside tensors and 8-bit scales.
+    /// The state of the run other than tensors and FP8 scales.
     pub fn state(&self) -> RunState {
         RunState {
             count: self.count,
@@ -130,24 +135,24 @@ impl<M: LanguageModel> Trainer<M> {
         }
     }
 
-    fn content(&self, saver: &Saver) -> Result<Content, StateError> {
+    fn content(&self, saver: &Saver) -> Result<CheckpointContent, StateError> {
         let state = self.state();
         let saving = saver.saving();
-        let about = About {
+        let about = CheckpointMetadata {
             step: state.count.made(),
             samples: state.samples,
             layout: saving.layout.clone(),
             config: saving.config.clone(),
             state: json(serde_json::to_value(&state))?,
         };
-        Ok(Content {
+        Ok(CheckpointContent {
             snapshot: Snapshot::new(&self.ddp, &self.optimizer)?,
             objects: self.objects()?,
             about,
         })
     }
 
-    /// The scales of the 8-bit layers of this stage, on the first of the ranks that have them.
+    /// The scales of the FP8 layers of this stage, on the first of the ranks that hold them.
     fn objects(&self) -> Result<Vec<(String, Vec<u8>)>, StateError> {
         let groups = self.ddp.groups();
         if groups.data().rank() != 0 || groups.tensor().rank() != 0 {
@@ -159,12 +164,12 @@ impl<M: LanguageModel> Trainer<M> {
         states.map(object).collect()
     }
 
-    /// Checks everything that can be checked before a tensor is read.
+    /// Checks everything that can be checked before reading tensors.
     fn check(
         &self,
         checkpoint: &Checkpoint,
-        names: &Names,
-        leniency: Leniency,
+        names: &ModelKeys,
+        leniency: LoadTolerance,
     ) -> Result<(RunState, Scales), StateError> {
         let of = || checkpoint.name();
         let state = RunState::of(checkpoint)?;
@@ -195,30 +200,30 @@ impl<M: LanguageModel> Trainer<M> {
             names,
             leniency,
         )?;
-        let strangers = names.unexpected_objects(checkpoint.objects());
-        if !strangers.is_empty() && !leniency.unexpected {
+        let unexpected = names.unexpected_objects(checkpoint.objects());
+        if !unexpected.is_empty() && !leniency.unexpected {
             let of = of();
             return Err(CheckpointError::Unexpected {
                 of,
-                keys: strangers,
+                keys: unexpected,
             }
             .into());
         }
         Ok((state, scales(ddp, checkpoint)?))
     }
 
-    /// The moments of a kind, for a check.
-    fn moments(&self, prefix: &'static str) -> Wanted<'static> {
+    /// The first or second moments, for a check.
+    fn moments(&self, prefix: &'static str) -> ExpectedTensors<'static> {
         let plan = self.ddp.plan();
         let parameters = 0..plan.parameters.len();
-        let dtype = |index| self.optimizer.moment_type(plan.place(index).0, plan);
-        Wanted {
+        let dtype = |index| self.optimizer.moment_dtype(plan.location(index).0, plan);
+        ExpectedTensors {
             prefix,
             types: parameters.map(dtype).collect(),
         }
     }
 
-    /// Reads the moments, and the weights, which are not yet replaced.
+    /// Reads the moments into the optimizer, and returns the weights, which are not replaced yet.
     fn read(
         &mut self,
         checkpoint: &Checkpoint,
@@ -226,7 +231,7 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Vec<Tensor<1>>, StateError> {
         let (ddp, optimizer) = (&self.ddp, &mut self.optimizer);
         let plan = ddp.plan();
-        let reader = Reader {
+        let reader = BucketReader {
             source: checkpoint,
             plan,
             entries: ddp.table().entries(),
@@ -242,7 +247,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 }
 
-/// The scales of the 8-bit layers of this rank, as far as they are there.
+/// The scales of the FP8 layers of this rank that the checkpoint has.
 fn scales<M: LanguageModel>(
     ddp: &DistributedDataParallel<M>,
     checkpoint: &Checkpoint,
@@ -253,7 +258,7 @@ fn scales<M: LanguageModel>(
         let key = format!("{FP8}{path}");
         if saved.contains(&key) {
             let state = serde_json::from_slice(&checkpoint.object(&key)?);
-            let state = state.map_err(|error| StateError::Run {
+            let state = state.map_err(|error| StateError::InvalidRunState {
                 of: checkpoint.name(),
                 reason: format!("{key}: {error}"),
             })?;
@@ -263,18 +268,19 @@ fn scales<M: LanguageModel>(
     Ok(scales)
 }
 
-fn tell(
-    published: impl IntoIterator<Item = Saved>,
+fn report_saved(
+    published: impl IntoIterator<Item = SavedCheckpoint>,
     observer: &mut impl Observer,
 ) -> Result<(), TrainError> {
-    let mut published = published.into_iter();
-    let told = published.try_for_each(|saved| observer.saved(&saved));
-    told.map_err(TrainError::Observer)
+    published
+        .into_iter()
+        .try_for_each(|saved| observer.saved(&saved))
+        .map_err(TrainError::Observer)
 }
 
-/// What JSON has no form for cannot be saved.
-fn json<T>(made: Result<T, serde_json::Error>) -> Result<T, StateError> {
-    made.map_err(|error| StateError::Run {
+/// Converts an error of JSON serialization.
+fn json<T>(result: Result<T, serde_json::Error>) -> Result<T, StateError> {
+    result.map_err(|error| StateError::InvalidRunState {
         of: "this run".into(),
         reason: error.to_string(),
     })

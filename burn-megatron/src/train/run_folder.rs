@@ -1,4 +1,4 @@
-//! The folder that holds what a run leaves behind.
+//! The output folder of a run.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -12,22 +12,22 @@ use crate::partial::replace_file;
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFolderError {
-    /// The name would lead out of the root, or is none.
+    /// The name is not that of one folder.
     #[error(
-        "'{name}' cannot name a run: give one folder name, without '/' or '\\', not starting with '.'"
+        "invalid run name '{name}': expected one folder name, without '/' or '\\', not starting with '.'"
     )]
     Name {
-        /// The name that was given.
+        /// The name.
         name: String,
     },
-    /// The operating system refused.
+    /// An I/O error.
     #[error("cannot {action} '{path}': {source}")]
     Io {
-        /// What was tried, as a verb.
+        /// The attempted operation, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The reason the operating system gives.
+        /// The cause.
         source: io::Error,
     },
     /// The configuration cannot be expressed in TOML.
@@ -35,32 +35,32 @@ pub enum RunFolderError {
     Config {
         /// The file.
         path: PathBuf,
-        /// What TOML has no form for.
+        /// The error of the TOML serializer.
         source: toml::ser::Error,
     },
 }
 
-/// The name of the folder of checkpoints in that of a run.
+/// The name of the checkpoint folder in a run folder.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`,
-/// `sample.txt`, and where it saves `checkpoints`.
+/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `sample.txt` and
+/// `checkpoints`.
 ///
-/// One rank of a run creates it; the others need none.
+/// Created by one rank of a run; the others need none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFolder {
     path: PathBuf,
 }
 
 impl RunFolder {
-    /// Creates `root/name`, and `root` if need be. Without a name it is the time in UTC, as
+    /// Creates `root/name`, and `root` if necessary. The default name is the time in UTC, as
     /// `2026-05-31-142501`.
     ///
-    /// An existing folder is left alone: the new one then ends in `-2`, `-3` and so on.
+    /// If the folder exists, the name of the new one ends in `-2`, `-3` and so on.
     ///
     /// # Errors
     ///
-    /// [`RunFolderError::Name`] if the name is not that of one folder; [`RunFolderError::Io`].
+    /// [`RunFolderError::Name`] for an invalid name; [`RunFolderError::Io`].
     pub fn create(root: &Path, name: Option<&str>) -> Result<Self, RunFolderError> {
         let name = match name {
             Some(name)
@@ -78,7 +78,7 @@ impl RunFolder {
 
         let mut path = root.join(&name);
         let mut copy = 1;
-        // Creating is the test: between a look and a creation another run could take the name.
+        // Creating is the check: another run could take the name between a check and the creation.
         while let Err(source) = fs::create_dir(&path) {
             if source.kind() != ErrorKind::AlreadyExists {
                 return Err(failed(&path, source));
@@ -89,7 +89,7 @@ impl RunFolder {
         Ok(Self { path })
     }
 
-    /// The folder of an earlier run, to resume it or to read its results.
+    /// Opens the folder of an earlier run, to resume it or to read its results.
     ///
     /// # Errors
     ///
@@ -101,19 +101,19 @@ impl RunFolder {
         })
     }
 
-    /// Writes the configuration as it was resolved, so that the run can be repeated from it.
+    /// Writes the resolved configuration, from which the run can be repeated.
     ///
     /// # Errors
     ///
-    /// [`RunFolderError::Config`] for a value that TOML has no form for; [`RunFolderError::Io`].
+    /// [`RunFolderError::Config`] for a value that TOML cannot represent; [`RunFolderError::Io`].
     pub fn write_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
         let path = self.config();
         let text = self.text_of(config)?;
         replace_file(&path, text.as_bytes()).map_err(|source| io_error("write", &path, source))
     }
 
-    /// Writes the configuration of a run that goes on, in place of the one before, which is kept as
-    /// `config-1.toml`, the next as `config-2.toml`. The same is not written again.
+    /// Replaces the configuration by that of a resumed run; the previous one is kept as `config-1.toml`,
+    /// the next as `config-2.toml`, and so on. An equal configuration is not written.
     ///
     /// # Errors
     ///
@@ -127,7 +127,7 @@ impl RunFolder {
         }
         let numbered = |number| self.path.join(format!("config-{number}.toml"));
         let free = (1..).map(numbered).find(|path| !path.exists());
-        let kept = free.expect("numbers do not end");
+        let kept = free.expect("there is always a next number");
         replace_file(&kept, &before).map_err(|source| io_error("write", &kept, source))?;
         replace_file(&path, text.as_bytes()).map_err(failed)
     }
@@ -169,7 +169,7 @@ impl RunFolder {
         self.path.join(CHECKPOINTS)
     }
 
-    /// Text that the trained model writes: `sample.txt`.
+    /// Text generated by the trained model: `sample.txt`.
     pub fn sample(&self) -> PathBuf {
         self.path.join("sample.txt")
     }
@@ -183,7 +183,7 @@ fn io_error(action: &'static str, path: &Path, source: io::Error) -> RunFolderEr
     }
 }
 
-/// `time` in UTC as `year-month-day-hhmmss`; a clock before 1970 counts as 1970.
+/// `time` in UTC as `year-month-day-hhmmss`; a time before 1970 becomes 1970.
 fn utc_name(time: SystemTime) -> String {
     let since_1970 = time
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -196,7 +196,7 @@ fn utc_name(time: SystemTime) -> String {
 
 /// Year, month and day in the Gregorian calendar, `days` after 1 January 1970.
 fn civil_date(mut days: u64) -> (u64, u64, u64) {
-    // 400 years always have the same number of days, so the loop below is short for any clock.
+    // 400 years always have the same number of days, which bounds the loop below.
     let mut year = 1970 + days / 146_097 * 400;
     days %= 146_097;
     let is_leap = |year: u64| {

@@ -1,4 +1,4 @@
-//! Saving a run, at once or while it goes on.
+//! Saving checkpoints, synchronously or in the background.
 
 use std::fmt;
 use std::io;
@@ -11,32 +11,32 @@ use indicatif::DecimalBytes;
 
 use crate::checkpoint::state::{Snapshot, StateError, agree};
 use crate::checkpoint::{
-    About, Checkpoint, CheckpointError, CheckpointFolder, Draft, Entry, FolderLock, PassedOver,
-    Retention, TensorSource,
+    Checkpoint, CheckpointError, CheckpointFolder, CheckpointMetadata, EntryWriter, FolderLock,
+    PendingCheckpoint, Retention, SkippedCheckpoint, TensorSource,
 };
-use crate::comm::{Communicator, Groups, broadcast_bytes};
+use crate::comm::{Communicator, ParallelContext, broadcast_bytes};
 
-/// Where and when a run saves.
+/// Where, when and how a run saves checkpoints.
 #[derive(Clone, Debug)]
-pub struct Saving {
-    /// The folder of its checkpoints, the same on every rank.
+pub struct SaveConfig {
+    /// The checkpoint folder, the same on every rank.
     pub folder: PathBuf,
-    /// Steps between two checkpoints; there is always one at the end.
+    /// Steps between two checkpoints; one is always saved at the end.
     pub every: Option<u64>,
-    /// Which checkpoints stay when a new one is there.
+    /// Which checkpoints are kept when a new one is published.
     pub keep: Retention,
-    /// Whether training goes on while a checkpoint is written.
+    /// Whether checkpoints are written in the background.
     pub asynchronous: bool,
-    /// How long the first rank waits for the parts of the others.
+    /// How long rank 0 waits for the parts of the other ranks.
     pub deadline: Duration,
-    /// The layout of the run, as a person writes it.
+    /// The layout of the run, as text.
     pub layout: String,
     /// The recipe of the run.
     pub config: serde_json::Value,
 }
 
-impl Saving {
-    /// Saves at the end, keeps every checkpoint, and waits until it is written.
+impl SaveConfig {
+    /// Saves only at the end, synchronously, and keeps every checkpoint.
     pub fn into_folder(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
@@ -50,22 +50,22 @@ impl Saving {
     }
 }
 
-/// A checkpoint that was published.
+/// A published checkpoint.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Saved {
-    /// Steps that were made.
+pub struct SavedCheckpoint {
+    /// Optimizer steps before it.
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
     /// Bytes of its tensors.
     pub bytes: u64,
-    /// From the beginning to its publication.
+    /// Time until its publication.
     pub seconds: f64,
-    /// How long training stood still for it.
+    /// Time for which it blocked training.
     pub stall_seconds: f64,
 }
 
-impl fmt::Display for Saved {
+impl fmt::Display for SavedCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             step,
@@ -78,49 +78,49 @@ impl fmt::Display for Saved {
     }
 }
 
-/// Saves the checkpoints of a run; every rank has one.
+/// Saves the checkpoints of a run; one per rank.
 ///
-/// One save is in flight at a time: the next one, or the end, waits for it. An error of a rank is one
-/// of all ranks, and ends the run there.
+/// At most one save is in progress: the next one, or the end, waits for it. An error on one rank is
+/// returned on all ranks.
 pub struct Saver {
-    saving: Saving,
+    saving: SaveConfig,
     folder: CheckpointFolder,
     world: Arc<dyn Communicator>,
-    flight: Flight,
-    /// Keeps other runs out, on the first rank.
+    pending: PendingSave,
+    /// Locks the folder against other runs, on rank 0.
     _lock: Option<FolderLock>,
 }
 
-/// What a rank writes.
-pub(super) struct Content {
+/// The data that a rank writes.
+pub(super) struct CheckpointContent {
     pub snapshot: Snapshot,
-    /// Objects by their keys.
+    /// Objects (blobs) by key.
     pub objects: Vec<(String, Vec<u8>)>,
-    pub about: About,
+    pub about: CheckpointMetadata,
 }
 
-/// The save that was begun last.
-enum Flight {
+/// The last started save.
+enum PendingSave {
     None,
-    Flying(Flying),
-    /// Its thread has ended, and not every rank knows how.
-    Landed(Result<(), StateError>),
+    Running(RunningSave),
+    /// Its thread has ended, but its result is not agreed on by all ranks yet.
+    Finished(Result<(), StateError>),
 }
 
-struct Flying {
+struct RunningSave {
     step: u64,
-    /// Something until it is joined.
-    thread: Option<JoinHandle<Result<Option<Saved>, StateError>>>,
+    /// `None` once it is joined.
+    thread: Option<JoinHandle<Result<Option<SavedCheckpoint>, StateError>>>,
     stall: f64,
 }
 
 impl Saver {
-    /// Makes the folder ready, and keeps other runs out of it; every rank must come.
+    /// Creates the folder and locks it against other runs. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
-    /// [`StateError`] for a folder that cannot be made, or that another run writes to.
-    pub fn open(saving: Saving, groups: &Groups) -> Result<Self, StateError> {
+    /// [`StateError`] if the folder cannot be created, or is locked by another run.
+    pub fn open(saving: SaveConfig, groups: &ParallelContext) -> Result<Self, StateError> {
         let world = groups.world().clone();
         let is_first = groups.rank() == 0;
         let first = || {
@@ -136,37 +136,37 @@ impl Saver {
             saving,
             folder,
             world,
-            flight: Flight::None,
+            pending: PendingSave::None,
             _lock,
         })
     }
 
-    /// Where and when it saves.
-    pub fn saving(&self) -> &Saving {
+    /// The settings.
+    pub fn saving(&self) -> &SaveConfig {
         &self.saving
     }
 
-    /// Makes the folder ready for a run that goes on in it from `step`; every rank must come, and the
-    /// first one says what was passed over. That is [set aside](CheckpointFolder::set_aside); checkpoints of
-    /// later steps are [discarded](CheckpointFolder::discard_after) where `discard_later` allows it.
+    /// Prepares the folder for a run that resumes from `step`. Collective: call on all ranks of the world.
+    ///
+    /// Checkpoints in `passed`, given on rank 0, are [set aside](CheckpointFolder::quarantine); those of later
+    /// steps are [discarded](CheckpointFolder::discard_after) if `discard_later` is true.
     ///
     /// # Errors
     ///
-    /// [`StateError`] where there are later ones and they may not be discarded, and for names that cannot
-    /// be changed.
-    pub fn go_on_from(
+    /// [`StateError`] if there are later ones and `discard_later` is false, or if a folder cannot be renamed.
+    pub fn prepare_resume(
         &self,
         step: u64,
-        passed: &[PassedOver],
+        passed: &[SkippedCheckpoint],
         discard_later: bool,
     ) -> Result<(), StateError> {
         let ready = || {
-            self.folder.set_aside(passed)?;
+            self.folder.quarantine(passed)?;
             let steps = self.folder.steps()?.into_iter();
             let later: Vec<_> = steps.filter(|later| *later > step).collect();
             if !later.is_empty() && !discard_later {
                 let path = self.folder.path().to_path_buf();
-                return Err(CheckpointError::Later { path, step, later });
+                return Err(CheckpointError::LaterSteps { path, step, later });
             }
             self.folder.discard_after(step).map(drop)
         };
@@ -177,27 +177,28 @@ impl Saver {
         agree(ready.map_err(StateError::from), &*self.world)
     }
 
-    /// Whether a checkpoint is due after so many steps.
+    /// Whether a checkpoint is due after `step` steps.
     pub(super) fn is_due(&self, step: u64) -> bool {
         let every = self.saving.every.filter(|every| *every > 0);
         every.is_some_and(|every| step.is_multiple_of(every))
     }
 
-    /// Begins to save, after the save in flight; every rank must come. What was published by then is
-    /// known to the first rank.
+    /// Waits for the previous save, then saves or starts to save. Rank 0 returns the checkpoints published so
+    /// far. Collective: call on all ranks of the world.
     pub(super) fn save(
         &mut self,
-        content: Result<Content, StateError>,
-    ) -> Result<Vec<Saved>, StateError> {
+        content: Result<CheckpointContent, StateError>,
+    ) -> Result<Vec<SavedCheckpoint>, StateError> {
         let started = Instant::now();
-        let before = self.settle()?;
+        let before = self.wait()?;
         let (draft, mut content) = self.begin(content)?;
-        let kept = match self.saving.asynchronous {
-            true => content.snapshot.keep(),
-            false => Ok(()),
+        let kept = if self.saving.asynchronous {
+            content.snapshot.keep()
+        } else {
+            Ok(())
         };
         let step = content.about.step;
-        let job = Job {
+        let job = SaveJob {
             draft,
             content,
             rank: self.world.rank(),
@@ -217,29 +218,33 @@ impl Saver {
         if !self.saving.asynchronous {
             let saved = agree(run(), &*self.world)?;
             let stall_seconds = started.elapsed().as_secs_f64();
-            let saved = saved.map(|saved| Saved {
+            let saved = saved.map(|saved| SavedCheckpoint {
                 stall_seconds,
                 ..saved
             });
             return Ok(before.into_iter().chain(saved).collect());
         }
         let name = format!("save-{}", self.world.rank());
-        let thread = std::thread::Builder::new().name(name).spawn(run);
-        let thread = thread
-            .map_err(|error| CheckpointError::io("begin a thread for", &self.saving.folder, error));
-        self.flight = match thread {
-            Ok(thread) => Flight::Flying(Flying {
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(run)
+            .map_err(|error| CheckpointError::io("start a thread for", &self.saving.folder, error));
+        self.pending = match thread {
+            Ok(thread) => PendingSave::Running(RunningSave {
                 step,
                 thread: Some(thread),
                 stall: started.elapsed().as_secs_f64(),
             }),
-            Err(error) => Flight::Landed(Err(error.into())),
+            Err(error) => PendingSave::Finished(Err(error.into())),
         };
         Ok(before.into_iter().collect())
     }
 
-    /// The draft, which the first rank begins and the others join.
-    fn begin(&self, content: Result<Content, StateError>) -> Result<(Draft, Content), StateError> {
+    /// The pending checkpoint, which rank 0 creates and the other ranks join.
+    fn begin(
+        &self,
+        content: Result<CheckpointContent, StateError>,
+    ) -> Result<(PendingCheckpoint, CheckpointContent), StateError> {
         let content = agree(content, &*self.world)?;
         let begun = match self.world.rank() {
             0 => self.folder.begin(content.about.step).map(Some),
@@ -250,50 +255,52 @@ impl Saver {
         let name = broadcast_bytes(&*self.world, &name.unwrap_or_default(), 0)?;
         let name = String::from_utf8_lossy(&name);
         let draft = match (begun, name.is_empty()) {
-            // The first rank says why not.
+            // Rank 0 returns the error.
             (Ok(None), true) => Ok(None),
             (Ok(None), false) => self.folder.join(&name).map(Some),
             (begun, _) => begun,
         };
         match agree(draft.map_err(StateError::from), &*self.world)? {
             Some(draft) => Ok((draft, content)),
-            None => unreachable!("the first rank began a draft and told its name"),
+            None => unreachable!("rank 0 has created a draft and broadcast its name"),
         }
     }
 
-    /// What was published in the background since it was asked last; known to the first rank.
-    pub(super) fn landed(&mut self) -> Option<Saved> {
-        let Flight::Flying(flying) = &mut self.flight else {
+    /// The checkpoint that a background save has published since the last call, on rank 0.
+    pub(super) fn take_finished(&mut self) -> Option<SavedCheckpoint> {
+        let PendingSave::Running(running) = &mut self.pending else {
             return None;
         };
         let is_over = |thread: &JoinHandle<_>| thread.is_finished();
-        if !flying.thread.as_ref().is_some_and(is_over) {
+        if !running.thread.as_ref().is_some_and(is_over) {
             return None;
         }
-        let landed = flying.join();
-        let saved = landed.as_ref().ok().cloned().flatten();
-        if let Err(error) = &landed {
-            let step = flying.step;
+        let finished = running.join();
+        let saved = finished.as_ref().ok().cloned().flatten();
+        if let Err(error) = &finished {
+            let step = running.step;
             tracing::warn!(
-                "step {step} could not be saved, and the next save will end the run: {error}"
+                "saving step {step} failed, the next save will return this error: {error}"
             );
         }
-        self.flight = Flight::Landed(landed.map(|_| ()));
+        self.pending = PendingSave::Finished(finished.map(|_| ()));
         saved
     }
 
-    /// Waits for the save in flight; every rank must come. What was published since it was asked last
-    /// is known to the first rank.
-    pub(super) fn settle(&mut self) -> Result<Option<Saved>, StateError> {
-        let waited = match std::mem::replace(&mut self.flight, Flight::None) {
-            Flight::None => return Ok(None),
-            Flight::Landed(result) => result.map(|()| None),
-            Flight::Flying(mut flying) => {
+    /// Waits for the save in progress. Rank 0 returns the checkpoint, unless [`take_finished`] already has.
+    /// Collective: call on all ranks of the world.
+    ///
+    /// [`take_finished`]: Self::take_finished
+    pub(super) fn wait(&mut self) -> Result<Option<SavedCheckpoint>, StateError> {
+        let waited = match std::mem::replace(&mut self.pending, PendingSave::None) {
+            PendingSave::None => return Ok(None),
+            PendingSave::Finished(result) => result.map(|()| None),
+            PendingSave::Running(mut running) => {
                 let started = Instant::now();
-                let saved = flying.join();
+                let saved = running.join();
                 let waited = started.elapsed().as_secs_f64();
                 saved.map(|saved| {
-                    saved.map(|saved| Saved {
+                    saved.map(|saved| SavedCheckpoint {
                         stall_seconds: saved.stall_seconds + waited,
                         ..saved
                     })
@@ -304,22 +311,22 @@ impl Saver {
     }
 }
 
-impl Flying {
-    fn join(&mut self) -> Result<Option<Saved>, StateError> {
+impl RunningSave {
+    fn join(&mut self) -> Result<Option<SavedCheckpoint>, StateError> {
         let step = self.step;
         let joined = self.thread.take().map(JoinHandle::join);
         let saved = joined.and_then(Result::ok);
-        let saved = saved.unwrap_or(Err(StateError::Writer { step }))?;
+        let saved = saved.unwrap_or(Err(StateError::WriterPanicked { step }))?;
         let stall_seconds = self.stall;
-        Ok(saved.map(|saved| Saved {
+        Ok(saved.map(|saved| SavedCheckpoint {
             stall_seconds,
             ..saved
         }))
     }
 }
 
-impl Drop for Flying {
-    /// What was begun is brought to its end, or the files would be those of a save that was killed.
+impl Drop for RunningSave {
+    /// Waits for the thread, so that no incomplete files remain.
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -327,10 +334,10 @@ impl Drop for Flying {
     }
 }
 
-/// One rank's work on a checkpoint.
-struct Job {
-    draft: Draft,
-    content: Content,
+/// The work of one rank for a checkpoint.
+struct SaveJob {
+    draft: PendingCheckpoint,
+    content: CheckpointContent,
     rank: usize,
     ranks: usize,
     keep: Retention,
@@ -339,9 +346,9 @@ struct Job {
     started: Instant,
 }
 
-impl Job {
-    /// Writes the part of this rank; the first one waits for the others, and publishes.
-    fn run(self) -> Result<Option<Saved>, StateError> {
+impl SaveJob {
+    /// Writes the part of this rank; rank 0 then waits for the other parts, and publishes.
+    fn run(self) -> Result<Option<SavedCheckpoint>, StateError> {
         let Self {
             draft,
             mut content,
@@ -349,9 +356,9 @@ impl Job {
             ranks,
             ..
         } = self;
-        let pieces = content.snapshot.pieces();
+        let pieces = content.snapshot.shards();
         let folder = &self.folder;
-        let data = |number, to: &mut Entry| {
+        let data = |number, to: &mut EntryWriter| {
             let streamed = content
                 .snapshot
                 .stream(number, &mut |bytes| to.write(bytes));
@@ -364,13 +371,13 @@ impl Job {
             draft.fail_part(rank, &error.to_string());
             return Err(error.into());
         }
-        // Tensors that are held are copied by who changes them.
+        // A tensor is copied on write while the snapshot holds it.
         drop(content.snapshot);
         if rank != 0 {
             return Ok(None);
         }
         let checkpoint = draft.publish(ranks, &content.about, &self.keep, self.deadline)?;
-        Ok(Some(Saved {
+        Ok(Some(SavedCheckpoint {
             step: content.about.step,
             path: checkpoint.path().to_path_buf(),
             bytes: bytes(&checkpoint),
@@ -380,7 +387,7 @@ impl Job {
     }
 }
 
-/// The bytes of all tensors.
+/// The size of all tensors, in bytes.
 fn bytes(checkpoint: &Checkpoint) -> u64 {
     let keys = checkpoint.keys().into_iter();
     let tensors = keys.filter_map(|key| checkpoint.tensor(&key));

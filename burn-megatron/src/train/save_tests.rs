@@ -1,4 +1,4 @@
-//! Two ranks that save on disks that fail, hang, or wait until the weights are others.
+//! Two ranks that save to disks that fail, hang, or wait until the weights have changed.
 
 use std::io;
 use std::path::Path;
@@ -11,7 +11,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
 use super::*;
-use crate::checkpoint::{Disk, Leniency, Operation, load_weights};
+use crate::checkpoint::{Disk, DiskOperation, LoadTolerance, load_weights};
 use crate::comm::World;
 use crate::comm::testing::TIMEOUT;
 use crate::data::test_folder::TestFolder;
@@ -31,10 +31,10 @@ struct Ready {
 }
 
 impl Ready {
-    fn new(saving: &Saving, groups: &Groups, disk: Disk) -> Result<Self, RankError> {
+    fn new(saving: &SaveConfig, groups: &ParallelContext, disk: Disk) -> Result<Self, RankError> {
         let mut saver = Saver::open(saving.clone(), groups)?;
         saver.folder = CheckpointFolder::create_on(disk, &saving.folder)?;
-        // A lock is held by the folder that it was taken from.
+        // The lock is held by the folder that acquired it.
         saver._lock = None;
         groups.world().barrier()?;
         let model = LinearConfig::new(8, 6).init(&Device::flex());
@@ -47,12 +47,12 @@ impl Ready {
         })
     }
 
-    fn save(&mut self) -> Result<Vec<Saved>, StateError> {
+    fn save(&mut self) -> Result<Vec<SavedCheckpoint>, StateError> {
         self.step += 1;
-        let content = Content {
+        let content = CheckpointContent {
             snapshot: Snapshot::new(&self.ddp, &self.optimizer)?,
             objects: vec![],
-            about: About {
+            about: CheckpointMetadata {
                 step: self.step,
                 samples: 0,
                 layout: "two ranks".into(),
@@ -77,27 +77,30 @@ impl ModuleMapper for Fill {
     }
 }
 
-fn saving(folder: &TestFolder, asynchronous: bool) -> Saving {
-    Saving {
+fn saving(folder: &TestFolder, asynchronous: bool) -> SaveConfig {
+    SaveConfig {
         asynchronous,
         deadline: Duration::from_secs(20),
-        ..Saving::into_folder(folder.path().join("checkpoints"))
+        ..SaveConfig::into_folder(folder.path().join("checkpoints"))
     }
 }
 
-fn two<T: Send>(run: impl Fn(&Groups) -> Result<T, RankError> + Sync) -> Vec<T> {
+fn two<T: Send>(run: impl Fn(&ParallelContext) -> Result<T, RankError> + Sync) -> Vec<T> {
     let mesh = ParallelConfig::new().with_data(2);
     let world = World::threads(2).unwrap();
-    world.run(|rank| run(&Groups::new(&mesh, &rank)?)).unwrap()
+    world
+        .run(|rank| run(&ParallelContext::new(&mesh, &rank)?))
+        .unwrap()
 }
 
-/// A disk that does something before each write to a part.
+/// A disk with a hook before each write to a part.
 fn on_write(hook: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> Disk {
     let hook = move |operation, path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        match operation == Operation::Write && name.contains(".safetensors") {
-            true => hook(),
-            false => Ok(()),
+        if operation == DiskOperation::Write && name.contains(".safetensors") {
+            hook()
+        } else {
+            Ok(())
         }
     };
     Disk::hooked(hook, usize::MAX)
@@ -106,29 +109,31 @@ fn on_write(hook: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> Disk {
 /// A disk whose `number`-th write to a part fails.
 fn full(number: usize) -> Disk {
     let writes = AtomicUsize::new(0);
-    on_write(
-        move || match writes.fetch_add(1, Ordering::SeqCst) == number {
-            true => Err(io::Error::from(io::ErrorKind::StorageFull)),
-            false => Ok(()),
-        },
-    )
+    on_write(move || {
+        if writes.fetch_add(1, Ordering::SeqCst) == number {
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        } else {
+            Ok(())
+        }
+    })
 }
 
-fn latest(saving: &Saving) -> Option<u64> {
+fn latest(saving: &SaveConfig) -> Option<u64> {
     let folder = CheckpointFolder::open(&saving.folder).unwrap();
-    folder.latest().unwrap().map(|found| found.about().step)
+    folder.latest().unwrap().map(|found| found.metadata().step)
 }
 
-/// The disk of one rank is full for a moment: no rank has saved, all say why, and the next save works.
+/// The disk of one rank is full once: no rank has saved, all return the error, and the next save works.
 #[test]
 fn a_full_disk_of_one_rank_fails_all() {
     for full_rank in [0, 1] {
         let folder = TestFolder::new("save-full");
         let saving = saving(&folder, false);
         let errors = two(|groups| {
-            let disk = match groups.rank() == full_rank {
-                true => full(0),
-                false => Disk::default(),
+            let disk = if groups.rank() == full_rank {
+                full(0)
+            } else {
+                Disk::default()
             };
             let mut ready = Ready::new(&saving, groups, disk)?;
             let error = ready.save().unwrap_err().to_string();
@@ -149,7 +154,7 @@ fn a_full_disk_of_one_rank_fails_all() {
     }
 }
 
-/// In the background too: the next save says so, or the end.
+/// Also in the background: the next save returns the error, or the end of the run.
 #[test]
 fn an_error_in_the_background_reaches_every_rank() {
     for full_rank in [0, 1] {
@@ -157,15 +162,17 @@ fn an_error_in_the_background_reaches_every_rank() {
             let folder = TestFolder::new("save-background");
             let saving = saving(&folder, true);
             let errors = two(|groups| {
-                let disk = match groups.rank() == full_rank {
-                    true => full(0),
-                    false => Disk::default(),
+                let disk = if groups.rank() == full_rank {
+                    full(0)
+                } else {
+                    Disk::default()
                 };
                 let mut ready = Ready::new(&saving, groups, disk)?;
                 assert_eq!(ready.save()?, []);
-                let later = match at_the_end {
-                    true => ready.saver.settle().map(|_| ()),
-                    false => ready.save().map(|_| ()),
+                let later = if at_the_end {
+                    ready.saver.wait().map(|_| ())
+                } else {
+                    ready.save().map(|_| ())
                 };
                 Ok(later.unwrap_err().to_string())
             });
@@ -177,11 +184,11 @@ fn an_error_in_the_background_reaches_every_rank() {
     }
 }
 
-/// A rank that never comes to an end does not hold up the first one for ever.
+/// A rank that never finishes does not block rank 0 forever.
 #[test]
 fn a_part_that_is_late_has_a_deadline() {
     let folder = TestFolder::new("save-late");
-    let saving = Saving {
+    let saving = SaveConfig {
         deadline: Duration::from_millis(200),
         ..saving(&folder, true)
     };
@@ -200,14 +207,14 @@ fn a_part_that_is_late_has_a_deadline() {
         let mut ready = Ready::new(&saving, groups, disk)?;
         ready.save()?;
         if groups.rank() == 0 {
-            while !matches!(ready.saver.flight, Flight::Landed(_)) {
-                assert_eq!(ready.saver.landed(), None);
+            while !matches!(ready.saver.pending, PendingSave::Finished(_)) {
+                assert_eq!(ready.saver.take_finished(), None);
                 assert!(begun.elapsed() < TIMEOUT, "it waits for ever");
                 sleep(Duration::from_millis(5));
             }
             over.store(true, Ordering::SeqCst);
         }
-        Ok(ready.saver.settle().unwrap_err().to_string())
+        Ok(ready.saver.wait().unwrap_err().to_string())
     });
     assert!(
         errors[0].contains("no part of the checkpoint from rank 1"),
@@ -217,9 +224,9 @@ fn a_part_that_is_late_has_a_deadline() {
     assert_eq!(latest(&saving), None);
 }
 
-/// The weights change before a byte is written: what was saved is what was.
+/// The weights change before a byte is written: the checkpoint has the earlier weights.
 #[test]
-fn the_background_saves_what_was_when_it_began() {
+fn the_background_saves_the_weights_of_its_start() {
     let folder = TestFolder::new("save-then");
     let saving = saving(&folder, true);
     let saved = two(|groups| {
@@ -241,25 +248,25 @@ fn the_background_saves_what_was_when_it_began() {
         };
         let before = weights(&ready);
         ready.save()?;
-        assert_eq!(ready.saver.landed(), None);
+        assert_eq!(ready.saver.take_finished(), None);
         ready.fill(2.5);
         assert_ne!(weights(&ready), before);
         changed.wait();
-        let mut landed = None;
-        while groups.rank() == 0 && landed.is_none() {
-            landed = ready.saver.landed();
+        let mut finished = None;
+        while groups.rank() == 0 && finished.is_none() {
+            finished = ready.saver.take_finished();
             sleep(Duration::from_millis(1));
         }
-        assert_eq!(ready.saver.settle()?, None);
+        assert_eq!(ready.saver.wait()?, None);
         assert!(
-            landed
+            finished
                 .iter()
                 .all(|saved| saved.stall_seconds <= saved.seconds)
         );
         let checkpoint = Checkpoint::open(&saving.folder)?;
-        load_weights(&mut ready.ddp, &checkpoint, Leniency::default())?;
+        load_weights(&mut ready.ddp, &checkpoint, LoadTolerance::default())?;
         assert_eq!(weights(&ready), before);
-        Ok(landed.map(|saved| saved.step))
+        Ok(finished.map(|saved| saved.step))
     });
     assert_eq!(saved, [Some(1), None]);
 }

@@ -1,10 +1,10 @@
-//! Learning rate over the steps of a run.
+//! Learning rate schedules.
 
 use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate falls after warm-up.
+/// The decay of the learning rate after warm-up.
 ///
 /// `r` runs from 0 at the first step of the decay towards 1 at the step after the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub enum LrStyle {
         /// The form of the decay.
         tail: WsdTail,
     },
-    /// `peak` to the end; `min` must be 0.
+    /// `peak` until the end; `min` must be 0.
     Constant,
 }
 
@@ -42,29 +42,29 @@ pub enum WsdTail {
     Cosine,
 }
 
-/// Why a schedule is refused.
+/// Why a learning rate schedule is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ScheduleError {
-    /// The run has no step.
-    #[error("total_steps is 0: a schedule needs at least 1 step")]
+pub enum LrScheduleError {
+    /// `total_steps` is 0.
+    #[error("invalid total_steps 0: expected at least 1")]
     NoSteps,
     /// The peak is not a positive number.
-    #[error("the peak learning rate is {peak}: it must be finite and greater than 0")]
+    #[error("invalid peak learning rate {peak}: expected a finite number greater than 0")]
     Peak {
-        /// The peak that was given.
+        /// The peak.
         peak: f64,
     },
-    /// The minimum does not lie between 0 and the peak.
-    #[error("the minimum learning rate is {min}: it must lie between 0 and the peak of {peak}")]
+    /// The minimum is not between 0 and the peak.
+    #[error("invalid minimum learning rate {min}: expected 0 to the peak of {peak}")]
     Min {
-        /// The minimum that was given.
+        /// The minimum.
         min: f64,
-        /// The peak that was given.
+        /// The peak.
         peak: f64,
     },
-    /// Warm-up would not end within the run.
+    /// The warm-up is longer than the run.
     #[error(
-        "a warm-up of {warmup_steps} steps is longer than the run of {total_steps}: give at most \
+        "a warm-up of {warmup_steps} steps is longer than the run of {total_steps}: expected at most \
          {total_steps}"
     )]
     WarmupTooLong {
@@ -75,8 +75,8 @@ pub enum ScheduleError {
     },
     /// Warm-up and decay overlap.
     #[error(
-        "a warm-up of {warmup_steps} and a decay of {decay_steps} steps do not fit into a run of \
-         {total_steps}: give {}", fitting_decay(*warmup_steps, *total_steps)
+        "a warm-up of {warmup_steps} and a decay of {decay_steps} steps are longer than the run of \
+         {total_steps}: use {}", fitting_decay(*warmup_steps, *total_steps)
     )]
     DecayTooLong {
         /// The length of the warm-up.
@@ -86,20 +86,20 @@ pub enum ScheduleError {
         /// The length of the run.
         total_steps: usize,
     },
-    /// A decay of no steps.
-    #[error("decay_steps is 0: give at least 1, or the style 'constant'")]
+    /// `decay_steps` is 0.
+    #[error("invalid decay_steps 0: expected at least 1, or use the style 'constant'")]
     NoDecay,
-    /// A constant rate never comes down to a minimum.
-    #[error("the style 'constant' never reaches the minimum learning rate of {min}: give min = 0")]
+    /// A minimum for a constant rate.
+    #[error("invalid minimum learning rate {min} for the style 'constant': expected 0")]
     ConstantWithMin {
-        /// The minimum that was given.
+        /// The minimum.
         min: f64,
     },
 }
 
 fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
     match total_steps.saturating_sub(warmup_steps) {
-        0 => format!("a warm-up of less than {total_steps}, which leaves steps to a decay"),
+        0 => format!("a warm-up of less than {total_steps}, to leave steps for the decay"),
         most => format!("a decay of at most {most}"),
     }
 }
@@ -108,14 +108,14 @@ fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
 ///
 /// With `W` warm-up steps in a run of `T`, step `s`, counted from 0, has the rate
 ///
-/// - `peak (s + 1) / W` for `s < W`: from `peak / W` at the first update to `peak` at the last of
-///   the warm-up, so no update is wasted on a rate of 0;
-/// - for `s >= W` what the style says, with `r = (s - W) / (T - W)`, or for [`LrStyle::Wsd`] with a
+/// - `peak (s + 1) / W` for `s < W`: from `peak / W` at the first update, not 0, to `peak` at the last of
+///   the warm-up;
+/// - for `s >= W` the decay of the style, with `r = (s - W) / (T - W)`, or for [`LrStyle::Wsd`] with a
 ///   decay of `D` steps `r = (s - (T - D)) / D` and `peak` before that. So the first update after
-///   warm-up has the full `peak`, and the last update of the run lies one step above `min`;
+///   warm-up has the full `peak`, and the last update of the run is one step above `min`;
 /// - `min` for `s >= T`, or `peak` if the style is [`LrStyle::Constant`].
 ///
-/// After warm-up the rate never rises and never falls below `min`; during warm-up it may lie below.
+/// After warm-up the rate never rises and never falls below `min`; during warm-up it may be below.
 ///
 /// In a recipe:
 ///
@@ -128,7 +128,7 @@ fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
 /// # style = { wsd = { decay_steps = 40, tail = "minus_sqrt" } }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Settings")]
+#[serde(try_from = "UncheckedLrSchedule")]
 pub struct LrSchedule {
     peak: f64,
     min: f64,
@@ -137,10 +137,10 @@ pub struct LrSchedule {
     style: LrStyle,
 }
 
-/// A schedule as it stands in a recipe, before it is checked.
+/// The settings of a schedule, before they are checked.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Settings {
+struct UncheckedLrSchedule {
     peak: f64,
     #[serde(default)]
     min: f64,
@@ -151,11 +151,11 @@ struct Settings {
     style: LrStyle,
 }
 
-impl TryFrom<Settings> for LrSchedule {
-    type Error = ScheduleError;
+impl TryFrom<UncheckedLrSchedule> for LrSchedule {
+    type Error = LrScheduleError;
 
-    fn try_from(settings: Settings) -> Result<Self, ScheduleError> {
-        let Settings {
+    fn try_from(settings: UncheckedLrSchedule) -> Result<Self, LrScheduleError> {
+        let UncheckedLrSchedule {
             peak,
             min,
             warmup_steps,
@@ -167,38 +167,38 @@ impl TryFrom<Settings> for LrSchedule {
 }
 
 impl LrSchedule {
-    /// A schedule of `total_steps` updates. Rates are factors of the update, without unit.
+    /// A schedule of `total_steps` updates.
     ///
     /// # Errors
     ///
-    /// A [`ScheduleError`] if the sizes do not fit together.
+    /// [`LrScheduleError`] if the settings are inconsistent.
     pub fn new(
         peak: f64,
         min: f64,
         warmup_steps: usize,
         total_steps: usize,
         style: LrStyle,
-    ) -> Result<Self, ScheduleError> {
+    ) -> Result<Self, LrScheduleError> {
         if total_steps == 0 {
-            return Err(ScheduleError::NoSteps);
+            return Err(LrScheduleError::NoSteps);
         }
         if !(peak.is_finite() && peak > 0.0) {
-            return Err(ScheduleError::Peak { peak });
+            return Err(LrScheduleError::Peak { peak });
         }
         if !(0.0..=peak).contains(&min) {
-            return Err(ScheduleError::Min { min, peak });
+            return Err(LrScheduleError::Min { min, peak });
         }
         if warmup_steps > total_steps {
-            return Err(ScheduleError::WarmupTooLong {
+            return Err(LrScheduleError::WarmupTooLong {
                 warmup_steps,
                 total_steps,
             });
         }
         match style {
-            LrStyle::Constant if min != 0.0 => Err(ScheduleError::ConstantWithMin { min }),
-            LrStyle::Wsd { decay_steps: 0, .. } => Err(ScheduleError::NoDecay),
+            LrStyle::Constant if min != 0.0 => Err(LrScheduleError::ConstantWithMin { min }),
+            LrStyle::Wsd { decay_steps: 0, .. } => Err(LrScheduleError::NoDecay),
             LrStyle::Wsd { decay_steps, .. } if decay_steps > total_steps - warmup_steps => {
-                Err(ScheduleError::DecayTooLong {
+                Err(LrScheduleError::DecayTooLong {
                     warmup_steps,
                     decay_steps,
                     total_steps,
@@ -233,7 +233,7 @@ impl LrSchedule {
                 }
             }
         };
-        // In this form both ends are exact; rounding in between must not lead past them.
+        // Exact at both ends; the clamp keeps rounding within them.
         (self.min * (1.0 - factor) + self.peak * factor).clamp(self.min, self.peak)
     }
 
@@ -247,7 +247,7 @@ impl LrSchedule {
         self.peak
     }
 
-    /// How far `step` lies on the way from step `first` to the end of the run, in `0..1`.
+    /// The progress of `step` from step `first` to the end of the run, in `0..1`.
     fn progress(&self, step: usize, first: usize) -> f64 {
         (step - first) as f64 / (self.total_steps - first) as f64
     }

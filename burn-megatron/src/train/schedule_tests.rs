@@ -87,7 +87,7 @@ fn a_run_of_one_step_learns() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_both_sizes() {
+fn inconsistent_sizes_are_refused_with_both_sizes() {
     let wsd = |decay_steps| LrStyle::Wsd {
         decay_steps,
         tail: WsdTail::Linear,
@@ -116,11 +116,11 @@ fn what_does_not_fit_is_refused_with_both_sizes() {
         wsd(5),
         &["warm-up of 6", "decay of 5", "run of 10", "at most 4"],
     );
-    let no_room = &["give a warm-up of less than 10"];
-    refused(1.0, 0.0, 10, 10, wsd(1), no_room);
-    refused(1.0, 0.0, 0, 10, wsd(0), &["decay_steps is 0"]);
-    refused(1.0, 0.0, 0, 0, LrStyle::Cosine, &["total_steps is 0"]);
-    refused(1.0, 2.0, 0, 10, LrStyle::Cosine, &["is 2", "peak of 1"]);
+    let no_decay = &["use a warm-up of less than 10"];
+    refused(1.0, 0.0, 10, 10, wsd(1), no_decay);
+    refused(1.0, 0.0, 0, 10, wsd(0), &["invalid decay_steps 0"]);
+    refused(1.0, 0.0, 0, 0, LrStyle::Cosine, &["invalid total_steps 0"]);
+    refused(1.0, 2.0, 0, 10, LrStyle::Cosine, &["rate 2", "peak of 1"]);
     refused(1.0, 0.5, 0, 10, LrStyle::Constant, &["0.5", "constant"]);
     for peak in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         assert!(
@@ -186,7 +186,7 @@ fn schedules() -> impl Strategy<Value = LrSchedule> {
         0.0_f64..1.0,
     )
         .prop_filter_map(
-            "no room for a decay",
+            "no steps for a decay",
             |((total, warmup), peak, share, style, decay)| {
                 let decay_steps = 1 + ((total - warmup) as f64 * decay) as usize;
                 let (style, min) = match style {
@@ -220,7 +220,7 @@ proptest! {
         }
         let end = if style == LrStyle::Constant { peak } else { min };
         prop_assert_eq!(schedule.lr(total_steps), end);
-        // `peak` is reached: at the end of warm-up and, if there is room, by the step after it.
+        // `peak` is reached at the end of warm-up, and in the step after it, if there is one.
         if warmup_steps > 0 {
             prop_assert_eq!(schedule.lr(warmup_steps - 1), peak);
         }

@@ -13,18 +13,18 @@ use super::micro_batches::matrix;
 use super::schedule::LrSchedule;
 use super::{LanguageModel, Observer, Saver};
 use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, Groups, ReduceOp};
+use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp};
 use crate::data::{Batch, Dataset, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, Gradients, ZeroStage};
-use crate::generate::{GenerateConfig, GenerateError, Generated, Generator};
+use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 use crate::mesh::Axis;
 use crate::nn::ParallelModule;
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite, count_zeros, global_norm};
-use crate::pipeline::engine::{Event, PutOff};
+use crate::pipeline::engine::{ActionEvent, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
 use crate::tokenizer::Tokenizer;
 
-/// Trains one rank's part of a model; every rank of the mesh has one.
+/// Trains the shard of a model on one rank; every rank of the mesh has a trainer.
 pub struct Trainer<M> {
     pub(super) ddp: DistributedDataParallel<M>,
     pub(super) optimizer: ParallelAdamW,
@@ -33,52 +33,51 @@ pub struct Trainer<M> {
     learning_rates: LrSchedule,
     pub(super) config: TrainConfig,
     pub(super) device: Device,
-    /// In which order the ranks of the pipeline work, where there are several.
+    /// The pipeline schedule, if there are several pipeline ranks.
     pub(super) schedule: Option<Schedule>,
-    pub(super) put_off: Option<PutOff>,
-    /// What this rank did in the last step of a pipeline.
-    events: Vec<Event>,
-    /// Of the data that it is trained on; 1 where that is not known.
+    pub(super) deferred_wgrad: Option<DeferredWgrad>,
+    /// The timed actions of this rank in the last step of a pipeline.
+    events: Vec<ActionEvent>,
+    /// Of the training data; 1 if unknown.
     bytes_per_token: f64,
-    /// The samples that were trained on.
+    /// The number of samples trained on.
     pub(super) samples: u64,
     pub(super) saver: Option<Saver>,
-    /// The steps that had been made when it was saved or loaded last.
+    /// The number of steps at the last save or load.
     pub(super) saved_at: u64,
-    /// See [`Outcome::diverged`].
+    /// See [`TrainOutcome::diverged`].
     diverged: Option<usize>,
 }
 
-/// How the ranks of a pipeline work together.
+/// The schedule and the options of a pipeline.
 #[derive(Clone, Debug)]
-pub struct Pipeline {
-    /// In which order they work.
+pub struct PipelineConfig {
+    /// The schedule.
     pub schedule: Schedule,
-    /// How many gradients of the output layer's weight the last stage puts off to its cool-down at
-    /// once: 0 puts off all, nothing puts off none. For schedules whose backward is one action.
+    /// The maximum number of gradients of the output layer's weight that the last stage defers to its
+    /// cool-down: 0 for no limit, `None` to defer none. For schedules without split backwards.
     pub defer_embedding_wgrad: Option<usize>,
 }
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
-    /// The steps that were made, skipped ones and those before a checkpoint among them.
+pub struct TrainOutcome {
+    /// The number of steps, including skipped ones and those before a resumed checkpoint.
     pub steps: usize,
-    /// The steps of these that no rank took, as a loss or a gradient was not finite, or as they had no
-    /// targets.
+    /// The number of skipped steps: a loss or a gradient was not finite, or there were no targets.
     pub skipped: usize,
-    /// The skipped steps that had no targets.
+    /// The number of skipped steps without targets.
     pub without_targets: usize,
-    /// The step, from 0, from which on no loss was finite, where the last one was not either.
+    /// The step, from 0, since which no loss has been finite; `None` if the last loss is finite.
     pub diverged: Option<usize>,
-    /// Whether it was stopped before its last step.
+    /// Whether the run was stopped before its last step.
     pub stopped: bool,
-    /// Held-out loss at the end.
+    /// The held-out loss at the end.
     pub held_out: HeldOutMetrics,
 }
 
-impl Outcome {
-    /// Whether the loss is not finite at the end: that of the last step, or that of the held-out text.
+impl TrainOutcome {
+    /// Whether the last training loss or the held-out loss is not finite.
     pub fn has_diverged(&self) -> bool {
         let held_out = &self.held_out;
         self.diverged.is_some() || held_out.tokens > 0 && !held_out.loss.is_finite()
@@ -86,14 +85,14 @@ impl Outcome {
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    /// A trainer of `model` on `device`.
+    /// A trainer of `model` on `device`, without a pipeline.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] when the settings do not fit the mesh or the model.
+    /// [`TrainError`] if the settings do not fit the mesh or the model.
     pub fn new(
         model: ParallelModule<M>,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
@@ -103,19 +102,19 @@ impl<M: LanguageModel> Trainer<M> {
         }
     }
 
-    /// A trainer of the stages of `model` that lie on this rank.
+    /// A trainer of the pipeline stages of `model` on this rank.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] when the settings do not fit the mesh, the model or the schedule.
+    /// [`TrainError`] if the settings do not fit the mesh, the model or the schedule.
     pub fn with_pipeline(
         model: ParallelModule<M>,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         config: &TrainConfig,
-        pipeline: Pipeline,
+        pipeline: PipelineConfig,
     ) -> Result<Self, TrainError> {
-        let Pipeline {
+        let PipelineConfig {
             schedule,
             defer_embedding_wgrad,
         } = pipeline;
@@ -129,22 +128,29 @@ impl<M: LanguageModel> Trainer<M> {
             });
         }
         let last = schedule.rank_of(schedule.stages() - 1) == groups.pipeline().rank();
-        let index = model
+        let deferred_wgrad = model
             .table
             .index(model.module.output_weight())
-            .filter(|_| last);
-        let put_off = index.zip(defer_embedding_wgrad);
-        let put_off = put_off.map(|(index, limit)| PutOff { index, limit });
-        Self::build(model, groups, device, config, Some(schedule), put_off)
+            .filter(|_| last)
+            .zip(defer_embedding_wgrad)
+            .map(|(index, limit)| DeferredWgrad { index, limit });
+        Self::build(
+            model,
+            groups,
+            device,
+            config,
+            Some(schedule),
+            deferred_wgrad,
+        )
     }
 
     fn build(
         model: ParallelModule<M>,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         config: &TrainConfig,
         schedule: Option<Schedule>,
-        put_off: Option<PutOff>,
+        deferred_wgrad: Option<DeferredWgrad>,
     ) -> Result<Self, TrainError> {
         config.check(groups.mesh().size(Axis::Data), model.module.context())?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
@@ -157,7 +163,7 @@ impl<M: LanguageModel> Trainer<M> {
             config: config.clone(),
             device: device.clone().inner(),
             schedule,
-            put_off,
+            deferred_wgrad,
             events: vec![],
             bytes_per_token: 1.0,
             samples: 0,
@@ -177,29 +183,31 @@ impl<M: LanguageModel> Trainer<M> {
         &self.scaler
     }
 
-    /// What this rank of a pipeline did in the last step, in order; nothing without a pipeline.
-    pub fn events(&self) -> &[Event] {
+    /// The timed actions of this rank in the last step, in order; empty without a pipeline.
+    pub fn events(&self) -> &[ActionEvent] {
         &self.events
     }
 
-    /// Steps that were made, those before a checkpoint among them.
+    /// The number of steps, including those before a resumed checkpoint.
     pub fn steps(&self) -> usize {
         self.count.made() as usize
     }
 
-    /// Trains to the end, or until the observer of some rank asks to stop; after [`load`](Self::load)
-    /// from the step of the checkpoint on. With a [saver](Self::save_with), the last step is saved too.
+    /// Trains to the last step, or until the observer of any rank stops the run; after
+    /// [`load`](Self::load), from the step of the checkpoint. With a [saver](Self::save_with), the last step
+    /// is saved too. Collective: call on all ranks of the world.
     ///
-    /// What is evaluated after a stop is no part of a run that will go on: the observer is not told then.
+    /// The evaluation after a stop is not reported to the observer if there is a saver: a resumed run does
+    /// not have it.
     ///
     /// # Errors
     ///
-    /// [`TrainError`]; the other ranks learn of it at their next collective.
+    /// [`TrainError`]; the other ranks fail in their next collective.
     pub fn fit(
         &mut self,
         data: &dyn Dataset,
         observer: &mut impl Observer,
-    ) -> Result<Outcome, TrainError> {
+    ) -> Result<TrainOutcome, TrainError> {
         let left = self.config.steps.saturating_sub(self.steps());
         self.bytes_per_token = data.bytes_per_token();
         let samples = data.training(&Sampling {
@@ -219,21 +227,22 @@ impl<M: LanguageModel> Trainer<M> {
             let steps = self.steps();
             let last = steps == self.config.steps;
             let is_due = |every: usize| steps.is_multiple_of(every);
-            evaluated = match !last && self.config.evaluate_every.is_some_and(is_due) {
-                true => Some(self.tell_held_out(data, observer)?),
-                false => None,
+            evaluated = if !last && self.config.evaluate_every.is_some_and(is_due) {
+                Some(self.report_held_out(data, observer)?)
+            } else {
+                None
             };
             self.save_if_due(observer)?;
             stopped = !last && !all_finite(!observer.stop(), self.ddp.groups())?;
         }
-        tracing::debug!(waits = ?samples.waits(), "read ahead");
-        self.save_the_end(observer)?;
+        tracing::debug!(waits = ?samples.stats(), "read ahead");
+        self.save_final(observer)?;
         let held_out = match (evaluated, stopped && self.saver.is_some()) {
             (Some(held_out), _) => held_out,
             (None, true) => self.evaluate(data, self.steps())?,
-            (None, false) => self.tell_held_out(data, observer)?,
+            (None, false) => self.report_held_out(data, observer)?,
         };
-        Ok(Outcome {
+        Ok(TrainOutcome {
             steps: self.steps(),
             skipped: self.count.skipped as usize,
             without_targets: self.count.without_targets as usize,
@@ -243,7 +252,7 @@ impl<M: LanguageModel> Trainer<M> {
         })
     }
 
-    fn tell_held_out(
+    fn report_held_out(
         &self,
         data: &dyn Dataset,
         observer: &mut impl Observer,
@@ -253,11 +262,11 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(held_out)
     }
 
-    /// One update: all micro-batches, the reduction, and the optimizer. `samples` are those of the whole
-    /// run, of which the step takes those that come next.
+    /// One update: all micro-batches, the reduction, clipping and the optimizer. `samples` are those of the
+    /// whole run; the step reads the next ones. Collective: call on all ranks of the world.
     ///
-    /// No rank takes the step when a loss or a gradient is not finite anywhere, or when none of the
-    /// targets of the global batch has a loss; the latter says nothing about the loss scale.
+    /// All ranks skip the update if a loss or a gradient is not finite on any rank, or if all targets of the
+    /// global batch are masked; the latter does not change the loss scale.
     ///
     /// # Errors
     ///
@@ -278,14 +287,14 @@ impl<M: LanguageModel> Trainer<M> {
         };
         let scale = self.scaler.scale();
         let mut gradients = self.ddp.reduce(tokens)?;
-        // Before the weights change: those that are gathered in 8 bits have the scales of the next step.
+        // Before the weights change: weights that are gathered in FP8 use the scales of the next step.
         self.ddp.fp8().end_step(self.ddp.groups())?;
         gradients.scale(1.0 / scale);
         let norm = global_norm(&gradients, &self.ddp)?;
         let losses = LossSums(self.sum_over_model(losses.0)?);
         let terms = self.ddp.module().loss_terms();
         let mean = losses.over(gradients.tokens as f64, terms);
-        // A step that was skipped does not use up a part of the schedule.
+        // Skipped steps do not advance the schedule.
         let learning_rate = self.learning_rates.lr(self.count.taken as usize);
         let skip_reason = self.skip_reason(&gradients, mean.is_finite() && norm.is_finite())?;
         let count_zeros = || count_zeros(&gradients, &self.ddp);
@@ -304,14 +313,15 @@ impl<M: LanguageModel> Trainer<M> {
         };
         self.samples += self.config.global_batch_size as u64;
         match skip_reason {
-            // Nothing was computed that could say how the run or its scale does.
+            // Without targets nothing is known about the run or its loss scale.
             Some(SkipReason::NoTargets) => self.count.record_without_targets(),
             _ => {
                 self.scaler.update(skip_reason.is_some());
                 self.count.record(skip_reason.is_none());
-                self.diverged = match mean.is_finite() {
-                    true => None,
-                    false => self.diverged.or(Some(step)),
+                self.diverged = if mean.is_finite() {
+                    None
+                } else {
+                    self.diverged.or(Some(step))
                 };
             }
         }
@@ -322,7 +332,7 @@ impl<M: LanguageModel> Trainer<M> {
             }
             self.optimizer.step(learning_rate, &mut self.ddp, gradients);
         } else {
-            self.ddp.skipped();
+            self.ddp.finish_skipped_step();
         }
         let every = self.config.check_replicas_every;
         if every.is_some_and(|every| (step + 1).is_multiple_of(every)) {
@@ -331,19 +341,19 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(metrics)
     }
 
-    /// Why no rank takes the step, where none does; every rank must come. `own` says whether what this
-    /// rank knows of loss and norm is finite.
+    /// Why the step is skipped, if it is. `own` is whether loss and norm are finite on this rank. Collective:
+    /// call on all ranks of the world.
     ///
-    /// Of the ranks whose gradients are not what they should be the first one names what is wrong with
-    /// them. With a dynamic loss scale that is how the scale is found, and no news.
+    /// The first rank with invalid gradients logs a warning; with a dynamic loss scale, which is found by
+    /// overflows, only a debug message.
     fn skip_reason(
         &self,
         gradients: &Gradients,
         own: bool,
     ) -> Result<Option<SkipReason>, CommError> {
         let world = self.ddp.groups().world();
-        let (rank, culprits) = (world.rank(), &gradients.culprits);
-        let first = if culprits.is_empty() {
+        let (rank, invalid_gradients) = (world.rank(), &gradients.invalid_gradients);
+        let first = if invalid_gradients.is_empty() {
             world.size()
         } else {
             rank
@@ -351,10 +361,10 @@ impl<M: LanguageModel> Trainer<M> {
         let own = [i64::from(own), first as i64];
         let [finite, first] = match world.all_reduce(own.to_vec().into(), ReduceOp::Min)? {
             Buffer::I64(all) => [all[0], all[1]],
-            other => unreachable!("i64 went in, {} came out", other.dtype()),
+            other => unreachable!("all-reduce of i64 returned {}", other.dtype()),
         };
         let step = self.steps();
-        for (number, culprit) in culprits.iter().enumerate() {
+        for (number, culprit) in invalid_gradients.iter().enumerate() {
             let is_first = first == rank as i64 && number == 0;
             match self.scaler.state() {
                 None if is_first => tracing::warn!(step, "{culprit}"),
@@ -373,7 +383,7 @@ impl<M: LanguageModel> Trainer<M> {
         )
     }
 
-    /// Ends a run in which no step is taken any more.
+    /// Returns an error after too many consecutive skipped steps.
     fn check_skips(&self) -> Result<(), TrainError> {
         let checked = self.count.check(self.config.skip_limit);
         checked.map_err(|skips| match self.diverged {
@@ -382,7 +392,7 @@ impl<M: LanguageModel> Trainer<M> {
         })
     }
 
-    /// The mean loss on held-out text after `steps` updates; every rank must come.
+    /// The mean loss on held-out text after `steps` updates. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
@@ -395,7 +405,7 @@ impl<M: LanguageModel> Trainer<M> {
         let own: Vec<_> = own.cloned().collect();
         let mut batches: Vec<_> = own.chunks(size).map(|own| (own, true)).collect();
         if self.ddp.config().zero_stage == ZeroStage::Parameters {
-            // Every rank gathers as often as the others: one that has less goes over a window again.
+            // Every rank must gather equally often: a rank with fewer windows repeats one.
             let rounds = windows.len().div_ceil(axis.size()).div_ceil(size);
             batches.resize(rounds, (&windows[..1], false));
         }
@@ -428,36 +438,37 @@ impl<M: LanguageModel> Trainer<M> {
             .unwrap_or(self.ddp.module().context())
     }
 
-    /// The samples of each step that this rank runs.
+    /// The indices of the samples of each step on this rank.
     pub(super) fn own_samples(&self) -> Range<usize> {
         let axis = self.ddp.groups().data();
         let share = self.config.global_batch_size / axis.size();
         axis.rank() * share..(axis.rank() + 1) * share
     }
 
-    /// Text after a prompt; every rank of the tensor and the pipeline axis must come, and under full
-    /// sharding of the data axis too. All get the same. The seed is that of the run where none is given.
+    /// Generates text after a prompt, the same on all ranks. The default seed is that of the run.
+    /// Collective: call on all ranks of the tensor and the pipeline axis, with full sharding also of the data
+    /// axis.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] for settings that draw nothing, a tokenizer of another model, and when a rank is
-    /// missing.
+    /// [`TrainError`] for invalid settings, a tokenizer that does not fit the model, and communication
+    /// errors.
     pub fn generate(
         &self,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
-    ) -> Result<Generated, TrainError> {
+    ) -> Result<GenerationOutput, TrainError> {
         let mut config = config.clone();
         config.seed = config.seed.or(Some(self.config.seed));
         let prompt = config.prompt_tokens(tokenizer);
         let prompt = prompt.map_err(GenerateError::from)?;
         let mut generator = Generator::new(self.ddp.module(), self.ddp.groups(), &self.device)
             .with_placement(self.placement());
-        let written = generator.generate(&prompt, &config, tokenizer, &mut |_| Ok(()));
-        Ok(written?)
+        let generated = generator.generate(&prompt, &config, tokenizer, &mut |_| Ok(()));
+        Ok(generated?)
     }
 
-    /// Sums what one rank of each pipeline has, and the others have as zeros.
+    /// Sums over pipeline and data axis; values are zero on all but one rank of each pipeline.
     fn sum_over_model(&self, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         let groups = self.ddp.groups();
         self.sum(self.sum(values, groups.pipeline())?, groups.data())
@@ -466,7 +477,7 @@ impl<M: LanguageModel> Trainer<M> {
     fn sum(&self, values: Vec<f64>, comm: &Comm) -> Result<Vec<f64>, CommError> {
         match comm.all_reduce(values.into(), ReduceOp::Sum)? {
             Buffer::F64(values) => Ok(values),
-            other => unreachable!("f64 went in, {} came out", other.dtype()),
+            other => unreachable!("all-reduce of f64 returned {}", other.dtype()),
         }
     }
 

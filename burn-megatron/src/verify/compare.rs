@@ -1,23 +1,23 @@
-//! An observation against the reference.
+//! Compares observations with the reference.
 
 use super::Observation;
 
-/// The largest relative difference of one kind, and where it is.
+/// The largest relative difference of one column, and its parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Largest absolute difference over largest absolute reference; infinite where the reference
-    /// is zero and the other is not, or where one is not a number.
+    /// Largest absolute difference over largest absolute reference; infinite if the reference is zero and the
+    /// other is not, or if either is NaN.
     pub relative: f64,
-    /// The path of the parameter, where the kind has several.
+    /// The path of the parameter, for columns of parameters.
     pub path: Option<String>,
 }
 
-/// A layout against one rank; each entry is the worst of all ranks.
+/// The comparison of a layout with one rank; each entry is the worst over all ranks.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// Parameters whose initial weights are not bit-equal to those of one rank, or that no rank holds.
     pub unequal_weights: Vec<String>,
-    /// Parameters of which two ranks hold the same part with other bits, at any time.
+    /// Parameters with replicas that are not bit-equal, at any time.
     pub unequal_replicas: Vec<String>,
     /// Loss of any step.
     pub loss: Difference,
@@ -34,7 +34,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Compares what each rank of a layout saw with the reference.
+    /// Compares the observations of all ranks of a layout with the reference.
     pub fn worst(reference: &Observation, ranks: &[Observation]) -> Self {
         let all = || ranks.iter();
         Self {
@@ -73,8 +73,8 @@ impl Comparison {
         }
     }
 
-    /// The columns of the report that do not pass: those beyond `tolerance`, and those that must be
-    /// equal to the bit and are not.
+    /// The failing columns of the report: differences beyond `tolerance`, and values that must be bit-equal and
+    /// are not.
     pub fn failing(&self, tolerance: f64) -> Vec<&'static str> {
         let differences = [
             ("loss", &self.loss),
@@ -85,7 +85,7 @@ impl Comparison {
             ("final weights", &self.final_weights),
         ];
         let differ = |(name, difference): (_, &Difference)| {
-            // What is not a number, and a tolerance that is none, never pass.
+            // NaN and an invalid tolerance never pass.
             let passes = difference.relative.is_finite() && difference.relative <= tolerance;
             (!passes).then_some(name)
         };
@@ -95,7 +95,7 @@ impl Comparison {
         initial.into_iter().chain(between).chain(replicas).collect()
     }
 
-    /// Whether everything agrees within `tolerance`, and the initial weights to the bit.
+    /// Whether all differences are within `tolerance`, and initial weights and replicas are bit-equal.
     pub fn passes(&self, tolerance: f64) -> bool {
         self.failing(tolerance).is_empty()
     }
@@ -109,7 +109,7 @@ fn paths(all: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 fn unequal(reference: &Observation, rank: &Observation) -> Vec<String> {
-    // What is not a number is equal to nothing, not to itself either.
+    // NaN is never equal, not even to itself.
     let bits = |values: &Vec<f64>| {
         let bits = values.iter().map(|x| (!x.is_nan()).then(|| x.to_bits()));
         bits.collect::<Option<Vec<_>>>()
@@ -140,7 +140,7 @@ fn missing(reference: &Observation, ranks: &[Observation]) -> Vec<String> {
         .collect()
 }
 
-/// Each parameter that a rank of a layout holds, with what the reference has for it.
+/// Each parameter of a rank, with the values of the reference.
 fn matched<'a>(
     reference: &'a Observation,
     expected: &'a [Vec<f64>],
@@ -182,7 +182,7 @@ fn worst(all: impl Iterator<Item = Difference>) -> Difference {
 
 fn difference(expected: &[f64], found: &[f64]) -> Difference {
     let largest = |values: &mut dyn Iterator<Item = f64>| {
-        // A `max` would skip what is not a number.
+        // `max` would skip NaN.
         values.fold(0.0, |max: f64, x| {
             if x.abs() > max || x.is_nan() {
                 x.abs()
@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    /// The columns that fail when the second of two ranks sees something else.
+    /// The columns that fail if the second of two ranks observes something else.
     fn failing(change: impl FnOnce(&mut Observation)) -> (Vec<&'static str>, Comparison) {
         let mut other = observation();
         change(&mut other);
@@ -276,11 +276,11 @@ mod tests {
         );
     }
 
-    /// In both: neither of them learns anything, and their bits are equal.
+    /// On both sides as well, although the bits are equal.
     #[test]
-    fn what_is_not_a_number_fails_in_each_column_on_either_side_and_on_both() {
-        type Place = fn(&mut Observation) -> &mut f64;
-        let places: [(Place, &str); 7] = [
+    fn nan_fails_in_each_column_on_either_side_and_on_both() {
+        type Field = fn(&mut Observation) -> &mut f64;
+        let fields: [(Field, &str); 7] = [
             (|o| &mut o.initial_weights[1][0], "initial weights"),
             (|o| &mut o.losses[1], "loss"),
             (|o| &mut o.input_gradient[0], "input grad"),
@@ -289,13 +289,13 @@ mod tests {
             (|o| &mut o.gradient_norms[1], "grad norm"),
             (|o| &mut o.final_weights[1][1], "final weights"),
         ];
-        for (place, column) in places {
+        for (field, column) in fields {
             for (in_reference, in_rank) in [(true, false), (false, true), (true, true)] {
                 for value in [f64::NAN, -f64::NAN] {
                     let with = |wrong: bool| {
                         let mut observation = observation();
                         if wrong {
-                            *place(&mut observation) = value;
+                            *field(&mut observation) = value;
                         }
                         observation
                     };
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_passes_a_tolerance_that_is_no_bound() {
+    fn nothing_passes_an_invalid_tolerance() {
         let (_, comparison) = failing(|o| o.losses[1] = 2.5);
         assert!(comparison.passes(0.5));
         for tolerance in [f64::NAN, -1.0] {

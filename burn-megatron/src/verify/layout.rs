@@ -1,4 +1,4 @@
-//! A layout as `verify` names it, such as `tp2-sp-dp2`.
+//! Layouts of `verify`, such as `tp2-sp-dp2`.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,26 +7,26 @@ use std::str::FromStr;
 use crate::data_parallel::{DataParallelConfig, ZeroStage};
 use crate::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleError, ScheduleKind, generate};
 
-/// How many ranks share the model and the batch.
+/// A parallel layout: the sizes of the axes and the options of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Ranks that share each layer.
+    /// Size of the tensor axis.
     pub tensor: usize,
-    /// Ranks that share the batch.
+    /// Size of the data axis.
     pub data: usize,
-    /// Whether the activations between the blocks are split along the sequence.
+    /// Whether sequence parallelism is on.
     pub sequence_parallel: bool,
-    /// Samples per micro-batch; all of a rank's samples at once where none is given.
+    /// Samples per micro-batch; by default all samples of a rank at once.
     pub micro_batch: Option<usize>,
-    /// Ranks that share the layers.
+    /// Size of the pipeline axis.
     pub pipeline: usize,
-    /// In which order they work, where there are several.
+    /// The pipeline schedule.
     pub schedule: ScheduleKind,
-    /// Stages on each of them; as many as the schedule usually has where not given.
+    /// Stages per pipeline rank; by default that of the schedule.
     pub virtual_stages: Option<usize>,
-    /// What is sharded over the data axis.
+    /// The ZeRO stage.
     pub zero_stage: ZeroStage,
-    /// Ranks of the data axis that share one sharded copy; all of them where not given.
+    /// Size of a sharding group of the data axis (HSDP); by default the whole axis.
     pub hsdp: Option<usize>,
 }
 
@@ -47,22 +47,22 @@ impl Default for Layout {
     }
 }
 
-/// A text that names no layout.
+/// A text that is not a [`Layout`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("\"{text}\" is no layout: \"{part}\" {fault}")]
-pub struct LayoutError {
+#[error("invalid layout \"{text}\": \"{part}\" {fault}")]
+pub struct ParseLayoutError {
     /// The whole text.
     pub text: String,
-    /// The part that was not understood.
+    /// The invalid part.
     pub part: String,
-    /// What is wrong with it.
-    pub fault: LayoutFault,
+    /// The error of this part.
+    pub fault: LayoutPartError,
 }
 
-/// What is wrong with a part of a layout.
+/// Why a part of a layout is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LayoutFault {
-    /// It names nothing.
+pub enum LayoutPartError {
+    /// An unknown part.
     #[error(
         "is not one of tpN, sp, dpN, ppN, mbN, zN, hsdpN (tensor, sequence, data and pipeline \
          parallelism, micro-batch, ZeRO stage, ranks of a sharding group), as in tp2-sp-dp2 and \
@@ -70,17 +70,17 @@ pub enum LayoutFault {
          pp2-mb1/interleaved/v2"
     )]
     Unknown,
-    /// It names what a part before it has named.
-    #[error("says again what a part before it says; each is named once, as in tp2-sp-dp2")]
-    Again,
+    /// A repeated part.
+    #[error("repeats an earlier part: expected each once, as in tp2-sp-dp2")]
+    Repeated,
 }
 
-/// Elements of a bucket in `verify`: few enough that small models have several, and that parameters
-/// lie in several shards.
+/// Elements per bucket in `verify`: small, so that small models have several buckets and parameters span
+/// several shards.
 const BUCKET: usize = 5000;
 
 impl Layout {
-    /// What is sharded over the data axis, and how.
+    /// The data-parallel settings.
     pub fn data_parallel(&self) -> DataParallelConfig {
         DataParallelConfig {
             zero_stage: self.zero_stage,
@@ -95,11 +95,11 @@ impl Layout {
         self.tensor * self.data * self.pipeline
     }
 
-    /// The schedule for `samples` samples on each rank of the data axis.
+    /// The schedule for `samples` samples per rank of the data axis.
     ///
     /// # Errors
     ///
-    /// [`ScheduleError`] where the sizes do not fit the schedule.
+    /// [`ScheduleError`] if the sizes do not fit the schedule.
     pub fn schedule(&self, samples: usize) -> Result<Schedule, ScheduleError> {
         let micro_batches = samples / self.micro_batch.unwrap_or(samples).max(1);
         let config = ScheduleConfig::new(self.schedule, self.pipeline, micro_batches);
@@ -211,20 +211,21 @@ impl fmt::Display for Layout {
 }
 
 impl FromStr for Layout {
-    type Err = LayoutError;
+    type Err = ParseLayoutError;
 
-    fn from_str(text: &str) -> Result<Self, LayoutError> {
+    fn from_str(text: &str) -> Result<Self, ParseLayoutError> {
         let mut layout = Self::default();
         let (sizes, schedule) = text.split_once('/').unwrap_or((text, ""));
-        let wrong = |part: &str, fault| LayoutError {
+        let wrong = |part: &str, fault| ParseLayoutError {
             text: text.into(),
             part: part.into(),
             fault,
         };
         let mut named = vec![];
-        let mut once = |part, name| match named.contains(&name) {
-            true => Err(wrong(part, LayoutFault::Again)),
-            false => {
+        let mut once = |part, name| {
+            if named.contains(&name) {
+                Err(wrong(part, LayoutPartError::Repeated))
+            } else {
                 named.push(name);
                 Ok(())
             }
@@ -234,7 +235,7 @@ impl FromStr for Layout {
                 part,
                 layout
                     .set_schedule(part)
-                    .ok_or_else(|| wrong(part, LayoutFault::Unknown))?,
+                    .ok_or_else(|| wrong(part, LayoutPartError::Unknown))?,
             )?;
         }
         for part in sizes.split('-') {
@@ -242,7 +243,7 @@ impl FromStr for Layout {
                 part,
                 layout
                     .set_size(part)
-                    .ok_or_else(|| wrong(part, LayoutFault::Unknown))?,
+                    .ok_or_else(|| wrong(part, LayoutPartError::Unknown))?,
             )?;
         }
         Ok(layout)
@@ -250,7 +251,7 @@ impl FromStr for Layout {
 }
 
 impl Layout {
-    /// Sets what a part after a slash says, and gives its name; nothing where it says nothing.
+    /// Sets a part after a slash and returns its name; `None` if it is unknown.
     fn set_schedule(&mut self, part: &str) -> Option<&'static str> {
         if let Some(stages) = size(part, "v") {
             self.virtual_stages = Some(stages);
@@ -260,7 +261,7 @@ impl Layout {
         Some("schedule")
     }
 
-    /// The same for a part before it.
+    /// Sets a part before a slash and returns its name; `None` if it is unknown.
     fn set_size(&mut self, part: &str) -> Option<&'static str> {
         if part == "sp" {
             self.sequence_parallel = true;
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_part_that_is_wrong_is_named() {
+    fn the_invalid_part_is_named() {
         for (text, part) in [
             ("tp2-cp2", "cp2"),
             ("tp0", "tp0"),
@@ -324,12 +325,15 @@ mod tests {
             ("dp4-z4", "z4"),
         ] {
             let error = text.parse::<Layout>().unwrap_err();
-            assert_eq!((&error.part[..], error.fault), (part, LayoutFault::Unknown));
+            assert_eq!(
+                (&error.part[..], error.fault),
+                (part, LayoutPartError::Unknown)
+            );
         }
     }
 
     #[test]
-    fn what_is_named_twice_is_refused() {
+    fn a_repeated_part_is_refused() {
         for (text, part) in [
             ("tp2-tp4", "tp4"),
             ("tp2-tp2", "tp2"),
@@ -343,12 +347,15 @@ mod tests {
             ("pp2-mb1/interleaved/v2/v3", "v3"),
         ] {
             let error = text.parse::<Layout>().unwrap_err();
-            assert_eq!((&error.part[..], error.fault), (part, LayoutFault::Again));
+            assert_eq!(
+                (&error.part[..], error.fault),
+                (part, LayoutPartError::Repeated)
+            );
         }
         assert_eq!(
             "tp2-tp4".parse::<Layout>().unwrap_err().to_string(),
-            "\"tp2-tp4\" is no layout: \"tp4\" says again what a part before it says; each is named \
-             once, as in tp2-sp-dp2"
+            "invalid layout \"tp2-tp4\": \"tp4\" repeats an earlier part: expected each once, as in \
+             tp2-sp-dp2"
         );
     }
 }

@@ -1,14 +1,14 @@
-//! Proof that a layout computes what one rank computes.
+//! Checks that a layout computes the same as one rank.
 //!
 //! [`verify`] runs a small model in each [`Layout`] and on one rank, usually in f64 on the CPU, and compares
 //! the initial weights (bit for bit), the loss and the gradient norm of each step, the gradient of the input,
-//! every parameter's gradient in the first and in the last step, and the weights after these steps. Parts are
-//! put together through the model's [`ParameterTable`](crate::nn::ParameterTable), and ranks that hold
-//! the same part, on the tensor or the data axis, must hold the same bits.
+//! every parameter's gradient in the first and in the last step, and the weights after these steps. Shards are
+//! assembled with the model's [`ParameterTable`](crate::nn::ParameterTable), and replicas, on the tensor or
+//! the data axis, must be bit-equal.
 //!
-//! In f64 only the order of sums differs, and the [tolerance](Options::tolerance) is small; so it is of models
-//! with layers in 8 bits, whose products are then added up in f64. Where a layout rounds other values than one
-//! rank does, the bound follows from the type: see [`Subject::rounding`].
+//! In f64 only the order of sums differs, and the [tolerance](VerifyOptions::tolerance) is small; also for models
+//! with FP8 layers, whose products are then accumulated in f64. If a layout rounds other values than one rank
+//! does, the bound follows from the type: see [`Subject::rounding`].
 //!
 //! A difference between two tensors is the largest absolute difference of their elements over the
 //! largest absolute element of the reference.
@@ -20,15 +20,15 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::comm::{Groups, World, WorldError};
+use crate::comm::{ParallelContext, World, WorldError};
 use crate::data_parallel::{
     DataParallelConfig, DataParallelConfigError, DataParallelError, DistributedDataParallel,
     Precision,
 };
-use crate::mesh::{MeshError, ParallelConfig, share_batch};
+use crate::mesh::{MeshError, ParallelConfig, samples_per_rank};
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::AdamWConfig;
-use crate::pipeline::engine::Output;
+use crate::pipeline::engine::StageOutput;
 use crate::pipeline::schedule::ScheduleError;
 use crate::pipeline::split::{LayerSplit, SplitError, StageLayout};
 
@@ -40,31 +40,31 @@ mod report;
 mod rounding;
 
 pub use compare::{Comparison, Difference};
-pub use layout::{Layout, LayoutError, LayoutFault};
+pub use layout::{Layout, LayoutPartError, ParseLayoutError};
 pub use observe::Observation;
-pub use report::Report;
+pub use report::VerifyReport;
 pub use rounding::Rounding;
 
-/// A model to be verified, with its data.
+/// A model to verify, with its data.
 pub trait Subject: Sync {
     /// The module.
     type Model: Module;
 
-    /// Builds this rank's part from one seed for all layouts: parameters in f64 where the
-    /// [`dtype`](Self::dtype) is, and in f32 elsewhere.
+    /// Builds this rank's shard of the model, with the same seed for all layouts. Parameters are f64 if the
+    /// [`dtype`](Self::dtype) is, else f32.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] when the model does not fit the mesh.
+    /// [`BuildError`] if the model does not fit the mesh.
     fn build(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
     ) -> Result<ParallelModule<Self::Model>, BuildError>;
 
-    /// Wraps the module for data parallelism with the settings of the layout: here the communicators of the wrapper can be replaced
-    /// by ones that record or disturb its calls.
+    /// Wraps the module for data parallelism with the settings of the layout. An implementation can replace the
+    /// communicators of the wrapper by ones that record or corrupt calls.
     ///
     /// # Errors
     ///
@@ -72,46 +72,45 @@ pub trait Subject: Sync {
     fn wrap(
         &self,
         model: ParallelModule<Self::Model>,
-        groups: &Groups,
+        groups: &ParallelContext,
         config: &DataParallelConfig,
     ) -> Result<DistributedDataParallel<Self::Model>, DataParallelError> {
         DistributedDataParallel::with(model, groups, config)
     }
 
-    /// The type of what passes between the layers: f64 unless the model is to be verified in another one,
-    /// f32, bf16 or f16.
+    /// The compute type of the model: f64 by default, or f32, bf16 or f16.
     fn dtype(&self) -> DType {
         DType::F64
     }
 
-    /// What a layout rounds otherwise than one rank does, where that is more than sums in another order in
-    /// f64: then the differences may be as large as its bound, and the steps are gradient steps (AdamW with
-    /// an epsilon of 1), as AdamW's are of one size whatever the gradient, so that of a gradient near 0 rounding
-    /// decides the direction.
+    /// The bound on differences, if a layout rounds other values than one rank does; `None` if only the order of
+    /// sums in f64 differs. With a bound, the steps are proportional to the gradient (AdamW with an epsilon of
+    /// 1): AdamW's own steps have the same size for any gradient, so rounding would determine the direction for
+    /// gradients near 0.
     fn rounding(&self, layout: &Layout) -> Option<Rounding> {
         let _ = layout;
         None
     }
 
-    /// The path of the weight that makes the logits, whose gradients the last stage can put off.
+    /// The path of the output layer's weight, whose gradients the last stage can defer.
     fn output_weight<'a>(&self, model: &'a Self::Model) -> Option<&'a str> {
         let _ = model;
         None
     }
 
-    /// The samples of a step, over all ranks.
+    /// The number of samples per step, over all ranks.
     fn samples(&self) -> usize;
 
-    /// The shape `[seq, hidden]` of one sample of the model's input after embedding.
+    /// The shape `[seq, hidden]` of one sample after the embedding.
     fn input_shape(&self) -> [usize; 2];
 
-    /// The tokens that count in the loss of `samples`.
+    /// The number of unmasked tokens of `samples`.
     fn tokens(&self, step: usize, samples: Range<usize>) -> u64;
 
     /// The loss of `samples`, summed over their tokens.
     ///
-    /// `offset` (`[samples, seq, hidden]`, zero) is to be added to the input after embedding: its
-    /// gradient is the gradient of the input.
+    /// `offset` (`[samples, seq, hidden]`, zero) must be added to the output of the embedding: its gradient is
+    /// the gradient of the input.
     fn loss(
         &self,
         model: &Self::Model,
@@ -120,24 +119,24 @@ pub trait Subject: Sync {
         offset: Tensor<3>,
     ) -> Tensor<1>;
 
-    /// The layers between which a pipeline can cut the model; none where it cannot be cut.
+    /// The number of layers that a pipeline can split; 0 if the model does not support pipelines.
     fn layers(&self) -> usize {
         0
     }
 
-    /// How the layers are shared out over the stages of a pipeline.
+    /// The distribution of layers over pipeline stages.
     fn split(&self) -> LayerSplit {
         LayerSplit::Even
     }
 
-    /// Builds the stages of this rank, given as their numbers and what is in them.
+    /// Builds the stages of this rank, given as pairs of index and layout.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] when the model does not fit the mesh or cannot be cut.
+    /// [`BuildError`] if the model does not fit the mesh or does not support pipelines.
     fn build_stages(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
         sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
@@ -145,62 +144,61 @@ pub trait Subject: Sync {
         let _ = (groups, device, sequence_parallel, stages);
         Err(BuildError::Config {
             path: "model".into(),
-            message: "this model cannot be cut into stages; a layout with pipeline = 1 can run it"
-                .into(),
+            message: "this model does not support pipelines: use a layout with pipeline = 1".into(),
         })
     }
 
-    /// Runs one stage; only called where [`build_stages`](Self::build_stages) built it.
-    fn stage(&self, model: &Self::Model, call: StageCall) -> Output {
+    /// Runs one stage that [`build_stages`](Self::build_stages) has built.
+    fn stage(&self, model: &Self::Model, call: StageCall) -> StageOutput {
         let _ = model;
-        unreachable!("stage {} was never built", call.stage)
+        unreachable!("stage {} was not built", call.stage)
     }
 }
 
 /// One forward of one stage.
 pub struct StageCall {
-    /// The stage.
+    /// The index of the stage.
     pub stage: usize,
-    /// Whether it is the last one, which gives the loss.
+    /// Whether it is the last stage, which returns the loss.
     pub last: bool,
     /// The step.
     pub step: usize,
     /// The samples of the micro-batch.
     pub samples: Range<usize>,
-    /// What the stage before gave; none for the first.
+    /// The output of the previous stage; `None` for the first.
     pub input: Option<Tensor<3>>,
-    /// See [`Subject::loss`]; for the first stage only.
+    /// See [`Subject::loss`]; `Some` only for the first stage.
     pub offset: Option<Tensor<3>>,
 }
 
-/// How [`verify`] runs and judges.
+/// The options of [`verify`].
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct VerifyOptions {
     /// Optimizer steps before the weights are compared.
     pub steps: usize,
-    /// The largest relative difference that passes where only the order of sums differs.
+    /// The largest relative difference that passes if only the order of sums differs.
     pub tolerance: f64,
-    /// The learning rate of those steps.
+    /// The learning rate.
     pub learning_rate: f64,
     /// The optimizer.
     pub optimizer: AdamWConfig,
-    /// The gradient norm to which gradients are clipped; infinite where they are not.
+    /// The maximum gradient norm; infinite for no clipping.
     pub clip: f64,
-    /// What the ranks of the data axis share in each layout, but for what the layout says of it itself, and for
-    /// the precision, which is the [type](Subject::dtype) of the subject. Where no size of buckets is given it is
-    /// small, so that small models have several. The one rank has none of this but the type of the moments.
+    /// The data-parallel settings of each layout, except those that the layout itself has, and the precision,
+    /// which is the [type](Subject::dtype) of the subject. The default bucket size is small, so that small models
+    /// have several buckets. The single rank only uses the type of the moments.
     pub data_parallel: DataParallelConfig,
-    /// How many gradients of the output weight a pipeline's last stage puts off at once: see
-    /// [`Pipeline::defer_embedding_wgrad`](crate::train::Pipeline::defer_embedding_wgrad).
+    /// The maximum number of gradients of the output layer's weight that the last stage defers: see
+    /// [`PipelineConfig::defer_embedding_wgrad`](crate::train::PipelineConfig::defer_embedding_wgrad).
     pub defer_embedding_wgrad: Option<usize>,
-    /// Whether the one rank has micro-batches of the size that the layout has, and not all samples at once:
-    /// scales in 8 bits may be those of a micro-batch.
+    /// Whether the single rank uses micro-batches of the size of the layout instead of all samples at once, as
+    /// FP8 scales may depend on the micro-batch.
     pub same_micro_batches: bool,
     /// Called with the name of each layout before it runs.
     pub progress: fn(&str),
 }
 
-impl Default for Options {
+impl Default for VerifyOptions {
     fn default() -> Self {
         Self {
             steps: 5,
@@ -216,9 +214,9 @@ impl Default for Options {
     }
 }
 
-impl Options {
-    /// What the ranks of the data axis share in `layout`, of a model that computes in `dtype`.
-    fn sharing(&self, layout: &Layout, dtype: DType) -> DataParallelConfig {
+impl VerifyOptions {
+    /// The data-parallel settings of `layout`, for a model that computes in `dtype`.
+    fn data_parallel_for(&self, layout: &Layout, dtype: DType) -> DataParallelConfig {
         let DataParallelConfig {
             zero_stage,
             hsdp,
@@ -238,8 +236,8 @@ impl Options {
         }
     }
 
-    /// The same for the one rank, which shares nothing.
-    fn of_one(&self) -> Self {
+    /// The options for the single rank.
+    fn single_rank(&self) -> Self {
         Self {
             data_parallel: DataParallelConfig {
                 moments: self.data_parallel.moments,
@@ -250,7 +248,7 @@ impl Options {
         }
     }
 
-    /// The same with steps whose size is that of the gradients.
+    /// The same options with steps proportional to the gradients.
     fn with_gradient_steps(&self) -> Self {
         Self {
             learning_rate: 0.1,
@@ -269,23 +267,23 @@ impl Options {
 pub struct VerifyError {
     /// The layout.
     pub layout: Layout,
-    /// What went wrong.
-    pub error: LayoutFailure,
+    /// The cause.
+    pub error: LayoutRunError,
 }
 
 /// Why a layout cannot be run.
 #[derive(Debug, thiserror::Error)]
-pub enum LayoutFailure {
-    /// Its ranks cannot share the samples.
+pub enum LayoutRunError {
+    /// The samples are not divisible over its ranks.
     #[error(transparent)]
     Samples(#[from] MeshError),
     /// Its schedule does not fit the samples.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// The layers cannot be shared out over its stages.
+    /// The layers cannot be distributed over its stages.
     #[error(transparent)]
     Split(#[from] SplitError),
-    /// The data axis cannot be sharded so.
+    /// Invalid sharding of the data axis.
     #[error(transparent)]
     Sharding(#[from] DataParallelConfigError),
     /// A rank failed.
@@ -293,24 +291,24 @@ pub enum LayoutFailure {
     World(#[from] WorldError),
 }
 
-/// What a rank can fail with.
+/// The error of a rank.
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs `subject` on one rank and in each layout, and compares.
+/// Runs `subject` on one rank and in each layout, and compares the results.
 ///
 /// # Errors
 ///
-/// [`VerifyError`] when a layout cannot be run at all. A layout that computes something else is no
-/// error but a row of the report that did not pass.
+/// [`VerifyError`] if a layout cannot be run. A layout with other results is not an error, but a failing
+/// row of the report.
 pub fn verify<S: Subject>(
     subject: &S,
     layouts: &[Layout],
-    options: &Options,
-) -> Result<Report, VerifyError> {
+    options: &VerifyOptions,
+) -> Result<VerifyReport, VerifyError> {
     for layout in layouts {
         check_layout(subject, layout, options)?;
     }
-    let mut of_one = BTreeMap::new();
+    let mut references = BTreeMap::new();
     let mut rows = Vec::with_capacity(layouts.len());
     for layout in layouts {
         let rounding = subject.rounding(layout);
@@ -321,22 +319,22 @@ pub fn verify<S: Subject>(
         let own = subject.samples() / layout.data;
         let size = layout.micro_batch.unwrap_or(own);
         let micro_batch = options.same_micro_batches.then_some(size);
-        let one = match of_one.entry((micro_batch, rounding.is_some())) {
+        let reference = match references.entry((micro_batch, rounding.is_some())) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(one_rank(subject, micro_batch, options)?),
+            Entry::Vacant(new) => new.insert(run_reference(subject, micro_batch, options)?),
         };
         (options.progress)(&layout.to_string());
         let ranks = observe_layout(subject, layout, options)?;
-        rows.push((*layout, Comparison::worst(one, &ranks), rounding));
+        rows.push((*layout, Comparison::worst(reference, &ranks), rounding));
     }
-    Ok(Report::new(rows, options))
+    Ok(VerifyReport::new(rows, options))
 }
 
-/// What one rank observes, with micro-batches of this size.
-fn one_rank<S: Subject>(
+/// The observation of a single rank, with micro-batches of this size.
+fn run_reference<S: Subject>(
     subject: &S,
     micro_batch: Option<usize>,
-    options: &Options,
+    options: &VerifyOptions,
 ) -> Result<Observation, VerifyError> {
     let layout = Layout {
         micro_batch,
@@ -346,10 +344,10 @@ fn one_rank<S: Subject>(
         Some(_) => "one rank, with micro-batches of that size",
         None => "one rank",
     });
-    Ok(observe_layout(subject, &layout, &options.of_one())?.swap_remove(0))
+    Ok(observe_layout(subject, &layout, &options.single_rank())?.swap_remove(0))
 }
 
-/// What each rank of a layout observes.
+/// Runs a layout and returns the observation of each rank.
 ///
 /// # Errors
 ///
@@ -357,7 +355,7 @@ fn one_rank<S: Subject>(
 pub fn observe_layout<S: Subject>(
     subject: &S,
     layout: &Layout,
-    options: &Options,
+    options: &VerifyOptions,
 ) -> Result<Vec<Observation>, VerifyError> {
     let run = || {
         World::threads(layout.ranks())?.run(|rank| {
@@ -365,7 +363,7 @@ pub fn observe_layout<S: Subject>(
                 .with_tensor(layout.tensor)
                 .with_pipeline(layout.pipeline)
                 .with_data(layout.data);
-            let groups = Groups::new(&config, &rank)?;
+            let groups = ParallelContext::new(&config, &rank)?;
             observe::observe(subject, layout, &groups, options)
         })
     };
@@ -379,22 +377,26 @@ pub fn observe_layout<S: Subject>(
 fn check_layout<S: Subject>(
     subject: &S,
     layout: &Layout,
-    options: &Options,
+    options: &VerifyOptions,
 ) -> Result<(), VerifyError> {
-    let failed = |error: LayoutFailure| VerifyError {
+    let failed = |error: LayoutRunError| VerifyError {
         layout: *layout,
         error,
     };
-    let share = share_batch(subject.samples(), layout.data, layout.micro_batch)
+    let share = samples_per_rank(subject.samples(), layout.data, layout.micro_batch)
         .map_err(|error| failed(error.into()))?;
-    let sharding = options.sharing(layout, subject.dtype());
-    let sharding = sharding.check(layout.data);
-    sharding.map_err(|error| failed(error.into()))?;
+    options
+        .data_parallel_for(layout, subject.dtype())
+        .check(layout.data)
+        .map_err(|error| failed(error.into()))?;
     if layout.pipeline > 1 {
-        let schedule = layout.schedule(share);
-        let schedule = schedule.map_err(|error| failed(error.into()))?;
-        let stages = subject.split().stages(subject.layers(), schedule.stages());
-        stages.map_err(|error| failed(error.into()))?;
+        let schedule = layout
+            .schedule(share)
+            .map_err(|error| failed(error.into()))?;
+        subject
+            .split()
+            .stages(subject.layers(), schedule.stages())
+            .map_err(|error| failed(error.into()))?;
     }
     Ok(())
 }

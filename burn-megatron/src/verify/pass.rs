@@ -1,4 +1,4 @@
-//! Forward and backward of all micro-batches of a step, on one stage or in a pipeline.
+//! Forward and backward of all micro-batches of a step, on a single stage or in a pipeline.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,40 +7,40 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::observe::{elements, f64s};
-use super::{Layout, Options, RankError, StageCall, Subject};
+use super::{Layout, RankError, StageCall, Subject, VerifyOptions};
 use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, Groups, ReduceOp};
+use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp};
 use crate::data_parallel::{DistributedDataParallel, Gradients};
-use crate::nn::{BuildError, ParallelModule, Position};
-use crate::pipeline::engine::{Engine, Output, PutOff, Stage};
+use crate::nn::{BuildError, DropoutPosition, ParallelModule};
+use crate::pipeline::engine::{DeferredWgrad, Engine, Stage, StageOutput};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::split::StageLayout;
 
-/// What a rank does in every step.
-pub(super) struct Plan {
-    /// The samples of this rank.
+/// The work of a rank in each step.
+pub(super) struct StepPlan {
+    /// The indices of the samples of this rank.
     own: Range<usize>,
     micro_batch: usize,
     sequence_parallel: bool,
     pipeline: Option<(Schedule, Vec<StageLayout>)>,
     defer_embedding_wgrad: Option<usize>,
-    /// Of what passes between the layers.
+    /// The compute type.
     dtype: DType,
 }
 
-pub(super) struct Pass {
-    /// Mean over all tokens.
+pub(super) struct PassResult {
+    /// The mean over all tokens.
     pub loss: f64,
     pub input_gradient: Vec<f64>,
     pub gradients: Gradients,
 }
 
-impl Plan {
+impl StepPlan {
     pub fn new<S: Subject>(
         subject: &S,
         layout: &Layout,
-        groups: &Groups,
-        options: &Options,
+        groups: &ParallelContext,
+        options: &VerifyOptions,
     ) -> Result<Self, RankError> {
         let own = layout.samples_of(groups.data().rank(), subject.samples());
         let pipeline = match layout.pipeline {
@@ -66,7 +66,7 @@ impl Plan {
     pub fn build<S: Subject>(
         &self,
         subject: &S,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
     ) -> Result<ParallelModule<S::Model>, BuildError> {
         match &self.pipeline {
@@ -83,16 +83,16 @@ impl Plan {
         &self,
         subject: &S,
         ddp: &mut DistributedDataParallel<S::Model>,
-        groups: &Groups,
+        groups: &ParallelContext,
         step: usize,
-    ) -> Result<Pass, RankError> {
-        let offsets = Offsets::new(self.dtype);
+    ) -> Result<PassResult, RankError> {
+        let offsets = InputOffsets::new(self.dtype);
         let loss = match &self.pipeline {
-            None => self.whole(subject, ddp, step, &offsets),
+            None => self.run_single_stage(subject, ddp, step, &offsets),
             Some((schedule, _)) => {
                 let (device, sink) = (Device::flex(), ddp.sink());
                 let engine = Engine::new(schedule, groups.pipeline(), &device, &*sink)?;
-                let stages = Stages {
+                let stages = VerifyStages {
                     plan: self,
                     subject,
                     model: ddp.module(),
@@ -100,34 +100,35 @@ impl Plan {
                     step,
                     offsets: &offsets,
                 };
-                let put_off = self.put_off(subject, ddp)?;
-                engine.with_put_off(put_off).run(&stages)?.loss
+                let deferred_wgrad = self.deferred_wgrad(subject, ddp)?;
+                engine
+                    .with_deferred_wgrad(deferred_wgrad)
+                    .run(&stages)?
+                    .loss
             }
         };
         let gradients = ddp.reduce(subject.tokens(step, self.own.clone()))?;
         ddp.fp8().end_step(ddp.groups())?;
         let tokens = gradients.tokens as f64;
         let (pipeline, data) = (groups.pipeline(), groups.data());
-        // One rank of the pipeline has the loss, one the input; the others add zeros.
-        let loss = sum(vec![loss], pipeline)?;
-        let loss = sum(loss, data)?[0] / tokens;
+        // One pipeline rank has the loss, one the input gradient; the others have zeros.
+        let loss = sum(sum(vec![loss], pipeline)?, data)?[0] / tokens;
         let [seq, hidden] = subject.input_shape();
-        let input_gradient = offsets.gradient(self.own.len() * seq * hidden);
-        let input_gradient = sum(input_gradient, pipeline)?;
-        let input_gradient = f64s(data.all_gather(Buffer::from(input_gradient))?);
-        Ok(Pass {
+        let own_input_gradient = sum(offsets.gradient(self.own.len() * seq * hidden), pipeline)?;
+        let input_gradient = f64s(data.all_gather(Buffer::from(own_input_gradient))?);
+        Ok(PassResult {
             loss,
             input_gradient: input_gradient.into_iter().map(|x| x / tokens).collect(),
             gradients,
         })
     }
 
-    /// What the last stage puts off, on its rank.
-    fn put_off<S: Subject>(
+    /// The weight gradient that the last stage defers, on its rank.
+    fn deferred_wgrad<S: Subject>(
         &self,
         subject: &S,
         ddp: &DistributedDataParallel<S::Model>,
-    ) -> Result<Option<PutOff>, RankError> {
+    ) -> Result<Option<DeferredWgrad>, RankError> {
         let Some((limit, (schedule, _))) = self.defer_embedding_wgrad.zip(self.pipeline.as_ref())
         else {
             return Ok(None);
@@ -138,19 +139,17 @@ impl Plan {
         }
         let path = subject.output_weight(ddp.module());
         let index = path.and_then(|path| ddp.table().index(path));
-        let index = index.ok_or(
-            "defer_embedding_wgrad puts off the gradient of the output weight, and the subject names none \
-             (`Subject::output_weight`)",
-        )?;
-        Ok(Some(PutOff { index, limit }))
+        let index = index
+            .ok_or("defer_embedding_wgrad needs `Subject::output_weight`, which returns None")?;
+        Ok(Some(DeferredWgrad { index, limit }))
     }
 
-    fn whole<S: Subject>(
+    fn run_single_stage<S: Subject>(
         &self,
         subject: &S,
         ddp: &DistributedDataParallel<S::Model>,
         step: usize,
-        offsets: &Offsets,
+        offsets: &InputOffsets,
     ) -> f64 {
         let device = Device::flex().autodiff();
         let micro_batches = self.own.len() / self.micro_batch;
@@ -160,9 +159,10 @@ impl Plan {
             let offset = offsets.add(micro_batch, samples.len(), subject.input_shape());
             let sum = ddp.forward(&device, |model| subject.loss(model, step, samples, offset));
             let loss = sum.clone().into_scalar::<f64>();
-            let mut leaves = match micro_batch + 1 == micro_batches {
-                true => ddp.backward_last(sum),
-                false => ddp.backward(sum),
+            let mut leaves = if micro_batch + 1 == micro_batches {
+                ddp.backward_last(sum)
+            } else {
+                ddp.backward(sum)
             };
             offsets.take(micro_batch, &mut leaves);
             loss
@@ -186,13 +186,13 @@ fn sum(values: Vec<f64>, comm: &Comm) -> Result<Vec<f64>, CommError> {
     Ok(f64s(comm.all_reduce(Buffer::from(values), ReduceOp::Sum)?))
 }
 
-/// Leaves added to the input, and then their gradients, by micro-batch.
-struct Offsets {
+/// The leaves that are added to the input, and their gradients, by micro-batch.
+struct InputOffsets {
     dtype: DType,
     leaves: RefCell<BTreeMap<usize, (Tensor<3>, Vec<f64>)>>,
 }
 
-impl Offsets {
+impl InputOffsets {
     fn new(dtype: DType) -> Self {
         let leaves = RefCell::default();
         Self { dtype, leaves }
@@ -216,7 +216,7 @@ impl Offsets {
         }
     }
 
-    /// The gradients of all micro-batches one after the other; zeros where there are none.
+    /// The concatenated gradients of all micro-batches; zeros if there are none.
     fn gradient(self, len: usize) -> Vec<f64> {
         let all = self.leaves.into_inner().into_values();
         let mut gradient: Vec<f64> = all.flat_map(|(_, gradient)| gradient).collect();
@@ -225,18 +225,18 @@ impl Offsets {
     }
 }
 
-/// The stages of a subject, as the engine runs them.
-struct Stages<'a, S: Subject> {
-    plan: &'a Plan,
+/// The stages of a subject, for the engine.
+struct VerifyStages<'a, S: Subject> {
+    plan: &'a StepPlan,
     subject: &'a S,
     model: &'a S::Model,
-    position: &'a Position,
+    position: &'a DropoutPosition,
     step: usize,
-    offsets: &'a Offsets,
+    offsets: &'a InputOffsets,
 }
 
-impl<S: Subject> Stage for Stages<'_, S> {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output {
+impl<S: Subject> Stage for VerifyStages<'_, S> {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
         let samples = self.plan.samples(micro_batch);
         self.position.set(self.step as u64, samples.start as u64);
         let offset = (stage == 0).then(|| {

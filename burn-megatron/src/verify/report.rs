@@ -2,22 +2,22 @@
 
 use std::fmt;
 
-use super::{Comparison, Difference, Layout, Options, Rounding};
+use super::{Comparison, Difference, Layout, Rounding, VerifyOptions};
 
 /// The comparisons of all layouts.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct VerifyReport {
     rows: Vec<(Layout, Comparison)>,
-    /// Of the rows that round otherwise than one rank.
+    /// By row, the bound if the layout rounds other values than one rank.
     roundings: Vec<Option<Rounding>>,
     tolerance: f64,
     steps: usize,
 }
 
-impl Report {
+impl VerifyReport {
     pub(super) fn new(
         rows: Vec<(Layout, Comparison, Option<Rounding>)>,
-        options: &Options,
+        options: &VerifyOptions,
     ) -> Self {
         let split = |(layout, comparison, rounding)| ((layout, comparison), rounding);
         let (rows, roundings) = rows.into_iter().map(split).unzip();
@@ -40,7 +40,7 @@ impl Report {
         rows.all(|((_, comparison), bound)| comparison.passes(bound))
     }
 
-    /// The largest difference that passes in each row.
+    /// By row, the largest difference that passes.
     pub fn bounds(&self) -> impl Iterator<Item = f64> {
         let bound = |rounding: &Option<Rounding>| {
             let rounding = rounding.as_ref();
@@ -51,7 +51,7 @@ impl Report {
         self.roundings.iter().map(bound)
     }
 
-    /// What passes, and why.
+    /// The bounds and their reasons.
     fn reasons(&self) -> Vec<String> {
         let reason = |rounding: &Option<Rounding>| match rounding {
             Some(rounding) if rounding.bound > self.tolerance => {
@@ -103,7 +103,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for VerifyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "largest relative difference to one rank that passes:")?;
         for reason in self.reasons() {

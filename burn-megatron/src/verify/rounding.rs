@@ -1,24 +1,24 @@
-//! How far rounding alone may take a layout from one rank.
+//! Bounds on the differences that rounding alone may cause between a layout and one rank.
 
 use burn_megatron_kernels::fp8::{BLOCK, Format, MX_BLOCK};
 
 use super::Layout;
 use crate::nn::fp8::{Fp8Config, Fp8Recipe};
 
-/// A bound on the differences of a layout whose values are rounded otherwise than those of one rank.
+/// A bound on the differences of a layout that rounds other values than one rank does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rounding {
     /// The largest relative difference that passes.
     pub bound: f64,
-    /// What is rounded otherwise, and how the bound follows from the type.
+    /// Which values are rounded differently, and how the bound follows from the type.
     pub why: String,
 }
 
 impl Rounding {
-    /// The bound `2 sqrt(sum of n u^2)` of values that pass through `n` roundings to a type of the unit `u`,
-    /// as `(n, u)`, one after the other. `u` is the most that one can be off, half the distance of neighbours
-    /// over the smaller of them. On both sides of the comparison they are independent, and off by 0.4 `u` in the
-    /// mean square, so that the bound is some three standard deviations of the largest value.
+    /// The bound `2 sqrt(sum of n u^2)` for values with `n` successive roundings to a type with unit roundoff
+    /// `u`, as `(n, u)`: half the distance of adjacent numbers over the smaller one. The roundings of the two
+    /// sides are independent, with a root mean square of 0.4 `u`, so the bound is about three standard
+    /// deviations of the largest value.
     pub fn new(roundings: &[(usize, f64)], what: &str) -> Self {
         let squares = roundings.iter().map(|(n, unit)| *n as f64 * unit * unit);
         let bound = 2.0 * squares.sum::<f64>().sqrt();
@@ -33,11 +33,12 @@ impl Rounding {
         }
     }
 
-    /// What the 8-bit layers of a model round otherwise in a layout, if anything. `groups` are the groups of keys
-    /// and values, `widths` the features that the ranks of the tensor axis share.
+    /// The bound for the FP8 layers of a model in a layout, if it rounds other values than one rank. `groups`
+    /// is the number of groups of keys and values, `widths` the feature sizes that are split over the tensor
+    /// axis.
     ///
-    /// In f64 products in 8 bits are the same whatever the order of their sums, so that each value has the code
-    /// that it has on one rank, but where ranks round parts of a sum, or blocks of scales end elsewhere.
+    /// In f64, FP8 products do not depend on the order of their sums, so each value has the same code as on one
+    /// rank, unless ranks round parts of a sum, or scale blocks have other borders.
     pub fn in_8_bits(
         fp8: &Fp8Config,
         layout: &Layout,
@@ -51,8 +52,7 @@ impl Rounding {
         let of = |recipe: &Fp8Recipe| {
             let what = match recipe {
                 _ if layout.tensor > groups => {
-                    "8 bits, ranks that share keys and values round their parts of a gradient"
-                        .into()
+                    "FP8, ranks that replicate keys and values round their partial gradients".into()
                 }
                 Fp8Recipe::Blockwise(_) if cut(BLOCK) => cut_blocks(BLOCK),
                 Fp8Recipe::MxFp8 if cut(MX_BLOCK) => cut_blocks(MX_BLOCK),
@@ -65,34 +65,36 @@ impl Rounding {
             .reduce(Self::or)
     }
 
-    /// What all 8-bit layers of a model round otherwise where sums that are rounded before, or added up in f32,
-    /// come in another order: values at a tie get one code or the other. Nothing where there are no such layers.
+    /// The bound for the FP8 layers of a model if sums in a narrower type than f64 have another order: values at
+    /// a tie may be rounded either way. `None` without FP8 layers.
     pub fn at_ties(fp8: &Fp8Config) -> Option<Self> {
-        let of = |recipe| Self::of_codes(fp8.format.of(&recipe), "8 bits, values at a tie");
+        let of = |recipe| Self::of_codes(fp8.format.of(&recipe), "FP8, values at a tie");
         recipes(fp8).map(of).reduce(Self::or)
     }
 
     /// The larger of two.
     pub fn or(self, other: Self) -> Self {
-        match other.bound > self.bound {
-            true => other,
-            false => self,
+        if other.bound > self.bound {
+            other
+        } else {
+            self
         }
     }
 
-    /// A branch of a block has two products in a row, each of a rounded input and a rounded weight, and backwards
-    /// two of a rounded gradient. Branches are added to the residual stream, which is not rounded to 8 bits, so
-    /// that their errors do not follow from each other.
+    /// A branch of a block has two successive products, each of a rounded input and a rounded weight, and in
+    /// the backward two of a rounded gradient. The residual stream is not rounded to FP8, so the errors of
+    /// branches are independent.
     fn of_codes([value, gradient]: [Format; 2], what: &str) -> Self {
-        match value == gradient {
-            true => Self::new(&[(6, unit(value))], what),
-            false => Self::new(&[(4, unit(value)), (2, unit(gradient))], what),
+        if value == gradient {
+            Self::new(&[(6, unit(value))], what)
+        } else {
+            Self::new(&[(4, unit(value)), (2, unit(gradient))], what)
         }
     }
 }
 
 fn cut_blocks(block: usize) -> String {
-    format!("8 bits, blocks of {block} end where a rank's part ends")
+    format!("FP8, blocks of {block} end at shard borders")
 }
 
 fn recipes(config: &Fp8Config) -> impl Iterator<Item = Fp8Recipe> {
@@ -100,7 +102,7 @@ fn recipes(config: &Fp8Config) -> impl Iterator<Item = Fp8Recipe> {
     config.recipe.into_iter().chain(of_layers)
 }
 
-/// Half the distance of neighbours over the smaller one.
+/// The unit roundoff: half the distance of adjacent numbers over the smaller one.
 fn unit(format: Format) -> f64 {
     2f64.powi(-1 - format.mantissa_bits() as i32)
 }
@@ -132,7 +134,7 @@ mod tests {
             ("current", "tp2-pp2", None),
             ("current", "tp4", Some(hybrid)),
             ("mxfp8", "pp2-dp4-z3", None),
-            // 64 / 2 is a block of 32; 96 / 2 is none.
+            // 64 / 2 is a multiple of the block of 32, 96 / 2 is not.
             ("mxfp8", "tp2", Some(e4m3)),
             ("blockwise", "tp2", Some(e4m3)),
             ("blockwise", "dp2", None),

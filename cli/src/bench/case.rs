@@ -1,4 +1,4 @@
-//! What is timed: an operation in both forms, forward and backward.
+//! A benchmark: an operation, fused and composed, forward and backward.
 
 use std::str::FromStr;
 
@@ -9,12 +9,12 @@ use burn_megatron::kernels::rope::{RopeConfig, RopeTable, Scaling};
 use burn_megatron::kernels::{Function, apply};
 
 use super::timing::Work;
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// An operation on the inputs of the table.
-pub type Form = fn(&mut Inputs) -> Tensor<1>;
+/// An operation on the inputs of a benchmark.
+pub type OperationFn = fn(&mut Inputs) -> Tensor<1>;
 
-/// What an operation is timed on.
+/// The size of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Tokens; the length of the sequence.
@@ -31,9 +31,10 @@ impl Shape {
 
     /// The number of heads, of about 64 features, and the features of each.
     pub fn heads(&self) -> (usize, usize) {
-        let heads = match self.width.is_multiple_of(64) {
-            true => self.width / 64,
-            false => 1,
+        let heads = if self.width.is_multiple_of(64) {
+            self.width / 64
+        } else {
+            1
         };
         (heads, self.width / heads)
     }
@@ -47,36 +48,37 @@ impl FromStr for Shape {
         let sizes = sizes.and_then(|(rows, width)| Some((rows.parse().ok()?, width.parse().ok()?)));
         match sizes {
             Some((rows, width)) if rows > 0 && width > 0 => Ok(Self { rows, width }),
-            _ => Err(format!("`{text}` is no size; 4096x1024 (rows x width) is")),
+            _ => Err(format!(
+                "invalid size `{text}`: expected rows x width, as in 4096x1024"
+            )),
         }
     }
 }
 
-/// An operation of the table.
-pub struct Subject {
+/// A benchmark of an operation.
+pub struct KernelBenchmark {
     /// The name in the table.
     pub name: &'static str,
     /// The setting that it belongs to.
     pub operation: Operation,
     /// Elements of each leaf.
     pub leaves: fn(&Shape) -> Vec<usize>,
-    /// How many of them, from the first on, it writes over. Each run has its own, as what others hold
-    /// would be copied first; they hold no negative numbers.
+    /// How many leaves, from the first on, it overwrites. Each run owns copies of these, so that no copy is timed; they have
+    /// no negative values.
     pub written: usize,
-    /// Whether it is timed in f32 whatever the type.
+    /// Whether it is always timed in f32.
     pub always_f32: bool,
-    /// Whether a size is one for it.
+    /// Whether it supports a size.
     pub takes: fn(&Shape) -> bool,
     /// The kernel.
-    pub fused: Form,
-    /// The same of Burn's operations.
-    pub composed: Form,
-    /// Values that the forward and the backward must read and write at the least; 0 where there is
-    /// no such direction.
+    pub fused: OperationFn,
+    /// The composition of Burn's operations.
+    pub composed: OperationFn,
+    /// The least values that the forward and the backward must read and write; 0 without such a direction.
     pub traffic: [fn(&Shape) -> usize; 2],
 }
 
-/// Which half of an operation.
+/// Forward or backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// The output.
@@ -89,7 +91,7 @@ impl Direction {
     /// Both.
     pub const BOTH: [Self; 2] = [Self::Forward, Self::Backward];
 
-    /// As the table writes it.
+    /// Its name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -98,7 +100,7 @@ impl Direction {
     }
 }
 
-/// What the operations take, with random values.
+/// Random inputs of an operation.
 pub struct Inputs {
     /// The size.
     pub shape: Shape,
@@ -113,7 +115,7 @@ pub struct Inputs {
 impl Inputs {
     /// Draws values for one size.
     pub fn draw(
-        subject: &Subject,
+        subject: &KernelBenchmark,
         shape: &Shape,
         device: &Device,
         dtype: DType,
@@ -139,7 +141,7 @@ impl Inputs {
     }
 
     /// A random gradient of the output.
-    pub fn gradient(&self, subject: &Subject) -> Tensor<1> {
+    pub fn gradient(&self, subject: &KernelBenchmark) -> Tensor<1> {
         let output = (subject.fused)(&mut self.owning(subject.written));
         output.random_like(Distribution::Normal(0.0, 1.0))
     }
@@ -163,7 +165,7 @@ impl Inputs {
         self.with_leaves(leaves)
     }
 
-    /// Leaf `i`, which nobody else holds then.
+    /// Takes leaf `i`, which the caller then owns alone.
     pub fn take(&mut self, i: usize) -> Tensor<1> {
         let nothing = Tensor::empty([0], &self.leaves[i].device());
         std::mem::replace(&mut self.leaves[i], nothing)
@@ -182,10 +184,9 @@ impl Inputs {
     }
 }
 
-/// One form of a subject in one direction, where its leaves are `written` over. `gradient` is that of
-/// the output.
+/// The work of one direction. The first `written` leaves are overwritten; `gradient` is that of the output.
 pub fn work<'a>(
-    form: Form,
+    form: OperationFn,
     written: usize,
     direction: Direction,
     inputs: &'a Inputs,
@@ -206,8 +207,7 @@ pub fn work<'a>(
     }
 }
 
-/// A scalar whose backward hands a given gradient to its input, so that nothing but the operation
-/// under test is timed.
+/// A scalar whose backward returns a given gradient for its input, so that only the operation is timed.
 #[derive(Debug)]
 pub struct Seed(pub Tensor<1>);
 

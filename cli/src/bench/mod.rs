@@ -19,26 +19,25 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::choice::Operation;
 use burn_megatron::device::DeviceKind;
 
-use crate::recipe::Error;
+use crate::error::Error;
 use args::{BenchArgs, BenchDtype};
-pub use case::Shape;
-use case::{Direction, Inputs, Subject, work};
+use case::{Direction, Inputs, KernelBenchmark, Shape, work};
 use subjects::subjects;
-use table::{Report, Row};
-use timing::{Effort, Work, median, take_turns};
+use table::{KernelReport, KernelRow};
+use timing::{TimingConfig, Work, median, time_interleaved};
 
 /// Times the kernels, and prints a table.
 pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
-    let run = Run {
+    let run = KernelTimer {
         device: args.device.devices()?.remove(0),
         dtype: args.dtype.into(),
-        effort: Effort {
+        timing: TimingConfig {
             samples: args.samples,
             warm_up: Duration::from_millis(args.warm_up_ms),
         },
     };
     if !run.device.supports_dtype(run.dtype) {
-        return Err(format!("{} has no {:?}", args.device, run.dtype).into());
+        return Err(format!("--device {} does not support {:?}", args.device, run.dtype).into());
     }
     let (operations, eight_bits) = chosen(&args.only)?;
     let cpu = args.device == DeviceKind::Cpu;
@@ -47,9 +46,9 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
         (true, []) => grid(cpu),
         (true, own) => own.to_vec(),
     };
-    let mut report = Report::new(&run.device, args.dtype.name(), args.samples);
+    let mut report = KernelReport::new(&run.device, args.dtype.name(), args.samples);
     println!("{}", report.header());
-    let mut show = |row: Row| {
+    let mut show = |row: KernelRow| {
         println!("{row}");
         report.rows.push(row);
     };
@@ -73,15 +72,15 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How everything is timed.
-struct Run {
+/// The settings of all timings.
+struct KernelTimer {
     device: Device,
     dtype: DType,
-    effort: Effort,
+    timing: TimingConfig,
 }
 
-/// Those whose name or operation is among `only`, or all of them.
-fn chosen(only: &[String]) -> Result<(Vec<Subject>, Vec<fp8::Subject>), Error> {
+/// The benchmarks whose name or operation is in `only`, or all of them.
+fn chosen(only: &[String]) -> Result<(Vec<KernelBenchmark>, Vec<fp8::Fp8Benchmark>), Error> {
     let wanted = |names: [&str; 2]| {
         only.is_empty() || only.iter().any(|name| names.contains(&name.as_str()))
     };
@@ -93,7 +92,7 @@ fn chosen(only: &[String]) -> Result<(Vec<Subject>, Vec<fp8::Subject>), Error> {
     for name in only.iter().map(String::as_str) {
         if !all.contains(&name) && !groups.contains(&name) {
             return Err(format!(
-                "`{name}` is not timed; {} are, or all of a group: {}",
+                "invalid --only {name}: expected {}, or a group: {}",
                 all.join(", "),
                 groups.join(", ")
             )
@@ -107,18 +106,19 @@ fn chosen(only: &[String]) -> Result<(Vec<Subject>, Vec<fp8::Subject>), Error> {
     Ok((operations, eight_bits))
 }
 
-/// The sizes without `--sizes`: on a CPU those of small models.
+/// The default sizes: on a CPU those of small models.
 fn grid(cpu: bool) -> Vec<Shape> {
-    let sizes: &[(usize, usize)] = match cpu {
-        true => &[(1024, 96), (1024, 384), (4096, 1024), (512, 8192)],
-        false => &[
+    let sizes: &[(usize, usize)] = if cpu {
+        &[(1024, 96), (1024, 384), (4096, 1024), (512, 8192)]
+    } else {
+        &[
             (4096, 1024),
             (8192, 2048),
             (8192, 4096),
             (8192, 8192),
             (8192, 32768),
             (8192, 131072),
-        ],
+        ]
     };
     let shape = |(rows, width): &(usize, usize)| Shape {
         rows: *rows,
@@ -127,8 +127,12 @@ fn grid(cpu: bool) -> Vec<Shape> {
     sizes.iter().map(shape).collect()
 }
 
-/// Both directions of an operation, beside its composition and a copy of as many bytes.
-fn time(subject: &Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> {
+/// Times both directions of an operation, its composition and a copy of as many bytes.
+fn time(
+    subject: &KernelBenchmark,
+    run: &KernelTimer,
+    shape: &Shape,
+) -> Result<Vec<KernelRow>, Error> {
     let dtype = if subject.always_f32 {
         DType::F32
     } else {
@@ -145,8 +149,8 @@ fn time(subject: &Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> 
         let copy = copy(bytes, &run.device);
         let [fused, composed] = [subject.fused, subject.composed]
             .map(|form| work(form, subject.written, direction, &inputs, &gradient));
-        let times = take_turns(&run.device, run.effort, &[&fused, &composed, &copy])?;
-        rows.push(Row {
+        let times = time_interleaved(&run.device, run.timing, &[&fused, &composed, &copy])?;
+        rows.push(KernelRow {
             operation: subject.name.into(),
             direction: direction.name().into(),
             rows: shape.rows,
@@ -160,29 +164,33 @@ fn time(subject: &Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> 
     Ok(rows)
 }
 
-/// An 8-bit operation beside the same in the type of the run and a copy of as many bytes.
-fn time_fp8(subject: &fp8::Subject, run: &Run, shape: &Shape) -> Result<Vec<Row>, Error> {
-    let time = |contest: fp8::Contest| {
-        let copy = copy(contest.bytes, &run.device);
-        let mut contestants = vec![&contest.fused, &copy];
-        contestants.extend(&contest.plain);
-        let times = take_turns(&run.device, run.effort, &contestants)?;
-        Ok(Row {
+/// Times an 8-bit operation, the same in the type of the run, and a copy of as many bytes.
+fn time_fp8(
+    subject: &fp8::Fp8Benchmark,
+    run: &KernelTimer,
+    shape: &Shape,
+) -> Result<Vec<KernelRow>, Error> {
+    let time = |pair: fp8::TimedPair| {
+        let copy = copy(pair.bytes, &run.device);
+        let mut works = vec![&pair.fused, &copy];
+        works.extend(&pair.plain);
+        let times = time_interleaved(&run.device, run.timing, &works)?;
+        Ok(KernelRow {
             operation: subject.name.into(),
-            direction: contest.direction.into(),
+            direction: pair.direction.into(),
             rows: shape.rows,
             width: shape.width,
-            bytes: contest.bytes,
+            bytes: pair.bytes,
             fused_seconds: median(&times[0]),
             composed_seconds: times.get(2).map(|times| median(times)),
             copy_seconds: median(&times[1]),
         })
     };
-    let contests = subject.contests(shape, &run.device, run.dtype);
-    contests.into_iter().map(time).collect()
+    let pairs = subject.pairs(shape, &run.device, run.dtype);
+    pairs.into_iter().map(time).collect()
 }
 
-/// One read and one write, of f32: the fastest way in which this device moves bytes.
+/// A copy: one read and one write of f32, the highest bandwidth of this device.
 fn copy(bytes: usize, device: &Device) -> Work<'static> {
     let half = Tensor::<1>::ones([(bytes / 8).max(1)], device);
     Box::new(move || {

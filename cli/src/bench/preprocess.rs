@@ -1,4 +1,4 @@
-//! `burn-megatron bench preprocess`: token files from text, beside the tokenizers library alone.
+//! `burn-megatron bench preprocess`: writing token files, compared with the tokenizers library alone.
 
 use std::fs;
 use std::io::Write;
@@ -14,38 +14,38 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokenizers::Tokenizer;
 
 use super::timing::median;
+use crate::error::Error;
 use crate::preprocess::args::PreprocessArgs;
 use crate::preprocess::preprocess;
-use crate::recipe::Error;
 
 /// Flags of `bench preprocess`.
 #[derive(Args)]
 pub struct PreprocessBenchArgs {
-    /// The tokenizer: a tokenizer.json, or a folder that has one.
+    /// The tokenizer: a tokenizer.json, or a folder with one.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: PathBuf,
-    /// A folder whose .rs, .md and .txt files are the documents; this repository by default.
+    /// Folder whose .rs, .md and .txt files are the documents; by default this repository.
     #[arg(long, value_name = "FOLDER")]
     pub text: Option<PathBuf>,
-    /// Megabytes (1e6 bytes) of text; the documents are repeated up to there.
+    /// Megabytes (1e6 bytes) of text; the documents are repeated to reach it.
     #[arg(long, value_name = "MB", default_value_t = 16)]
     pub megabytes: usize,
-    /// Threads of each contestant; as many as there are cores by default.
+    /// Threads; by default the number of cores.
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
-    /// Rounds of which the median counts; one that does not count comes before them.
+    /// Measured rounds, after a warm-up round; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub rounds: usize,
 }
 
-/// What is compared, and how each is called in the table.
+/// What is compared, as named in the table.
 const NAMES: [&str; 3] = [
     "tokenizers, encode_batch, in memory",
     "tokenizers, encode_batch_fast, in memory",
     "preprocess, JSON lines to token files",
 ];
 
-/// Times the contestants in turns, and prints a table.
+/// Times all, interleaved, and prints a table.
 pub fn run(args: &PreprocessBenchArgs) -> Result<ExitCode, Error> {
     let workers = match args.workers {
         Some(workers) => workers,
@@ -54,7 +54,7 @@ pub fn run(args: &PreprocessBenchArgs) -> Result<ExitCode, Error> {
     let folder = Folder::new()?;
     let texts = texts(args)?;
     let megabytes = texts.iter().map(String::len).sum::<usize>() as f64 / 1e6;
-    let contest = Contest {
+    let comparison = TokenizerComparison {
         tokenizer: read(&args.tokenizer)?,
         path: args.tokenizer.display().to_string(),
         pool: ThreadPoolBuilder::new().num_threads(workers).build()?,
@@ -65,14 +65,14 @@ pub fn run(args: &PreprocessBenchArgs) -> Result<ExitCode, Error> {
     };
     let mut speeds: [Vec<f64>; 3] = Default::default();
     for round in 0..=args.rounds {
-        let times = contest.round()?;
+        let times = comparison.round()?;
         if round > 0 {
             for (speeds, seconds) in speeds.iter_mut().zip(times) {
                 speeds.push(megabytes / seconds);
             }
         }
     }
-    let documents = contest.texts.len();
+    let documents = comparison.texts.len();
     println!(
         "{megabytes:.1} MB in {documents} documents, {workers} threads; MB of text per second\n"
     );
@@ -85,7 +85,7 @@ pub fn run(args: &PreprocessBenchArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-struct Contest {
+struct TokenizerComparison {
     tokenizer: Tokenizer,
     path: String,
     pool: ThreadPool,
@@ -95,8 +95,8 @@ struct Contest {
     folder: Folder,
 }
 
-impl Contest {
-    /// The seconds of each, whose tokens must be as many.
+impl TokenizerComparison {
+    /// The seconds of each; all must give the same number of tokens.
     fn round(&self) -> Result<[f64; 3], Error> {
         let texts = || self.texts.iter().map(String::as_str).collect::<Vec<_>>();
         let mut tokens = [0; 3];
@@ -119,13 +119,14 @@ impl Contest {
             })?,
             time(2, &|| self.preprocess())?,
         ];
-        match tokens.iter().all(|count| *count == tokens[0]) {
-            true => Ok(seconds),
-            false => Err(format!("the contestants made {tokens:?} tokens of one text").into()),
+        if tokens.iter().all(|count| *count == tokens[0]) {
+            Ok(seconds)
+        } else {
+            Err(format!("the tokens of the same text differ in number: {tokens:?}").into())
         }
     }
 
-    /// The whole command, from the file to synced files.
+    /// The whole command, from the input file to synced token files.
     fn preprocess(&self) -> Result<usize, Error> {
         #[derive(Parser)]
         struct Flags {
@@ -152,15 +153,16 @@ impl Contest {
 }
 
 fn read(path: &Path) -> Result<Tokenizer, Error> {
-    let file = match path.is_dir() {
-        true => path.join("tokenizer.json"),
-        false => path.to_path_buf(),
+    let file = if path.is_dir() {
+        path.join("tokenizer.json")
+    } else {
+        path.to_path_buf()
     };
     Tokenizer::from_file(&file)
         .map_err(|error| format!("cannot read {}: {error}", file.display()).into())
 }
 
-/// The documents, over and over up to the size.
+/// The documents, repeated to reach the size.
 fn texts(args: &PreprocessBenchArgs) -> Result<Vec<String>, Error> {
     let repository = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let folder = args.text.clone().unwrap_or_else(repository);
@@ -171,7 +173,7 @@ fn texts(args: &PreprocessBenchArgs) -> Result<Vec<String>, Error> {
     let files = list_folder(&folder, wanted)?;
     let mut documents = vec![];
     for file in files {
-        // What is no text is no document here.
+        // Files that are not UTF-8 are skipped.
         documents.extend(
             String::from_utf8(fs::read(file)?)
                 .ok()
@@ -201,7 +203,7 @@ fn write_lines(folder: &Path, texts: &[String]) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// A folder below the system's temporary one, which goes with the value.
+/// A temporary folder, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {

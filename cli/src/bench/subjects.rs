@@ -1,4 +1,4 @@
-//! The operations of the table.
+//! The benchmarked operations.
 
 use burn::tensor::Tensor;
 use burn_megatron::choice::Operation;
@@ -11,14 +11,14 @@ use burn_megatron::kernels::norm::NormOptions;
 use burn_megatron::kernels::rope::{Pairing, Positions, RopeOptions};
 use burn_megatron::kernels::softmax::{Mask, Sink};
 
-use super::case::{Form, Inputs, Shape, Subject};
+use super::case::{Inputs, KernelBenchmark, OperationFn, Shape};
 
 const NORM: NormOptions = NormOptions {
     epsilon: 1e-5,
     zero_centered: false,
 };
 
-/// A call to an operation, made to its kernel and to its composition.
+/// A call to an operation: of its kernel, and of its composition.
 macro_rules! forms {
     ($module:ident::$name:ident, $inputs:ident => $call:expr) => {{
         fn fused($inputs: &mut Inputs) -> Tensor<1> {
@@ -29,14 +29,14 @@ macro_rules! forms {
             use burn_megatron::kernels::$module::composed::$name;
             $call
         }
-        [fused as Form, composed as Form]
+        [fused as OperationFn, composed as OperationFn]
     }};
 }
 
-/// A subject that takes every size, with one leaf of the size's elements.
-fn subject(name: &'static str, operation: Operation, forms: [Form; 2]) -> Subject {
+/// A benchmark that supports every size, with one leaf of the size's elements.
+fn subject(name: &'static str, operation: Operation, forms: [OperationFn; 2]) -> KernelBenchmark {
     let [fused, composed] = forms;
-    Subject {
+    KernelBenchmark {
         name,
         operation,
         leaves: |shape| vec![shape.elements()],
@@ -55,7 +55,7 @@ fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 }
 
 /// All of them.
-pub fn subjects() -> Vec<Subject> {
+pub fn subjects() -> Vec<KernelBenchmark> {
     let mut all = norms();
     all.extend(activations());
     all.extend(of_scores());
@@ -64,7 +64,7 @@ pub fn subjects() -> Vec<Subject> {
     all
 }
 
-fn norms() -> Vec<Subject> {
+fn norms() -> Vec<KernelBenchmark> {
     let layer = forms!(norm::layer_norm, x =>
         flat(layer_norm(x.rows(0), x.leaf(1), Some(x.leaf(2)), NORM)));
     let rms = forms!(norm::rms_norm, x => flat(rms_norm(x.rows(0), x.leaf(1), NORM)));
@@ -73,15 +73,15 @@ fn norms() -> Vec<Subject> {
         Tensor::cat(vec![flat(y.narrow(0, 0, 1)), flat(sum.narrow(0, 0, 1))], 0)
     });
     vec![
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![s.elements(), s.width, s.width],
             ..subject("layer-norm", Operation::Norm, layer)
         },
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![s.elements(), s.width],
             ..subject("rms-norm", Operation::Norm, rms)
         },
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![s.elements(), s.elements(), s.width],
             traffic: [|s| 4 * s.elements(), |_| 0],
             ..subject("add-rms-norm", Operation::Norm, add)
@@ -97,13 +97,13 @@ macro_rules! activate {
     };
 }
 
-fn activations() -> Vec<Subject> {
+fn activations() -> Vec<KernelBenchmark> {
     let plain = |name, forms| subject(name, Operation::Activation, forms);
     let biased = forms!(activation::activate, x => {
         let options = ActivationOptions::default();
         flat(activate(x.rows(0), Some(x.leaf(1)), None, Activation::GeluTanh, options))
     });
-    let gated = |name, forms| Subject {
+    let gated = |name, forms| KernelBenchmark {
         leaves: |s| vec![2 * s.elements()],
         traffic: [|s| 3 * s.elements(), |s| 5 * s.elements()],
         ..subject(name, Operation::Activation, forms)
@@ -111,7 +111,7 @@ fn activations() -> Vec<Subject> {
     vec![
         plain("gelu", activate!(Gelu)),
         plain("gelu-tanh", activate!(GeluTanh)),
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![s.elements(), s.width],
             ..plain("bias-gelu-tanh", biased)
         },
@@ -131,7 +131,7 @@ fn heads(shape: &Shape) -> Heads {
     }
 }
 
-fn of_scores() -> Vec<Subject> {
+fn of_scores() -> Vec<KernelBenchmark> {
     let softmax = forms!(softmax::masked_softmax, x => {
         let [rows, width] = x.rows(0).dims();
         let scores = x.leaf(0).reshape([1, 1, rows, width]);
@@ -146,21 +146,21 @@ fn of_scores() -> Vec<Subject> {
         cross_entropy(x.rows(0), x.targets.clone(), &CrossEntropyOptions::default()));
     vec![
         subject("softmax", Operation::Softmax, softmax),
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![3 * s.elements()],
-            // The composition holds the scores, and the heads that the kernels take are narrow.
+            // The composition stores the scores, and the kernels support narrow heads only.
             takes: |s| s.heads().0 * s.rows * s.rows <= 1 << 31 && s.heads().1 <= 256,
             traffic: [|s| 4 * s.elements(), |s| 8 * s.elements()],
             ..subject("causal-attention", Operation::Attention, attention)
         },
-        Subject {
+        KernelBenchmark {
             traffic: [|s| s.elements(), |s| 2 * s.elements()],
             ..subject("cross-entropy", Operation::Loss, loss)
         },
     ]
 }
 
-fn element_wise() -> Vec<Subject> {
+fn element_wise() -> Vec<KernelBenchmark> {
     let dropout = forms!(dropout::bias_dropout_add, x => {
         let draw = Draw {
             probability: 0.1,
@@ -179,19 +179,19 @@ fn element_wise() -> Vec<Subject> {
         flat(rotate(tokens, &x.table, &Positions::From(0), &options))
     });
     vec![
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![s.elements(), s.elements(), s.width],
             traffic: [|s| 3 * s.elements(), |s| 2 * s.elements()],
             ..subject("bias-dropout-add", Operation::Dropout, dropout)
         },
-        Subject {
+        KernelBenchmark {
             traffic: [|s| 2 * s.elements(), |s| 2 * s.elements()],
             ..subject("rope", Operation::Rope, rope)
         },
     ]
 }
 
-fn of_the_step() -> Vec<Subject> {
+fn of_the_step() -> Vec<KernelBenchmark> {
     let adamw = forms!(adamw::adamw, x => {
         let buffers = AdamWBuffers {
             master: x.take(0),
@@ -218,29 +218,29 @@ fn of_the_step() -> Vec<Subject> {
         let into = x.leaf(2).reshape([x.shape.width, x.shape.width]);
         flat(accumulate_weight_gradient(x.rows(0), x.rows(1), into))
     });
-    let product = |name, forms| Subject {
+    let product = |name, forms| KernelBenchmark {
         always_f32: true,
         takes: |s| s.width <= 8192,
         ..subject(name, Operation::Linear, forms)
     };
     vec![
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![s.elements(); 4],
             written: 3,
             always_f32: true,
             traffic: [|s| 7 * s.elements(), |_| 0],
             ..subject("adamw", Operation::Optimizer, adamw)
         },
-        Subject {
+        KernelBenchmark {
             traffic: [|s| s.elements(), |_| 0],
             ..subject("sum-of-squares", Operation::Optimizer, squares)
         },
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![s.elements(), s.width * s.width, s.width],
             traffic: [|s| 2 * s.elements() + s.width * s.width, |_| 0],
             ..product("linear", linear)
         },
-        Subject {
+        KernelBenchmark {
             leaves: |s| vec![s.elements(), s.elements(), s.width * s.width],
             traffic: [|s| 2 * s.elements() + 2 * s.width * s.width, |_| 0],
             ..product("weight-gradient", weight_gradient)

@@ -1,4 +1,4 @@
-//! What was timed, as a table and as JSON.
+//! The results, as a table and as JSON.
 
 use std::fmt::{self, Display};
 use std::path::Path;
@@ -8,19 +8,19 @@ use burn_megatron::kernels::fp8::engine_of_fp8;
 use burn_megatron::partial::replace_file;
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::Error;
+use crate::error::Error;
 
 /// One operation at one size in one direction. Seconds are medians.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct KernelRow {
     pub operation: String,
     pub direction: String,
     pub rows: usize,
     pub width: usize,
-    /// What must be read and written at the least.
+    /// The least bytes that must be read and written.
     pub bytes: usize,
     pub fused_seconds: f64,
-    /// The same of Burn's operations; of 8-bit products, the same in the type of the run.
+    /// The composition of Burn's operations; for 8-bit products, the same in the type of the run.
     pub composed_seconds: Option<f64>,
     /// A copy that moves as many bytes.
     pub copy_seconds: f64,
@@ -28,19 +28,19 @@ pub struct Row {
 
 /// All rows of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct KernelReport {
     pub device: String,
     pub dtype: String,
     pub samples: usize,
-    /// Whether neighbouring operations of the composition were fused by Burn.
+    /// Whether Burn fused the operations of the composition.
     pub fusion: bool,
     /// What multiplies 8-bit matrices.
     pub fp8_engine: String,
-    pub rows: Vec<Row>,
+    pub rows: Vec<KernelRow>,
 }
 
-impl Report {
-    /// Nothing timed yet.
+impl KernelReport {
+    /// A report without rows.
     pub fn new(device: &Device, dtype: &str, samples: usize) -> Self {
         Self {
             device: format!("{device:?}"),
@@ -52,13 +52,13 @@ impl Report {
         }
     }
 
-    /// What stands above the rows.
+    /// The header of the table.
     pub fn header(&self) -> String {
         let fusion = if self.fusion { "with" } else { "without" };
         format!(
-            "{} in {}; medians of {} runs, in turns; `composed` is the same of Burn's operations, \
-             {fusion} its fusion, or of 8-bit products the same in {}; `of copy`: the time of a copy \
-             of as many bytes over the kernel's\n8-bit matrices: {}\n\n\
+            "{} in {}; medians of {} runs, interleaved; `composed`: the same with Burn's operations, \
+             {fusion} its fusion, or for 8-bit products the same in {}; `of copy`: the time of a copy \
+             of as many bytes over that of the kernel\n8-bit matrices: {}\n\n\
              {:<18} {:<9} {:>15} {:>10} {:>8} {:>8} {:>11} {:>8}",
             self.device,
             self.dtype,
@@ -80,11 +80,11 @@ impl Report {
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(self)?;
         replace_file(path, text.as_bytes())
-            .map_err(|error| format!("{} cannot be written: {error}", path.display()).into())
+            .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
     }
 }
 
-impl Display for Row {
+impl Display for KernelRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let composed = |write: &dyn Fn(f64) -> String| match self.composed_seconds {
             Some(seconds) => write(seconds),
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_row_shows_its_rates() {
-        let row = Row {
+        let row = KernelRow {
             operation: "rms-norm".into(),
             direction: "forward".into(),
             rows: 1000,
@@ -121,13 +121,13 @@ mod tests {
             composed_seconds: Some(3e-3),
             copy_seconds: 9e-4,
         };
-        let cells = |row: &Row| {
+        let cells = |row: &KernelRow| {
             let text = row.to_string();
             text.split_whitespace().collect::<Vec<_>>().join(" ")
         };
         let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 3.0000 3.00";
         assert_eq!(cells(&row), expected);
-        let alone = Row {
+        let alone = KernelRow {
             composed_seconds: None,
             ..row
         };

@@ -1,43 +1,42 @@
-//! How long work takes on a device.
+//! Times work on a device.
 
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use burn::tensor::ProfileOptions;
 
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// Work that is set up outside of the time and runs inside of it.
+/// Work whose set-up is not timed: the outer function sets up, the inner one runs.
 pub type Work<'a> = Box<dyn Fn() -> Box<dyn FnOnce() + Send> + 'a>;
 
-/// How often, and for how long, something is timed.
+/// How often, and for how long, work is timed.
 #[derive(Clone, Copy, Debug)]
-pub struct Effort {
-    /// Runs that count.
+pub struct TimingConfig {
+    /// Measured runs.
     pub samples: usize,
-    /// Runs go on before that until this time has passed, two at least: kernels are compiled, pools
-    /// fill, clocks rise.
+    /// The least time of warm-up runs, at least two: kernels are compiled, pools filled, clocks raised.
     pub warm_up: Duration,
 }
 
-/// Times contestants in turns, so that whatever else the machine does meets all of them, and
-/// returns the seconds of each run.
-pub fn take_turns(
+/// Times several works, interleaved, so that other load on the machine affects all of them. Returns the seconds of each
+/// run.
+pub fn time_interleaved(
     device: &Device,
-    effort: Effort,
-    contestants: &[&Work],
+    timing: TimingConfig,
+    works: &[&Work],
 ) -> Result<Vec<Vec<f64>>, Error> {
-    for work in contestants {
+    for work in works {
         let start = Instant::now();
         let mut runs = 0;
-        while runs < 2 || start.elapsed() < effort.warm_up {
+        while runs < 2 || start.elapsed() < timing.warm_up {
             seconds(device, work)?;
             runs += 1;
         }
     }
-    let mut times = vec![Vec::with_capacity(effort.samples); contestants.len()];
-    for _ in 0..effort.samples {
-        for (work, times) in contestants.iter().zip(&mut times) {
+    let mut times = vec![Vec::with_capacity(timing.samples); works.len()];
+    for _ in 0..timing.samples {
+        for (work, times) in works.iter().zip(&mut times) {
             times.push(seconds(device, work)?);
         }
     }
@@ -88,11 +87,11 @@ mod tests {
             }) as Box<dyn FnOnce() + Send>
         };
         let work: Work = Box::new(counted);
-        let effort = Effort {
+        let timing = TimingConfig {
             samples: 3,
             warm_up: Duration::ZERO,
         };
-        let times = take_turns(&Device::flex(), effort, &[&work, &work]).unwrap();
+        let times = time_interleaved(&Device::flex(), timing, &[&work, &work]).unwrap();
         assert_eq!((times.len(), times[0].len()), (2, 3));
         assert_eq!(runs.load(Ordering::Relaxed), 2 * (2 + 3));
     }

@@ -1,5 +1,5 @@
-//! What the kernels of the table move, against what they must. A test, as only an emulated device
-//! counts: `cargo xtask emulate traffic`.
+//! The memory traffic of the benchmarked kernels, compared with the least possible. A test, as only an emulated device
+//! counts it: `cargo xtask emulate traffic`.
 
 use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
@@ -9,19 +9,19 @@ use burn::tensor::{DType, Device};
 use burn_megatron::choice::Operation;
 use serde_json::Value;
 
-use super::case::{Direction, Inputs, Shape, Subject, work};
+use super::case::{Direction, Inputs, KernelBenchmark, Shape, work};
 use super::subjects::subjects;
 use super::timing::Work;
 
-/// Where an emulated device writes the numbers of each launch.
+/// The variable with the file to which an emulated device writes the counts of each launch.
 const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
 
-/// Bytes of a sector, the least that memory moves.
+/// Bytes of a sector, the unit of memory transfers.
 const SECTOR: u64 = 32;
 
-/// Large enough for what is the same at any number of rows to be little. The norms' backward leaves a
-/// row of sums for each resident cube.
-fn shape(subject: &Subject) -> Shape {
+/// Large enough for a constant overhead to be small. The backward of norms leaves a row of partial sums for each
+/// resident cube.
+fn shape(subject: &KernelBenchmark) -> Shape {
     let rows = match subject.operation {
         Operation::Norm => 8192,
         _ => 256,
@@ -29,8 +29,8 @@ fn shape(subject: &Subject) -> Shape {
     Shape { rows, width: 2048 }
 }
 
-/// The share of a copy's speed that is aimed at on an H200. `None` for what is not bound by memory.
-fn aim(subject: &Subject, direction: Direction) -> Option<f64> {
+/// The target on an H200, as a share of the speed of a copy. `None` if not bound by memory.
+fn target(subject: &KernelBenchmark, direction: Direction) -> Option<f64> {
     match (subject.operation, direction) {
         (Operation::Norm, Direction::Backward) => Some(0.75),
         (Operation::Norm | Operation::Activation | Operation::Optimizer, _) => Some(0.90),
@@ -40,17 +40,17 @@ fn aim(subject: &Subject, direction: Direction) -> Option<f64> {
     }
 }
 
-/// What the launches of one run moved.
+/// The memory traffic of the launches of one run.
 #[derive(Default)]
-struct Moved {
+struct MemoryTraffic {
     launches: u64,
-    /// Bytes of the different sectors of each launch: what memory moves at the least.
+    /// Bytes of the different sectors of each launch: the least memory traffic.
     memory: u64,
-    /// Bytes of the sectors of each instruction: what the caches serve.
+    /// Bytes of the sectors of each instruction: the traffic of the caches.
     caches: u64,
 }
 
-impl Moved {
+impl MemoryTraffic {
     fn add(&mut self, launch: &Value) {
         let both = |name: &str| {
             let number = |side: &str| launch[name][side].as_u64().expect("a number of sectors");
@@ -63,45 +63,47 @@ impl Moved {
 }
 
 /// One line of the table.
-struct Line {
+struct TrafficRow {
     name: &'static str,
     direction: Direction,
     dtype: DType,
     least: u64,
-    moved: Moved,
-    aim: Option<f64>,
+    traffic: MemoryTraffic,
+    target: Option<f64>,
 }
 
-impl Line {
-    /// The share of a copy's speed that what is moved allows.
+impl TrafficRow {
+    /// The share of a copy's speed that the traffic allows.
     fn share(&self) -> f64 {
-        self.least as f64 / self.moved.memory as f64
+        self.least as f64 / self.traffic.memory as f64
     }
 
     fn misses(&self) -> bool {
-        self.aim.is_some_and(|aim| self.share() < aim)
+        self.target.is_some_and(|target| self.share() < target)
     }
 }
 
-impl Display for Line {
+impl Display for TrafficRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let aim = self.aim.map_or("-".into(), |aim| format!("{aim:.2}"));
+        let target = self
+            .target
+            .map_or("-".into(), |target| format!("{target:.2}"));
         write!(
             f,
             "| {} | {} | {} | {} | {:.2} | {:.2} | {} |",
             self.name,
             self.direction.name(),
             format!("{:?}", self.dtype).to_lowercase(),
-            self.moved.launches,
+            self.traffic.launches,
             self.share(),
-            self.moved.caches as f64 / self.least as f64,
-            aim,
+            self.traffic.caches as f64 / self.least as f64,
+            target,
         )
     }
 }
 
-/// Runs it twice, and counts the second time: the first one compiles.
-fn moved(device: &Device, counts: &Path, work: &Work) -> Moved {
+/// Runs the work twice, and counts the second run: the first one compiles.
+fn traffic_of(device: &Device, counts: &Path, work: &Work) -> MemoryTraffic {
     work()();
     let run = work();
     device.sync().expect("the device works");
@@ -109,14 +111,19 @@ fn moved(device: &Device, counts: &Path, work: &Work) -> Moved {
     run();
     device.sync().expect("the device works");
     let after = fs::read_to_string(counts).expect("launches were counted");
-    let mut moved = Moved::default();
+    let mut traffic = MemoryTraffic::default();
     for line in after[before.len()..].lines() {
-        moved.add(&serde_json::from_str(line).expect("a line of JSON"));
+        traffic.add(&serde_json::from_str(line).expect("a line of JSON"));
     }
-    moved
+    traffic
 }
 
-fn lines(subject: &Subject, dtype: DType, device: &Device, counts: &Path) -> Vec<Line> {
+fn lines(
+    subject: &KernelBenchmark,
+    dtype: DType,
+    device: &Device,
+    counts: &Path,
+) -> Vec<TrafficRow> {
     let dtype = if subject.always_f32 {
         DType::F32
     } else {
@@ -127,12 +134,12 @@ fn lines(subject: &Subject, dtype: DType, device: &Device, counts: &Path) -> Vec
     let gradient = inputs.gradient(subject);
     let both = Direction::BOTH.into_iter().zip(subject.traffic);
     let some = both.filter(|(_, traffic)| traffic(&shape) > 0);
-    some.map(|(direction, traffic)| Line {
+    some.map(|(direction, traffic)| TrafficRow {
         name: subject.name,
         direction,
         dtype,
         least: (traffic(&shape) * dtype.size()) as u64,
-        moved: moved(
+        traffic: traffic_of(
             device,
             counts,
             &work(
@@ -143,7 +150,7 @@ fn lines(subject: &Subject, dtype: DType, device: &Device, counts: &Path) -> Vec
                 &gradient,
             ),
         ),
-        aim: aim(subject, direction),
+        target: target(subject, direction),
     })
     .collect()
 }
@@ -156,10 +163,10 @@ fn kernels_move_little_more_than_they_must() {
     };
     let device = Device::cuda(0);
     let mut missed = vec![];
-    println!("| operation | direction | type | launches | at most of copy | caches | aim |");
+    println!("| operation | direction | type | launches | at most of copy | caches | target |");
     println!("|---|---|---|---|---|---|---|");
     for dtype in [DType::F32, DType::BF16] {
-        // Products are the library's, whose launches are not counted.
+        // Launches of library products are not counted.
         let ours = subjects().into_iter();
         for subject in ours.filter(|subject| subject.operation != Operation::Linear) {
             for line in lines(&subject, dtype, &device, &counts) {
@@ -172,7 +179,7 @@ fn kernels_move_little_more_than_they_must() {
     }
     assert!(
         missed.is_empty(),
-        "above what the aims allow:\n{}",
+        "below the target:\n{}",
         missed.join("\n")
     );
 }

@@ -4,24 +4,23 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// What can be done with checkpoints. PATH is a checkpoint, or a folder of them, or the folder of a run,
-/// whose latest is taken.
+/// Commands for checkpoints. PATH is a checkpoint, or a folder of checkpoints or of a run, whose latest is used.
 #[derive(Subcommand)]
 pub enum CheckpointCommand {
-    /// Show what a checkpoint is of, and what it has.
+    /// Show the metadata and the contents of a checkpoint.
     Inspect(InspectArgs),
-    /// Compare all tensors and objects of two checkpoints, whatever files they are in.
+    /// Compare all tensors and objects of two checkpoints, however they are sharded.
     ///
-    /// Ends with 0 if they are the same to the bit, with 1 if not, with 2 if one cannot be read.
+    /// Exits with 0 if they are equal bit for bit, with 1 if not, with 2 if one cannot be read.
     Diff(DiffArgs),
-    /// Write a checkpoint into another folder, every tensor whole, in as many files as wanted.
+    /// Write a checkpoint to another folder with unsharded tensors, in a given number of files.
     ///
-    /// Other programs find every tensor under its key in the safetensors files. What was written is
-    /// compared with what was read.
+    /// Every tensor is in the safetensors files under its key, for other programs to read. The result is
+    /// compared with the source.
     Reshard(ReshardArgs),
-    /// Read every byte of a checkpoint and say what has changed since it was written.
+    /// Verify the checksums of all files of a checkpoint.
     ///
-    /// Ends with 1 if anything has.
+    /// Exits with 1 if anything has changed since it was written.
     Verify(VerifyArgs),
 }
 
@@ -33,7 +32,7 @@ pub struct InspectArgs {
     /// List each tensor: type, shape, bytes, pieces.
     #[arg(long)]
     pub tensors: bool,
-    /// Print JSON; it has all of it, the recipe and the state of the run too.
+    /// Print everything as JSON, with the recipe and the state of the run.
     #[arg(long)]
     pub json: bool,
 }
@@ -54,13 +53,13 @@ pub struct DiffArgs {
 pub struct ReshardArgs {
     /// The checkpoint.
     pub path: PathBuf,
-    /// The folder of checkpoints that gets the new one; it is created if need be.
+    /// Folder of checkpoints to write the new one to; created if missing.
     #[arg(long, value_name = "PATH")]
     pub to: PathBuf,
-    /// Into how many files, as equal as whole tensors allow.
+    /// Number of files, of sizes as equal as whole tensors allow.
     #[arg(long, value_name = "N", value_parser = at_least_one, required_unless_present = "max_file_size")]
     pub files: Option<usize>,
-    /// The most that a file has, such as 5GB or 512MiB; a larger tensor gets a file of its own.
+    /// Maximum size of a file, such as 5GB or 512MiB; a larger tensor gets a file of its own.
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "files")]
     pub max_file_size: Option<u64>,
 }
@@ -74,7 +73,7 @@ pub struct VerifyArgs {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("0 files hold nothing; 1 and more do".into()),
+        Ok(0) => Err("expected at least 1".into()),
         Ok(files) => Ok(files),
         Err(error) => Err(format!("{error}")),
     }
@@ -103,7 +102,7 @@ fn size(text: &str) -> Result<u64, String> {
     match bytes {
         Some(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(format!(
-            "'{text}' is no size: a whole number with KB, MB, GB, TB, KiB, MiB, GiB or TiB is"
+            "invalid size '{text}': expected a whole number with KB, MB, GB, TB, KiB, MiB, GiB or TiB"
         )),
     }
 }

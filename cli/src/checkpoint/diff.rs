@@ -4,13 +4,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use burn_megatron::checkpoint::{
-    Checkpoint, CheckpointError, Comparison, TensorDifference, compare,
+    Checkpoint, CheckpointComparison, CheckpointError, TensorDifference, compare,
 };
 
 use super::args::DiffArgs;
 use super::{bar, count, tensor_bytes};
 
-/// Prints in what two checkpoints differ.
+/// Prints the differences of two checkpoints.
 pub fn run(args: &DiffArgs) -> ExitCode {
     match differences(&args.first, &args.second) {
         Ok((lines, is_same)) => {
@@ -38,19 +38,20 @@ fn differences(first: &Path, second: &Path) -> Result<(Vec<String>, bool), Check
     lines.extend(describe(&tensors));
     lines.extend(objects.iter().cloned());
     let is_same = tensors.is_same() && objects.is_empty();
-    lines.push(match is_same {
-        true => format!(
+    lines.push(if is_same {
+        format!(
             "the same: {}, {}",
             count(tensors.same, "tensor"),
             count(first.objects().len(), "object")
-        ),
-        false => format!("the same: {}", count(tensors.same, "tensor")),
+        )
+    } else {
+        format!("the same: {}", count(tensors.same, "tensor"))
     });
     Ok((lines, is_same))
 }
 
 fn about(checkpoint: &Checkpoint) -> String {
-    let (path, about) = (checkpoint.path().display(), checkpoint.about());
+    let (path, about) = (checkpoint.path().display(), checkpoint.metadata());
     format!(
         "{path}: step {}, {} samples, {}",
         about.step, about.samples, about.layout
@@ -58,7 +59,7 @@ fn about(checkpoint: &Checkpoint) -> String {
 }
 
 /// A line for each tensor that is not the same.
-fn describe(comparison: &Comparison) -> Vec<String> {
+fn describe(comparison: &CheckpointComparison) -> Vec<String> {
     let only = |which: &'static str, keys: &[String]| {
         let lines = keys
             .iter()

@@ -4,28 +4,29 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use burn_megatron::checkpoint::{
-    Aside, Checkpoint, CheckpointError, CheckpointFolder, TensorEntry,
+    Checkpoint, CheckpointError, CheckpointFolder, InactiveCheckpoint, TensorEntry,
 };
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 
 use super::args::InspectArgs;
 use super::{bytes_of, count};
+use crate::error::Error;
 use crate::header::describe_aside;
-use crate::recipe::Error;
 
-/// Prints what a checkpoint has.
+/// Prints a checkpoint.
 pub fn run(args: &InspectArgs) -> Result<ExitCode, Error> {
     let checkpoint = Checkpoint::open(&args.path).map_err(none_but_aside)?;
-    match args.json {
-        true => println!("{}", as_json(&checkpoint)?),
-        false => print!("{}", text(&checkpoint, args.tensors)),
+    if args.json {
+        println!("{}", as_json(&checkpoint)?)
+    } else {
+        print!("{}", text(&checkpoint, args.tensors))
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn text(checkpoint: &Checkpoint, with_tensors: bool) -> String {
-    let (about, totals) = (checkpoint.about(), checkpoint.totals());
+    let (about, totals) = (checkpoint.metadata(), checkpoint.totals());
     let mut lines = vec![
         format!("checkpoint  {}", checkpoint.path().display()),
         format!("step        {}", HumanCount(about.step)),
@@ -35,7 +36,7 @@ fn text(checkpoint: &Checkpoint, with_tensors: bool) -> String {
             "tensors     {}, {} elements in {}",
             totals.tensors,
             HumanCount(totals.elements),
-            count(totals.pieces, "piece")
+            count(totals.shards, "piece")
         ),
         format!("objects     {}", totals.objects),
         format!(
@@ -59,29 +60,30 @@ fn text(checkpoint: &Checkpoint, with_tensors: bool) -> String {
     lines.join("\n") + "\n"
 }
 
-/// A folder without a checkpoint, with what was set aside in it.
+/// Adds the checkpoints that were set aside to the error for a folder without a checkpoint.
 fn none_but_aside(error: CheckpointError) -> Error {
     let CheckpointError::NoCheckpoint { path, .. } = &error else {
         return error.into();
     };
-    let aside = CheckpointFolder::open(path).and_then(|folder| folder.aside());
+    let aside = CheckpointFolder::open(path).and_then(|folder| folder.inactive());
     let aside = aside.unwrap_or_default().into_iter();
     let aside: Vec<_> = aside.map(|aside| describe_aside(&aside)).collect();
-    match aside.is_empty() {
-        true => error.into(),
-        false => format!("{error}; set aside are {}", aside.join("; ")).into(),
+    if aside.is_empty() {
+        error.into()
+    } else {
+        format!("{error}; set aside: {}", aside.join("; ")).into()
     }
 }
 
-/// The folder that the checkpoint lies in.
+/// The folder of the checkpoint.
 fn folder_of(checkpoint: &Checkpoint) -> Option<CheckpointFolder> {
     let parent = checkpoint.path().parent();
     parent.and_then(|parent| CheckpointFolder::open(parent).ok())
 }
 
-/// What was set aside in the same folder.
-fn aside(checkpoint: &Checkpoint) -> Vec<Aside> {
-    let aside = folder_of(checkpoint).and_then(|folder| folder.aside().ok());
+/// The checkpoints that were set aside in the same folder.
+fn aside(checkpoint: &Checkpoint) -> Vec<InactiveCheckpoint> {
+    let aside = folder_of(checkpoint).and_then(|folder| folder.inactive().ok());
     aside.unwrap_or_default()
 }
 
@@ -89,11 +91,11 @@ fn aside(checkpoint: &Checkpoint) -> Vec<Aside> {
 fn others(checkpoint: &Checkpoint) -> Vec<String> {
     let steps = folder_of(checkpoint).and_then(|folder| folder.steps().ok());
     let steps = steps.unwrap_or_default().into_iter();
-    let others = steps.filter(|step| *step != checkpoint.about().step);
+    let others = steps.filter(|step| *step != checkpoint.metadata().step);
     others.map(|step| step.to_string()).collect()
 }
 
-/// Lines of cells, each column as wide as its widest.
+/// Lines of cells, each column as wide as its widest cell.
 fn table(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -111,7 +113,7 @@ fn table(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// A line for what stands before the first `/` of the keys.
+/// A line for each prefix of keys before the first `/`.
 fn groups(checkpoint: &Checkpoint) -> Vec<String> {
     let mut groups: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
     for tensor in &checkpoint.manifest().tensors {
@@ -138,7 +140,7 @@ fn tensors(checkpoint: &Checkpoint) -> Vec<String> {
             tensor.dtype.to_string(),
             format!("{:?}", tensor.shape),
             HumanBytes(bytes_of(tensor)).to_string(),
-            count(tensor.pieces.len(), "piece"),
+            count(tensor.shards.len(), "piece"),
         ]
     };
     let mut rows: Vec<_> = checkpoint.manifest().tensors.iter().map(row).collect();
@@ -155,7 +157,7 @@ fn as_json(checkpoint: &Checkpoint) -> Result<String, Error> {
     let tensors = manifest.tensors.iter().map(|tensor| {
         json!({
             "key": tensor.key, "dtype": tensor.dtype, "shape": tensor.shape,
-            "bytes": bytes_of(tensor), "pieces": tensor.pieces.len(),
+            "bytes": bytes_of(tensor), "pieces": tensor.shards.len(),
         })
     });
     let objects = manifest.objects.iter();
@@ -166,9 +168,9 @@ fn as_json(checkpoint: &Checkpoint) -> Result<String, Error> {
     let aside = aside.map(|aside| json!({"path": aside.path, "bytes": aside.bytes}));
     let value = json!({
         "path": checkpoint.path(),
-        "about": manifest.about,
+        "about": manifest.metadata,
         "elements": totals.elements,
-        "pieces": totals.pieces,
+        "pieces": totals.shards,
         "bytes": totals.bytes,
         "files": files.collect::<Vec<_>>(),
         "tensors": tensors.collect::<Vec<_>>(),

@@ -11,10 +11,10 @@ use std::process::ExitCode;
 use burn_megatron::checkpoint::Checkpoint;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::recipe::Error;
+use crate::error::Error;
 use args::CheckpointCommand;
 
-/// Does what was asked for.
+/// Runs a command.
 pub fn run(command: &CheckpointCommand) -> Result<ExitCode, Error> {
     match command {
         CheckpointCommand::Inspect(args) => inspect::run(args),
@@ -24,7 +24,7 @@ pub fn run(command: &CheckpointCommand) -> Result<ExitCode, Error> {
     }
 }
 
-/// A bar that counts bytes; nothing where nobody looks.
+/// A progress bar in bytes, hidden without a terminal.
 fn bar(bytes: u64) -> ProgressBar {
     let template = "{bytes}/{total_bytes} {bar:30.cyan/blue} {bytes_per_sec}  ETA {eta}";
     let style = ProgressStyle::with_template(template);
@@ -39,7 +39,7 @@ fn tensor_bytes(checkpoint: &Checkpoint) -> u64 {
 }
 
 fn bytes_of(tensor: &burn_megatron::checkpoint::TensorEntry) -> u64 {
-    // A checkpoint that was opened has tensors that can be counted.
+    // The sizes of an open checkpoint were checked.
     tensor.meta().bytes().unwrap_or(usize::MAX) as u64
 }
 

@@ -7,15 +7,15 @@ use indicatif::HumanBytes;
 
 use super::args::ReshardArgs;
 use super::{bar, count, tensor_bytes};
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// Writes a checkpoint into another folder, and compares.
+/// Writes a checkpoint to another folder, and compares the two.
 pub fn run(args: &ReshardArgs) -> Result<ExitCode, Error> {
     let from = Checkpoint::open(&args.path)?;
     let sizes = match (args.files, args.max_file_size) {
         (Some(files), _) => FileSizes::Files(files),
         (None, Some(bytes)) => FileSizes::MaxBytes(bytes),
-        (None, None) => return Err("give --files or --max-file-size".into()),
+        (None, None) => return Err("expected --files or --max-file-size".into()),
     };
     let folder = CheckpointFolder::create(&args.to)?;
     // Once to write, once to compare.
@@ -25,11 +25,11 @@ pub fn run(args: &ReshardArgs) -> Result<ExitCode, Error> {
     bar.finish_and_clear();
     if !comparison.is_same() || !same_objects(&from, &to)? {
         let (from, to) = (from.path().display(), to.path().display());
-        return Err(format!("{to} is not the same as {from}").into());
+        return Err(format!("{to} differs from {from}").into());
     }
     let totals = to.totals();
     println!(
-        "{}: {} in {}, {}, the same as {}",
+        "{}: {} in {}, {}, equal to {}",
         to.path().display(),
         count(totals.tensors, "tensor"),
         count(totals.files, "file"),

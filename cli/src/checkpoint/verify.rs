@@ -7,9 +7,9 @@ use indicatif::HumanBytes;
 
 use super::args::VerifyArgs;
 use super::{bar, count};
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// Reads all of a checkpoint, and prints what has changed.
+/// Verifies a checkpoint, and prints what has changed.
 pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
     let checkpoint = Checkpoint::open(&args.path)?;
     let totals = checkpoint.totals();

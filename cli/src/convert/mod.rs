@@ -12,26 +12,26 @@ use burn_megatron_models::hf::{self, ExportOptions, HfFolder};
 use clap::{Args, ValueEnum};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
-use crate::recipe::Error;
+use crate::error::Error;
 
 /// Flags of `convert`.
 #[derive(Args)]
 pub struct ConvertArgs {
-    /// What is converted: `hf DIR`, a folder of Hugging Face, becomes a checkpoint; `checkpoint PATH`, a
-    /// checkpoint, or the latest one of a run, becomes a folder of Hugging Face.
+    /// The source: `hf DIR`, a Hugging Face folder, is converted to a checkpoint; `checkpoint PATH`, a checkpoint
+    /// or the latest one of a run, to a Hugging Face folder.
     #[arg(long, required = true, num_args = 2, value_names = ["hf|checkpoint", "PATH"])]
     from: Vec<PathBuf>,
     /// The new folder.
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// The type of the elements; as in the checkpoint by default.
+    /// The type of the elements; by default that of the checkpoint.
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
-    /// The most bytes of tensors in a file, such as 500MB or 5GB, unless one alone is larger.
+    /// Maximum bytes of tensors per file, such as 500MB or 5GB; a larger tensor gets a file of its own.
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     max_shard_size: Option<u64>,
-    /// A folder of Hugging Face from which the family, the special tokens, the tokenizer and the
-    /// generation settings are taken. A checkpoint that was converted from one has them.
+    /// Hugging Face folder from which to take the family, special tokens, tokenizer and generation settings. A
+    /// checkpoint that was converted from one has them.
     #[arg(long, value_name = "DIR")]
     like: Option<PathBuf>,
 }
@@ -70,10 +70,10 @@ fn bytes(text: &str) -> Result<u64, String> {
     let size = unit
         .zip(count)
         .and_then(|(unit, count)| count.checked_mul(unit));
-    size.ok_or_else(|| "a whole number above 0 and B, KB, MB or GB make a size, as in 5GB".into())
+    size.ok_or_else(|| "expected a whole number above 0 with B, KB, MB or GB, as in 5GB".into())
 }
 
-/// Converts a folder of Hugging Face to a checkpoint, or back.
+/// Converts a Hugging Face folder to a checkpoint, or back.
 pub fn run(args: &ConvertArgs) -> Result<ExitCode, Error> {
     let [kind, path] = &args.from[..] else {
         return Err("--from takes two values: hf or checkpoint, and a path".into());
@@ -83,7 +83,7 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode, Error> {
         Some("checkpoint") => from_checkpoint(path, args)?,
         _ => {
             let kind = kind.display();
-            return Err(format!("--from {kind} is nothing known; hf and checkpoint are").into());
+            return Err(format!("invalid --from {kind}: expected hf or checkpoint").into());
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -96,7 +96,7 @@ fn from_hf(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
         ("like", args.like.is_some()),
     ] {
         if is_given {
-            return Err(format!("--{flag} is about what is written --from checkpoint").into());
+            return Err(format!("--{flag} applies to --from checkpoint only").into());
         }
     }
     let folder = HfFolder::open(path)?;
@@ -116,7 +116,7 @@ fn from_hf(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
 
 fn from_checkpoint(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(path)?;
-    let (config, files) = hf::exported_as(&checkpoint, args.like.as_deref())?;
+    let (config, files) = hf::export_config(&checkpoint, args.like.as_deref())?;
     let usual = ExportOptions::default();
     let options = ExportOptions {
         dtype: args.dtype.map(ElementType::from),
@@ -127,7 +127,7 @@ fn from_checkpoint(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
     let progress = &mut |bytes| bar.inc(bytes);
     let exported = hf::export(&checkpoint, &config, &args.to, &options, progress)?;
     bar.finish_and_clear();
-    let hf::Exported { tensors, files, .. } = exported;
+    let hf::ExportSummary { tensors, files, .. } = exported;
     let plural = if files == 1 { "" } else { "s" };
     let what = format!(
         "{}, {tensors} tensors in {files} file{plural}",
@@ -135,7 +135,7 @@ fn from_checkpoint(path: &Path, args: &ConvertArgs) -> Result<(), Error> {
     );
     report(&what, exported.bytes, args.to.display());
     if options.files.is_empty() {
-        println!("it has no tokenizer; --like DIR takes that of another folder");
+        println!("it has no tokenizer; --like DIR copies that of another folder");
     }
     Ok(())
 }

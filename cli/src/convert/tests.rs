@@ -1,18 +1,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
-
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::flags::parse_text;
 
 /// The flags as they are typed.
 fn convert(flags: &str) -> Result<ExitCode, Error> {
-    let words = ["burn-megatron", "convert"].into_iter();
-    match Cli::parse_from(words.chain(flags.split_whitespace())).command {
-        Command::Convert(args) => run(&args),
-        _ => unreachable!("convert was asked for"),
-    }
+    run(&parse_text(flags)?)
 }
 
 fn fixture(name: &str) -> PathBuf {
@@ -36,7 +30,7 @@ fn there_and_back() {
     );
     assert_eq!(a.config(), b.config());
     for key in a.keys() {
-        let slice = burn_megatron::checkpoint::Slice::whole(&a.tensor(&key).unwrap().shape);
+        let slice = burn_megatron::checkpoint::TensorSlice::whole(&a.tensor(&key).unwrap().shape);
         assert_eq!(a.read(&key, &slice).unwrap(), b.read(&key, &slice).unwrap());
     }
     assert!(
@@ -56,9 +50,9 @@ fn there_and_back() {
         "{error}"
     );
     let error = refusal(format!("--from hf {back} --to {} --dtype bf16", at("x")));
-    assert_eq!(error, "--dtype is about what is written --from checkpoint");
+    assert_eq!(error, "--dtype applies to --from checkpoint only");
     let error = refusal(format!("--from gguf {back} --to {}", at("x")));
-    assert_eq!(error, "--from gguf is nothing known; hf and checkpoint are");
+    assert_eq!(error, "invalid --from gguf: expected hf or checkpoint");
     fs::remove_dir_all(folder).unwrap();
 }
 

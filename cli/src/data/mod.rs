@@ -1,23 +1,22 @@
-//! The data of a recipe.
+//! Opens the data of a recipe.
 
-mod settings;
+pub mod settings;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn_megatron::data::gpt::Cache;
+use burn_megatron::data::gpt::IndexCache;
 use burn_megatron::data::{
     Dataset, Sampling, TextData, TokenFile, TokenFilesConfig, TokenizedText,
 };
 use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
 
-pub use settings::{Data, DataArgs};
+use crate::error::Error;
+use crate::recipe::Recipe;
 
-use crate::recipe::{Error, Recipe};
-
-/// Opens the data of the recipe, checked for what the run needs of it.
+/// Opens the data of the recipe, and checks that it fits the run.
 pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
     recipe.data.check()?;
     let tokenizer = tokenizer(recipe)?;
@@ -40,7 +39,7 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
     Ok(data)
 }
 
-/// The tokenizer of the recipe; of token files where they name it and it is still there, else nothing.
+/// The tokenizer of the recipe; for token files the one that they name, `None` if that is not known or missing.
 pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     let data = &recipe.data;
     let Some(files) = data.files.first() else {
@@ -57,15 +56,16 @@ pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     match (&data.tokenizer, &info) {
         (Some(name), _) => {
             let tokenizer = Tokenizer::named(name)?;
-            match made_with(&tokenizer) {
-                true => Ok(Some(tokenizer)),
-                false => Err(format!(
-                    "data.tokenizer (--tokenizer) = {name} is not the one that made {}: {} did",
+            if made_with(&tokenizer) {
+                Ok(Some(tokenizer))
+            } else {
+                Err(format!(
+                    "data.tokenizer (--tokenizer) = {name} is not the tokenizer of {}: expected {}",
                     files.prefix().display(),
                     info.and_then(|info| info.tokenizer_path)
                         .unwrap_or_default(),
                 )
-                .into()),
+                .into())
             }
         }
         (None, Some(info)) => {
@@ -77,10 +77,10 @@ pub fn tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     }
 }
 
-/// The tokenizer of the text at the end of the run, where one is written.
+/// The tokenizer of the sample at the end of the run, if one is generated.
 ///
 /// # Errors
-/// What to set where the tokens of the data are those of nobody knows which one.
+/// The tokenizer of the data is not known, or does not fit.
 pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     let sample = &recipe.sample;
     if sample.tokens == 0 {
@@ -88,8 +88,8 @@ pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     }
     let Some(tokenizer) = tokenizer(recipe)? else {
         return Err(format!(
-            "sample.tokens = {} asks for a text at the end, and the tokenizer of the token files is not \
-             known, or not there any more; set data.tokenizer (--tokenizer) to it, or sample.tokens to 0",
+            "sample.tokens = {} needs a tokenizer, and that of the token files is not known or missing; \
+             set data.tokenizer (--tokenizer) to it, or sample.tokens to 0",
             sample.tokens
         )
         .into());
@@ -97,8 +97,8 @@ pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     let (needed, model) = (tokenizer.vocabulary(), recipe.model.vocabulary);
     if needed > model {
         return Err(format!(
-            "model.vocabulary = {model} does not fit data.tokenizer (--tokenizer), which has {needed} \
-             tokens; set it to {needed} or more"
+            "invalid model.vocabulary = {model}: expected at least {needed}, the tokens of data.tokenizer \
+             (--tokenizer)"
         )
         .into());
     }
@@ -106,7 +106,7 @@ pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
     Ok(Some(tokenizer))
 }
 
-/// How samples are taken from the token files of the recipe.
+/// The configuration of the token files of the recipe.
 fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFilesConfig, Error> {
     let data = &recipe.data;
     let files = data.files.iter().map(|files| TokenFile {
@@ -117,7 +117,7 @@ fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFi
     if let Some(split) = &data.split {
         config.split = split.parse()?;
     }
-    config.cache = data.cache.as_deref().map(Cache::new);
+    config.cache = data.cache.as_deref().map(IndexCache::new);
     let beside = TokenFileInfo::read(data.files[0].prefix())?.unwrap_or_default();
     if beside.vocabulary.is_none() {
         // Every token that is read is checked against it.
@@ -137,7 +137,7 @@ fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFi
     Ok(config)
 }
 
-/// Checks that the model has a row for every token; for bytes, that it has no others.
+/// Checks that the vocabulary of the model covers every token, and for bytes that it is exact.
 fn check_vocabulary(
     model: usize,
     data: &dyn Dataset,
@@ -147,41 +147,41 @@ fn check_vocabulary(
     let bytes = tokenizer.is_some_and(Tokenizer::is_bytes);
     match (bytes, model >= needed) {
         (true, _) if model != needed => Err(format!(
-            "model.vocabulary = {model} does not fit bytes, which are {needed} tokens; set it to \
-             {needed}, or data.tokenizer (--tokenizer) to what makes {model}"
+            "invalid model.vocabulary = {model}: expected {needed} for bytes; or set data.tokenizer (--tokenizer) to one \
+             with {model} tokens"
         )
         .into()),
         (false, false) => Err(format!(
-            "model.vocabulary = {model} does not fit the data, whose tokens are below {needed}; set it \
-             to {needed} or more"
+            "invalid model.vocabulary = {model}: expected at least {needed}, as the tokens of the data are below \
+             {needed}"
         )
         .into()),
         _ => Ok(()),
     }
 }
 
-/// What a loss is measured in: per byte where a byte is a token.
-pub fn unit(data: &dyn Dataset) -> Unit {
+/// The unit of a loss: per byte where a byte is a token.
+pub fn unit(data: &dyn Dataset) -> LossUnit {
     match (data.bytes_per_token() == 1.0, data.vocabulary()) {
-        (true, burn_megatron::data::VOCABULARY) => Unit::Byte,
-        (true, _) => Unit::Token,
-        (false, _) => Unit::TokenOfBytes,
+        (true, burn_megatron::data::VOCABULARY) => LossUnit::Byte,
+        (true, _) => LossUnit::Token,
+        (false, _) => LossUnit::TokenOfBytes,
     }
 }
 
-/// What a loss is measured in.
+/// The unit of a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum LossUnit {
     /// Tokens are bytes.
     Byte,
-    /// Of tokens it is not known how many bytes they stand for.
+    /// The number of bytes per token is not known.
     Token,
-    /// Of tokens it is known.
+    /// The number of bytes per token is known.
     TokenOfBytes,
 }
 
-impl Unit {
-    /// A loss in nats per token and the same in bits, for people.
+impl LossUnit {
+    /// A loss as text: in nats per token, and in bits.
     pub fn show(self, nats: f64, bits: f64) -> String {
         match self {
             Self::Byte => format!("{nats:.4} nats per byte ({bits:.4} bits)"),
@@ -190,8 +190,8 @@ impl Unit {
         }
     }
 
-    /// What bits are per.
-    pub fn of_bits(self) -> &'static str {
+    /// The unit of a loss in bits.
+    pub fn bits_unit(self) -> &'static str {
         match self {
             Self::Byte | Self::TokenOfBytes => "byte",
             Self::Token => "token",

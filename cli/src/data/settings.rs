@@ -1,4 +1,4 @@
-//! The `[data]` table of a recipe, and the flags that take its place.
+//! The `[data]` table of a recipe, and the flags that override it.
 
 use std::path::{Path, PathBuf};
 
@@ -6,54 +6,54 @@ use burn_megatron::data::indexed::{bin_path, idx_path};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// What a run is trained on: text, or token files.
+/// The training data: text, or token files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Data {
-    /// Text: a file or a folder; that of this repository where neither this nor `files` is given.
+pub struct DataConfig {
+    /// Text: a file or a folder; by default, without `files`, the text of this repository.
     pub path: Option<PathBuf>,
-    /// A tokenizer.json, a folder that has one, or `bytes`, which is so for text where not given. Token
-    /// files have tokens already; with them it is the one of the prompt and of the text at the end.
+    /// A tokenizer.json, a folder with one, or `bytes`, the default for text. With token files it is used for the prompt and
+    /// the sample only.
     pub tokenizer: Option<String>,
     /// The shares of training, validation and test of token files, as in "969,30,1".
     pub split: Option<String>,
-    /// Where the order of the samples of token files is kept; where not given, each process finds it anew.
+    /// Folder that caches the sample order of token files; by default each process computes it.
     pub cache: Option<PathBuf>,
-    /// The token that ends a document of token files, where PREFIX.json does not say so.
+    /// The end-of-document token of token files, if PREFIX.json does not define it.
     pub eod: Option<u32>,
-    /// Whether whole documents are laid side by side, of which none sees the others.
+    /// Whether samples are packed with whole documents that do not attend to each other.
     pub packing: bool,
-    /// Whether the tokens after the end of a document see nothing of it.
+    /// Whether attention is reset at the end of a document.
     pub reset_attention: bool,
-    /// Whether what follows the end of a document has no loss.
+    /// Whether the loss of the token after the end of a document is masked.
     pub eod_mask_loss: bool,
     /// Token files.
-    pub files: Vec<Files>,
+    pub files: Vec<TokenFileEntry>,
 }
 
 /// One pair of token files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Files {
-    /// `PREFIX`, of which there are `PREFIX.bin` and `PREFIX.idx`.
+pub enum TokenFileEntry {
+    /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`.
     Prefix(PathBuf),
-    /// The same with its share of the samples.
-    Weighted(Weighted),
+    /// The same with a weight.
+    Weighted(WeightedTokenFiles),
 }
 
-/// A pair of token files and its share of the samples.
+/// A pair of token files with a weight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Weighted {
-    /// `PREFIX`, of which there are `PREFIX.bin` and `PREFIX.idx`.
+pub struct WeightedTokenFiles {
+    /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`.
     pub prefix: PathBuf,
-    /// Its share, in any unit.
+    /// Its share of the samples, in any unit.
     pub weight: f64,
 }
 
-impl Files {
+impl TokenFileEntry {
     /// The path without an ending.
     pub fn prefix(&self) -> &Path {
         match self {
@@ -62,7 +62,7 @@ impl Files {
         }
     }
 
-    /// Its share, where one is given.
+    /// Its weight, if given.
     pub fn weight(&self) -> Option<f64> {
         match self {
             Self::Prefix(_) => None,
@@ -78,43 +78,43 @@ impl Files {
     }
 }
 
-/// Flags of data; each one takes the place of a key of `[data]`.
+/// Flags of data; each overrides a key of `[data]`.
 #[derive(Args, Debug, Default)]
 pub struct DataArgs {
-    /// What to train on: a text file, a folder whose .rs, .md and .txt files are read, or the PREFIX of
-    /// PREFIX.bin and PREFIX.idx. The default is the text of this repository.
+    /// Training data: a text file, a folder whose .rs, .md and .txt files are read, or the PREFIX of PREFIX.bin
+    /// and PREFIX.idx. The default is the text of this repository.
     #[arg(long, value_name = "PATH|PREFIX")]
     pub data: Option<PathBuf>,
-    /// What makes tokens of text: a tokenizer.json, a folder that has one, or bytes.
+    /// The tokenizer: a tokenizer.json, a folder with one, or bytes.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
     /// The shares of training, validation and test of token files.
     #[arg(long, value_name = "SHARES")]
     pub split: Option<String>,
-    /// Where the order of the samples of token files is kept.
+    /// Folder that caches the sample order of token files.
     #[arg(long, value_name = "FOLDER")]
     pub data_cache: Option<PathBuf>,
 }
 
 impl DataArgs {
-    /// Puts the flags in the place of the recipe's settings.
-    pub fn apply(&self, data: &mut Data) {
+    /// Applies the flags to the table of a recipe.
+    pub fn apply(&self, data: &mut DataConfig) {
         if let Some(path) = &self.data {
             let was_files = !data.files.is_empty();
             match prefix_of(path) {
                 Some(prefix) => {
                     if !was_files {
-                        // It made tokens of the text that is not read any more.
+                        // It was the tokenizer of the text, which is no longer read.
                         data.tokenizer = None;
                     }
                     data.path = None;
-                    data.files = vec![Files::Prefix(prefix)];
+                    data.files = vec![TokenFileEntry::Prefix(prefix)];
                 }
-                // What the recipe says of its token files has no meaning any more.
+                // The token file settings of the recipe no longer apply.
                 None if was_files => {
-                    *data = Data {
+                    *data = DataConfig {
                         path: Some(path.clone()),
-                        ..Data::default()
+                        ..DataConfig::default()
                     }
                 }
                 None => data.path = Some(path.clone()),
@@ -126,30 +126,34 @@ impl DataArgs {
     }
 }
 
-/// The prefix of token files, where it is that of some, or one of them.
+/// The prefix of token files, if `path` is one, or one of the files.
 fn prefix_of(path: &Path) -> Option<PathBuf> {
     let ends = |ending: &str| {
         path.extension()
             .is_some_and(|extension| extension == ending)
     };
-    let prefix = match ends("bin") || ends("idx") {
-        true => path.with_extension(""),
-        false => path.to_path_buf(),
+    let prefix = if ends("bin") || ends("idx") {
+        path.with_extension("")
+    } else {
+        path.to_path_buf()
     };
-    // A text of that name is meant where there is one.
+    // A text file of that name takes precedence.
     let is_text = prefix == path && path.exists();
     let any = bin_path(&prefix).exists() || idx_path(&prefix).exists();
     (any && !is_text).then_some(prefix)
 }
 
-impl Data {
-    /// Refuses settings that would do nothing.
+impl DataConfig {
+    /// Checks that each setting has an effect.
     ///
     /// # Errors
-    /// The setting, and what it needs.
+    /// The setting without effect, and what it needs.
     pub fn check(&self) -> Result<(), Error> {
         if self.path.is_some() && !self.files.is_empty() {
-            return Err("data.path is text and data.files are tokens: give one of them".into());
+            return Err(
+                "data.path (text) and data.files (tokens) exclude each other: give one of them"
+                    .into(),
+            );
         }
         let given = [
             ("split (--split)", self.split.is_some()),
@@ -161,17 +165,16 @@ impl Data {
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((name, _)) if self.files.is_empty() => Err(format!(
-                "data.{name} is about token files, and the data is text; `burn-megatron preprocess` makes \
-                 token files of text, and data.files names them"
+                "data.{name} applies to token files, and the data is text; convert it with `burn-megatron preprocess`, \
+                 and set data.files"
             )
             .into()),
             _ => Ok(()),
         }
     }
 
-    /// Forgets where things lie, which may differ from machine to machine; what is in them may not, and is
-    /// in the fingerprint of the data.
-    pub fn forget_places(&mut self) {
+    /// Clears the paths, which may differ between machines; the contents may not, and are in the fingerprint of the data.
+    pub fn clear_paths(&mut self) {
         (self.path, self.cache) = (None, None);
         self.tokenizer = self.tokenizer.take().map(|_| "tokenizer".into());
         for files in &mut self.files {

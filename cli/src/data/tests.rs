@@ -1,9 +1,9 @@
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_megatron::data::indexed::{IndexedWriter, TokenType};
+use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
 
-use super::settings::{Files, Weighted};
+use super::settings::{DataArgs, DataConfig, TokenFileEntry, WeightedTokenFiles};
 use super::*;
 
 const BPE: &str = concat!(
@@ -22,7 +22,8 @@ impl Folder {
         let path = std::env::temp_dir().join(name);
         fs::create_dir_all(&path).unwrap();
         fs::write(path.join("text.txt"), "the dog and the fox ".repeat(100)).unwrap();
-        let mut writer = IndexedWriter::create(&path.join("tokens"), TokenType::U16).unwrap();
+        let mut writer =
+            IndexedDatasetBuilder::create(&path.join("tokens"), TokenType::U16).unwrap();
         for document in 0..40 {
             let tokens: Vec<u32> = (0..50).map(|token| (token * 7 + document) % 256).collect();
             writer.document(&tokens).unwrap();
@@ -74,13 +75,16 @@ fn error(recipe: &Recipe) -> String {
 fn the_table_decides_what_is_read() {
     let folder = Folder::new();
     let bytes = open(&folder.recipe(256, "path = 'DIR/text.txt'")).unwrap();
-    assert_eq!((bytes.vocabulary(), unit(&*bytes)), (256, Unit::Byte));
+    assert_eq!((bytes.vocabulary(), unit(&*bytes)), (256, LossUnit::Byte));
     let text = open(&folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'")).unwrap();
-    assert_eq!((text.vocabulary(), unit(&*text)), (400, Unit::TokenOfBytes));
+    assert_eq!(
+        (text.vocabulary(), unit(&*text)),
+        (400, LossUnit::TokenOfBytes)
+    );
     assert!(text.bytes_per_token() > 2.0, "{}", text.describe());
     let files = "files = ['DIR/tokens']\nsplit = '90,10'";
     let files = open(&folder.recipe(300, files)).unwrap();
-    assert_eq!((files.vocabulary(), unit(&*files)), (300, Unit::Token));
+    assert_eq!((files.vocabulary(), unit(&*files)), (300, LossUnit::Token));
     let weighted = "files = [{prefix = 'DIR/tokens', weight = 1.0}]\nsplit = '80,20'";
     let weighted = folder.recipe(256, weighted);
     assert_ne!(open(&weighted).unwrap().fingerprint(), files.fingerprint());
@@ -97,21 +101,18 @@ fn what_stands_beside_token_files_is_heeded() {
     let recipe = folder.recipe(400, files);
     let data = open(&recipe).unwrap();
     assert_eq!((data.vocabulary(), data.bytes_per_token()), (400, 2.5));
-    assert_eq!(unit(&*data), Unit::TokenOfBytes);
+    assert_eq!(unit(&*data), LossUnit::TokenOfBytes);
     let found = tokenizer(&recipe).unwrap().unwrap();
     assert_eq!(found.fingerprint(), bpe.fingerprint());
     let error = error(&folder.recipe(399, files));
     assert_eq!(
         error,
-        "model.vocabulary = 399 does not fit the data, whose tokens are below 400; set it to 400 or more"
+        "invalid model.vocabulary = 399: expected at least 400, as the tokens of the data are below 400"
     );
     let other = folder.recipe(400, &format!("{files}\ntokenizer = 'bytes'"));
     let error = self::error(&other);
-    assert!(
-        error.contains("= bytes is not the one that made"),
-        "{error}"
-    );
-    assert!(error.contains("byte_bpe did"), "{error}");
+    assert!(error.contains("= bytes is not the tokenizer of"), "{error}");
+    assert!(error.contains("expected"), "{error}");
     // One that is gone is no mistake: the tokens are there.
     let mut gone = TokenFileInfo::read(&folder.path("tokens"))
         .unwrap()
@@ -128,7 +129,7 @@ fn a_checkpoint_names_the_tokenizer_of_its_token_files() {
     let folder = Folder::new();
     let named = |recipe: &Recipe| {
         let data = open(recipe).unwrap();
-        crate::changes::config(recipe, &*data).unwrap()["data"]["tokenizer"].clone()
+        crate::resume_check::config(recipe, &*data).unwrap()["data"]["tokenizer"].clone()
     };
     let recipe = folder.recipe(400, "files = ['DIR/tokens']\nsplit = '90,10'");
     assert!(named(&recipe).is_null(), "nobody knows it");
@@ -161,7 +162,7 @@ fn the_text_at_the_end_needs_a_tokenizer() {
     is_bpe(&folder.recipe(400, "path = 'DIR/text.txt'\ntokenizer = 'BPE'"));
     let small = folder.recipe(399, &format!("{files}\ntokenizer = 'BPE'"));
     let error = of(&small).unwrap_err();
-    assert!(error.ends_with("set it to 400 or more"), "{error}");
+    assert!(error.contains("= 399: expected at least 400"), "{error}");
     let bytes = of(&folder.recipe(256, "path = 'DIR/text.txt'")).unwrap();
     assert!(bytes.unwrap().is_bytes());
     folder.describe(&bpe);
@@ -172,11 +173,14 @@ fn the_text_at_the_end_needs_a_tokenizer() {
 fn settings_that_do_nothing_or_do_not_fit_are_errors() {
     let folder = Folder::new();
     for (data, wanted) in [
-        ("split = '1,1'", "data.split (--split) is about token files"),
-        ("packing = true", "data.packing is about token files"),
+        (
+            "split = '1,1'",
+            "data.split (--split) applies to token files",
+        ),
+        ("packing = true", "data.packing applies to token files"),
         (
             "cache = 'x'",
-            "data.cache (--data-cache) is about token files",
+            "data.cache (--data-cache) applies to token files",
         ),
         ("path = 'x'\nfiles = ['y']", "give one of them"),
         ("files = ['DIR/none']", "there is no"),
@@ -190,19 +194,19 @@ fn settings_that_do_nothing_or_do_not_fit_are_errors() {
         assert!(error.contains(wanted), "{data}: {error}");
     }
     let error = error(&folder.recipe(300, "path = 'DIR/text.txt'"));
-    let fits = "model.vocabulary = 300 does not fit bytes, which are 256 tokens; set it to 256";
+    let fits = "invalid model.vocabulary = 300: expected 256 for bytes";
     assert!(error.starts_with(fits), "{error}");
-    // Nothing says how many tokens there are, so those of the model are all that may come.
+    // The number of tokens is not known, so token ids are checked against the vocabulary of the model.
     let error = self::error(&folder.recipe(100, "files = ['DIR/tokens']\nsplit = '90,10'"));
     assert!(error.contains("100"), "{error}");
-    let error = toml::from_str::<Data>("files = [{prefix = 'x', share = 1}]").unwrap_err();
+    let error = toml::from_str::<DataConfig>("files = [{prefix = 'x', share = 1}]").unwrap_err();
     assert!(error.to_string().contains("files"), "{error}");
 }
 
 #[test]
 fn flags_take_the_place_of_the_table() {
     let folder = Folder::new();
-    let apply = |data: &Data, flag: &str| {
+    let apply = |data: &DataConfig, flag: &str| {
         let mut data = data.clone();
         DataArgs {
             data: Some(folder.path(flag)),
@@ -211,27 +215,27 @@ fn flags_take_the_place_of_the_table() {
         .apply(&mut data);
         data
     };
-    let text = Data {
+    let text = DataConfig {
         path: Some("elsewhere".into()),
         tokenizer: Some("x".into()),
-        ..Data::default()
+        ..DataConfig::default()
     };
     for flag in ["tokens", "tokens.bin", "tokens.idx"] {
         let files = apply(&text, flag);
         assert_eq!((files.path, files.tokenizer), (None, None), "{flag}");
         assert_eq!(
             files.files,
-            [Files::Prefix(folder.path("tokens"))],
+            [TokenFileEntry::Prefix(folder.path("tokens"))],
             "{flag}"
         );
     }
-    let files = Data {
-        files: vec![Files::Weighted(Weighted {
+    let files = DataConfig {
+        files: vec![TokenFileEntry::Weighted(WeightedTokenFiles {
             prefix: "elsewhere".into(),
             weight: 1.0,
         })],
         packing: true,
-        ..Data::default()
+        ..DataConfig::default()
     };
     let text_again = apply(&files, "text.txt");
     assert_eq!(text_again.path, Some(folder.path("text.txt")));
@@ -244,15 +248,15 @@ fn flags_take_the_place_of_the_table() {
 #[test]
 fn places_are_forgotten_and_weights_are_not() {
     let of = |prefix: &str, weight| {
-        let mut data = Data {
-            files: vec![Files::Weighted(Weighted {
+        let mut data = DataConfig {
+            files: vec![TokenFileEntry::Weighted(WeightedTokenFiles {
                 prefix: prefix.into(),
                 weight,
             })],
             cache: Some(prefix.into()),
-            ..Data::default()
+            ..DataConfig::default()
         };
-        data.forget_places();
+        data.clear_paths();
         data
     };
     assert_eq!(of("a", 1.0), of("b", 1.0));
@@ -262,13 +266,13 @@ fn places_are_forgotten_and_weights_are_not() {
 #[test]
 fn losses_are_shown_in_their_unit() {
     assert_eq!(
-        Unit::Byte.show(1.449, 2.0905),
+        LossUnit::Byte.show(1.449, 2.0905),
         "1.4490 nats per byte (2.0905 bits)"
     );
     assert_eq!(
-        Unit::Token.show(2.0, 2.8854),
+        LossUnit::Token.show(2.0, 2.8854),
         "2.0000 nats per token (2.8854 bits)"
     );
-    let known = Unit::TokenOfBytes.show(2.0, 1.1542);
+    let known = LossUnit::TokenOfBytes.show(2.0, 1.1542);
     assert_eq!(known, "2.0000 nats per token (1.1542 bits per byte)");
 }

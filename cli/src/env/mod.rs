@@ -1,4 +1,4 @@
-//! `burn-megatron env`: what this machine and this process offer.
+//! `burn-megatron env`: what this machine and this process offer to a run.
 
 mod text;
 
@@ -6,17 +6,25 @@ use std::fs;
 use std::process::ExitCode;
 use std::thread;
 
-use burn_megatron::comm::installed::{self, CudaDriver, MpirunProgram, NcclLibrary};
 use burn_megatron::comm::launch::{Launch, Origins, env_var};
+use burn_megatron::comm::probe::{self, CudaDriverInfo, MpirunProgram, NcclLibrary};
 use burn_megatron::device::DeviceKind;
+use clap::Args;
 use serde::Serialize;
 
-use crate::cli::EnvArgs;
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// All that is printed.
+/// Flags of `env`.
+#[derive(Args)]
+pub struct EnvArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is printed.
 #[derive(Serialize)]
-pub struct Facts {
+pub struct Environment {
     /// The version of burn-megatron.
     pub version: &'static str,
     /// The version of Burn.
@@ -24,13 +32,13 @@ pub struct Facts {
     /// The machine.
     pub host: Host,
     /// How this process was started.
-    pub launch: Launched,
-    /// What carries the collectives.
+    pub launch: LaunchInfo,
+    /// The communication engines.
     pub engines: Engines,
-    /// What the model can run on.
-    pub devices: Vec<DeviceFacts>,
+    /// The devices.
+    pub devices: Vec<DeviceInfo>,
     /// NVIDIA's driver.
-    pub cuda_driver: Found<CudaDriver>,
+    pub cuda_driver: Found<CudaDriverInfo>,
 }
 
 /// The machine.
@@ -40,7 +48,7 @@ pub struct Host {
     pub name: String,
     /// The cores that this process may use.
     pub cores: usize,
-    /// Its memory, where the system tells.
+    /// Its memory, where the system reports it.
     pub memory: Option<Memory>,
 }
 
@@ -49,41 +57,41 @@ pub struct Host {
 pub struct Memory {
     /// All of it.
     pub total: u64,
-    /// What programs can still have.
+    /// What is available to programs.
     pub available: u64,
 }
 
 /// How this process was started.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Launched {
-    /// By no launcher: ranks are threads.
+pub enum LaunchInfo {
+    /// Without a launcher: ranks are threads.
     Threads {
         /// The Slurm job that this process is in without being a task of it.
         slurm_job: Option<String>,
     },
     /// As a rank.
     Rank {
-        /// Which one.
+        /// The launch parameters.
         launch: Launch,
-        /// The variables that say so.
+        /// The variables that they were read from.
         origins: Origins,
     },
     /// By variables that contradict each other.
     Error(String),
 }
 
-/// What was looked for, or why it cannot be used.
+/// Something that was found, or why it cannot be used.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Found<T> {
-    /// It is there.
+    /// It was found.
     Found(T),
-    /// It is not.
+    /// It was not; the reason.
     Missing(String),
 }
 
-/// What carries the collectives, besides threads, which are always there.
+/// The communication engines besides threads, which are always available.
 #[derive(Serialize)]
 pub struct Engines {
     /// NVIDIA's NCCL.
@@ -106,13 +114,13 @@ pub struct Nccl {
 pub struct Mpi {
     /// The library that this binary was built with.
     pub library: Option<String>,
-    /// What starts ranks.
+    /// mpirun.
     pub mpirun: Found<MpirunProgram>,
 }
 
 /// Devices of one kind.
 #[derive(Serialize)]
-pub struct DeviceFacts {
+pub struct DeviceInfo {
     /// Their name for `--device`.
     pub kind: String,
     /// Whether this binary has them.
@@ -123,16 +131,17 @@ pub struct DeviceFacts {
     pub problem: Option<String>,
 }
 
-/// Prints the facts; fails where the launcher's variables contradict each other.
+/// Prints the environment; fails where the launcher's variables contradict each other.
 pub fn run(args: &EnvArgs) -> Result<ExitCode, Error> {
-    let facts = Facts::gather();
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&facts)? + "\n",
-        false => facts.to_string(),
+    let environment = Environment::gather();
+    let text = if args.json {
+        serde_json::to_string_pretty(&environment)? + "\n"
+    } else {
+        environment.to_string()
     };
-    // Whole, so that the ranks of a launcher do not mix their lines.
+    // In one write, so that the lines of several ranks do not mix.
     print!("{text}");
-    Ok(facts.exit_code())
+    Ok(environment.exit_code())
 }
 
 impl<T> From<Result<T, String>> for Found<T> {
@@ -144,14 +153,14 @@ impl<T> From<Result<T, String>> for Found<T> {
     }
 }
 
-impl Facts {
-    fn gather() -> Facts {
+impl Environment {
+    fn gather() -> Environment {
         let kinds = [
             (DeviceKind::Cpu, true),
             (DeviceKind::Wgpu, cfg!(feature = "wgpu")),
             (DeviceKind::Cuda, cfg!(feature = "cuda")),
         ];
-        Facts {
+        Environment {
             version: env!("CARGO_PKG_VERSION"),
             burn: locked_version(include_str!("../../../Cargo.lock"), "burn"),
             host: Host::gather(),
@@ -159,22 +168,22 @@ impl Facts {
             engines: Engines {
                 nccl: Nccl {
                     compiled: cfg!(feature = "cuda"),
-                    library: installed::nccl().into(),
+                    library: probe::nccl().into(),
                 },
                 mpi: Mpi {
-                    library: installed::mpi_library_version(),
-                    mpirun: installed::mpirun().into(),
+                    library: probe::mpi_library_version(),
+                    mpirun: probe::mpirun().into(),
                 },
             },
-            devices: kinds.into_iter().map(DeviceFacts::gather).collect(),
-            cuda_driver: installed::cuda_driver().into(),
+            devices: kinds.into_iter().map(DeviceInfo::gather).collect(),
+            cuda_driver: probe::cuda_driver().into(),
         }
     }
 
     fn exit_code(&self) -> ExitCode {
         match self.launch {
-            Launched::Error(_) => ExitCode::FAILURE,
-            Launched::Threads { .. } | Launched::Rank { .. } => ExitCode::SUCCESS,
+            LaunchInfo::Error(_) => ExitCode::FAILURE,
+            LaunchInfo::Threads { .. } | LaunchInfo::Rank { .. } => ExitCode::SUCCESS,
         }
     }
 }
@@ -186,7 +195,7 @@ impl Host {
         let name = name.or_else(|| known.iter().find_map(|name| std::env::var(name).ok()));
         let memory = fs::read_to_string("/proc/meminfo").ok();
         Host {
-            name: name.map_or("a host without a name".into(), |name| name.trim().into()),
+            name: name.map_or("unknown".into(), |name| name.trim().into()),
             cores: thread::available_parallelism().map_or(1, |cores| cores.get()),
             memory: memory.and_then(|text| Memory::parse(&text)),
         }
@@ -208,10 +217,10 @@ impl Memory {
     }
 }
 
-impl DeviceFacts {
-    fn gather((kind, compiled): (DeviceKind, bool)) -> DeviceFacts {
+impl DeviceInfo {
+    fn gather((kind, compiled): (DeviceKind, bool)) -> DeviceInfo {
         let devices = kind.devices();
-        DeviceFacts {
+        DeviceInfo {
             kind: kind.to_string(),
             compiled,
             count: devices.as_ref().map_or(0, Vec::len),
@@ -220,13 +229,13 @@ impl DeviceFacts {
     }
 }
 
-fn launched(vars: &dyn Fn(&str) -> Option<String>) -> Launched {
+fn launched(vars: &dyn Fn(&str) -> Option<String>) -> LaunchInfo {
     match Launch::with_origins(vars) {
-        Ok(Some((launch, origins))) => Launched::Rank { launch, origins },
-        Ok(None) => Launched::Threads {
+        Ok(Some((launch, origins))) => LaunchInfo::Rank { launch, origins },
+        Ok(None) => LaunchInfo::Threads {
             slurm_job: vars("SLURM_JOB_ID"),
         },
-        Err(error) => Launched::Error(error.to_string()),
+        Err(error) => LaunchInfo::Error(error.to_string()),
     }
 }
 

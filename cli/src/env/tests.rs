@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use super::*;
 use serde_json::Value;
 
-fn vars(vars: &'static [(&'static str, &'static str)]) -> Launched {
+fn vars(vars: &'static [(&'static str, &'static str)]) -> LaunchInfo {
     launched(&|name| {
         let found = vars.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| (*value).to_owned())
@@ -21,15 +21,15 @@ const TORCHRUN: &[(&str, &str)] = &[
 ];
 
 /// A laptop.
-fn bare() -> Facts {
+fn bare() -> Environment {
     let missing = || String::from("not there");
-    let device = |kind: &str, compiled: bool| DeviceFacts {
+    let device = |kind: &str, compiled: bool| DeviceInfo {
         kind: kind.into(),
         compiled,
         count: usize::from(compiled),
         problem: (!compiled).then(|| "left out".into()),
     };
-    Facts {
+    Environment {
         version: "0.1.0",
         burn: "0.22.1",
         host: Host {
@@ -58,9 +58,9 @@ fn bare() -> Facts {
 }
 
 /// A node of a cluster.
-fn full() -> Facts {
-    let mut facts = bare();
-    facts.host = Host {
+fn full() -> Environment {
+    let mut environment = bare();
+    environment.host = Host {
         name: "node1".into(),
         cores: 96,
         memory: Some(Memory {
@@ -68,47 +68,47 @@ fn full() -> Facts {
             available: 300 << 30,
         }),
     };
-    facts.launch = vars(TORCHRUN);
-    facts.engines.nccl = Nccl {
+    environment.launch = vars(TORCHRUN);
+    environment.engines.nccl = Nccl {
         compiled: true,
         library: Found::Found(NcclLibrary {
             version: (2, 23, 3),
             path: PathBuf::from("/opt/libnccl.so.2"),
         }),
     };
-    facts.engines.mpi = Mpi {
+    environment.engines.mpi = Mpi {
         library: Some("Open MPI v4.1.4".into()),
         mpirun: Found::Found(MpirunProgram {
             path: PathBuf::from("/usr/bin/mpirun"),
             version: "mpirun (Open MPI) 4.1.4".into(),
         }),
     };
-    facts.devices[1] = DeviceFacts {
+    environment.devices[1] = DeviceInfo {
         kind: "wgpu".into(),
         compiled: true,
         count: 0,
         problem: Some("no wgpu device was found".into()),
     };
-    facts.devices[2] = DeviceFacts {
+    environment.devices[2] = DeviceInfo {
         kind: "cuda".into(),
         compiled: true,
         count: 8,
         problem: None,
     };
-    facts.cuda_driver = Found::Found(CudaDriver {
+    environment.cuda_driver = Found::Found(CudaDriverInfo {
         version: (12, 4),
         devices: 8,
     });
-    facts
+    environment
 }
 
 const BARE: &str = "\
 burn-megatron   0.1.0, on Burn 0.22.1
 host            laptop, 1 core
 
-launcher        none: ranks are threads
+launcher        none: each rank is a thread
 
-engine threads  always there: ranks are threads of one process
+engine threads  always available: each rank is a thread of this process
 engine nccl     not compiled in; no library (not there)
                 to install: build this program with --features cuda
                 to install: pip install nvidia-nccl-cu13, and then
@@ -123,7 +123,7 @@ device wgpu     not compiled in
 device cuda     not compiled in
                 to install: build this program with --features cuda
 CUDA driver     not there
-                to install: apt-get install nvidia-driver, where there is a GPU for it
+                to install: apt-get install nvidia-driver, on a machine with an NVIDIA GPU
 ";
 
 const FULL: &str = "\
@@ -135,9 +135,9 @@ rank            3 of 16      RANK=3, WORLD_SIZE=16
 local rank      1 of 8       LOCAL_RANK=1, LOCAL_WORLD_SIZE=8
 rendezvous      node1:29500  MASTER_ADDR=node1, MASTER_PORT=29500
 job             job7         TORCHELASTIC_RUN_ID=job7
-token           none         several machines need one, but with mpi: BURN_MEGATRON_TOKEN or --token-file
+token           none         needed on several machines, except with mpi: BURN_MEGATRON_TOKEN or --token-file
 
-engine threads  always there: ranks are threads of one process
+engine threads  always available: each rank is a thread of this process
 engine nccl     compiled in; 2.23.3 in /opt/libnccl.so.2
 engine mpi      compiled in; Open MPI v4.1.4; /usr/bin/mpirun, mpirun (Open MPI) 4.1.4
 
@@ -156,10 +156,10 @@ fn a_laptop_and_a_cluster_are_described() {
 
 #[test]
 fn what_is_missing_says_what_helps() {
-    let mut facts = full();
-    facts.engines.nccl.library = Found::Missing("no file".into());
-    facts.engines.mpi.mpirun = Found::Missing("mpirun is in no folder of PATH".into());
-    let text = facts.to_string();
+    let mut environment = full();
+    environment.engines.nccl.library = Found::Missing("no file".into());
+    environment.engines.mpi.mpirun = Found::Missing("mpirun not found in PATH".into());
+    let text = environment.to_string();
     // The driver runs CUDA 12.
     assert!(
         text.contains("to install: pip install nvidia-nccl-cu12, and then\n"),
@@ -174,34 +174,34 @@ fn what_is_missing_says_what_helps() {
 
 #[test]
 fn a_contradiction_is_an_error_line() {
-    let mut facts = bare();
-    facts.launch = vars(&[("RANK", "4"), ("WORLD_SIZE", "4")]);
-    let line = "\nlauncher        error: RANK=4 is not below WORLD_SIZE=4: 0 to 3 would fit\n";
-    assert!(facts.to_string().contains(line), "{facts}");
-    let json: Value = serde_json::to_value(&facts).unwrap();
+    let mut environment = bare();
+    environment.launch = vars(&[("RANK", "4"), ("WORLD_SIZE", "4")]);
+    let line = "\nlauncher        error: invalid RANK=4: expected 0 to 3, below WORLD_SIZE=4\n";
+    assert!(environment.to_string().contains(line), "{environment}");
+    let json: Value = serde_json::to_value(&environment).unwrap();
     assert!(
         json["launch"]["error"]
             .as_str()
             .unwrap()
-            .starts_with("RANK=4")
+            .starts_with("invalid RANK=4")
     );
 }
 
 #[test]
 fn a_token_is_told_of_and_not_shown() {
     const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-    let mut facts = full();
-    facts.launch = vars(&[
+    let mut environment = full();
+    environment.launch = vars(&[
         ("RANK", "1"),
         ("WORLD_SIZE", "2"),
         ("BURN_MEGATRON_TOKEN", TOKEN),
     ]);
-    let text = facts.to_string();
+    let text = environment.to_string();
     assert!(
         text.contains("\ntoken           given   BURN_MEGATRON_TOKEN\n"),
         "{text}"
     );
-    let json = serde_json::to_string(&facts).unwrap();
+    let json = serde_json::to_string(&environment).unwrap();
     for shown in [text, json] {
         assert!(!shown.contains("00112233"), "{shown}");
     }
@@ -209,14 +209,14 @@ fn a_token_is_told_of_and_not_shown() {
 
 #[test]
 fn a_batch_script_is_told_of_srun() {
-    let mut facts = bare();
-    facts.launch = vars(&[
+    let mut environment = bare();
+    environment.launch = vars(&[
         ("SLURM_JOB_ID", "12"),
         ("SLURM_PROCID", "0"),
         ("SLURM_NTASKS", "8"),
     ]);
-    let line = "                this is Slurm job 12, but no task of it: srun starts its ranks\n";
-    assert!(facts.to_string().contains(line), "{facts}");
+    let line = "                inside Slurm job 12, but not one of its tasks: start the ranks with srun\n";
+    assert!(environment.to_string().contains(line), "{environment}");
 }
 
 #[test]
@@ -247,9 +247,14 @@ fn memory_is_read() {
 
 #[test]
 fn the_facts_of_this_machine_can_be_gathered() {
-    let facts = Facts::gather();
-    assert_eq!(facts.burn.split('.').count(), 3, "{}", facts.burn);
-    assert!(facts.host.cores > 0 && !facts.host.name.is_empty());
-    let cpu = &facts.devices[0];
+    let environment = Environment::gather();
+    assert_eq!(
+        environment.burn.split('.').count(),
+        3,
+        "{}",
+        environment.burn
+    );
+    assert!(environment.host.cores > 0 && !environment.host.name.is_empty());
+    let cpu = &environment.devices[0];
     assert!(cpu.compiled && cpu.count == 1 && cpu.problem.is_none());
 }

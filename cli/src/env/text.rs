@@ -1,13 +1,13 @@
-//! The facts as a person reads them.
+//! The environment as text.
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{DeviceFacts, Facts, Found, Host, Launched, Mpi, Nccl};
+use super::{DeviceInfo, Environment, Found, Host, LaunchInfo, Mpi, Nccl};
 
 /// The width of the first column.
 const LABEL: usize = 16;
 
-impl Display for Facts {
+impl Display for Environment {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         row(
             f,
@@ -21,7 +21,7 @@ impl Display for Facts {
         row(
             f,
             "engine threads",
-            "always there: ranks are threads of one process",
+            "always available: each rank is a thread of this process",
         )?;
         self.engines.nccl.write(f, self.nccl_package())?;
         self.engines.mpi.write(f)?;
@@ -41,8 +41,8 @@ fn to_install(f: &mut Formatter<'_>, what: impl Display) -> fmt::Result {
     row(f, "", format!("to install: {what}"))
 }
 
-impl Facts {
-    /// NCCL is made for each major version of CUDA.
+impl Environment {
+    /// The package of NCCL for the major version of CUDA.
     fn nccl_package(&self) -> &'static str {
         match &self.cuda_driver {
             Found::Found(driver) if driver.version.0 <= 12 => "nvidia-nccl-cu12",
@@ -65,7 +65,7 @@ impl Facts {
                 row(f, "CUDA driver", reason)?;
                 to_install(
                     f,
-                    "apt-get install nvidia-driver, where there is a GPU for it",
+                    "apt-get install nvidia-driver, on a machine with an NVIDIA GPU",
                 )
             }
         }
@@ -84,24 +84,24 @@ impl Host {
     }
 }
 
-impl Launched {
+impl LaunchInfo {
     fn write(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (launch, origins) = match self {
-            Launched::Error(error) => return row(f, "launcher", format!("error: {error}")),
-            Launched::Threads { slurm_job } => {
-                row(f, "launcher", "none: ranks are threads")?;
+            LaunchInfo::Error(error) => return row(f, "launcher", format!("error: {error}")),
+            LaunchInfo::Threads { slurm_job } => {
+                row(f, "launcher", "none: each rank is a thread")?;
                 return match slurm_job {
                     None => Ok(()),
                     Some(job) => row(
                         f,
                         "",
                         format!(
-                            "this is Slurm job {job}, but no task of it: srun starts its ranks"
+                            "inside Slurm job {job}, but not one of its tasks: start the ranks with srun"
                         ),
                     ),
                 };
             }
-            Launched::Rank { launch, origins } => (launch, origins),
+            LaunchInfo::Rank { launch, origins } => (launch, origins),
         };
         let of = |index, size| format!("{index} of {size}");
         let both = |first: &str, second: &str| format!("{first}, {second}");
@@ -124,23 +124,23 @@ impl Launched {
                 origins
                     .rendezvous
                     .clone()
-                    .unwrap_or_else(|| "MASTER_ADDR and MASTER_PORT would name one".into()),
+                    .unwrap_or_else(|| "set by MASTER_ADDR and MASTER_PORT".into()),
             ),
             (
                 "job",
                 launch.job.clone().unwrap_or_else(none),
                 origins.job.clone().unwrap_or_default(),
             ),
-            // Whether there is one, and nothing of it.
+            // Whether there is one, never its value.
             (
                 "token",
                 origins.token.as_ref().map_or_else(none, |_| "given".into()),
-                match (&origins.token, launch.is_spread()) {
+                match (&origins.token, launch.is_multi_node()) {
                     (Some(from), _) => from.clone(),
                     (None, true) => {
-                        "several machines need one, but with mpi: BURN_MEGATRON_TOKEN or --token-file".into()
+                        "needed on several machines, except with mpi: BURN_MEGATRON_TOKEN or --token-file".into()
                     }
-                    (None, false) => "the ranks meet on this machine alone".into(),
+                    (None, false) => "not needed on one machine".into(),
                 },
             ),
         ];
@@ -218,7 +218,7 @@ impl Mpi {
     }
 }
 
-impl DeviceFacts {
+impl DeviceInfo {
     fn write(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let label = format!("device {}", self.kind);
         match (self.compiled, &self.problem) {
@@ -234,7 +234,7 @@ impl DeviceFacts {
                 row(f, &label, format!("none; {problem}"))?;
                 match self.kind.as_str() {
                     "wgpu" => to_install(f, "apt-get install mesa-vulkan-drivers"),
-                    // The driver has lines of its own.
+                    // The driver has its own lines.
                     _ => Ok(()),
                 }
             }
@@ -243,9 +243,10 @@ impl DeviceFacts {
 }
 
 fn compiled(compiled: bool) -> &'static str {
-    match compiled {
-        true => "compiled in",
-        false => "not compiled in",
+    if compiled {
+        "compiled in"
+    } else {
+        "not compiled in"
     }
 }
 

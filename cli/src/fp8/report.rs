@@ -1,4 +1,4 @@
-//! What the 8-bit layers of all ranks did to their operands in the last step.
+//! The report on the quantisation of the operands of 8-bit layers in the last step.
 
 use std::collections::BTreeMap;
 
@@ -8,25 +8,25 @@ use burn_megatron::partial::replace_file;
 use burn_megatron::train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// An operand of a layer; of ranks that share it, the worst.
+/// An operand of a layer; the worst values of the ranks that share it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Line {
+pub struct OperandLine {
     layer: String,
     operand: Operand,
     recipe: String,
     format: String,
     amax: f64,
-    /// What values were multiplied with: the least and the most.
+    /// The smallest and the largest scale.
     scale: (f32, f32),
     saturated: f64,
     flushed: f64,
-    /// In decibels; nothing where no digit was lost.
+    /// In decibels; `None` if the quantisation was exact.
     snr_db: Option<f64>,
 }
 
-impl From<OperandReport> for Line {
+impl From<OperandReport> for OperandLine {
     fn from(report: OperandReport) -> Self {
         Self {
             layer: report.path,
@@ -42,8 +42,8 @@ impl From<OperandReport> for Line {
     }
 }
 
-impl Line {
-    /// Takes over what is worse on another rank.
+impl OperandLine {
+    /// Merges the values of another rank: the worse of each.
     fn add(&mut self, other: &Self) {
         self.amax = self.amax.max(other.amax);
         self.scale.0 = self.scale.0.min(other.scale.0);
@@ -57,17 +57,20 @@ impl Line {
     }
 }
 
-/// The reports of all ranks, on every rank; all must come.
-pub fn gather(world: &dyn Communicator, own: Vec<OperandReport>) -> Result<Vec<Line>, Error> {
-    let own: Vec<Line> = own.into_iter().map(Line::from).collect();
+/// Gathers the reports of all ranks on every rank. Collective: call on all ranks.
+pub fn gather(
+    world: &dyn Communicator,
+    own: Vec<OperandReport>,
+) -> Result<Vec<OperandLine>, Error> {
+    let own: Vec<OperandLine> = own.into_iter().map(OperandLine::from).collect();
     let all = all_gather_bytes(world, &serde_json::to_vec(&own)?)?;
     let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
     Ok(merge(all.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// One line for each operand, in the order in which the ranks name them.
-fn merge(ranks: Vec<Vec<Line>>) -> Vec<Line> {
-    let mut merged: Vec<Line> = vec![];
+/// One line per operand, in the order of first occurrence.
+fn merge(ranks: Vec<Vec<OperandLine>>) -> Vec<OperandLine> {
+    let mut merged: Vec<OperandLine> = vec![];
     let mut places = BTreeMap::new();
     for line in ranks.into_iter().flatten() {
         let place = *places
@@ -82,14 +85,14 @@ fn merge(ranks: Vec<Vec<Line>>) -> Vec<Line> {
 }
 
 /// Prints the table, and writes it into the run folder.
-pub fn write(folder: &RunFolder, lines: &[Line]) -> Result<(), Error> {
+pub fn write(folder: &RunFolder, lines: &[OperandLine]) -> Result<(), Error> {
     if lines.is_empty() {
         return Ok(());
     }
-    println!("8-bit operands of the last step; of ranks that share one, the worst\n");
+    println!("8-bit operands of the last step; the worst of the ranks that share one\n");
     println!("{}\n", table(lines));
     let path = folder.path().join("fp8.json");
-    let failed = |error| format!("{} cannot be written: {error}", path.display());
+    let failed = |error| format!("cannot write {}: {error}", path.display());
     replace_file(&path, &serde_json::to_vec_pretty(lines)?).map_err(failed)?;
     Ok(())
 }
@@ -109,15 +112,18 @@ const HEAD: [&str; 9] = [
 /// Columns of text; the others are numbers.
 const TEXTS: usize = 4;
 
-fn table(lines: &[Line]) -> String {
+fn table(lines: &[OperandLine]) -> String {
     let mut rows = vec![HEAD.map(String::from)];
     rows.extend(lines.iter().map(row));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|column| width(column).unwrap_or(0));
     let line = |row: &[String; HEAD.len()]| {
-        let cell = |(column, text): (usize, &String)| match column < TEXTS {
-            true => format!("{text:<0$}", widths[column]),
-            false => format!("{text:>0$}", widths[column]),
+        let cell = |(column, text): (usize, &String)| {
+            if column < TEXTS {
+                format!("{text:<0$}", widths[column])
+            } else {
+                format!("{text:>0$}", widths[column])
+            }
         };
         let cells: Vec<_> = row.iter().enumerate().map(cell).collect();
         cells.join("  ").trim_end().to_string()
@@ -125,11 +131,12 @@ fn table(lines: &[Line]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn row(line: &Line) -> [String; HEAD.len()] {
+fn row(line: &OperandLine) -> [String; HEAD.len()] {
     let (least, most) = line.scale;
-    let scale = match least == most {
-        true => format!("{least:.3e}"),
-        false => format!("{least:.1e} to {most:.1e}"),
+    let scale = if least == most {
+        format!("{least:.3e}")
+    } else {
+        format!("{least:.1e} to {most:.1e}")
     };
     let percent = |share: f64| format!("{:.2} %", 100.0 * share);
     let snr = line.snr_db.map(|snr| format!("{snr:.1} dB"));
@@ -150,8 +157,8 @@ fn row(line: &Line) -> [String; HEAD.len()] {
 mod tests {
     use super::*;
 
-    fn line(layer: &str, amax: f64, snr_db: Option<f64>) -> Line {
-        Line {
+    fn line(layer: &str, amax: f64, snr_db: Option<f64>) -> OperandLine {
+        OperandLine {
             layer: layer.into(),
             operand: Operand::Input,
             recipe: "delayed".into(),
@@ -172,7 +179,7 @@ mod tests {
             vec![line("c", 1.0, None)],
         ];
         let merged = merge(ranks);
-        let of = |line: &Line| (line.layer.clone(), line.amax, line.snr_db);
+        let of = |line: &OperandLine| (line.layer.clone(), line.amax, line.snr_db);
         let found: Vec<_> = merged.iter().map(of).collect();
         let wanted = [
             ("a", 4.0, Some(31.0)),

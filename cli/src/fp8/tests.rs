@@ -1,18 +1,13 @@
 //! Flags to settings, and what is refused.
 
 use burn_megatron::nn::fp8::DelayedScaling;
-use clap::Parser;
 
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::flags::parse_text;
 
 /// The recipe of `pretrain` with these flags.
 fn resolve(flags: &str) -> Result<Recipe, Error> {
-    let words = ["burn-megatron", "pretrain"].into_iter();
-    match Cli::try_parse_from(words.chain(flags.split_whitespace()))?.command {
-        Command::Pretrain(args) => Recipe::resolve(&args),
-        _ => unreachable!("it is pretrain"),
-    }
+    Recipe::resolve(&parse_text(flags)?)
 }
 
 /// What is said of these flags before anything starts.
@@ -56,7 +51,7 @@ fn a_name_keeps_the_settings_that_the_recipe_has_for_it() {
             fp8: Some(name.parse().unwrap()),
             ..Fp8Args::default()
         };
-        args.apply(recipe);
+        args.apply(&mut recipe.fp8, &mut recipe.data_parallel);
     };
     apply(&mut recipe, "delayed");
     let settings = DelayedScaling {
@@ -80,8 +75,7 @@ fn what_would_do_nothing_is_refused() {
         ("--zero-stage 1 --fp8-param-gather", "fp8_param_gather"),
     ] {
         let error = refusal(flags);
-        let start =
-            format!("{name} is about layers that multiply in 8 bits, and this run has none");
+        let start = format!("{name} applies to 8-bit layers, and this run has none");
         assert!(error.starts_with(&start), "{error}");
     }
     let recipe = resolve("").unwrap();
@@ -90,7 +84,7 @@ fn what_would_do_nothing_is_refused() {
         ..Fp8Args::default()
     };
     let error = check_report(&recipe, &args).unwrap_err().to_string();
-    assert!(error.starts_with("--fp8-report is about"), "{error}");
+    assert!(error.starts_with("--fp8-report applies to"), "{error}");
     // Patterns alone make 8-bit layers too.
     let text = "[[fp8.layers]]\npattern = \"blocks.0.**\"\nrecipe = \"mxfp8\"";
     let recipe: Recipe = toml::from_str(text).unwrap();
@@ -101,11 +95,11 @@ fn what_would_do_nothing_is_refused() {
 fn some_block_must_be_left() {
     assert_eq!(
         refusal("--fp8 current --first-last-bf16 2"),
-        "first_last_bf16 = 2 leaves no block of 4 to compute in 8 bits; at most 1 does"
+        "invalid first_last_bf16 = 2 for 4 layers: expected at most 1, so that a block computes in 8 bits"
     );
     let error = resolve("--fp8 e4m3").unwrap_err().to_string();
     assert!(
-        error.contains("`e4m3` is no 8-bit recipe; delayed, "),
+        error.contains("invalid 8-bit recipe \"e4m3\": expected delayed, "),
         "{error}"
     );
 }
@@ -115,7 +109,7 @@ fn the_header_says_what_is_multiplied_in_8_bits() {
     let recipe = resolve("--fp8 delayed --first-last-bf16 1 --fp8-save-activations").unwrap();
     assert_eq!(
         describe(&recipe.fp8, 4, "an engine"),
-        "delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs wait in 8 bits; products: an engine"
+        "delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs saved in 8 bits; products: an engine"
     );
     let recipe = resolve("--fp8 mxfp8").unwrap();
     assert_eq!(

@@ -7,27 +7,27 @@ use burn_megatron::device::DeviceKind;
 use burn_megatron::generate::GenerateConfig;
 use clap::Args;
 
-use crate::cli::RankArgs;
-use crate::recipe::Error;
-use crate::sharing::precision;
+use crate::data_parallel::precision;
+use crate::error::Error;
+use crate::ranks::RankArgs;
 
 /// Flags of `generate`.
 #[derive(Args)]
 pub struct GenerateArgs {
-    /// The model: a checkpoint, a folder of checkpoints or of a run (the latest one is taken), or a
-    /// folder of Hugging Face.
+    /// The model: a checkpoint, a folder of checkpoints or of a run (the latest one is used), or a Hugging Face
+    /// folder.
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
-    /// What the text begins with.
+    /// The prompt.
     #[arg(long, value_name = "TEXT", required_unless_present = "prompt_file")]
     pub prompt: Option<String>,
-    /// A file with what the text begins with.
+    /// File with the prompt.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub prompt_file: Option<PathBuf>,
-    /// The most tokens to draw.
+    /// Maximum number of tokens to generate.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub tokens: usize,
-    /// Logits are divided by it; 0 takes the likeliest token.
+    /// Sampling temperature; 0 takes the most likely token.
     #[arg(
         long,
         allow_negative_numbers = true,
@@ -35,53 +35,52 @@ pub struct GenerateArgs {
         default_value_t = 0.7
     )]
     pub temperature: f64,
-    /// Draw from so many of the likeliest tokens only.
+    /// Sample from the K most likely tokens only.
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Draw from the likeliest tokens only whose probabilities together reach this.
+    /// Sample from the most likely tokens only whose probabilities add up to P.
     #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,
-    /// End the text before this; may be given several times.
+    /// Stop before this text; may be repeated.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Seed of the draws: the same gives the same text, in any layout.
+    /// Seed of sampling: the same seed gives the same text in any layout.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// The tokenizer: a tokenizer.json, a folder that has one, or `bytes`. By default that of the folder
-    /// of Hugging Face, or of the one that the checkpoint was converted from, or the one that its recipe
-    /// names.
+    /// The tokenizer: a tokenizer.json, a folder with one, or `bytes`. By default that of the Hugging Face
+    /// folder, or of the one that the checkpoint was converted from, or the one that its recipe names.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
-    /// Ranks that share each layer.
+    /// Number of tensor-parallel ranks, which share each layer.
     #[arg(long, visible_alias = "tp", value_name = "N", default_value_t = 1)]
     pub tensor_parallel: usize,
-    /// Ranks that share the layers.
+    /// Number of pipeline-parallel ranks, which share the layers.
     #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 1)]
     pub pipeline_parallel: usize,
     /// The type that the model computes in.
     #[arg(long, value_name = "f32|bf16|f16", default_value = "f32", value_parser = precision)]
     pub precision: Precision,
-    /// Read the whole text again for each token, to see what the cache of keys and values saves.
+    /// Recompute the whole sequence for each token instead of using the KV cache.
     #[arg(long)]
     pub no_cache: bool,
-    /// Where the model runs: cpu, wgpu or cuda. The last two must be compiled in.
+    /// Device: cpu, wgpu or cuda. The last two must be compiled in.
     #[arg(long, default_value_t = DeviceKind::Cpu)]
     pub device: DeviceKind,
-    /// Which operations run as fused kernels; see `pretrain --help`.
+    /// Which operations use fused kernels; see `pretrain --help`.
     #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
     pub kernels: Vec<String>,
-    /// Where the ranks are, and how long they wait for each other.
+    /// The ranks and their timeouts.
     #[command(flatten)]
     pub ranks: RankArgs,
 }
 
 impl GenerateArgs {
-    /// How the text is drawn, checked.
+    /// The settings of sampling, checked.
     pub fn config(&self) -> Result<GenerateConfig, Error> {
         let prompt = match (&self.prompt, &self.prompt_file) {
             (Some(prompt), _) => prompt.clone(),
             (None, Some(file)) => std::fs::read_to_string(file)
-                .map_err(|error| format!("the prompt {}: {error}", file.display()))?,
+                .map_err(|error| format!("cannot read the prompt {}: {error}", file.display()))?,
             (None, None) => String::new(),
         };
         let config = GenerateConfig {

@@ -5,18 +5,18 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device};
-use burn_megatron::checkpoint::{Leniency, load_weights};
-use burn_megatron::choice::Choices;
-use burn_megatron::comm::{Groups, Rank};
+use burn_megatron::checkpoint::{LoadTolerance, load_weights};
+use burn_megatron::choice::KernelChoices;
+use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
-use burn_megatron::generate::{End, GenerateConfig, Generated, Generator};
+use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
 use burn_megatron_models::Transformer;
 
-use crate::ranks::{self, Ranks};
-use crate::recipe::Error;
+use crate::error::Error;
+use crate::ranks::{self, RankSetup};
 
 pub mod args;
 mod model;
@@ -26,32 +26,32 @@ mod tests;
 use args::GenerateArgs;
 use model::SavedModel;
 
-/// Writes text after a prompt.
+/// Generates text from a prompt.
 pub fn run(args: &GenerateArgs) -> Result<ExitCode, Error> {
     let config = args.config()?;
     let saved = SavedModel::open(&args.model, args.tokenizer.as_deref())?;
-    let writing = Writing::new(args, &config, &saved)?;
+    let run = GenerationRun::new(args, &config, &saved)?;
     let ranks = args.tensor_parallel * args.pipeline_parallel;
-    let Ranks {
+    let RankSetup {
         world,
         own_rank,
         local_rank,
         ..
-    } = ranks::of(&args.ranks, args.device, ranks)?;
+    } = ranks::set_up(&args.ranks, args.device, ranks)?;
     let devices = args.device.devices()?;
     let results = world.run(|rank| {
         let place = own_rank.map_or(rank.rank(), |_| local_rank);
         let show = |text: &str| show(text, own_rank.is_none());
-        writing.write(&rank, &devices[place % devices.len()], &show)
+        run.write(&rank, &devices[place % devices.len()], &show)
     });
     if let Some(written) = results?.swap_remove(0) {
-        eprintln!("{}", written.figures());
+        eprintln!("{}", written.summary());
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows a piece of text at once. Where nobody reads any more, as behind `| head`, there is nothing left to do
-/// for a process that has all ranks; one of several goes on, as the others wait for it.
+/// Prints text immediately. If the pipe is closed, as by `| head`, a process with all ranks exits; one of several
+/// continues, as the others wait for it.
 fn show(text: &str, has_all_ranks: bool) -> io::Result<()> {
     let mut out = stdout().lock();
     let shown = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -64,25 +64,25 @@ fn show(text: &str, has_all_ranks: bool) -> io::Result<()> {
     }
 }
 
-/// What every rank works with.
-struct Writing<'a> {
+/// The inputs of every rank.
+struct GenerationRun<'a> {
     args: &'a GenerateArgs,
     config: &'a GenerateConfig,
     saved: &'a SavedModel,
     prompt: Vec<u32>,
     layout: ParallelConfig,
     stages: Vec<StageLayout>,
-    kernels: Choices,
+    kernels: KernelChoices,
 }
 
-/// What was written, and what it took.
-struct Written {
-    generated: Generated,
+/// The generated text and its cost.
+struct GenerationResult {
+    generated: GenerationOutput,
     cache_bytes: usize,
 }
 
-impl<'a> Writing<'a> {
-    /// Checks all that can be checked before a model is built.
+impl<'a> GenerationRun<'a> {
+    /// Checks everything that can be checked before a model is built.
     fn new(
         args: &'a GenerateArgs,
         config: &'a GenerateConfig,
@@ -91,18 +91,19 @@ impl<'a> Writing<'a> {
         let (tensor, pipeline) = (args.tensor_parallel, args.pipeline_parallel);
         for (name, size) in [("tensor", tensor), ("pipeline", pipeline)] {
             if size == 0 {
-                return Err(format!("{name} = 0 makes no ranks; 1 and more do").into());
+                return Err(format!("invalid {name} = 0: expected at least 1").into());
             }
         }
         saved.config.check(tensor, false)?;
-        let mut kernels = Choices::default();
+        let mut kernels = KernelChoices::default();
         for choices in &args.kernels {
             kernels.set(choices)?;
         }
-        let framed = saved.tokenizer.encode_framed(&config.prompt)?;
-        let prompt = match saved.framed && !framed.is_empty() {
-            true => framed,
-            false => config.prompt_tokens(&saved.tokenizer)?,
+        let framed = saved.tokenizer.encode_with_special_tokens(&config.prompt)?;
+        let prompt = if saved.framed && !framed.is_empty() {
+            framed
+        } else {
+            config.prompt_tokens(&saved.tokenizer)?
         };
         Ok(Self {
             args,
@@ -117,24 +118,21 @@ impl<'a> Writing<'a> {
         })
     }
 
-    /// Builds and loads the part of a rank and writes with it; the first rank shows the text.
+    /// Builds and loads the model part of a rank and generates; rank 0 prints the text.
     fn write(
         &self,
         rank: &Rank,
         device: &Device,
         show: &(dyn Fn(&str) -> io::Result<()> + Sync),
-    ) -> Result<Option<Written>, Error> {
-        let groups = Groups::new(&self.layout, rank)?;
+    ) -> Result<Option<GenerationResult>, Error> {
+        let groups = ParallelContext::new(&self.layout, rank)?;
         let model = self.model(&groups, device)?;
         let mut generator = Generator::new(model.module(), &groups, device);
         if self.args.no_cache {
             generator = generator.without_cache();
         }
         let is_first = rank.rank() == 0;
-        let mut out = |text: &str| match is_first {
-            true => show(text),
-            false => Ok(()),
-        };
+        let mut out = |text: &str| if is_first { show(text) } else { Ok(()) };
         if is_first {
             eprintln!("{}", self.describe(rank));
         }
@@ -143,13 +141,13 @@ impl<'a> Writing<'a> {
         let generated = generator.generate(&self.prompt, self.config, tokenizer, &mut out)?;
         out("\n")?;
         let cache_bytes = generator.cache_bytes();
-        Ok(is_first.then_some(Written {
+        Ok(is_first.then_some(GenerationResult {
             generated,
             cache_bytes,
         }))
     }
 
-    /// What writes.
+    /// The line that describes the model.
     fn describe(&self, rank: &Rank) -> String {
         let (model, args) = (&self.saved.config, self.args);
         let (engine, threads) = (rank.engine(), rank.compute_threads());
@@ -170,47 +168,47 @@ impl<'a> Writing<'a> {
 
     fn model(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         device: &Device,
     ) -> Result<DistributedDataParallel<Transformer>, Error> {
         let data_parallel = DataParallelConfig {
             precision: self.args.precision,
             ..DataParallelConfig::default()
         };
-        let scope = Scope::with(groups, device, 0, DType::F32)
-            .computing_in(self.args.precision.of(DType::F32))
+        let scope = ModelBuilder::with(groups, device, 0, DType::F32)
+            .with_compute_dtype(self.args.precision.of(DType::F32))
             .with_kernels(&self.kernels)?;
         let own = groups.pipeline().rank();
         let stages = [(own, self.stages[own].clone())];
         let model = self.saved.config.init_stages(scope, false, &stages)?;
         let mut ddp = DistributedDataParallel::with(model, groups, &data_parallel)?;
-        load_weights(&mut ddp, &*self.saved.source, Leniency::default())?;
+        load_weights(&mut ddp, &*self.saved.source, LoadTolerance::default())?;
         Ok(ddp)
     }
 }
 
-impl Written {
-    /// How long it took, and why it ended.
-    fn figures(&self) -> String {
-        let Generated {
+impl GenerationResult {
+    /// The times, and why generation ended.
+    fn summary(&self) -> String {
+        let GenerationOutput {
             tokens,
-            end,
+            finish_reason,
             prompt,
             prefill,
             decode,
             ..
         } = &self.generated;
-        let ended = match end {
-            End::Length => "as many tokens as were asked for",
-            End::Stop => "a text of --stop",
-            End::Token => "a token that ends texts",
+        let ended = match finish_reason {
+            FinishReason::Length => "maximum number of tokens",
+            FinishReason::Stop => "a stop text (--stop)",
+            FinishReason::Token => "an end-of-text token",
         };
         let line = |what: &str, tokens: usize, time: &Duration| {
             let seconds = time.as_secs_f64();
             let rate = tokens as f64 / seconds.max(1e-9);
             format!("{what} {tokens} tokens in {seconds:.3} s, {rate:.1} per second")
         };
-        // The first token comes with the prompt.
+        // The first token is computed by the prefill.
         let drawn = tokens.len().saturating_sub(1);
         format!(
             "{}\n{}; {:.2} MB of keys and values on rank 0\nend      {ended}",

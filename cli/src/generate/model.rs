@@ -1,4 +1,4 @@
-//! The model that writes, and its tokens.
+//! The saved model and its tokenizer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,28 +6,28 @@ use std::path::Path;
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_models::hf::{HfFolder, is_hf_folder, kept_files, model_of};
+use burn_megatron_models::hf::{HfFolder, is_hf_folder, model_of, stored_hf_files};
 
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// The file of a tokenizer.
+/// The file name of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
 
 /// A model on the disk, with its tokenizer.
 pub struct SavedModel {
     /// Its weights.
     pub source: Box<dyn TensorSource>,
-    /// What they are of.
+    /// The configuration of the model.
     pub config: TransformerConfig,
-    /// What it reads and writes.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Whether a prompt is framed by the tokens that the tokenizer puts around a text.
+    /// Whether the tokenizer's special tokens are added to a prompt.
     pub framed: bool,
 }
 
 impl SavedModel {
-    /// Opens a checkpoint, a folder of them or of a run, or a folder of Hugging Face; `tokenizer` takes
-    /// the place of its own.
+    /// Opens a checkpoint, a folder of checkpoints or of a run, or a Hugging Face folder; `tokenizer` overrides its
+    /// own.
     pub fn open(path: &Path, tokenizer: Option<&str>) -> Result<Self, Error> {
         let given = tokenizer.map(Tokenizer::named).transpose()?;
         if is_hf_folder(path) {
@@ -46,7 +46,7 @@ impl SavedModel {
         }
         let checkpoint = Checkpoint::open(path)?;
         let config = model_of(&checkpoint)?;
-        let kept = kept_files(&checkpoint)?;
+        let kept = stored_hf_files(&checkpoint)?;
         let tokenizer = match given {
             Some(tokenizer) => tokenizer,
             None => own_tokenizer(&checkpoint, &kept, config.vocabulary)?,
@@ -55,34 +55,34 @@ impl SavedModel {
             source: Box::new(checkpoint),
             config,
             tokenizer,
-            // One that was converted is as the folder that it was.
+            // A converted checkpoint behaves as its Hugging Face folder.
             framed: !kept.is_empty(),
         }
         .checked()
     }
 
-    /// A model may have more tokens than its tokenizer, to fill up, but not fewer.
+    /// Checks the vocabulary: a model may have more tokens than its tokenizer, as padding, but not fewer.
     fn checked(self) -> Result<Self, Error> {
         let (model, tokenizer) = (self.config.vocabulary, self.tokenizer.vocabulary());
-        match tokenizer <= model {
-            true => Ok(self),
-            false => Err(format!(
-                "the tokenizer {} has {tokenizer} tokens and the model {model}: it is of another model",
+        if tokenizer <= model {
+            Ok(self)
+        } else {
+            Err(format!(
+                "the tokenizer {} has {tokenizer} tokens, more than the {model} of the model: expected that of the model",
                 self.tokenizer.name()
             )
-            .into()),
+            .into())
         }
     }
 }
 
-/// The tokenizer that the recipe of a checkpoint names, else the one that it keeps, else bytes where there
-/// are as many.
+/// The tokenizer that the recipe of a checkpoint names, else the one stored in it, else bytes if the vocabulary fits.
 fn own_tokenizer(
     checkpoint: &Checkpoint,
     kept: &BTreeMap<String, Vec<u8>>,
     vocabulary: usize,
 ) -> Result<Tokenizer, Error> {
-    let recipe = &checkpoint.about().config;
+    let recipe = &checkpoint.metadata().config;
     let path = checkpoint.path();
     match recipe["data"]["tokenizer"].as_str() {
         Some(name) => Ok(Tokenizer::named(name)?),

@@ -4,15 +4,15 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use burn_megatron::checkpoint::{
-    About, CheckpointFolder, ElementType, Piece, Retention, Slice, TensorMeta,
+    CheckpointFolder, CheckpointMetadata, ElementType, Retention, TensorMeta, TensorShard,
+    TensorSlice,
 };
 use burn_megatron::kernels::philox::{Stream, uniform};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::{self, HfFolder};
-use clap::Parser;
 
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::flags::parse;
 
 /// A folder of its own for each test.
 struct Folder(PathBuf);
@@ -27,15 +27,15 @@ impl Folder {
 
     /// Saves a model of bytes with random weights as the only checkpoint of a run.
     fn save(&self, config: &TransformerConfig, recipe: serde_json::Value) -> &Path {
-        let scope = Scope::with(&Groups::single(), &Device::flex(), 1, DType::F32);
+        let scope = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 1, DType::F32);
         let table = config.init(scope, false).unwrap().table;
-        let piece = |shape: &Vec<usize>, path: &str| Piece {
+        let piece = |shape: &Vec<usize>, path: &str| TensorShard {
             tensor: TensorMeta {
                 key: format!("model/{path}"),
                 dtype: ElementType::F32,
                 shape: shape.clone(),
             },
-            slice: Slice::whole(shape),
+            slice: TensorSlice::whole(shape),
         };
         let entries = table.entries().iter();
         let pieces: Vec<_> = entries
@@ -52,7 +52,7 @@ impl Folder {
             Ok(bytes)
         };
         draft.write_part(0, &pieces, &[], write).unwrap();
-        let about = About {
+        let about = CheckpointMetadata {
             step: 3,
             samples: 0,
             layout: "one".into(),
@@ -84,24 +84,22 @@ fn small() -> TransformerConfig {
 }
 
 /// The flags as they are typed, and what rank 0 wrote.
-fn generate(model: &Path, flags: &str) -> Result<Generated, Error> {
-    let words = ["burn-megatron", "generate", "--model"].into_iter();
-    let words = words.map(String::from).chain([model.display().to_string()]);
-    let flags = flags.split_whitespace().map(String::from);
-    let Command::Generate(args) = Cli::parse_from(words.chain(flags)).command else {
-        unreachable!("generate was asked for")
-    };
+fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
+    let path = model.display().to_string();
+    let model = ["--model", &path];
+    let flags: Vec<_> = model.into_iter().chain(flags.split_whitespace()).collect();
+    let args: GenerateArgs = parse(&flags)?;
     let config = args.config()?;
     let saved = SavedModel::open(&args.model, args.tokenizer.as_deref())?;
-    let writing = Writing::new(&args, &config, &saved)?;
+    let run = GenerationRun::new(&args, &config, &saved)?;
     let ranks = args.tensor_parallel * args.pipeline_parallel;
-    let world = ranks::of(&args.ranks, args.device, ranks)?.world;
+    let world = ranks::set_up(&args.ranks, args.device, ranks)?.world;
     let shown = Mutex::new(String::new());
     let show = |text: &str| {
         shown.lock().unwrap().push_str(text);
         Ok(())
     };
-    let written = world.run(|rank| writing.write(&rank, &Device::flex(), &show))?;
+    let written = world.run(|rank| run.write(&rank, &Device::flex(), &show))?;
     let written = written.into_iter().next().flatten().unwrap().generated;
     let whole = format!("{}{}\n", config.prompt, written.text);
     assert_eq!(shown.into_inner().unwrap(), whole);
@@ -158,10 +156,13 @@ fn what_does_not_fit_is_named() {
         error("--prompt a")
     );
     generate(run, "--prompt a --tokens 2 --tokenizer bytes").unwrap();
-    assert!(error("--prompt a --top-p 2").starts_with("top_p = 2"));
+    assert!(error("--prompt a --top-p 2").starts_with("invalid top_p = 2"));
     assert!(error("--prompt a --tokenizer bytes --tp 3").starts_with("heads 4 cannot be split"));
-    assert!(error("--prompt a --tokenizer bytes --tp 0").starts_with("tensor = 0"));
-    assert!(error("--prompt-file /nowhere/at/all").starts_with("the prompt /nowhere/at/all"));
+    assert!(error("--prompt a --tokenizer bytes --tp 0").starts_with("invalid tensor = 0"));
+    assert!(
+        error("--prompt-file /nowhere/at/all")
+            .starts_with("cannot read the prompt /nowhere/at/all")
+    );
     let small = TransformerConfig {
         vocabulary: 100,
         ..small()
@@ -171,7 +172,7 @@ fn what_does_not_fit_is_named() {
     let error = generate(run, "--prompt a --tokenizer bytes").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the tokenizer bytes has 256 tokens and the model 100: it is of another model"
+        "the tokenizer bytes has 256 tokens, more than the 100 of the model: expected that of the model"
     );
 }
 
@@ -250,11 +251,11 @@ fn a_converted_checkpoint_writes_as_its_folder_does() {
 
 #[test]
 fn figures_say_how_fast_it_was() {
-    let written = Written {
-        generated: Generated {
+    let written = GenerationResult {
+        generated: GenerationOutput {
             text: String::new(),
             tokens: vec![0; 11],
-            end: End::Stop,
+            finish_reason: FinishReason::Stop,
             prompt: 30,
             prefill: Duration::from_millis(100),
             decode: Duration::from_millis(500),
@@ -262,9 +263,9 @@ fn figures_say_how_fast_it_was() {
         cache_bytes: 1_230_000,
     };
     assert_eq!(
-        written.figures(),
+        written.summary(),
         "prefill  30 tokens in 0.100 s, 300.0 per second\n\
          decode   10 tokens in 0.500 s, 20.0 per second; 1.23 MB of keys and values on rank 0\n\
-         end      a text of --stop"
+         end      a stop text (--stop)"
     );
 }

@@ -11,48 +11,48 @@ pub struct LaunchArgs {
     /// Ranks to start: those of this machine, or with --engine mpi all of them.
     #[arg(long, value_name = "N")]
     pub ranks: usize,
-    /// What the ranks talk through: nccl starts them as children of this process, mpi through mpirun.
+    /// Communication engine of the ranks: nccl starts them as children of this process, mpi through mpirun.
     /// The default is nccl where the command has --device cuda, else mpi.
     #[arg(long, value_enum)]
     pub engine: Option<LaunchEngine>,
     /// Start this program instead of burn-megatron; what follows -- are its arguments.
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,
-    /// Machines of the run; each one runs this command with the same --ranks (nccl).
+    /// Number of machines; run this command on each one with the same --ranks (nccl).
     #[arg(long, value_name = "M", default_value_t = 1)]
     pub nodes: usize,
-    /// The number of this machine among them, from 0 (nccl).
+    /// Index of this machine, from 0 (nccl).
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub node_rank: usize,
-    /// Where the ranks meet: the host of rank 0, by default 127.0.0.1 (nccl); or this machine as the
-    /// others reach it, by default the address on the way to them (mpi with --hosts).
+    /// Host of the rendezvous: that of rank 0, by default 127.0.0.1 (nccl); or this machine as the other hosts
+    /// reach it, by default its address on the route to them (mpi with --hosts).
     #[arg(long, value_name = "HOST")]
     pub master_addr: Option<String>,
-    /// The port where the ranks meet; by default a free one, and 29500 with several machines (nccl).
+    /// Port of the rendezvous; by default a free one, and 29500 with several machines (nccl).
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
-    /// File of mode 0600 with the token that lets ranks in, the same on every machine: 64 hexadecimal
-    /// digits, as `openssl rand -hex 32` makes them. By default BURN_MEGATRON_TOKEN, and with one machine
+    /// File of mode 0600 with the token that ranks authenticate with, the same on every machine: 64 hexadecimal
+    /// digits, as `openssl rand -hex 32` prints them. By default BURN_MEGATRON_TOKEN, and with one machine
     /// or --hosts a new one.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Machines and how many ranks fit on each, as in a:2,b:2 (mpi).
+    /// Hosts and the number of ranks on each, as in a:2,b:2 (mpi).
     #[arg(long, value_name = "HOST[:N],..")]
     pub hosts: Option<String>,
-    /// The mpirun to use, Open MPI's; the one on PATH by default (mpi).
+    /// Path of Open MPI's mpirun; the one on PATH by default (mpi).
     #[arg(long, value_name = "PATH")]
     pub mpirun: Option<PathBuf>,
     /// Further arguments for mpirun, as in "--mca btl tcp,self" (mpi).
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
     pub mpirun_args: Option<String>,
-    /// Folder that also gets each rank's output, without prefixes: rank-3.out and rank-3.err, after what an
-    /// earlier run has written there.
+    /// Also write the output of each rank, without prefixes, to files in this folder: rank-3.out and rank-3.err.
+    /// Files of an earlier run are appended to.
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
     /// Show the standard output of rank 0 only; standard error is shown for all.
     #[arg(long)]
     pub quiet_ranks: bool,
-    /// Seconds that the ranks get after Ctrl-C or SIGTERM to end by themselves.
+    /// Seconds after Ctrl-C or SIGTERM within which the ranks may stop by themselves.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub grace: f64,
     /// The command of burn-megatron that each rank runs, such as `pretrain --steps 20`.
@@ -64,10 +64,10 @@ pub struct LaunchArgs {
     pub command: Vec<OsString>,
 }
 
-/// What ranks that are processes can talk through.
+/// The communication engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LaunchEngine {
-    /// Ranks are threads of one process: no launcher is needed.
+    /// Ranks are threads of one process; refused, as it needs no launcher.
     Threads,
     /// NCCL, on CUDA devices.
     Nccl,
@@ -75,9 +75,9 @@ pub enum LaunchEngine {
     Mpi,
 }
 
-/// Arguments of the hidden command that stands between the launcher and a rank.
+/// Arguments of the hidden command that runs a rank for the launcher.
 #[derive(Args)]
-pub struct KeepArgs {
+pub struct AgentArgs {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
@@ -86,7 +86,9 @@ pub struct KeepArgs {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if (0.0..=1e6).contains(&number) => Ok(number),
-        Ok(number) => Err(format!("{number} s is no time to wait; 0 to 1000000 are")),
+        Ok(number) => Err(format!(
+            "{number} is out of range: expected 0 to 1000000 seconds"
+        )),
         Err(error) => Err(format!("{error}")),
     }
 }

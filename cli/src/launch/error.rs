@@ -3,12 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
-use burn_megatron::comm::auth::{MAKE_A_TOKEN, TokenError};
+use burn_megatron::comm::auth::{TOKEN_INSTRUCTIONS, TokenError};
 
-/// The exit code for wrong usage, as clap has it.
+/// The exit code of wrong usage, as with clap.
 const USAGE: u8 = 2;
-/// The exit code for a program that cannot be started, as shells have it.
-pub const UNSTARTABLE: u8 = 127;
+/// The exit code when a program cannot be started, as in a shell.
+pub const NOT_STARTED: u8 = 127;
 
 /// The most ranks on one machine.
 pub const MAX_LOCAL_RANKS: usize = 1024;
@@ -16,11 +16,9 @@ pub const MAX_LOCAL_RANKS: usize = 1024;
 /// Why nothing was started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    #[error("--ranks 0 starts nothing; give at least 1")]
+    #[error("invalid --ranks 0: expected at least 1")]
     NoRanks,
-    #[error(
-        "--ranks {0} is more than one machine can have; at most {MAX_LOCAL_RANKS} can be started"
-    )]
+    #[error("invalid --ranks {0}: expected at most {MAX_LOCAL_RANKS} on one machine")]
     TooManyRanks(usize),
     #[error(
         "--engine threads needs no launcher: its ranks are threads of one process; leave `launch --ranks \
@@ -28,7 +26,7 @@ pub enum LaunchError {
     )]
     Threads,
     #[error(
-        "{variable}={value} is set: this process is a rank itself, and a rank starts no ranks; run \
+        "{variable}={value} is set: this process is a rank already, and a rank cannot start ranks; run \
          `launch` outside of it, or unset {variable}"
     )]
     Nested {
@@ -36,7 +34,7 @@ pub enum LaunchError {
         value: String,
     },
     #[error(
-        "{flag} is about --engine {engine}, and this run has --engine {chosen}; leave it out{hint}"
+        "{flag} applies to --engine {engine} only, and this run has --engine {chosen}; remove it{hint}"
     )]
     WrongEngine {
         flag: &'static str,
@@ -44,41 +42,41 @@ pub enum LaunchError {
         chosen: &'static str,
         hint: &'static str,
     },
-    #[error("--nodes 0 starts nothing; give at least 1")]
+    #[error("invalid --nodes 0: expected at least 1")]
     NoNodes,
-    #[error("--nodes {nodes} x --ranks {ranks} are more ranks than can be counted")]
+    #[error("--nodes {nodes} x --ranks {ranks} are too many ranks: expected at most 16777216")]
     TooManyNodes { nodes: usize, ranks: usize },
     #[error(
-        "--node-rank {node_rank} is no machine of --nodes {nodes}; 0 to {} are",
+        "invalid --node-rank {node_rank} with --nodes {nodes}: expected 0 to {}",
         nodes.saturating_sub(1)
     )]
     NodeRank { node_rank: usize, nodes: usize },
     #[error(
-        "--nodes {0} needs --master-addr: the machine of --node-rank 0, as the others reach it"
+        "--nodes {0} needs --master-addr: the host of --node-rank 0, as the other machines reach it"
     )]
     NoMasterAddress(usize),
     #[error(
-        "--master-addr is about several machines, and --engine mpi has them by --hosts; give that, or leave it out"
+        "--master-addr applies to several machines, which --engine mpi gets from --hosts; give --hosts, or remove it"
     )]
     MasterWithoutHosts,
-    #[error("--master-addr {0:?} is no host; a name or an IP address without a port is")]
+    #[error("invalid --master-addr {0:?}: expected a host name or an IP address, without a port")]
     MasterAddress(String),
     #[error(
         "the master port {port} is not free on this machine: {source}; choose another with --master-port"
     )]
     PortTaken { port: u16, source: io::Error },
     #[error(
-        "--master-addr {host} is no address of this machine ({source}), where the ranks are to meet; give one \
-         that `ip address` shows here"
+        "--master-addr {host} is not an address of this machine ({source}), which hosts the rendezvous; give one \
+         that `ip address` lists here"
     )]
     NotHere { host: String, source: io::Error },
     #[error(
-        "--nodes {0} needs a token, the same on each machine, so that nobody else joins the ranks:\n{MAKE_A_TOKEN}"
+        "--nodes {0} needs a token, the same on each machine, so that no other process can join:\n{TOKEN_INSTRUCTIONS}"
     )]
     NoToken(usize),
     #[error(transparent)]
     Token(#[from] TokenError),
-    #[error("--hosts {hosts:?}: {entry:?} is no host; name or name:ranks is, as in a:2,b:2")]
+    #[error("invalid --hosts {hosts:?}: {entry:?}: expected name or name:ranks, as in a:2,b:2")]
     Host { hosts: String, entry: String },
     #[error("--mpirun-args {0:?}: a quote is not closed")]
     Quote(String),
@@ -101,16 +99,16 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// The exit code that tells of it.
+    /// The exit code of the launcher.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Program { .. } | Self::NoMpirun | Self::OtherMpirun { .. } => UNSTARTABLE,
+            Self::Program { .. } | Self::NoMpirun | Self::OtherMpirun { .. } => NOT_STARTED,
             Self::OutputFolder { .. } | Self::System { .. } => 1,
             _ => USAGE,
         }
     }
 
-    /// Says what was to be done when the system refused.
+    /// A failed system call, and what it was for.
     pub fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }

@@ -1,21 +1,21 @@
 //! `burn-megatron launch`: ranks as processes of this machine, or of several.
 //!
-//! Between the launcher and each rank stands a *keeper*, a process of this same program: it starts the
-//! rank, sends its output over a connection, tells how it ended, and ends it when the launcher is gone.
-//! The keepers are children of the launcher or of mpirun, and everything else is the same both ways.
+//! Each rank is started by an *agent*, a process of this program between the launcher and the rank: it forwards the
+//! rank's output over a connection, reports its exit status, and kills it when the launcher is gone. The agents are
+//! children of the launcher or of mpirun; everything else is the same in both cases.
 
 pub mod args;
 
 #[cfg(unix)]
-mod ending;
+pub mod agent;
+#[cfg(unix)]
+mod agent_server;
 #[cfg(unix)]
 mod error;
 #[cfg(unix)]
-mod frame;
+mod exit_status;
 #[cfg(unix)]
-mod hub;
-#[cfg(unix)]
-pub mod keeper;
+mod monitor;
 #[cfg(unix)]
 mod mpirun;
 #[cfg(unix)]
@@ -24,6 +24,8 @@ mod output;
 mod plan;
 #[cfg(unix)]
 mod program;
+#[cfg(unix)]
+mod protocol;
 #[cfg(unix)]
 mod run;
 #[cfg(unix)]
@@ -34,32 +36,30 @@ mod supervise;
 mod sys;
 #[cfg(all(test, unix))]
 mod tests;
-#[cfg(unix)]
-mod watch;
 
 #[cfg(unix)]
 pub use run::run;
 #[cfg(unix)]
-use run::{keeper_command, say};
+use run::{agent_command, print_line};
 
 #[cfg(not(unix))]
 pub use missing::run;
 
-/// What there is on systems without process groups.
+/// Stands in on systems without process groups.
 #[cfg(not(unix))]
 mod missing {
     use std::process::ExitCode;
 
-    use crate::recipe::Error;
+    use crate::error::Error;
 
-    /// Says that there is no launcher here.
+    /// Fails: there is no launcher on this system.
     pub fn run<T>(_: &T) -> Result<ExitCode, Error> {
-        Err("launch is not supported on this system; Linux and macOS have it".into())
+        Err("launch is not supported on this system: expected Linux or macOS".into())
     }
 }
 
-/// The hidden command of the launcher, which is missing as well.
+/// The hidden command, which is missing as well.
 #[cfg(not(unix))]
-pub mod keeper {
+pub mod agent {
     pub use super::missing::run;
 }

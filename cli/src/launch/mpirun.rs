@@ -1,4 +1,4 @@
-//! Open MPI's mpirun: how it is called, and what it says.
+//! Open MPI's mpirun: its command line and its messages.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Read};
@@ -8,11 +8,11 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::LaunchError;
-use super::plan::Plan;
-use super::{keeper_command, program, say, sys};
+use super::plan::LaunchPlan;
+use super::{agent_command, print_line, program, sys};
 
-/// Beginnings of the variables that ranks on other machines get too.
-const HANDED_ON: [&str; 7] = [
+/// Prefixes of the environment variables that are forwarded to ranks on other machines.
+const FORWARDED_VARIABLES: [&str; 7] = [
     "BURN_",
     "CUBECL_",
     "LD_LIBRARY_PATH",
@@ -37,13 +37,14 @@ pub fn find(path: Option<&Path>) -> Result<PathBuf, LaunchError> {
             reason: error.to_string(),
         })?;
     let said = String::from_utf8_lossy(&said.stdout);
-    let first = said.lines().next().unwrap_or("--version says nothing");
-    match first.contains("Open MPI") {
-        true => Ok(path),
-        false => Err(LaunchError::OtherMpirun {
+    let first = said.lines().next().unwrap_or("--version prints nothing");
+    if first.contains("Open MPI") {
+        Ok(path)
+    } else {
+        Err(LaunchError::OtherMpirun {
             path,
             said: first.to_owned(),
-        }),
+        })
     }
 }
 
@@ -64,7 +65,7 @@ pub fn names(hosts: &str) -> Result<Vec<&str>, LaunchError> {
     hosts.split(',').map(name).collect()
 }
 
-/// The words of a line, as a shell cuts it: at blanks outside of quotes.
+/// Splits a line into words as a shell does: at blanks outside of quotes.
 pub fn words(line: &str) -> Result<Vec<String>, LaunchError> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for c in line.chars() {
@@ -85,9 +86,9 @@ pub fn words(line: &str) -> Result<Vec<String>, LaunchError> {
     }
 }
 
-/// The call that starts the keepers of all ranks with `variables`.
+/// The mpirun command that starts the agents of all ranks with `variables`.
 pub fn command(
-    plan: &Plan,
+    plan: &LaunchPlan,
     mpirun: &Path,
     hosts: Option<&str>,
     arguments: &[String],
@@ -106,32 +107,36 @@ pub fn command(
     }
     let own = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let is_new = |name: &String| variables.iter().any(|(known, _)| known == name);
-    let handed_on = own.filter(|name| HANDED_ON.iter().any(|start| name.starts_with(start)));
-    let handed_on = handed_on.filter(|name| !is_new(name));
-    for name in handed_on {
+    let forwarded = own.filter(|name| {
+        FORWARDED_VARIABLES
+            .iter()
+            .any(|start| name.starts_with(start))
+    });
+    let forwarded = forwarded.filter(|name| !is_new(name));
+    for name in forwarded {
         command.args(["-x", &name]);
     }
     for (name, value) in variables {
         command.env(name, value).args(["-x", name]);
     }
-    // Gathered, some messages get lost when the rank that fails ends at once.
+    // Aggregated messages can be lost when the failing rank exits at once.
     command.env("OMPI_MCA_orte_base_help_aggregate", "0");
     if sys::is_root() {
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
         command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     }
-    command.args(arguments).args(keeper_command(plan)?);
+    command.args(arguments).args(agent_command(plan)?);
     Ok(command)
 }
 
-/// What mpirun says of ranks that ended: the launcher says it shorter, and sooner.
+/// mpirun's messages about ranks that exited, held back because the launcher reports the same.
 #[derive(Clone, Default)]
-pub struct Remarks(Arc<Mutex<String>>);
+pub struct MpirunMessages(Arc<Mutex<String>>);
 
-impl Remarks {
-    /// Shows what mpirun writes, line by line, but keeps its remarks on ranks that ended.
+impl MpirunMessages {
+    /// Prints mpirun's output line by line, and holds back its messages about ranks that exited.
     pub fn read(&self, from: impl Read) {
-        let mut blocks = Blocks::default();
+        let mut blocks = MessageBlocks::default();
         let mut lines = BufReader::new(from);
         let mut line = Vec::new();
         while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
@@ -142,7 +147,7 @@ impl Remarks {
         self.take(blocks.rest());
     }
 
-    /// Shows what was kept: nobody else has explained the end.
+    /// Prints what was held back, where nothing else explains the failure.
     pub fn show(&self) {
         show(&mem::take(
             &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner),
@@ -152,7 +157,7 @@ impl Remarks {
     fn take(&self, text: Option<String>) {
         match text {
             None => {}
-            Some(text) if is_remark(&text) => {
+            Some(text) if is_exit_notice(&text) => {
                 self.0
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
@@ -165,11 +170,11 @@ impl Remarks {
 
 fn show(text: &str) {
     for line in text.lines() {
-        say(&format!("[mpirun] {line}"));
+        print_line(&format!("[mpirun] {line}"));
     }
 }
 
-fn is_remark(text: &str) -> bool {
+fn is_exit_notice(text: &str) -> bool {
     [
         "Primary job  terminated normally, but",
         "mpirun noticed that process rank",
@@ -180,13 +185,13 @@ fn is_remark(text: &str) -> bool {
     .any(|start| text.starts_with(start))
 }
 
-/// Cuts mpirun's output into messages: what stands between two rules, or else a line.
+/// Splits mpirun's output into messages: the text between two rules, or a single line.
 #[derive(Default)]
-struct Blocks {
+struct MessageBlocks {
     open: Option<String>,
 }
 
-impl Blocks {
+impl MessageBlocks {
     fn line(&mut self, line: String) -> Option<String> {
         let is_rule = line.len() > 60 && line.bytes().all(|byte| byte == b'-');
         match (&mut self.open, is_rule) {
@@ -204,7 +209,7 @@ impl Blocks {
         }
     }
 
-    /// A message that was cut off.
+    /// A message without its closing rule.
     fn rest(&mut self) -> Option<String> {
         self.open.take()
     }
@@ -212,7 +217,7 @@ impl Blocks {
 
 /// Reads a stream of mpirun in a thread.
 pub fn read_in_thread(
-    remarks: &Remarks,
+    remarks: &MpirunMessages,
     from: Option<impl Read + Send + 'static>,
 ) -> io::Result<Option<std::thread::JoinHandle<()>>> {
     let Some(from) = from else {
@@ -241,14 +246,14 @@ mod tests {
             assert_eq!(
                 names(hosts).unwrap_err().to_string(),
                 format!(
-                    "--hosts {hosts:?}: {entry:?} is no host; name or name:ranks is, as in a:2,b:2"
+                    "invalid --hosts {hosts:?}: {entry:?}: expected name or name:ranks, as in a:2,b:2"
                 )
             );
         }
     }
 
     #[test]
-    fn arguments_are_cut_as_a_shell_does() {
+    fn arguments_are_split_as_a_shell_does() {
         assert_eq!(
             words("--mca  btl 'tcp, self' -x A=\"b c\"d ''").unwrap(),
             ["--mca", "btl", "tcp, self", "-x", "A=b cd", ""]
@@ -262,25 +267,25 @@ mod tests {
     }
 
     #[test]
-    fn remarks_on_ranks_are_kept_and_all_else_is_shown() {
+    fn messages_on_exited_ranks_are_held_back_and_others_are_printed() {
         let rule = "-".repeat(74);
         let text = format!(
             "{rule}\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code.\n\
              {rule}\n{rule}\nmpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 \
              (Killed).\n{rule}\n"
         );
-        let remarks = Remarks::default();
+        let remarks = MpirunMessages::default();
         remarks.read(text.as_bytes());
         let kept = remarks.0.lock().unwrap().clone();
         assert_eq!(kept.lines().count(), 3, "{kept}");
         assert!(!kept.contains("--"), "{kept}");
 
-        let mut blocks = Blocks::default();
+        let mut blocks = MessageBlocks::default();
         assert_eq!(blocks.line("alone".into()).unwrap(), "alone\n");
         assert_eq!(blocks.line(rule.clone()), None);
         assert_eq!(blocks.line("There are not enough slots".into()), None);
         let block = blocks.line(rule).unwrap();
         assert_eq!(block, "There are not enough slots\n");
-        assert!(!is_remark(&block));
+        assert!(!is_exit_notice(&block));
     }
 }

@@ -1,4 +1,4 @@
-//! What the ranks write, as whole lines with the rank in front.
+//! The output of the ranks, as whole lines prefixed with the rank.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -9,38 +9,38 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::error::LaunchError;
-use super::frame::Stream;
-use super::say;
+use super::print_line;
+use super::protocol::OutputStream;
 
-/// A line that is longer than this is shown in pieces.
+/// Longer lines are split.
 const MAX_LINE: usize = 1 << 20;
 
-/// Where the output of all ranks goes.
-pub struct Output {
+/// Writes the output of all ranks to the terminal and to files.
+pub struct JobOutput {
     width: usize,
     quiet: bool,
     folder: PathBuf,
-    /// The files of each rank that has not come yet.
+    /// The files of each rank whose agent has not connected yet.
     files: Mutex<HashMap<usize, [File; 2]>>,
-    screen: Reports,
-    disk: Reports,
+    terminal_error: ReportOnce,
+    file_error: ReportOnce,
 }
 
-/// A complaint that is made once.
+/// An error that is printed once.
 #[derive(Default)]
-struct Reports(AtomicBool);
+struct ReportOnce(AtomicBool);
 
-impl Reports {
+impl ReportOnce {
     fn once(&self, text: impl FnOnce() -> String) {
         if !self.0.swap(true, Ordering::Relaxed) {
-            say(&text());
+            print_line(&text());
         }
     }
 }
 
-impl Output {
-    /// The output of `ranks` out of a world; `quiet` leaves out the standard output of all but rank 0.
-    /// With a folder, each rank has two files there.
+impl JobOutput {
+    /// For `ranks` of a world of `world` ranks; `quiet` drops the standard output of all ranks but 0. With a folder, two
+    /// files per rank are opened there.
     pub fn new(
         world: usize,
         ranks: Range<usize>,
@@ -53,7 +53,7 @@ impl Output {
             for rank in ranks {
                 let open = |extension| {
                     let path = folder.join(format!("rank-{rank}.{extension}"));
-                    // What an earlier run has written there stays.
+                    // Appends to files of an earlier run.
                     let opened = File::options().append(true).create(true).open(&path);
                     opened.map_err(unusable(&path))
                 };
@@ -65,48 +65,48 @@ impl Output {
             quiet,
             folder: folder.unwrap_or(Path::new("")).to_owned(),
             files: Mutex::new(files),
-            screen: Reports::default(),
-            disk: Reports::default(),
+            terminal_error: ReportOnce::default(),
+            file_error: ReportOnce::default(),
         })
     }
 
-    /// The two streams of one rank, with its files, which go to the first who asks.
+    /// The two streams of one rank; the first call for a rank takes its files.
     pub fn rank(&self, rank: usize) -> RankOutput<'_> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let (out, err) = match files.remove(&rank) {
             Some([out, err]) => (Some(out), Some(err)),
             None => (None, None),
         };
-        let sink = |stream, file| Sink {
+        let sink = |stream, file| StreamSink {
             stream,
-            lines: Lines::new(format!("[rank {rank:>0$}] ", self.width)),
-            shown: stream == Stream::Err || rank == 0 || !self.quiet,
+            lines: PrefixedLines::new(format!("[rank {rank:>0$}] ", self.width)),
+            shown: stream == OutputStream::Stderr || rank == 0 || !self.quiet,
             file,
             output: self,
         };
         RankOutput {
-            out: sink(Stream::Out, out),
-            err: sink(Stream::Err, err),
+            out: sink(OutputStream::Stdout, out),
+            err: sink(OutputStream::Stderr, err),
         }
     }
 
-    /// Shows whole lines. A screen that is gone is no reason to end the ranks.
-    fn show(&self, stream: Stream, bytes: &[u8]) {
+    /// Prints whole lines. A failure is reported once and does not end the ranks.
+    fn show(&self, stream: OutputStream, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
         }
         let written = match stream {
-            Stream::Out => write_flushed(&mut io::stdout().lock(), bytes),
-            Stream::Err => write_flushed(&mut io::stderr().lock(), bytes),
+            OutputStream::Stdout => write_flushed(&mut io::stdout().lock(), bytes),
+            OutputStream::Stderr => write_flushed(&mut io::stderr().lock(), bytes),
         };
-        // Who reads no more, as in `| head`, is not to be told.
+        // A closed pipe, as with `| head`, is not an error.
         let written = written.or_else(|error| match error.kind() {
             io::ErrorKind::BrokenPipe => Ok(()),
             _ => Err(error),
         });
         if let Err(error) = written {
-            self.screen
-                .once(|| format!("error: the output of the ranks cannot be shown: {error}"));
+            self.terminal_error
+                .once(|| format!("error: the output of the ranks cannot be printed: {error}"));
         }
     }
 }
@@ -123,43 +123,43 @@ fn unusable(path: &Path) -> impl FnOnce(io::Error) -> LaunchError {
 
 /// The two streams of one rank.
 pub struct RankOutput<'a> {
-    out: Sink<'a>,
-    err: Sink<'a>,
+    out: StreamSink<'a>,
+    err: StreamSink<'a>,
 }
 
 impl RankOutput<'_> {
-    /// Takes bytes that the rank wrote.
-    pub fn write(&mut self, stream: Stream, bytes: &[u8]) {
+    /// Writes bytes of the rank's output.
+    pub fn write(&mut self, stream: OutputStream, bytes: &[u8]) {
         match stream {
-            Stream::Out => self.out.write(bytes),
-            Stream::Err => self.err.write(bytes),
+            OutputStream::Stdout => self.out.write(bytes),
+            OutputStream::Stderr => self.err.write(bytes),
         }
     }
 
-    /// Shows what is left without the end of a line.
+    /// Prints what is left without a line end.
     pub fn finish(&mut self) {
         self.out.finish();
         self.err.finish();
     }
 }
 
-struct Sink<'a> {
-    stream: Stream,
-    lines: Lines,
+struct StreamSink<'a> {
+    stream: OutputStream,
+    lines: PrefixedLines,
     shown: bool,
     file: Option<File>,
-    output: &'a Output,
+    output: &'a JobOutput,
 }
 
-impl Sink<'_> {
+impl StreamSink<'_> {
     fn write(&mut self, bytes: &[u8]) {
         if let Some(file) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
             self.file = None;
-            self.output.disk.once(|| {
+            self.output.file_error.once(|| {
                 let folder = self.output.folder.display();
-                format!("error: {folder} takes no more output of a rank: {error}; the run goes on")
+                format!("error: the output of a rank can no longer be written to {folder}: {error}; the run continues")
             });
         }
         if self.shown {
@@ -172,17 +172,17 @@ impl Sink<'_> {
     }
 }
 
-/// Cuts a stream into lines and puts a prefix in front of each.
+/// Splits a stream into lines and prefixes each.
 ///
-/// A carriage return ends a line too, unless a newline follows: what a progress bar draws over each
-/// other comes one below the other. Lines may hold any bytes.
-pub struct Lines {
+/// A carriage return ends a line too, unless a newline follows, so that the states of a progress bar become lines.
+/// Lines may hold any bytes.
+pub struct PrefixedLines {
     prefix: String,
     /// The line that has not ended yet.
     open: Vec<u8>,
 }
 
-impl Lines {
+impl PrefixedLines {
     /// Lines with `prefix` in front.
     pub fn new(prefix: impl Into<String>) -> Self {
         Self {
@@ -250,7 +250,7 @@ mod tests {
     /// The lines of `text`, given in pieces of every size, which must not matter.
     fn lines(text: &[u8]) -> Vec<u8> {
         let cut = |size: usize| {
-            let mut lines = Lines::new("> ");
+            let mut lines = PrefixedLines::new("> ");
             let pieces = text.chunks(size).map(|piece| lines.take(piece));
             let mut all = pieces.collect::<Vec<_>>().concat();
             all.extend(lines.rest());
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn an_endless_line_comes_in_pieces() {
-        let mut lines = Lines::new("> ");
+        let mut lines = PrefixedLines::new("> ");
         let shown = lines.take(&vec![b'x'; MAX_LINE + 1]);
         assert_eq!(shown.len(), 2 + MAX_LINE + 1);
         assert_eq!(lines.rest(), b"> x\n");
@@ -291,17 +291,17 @@ mod tests {
     fn files_get_the_bytes_as_they_are() {
         let folder =
             std::env::temp_dir().join(format!("burn-megatron-output-{}", std::process::id()));
-        let output = Output::new(11, 3..4, true, Some(&folder)).unwrap();
+        let output = JobOutput::new(11, 3..4, true, Some(&folder)).unwrap();
         let mut rank = output.rank(3);
         assert_eq!(rank.out.lines.prefix, "[rank  3] ");
-        rank.write(Stream::Out, b"a\rb");
-        rank.write(Stream::Out, b"c\xff");
+        rank.write(OutputStream::Stdout, b"a\rb");
+        rank.write(OutputStream::Stdout, b"c\xff");
         rank.finish();
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xff");
         assert_eq!(fs::read(folder.join("rank-3.err")).unwrap(), b"");
         // Those of the next run follow.
-        let output = Output::new(11, 3..4, true, Some(&folder)).unwrap();
-        output.rank(3).write(Stream::Out, b"d");
+        let output = JobOutput::new(11, 3..4, true, Some(&folder)).unwrap();
+        output.rank(3).write(OutputStream::Stdout, b"d");
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xffd");
         fs::remove_dir_all(&folder).unwrap();
     }
@@ -309,11 +309,11 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_full_disk_ends_the_file_only() {
-        let output = Output::new(1, 0..1, true, None).unwrap();
+        let output = JobOutput::new(1, 0..1, true, None).unwrap();
         let mut rank = output.rank(0);
         rank.err.file = Some(File::options().write(true).open("/dev/full").unwrap());
-        rank.write(Stream::Err, b"a line that goes to the screen\n");
+        rank.write(OutputStream::Stderr, b"a line that goes to the screen\n");
         assert!(rank.err.file.is_none());
-        assert!(output.disk.0.load(Ordering::Relaxed));
+        assert!(output.file_error.0.load(Ordering::Relaxed));
     }
 }

@@ -1,4 +1,4 @@
-//! Programs, found as a shell finds them.
+//! Finds programs as a shell does.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! The run of a launcher.
+//! Runs the launcher: from the flags to the exit code.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,97 +9,102 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::agent_server::AgentServer;
 use super::args::LaunchArgs;
-use super::ending::{Ending, signal_name};
 use super::error::LaunchError;
-use super::hub::Hub;
-use super::output::Output;
-use super::plan::{Plan, Way};
-use super::start::Started;
-use super::supervise::{Action, Controls, Event, Failure, Supervisor, conduct};
+use super::exit_status::{RankExitStatus, signal_name};
+use super::monitor::{JobMonitor, RendezvousMonitor};
+use super::output::JobOutput;
+use super::plan::{LaunchPlan, Starter};
+use super::start::StartedProcesses;
+use super::supervise::{
+    ActionHandler, JobFailure, Supervisor, SupervisorAction, SupervisorEvent, supervise,
+};
 use super::sys;
-use super::watch::{Lookout, Watch};
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// The hidden command that a keeper is.
-const KEEPER: &str = "launch-keeper";
+/// The hidden command that runs an agent.
+const AGENT_COMMAND: &str = "launch-agent";
 
-/// Starts the ranks and sees them through; the exit code tells how it went.
+/// Starts the ranks and waits for their end; returns the exit code of the run.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode, Error> {
-    let ended = Plan::new(args, &|name| env::var_os(name)).and_then(|plan| launch(args, &plan));
+    let ended =
+        LaunchPlan::new(args, &|name| env::var_os(name)).and_then(|plan| launch(args, &plan));
     let code = ended.unwrap_or_else(|error| {
-        say(&format!("error: {error}"));
+        print_line(&format!("error: {error}"));
         error.exit_code()
     });
     Ok(ExitCode::from(code))
 }
 
-/// Shows a line on standard error, which may be gone.
-pub fn say(line: &str) {
+/// Prints a line to standard error; failing to is ignored.
+pub fn print_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// The call of a keeper: this program with the rank's command.
-pub fn keeper_command(plan: &Plan) -> Result<Vec<OsString>, LaunchError> {
-    let own = env::current_exe().map_err(LaunchError::system("this program is not to be found"))?;
-    let head = [own.into_os_string(), KEEPER.into(), "--".into()];
+/// The command line of an agent: this program with the rank's command.
+pub fn agent_command(plan: &LaunchPlan) -> Result<Vec<OsString>, LaunchError> {
+    let own = env::current_exe().map_err(LaunchError::system(
+        "the path of this program cannot be found",
+    ))?;
+    let head = [own.into_os_string(), AGENT_COMMAND.into(), "--".into()];
     Ok(head
         .into_iter()
         .chain(plan.command.iter().cloned())
         .collect())
 }
 
-fn launch(args: &LaunchArgs, plan: &Plan) -> Result<u8, LaunchError> {
+fn launch(args: &LaunchArgs, plan: &LaunchPlan) -> Result<u8, LaunchError> {
     sys::raise_open_files();
     let ranks = plan.first..plan.first + plan.ranks;
-    let output = Output::new(
+    let output = JobOutput::new(
         plan.world,
         ranks,
         args.quiet_ranks,
         args.output_dir.as_deref(),
     )?;
-    // Before any thread: those that are started later hold the signals too.
-    sys::hold_ending_signals().map_err(LaunchError::system("signals cannot be held"))?;
-    let watch = Lookout::open(plan)?;
+    // Before any thread, as threads inherit the signal mask.
+    sys::block_termination_signals().map_err(LaunchError::system("signals cannot be blocked"))?;
+    let monitor = RendezvousMonitor::open(plan)?;
     let (events, happened) = mpsc::channel();
-    listen_to_signals(events.clone(), args.grace)?;
-    let host = match &plan.way {
-        Way::Own { .. } => "127.0.0.1",
-        Way::Mpirun { host, .. } => host,
+    watch_signals(events.clone(), args.grace)?;
+    let host = match &plan.starter {
+        Starter::Spawn { .. } => "127.0.0.1",
+        Starter::Mpirun { host, .. } => host,
     };
     let (first, ranks) = (plan.first, plan.ranks);
-    let hub = Hub::listen(host, &plan.token, first, ranks, output, events.clone())?;
-    let started = Started::start(plan, &|host| hub.link(host), &watch, events)?;
+    let server = AgentServer::listen(host, &plan.token, first, ranks, output, events.clone())?;
+    let started = StartedProcesses::start(plan, &|host| server.link(host), &monitor, events)?;
 
     let grace = Duration::from_secs_f64(args.grace);
     let mut supervisor = Supervisor::new(plan.first, plan.ranks, grace, Instant::now());
-    let launcher = Launcher { hub, started };
+    let launcher = LauncherActions { server, started };
     let over = AtomicBool::new(false);
-    let verdict = thread::scope(|scope| {
-        let verdict = scope.spawn(|| tell_verdict(&watch, &over));
-        conduct(&mut supervisor, &happened, &launcher, &watch);
+    let reported = thread::scope(|scope| {
+        let reporter = scope.spawn(|| report_failure(&monitor, &over));
+        supervise(&mut supervisor, &happened, &launcher, &monitor);
         over.store(true, Ordering::Release);
-        verdict.join().unwrap_or_default()
+        reporter.join().unwrap_or_default()
     });
-    if let Some(Failure::Starter(_) | Failure::NotStarted(_)) = &supervisor.failure {
+    if let Some(JobFailure::Starter(_) | JobFailure::NotStarted(_)) = &supervisor.failure {
         launcher.started.remarks.show();
     }
-    if let Some(rank) = watch.culprit() {
-        supervisor.blame(rank);
+    if let Some(rank) = monitor.failed_rank() {
+        supervisor.set_first_failure(rank);
     }
-    // It may have been decided in the last moment.
-    let late = watch.verdict().filter(|_| !verdict);
+    // The report may have been made after the last poll.
+    let late = monitor.failure_report().filter(|_| !reported);
     for line in late.into_iter().chain(summary(&supervisor)) {
-        say(&line);
+        print_line(&line);
     }
     Ok(exit_code(&supervisor))
 }
 
-/// Tells the verdict as soon as it is there, while ranks may still have to be ended; whether there was one.
-fn tell_verdict(watch: &dyn Watch, over: &AtomicBool) -> bool {
+/// Prints the failure report as soon as there is one, while ranks may still be running; returns whether there was one.
+fn report_failure(monitor: &dyn JobMonitor, over: &AtomicBool) -> bool {
     while !over.load(Ordering::Acquire) {
-        if let Some(verdict) = watch.verdict() {
-            say(&verdict);
+        if let Some(report) = monitor.failure_report() {
+            print_line(&report);
             return true;
         }
         thread::sleep(Duration::from_millis(20));
@@ -107,35 +112,36 @@ fn tell_verdict(watch: &dyn Watch, over: &AtomicBool) -> bool {
     false
 }
 
-/// What carries out the supervisor's decisions.
-struct Launcher {
-    hub: Hub,
-    started: Started,
+/// Carries out the supervisor's decisions.
+struct LauncherActions {
+    server: AgentServer,
+    started: StartedProcesses,
 }
 
-impl Controls for Launcher {
-    fn act(&self, action: Action) {
+impl ActionHandler for LauncherActions {
+    fn handle(&self, action: SupervisorAction) {
         match action {
-            Action::RequestStop => {}
-            Action::Signal(signal) => self.hub.signal(signal),
-            Action::Leave => self.hub.leave(),
-            Action::EndStarter => self.started.end(),
-            Action::KillStarter => self.started.kill(),
+            SupervisorAction::RequestStop => {}
+            SupervisorAction::Signal(signal) => self.server.signal(signal),
+            SupervisorAction::ReleaseAgents => self.server.release(),
+            SupervisorAction::TerminateStarter => self.started.end(),
+            SupervisorAction::KillStarter => self.started.kill(),
         }
     }
 }
 
-fn listen_to_signals(events: Sender<Event>, grace: f64) -> Result<(), LaunchError> {
+fn watch_signals(events: Sender<SupervisorEvent>, grace: f64) -> Result<(), LaunchError> {
     let mut first = true;
     let listen = move || {
-        while let Ok(signal) = sys::next_ending_signal() {
-            match std::mem::take(&mut first) {
-                true => say(&format!(
-                    "\ninterrupted: the ranks have {grace} s to stop (once more kills them)"
-                )),
-                false => say("\ninterrupted again: the ranks are killed"),
+        while let Ok(signal) = sys::wait_for_termination_signal() {
+            if std::mem::take(&mut first) {
+                print_line(&format!(
+                    "\ninterrupted: the ranks have {grace} s to stop (interrupt again to kill them)"
+                ))
+            } else {
+                print_line("\ninterrupted again: the ranks are killed")
             }
-            if events.send(Event::Interrupted(signal)).is_err() {
+            if events.send(SupervisorEvent::Interrupted(signal)).is_err() {
                 return;
             }
         }
@@ -147,27 +153,29 @@ fn listen_to_signals(events: Sender<Event>, grace: f64) -> Result<(), LaunchErro
         .map_err(LaunchError::system("a thread cannot be started"))
 }
 
-/// What is said at the end of a run that did not go well.
+/// The closing lines of a run that did not end normally.
 pub fn summary(supervisor: &Supervisor) -> Vec<String> {
     let failure = supervisor.failure.as_ref().map(|failure| match failure {
-        Failure::Rank {
+        JobFailure::Rank {
             rank,
-            ending,
+            status,
             after: Some(after),
         } => {
             let after = after.as_secs_f64();
-            match ending {
-                Ending::Lost(why) => format!("rank {rank} was lost after {after:.1} s: {why}"),
-                // It has not run.
-                Ending::Unstartable(_) => format!("rank {rank} {ending}"),
-                Ending::Code(_) | Ending::Signal(_) => {
-                    format!("rank {rank} {ending} after {after:.1} s")
+            match status {
+                RankExitStatus::Lost(why) => {
+                    format!("rank {rank} was lost after {after:.1} s: {why}")
+                }
+                // It never ran.
+                RankExitStatus::NotStarted(_) => format!("rank {rank} {status}"),
+                RankExitStatus::Code(_) | RankExitStatus::Signal(_) => {
+                    format!("rank {rank} {status} after {after:.1} s")
                 }
             }
         }
-        Failure::Rank { rank, ending, .. } => format!("rank {rank} {ending}"),
-        Failure::Starter(ending) => format!("mpirun {ending} before its ranks did"),
-        Failure::NotStarted(ranks) => format!("{} did not start in time", list(ranks)),
+        JobFailure::Rank { rank, status, .. } => format!("rank {rank} {status}"),
+        JobFailure::Starter(status) => format!("mpirun {status} before its ranks did"),
+        JobFailure::NotStarted(ranks) => format!("{} did not start in time", list(ranks)),
     });
     let killed = match &supervisor.killed[..] {
         [] => None,
@@ -185,14 +193,14 @@ fn list(ranks: &[usize]) -> String {
     format!("{noun} {}", numbers.join(", "))
 }
 
-/// The exit code of a run: whatever ended it.
+/// The exit code of a run.
 pub fn exit_code(supervisor: &Supervisor) -> u8 {
     match (&supervisor.failure, supervisor.interrupted) {
-        (_, Some(signal)) => Ending::Signal(signal).exit_code(),
+        (_, Some(signal)) => RankExitStatus::Signal(signal).exit_code(),
         (None, None) => 0,
-        (Some(Failure::Rank { ending, .. }), None) => ending.exit_code(),
-        // mpirun that ended well before its ranks has not done what it should.
-        (Some(Failure::Starter(ending)), None) => ending.exit_code().max(1),
-        (Some(Failure::NotStarted(_)), None) => 1,
+        (Some(JobFailure::Rank { status, .. }), None) => status.exit_code(),
+        // mpirun exited before its ranks, which is a failure even with exit code 0.
+        (Some(JobFailure::Starter(status)), None) => status.exit_code().max(1),
+        (Some(JobFailure::NotStarted(_)), None) => 1,
     }
 }

@@ -1,4 +1,4 @@
-//! Starts the keepers of the ranks, and sees when they have ended.
+//! Starts the agents of the ranks, and reports when they exit.
 
 use std::collections::HashMap;
 use std::os::unix::process::CommandExt;
@@ -10,55 +10,56 @@ use std::thread;
 use burn_megatron::comm::Token;
 use libc::pid_t;
 
-use super::ending::Ending;
 use super::error::LaunchError;
-use super::frame::LINK;
-use super::mpirun::{self, Remarks};
-use super::plan::{Plan, Way, free_port};
-use super::supervise::Event;
-use super::watch::Watch;
-use super::{keeper_command, sys};
+use super::exit_status::RankExitStatus;
+use super::monitor::JobMonitor;
+use super::mpirun::{self, MpirunMessages};
+use super::plan::{LaunchPlan, Starter, free_port};
+use super::protocol::AGENT_SERVER_ADDRESS;
+use super::supervise::SupervisorEvent;
+use super::{agent_command, sys};
 
-/// The variable that tells the ranks where their launcher awaits them.
+/// The variable with the address of the rendezvous.
 const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
-/// The variable that lets them in there.
+/// The variable with the token for it.
 const TOKEN: &str = Token::VARIABLE;
-/// The variable that tells them what joins them, unless a flag of theirs does.
+/// The variable with the default communication engine.
 const ENGINE: &str = crate::ranks::ENGINE;
 
-/// What was started: the keepers themselves, or mpirun.
-pub struct Started {
-    /// The children that have not been waited for, so that their numbers are still theirs.
+/// The processes that were started: the agents, or mpirun.
+pub struct StartedProcesses {
+    /// The children that have not been waited for, so that their process ids are still valid.
     live: Arc<Mutex<HashMap<u32, Child>>>,
     /// Whether the child is mpirun.
     is_mpirun: bool,
-    /// What mpirun says.
-    pub remarks: Remarks,
+    /// mpirun's messages that were held back.
+    pub remarks: MpirunMessages,
 }
 
-impl Started {
-    /// Starts what the plan has. This must be a thread that lives as long as the ranks.
+impl StartedProcesses {
+    /// Starts the agents of a plan. Call it on a thread that lives as long as the ranks.
     pub fn start(
-        plan: &Plan,
+        plan: &LaunchPlan,
         link: &dyn Fn(&str) -> String,
-        watch: &dyn Watch,
-        events: Sender<Event>,
+        monitor: &dyn JobMonitor,
+        events: Sender<SupervisorEvent>,
     ) -> Result<Self, LaunchError> {
-        match &plan.way {
-            Way::Own { host, port } => keepers(plan, host, *port, link, watch, events),
-            Way::Mpirun { .. } => through_mpirun(plan, link, watch, events),
+        match &plan.starter {
+            Starter::Spawn { host, port } => spawn_agents(plan, host, *port, link, monitor, events),
+            Starter::Mpirun { .. } => through_mpirun(plan, link, monitor, events),
         }
     }
 
-    /// Ends it, with the ranks: mpirun in its own way, which takes a second or two.
+    /// Ends the processes, and with them the ranks. mpirun gets SIGTERM, and takes a second or two.
     pub fn end(&self) {
-        match self.is_mpirun {
-            true => self.signal(libc::SIGTERM),
-            false => self.signal(libc::SIGKILL),
+        if self.is_mpirun {
+            self.signal(libc::SIGTERM)
+        } else {
+            self.signal(libc::SIGKILL)
         }
     }
 
-    /// Kills it.
+    /// Kills the processes.
     pub fn kill(&self) {
         self.signal(libc::SIGKILL);
     }
@@ -70,47 +71,51 @@ impl Started {
     }
 }
 
-fn keepers(
-    plan: &Plan,
+fn spawn_agents(
+    plan: &LaunchPlan,
     host: &str,
     port: u16,
     link: &dyn Fn(&str) -> String,
-    watch: &dyn Watch,
-    events: Sender<Event>,
-) -> Result<Started, LaunchError> {
+    monitor: &dyn JobMonitor,
+    events: Sender<SupervisorEvent>,
+) -> Result<StartedProcesses, LaunchError> {
     let port = match port {
-        0 => free_port().map_err(LaunchError::system("no free port for the ranks to meet"))?,
+        0 => free_port().map_err(LaunchError::system("no free port for the rendezvous"))?,
         port => port,
     };
-    let shared = shared_variables(plan, host, port, link("127.0.0.1"), watch);
+    let shared = shared_variables(plan, host, port, link("127.0.0.1"), monitor);
     let mut children = HashMap::new();
     let mut ranks = HashMap::new();
     for local in 0..plan.ranks {
-        let child = keeper(plan, local)?.envs(shared.clone()).spawn();
+        let child = agent_process(plan, local)?.envs(shared.clone()).spawn();
         let child = child.map_err(LaunchError::system("a process cannot be started"))?;
         ranks.insert(child.id(), plan.first + local);
         children.insert(child.id(), child);
     }
     let live = Arc::new(Mutex::new(children));
     let mut left = plan.ranks;
-    await_children(&live, move |child, _| {
+    wait_for_children(&live, move |child, _| {
         let rank = ranks.get(&child).copied();
         left -= 1;
-        let last = (left == 0).then_some(Event::StarterEnded(None));
-        for event in rank.map(Event::KeeperGone).into_iter().chain(last) {
+        let last = (left == 0).then_some(SupervisorEvent::StarterExited(None));
+        for event in rank
+            .map(SupervisorEvent::AgentExited)
+            .into_iter()
+            .chain(last)
+        {
             let _ = events.send(event);
         }
     })?;
-    Ok(Started {
+    Ok(StartedProcesses {
         live,
         is_mpirun: false,
-        remarks: Remarks::default(),
+        remarks: MpirunMessages::default(),
     })
 }
 
-/// The call that keeps the rank with this number on this machine.
-fn keeper(plan: &Plan, local: usize) -> Result<Command, LaunchError> {
-    let words = keeper_command(plan)?;
+/// The command of the agent of a local rank.
+fn agent_process(plan: &LaunchPlan, local: usize) -> Result<Command, LaunchError> {
+    let words = agent_command(plan)?;
     let mut command = Command::new(&words[0]);
     command
         .args(&words[1..])
@@ -118,60 +123,60 @@ fn keeper(plan: &Plan, local: usize) -> Result<Command, LaunchError> {
         .env("WORLD_SIZE", plan.world.to_string())
         .env("LOCAL_RANK", local.to_string())
         .env("LOCAL_WORLD_SIZE", plan.ranks.to_string())
-        // Ctrl-C in a terminal is for the launcher alone.
+        // Ctrl-C in a terminal goes to the launcher alone.
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     Ok(command)
 }
 
-/// What all ranks are told alike.
+/// The variables that are the same for all ranks.
 fn shared_variables(
-    plan: &Plan,
+    plan: &LaunchPlan,
     host: &str,
     port: u16,
     link: String,
-    watch: &dyn Watch,
+    monitor: &dyn JobMonitor,
 ) -> Vec<(&'static str, String)> {
     let all = [
-        (LINK, link),
+        (AGENT_SERVER_ADDRESS, link),
         ("MASTER_ADDR", host.to_owned()),
         ("MASTER_PORT", port.to_string()),
     ];
-    all.into_iter().chain(rendezvous(plan, watch)).collect()
+    all.into_iter().chain(rendezvous(plan, monitor)).collect()
 }
 
-/// Where the launcher awaits the ranks, what lets them in, and what joins them.
-fn rendezvous(plan: &Plan, watch: &dyn Watch) -> [(&'static str, String); 3] {
-    let engine = match plan.way {
-        Way::Own { .. } => "nccl",
-        Way::Mpirun { .. } => "mpi",
+/// The address of the rendezvous, the token for it, and the communication engine.
+fn rendezvous(plan: &LaunchPlan, monitor: &dyn JobMonitor) -> [(&'static str, String); 3] {
+    let engine = match plan.starter {
+        Starter::Spawn { .. } => "nccl",
+        Starter::Mpirun { .. } => "mpi",
     };
     [
-        (RENDEZVOUS, watch.address()),
+        (RENDEZVOUS, monitor.address()),
         (TOKEN, plan.token.reveal()),
         (ENGINE, engine.into()),
     ]
 }
 
 fn through_mpirun(
-    plan: &Plan,
+    plan: &LaunchPlan,
     link: &dyn Fn(&str) -> String,
-    watch: &dyn Watch,
-    events: Sender<Event>,
-) -> Result<Started, LaunchError> {
-    let Way::Mpirun {
+    monitor: &dyn JobMonitor,
+    events: Sender<SupervisorEvent>,
+) -> Result<StartedProcesses, LaunchError> {
+    let Starter::Mpirun {
         mpirun,
         hosts,
         arguments,
         host,
-    } = &plan.way
+    } = &plan.starter
     else {
-        unreachable!("it is called for mpirun");
+        unreachable!("called only for mpirun");
     };
     let failed = LaunchError::system;
-    let link = [(LINK, link(host))].into_iter();
-    let variables: Vec<_> = link.chain(rendezvous(plan, watch)).collect();
+    let link = [(AGENT_SERVER_ADDRESS, link(host))].into_iter();
+    let variables: Vec<_> = link.chain(rendezvous(plan, monitor)).collect();
     let hosts = hosts.as_deref();
     let mut command = mpirun::command(plan, mpirun, hosts, arguments, &variables)?;
     command
@@ -179,45 +184,45 @@ fn through_mpirun(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // On SIGTERM it ends its ranks, wherever they are.
-    sys::end_with_parent(&mut command, libc::SIGTERM);
+    // On SIGTERM mpirun ends its ranks on all hosts.
+    sys::signal_on_parent_exit(&mut command, libc::SIGTERM);
     let mut child = command
         .spawn()
         .map_err(failed("mpirun cannot be started"))?;
-    let remarks = Remarks::default();
+    let remarks = MpirunMessages::default();
     let threads = [
         mpirun::read_in_thread(&remarks, child.stdout.take()),
         mpirun::read_in_thread(&remarks, child.stderr.take()),
     ];
     let live = Arc::new(Mutex::new(HashMap::from([(child.id(), child)])));
     let mut threads = Some(threads);
-    await_children(&live, move |_, ending| {
+    wait_for_children(&live, move |_, status| {
         for thread in threads.take().into_iter().flatten().flatten().flatten() {
-            // Its output has ended with it.
+            // Its output has ended.
             let _ = thread.join();
         }
-        let _ = events.send(Event::StarterEnded(Some(ending)));
+        let _ = events.send(SupervisorEvent::StarterExited(Some(status)));
     })?;
-    Ok(Started {
+    Ok(StartedProcesses {
         live,
         is_mpirun: true,
         remarks,
     })
 }
 
-/// Tells of each child that ends, in a thread, until all have.
-fn await_children(
+/// Calls `ended` for each child that exits, in a thread, until all have.
+fn wait_for_children(
     live: &Arc<Mutex<HashMap<u32, Child>>>,
-    mut ended: impl FnMut(u32, Ending) + Send + 'static,
+    mut ended: impl FnMut(u32, RankExitStatus) + Send + 'static,
 ) -> Result<(), LaunchError> {
     let live = Arc::clone(live);
     let wait = move || {
-        while let Some((process, ending)) = sys::next_ended_child() {
+        while let Some((process, status)) = sys::wait_for_exited_child() {
             if let Some(mut child) = lock(&live).remove(&process) {
                 // It has ended.
                 let _ = child.wait();
             }
-            ended(process, ending);
+            ended(process, status);
         }
     };
     let builder = thread::Builder::new().name("children".into());
@@ -236,9 +241,9 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    struct At(&'static str);
+    struct FixedMonitor(&'static str);
 
-    impl Watch for At {
+    impl JobMonitor for FixedMonitor {
         fn address(&self) -> String {
             self.0.into()
         }
@@ -247,24 +252,24 @@ mod tests {
             true
         }
 
-        fn verdict(&self) -> Option<String> {
+        fn failure_report(&self) -> Option<String> {
             None
         }
 
-        fn culprit(&self) -> Option<usize> {
+        fn failed_rank(&self) -> Option<usize> {
             None
         }
 
         fn process_ended(&self, _: usize, _: &str) {}
     }
 
-    fn plan() -> Plan {
-        Plan {
+    fn plan() -> LaunchPlan {
+        LaunchPlan {
             command: vec!["rank".into(), "-v".into()],
             first: 0,
             ranks: 4,
             world: 4,
-            way: Way::Own {
+            starter: Starter::Spawn {
                 host: String::new(),
                 port: 0,
             },
@@ -279,10 +284,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_told_of_the_launcher_that_awaits_them() {
-        let watch = At("10.0.0.1:99");
+    fn ranks_get_the_address_of_the_rendezvous() {
+        let monitor = FixedMonitor("10.0.0.1:99");
         let plan = plan();
-        let variables = shared_variables(&plan, "10.0.0.1", 4567, "link".into(), &watch);
+        let variables = shared_variables(&plan, "10.0.0.1", 4567, "link".into(), &monitor);
         let mut command = Command::new("rank");
         command.envs(variables);
         assert_eq!(value(&command, RENDEZVOUS).as_deref(), Some("10.0.0.1:99"));
@@ -293,7 +298,7 @@ mod tests {
     #[test]
     fn mpirun_hands_the_variables_on() {
         let plan = plan();
-        let variables = rendezvous(&plan, &At("a:99"));
+        let variables = rendezvous(&plan, &FixedMonitor("a:99"));
         let arguments = ["-q".to_owned()];
         let mpirun = Path::new("mpirun");
         let command = mpirun::command(&plan, mpirun, Some("a:2,b:2"), &arguments, &variables);
@@ -305,15 +310,15 @@ mod tests {
             .collect();
         let head = "-n 4 --oversubscribe --bind-to none --host a:2,b:2";
         assert_eq!(words[..7].join(" "), head);
-        let tail = "launch-keeper -- rank -v";
+        let tail = "launch-agent -- rank -v";
         assert_eq!(words[words.len() - 4..].join(" "), tail);
-        // The token goes by the environment: arguments are there for all to see.
+        // The token is passed in the environment: other users can read arguments.
         assert_eq!(value(&command, TOKEN), Some(plan.token.reveal()));
         assert_eq!(words.iter().filter(|word| **word == TOKEN).count(), 1);
         assert!(!words.iter().any(|word| word.contains(&plan.token.reveal())));
-        // In front of the program, or it would be for that.
+        // In front of the program, or the program would get it.
         let at = |wanted: &str| words.iter().position(|word| *word == wanted).unwrap();
         assert_eq!(words[at(RENDEZVOUS) - 1], "-x");
-        assert!(at(RENDEZVOUS) < at("-q") && at("-q") < at("launch-keeper"));
+        assert!(at(RENDEZVOUS) < at("-q") && at("-q") < at("launch-agent"));
     }
 }

@@ -1,124 +1,126 @@
-//! From the start of the ranks to the end of the last: what is done when one fails, and on Ctrl-C.
+//! Decides what happens from the start of the ranks to the exit of the last: when one fails, and on Ctrl-C.
+//!
+//! [`Supervisor`] is a pure state machine: events and time in, actions out. [`supervise`] runs it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::ending::Ending;
-use super::watch::Watch;
+use super::exit_status::RankExitStatus;
+use super::monitor::JobMonitor;
 
-/// How long the ranks may take until all have been started.
-const START: Duration = Duration::from_secs(120);
-/// How long ranks may run on after one has failed: they learn of it and end by themselves.
-const AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// How long they may run on after SIGTERM.
-const AFTER_TERM: Duration = Duration::from_secs(2);
+/// Timeout for all ranks to be started.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long ranks may run after one has failed; they are notified and exit by themselves.
+const FAILURE_GRACE: Duration = Duration::from_secs(5);
+/// How long ranks may run after SIGTERM.
+const TERM_GRACE: Duration = Duration::from_secs(2);
 /// How long the system may take to end a process.
-const AFTER_KILL: Duration = Duration::from_secs(2);
-/// How long mpirun may take to end after its ranks.
-const AFTER_ALL: Duration = Duration::from_secs(10);
+const KILL_GRACE: Duration = Duration::from_secs(2);
+/// Timeout for mpirun to exit after its ranks.
+const STARTER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What happens.
+/// What the supervisor reacts to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A rank is about to run.
-    Joined(usize),
-    /// A rank has ended.
-    Ended(usize, Ending),
-    /// The process that keeps a rank has ended.
-    KeeperGone(usize),
-    /// SIGINT, SIGTERM or SIGHUP came.
+pub enum SupervisorEvent {
+    /// The agent of a rank has connected: the rank is about to run.
+    AgentConnected(usize),
+    /// A rank has exited.
+    RankExited(usize, RankExitStatus),
+    /// The agent of a rank has exited.
+    AgentExited(usize),
+    /// SIGINT, SIGTERM or SIGHUP was received.
     Interrupted(i32),
-    /// What started the ranks has ended: mpirun, and how; or the last keeper.
-    StarterEnded(Option<Ending>),
+    /// mpirun has exited, with its status; or the last agent.
+    StarterExited(Option<RankExitStatus>),
 }
 
-/// What is to be done.
+/// What the supervisor decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Ask the ranks to stop after this step.
+pub enum SupervisorAction {
+    /// Ask the ranks to stop after their step.
     RequestStop,
     /// Send a signal to every rank.
     Signal(i32),
-    /// Let the keepers go: no rank runs.
-    Leave,
-    /// End what started the ranks, with what it still has.
-    EndStarter,
-    /// Kill it.
+    /// Let the agents exit: no rank runs.
+    ReleaseAgents,
+    /// End mpirun or the agents, and with them the ranks that still run.
+    TerminateStarter,
+    /// Kill mpirun or the agents.
     KillStarter,
 }
 
-/// Who can do it.
-pub trait Controls {
-    /// Does one thing, [`Action::RequestStop`] excepted.
-    fn act(&self, action: Action);
+/// Carries out actions.
+pub trait ActionHandler {
+    /// Carries out any action but [`SupervisorAction::RequestStop`].
+    fn handle(&self, action: SupervisorAction);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rank {
-    Awaited,
+enum RankState {
+    Pending,
     Running(Instant),
-    Ended,
+    Exited,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum JobPhase {
     Starting,
     Running,
-    /// They were asked to stop.
-    Asked,
-    /// One has failed.
+    /// The ranks were asked to stop.
+    StopRequested,
+    /// A rank has failed.
     Failed,
     Terminated,
     Killed,
-    /// All have ended, and what started them has not.
-    Leaving,
-    /// So that has been asked to end.
-    Ending,
+    /// All ranks have exited; mpirun or the agents have not.
+    AllExited,
+    /// mpirun or the agents were asked to exit.
+    RankExitStatus,
     Done,
 }
 
 /// Why a run has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// A rank ended first, so long after its start.
+pub enum JobFailure {
+    /// This rank failed first, `after` so long a time since its start.
     Rank {
         rank: usize,
-        ending: Ending,
+        status: RankExitStatus,
         after: Option<Duration>,
     },
-    /// mpirun ended before its ranks.
-    Starter(Ending),
-    /// Ranks that never came.
+    /// mpirun exited before its ranks.
+    Starter(RankExitStatus),
+    /// Ranks that were not started in time.
     NotStarted(Vec<usize>),
 }
 
-/// What is known of a run, and what is next.
+/// The state of a run.
 pub struct Supervisor {
     first: usize,
-    ranks: Vec<Rank>,
+    ranks: Vec<RankState>,
     grace: Duration,
-    phase: Phase,
-    until: Option<Instant>,
+    phase: JobPhase,
+    deadline: Option<Instant>,
     starter_ended: bool,
-    /// The signal that ended the run.
+    /// The signal that stopped the run.
     pub interrupted: Option<i32>,
-    /// What ended the run.
-    pub failure: Option<Failure>,
-    /// The ranks that failed by themselves, in the order of their ends.
-    failures: Vec<Failure>,
-    /// The ranks that only SIGKILL could end.
+    /// The first failure.
+    pub failure: Option<JobFailure>,
+    /// The ranks that failed by themselves, in the order of their exits.
+    failures: Vec<JobFailure>,
+    /// The ranks that were ended by SIGKILL.
     pub killed: Vec<usize>,
 }
 
 impl Supervisor {
-    /// Awaits `ranks` ranks from `first` on; `grace` is what they get to end on Ctrl-C.
+    /// For `ranks` ranks from `first` on, which have `grace` to stop on Ctrl-C.
     pub fn new(first: usize, ranks: usize, grace: Duration, now: Instant) -> Self {
         Self {
             first,
-            ranks: vec![Rank::Awaited; ranks],
+            ranks: vec![RankState::Pending; ranks],
             grace,
-            phase: Phase::Starting,
-            until: Some(now + START),
+            phase: JobPhase::Starting,
+            deadline: Some(now + START_TIMEOUT),
             starter_ended: false,
             interrupted: None,
             failure: None,
@@ -127,225 +129,249 @@ impl Supervisor {
         }
     }
 
-    /// Takes in what happened.
-    pub fn on(&mut self, event: Event, now: Instant) -> Option<Action> {
+    /// Handles an event; returns what to do.
+    pub fn on_event(&mut self, event: SupervisorEvent, now: Instant) -> Option<SupervisorAction> {
         match event {
-            Event::Joined(rank) => self.joined(rank, now),
-            Event::Ended(rank, ending) => self.ended(rank, ending, now),
-            Event::KeeperGone(rank) => match self.state(rank) {
-                Some(Rank::Awaited) => {
-                    let reason = "the process that keeps it ended before".to_owned();
-                    self.ended(rank, Ending::Unstartable(reason), now)
+            SupervisorEvent::AgentConnected(rank) => self.joined(rank, now),
+            SupervisorEvent::RankExited(rank, status) => self.ended(rank, status, now),
+            SupervisorEvent::AgentExited(rank) => match self.state(rank) {
+                Some(RankState::Pending) => {
+                    let reason = "its agent exited before".to_owned();
+                    self.ended(rank, RankExitStatus::NotStarted(reason), now)
                 }
-                // Its connection ends as well, with the rest of its output.
+                // Its connection closes as well, after the rest of its output.
                 _ => None,
             },
-            Event::Interrupted(signal) => self.interrupted(signal, now),
-            Event::StarterEnded(ending) => self.starter_ended(ending, now),
+            SupervisorEvent::Interrupted(signal) => self.interrupted(signal, now),
+            SupervisorEvent::StarterExited(status) => self.starter_ended(status, now),
         }
     }
 
-    /// The rank that is known to have failed first: one that heard of it may have ended before it.
-    pub fn blame(&mut self, culprit: usize) {
-        let is_its =
-            |failure: &&Failure| matches!(failure, Failure::Rank { rank, .. } if *rank == culprit);
+    /// Sets the rank that failed first, as the rendezvous knows it: a rank that was notified may have exited before it.
+    pub fn set_first_failure(&mut self, culprit: usize) {
+        let is_its = |failure: &&JobFailure| matches!(failure, JobFailure::Rank { rank, .. } if *rank == culprit);
         if let Some(failure) = self.failures.iter().find(is_its) {
             self.failure = Some(failure.clone());
         }
     }
 
-    /// Goes on when the time of a phase is over.
-    pub fn late(&mut self, now: Instant) -> Option<Action> {
+    /// Handles the end of a phase's time; returns what to do.
+    pub fn on_timeout(&mut self, now: Instant) -> Option<SupervisorAction> {
         match self.phase {
-            Phase::Starting => {
-                let missing = self.which(|rank| rank == Rank::Awaited);
-                self.failure.get_or_insert(Failure::NotStarted(missing));
+            JobPhase::Starting => {
+                let missing = self.ranks_where(|rank| rank == RankState::Pending);
+                self.failure.get_or_insert(JobFailure::NotStarted(missing));
                 self.kill(now)
             }
-            Phase::Failed => {
-                self.enter(Phase::Terminated, now, Some(AFTER_TERM));
-                Some(Action::Signal(libc::SIGTERM))
+            JobPhase::Failed => {
+                self.enter(JobPhase::Terminated, now, Some(TERM_GRACE));
+                Some(SupervisorAction::Signal(libc::SIGTERM))
             }
-            Phase::Asked | Phase::Terminated => self.kill(now),
-            Phase::Killed | Phase::Leaving if !self.starter_ended => {
-                self.enter(Phase::Ending, now, Some(AFTER_KILL));
-                Some(Action::EndStarter)
+            JobPhase::StopRequested | JobPhase::Terminated => self.kill(now),
+            JobPhase::Killed | JobPhase::AllExited if !self.starter_ended => {
+                self.enter(JobPhase::RankExitStatus, now, Some(KILL_GRACE));
+                Some(SupervisorAction::TerminateStarter)
             }
-            Phase::Ending if !self.starter_ended => {
-                self.enter(Phase::Done, now, None);
-                Some(Action::KillStarter)
+            JobPhase::RankExitStatus if !self.starter_ended => {
+                self.enter(JobPhase::Done, now, None);
+                Some(SupervisorAction::KillStarter)
             }
-            Phase::Killed | Phase::Leaving | Phase::Ending => {
-                self.enter(Phase::Done, now, None);
+            JobPhase::Killed | JobPhase::AllExited | JobPhase::RankExitStatus => {
+                self.enter(JobPhase::Done, now, None);
                 None
             }
-            Phase::Running | Phase::Done => None,
+            JobPhase::Running | JobPhase::Done => None,
         }
     }
 
-    /// When it is too late for what is awaited.
-    pub fn until(&self) -> Option<Instant> {
-        self.until
+    /// When the current phase times out.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
     }
 
     /// Whether nothing is left to do.
     pub fn is_done(&self) -> bool {
-        self.phase == Phase::Done
+        self.phase == JobPhase::Done
     }
 
-    fn joined(&mut self, rank: usize, now: Instant) -> Option<Action> {
-        *self.state(rank)? = Rank::Running(now);
-        let all = self.which(|rank| rank == Rank::Awaited).is_empty();
-        if all && self.phase == Phase::Starting {
-            self.enter(Phase::Running, now, None);
+    fn joined(&mut self, rank: usize, now: Instant) -> Option<SupervisorAction> {
+        *self.state(rank)? = RankState::Running(now);
+        let all = self
+            .ranks_where(|rank| rank == RankState::Pending)
+            .is_empty();
+        if all && self.phase == JobPhase::Starting {
+            self.enter(JobPhase::Running, now, None);
         }
         None
     }
 
-    fn ended(&mut self, rank: usize, ending: Ending, now: Instant) -> Option<Action> {
-        let before = std::mem::replace(self.state(rank)?, Rank::Ended);
-        if before == Rank::Ended {
+    fn ended(
+        &mut self,
+        rank: usize,
+        status: RankExitStatus,
+        now: Instant,
+    ) -> Option<SupervisorAction> {
+        let before = std::mem::replace(self.state(rank)?, RankState::Exited);
+        if before == RankState::Exited {
             return None;
         }
-        let expected = ending.is_success() || self.interrupted.is_some() && is_stop(&ending);
+        let expected = status.is_success() || self.interrupted.is_some() && is_stop(&status);
         if !expected {
             let after = match before {
-                Rank::Running(since) => Some(now - since),
+                RankState::Running(since) => Some(now - since),
                 _ => None,
             };
-            let failure = Failure::Rank {
+            let failure = JobFailure::Rank {
                 rank,
-                ending,
+                status,
                 after,
             };
-            // What ended by a signal of ours says nothing.
-            let by_itself = matches!(self.phase, Phase::Starting | Phase::Running | Phase::Failed);
+            // Exits by our own signals are no failures of the rank.
+            let by_itself = matches!(
+                self.phase,
+                JobPhase::Starting | JobPhase::Running | JobPhase::Failed
+            );
             if by_itself {
                 self.failures.push(failure.clone());
             }
             self.failure.get_or_insert(failure);
         }
-        if self.which(|rank| rank != Rank::Ended).is_empty() {
+        if self
+            .ranks_where(|rank| rank != RankState::Exited)
+            .is_empty()
+        {
             return self.all_ended(now);
         }
         match (self.phase, expected) {
-            (Phase::Starting | Phase::Running, false) => {
-                self.enter(Phase::Failed, now, Some(AFTER_FAILURE));
+            (JobPhase::Starting | JobPhase::Running, false) => {
+                self.enter(JobPhase::Failed, now, Some(FAILURE_GRACE));
                 None
             }
-            (Phase::Killed, _) if self.running().is_empty() => self.late(now),
+            (JobPhase::Killed, _) if self.running().is_empty() => self.on_timeout(now),
             _ => None,
         }
     }
 
-    fn all_ended(&mut self, now: Instant) -> Option<Action> {
+    fn all_ended(&mut self, now: Instant) -> Option<SupervisorAction> {
         match (self.phase, self.starter_ended) {
-            (Phase::Leaving | Phase::Ending | Phase::Done, _) => None,
+            (JobPhase::AllExited | JobPhase::RankExitStatus | JobPhase::Done, _) => None,
             (_, true) => {
-                self.enter(Phase::Done, now, None);
+                self.enter(JobPhase::Done, now, None);
                 None
             }
             (_, false) => {
-                self.enter(Phase::Leaving, now, Some(AFTER_ALL));
-                Some(Action::Leave)
+                self.enter(JobPhase::AllExited, now, Some(STARTER_EXIT_TIMEOUT));
+                Some(SupervisorAction::ReleaseAgents)
             }
         }
     }
 
-    fn interrupted(&mut self, signal: i32, now: Instant) -> Option<Action> {
+    fn interrupted(&mut self, signal: i32, now: Instant) -> Option<SupervisorAction> {
         match self.phase {
-            Phase::Starting | Phase::Running => {
+            JobPhase::Starting | JobPhase::Running => {
                 self.interrupted = Some(signal);
-                self.enter(Phase::Asked, now, Some(self.grace));
-                Some(Action::RequestStop)
+                self.enter(JobPhase::StopRequested, now, Some(self.grace));
+                Some(SupervisorAction::RequestStop)
             }
-            Phase::Asked | Phase::Failed | Phase::Terminated => self.kill(now),
-            Phase::Killed | Phase::Leaving | Phase::Ending | Phase::Done => None,
-        }
-    }
-
-    fn starter_ended(&mut self, ending: Option<Ending>, now: Instant) -> Option<Action> {
-        self.starter_ended = true;
-        match self.phase {
-            Phase::Leaving | Phase::Ending => {
-                self.enter(Phase::Done, now, None);
+            JobPhase::StopRequested | JobPhase::Failed | JobPhase::Terminated => self.kill(now),
+            JobPhase::Killed | JobPhase::AllExited | JobPhase::RankExitStatus | JobPhase::Done => {
                 None
             }
-            Phase::Killed | Phase::Done => None,
+        }
+    }
+
+    fn starter_ended(
+        &mut self,
+        status: Option<RankExitStatus>,
+        now: Instant,
+    ) -> Option<SupervisorAction> {
+        self.starter_ended = true;
+        match self.phase {
+            JobPhase::AllExited | JobPhase::RankExitStatus => {
+                self.enter(JobPhase::Done, now, None);
+                None
+            }
+            JobPhase::Killed | JobPhase::Done => None,
             _ => {
-                // Of keepers, each one tells of its rank.
-                if let Some(ending) = ending {
-                    self.failure.get_or_insert(Failure::Starter(ending));
+                // Each agent reports its own rank.
+                if let Some(status) = status {
+                    self.failure.get_or_insert(JobFailure::Starter(status));
                 }
-                self.enter(Phase::Killed, now, Some(AFTER_KILL));
-                Some(Action::Signal(libc::SIGKILL))
+                self.enter(JobPhase::Killed, now, Some(KILL_GRACE));
+                Some(SupervisorAction::Signal(libc::SIGKILL))
             }
         }
     }
 
-    fn kill(&mut self, now: Instant) -> Option<Action> {
+    fn kill(&mut self, now: Instant) -> Option<SupervisorAction> {
         self.killed = self.running();
-        self.enter(Phase::Killed, now, Some(AFTER_KILL));
-        Some(Action::Signal(libc::SIGKILL))
+        self.enter(JobPhase::Killed, now, Some(KILL_GRACE));
+        Some(SupervisorAction::Signal(libc::SIGKILL))
     }
 
-    fn enter(&mut self, phase: Phase, now: Instant, lasts: Option<Duration>) {
+    fn enter(&mut self, phase: JobPhase, now: Instant, lasts: Option<Duration>) {
         self.phase = phase;
-        self.until = lasts.map(|lasts| now + lasts);
+        self.deadline = lasts.map(|lasts| now + lasts);
     }
 
-    fn state(&mut self, rank: usize) -> Option<&mut Rank> {
+    fn state(&mut self, rank: usize) -> Option<&mut RankState> {
         self.ranks.get_mut(rank.checked_sub(self.first)?)
     }
 
     fn running(&self) -> Vec<usize> {
-        self.which(|rank| matches!(rank, Rank::Running(_)))
+        self.ranks_where(|rank| matches!(rank, RankState::Running(_)))
     }
 
-    fn which(&self, is: impl Fn(Rank) -> bool) -> Vec<usize> {
+    fn ranks_where(&self, is: impl Fn(RankState) -> bool) -> Vec<usize> {
         let numbered = self.ranks.iter().enumerate();
         let found = numbered.filter(|(_, rank)| is(**rank));
         found.map(|(index, _)| self.first + index).collect()
     }
 }
 
-/// Whether a rank ended as one does that was asked to stop.
-fn is_stop(ending: &Ending) -> bool {
-    match ending {
-        Ending::Signal(signal) => [libc::SIGTERM, libc::SIGKILL].contains(signal),
-        Ending::Code(code) => [libc::SIGHUP, libc::SIGINT, libc::SIGTERM].contains(&(code - 128)),
-        Ending::Unstartable(_) | Ending::Lost(_) => false,
+/// Whether a rank exited as it does when it is asked to stop.
+fn is_stop(status: &RankExitStatus) -> bool {
+    match status {
+        RankExitStatus::Signal(signal) => [libc::SIGTERM, libc::SIGKILL].contains(signal),
+        RankExitStatus::Code(code) => {
+            [libc::SIGHUP, libc::SIGINT, libc::SIGTERM].contains(&(code - 128))
+        }
+        RankExitStatus::NotStarted(_) | RankExitStatus::Lost(_) => false,
     }
 }
 
-/// Sees the ranks through to their end.
-pub fn conduct(
+/// Runs the supervisor until the end of the job.
+pub fn supervise(
     supervisor: &mut Supervisor,
-    events: &Receiver<Event>,
-    controls: &dyn Controls,
-    watch: &dyn Watch,
+    events: &Receiver<SupervisorEvent>,
+    handler: &dyn ActionHandler,
+    monitor: &dyn JobMonitor,
 ) {
     while !supervisor.is_done() {
-        let event = match supervisor.until() {
-            Some(until) => events.recv_timeout(until.saturating_duration_since(Instant::now())),
+        let event = match supervisor.deadline() {
+            Some(deadline) => {
+                events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            }
             None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
-        if let Ok(Event::Ended(rank, ending)) = &event {
-            watch.process_ended(*rank, &ending.to_string());
+        if let Ok(SupervisorEvent::RankExited(rank, status)) = &event {
+            monitor.process_ended(*rank, &status.to_string());
         }
         let now = Instant::now();
         let action = match event {
-            Ok(event) => supervisor.on(event, now),
-            Err(RecvTimeoutError::Timeout) => supervisor.late(now),
-            // Nothing can happen any more.
+            Ok(event) => supervisor.on_event(event, now),
+            Err(RecvTimeoutError::Timeout) => supervisor.on_timeout(now),
+            // All senders are gone.
             Err(RecvTimeoutError::Disconnected) => return,
         };
         match action {
             None => {}
-            // Who does not listen to the rendezvous gets the signal.
-            Some(Action::RequestStop) if watch.request_stop() => {}
-            Some(Action::RequestStop) => controls.act(Action::Signal(libc::SIGTERM)),
-            Some(action) => controls.act(action),
+            // Ranks that are not registered get SIGTERM.
+            Some(SupervisorAction::RequestStop) if monitor.request_stop() => {}
+            Some(SupervisorAction::RequestStop) => {
+                handler.handle(SupervisorAction::Signal(libc::SIGTERM))
+            }
+            Some(action) => handler.handle(action),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What of the system the standard library does not offer.
+//! System calls that the standard library does not offer.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,10 +9,10 @@ use std::process::Command;
 
 use libc::{c_int, pid_t};
 
-use super::ending::Ending;
+use super::exit_status::RankExitStatus;
 
-/// The signals by which a person ends a program.
-const ENDING: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+/// The signals that ask a program to end.
+const TERMINATION_SIGNALS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 fn check(result: c_int) -> io::Result<c_int> {
     match result {
@@ -21,13 +21,13 @@ fn check(result: c_int) -> io::Result<c_int> {
     }
 }
 
-fn ending_signals() -> libc::sigset_t {
+fn termination_signals() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the set is initialised by the first call; the signals are valid.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         let mut set = set.assume_init();
-        for signal in ENDING {
+        for signal in TERMINATION_SIGNALS {
             libc::sigaddset(&mut set, signal);
         }
         set
@@ -36,30 +36,31 @@ fn ending_signals() -> libc::sigset_t {
 
 fn mask(how: c_int) -> io::Result<()> {
     // SAFETY: the set is valid, and no old one is asked for.
-    match unsafe { libc::pthread_sigmask(how, &ending_signals(), std::ptr::null_mut()) } {
+    match unsafe { libc::pthread_sigmask(how, &termination_signals(), std::ptr::null_mut()) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 
-/// Keeps SIGINT, SIGTERM and SIGHUP for [`next_ending_signal`], in this thread and those that it starts.
-pub fn hold_ending_signals() -> io::Result<()> {
+/// Blocks SIGINT, SIGTERM and SIGHUP, which [`wait_for_termination_signal`] then receives, in this thread and the
+/// threads that it starts.
+pub fn block_termination_signals() -> io::Result<()> {
     mask(libc::SIG_BLOCK)
 }
 
 /// Waits for SIGINT, SIGTERM or SIGHUP.
-pub fn next_ending_signal() -> io::Result<i32> {
+pub fn wait_for_termination_signal() -> io::Result<i32> {
     let mut signal = 0;
     // SAFETY: both pointers are valid.
-    match unsafe { libc::sigwait(&ending_signals(), &mut signal) } {
+    match unsafe { libc::sigwait(&termination_signals(), &mut signal) } {
         0 => Ok(signal),
         error => Err(io::Error::from_raw_os_error(error)),
     }
 }
 
-/// The process of `command` gets `signal` as soon as the thread that starts it is gone (on Linux), and
-/// none of the signals is held for it.
-pub fn end_with_parent(command: &mut Command, signal: c_int) {
+/// Lets the process of `command` get `signal` when the thread that starts it exits (on Linux), and unblocks the
+/// termination signals in it.
+pub fn signal_on_parent_exit(command: &mut Command, signal: c_int) {
     let parent = std::process::id() as pid_t;
     let prepare = move || {
         mask(libc::SIG_UNBLOCK)?;
@@ -67,7 +68,7 @@ pub fn end_with_parent(command: &mut Command, signal: c_int) {
         // SAFETY: both calls may be made between fork and exec.
         unsafe {
             check(libc::prctl(libc::PR_SET_PDEATHSIG, signal))?;
-            // It may be gone already.
+            // The parent may have exited already.
             if libc::getppid() != parent {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -80,15 +81,15 @@ pub fn end_with_parent(command: &mut Command, signal: c_int) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Sends a signal to a process, or to a group if the number is negative. One that is gone is no error.
+/// Sends a signal to a process, or to a group if the number is negative. It is ignored if there is no such process.
 pub fn kill(process: pid_t, signal: c_int) {
     // SAFETY: no pointers.
     unsafe { libc::kill(process, signal) };
 }
 
-/// Waits until a child has ended, and leaves it there to be waited for: its number is not reused yet.
-/// `None` once there are no children.
-pub fn next_ended_child() -> Option<(u32, Ending)> {
+/// Waits until a child has exited, and leaves it as a zombie, so that its process id is not reused. `None` once there
+/// are no children.
+pub fn wait_for_exited_child() -> Option<(u32, RankExitStatus)> {
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         let options = libc::WEXITED | libc::WNOWAIT;
@@ -99,11 +100,11 @@ pub fn next_ended_child() -> Option<(u32, Ending)> {
                 // SAFETY: filled by the call, for a child.
                 let info = unsafe { info.assume_init() };
                 let (process, status) = unsafe { (info.si_pid(), info.si_status()) };
-                let ending = match info.si_code {
-                    libc::CLD_EXITED => Ending::Code(status),
-                    _ => Ending::Signal(status),
+                let status = match info.si_code {
+                    libc::CLD_EXITED => RankExitStatus::Code(status),
+                    _ => RankExitStatus::Signal(status),
                 };
-                return Some((u32::try_from(process).ok()?, ending));
+                return Some((u32::try_from(process).ok()?, status));
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return None,
@@ -111,7 +112,7 @@ pub fn next_ended_child() -> Option<(u32, Ending)> {
     }
 }
 
-/// Whether this process has all rights.
+/// Whether this process runs as root.
 pub fn is_root() -> bool {
     // SAFETY: no pointers.
     unsafe { libc::geteuid() == 0 }
@@ -123,7 +124,7 @@ pub fn raise_open_files() {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the pointers are valid. Where the limit stays, opening says what is wrong.
+    // SAFETY: the pointers are valid. If the limit cannot be raised, opening files fails with an error.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
             && let Some(raised) = raised(&limit)
@@ -134,14 +135,14 @@ pub fn raise_open_files() {
     }
 }
 
-/// What a limit is raised to: never to less than it is.
+/// The value that a limit is raised to; `None` if it is high enough.
 fn raised(limit: &libc::rlimit) -> Option<libc::rlim_t> {
     let wanted = limit.rlim_max.min(1 << 16);
     (limit.rlim_cur < wanted).then_some(wanted)
 }
 
-/// Ends the connection if the other side's machine does not answer for 20 s, whether something is under
-/// way or nothing: a cut link is no end of a connection by itself.
+/// Closes the connection if the peer's machine does not answer for 20 s, whether data is in flight or not: a cut link
+/// alone does not close a connection.
 pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     set_option(stream, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
     #[cfg(target_os = "linux")]

@@ -5,14 +5,16 @@ use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::ending::Ending;
+use super::exit_status::RankExitStatus;
+use super::monitor::JobMonitor;
 use super::run::{exit_code, summary};
-use super::supervise::{Action, Controls, Event, Failure, Supervisor, conduct};
-use super::watch::Watch;
+use super::supervise::{
+    ActionHandler, JobFailure, Supervisor, SupervisorAction, SupervisorEvent, supervise,
+};
 
 const GRACE: Duration = Duration::from_secs(30);
-const TERM: Action = Action::Signal(libc::SIGTERM);
-const KILL: Action = Action::Signal(libc::SIGKILL);
+const TERM: SupervisorAction = SupervisorAction::Signal(libc::SIGTERM);
+const KILL: SupervisorAction = SupervisorAction::Signal(libc::SIGKILL);
 
 /// A supervisor of ranks 4, 5 and 6, which all run, and a clock.
 struct Story {
@@ -32,29 +34,29 @@ impl Story {
     fn running() -> Self {
         let mut story = Self::new();
         for rank in 4..7 {
-            assert_eq!(story.on(Event::Joined(rank)), None);
+            assert_eq!(story.on(SupervisorEvent::AgentConnected(rank)), None);
         }
         story
     }
 
-    fn on(&mut self, event: Event) -> Option<Action> {
-        self.supervisor.on(event, self.now)
+    fn on(&mut self, event: SupervisorEvent) -> Option<SupervisorAction> {
+        self.supervisor.on_event(event, self.now)
     }
 
-    fn ended(&mut self, rank: usize, ending: Ending) -> Option<Action> {
-        self.on(Event::Ended(rank, ending))
+    fn ended(&mut self, rank: usize, status: RankExitStatus) -> Option<SupervisorAction> {
+        self.on(SupervisorEvent::RankExited(rank, status))
     }
 
     /// Lets the time of the phase pass, and checks how long it was.
     #[track_caller]
-    fn after(&mut self, seconds: u64) -> Option<Action> {
+    fn after(&mut self, seconds: u64) -> Option<SupervisorAction> {
         let until = self
             .supervisor
-            .until()
+            .deadline()
             .expect("a phase that ends by itself");
         assert_eq!(until - self.now, Duration::from_secs(seconds));
         self.now = until;
-        self.supervisor.late(until)
+        self.supervisor.on_timeout(until)
     }
 
     #[track_caller]
@@ -68,12 +70,15 @@ impl Story {
 #[test]
 fn a_run_without_trouble() {
     let mut story = Story::running();
-    assert_eq!(story.supervisor.until(), None, "a run may last");
-    assert_eq!(story.ended(5, Ending::Code(0)), None);
-    assert_eq!(story.ended(4, Ending::Code(0)), None);
-    assert_eq!(story.ended(6, Ending::Code(0)), Some(Action::Leave));
-    assert_eq!(story.on(Event::KeeperGone(4)), None);
-    assert_eq!(story.on(Event::StarterEnded(None)), None);
+    assert_eq!(story.supervisor.deadline(), None, "a run may last");
+    assert_eq!(story.ended(5, RankExitStatus::Code(0)), None);
+    assert_eq!(story.ended(4, RankExitStatus::Code(0)), None);
+    assert_eq!(
+        story.ended(6, RankExitStatus::Code(0)),
+        Some(SupervisorAction::ReleaseAgents)
+    );
+    assert_eq!(story.on(SupervisorEvent::AgentExited(4)), None);
+    assert_eq!(story.on(SupervisorEvent::StarterExited(None)), None);
     story.ends(0, &[]);
 }
 
@@ -81,14 +86,17 @@ fn a_run_without_trouble() {
 fn a_rank_fails_and_the_others_do_not_end_by_themselves() {
     let mut story = Story::running();
     story.now += Duration::from_millis(12_300);
-    assert_eq!(story.ended(5, Ending::Signal(9)), None);
+    assert_eq!(story.ended(5, RankExitStatus::Signal(9)), None);
     assert_eq!(story.after(5), Some(TERM));
-    assert_eq!(story.ended(4, Ending::Signal(15)), None);
+    assert_eq!(story.ended(4, RankExitStatus::Signal(15)), None);
     assert_eq!(story.after(2), Some(KILL));
-    assert_eq!(story.ended(6, Ending::Signal(9)), Some(Action::Leave));
+    assert_eq!(
+        story.ended(6, RankExitStatus::Signal(9)),
+        Some(SupervisorAction::ReleaseAgents)
+    );
     // mpirun takes its time, and longer than that.
-    assert_eq!(story.after(10), Some(Action::EndStarter));
-    assert_eq!(story.after(2), Some(Action::KillStarter));
+    assert_eq!(story.after(10), Some(SupervisorAction::TerminateStarter));
+    assert_eq!(story.after(2), Some(SupervisorAction::KillStarter));
     story.ends(
         137,
         &[
@@ -101,11 +109,11 @@ fn a_rank_fails_and_the_others_do_not_end_by_themselves() {
 #[test]
 fn a_keeper_that_even_sigkill_does_not_reach() {
     let mut story = Story::running();
-    assert_eq!(story.ended(4, Ending::Code(3)), None);
+    assert_eq!(story.ended(4, RankExitStatus::Code(3)), None);
     assert_eq!(story.after(5), Some(TERM));
     assert_eq!(story.after(2), Some(KILL));
-    assert_eq!(story.after(2), Some(Action::EndStarter));
-    assert_eq!(story.on(Event::StarterEnded(None)), None);
+    assert_eq!(story.after(2), Some(SupervisorAction::TerminateStarter));
+    assert_eq!(story.on(SupervisorEvent::StarterExited(None)), None);
     story.ends(
         3,
         &[
@@ -118,28 +126,34 @@ fn a_keeper_that_even_sigkill_does_not_reach() {
 #[test]
 fn ctrl_c_lets_the_ranks_stop() {
     let mut story = Story::running();
-    assert_eq!(story.on(Event::Interrupted(2)), Some(Action::RequestStop));
-    assert_eq!(story.ended(4, Ending::Code(130)), None);
-    assert_eq!(story.ended(5, Ending::Signal(15)), None);
-    assert_eq!(story.ended(6, Ending::Code(0)), Some(Action::Leave));
-    story.on(Event::StarterEnded(None));
+    assert_eq!(
+        story.on(SupervisorEvent::Interrupted(2)),
+        Some(SupervisorAction::RequestStop)
+    );
+    assert_eq!(story.ended(4, RankExitStatus::Code(130)), None);
+    assert_eq!(story.ended(5, RankExitStatus::Signal(15)), None);
+    assert_eq!(
+        story.ended(6, RankExitStatus::Code(0)),
+        Some(SupervisorAction::ReleaseAgents)
+    );
+    story.on(SupervisorEvent::StarterExited(None));
     story.ends(130, &["stopped by signal 2 (SIGINT)"]);
 }
 
 #[test]
 fn a_second_ctrl_c_and_the_end_of_the_grace_kill() {
     let mut twice = Story::running();
-    twice.on(Event::Interrupted(15));
-    assert_eq!(twice.on(Event::Interrupted(2)), Some(KILL));
-    assert_eq!(twice.on(Event::Interrupted(2)), None);
+    twice.on(SupervisorEvent::Interrupted(15));
+    assert_eq!(twice.on(SupervisorEvent::Interrupted(2)), Some(KILL));
+    assert_eq!(twice.on(SupervisorEvent::Interrupted(2)), None);
     let mut late = Story::running();
-    late.on(Event::Interrupted(15));
+    late.on(SupervisorEvent::Interrupted(15));
     assert_eq!(late.after(30), Some(KILL));
     for mut story in [twice, late] {
         for rank in 4..7 {
-            story.ended(rank, Ending::Signal(9));
+            story.ended(rank, RankExitStatus::Signal(9));
         }
-        story.on(Event::StarterEnded(None));
+        story.on(SupervisorEvent::StarterExited(None));
         story.ends(
             143,
             &[
@@ -153,11 +167,14 @@ fn a_second_ctrl_c_and_the_end_of_the_grace_kill() {
 #[test]
 fn a_fault_while_stopping_is_told() {
     let mut story = Story::running();
-    story.on(Event::Interrupted(2));
-    assert_eq!(story.ended(4, Ending::Signal(11)), None);
-    story.ended(5, Ending::Code(130));
-    assert_eq!(story.ended(6, Ending::Code(130)), Some(Action::Leave));
-    story.on(Event::StarterEnded(None));
+    story.on(SupervisorEvent::Interrupted(2));
+    assert_eq!(story.ended(4, RankExitStatus::Signal(11)), None);
+    story.ended(5, RankExitStatus::Code(130));
+    assert_eq!(
+        story.ended(6, RankExitStatus::Code(130)),
+        Some(SupervisorAction::ReleaseAgents)
+    );
+    story.on(SupervisorEvent::StarterExited(None));
     let lines = [
         "rank 4 ended by signal 11 (SIGSEGV) after 0.0 s",
         "stopped by signal 2 (SIGINT)",
@@ -168,10 +185,10 @@ fn a_fault_while_stopping_is_told() {
 #[test]
 fn mpirun_dies_first() {
     let mut story = Story::running();
-    let killed = Event::StarterEnded(Some(Ending::Signal(9)));
+    let killed = SupervisorEvent::StarterExited(Some(RankExitStatus::Signal(9)));
     assert_eq!(story.on(killed), Some(KILL));
     for rank in 4..7 {
-        assert_eq!(story.ended(rank, Ending::Signal(9)), None);
+        assert_eq!(story.ended(rank, RankExitStatus::Signal(9)), None);
     }
     story.ends(
         137,
@@ -182,7 +199,7 @@ fn mpirun_dies_first() {
 #[test]
 fn mpirun_starts_nothing() {
     let mut story = Story::new();
-    let ended = Event::StarterEnded(Some(Ending::Code(0)));
+    let ended = SupervisorEvent::StarterExited(Some(RankExitStatus::Code(0)));
     assert_eq!(story.on(ended), Some(KILL));
     assert_eq!(story.after(2), None);
     story.ends(1, &["mpirun ended with exit code 0 before its ranks did"]);
@@ -191,10 +208,15 @@ fn mpirun_starts_nothing() {
 #[test]
 fn ranks_that_never_start_have_a_deadline() {
     let mut story = Story::new();
-    story.on(Event::Joined(5));
+    story.on(SupervisorEvent::AgentConnected(5));
     assert_eq!(story.after(120), Some(KILL));
-    assert_eq!(story.ended(5, Ending::Signal(9)), Some(Action::EndStarter));
-    story.on(Event::StarterEnded(Some(Ending::Code(1))));
+    assert_eq!(
+        story.ended(5, RankExitStatus::Signal(9)),
+        Some(SupervisorAction::TerminateStarter)
+    );
+    story.on(SupervisorEvent::StarterExited(Some(RankExitStatus::Code(
+        1,
+    ))));
     story.ends(
         1,
         &[
@@ -207,16 +229,19 @@ fn ranks_that_never_start_have_a_deadline() {
 #[test]
 fn a_keeper_that_fails_before_its_rank() {
     let mut story = Story::new();
-    story.on(Event::Joined(4));
-    story.on(Event::Joined(6));
-    assert_eq!(story.on(Event::KeeperGone(5)), None);
+    story.on(SupervisorEvent::AgentConnected(4));
+    story.on(SupervisorEvent::AgentConnected(6));
+    assert_eq!(story.on(SupervisorEvent::AgentExited(5)), None);
     assert_eq!(story.after(5), Some(TERM));
-    story.ended(4, Ending::Signal(15));
-    assert_eq!(story.ended(6, Ending::Signal(15)), Some(Action::Leave));
-    story.on(Event::StarterEnded(None));
+    story.ended(4, RankExitStatus::Signal(15));
+    assert_eq!(
+        story.ended(6, RankExitStatus::Signal(15)),
+        Some(SupervisorAction::ReleaseAgents)
+    );
+    story.on(SupervisorEvent::StarterExited(None));
     story.ends(
         127,
-        &["rank 5 could not be started: the process that keeps it ended before"],
+        &["rank 5 could not be started: its agent exited before"],
     );
 }
 
@@ -226,19 +251,19 @@ fn the_rank_that_is_known_to_have_failed_is_blamed() {
     let now = Instant::now();
     let mut supervisor = Supervisor::new(0, 3, GRACE, now);
     for event in [
-        Event::Joined(0),
-        Event::Joined(1),
-        Event::Joined(2),
-        Event::Ended(2, Ending::Code(3)),
-        Event::Ended(0, Ending::Code(1)),
+        SupervisorEvent::AgentConnected(0),
+        SupervisorEvent::AgentConnected(1),
+        SupervisorEvent::AgentConnected(2),
+        SupervisorEvent::RankExited(2, RankExitStatus::Code(3)),
+        SupervisorEvent::RankExited(0, RankExitStatus::Code(1)),
     ] {
-        supervisor.on(event, now);
+        supervisor.on_event(event, now);
     }
     assert_eq!(exit_code(&supervisor), 3);
     // Of this one nothing is known.
-    supervisor.blame(1);
+    supervisor.set_first_failure(1);
     assert_eq!(exit_code(&supervisor), 3);
-    supervisor.blame(0);
+    supervisor.set_first_failure(0);
     assert_eq!(exit_code(&supervisor), 1);
     assert_eq!(
         summary(&supervisor),
@@ -254,7 +279,7 @@ struct Witness {
     ended: Mutex<Vec<(usize, String)>>,
 }
 
-impl Watch for Witness {
+impl JobMonitor for Witness {
     fn address(&self) -> String {
         "10.0.0.1:1234".into()
     }
@@ -264,11 +289,11 @@ impl Watch for Witness {
         self.hears
     }
 
-    fn verdict(&self) -> Option<String> {
+    fn failure_report(&self) -> Option<String> {
         None
     }
 
-    fn culprit(&self) -> Option<usize> {
+    fn failed_rank(&self) -> Option<usize> {
         None
     }
 
@@ -278,33 +303,33 @@ impl Watch for Witness {
 }
 
 #[derive(Default)]
-struct Acts(RefCell<Vec<Action>>);
+struct Acts(RefCell<Vec<SupervisorAction>>);
 
-impl Controls for Acts {
-    fn act(&self, action: Action) {
+impl ActionHandler for Acts {
+    fn handle(&self, action: SupervisorAction) {
         self.0.borrow_mut().push(action);
     }
 }
 
 /// Two ranks that are stopped; the last of them fails.
-fn conducted(watch: &dyn Watch) -> Vec<Action> {
+fn supervised(monitor: &dyn JobMonitor) -> Vec<SupervisorAction> {
     let (tell, events) = mpsc::channel();
     for event in [
-        Event::Joined(0),
-        Event::Joined(1),
-        Event::Interrupted(2),
-        Event::Ended(1, Ending::Code(0)),
-        Event::Ended(0, Ending::Signal(11)),
-        Event::StarterEnded(None),
+        SupervisorEvent::AgentConnected(0),
+        SupervisorEvent::AgentConnected(1),
+        SupervisorEvent::Interrupted(2),
+        SupervisorEvent::RankExited(1, RankExitStatus::Code(0)),
+        SupervisorEvent::RankExited(0, RankExitStatus::Signal(11)),
+        SupervisorEvent::StarterExited(None),
     ] {
         tell.send(event).unwrap();
     }
     let mut supervisor = Supervisor::new(0, 2, GRACE, Instant::now());
     let acts = Acts::default();
-    conduct(&mut supervisor, &events, &acts, watch);
+    supervise(&mut supervisor, &events, &acts, monitor);
     assert!(matches!(
         supervisor.failure,
-        Some(Failure::Rank { rank: 0, .. })
+        Some(JobFailure::Rank { rank: 0, .. })
     ));
     acts.0.into_inner()
 }
@@ -312,14 +337,14 @@ fn conducted(watch: &dyn Watch) -> Vec<Action> {
 #[test]
 fn ranks_that_listen_are_asked_to_stop_and_others_get_a_signal() {
     for (hears, acts) in [
-        (true, &[Action::Leave][..]),
-        (false, &[TERM, Action::Leave]),
+        (true, &[SupervisorAction::ReleaseAgents][..]),
+        (false, &[TERM, SupervisorAction::ReleaseAgents]),
     ] {
         let witness = Witness {
             hears,
             ..Witness::default()
         };
-        assert_eq!(conducted(&witness), acts);
+        assert_eq!(supervised(&witness), acts);
         assert_eq!(*witness.stops.lock().unwrap(), 1);
         let told = witness.ended.into_inner().unwrap();
         let ended = [

@@ -7,63 +7,61 @@ use clap::{Args, ValueEnum};
 /// Flags of `preprocess`.
 #[derive(Args, Clone, Debug)]
 pub struct PreprocessArgs {
-    /// Files to read, in this order; of a folder all that end in one of --extensions, in the order of their
-    /// paths. Those that end in .gz or .zst are unpacked. `-` is standard input.
+    /// Files to read, in this order; of a folder all files that end in one of --extensions, in the order of their
+    /// paths. Files that end in .gz or .zst are decompressed. `-` is standard input.
     #[arg(required = true, value_name = "PATH")]
     pub inputs: Vec<PathBuf>,
-    /// Where the tokens go: PREFIX.bin, PREFIX.idx and PREFIX.json, and with several keys PREFIX_KEY.bin
-    /// and so on. The names are there once all is written; folders that are not there are made.
+    /// Output: PREFIX.bin, PREFIX.idx and PREFIX.json, and with several keys PREFIX_KEY.bin and so on. The files
+    /// get their names once all are complete; missing folders are created.
     #[arg(long, short, value_name = "PREFIX")]
     pub output: PathBuf,
-    /// A tokenizer.json, or a folder that has one; `bytes` makes every byte a token.
+    /// A tokenizer.json, a folder with one, or `bytes`, for which every byte is a token.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: String,
-    /// What the inputs are: text, jsonl (a JSON object in every line), or by their names: .jsonl, .ndjson
-    /// and .json are jsonl, all others and `-` are text.
+    /// Format of the inputs: text, jsonl (a JSON object per line), or auto, by their names: .jsonl, .ndjson and
+    /// .json are jsonl, all others and `-` are text.
     #[arg(long, value_enum, default_value_t = Format::Auto)]
     pub format: Format,
-    /// The keys that the text of a JSON object stands under; for each one files are written. The default
-    /// is `text`.
+    /// Keys of the JSON objects that hold text; token files are written for each. The default is `text`.
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub json_key: Vec<String>,
-    /// Every line of a text is a document; a whole file is one otherwise.
+    /// Treat every line of a text as a document; by default a file is one document.
     #[arg(long, conflicts_with = "separator")]
     pub lines: bool,
-    /// Documents of a text end where this stands; \n, \r, \t and \0 are what they are elsewhere.
+    /// Treat this as the end of a document in a text; \n, \r, \t and \0 are escapes.
     #[arg(long, value_name = "TEXT")]
     pub separator: Option<String>,
-    /// The files of a folder that are read.
+    /// Extensions of the files of a folder that are read.
     #[arg(long, value_name = "EXTENSION", value_delimiter = ',',
           default_values_t = ["rs", "md", "txt", "jsonl", "ndjson"].map(String::from))]
     pub extensions: Vec<String>,
-    /// End every document with the token that the tokenizer has for it.
+    /// Append the end-of-document token to every document.
     #[arg(long)]
     pub append_eod: bool,
-    /// The token that ends a document, as the vocabulary has it, where the files beside the tokenizer do
-    /// not say so.
+    /// The end-of-document token, as it is in the vocabulary, if the files beside the tokenizer do not define
+    /// it.
     #[arg(long, value_name = "TOKEN")]
     pub eod: Option<String>,
-    /// Frame every document with the tokens that the tokenizer puts around a text, such as <s>.
+    /// Add the special tokens that the tokenizer puts around a text, such as <s>, to every document.
     #[arg(long)]
     pub special_tokens: bool,
-    /// Threads that make tokens; as many as there are cores by default. The files are the same for any
-    /// number.
+    /// Tokenizer threads; by default the number of cores. The files are the same for any number.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub workers: Option<usize>,
-    /// A document of more bytes is a bad one: it would take all memory. A worker needs some 120 times the
-    /// bytes of its document.
+    /// Maximum size of a document; a longer one is an error. A worker needs some 120 times the bytes of its
+    /// document in memory.
     #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = bytes)]
     pub max_document_bytes: usize,
-    /// Leave bad documents out and count them, in place of ending with an error: those that are no JSON,
-    /// lack a key, are not UTF-8 or too long.
+    /// Skip and count bad documents instead of failing: those that are not JSON, lack a key, are not UTF-8 or
+    /// too long.
     #[arg(long)]
     pub skip_bad: bool,
-    /// Take the place of files that are there.
+    /// Replace existing files.
     #[arg(long)]
     pub overwrite: bool,
 }
 
-/// What an input is.
+/// The format of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// By its name.
@@ -74,15 +72,13 @@ pub enum Format {
     Jsonl,
 }
 
-/// The most threads that make tokens.
-const MOST_WORKERS: usize = 1024;
+/// The most tokenizer threads.
+const MAX_WORKERS: usize = 1024;
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err(format!("0 workers make no tokens; 1 to {MOST_WORKERS} do")),
-        Ok(workers) if workers > MOST_WORKERS => Err(format!(
-            "{workers} workers are too many threads; 1 to {MOST_WORKERS} fit"
-        )),
+        Ok(0) => Err(format!("expected 1 to {MAX_WORKERS} workers")),
+        Ok(workers) if workers > MAX_WORKERS => Err(format!("expected 1 to {MAX_WORKERS} workers")),
         Ok(workers) => Ok(workers),
         Err(error) => Err(format!("{error}")),
     }
@@ -96,13 +92,13 @@ fn bytes(text: &str) -> Result<usize, String> {
         "K" => 1 << 10,
         "M" => 1 << 20,
         "G" => 1 << 30,
-        _ => return Err("one of K, M and G may follow the number".into()),
+        _ => return Err("expected a number, optionally followed by K, M or G".into()),
     };
     let number: usize = digits.parse().map_err(|error| format!("{error}"))?;
     match number.checked_mul(unit) {
-        Some(0) => Err("0 bytes hold no document; 1 and more do".into()),
+        Some(0) => Err("expected at least 1 byte".into()),
         Some(bytes) => Ok(bytes),
-        None => Err("so many bytes no machine has".into()),
+        None => Err("the number of bytes overflows".into()),
     }
 }
 

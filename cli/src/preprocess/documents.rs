@@ -1,24 +1,24 @@
-//! Cuts a file into documents, none of which is ever read farther than it may be long.
+//! Splits a file into documents. No document is read beyond the maximum length.
 
 use std::io::{self, BufRead, Read};
 
-use super::input::Layout;
+use super::input::DocumentLayout;
 
-/// The next piece of a file.
+/// The next document of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextDocument {
     /// A document, without what ends it.
     Document(Vec<u8>),
-    /// One that is too long; it has been passed over.
+    /// A document that is too long, which was skipped.
     TooLong,
     /// Nothing is left.
     End,
 }
 
 /// The documents of a file.
-pub struct Documents<R> {
+pub struct DocumentReader<R> {
     from: R,
-    /// What they end with; nothing where the file is one.
+    /// The separator; `None` where the file is one document.
     end: Option<Vec<u8>>,
     /// Whether a carriage return before the end belongs to it.
     lines: bool,
@@ -26,33 +26,33 @@ pub struct Documents<R> {
     done: bool,
 }
 
-impl<R: BufRead> Documents<R> {
+impl<R: BufRead> DocumentReader<R> {
     /// Those of `from`, each of at most `limit` bytes.
-    pub fn new(from: R, layout: &Layout, limit: usize) -> Self {
+    pub fn new(from: R, layout: &DocumentLayout, limit: usize) -> Self {
         let end = match layout {
-            Layout::Whole => None,
-            Layout::Separated(end) => Some(end.clone()),
-            Layout::Lines | Layout::Json => Some(b"\n".to_vec()),
+            DocumentLayout::Whole => None,
+            DocumentLayout::Separated(end) => Some(end.clone()),
+            DocumentLayout::Lines | DocumentLayout::Json => Some(b"\n".to_vec()),
         };
         Self {
             from,
             end,
-            lines: matches!(layout, Layout::Lines | Layout::Json),
+            lines: matches!(layout, DocumentLayout::Lines | DocumentLayout::Json),
             limit,
             done: false,
         }
     }
 
-    /// The next one.
+    /// The next document.
     ///
     /// # Errors
-    /// Those of reading, as for a packed file that ends too early.
-    pub fn next(&mut self) -> io::Result<Next> {
+    /// Reading failed, as for a compressed file that is truncated.
+    pub fn next(&mut self) -> io::Result<NextDocument> {
         if self.done {
-            return Ok(Next::End);
+            return Ok(NextDocument::End);
         }
         let (mut document, mut ended) = (vec![], false);
-        // One byte more shows that there is more.
+        // One more byte shows that the document is longer.
         let most = self.limit + self.end.as_ref().map_or(1, |end| end.len().max(1));
         while !ended && document.len() < most {
             let left = (most - document.len()) as u64;
@@ -71,21 +71,22 @@ impl<R: BufRead> Documents<R> {
             document.truncate(document.len() - end.len());
         }
         if document.len() > self.limit {
-            self.pass_over(&document, ended)?;
-            return Ok(Next::TooLong);
+            self.skip_rest(&document, ended)?;
+            return Ok(NextDocument::TooLong);
         }
         if self.lines && document.last() == Some(&b'\r') {
             document.pop();
         }
-        // What follows the last separator is no document where it is nothing.
-        match self.done && document.is_empty() && self.end.is_some() {
-            true => Ok(Next::End),
-            false => Ok(Next::Document(document)),
+        // An empty rest after the last separator is not a document.
+        if self.done && document.is_empty() && self.end.is_some() {
+            Ok(NextDocument::End)
+        } else {
+            Ok(NextDocument::Document(document))
         }
     }
 
-    /// Reads on to the end of a document that is too long, keeping nothing of it.
-    fn pass_over(&mut self, start: &[u8], ended: bool) -> io::Result<()> {
+    /// Reads to the end of a document that is too long, and discards it.
+    fn skip_rest(&mut self, start: &[u8], ended: bool) -> io::Result<()> {
         const PIECE: u64 = 1 << 16;
         if ended || self.done {
             return Ok(());
@@ -117,54 +118,69 @@ mod tests {
 
     use super::*;
 
-    fn all(text: &[u8], layout: &Layout, limit: usize) -> Vec<Next> {
-        // The smallest buffer, so that everything is cut somewhere.
+    fn all(text: &[u8], layout: &DocumentLayout, limit: usize) -> Vec<NextDocument> {
+        // The smallest buffer, so that every boundary is tried.
         let from = io::BufReader::with_capacity(1, text);
-        let mut documents = Documents::new(from, layout, limit);
+        let mut documents = DocumentReader::new(from, layout, limit);
         let mut found = vec![];
         loop {
             match documents.next().unwrap() {
-                Next::End => return found,
+                NextDocument::End => return found,
                 next => found.push(next),
             }
         }
     }
 
-    fn document(text: &str) -> Next {
-        Next::Document(text.into())
+    fn document(text: &str) -> NextDocument {
+        NextDocument::Document(text.into())
     }
 
     #[test]
     fn lines_end_with_or_without_a_carriage_return() {
-        let found = all(b"a\r\n\nbc\n", &Layout::Lines, 9);
+        let found = all(b"a\r\n\nbc\n", &DocumentLayout::Lines, 9);
         assert_eq!(found, ["a", "", "bc"].map(document));
-        assert_eq!(all(b"a\nb", &Layout::Lines, 9), ["a", "b"].map(document));
-        assert_eq!(all(b"", &Layout::Lines, 9), []);
+        assert_eq!(
+            all(b"a\nb", &DocumentLayout::Lines, 9),
+            ["a", "b"].map(document)
+        );
+        assert_eq!(all(b"", &DocumentLayout::Lines, 9), []);
     }
 
     #[test]
     fn a_file_is_one_document() {
-        assert_eq!(all(b"a\nb\n", &Layout::Whole, 4), [document("a\nb\n")]);
-        assert_eq!(all(b"", &Layout::Whole, 4), [document("")]);
-        assert_eq!(all(b"a\nb\nc", &Layout::Whole, 4), [Next::TooLong]);
+        assert_eq!(
+            all(b"a\nb\n", &DocumentLayout::Whole, 4),
+            [document("a\nb\n")]
+        );
+        assert_eq!(all(b"", &DocumentLayout::Whole, 4), [document("")]);
+        assert_eq!(
+            all(b"a\nb\nc", &DocumentLayout::Whole, 4),
+            [NextDocument::TooLong]
+        );
     }
 
     #[test]
-    fn too_long_documents_are_passed_over() {
-        let found = all(b"abc\nabcd\nabcde\nx\nabcdefgh", &Layout::Lines, 4);
+    fn too_long_documents_are_skipped() {
+        let found = all(b"abc\nabcd\nabcde\nx\nabcdefgh", &DocumentLayout::Lines, 4);
         let [abc, abcd, x] = ["abc", "abcd", "x"].map(document);
-        assert_eq!(found, [abc, abcd, Next::TooLong, x, Next::TooLong]);
-        let end = Layout::Separated(b"<>".to_vec());
+        assert_eq!(
+            found,
+            [abc, abcd, NextDocument::TooLong, x, NextDocument::TooLong]
+        );
+        let end = DocumentLayout::Separated(b"<>".to_vec());
         let found = all(b"abc<>abcd<<>x<>abcdefghi<>y>z", &end, 4);
         let [abc, x, y] = ["abc", "x", "y>z"].map(document);
-        assert_eq!(found, [abc, Next::TooLong, x, Next::TooLong, y]);
+        assert_eq!(
+            found,
+            [abc, NextDocument::TooLong, x, NextDocument::TooLong, y]
+        );
         let found = all(
             &[b"abcd<>".repeat(3), b"abcdefg<".to_vec()].concat(),
             &end,
             4,
         );
         assert_eq!(found.len(), 4);
-        assert_eq!(found[3], Next::TooLong);
+        assert_eq!(found[3], NextDocument::TooLong);
     }
 
     proptest! {
@@ -174,11 +190,8 @@ mod tests {
             if expected.last() == Some(&"") {
                 expected.pop();
             }
-            let found = all(text.as_bytes(), &Layout::Separated(end.into_bytes()), limit);
-            let of = |text: &&str| match text.len() > limit {
-                true => Next::TooLong,
-                false => document(text),
-            };
+            let found = all(text.as_bytes(), &DocumentLayout::Separated(end.into_bytes()), limit);
+            let of = |text: &&str| if text.len() > limit { NextDocument::TooLong } else { document(text) };
             prop_assert_eq!(found, expected.iter().map(of).collect::<Vec<_>>());
         }
     }

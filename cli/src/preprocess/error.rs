@@ -1,4 +1,4 @@
-//! Why preprocessing ends, or leaves a document out.
+//! Errors of preprocessing.
 
 use std::fmt;
 use std::io;
@@ -6,18 +6,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn_megatron::data::DataError;
-use burn_megatron::data::indexed::IndexedError;
+use burn_megatron::data::indexed::IndexedDatasetError;
 use burn_megatron::tokenizer::TokenizerError;
 
-/// Why preprocessing ends.
+/// An error that ends preprocessing.
 #[derive(Debug, thiserror::Error)]
 pub enum PreprocessError {
-    /// A setting without effect.
+    /// A setting has no effect.
     #[error("{0}")]
     Ignored(&'static str),
-    /// Nothing to read.
+    /// A folder has no file to read.
     #[error(
-        "no file in '{}' ends in {extensions}, also followed by .gz or .zst; --extensions names others",
+        "no file in '{}' ends in {extensions}, optionally followed by .gz or .zst; see --extensions",
         path.display()
     )]
     NoFiles {
@@ -26,7 +26,7 @@ pub enum PreprocessError {
         /// What was looked for.
         extensions: String,
     },
-    /// The file system, or a packed file that is not whole.
+    /// The file system, or a compressed file that is truncated.
     #[error("cannot {action} '{path}': {source}")]
     Io {
         /// What was tried.
@@ -36,42 +36,41 @@ pub enum PreprocessError {
         /// Why not.
         source: io::Error,
     },
-    /// There are files of that name.
-    #[error("'{}' is there already; --overwrite takes its place", .0.display())]
+    /// The output exists.
+    #[error("'{}' exists already; --overwrite replaces it", .0.display())]
     Exists(PathBuf),
-    /// An input that would be written to.
-    #[error("'{}' is an input and would be written to", .0.display())]
+    /// An input is also an output.
+    #[error("'{}' is both an input and an output", .0.display())]
     InputIsOutput(PathBuf),
-    /// A separator that separates nothing.
-    #[error("an empty --separator stands everywhere; give a text, such as '\\n\\n'")]
+    /// The separator is empty.
+    #[error("invalid --separator \"\": expected a text, such as '\\n\\n'")]
     EmptySeparator,
-    /// Two keys whose files would have one name.
-    #[error("--json-key has `{0}` twice")]
+    /// A key is given twice.
+    #[error("--json-key `{0}` is given twice")]
     KeyTwice(String),
-    /// A key that is no part of a file name.
-    #[error("--json-key `{0}` cannot be a part of a file name; rename it in the input")]
+    /// A key cannot be part of a file name.
+    #[error("--json-key `{0}` cannot be part of a file name; rename it in the input")]
     KeyName(String),
-    /// The end of a document is not known.
+    /// The tokenizer has no token for the end of a document.
     #[error(
-        "the tokenizer {0} does not say which token ends a document: name it with --eod, or leave \
-         --append-eod out"
+        "the tokenizer {0} does not define the token that ends a document: set it with --eod, or remove --append-eod"
     )]
     NoEod(String),
-    /// A document that is none.
-    #[error("{place}: {source}; --skip-bad leaves such documents out")]
+    /// A document is bad.
+    #[error("{place}: {source}; --skip-bad skips such documents")]
     Bad {
-        /// Where it stands.
-        place: Place,
+        /// Its position.
+        place: DocumentPosition,
         /// What is wrong with it.
         source: BadDocument,
     },
-    /// There was nothing to write.
+    /// No document has a token.
     #[error("the inputs have no document with a token: {0}")]
     NoDocuments(String),
-    /// The system gives no more threads.
-    #[error("the threads could not be started: {0}; a smaller --workers may help")]
+    /// The threads could not be started.
+    #[error("cannot start the threads: {0}; try a smaller --workers")]
     Threads(io::Error),
-    /// A thread that ended too soon.
+    /// A worker died.
     #[error("a worker has failed; nothing was written")]
     Worker,
     /// Ctrl-C.
@@ -80,65 +79,65 @@ pub enum PreprocessError {
     /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The folders.
+    /// Listing a folder.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The token files.
     #[error(transparent)]
-    Indexed(#[from] IndexedError),
+    Indexed(#[from] IndexedDatasetError),
 }
 
-/// What is wrong with a document.
+/// An error in a document.
 #[derive(Debug, thiserror::Error)]
 pub enum BadDocument {
-    /// Not JSON, or no object.
-    #[error("no JSON object: {0}")]
+    /// Not a JSON object.
+    #[error("not a JSON object: {0}")]
     Json(serde_json::Error),
-    /// A key that is not there.
+    /// A key is missing.
     #[error("the object has no `{0}`")]
     MissingKey(String),
-    /// A key with something else.
-    #[error("the value of `{0}` is no string")]
+    /// The value of a key is not a string.
+    #[error("the value of `{0}` is not a string")]
     NoText(String),
-    /// Too many bytes.
+    /// The document is too long.
     #[error(
-        "the document has more than {0} bytes (see --max-document-bytes; --lines and --separator cut a \
+        "the document has more than {0} bytes (see --max-document-bytes; --lines and --separator split a \
          file into documents)"
     )]
     TooLong(usize),
-    /// The tokenizer cannot read it.
+    /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Where a document stands.
+/// The position of a document.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DocumentPosition {
     /// The input.
     pub file: Arc<str>,
-    /// Its line, from 1, or which document it is where documents are no lines.
+    /// Its line, or its number where documents are not lines; from 1.
     pub number: u64,
-    /// What is counted.
-    pub unit: Unit,
+    /// What `number` counts.
+    pub unit: PositionUnit,
 }
 
-/// What a place counts.
+/// What the number of a position counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum PositionUnit {
     /// Lines.
     Line,
-    /// What a separator ends.
+    /// Documents.
     Document,
     /// The file is one document.
     File,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for DocumentPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.unit {
-            Unit::Line => write!(f, "{}:{}", self.file, self.number),
-            Unit::Document => write!(f, "{}, document {}", self.file, self.number),
-            Unit::File => f.write_str(&self.file),
+            PositionUnit::Line => write!(f, "{}:{}", self.file, self.number),
+            PositionUnit::Document => write!(f, "{}, document {}", self.file, self.number),
+            PositionUnit::File => f.write_str(&self.file),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The files that are read, and what each is.
+//! The input files and their formats.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
@@ -10,31 +10,31 @@ use burn_megatron::data::list_folder;
 use flate2::read::MultiGzDecoder;
 
 use super::args::{Format, PreprocessArgs};
-use super::error::{PreprocessError, Unit};
+use super::error::{PositionUnit, PreprocessError};
 
-/// Bytes that are read at once.
+/// Size of the read buffer in bytes.
 const BUFFER: usize = 1 << 18;
 
-/// How the documents of a file lie in it.
+/// How a file is split into documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// The file is one.
+pub enum DocumentLayout {
+    /// The file is one document.
     Whole,
-    /// They end with these bytes.
+    /// Documents end with these bytes.
     Separated(Vec<u8>),
-    /// Every line is one.
+    /// Every line is a document.
     Lines,
     /// Every line is a JSON object.
     Json,
 }
 
-impl Layout {
+impl DocumentLayout {
     /// What the number of a document counts.
-    pub fn unit(&self) -> Unit {
+    pub fn unit(&self) -> PositionUnit {
         match self {
-            Self::Whole => Unit::File,
-            Self::Separated(_) => Unit::Document,
-            Self::Lines | Self::Json => Unit::Line,
+            Self::Whole => PositionUnit::File,
+            Self::Separated(_) => PositionUnit::Document,
+            Self::Lines | Self::Json => PositionUnit::Line,
         }
     }
 }
@@ -42,16 +42,16 @@ impl Layout {
 /// A file to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Nothing for standard input.
+    /// The path; `None` for standard input.
     pub path: Option<PathBuf>,
-    /// How its documents lie in it.
-    pub layout: Layout,
-    /// Its bytes as they lie on disk.
+    /// How it is split into documents.
+    pub layout: DocumentLayout,
+    /// Its size on disk in bytes.
     pub bytes: u64,
 }
 
 impl Input {
-    /// As a person reads it.
+    /// Its name in messages.
     pub fn name(&self) -> Arc<str> {
         match &self.path {
             Some(path) => path.display().to_string().into(),
@@ -59,9 +59,9 @@ impl Input {
         }
     }
 
-    /// Reads it, unpacked; `read` counts the bytes as they lie on disk.
+    /// Opens it, decompressed; `read` counts the bytes as they are on disk.
     pub fn open(&self, read: &Arc<AtomicU64>) -> io::Result<Box<dyn BufRead + Send>> {
-        let count = |from| Counted {
+        let count = |from| CountingReader {
             from,
             read: Arc::clone(read),
         };
@@ -70,7 +70,7 @@ impl Input {
             return Ok(Box::new(BufReader::with_capacity(BUFFER, count(input))));
         };
         let file = count(Box::new(File::open(path)?));
-        let unpacked: Box<dyn Read + Send> = match packing(path) {
+        let unpacked: Box<dyn Read + Send> = match compression(path) {
             Some("gz") => Box::new(MultiGzDecoder::new(file)),
             Some(_) => Box::new(zstd::stream::read::Decoder::new(file)?),
             None => Box::new(file),
@@ -79,13 +79,13 @@ impl Input {
     }
 }
 
-/// Counts what is read.
-struct Counted {
+/// Counts the bytes that are read.
+struct CountingReader {
     from: Box<dyn Read + Send>,
     read: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let bytes = self.from.read(buffer)?;
         self.read.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -96,17 +96,18 @@ impl Read for Counted {
 /// All inputs in their order.
 ///
 /// # Errors
-/// [`PreprocessError`] for what is not there, for folders with nothing to read, and for flags that no
-/// input heeds.
+/// [`PreprocessError`] for missing files, for folders with nothing to read, and for flags without effect.
 pub fn find(args: &PreprocessArgs) -> Result<Vec<Input>, PreprocessError> {
     let text = match (&args.separator, args.lines) {
-        (Some(separator), _) => Layout::Separated(unescape(separator)?),
-        (None, true) => Layout::Lines,
-        (None, false) => Layout::Whole,
+        (Some(separator), _) => DocumentLayout::Separated(unescape(separator)?),
+        (None, true) => DocumentLayout::Lines,
+        (None, false) => DocumentLayout::Whole,
     };
     let layout = |path: Option<&Path>| match (args.format, path.and_then(extension)) {
-        (Format::Jsonl, _) => Layout::Json,
-        (Format::Auto, Some(name)) if ["jsonl", "ndjson", "json"].contains(&&*name) => Layout::Json,
+        (Format::Jsonl, _) => DocumentLayout::Json,
+        (Format::Auto, Some(name)) if ["jsonl", "ndjson", "json"].contains(&&*name) => {
+            DocumentLayout::Json
+        }
         _ => text.clone(),
     };
     let mut inputs = vec![];
@@ -131,28 +132,30 @@ pub fn find(args: &PreprocessArgs) -> Result<Vec<Input>, PreprocessError> {
             });
         }
     }
-    let any_json = inputs.iter().any(|input| input.layout == Layout::Json);
-    let any_text = inputs.iter().any(|input| input.layout != Layout::Json);
+    let any_json = inputs
+        .iter()
+        .any(|input| input.layout == DocumentLayout::Json);
+    let any_text = inputs
+        .iter()
+        .any(|input| input.layout != DocumentLayout::Json);
     if inputs.iter().filter(|input| input.path.is_none()).count() > 1 {
         return Err(PreprocessError::Ignored(
-            "standard input is there once: give one `-`",
+            "standard input can be read once: give a single `-`",
         ));
     }
     if !args.json_key.is_empty() && !any_json {
         return Err(PreprocessError::Ignored(
-            "--json-key is about JSON lines, and all inputs are text; --format jsonl says otherwise",
+            "--json-key applies to JSON lines, and all inputs are text; see --format jsonl",
         ));
     }
     if args.json_key.len() > 1 && any_text {
         return Err(PreprocessError::Ignored(
-            "several keys have files of their own, and some inputs are text, which has no keys; --format \
-             jsonl says otherwise",
+            "several keys apply to JSON lines only, and some inputs are text; see --format jsonl",
         ));
     }
     if (args.lines || args.separator.is_some()) && !any_text {
         return Err(PreprocessError::Ignored(
-            "--lines and --separator are about text, and all inputs are JSON lines; --format text says \
-             otherwise",
+            "--lines and --separator apply to text, and all inputs are JSON lines; see --format text",
         ));
     }
     Ok(inputs)
@@ -172,38 +175,37 @@ fn files(given: &Path, args: &PreprocessArgs) -> Result<Vec<PathBuf>, Preprocess
         })
     };
     let files = list_folder(given, wanted)?;
-    match files.is_empty() {
-        false => Ok(files),
-        true => {
-            let extensions: Vec<_> = extensions()
-                .map(|x| format!(".{}", x.trim_start_matches('.')))
-                .collect();
-            Err(PreprocessError::NoFiles {
-                path: given.to_path_buf(),
-                extensions: extensions.join(", "),
-            })
-        }
+    if files.is_empty() {
+        let extensions: Vec<_> = extensions()
+            .map(|x| format!(".{}", x.trim_start_matches('.')))
+            .collect();
+        Err(PreprocessError::NoFiles {
+            path: given.to_path_buf(),
+            extensions: extensions.join(", "),
+        })
+    } else {
+        Ok(files)
     }
 }
 
-/// `gz` or `zst`, where the name ends so.
-fn packing(path: &Path) -> Option<&'static str> {
+/// `gz` or `zst`, if the name ends in it.
+fn compression(path: &Path) -> Option<&'static str> {
     let extension = path.extension()?;
     ["gz", "zst"]
         .into_iter()
         .find(|packing| extension.eq_ignore_ascii_case(packing))
 }
 
-/// The extension of what is packed, in lower case.
+/// The extension without that of the compression, in lower case.
 fn extension(path: &Path) -> Option<String> {
-    let name = match packing(path) {
+    let name = match compression(path) {
         Some(_) => Path::new(path.file_stem()?),
         None => path,
     };
     Some(name.extension()?.to_str()?.to_lowercase())
 }
 
-/// The bytes of a separator, whose escapes are what shells cannot easily say.
+/// The bytes of a separator, with escapes for characters that are hard to type in a shell.
 fn unescape(text: &str) -> Result<Vec<u8>, PreprocessError> {
     if text.is_empty() {
         return Err(PreprocessError::EmptySeparator);

@@ -1,8 +1,7 @@
 //! `burn-megatron preprocess`: token files from text.
 //!
-//! One thread reads, some make tokens, this one writes. The reader hands its batches to the workers in
-//! turn and they are taken back in the same turn, so the order is that of the inputs; the channels between
-//! hold a few batches each, so memory is bounded.
+//! One thread reads, the workers tokenize, the calling thread writes. Batches are sent to the workers round-robin and
+//! received in the same order, so that the output has the order of the inputs; the channels are bounded, and so is memory.
 
 pub mod args;
 mod documents;
@@ -27,24 +26,24 @@ use std::time::Duration;
 
 use burn_megatron::tokenizer::{TokenFileInfo, Tokenizer};
 
+use crate::error::Error;
 use crate::header::count;
 use crate::interrupt::EXIT_CODE;
-use crate::recipe::Error;
 use args::PreprocessArgs;
 use error::PreprocessError;
 use input::Input;
-use output::Output;
-use progress::{Progress, speed};
-use read::{Batch, Message, Reader};
-use work::{Tokens, Worker};
+use output::TokenFileOutput;
+use progress::{PreprocessProgress, speed};
+use read::{DocumentBatch, InputReader, StageMessage};
+use work::{TokenizeWorker, TokenizedBatch};
 
-/// Batches that wait before and behind each worker.
-const WAITING: usize = 1;
+/// Capacity of the channels before and after each worker, in batches.
+const QUEUE_DEPTH: usize = 1;
 
-/// How often is looked for Ctrl-C where nothing comes.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often Ctrl-C is polled while waiting.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Writes token files, and says what they have.
+/// Writes token files, and prints a summary.
 pub fn run(args: &PreprocessArgs) -> Result<ExitCode, Error> {
     let stop = Arc::new(AtomicBool::new(false));
     let pressed = Arc::clone(&stop);
@@ -66,12 +65,12 @@ pub fn run(args: &PreprocessArgs) -> Result<ExitCode, Error> {
     }
 }
 
-/// What was done.
+/// What was written.
 #[derive(Debug)]
-pub struct Summary {
-    /// Each output with what it has, and the documents of it that had no token.
+pub struct PreprocessSummary {
+    /// The prefix and the description of each output, and the number of its documents without a token.
     pub outputs: Vec<(PathBuf, TokenFileInfo, u64)>,
-    /// Bad documents that were left out.
+    /// Bad documents that were skipped.
     pub bad: u64,
     /// Bytes of the inputs.
     pub read: u64,
@@ -79,7 +78,7 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-impl Summary {
+impl PreprocessSummary {
     fn print(&self) {
         for (prefix, info, empty) in &self.outputs {
             let per_token = info.bytes_per_token().unwrap_or(0.0);
@@ -91,11 +90,11 @@ impl Summary {
                 count(info.bytes as usize),
             );
             if *empty > 0 {
-                println!("  {} empty documents were left out", count(*empty as usize));
+                println!("  {} empty documents were skipped", count(*empty as usize));
             }
         }
         if self.bad > 0 {
-            println!("{} bad documents were left out", count(self.bad as usize));
+            println!("{} bad documents were skipped", count(self.bad as usize));
         }
         println!(
             "read {} bytes in {:.1} s, {}",
@@ -106,19 +105,19 @@ impl Summary {
     }
 }
 
-/// Writes token files, unless `stop` is set before they are whole.
+/// Writes token files, unless `stop` is set before they are complete.
 ///
 /// # Errors
-/// [`PreprocessError`]; nothing is left under the names of the files then.
+/// [`PreprocessError`]; the files do not get their names then.
 pub fn preprocess(
     args: &PreprocessArgs,
     stop: &Arc<AtomicBool>,
-) -> Result<Summary, PreprocessError> {
+) -> Result<PreprocessSummary, PreprocessError> {
     let tokenizer = tokenizer(args)?;
     let inputs = input::find(args)?;
     let keys = keys(args)?;
     let mut outputs = outputs(args, &tokenizer, &keys, &inputs)?;
-    let worker = Worker {
+    let worker = TokenizeWorker {
         eod: tokenizer.eod().filter(|_| args.append_eod),
         tokenizer,
         keys,
@@ -128,8 +127,8 @@ pub fn preprocess(
     let read = Arc::new(AtomicU64::new(0));
     let known = inputs.iter().all(|input| input.path.is_some());
     let total = known.then(|| inputs.iter().map(|input| input.bytes).sum());
-    let mut progress = Progress::start(total);
-    let reader = Reader {
+    let mut progress = PreprocessProgress::start(total);
+    let reader = InputReader {
         inputs,
         limit: args.max_document_bytes,
         skip_bad: args.skip_bad,
@@ -155,7 +154,7 @@ pub fn preprocess(
     });
     progress.clear();
     written?;
-    let summary = Summary {
+    let summary = PreprocessSummary {
         outputs: outputs
             .iter()
             .map(|output| (output.prefix().into(), output.info().clone(), output.empty))
@@ -172,24 +171,26 @@ fn tokenizer(args: &PreprocessArgs) -> Result<Tokenizer, PreprocessError> {
     let tokenizer = Tokenizer::named(&args.tokenizer)?;
     if tokenizer.is_bytes() && args.special_tokens {
         return Err(PreprocessError::Ignored(
-            "--special-tokens has no effect on bytes, which have none; leave it out",
+            "--special-tokens has no effect on bytes; remove it",
         ));
     }
     let tokenizer = match &args.eod {
         Some(token) => tokenizer.with_eod(token)?,
         None => tokenizer,
     };
-    match args.append_eod && tokenizer.eod().is_none() {
-        true => Err(PreprocessError::NoEod(args.tokenizer.clone())),
-        false => Ok(tokenizer),
+    if args.append_eod && tokenizer.eod().is_none() {
+        Err(PreprocessError::NoEod(args.tokenizer.clone()))
+    } else {
+        Ok(tokenizer)
     }
 }
 
 /// The keys that texts stand under, one for each output.
 fn keys(args: &PreprocessArgs) -> Result<Vec<String>, PreprocessError> {
-    let keys = match args.json_key.is_empty() {
-        true => vec!["text".into()],
-        false => args.json_key.clone(),
+    let keys = if args.json_key.is_empty() {
+        vec!["text".into()]
+    } else {
+        args.json_key.clone()
     };
     let twice = keys
         .iter()
@@ -210,10 +211,10 @@ fn outputs(
     tokenizer: &Tokenizer,
     keys: &[String],
     inputs: &[Input],
-) -> Result<Vec<Output>, PreprocessError> {
+) -> Result<Vec<TokenFileOutput>, PreprocessError> {
     let any_json = inputs
         .iter()
-        .any(|input| input.layout == input::Layout::Json);
+        .any(|input| input.layout == input::DocumentLayout::Json);
     let outputs = keys.iter().map(|key| {
         let info = TokenFileInfo {
             eod_appended: args.append_eod,
@@ -224,7 +225,7 @@ fn outputs(
                 .collect(),
             ..TokenFileInfo::new(tokenizer)
         };
-        Output::create(&prefix(args, key, keys.len()), info, inputs, args.overwrite)
+        TokenFileOutput::create(&prefix(args, key, keys.len()), info, inputs, args.overwrite)
     });
     outputs.collect()
 }
@@ -242,18 +243,19 @@ fn prefix(args: &PreprocessArgs, key: &str, keys: usize) -> PathBuf {
     }
 }
 
-/// Starts the reader and the workers; what they give is to be taken in turn.
+/// Starts the reader and the workers; returns the results of the workers, to be received round-robin.
 ///
-/// Nobody waits for these threads: a reader that waits for standard input could not be ended.
+/// The threads are not joined: a reader that waits for standard input could not be stopped.
 fn start(
-    reader: Reader,
-    worker: &Worker,
+    reader: InputReader,
+    worker: &TokenizeWorker,
     workers: usize,
-) -> std::io::Result<Vec<Receiver<Message<Tokens>>>> {
-    let (mut inputs, mut results): (Vec<SyncSender<Message<Batch>>>, _) = (vec![], vec![]);
+) -> std::io::Result<Vec<Receiver<StageMessage<TokenizedBatch>>>> {
+    let (mut inputs, mut results): (Vec<SyncSender<StageMessage<DocumentBatch>>>, _) =
+        (vec![], vec![]);
     for _ in 0..workers {
-        let (input, from) = sync_channel(WAITING);
-        let (to, result) = sync_channel(WAITING);
+        let (input, from) = sync_channel(QUEUE_DEPTH);
+        let (to, result) = sync_channel(QUEUE_DEPTH);
         let worker = worker.clone();
         thread::Builder::new().spawn(move || worker.run(&from, &to))?;
         inputs.push(input);
@@ -263,38 +265,41 @@ fn start(
     Ok(results)
 }
 
-/// Takes what the workers made, in the order of the inputs, to the end.
+/// Receives the results of the workers in the order of the inputs, until the end.
 fn write(
-    results: &[Receiver<Message<Tokens>>],
+    results: &[Receiver<StageMessage<TokenizedBatch>>],
     stop: &AtomicBool,
-    mut take: impl FnMut(Tokens) -> Result<(), PreprocessError>,
+    mut take: impl FnMut(TokenizedBatch) -> Result<(), PreprocessError>,
 ) -> Result<(), PreprocessError> {
     for result in results.iter().cycle() {
         let message = loop {
             if stop.load(Ordering::Relaxed) {
                 return Err(PreprocessError::Interrupted);
             }
-            match result.recv_timeout(LOOK) {
+            match result.recv_timeout(POLL_INTERVAL) {
                 Ok(message) => break message,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(PreprocessError::Worker),
             }
         };
         match message {
-            Message::Batch(tokens) => take(tokens?)?,
-            Message::End => return Ok(()),
+            StageMessage::Batch(tokens) => take(tokens?)?,
+            StageMessage::End => return Ok(()),
         }
     }
     Err(PreprocessError::Worker)
 }
 
 /// Gives the files their names.
-fn finish(outputs: Vec<Output>, summary: &Summary) -> Result<(), PreprocessError> {
+fn finish(
+    outputs: Vec<TokenFileOutput>,
+    summary: &PreprocessSummary,
+) -> Result<(), PreprocessError> {
     let without = |(_, info, _): &&(PathBuf, TokenFileInfo, u64)| info.tokens == 0;
     if let Some((prefix, _, empty)) = summary.outputs.iter().find(without) {
         let bad = summary.bad;
         let what = format!("{empty} are empty, {bad} are bad, for {}", prefix.display());
         return Err(PreprocessError::NoDocuments(what));
     }
-    outputs.into_iter().try_for_each(Output::finish)
+    outputs.into_iter().try_for_each(TokenFileOutput::finish)
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::error::BadDocument;
 
-/// The text under each key of a JSON object; the last one counts where a key is there twice.
+/// The text under each key of a JSON object; of a repeated key the last value.
 ///
 /// # Errors
 /// [`BadDocument::Json`], [`BadDocument::MissingKey`], [`BadDocument::NoText`].
@@ -24,7 +24,7 @@ pub fn texts(json: &[u8], keys: &[String]) -> Result<Vec<String>, BadDocument> {
     texts.collect()
 }
 
-/// Takes the values of some keys, and reads over the others.
+/// Deserializes the values of some keys, and ignores the others.
 struct Keys<'a>(&'a [String]);
 
 impl<'de> DeserializeSeed<'de> for Keys<'_> {
@@ -76,11 +76,11 @@ mod tests {
         assert_eq!(error(r#"{"a": "x"}"#), "the object has no `text`");
         assert_eq!(
             error(r#"{"text": null}"#),
-            "the value of `text` is no string"
+            "the value of `text` is not a string"
         );
         assert_eq!(
             error(r#"{"text": ["x"]}"#),
-            "the value of `text` is no string"
+            "the value of `text` is not a string"
         );
         for json in [
             r#"{"text": "x"#,
@@ -89,7 +89,7 @@ mod tests {
             "3",
             "\"\\ud800\"",
         ] {
-            assert!(error(json).starts_with("no JSON object: "), "{json}");
+            assert!(error(json).starts_with("not a JSON object: "), "{json}");
         }
         let deep = format!("{{\"text\": {}", "[".repeat(100_000));
         assert!(error(&deep).contains("recursion limit"), "{}", error(&deep));

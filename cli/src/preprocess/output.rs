@@ -1,30 +1,30 @@
-//! The files that are written, which get their names once all of them are whole.
+//! The output files, which get their names once all of them are complete.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_megatron::data::indexed::{IndexedWriter, TokenType, bin_path, idx_path};
+use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType, bin_path, idx_path};
 use burn_megatron::tokenizer::TokenFileInfo;
 
 use super::error::PreprocessError;
 use super::input::{Input, io_error};
-use super::work::Documents;
+use super::work::TokenizedDocuments;
 
 /// Token files and their description.
-pub struct Output {
+pub struct TokenFileOutput {
     prefix: PathBuf,
-    writer: IndexedWriter,
+    writer: IndexedDatasetBuilder,
     info: TokenFileInfo,
-    /// Documents that had no token.
+    /// Documents without a token.
     pub empty: u64,
 }
 
-impl Output {
-    /// Begins files of this prefix; `info` says what goes into them.
+impl TokenFileOutput {
+    /// Creates the files of this prefix; `info` describes them.
     ///
     /// # Errors
     /// [`PreprocessError::Exists`] unless `overwrite`, [`PreprocessError::InputIsOutput`], and
-    /// [`PreprocessError::Indexed`] where they cannot be written.
+    /// [`PreprocessError::Indexed`] if they cannot be written.
     pub fn create(
         prefix: &Path,
         info: TokenFileInfo,
@@ -53,14 +53,15 @@ impl Output {
         {
             fs::create_dir_all(folder).map_err(|source| io_error("create", folder, source))?;
         }
-        // Any token may come where it is not known which there are.
+        // Without a known vocabulary any token id can occur.
         let vocabulary = info.vocabulary.unwrap_or(usize::MAX);
         let token_type = TokenType::for_vocabulary(vocabulary);
         Ok(Self {
             prefix: prefix.to_path_buf(),
-            writer: match overwrite {
-                true => IndexedWriter::replace(prefix, token_type)?,
-                false => IndexedWriter::create(prefix, token_type)?,
+            writer: if overwrite {
+                IndexedDatasetBuilder::replace(prefix, token_type)?
+            } else {
+                IndexedDatasetBuilder::create(prefix, token_type)?
             },
             info,
             empty: 0,
@@ -71,7 +72,7 @@ impl Output {
     ///
     /// # Errors
     /// [`PreprocessError::Indexed`].
-    pub fn write(&mut self, documents: &Documents) -> Result<(), PreprocessError> {
+    pub fn write(&mut self, documents: &TokenizedDocuments) -> Result<(), PreprocessError> {
         self.empty += documents.empty;
         for (tokens, bytes) in &documents.documents {
             self.writer.document(tokens)?;
@@ -82,7 +83,7 @@ impl Output {
         Ok(())
     }
 
-    /// What was written so far.
+    /// The description of what was written so far.
     pub fn info(&self) -> &TokenFileInfo {
         &self.info
     }

@@ -1,23 +1,23 @@
-//! How far preprocessing is.
+//! The progress of preprocessing.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Between two lines where there is no terminal.
-const LINES: Duration = Duration::from_secs(10);
+/// Time between two lines without a terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Shows on standard error how far it is: a bar on a terminal, elsewhere a line every ten seconds.
-pub struct Progress {
+/// Shows the progress on standard error: a bar on a terminal, elsewhere a line every ten seconds.
+pub struct PreprocessProgress {
     bar: Option<ProgressBar>,
-    /// Bytes of all inputs, where they are known.
+    /// Bytes of all inputs, if known.
     total: Option<u64>,
     started: Instant,
     shown: Instant,
 }
 
-impl Progress {
+impl PreprocessProgress {
     /// Starts the clock.
     pub fn start(total: Option<u64>) -> Self {
         let bar = io::stderr().is_terminal().then(|| match total {
@@ -53,7 +53,7 @@ impl Progress {
                 bar.set_message(message());
                 bar.set_position(bytes);
             }
-            (None, total) if self.shown.elapsed() >= LINES => {
+            (None, total) if self.shown.elapsed() >= LINE_INTERVAL => {
                 let part = total.map(|total| 100.0 * bytes as f64 / total.max(1) as f64);
                 let part = part.map(|part| format!("{part:.0}%  ")).unwrap_or_default();
                 eprintln!("{part}{}", message());
@@ -63,7 +63,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

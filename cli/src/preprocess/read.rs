@@ -1,97 +1,97 @@
-//! The first of the threads: cuts the inputs into batches of documents.
+//! The reader thread: splits the inputs into batches of documents.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
-use super::documents::{Documents, Next};
-use super::error::{BadDocument, Place, PreprocessError};
-use super::input::{Input, Layout};
+use super::documents::{DocumentReader, NextDocument};
+use super::error::{BadDocument, DocumentPosition, PreprocessError};
+use super::input::{DocumentLayout, Input};
 
-/// Bytes at which a batch is handed on; a document that is longer is one of its own. Tests have several
-/// batches of little text.
+/// Bytes at which a batch is sent; a longer document is a batch of its own. Small in tests, to have several batches of
+/// little text.
 const BATCH: usize = if cfg!(test) { 1 << 14 } else { 1 << 20 };
 
-/// What a document takes besides its bytes.
+/// Bytes that a document takes besides its text.
 const OVERHEAD: usize = 64;
 
-/// A document as it lies in its file.
-pub struct Raw {
+/// A document as it is in its file.
+pub struct RawDocument {
     /// Its bytes.
     pub bytes: Vec<u8>,
     /// Whether it is a JSON object.
     pub json: bool,
-    /// Where it stands.
-    pub place: Place,
+    /// Its position.
+    pub place: DocumentPosition,
 }
 
-/// Documents that one worker gets at once.
+/// Documents that are sent to a worker together.
 #[derive(Default)]
-pub struct Batch {
-    /// In their order.
-    pub documents: Vec<Raw>,
-    /// Bad ones that are left out.
+pub struct DocumentBatch {
+    /// The documents, in order.
+    pub documents: Vec<RawDocument>,
+    /// Bad documents that were skipped.
     pub bad: u64,
     size: usize,
 }
 
-/// What a thread hands to the next one. An end is said, so that a thread that is gone is no end.
-pub enum Message<T> {
-    /// One batch, or why there is none.
+/// A message from a thread to the next one. The end is a message, so that a thread that died is not taken for it.
+pub enum StageMessage<T> {
+    /// A batch, or an error.
     Batch(Result<T, PreprocessError>),
     /// There are no more.
     End,
 }
 
 /// Reads the inputs.
-pub struct Reader {
-    /// What is read.
+pub struct InputReader {
+    /// The inputs.
     pub inputs: Vec<Input>,
-    /// Bytes that a document may have.
+    /// Maximum bytes of a document.
     pub limit: usize,
-    /// Whether bad documents are left out.
+    /// Whether bad documents are skipped.
     pub skip_bad: bool,
-    /// Bytes that were read, as they lie on disk.
+    /// Bytes that were read, as they are on disk.
     pub read: Arc<AtomicU64>,
     /// Whether to stop.
     pub stop: Arc<AtomicBool>,
 }
 
-impl Reader {
-    /// Hands the batches to the workers in turn; ends early where one of them has.
-    pub fn run(&self, workers: &[SyncSender<Message<Batch>>]) {
+impl InputReader {
+    /// Sends the batches to the workers in turn; returns early if one of them is gone.
+    pub fn run(&self, workers: &[SyncSender<StageMessage<DocumentBatch>>]) {
         let mut turn = workers.iter().cycle();
         let mut send = |message| {
             turn.next()
                 .is_some_and(|worker| worker.send(message).is_ok())
         };
-        let mut batch = Batch::default();
+        let mut batch = DocumentBatch::default();
         for input in &self.inputs {
             match self.read(input, &mut batch, &mut |batch| {
-                send(Message::Batch(Ok(batch)))
+                send(StageMessage::Batch(Ok(batch)))
             }) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(error) => {
-                    // What was read before comes first: its own errors may.
-                    if send(Message::Batch(Ok(batch))) {
-                        send(Message::Batch(Err(error)));
+                    // Batches read before are sent first, as they may have errors of their own.
+                    if send(StageMessage::Batch(Ok(batch))) {
+                        send(StageMessage::Batch(Err(error)));
                     }
                     return;
                 }
             }
         }
-        if send(Message::Batch(Ok(batch))) {
-            send(Message::End);
+        if send(StageMessage::Batch(Ok(batch))) {
+            send(StageMessage::End);
         }
     }
 
-    /// Reads one input; false where nobody wants more.
+    /// Reads one input; returns false if the receivers are gone or the run is stopped.
     fn read(
         &self,
         input: &Input,
-        batch: &mut Batch,
-        send: &mut impl FnMut(Batch) -> bool,
+        batch: &mut DocumentBatch,
+        send: &mut impl FnMut(DocumentBatch) -> bool,
     ) -> Result<bool, PreprocessError> {
         let name = input.name();
         let failed = |source| PreprocessError::Io {
@@ -100,33 +100,33 @@ impl Reader {
             source,
         };
         let from = input.open(&self.read).map_err(failed)?;
-        let mut documents = Documents::new(from, &input.layout, self.limit);
+        let mut documents = DocumentReader::new(from, &input.layout, self.limit);
         for number in 1.. {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(false);
             }
-            let place = || Place {
+            let place = || DocumentPosition {
                 file: Arc::clone(&name),
                 number,
                 unit: input.layout.unit(),
             };
             match documents.next().map_err(failed)? {
-                Next::Document(bytes) => {
+                NextDocument::Document(bytes) => {
                     batch.size += bytes.len() + OVERHEAD;
-                    batch.documents.push(Raw {
+                    batch.documents.push(RawDocument {
                         bytes,
-                        json: input.layout == Layout::Json,
+                        json: input.layout == DocumentLayout::Json,
                         place: place(),
                     });
                 }
-                Next::TooLong if self.skip_bad => batch.bad += 1,
-                Next::TooLong => {
+                NextDocument::TooLong if self.skip_bad => batch.bad += 1,
+                NextDocument::TooLong => {
                     return Err(PreprocessError::Bad {
                         place: place(),
                         source: BadDocument::TooLong(self.limit),
                     });
                 }
-                Next::End => break,
+                NextDocument::End => break,
             }
             if batch.size >= BATCH && !send(std::mem::take(batch)) {
                 return Ok(false);

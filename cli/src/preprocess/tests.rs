@@ -2,11 +2,10 @@ use std::fs;
 use std::io::Write;
 use std::sync::atomic::AtomicUsize;
 
-use burn_megatron::data::indexed::{IndexedFile, bin_path, idx_path};
-use clap::Parser;
+use burn_megatron::data::indexed::{IndexedDataset, bin_path, idx_path};
 
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::flags::parse_text;
 
 /// A new folder, which goes with the value.
 struct Folder(PathBuf);
@@ -29,18 +28,15 @@ impl Folder {
     }
 
     /// Runs with these flags; `DIR` is the folder, `TOK` that of the tokenizers.
-    fn run(&self, flags: &str) -> Result<Summary, PreprocessError> {
+    fn run(&self, flags: &str) -> Result<PreprocessSummary, PreprocessError> {
         self.run_until(flags, false)
     }
 
-    fn run_until(&self, flags: &str, stop: bool) -> Result<Summary, PreprocessError> {
+    fn run_until(&self, flags: &str, stop: bool) -> Result<PreprocessSummary, PreprocessError> {
         let folder = self.0.to_str().unwrap();
         let flags = flags.replace("DIR", folder).replace("TOK", TOKENIZERS);
-        let words = ["burn-megatron", "preprocess"].into_iter();
-        match Cli::parse_from(words.chain(flags.split_whitespace())).command {
-            Command::Preprocess(args) => preprocess(&args, &Arc::new(AtomicBool::new(stop))),
-            _ => unreachable!("preprocess was asked for"),
-        }
+        let args = parse_text(&flags).unwrap();
+        preprocess(&args, &Arc::new(AtomicBool::new(stop)))
     }
 
     fn error(&self, flags: &str) -> String {
@@ -50,7 +46,7 @@ impl Folder {
 
     /// The tokens of all documents under a prefix.
     fn documents(&self, prefix: &str) -> Vec<Vec<u32>> {
-        let file = IndexedFile::open(&self.0.join(prefix)).unwrap();
+        let file = IndexedDataset::open(&self.0.join(prefix)).unwrap();
         assert_eq!(file.documents(), file.sequences());
         let sequences = 0..file.sequences();
         let tokens = sequences.map(|number| file.sequence(number).unwrap());
@@ -200,7 +196,11 @@ fn documents_can_be_framed() {
         .run(&format!("{flags} --special-tokens --append-eod"))
         .unwrap();
     let tokenizer = Tokenizer::open(format!("{TOKENIZERS}/byte_fallback").as_ref()).unwrap();
-    let expected = [tokenizer.encode_framed("the dog").unwrap(), vec![2]].concat();
+    let expected = [
+        tokenizer.encode_with_special_tokens("the dog").unwrap(),
+        vec![2],
+    ]
+    .concat();
     assert_eq!(expected[0], 1);
     assert_eq!(folder.documents("a"), [expected]);
     folder
@@ -219,7 +219,7 @@ fn bad_documents_are_errors_with_their_place() {
     let error = folder.error(&flags("a.jsonl"));
     assert_eq!(
         error,
-        "DIR/a.jsonl:3: the value of `text` is no string; --skip-bad leaves such documents out"
+        "DIR/a.jsonl:3: the value of `text` is not a string; --skip-bad skips such documents"
     );
     folder.write(
         "b.jsonl",
@@ -236,7 +236,7 @@ fn bad_documents_are_errors_with_their_place() {
     );
     let error = folder.error(&flags("c.jsonl"));
     assert!(
-        error.starts_with("DIR/c.jsonl:1: no JSON object: "),
+        error.starts_with("DIR/c.jsonl:1: not a JSON object: "),
         "{error}"
     );
     folder.write("d.txt", b"one\ntwo\xff\nthree is too long\n");
@@ -309,7 +309,7 @@ fn files_that_are_there_are_kept_until_others_take_their_place() {
     let error = folder.error(&flags("b.txt"));
     assert_eq!(
         error,
-        "'DIR/out.bin' is there already; --overwrite takes its place"
+        "'DIR/out.bin' exists already; --overwrite replaces it"
     );
     folder.write("bad.jsonl", "{}");
     folder
@@ -335,7 +335,7 @@ fn files_that_are_there_are_kept_until_others_take_their_place() {
     assert_eq!(folder.names(), names);
     folder.write("in.json", "{\"text\": \"one\"}");
     let error = folder.error("DIR/in.json --tokenizer bytes --overwrite --output DIR/in");
-    assert_eq!(error, "'DIR/in.json' is an input and would be written to");
+    assert_eq!(error, "'DIR/in.json' is both an input and an output");
 }
 
 #[test]
@@ -346,23 +346,23 @@ fn settings_without_effect_and_wrong_ones_are_errors() {
         .write("a.jsonl", "{\"text\": \"one\"}")
         .write("none/a.x", "");
     for (flags, wanted) in [
-        ("a.txt --json-key text", "--json-key is about JSON lines"),
-        ("a.jsonl --lines", "--lines and --separator are about text"),
+        ("a.txt --json-key text", "--json-key applies to JSON lines"),
+        ("a.jsonl --lines", "--lines and --separator apply to text"),
         (
             "a.jsonl --separator x",
-            "--lines and --separator are about text",
+            "--lines and --separator apply to text",
         ),
         (
             "a.jsonl DIR/a.txt --json-key text,a",
-            "several keys have files of their own",
+            "several keys apply to JSON lines only",
         ),
         (
             "a.jsonl --json-key text,text",
-            "--json-key has `text` twice",
+            "--json-key `text` is given twice",
         ),
         (
             "a.jsonl --json-key text,a/b",
-            "--json-key `a/b` cannot be a part",
+            "--json-key `a/b` cannot be part",
         ),
         (
             "a.txt --special-tokens",
@@ -384,7 +384,7 @@ fn settings_without_effect_and_wrong_ones_are_errors() {
     }
     let error = folder.error("DIR/a.txt --tokenizer TOK/word_piece --append-eod --output DIR/out");
     assert!(
-        error.contains("does not say which token ends a document"),
+        error.contains("does not define the token that ends a document"),
         "{error}"
     );
     assert_eq!(folder.names(), ["a.jsonl", "a.txt", "none"]);

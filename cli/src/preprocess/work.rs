@@ -1,4 +1,4 @@
-//! The threads in the middle: make tokens of documents.
+//! The worker threads: tokenize documents.
 
 use std::sync::mpsc::{Receiver, SyncSender};
 
@@ -6,48 +6,54 @@ use burn_megatron::tokenizer::Tokenizer;
 
 use super::error::{BadDocument, PreprocessError};
 use super::object::texts;
-use super::read::{Batch, Message, Raw};
+use super::read::{DocumentBatch, RawDocument, StageMessage};
 
 /// The tokens of the documents of a batch.
 #[derive(Default)]
-pub struct Tokens {
+pub struct TokenizedBatch {
     /// For each output, in order.
-    pub outputs: Vec<Documents>,
-    /// Bad documents that were left out.
+    pub outputs: Vec<TokenizedDocuments>,
+    /// Bad documents that were skipped.
     pub bad: u64,
 }
 
-/// What one output gets of a batch.
+/// The documents of a batch for one output.
 #[derive(Clone, Default)]
-pub struct Documents {
-    /// The tokens of each document, and its bytes as text.
+pub struct TokenizedDocuments {
+    /// The tokens of each document, and the number of bytes of its text.
     pub documents: Vec<(Vec<u32>, usize)>,
     /// Documents without a token.
     pub empty: u64,
 }
 
-/// What a worker does to a text; each has its own.
+/// The settings of a worker; each has its own copy.
 #[derive(Clone)]
-pub struct Worker {
-    /// Makes the tokens.
+pub struct TokenizeWorker {
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// The keys of JSON objects, one for each output.
     pub keys: Vec<String>,
-    /// What ends every document.
+    /// The token that ends every document.
     pub eod: Option<u32>,
     /// Whether documents are framed by special tokens.
     pub framed: bool,
-    /// Whether bad documents are left out.
+    /// Whether bad documents are skipped.
     pub skip_bad: bool,
 }
 
-impl Worker {
-    /// Makes tokens of what comes, until the end or until nobody takes them.
-    pub fn run(&self, from: &Receiver<Message<Batch>>, to: &SyncSender<Message<Tokens>>) {
+impl TokenizeWorker {
+    /// Tokenizes batches until the end, or until the receiver is gone.
+    pub fn run(
+        &self,
+        from: &Receiver<StageMessage<DocumentBatch>>,
+        to: &SyncSender<StageMessage<TokenizedBatch>>,
+    ) {
         while let Ok(message) = from.recv() {
             let done = match message {
-                Message::Batch(batch) => Message::Batch(batch.and_then(|batch| self.tokens(batch))),
-                Message::End => Message::End,
+                StageMessage::Batch(batch) => {
+                    StageMessage::Batch(batch.and_then(|batch| self.tokens(batch)))
+                }
+                StageMessage::End => StageMessage::End,
             };
             if to.send(done).is_err() {
                 return;
@@ -55,18 +61,19 @@ impl Worker {
         }
     }
 
-    fn tokens(&self, batch: Batch) -> Result<Tokens, PreprocessError> {
-        let mut tokens = Tokens {
-            outputs: vec![Documents::default(); self.keys.len()],
+    fn tokens(&self, batch: DocumentBatch) -> Result<TokenizedBatch, PreprocessError> {
+        let mut tokens = TokenizedBatch {
+            outputs: vec![TokenizedDocuments::default(); self.keys.len()],
             bad: batch.bad,
         };
         for raw in batch.documents {
             match self.document(&raw) {
                 Ok(documents) => {
                     for (output, (document, bytes)) in tokens.outputs.iter_mut().zip(documents) {
-                        match document.is_empty() {
-                            true => output.empty += 1,
-                            false => output.documents.push((document, bytes)),
+                        if document.is_empty() {
+                            output.empty += 1
+                        } else {
+                            output.documents.push((document, bytes))
                         }
                     }
                 }
@@ -80,14 +87,14 @@ impl Worker {
         Ok(tokens)
     }
 
-    /// The tokens of a document for each output, and its bytes as text.
-    fn document(&self, raw: &Raw) -> Result<Vec<(Vec<u32>, usize)>, BadDocument> {
+    /// The tokens of a document for each output, and the number of bytes of its text.
+    fn document(&self, raw: &RawDocument) -> Result<Vec<(Vec<u32>, usize)>, BadDocument> {
         match (raw.json, raw.bytes.trim_ascii().is_empty()) {
             (true, false) => {
                 let texts = texts(&raw.bytes, &self.keys)?.into_iter();
                 texts.map(|text| self.text(text.as_bytes())).collect()
             }
-            // An empty line is nobody's mistake.
+            // An empty line is not an error.
             (true, true) => Ok(vec![(vec![], 0); self.keys.len()]),
             (false, _) => Ok(vec![self.text(&raw.bytes)?]),
         }

@@ -4,13 +4,15 @@ use std::process::ExitCode;
 
 use burn_megatron::verify::verify;
 
-use crate::cli::VerifyArgs;
-use crate::recipe::Error;
+use crate::error::Error;
 
+use args::VerifyArgs;
+
+pub mod args;
 mod cases;
 mod models;
 
-/// Prints a table per case; the exit code says whether all passed.
+/// Prints a table per case; the exit code is 0 if all pass.
 pub fn run(args: &VerifyArgs) -> Result<ExitCode, Error> {
     let mut passes = true;
     for case in cases::cases(args)? {

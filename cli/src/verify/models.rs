@@ -3,10 +3,10 @@
 use burn_megatron::nn::{Activation, NormKind};
 use burn_megatron_models::{Positions, RotaryScaling, TransformerConfig};
 
-use crate::cli::VerifyModel;
+use super::args::VerifyModel;
 
 impl VerifyModel {
-    /// Small, with everything on that could go wrong: dropout, a vocabulary to be padded.
+    /// A small model with dropout and a vocabulary that needs padding.
     pub fn config(self) -> TransformerConfig {
         let gpt = TransformerConfig {
             vocabulary: 53,
@@ -19,7 +19,7 @@ impl VerifyModel {
             ..TransformerConfig::gpt2()
         };
         let llama = TransformerConfig {
-            // Attention is fused where its probabilities are not dropped.
+            // Fused attention needs attention dropout to be off.
             attention_dropout: 0.0,
             groups: Some(2),
             norm: NormKind::Rms,

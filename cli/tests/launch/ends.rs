@@ -1,4 +1,4 @@
-//! How a run ends when a part of it does: nothing is left running.
+//! When a part of a run ends, all of it does: no process is left.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -50,7 +50,7 @@ fn nothing_outlives_a_rank_that_fails() {
     });
 }
 
-/// A rank that succeeds may have left something running, which holds its output open too.
+/// A rank that succeeds may leave a process that keeps its output open.
 #[test]
 fn nothing_outlives_a_rank_that_succeeds() {
     both_ways(|way| {
@@ -93,9 +93,9 @@ fn nothing_outlives_mpirun() {
     ended.summary(&["mpirun ended by signal 9 (SIGKILL) before its ranks did"]);
 }
 
-/// Between the launcher and a rank stands a process, which may be killed as well.
+/// The agent between the launcher and a rank may be killed as well.
 #[test]
-fn a_rank_ends_with_its_keeper() {
+fn a_rank_ends_with_its_agent() {
     both_ways(|way| {
         let script = "if [ $R = 1 ]; then exec sleep 70; fi; sleep 0.5; exit 0";
         let run = launch(way, 2, &[], script);

@@ -1,7 +1,7 @@
-//! `burn-megatron launch` with real processes, started both ways: as its own children and through mpirun.
+//! `burn-megatron launch` with real processes, as children of the launcher and through mpirun.
 //!
-//! The ranks are shell scripts. Each run puts a value of its own into the environment, which all that it
-//! starts inherits, so that what is left running can be counted.
+//! The ranks are shell scripts. Each run sets an environment variable that all of its processes inherit, so that leftover
+//! processes can be counted.
 #![cfg(target_os = "linux")]
 
 mod ends;

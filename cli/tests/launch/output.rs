@@ -1,4 +1,4 @@
-//! What the ranks write.
+//! The output of the ranks.
 
 use std::fs;
 
@@ -33,8 +33,7 @@ fn lines_have_a_prefix_and_keep_their_bytes() {
     });
 }
 
-/// Lines longer than a pipe, lines that are written in pieces, and more short lines at once than mpirun's
-/// own tags get through.
+/// Lines longer than a pipe buffer, lines written in parts, and more short lines than mpirun's own tagging can handle.
 #[test]
 fn lines_are_never_torn() {
     both_ways(|way| {
@@ -100,7 +99,7 @@ fn files_get_what_is_not_shown() {
     ended.code(0);
     assert_eq!(ended.sorted(), ["[rank 0] of 0more", "[rank 0] out"]);
     let full = format!(
-        "error: {} takes no more output of a rank: No space left on device (os error 28); the run goes on",
+        "error: the output of a rank can no longer be written to {}: No space left on device (os error 28); the run continues",
         folder.display(),
     );
     let mut lines: Vec<_> = ended.err.lines().collect();

@@ -1,4 +1,4 @@
-//! Launchers that run, and the processes that they start.
+//! Runs launchers, and finds the processes that they start.
 
 use std::fs;
 use std::io::Read;
@@ -11,10 +11,10 @@ use burn_megatron_test_skip::skipped_in_part;
 
 const MARK: &str = "BURN_MEGATRON_LAUNCH_TEST";
 
-/// Longer than any run here takes.
+/// Timeout of a run.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Who starts the ranks.
+/// What starts the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Way {
     Own,
@@ -37,18 +37,19 @@ pub fn has_mpirun() -> bool {
     probe.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("Open MPI"))
 }
 
-/// Runs a test both ways at the same time.
+/// Runs a test with both starters at the same time.
 pub fn both_ways(test: fn(Way)) {
     let own = thread::spawn(move || test(Way::Own));
-    match has_mpirun() {
-        true => test(Way::Mpirun),
-        false => skipped_in_part(NO_MPIRUN),
+    if has_mpirun() {
+        test(Way::Mpirun)
+    } else {
+        skipped_in_part(NO_MPIRUN)
     }
     own.join()
         .expect("the ranks that are children of the launcher");
 }
 
-/// A launcher that runs.
+/// A running launcher.
 pub struct Run {
     child: Child,
     mark: String,
@@ -56,7 +57,7 @@ pub struct Run {
     err: Option<JoinHandle<Vec<u8>>>,
 }
 
-/// How it ended.
+/// The result of a run.
 pub struct Ended {
     pub status: ExitStatus,
     pub out: Vec<u8>,
@@ -91,7 +92,7 @@ pub fn launch_with(change: impl FnOnce(&mut Command), words: &[&str]) -> Run {
     }
 }
 
-/// Reads on so that nobody waits for a full pipe.
+/// Keeps reading, so that no writer blocks on a full pipe.
 fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -100,7 +101,7 @@ fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// Launches a script on each rank, in which `$R` is the rank.
+/// Launches a script on each rank; `$R` is the rank.
 pub fn launch(way: Way, ranks: usize, flags: &[&str], script: &str) -> Run {
     let script = format!("R=${{OMPI_COMM_WORLD_RANK:-$RANK}}\n{script}");
     let ranks = ranks.to_string();
@@ -121,7 +122,7 @@ impl Run {
         self.child.id() as i32
     }
 
-    /// The processes of this run, with what each was called with.
+    /// The processes of this run, with their command lines.
     pub fn processes(&self) -> Vec<(i32, String)> {
         let wanted = format!("{MARK}={}", self.mark);
         let own = |entry: fs::DirEntry| {
@@ -140,7 +141,7 @@ impl Run {
             .collect()
     }
 
-    /// The processes whose call starts with a text, once there are so many.
+    /// The processes whose command line starts with a text; waits until there are so many.
     #[track_caller]
     pub fn await_processes(&self, text: &str, count: usize) -> Vec<i32> {
         let mut found = Vec::new();
@@ -159,7 +160,7 @@ impl Run {
         kill(self.pid(), signal);
     }
 
-    /// Waits for the end, after which nothing may be left.
+    /// Waits for the exit; fails if a process is left.
     #[track_caller]
     pub fn end(self) -> Ended {
         let (ended, left) = self.end_with();
@@ -195,7 +196,7 @@ impl Run {
 }
 
 impl Drop for Run {
-    /// When a test fails nothing may be left either, which is the launcher's own affair.
+    /// Ends the launcher when a test fails; the launcher ends its processes.
     fn drop(&mut self) {
         let _ = self.child.kill();
     }
@@ -206,7 +207,7 @@ impl Ended {
         std::str::from_utf8(&self.out).unwrap()
     }
 
-    /// The lines of standard output in an order that does not depend on chance.
+    /// The lines of standard output, sorted.
     pub fn sorted(&self) -> Vec<&str> {
         let mut lines: Vec<_> = self.out().lines().collect();
         lines.sort_unstable();
@@ -224,7 +225,7 @@ impl Ended {
         );
     }
 
-    /// Checks the last lines of standard error that are not of a rank, without the digits of a time.
+    /// Checks the last lines of standard error that are not prefixed with a rank, without times.
     #[track_caller]
     pub fn summary(&self, lines: &[&str]) {
         let own = self.err.lines().filter(|line| !line.starts_with("[rank "));

@@ -21,7 +21,7 @@ fn sigint_and_sigterm_stop_the_ranks() {
             ended.code(code);
             assert_eq!(ended.sorted(), ["[rank 0] stopping", "[rank 1] stopping"]);
             ended.summary(&[
-                "interrupted: the ranks have 30 s to stop (once more kills them)",
+                "interrupted: the ranks have 30 s to stop (interrupt again to kill them)",
                 &format!("stopped by signal {name}"),
             ]);
         }
@@ -51,7 +51,7 @@ fn a_second_sigint_and_the_end_of_the_grace_kill() {
     });
 }
 
-/// What a terminal sends on Ctrl-C, it sends to a process group.
+/// A terminal sends Ctrl-C to the whole process group.
 #[test]
 fn ctrl_c_in_a_terminal_reaches_the_launcher_only() {
     both_ways(|way| {
@@ -67,14 +67,14 @@ fn ctrl_c_in_a_terminal_reaches_the_launcher_only() {
         assert_eq!(with_it.len(), 1, "{with_it:?}");
         assert!(
             all.len() >= 7,
-            "the launcher, two keepers, two shells, what they run: {all:?}"
+            "the launcher, two agents, two shells, what they run: {all:?}"
         );
         run.signal(libc::SIGTERM);
         run.end().code(143);
     });
 }
 
-/// The launcher and the keepers hold signals for themselves. A shell would let them in again.
+/// The launcher and the agents block signals; ranks must not inherit that. A shell would unblock them.
 #[test]
 fn no_signal_is_held_in_a_rank() {
     both_ways(|way| {

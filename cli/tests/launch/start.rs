@@ -1,4 +1,4 @@
-//! How ranks are started: their environment, and what is refused.
+//! Starting ranks: their environment, and invalid launches.
 
 use std::fs;
 use std::io::Write;
@@ -203,7 +203,7 @@ fn wrong_usage_has_its_own_code() {
     );
 }
 
-/// What mpirun says of itself is shown.
+/// Messages of mpirun itself are printed.
 #[test]
 fn mpirun_explains_what_it_cannot_do() {
     if !has_mpirun() {

@@ -1,4 +1,4 @@
-//! Ranks that are processes: each test starts real ones, under mpirun or the launcher.
+//! Ranks as processes: each test starts real ones, under mpirun or the launcher.
 #![cfg(feature = "mpi")]
 
 mod mpi_conformance;

@@ -39,7 +39,7 @@ fn four_ranks() {
     conforms(4, "200");
 }
 
-/// Ranks that disagree are told so, each in its own words.
+/// Ranks that call different collectives get an error each.
 #[test]
 fn disagreements_are_answers() {
     for kind in [
@@ -55,7 +55,7 @@ fn disagreements_are_answers() {
         let flags = ["conformance", "--mismatch", kind, "--deadline", "20"];
         let ended = run(command.args(flags), PATIENCE);
         assert!(
-            ended.output.contains("is told: mismatch at"),
+            ended.output.contains("got: mismatch at"),
             "{kind}: {}",
             ended.all()
         );

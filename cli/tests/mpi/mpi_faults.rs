@@ -1,7 +1,7 @@
 //! What happens when a rank fails: each fault with four real processes under the launcher.
 //!
-//! Every test says which exit code the run has, what a person is told, whether any rank waited for a
-//! deadline, and that nothing is left running. The times are printed; the book has them in a table.
+//! Every test checks the exit code, the messages, whether any rank waited for a deadline, and that no process is left. The
+//! times are printed; the book has them in a table.
 
 use std::fs;
 use std::process::Command;
@@ -13,12 +13,12 @@ use crate::processes::{Ended, Stage, run};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const RANKS: usize = 4;
-/// How long a collective waits.
+/// Timeout of a collective.
 const DEADLINE: &str = "6";
-/// How long a process may say nothing.
+/// Timeout of a heartbeat.
 const SILENCE: &str = "3";
 
-/// A run in which a fault strikes.
+/// A run with an injected fault.
 struct Struck {
     ended: Ended,
     folder: String,
@@ -38,7 +38,7 @@ fn strike(stage: &Stage, fault: &str, flags: &[&str]) -> Struck {
         "12",
     ]);
     command
-        .args(["--silence", SILENCE, "--inject", fault])
+        .args(["--heartbeat-timeout", SILENCE, "--inject", fault])
         .args(flags);
     let ended = run(command, PATIENCE);
     let over = SystemTime::now()
@@ -60,11 +60,11 @@ fn strike(stage: &Stage, fault: &str, flags: &[&str]) -> Struck {
     Struck { ended, folder }
 }
 
-/// The second of the day at which the fault struck, from the warning that says so.
+/// The second of the day at which the fault fired, from its warning.
 fn struck_at(errors: &str) -> Option<f64> {
     let line = errors
         .lines()
-        .find(|line| line.contains(" strikes rank "))?;
+        .find(|line| line.contains(" triggers on rank "))?;
     let time = line
         .split_whitespace()
         .find(|word| word.contains('T') && word.ends_with('Z'))?;
@@ -90,16 +90,16 @@ impl Struck {
         self
     }
 
-    /// It was noticed by itself: no rank has waited for its deadline, and none was missed. How long that
-    /// takes depends on the machine (the book has the times).
+    /// Checks that the failure was detected without a timeout. How long that takes depends on the machine (the book has
+    /// the times).
     fn at_once(&self) -> &Self {
-        for late in ["deadline: after", "has not been heard of"] {
+        for late in ["deadline: after", "has sent no heartbeat"] {
             assert!(!self.ended.errors.contains(late), "{}", self.ended.all());
         }
         self
     }
 
-    /// Every rank of these has left its calls.
+    /// Checks that each of these ranks has written its call log.
     fn logs(&self, ranks: &[usize]) -> &Self {
         for rank in ranks {
             let name = format!("burn-megatron-calls-rank-{rank}-");
@@ -108,7 +108,7 @@ impl Struck {
         self
     }
 
-    /// The verdict is told once, not by every rank.
+    /// Checks that the failure report is printed once, not by every rank.
     fn once(&self) -> &Self {
         let verdicts = self.ended.errors.matches(" failed: ").count();
         assert_eq!(verdicts, 1, "{}", self.ended.all());
@@ -125,7 +125,7 @@ fn killed() {
         .tells("rank 3 ended by signal 9")
         .tells("rank 3 failed: its process");
     struck
-        .tells("rank 3 has ended without a word, last seen")
+        .tells("rank 3 exited without reporting an error, last seen")
         .tells("rank 2 is at call");
     struck.tells("in step 2");
     // A rank says where it is when a step begins.
@@ -136,7 +136,7 @@ fn killed() {
     );
 }
 
-/// mpirun ends the others within moments: what is to be told is told before.
+/// mpirun ends the other ranks at once: the report must be printed before.
 #[test]
 fn killed_under_mpirun() {
     let stage = Stage::new("mpirun");
@@ -160,7 +160,9 @@ fn killed_under_mpirun() {
         ended.all()
     );
     assert!(
-        ended.errors.contains("rank 3 has ended without a word"),
+        ended
+            .errors
+            .contains("rank 3 exited without reporting an error"),
         "{}",
         ended.all()
     );
@@ -190,7 +192,7 @@ fn segmentation_fault() {
         .logs(&[1, 2, 3]);
 }
 
-/// All ranks end the step in hand together, evaluate, and stop.
+/// All ranks finish the same step, evaluate, and stop.
 #[test]
 fn terminated() {
     let stage = Stage::new("term");
@@ -217,7 +219,7 @@ fn stopped() {
     struck.once().logs(&[0, 2, 3]);
     struck
         .tells("rank 1 failed: its process")
-        .tells("has not been heard of for 3 s")
+        .tells("has sent no heartbeat for 3 s")
         .tells("in step 2");
     assert_ne!(struck.ended.code, Some(0));
 }
@@ -226,11 +228,11 @@ fn stopped() {
 fn never_started() {
     let stage = Stage::new("never");
     let struck = strike(&stage, "never-starts@rank=2", &[]);
-    struck.tells("rank 2 has not come to the rendezvous within 12 s");
+    struck.tells("rank 2 has not joined the rendezvous within 12 s");
     assert_ne!(struck.ended.code, Some(0));
 }
 
-/// A rank that ends before it comes is not waited for.
+/// A rank that exits before it registers is not waited for.
 #[test]
 fn failed_before_the_start() {
     let stage = Stage::new("early");
@@ -241,11 +243,11 @@ fn failed_before_the_start() {
     stage.expect_nothing_left(Duration::from_secs(1));
     assert_eq!(ended.code, Some(1), "{}", ended.all());
     assert!(
-        ended.errors.contains("the run folder run is there already"),
+        ended.errors.contains("the run folder run exists already"),
         "{}",
         ended.all()
     );
-    let verdict = "rank 0 failed: its process ended with exit code 1 before it came";
+    let verdict = "rank 0 failed: its process ended with exit code 1 before it joined";
     assert!(ended.errors.contains(verdict), "{}", ended.all());
 }
 
@@ -275,12 +277,12 @@ fn mismatched_shape() {
         .tells("in step 2");
 }
 
-/// A number that is no number skips the step on every rank; the run goes on.
+/// A NaN skips the step on every rank; the run continues.
 #[test]
 fn not_a_number() {
     let stage = Stage::new("nan");
     let struck = strike(&stage, "nan@rank=1,step=2,call=5", &[]);
-    struck.exits(0).tells("step 3: skipped on every rank");
+    struck.exits(0).tells("step 3 skipped on every rank");
     assert!(
         struck.ended.output.contains("1 of 6 steps were skipped"),
         "{}",
@@ -313,7 +315,7 @@ fn an_error() {
         .tells("rank 0 failed: fault injection");
 }
 
-/// A rank that computes for ever is found by the deadline of the others, and is ended.
+/// A rank that loops forever is detected by the timeout of the others, and ended.
 #[test]
 fn spinning() {
     let stage = Stage::new("spin");
@@ -321,7 +323,7 @@ fn spinning() {
     struck
         .once()
         .tells("deadline: after ")
-        .tells(", rank 3 has not come to call");
+        .tells(", rank 3 has not joined call");
 }
 
 #[test]
@@ -338,7 +340,7 @@ fn a_late_call_does_no_harm() {
     strike(&stage, "delay:2s@rank=1,step=1,call=5", &[]).exits(0);
 }
 
-/// The disk of the run folder is full: rank 0 says so, and all end.
+/// The disk of the run folder is full: rank 0 reports it, and all ranks end.
 #[test]
 fn a_full_disk() {
     let stage = Stage::new("disk");

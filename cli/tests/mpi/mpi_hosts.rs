@@ -1,4 +1,4 @@
-//! Two hosts on one machine: network namespaces that a cable joins, each with a host name of its own.
+//! Two hosts on one machine: connected network namespaces, each with its own host name.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -16,7 +16,7 @@ use crate::processes::{PROGRAM, Stage, end, run, start};
 const PATIENCE: Duration = Duration::from_secs(60);
 const RANKS: usize = 4;
 
-/// Two namespaces, gone with it.
+/// Two namespaces, removed on drop.
 struct Hosts<'a> {
     stage: &'a Stage,
     names: [String; 2],
@@ -24,7 +24,7 @@ struct Hosts<'a> {
 }
 
 impl<'a> Hosts<'a> {
-    /// Makes them, which needs root; says so where that is not to be had.
+    /// Creates them, which needs root; skips the test otherwise.
     fn new(stage: &'a Stage) -> Option<Self> {
         // Interfaces have short names.
         let number = std::process::id() % 10_000;
@@ -60,7 +60,7 @@ impl<'a> Hosts<'a> {
         [1, 2].map(|host| format!("{}.{host}", self.net))
     }
 
-    /// How mpirun reaches the second host: a script that is called with its address and a command.
+    /// The remote shell of mpirun: a script that is called with an address and a command.
     fn agent(&self) -> PathBuf {
         let path = self.stage.path().join("agent.sh");
         let name = &self.names[1];
@@ -73,7 +73,7 @@ impl<'a> Hosts<'a> {
         path
     }
 
-    /// What mpirun needs to know of these hosts.
+    /// The arguments of mpirun for these hosts.
     fn mpirun_args(&self) -> String {
         let (agent, net) = (self.agent(), format!("{}.0/24", self.net));
         format!(
@@ -131,7 +131,7 @@ impl Drop for Hosts<'_> {
     }
 }
 
-/// What a process writes, read while it runs.
+/// The output of a process, read while it runs.
 struct Told(Arc<Mutex<String>>);
 
 impl Told {
@@ -193,8 +193,7 @@ fn two_hosts_train_to_the_bits_of_one() {
     assert_eq!(metrics[2], metrics[0]);
 }
 
-/// The cable is pulled while they train: the first host names the ranks that it lost, and both sides end
-/// all of theirs.
+/// The link is cut during training: the first host reports the lost ranks, and both hosts end all of theirs.
 #[test]
 fn a_link_is_cut_in_the_middle() {
     let stage = Stage::new("cut");
@@ -210,7 +209,7 @@ fn a_link_is_cut_in_the_middle() {
         "2",
         "--steps",
         "100000",
-        "--silence",
+        "--heartbeat-timeout",
         "3",
     ];
     let mut child = start(command.args(flags));
@@ -229,7 +228,7 @@ fn a_link_is_cut_in_the_middle() {
     assert_ne!(ended.code, Some(0), "{told}");
     let lost = told.contains("rank 2 failed: ") || told.contains("rank 3 failed: ");
     assert!(
-        lost && told.contains("has not been heard of for 3 s"),
+        lost && told.contains("has sent no heartbeat for 3 s"),
         "{told}"
     );
     // The other side sees by itself that it is alone. Open MPI's own daemon there waits for TCP to give

@@ -1,4 +1,4 @@
-//! Ranks that are processes train to the bits of ranks that are threads.
+//! Ranks as processes are bit-equal to ranks as threads.
 
 use std::time::Duration;
 
@@ -81,8 +81,7 @@ fn fully_sharded() {
     );
 }
 
-/// The first rank finds the checkpoint while the others wait, and all go on from it; where nothing is left
-/// to do, all end.
+/// Rank 0 finds the checkpoint while the others wait, and all resume from it; if no step is left, all exit.
 #[test]
 fn a_run_folder_goes_on() {
     let stage = Stage::new("goes-on");
@@ -99,11 +98,11 @@ fn a_run_folder_goes_on() {
         "{}",
         first.all()
     );
-    let longer = ["--steps", "8", "--resume-changing", "train"];
+    let longer = ["--steps", "8", "--resume-allow-change", "train"];
     for (mut command, says) in [
         (stage.mpirun(4), "resumed  after step 6, run/"),
-        (stage.launch(4), "nothing is left to do"),
-        (stage.mpirun(4), "nothing is left to do"),
+        (stage.launch(4), "nothing to do: "),
+        (stage.mpirun(4), "nothing to do: "),
     ] {
         command.args(["pretrain", "--resume", "run"]).args(longer);
         let ended = run(&mut command, PATIENCE);

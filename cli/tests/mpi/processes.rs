@@ -1,4 +1,4 @@
-//! Real processes for the tests: how they are started, and what is left of them.
+//! Starts real processes for the tests, and finds those that are left.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The variable by which the processes of a test are found; whoever is started inherits it.
+/// The variable by which the processes of a test are found; all of them inherit it.
 const MARK: &str = "BURN_MEGATRON_TEST_MARK";
 
 /// The command under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_burn-megatron");
 
-/// A model that trains in moments: two layers, with dropout, for four ranks and more.
+/// A recipe that trains fast: two layers, with dropout, for four and more ranks.
 const RECIPE: &str = r#"
 [model]
 layers = 2
@@ -36,8 +36,8 @@ prompt = "fn"
 tokens = 4
 "#;
 
-/// A folder of one test, gone with it, and a mark for its processes. There is one at a time: the tests
-/// measure times, and have more processes than a machine has cores.
+/// The temporary folder of a test, removed on drop, and the tag of its processes. One at a time, as the tests measure
+/// times and have more processes than the machine has cores.
 pub struct Stage {
     folder: PathBuf,
     mark: String,
@@ -67,7 +67,7 @@ impl Stage {
         &self.folder
     }
 
-    /// A command whose processes carry the mark of this test.
+    /// A command whose processes have the tag of this test.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -108,7 +108,7 @@ impl Stage {
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// The processes of this test that live, with their command lines.
+    /// The running processes of this test, with their command lines.
     pub fn living(&self) -> Vec<(u32, String)> {
         let mark = format!("{MARK}={}", self.mark);
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -134,7 +134,7 @@ impl Stage {
         found
     }
 
-    /// Fails if a process of this test lives longer than that.
+    /// Fails if a process of this test still runs after this time.
     pub fn expect_nothing_left(&self, patience: Duration) {
         let until = Instant::now() + patience;
         loop {
@@ -160,7 +160,7 @@ impl Drop for Stage {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 pub struct Ended {
     pub code: Option<i32>,
     pub output: String,
@@ -169,13 +169,13 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Everything that was written, for messages.
+    /// All output, for messages.
     pub fn all(&self) -> String {
         format!("code {:?}\n{}\n{}", self.code, self.output, self.errors)
     }
 }
 
-/// Runs a command to its end, at most so long.
+/// Runs a command, with a timeout.
 pub fn run(command: &mut Command, patience: Duration) -> Ended {
     let began = Instant::now();
     let child = start(command);
@@ -186,7 +186,7 @@ pub fn run(command: &mut Command, patience: Duration) -> Ended {
     }
 }
 
-/// Starts a command whose output is kept.
+/// Starts a command with captured output.
 pub fn start(command: &mut Command) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let program = command.get_program().to_owned();

@@ -1,4 +1,4 @@
-//! `burn-megatron preprocess` as a process that is stopped, and runs on what it made.
+//! `burn-megatron preprocess` as a process that is stopped, and training on its files.
 #![cfg(unix)]
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes.
+/// Timeout of a process.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn folder(name: &str) -> PathBuf {
@@ -24,12 +24,12 @@ fn names(folder: &Path) -> Vec<String> {
     names.collect()
 }
 
-/// A process that has begun its files and waits for more of standard input.
+/// A process that has created its files and waits for standard input.
 fn waiting(folder: &Path) -> Child {
     waiting_beside(folder, &[])
 }
 
-/// The same where another one has left files, which go when it begins.
+/// The same where another process has left files, which are removed at the start.
 fn waiting_beside(folder: &Path, left: &[String]) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
         .args([
@@ -150,7 +150,7 @@ warmup_steps = 1
 tokens = 0
 ";
 
-/// Runs a command in a folder, and gives what it said.
+/// Runs a command in a folder, and returns its output.
 fn run(folder: &Path, words: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
         .args(words)

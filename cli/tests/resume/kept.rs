@@ -1,13 +1,13 @@
-//! Nothing is lost: what cannot be used, what a run goes back from, its end, its settings.
+//! Nothing is lost: checkpoints that cannot be used or are discarded, the end of a run, its settings.
 
 use std::fs;
 
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::train::metrics::Record;
+use burn_megatron::train::metrics::MetricsRecord;
 
 use crate::stage::{SAME, Stage, assert_timed_once, last_line, text};
 
-/// A step that was moved to another disk, which is not there now.
+/// A checkpoint that was moved to another disk, which is not mounted.
 #[test]
 fn a_checkpoint_that_cannot_be_read_now_stops_the_run_unless_it_is_skipped() {
     let stage = Stage::new("unmounted");
@@ -19,7 +19,7 @@ fn a_checkpoint_that_cannot_be_read_now_stops_the_run_unless_it_is_skipped() {
     let unmounted = stage.0.join("unmounted");
     fs::rename(&disk, &unmounted).unwrap();
     let auto = [&SAME[..], &["--resume", "auto"]].concat();
-    stage.fails("run", &auto, "pass over it with --resume-skip 60");
+    stage.fails("run", &auto, "skip it with --resume-skip 60");
     let said = stage.succeeds("run", &[&auto[..], &["--resume-skip", "60"]].concat());
     assert!(said.contains("resumed  after step 50, "), "{said}");
     let aside = "step-00000060.unreadable-io";
@@ -44,11 +44,15 @@ fn going_back_discards_later_checkpoints_only_when_told_and_once_a_new_one_is_th
     let back = [&flags[..], &["--resume", step.to_str().unwrap()]].concat();
     let before = stage.metrics("run");
     let raw = stage.raw_metrics("run");
-    let says = "later steps than 20: 40, 60; allow the run to discard them with --discard-later, or give it \
-                another --run-dir";
+    let says = "later steps than 20: 40, 60; discard them with --discard-later, or keep them and use another \
+                --run-dir";
     stage.fails("run", &back, says);
     let lone = [&flags[..], &["--resume", "auto", "--discard-later"]].concat();
-    stage.fails("run", &lone, "--discard-later is about later checkpoints");
+    stage.fails(
+        "run",
+        &lone,
+        "--discard-later applies to resuming from an earlier checkpoint",
+    );
     let discards = [&back[..], &["--discard-later"]].concat();
     let ended = stage.interrupt("run", &discards, 62, libc::SIGKILL);
     assert_eq!(ended.status.code(), None);
@@ -91,11 +95,11 @@ fn every_run_saves_its_end_and_where_it_is_interrupted() {
     let output = stage.run("lost", &few);
     assert!(output.status.success(), "{}", text(&output));
     assert!(!stage.file("lost", "checkpoints").exists());
-    assert!(last_line(&output.stdout).contains("the weights are lost"));
+    assert!(last_line(&output.stdout).contains("the weights were not saved"));
     stage.fails(
         "lost",
         &[&few[..], &["--resume", "auto"]].concat(),
-        "no checkpoint to go on from",
+        "no checkpoint to resume from",
     );
 }
 
@@ -107,7 +111,7 @@ fn a_run_folder_alone_goes_on_with_its_recipe_and_saves_no_less() {
     let config = || fs::read_to_string(stage.file("run", "config.toml")).unwrap();
     let before = (config(), stage.files("run"));
     let said = stage.resumes("run", &[]);
-    assert!(said.contains("nothing is left to do"), "{said}");
+    assert!(said.contains("nothing to do: "), "{said}");
     assert_eq!(stage.files("run"), before.1);
     // Killed between its last save and its end, it still measures and writes.
     let path = stage.file("run", "metrics.jsonl");
@@ -120,14 +124,14 @@ fn a_run_folder_alone_goes_on_with_its_recipe_and_saves_no_less() {
     assert_eq!(stage.metrics("run"), records);
     assert!(stage.file("run", "sample.txt").exists());
     let said = stage.resumes("run", &[]);
-    assert!(said.contains("nothing is left to do"), "{said}");
-    let says = "--no-save would lose what the run goes on to learn";
+    assert!(said.contains("nothing to do: "), "{said}");
+    let says = "--no-save would discard the result";
     let lossy = ["--steps", "40", "--resume", "auto", "--no-save"];
     stage.fails("run", &lossy, says);
 
     // An extension that is killed before it has saved leaves the settings that the checkpoints have.
     // Its warm-up is over, and stays what it was.
-    let longer = ["--steps", "40", "--resume-changing", "train.steps"];
+    let longer = ["--steps", "40", "--resume-allow-change", "train.steps"];
     let run = stage.0.join("run");
     let alone = [&["--resume", run.to_str().unwrap()], &longer[..]].concat();
     let ended = stage.interrupt_of(stage.alone(&alone), "run", 22, libc::SIGKILL);
@@ -143,11 +147,11 @@ fn a_run_folder_alone_goes_on_with_its_recipe_and_saves_no_less() {
         before.0
     );
     assert_timed_once(&stage.file("run", "timings.jsonl"), 40);
-    let is_step = |record: &&Record| matches!(record, Record::Step(_));
+    let is_step = |record: &&MetricsRecord| matches!(record, MetricsRecord::Step(_));
     assert_eq!(stage.metrics("run").iter().filter(is_step).count(), 40);
     // The same by the flags of the first time, without those that it was saved with.
     let longer = ["--steps", "60", "--resume", "auto"];
-    let longer = [&SAME[..], &longer, &["--resume-changing", "train"]].concat();
+    let longer = [&SAME[..], &longer, &["--resume-allow-change", "train"]].concat();
     stage.succeeds("run", &longer);
     let expected = [10, 20, 30, 40, 50, 60].map(|step| format!("step-{step:08}"));
     assert_eq!(stage.checkpoints("run"), expected);

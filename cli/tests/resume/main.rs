@@ -1,4 +1,4 @@
-//! `burn-megatron pretrain` that is ended in the middle, and goes on as if it had not been.
+//! `burn-megatron pretrain` that is interrupted and resumed as if it had not been.
 #![cfg(unix)]
 
 mod kept;
@@ -28,7 +28,7 @@ fn an_interrupted_run_goes_on_with_the_same_metrics() {
         let said = text(&ended);
         assert_eq!(ended.status.code(), Some(130), "{said}");
         let folder = stage.0.join(name);
-        let says = format!("go on with pretrain --resume {}\n", folder.display());
+        let says = format!("resume with pretrain --resume {}\n", folder.display());
         assert!(said.contains(&says), "{said}");
         let made = stage.steps(name);
         assert!((23..60).contains(&made));
@@ -49,7 +49,7 @@ fn an_interrupted_run_goes_on_with_the_same_metrics() {
         // A run that is over is over.
         let before = stage.files(name);
         let said = stage.succeeds(name, &flags);
-        assert!(said.contains("nothing is left to do"), "{said}");
+        assert!(said.contains("nothing to do: "), "{said}");
         assert_eq!(stage.files(name), before);
     }
 }
@@ -83,7 +83,7 @@ fn a_broken_checkpoint_is_passed_over() {
     let broken = fs::read(&part).unwrap();
     let (before, raw) = (stage.metrics("run"), stage.raw_metrics("run"));
     let said = stage.succeeds("run", &[&SAME[..], &["--resume", "auto"]].concat());
-    assert!(said.contains("passed over"), "{said}");
+    assert!(said.contains("skipped a checkpoint"), "{said}");
     assert!(said.contains("resumed  after step 50, "), "{said}");
     assert_eq!(stage.metrics("run"), before);
     assert!(stage.raw_metrics("run").starts_with(&raw));
@@ -106,17 +106,24 @@ fn a_broken_checkpoint_is_passed_over() {
 }
 
 #[test]
+fn a_run_that_was_killed_before_its_configuration_was_written_begins() {
+    let stage = Stage::new("unconfigured");
+    let staged = stage.file("run", "config.toml.1a-1-0.partial");
+    fs::create_dir_all(staged.parent().unwrap()).unwrap();
+    fs::write(&staged, "[model]\nvocab").unwrap();
+    stage.succeeds("run", &[&SAME[..], &["--resume", "auto"]].concat());
+    assert!(!staged.exists());
+    assert!(stage.steps("run") > 0);
+}
+
+#[test]
 fn what_would_be_another_run_is_refused() {
     let stage = Stage::new("refused");
     stage.succeeds("run", &SAME);
     let path = stage.file("run", "checkpoints");
     let path = path.to_str().unwrap();
     let from = ["--resume", path];
-    stage.fails(
-        "run",
-        &[],
-        "is there already; go on with it by --resume auto",
-    );
+    stage.fails("run", &[], "exists already; resume it with --resume auto");
     stage.fails(
         "new",
         &[&from[..], &["--lr", "0.5"]].concat(),
@@ -138,14 +145,14 @@ fn what_would_be_another_run_is_refused() {
         &["--resume", "auto", "--seed", "9"],
         "train.seed = 1",
     );
-    stage.fails("text", &["--resume", "auto"], "is no run folder");
-    stage.fails("text", &from, "is there already");
-    let strange = [&from[..], &["--resume-changing", "train.step"]].concat();
-    stage.fails("new4", &strange, "names no setting");
+    stage.fails("text", &["--resume", "auto"], "is not a run folder");
+    stage.fails("text", &from, "exists already");
+    let strange = [&from[..], &["--resume-allow-change", "train.step"]].concat();
+    stage.fails("new4", &strange, "expected a key of the recipe");
     let recipe = fs::read_to_string(stage.0.join("recipe.toml")).unwrap();
     let other = recipe.replace("layers = 2", "layers = 3");
     fs::write(stage.0.join("recipe.toml"), other).unwrap();
-    stage.fails("deeper", &from, "model.layers = 2, and this one has 3");
+    stage.fails("deeper", &from, "model.layers = 2, and this run has 3");
     fs::write(stage.0.join("recipe.toml"), recipe).unwrap();
     let manifest = stage.file("run", "checkpoints/step-00000060/manifest.json");
     let whole = fs::read_to_string(&manifest).unwrap();
@@ -183,8 +190,8 @@ fn another_layout_and_a_longer_run_go_on() {
         assert!((a / b - 1.0).abs() < 1e-4, "{a} {b}");
     }
     let longer = ["--dp", "2", "--zero-stage", "3", "--resume", "auto"];
-    stage.fails("run", &longer, "train.steps = 20, and this one has 60");
-    let changing = ["--resume-changing", "train.steps,train.warmup_steps"];
+    stage.fails("run", &longer, "train.steps = 20, and this run has 60");
+    let changing = ["--resume-allow-change", "train.steps,train.warmup_steps"];
     stage.succeeds("run", &[&longer[..], &changing].concat());
     assert_eq!(losses("run", 0).len(), 60);
     assert_timed_once(&stage.file("run", "timings.jsonl"), 60);
@@ -211,7 +218,7 @@ fn weights_alone_begin_another_run() {
     let deeper = fs::read_to_string(stage.0.join("recipe.toml")).unwrap();
     let deeper = deeper.replace("layers = 2", "layers = 3");
     fs::write(stage.0.join("recipe.toml"), deeper).unwrap();
-    stage.fails("deeper", &load, "model.layers is 3, there 2");
+    stage.fails("deeper", &load, "model.layers is 3, not 2");
     let settings = ["--lenient", "settings"];
     stage.fails_somewhere(
         "otherwise",

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use burn_megatron::train::metrics::{Record, read_metrics};
+use burn_megatron::train::metrics::{MetricsRecord, read_metrics};
 
 const RECIPE: &str = r#"
 [model]
@@ -37,7 +37,7 @@ keep_last = 2
 
 pub const SAME: [&str; 4] = ["--dp", "2", "--zero-stage", "1"];
 
-/// A folder of one test, gone with it.
+/// The temporary folder of a test, removed on drop.
 pub struct Stage(pub PathBuf);
 
 impl Stage {
@@ -63,7 +63,7 @@ impl Stage {
         command
     }
 
-    /// The command without the flags that say what is trained and where.
+    /// The command without the flags of the recipe, the data and the run folder.
     pub fn alone(&self, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
         command.args(["pretrain", "--compute-threads", "1", "--deadline", "60"]);
@@ -80,14 +80,14 @@ impl Stage {
         text(&output)
     }
 
-    /// Leaves the table of checkpoints out of the recipe.
+    /// Removes the table of checkpoints from the recipe.
     pub fn without_a_table(self) -> Self {
         let (recipe, _) = RECIPE.split_once("[checkpoint]").unwrap();
         fs::write(self.0.join("recipe.toml"), recipe).unwrap();
         self
     }
 
-    /// Runs to the end.
+    /// Runs to the end; must succeed.
     pub fn run(&self, run: &str, flags: &[&str]) -> Output {
         self.command(run, flags).output().unwrap()
     }
@@ -98,7 +98,7 @@ impl Stage {
         text(&output)
     }
 
-    /// It is refused in one line, before anything starts and before anything is written.
+    /// Must be refused with one line, before anything starts or is written.
     pub fn fails(&self, run: &str, flags: &[&str], says: &str) {
         let before = self.files(run);
         let said = self.fails_somewhere(run, flags, says);
@@ -107,7 +107,7 @@ impl Stage {
         assert_eq!(self.files(run), before);
     }
 
-    /// It fails, perhaps on its ranks.
+    /// Must fail, possibly on its ranks.
     pub fn fails_somewhere(&self, run: &str, flags: &[&str], says: &str) -> String {
         let output = self.run(run, flags);
         let said = text(&output);
@@ -116,7 +116,7 @@ impl Stage {
         said
     }
 
-    /// The files of a run, with their contents; none where there is no run.
+    /// The files of a run, with their contents; none if there is no run.
     pub fn files(&self, run: &str) -> BTreeMap<PathBuf, Vec<u8>> {
         let (mut files, mut folders) = (BTreeMap::new(), vec![self.0.join(run)]);
         while let Some(folder) = folders.pop() {
@@ -131,7 +131,7 @@ impl Stage {
         files
     }
 
-    /// Begins, and sends a signal when so many steps are in the metrics.
+    /// Starts, and sends a signal when so many steps are in the metrics.
     pub fn interrupt(&self, run: &str, flags: &[&str], steps: usize, signal: i32) -> Output {
         self.interrupt_of(self.command(run, flags), run, steps, signal)
     }
@@ -155,7 +155,7 @@ impl Stage {
         child.wait_with_output().unwrap()
     }
 
-    /// The steps that were ever made, with those that were made again.
+    /// The number of steps that were ever trained, repeated ones included.
     pub fn steps(&self, run: &str) -> usize {
         let text = fs::read_to_string(self.file(run, "metrics.jsonl")).unwrap_or_default();
         let is_step = |line: &&str| line.contains("\"kind\":\"step\"");
@@ -170,8 +170,8 @@ impl Stage {
         assert_eq!(self.metrics(one), self.metrics(other));
     }
 
-    /// What counts of the metrics.
-    pub fn metrics(&self, run: &str) -> Vec<Record> {
+    /// The records of the metrics that count.
+    pub fn metrics(&self, run: &str) -> Vec<MetricsRecord> {
         read_metrics(&self.file(run, "metrics.jsonl")).unwrap()
     }
 

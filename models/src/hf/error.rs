@@ -1,33 +1,31 @@
-//! What a folder of Hugging Face can be refused for.
+//! Errors of Hugging Face folders.
 
 use std::path::PathBuf;
 
 use burn_megatron::checkpoint::CheckpointError;
 
-/// What a `config.json` can be refused for, and a model that no `config.json` describes.
+/// An invalid or unsupported `config.json`, or a model that cannot be described by one.
 #[derive(Debug, thiserror::Error)]
 pub enum HfConfigError {
-    /// The file is no JSON object.
-    #[error("is no JSON object: {0}")]
+    /// The file is not a JSON object.
+    #[error("not a JSON object: {0}")]
     Json(serde_json::Error),
-    /// A family that is not known.
-    #[error(
-        "model_type = {found} is no family that is known; gpt2, llama, mistral, qwen2 and qwen3 are"
-    )]
+    /// An unknown `model_type`.
+    #[error("unknown model_type = {found}: expected gpt2, llama, mistral, qwen2 or qwen3")]
     Family {
-        /// What the file says.
+        /// The value in the file.
         found: String,
     },
-    /// A key that must be there.
-    #[error("{family} needs {key}, which is not there")]
+    /// A required key is missing.
+    #[error("{family} requires {key}, which is missing")]
     Missing {
         /// The `model_type`.
         family: &'static str,
         /// The key.
         key: String,
     },
-    /// A key that nothing is known of: it might change what the model computes.
-    #[error("{key} = {value} is not known for {family}, and could change what the model computes")]
+    /// An unknown key, which may change what the model computes.
+    #[error("unknown {key} = {value} for {family}, which could change what the model computes")]
     Unknown {
         /// The `model_type`.
         family: &'static str,
@@ -36,36 +34,36 @@ pub enum HfConfigError {
         /// Its value.
         value: String,
     },
-    /// A value that cannot be used.
-    #[error("{key} = {value} cannot be used; {fits}")]
+    /// An unsupported value.
+    #[error("invalid {key} = {value}: expected {fits}")]
     Value {
         /// The key.
         key: String,
         /// Its value.
         value: String,
-        /// What could.
+        /// What is supported.
         fits: String,
     },
-    /// Sizes that do not fit each other.
+    /// Inconsistent sizes.
     #[error("{0}")]
     Sizes(String),
-    /// A model that no family computes.
-    #[error("no family of Hugging Face computes this model: {0}")]
+    /// A model that no supported family computes.
+    #[error("no supported Hugging Face family computes this model: {0}")]
     NoFamily(String),
 }
 
-/// What a folder of Hugging Face can be refused for.
+/// An error of reading or writing a Hugging Face folder.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
-    /// Its configuration.
+    /// Its configuration is invalid.
     #[error("{}: {source}", path.display())]
     Config {
         /// The `config.json`.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: HfConfigError,
     },
-    /// Its tensors, or those that are written to it.
+    /// Its tensors cannot be read or written.
     #[error(transparent)]
     Tensors(#[from] CheckpointError),
 }

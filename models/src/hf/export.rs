@@ -1,4 +1,4 @@
-//! Writing a folder that `transformers` loads.
+//! Exports a model as a folder that `transformers` loads.
 
 use std::collections::BTreeSet;
 use std::io::{BufWriter, Write};
@@ -6,22 +6,23 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
 use burn_megatron::checkpoint::{
-    CheckpointError, ElementType, HEADER_LENGTH, MODEL, Slice, TensorSource, header_dtype,
+    CheckpointError, ElementType, HEADER_LENGTH_BYTES, MODEL, TensorSlice, TensorSource,
+    header_dtype,
 };
 use serde_json::{Map, Value, json};
 
-use super::draft::Draft;
 use super::folder::CONFIG;
-use super::names::{CHUNK, Mapped, mapped};
+use super::names::{CHUNK, WeightMapping, mapped};
 use super::shard::{INDEX, SINGLE, read_text};
+use super::staged_folder::StagedFolder;
 use super::transpose::transpose;
 use super::{HfConfig, HfError};
 
-/// The data of a file begins at a multiple of this.
+/// The data of a file begins at a multiple of this many bytes.
 const ALIGNMENT: usize = 8;
 
-/// Files beside the weights that go with a model: those of tokenizers, and how it generates.
-const COMPANIONS: &[&str] = &[
+/// Files that accompany the weights: tokenizer and generation settings.
+const COMPANION_FILES: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
@@ -33,19 +34,19 @@ const COMPANIONS: &[&str] = &[
     "vocab.json",
 ];
 
-/// How a folder is written.
+/// Options of [`export`].
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// The type of its elements; each as in the source where not given.
+    /// The element type; by default that of the source.
     pub dtype: Option<ElementType>,
-    /// The most bytes of tensors in a file, unless one alone is larger.
+    /// The most bytes of tensors per file; a larger tensor has a file of its own.
     pub max_shard_size: u64,
-    /// Names and contents of more files, such as those of a tokenizer; see [`companions`].
+    /// Names and contents of further files, such as those of a tokenizer; see [`companion_files`].
     pub files: Vec<(String, Vec<u8>)>,
 }
 
 impl Default for ExportOptions {
-    /// Types as they are, and files of 5 GB, as `transformers` 4 had them.
+    /// The types of the source, and files of 5 GB, as in `transformers` 4.
     fn default() -> Self {
         Self {
             dtype: None,
@@ -55,47 +56,50 @@ impl Default for ExportOptions {
     }
 }
 
-/// What was written.
+/// The counts of what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportSummary {
     /// Tensors.
     pub tensors: usize,
-    /// Their bytes.
+    /// Bytes of tensors.
     pub bytes: u64,
-    /// Files with tensors.
+    /// Safetensors files.
     pub files: usize,
 }
 
-/// The files of a folder that go with its weights: tokenizer and generation settings.
+/// Reads the files that accompany the weights in a folder: tokenizer and generation settings.
 ///
 /// # Errors
 ///
-/// [`CheckpointError`] for one that cannot be read.
-pub fn companions(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, CheckpointError> {
-    let there = COMPANIONS.iter().map(|name| (*name, folder.join(name)));
-    let there = there.filter(|(_, path)| path.is_file());
+/// [`CheckpointError`] for failed reads.
+pub fn companion_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, CheckpointError> {
+    let there = COMPANION_FILES
+        .iter()
+        .map(|name| (*name, folder.join(name)))
+        .filter(|(_, path)| path.is_file());
     let read = |(name, path): (&str, PathBuf)| Ok((name.to_string(), read_text(&path)?));
     there.map(read).collect()
 }
 
 /// Writes the model of `source` as a folder that `transformers` loads: `config.json`, and one
-/// safetensors file or several with an index. `progress` gets the bytes of tensors as they are written.
+/// safetensors file or several with an index. `progress` gets the number of tensor bytes written since its
+/// last call.
 ///
-/// At most 64 MiB of a tensor, or one row of a larger one, are in memory. The folder is made under another name beside `to`, and gets
-/// its own when all is on the disk. Tensors of the source that are not of the model, such as the state of
-/// an optimizer, are left out.
+/// At most 64 MiB of a tensor, or one row of a larger one, is in memory. The folder is staged beside `to`
+/// and renamed when it is complete. Tensors of the source that are not weights, such as the optimizer state,
+/// are left out.
 ///
 /// # Errors
 ///
-/// [`HfError`] where `to` is there already, for a model that the family has not, tensors that are
-/// missing, too many or of another shape, and what cannot be read or written.
+/// [`HfError`] if `to` already exists, for a model that the family does not compute, tensors that are
+/// missing, unexpected or of another shape, and for failed reads and writes.
 pub fn export(
     source: &dyn TensorSource,
     config: &HfConfig,
     to: &Path,
     options: &ExportOptions,
     progress: &mut dyn FnMut(u64),
-) -> Result<Exported, HfError> {
+) -> Result<ExportSummary, HfError> {
     if to.exists() {
         let there = std::io::ErrorKind::AlreadyExists.into();
         return Err(CheckpointError::io("write", to, there).into());
@@ -111,18 +115,18 @@ pub fn export(
     let mut config = config.clone();
     config.dtype = tensors.first().map(|tensor| tensor.to);
     let text = config.to_json().map_err(refused)?;
-    let draft = Draft::new(to)?;
+    let staged = StagedFolder::new(to)?;
     for (name, bytes) in &options.files {
-        if !COMPANIONS.contains(&&name[..]) {
+        if !COMPANION_FILES.contains(&&name[..]) {
             let what = format!(
-                "{name} is no file that goes with a model: {}",
-                COMPANIONS.join(", ")
+                "invalid companion file {name}: expected one of {}",
+                COMPANION_FILES.join(", ")
             );
             return Err(CheckpointError::corrupt(to, what).into());
         }
-        draft.write(name, bytes)?;
+        staged.write(name, bytes)?;
     }
-    draft.write(CONFIG, text.as_bytes())?;
+    staged.write(CONFIG, text.as_bytes())?;
     let shards = shards(&tensors, options.max_shard_size);
     let mut weight_map = Map::new();
     for (number, shard) in shards.iter().enumerate() {
@@ -130,29 +134,29 @@ pub fn export(
             1 => SINGLE.to_string(),
             count => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
         };
-        write_shard(&draft, &name, shard, source, progress)?;
+        write_shard(&staged, &name, shard, source, progress)?;
         weight_map.extend(shard.iter().map(|of| (of.mapped.name.clone(), json!(name))));
     }
-    let bytes = tensors.iter().map(Planned::bytes).sum();
+    let bytes = tensors.iter().map(PlannedTensor::bytes).sum();
     if shards.len() > 1 {
         let metadata = json!({ "total_size": bytes });
         let index = json!({ "metadata": metadata, "weight_map": weight_map });
-        draft.write(INDEX, format!("{index:#}\n").as_bytes())?;
+        staged.write(INDEX, format!("{index:#}\n").as_bytes())?;
     }
-    draft.publish()?;
-    Ok(Exported {
+    staged.publish()?;
+    Ok(ExportSummary {
         tensors: tensors.len(),
         bytes,
         files: shards.len(),
     })
 }
 
-/// Checks that the source has the tensors of the model, and no others of a model.
-fn check(source: &dyn TensorSource, parts: &[Mapped]) -> Result<(), CheckpointError> {
+/// Checks that the source has exactly the weights of the model.
+fn check(source: &dyn TensorSource, parts: &[WeightMapping]) -> Result<(), CheckpointError> {
     let mut shapes = std::collections::BTreeMap::new();
     for part in parts {
         let shape = part.own_shape();
-        let end = part.at + shape.last().copied().unwrap_or_default();
+        let end = part.offset + shape.last().copied().unwrap_or_default();
         let own = shapes.entry(&part.key).or_insert(shape);
         if let Some(last) = own.last_mut() {
             *last = end;
@@ -178,24 +182,26 @@ fn check(source: &dyn TensorSource, parts: &[Mapped]) -> Result<(), CheckpointEr
         return Err(CheckpointError::Missing { of, keys: missing });
     }
     let known: BTreeSet<_> = shapes.into_keys().collect();
-    let keys = source.keys().into_iter();
-    let keys: Vec<_> = keys
+    let keys: Vec<_> = source
+        .keys()
+        .into_iter()
         .filter(|key| key.starts_with(MODEL) && !known.contains(key))
         .collect();
-    match keys.is_empty() {
-        true => Ok(()),
-        false => Err(CheckpointError::Unexpected { of, keys }),
+    if keys.is_empty() {
+        Ok(())
+    } else {
+        Err(CheckpointError::Unexpected { of, keys })
     }
 }
 
-/// A tensor that is to be written.
-struct Planned {
-    mapped: Mapped,
+/// A tensor to be written.
+struct PlannedTensor {
+    mapped: WeightMapping,
     from: ElementType,
     to: ElementType,
 }
 
-impl Planned {
+impl PlannedTensor {
     fn len(&self) -> usize {
         self.mapped.shape.iter().product()
     }
@@ -204,18 +210,23 @@ impl Planned {
         (self.len() * self.to.size()) as u64
     }
 
-    /// A box as it is written.
-    fn read(&self, source: &dyn TensorSource, slice: &Slice) -> Result<Vec<u8>, CheckpointError> {
-        let Mapped {
+    /// Reads a slice, converted as it is written.
+    fn read(
+        &self,
+        source: &dyn TensorSource,
+        slice: &TensorSlice,
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let WeightMapping {
             name,
             key,
             transposed,
             ..
         } = &self.mapped;
         let bytes = source.read(key, slice)?;
-        let bytes = match transposed {
-            true => transpose(&bytes, slice.shape[0], slice.shape[1], self.from.size()),
-            false => bytes,
+        let bytes = if *transposed {
+            transpose(&bytes, slice.shape[0], slice.shape[1], self.from.size())
+        } else {
+            bytes
         };
         if self.from == self.to {
             return Ok(bytes);
@@ -224,24 +235,28 @@ impl Planned {
         let converted = data.clone().convert_dtype(self.to.dtype());
         let infinite = |data: &TensorData| data.iter::<f64>().filter(|x| x.is_infinite()).count();
         if infinite(&data) != infinite(&converted) {
-            let what = format!("{name} has elements that are too large for {:?}", self.to);
+            let what = format!("{name} has elements that overflow {:?}", self.to);
             return Err(CheckpointError::corrupt(source.name(), what));
         }
         Ok(converted.bytes().to_vec())
     }
 }
 
-fn plan(source: &dyn TensorSource, parts: Vec<Mapped>, options: &ExportOptions) -> Vec<Planned> {
+fn plan(
+    source: &dyn TensorSource,
+    parts: Vec<WeightMapping>,
+    options: &ExportOptions,
+) -> Vec<PlannedTensor> {
     let planned = parts.into_iter().filter_map(|mapped| {
         let from = source.tensor(&mapped.key)?.dtype;
         let to = options.dtype.unwrap_or(from);
-        Some(Planned { mapped, from, to })
+        Some(PlannedTensor { mapped, from, to })
     });
     planned.collect()
 }
 
-/// Tensors by files, in their order.
-fn shards(tensors: &[Planned], most: u64) -> Vec<&[Planned]> {
+/// Collects tensors into files, in order.
+fn shards(tensors: &[PlannedTensor], most: u64) -> Vec<&[PlannedTensor]> {
     let (mut shards, mut first, mut size) = (vec![], 0, 0);
     for (number, tensor) in tensors.iter().enumerate() {
         if number > first && size + tensor.bytes() > most {
@@ -254,21 +269,21 @@ fn shards(tensors: &[Planned], most: u64) -> Vec<&[Planned]> {
     shards
 }
 
-/// A file of tensors, box after box.
+/// Writes a safetensors file, slice by slice.
 fn write_shard(
-    draft: &Draft,
+    staged: &StagedFolder,
     name: &str,
-    tensors: &[Planned],
+    tensors: &[PlannedTensor],
     source: &dyn TensorSource,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), CheckpointError> {
-    let (file, path) = draft.create(name)?;
+    let (file, path) = staged.create(name)?;
     let io = |error| CheckpointError::io("write", &path, error);
     let mut file = BufWriter::new(file);
     file.write_all(&header(tensors)).map_err(io)?;
     for tensor in tensors {
         let size = tensor.from.size().max(tensor.to.size());
-        for slice in tensor.mapped.boxes(size, CHUNK) {
+        for slice in tensor.mapped.slices(size, CHUNK) {
             let bytes = tensor.read(source, &slice)?;
             file.write_all(&bytes).map_err(io)?;
             progress(bytes.len() as u64);
@@ -278,10 +293,10 @@ fn write_shard(
     file.sync_all().map_err(io)
 }
 
-/// The header of a file, with its length.
-fn header(tensors: &[Planned]) -> Vec<u8> {
+/// The header of a file, including the length prefix.
+fn header(tensors: &[PlannedTensor]) -> Vec<u8> {
     let mut entries = Map::new();
-    // Without it `transformers` 4 does not load the file.
+    // `transformers` 4 requires it.
     entries.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut at = 0;
     for tensor in tensors {
@@ -295,7 +310,10 @@ fn header(tensors: &[Planned]) -> Vec<u8> {
         at = end;
     }
     let mut text = Value::Object(entries).to_string();
-    let total = (HEADER_LENGTH + text.len()).next_multiple_of(ALIGNMENT);
-    text.extend(std::iter::repeat_n(' ', total - HEADER_LENGTH - text.len()));
+    let total = (HEADER_LENGTH_BYTES + text.len()).next_multiple_of(ALIGNMENT);
+    text.extend(std::iter::repeat_n(
+        ' ',
+        total - HEADER_LENGTH_BYTES - text.len(),
+    ));
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }

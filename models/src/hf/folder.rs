@@ -1,50 +1,52 @@
-//! A folder of Hugging Face as a source of tensors.
+//! A Hugging Face folder as a source of tensors.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use burn_megatron::checkpoint::{CheckpointError, HeaderEntry, Slice, TensorMeta, TensorSource};
+use burn_megatron::checkpoint::{
+    CheckpointError, HeaderEntry, TensorMeta, TensorSlice, TensorSource,
+};
 
-use super::names::{self, Mapped};
-use super::shard::{Found, Shard, element_type, open_shards, read_text};
+use super::names::{self, WeightMapping};
+use super::shard::{ShardFile, StoredTensors, element_type, open_shards, read_text};
 use super::transpose::transpose;
 use super::{HfConfig, HfError};
 
-/// The configuration.
+/// The name of the configuration file.
 pub(super) const CONFIG: &str = "config.json";
 
 /// Bytes of two tensors that are compared at once.
 const COMPARED: usize = 1 << 20;
 
-/// A folder with a `config.json` and weights in safetensors, one file or several with an index.
+/// A folder with a `config.json` and weights in safetensors, in one file or several with an index.
 ///
-/// It gives the tensors of the [`Transformer`](crate::Transformer) of its
-/// [`config`](HfConfig::model), in the type of the files. Only headers are read when it is opened; what
-/// is read later are the ranges that are asked for.
+/// As a [`TensorSource`] it has the tensors of the [`Transformer`](crate::Transformer) of its
+/// [`config`](HfConfig::model), in the types of the files. Opening reads only headers; later only the
+/// requested ranges are read.
 #[derive(Debug)]
 pub struct HfFolder {
     path: PathBuf,
     config: HfConfig,
-    shards: Vec<Shard>,
-    tensors: BTreeMap<String, Own>,
+    shards: Vec<ShardFile>,
+    tensors: BTreeMap<String, MappedTensor>,
 }
 
-/// One of our tensors.
+/// A tensor of our model.
 #[derive(Debug)]
-struct Own {
+struct MappedTensor {
     meta: TensorMeta,
-    parts: Vec<Part>,
+    parts: Vec<TensorPart>,
 }
 
-/// A tensor of a file that is a part of one of ours.
+/// A tensor of a file that is a part of a tensor of our model.
 #[derive(Debug)]
-struct Part {
+struct TensorPart {
     shard: usize,
     begin: u64,
     shape: Vec<usize>,
     transposed: bool,
-    /// Where it lies in ours.
-    own: Slice,
+    /// Its slice of our tensor.
+    own: TensorSlice,
 }
 
 impl HfFolder {
@@ -52,9 +54,8 @@ impl HfFolder {
     ///
     /// # Errors
     ///
-    /// [`HfError`] for a `config.json` that is not understood whole, a file that is missing or not what
-    /// its header or the index says, tensors that the model has not, lacks or has in another shape, and
-    /// types that are not read.
+    /// [`HfError`] for an unsupported `config.json`, a missing file or one that contradicts its header or the
+    /// index, tensors that are missing, unexpected or of another shape, and unsupported types.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
         let config_path = path.join(CONFIG);
@@ -76,39 +77,40 @@ impl HfFolder {
         Ok(folder)
     }
 
-    /// What its `config.json` says.
+    /// The content of its `config.json`.
     pub fn config(&self) -> &HfConfig {
         &self.config
     }
 
-    /// Where it lies.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Files of the decoder alone have shorter names.
-    fn put_prefix(&self, found: &mut Found) {
+    /// Adds the prefix that files of the decoder alone leave out.
+    fn put_prefix(&self, found: &mut StoredTensors) {
         let prefix = names::prefix(self.config.family);
         if found.keys().any(|name| name.starts_with(prefix)) {
             return;
         }
         let named = std::mem::take(found).into_iter().map(|(name, at)| {
-            let name = match name == names::OUTPUT {
-                true => name,
-                false => format!("{prefix}{name}"),
+            let name = if name == names::OUTPUT {
+                name
+            } else {
+                format!("{prefix}{name}")
             };
             (name, at)
         });
         *found = named.collect();
     }
 
-    /// Finds the parts of each of our tensors.
-    fn assign(&mut self, mut found: Found) -> Result<(), CheckpointError> {
+    /// Assigns the tensors of the files to tensors of our model.
+    fn assign(&mut self, mut found: StoredTensors) -> Result<(), CheckpointError> {
         let model = &self.config.model;
-        // More layers than tensors: the number lies, and is not to be counted up to.
+        // Bounds the number of layers before anything of that size is allocated.
         if model.layers > found.len() {
             let what = format!(
-                "{} layers are said to be there, and the files have {} tensors",
+                "config.json gives {} layers, but the files have only {} tensors",
                 model.layers,
                 found.len()
             );
@@ -116,8 +118,11 @@ impl HfFolder {
         }
         self.check_tied_output(&mut found)?;
         let mapped = names::mapped(self.config.family, model);
-        let missing = mapped.iter().filter(|part| !found.contains_key(&part.name));
-        let missing: Vec<_> = missing.map(|part| part.name.clone()).collect();
+        let missing: Vec<_> = mapped
+            .iter()
+            .filter(|part| !found.contains_key(&part.name))
+            .map(|part| part.name.clone())
+            .collect();
         if !missing.is_empty() {
             return Err(CheckpointError::Missing {
                 of: self.name(),
@@ -129,18 +134,19 @@ impl HfFolder {
                 self.add(part, shard, stored)?;
             }
         }
-        match found.is_empty() {
-            true => Ok(()),
-            false => Err(CheckpointError::Unexpected {
+        if found.is_empty() {
+            Ok(())
+        } else {
+            Err(CheckpointError::Unexpected {
                 of: self.name(),
                 keys: found.into_keys().collect(),
-            }),
+            })
         }
     }
 
     fn add(
         &mut self,
-        part: Mapped,
+        part: WeightMapping,
         shard: usize,
         stored: HeaderEntry,
     ) -> Result<(), CheckpointError> {
@@ -155,32 +161,35 @@ impl HfFolder {
         let path = self.shards[shard].path();
         let Some(dtype) = element_type(stored.dtype) else {
             let what = format!(
-                "{} has elements of {}; F64, F32, F16 and BF16 are read",
+                "{} has elements of {}: expected F64, F32, F16 or BF16",
                 part.name, stored.dtype
             );
             return Err(CheckpointError::corrupt(path, what));
         };
-        let mut slice = Slice::whole(&part.own_shape());
+        let mut slice = TensorSlice::whole(&part.own_shape());
         let last = slice.shape.len() - 1;
-        slice.offset[last] = part.at;
-        let end = part.at + slice.shape[last];
-        let own = self.tensors.entry(part.key.clone()).or_insert_with(|| Own {
-            meta: TensorMeta {
-                key: part.key,
-                dtype,
-                shape: slice.shape.clone(),
-            },
-            parts: vec![],
-        });
+        slice.offset[last] = part.offset;
+        let end = part.offset + slice.shape[last];
+        let own = self
+            .tensors
+            .entry(part.key.clone())
+            .or_insert_with(|| MappedTensor {
+                meta: TensorMeta {
+                    key: part.key,
+                    dtype,
+                    shape: slice.shape.clone(),
+                },
+                parts: vec![],
+            });
         if own.meta.dtype != dtype {
             let what = format!(
-                "{} has elements of {}, and those beside it in {} have {:?}; all must have the same",
+                "{} has elements of {}, but the other parts of {} have {:?}: expected equal types",
                 part.name, stored.dtype, own.meta.key, own.meta.dtype
             );
             return Err(CheckpointError::corrupt(path, what));
         }
         own.meta.shape[last] = end;
-        own.parts.push(Part {
+        own.parts.push(TensorPart {
             shard,
             begin: stored.begin,
             shape: part.shape,
@@ -190,9 +199,9 @@ impl HfFolder {
         Ok(())
     }
 
-    /// Where the output is tied to the embedding, files may have both; then they must be equal, as
-    /// versions of `transformers` differ in which one counts.
-    fn check_tied_output(&self, found: &mut Found) -> Result<(), CheckpointError> {
+    /// If the output is tied to the embedding, files may have both; they must then be equal, as versions of
+    /// `transformers` differ in which one they use.
+    fn check_tied_output(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
         if !self.config.model.tied {
             return Ok(());
         }
@@ -204,8 +213,8 @@ impl HfFolder {
         };
         let differs = || {
             let what = format!(
-                "{} differs from {}, and tie_word_embeddings says that they are one; with \
-                 tie_word_embeddings = false both are read",
+                "{} differs from {}, although tie_word_embeddings is true; set \
+                 tie_word_embeddings = false to read both",
                 names::OUTPUT,
                 embedding.name
             );
@@ -228,20 +237,21 @@ impl HfFolder {
         Ok(())
     }
 
-    /// The elements of a box of a part, given as it lies in ours.
+    /// The elements of a slice of a part, given and returned in the layout of our tensor.
     fn read_part(
         &self,
-        part: &Part,
-        slice: &Slice,
+        part: &TensorPart,
+        slice: &TensorSlice,
         size: usize,
     ) -> Result<Vec<u8>, CheckpointError> {
         let turned = |dims: &[usize]| dims.iter().rev().copied().collect();
-        let stored = match part.transposed {
-            true => Slice {
+        let stored = if part.transposed {
+            TensorSlice {
                 offset: turned(&slice.offset),
                 shape: turned(&slice.shape),
-            },
-            false => slice.clone(),
+            }
+        } else {
+            slice.clone()
         };
         let mut bytes = vec![0; stored.len() * size];
         for run in stored.runs(&part.shape) {
@@ -249,9 +259,10 @@ impl HfFolder {
             let at = part.begin + (run.in_tensor * size) as u64;
             self.shards[part.shard].read(&mut bytes[range], at)?;
         }
-        match part.transposed {
-            true => Ok(transpose(&bytes, stored.shape[0], stored.shape[1], size)),
-            false => Ok(bytes),
+        if part.transposed {
+            Ok(transpose(&bytes, stored.shape[0], stored.shape[1], size))
+        } else {
+            Ok(bytes)
         }
     }
 }
@@ -269,15 +280,15 @@ impl TensorSource for HfFolder {
         Some(self.tensors.get(key)?.meta.clone())
     }
 
-    fn read(&self, key: &str, slice: &Slice) -> Result<Vec<u8>, CheckpointError> {
-        let Some(Own { meta, parts }) = self.tensors.get(key) else {
+    fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
+        let Some(MappedTensor { meta, parts }) = self.tensors.get(key) else {
             return Err(CheckpointError::Missing {
                 of: self.name(),
                 keys: vec![key.into()],
             });
         };
         if !slice.fits(&meta.shape) {
-            return Err(CheckpointError::Slice {
+            return Err(CheckpointError::OutOfBounds {
                 key: key.into(),
                 shape: meta.shape.clone(),
                 slice: slice.clone(),
@@ -303,7 +314,7 @@ impl TensorSource for HfFolder {
     }
 }
 
-/// Whether a folder is one of Hugging Face: it has a `config.json`.
+/// Whether a folder is a Hugging Face folder: it has a `config.json`.
 pub fn is_hf_folder(path: &Path) -> bool {
     path.join(CONFIG).is_file()
 }

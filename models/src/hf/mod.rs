@@ -1,8 +1,8 @@
-//! Models of Hugging Face: `config.json` and safetensors, read and written.
+//! Reads and writes Hugging Face models: `config.json` and safetensors.
 //!
 //! [`HfFolder`] is a [source of tensors](burn_megatron::checkpoint::TensorSource), so that any layout
-//! loads it with no conversion, and [`export`] writes any source as a folder that `transformers` loads.
-//! The [`Family`] is one of GPT-2, Llama, Mistral, Qwen 2 and Qwen 3.
+//! loads it without conversion, and [`export`] writes any source as a folder that `transformers` loads.
+//! The [`ModelFamily`] is one of GPT-2, Llama, Mistral, Qwen 2 and Qwen 3.
 //!
 //! ```no_run
 //! use burn_megatron_models::hf::HfFolder;
@@ -13,20 +13,20 @@
 //! ```
 
 mod config;
-mod draft;
+mod convert;
 mod error;
-mod exchange;
 mod export;
 mod folder;
 mod names;
 mod shard;
+mod staged_folder;
 #[cfg(test)]
 mod tests;
 mod transpose;
 
-pub use config::{Family, HfConfig, SpecialTokens};
+pub use config::{HfConfig, ModelFamily, SpecialTokenIds};
+pub use convert::{export_config, import, model_of, stored_hf_files};
 pub use error::{HfConfigError, HfError};
-pub use exchange::{exported_as, import, kept_files, model_of};
-pub use export::{ExportOptions, Exported, companions, export};
+pub use export::{ExportOptions, ExportSummary, companion_files, export};
 pub use folder::{HfFolder, is_hf_folder};
 pub use shard::ShardIndex;

@@ -1,89 +1,90 @@
-//! Which tensor of a file is which part of a tensor of ours.
+//! Maps tensors of Hugging Face files to parts of our tensors.
 
-use burn_megatron::checkpoint::{MODEL, Slice};
+use burn_megatron::checkpoint::{MODEL, TensorSlice};
 use burn_megatron::nn::NormKind;
 
-use super::Family;
+use super::ModelFamily;
 use crate::{Positions, TransformerConfig};
 
-/// Bytes that are read at once where tensors are copied.
+/// The most bytes that are read at once when tensors are copied.
 pub(super) const CHUNK: usize = 64 << 20;
 
-/// A tensor of a file of Hugging Face, as a part of one of ours.
+/// Maps a tensor of a Hugging Face file to a part of one of our tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mapped {
-    /// Its name there.
+pub(super) struct WeightMapping {
+    /// Its name in the file.
     pub name: String,
-    /// Its shape there.
+    /// Its shape in the file.
     pub shape: Vec<usize>,
-    /// The key of ours.
+    /// The key of our tensor.
     pub key: String,
-    /// Where it begins along our last dim.
-    pub at: usize,
-    /// Whether its two dims are exchanged.
+    /// Its offset along the last dim of our tensor.
+    pub offset: usize,
+    /// Whether its two dims are transposed.
     pub transposed: bool,
 }
 
-impl Mapped {
-    /// Its shape as a part of ours.
+impl WeightMapping {
+    /// Its shape as a part of our tensor.
     pub fn own_shape(&self) -> Vec<usize> {
-        match self.transposed {
-            true => self.shape.iter().rev().copied().collect(),
-            false => self.shape.clone(),
+        if self.transposed {
+            self.shape.iter().rev().copied().collect()
+        } else {
+            self.shape.clone()
         }
     }
 }
 
-impl Mapped {
-    /// The boxes of ours in which it is read and written, one after the other: rows of the file, of
-    /// elements of `size` bytes, at most `most` bytes at once unless a single row has more.
-    pub fn boxes(&self, size: usize, most: usize) -> Vec<Slice> {
-        let mut whole = Slice::whole(&self.own_shape());
+impl WeightMapping {
+    /// The slices of our tensor in which it is copied: rows of the file with elements of `size` bytes, at most
+    /// `most` bytes at once unless a single row has more.
+    pub fn slices(&self, size: usize, most: usize) -> Vec<TensorSlice> {
+        let mut whole = TensorSlice::whole(&self.own_shape());
         let last = whole.shape.len() - 1;
-        whole.offset[last] = self.at;
+        whole.offset[last] = self.offset;
         let dim = if self.transposed { last } else { 0 };
         let rows = self.shape[0];
         let row = self.shape[1..].iter().product::<usize>() * size;
         let step = (most / row).max(1);
-        let stretch = |first: usize| {
-            let mut stretch = whole.clone();
-            stretch.offset[dim] += first;
-            stretch.shape[dim] = step.min(rows - first);
-            stretch
+        let rows_from = |first: usize| {
+            let mut slice = whole.clone();
+            slice.offset[dim] += first;
+            slice.shape[dim] = step.min(rows - first);
+            slice
         };
-        (0..rows).step_by(step).map(stretch).collect()
+        (0..rows).step_by(step).map(rows_from).collect()
     }
 }
 
-/// What names of a family begin with, but for those of the output layer. Files of the decoder alone
-/// leave it out.
-pub(super) fn prefix(family: Family) -> &'static str {
+/// The prefix of a family's tensor names, except for the output layer. Files of the decoder alone leave it
+/// out.
+pub(super) fn prefix(family: ModelFamily) -> &'static str {
     match family {
-        Family::Gpt2 => "transformer.",
+        ModelFamily::Gpt2 => "transformer.",
         _ => "model.",
     }
 }
 
-/// The output layer, in every family.
+/// The name of the output layer's weight in every family.
 pub(super) const OUTPUT: &str = "lm_head.weight";
 
-/// The embedding.
-pub(super) fn embedding(family: Family) -> &'static str {
+/// The name of the embedding's weight.
+pub(super) fn embedding(family: ModelFamily) -> &'static str {
     match family {
-        Family::Gpt2 => "transformer.wte.weight",
+        ModelFamily::Gpt2 => "transformer.wte.weight",
         _ => "model.embed_tokens.weight",
     }
 }
 
-/// Tables that old files have beside the weights.
+/// Whether this is a table of old files, which is not a weight.
 pub(super) fn is_no_weight(name: &str) -> bool {
     let tables = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
     tables.iter().any(|table| name.ends_with(table))
 }
 
-/// All tensors of a model, in the order in which they are used.
-pub(super) fn mapped(family: Family, config: &TransformerConfig) -> Vec<Mapped> {
-    let mut list = List(vec![]);
+/// The mappings of all tensors of a model, in order of their use.
+pub(super) fn mapped(family: ModelFamily, config: &TransformerConfig) -> Vec<WeightMapping> {
+    let mut list = MappingList(vec![]);
     let (hidden, vocabulary) = (config.hidden, config.vocabulary);
     list.whole("embedding.weight", embedding(family), &[vocabulary, hidden]);
     if config.positions == Positions::Learned {
@@ -92,12 +93,12 @@ pub(super) fn mapped(family: Family, config: &TransformerConfig) -> Vec<Mapped> 
     }
     for layer in 0..config.layers {
         match family {
-            Family::Gpt2 => list.gpt2_block(layer, config),
+            ModelFamily::Gpt2 => list.gpt2_block(layer, config),
             _ => list.llama_block(layer, config),
         }
     }
     match family {
-        Family::Gpt2 => list.norm("norm", "transformer.ln_f", config),
+        ModelFamily::Gpt2 => list.norm("norm", "transformer.ln_f", config),
         _ => list.norm("norm", "model.norm", config),
     }
     if !config.tied {
@@ -106,40 +107,40 @@ pub(super) fn mapped(family: Family, config: &TransformerConfig) -> Vec<Mapped> 
     list.0
 }
 
-/// The features of queries, of keys and of values.
+/// The widths of queries, keys and values.
 fn widths(config: &TransformerConfig) -> [usize; 3] {
     let width = config.head_width.unwrap_or(config.hidden / config.heads);
     let kv = config.groups() * width;
     [config.heads * width, kv, kv]
 }
 
-struct List(Vec<Mapped>);
+struct MappingList(Vec<WeightMapping>);
 
-impl List {
-    /// A tensor that is laid alike.
+impl MappingList {
+    /// A tensor with the same layout.
     fn whole(&mut self, path: &str, name: &str, shape: &[usize]) {
-        self.0.push(Mapped {
+        self.0.push(WeightMapping {
             name: name.into(),
             shape: shape.to_vec(),
             key: format!("{MODEL}{path}"),
-            at: 0,
+            offset: 0,
             transposed: false,
         });
     }
 
-    /// Linear layers that are one of ours, side by side: `weight` and, if there are any, `bias`.
+    /// Linear layers that are concatenated in ours: `weight` and optionally `bias`.
     fn linear(&mut self, path: &str, input: usize, parts: &[(String, usize)], bias: bool) {
         let mut add = |what: &str, shape: &dyn Fn(usize) -> Vec<usize>| {
-            let mut at = 0;
+            let mut offset = 0;
             for (name, output) in parts {
-                self.0.push(Mapped {
+                self.0.push(WeightMapping {
                     name: format!("{name}.{what}"),
                     shape: shape(*output),
                     key: format!("{MODEL}{path}.{what}"),
-                    at,
+                    offset,
                     transposed: what == "weight",
                 });
-                at += output;
+                offset += output;
             }
         };
         add("weight", &|output| vec![output, input]);
@@ -159,7 +160,7 @@ impl List {
         }
     }
 
-    /// Its linear layers are laid as ours, and queries, keys and values are one already.
+    /// GPT-2's linear layers have our layout, with joint queries, keys and values.
     fn gpt2_block(&mut self, layer: usize, config: &TransformerConfig) {
         let (own, theirs) = (format!("blocks.{layer}"), format!("transformer.h.{layer}"));
         let (hidden, width) = (config.hidden, config.mlp_width());
@@ -192,8 +193,9 @@ impl List {
         let (hidden, width) = (config.hidden, config.mlp_width());
         let [q, k, v] = widths(config);
         let linear = |list: &mut Self, path: &str, input, parts: &[(&str, usize)], bias| {
-            let named = parts.iter();
-            let named = named.map(|(name, output)| (format!("{theirs}.{name}"), *output));
+            let named = parts
+                .iter()
+                .map(|(name, output)| (format!("{theirs}.{name}"), *output));
             let parts: Vec<_> = named.collect();
             list.linear(&format!("{own}.{path}"), input, &parts, bias);
         };
@@ -240,29 +242,29 @@ mod tests {
 
     #[test]
     fn boxes_are_rows_of_the_file() {
-        let mapped = |transposed| Mapped {
+        let mapped = |transposed| WeightMapping {
             name: "weight".into(),
             shape: vec![5, 3],
             key: "model/weight".into(),
-            at: 4,
+            offset: 4,
             transposed,
         };
-        let slice = |offset: [usize; 2], shape: [usize; 2]| Slice {
+        let slice = |offset: [usize; 2], shape: [usize; 2]| TensorSlice {
             offset: offset.to_vec(),
             shape: shape.to_vec(),
         };
-        // Two rows of three elements of 4 bytes, and a single one where not even that fits.
+        // Two rows of three elements of 4 bytes, and one row if not even that fits.
         let turned = [([0, 4], [3, 2]), ([0, 6], [3, 2]), ([0, 8], [3, 1])];
         assert_eq!(
-            mapped(true).boxes(4, 30),
+            mapped(true).slices(4, 30),
             turned.map(|(at, shape)| slice(at, shape))
         );
         let plain = [([0, 4], [2, 3]), ([2, 4], [2, 3]), ([4, 4], [1, 3])];
         assert_eq!(
-            mapped(false).boxes(4, 30),
+            mapped(false).slices(4, 30),
             plain.map(|(at, shape)| slice(at, shape))
         );
-        assert_eq!(mapped(true).boxes(4, 1).len(), 5);
-        assert_eq!(mapped(true).boxes(4, CHUNK), [slice([0, 4], [3, 5])]);
+        assert_eq!(mapped(true).slices(4, 1).len(), 5);
+        assert_eq!(mapped(true).slices(4, CHUNK), [slice([0, 4], [3, 5])]);
     }
 }

@@ -1,4 +1,4 @@
-//! Files of a folder: safetensors, and the index over several of them. No number in them is trusted.
+//! Safetensors files of a folder and their index. Their content is not trusted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -6,47 +6,49 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{
-    CheckpointError, ElementType, HEADER_LENGTH, HeaderEntry, LONGEST_HEADER, parse_header,
+    CheckpointError, ElementType, HEADER_LENGTH_BYTES, HeaderEntry, MAX_HEADER_BYTES, parse_header,
 };
 use safetensors::Dtype;
 use serde::Deserialize;
 
-/// The bytes of the length before a header.
-const LENGTH: u64 = HEADER_LENGTH as u64;
-/// The longest header, and the longest index, that is read.
-const LONGEST: u64 = LONGEST_HEADER as u64;
+/// The bytes of the length prefix.
+const LENGTH: u64 = HEADER_LENGTH_BYTES as u64;
+/// The longest header or index that is read.
+const LONGEST: u64 = MAX_HEADER_BYTES as u64;
 
-/// The one file of a small model.
+/// The file of an unsharded model.
 pub(super) const SINGLE: &str = "model.safetensors";
-/// The index of one in several files.
+/// The index of a sharded model.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 
-/// The tensors of the files by their names, each with the number of its file.
-pub(super) type Found = BTreeMap<String, (usize, HeaderEntry)>;
+/// The tensors of the files by name, with the index of their file.
+pub(super) type StoredTensors = BTreeMap<String, (usize, HeaderEntry)>;
 
-/// A safetensors file, open.
+/// An open safetensors file.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct ShardFile {
     path: PathBuf,
     file: File,
 }
 
-impl Shard {
-    /// Opens a file, and says what is in it.
+impl ShardFile {
+    /// Opens a file and parses its header.
     pub fn open(path: &Path) -> Result<(Self, Vec<HeaderEntry>), CheckpointError> {
         let io = |error| CheckpointError::io("read", path, error);
         let corrupt = |what: String| CheckpointError::corrupt(path, what);
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         if size < LENGTH {
-            return Err(corrupt(format!("it has {size} bytes, and no header")));
+            return Err(corrupt(format!(
+                "it has {size} bytes, too few for a header"
+            )));
         }
-        let mut length = [0; HEADER_LENGTH];
+        let mut length = [0; HEADER_LENGTH_BYTES];
         read_at(&file, &mut length, 0).map_err(io)?;
         let length = u64::from_le_bytes(length);
         let most = LONGEST.min(size - LENGTH);
         if length > most {
-            let what = format!("its header is said to have {length} bytes; at most {most} can be");
+            let what = format!("its header has {length} bytes: expected at most {most}");
             return Err(corrupt(what));
         }
         let mut header = vec![0; (LENGTH + length) as usize];
@@ -61,20 +63,20 @@ impl Shard {
         &self.path
     }
 
-    /// Fills `bytes` from the place `at` in the file.
+    /// Fills `bytes` from the offset `at` of the file.
     pub fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), CheckpointError> {
         let read = read_at(&self.file, bytes, at);
         read.map_err(|error| CheckpointError::io("read", &self.path, error))
     }
 }
 
-/// Reads a range, wherever others read: a file that was cut meanwhile is an error.
+/// Reads a range without moving a cursor; an error if the file was truncated.
 #[cfg(unix)]
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
 }
 
-/// Reads a range, wherever others read: a file that was cut meanwhile is an error.
+/// Reads a range without moving a cursor; an error if the file was truncated.
 #[cfg(windows)]
 fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
@@ -86,7 +88,7 @@ fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The type, if weights of it are read.
+/// The element type, if it is supported for weights.
 pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
     match dtype {
         Dtype::F64 => Some(ElementType::F64),
@@ -97,19 +99,19 @@ pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
     }
 }
 
-/// A `model.safetensors.index.json`: which file has which tensor.
+/// A `model.safetensors.index.json`: the file of each tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ShardIndex {
-    /// The file of each tensor, beside the index.
+    /// The name of the file of each tensor, in the folder of the index.
     pub weight_map: BTreeMap<String, String>,
 }
 
 impl ShardIndex {
-    /// Reads an index.
+    /// Parses an index.
     ///
     /// # Errors
     ///
-    /// What is wrong with it: no JSON, no `weight_map`, or a file elsewhere than beside it.
+    /// The reason, as text: invalid JSON, no `weight_map`, or a file outside of the folder.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let index: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let is_beside = |file: &str| {
@@ -118,46 +120,52 @@ impl ShardIndex {
         match index.weight_map.iter().find(|(_, file)| !is_beside(file)) {
             None => Ok(index),
             Some((tensor, file)) => Err(format!(
-                "{tensor} is said to be in {file:?}, which is no name of a file beside the index"
+                "{tensor} is in {file:?}: expected the name of a file beside the index"
             )),
         }
     }
 }
 
-/// The text of a small file.
+/// Reads a small file.
 pub(super) fn read_text(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let io = |error| CheckpointError::io("read", path, error);
     let size = fs::metadata(path).map_err(io)?.len();
     if size > LONGEST {
-        let what = format!("it has {size} bytes; {LONGEST} are the most that are read");
+        let what = format!("it has {size} bytes: expected at most {LONGEST}");
         return Err(CheckpointError::corrupt(path, what));
     }
     fs::read(path).map_err(io)
 }
 
-/// Opens the files of a folder.
-pub(super) fn open_shards(folder: &Path) -> Result<(Vec<Shard>, Found), CheckpointError> {
+/// Opens the safetensors files of a folder.
+pub(super) fn open_shards(
+    folder: &Path,
+) -> Result<(Vec<ShardFile>, StoredTensors), CheckpointError> {
     let single = folder.join(SINGLE);
     if single.exists() {
-        let (shard, stored) = Shard::open(&single)?;
-        let named = stored.into_iter();
-        let named = named.map(|stored| (stored.name.clone(), (0, stored)));
+        let (shard, stored) = ShardFile::open(&single)?;
+        let named = stored
+            .into_iter()
+            .map(|stored| (stored.name.clone(), (0, stored)));
         return Ok((vec![shard], named.collect()));
     }
     let path = folder.join(INDEX);
     if !path.exists() {
-        let what = format!("it has neither {SINGLE} nor {INDEX}, and no other weights are read");
+        let what = format!("it has neither {SINGLE} nor {INDEX}");
         return Err(CheckpointError::corrupt(folder, what));
     }
     let corrupt = |what| CheckpointError::corrupt(&path, what);
     let index = ShardIndex::parse(&read_text(&path)?).map_err(corrupt)?;
     let files: BTreeSet<&String> = index.weight_map.values().collect();
-    let (mut shards, mut found) = (vec![], Found::new());
+    let (mut shards, mut found) = (vec![], StoredTensors::new());
     for file in files {
-        let (shard, stored) = Shard::open(&folder.join(file))?;
+        let (shard, stored) = ShardFile::open(&folder.join(file))?;
         for stored in stored {
             if index.weight_map.get(&stored.name) != Some(file) {
-                let what = format!("{file} has {}, which is not said to be there", stored.name);
+                let what = format!(
+                    "{file} has {}, which the index does not list there",
+                    stored.name
+                );
                 return Err(corrupt(what));
             }
             found.insert(stored.name.clone(), (shards.len(), stored));
@@ -171,7 +179,7 @@ pub(super) fn open_shards(folder: &Path) -> Result<(Vec<Shard>, Found), Checkpoi
     {
         None => Ok((shards, found)),
         Some((name, file)) => Err(corrupt(format!(
-            "{name} is said to be in {file}, and is not"
+            "{name} is not in {file}, where the index lists it"
         ))),
     }
 }

@@ -1,9 +1,9 @@
-//! Exchanging the dims of a matrix of bytes.
+//! Transposes matrices of bytes.
 
 /// Rows and columns of a tile, whose lines stay in the cache.
 const TILE: usize = 32;
 
-/// A matrix `[rows, columns]` of elements of `size` bytes as `[columns, rows]`.
+/// Transposes a matrix `[rows, columns]` of elements of `size` bytes to `[columns, rows]`.
 pub(super) fn transpose(bytes: &[u8], rows: usize, columns: usize, size: usize) -> Vec<u8> {
     match size {
         2 => of::<2>(bytes, rows, columns),

@@ -1,6 +1,5 @@
-//! How a test that cannot run where it was started says so. The harness of `cargo test` knows no tests
-//! that find this out when they run: it counts them as passed. `cargo xtask test` reads the lines that
-//! are printed here, and counts and lists these tests as skipped.
+//! Marks tests as skipped at run time. The harness of `cargo test` does not support that and counts them as
+//! passed; `cargo xtask test` parses the lines printed here, and counts and lists the tests as skipped.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -9,47 +8,47 @@ use std::thread;
 const WHOLE: &str = "skipped: ";
 const PART: &str = "skipped in part: ";
 
-/// Says that the calling test could not run. It should return then.
+/// Marks the calling test as skipped. The test should then return.
 pub fn skipped(reason: impl Display) {
     print(WHOLE, reason);
 }
 
-/// Says that a part of the calling test could not run; the test counts by the rest.
+/// Marks a part of the calling test as skipped.
 pub fn skipped_in_part(reason: impl Display) {
     print(PART, reason);
 }
 
-/// What a line of a test binary's output says of a test.
+/// A skipped test, parsed from the output of a test binary.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Skip {
-    /// It could not run: `NAME: reason`.
+    /// The whole test: `NAME: reason`.
     Whole(String),
-    /// A part of it could not run: `NAME: reason`.
+    /// A part of the test: `NAME: reason`.
     Part(String),
 }
 
 impl Skip {
-    /// Reads a line; `None` if it is another one.
+    /// Parses a line; `None` if it is not a skip line.
     pub fn parse(line: &str) -> Option<Self> {
         let line = line.trim_end();
         let whole = line
             .strip_prefix(WHOLE)
-            .map(|told| Self::Whole(told.into()));
-        whole.or_else(|| line.strip_prefix(PART).map(|told| Self::Part(told.into())))
+            .map(|text| Self::Whole(text.into()));
+        whole.or_else(|| line.strip_prefix(PART).map(|text| Self::Part(text.into())))
     }
 }
 
-/// Straight to standard output: the harness keeps what the macros print to itself if the test passes. It may
-/// have printed the beginning of a line.
+/// Prints directly to standard output: the harness captures the output of macros if the test passes. Starts
+/// with a line break, as the harness may have printed the start of a line.
 fn print(kind: &str, reason: impl Display) {
     let thread = thread::current();
     let line = line(kind, thread.name().unwrap_or("a test"), reason);
     let mut out = std::io::stdout().lock();
-    // A closed pipe is no reason for a test to fail.
+    // A closed pipe must not fail the test.
     let _ = write!(out, "\n{line}\n").and_then(|()| out.flush());
 }
 
-/// One line, whatever the reason holds.
+/// Formats one line; line breaks in the reason are replaced.
 fn line(kind: &str, test: &str, reason: impl Display) -> String {
     format!("{kind}{test}: {reason}").replace(['\n', '\r'], " ")
 }
@@ -60,12 +59,12 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_they_are_written() {
-        let told = || "disk::full: no root,\nno disk";
+        let text = || "disk::full: no root,\nno disk";
         let read = |kind| {
-            let (test, reason) = told().split_once(": ").unwrap();
+            let (test, reason) = text().split_once(": ").unwrap();
             Skip::parse(&(line(kind, test, reason) + "\n"))
         };
-        let expected = told().replace('\n', " ");
+        let expected = text().replace('\n', " ");
         assert_eq!(read(WHOLE), Some(Skip::Whole(expected.clone())));
         assert_eq!(read(PART), Some(Skip::Part(expected)));
         assert_eq!(Skip::parse("step 2: skipped: on every rank"), None);

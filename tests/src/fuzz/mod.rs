@@ -1,8 +1,8 @@
-//! What reads bytes that anybody may have written, to be fuzzed.
+//! Fuzz targets: parsers of untrusted bytes.
 //!
-//! `tools/fuzz/` has a cargo-fuzz target for each; `tests/fuzz.rs` runs each for a short time, over
-//! [mutations](Mutations) of its seeds. A target must return: no panic, and no allocation that the
-//! input's length does not explain.
+//! `tools/fuzz/` has a cargo-fuzz target for each; `tests/fuzz.rs` runs each for a short time over
+//! [mutations](Mutations) of its seeds. A target must not panic, and its allocations must be proportional
+//! to the length of the input.
 
 mod mutations;
 mod targets;
@@ -10,13 +10,13 @@ mod targets;
 pub use mutations::Mutations;
 pub use targets::TARGETS;
 
-/// Something that reads bytes.
+/// A fuzz target.
 pub struct Target {
-    /// Its name, that of the file in `tools/fuzz/fuzz_targets`.
+    /// The name, that of the file in `tools/fuzz/fuzz_targets`.
     pub name: &'static str,
-    /// Inputs that it accepts, to begin with.
+    /// Valid inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Reads an input, and says whether it was accepted.
+    /// Parses an input; returns whether it was valid.
     pub run: fn(&[u8]) -> bool,
 }
 
@@ -24,7 +24,7 @@ pub struct Target {
 ///
 /// # Panics
 ///
-/// Where there is none, and where the target does.
+/// If there is no such target, or the target panics.
 pub fn run(name: &str, input: &[u8]) {
     let target = TARGETS.iter().find(|target| target.name == name);
     let target = target.unwrap_or_else(|| panic!("there is no target {name}"));

@@ -1,8 +1,8 @@
-//! Inputs that are almost right.
+//! Mutations of valid inputs.
 
 use burn_megatron::kernels::philox::Stream;
 
-/// Numbers at which arithmetic turns over.
+/// Numbers at which arithmetic may overflow.
 const EDGES: [u64; 10] = [
     0,
     1,
@@ -16,7 +16,7 @@ const EDGES: [u64; 10] = [
     u64::MAX,
 ];
 
-/// An endless row of mutations of some seeds, the same for the same seed.
+/// An endless iterator of mutations of some inputs, deterministic for a seed.
 pub struct Mutations {
     seeds: Vec<Vec<u8>>,
     stream: Stream,
@@ -24,9 +24,9 @@ pub struct Mutations {
 }
 
 impl Mutations {
-    /// Mutations of `seeds`, of which there must be one.
+    /// Mutations of `seeds`, which must not be empty.
     pub fn new(seeds: Vec<Vec<u8>>, seed: u64) -> Self {
-        assert!(!seeds.is_empty(), "there is nothing to mutate");
+        assert!(!seeds.is_empty(), "no inputs to mutate");
         Self {
             seeds,
             stream: Stream::new(seed, 0),
@@ -46,8 +46,8 @@ impl Mutations {
         EDGES[self.draw(EDGES.len())]
     }
 
-    /// A stretch of an input of this length.
-    fn stretch(&mut self, len: usize) -> std::ops::Range<usize> {
+    /// A random range of an input of this length.
+    fn range(&mut self, len: usize) -> std::ops::Range<usize> {
         let start = self.draw(len + 1);
         let most = (len - start).min(1 + self.draw(32));
         start..start + most
@@ -70,10 +70,10 @@ impl Mutations {
                 let width = [1, 2, 4, 8][self.draw(4)].min(len - at);
                 input[at..at + width].copy_from_slice(&bytes[..width]);
             }
-            3 => drop(input.drain(self.stretch(len))),
+            3 => drop(input.drain(self.range(len))),
             4 => input.truncate(self.draw(len + 1)),
             5 => {
-                let copy = input[self.stretch(len)].to_vec();
+                let copy = input[self.range(len)].to_vec();
                 let at = self.draw(len + 1);
                 input.splice(at..at, copy);
             }
@@ -81,8 +81,8 @@ impl Mutations {
             7 => {
                 let number = self.draw(self.seeds.len());
                 let other = self.seeds[number].clone();
-                let part = other[self.stretch(other.len())].to_vec();
-                let at = self.stretch(len);
+                let part = other[self.range(other.len())].to_vec();
+                let at = self.range(len);
                 input.splice(at, part);
             }
             _ => {
@@ -93,7 +93,7 @@ impl Mutations {
         }
     }
 
-    /// Writes another number where text has one.
+    /// Replaces a number in the text by another one.
     fn change_number(&mut self, input: &mut Vec<u8>) {
         let from = self.draw(input.len() + 1);
         let Some(start) = input[from..].iter().position(u8::is_ascii_digit) else {

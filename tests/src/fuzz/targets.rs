@@ -1,11 +1,11 @@
-//! The targets.
+//! The fuzz targets.
 
 use burn_megatron::checkpoint::{
-    About, Checksum, ElementType, FileEntry, Manifest, ObjectEntry, PieceEntry, Slice, TensorEntry,
-    parse_header,
+    CheckpointMetadata, Checksum, ElementType, FileEntry, Manifest, ObjectEntry, ShardEntry,
+    TensorEntry, TensorSlice, parse_header,
 };
 use burn_megatron::comm::read_session;
-use burn_megatron::data::indexed::Header;
+use burn_megatron::data::indexed::IndexHeader;
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, generate, validate,
 };
@@ -75,8 +75,8 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         name: "manifest",
-        seeds: || vec![unsealed(&small_manifest())],
-        run: |input| Manifest::parse(input).is_ok() || manifest(&sealed(input)),
+        seeds: || vec![without_checksum(&small_manifest())],
+        run: |input| Manifest::parse(input).is_ok() || manifest(&with_checksum(input)),
     },
     Target {
         name: "recipe",
@@ -119,7 +119,7 @@ pub const TARGETS: &[Target] = &[
         name: "token_index",
         seeds: || vec![data!("a.idx"), data!("b.idx"), data!("small.idx")],
         run: |input| {
-            let header = Header::parse(input);
+            let header = IndexHeader::parse(input);
             header.is_ok_and(|header| header.check(input, BIN_BYTES).is_ok())
         },
     },
@@ -133,7 +133,7 @@ fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// What ranks of two say at the rendezvous, one line each after the hello.
+/// The messages of a rank of two at the rendezvous, one per line, after the hello.
 fn sessions() -> Vec<Vec<u8>> {
     let hello = json!({
         "version": env!("CARGO_PKG_VERSION"), "rank": 1, "size": 2, "world": 0,
@@ -182,30 +182,30 @@ fn schedules() -> Vec<Vec<u8>> {
     kinds.into_iter().map(csv).collect()
 }
 
-/// What a manifest has before its checksum, without which no change would be looked at.
-fn unsealed(manifest: &Manifest) -> Vec<u8> {
+/// A manifest without its checksum: with it every mutation would be rejected.
+fn without_checksum(manifest: &Manifest) -> Vec<u8> {
     let mut bytes = manifest.to_bytes();
-    bytes.truncate(bytes.len() - sealed(b"").len());
+    bytes.truncate(bytes.len() - with_checksum(b"").len());
     bytes
 }
 
-/// The same with its checksum.
-fn sealed(body: &[u8]) -> Vec<u8> {
+/// A manifest body with its checksum appended.
+fn with_checksum(body: &[u8]) -> Vec<u8> {
     let end = format!("\"checksum\": \"{}\"\n}}\n", Checksum::of(body));
     [body, end.as_bytes()].concat()
 }
 
-/// Reads a manifest, and what is written of it again.
+/// Parses a manifest, writes it and parses it again.
 fn manifest(bytes: &[u8]) -> bool {
     let Ok(manifest) = Manifest::parse(bytes) else {
         return false;
     };
-    let again = Manifest::parse(&manifest.to_bytes()).expect("what is written is read");
+    let again = Manifest::parse(&manifest.to_bytes()).expect("a written manifest is valid");
     assert_eq!(again.tensors, manifest.tensors);
     true
 }
 
-/// Two files: a tensor in two boxes, one of them in each, a whole one, and an object.
+/// Two files: a tensor in two slices, one per file, an unsplit tensor, and an object.
 fn small_manifest() -> Manifest {
     let checksums = || vec![Checksum::of(b"some bytes")];
     let file = |name: &str, size| FileEntry {
@@ -214,23 +214,23 @@ fn small_manifest() -> Manifest {
         header: 64,
         checksum: Checksum::of(name.as_bytes()),
     };
-    let piece = |file, begin, offset: [usize; 2], shape: [usize; 2]| PieceEntry {
+    let shard = |file, begin, offset: [usize; 2], shape: [usize; 2]| ShardEntry {
         file,
         begin,
-        slice: Slice {
+        slice: TensorSlice {
             offset: offset.to_vec(),
             shape: shape.to_vec(),
         },
         checksums: checksums(),
     };
-    let tensor = |key: &str, dtype, shape: [usize; 2], pieces| TensorEntry {
+    let tensor = |key: &str, dtype, shape: [usize; 2], shards| TensorEntry {
         key: key.into(),
         dtype,
         shape: shape.to_vec(),
-        pieces,
+        shards,
     };
     Manifest {
-        about: About {
+        metadata: CheckpointMetadata {
             step: 7,
             samples: 56,
             layout: "tp2".into(),
@@ -246,13 +246,13 @@ fn small_manifest() -> Manifest {
                 "model/norm",
                 ElementType::Bf16,
                 [1, 4],
-                vec![piece(0, 64 + 48, [0, 0], [1, 4])],
+                vec![shard(0, 64 + 48, [0, 0], [1, 4])],
             ),
             tensor(
                 "model/weight",
                 ElementType::F32,
                 [4, 6],
-                vec![piece(0, 64, [0, 0], [4, 3]), piece(1, 64, [0, 3], [4, 3])],
+                vec![shard(0, 64, [0, 0], [4, 3]), shard(1, 64, [0, 3], [4, 3])],
             ),
         ],
         objects: vec![ObjectEntry {
@@ -265,7 +265,7 @@ fn small_manifest() -> Manifest {
     }
 }
 
-/// A whole file of three tensors.
+/// A complete file of three tensors.
 fn small_safetensors() -> Vec<u8> {
     let header = json!({
         "__metadata__": { "format": "pt" },
@@ -278,12 +278,12 @@ fn small_safetensors() -> Vec<u8> {
     [&length[..], &header, &[7; 32]].concat()
 }
 
-/// What stands beside token files of bytes.
+/// The sidecar of a token file of bytes.
 fn sidecars() -> Vec<Vec<u8>> {
     let mut info = TokenFileInfo::new(&Tokenizer::bytes());
     (info.tokens, info.bytes, info.documents) = (120, 300, 4);
     info.inputs = vec!["corpus.jsonl".into()];
     info.key = Some("text".into());
     let text = serde_json::to_vec(&info);
-    vec![text.expect("text and numbers have a form in JSON")]
+    vec![text.expect("text and numbers are valid JSON")]
 }

@@ -1,4 +1,4 @@
-//! A run that is saved goes on as if it had never stopped, and under any other layout.
+//! A saved run resumes as if it had not stopped, also under another layout.
 
 mod matrix;
 mod run;

@@ -1,9 +1,9 @@
-//! Saved under one layout, loaded under another: the same bits, and the same next loss.
+//! Saved under one layout, loaded under another: bit-equal tensors, and the same next loss.
 
 use std::path::PathBuf;
 
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron_tests::near::{CLOSE, assert_near, assert_steps_near};
+use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
 
 use super::run::{Case, Folder, assert_same};
 
@@ -49,12 +49,12 @@ fn every_pair_of_layouts_of_a_llama_with_few_groups() {
 
 #[test]
 fn every_pair_of_layouts_of_a_tied_gpt_with_a_padded_vocabulary() {
-    // The embedding lies once, at both ends, and in parts.
+    // The embedding is on one stage, on both ends, and sharded.
     let layouts: Vec<_> = LAYOUTS.into_iter().skip(1).step_by(2).collect();
     every_pair(&Case::gpt("tp1"), &layouts);
 }
 
-/// One layer on the first stage and three on the second, and the other way round.
+/// One layer on the first stage and three on the second, and vice versa.
 #[test]
 fn uneven_stages() {
     let split = |first, last| LayerSplit::Ends { first, last };
@@ -74,7 +74,7 @@ fn uneven_stages() {
     }
 }
 
-/// The next losses are those of a run that was never saved.
+/// The next losses equal those of a run that was not saved.
 #[test]
 fn another_layout_goes_on_as_the_first_one_would() {
     let folder = Folder::new();

@@ -1,4 +1,4 @@
-//! Small runs that save, and go on.
+//! Small runs that save and resume.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,16 +6,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device};
 use burn_megatron::checkpoint::state::StateError;
-use burn_megatron::checkpoint::{Checkpoint, Leniency, Slice, TensorSource};
-use burn_megatron::choice::Choices;
-use burn_megatron::comm::{Groups, World};
+use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSlice, TensorSource};
+use burn_megatron::choice::KernelChoices;
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    Observer, ObserverError, Pipeline, Saved, Saver, Saving, TrainConfig, TrainError, Trainer,
+    Observer, ObserverError, PipelineConfig, SaveConfig, SavedCheckpoint, Saver, TrainConfig,
+    TrainError, Trainer,
 };
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};
@@ -23,7 +24,7 @@ use burn_megatron_tests::Text;
 
 pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A folder that is gone with the test.
+/// A temporary folder.
 pub struct Folder(PathBuf);
 
 impl Folder {
@@ -47,22 +48,22 @@ impl Drop for Folder {
     }
 }
 
-/// Everything that decides what a run computes, and how.
+/// All settings of a run.
 #[derive(Clone)]
 pub struct Case {
     pub model: TransformerConfig,
     pub layout: Layout,
     pub split: LayerSplit,
     pub fp8: Fp8Config,
-    pub kernels: Choices,
-    /// Its data parallelism is that of the layout, but for types.
+    pub kernels: KernelChoices,
+    /// Data parallelism is that of the layout, except for types.
     pub train: TrainConfig,
     pub asynchronous: bool,
     pub every: Option<u64>,
 }
 
 impl Case {
-    /// Six steps of a small Llama: grouped queries, SwiGLU, an output weight of its own, dropout.
+    /// Six steps of a small Llama: grouped queries, SwiGLU, an untied output weight, dropout.
     pub fn llama(layout: &str) -> Self {
         let model = TransformerConfig {
             context: 16,
@@ -90,14 +91,14 @@ impl Case {
             layout: layout.parse().unwrap(),
             split: LayerSplit::Even,
             fp8: Fp8Config::default(),
-            kernels: Choices::default(),
+            kernels: KernelChoices::default(),
             train,
             asynchronous: false,
             every: None,
         }
     }
 
-    /// The same with a GPT: learned positions, biases, tied ends, a vocabulary that is padded.
+    /// The same with a GPT: learned positions, biases, tied weights, a padded vocabulary.
     pub fn gpt(layout: &str) -> Self {
         let llama = Self::llama(layout);
         let model = TransformerConfig {
@@ -132,7 +133,7 @@ impl Case {
         config.micro_batch_size = self.layout.micro_batch.unwrap_or(1);
         config.data_parallel.zero_stage = self.layout.zero_stage;
         config.data_parallel.hsdp = self.layout.hsdp;
-        // Several buckets, and parameters that lie in two shards.
+        // Several buckets, and parameters that span two shards.
         config.data_parallel.bucket_size = self.layout.data_parallel().bucket_size;
         config.data_parallel.bucket_size = own.bucket_size.or(config.data_parallel.bucket_size);
         config
@@ -143,11 +144,11 @@ impl Case {
     }
 
     /// The trainer of a rank.
-    pub fn trainer(&self, groups: &Groups) -> Result<Trainer<Transformer>, AnyError> {
+    pub fn trainer(&self, groups: &ParallelContext) -> Result<Trainer<Transformer>, AnyError> {
         let (device, config) = (Device::flex(), self.config());
         let computing = config.data_parallel.precision.of(DType::F32);
-        let scope = Scope::with(groups, &device, config.seed, DType::F32)
-            .computing_in(computing)
+        let scope = ModelBuilder::with(groups, &device, config.seed, DType::F32)
+            .with_compute_dtype(computing)
             .with_kernels(&self.kernels)?
             .with_fp8(&self.fp8)?;
         let parallel = self.layout.sequence_parallel;
@@ -161,7 +162,7 @@ impl Case {
         let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
         let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
         let model = self.model.init_stages(scope, parallel, &own)?;
-        let pipeline = Pipeline {
+        let pipeline = PipelineConfig {
             schedule,
             defer_embedding_wgrad: None,
         };
@@ -173,7 +174,7 @@ impl Case {
     /// Runs something on every rank.
     pub fn on_ranks<T: Send>(
         &self,
-        run: impl Fn(&Groups) -> Result<T, AnyError> + Sync,
+        run: impl Fn(&ParallelContext) -> Result<T, AnyError> + Sync,
     ) -> Result<Vec<T>, String> {
         let mesh = ParallelConfig::new()
             .with_tensor(self.layout.tensor)
@@ -181,18 +182,18 @@ impl Case {
             .with_data(self.layout.data);
         let world = World::threads(self.ranks()).unwrap();
         let world = world.deadline(std::time::Duration::from_secs(60));
-        let run = world.run(|rank| run(&Groups::new(&mesh, &rank)?));
+        let run = world.run(|rank| run(&ParallelContext::new(&mesh, &rank)?));
         run.map_err(|error| error.to_string())
     }
 
-    /// Trains from a checkpoint or from the start, until `stop` steps are made, and saves into `into`.
+    /// Trains from a checkpoint or from the start until step `stop`, and saves into `into`.
     pub fn run(&self, from: Option<&Path>, stop: usize, into: Option<&Path>) -> Vec<Seen> {
         let text = Text::new();
         let text = text.open();
-        let run = |groups: &Groups| {
+        let run = |groups: &ParallelContext| {
             let mut trainer = self.trainer(groups)?;
             if let Some(from) = from {
-                trainer.load(&Checkpoint::open(from)?, Leniency::default())?;
+                trainer.load(&Checkpoint::open(from)?, LoadTolerance::default())?;
             }
             if let Some(into) = into {
                 trainer.save_with(Saver::open(self.saving(into), groups)?);
@@ -215,13 +216,13 @@ impl Case {
         self.on_ranks(run).unwrap()
     }
 
-    pub fn saving(&self, into: &Path) -> Saving {
-        Saving {
+    pub fn saving(&self, into: &Path) -> SaveConfig {
+        SaveConfig {
             asynchronous: self.asynchronous,
             every: self.every,
             layout: self.layout.to_string(),
             deadline: std::time::Duration::from_secs(30),
-            ..Saving::into_folder(into)
+            ..SaveConfig::into_folder(into)
         }
     }
 
@@ -229,9 +230,9 @@ impl Case {
     pub fn pass_on(&self, from: &Path, into: &Path) -> f64 {
         let text = Text::new();
         let text = text.open();
-        let run = |groups: &Groups| {
+        let run = |groups: &ParallelContext| {
             let mut trainer = self.trainer(groups)?;
-            trainer.load(&Checkpoint::open(from)?, Leniency::default())?;
+            trainer.load(&Checkpoint::open(from)?, LoadTolerance::default())?;
             trainer.save_with(Saver::open(self.saving(into), groups)?);
             trainer.save()?;
             let samples = text.samples(self.model.context, self.train.seed)?;
@@ -240,9 +241,9 @@ impl Case {
         self.on_ranks(run).unwrap()[0]
     }
 
-    /// What every rank says when it loads.
-    pub fn errors(&self, from: &Path, leniency: Leniency) -> Vec<Option<String>> {
-        let run = |groups: &Groups| {
+    /// The result of loading on every rank.
+    pub fn errors(&self, from: &Path, leniency: LoadTolerance) -> Vec<Option<String>> {
+        let run = |groups: &ParallelContext| {
             let mut trainer = self.trainer(groups)?;
             match trainer.load(&Checkpoint::open(from)?, leniency) {
                 Err(TrainError::State(StateError::Comm(error))) => Err(error.into()),
@@ -253,12 +254,12 @@ impl Case {
     }
 }
 
-/// What a rank saw, and has at the end.
+/// The observations and the final state of a rank.
 #[derive(Default)]
 pub struct Seen {
     pub steps: Vec<StepMetrics>,
     pub held_out: Vec<HeldOutMetrics>,
-    pub saved: Vec<Saved>,
+    pub saved: Vec<SavedCheckpoint>,
     pub weights: Vec<Vec<u64>>,
     pub losses: f64,
     stop: usize,
@@ -275,7 +276,7 @@ impl Observer for Seen {
         Ok(())
     }
 
-    fn saved(&mut self, saved: &Saved) -> Result<(), ObserverError> {
+    fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), ObserverError> {
         self.saved.push(saved.clone());
         Ok(())
     }
@@ -292,14 +293,14 @@ pub fn lines<T: std::fmt::Debug>(of: &[T]) -> Vec<String> {
     of.iter().map(|line| format!("{line:?}")).collect()
 }
 
-/// Checks that two checkpoints have the same tensors, bit for bit, and remember the same.
+/// Asserts that two checkpoints have bit-equal tensors and the same state.
 pub fn assert_same(name: &str, one: &Path, other: &Path) {
     let [one, other] = [one, other].map(|path| Checkpoint::open(path).unwrap());
     assert_eq!(one.keys(), other.keys(), "{name}");
     for key in one.keys() {
         let meta = one.tensor(&key).unwrap();
         assert_eq!(other.tensor(&key).as_ref(), Some(&meta), "{name}");
-        let whole = Slice::whole(&meta.shape);
+        let whole = TensorSlice::whole(&meta.shape);
         let [a, b] = [&one, &other].map(|from| from.read(&key, &whole).unwrap());
         assert!(a == b, "{name}: {key}");
         assert!(a.iter().any(|byte| *byte != 0), "{name}: {key} is zeros");
@@ -312,7 +313,7 @@ pub fn assert_same(name: &str, one: &Path, other: &Path) {
             "{name}: {key}"
         );
     }
-    assert_eq!(one.about().state, other.about().state, "{name}");
-    assert_eq!(one.about().step, other.about().step, "{name}");
-    assert_eq!(one.about().samples, other.about().samples, "{name}");
+    assert_eq!(one.metadata().state, other.metadata().state, "{name}");
+    assert_eq!(one.metadata().step, other.metadata().step, "{name}");
+    assert_eq!(one.metadata().samples, other.metadata().samples, "{name}");
 }

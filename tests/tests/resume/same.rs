@@ -1,18 +1,18 @@
-//! The same layout: the same bits.
+//! Resuming in the same layout is bit-equal.
 
 use burn_megatron::checkpoint::{Checkpoint, Retention};
-use burn_megatron::choice::Choices;
+use burn_megatron::choice::KernelChoices;
 use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, LossScaleConfig};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{Saver, TrainConfig};
 use burn_megatron_tests::Text;
-use burn_megatron_tests::near::assert_steps_near;
+use burn_megatron_tests::tolerance::assert_steps_near;
 
 use super::run::{Case, Folder, Seen, assert_same, lines};
 
-/// Six steps are three, a checkpoint, and three.
+/// Six steps equal three, a checkpoint, and three.
 fn goes_on(name: &str, case: &Case) {
     let folder = Folder::new();
     let [whole, half] = ["whole", "half"].map(|name| folder.join(name));
@@ -44,9 +44,10 @@ fn whatever_is_shared() {
         "dp4-mb3-z1-hsdp2",
         "dp4-mb3-z3-hsdp2",
     ] {
-        let case = match layout.contains("z3") {
-            true => Case::llama(layout),
-            false => Case::gpt(layout),
+        let case = if layout.contains("z3") {
+            Case::llama(layout)
+        } else {
+            Case::gpt(layout)
         };
         goes_on(layout, &case);
     }
@@ -135,8 +136,8 @@ fn eight_bits() {
     }
 }
 
-fn unfused() -> Choices {
-    let mut choices = Choices::default();
+fn unfused() -> KernelChoices {
+    let mut choices = KernelChoices::default();
     choices.set("unfused").unwrap();
     choices
 }
@@ -174,7 +175,7 @@ fn either_optimizer_loads_what_the_other_saved() {
     }
 }
 
-/// With scales that a skipped step has changed just before the checkpoint.
+/// With scales that a skipped step changed just before the checkpoint.
 #[test]
 fn eight_bits_with_skipped_steps() {
     for (gather, initial) in [(false, 40), (true, 40), (false, 12), (true, 12)] {
@@ -201,9 +202,9 @@ fn eight_bits_with_skipped_steps() {
     }
 }
 
-/// Training goes on while the tensors of an earlier step are written.
+/// Training continues while the tensors of an earlier step are written.
 #[test]
-fn saving_in_the_background_saves_what_was() {
+fn saving_in_the_background_saves_the_earlier_weights() {
     let folder = Folder::new();
     for layout in ["dp2-mb3", "dp2-mb3-z3", "tp2-pp2-mb3/1f1b"] {
         let case = Case {
@@ -245,7 +246,7 @@ fn saving_in_the_background_saves_what_was() {
 }
 
 #[test]
-fn old_checkpoints_go() {
+fn old_checkpoints_are_removed() {
     let folder = Folder::new();
     let case = Case {
         every: Some(1),
@@ -262,7 +263,7 @@ fn old_checkpoints_go() {
             every: Some(3),
         };
         trainer.save_with(Saver::open(saving, groups)?);
-        trainer.fit(&text, &mut burn_megatron::train::Silent)?;
+        trainer.fit(&text, &mut burn_megatron::train::NoopObserver)?;
         Ok(())
     };
     case.on_ranks(run).unwrap();
@@ -275,9 +276,9 @@ fn old_checkpoints_go() {
     assert_eq!(names, ["step-00000003", "step-00000005", "step-00000006"]);
 }
 
-/// A run that is begun anew with larger batches takes the samples that come next.
+/// A run that is resumed with larger batches reads the next samples.
 #[test]
-fn another_batch_size_goes_on_with_the_next_sample() {
+fn another_batch_size_continues_with_the_next_sample() {
     let folder = Folder::new();
     let case = Case::llama("dp2-mb3");
     let from = folder.join("from");
@@ -292,7 +293,7 @@ fn another_batch_size_goes_on_with_the_next_sample() {
     let to = folder.join("to");
     larger.run(Some(&from), 5, Some(&to));
     assert_eq!(
-        Checkpoint::open(&to).unwrap().about().samples,
+        Checkpoint::open(&to).unwrap().metadata().samples,
         3 * 12 + 2 * 24
     );
 }

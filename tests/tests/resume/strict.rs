@@ -1,9 +1,9 @@
-//! What does not fit is an error, on every rank, unless it is allowed by name.
+//! A checkpoint that does not fit is an error on every rank, unless leniency allows it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_megatron::checkpoint::{Checkpoint, Leniency, load_weights};
+use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, load_weights};
 use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::train::Saver;
@@ -18,8 +18,8 @@ fn saved(case: &Case, folder: &Folder) -> PathBuf {
     path
 }
 
-/// Every rank refuses, and some say this.
-fn refused(case: &Case, from: &Path, leniency: Leniency, says: &[&str]) {
+/// Asserts that loading fails on every rank, with these texts on some.
+fn refused(case: &Case, from: &Path, leniency: LoadTolerance, says: &[&str]) {
     let errors = case.errors(from, leniency);
     assert!(errors.iter().all(Option::is_some), "{errors:?}");
     for text in says {
@@ -28,22 +28,22 @@ fn refused(case: &Case, from: &Path, leniency: Leniency, says: &[&str]) {
     }
 }
 
-fn allowed(case: &Case, from: &Path, leniency: Leniency) {
+fn allowed(case: &Case, from: &Path, leniency: LoadTolerance) {
     let errors = case.errors(from, leniency);
     assert!(errors.iter().all(Option::is_none), "{errors:?}");
 }
 
-const MISSING: Leniency = Leniency {
+const MISSING: LoadTolerance = LoadTolerance {
     missing: true,
     unexpected: false,
     rounding: false,
 };
-const UNEXPECTED: Leniency = Leniency {
+const UNEXPECTED: LoadTolerance = LoadTolerance {
     missing: false,
     unexpected: true,
     rounding: false,
 };
-const ROUNDING: Leniency = Leniency {
+const ROUNDING: LoadTolerance = LoadTolerance {
     missing: false,
     unexpected: false,
     rounding: true,
@@ -54,13 +54,13 @@ fn tensors_that_are_missing_or_too_many() {
     let folder = Folder::new();
     let case = Case::llama(LAYOUT);
     let from = saved(&case, &folder);
-    allowed(&case, &from, Leniency::default());
+    allowed(&case, &from, LoadTolerance::default());
     let layers = |layers| {
         let mut other = case.clone();
         other.model.layers = layers;
         other
     };
-    let strict = Leniency::default();
+    let strict = LoadTolerance::default();
     refused(
         &layers(6),
         &from,
@@ -71,21 +71,21 @@ fn tensors_that_are_missing_or_too_many() {
     allowed(&layers(6), &from, MISSING);
     let says = [
         "model/blocks.2.attention.qkv.weight",
-        "which the model has not",
+        "which the model does not have",
     ];
     refused(&layers(2), &from, strict, &says);
     refused(&layers(2), &from, MISSING, &says);
     allowed(&layers(2), &from, UNEXPECTED);
 }
 
-/// Only the ranks of one stage see it; all say it.
+/// Only the ranks of one stage read it; all return the error.
 #[test]
 fn another_shape_is_never_allowed() {
     let folder = Folder::new();
     let from = saved(&Case::llama(LAYOUT), &folder);
     let mut case = Case::llama(LAYOUT);
     case.model.mlp_width = Some(32);
-    let all = Leniency {
+    let all = LoadTolerance {
         missing: true,
         unexpected: true,
         rounding: true,
@@ -109,20 +109,20 @@ fn types_that_would_round() {
         "BF16 in this run",
         "allow rounding by name",
     ];
-    refused(&narrow, &from, Leniency::default(), &says);
+    refused(&narrow, &from, LoadTolerance::default(), &says);
     allowed(&narrow, &from, ROUNDING);
-    // The other way round nothing is lost.
+    // The opposite conversion is exact.
     let folder = Folder::new();
     let from = saved(&narrow, &folder);
-    allowed(&Case::llama(LAYOUT), &from, Leniency::default());
+    allowed(&Case::llama(LAYOUT), &from, LoadTolerance::default());
 }
 
 #[test]
-fn what_else_a_run_remembers() {
+fn the_other_state_of_a_run() {
     let folder = Folder::new();
     let plain = Case::llama(LAYOUT);
     let from = saved(&plain, &folder);
-    let strict = Leniency::default();
+    let strict = LoadTolerance::default();
     let mut seed = plain.clone();
     seed.train.seed = 7;
     refused(&seed, &from, strict, &["the seed 1", "this one has 7"]);
@@ -148,12 +148,12 @@ fn what_else_a_run_remembers() {
         &wide,
         &from,
         strict,
-        &["fp8/blocks.", "which the model has not"],
+        &["fp8/blocks.", "which the model does not have"],
     );
     allowed(&wide, &from, UNEXPECTED);
 }
 
-/// One rank reads the byte; all say so, in time.
+/// One rank reads the byte; all return the error, within the deadline.
 #[test]
 fn a_flipped_byte() {
     let folder = Folder::new();
@@ -170,12 +170,12 @@ fn a_flipped_byte() {
     refused(
         &case,
         &from,
-        Leniency::default(),
+        LoadTolerance::default(),
         &["part-00003.safetensors"],
     );
 }
 
-/// Weights alone leave the optimizer and the steps as they are.
+/// Loading only weights does not change the optimizer and the steps.
 #[test]
 fn weights_alone() {
     let folder = Folder::new();
@@ -184,10 +184,10 @@ fn weights_alone() {
     let other = case.layout("tp2-dp2-mb3-z3");
     let run = |groups: &_| {
         let mut trainer = other.trainer(groups)?;
-        trainer.load_weights(&Checkpoint::open(&from)?, Leniency::default())?;
+        trainer.load_weights(&Checkpoint::open(&from)?, LoadTolerance::default())?;
         assert_eq!((trainer.steps(), trainer.state().samples), (0, 0));
         let mut twice = other.trainer(groups)?;
-        twice.load(&Checkpoint::open(&from)?, Leniency::default())?;
+        twice.load(&Checkpoint::open(&from)?, LoadTolerance::default())?;
         assert_eq!((twice.steps(), twice.state().samples), (1, 12));
         let [one, two] = [&trainer, &twice].map(|of| of.model().parameters());
         for (one, two) in one.into_iter().zip(two) {
@@ -202,7 +202,7 @@ fn weights_alone() {
         let mut trainer = fewer.trainer(groups)?;
         let source = Checkpoint::open(&from)?;
         let error = trainer
-            .load_weights(&source, Leniency::default())
+            .load_weights(&source, LoadTolerance::default())
             .unwrap_err();
         assert!(error.to_string().contains("model/blocks.3."), "{error}");
         // Moments are not weights.
@@ -210,7 +210,7 @@ fn weights_alone() {
         Ok(())
     };
     fewer.on_ranks(run).unwrap();
-    // The function is there without a trainer.
+    // The function works without a trainer.
     let _ = load_weights::<burn_megatron_models::Transformer>;
 }
 
@@ -238,7 +238,7 @@ fn a_second_run_is_refused_on_every_rank() {
         .for_each(|error| assert_eq!(error, None));
 }
 
-/// A rank that cannot write ends the save of all.
+/// A rank that cannot write fails the save on all ranks.
 #[test]
 fn a_rank_that_cannot_write_fails_all() {
     for asynchronous in [false, true] {
@@ -252,7 +252,7 @@ fn a_rank_that_cannot_write_fails_all() {
             let mut trainer = case.trainer(groups)?;
             trainer.save_with(Saver::open(case.saving(&into), groups)?);
             let first = trainer.save().and_then(|_| trainer.finish_saving());
-            // What a draft is written to is gone: a file stands where its folder should be.
+            // The folder of the draft is replaced by a file.
             groups.world().barrier()?;
             if groups.rank() == 0 {
                 fs::rename(&into, into.with_extension("away"))?;

@@ -1,18 +1,18 @@
-//! What the kernels that stream are meant to reach on an H200, as shares of its copy bandwidth.
+//! Targets for the kernels that stream, as shares of the copy bandwidth of an H200.
 
-/// What is aimed at with some kernels.
+/// The target of some kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Aim {
-    /// How the names of the kernels begin.
+    /// Prefix of the names of the kernels.
     pub of: &'static str,
-    /// What their names hold besides, or nothing.
+    /// A part of their names, or empty.
     pub with: &'static str,
     /// The share of copy bandwidth.
     pub share: f64,
-    /// Pointers, by their places among the parameters, to what is read from a cache: weights and tables that all rows
-    /// share, values that all units of a row share.
+    /// Pointers, by their index among the parameters, to data that is read from a cache: weights
+    /// and tables shared by all rows, values shared by all units of a row.
     pub cached: &'static [u32],
-    /// Why kernels may have a bound under the aim.
+    /// Why a bound under the target is accepted.
     pub excuse: Option<&'static str>,
 }
 
@@ -26,7 +26,7 @@ const fn aim(of: &'static str, share: f64, cached: &'static [u32]) -> Aim {
     }
 }
 
-/// All aims. Of several for a kernel the first counts.
+/// All targets. The first that matches a kernel counts.
 pub const AIMS: &[Aim] = &[
     aim("accumulate/", 0.90, &[]),
     Aim {

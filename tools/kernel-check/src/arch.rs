@@ -1,9 +1,9 @@
 //! The architectures that kernels are compiled for.
 
-/// An architecture, and the device that stands for it.
+/// An architecture, with the limits of a device of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arch {
-    /// As the compilers call it. An `a` at the end allows what only this architecture has.
+    /// The name for the compilers. A trailing `a` allows features that only this architecture has.
     pub name: &'static str,
     /// Compute capability times ten.
     pub version: u32,
@@ -40,7 +40,10 @@ pub fn parse(name: &str) -> Result<Arch, String> {
     let found = ARCHS.into_iter().find(|arch| arch.name == name);
     found.ok_or_else(|| {
         let names: Vec<_> = ARCHS.iter().map(|arch| arch.name).collect();
-        format!("there is {}", names.join(", "))
+        format!(
+            "invalid architecture {name:?}: expected one of {}",
+            names.join(", ")
+        )
     })
 }
 
@@ -49,13 +52,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_found_and_others_are_answered_with_the_list() {
+    fn known_names_are_found_and_the_error_lists_them() {
         for arch in ARCHS {
             assert_eq!(parse(arch.name), Ok(arch));
         }
         assert_eq!(
             parse("sm_90").unwrap_err(),
-            "there is sm_80, sm_90a, sm_100a"
+            "invalid architecture \"sm_90\": expected one of sm_80, sm_90a, sm_100a"
         );
     }
 }

@@ -1,8 +1,8 @@
-//! From a kernel to CUDA C++, as CubeCL does it on a device.
+//! Emits a kernel as CUDA C++, as CubeCL does on a device.
 
 use std::sync::Arc;
 
-use burn_megatron_kernels::specimen::{Specimen, Target};
+use burn_megatron_kernels::aot::{AotInstance, AotTarget};
 use cubecl::ir::features::{Features, Plane, Tma, TypeUsage};
 use cubecl::ir::{
     ContiguousElements, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties,
@@ -34,9 +34,9 @@ pub struct Source {
 }
 
 /// Expands a kernel and compiles it to CUDA C++. The error is CubeCL's.
-pub fn emit(specimen: &Specimen, arch: Arch) -> Result<Source, String> {
+pub fn emit(instance: &AotInstance, arch: Arch) -> Result<Source, String> {
     let definition =
-        define_kernel(&*specimen.kernel).map_err(|error| format!("CubeCL: {error:?}"))?;
+        define_kernel(&*instance.kernel).map_err(|error| format!("CubeCL: {error:?}"))?;
     let units = definition.settings.cube_dim.num_elems();
     let kernel = CppCompiler::<Cuda>::default()
         .compile(definition, &options(arch))
@@ -48,9 +48,9 @@ pub fn emit(specimen: &Specimen, arch: Arch) -> Result<Source, String> {
     })
 }
 
-/// What kernels are expanded for: the properties that CubeCL's CUDA runtime reads from a device.
-pub fn target(arch: Arch) -> Target {
-    Target {
+/// The target of an architecture: the properties that CubeCL's CUDA runtime reads from a device.
+pub fn target(arch: Arch) -> AotTarget {
+    AotTarget {
         device: Arc::new(device(arch)),
         compiler: Arc::new(TargetProperties {
             mma: MmaProperties {

@@ -7,16 +7,16 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn_megatron_kernel_check::arch::{self, ARCHS, Arch};
-use burn_megatron_kernel_check::bound::{self, H200, Launch};
-use burn_megatron_kernel_check::table::{Outcome, Row, render};
+use burn_megatron_kernel_check::bound::{self, H200, LaunchShape};
+use burn_megatron_kernel_check::checks::{self, KernelRequirements};
+use burn_megatron_kernel_check::table::{KernelOutcome, ReportRow, render};
 use burn_megatron_kernel_check::toolchain::Toolchain;
-use burn_megatron_kernel_check::verdict::{self, Purpose};
 use burn_megatron_kernel_check::{aims, emit, types};
-use burn_megatron_kernels::specimen::{Specimen, specimens};
+use burn_megatron_kernels::aot::{AotInstance, aot_instances};
 use clap::Parser;
 use rayon::prelude::*;
 
-/// Compiles every CUDA kernel to machine code, with no GPU, and judges it.
+/// Compiles every CUDA kernel to machine code, without a GPU, and checks it.
 #[derive(Parser)]
 #[command(name = "kernel-check")]
 struct Cli {
@@ -51,19 +51,20 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<bool, String> {
     let start = Instant::now();
     let toolchain = Toolchain::open(&cli.wheels)?;
-    let archs = match cli.arch.is_empty() {
-        true => &ARCHS[..],
-        false => &cli.arch,
+    let archs = if cli.arch.is_empty() {
+        &ARCHS[..]
+    } else {
+        &cli.arch
     };
     let mut work = Vec::new();
     for arch in archs {
         let folder = cli.keep.join(arch.name);
         fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        let kernels = specimens(&emit::target(*arch));
+        let kernels = aot_instances(&emit::target(*arch));
         let names = names(&kernels)?;
         let every_type = !cli.arch.is_empty() || arch.name == types::EVERY_TYPE;
         let part = cli.only.as_deref().unwrap_or_default();
-        let wanted = |kernel: &Specimen| {
+        let wanted = |kernel: &AotInstance| {
             kernel.name.contains(part) && (every_type || !types::is_in_bf16(&kernel.name, &names))
         };
         let kernels = kernels.into_iter().filter(wanted);
@@ -71,20 +72,20 @@ fn run(cli: &Cli) -> Result<bool, String> {
     }
     if work.is_empty() {
         return Err(match &cli.only {
-            Some(part) => format!("no kernel's name contains {part:?}"),
-            None => "there are no kernels".into(),
+            Some(part) => format!("no kernel name contains {part:?}"),
+            None => "no kernels to compile".into(),
         });
     }
     let mut rows: Vec<_> = work
         .par_iter()
         .map(|(arch, folder, kernel)| row(&toolchain, *arch, folder, kernel))
         .collect();
-    // A kernel's architectures stand together.
+    // The rows of a kernel are adjacent, one for each architecture.
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     print!("{}", render(&rows));
-    let excuses: Vec<_> = rows.iter().filter_map(Row::excuse).collect();
+    let excuses: Vec<_> = rows.iter().filter_map(ReportRow::excuse).collect();
     excuses.iter().for_each(|excuse| println!("\n{excuse}"));
-    let failures: Vec<_> = rows.iter().filter_map(Row::failure).collect();
+    let failures: Vec<_> = rows.iter().filter_map(ReportRow::failure).collect();
     for failure in &failures {
         println!("\n{failure}");
     }
@@ -98,60 +99,60 @@ fn run(cli: &Cli) -> Result<bool, String> {
     Ok(failures.is_empty())
 }
 
-/// The names of all kernels. Two of one name would overwrite each other's files.
-fn names(kernels: &[Specimen]) -> Result<HashSet<String>, String> {
+/// The names of all kernels. Kernels with equal names would overwrite each other's files.
+fn names(kernels: &[AotInstance]) -> Result<HashSet<String>, String> {
     let mut names = HashSet::new();
     match kernels
         .iter()
         .find(|kernel| !names.insert(kernel.name.clone()))
     {
-        Some(kernel) => Err(format!("two kernels are called {}", kernel.name)),
+        Some(kernel) => Err(format!("duplicate kernel name {}", kernel.name)),
         None => Ok(names),
     }
 }
 
-fn row(toolchain: &Toolchain, arch: Arch, folder: &Path, kernel: &Specimen) -> Row {
+fn row(toolchain: &Toolchain, arch: Arch, folder: &Path, kernel: &AotInstance) -> ReportRow {
     let outcome = emit::emit(kernel, arch).and_then(|source| {
         let stem = folder.join(kernel.name.replace('/', "-"));
-        let built = toolchain
+        let compiled = toolchain
             .build(&source.text, arch, &stem)
             .map_err(|error| error.to_string())?;
-        let shared = source.shared + built.usage.shared;
-        let purpose = Purpose {
+        let shared = source.shared + compiled.usage.shared;
+        let requirements = KernelRequirements {
             streams: kernel.streams,
             multiplies: kernel.multiplies,
         };
-        let mut faults = verdict::judge(&built, shared, purpose, arch);
-        let launch = Launch {
+        let mut defects = checks::check_kernel(&compiled, shared, requirements, arch);
+        let launch = LaunchShape {
             units: source.units,
-            registers: built.usage.registers,
+            registers: compiled.usage.registers,
             shared,
         };
         let aim = aims::of(&kernel.name).filter(|_| kernel.streams && arch.name == H200.arch);
         let bound = aim.and_then(|aim| {
-            let bound = bound::bound(&built.code, launch, aim.cached, &H200)?;
+            let bound = bound::bound(&compiled.code, launch, aim.cached, &H200)?;
             Some((bound, aim))
         });
         if let Some((bound, aim)) = &bound {
             let file = stem.with_added_extension("bound");
-            let text = bound::explain(&built.code, bound, aim.cached, &H200);
+            let text = bound::explain(&compiled.code, bound, aim.cached, &H200);
             fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
         }
-        faults.extend(
+        defects.extend(
             bound
                 .as_ref()
-                .and_then(|(bound, aim)| verdict::judge_bound(bound, aim)),
+                .and_then(|(bound, aim)| checks::check_bound(bound, aim)),
         );
-        Ok(Outcome::Judged {
-            faults,
+        Ok(KernelOutcome::Compiled {
+            defects,
             bound,
-            built,
+            compiled,
             shared,
         })
     });
-    Row {
+    ReportRow {
         name: kernel.name.clone(),
         arch,
-        outcome: outcome.unwrap_or_else(Outcome::NotBuilt),
+        outcome: outcome.unwrap_or_else(KernelOutcome::CompileFailed),
     }
 }

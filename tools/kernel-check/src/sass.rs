@@ -71,13 +71,14 @@ pub fn products(listing: &str) -> usize {
 pub(crate) fn opcode(line: &str) -> Option<&str> {
     let mut words = line.split("*/").nth(1)?.split_whitespace();
     let first = words.next()?;
-    match first.starts_with('@') {
-        true => words.next(),
-        false => Some(first),
+    if first.starts_with('@') {
+        words.next()
+    } else {
+        Some(first)
     }
 }
 
-/// Of loops, each by its first line with its last line and its accesses, those that hold no other.
+/// The innermost of these loops, each given by its first line with its last line and its accesses.
 fn innermost(loops: HashMap<usize, (usize, Range<usize>)>) -> Vec<Range<usize>> {
     let holds_none = |start: usize, end: usize| {
         let inside = |(other, (last, _)): (&usize, &(usize, _))| *other > start && *last <= end;

@@ -3,49 +3,49 @@
 use crate::aims::Aim;
 use crate::arch::Arch;
 use crate::bound::Bound;
+use crate::checks::KernelDefect;
 use crate::sass::{Access, Accesses, Direction};
-use crate::toolchain::Built;
-use crate::verdict::Fault;
+use crate::toolchain::CompiledKernel;
 
 /// One kernel on one architecture.
-pub struct Row {
+pub struct ReportRow {
     /// The kernel's name.
     pub name: String,
-    /// What it was compiled for.
+    /// The architecture.
     pub arch: Arch,
-    /// What came of it.
-    pub outcome: Outcome,
+    /// The result.
+    pub outcome: KernelOutcome,
 }
 
-/// What came of a kernel.
-pub enum Outcome {
-    /// It has no machine code; why.
-    NotBuilt(String),
-    /// It has machine code.
-    Judged {
+/// The result of a kernel.
+pub enum KernelOutcome {
+    /// Compilation failed, with this error.
+    CompileFailed(String),
+    /// Compiled and checked.
+    Compiled {
         /// Its code.
-        built: Built,
+        compiled: CompiledKernel,
         /// Its shared memory in bytes: what the code fixes and what the launch adds.
         shared: usize,
-        /// What its speed cannot exceed, and what is aimed at; of a kernel that streams on an H200.
+        /// Upper bound and target of its speed, for a kernel that streams on an H200.
         bound: Option<(Bound, &'static Aim)>,
-        /// What is wrong with it.
-        faults: Vec<Fault>,
+        /// The failed checks.
+        defects: Vec<KernelDefect>,
     },
 }
 
-impl Row {
-    /// Whether the kernel has machine code with which nothing is wrong.
+impl ReportRow {
+    /// Whether the kernel was compiled and passed all checks.
     pub fn passed(&self) -> bool {
-        matches!(&self.outcome, Outcome::Judged { faults, .. } if faults.is_empty())
+        matches!(&self.outcome, KernelOutcome::Compiled { defects, .. } if defects.is_empty())
     }
 
-    /// Everything wrong with the kernel, a line each; the first names it.
+    /// All failures of the kernel, a line each; the first names it.
     pub fn failure(&self) -> Option<String> {
         let reasons = match &self.outcome {
-            Outcome::NotBuilt(reason) => reason.trim_end().replace('\n', "\n    "),
-            Outcome::Judged { faults, .. } => {
-                let lines: Vec<_> = faults.iter().map(Fault::to_string).collect();
+            KernelOutcome::CompileFailed(reason) => reason.trim_end().replace('\n', "\n    "),
+            KernelOutcome::Compiled { defects, .. } => {
+                let lines: Vec<_> = defects.iter().map(KernelDefect::to_string).collect();
                 lines.join("\n    ")
             }
         };
@@ -53,16 +53,16 @@ impl Row {
         (!self.passed()).then(|| format!("{title}\n    {reasons}"))
     }
 
-    /// Why its bound may be under what is aimed at, if it is: a line.
+    /// Why its bound is accepted although it is under the target, if so: one line.
     pub fn excuse(&self) -> Option<String> {
-        let Outcome::Judged { bound, .. } = &self.outcome else {
+        let KernelOutcome::Compiled { bound, .. } = &self.outcome else {
             return None;
         };
         let (bound, aim) = bound.as_ref()?;
         let reason = aim.excuse.filter(|_| bound.share() < aim.share)?;
         let (name, share) = (&self.name, bound.share());
         Some(format!(
-            "{name} is bound to {share:.2} and may be: {reason}"
+            "{name} is bound to {share:.2}, which is accepted: {reason}"
         ))
     }
 
@@ -71,20 +71,20 @@ impl Row {
         cells[0] = self.name.clone();
         cells[1] = self.arch.name.into();
         match &self.outcome {
-            Outcome::NotBuilt(_) => cells[COLUMNS - 1] = "NOT BUILT".into(),
-            Outcome::Judged {
-                built,
+            KernelOutcome::CompileFailed(_) => cells[COLUMNS - 1] = "NOT COMPILED".into(),
+            KernelOutcome::Compiled {
+                compiled,
                 shared,
                 bound,
                 ..
             } => {
-                let usage = &built.usage;
+                let usage = &compiled.usage;
                 cells[2] = usage.registers.to_string();
                 cells[3] = format!("{}/{}", usage.spill_stores, usage.spill_loads);
                 cells[4] = usage.stack.to_string();
                 cells[5] = shared.to_string();
-                cells[6] = widths(&built.accesses, Direction::Load);
-                cells[7] = widths(&built.accesses, Direction::Store);
+                cells[6] = widths(&compiled.accesses, Direction::Load);
+                cells[7] = widths(&compiled.accesses, Direction::Store);
                 if let Some((bound, aim)) = bound {
                     cells[8] = bound.planes.to_string();
                     cells[9] = format!("{:.2} {}", bound.work, bound.pipe.name());
@@ -125,16 +125,17 @@ fn widths(accesses: &Accesses, direction: Direction) -> String {
     let groups: Vec<_> = groups
         .map(|same| format!("{}x{}", same.len(), same[0]))
         .collect();
-    match groups.is_empty() {
-        true => "-".into(),
-        false => groups.join(" "),
+    if groups.is_empty() {
+        "-".into()
+    } else {
+        groups.join(" ")
     }
 }
 
 /// The rows as a table with a line of titles.
-pub fn render(rows: &[Row]) -> String {
+pub fn render(rows: &[ReportRow]) -> String {
     let mut lines = vec![TITLES.map(String::from)];
-    lines.extend(rows.iter().map(Row::cells));
+    lines.extend(rows.iter().map(ReportRow::cells));
     let width = |column: usize| {
         lines
             .iter()
@@ -146,12 +147,13 @@ pub fn render(rows: &[Row]) -> String {
     let mut table = String::new();
     for line in &lines {
         let cells = line.iter().zip(widths).enumerate();
-        let cells = cells.map(
-            |(column, (cell, width))| match matches!(column, 2..=5 | 8..=11) {
-                true => format!("{cell:>width$}"),
-                false => format!("{cell:width$}"),
-            },
-        );
+        let cells = cells.map(|(column, (cell, width))| {
+            if matches!(column, 2..=5 | 8..=11) {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:width$}")
+            }
+        });
         table += cells.collect::<Vec<_>>().join("  ").trim_end();
         table.push('\n');
     }
@@ -163,36 +165,36 @@ mod tests {
     use super::*;
     use crate::aims;
     use crate::arch::ARCHS;
-    use crate::bound::{Code, Pipe};
+    use crate::bound::{MachineCode, Pipe};
     use crate::sass;
     use crate::usage::Usage;
 
-    fn row(name: &str, listing: &str, faults: Vec<Fault>) -> Row {
+    fn row(name: &str, listing: &str, defects: Vec<KernelDefect>) -> ReportRow {
         let usage = Usage {
             registers: 22,
             ..Usage::default()
         };
-        Row {
+        ReportRow {
             name: name.into(),
             arch: ARCHS[1],
-            outcome: Outcome::Judged {
-                built: Built {
+            outcome: KernelOutcome::Compiled {
+                compiled: CompiledKernel {
                     usage,
                     accesses: sass::parse(listing),
                     products: 0,
-                    code: Code::default(),
+                    code: MachineCode::default(),
                 },
                 shared: 1024,
                 bound: None,
-                faults,
+                defects,
             },
         }
     }
 
     /// A row that streams and is bound to `work`.
-    fn bound(name: &str, work: f64) -> Row {
+    fn bound(name: &str, work: f64) -> ReportRow {
         let mut row = row(name, "", vec![]);
-        if let Outcome::Judged { bound, .. } = &mut row.outcome {
+        if let KernelOutcome::Compiled { bound, .. } = &mut row.outcome {
             let found = Bound {
                 work,
                 pipe: Pipe::Issue,
@@ -208,16 +210,16 @@ mod tests {
     }
 
     #[test]
-    fn the_table_lists_every_kernel_and_the_failures_say_why() {
+    fn the_table_lists_every_kernel_and_failures_have_reasons() {
         let listing = "\
         /*00c0*/                   LDG.E.CONSTANT R0, desc[UR4][R10.64] ;
         /*00d0*/                   LDG.E.128.CONSTANT R4, desc[UR4][R4.64] ;
         /*00f0*/                   LDG.E.128.CONSTANT R4, desc[UR4][R4.64+0x400] ;
 ";
-        let refused = Row {
+        let refused = ReportRow {
             name: "rope/f32".into(),
             arch: ARCHS[0],
-            outcome: Outcome::NotBuilt("NVRTC: no\nline 3\n".into()),
+            outcome: KernelOutcome::CompileFailed("NVRTC: no\nline 3\n".into()),
         };
         let rows = [
             bound("activation/forward/f16/Gelu-8", 0.816),
@@ -225,7 +227,7 @@ mod tests {
             row(
                 "norm/bf16",
                 "",
-                vec![Fault::Spills(4, 8), Fault::NoWideLoad],
+                vec![KernelDefect::Spills(4, 8), KernelDefect::NoWideLoad],
             ),
             refused,
         ];
@@ -234,16 +236,17 @@ kernel                         arch    registers  spilled  stack  shared  loads 
 activation/forward/f16/Gelu-8  sm_90a         22      0/0      0    1024  -           -           48  0.82 issue   inf  0.90  ok
 norm/forward/bf16              sm_90a         22      0/0      0    1024  2x128 1x32  -                                       ok
 norm/bf16                      sm_90a         22      0/0      0    1024  -           -                                       FAILED
-rope/f32                       sm_80                                                                                          NOT BUILT
+rope/f32                       sm_80                                                                                          NOT COMPILED
 ";
         assert_eq!(render(&rows), expected);
-        let excuses: Vec<_> = rows.iter().filter_map(Row::excuse).collect();
+        let excuses: Vec<_> = rows.iter().filter_map(ReportRow::excuse).collect();
         assert_eq!(excuses.len(), 1);
         assert_eq!(bound("activation/forward/f16/Gelu-8", 0.9).excuse(), None);
         assert!(
-            excuses[0].starts_with("activation/forward/f16/Gelu-8 is bound to 0.82 and may be: ")
+            excuses[0]
+                .starts_with("activation/forward/f16/Gelu-8 is bound to 0.82, which is accepted: ")
         );
-        let failures: Vec<_> = rows.iter().filter_map(Row::failure).collect();
+        let failures: Vec<_> = rows.iter().filter_map(ReportRow::failure).collect();
         assert_eq!(
             failures,
             [

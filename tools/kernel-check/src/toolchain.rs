@@ -1,11 +1,11 @@
-//! NVIDIA's compilers, where the wheels of the Python index put them.
+//! NVIDIA's compilers in a folder of Python wheels.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
 use crate::arch::Arch;
-use crate::bound::Code;
+use crate::bound::MachineCode;
 use crate::nvrtc::Nvrtc;
 use crate::sass::{self, Accesses};
 use crate::usage::{self, Usage};
@@ -18,18 +18,18 @@ pub struct Toolchain {
     nvdisasm: PathBuf,
 }
 
-/// Why a kernel has no machine code.
+/// Why a kernel was not compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// NVRTC refused the source.
     #[error("NVRTC: {0}")]
     Compile(String),
-    /// A program refused its input; its name and its words.
+    /// A program failed; its name and its output.
     #[error("{0}: {1}")]
-    Refused(&'static str, String),
-    /// A program said nothing that could be read; its name and its words.
-    #[error("{0} said nothing of use: {1}")]
-    Unread(&'static str, String),
+    Failed(&'static str, String),
+    /// The output of a program could not be parsed; its name and its output.
+    #[error("unexpected output of {0}: {1}")]
+    UnexpectedOutput(&'static str, String),
     /// A file could not be written, or a program not started.
     #[error("{0}: {1}")]
     File(PathBuf, io::Error),
@@ -37,15 +37,15 @@ pub enum BuildError {
 
 /// A kernel as machine code.
 #[derive(Debug)]
-pub struct Built {
-    /// What it uses; of shared memory, what the code fixes.
+pub struct CompiledKernel {
+    /// Its resource usage; of shared memory, the static part.
     pub usage: Usage,
     /// Its accesses to global memory.
     pub accesses: Accesses,
     /// Its instructions that multiply by matrix units.
     pub products: usize,
     /// Its instructions.
-    pub code: Code,
+    pub code: MachineCode,
 }
 
 impl Toolchain {
@@ -54,13 +54,14 @@ impl Toolchain {
     pub fn open(wheels: &Path) -> Result<Self, String> {
         let file = |path: &str| {
             let path = wheels.join("nvidia").join(path);
-            match path.exists() {
-                true => Ok(path),
-                false => Err(format!("{} is missing", path.display())),
+            if path.exists() {
+                Ok(path)
+            } else {
+                Err(format!("{} is missing", path.display()))
             }
         };
         file("cuda_runtime/include/cuda_bf16.h")?;
-        // What `mma.h` of the first folder includes comes with the compiler.
+        // `mma.h` of the first folder includes this file, which comes with the compiler.
         file("cuda_nvcc/include/crt/mma.h")?;
         Ok(Self {
             nvrtc: Nvrtc::load(&file("cuda_nvrtc/lib/libnvrtc.so.12")?)?,
@@ -72,7 +73,12 @@ impl Toolchain {
 
     /// Compiles a source for an architecture. Every stage leaves its file: `stem` with the endings
     /// `cu`, `ptx`, `cubin` and `sass`.
-    pub fn build(&self, source: &str, arch: Arch, stem: &Path) -> Result<Built, BuildError> {
+    pub fn build(
+        &self,
+        source: &str,
+        arch: Arch,
+        stem: &Path,
+    ) -> Result<CompiledKernel, BuildError> {
         let file = |ending: &str| stem.with_added_extension(ending);
         let write = |ending: &str, text: &str| {
             fs::write(file(ending), text).map_err(|e| BuildError::File(file(ending), e))
@@ -94,7 +100,7 @@ impl Toolchain {
         ptxas.arg("-v").arg(format!("-arch={}", arch.name));
         ptxas.arg(file("ptx")).arg("-o").arg(file("cubin"));
         let report = output("ptxas", &mut ptxas)?;
-        let usage = usage::parse(&report).ok_or(BuildError::Unread("ptxas", report))?;
+        let usage = usage::parse(&report).ok_or(BuildError::UnexpectedOutput("ptxas", report))?;
         let listing = output(
             "nvdisasm",
             Command::new(&self.nvdisasm)
@@ -102,24 +108,25 @@ impl Toolchain {
                 .arg(file("cubin")),
         )?;
         write("sass", &listing)?;
-        Ok(Built {
+        Ok(CompiledKernel {
             usage,
             accesses: sass::parse(&listing),
             products: sass::products(&listing),
-            code: Code::parse(&listing),
+            code: MachineCode::parse(&listing),
         })
     }
 }
 
-/// What a program says, on both outputs.
+/// Runs a program and returns its standard output and standard error.
 fn output(name: &'static str, command: &mut Command) -> Result<String, BuildError> {
     let output = command
         .output()
         .map_err(|e| BuildError::File(command.get_program().into(), e))?;
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    match output.status.success() {
-        true => Ok(said),
-        false => Err(BuildError::Refused(name, said)),
+    let bytes = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    if output.status.success() {
+        Ok(text)
+    } else {
+        Err(BuildError::Failed(name, text))
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 /// The architecture whose kernels are compiled in every type unless architectures are named.
 pub const EVERY_TYPE: &str = "sm_90a";
 
-/// Whether a kernel in another type is there in bf16 too.
+/// Whether a kernel of another type also exists in bf16.
 pub fn is_in_bf16(name: &str, names: &HashSet<String>) -> bool {
     let in_bf16 = |ty: &str| name.replacen(&format!("/{ty}"), "/bf16", 1);
     let others = ["f32", "f16"].map(in_bf16);

@@ -1,4 +1,4 @@
-//! What a kernel uses, read from the words of `ptxas -v`.
+//! The resource usage of a kernel, parsed from the output of `ptxas -v`.
 
 /// Resources of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub struct Usage {
 
 /// Reads the report of `ptxas -v` on a file with one kernel.
 ///
-/// Functions that were not inlined report for themselves: their stacks and spills are added, and
-/// the registers are those of whoever needs most. `None` if no registers are reported.
+/// Functions that were not inlined are reported separately: their stacks and spills are added, and
+/// the registers are the maximum. `None` if no registers are reported.
 pub fn parse(report: &str) -> Option<Usage> {
     let mut usage = Usage::default();
     let mut found = false;

@@ -4,8 +4,8 @@
 
 use std::process::Command;
 
-/// What the command says on standard error when it fails.
-fn complaint(arguments: &[&str]) -> String {
+/// The standard error of the command, which must fail.
+fn stderr_of(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kernel-check"));
     let output = command.args(arguments).output().unwrap();
     assert!(!output.status.success());
@@ -14,13 +14,16 @@ fn complaint(arguments: &[&str]) -> String {
 
 #[test]
 fn missing_compilers_are_named() {
-    let said = complaint(&["--wheels", "no-such-folder", "--keep", "no-such-folder"]);
-    assert!(said.contains("no-such-folder/nvidia"), "{said}");
-    assert!(said.contains("is missing"), "{said}");
+    let stderr = stderr_of(&["--wheels", "no-such-folder", "--keep", "no-such-folder"]);
+    assert!(stderr.contains("no-such-folder/nvidia"), "{stderr}");
+    assert!(stderr.contains("is missing"), "{stderr}");
 }
 
 #[test]
-fn an_unknown_architecture_is_answered_with_those_there_are() {
-    let said = complaint(&["--wheels", "w", "--keep", "k", "--arch", "sm_70"]);
-    assert!(said.contains("there is sm_80, sm_90a, sm_100a"), "{said}");
+fn the_error_for_an_unknown_architecture_lists_the_known_ones() {
+    let stderr = stderr_of(&["--wheels", "w", "--keep", "k", "--arch", "sm_70"]);
+    assert!(
+        stderr.contains("expected one of sm_80, sm_90a, sm_100a"),
+        "{stderr}"
+    );
 }

@@ -1,4 +1,4 @@
-//! What runs on the emulated device: the emulator, and the CUDA build without LLVM.
+//! Builds the emulator, and the CUDA tests without LLVM.
 
 use std::ffi::OsString;
 use std::fs;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::Tools;
+use super::CudaTools;
 use super::linker::without_llvm;
 use crate::process::{cargo, read_quietly, run as run_command};
 
-/// The names under which programs open what the emulator is in one file.
+/// The library names that programs open; the emulator is all of them.
 const NAMES: [&str; 6] = [
     "libcuda.so",
     "libcuda.so.1",
@@ -23,8 +23,7 @@ const NAMES: [&str; 6] = [
 /// Folders of the wheels whose headers kernels include: those of the second are part of the first's.
 const HEADERS: [&str; 2] = ["cuda_runtime/include", "cuda_nvcc/include"];
 
-/// All at once, whatever is to run: cargo builds everything anew for another choice of packages and
-/// features.
+/// All packages at once: cargo rebuilds everything for another choice of packages and features.
 const PACKAGES: &[&str] = &[
     "-p",
     "burn-megatron-kernels",
@@ -45,25 +44,24 @@ const PACKAGES: &[&str] = &[
 ];
 
 /// The tests that cargo has built.
-pub struct Built(Vec<Tests>);
+pub struct BuiltTests(Vec<TestBinary>);
 
-struct Tests {
+struct TestBinary {
     name: String,
     file: PathBuf,
 }
 
-impl Built {
+impl BuiltTests {
     /// The file that runs the tests of a library or of a file of tests.
     pub fn tests(&self, name: &str) -> Result<&Path, String> {
         let found = self.0.iter().find(|tests| tests.name == name);
         let found = found.map(|tests| tests.file.as_path());
-        found.ok_or_else(|| format!("cargo names no file that it has built of {name}"))
+        found.ok_or_else(|| format!("cargo built no test binary of {name}"))
     }
 }
 
-/// Builds the emulator, and makes a folder that looks like CUDA: the libraries that it is, and the
-/// headers of the wheels.
-pub fn emulator(root: &Path, tools: &Tools) -> Result<(), String> {
+/// Builds the emulator, and makes a folder that looks like CUDA: its libraries, and the headers of the wheels.
+pub fn emulator(root: &Path, tools: &CudaTools) -> Result<(), String> {
     let package = ["build", "--release", "-p", "burn-megatron-emulator"];
     run_command(&mut cargo(root, &package))?;
     let failed = |error| format!("{}: {error}", tools.cuda.display());
@@ -75,20 +73,20 @@ pub fn emulator(root: &Path, tools: &Tools) -> Result<(), String> {
 }
 
 /// Builds all tests, without LLVM, and the command that some of them run.
-pub fn tests(root: &Path, tools: &Tools) -> Result<Built, String> {
+pub fn tests(root: &Path, tools: &CudaTools) -> Result<BuiltTests, String> {
     let mut built = Vec::new();
     let tests = ["test", "--no-run", "--lib", "--test", "gpu*"];
     let mut build = cargo(root, &[&tests, PACKAGES].concat());
     without_llvm(&mut build, &tools.cuda)?;
     read_quietly(&mut build, |line| built.extend(test(line)))?;
-    Ok(Built(built))
+    Ok(BuiltTests(built))
 }
 
-/// The tests that one of cargo's messages says it has built.
-fn test(message: &str) -> Option<Tests> {
+/// The test binary of a message from cargo, if it is one.
+fn test(message: &str) -> Option<TestBinary> {
     let message: Value = serde_json::from_str(message).ok()?;
     let is_test = message["profile"]["test"] == true;
-    Some(Tests {
+    Some(TestBinary {
         name: message["target"]["name"].as_str()?.into(),
         file: message["executable"].as_str()?.into(),
     })
@@ -108,7 +106,7 @@ fn headers(nvidia: &Path) -> Result<Vec<(PathBuf, OsString)>, String> {
     Ok(headers)
 }
 
-/// Makes links in a folder: each to what it stands for, under a name.
+/// Creates symbolic links in a folder, each to a target under a name.
 #[cfg(unix)]
 fn link(folder: &Path, links: &[(PathBuf, OsString)]) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
@@ -145,7 +143,7 @@ mod tests {
             message(true, "null"),
             "no JSON".into(),
         ];
-        let built = Built(messages.iter().filter_map(|line| test(line)).collect());
+        let built = BuiltTests(messages.iter().filter_map(|line| test(line)).collect());
         assert_eq!(built.tests("gpu"), Ok(Path::new("/t/gpu-1")));
         assert_eq!(built.0.len(), 1);
         let missing = built.tests("other").unwrap_err();

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The variable that a build script takes for a build of documentation.
+/// The variable by which a build script detects a documentation build.
 const DOCUMENTATION: (&str, &str) = ("DOCS_RS", "1");
 
 const LINKER: &str = include_str!("link.sh");
@@ -18,10 +18,9 @@ const LINKER: &str = include_str!("link.sh");
 /// By its name rustc knows that it takes the arguments of a C compiler.
 const NAME: &str = "cc";
 
-/// Lets a build by cargo link without LLVM, by way of scripts in `folder`.
+/// Makes a cargo build link without LLVM, with scripts in `folder`.
 ///
-/// Only what is built of this repository has another linker: for a setting of cargo's own all that it
-/// depends on would be built anew.
+/// Only the crates of this repository get another linker: a setting of cargo would rebuild all dependencies.
 pub fn without_llvm(build: &mut Command, folder: &Path) -> Result<(), String> {
     let (linker, wrapper) = (folder.join(NAME), folder.join("rustc"));
     // Not sh, which may drop variables with a hyphen in their names: cargo sets such.
@@ -38,7 +37,7 @@ pub fn without_llvm(build: &mut Command, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Leaves one that is there as it is: cargo builds anew for another.
+/// Writes a script unless it is unchanged: cargo would rebuild.
 fn write_script(file: &Path, text: &str) -> Result<(), String> {
     if fs::read_to_string(file).is_ok_and(|there| there == text) {
         return Ok(());

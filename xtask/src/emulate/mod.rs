@@ -1,4 +1,4 @@
-//! `cargo xtask emulate`: the CUDA build, with no GPU, on the emulated one.
+//! `cargo xtask emulate`: runs the CUDA build without a GPU, on the emulated one.
 
 mod build;
 mod linker;
@@ -17,24 +17,24 @@ use crate::process::target_folder;
 use crate::report::{Outcome, Report};
 use crate::totals::Totals;
 use crate::wheels;
-use suite::{Runner, Suite};
+use suite::{Suite, SuiteRunner};
 
-/// What is run.
+/// The suites to run.
 #[derive(Args, Default)]
 pub struct Options {
-    /// What is run; everything by default.
+    /// Suites; all by default.
     #[arg(value_enum, value_name = "SUITE")]
     suites: Vec<Suite>,
-    /// What the tests are given: a part of their names, `--test-threads`.
+    /// Arguments of the tests: a part of their names, `--test-threads`.
     #[arg(last = true, value_name = "ARGUMENT")]
     arguments: Vec<OsString>,
 }
 
-/// What is there, beside what cargo builds.
-struct Tools {
+/// The folders of the CUDA tools.
+struct CudaTools {
     target: PathBuf,
     wheels: PathBuf,
-    /// What looks like CUDA to a program: the emulator, and headers.
+    /// The folder that looks like CUDA: the emulator, and headers.
     cuda: PathBuf,
 }
 
@@ -43,11 +43,11 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
     let mut found = Err("the CUDA compilers were not looked for".to_owned());
     report.step("cuda compilers", || {
         found = find(root);
-        compilers.judge(&found)
+        compilers.outcome(&found)
     });
     let Ok(tools) = found else {
         report.step("emulated device", || {
-            Outcome::LeftOut("for want of compilers".into())
+            Outcome::Skipped("the compilers are missing".into())
         });
         return;
     };
@@ -61,9 +61,9 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
     for suite in options.chosen() {
         report.step(suite.name(), || {
             let Ok(built) = &built else {
-                return Outcome::LeftOut("for want of what was to be built".into());
+                return Outcome::Skipped("the build failed".into());
             };
-            let runner = Runner {
+            let runner = SuiteRunner {
                 root,
                 tools: &tools,
                 built,
@@ -73,14 +73,17 @@ pub fn run(options: &Options, compilers: Compilers, root: &Path, report: &mut Re
             let found = here.passed + here.failed > 0;
             totals += here;
             result
-                .and_then(|()| match found {
-                    true => Ok(()),
-                    false => Err("no test has this name".into()),
+                .and_then(|()| {
+                    if found {
+                        Ok(())
+                    } else {
+                        Err("no test has this name".into())
+                    }
                 })
                 .into()
         });
     }
-    print!("{}", totals.told());
+    print!("{}", totals.skip_messages());
     println!("{totals}");
 }
 
@@ -93,26 +96,26 @@ impl Options {
     }
 }
 
-fn find(root: &Path) -> Result<Tools, String> {
+fn find(root: &Path) -> Result<CudaTools, String> {
     if env::consts::OS != "linux" {
         let os = env::consts::OS;
-        return Err(format!("the emulator is for Linux, and this is {os}"));
+        return Err(format!("the emulator needs Linux, not {os}"));
     }
     let target = target_folder(root)?;
     let wheels = wheels::folder(&target);
     wheels::find_or_install(&wheels)?;
-    // Links are made to it, and tests run in another folder.
+    // An absolute path, as tests run in another folder.
     let wheels =
         fs::canonicalize(&wheels).map_err(|error| format!("{}: {error}", wheels.display()))?;
     let cuda = target.join("emulator");
-    Ok(Tools {
+    Ok(CudaTools {
         target,
         wheels,
         cuda,
     })
 }
 
-impl Tools {
+impl CudaTools {
     /// A program that finds the emulator where it looks for CUDA.
     fn command(&self, program: &Path) -> Command {
         let folders = [self.cuda.clone(), self.wheels.join("nvidia/cuda_nvrtc/lib")];
@@ -120,7 +123,7 @@ impl Tools {
         command
             .env("LD_LIBRARY_PATH", search_path(&folders))
             .env("CUDA_PATH", &self.cuda)
-            // Time on an emulated device says nothing of which form of a kernel is the fastest.
+            // Times on an emulated device do not tell which kernel is the fastest.
             .env("CUBECL_AUTOTUNE_LEVEL", "minimal");
         command
     }
@@ -140,7 +143,7 @@ mod tests {
 
     #[test]
     fn programs_find_the_emulator_before_a_driver() {
-        let tools = Tools {
+        let tools = CudaTools {
             wheels: "/wheels".into(),
             target: "/target".into(),
             cuda: "/target/emulator".into(),

@@ -1,4 +1,4 @@
-//! What can be run on the emulated device.
+//! The test suites for the emulated device.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -6,20 +6,20 @@ use std::process::Command;
 
 use clap::ValueEnum;
 
-use super::Tools;
-use super::build::Built;
+use super::CudaTools;
+use super::build::BuiltTests;
 use crate::temp::TempDir;
 use crate::test::run_tests;
 use crate::totals::Totals;
 
-/// What is run.
+/// A test suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
     /// Training steps of small models over several ranks, compared with the CPU; numbers of launches.
     Steps,
     /// The engine NCCL, with ranks that are threads and share the device.
     Nccl,
-    /// What each kernel of `bench kernels` moves, against what it must.
+    /// The memory traffic of each kernel of `bench kernels`, compared with the least possible.
     Traffic,
     /// Short runs of the command `pretrain`, saved and resumed, with the losses of the CPU.
     Pretrain,
@@ -27,7 +27,7 @@ pub enum Suite {
     Kernels,
 }
 
-/// Where the device writes the numbers of each launch.
+/// The variable with the file to which the device writes the counts of each launch.
 const COUNTS: &str = "BURN_MEGATRON_EMULATOR_COUNTS";
 
 impl Suite {
@@ -53,7 +53,7 @@ impl Suite {
     /// Runs it. Tests are counted in `totals`.
     pub fn run(
         self,
-        runner: &Runner,
+        runner: &SuiteRunner,
         arguments: &[OsString],
         totals: &mut Totals,
     ) -> Result<(), String> {
@@ -94,7 +94,7 @@ impl Suite {
     }
 }
 
-/// What a suite is given, or else the part of the names that makes it up.
+/// The given arguments, or else the suite's own filter.
 fn or_own(arguments: &[OsString], own: &str) -> Vec<OsString> {
     match arguments {
         [] => vec![own.into()],
@@ -102,14 +102,14 @@ fn or_own(arguments: &[OsString], own: &str) -> Vec<OsString> {
     }
 }
 
-/// What suites are run with.
-pub struct Runner<'a> {
+/// Runs the tests of suites.
+pub struct SuiteRunner<'a> {
     pub root: &'a Path,
-    pub tools: &'a Tools,
-    pub built: &'a Built,
+    pub tools: &'a CudaTools,
+    pub built: &'a BuiltTests,
 }
 
-impl Runner<'_> {
+impl SuiteRunner<'_> {
     /// Tests of a library or of a file, in the folder where cargo runs them.
     fn tests(&self, name: &str, folder: &str) -> Result<Command, String> {
         let mut command = self.tools.command(self.built.tests(name)?);

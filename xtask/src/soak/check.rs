@@ -1,4 +1,4 @@
-//! What must be there after a run was struck, and what must not be touched.
+//! Checks after a disturbance: which checkpoints must exist, and which files must not change.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -17,7 +17,7 @@ pub fn checkpoints(run: &Path) -> Result<Vec<u64>, String> {
         };
         match rest.parse() {
             Ok(step) => steps.push(step),
-            Err(_) => return Err(format!("a checkpoint was put aside: {name}")),
+            Err(_) => return Err(format!("a checkpoint was set aside: {name}")),
         }
     }
     steps.sort_unstable();
@@ -32,15 +32,15 @@ pub fn lost(before: &[u64], after: &[u64], kept: usize) -> Option<String> {
         kept => after.len() < kept.min(before.len()),
     };
     (gone || newest(after) < newest(before))
-        .then(|| format!("checkpoints are lost: there were {before:?}, and there are {after:?}"))
+        .then(|| format!("checkpoints are lost: {before:?} before, {after:?} after"))
 }
 
 /// Files, links and folders, each with what is in it.
 #[derive(Debug, PartialEq)]
-pub struct Tree(BTreeMap<PathBuf, u64>);
+pub struct FileTree(BTreeMap<PathBuf, u64>);
 
-impl Tree {
-    /// All of `folder` but for what lies in some of its own entries.
+impl FileTree {
+    /// All files in `folder`, except in the entries `but`.
     pub fn of(folder: &Path, but: &[&str]) -> std::io::Result<Self> {
         let mut tree = BTreeMap::new();
         let mut folders = vec![folder.to_path_buf()];
@@ -67,12 +67,12 @@ impl Tree {
     }
 
     /// The first path that is not as in `before`.
-    pub fn touched(&self, before: &Self) -> Option<String> {
+    pub fn first_change(&self, before: &Self) -> Option<String> {
         let paths = self.0.keys().chain(before.0.keys());
         let mut changed = paths.filter(|path| self.0.get(*path) != before.0.get(*path));
         let path = changed.next()?;
         Some(format!(
-            "touched outside of the run folder: {}",
+            "changed outside of the run folder: {}",
             path.display()
         ))
     }
@@ -114,14 +114,24 @@ mod tests {
     fn what_is_touched_is_told_but_for_the_run() {
         let folder = TempDir::new("soak-tree").unwrap();
         folder.write("beside/a.txt", "a");
-        let tree = || Tree::of(folder.path(), &["run"]).unwrap();
+        let tree = || FileTree::of(folder.path(), &["run"]).unwrap();
         let before = tree();
         folder.write("run/metrics.jsonl", "{}");
-        assert_eq!(tree().touched(&before), None);
+        assert_eq!(tree().first_change(&before), None);
         folder.write("beside/a.txt", "b");
-        assert!(tree().touched(&before).unwrap().ends_with("beside/a.txt"));
+        assert!(
+            tree()
+                .first_change(&before)
+                .unwrap()
+                .ends_with("beside/a.txt")
+        );
         folder.write("beside/a.txt", "a");
         folder.write("beside/run", "new");
-        assert!(tree().touched(&before).unwrap().ends_with("beside/run"));
+        assert!(
+            tree()
+                .first_change(&before)
+                .unwrap()
+                .ends_with("beside/run")
+        );
     }
 }

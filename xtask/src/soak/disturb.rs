@@ -1,4 +1,4 @@
-//! What happens to a run.
+//! The disturbances of a run.
 
 use std::fmt;
 use std::os::unix::process::ExitStatusExt;
@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use super::random::Random;
 
-/// Faults by `--inject` that end a run, or hold it up, and change no number. Those that need the patience of
-/// a deadline stand last.
+/// Faults for `--inject` that end or delay a run and do not change its numbers. Those that need a timeout are last.
 const FAULTS: [&str; 11] = [
     "kill",
     "abort",
@@ -23,15 +22,15 @@ const FAULTS: [&str; 11] = [
     "drop",
 ];
 
-/// Something that strikes a run.
+/// A disturbance of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Disturbance {
-    /// Nothing: the run must go to its end.
+    /// None: the run must complete.
     None,
-    /// A signal, once so many steps are made and some time is over.
+    /// A signal, after so many steps and some time.
     Signal {
         signal: i32,
-        /// One of the processes of the run, by a draw; the first one gets what asks to stop.
+        /// Which process of the run, drawn; a signal to stop goes to the first.
         whom: usize,
         steps: usize,
         then: Duration,
@@ -41,7 +40,7 @@ pub enum Disturbance {
 }
 
 impl Disturbance {
-    /// One for a run of `steps` steps, of which `made` are made.
+    /// Draws one for a run of `steps` steps, of which `made` are done.
     pub fn new(random: &mut Random, made: usize, steps: usize, ranks: usize) -> Self {
         match random.below(5) {
             0..=2 => {
@@ -61,9 +60,10 @@ impl Disturbance {
                 }
             }
             _ => {
-                let kind = match random.once_in(12) {
-                    true => "drop",
-                    false => random.one_of(&FAULTS[..FAULTS.len() - 1]),
+                let kind = if random.once_in(12) {
+                    "drop"
+                } else {
+                    random.one_of(&FAULTS[..FAULTS.len() - 1])
                 };
                 let (rank, call) = (random.below(ranks), random.below(3));
                 let step = random.within((made.min(steps - 1), steps - 1));
@@ -76,13 +76,13 @@ impl Disturbance {
         matches!(self, Self::Signal { signal, .. } if *signal == libc::SIGKILL)
     }
 
-    /// What is wrong with such an end; `whole` says whether all steps are there.
-    pub fn judge(&self, status: ExitStatus, whole: bool) -> Option<String> {
+    /// What is wrong with such an exit status, if anything; `whole` says whether all steps are done.
+    pub fn check_exit(&self, status: ExitStatus, whole: bool) -> Option<String> {
         let ended = match (status.code(), self) {
             (Some(0), _) if whole => return None,
-            (Some(0), _) => "it ended with 0 and lacks steps".to_owned(),
+            (Some(0), _) => "it exited with 0 before its last step".to_owned(),
             (Some(101), _) => "it panicked".to_owned(),
-            (_, Self::None) => "nothing struck it".to_owned(),
+            (_, Self::None) => "it was not disturbed".to_owned(),
             (None, Self::Fault(fault)) => {
                 let deadly = ["kill", "abort", "segfault"];
                 if deadly.iter().any(|kind| fault.starts_with(kind)) {
@@ -154,7 +154,7 @@ mod tests {
             (&fault("error@rank=0"), exit(1), false, true),
             (&fault("delay:1s@rank=0"), exit(0), false, false),
         ] {
-            let judged = struck.judge(status, whole);
+            let judged = struck.check_exit(status, whole);
             assert_eq!(judged.is_none(), right, "{struck}, {status}: {judged:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What a round trains, and how.
+//! Draws the configuration of a round.
 
 use std::fmt::Write;
 
@@ -7,12 +7,12 @@ use super::random::Random;
 /// Steps of a run at the least and at the most.
 const STEPS: (usize, usize) = (16, 40);
 
-/// A run: a recipe, and flags.
-pub struct Drawn {
+/// The configuration of a round: a recipe, and flags.
+pub struct RoundConfig {
     pub recipe: String,
-    /// Of what is computed: those that the undisturbed run has as well.
+    /// Flags that both runs have.
     pub flags: Vec<String>,
-    /// Of what is saved.
+    /// Flags of checkpoints, for the disturbed run.
     pub saving: Vec<String>,
     pub steps: usize,
     pub ranks: usize,
@@ -20,7 +20,7 @@ pub struct Drawn {
     pub kept: usize,
 }
 
-impl Drawn {
+impl RoundConfig {
     pub fn new(random: &mut Random) -> Self {
         let [tensor, pipeline] = [(); 2].map(|()| random.within((1, 2)));
         let data = random.one_of(&[1, 2, 2, 4]);
@@ -48,7 +48,7 @@ impl Drawn {
             flag("--fp8", fp8);
         }
         if data > 1 {
-            // Weights that are gathered for each use need a rank to have one stage.
+            // ZeRO-3 needs a single stage per rank.
             let stage = random.below(if pipeline == 1 { 4 } else { 3 });
             flag("--zero-stage", &stage.to_string());
             if matches!(stage, 1 | 2) && random.once_in(2) {
@@ -107,7 +107,7 @@ fn recipe(random: &mut Random) -> String {
          evaluate_every = 7\nlearning_rate = 1e-3\nwarmup_steps = 2\nseed = {seed}\n\n\
          [sample]\nprompt = \"fn\"\ntokens = 4\n"
     )
-    .expect("a String takes all");
+    .expect("writing to a String cannot fail");
     recipe
 }
 
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn draws_differ_and_keep_something() {
         let drawn: Vec<_> = (0..300)
-            .map(|n| Drawn::new(&mut Random::new(1, n)))
+            .map(|n| RoundConfig::new(&mut Random::new(1, n)))
             .collect();
         let has = |flag: &str| {
             drawn

@@ -1,4 +1,4 @@
-//! The numbers of a run, from its folder.
+//! The metrics of a run, from its folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// What has a number at a step.
+/// The kinds of records that are compared.
 const KINDS: [&str; 2] = ["step", "held_out"];
 
 /// Fields of the steps and of evaluations that must be the same.
@@ -20,15 +20,15 @@ const FIELDS: [&str; 5] = [
 
 /// Records by kind and step. A run that was resumed may have written a step twice: the last one counts.
 #[derive(Debug, Default, PartialEq)]
-pub struct Numbers(BTreeMap<(String, u64), Vec<Value>>);
+pub struct RunMetrics(BTreeMap<(String, u64), Vec<Value>>);
 
-impl Numbers {
-    /// Those of a run; none where there is no file yet.
+impl RunMetrics {
+    /// The metrics of a run; none if there is no file yet.
     pub fn of(run: &Path) -> Self {
         Self::parse(&fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default())
     }
 
-    /// A line that was cut short by a kill, and lines of other kinds, are passed over.
+    /// Truncated lines, and lines of other kinds, are skipped.
     fn parse(text: &str) -> Self {
         let mut numbers = BTreeMap::new();
         for record in text
@@ -45,7 +45,7 @@ impl Numbers {
         Self(numbers)
     }
 
-    /// The steps that were made.
+    /// The number of steps.
     pub fn steps(&self) -> usize {
         self.0.keys().filter(|(kind, _)| kind == "step").count()
     }
@@ -81,12 +81,12 @@ mod tests {
 
     #[test]
     fn the_last_value_of_a_step_counts_and_torn_lines_do_not() {
-        let whole = Numbers::parse(
+        let whole = RunMetrics::parse(
             "{\"kind\":\"version\",\"version\":2}\n\
              {\"kind\":\"step\",\"step\":0,\"loss\":5.5}\n{\"kind\":\"step\",\"step\":1,\"loss\":5.25}\n\
              {\"kind\":\"held_out\",\"step\":2,\"loss\":5.0}\n",
         );
-        let resumed = Numbers::parse(
+        let resumed = RunMetrics::parse(
             "{\"kind\":\"step\",\"step\":0,\"loss\":5.5}\n{\"kind\":\"step\",\"step\":1,\"loss\":1}\n\
              {\"kind\":\"step\",\"st\n{\"kind\":\"resumed\",\"step\":1}\n\
              {\"kind\":\"step\",\"step\":1,\"loss\":5.25}\n{\"kind\":\"step\"",
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!((whole.steps(), resumed.steps()), (2, 2));
         assert_eq!(resumed.differ_from(&whole), None);
         assert_eq!(resumed.lacks(&whole), Some("there is no held_out 2".into()));
-        let other = Numbers::parse("{\"kind\":\"step\",\"step\":1,\"loss\":5.5}");
+        let other = RunMetrics::parse("{\"kind\":\"step\",\"step\":1,\"loss\":5.5}");
         let told = other.differ_from(&whole).unwrap();
         assert!(told.starts_with("step 1: loss, "), "{told}");
         assert!(told.contains("5.5") && told.contains("5.25"), "{told}");

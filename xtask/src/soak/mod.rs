@@ -1,8 +1,8 @@
-//! `cargo xtask soak`: runs that are killed, struck by faults and resumed, for as long as one likes.
+//! `cargo xtask soak`: runs that are killed, disturbed by faults and resumed, for a given time.
 //!
-//! Each round draws a layout, a precision and a way of saving, trains once undisturbed, and trains again
-//! with disturbances until that run is whole as well. After each disturbance it looks at what is
-//! there. A round depends on the seed and its number alone, but for the moment at which something strikes.
+//! Each round draws a layout, a precision and checkpoint settings, trains once undisturbed, and again with disturbances
+//! until that run is complete as well. After each disturbance it checks the results. A round depends on the seed and its
+//! number alone, except for the moments of the disturbances.
 
 mod check;
 mod disturb;
@@ -23,13 +23,13 @@ use crate::report::{Outcome, Report};
 use random::Random;
 use round::{Counts, Round};
 
-/// How long, and what is repeated.
+/// How long to run, and what to repeat.
 #[derive(Args)]
 pub struct Options {
-    /// Minutes after which no further round begins.
+    /// Minutes after which no further round starts.
     #[arg(long, value_name = "N", default_value_t = 10.0, value_parser = minutes)]
     minutes: f64,
-    /// What the rounds are drawn from; the time by default. It is printed.
+    /// Seed of the rounds, which is printed; by default the time.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Run this round alone, as one that was printed with its seed.
@@ -49,9 +49,7 @@ enum Profile {
 fn minutes(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(minutes) if minutes > 0.0 && minutes <= 1e5 => Ok(minutes),
-        Ok(minutes) => Err(format!(
-            "{minutes} minutes make no run; above 0 to 100000 do"
-        )),
+        Ok(_) => Err("expected more than 0 and at most 100000 minutes".into()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -60,7 +58,7 @@ fn minutes(text: &str) -> Result<f64, String> {
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
     if !cfg!(target_os = "linux") {
         report.step("soak", || {
-            Outcome::Failed("processes are looked for in /proc, so it needs Linux".into())
+            Outcome::Failed("soak needs Linux: it finds processes in /proc".into())
         });
         return;
     }

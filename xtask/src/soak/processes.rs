@@ -1,27 +1,27 @@
-//! The processes of a run, told by a variable that they inherit.
+//! The processes of a run, found by an environment variable that they inherit.
 
 use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const MARK: &str = "BURN_MEGATRON_SOAK";
+const TAG_VARIABLE: &str = "BURN_MEGATRON_SOAK";
 
-/// What the processes of one run have in common.
-pub struct Mark(String);
+/// The tag of the processes of a run.
+pub struct ProcessTag(String);
 
-impl Mark {
+impl ProcessTag {
     pub fn new(name: String) -> Self {
         Self(name)
     }
 
     /// The variable to start a command with.
     pub fn variable(&self) -> (&'static str, &str) {
-        (MARK, &self.0)
+        (TAG_VARIABLE, &self.0)
     }
 
-    /// The numbers of those that run, in order.
+    /// The ids of the running processes, in order.
     pub fn processes(&self) -> Vec<i32> {
-        let wanted = format!("{MARK}={}", self.0);
+        let wanted = format!("{TAG_VARIABLE}={}", self.0);
         let own = |entry: fs::DirEntry| {
             let process: i32 = entry.file_name().to_str()?.parse().ok()?;
             let environment = fs::read(entry.path().join("environ")).ok()?;
@@ -36,11 +36,11 @@ impl Mark {
         found
     }
 
-    /// Waits until none is left; those that are then are killed and counted.
-    pub fn end_within(&self, patience: Duration) -> usize {
+    /// Waits until no process is left; after the timeout kills and counts the rest.
+    pub fn end_within(&self, timeout: Duration) -> usize {
         let begun = Instant::now();
         let mut left = self.processes();
-        while !left.is_empty() && begun.elapsed() < patience {
+        while !left.is_empty() && begun.elapsed() < timeout {
             sleep(Duration::from_millis(20));
             left = self.processes();
         }
@@ -51,7 +51,7 @@ impl Mark {
     }
 }
 
-/// Sends a signal to a process of a run. One that is gone meanwhile gets none.
+/// Sends a signal to a process of a run; ignored if it has exited.
 pub fn signal(process: i32, signal: i32) {
     // SAFETY: the number was that of a process which has the mark.
     unsafe { libc::kill(process, signal) };
@@ -64,14 +64,14 @@ mod tests {
 
     #[test]
     fn what_has_the_mark_is_found_and_ended() {
-        let mark = Mark::new(format!("test-{}", std::process::id()));
+        let mark = ProcessTag::new(format!("test-{}", std::process::id()));
         let (name, value) = mark.variable();
         let mut child = Command::new("sleep")
             .arg("60")
             .env(name, value)
             .spawn()
             .unwrap();
-        let other = Mark::new(format!("test-{}-other", std::process::id()));
+        let other = ProcessTag::new(format!("test-{}-other", std::process::id()));
         while mark.processes() != [child.id() as i32] {
             sleep(Duration::from_millis(2));
         }

@@ -1,4 +1,4 @@
-//! One round: an undisturbed run, and one that is struck until it is whole as well.
+//! One round: an undisturbed run, and a run that is disturbed and resumed until it is complete.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -7,30 +7,30 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::check::{Tree, checkpoints, lost};
+use super::check::{FileTree, checkpoints, lost};
 use super::disturb::Disturbance;
-use super::draw::Drawn;
-use super::metrics::Numbers;
-use super::processes::{Mark, signal};
+use super::draw::RoundConfig;
+use super::metrics::RunMetrics;
+use super::processes::{ProcessTag, signal};
 use super::random::Random;
 use crate::temp::TempDir;
 
-/// The longest that a run may take, its deadlines included.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Timeout of a run, its deadlines included.
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long processes of a run may outlive the one that was started.
-const AFTER: Duration = Duration::from_secs(60);
+/// How long processes of a run may outlive the first one.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Processes start anew each time, and that takes a while: no more ranks than this.
-const MOST_PROCESSES: usize = 4;
+const MAX_PROCESSES: usize = 4;
 
 /// The most disturbances of a run.
-const MOST: usize = 5;
+const MAX_DISTURBANCES: usize = 5;
 
-/// What lies in the folder of a round and may change: the run, temporary files, and what is told.
+/// The entries in the folder of a round that may change: the run, temporary files, and logs.
 const CHANGING: [&str; 3] = ["run", "tmp", "logs"];
 
-/// What was done so far.
+/// Counts over all rounds.
 #[derive(Default)]
 pub struct Counts {
     pub rounds: usize,
@@ -65,7 +65,7 @@ pub struct Round<'a> {
     pub random: Random,
     /// Whether ranks can be processes.
     pub processes: bool,
-    /// When nothing more is disturbed.
+    /// When disturbing stops.
     pub until: Instant,
 }
 
@@ -73,66 +73,72 @@ impl Round<'_> {
     /// Runs the round. The error is what was found; its folder is kept then.
     pub fn run(mut self, counts: &mut Counts) -> Result<(), String> {
         counts.rounds += 1;
-        let drawn = Drawn::new(&mut self.random);
-        let (flags, saving) = (drawn.flags.join(" "), drawn.saving.join(" "));
+        let config = RoundConfig::new(&mut self.random);
+        let (flags, saving) = (config.flags.join(" "), config.saving.join(" "));
         println!("round {}: {flags} {saving}", self.number);
         let mut folder = TempDir::new("soak").map_err(|e| format!("a temporary folder: {e}"))?;
-        let scene = Scene {
+        let folders = RoundFolder {
             program: self.program,
             folder: folder.path().to_path_buf(),
-            drawn,
+            config,
         };
-        let result = scene.set_up().and_then(|()| self.run_in(&scene, counts));
+        let result = folders
+            .set_up()
+            .and_then(|()| self.run_in(&folders, counts));
         result.map_err(|finding| {
             folder.keep();
             format!("{finding}\n  kept: {}", folder.path().display())
         })
     }
 
-    fn run_in(&mut self, scene: &Scene<'_>, counts: &mut Counts) -> Result<(), String> {
-        let drawn = &scene.drawn;
-        let undisturbed = scene.start("whole", "whole", false, &[]);
+    fn run_in(&mut self, folders: &RoundFolder<'_>, counts: &mut Counts) -> Result<(), String> {
+        let config = &folders.config;
+        let undisturbed = folders.start("whole", "whole", false, &[]);
         let status =
-            undisturbed.and_then(|attempt| attempt.end(&Disturbance::None, &scene.whole()))?;
+            undisturbed.and_then(|attempt| attempt.end(&Disturbance::None, &folders.whole()))?;
         counts.runs += 1;
-        let whole = Numbers::of(&scene.whole());
-        if !status.success() || whole.steps() != drawn.steps {
+        let whole = RunMetrics::of(&folders.whole());
+        if !status.success() || whole.steps() != config.steps {
             return Err(format!(
                 "the undisturbed run ended with {status}, after {} steps",
                 whole.steps()
             ));
         }
-        let before = scene.tree()?;
-        let strikes = self.random.within((1, MOST));
+        let before = folders.tree()?;
+        let strikes = self.random.within((1, MAX_DISTURBANCES));
         for attempt in 0.. {
             let over = attempt >= strikes || Instant::now() >= self.until;
-            let numbers = Numbers::of(&scene.run());
-            let disturbance = match over {
-                true => Disturbance::None,
-                false => {
-                    Disturbance::new(&mut self.random, numbers.steps(), drawn.steps, drawn.ranks)
-                }
+            let numbers = RunMetrics::of(&folders.run());
+            let disturbance = if over {
+                Disturbance::None
+            } else {
+                Disturbance::new(
+                    &mut self.random,
+                    numbers.steps(),
+                    config.steps,
+                    config.ranks,
+                )
             };
             let processes = self.processes
-                && (2..=MOST_PROCESSES).contains(&drawn.ranks)
+                && (2..=MAX_PROCESSES).contains(&config.ranks)
                 && self.random.once_in(2);
             let engine = if processes { "processes" } else { "threads" };
-            let published = checkpoints(&scene.run())?;
+            let published = checkpoints(&folders.run())?;
             println!("  {engine}, {disturbance}");
             counts.count(&disturbance, !published.is_empty());
-            let status = scene.strike(attempt, processes, &disturbance)?;
-            let numbers = Numbers::of(&scene.run());
+            let status = folders.run_disturbed(attempt, processes, &disturbance)?;
+            let numbers = RunMetrics::of(&folders.run());
             let is_whole = numbers.lacks(&whole).is_none();
             let wrong = disturbance
-                .judge(status, is_whole)
+                .check_exit(status, is_whole)
                 .or_else(|| numbers.differ_from(&whole))
                 .or_else(|| {
-                    scene
+                    folders
                         .tree()
-                        .and_then(|tree| tree.touched(&before).map_or(Ok(()), Err))
+                        .and_then(|tree| tree.first_change(&before).map_or(Ok(()), Err))
                         .err()
                 })
-                .or_else(|| scene.lost(&published).err());
+                .or_else(|| folders.lost(&published).err());
             if let Some(finding) = wrong {
                 return Err(format!("{engine}, {disturbance}: {finding}"));
             }
@@ -157,21 +163,21 @@ impl Counts {
     }
 }
 
-/// The folder of a round: what is trained on, both runs, and what should stay as it is.
-struct Scene<'a> {
+/// The folder of a round: the data, both runs, and files that must not change.
+struct RoundFolder<'a> {
     program: &'a Path,
     folder: PathBuf,
-    drawn: Drawn,
+    config: RoundConfig,
 }
 
-impl Scene<'_> {
+impl RoundFolder<'_> {
     fn set_up(&self) -> Result<(), String> {
         let write = |name: &str, text: String| fs::write(self.folder.join(name), text);
         let make = || {
             for name in ["text", "beside", "work", "tmp", "logs"] {
                 fs::create_dir(self.folder.join(name))?;
             }
-            write("recipe.toml", self.drawn.recipe.clone())?;
+            write("recipe.toml", self.config.recipe.clone())?;
             for file in 0..4 {
                 let text = format!("fn number_{file}() -> usize {{ {file} }}\n").repeat(40);
                 write(&format!("text/{file}.rs"), text.clone())?;
@@ -190,8 +196,8 @@ impl Scene<'_> {
         self.folder.join("run")
     }
 
-    fn tree(&self) -> Result<Tree, String> {
-        Tree::of(&self.folder, &CHANGING).map_err(|e| format!("{}: {e}", self.folder.display()))
+    fn tree(&self) -> Result<FileTree, String> {
+        FileTree::of(&self.folder, &CHANGING).map_err(|e| format!("{}: {e}", self.folder.display()))
     }
 
     fn start(
@@ -201,12 +207,12 @@ impl Scene<'_> {
         processes: bool,
         more: &[&str],
     ) -> Result<Attempt, String> {
-        let ranks = self.drawn.ranks.to_string();
+        let ranks = self.config.ranks.to_string();
         let mut command = Command::new(self.program);
         if processes {
             command.args(["launch", "--ranks", &ranks, "--grace", "20", "--"]);
         }
-        command.arg("pretrain").args(&self.drawn.flags).args(more);
+        command.arg("pretrain").args(&self.config.flags).args(more);
         for (flag, path) in [
             ("--recipe", "recipe.toml"),
             ("--data", "text"),
@@ -220,11 +226,11 @@ impl Scene<'_> {
             "30",
             "--first-deadline",
             "90",
-            "--silence",
+            "--heartbeat-timeout",
             "20",
         ]);
-        let mark = Mark::new(format!("{}/{name}", self.folder.display()));
-        let (variable, value) = mark.variable();
+        let tag = ProcessTag::new(format!("{}/{name}", self.folder.display()));
+        let (variable, value) = tag.variable();
         let log = self.folder.join(format!("logs/{name}.log"));
         let log_file = || File::create(&log).and_then(|file| Ok((file.try_clone()?, file)));
         let (out, error) = log_file().map_err(|e| format!("{}: {e}", log.display()))?;
@@ -237,17 +243,17 @@ impl Scene<'_> {
             .stderr(error)
             .spawn();
         let child = child.map_err(|e| format!("{}: {e}", self.program.display()))?;
-        Ok(Attempt { child, mark })
+        Ok(Attempt { child, tag })
     }
 
-    /// Goes on with the run, or begins it, and disturbs it.
-    fn strike(
+    /// Starts or resumes the run, and disturbs it.
+    fn run_disturbed(
         &self,
         attempt: usize,
         processes: bool,
         disturbance: &Disturbance,
     ) -> Result<ExitStatus, String> {
-        let saving = self.drawn.saving.iter().map(String::as_str);
+        let saving = self.config.saving.iter().map(String::as_str);
         let mut more: Vec<_> = saving.chain(["--resume", "auto"]).collect();
         if let Disturbance::Fault(fault) = disturbance {
             more.extend(["--inject", fault]);
@@ -256,10 +262,10 @@ impl Scene<'_> {
         attempt.end(disturbance, &self.run())
     }
 
-    /// Fails where checkpoints are gone, or the newest one is not whole.
+    /// Fails if checkpoints are lost, or the newest one is not intact.
     fn lost(&self, before: &[u64]) -> Result<(), String> {
         let after = checkpoints(&self.run())?;
-        if let Some(lost) = lost(before, &after, self.drawn.kept) {
+        if let Some(lost) = lost(before, &after, self.config.kept) {
             return Err(lost);
         }
         let Some(newest) = after.last() else {
@@ -271,9 +277,10 @@ impl Scene<'_> {
             .arg(&path)
             .output()
             .map_err(|e| format!("checkpoint verify: {e}"))?;
-        match verified.status.success() {
-            true => Ok(()),
-            false => Err(String::from_utf8_lossy(&verified.stderr).trim().to_owned()),
+        if verified.status.success() {
+            Ok(())
+        } else {
+            Err(String::from_utf8_lossy(&verified.stderr).trim().to_owned())
         }
     }
 }
@@ -281,15 +288,15 @@ impl Scene<'_> {
 /// A run that was started.
 struct Attempt {
     child: Child,
-    mark: Mark,
+    tag: ProcessTag,
 }
 
 impl Attempt {
-    /// Strikes when it is time, and waits for the end, after which nothing may be left.
+    /// Disturbs the run when it is time, and waits for the end; no process may be left.
     fn end(mut self, disturbance: &Disturbance, run: &Path) -> Result<ExitStatus, String> {
         let begun = Instant::now();
         let mut due = None;
-        let mut struck = false;
+        let mut sent = false;
         let status = loop {
             let ended = self.child.try_wait().map_err(|e| format!("its end: {e}"))?;
             if let Some(status) = ended {
@@ -302,37 +309,37 @@ impl Attempt {
                 then,
             } = disturbance
             {
-                if due.is_none() && Numbers::of(run).steps() >= *steps {
+                if due.is_none() && RunMetrics::of(run).steps() >= *steps {
                     due = Some(Instant::now() + *then);
                 }
-                if !struck && due.is_some_and(|due| Instant::now() >= due) {
+                if !sent && due.is_some_and(|due| Instant::now() >= due) {
                     self.send(*signal, *whom);
-                    struck = true;
+                    sent = true;
                 }
             }
-            if begun.elapsed() > PATIENCE {
-                self.mark.end_within(Duration::ZERO);
+            if begun.elapsed() > RUN_TIMEOUT {
+                self.tag.end_within(Duration::ZERO);
                 let _ = self.child.wait();
                 return Err(format!(
                     "{disturbance}: no end after {} s",
-                    PATIENCE.as_secs()
+                    RUN_TIMEOUT.as_secs()
                 ));
             }
             sleep(Duration::from_millis(5));
         };
-        match self.mark.end_within(AFTER) {
+        match self.tag.end_within(EXIT_TIMEOUT) {
             0 => Ok(status),
             left => Err(format!(
                 "{disturbance}: {left} processes are left {} s after its end",
-                AFTER.as_secs()
+                EXIT_TIMEOUT.as_secs()
             )),
         }
     }
 
-    /// What asks to stop goes to the process that was started; a kill hits any.
+    /// Sends a signal to stop to the first process, a kill to any process.
     fn send(&self, what: i32, whom: usize) {
         let first = self.child.id() as i32;
-        let all = self.mark.processes();
+        let all = self.tag.processes();
         let any = all.get(whom % all.len().max(1)).copied().unwrap_or(first);
         signal(if what == libc::SIGKILL { any } else { first }, what);
     }

@@ -19,7 +19,7 @@ fn addresses_are_read_as_they_are_written() {
 }
 
 #[test]
-fn what_is_no_address_is_told() {
+fn invalid_addresses_are_refused() {
     use AddressError::*;
     let error = |text: &str| text.parse::<Address>().unwrap_err();
     assert_eq!(error(""), NoPort("".into()));

@@ -1,4 +1,4 @@
-//! Every message, whole.
+//! The full text of every error.
 
 use super::recorded::{BY_HAND, OPEN_MPI, SLURM, TORCHRUN};
 use super::*;
@@ -9,15 +9,15 @@ fn message(texts: &[&str]) -> String {
 
 #[test]
 fn a_rank_needs_a_size_and_a_size_a_rank() {
-    let cure = "a rank by hand needs both RANK and WORLD_SIZE";
+    let hint = "a rank by hand needs both RANK and WORLD_SIZE";
     assert_eq!(
         message(&["RANK=1"]),
-        format!("RANK=1 is set, but WORLD_SIZE is not: {cure}")
+        format!("RANK=1 is set, but WORLD_SIZE is not: {hint}")
     );
     let size = message(&["WORLD_SIZE=4"]);
     assert_eq!(
         size,
-        format!("WORLD_SIZE=4 is set, but RANK is not: {cure}")
+        format!("WORLD_SIZE=4 is set, but RANK is not: {hint}")
     );
     assert_eq!(
         message(&[TORCHRUN, "LOCAL_RANK"]),
@@ -43,57 +43,57 @@ fn a_rank_needs_a_size_and_a_size_a_rank() {
 
 #[test]
 fn between_machines_the_local_numbers_are_needed() {
-    let cure = "LOCAL_RANK counts the ranks of this machine from 0, LOCAL_WORLD_SIZE says how many they \
-                are; set both";
+    let hint = "set both LOCAL_RANK, from 0 on each machine, and LOCAL_WORLD_SIZE, the number of ranks on \
+                this machine";
     let neither = message(&[BY_HAND, "LOCAL_RANK\nLOCAL_WORLD_SIZE"]);
-    let expected = format!("MASTER_ADDR=fd00::2 is set, but LOCAL_RANK is not: {cure}");
+    let expected = format!("MASTER_ADDR=fd00::2 is set, but LOCAL_RANK is not: {hint}");
     assert_eq!(neither, expected);
     let rank = message(&[BY_HAND, "LOCAL_WORLD_SIZE"]);
     assert_eq!(
         rank,
-        format!("LOCAL_RANK=0 is set, but LOCAL_WORLD_SIZE is not: {cure}")
+        format!("LOCAL_RANK=0 is set, but LOCAL_WORLD_SIZE is not: {hint}")
     );
     let size = message(&[BY_HAND, "LOCAL_RANK"]);
     assert_eq!(
         size,
-        format!("LOCAL_WORLD_SIZE=1 is set, but LOCAL_RANK is not: {cure}")
+        format!("LOCAL_WORLD_SIZE=1 is set, but LOCAL_RANK is not: {hint}")
     );
 }
 
 #[test]
-fn numbers_must_fit_each_other() {
+fn numbers_must_be_consistent() {
     let by_hand = |change| message(&[BY_HAND, change]);
     assert_eq!(
         by_hand("RANK=2"),
-        "RANK=2 is not below WORLD_SIZE=2: 0 to 1 would fit"
+        "invalid RANK=2: expected 0 to 1, below WORLD_SIZE=2"
     );
-    let local = "LOCAL_RANK=1 is not below LOCAL_WORLD_SIZE=1: only 0 would fit";
+    let local = "invalid LOCAL_RANK=1: expected 0, below LOCAL_WORLD_SIZE=1";
     assert_eq!(by_hand("LOCAL_RANK=1"), local);
     assert_eq!(
         by_hand("LOCAL_WORLD_SIZE=3"),
-        "LOCAL_WORLD_SIZE=3 is more than WORLD_SIZE=2: at most 2 of its ranks can be on one machine"
+        "invalid LOCAL_WORLD_SIZE=3: expected at most 2, as WORLD_SIZE=2"
     );
     assert_eq!(
         by_hand("WORLD_SIZE=0"),
-        "WORLD_SIZE=0 cannot be read: 1 rank or more would fit"
+        "invalid WORLD_SIZE=0: expected at least 1 rank"
     );
     assert_eq!(
         by_hand("LOCAL_WORLD_SIZE=0"),
-        "LOCAL_WORLD_SIZE=0 cannot be read: 1 rank or more would fit"
+        "invalid LOCAL_WORLD_SIZE=0: expected at least 1 rank"
     );
     assert_eq!(
         message(&[OPEN_MPI, "OMPI_COMM_WORLD_RANK=2"]),
-        "OMPI_COMM_WORLD_RANK=2 is not below OMPI_COMM_WORLD_SIZE=2: 0 to 1 would fit"
+        "invalid OMPI_COMM_WORLD_RANK=2: expected 0 to 1, below OMPI_COMM_WORLD_SIZE=2"
     );
     assert_eq!(
         message(&[SLURM, "SLURM_LOCALID=4"]),
-        "SLURM_LOCALID=4 is not below SLURM_STEP_TASKS_PER_NODE=4(x2),3 at SLURM_NODEID=1: 0 to 3 would \
-         fit"
+        "invalid SLURM_LOCALID=4: expected 0 to 3, below SLURM_STEP_TASKS_PER_NODE=4(x2),3 at \
+         SLURM_NODEID=1"
     );
     assert_eq!(
         message(&[SLURM, "SLURM_NODEID=3"]),
-        "SLURM_NODEID=3 is not below the number of nodes in SLURM_STEP_TASKS_PER_NODE=4(x2),3: 0 to 2 \
-         would fit"
+        "invalid SLURM_NODEID=3: expected 0 to 2, below the number of nodes in \
+         SLURM_STEP_TASKS_PER_NODE=4(x2),3"
     );
 }
 
@@ -102,37 +102,37 @@ fn numbers_are_whole() {
     for value in ["two", "-1", "+1", "1.0", "0x1", "99999999999999999999999"] {
         assert_eq!(
             message(&[BY_HAND, &format!("RANK={value}")]),
-            format!("RANK={value} cannot be read: a whole number from 0 would fit")
+            format!("invalid RANK={value}: expected a whole number")
         );
     }
     assert_eq!(
         message(&[SLURM, "SLURM_STEP_ID="]),
-        "SLURM_STEP_ID=\"\" cannot be read: a whole number from 0 would fit"
+        "invalid SLURM_STEP_ID=\"\": expected a whole number"
     );
     assert_eq!(launch(&[BY_HAND, "RANK= 1 "]).rank, 1);
 }
 
 #[test]
 fn launchers_must_agree() {
-    let cure = "unset one of them, or make them equal";
-    let disagree = |first: &str, second: &str, what: &str| {
-        format!("{first} and {second} disagree about the {what}: {cure}")
+    let hint = "unset one of them, or make them equal";
+    let conflict = |first: &str, second: &str, what: &str| {
+        format!("conflicting {what}: {first} and {second}; {hint}")
     };
     assert_eq!(
         message(&[OPEN_MPI, "RANK=0\nWORLD_SIZE=2"]),
-        disagree("RANK=0", "OMPI_COMM_WORLD_RANK=1", "rank")
+        conflict("RANK=0", "OMPI_COMM_WORLD_RANK=1", "rank")
     );
     assert_eq!(
         message(&[OPEN_MPI, "WORLD_SIZE=4"]),
-        disagree("WORLD_SIZE=4", "OMPI_COMM_WORLD_SIZE=2", "number of ranks")
+        conflict("WORLD_SIZE=4", "OMPI_COMM_WORLD_SIZE=2", "number of ranks")
     );
     assert_eq!(
         message(&[OPEN_MPI, "LOCAL_RANK=0"]),
-        disagree("LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_RANK=1", "local rank")
+        conflict("LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_RANK=1", "local rank")
     );
     assert_eq!(
         message(&[OPEN_MPI, "LOCAL_WORLD_SIZE=1"]),
-        disagree(
+        conflict(
             "LOCAL_WORLD_SIZE=1",
             "OMPI_COMM_WORLD_LOCAL_SIZE=2",
             "number of local ranks"
@@ -140,35 +140,35 @@ fn launchers_must_agree() {
     );
     assert_eq!(
         message(&[SLURM, "RANK=0\nWORLD_SIZE=11"]),
-        disagree("RANK=0", "SLURM_PROCID=6", "rank")
+        conflict("RANK=0", "SLURM_PROCID=6", "rank")
     );
     assert_eq!(
         message(&[SLURM, "PMIX_RANK=5"]),
-        disagree("PMIX_RANK=5", "SLURM_PROCID=6", "rank")
+        conflict("PMIX_RANK=5", "SLURM_PROCID=6", "rank")
     );
     assert_eq!(
         message(&[BY_HAND, "PMIX_RANK=0"]),
-        disagree("RANK=1", "PMIX_RANK=0", "rank")
+        conflict("RANK=1", "PMIX_RANK=0", "rank")
     );
     let per_node = "SLURM_STEP_TASKS_PER_NODE=4(x2)";
     assert_eq!(
         message(&[SLURM, per_node]),
-        disagree(per_node, "SLURM_STEP_NUM_TASKS=11", "number of ranks")
+        conflict(per_node, "SLURM_STEP_NUM_TASKS=11", "number of ranks")
     );
     let (whole, port) = ("BURN_MEGATRON_RENDEZVOUS=head:7", "BURN_MEGATRON_PORT=8");
     assert_eq!(
         message(&[SLURM, whole, port]),
-        disagree(whole, port, "port of the rendezvous")
+        conflict(whole, port, "port of the rendezvous")
     );
 }
 
 #[test]
-fn a_place_must_be_one() {
+fn an_address_must_be_valid() {
     let by_hand = |change: &str| message(&[BY_HAND, change]);
     assert_eq!(
         by_hand("MASTER_ADDR="),
-        "MASTER_ADDR=\"\" is no address for the rendezvous: the host is empty; a name such as node1, or \
-         an IP address, would fit"
+        "invalid rendezvous address MASTER_ADDR=\"\": the host is empty: expected a name such as node1, or \
+         an IP address"
     );
     let bare = message(&["RANK=0\nWORLD_SIZE=2\nMASTER_ADDR="]);
     assert_eq!(bare, by_hand("MASTER_ADDR="));
@@ -183,8 +183,8 @@ fn a_place_must_be_one() {
         assert_eq!(
             by_hand(&format!("MASTER_ADDR={host}")),
             format!(
-                "MASTER_ADDR={host} is no address for the rendezvous: \"{host}\" is no host; a name of \
-                 letters, digits, dots and hyphens, or an IP address, would fit"
+                "invalid rendezvous address MASTER_ADDR={host}: invalid host \"{host}\": expected a name of \
+                 letters, digits, dots and hyphens, or an IP address"
             )
         );
     }
@@ -193,16 +193,15 @@ fn a_place_must_be_one() {
             assert_eq!(
                 by_hand(&format!("{name}={port}")),
                 format!(
-                    "{name}={port} is no address for the rendezvous: \"{port}\" is no port; 1 to 65535 \
-                     would fit"
+                    "invalid rendezvous address {name}={port}: invalid port \"{port}\": expected 1 to 65535"
                 )
             );
         }
     }
     assert_eq!(
         message(&[TORCHRUN, "BURN_MEGATRON_RENDEZVOUS=fd00::1"]),
-        "BURN_MEGATRON_RENDEZVOUS=fd00::1 is no address for the rendezvous: \"fd00::1\" names no port; \
-         node1:29500 or [fd00::1]:29500 would fit"
+        "invalid rendezvous address BURN_MEGATRON_RENDEZVOUS=fd00::1: \"fd00::1\" has no port: expected an \
+         address such as node1:29500 or [fd00::1]:29500"
     );
     assert_eq!(
         by_hand("MASTER_PORT"),
@@ -221,26 +220,27 @@ fn a_place_must_be_one() {
 }
 
 #[test]
-fn slurms_short_forms_must_be_whole() {
+fn slurms_formats_must_be_complete() {
     let nodes = |list: &str| message(&[SLURM, &format!("SLURM_STEP_NODELIST={list}")]);
-    let begin = |list: &str| format!("SLURM_STEP_NODELIST={list} is no list of hosts");
+    let begin = |list: &str| format!("invalid host list SLURM_STEP_NODELIST={list}");
     assert_eq!(
         nodes("node[1-2"),
         begin("node[1-2")
-            + ": the brackets of \"node[1-2\" are not in pairs; node[01-04,07] would fit"
+            + ": unbalanced brackets in \"node[1-2\": expected a list such as node[01-04,07]"
     );
     assert_eq!(
         nodes("node[2-1]"),
-        begin("node[2-1]") + ": \"2-1\" is no range of numbers; 3, 3-7 or 03-07 would fit"
+        begin("node[2-1]") + ": invalid range \"2-1\": expected a range such as 3, 3-7 or 03-07"
     );
     assert_eq!(
         nodes("node1,,node2"),
-        begin("node1,,node2") + ": a host has no name; node1 or node[01-04,07],gpu3 would fit"
+        begin("node1,,node2")
+            + ": a host name is empty: expected a list such as node1 or node[01-04,07],gpu3"
     );
     assert_eq!(
         nodes("no de"),
-        "SLURM_STEP_NODELIST=no de is no address for the rendezvous: \"no de\" is no host; a name of \
-         letters, digits, dots and hyphens, or an IP address, would fit"
+        "invalid rendezvous address SLURM_STEP_NODELIST=no de: invalid host \"no de\": expected a name of \
+         letters, digits, dots and hyphens, or an IP address"
     );
     for tasks in [
         "4(x2",
@@ -258,7 +258,7 @@ fn slurms_short_forms_must_be_whole() {
         };
         assert_eq!(
             message(&[SLURM, &variable]),
-            format!("{shown} cannot be read: numbers of tasks such as 4(x2),3 would fit")
+            format!("invalid {shown}: expected numbers of tasks such as 4(x2),3")
         );
     }
 }

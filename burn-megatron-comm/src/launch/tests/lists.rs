@@ -1,4 +1,4 @@
-//! Slurm's short forms, against their long ones.
+//! Slurm's compressed formats, compared with their expansions.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn hosts(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn lists_are_written_out() {
+fn lists_are_expanded() {
     assert_eq!(
         hosts("node[01-04,07],gpu3"),
         ["node01", "node02", "node03", "node04", "node07", "gpu3"]
@@ -31,7 +31,7 @@ fn a_long_list_costs_nothing_until_it_is_asked_for() {
 }
 
 #[test]
-fn what_slurm_does_not_write_is_an_error() {
+fn other_formats_are_an_error() {
     use NodeListError::*;
     let error = |text: &str| NodeList::parse(text).unwrap_err();
     for text in ["", ",", "a,", ",a", "a,,b", "a[1],"] {
@@ -63,7 +63,7 @@ fn what_slurm_does_not_write_is_an_error() {
     }
 }
 
-/// A name with one bracket in short form, and the hosts that it stands for.
+/// A name with one bracket in compressed form, and the hosts that it expands to.
 fn name() -> impl Strategy<Value = (String, Vec<String>)> {
     let range = (0u32..2000, 0u32..30, 1usize..6);
     let ranges = prop::collection::vec(range, 1..4);
@@ -92,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_odd(text in "[a-b0-2\\[\\],\\- (x)é]{0,12}") {
+    fn any_text_is_parsed_without_a_panic(text in "[a-b0-2\\[\\],\\- (x)é]{0,12}") {
         if let Ok(list) = NodeList::parse(&text) {
             prop_assert!(list.hosts().take(50).count() > 0);
         }

@@ -1,4 +1,4 @@
-//! Tests: recorded environments, every error, addresses, and lists of hosts.
+//! Tests: recorded environments, every error, addresses, and host lists.
 
 mod address;
 mod errors;
@@ -9,7 +9,7 @@ use super::*;
 
 /// Reads an environment of `NAME=value` lines; names of a later one replace those of an earlier one,
 /// and `NAME` alone takes one out.
-fn read(texts: &[&str]) -> Result<Option<(Launch, Origins)>, LaunchError> {
+fn read(texts: &[&str]) -> Result<Option<(Launch, Origins)>, LaunchEnvError> {
     let mut vars: Vec<(&str, &str)> = Vec::new();
     for line in texts.iter().flat_map(|text| text.lines()).map(str::trim) {
         let name = line.split('=').next().unwrap_or(line);

@@ -1,4 +1,4 @@
-//! Environments as the launchers set them.
+//! Recorded environments of the launchers.
 
 use super::*;
 
@@ -75,7 +75,7 @@ const BATCH: &str = "\
     SLURM_PROCID=0
     SLURM_TASKS_PER_NODE=4(x2)";
 
-/// What the shell of `salloc` has besides, as a step that Slurm keeps for itself.
+/// What the shell of `salloc` adds, as a reserved step of Slurm.
 const INTERACTIVE: &str = "\
     PMIX_NAMESPACE=slurm.pmix.5816711.4294967290
     PMIX_RANK=0
@@ -120,7 +120,7 @@ fn expected(
 }
 
 #[test]
-fn each_launcher_is_known() {
+fn each_launcher_is_recognised() {
     use Launcher::*;
     let torchrun = expected(
         Torchrun,
@@ -150,10 +150,10 @@ fn each_launcher_is_known() {
     let address = mpi.rendezvous.clone().unwrap();
     assert_eq!(address.host, "127.0.0.1");
     assert!((15_000..25_000).contains(&address.port));
-    let place = address.to_string();
+    let text = address.to_string();
     assert_eq!(
         mpi,
-        expected(OpenMpi, [1, 2, 1, 2], Some(&place), Some("1949892609"))
+        expected(OpenMpi, [1, 2, 1, 2], Some(&text), Some("1949892609"))
     );
 }
 
@@ -162,7 +162,7 @@ fn without_a_launcher_ranks_are_threads() {
     assert_eq!(read(&[""]), Ok(None));
     assert_eq!(read(&[BATCH]), Ok(None));
     assert_eq!(read(&[BATCH, INTERACTIVE]), Ok(None));
-    // What names a place names no rank.
+    // An address is not a rank.
     let place = "MASTER_ADDR=node1\nMASTER_PORT=29500\nLOCAL_RANK=0\nBURN_MEGATRON_RENDEZVOUS=a:1";
     assert_eq!(read(&[place]), Ok(None));
 }
@@ -186,7 +186,7 @@ fn the_innermost_launcher_counts() {
 }
 
 #[test]
-fn what_is_set_by_hand_may_say_the_same() {
+fn variables_set_by_hand_may_be_equal() {
     let same = "RANK=1\nWORLD_SIZE=2\nLOCAL_RANK=1";
     assert_eq!(launch(&[OPEN_MPI, same]), launch(&[OPEN_MPI]));
     let same = "RANK=6\nWORLD_SIZE=11\nLOCAL_RANK=2\nLOCAL_WORLD_SIZE=4";
@@ -207,9 +207,9 @@ fn by_hand_the_local_numbers_may_be_left_out_on_one_machine() {
         assert_eq!((found.local_rank, found.local_world_size), (1, 3));
         assert_eq!(origins.local_world_size, "WORLD_SIZE=3, all on one machine");
     }
-    // What is told counts.
-    let told = launch(&[BY_HAND, "MASTER_ADDR=localhost"]);
-    assert_eq!((told.local_rank, told.local_world_size), (0, 1));
+    // Local numbers that are set are used.
+    let set = launch(&[BY_HAND, "MASTER_ADDR=localhost"]);
+    assert_eq!((set.local_rank, set.local_world_size), (0, 1));
     let alone = launch(&["RANK=0\nWORLD_SIZE=1\nMASTER_ADDR=node1\nMASTER_PORT=1"]);
     assert_eq!((alone.local_rank, alone.local_world_size), (0, 1));
 }
@@ -275,7 +275,7 @@ fn runs_derive_ports_of_their_own() {
 }
 
 #[test]
-fn mpi_over_machines_names_no_place() {
+fn mpi_over_machines_has_no_address() {
     let two = "OMPI_COMM_WORLD_LOCAL_SIZE=1\nOMPI_COMM_WORLD_LOCAL_RANK=0";
     assert_eq!(launch(&[OPEN_MPI, two]).rendezvous, None);
     assert_eq!(
@@ -314,7 +314,7 @@ fn older_slurm_has_fewer_names() {
 }
 
 #[test]
-fn a_launch_is_told_in_json() {
+fn a_launch_is_serialized_as_json() {
     let json = serde_json::to_value(launch(&[BY_HAND])).unwrap();
     assert_eq!(json["launcher"], "manual");
     assert_eq!(json["rendezvous"], "[fd00::2]:29500");
@@ -335,7 +335,7 @@ fn the_token_is_read_and_never_shown() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with("BURN_MEGATRON_TOKEN holds 6 characters"),
+        error.starts_with("invalid token in BURN_MEGATRON_TOKEN (6 characters)"),
         "{error}"
     );
     assert!(!error.contains("secret"), "{error}");

@@ -1,4 +1,4 @@
-//! Groups worked out by hand, in the order in which Megatron-LM creates them.
+//! The groups, worked out by hand, in the order in which Megatron-LM creates them.
 
 use super::super::Axis::{Context, Data, Expert, ExpertTensor, Pipeline, Tensor};
 use super::super::{Mesh, ParallelConfig};

@@ -1,4 +1,4 @@
-//! What a user reads when a layout is refused, and the printed table.
+//! The errors of invalid layouts, and the printed table.
 
 use super::super::{Axis, Mesh, ParallelConfig, split_evenly};
 
@@ -60,12 +60,12 @@ fn nothing_fits() {
 fn empty_axes_and_worlds() {
     assert_eq!(
         refusal(config().with_pipeline(0), 4),
-        "pipeline = 0, but an axis has at least 1 rank; what fits: pipeline = 1, 2 or 4"
+        "invalid pipeline = 0: expected at least 1; what fits: pipeline = 1, 2 or 4"
     );
     for axis in Axis::ALL {
         let text = refusal(config().with_size(axis, 0), 4);
         assert!(
-            text.starts_with(&format!("{axis} = 0, but an axis has")),
+            text.starts_with(&format!("invalid {axis} = 0: expected")),
             "{text}"
         );
     }
@@ -84,15 +84,15 @@ fn orders() {
     let parse = |order: &str| order.parse::<super::super::AxisOrder>();
     assert_eq!(
         parse("tp-xp-dp").unwrap_err().to_string(),
-        "\"xp\" in the order \"tp-xp-dp\" is no axis; the axes are tp, cp, ep, dp and pp"
+        "invalid axis \"xp\" in the order \"tp-xp-dp\": expected tp, cp, ep, dp or pp"
     );
     assert_eq!(
         parse("").unwrap_err().to_string(),
-        "\"\" in the order \"\" is no axis; the axes are tp, cp, ep, dp and pp"
+        "invalid axis \"\" in the order \"\": expected tp, cp, ep, dp or pp"
     );
     assert_eq!(
         parse("tp-dp-tp").unwrap_err().to_string(),
-        "tp stands twice in the order \"tp-dp-tp\"; name each axis once"
+        "duplicate axis tp in the order \"tp-dp-tp\": expected each axis once"
     );
     assert_eq!(
         refusal(
@@ -119,7 +119,7 @@ fn pipelines_that_do_not_line_up() {
          data 4 and pipeline stride 1 in the expert grid; what fits: order = tp-cp-ep-dp-pp, \
          or context = 1, or expert = 2, or expert-tensor = 2, or pipeline = 1"
     );
-    // Equal data sizes are not enough: the experts lie between the stages of one grid alone.
+    // Equal data sizes are not enough: the stages of one grid have the experts between them.
     let config = config
         .with_expert(2)
         .with_order("tp-cp-pp-ep-dp".parse().unwrap());

@@ -7,18 +7,18 @@ use proptest::sample::{Index, subsequence};
 
 use super::super::Axis::{Context, Data, Expert, ExpertTensor, Pipeline, Tensor};
 use super::super::split::divisors;
-use super::super::{Axis, AxisOrder, Coordinates, ExpertCoordinates, Fault};
+use super::super::{Axis, AxisOrder, Coordinates, ExpertCoordinates, MeshFault};
 use super::super::{Mesh, MeshError, ParallelConfig, split_evenly};
 
 const DENSE: [Axis; 4] = [Tensor, Context, Data, Pipeline];
 const EXPERT: [Axis; 4] = [ExpertTensor, Expert, Data, Pipeline];
 
-type Place = BTreeMap<Axis, usize>;
+type AxisCoordinates = BTreeMap<Axis, usize>;
 
 /// The place of every rank, counted up like an odometer whose first wheel turns fastest.
-fn odometer(wheels: &[(Axis, usize)]) -> Vec<Place> {
+fn odometer(wheels: &[(Axis, usize)]) -> Vec<AxisCoordinates> {
     let mut places = vec![];
-    let mut place: Place = wheels.iter().map(|(axis, _)| (*axis, 0)).collect();
+    let mut place: AxisCoordinates = wheels.iter().map(|(axis, _)| (*axis, 0)).collect();
     loop {
         places.push(place.clone());
         let turned = wheels.iter().any(|(axis, size)| {
@@ -33,7 +33,10 @@ fn odometer(wheels: &[(Axis, usize)]) -> Vec<Place> {
 }
 
 /// The odometers of the dense and of the expert grid.
-fn odometers(config: &ParallelConfig, world: usize) -> (Vec<Place>, Vec<Place>) {
+fn odometers(
+    config: &ParallelConfig,
+    world: usize,
+) -> (Vec<AxisCoordinates>, Vec<AxisCoordinates>) {
     let expert_tensor = config.expert_tensor.unwrap_or(config.tensor);
     let expert_data = world / (expert_tensor * config.expert * config.pipeline);
     let (mut dense, mut expert) = (vec![], vec![]);
@@ -57,8 +60,8 @@ fn odometers(config: &ParallelConfig, world: usize) -> (Vec<Place>, Vec<Place>) 
 }
 
 /// Ranks gathered by the axes that stay, groups by their first rank.
-fn gathered(places: &[Place], varying: &[Axis]) -> Vec<Vec<usize>> {
-    let mut groups: BTreeMap<Place, Vec<usize>> = BTreeMap::new();
+fn gathered(places: &[AxisCoordinates], varying: &[Axis]) -> Vec<Vec<usize>> {
+    let mut groups: BTreeMap<AxisCoordinates, Vec<usize>> = BTreeMap::new();
     for (rank, place) in places.iter().enumerate() {
         let mut fixed = place.clone();
         fixed.retain(|axis, _| !varying.contains(axis));
@@ -117,13 +120,13 @@ proptest! {
     fn refused_exactly_where_pipelines_differ((config, world) in layouts()) {
         let (dense, expert) = odometers(&config, world);
         let differ = gathered(&dense, &[Pipeline]) != gathered(&expert, &[Pipeline]);
-        let copies = |places: &[Place]| places.iter().map(|place| place[&Data]).max();
+        let copies = |places: &[AxisCoordinates]| places.iter().map(|place| place[&Data]).max();
         let pipeline_last = world / config.pipeline == dense.iter()
             .position(|place| place[&Pipeline] > 0).unwrap_or(world / config.pipeline);
         let refused = differ || (!pipeline_last && copies(&dense) != copies(&expert));
         match Mesh::new(&config, world) {
             Ok(_) => prop_assert!(!refused),
-            Err(MeshError::Unfit { fault: Fault::Pipelines { .. }, .. }) => prop_assert!(refused),
+            Err(MeshError::InvalidLayout { fault: MeshFault::Pipelines { .. }, .. }) => prop_assert!(refused),
             Err(other) => prop_assert!(false, "{other}"),
         }
     }
@@ -193,7 +196,7 @@ proptest! {
             let here = mesh.coordinates(rank);
             let Coordinates { tensor, context, data, pipeline } = here;
             let place = [(Tensor, tensor), (Context, context), (Data, data), (Pipeline, pipeline)];
-            prop_assert_eq!(Place::from(place), dense[rank].clone());
+            prop_assert_eq!(AxisCoordinates::from(place), dense[rank].clone());
             prop_assert_eq!(mesh.rank_at(here), rank);
 
             let here = mesh.expert_coordinates(rank);
@@ -204,7 +207,7 @@ proptest! {
                 (Data, expert_data),
                 (Pipeline, pipeline),
             ];
-            prop_assert_eq!(Place::from(place), expert[rank].clone());
+            prop_assert_eq!(AxisCoordinates::from(place), expert[rank].clone());
             prop_assert_eq!(mesh.expert_rank_at(here), rank);
         }
     }
@@ -256,7 +259,7 @@ proptest! {
             let refusal = Mesh::new(&config.clone().with_order(order), mesh.world_size());
             let missed = matches!(
                 refusal,
-                Err(MeshError::Unfit { fault: Fault::MissingAxis { axis, .. }, .. })
+                Err(MeshError::InvalidLayout { fault: MeshFault::MissingAxis { axis, .. }, .. })
                     if axis.abbreviation() == *left_out
             );
             prop_assert!(missed);
@@ -287,7 +290,7 @@ proptest! {
                 let expert = [ExpertTensor, Expert, Pipeline].map(|axis| mesh.size(axis));
                 prop_assert_eq!(expert.iter().product::<usize>() * mesh.expert_data(), world);
             }
-            Err(MeshError::Unfit { fits, .. }) => {
+            Err(MeshError::InvalidLayout { fits, .. }) => {
                 for other in fits.worlds {
                     prop_assert!(Mesh::new(&config, other).is_ok());
                 }

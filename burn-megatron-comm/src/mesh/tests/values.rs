@@ -34,14 +34,14 @@ fn a_file_names_only_what_it_changes() {
 }
 
 #[test]
-fn a_file_with_a_slip_is_refused() {
+fn a_file_with_an_error_is_refused() {
     let refusal = |text| {
         toml::from_str::<ParallelConfig>(text)
             .unwrap_err()
             .to_string()
     };
     assert!(refusal("tensr = 2").contains("unknown field `tensr`"));
-    assert!(refusal("order = 'tp-tp'").contains("tp stands twice in the order \"tp-tp\""));
+    assert!(refusal("order = 'tp-tp'").contains("duplicate axis tp in the order \"tp-tp\""));
 }
 
 #[test]

@@ -1,17 +1,18 @@
-//! The registry by itself, with a clock of its own.
+//! The registry alone, with simulated time.
 
 use std::time::Duration;
 
-use crate::log::Position;
 use crate::rendezvous::message::{
-    CallOf, Cause, CauseKind, Down, Failure, Hello, Stand, Up, Whereabouts,
+    CallId, CoordinatorMessage, FailureCause, FailureKind, FailureReport, Hello, MissingRanks,
+    RankMessage, RankStatus,
 };
-use crate::rendezvous::registry::{Patience, Refusal, Registry, To};
+use crate::rendezvous::registry::{JoinError, Recipient, Registry, RendezvousTimeouts};
+use crate::report::call_log::RankPosition;
 
 const ZERO: Duration = Duration::ZERO;
-const PATIENCE: Patience = Patience {
-    gather: Duration::from_secs(60),
-    silence: Duration::from_secs(30),
+const TIMEOUTS: RendezvousTimeouts = RendezvousTimeouts {
+    join: Duration::from_secs(60),
+    heartbeat: Duration::from_secs(30),
 };
 
 fn hello(rank: usize, size: usize) -> Hello {
@@ -22,191 +23,193 @@ fn hello(rank: usize, size: usize) -> Hello {
         world: 7,
         host: format!("node{rank}"),
         process: 100 + rank as u32,
-        gather: 60.0,
-        silence: 30.0,
+        join_timeout: 60.0,
+        heartbeat_timeout: 30.0,
     }
 }
 
-/// A registry that all ranks have come to.
+/// A registry that all ranks have joined.
 fn full(size: usize) -> Registry {
-    let mut registry = Registry::new(size, 7, PATIENCE);
+    let mut registry = Registry::new(size, 7, TIMEOUTS);
     for rank in 0..size {
-        let said = registry.join(hello(rank, size), ZERO).unwrap();
-        let expected = match rank + 1 == size {
-            true => vec![(To::All, Down::Complete)],
-            false => vec![],
+        let outgoing = registry.join(hello(rank, size), ZERO).unwrap();
+        let expected = if rank + 1 == size {
+            vec![(Recipient::All, CoordinatorMessage::AllJoined)]
+        } else {
+            vec![]
         };
-        assert_eq!(said, expected);
+        assert_eq!(outgoing, expected);
     }
     registry
 }
 
-fn at(call: &str) -> Position {
-    Position::At(call.into())
+fn at(call: &str) -> RankPosition {
+    RankPosition::Waiting(call.into())
 }
 
-fn failed(kind: CauseKind, message: &str) -> Up {
-    Up::Failed {
-        cause: Cause {
+fn failed(kind: FailureKind, message: &str) -> RankMessage {
+    RankMessage::Failed {
+        cause: FailureCause {
             kind,
             message: message.into(),
         },
-        stood: Position::Nowhere,
+        position: RankPosition::NoCalls,
     }
 }
 
-/// The question that was put to these ranks.
-fn asked(said: &[(To, Down)], ranks: &[usize]) -> u64 {
-    let to: Vec<_> = said.iter().map(|(to, _)| *to).collect();
-    let expected: Vec<_> = ranks.iter().map(|rank| To::Rank(*rank)).collect();
-    assert_eq!(to, expected, "{said:?}");
-    match said[0].1 {
-        Down::Ask { question, .. } => question,
-        ref other => panic!("{other:?} is no question"),
+/// The number of the query that was sent to these ranks.
+fn asked(outgoing: &[(Recipient, CoordinatorMessage)], ranks: &[usize]) -> u64 {
+    let recipients: Vec<_> = outgoing.iter().map(|(recipient, _)| *recipient).collect();
+    let expected: Vec<_> = ranks.iter().map(|rank| Recipient::Rank(*rank)).collect();
+    assert_eq!(recipients, expected, "{outgoing:?}");
+    match outgoing[0].1 {
+        CoordinatorMessage::QueryStatus { question, .. } => question,
+        ref other => panic!("{other:?} is not a query"),
     }
 }
 
-fn stands(question: u64, position: Position) -> Up {
-    let stand = Stand {
+fn answer_status(question: u64, position: RankPosition) -> RankMessage {
+    let status = RankStatus {
         position,
-        came: false,
+        joined: false,
         call: None,
     };
-    Up::Stands { question, stand }
+    RankMessage::Status { question, status }
 }
 
-fn failure(said: Vec<(To, Down)>) -> Failure {
-    match said.as_slice() {
-        [(To::All, Down::Failure(failure))] => failure.clone(),
-        other => panic!("{other:?} is no failure"),
+fn failure(outgoing: Vec<(Recipient, CoordinatorMessage)>) -> FailureReport {
+    match outgoing.as_slice() {
+        [(Recipient::All, CoordinatorMessage::Failure(failure))] => failure.clone(),
+        other => panic!("{other:?} is not a failure"),
     }
 }
 
 #[test]
-fn a_rank_that_dies_is_named_with_the_place_where_it_was_seen_last() {
+fn a_rank_that_dies_is_named_with_its_last_position() {
     let mut registry = full(3);
     let late = Duration::from_secs(10);
-    registry.hear(
+    registry.handle(
         1,
-        Up::Alive(at("call 4 barrier over world [0, 1, 2] in step 2")),
+        RankMessage::Heartbeat(at("call 4 barrier over world [0, 1, 2] in step 2")),
         ZERO,
     );
-    let said = registry.closed(1, late);
-    let question = asked(&said, &[0, 2]);
-    let answer = || stands(question, at("call 5 barrier"));
-    assert_eq!(registry.hear(0, answer(), late), []);
-    // There is nothing more telling to wait for.
-    let failure = failure(registry.hear(2, answer(), late));
+    let outgoing = registry.disconnected(1, late);
+    let question = asked(&outgoing, &[0, 2]);
+    let answer = || answer_status(question, at("call 5 barrier"));
+    assert_eq!(registry.handle(0, answer(), late), []);
+    // No cause of higher precedence can follow.
+    let failure = failure(registry.handle(2, answer(), late));
     assert_eq!(failure.rank, 1);
     assert_eq!(
         failure.message,
-        "its process 101 on node1 has ended without a word"
+        "its process 101 on node1 exited without reporting an error"
     );
     assert_eq!(
-        failure.verdict,
-        "ranks 0, 2 are at call 5 barrier; rank 1 has ended without a word, last seen at call 4 \
-         barrier over world [0, 1, 2] in step 2"
+        failure.positions,
+        "ranks 0, 2 are at call 5 barrier; rank 1 exited without reporting an error, last seen at call \
+         4 barrier over world [0, 1, 2] in step 2"
     );
     assert_eq!(registry.failure(), Some(&failure));
-    assert_eq!(registry.closed(0, late), []);
+    assert_eq!(registry.disconnected(0, late), []);
 }
 
 #[test]
-fn the_most_telling_cause_wins_over_the_first() {
+fn the_cause_of_the_highest_precedence_is_reported() {
     let mut registry = full(3);
-    let said = registry.hear(0, failed(CauseKind::Transport, "mpi: broken pipe"), ZERO);
-    asked(&said, &[1, 2]);
+    let outgoing = registry.handle(0, failed(FailureKind::Transport, "mpi: broken pipe"), ZERO);
+    asked(&outgoing, &[1, 2]);
     assert_eq!(
-        registry.hear(2, failed(CauseKind::Waited, "deadline"), ZERO),
+        registry.handle(2, failed(FailureKind::Timeout, "deadline"), ZERO),
         []
     );
     assert_eq!(
         registry.tick(Duration::from_millis(200)),
         [],
-        "another cause may be on its way"
+        "another cause may follow"
     );
-    let failure = failure(registry.closed(1, Duration::from_millis(220)));
+    let failure = failure(registry.disconnected(1, Duration::from_millis(220)));
     assert_eq!(failure.rank, 1);
     assert!(failure.message.contains("process 101"), "{failure:?}");
     assert!(
         failure
-            .verdict
+            .positions
             .starts_with("ranks 0, 2 failed before any call"),
         "{failure:?}"
     );
 }
 
 #[test]
-fn who_does_not_answer_is_silent_in_the_verdict() {
+fn a_rank_that_does_not_answer_has_no_heartbeat_in_the_report() {
     let mut registry = full(2);
-    registry.hear(
+    registry.handle(
         1,
-        Up::Alive(at("call 9 all_gather")),
+        RankMessage::Heartbeat(at("call 9 all_gather")),
         Duration::from_secs(5),
     );
     let now = Duration::from_secs(20);
-    registry.hear(0, Up::Alive(Position::Nowhere), now);
-    let said = registry.hear(0, failed(CauseKind::Waited, "deadline: rank 1 ..."), now);
-    asked(&said, &[1]);
+    registry.handle(0, RankMessage::Heartbeat(RankPosition::NoCalls), now);
+    let outgoing = registry.handle(0, failed(FailureKind::Timeout, "deadline: rank 1 ..."), now);
+    asked(&outgoing, &[1]);
     assert_eq!(registry.tick(now + Duration::from_millis(900)), []);
     let failure = failure(registry.tick(now + Duration::from_secs(1)));
     assert_eq!(
-        failure.verdict,
-        "rank 0 failed before any call; rank 1 has not been heard of for 16 s, last seen at call \
+        failure.positions,
+        "rank 0 failed before any call; rank 1 has sent no heartbeat for 16 s, last seen at call \
          9 all_gather"
     );
 }
 
 #[test]
-fn silence_is_a_failure() {
+fn a_missing_heartbeat_is_a_failure() {
     let mut registry = full(2);
     let now = Duration::from_secs(29);
-    registry.hear(0, Up::Alive(Position::Nowhere), now);
+    registry.handle(0, RankMessage::Heartbeat(RankPosition::NoCalls), now);
     assert_eq!(registry.tick(now), []);
     let now = Duration::from_secs(30);
-    let said = registry.tick(now);
-    let question = asked(&said, &[0]);
-    registry.hear(0, stands(question, at("call 3 barrier")), now);
+    let outgoing = registry.tick(now);
+    let question = asked(&outgoing, &[0]);
+    registry.handle(0, answer_status(question, at("call 3 barrier")), now);
     let failure = failure(registry.tick(now + Duration::from_millis(250)));
     assert_eq!(failure.rank, 1);
     assert_eq!(
         failure.message,
-        "its process 101 on node1 has not been heard of for 30 s: it is stopped, or cut off"
+        "its process 101 on node1 has sent no heartbeat for 30 s: it is stopped, or cut off from the \
+         network"
     );
 }
 
 #[test]
-fn ranks_that_never_come_are_named() {
-    let mut registry = Registry::new(4, 7, PATIENCE);
+fn ranks_that_never_join_are_named() {
+    let mut registry = Registry::new(4, 7, TIMEOUTS);
     registry.join(hello(0, 4), ZERO).unwrap();
     registry.join(hello(2, 4), ZERO).unwrap();
     for now in [10, 20, 40, 59] {
         let now = Duration::from_secs(now);
-        registry.hear(0, Up::Alive(Position::Nowhere), now);
-        registry.hear(2, Up::Alive(Position::Nowhere), now);
+        registry.handle(0, RankMessage::Heartbeat(RankPosition::NoCalls), now);
+        registry.handle(2, RankMessage::Heartbeat(RankPosition::NoCalls), now);
         assert_eq!(registry.tick(now), []);
     }
     let now = Duration::from_secs(60);
     let question = asked(&registry.tick(now), &[0, 2]);
-    registry.hear(0, stands(question, Position::Nowhere), now);
-    registry.hear(2, stands(question, Position::Nowhere), now);
+    registry.handle(0, answer_status(question, RankPosition::NoCalls), now);
+    registry.handle(2, answer_status(question, RankPosition::NoCalls), now);
     let failure = failure(registry.tick(now + Duration::from_millis(250)));
     assert_eq!(
         failure.message,
-        "ranks 1, 3 have not come to the rendezvous within 60 s, where 2 of 4 ranks are; started \
+        "ranks 1, 3 have not joined the rendezvous within 60 s; 2 of 4 ranks have: were all started \
          with the same address?"
     );
     assert_eq!(
-        failure.verdict,
-        "ranks 0, 2 have made no call; ranks 1, 3 have never come"
+        failure.positions,
+        "ranks 0, 2 have made no call; ranks 1, 3 never joined"
     );
 }
 
 #[test]
-fn a_rank_that_ends_before_it_comes_is_not_waited_for() {
-    let mut registry = Registry::new(2, 7, PATIENCE);
+fn a_rank_that_ends_before_it_joins_is_not_waited_for() {
+    let mut registry = Registry::new(2, 7, TIMEOUTS);
     registry.join(hello(0, 2), ZERO).unwrap();
-    // One that came has its connection.
+    // A rank that joined has its connection.
     assert_eq!(
         registry.process_ended(0, "ended with exit code 1", ZERO),
         []
@@ -215,99 +218,119 @@ fn a_rank_that_ends_before_it_comes_is_not_waited_for() {
         &registry.process_ended(1, "ended with exit code 1", ZERO),
         &[0],
     );
-    registry.hear(0, stands(question, Position::Nowhere), ZERO);
+    registry.handle(0, answer_status(question, RankPosition::NoCalls), ZERO);
     let failure = failure(registry.tick(Duration::from_millis(250)));
     assert_eq!(failure.rank, 1);
     assert_eq!(
         failure.message,
-        "its process ended with exit code 1 before it came to the rendezvous"
+        "its process ended with exit code 1 before it joined the rendezvous"
     );
 }
 
 #[test]
-fn a_call_that_waits_learns_who_has_not_come_and_what_the_others_called() {
+fn a_query_finds_missing_ranks_and_the_calls_of_the_others() {
     let mut registry = full(3);
-    let call = CallOf {
+    let call = CallId {
         group: 5,
         sequence: 8,
     };
-    let said = registry.hear(0, Up::Where { question: 3, call }, ZERO);
-    let question = asked(&said, &[0, 1, 2]);
-    let answer = |came, call: Option<&str>| Up::Stands {
+    let outgoing = registry.handle(0, RankMessage::FindMissing { question: 3, call }, ZERO);
+    let question = asked(&outgoing, &[0, 1, 2]);
+    let answer = |joined, call: Option<&str>| RankMessage::Status {
         question,
-        stand: Stand {
-            position: Position::Nowhere,
-            came,
+        status: RankStatus {
+            position: RankPosition::NoCalls,
+            joined,
             call: call.map(str::to_owned),
         },
     };
-    assert_eq!(registry.hear(0, answer(true, Some("barrier")), ZERO), []);
+    assert_eq!(registry.handle(0, answer(true, Some("barrier")), ZERO), []);
     assert_eq!(
-        registry.hear(1, answer(true, Some("all_gather of 3 f32")), ZERO),
+        registry.handle(1, answer(true, Some("all_gather of 3 f32")), ZERO),
         []
     );
-    let said = registry.hear(2, answer(false, None), ZERO);
-    let found = Whereabouts {
+    let outgoing = registry.handle(2, answer(false, None), ZERO);
+    let found = MissingRanks {
         absent: vec![2],
         calls: vec![(0, "barrier".into()), (1, "all_gather of 3 f32".into())],
     };
     assert_eq!(
-        said,
-        [(To::Rank(0), Down::Whereabouts { question: 3, found })]
+        outgoing,
+        [(
+            Recipient::Rank(0),
+            CoordinatorMessage::MissingRanks { question: 3, found }
+        )]
     );
 }
 
 #[test]
-fn values_are_handed_to_readers_before_and_after_they_are_posted() {
+fn values_are_sent_to_readers_before_and_after_they_are_posted() {
     let mut registry = full(3);
     let (key, value) = ("id".to_owned(), vec![1, 2]);
-    let read = || Up::Read { key: key.clone() };
-    let posted = || Down::Posted {
+    let read = || RankMessage::Read { key: key.clone() };
+    let posted = || CoordinatorMessage::Posted {
         key: key.clone(),
         value: value.clone(),
     };
-    assert_eq!(registry.hear(1, read(), ZERO), []);
-    let post = Up::Post {
+    assert_eq!(registry.handle(1, read(), ZERO), []);
+    let post = RankMessage::Post {
         key: key.clone(),
         value: value.clone(),
     };
-    assert_eq!(registry.hear(0, post, ZERO), [(To::Rank(1), posted())]);
-    assert_eq!(registry.hear(2, read(), ZERO), [(To::Rank(2), posted())]);
+    assert_eq!(
+        registry.handle(0, post, ZERO),
+        [(Recipient::Rank(1), posted())]
+    );
+    assert_eq!(
+        registry.handle(2, read(), ZERO),
+        [(Recipient::Rank(2), posted())]
+    );
 }
 
 #[test]
 fn the_world_ends_when_all_have_returned() {
     let mut registry = full(2);
     let calls = vec![(0, 12)];
-    let said = registry.hear(1, Up::Returned(calls.clone()), ZERO);
-    assert_eq!(said, [(To::All, Down::Returned { rank: 1, calls })]);
-    let said = registry.hear(0, Up::Returned(vec![]), ZERO);
-    assert_eq!(said, [(To::All, Down::AllReturned)]);
-    // Leaving after that is no failure.
-    assert_eq!(registry.closed(0, ZERO), []);
-    assert!(registry.all_returned() && !registry.all_gone());
-    registry.closed(1, ZERO);
-    assert!(registry.all_gone());
+    let outgoing = registry.handle(1, RankMessage::Returned(calls.clone()), ZERO);
+    assert_eq!(
+        outgoing,
+        [(
+            Recipient::All,
+            CoordinatorMessage::Returned { rank: 1, calls }
+        )]
+    );
+    let outgoing = registry.handle(0, RankMessage::Returned(vec![]), ZERO);
+    assert_eq!(
+        outgoing,
+        [(Recipient::All, CoordinatorMessage::AllReturned)]
+    );
+    // A disconnect after that is not a failure.
+    assert_eq!(registry.disconnected(0, ZERO), []);
+    assert!(registry.all_returned() && !registry.all_disconnected());
+    registry.disconnected(1, ZERO);
+    assert!(registry.all_disconnected());
 }
 
 #[test]
-fn who_does_not_fit_is_refused_and_ends_the_world() {
-    let stranger = Hello {
+fn an_incompatible_rank_is_refused_and_ends_the_world() {
+    let unknown = Hello {
         world: 8,
         ..hello(1, 2)
     };
-    let mut registry = Registry::new(2, 7, PATIENCE);
+    let mut registry = Registry::new(2, 7, TIMEOUTS);
     registry.join(hello(0, 2), ZERO).unwrap();
-    match registry.join(stranger, ZERO) {
-        Err(Refusal::Stranger(reason)) => assert!(reason.contains("another run"), "{reason}"),
+    match registry.join(unknown, ZERO) {
+        Err(JoinError::UnknownClient(reason)) => {
+            assert!(reason.contains("another run"), "{reason}")
+        }
         other => panic!("{other:?}"),
     }
     let refused = |hello: Hello| {
-        let mut registry = Registry::new(2, 7, PATIENCE);
+        let mut registry = Registry::new(2, 7, TIMEOUTS);
         registry.join(self::hello(0, 2), ZERO).unwrap();
         match registry.join(hello, ZERO) {
-            Err(Refusal::Misfit { reason, said }) => {
-                asked(&said, &[0]);
+            Err(JoinError::Incompatible { reason, outgoing }) => {
+                asked(&outgoing, &[0]);
                 reason
             }
             other => panic!("{other:?}"),
@@ -320,19 +343,18 @@ fn who_does_not_fit_is_refused_and_ends_the_world() {
     assert!(refused(old).starts_with("rank 1 runs version 0.0.1 of burn-megatron"));
     assert_eq!(
         refused(hello(1, 4)),
-        "rank 1 was told that there are 4 ranks, the rendezvous 2; give all the same WORLD_SIZE"
+        "rank 1 expects 4 ranks, the rendezvous 2: set the same WORLD_SIZE on all ranks"
     );
-    assert_eq!(
-        refused(hello(2, 2)),
-        "a process says that it is rank 2 of 2; 0 to 1 would fit"
-    );
+    assert_eq!(refused(hello(2, 2)), "invalid rank 2 of 2: expected 0 to 1");
     assert_eq!(
         refused(hello(0, 2)),
-        "two processes say that they are rank 0: process 100 on node0 and process 100 on node0"
+        "two processes are started as rank 0: process 100 on node0 and process 100 on node0"
     );
     let mut registry = full(2);
     match registry.join(hello(1, 2), ZERO) {
-        Err(Refusal::Stranger(reason)) => assert!(reason.contains("have come already"), "{reason}"),
+        Err(JoinError::UnknownClient(reason)) => {
+            assert!(reason.contains("have already joined"), "{reason}")
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -1,5 +1,5 @@
-//! The coordinator's decisions, as values, and the same over TCP.
+//! The registry with simulated time, and coordinator and clients over TCP.
 
+mod connections;
 mod decisions;
-mod lines;
-mod strangers;
+mod untrusted;

@@ -1,10 +1,10 @@
-//! Splits: who is in a part, in which order, and that parts leave each other alone.
+//! Splits: the members of a part, their order, and that parts do not affect each other.
 
 use std::sync::Arc;
 
 use super::ConformanceError;
-use super::model::Part;
-use super::suite::{Checked, Flight, Suite};
+use super::model::MemberCall;
+use super::suite::{CaseContext, CheckResult, StartedCall};
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, ReduceOp};
 use crate::communicator::Communicator;
@@ -38,29 +38,31 @@ pub(super) fn partitions(ranks: &[usize]) -> Vec<(&'static str, Vec<Vec<usize>>)
     ]
 }
 
-/// A power of two for each member of the world: a sum of them tells who took part.
-fn bit(suite: &Suite<'_>, rank: usize) -> Buffer {
+/// A power of two for each member of the world: their sum shows which ranks took part.
+fn bit(suite: &CaseContext<'_>, rank: usize) -> Buffer {
     let mut ranks = suite.world.group().ranks().iter();
     let index = ranks.position(|member| *member == rank).unwrap_or_default();
     vec![1i64 << (index % 62)].into()
 }
 
 /// That a communicator joins the right ranks in the right order.
-fn check_members(suite: &mut Suite<'_>, comm: &dyn Communicator) -> Checked {
+fn check_members(suite: &mut CaseContext<'_>, comm: &dyn Communicator) -> CheckResult {
     let ranks = comm.group().ranks();
     let bits: Vec<Buffer> = ranks.iter().map(|rank| bit(suite, *rank)).collect();
-    let sum = |index: usize| -> Part { (Call::AllReduce(ReduceOp::Sum), bits[index].clone()) };
-    let numbers = |index: usize| -> Part { (Call::AllGather, vec![ranks[index] as i64].into()) };
-    let first = |index: usize| -> Part { (Call::Broadcast { root: 0 }, bits[index].clone()) };
-    let calls: [&dyn Fn(usize) -> Part; 3] = [&sum, &numbers, &first];
+    let sum =
+        |index: usize| -> MemberCall { (Call::AllReduce(ReduceOp::Sum), bits[index].clone()) };
+    let numbers =
+        |index: usize| -> MemberCall { (Call::AllGather, vec![ranks[index] as i64].into()) };
+    let first = |index: usize| -> MemberCall { (Call::Broadcast { root: 0 }, bits[index].clone()) };
+    let calls: [&dyn Fn(usize) -> MemberCall; 3] = [&sum, &numbers, &first];
     for call in calls {
-        let flight = suite.start(comm, call)?;
-        suite.land(flight)?;
+        let started = suite.start(comm, call)?;
+        suite.wait(started)?;
     }
-    suite.meet(comm)
+    suite.barrier(comm)
 }
 
-pub(super) fn splits(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn splits(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     check_members(suite, &**world)?;
     for (name, groups) in partitions(world.group().ranks()) {
@@ -71,7 +73,7 @@ pub(super) fn splits(suite: &mut Suite<'_>) -> Checked {
 }
 
 /// Parts of parts, down to one rank.
-pub(super) fn nested(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn nested(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for (name, groups) in partitions(world.group().ranks()) {
         let outer = suite.split(&**world, name, &groups)?;
@@ -93,60 +95,60 @@ pub(super) fn nested(suite: &mut Suite<'_>) -> Checked {
 
 /// A message on a communicator and a sum, neither waited for.
 fn start_two(
-    suite: &mut Suite<'_>,
+    suite: &mut CaseContext<'_>,
     comm: &dyn Communicator,
-) -> Result<Vec<Flight>, ConformanceError> {
+) -> Result<Vec<StartedCall>, ConformanceError> {
     let (ranks, size, own) = (comm.group().ranks(), comm.size(), comm.rank());
     let data = suite.data();
-    let mut flights = Vec::new();
-    flights.push(suite.start(comm, |index| {
+    let mut started = Vec::new();
+    started.push(suite.start(comm, |index| {
         let input = data.whole(DType::I32, ranks[index], 9);
         (Call::AllReduce(ReduceOp::Sum), input)
     })?);
     if size > 1 || suite.options.self_messages {
         let (next, previous) = ((own + 1) % size, (own + size - 1) % size);
-        let letter = |index: usize| data.whole(DType::F32, ranks[index], 4);
-        flights.push(suite.send(comm, next, letter(own))?);
-        flights.push(suite.receive(comm, previous, letter(previous))?);
+        let message = |index: usize| data.whole(DType::F32, ranks[index], 4);
+        started.push(suite.send(comm, next, message(own))?);
+        started.push(suite.receive(comm, previous, message(previous))?);
     }
-    flights.push(suite.start(comm, |index| {
+    started.push(suite.start(comm, |index| {
         let input = data.whole(DType::F64, ranks[index], 2);
         (Call::AllGather, input)
     })?);
-    Ok(flights)
+    Ok(started)
 }
 
 /// Two groups of one name and the same ranks are two groups.
-pub(super) fn same_name(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn same_name(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for (name, groups) in partitions(world.group().ranks()) {
         let first = suite.split(&**world, name, &groups)?;
         let second = suite.split(&**world, name, &groups)?;
         let of_first = start_two(suite, &*first)?;
         let of_second = start_two(suite, &*second)?;
-        suite.land_reversed(of_second)?;
-        suite.land_reversed(of_first)?;
+        suite.wait_reversed(of_second)?;
+        suite.wait_reversed(of_first)?;
     }
     Ok(())
 }
 
 /// Calls on many groups in flight at once, waited for in another order on each rank.
-pub(super) fn at_once(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn at_once(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let mut comms: Vec<Arc<dyn Communicator>> = vec![Arc::clone(world)];
     for (name, groups) in partitions(world.group().ranks()) {
         comms.push(suite.split(&**world, name, &groups)?);
     }
-    for turn in 0..4 {
-        let mut flights = Vec::new();
+    for round in 0..4 {
+        let mut started = Vec::new();
         for comm in comms.iter().chain(&comms) {
-            flights.extend(start_two(suite, &**comm)?);
+            started.extend(start_two(suite, &**comm)?);
         }
-        let len = flights.len();
-        flights.rotate_left((turn * len / 4 + 3 * world.rank()) % len);
-        match (turn + world.rank()) % 2 {
-            0 => suite.land_reversed(flights)?,
-            _ => flights.into_iter().try_for_each(|one| suite.land(one))?,
+        let len = started.len();
+        started.rotate_left((round * len / 4 + 3 * world.rank()) % len);
+        match (round + world.rank()) % 2 {
+            0 => suite.wait_reversed(started)?,
+            _ => started.into_iter().try_for_each(|one| suite.wait(one))?,
         }
     }
     Ok(())

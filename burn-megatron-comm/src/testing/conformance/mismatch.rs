@@ -1,19 +1,19 @@
-//! Ranks that disagree about a call.
+//! Ranks whose calls differ.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use super::ConformanceError;
-use super::suite::{Suite, describe};
+use super::suite::{CaseContext, describe};
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, ReduceOp};
 use crate::communicator::Communicator;
 use crate::error::CommError;
 
-/// In what the ranks disagree.
+/// What differs between the ranks' calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mismatch {
+pub enum MismatchCase {
     /// The last rank makes another operation.
     Operation,
     /// The last rank gives another type.
@@ -28,92 +28,94 @@ pub enum Mismatch {
     MessageLength,
 }
 
-/// A name of no [`Mismatch`].
+/// The name is not that of a [`MismatchCase`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no mismatch; there are operation, type, length, root, reduction, message-length")]
-pub struct UnknownMismatch(String);
+#[error(
+    "invalid mismatch {0:?}: expected operation, type, length, root, reduction or message-length"
+)]
+pub struct UnknownMismatchCase(String);
 
-impl Mismatch {
+impl MismatchCase {
     /// All of them.
-    pub const ALL: [Mismatch; 6] = [
-        Mismatch::Operation,
-        Mismatch::Type,
-        Mismatch::Length,
-        Mismatch::Root,
-        Mismatch::Reduction,
-        Mismatch::MessageLength,
+    pub const ALL: [MismatchCase; 6] = [
+        MismatchCase::Operation,
+        MismatchCase::Type,
+        MismatchCase::Length,
+        MismatchCase::Root,
+        MismatchCase::Reduction,
+        MismatchCase::MessageLength,
     ];
 
     /// The name, for example `"message-length"`.
     pub fn name(self) -> &'static str {
         match self {
-            Mismatch::Operation => "operation",
-            Mismatch::Type => "type",
-            Mismatch::Length => "length",
-            Mismatch::Root => "root",
-            Mismatch::Reduction => "reduction",
-            Mismatch::MessageLength => "message-length",
+            MismatchCase::Operation => "operation",
+            MismatchCase::Type => "type",
+            MismatchCase::Length => "length",
+            MismatchCase::Root => "root",
+            MismatchCase::Reduction => "reduction",
+            MismatchCase::MessageLength => "message-length",
         }
     }
 
-    /// The part of a rank in the call; none if it has no part in it.
+    /// The call of a rank; `None` if it makes none.
     fn part(self, comm: &dyn Communicator) -> Option<(Call, Buffer)> {
         let (first, last) = (comm.rank() == 0, comm.rank() + 1 == comm.size());
         let ones = |len: usize| Buffer::from(vec![1f32; len]);
         let sum = Call::AllReduce(ReduceOp::Sum);
         Some(match (self, last) {
-            (Mismatch::Operation, true) => (Call::AllGather, ones(4)),
-            (Mismatch::Type, true) => (sum, vec![1i32; 4].into()),
-            (Mismatch::Length, true) => (sum, ones(5)),
-            (Mismatch::Root, _) => {
+            (MismatchCase::Operation, true) => (Call::AllGather, ones(4)),
+            (MismatchCase::Type, true) => (sum, vec![1i32; 4].into()),
+            (MismatchCase::Length, true) => (sum, ones(5)),
+            (MismatchCase::Root, _) => {
                 let root = usize::from(last);
                 (Call::Broadcast { root }, ones(4))
             }
-            (Mismatch::Reduction, true) => (Call::AllReduce(ReduceOp::Max), ones(4)),
-            (Mismatch::MessageLength, true) => {
+            (MismatchCase::Reduction, true) => (Call::AllReduce(ReduceOp::Max), ones(4)),
+            (MismatchCase::MessageLength, true) => {
                 let (from, dtype, len) = (0, DType::F32, 3);
                 (Call::Receive { from, dtype, len }, ones(0))
             }
-            (Mismatch::MessageLength, false) if first => {
+            (MismatchCase::MessageLength, false) if first => {
                 let to = comm.size() - 1;
                 (Call::Send { to }, ones(4))
             }
-            (Mismatch::MessageLength, false) => return None,
+            (MismatchCase::MessageLength, false) => return None,
             _ => (sum, ones(4)),
         })
     }
 }
 
-impl fmt::Display for Mismatch {
+impl fmt::Display for MismatchCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Mismatch {
-    type Err = UnknownMismatch;
+impl FromStr for MismatchCase {
+    type Err = UnknownMismatchCase;
 
-    fn from_str(text: &str) -> Result<Self, UnknownMismatch> {
+    fn from_str(text: &str) -> Result<Self, UnknownMismatchCase> {
         let mut all = Self::ALL.into_iter();
         all.find(|mismatch| mismatch.name() == text)
-            .ok_or_else(|| UnknownMismatch(text.to_owned()))
+            .ok_or_else(|| UnknownMismatchCase(text.to_owned()))
     }
 }
 
-/// Makes one call in which the last rank disagrees with the others, and returns what this rank was told:
-/// a [`CommError::Mismatch`], or, where the engine tells only some ranks, a [`CommError::Deadline`],
-/// [`CommError::PeerFailed`] or [`CommError::PeerFinished`]. It is `None` on a rank that need not be told:
-/// whoever sends the message, and whoever has no part in it. At least one rank must be told of the
-/// mismatch, which only the caller can see.
+/// Makes one call in which the last rank's differs from the others', and returns the error of this rank: a
+/// [`CommError::Mismatch`], or, where the engine reports it on some ranks only, a [`CommError::Deadline`],
+/// [`CommError::PeerFailed`] or [`CommError::PeerFinished`]. It is `None` on a rank that gets no error: the
+/// sender of the message, and a rank that makes no call. At least one rank must get the mismatch, which only the
+/// caller can check.
 ///
-/// Every rank calls it with the same case. It leaves `world` of no further use, so it can be called once.
+/// Collective: call on all ranks with the same case. `world` cannot be used afterwards.
 ///
 /// # Errors
-/// [`ConformanceError::TooFewRanks`] on a world of one; [`ConformanceError::Wrong`] if the call went
-/// through, [`ConformanceError::Failed`] if it failed with anything else.
-pub fn mismatch_cases(
+/// [`ConformanceError::TooFewRanks`] on a world of one; [`ConformanceError::Wrong`] if the call succeeded,
+/// [`ConformanceError::Failed`] if it failed with another error.
+pub fn run_mismatch_case(
     world: &Arc<dyn Communicator>,
-    case: Mismatch,
+    case: MismatchCase,
 ) -> Result<Option<CommError>, ConformanceError> {
     let name = case.name();
     if world.size() < 2 {
@@ -126,8 +128,8 @@ pub fn mismatch_cases(
     let Some((call, input)) = case.part(&**world) else {
         return Ok(None);
     };
-    let options = super::Options::default();
-    let suite = Suite::new(world, &options, name);
+    let options = super::ConformanceOptions::default();
+    let suite = CaseContext::new(world, &options, name);
     let text = describe(&**world, &call, &input);
     let is_send = matches!(call, Call::Send { .. });
     match world.start(call, input).and_then(|call| call.wait()) {

@@ -1,6 +1,6 @@
-//! Calls that do not fit are refused on the rank that makes them, and change nothing.
+//! Invalid calls are refused on the rank that makes them, without a side effect.
 
-use super::suite::{Checked, Suite, describe};
+use super::suite::{CaseContext, CheckResult, describe};
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, ReduceOp};
 use crate::communicator::Communicator;
@@ -33,18 +33,18 @@ fn wrong_calls(size: usize) -> Vec<(Call, Buffer)> {
     calls
 }
 
-/// Parts that are no partition of the ranks.
+/// Parts that are not a partition of the ranks.
 fn wrong_parts(ranks: &[usize]) -> Vec<Vec<Vec<usize>>> {
-    let stranger = ranks.iter().max().map_or(0, |rank| rank + 1);
+    let non_member = ranks.iter().max().map_or(0, |rank| rank + 1);
     let twice = vec![ranks.to_vec(), ranks[..1].to_vec()];
-    let with_stranger = vec![[ranks, &[stranger]].concat()];
+    let with_non_member = vec![[ranks, &[non_member]].concat()];
     let one_missing = vec![ranks[1..].to_vec()];
-    vec![twice, with_stranger, one_missing]
+    vec![twice, with_non_member, one_missing]
 }
 
-/// Every such call, alone and as the second of two that are started as one; the communicator is as it
-/// was after each.
-pub(super) fn refused(suite: &mut Suite<'_>) -> Checked {
+/// Every such call, alone and as the second of two that are started as one; the communicator must be unchanged
+/// after each.
+pub(super) fn refused(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let pairs: Vec<Vec<usize>> = world.group().ranks().chunks(2).map(<[_]>::to_vec).collect();
     let part = suite.split(&**world, "pairs", &pairs)?;
@@ -54,7 +54,7 @@ pub(super) fn refused(suite: &mut Suite<'_>) -> Checked {
     Ok(())
 }
 
-fn check_group(suite: &mut Suite<'_>, comm: &dyn Communicator) -> Checked {
+fn check_group(suite: &mut CaseContext<'_>, comm: &dyn Communicator) -> CheckResult {
     for (call, input) in wrong_calls(comm.size()) {
         let text = describe(comm, &call, &input);
         let alone = comm.start(call.clone(), input.clone());

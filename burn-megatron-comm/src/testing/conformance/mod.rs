@@ -1,16 +1,16 @@
-//! One suite for every engine: what the collectives and messages of a communicator promise.
+//! A conformance suite for every engine: what the collectives and messages of a communicator promise.
 //!
-//! [`run`] takes the communicator of all ranks and nothing else, so it runs wherever an engine runs:
-//! over threads, under `mpirun`, on GPUs. Every rank calls it with the same [`Options`]. The numbers that
-//! travel are made from the seed on every rank alike, so each rank computes by itself what it must get,
-//! one element after the other, and compares. [`mismatch_cases`] is about ranks that disagree; that
-//! leaves a communicator of no use, so it is not part of the run.
+//! [`run`] takes only the communicator of all ranks, so it runs wherever an engine runs: over threads, under
+//! `mpirun`, on GPUs. Collective: call on all ranks with the same [`ConformanceOptions`]. The inputs of all ranks
+//! are generated from the seed on every rank, so each rank computes its expected result by itself, element by
+//! element, and compares. [`run_mismatch_case`] is about ranks whose calls differ; the communicator cannot be used
+//! afterwards, so it is not part of the run.
 //!
 //! ```
 //! # use burn_megatron_comm::World;
-//! use burn_megatron_comm::testing::conformance::{self, Options};
+//! use burn_megatron_comm::testing::conformance::{self, ConformanceOptions};
 //!
-//! let options = Options { programs: 2, sizes: vec![0, 5], long: 100, fixed_order: true, ..Options::default() };
+//! let options = ConformanceOptions { programs: 2, sizes: vec![0, 5], long: 100, fixed_order: true, ..ConformanceOptions::default() };
 //! let reports = World::threads(2)?.run(|rank| conformance::run(&rank.communicator(), &options, &mut |_| {}))?;
 //! assert_eq!(reports[0].checks(), reports[1].checks());
 //! # Ok::<(), burn_megatron_comm::WorldError>(())
@@ -36,19 +36,19 @@ use std::time::{Duration, Instant};
 use crate::buffer::DType;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-pub use mismatch::{Mismatch, UnknownMismatch, mismatch_cases};
-use suite::Suite;
+pub use mismatch::{MismatchCase, UnknownMismatchCase, run_mismatch_case};
+use suite::CaseContext;
 
 /// What is checked, and what the engine promises beyond the [`Communicator`] trait.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ConformanceOptions {
     /// Random programs; 200 by default.
     pub programs: usize,
     /// Calls of a random program; 30 by default.
     pub steps: usize,
     /// The seed of all numbers and programs.
     pub seed: u64,
-    /// The types of the elements; all by default. What only counts or names ranks travels as `i64`.
+    /// The types of the elements; all by default. Counts and rank numbers are sent as `i64`.
     pub dtypes: Vec<DType>,
     /// The lengths that every operation is checked with, in elements; 0, 1, 7, 1000 and 20,011 by
     /// default.
@@ -65,7 +65,7 @@ pub struct Options {
     pub self_messages: bool,
 }
 
-impl Default for Options {
+impl Default for ConformanceOptions {
     fn default() -> Self {
         Self {
             programs: 200,
@@ -91,8 +91,8 @@ impl Default for Options {
 
 /// What was checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// In the order in which they ran.
+pub struct ConformanceReport {
+    /// In the order of execution.
     pub cases: Vec<CaseReport>,
 }
 
@@ -104,22 +104,22 @@ pub struct CaseReport {
     /// The results that were compared, summed over all ranks: the same on every rank. None where an
     /// option or the number of ranks leaves nothing to check.
     pub checks: u64,
-    /// How long this rank was in it.
+    /// How long this rank took.
     pub time: Duration,
 }
 
-impl Report {
+impl ConformanceReport {
     /// The results that were compared in all cases, summed over all ranks.
     pub fn checks(&self) -> u64 {
         self.cases.iter().map(|case| case.checks).sum()
     }
 }
 
-/// An engine does not do what it promises. Ranks are world ranks.
+/// An engine violates its contract. Ranks are world ranks.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConformanceError {
-    /// A call gave something else than it must.
+    /// A call gave a wrong result.
     #[error("{case}: rank {rank} in {call}: {difference}")]
     Wrong {
         /// The case, see [`cases`].
@@ -131,36 +131,36 @@ pub enum ConformanceError {
         /// What was found and what was expected: the first element that differs, or the length.
         difference: String,
     },
-    /// A call failed that must succeed, or with another error than it must.
+    /// A call failed that must succeed, or failed with the wrong error.
     #[error("{case}: rank {rank} in {call}: {source}")]
     Failed {
         /// The case, see [`cases`].
         case: &'static str,
-        /// The rank that was told.
+        /// The rank that got the error.
         rank: usize,
         /// The call, with its type, length and group.
         call: String,
-        /// What it was told.
+        /// The error.
         source: Box<CommError>,
     },
-    /// A list of [`Options`] is empty, so that nothing would be checked.
-    #[error("the conformance suite was given no {0}; it needs at least one")]
+    /// A list of [`ConformanceOptions`] is empty, so that nothing would be checked.
+    #[error("invalid conformance options: no {0}; expected at least one")]
     Nothing(&'static str),
     /// A case needs more ranks.
-    #[error("{case} needs at least {least} ranks, but there are {ranks}")]
+    #[error("{case}: the world has {ranks} ranks; expected at least {least}")]
     TooFewRanks {
         /// The case.
         case: &'static str,
-        /// The ranks that it needs.
+        /// The number of ranks that it needs.
         least: usize,
-        /// The ranks that there are.
+        /// The number of ranks.
         ranks: usize,
     },
 }
 
-type Check = fn(&mut Suite<'_>) -> Result<(), ConformanceError>;
+type Check = fn(&mut CaseContext<'_>) -> Result<(), ConformanceError>;
 
-/// The simple ones first: what is wrong is named by the first case that meets it.
+/// The simple ones first, so that a defect is reported by the simplest case that shows it.
 const CASES: &[(&str, Check)] = &[
     ("all_reduce", operations::all_reduce),
     ("all_gather", operations::all_gather),
@@ -197,17 +197,17 @@ pub fn cases() -> impl Iterator<Item = &'static str> {
     CASES.iter().map(|(name, _)| *name)
 }
 
-/// Runs the whole suite on `world`, the communicator of all ranks. Every rank calls it with the same
-/// options. `progress` is given the name of each case as it begins.
+/// Runs the whole suite on `world`, the communicator of all ranks. Collective: call on all ranks with the same
+/// options. `progress` is called with the name of each case as it begins.
 ///
 /// # Errors
-/// [`ConformanceError`] on the rank that finds something wrong. The others are not told: their next call
-/// ends as the engine ends it when a rank has gone.
+/// [`ConformanceError`] on the rank that finds a violation. The others get no report: their next call fails as
+/// the engine reports a rank that has returned.
 pub fn run(
     world: &Arc<dyn Communicator>,
-    options: &Options,
+    options: &ConformanceOptions,
     progress: &mut dyn FnMut(&str),
-) -> Result<Report, ConformanceError> {
+) -> Result<ConformanceReport, ConformanceError> {
     for (list, is_empty) in [
         ("types", options.dtypes.is_empty()),
         ("sizes", options.sizes.is_empty()),
@@ -220,13 +220,13 @@ pub fn run(
     for (name, check) in CASES {
         progress(name);
         let began = Instant::now();
-        let mut suite = Suite::new(world, options, name);
+        let mut suite = CaseContext::new(world, options, name);
         check(&mut suite)?;
         cases.push(CaseReport {
             name,
-            checks: suite.agree()?,
+            checks: suite.total_checks()?,
             time: began.elapsed(),
         });
     }
-    Ok(Report { cases })
+    Ok(ConformanceReport { cases })
 }

@@ -1,4 +1,4 @@
-//! What every rank must get, computed the plain way: one element after the other.
+//! A reference of the collectives that computes element by element.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use super::values::{Expected, Number, Sum};
 use crate::buffer::{Buffer, DType, with_elements};
 use crate::call::{Call, ReduceOp};
 
-/// What one member of a group gives to a collective.
-pub(super) type Part = (Call, Buffer);
+/// The call and input of one member.
+pub(super) type MemberCall = (Call, Buffer);
 
-/// What the member at `index` gets if each member gives its part; messages have no result here.
-pub(super) fn expected(parts: &[Part], index: usize, fixed_order: bool) -> Expected {
+/// What the member at `index` gets, given the calls of all members; messages have no result here.
+pub(super) fn expected(parts: &[MemberCall], index: usize, fixed_order: bool) -> Expected {
     let inputs = || parts.iter().map(|(_, input)| input);
     let whole = |input: &Buffer| input.slice(0..input.len());
     match &parts[index].0 {
@@ -32,19 +32,19 @@ pub(super) fn expected(parts: &[Part], index: usize, fixed_order: bool) -> Expec
     }
 }
 
-fn chunk(parts: &[Part], index: usize) -> Range<usize> {
+fn chunk(parts: &[MemberCall], index: usize) -> Range<usize> {
     let len = parts[index].1.len() / parts.len();
     index * len..(index + 1) * len
 }
 
 /// What a member of an all_to_all sends to the one at `index`.
-fn piece((call, input): &Part, index: usize) -> Buffer {
+fn piece((call, input): &MemberCall, index: usize) -> Buffer {
     match call {
         Call::AllToAll { send, .. } => {
             let start: usize = send[..index].iter().sum();
             input.slice(start..start + send[index])
         }
-        other => unreachable!("{} is no all_to_all", other.name()),
+        other => unreachable!("{} is not an all_to_all", other.name()),
     }
 }
 
@@ -68,7 +68,7 @@ fn reduction(inputs: Vec<Buffer>, op: ReduceOp, fixed_order: bool) -> Expected {
 struct Columns<'a, T>(Vec<&'a [T]>);
 
 impl<'a, T: Number> Columns<'a, T> {
-    /// `first` tells the type.
+    /// `first` determines the type.
     fn of(_first: &[T], inputs: &'a [Buffer]) -> Self {
         let typed = |input: &'a Buffer| T::view(input).expect("all members give one type");
         Self(inputs.iter().map(typed).collect())
@@ -95,7 +95,7 @@ fn reduced<T: Number>(column: &[T], op: ReduceOp) -> T {
     })
 }
 
-/// Combines neighbours, then the pairs of them, and so on up; one without a partner is carried up.
+/// Combines neighbours, then the pairs of them, and so on; one without a partner is passed up.
 fn tree<S: Sum>(sums: &mut [S], op: ReduceOp) -> S {
     let mut left = sums.len();
     while left > 1 {

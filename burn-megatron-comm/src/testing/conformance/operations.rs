@@ -1,9 +1,9 @@
 //! Every collective with every type and length.
 
 use super::messages::pass_on;
-use super::model::Part;
-use super::suite::{Checked, Suite};
-use super::values::Data;
+use super::model::MemberCall;
+use super::suite::{CaseContext, CheckResult};
+use super::values::TestData;
 use crate::buffer::DType;
 use crate::call::{Call, ReduceOp};
 
@@ -11,9 +11,9 @@ const OPS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];
 
 /// Runs `check` for every type and length of the options.
 fn sweep(
-    suite: &mut Suite<'_>,
-    check: impl Fn(&mut Suite<'_>, DType, usize) -> Checked,
-) -> Checked {
+    suite: &mut CaseContext<'_>,
+    check: impl Fn(&mut CaseContext<'_>, DType, usize) -> CheckResult,
+) -> CheckResult {
     let options = suite.options;
     for dtype in &options.dtypes {
         for len in &options.sizes {
@@ -23,7 +23,7 @@ fn sweep(
     Ok(())
 }
 
-pub(super) fn all_reduce(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn all_reduce(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     sweep(suite, |suite, dtype, len| {
         OPS.into_iter()
@@ -31,14 +31,14 @@ pub(super) fn all_reduce(suite: &mut Suite<'_>) -> Checked {
     })
 }
 
-pub(super) fn all_gather(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn all_gather(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     sweep(suite, |suite, dtype, len| {
         suite.whole(&**world, &Call::AllGather, dtype, len)
     })
 }
 
-pub(super) fn reduce_scatter(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn reduce_scatter(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     sweep(suite, |suite, dtype, len| {
         let whole = len.next_multiple_of(world.size());
@@ -48,7 +48,7 @@ pub(super) fn reduce_scatter(suite: &mut Suite<'_>) -> Checked {
 }
 
 /// From every root.
-pub(super) fn broadcast(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn broadcast(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     sweep(suite, |suite, dtype, len| {
         (0..world.size())
@@ -56,14 +56,14 @@ pub(super) fn broadcast(suite: &mut Suite<'_>) -> Checked {
     })
 }
 
-/// The part of the member at `index` in an all_to_all in which `from` gives `count(from, to)` elements.
+/// The call of the member at `index` in an all_to_all in which `from` sends `count(from, to)` elements.
 pub(super) fn exchange(
-    data: Data,
+    data: TestData,
     dtype: DType,
     ranks: &[usize],
     index: usize,
     count: impl Fn(usize, usize) -> usize,
-) -> Part {
+) -> MemberCall {
     let members = 0..ranks.len();
     let send: Vec<usize> = members.clone().map(|to| count(index, to)).collect();
     let receive = members.map(|from| count(from, index)).collect();
@@ -72,7 +72,7 @@ pub(super) fn exchange(
 }
 
 /// Even counts, and uneven ones of which some are zero.
-pub(super) fn all_to_all(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn all_to_all(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let ranks = world.group().ranks();
     sweep(suite, |suite, dtype, len| {
@@ -83,15 +83,15 @@ pub(super) fn all_to_all(suite: &mut Suite<'_>) -> Checked {
         for count in counts {
             let data = suite.data();
             let part = |index| exchange(data, dtype, ranks, index, count);
-            let flight = suite.start(&**world, part)?;
-            suite.land(flight)?;
+            let started = suite.start(&**world, part)?;
+            suite.wait(started)?;
         }
         Ok(())
     })
 }
 
-/// One member gives to all, all give to one, and none keeps anything.
-pub(super) fn one_sided(suite: &mut Suite<'_>) -> Checked {
+/// One member sends to all, all send to one, and none keeps anything.
+pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let ranks = world.group().ranks();
     sweep(suite, |suite, dtype, len| {
@@ -106,8 +106,8 @@ pub(super) fn one_sided(suite: &mut Suite<'_>) -> Checked {
             for count in counts {
                 let data = suite.data();
                 let part = |index| exchange(data, dtype, ranks, index, count);
-                let flight = suite.start(&**world, part)?;
-                suite.land(flight)?;
+                let started = suite.start(&**world, part)?;
+                suite.wait(started)?;
             }
         }
         Ok(())
@@ -115,7 +115,7 @@ pub(super) fn one_sided(suite: &mut Suite<'_>) -> Checked {
 }
 
 /// Some MB, of the types that models are trained in.
-pub(super) fn long(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn long(suite: &mut CaseContext<'_>) -> CheckResult {
     let (world, options) = (suite.world, suite.options);
     let size = world.size();
     let len = options.long.next_multiple_of(size);
@@ -134,8 +134,8 @@ pub(super) fn long(suite: &mut Suite<'_>) -> Checked {
         let data = suite.data();
         let each = len / size;
         let part = |index| exchange(data, dtype, world.group().ranks(), index, |_, _| each);
-        let flight = suite.start(&**world, part)?;
-        suite.land(flight)?;
+        let started = suite.start(&**world, part)?;
+        suite.wait(started)?;
         pass_on(suite, dtype, len)?;
     }
     Ok(())

@@ -1,24 +1,23 @@
-//! Calls in flight: any order of waits, handles that are dropped, calls started as one; and what holds
-//! ranks back.
+//! Calls in flight: any order of waits, dropped handles, calls started as one; and barriers.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::ConformanceError;
-use super::model::{self, Part};
+use super::model::{self, MemberCall};
 use super::operations::exchange;
-use super::suite::{Checked, Flight, Suite, describe};
+use super::suite::{CaseContext, CheckResult, StartedCall, describe};
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, ReduceOp};
 use crate::communicator::Communicator;
 use crate::pending::Pending;
-use crate::pool::LEAST_POOLED;
+use crate::pool::MIN_POOLED_LEN;
 
-/// Starts one of each collective, with fresh numbers.
+/// Starts one of each collective, with new numbers.
 fn start_each(
-    suite: &mut Suite<'_>,
+    suite: &mut CaseContext<'_>,
     comm: &dyn Communicator,
-) -> Result<Vec<Flight>, ConformanceError> {
+) -> Result<Vec<StartedCall>, ConformanceError> {
     let ranks = comm.group().ranks();
     let size = ranks.len();
     let calls = [
@@ -27,94 +26,95 @@ fn start_each(
         Call::ReduceScatter(ReduceOp::Max),
         Call::Broadcast { root: size - 1 },
     ];
-    let mut flights = Vec::new();
+    let mut started = Vec::new();
     for call in calls {
         let data = suite.data();
         let input = |index: usize| data.whole(DType::F32, ranks[index], 3 * size);
-        flights.push(suite.start(comm, |index| (call.clone(), input(index)))?);
+        started.push(suite.start(comm, |index| (call.clone(), input(index)))?);
     }
     let data = suite.data();
     let count = |from: usize, to: usize| (from + 2 * to) % 4;
-    flights.push(suite.start(comm, |index| {
+    started.push(suite.start(comm, |index| {
         exchange(data, DType::I64, ranks, index, count)
     })?);
     let barrier = |_| (Call::Barrier, Buffer::empty(DType::U8));
-    flights.push(suite.start(comm, barrier)?);
-    Ok(flights)
+    started.push(suite.start(comm, barrier)?);
+    Ok(started)
 }
 
 /// Each rank waits in an order of its own.
-pub(super) fn any_order(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn any_order(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
-    for turn in 0..3 {
-        let mut flights = start_each(suite, &**world)?;
-        flights.extend(start_each(suite, &**world)?);
-        let len = flights.len();
-        flights.rotate_left((turn + 5 * world.rank()) % len);
-        match (world.rank() + turn) % 2 {
-            0 => suite.land_reversed(flights)?,
-            _ => flights.into_iter().try_for_each(|one| suite.land(one))?,
+    for round in 0..3 {
+        let mut started = start_each(suite, &**world)?;
+        started.extend(start_each(suite, &**world)?);
+        let len = started.len();
+        started.rotate_left((round + 5 * world.rank()) % len);
+        match (world.rank() + round) % 2 {
+            0 => suite.wait_reversed(started)?,
+            _ => started.into_iter().try_for_each(|one| suite.wait(one))?,
         }
     }
     Ok(())
 }
 
-/// A rank that drops a handle has given its part: the others get theirs, and later calls are in order.
-pub(super) fn dropped(suite: &mut Suite<'_>) -> Checked {
+/// A rank that drops a handle still takes part: the others get their results, and later calls are in order.
+pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
-    for turn in 0..world.size() {
-        let flights = start_each(suite, &**world)?;
-        for (number, flight) in flights.into_iter().enumerate() {
-            match (number + turn) % world.size() == world.rank() {
-                true => drop(flight),
-                false => suite.land(flight)?,
+    for round in 0..world.size() {
+        let started = start_each(suite, &**world)?;
+        for (number, call) in started.into_iter().enumerate() {
+            if (number + round) % world.size() == world.rank() {
+                drop(call)
+            } else {
+                suite.wait(call)?
             }
         }
-        suite.meet(&**world)?;
+        suite.barrier(&**world)?;
     }
     let last = start_each(suite, &**world)?;
-    suite.land_reversed(last)
+    suite.wait_reversed(last)
 }
 
 /// Several collectives that are started as one, among others that are not.
-pub(super) fn started_as_one(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn started_as_one(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let (ranks, size) = (world.group().ranks(), world.size());
     let empty = suite.start_all(&**world, &[])?;
-    suite.land_reversed(empty)?;
+    suite.wait_reversed(empty)?;
     for len in [0, 1, 2000] {
         let before = start_each(suite, &**world)?;
         let data = [suite.data(), suite.data(), suite.data(), suite.data()];
-        let scatter = |index: usize| -> Part {
+        let scatter = |index: usize| -> MemberCall {
             let input = data[0].whole(DType::F32, ranks[index], size * len);
             (Call::ReduceScatter(ReduceOp::Sum), input)
         };
-        let gather = |index: usize| -> Part {
+        let gather = |index: usize| -> MemberCall {
             let input = data[1].whole(DType::BF16, ranks[index], len);
             (Call::AllGather, input)
         };
-        let reduce = |index: usize| -> Part {
+        let reduce = |index: usize| -> MemberCall {
             let input = data[2].whole(DType::I64, ranks[index], len);
             (Call::AllReduce(ReduceOp::Max), input)
         };
         let swap = |index: usize| exchange(data[3], DType::U8, ranks, index, |_, _| len);
-        let calls: [&dyn Fn(usize) -> Part; 5] = [&scatter, &gather, &reduce, &swap, &gather];
-        let flights = suite.start_all(&**world, &calls)?;
+        let calls: [&dyn Fn(usize) -> MemberCall; 5] = [&scatter, &gather, &reduce, &swap, &gather];
+        let started = suite.start_all(&**world, &calls)?;
         let after = start_each(suite, &**world)?;
-        suite.land_reversed(after)?;
-        suite.land_reversed(flights)?;
-        suite.land_reversed(before)?;
+        suite.wait_reversed(after)?;
+        suite.wait_reversed(started)?;
+        suite.wait_reversed(before)?;
     }
     Ok(())
 }
 
-/// How late the last rank comes to a barrier.
+/// How late the last rank calls the barrier.
 const LATE: Duration = Duration::from_millis(20);
 
-/// Each rank in turn comes late: it begins to pause when it has heard from each of the others that it
-/// is about to come. So none of them can be through the barrier before the pause is over, by its own
-/// clock since that message, however slow any of them is.
-pub(super) fn barrier(suite: &mut Suite<'_>) -> Checked {
+/// Each rank is late once: it starts to sleep when it has a message from each of the others, sent right before
+/// their barrier. So none of them can leave the barrier before the sleep is over, by its own clock since that
+/// message, however slow any of them is.
+pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
     let comm = &**suite.world;
     let hello = || Buffer::from(vec![1u8]);
     for late in 0..comm.size() {
@@ -122,15 +122,15 @@ pub(super) fn barrier(suite: &mut Suite<'_>) -> Checked {
         if comm.rank() == late {
             for peer in (0..comm.size()).filter(|peer| *peer != late) {
                 let heard = suite.receive(comm, peer, hello())?;
-                suite.land(heard)?;
+                suite.wait(heard)?;
             }
             sleep(LATE);
-            suite.meet(comm)?;
+            suite.barrier(comm)?;
             continue;
         }
         let said = suite.send(comm, late, hello())?;
-        suite.land(said)?;
-        suite.meet(comm)?;
+        suite.wait(said)?;
+        suite.barrier(comm)?;
         let passed = if began.elapsed() < LATE {
             "before"
         } else {
@@ -143,15 +143,15 @@ pub(super) fn barrier(suite: &mut Suite<'_>) -> Checked {
     Ok(())
 }
 
-/// Memory that is given back is used again, and holds nothing of what it held.
-pub(super) fn pool(suite: &mut Suite<'_>) -> Checked {
+/// Memory that is returned to the pool is reused, and its old contents do not matter.
+pub(super) fn pool(suite: &mut CaseContext<'_>) -> CheckResult {
     const ROUNDS: u64 = 20;
     let comm = &**suite.world;
     let Some(pool) = comm.pool() else {
         return Ok(());
     };
     let (ranks, size) = (comm.group().ranks(), comm.size());
-    let len = (2 * LEAST_POOLED).next_multiple_of(size);
+    let len = (2 * MIN_POOLED_LEN).next_multiple_of(size);
     let calls = [
         Call::AllReduce(ReduceOp::Sum),
         Call::AllGather,
@@ -163,7 +163,7 @@ pub(super) fn pool(suite: &mut Suite<'_>) -> Checked {
         for call in &calls {
             let data = suite.data();
             let part = |rank: &usize| (call.clone(), data.whole(DType::F32, *rank, len));
-            let parts: Vec<Part> = ranks.iter().map(part).collect();
+            let parts: Vec<MemberCall> = ranks.iter().map(part).collect();
             let wanted = model::expected(&parts, comm.rank(), suite.options.fixed_order);
             let text = format!("{} from the pool", describe(comm, call, &parts[0].1));
             let mut input = pool.take(DType::F32, len);
@@ -175,7 +175,7 @@ pub(super) fn pool(suite: &mut Suite<'_>) -> Checked {
             pool.give(found);
         }
     }
-    // Without reuse there were two for each call, the input and the result.
+    // Without reuse there would be two for each call, the input and the result.
     let made = pool.allocated() - before;
     let most = ROUNDS * calls.len() as u64 / 2;
     let fits = if made <= most {

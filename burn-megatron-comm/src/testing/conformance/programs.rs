@@ -1,4 +1,4 @@
-//! Random programs of collectives and messages over several groups, against the serial model.
+//! Random programs of collectives and messages over several groups, compared with the reference.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -7,22 +7,22 @@ use std::time::Duration;
 use burn_megatron_kernels::philox::Stream;
 
 use super::groups::partitions;
-use super::model::Part;
+use super::model::MemberCall;
 use super::operations::exchange;
-use super::suite::{Checked, Flight, Suite};
-use super::values::Data;
-use super::{ConformanceError, Options};
+use super::suite::{CaseContext, CheckResult, StartedCall};
+use super::values::TestData;
+use super::{ConformanceError, ConformanceOptions};
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, ReduceOp};
 use crate::communicator::Communicator;
 
-/// The draws of one program, the same on every rank.
-struct Draws {
+/// The random numbers of one program, the same on every rank.
+struct ProgramRng {
     stream: Stream,
     next: u64,
 }
 
-impl Draws {
+impl ProgramRng {
     fn new(seed: u64, program: usize) -> Self {
         // The high half of the position: the numbers of the calls are drawn from the low ones.
         let stream = Stream::new(seed, (program as u64) << 32 | 1 << 31);
@@ -42,41 +42,41 @@ impl Draws {
     }
 }
 
-/// What every rank does at one step, each in its own part of the split `group`.
+/// One step of every rank, each in its own part of the split `group`.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct ProgramStep {
     group: usize,
     operation: usize,
     op: ReduceOp,
     dtype: DType,
     len: usize,
     root: usize,
-    data: Data,
+    data: TestData,
 }
 
 /// Kinds of steps.
 const OPERATIONS: usize = 8;
 
-impl Step {
-    fn draw(draws: &mut Draws, groups: usize, suite: &Suite<'_>) -> Self {
-        let dtype = draws.of(&suite.options.dtypes);
+impl ProgramStep {
+    fn draw(rng: &mut ProgramRng, groups: usize, suite: &CaseContext<'_>) -> Self {
+        let dtype = rng.of(&suite.options.dtypes);
         let mut ops = vec![ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];
         if dtype.is_float() {
             ops.push(ReduceOp::Average);
         }
-        let seed = (draws.below(1 << 31) as u64) << 31 | draws.below(1 << 31) as u64;
+        let seed = (rng.below(1 << 31) as u64) << 31 | rng.below(1 << 31) as u64;
         Self {
-            group: draws.below(groups),
-            operation: draws.below(OPERATIONS),
-            op: draws.of(&ops),
+            group: rng.below(groups),
+            operation: rng.below(OPERATIONS),
+            op: rng.of(&ops),
             dtype,
-            len: draws.of(&[0, 1, 2, 3, 5, 17, 300]),
-            root: draws.below(suite.world.size()),
+            len: rng.of(&[0, 1, 2, 3, 5, 17, 300]),
+            root: rng.below(suite.world.size()),
             data: suite.data_of(seed),
         }
     }
 
-    fn part(&self, comm: &dyn Communicator, index: usize, operation: usize) -> Part {
+    fn part(&self, comm: &dyn Communicator, index: usize, operation: usize) -> MemberCall {
         let (ranks, size) = (comm.group().ranks(), comm.size());
         let input = |len: usize| self.data.whole(self.dtype, ranks[index], len);
         let count = |from: usize, to: usize| (self.root + 3 * from + 5 * to) % (self.len + 1);
@@ -96,9 +96,9 @@ impl Step {
     /// Starts the step on this rank.
     fn start(
         &self,
-        suite: &mut Suite<'_>,
+        suite: &mut CaseContext<'_>,
         comm: &dyn Communicator,
-    ) -> Result<Vec<Flight>, ConformanceError> {
+    ) -> Result<Vec<StartedCall>, ConformanceError> {
         match self.operation {
             6 => self.start_messages(suite, comm),
             7 => {
@@ -107,32 +107,32 @@ impl Step {
                 suite.start_all(comm, &[&first, &second])
             }
             operation => {
-                let flight = suite.start(comm, |index| self.part(comm, index, operation))?;
-                Ok(vec![flight])
+                let started = suite.start(comm, |index| self.part(comm, index, operation))?;
+                Ok(vec![started])
             }
         }
     }
 
-    /// Gives to the rank that is `root` further, and gets from the one as far before.
+    /// Sends to the rank that is `root` further, and receives from the one as far before.
     fn start_messages(
         &self,
-        suite: &mut Suite<'_>,
+        suite: &mut CaseContext<'_>,
         comm: &dyn Communicator,
-    ) -> Result<Vec<Flight>, ConformanceError> {
+    ) -> Result<Vec<StartedCall>, ConformanceError> {
         let (ranks, size, own) = (comm.group().ranks(), comm.size(), comm.rank());
         let step = self.root % size;
         if step == 0 && !suite.options.self_messages {
             return Ok(Vec::new());
         }
         let (to, from) = ((own + step) % size, (own + size - step) % size);
-        let letter = |index: usize| self.data.whole(self.dtype, ranks[index], self.len);
-        let sent = suite.send(comm, to, letter(own))?;
-        Ok(vec![sent, suite.receive(comm, from, letter(from))?])
+        let message = |index: usize| self.data.whole(self.dtype, ranks[index], self.len);
+        let sent = suite.send(comm, to, message(own))?;
+        Ok(vec![sent, suite.receive(comm, from, message(from))?])
     }
 }
 
 /// Runs as many programs as the options say, one after the other on the same groups.
-pub(super) fn random(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn random(suite: &mut CaseContext<'_>) -> CheckResult {
     let (world, options) = (suite.world, suite.options);
     let mut comms: Vec<Arc<dyn Communicator>> = vec![Arc::clone(world)];
     for (name, groups) in partitions(world.group().ranks()) {
@@ -146,31 +146,31 @@ pub(super) fn random(suite: &mut Suite<'_>) -> Checked {
 }
 
 fn run(
-    suite: &mut Suite<'_>,
-    options: &Options,
+    suite: &mut CaseContext<'_>,
+    options: &ConformanceOptions,
     comms: &[Arc<dyn Communicator>],
     program: usize,
-) -> Checked {
-    let mut draws = Draws::new(options.seed, program);
+) -> CheckResult {
+    let mut rng = ProgramRng::new(options.seed, program);
     let (own, ranks) = (suite.world.rank(), 0..suite.world.size());
-    let mut flying: Vec<(usize, Flight)> = Vec::new();
+    let mut in_flight: Vec<(usize, StartedCall)> = Vec::new();
     for now in 0..options.steps {
-        let step = Step::draw(&mut draws, comms.len(), suite);
-        // Every rank fetches its result after a number of steps of its own.
-        let delays: Vec<usize> = ranks.clone().map(|_| draws.below(6)).collect();
-        let pauses: Vec<usize> = ranks.clone().map(|_| draws.below(256)).collect();
+        let step = ProgramStep::draw(&mut rng, comms.len(), suite);
+        // Every rank waits for its result after a number of steps of its own.
+        let delays: Vec<usize> = ranks.clone().map(|_| rng.below(6)).collect();
+        let pauses: Vec<usize> = ranks.clone().map(|_| rng.below(256)).collect();
         let due = now + delays[own];
-        // One in ten comes a little later than the others.
+        // One in ten is a little later than the others.
         if pauses[own] > 230 {
             sleep(Duration::from_micros(pauses[own] as u64));
         }
         let started = step.start(suite, &*comms[step.group])?;
-        flying.extend(started.into_iter().map(|flight| (due, flight)));
+        in_flight.extend(started.into_iter().map(|call| (due, call)));
         // The newest first: not the order in which they were started.
-        let landing: Vec<_> = flying.extract_if(.., |(due, _)| *due <= now).collect();
-        suite.land_reversed(landing.into_iter().map(|(_, flight)| flight).collect())?;
+        let due_now: Vec<_> = in_flight.extract_if(.., |(due, _)| *due <= now).collect();
+        suite.wait_reversed(due_now.into_iter().map(|(_, call)| call).collect())?;
     }
-    suite.land_reversed(flying.into_iter().map(|(_, flight)| flight).collect())
+    suite.wait_reversed(in_flight.into_iter().map(|(_, call)| call).collect())
 }
 
 /// Names the program in an error.

@@ -1,20 +1,24 @@
-//! What a reduction does with what is not exact: rounding, NaN, overflow.
+//! Reductions that are not exact: rounding, NaN, overflow.
 
-use super::suite::{Checked, Suite};
+use super::suite::{CaseContext, CheckResult};
 use super::values::{largest, repeated, with_nan};
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, ReduceOp};
 
-/// Elements of a contribution for which no other length is better.
+/// The elements of a contribution where any length would do.
 const LEN: usize = 96;
 
-/// The length of a `LEN` that splits among the ranks.
-fn whole_len(suite: &Suite<'_>) -> usize {
+/// `LEN` rounded up to a multiple of the number of ranks.
+fn whole_len(suite: &CaseContext<'_>) -> usize {
     LEN.next_multiple_of(suite.world.size())
 }
 
 /// An all_reduce and a reduce_scatter of the same contributions.
-fn both(suite: &mut Suite<'_>, op: ReduceOp, input: impl Fn(usize) -> Buffer + Copy) -> Checked {
+fn both(
+    suite: &mut CaseContext<'_>,
+    op: ReduceOp,
+    input: impl Fn(usize) -> Buffer + Copy,
+) -> CheckResult {
     let world = suite.world;
     suite.collective(&**world, &Call::AllReduce(op), input)?;
     suite.collective(&**world, &Call::ReduceScatter(op), input)
@@ -22,7 +26,7 @@ fn both(suite: &mut Suite<'_>, op: ReduceOp, input: impl Fn(usize) -> Buffer + C
 
 /// Of every float type and length; where 16-bit floats accumulate in `f32`, of a sum too that is beyond
 /// their range.
-pub(super) fn averages(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn averages(suite: &mut CaseContext<'_>) -> CheckResult {
     let options = suite.options;
     let size = suite.world.size();
     for dtype in suite.floats() {
@@ -41,7 +45,7 @@ pub(super) fn averages(suite: &mut Suite<'_>) -> Checked {
 }
 
 /// A large number and many small ones: each small one alone is lost in a sum of 16 bits.
-pub(super) fn halves(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn halves(suite: &mut CaseContext<'_>) -> CheckResult {
     let len = whole_len(suite);
     let first = suite.world.group().ranks()[0];
     for (dtype, large) in [(DType::BF16, 256), (DType::F16, 2048)] {
@@ -59,7 +63,7 @@ pub(super) fn halves(suite: &mut Suite<'_>) -> Checked {
 
 /// Fractions of many magnitudes, whose sum shows its order in the bits; in the order of the ranks and in
 /// the opposite one.
-pub(super) fn order(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn order(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     let backwards: Vec<usize> = world.group().ranks().iter().rev().copied().collect();
     let backwards = suite.split(&**world, "backwards", &[backwards])?;
@@ -80,8 +84,8 @@ pub(super) fn order(suite: &mut Suite<'_>) -> Checked {
     Ok(())
 }
 
-/// A NaN of each rank in turn, at a place of its own.
-pub(super) fn nan(suite: &mut Suite<'_>) -> Checked {
+/// A NaN of each rank in turn, at a position of its own.
+pub(super) fn nan(suite: &mut CaseContext<'_>) -> CheckResult {
     if !suite.options.nan_wins {
         return Ok(());
     }
@@ -100,7 +104,7 @@ pub(super) fn nan(suite: &mut Suite<'_>) -> Checked {
     Ok(())
 }
 
-pub(super) fn integers_wrap(suite: &mut Suite<'_>) -> Checked {
+pub(super) fn integers_wrap(suite: &mut CaseContext<'_>) -> CheckResult {
     let len = whole_len(suite);
     let integers = suite.options.dtypes.iter();
     for dtype in integers.filter(|dtype| !dtype.is_float()) {

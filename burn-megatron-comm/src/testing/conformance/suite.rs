@@ -1,38 +1,42 @@
-//! What all cases use: calls whose results are compared as they come in.
+//! What all cases use: calls whose results are compared with the reference.
 
 use std::sync::Arc;
 
-use super::model::{self, Part};
-use super::values::{Data, Expected};
-use super::{ConformanceError, Options};
+use super::model::{self, MemberCall};
+use super::values::{Expected, TestData};
+use super::{ConformanceError, ConformanceOptions};
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, ReduceOp, Signature};
 use crate::communicator::Communicator;
 use crate::error::CommError;
 use crate::pending::Pending;
 
-pub(super) type Checked = Result<(), ConformanceError>;
+pub(super) type CheckResult = Result<(), ConformanceError>;
 
 /// One case on one rank.
-pub(super) struct Suite<'a> {
+pub(super) struct CaseContext<'a> {
     pub world: &'a Arc<dyn Communicator>,
-    pub options: &'a Options,
+    pub options: &'a ConformanceOptions,
     case: &'static str,
     /// The results that were compared.
     checks: u64,
-    /// The calls that numbers were made for.
+    /// The calls that inputs were generated for.
     drawn: u64,
 }
 
-/// A call that was started, with what must come out of it; a send has no result.
-pub(super) struct Flight {
+/// A started call with its expected result; a send has none.
+pub(super) struct StartedCall {
     pending: Pending,
     call: String,
     expected: Option<Expected>,
 }
 
-impl<'a> Suite<'a> {
-    pub fn new(world: &'a Arc<dyn Communicator>, options: &'a Options, case: &'static str) -> Self {
+impl<'a> CaseContext<'a> {
+    pub fn new(
+        world: &'a Arc<dyn Communicator>,
+        options: &'a ConformanceOptions,
+        case: &'static str,
+    ) -> Self {
         Self {
             world,
             options,
@@ -42,17 +46,17 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// The numbers of the next call, the same on every rank that has asked as often.
-    pub fn data(&mut self) -> Data {
+    /// The numbers of the next call, the same on every rank that has called this as often.
+    pub fn data(&mut self) -> TestData {
         self.drawn += 1;
         let seed = self.options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.drawn;
         self.data_of(seed)
     }
 
     /// The numbers of a seed: so small that even `bf16` holds their sums, up to 255 ranks.
-    pub fn data_of(&self, seed: u64) -> Data {
+    pub fn data_of(&self, seed: u64) -> TestData {
         let most = (255 / self.world.size() as i64).clamp(1, 60);
-        Data { seed, most }
+        TestData { seed, most }
     }
 
     /// The types of the options that are floats.
@@ -61,16 +65,16 @@ impl<'a> Suite<'a> {
         floats.filter(|dtype| dtype.is_float()).collect()
     }
 
-    /// Starts a collective of which each member, by its index, gives a part.
+    /// Starts a collective; `part` is the call of each member, by its index.
     pub fn start(
         &mut self,
         comm: &dyn Communicator,
-        part: impl Fn(usize) -> Part,
-    ) -> Result<Flight, ConformanceError> {
+        part: impl Fn(usize) -> MemberCall,
+    ) -> Result<StartedCall, ConformanceError> {
         let (expected, (call, input)) = self.expect(comm, part);
         let text = describe(comm, &call, &input);
         match comm.start(call, input) {
-            Ok(pending) => Ok(Flight {
+            Ok(pending) => Ok(StartedCall {
                 pending,
                 call: text,
                 expected: Some(expected),
@@ -79,21 +83,25 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// What this rank gets, and what it gives.
-    fn expect(&self, comm: &dyn Communicator, part: impl Fn(usize) -> Part) -> (Expected, Part) {
-        let mut parts: Vec<Part> = (0..comm.size()).map(part).collect();
+    /// The expected result of this rank, and its call.
+    fn expect(
+        &self,
+        comm: &dyn Communicator,
+        part: impl Fn(usize) -> MemberCall,
+    ) -> (Expected, MemberCall) {
+        let mut parts: Vec<MemberCall> = (0..comm.size()).map(part).collect();
         let expected = model::expected(&parts, comm.rank(), self.options.fixed_order);
         (expected, parts.swap_remove(comm.rank()))
     }
 
-    /// Starts several collectives as one, each given by the parts of the members.
+    /// Starts several collectives as one, each given by the calls of the members.
     pub fn start_all(
         &mut self,
         comm: &dyn Communicator,
-        calls: &[&dyn Fn(usize) -> Part],
-    ) -> Result<Vec<Flight>, ConformanceError> {
+        calls: &[&dyn Fn(usize) -> MemberCall],
+    ) -> Result<Vec<StartedCall>, ConformanceError> {
         let prepared = calls.iter().map(|part| self.expect(comm, part));
-        let (expected, parts): (Vec<Expected>, Vec<Part>) = prepared.unzip();
+        let (expected, parts): (Vec<Expected>, Vec<MemberCall>) = prepared.unzip();
         let texts: Vec<String> = parts
             .iter()
             .map(|(call, input)| describe(comm, call, input))
@@ -103,22 +111,22 @@ impl<'a> Suite<'a> {
         let handles = handles.map_err(|error| self.failed(all.clone(), error))?;
         let number = format!("{} handles", handles.len());
         self.text(all, number, format!("{} handles", calls.len()))?;
-        let flights = handles.into_iter().zip(texts).zip(expected);
-        let flight = |((pending, call), expected)| Flight {
+        let started = handles.into_iter().zip(texts).zip(expected);
+        let to_started = |((pending, call), expected)| StartedCall {
             pending,
             call,
             expected: Some(expected),
         };
-        Ok(flights.map(flight).collect())
+        Ok(started.map(to_started).collect())
     }
 
     /// Waits for a result and compares it.
-    pub fn land(&mut self, flight: Flight) -> Checked {
-        let Flight {
+    pub fn wait(&mut self, started: StartedCall) -> CheckResult {
+        let StartedCall {
             pending,
             call,
             expected,
-        } = flight;
+        } = started;
         match (pending.wait(), expected) {
             (Err(error), _) => Err(self.failed(call, error)),
             (Ok(_), None) => Ok(()),
@@ -126,8 +134,8 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Compares a result with what it must be.
-    pub fn compare(&mut self, call: String, expected: &Expected, found: &Buffer) -> Checked {
+    /// Compares a result with the expected one.
+    pub fn compare(&mut self, call: String, expected: &Expected, found: &Buffer) -> CheckResult {
         if let Some(difference) = expected.difference(found) {
             return Err(self.wrong(call, difference));
         }
@@ -135,8 +143,8 @@ impl<'a> Suite<'a> {
         Ok(())
     }
 
-    /// Checks that a call was refused, as it does not fit.
-    pub fn refused<T>(&mut self, call: &str, result: Result<T, CommError>) -> Checked {
+    /// Checks that a call was refused as invalid.
+    pub fn refused<T>(&mut self, call: &str, result: Result<T, CommError>) -> CheckResult {
         match result {
             Err(CommError::InvalidCall { .. }) => {
                 self.checks += 1;
@@ -151,52 +159,52 @@ impl<'a> Suite<'a> {
     }
 
     /// Waits for results, the last first.
-    pub fn land_reversed(&mut self, flights: Vec<Flight>) -> Checked {
-        flights.into_iter().rev().try_for_each(|one| self.land(one))
+    pub fn wait_reversed(&mut self, started: Vec<StartedCall>) -> CheckResult {
+        started.into_iter().rev().try_for_each(|one| self.wait(one))
     }
 
-    /// Makes a call to which every member, given by its world rank, gives its numbers.
+    /// Makes a call; `input` is that of each member, by its world rank.
     pub fn collective(
         &mut self,
         comm: &dyn Communicator,
         call: &Call,
         input: impl Fn(usize) -> Buffer,
-    ) -> Checked {
+    ) -> CheckResult {
         let ranks = comm.group().ranks();
-        let flight = self.start(comm, |index| (call.clone(), input(ranks[index])))?;
-        self.land(flight)
+        let started = self.start(comm, |index| (call.clone(), input(ranks[index])))?;
+        self.wait(started)
     }
 
-    /// The same with fresh whole numbers.
+    /// The same with new whole numbers.
     pub fn whole(
         &mut self,
         comm: &dyn Communicator,
         call: &Call,
         dtype: DType,
         len: usize,
-    ) -> Checked {
+    ) -> CheckResult {
         let data = self.data();
         self.collective(comm, call, |rank| data.whole(dtype, rank, len))
     }
 
-    /// Starts a message.
+    /// Starts a send.
     pub fn send(
         &mut self,
         comm: &dyn Communicator,
         to: usize,
         input: Buffer,
-    ) -> Result<Flight, ConformanceError> {
+    ) -> Result<StartedCall, ConformanceError> {
         let call = Call::Send { to };
         self.message(comm, call, input, None)
     }
 
-    /// Starts to receive the message `expected`.
+    /// Starts to receive a message; `expected` is its contents.
     pub fn receive(
         &mut self,
         comm: &dyn Communicator,
         from: usize,
         expected: Buffer,
-    ) -> Result<Flight, ConformanceError> {
+    ) -> Result<StartedCall, ConformanceError> {
         let (dtype, len) = (expected.dtype(), expected.len());
         let call = Call::Receive { from, dtype, len };
         let expected = Some(Expected::exactly(expected));
@@ -209,10 +217,10 @@ impl<'a> Suite<'a> {
         call: Call,
         input: Buffer,
         expected: Option<Expected>,
-    ) -> Result<Flight, ConformanceError> {
+    ) -> Result<StartedCall, ConformanceError> {
         let text = describe(comm, &call, &input);
         match comm.start(call, input) {
-            Ok(pending) => Ok(Flight {
+            Ok(pending) => Ok(StartedCall {
                 pending,
                 call: text,
                 expected,
@@ -228,7 +236,7 @@ impl<'a> Suite<'a> {
     }
 
     /// Waits for every member.
-    pub fn meet(&mut self, comm: &dyn Communicator) -> Checked {
+    pub fn barrier(&mut self, comm: &dyn Communicator) -> CheckResult {
         comm.barrier()
             .map_err(|error| self.failed(format!("barrier over {}", comm.group()), error))
     }
@@ -259,7 +267,7 @@ impl<'a> Suite<'a> {
     }
 
     /// Compares two texts.
-    pub fn text(&mut self, call: String, found: String, expected: String) -> Checked {
+    pub fn text(&mut self, call: String, found: String, expected: String) -> CheckResult {
         if found != expected {
             return Err(self.wrong(call, format!("found {found}, expected {expected}")));
         }
@@ -285,8 +293,8 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// The end of the case: the checks of all ranks.
-    pub fn agree(&mut self) -> Result<u64, ConformanceError> {
+    /// The end of the case: the sum of the checks of all ranks.
+    pub fn total_checks(&mut self) -> Result<u64, ConformanceError> {
         let (own, world) = (self.checks, self.world);
         let input = Buffer::from(vec![own as i64]);
         let call = describe(&**world, &Call::AllReduce(ReduceOp::Sum), &input);
@@ -301,7 +309,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// A call with its type, length and group.
+/// Describes a call with its type, length and group.
 pub(super) fn describe(comm: &dyn Communicator, call: &Call, input: &Buffer) -> String {
     let call = Signature::new(call.clone(), input).describe(comm.group());
     format!("{call} over {}", comm.group())

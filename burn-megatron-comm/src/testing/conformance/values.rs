@@ -1,4 +1,4 @@
-//! The numbers that travel, and how two buffers of them are compared.
+//! The generated inputs, and the comparison of results.
 
 use burn_megatron_kernels::philox::Stream;
 use half::{bf16, f16};
@@ -198,13 +198,13 @@ macro_rules! with_type {
 
 /// The numbers of one call, made alike on every rank.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Data {
+pub(super) struct TestData {
     pub seed: u64,
     /// The largest whole number.
     pub most: i64,
 }
 
-impl Data {
+impl TestData {
     /// What `rank` gives: whole numbers from `-most` to `most`, whose sums are exact in any order; as
     /// bytes they wrap around.
     pub fn whole(self, dtype: DType, rank: usize, len: usize) -> Buffer {

@@ -2,10 +2,11 @@
 
 #[cfg(feature = "cuda")]
 mod nccl;
-mod place;
+
+mod addresses;
+mod monitor;
 #[cfg(test)]
 mod tests;
-mod watch;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,20 +16,22 @@ use std::time::{Duration, Instant};
 
 use tracing::Dispatch;
 
-use super::rank::{AnyError, LogFolder, Rank, StopSign, unstarted};
+use super::rank::{AnyError, CallLogDir, Rank, StopSignal, start_error};
 use super::{Engine, World, WorldError};
-use crate::auth::NoToken;
+use crate::auth::ParseTokenError;
 use crate::error::{CommError, with_causes};
-use crate::journal::Journal;
 use crate::launch::{Launch, Launcher};
-use crate::log;
-use crate::process::{Desk, ProcessCommunicator, ProcessWorld, Transport};
-use crate::rendezvous::{Coordinator, Failure, Introduction, Member, Patience, RendezvousError};
-use place::{hold, meeting_place, share};
-use watch::Watch;
+use crate::process::{CallTracker, ProcessCommunicator, ProcessWorld, Transport};
+use crate::rendezvous::{
+    Coordinator, FailureReport, JoinRequest, RendezvousClient, RendezvousError, RendezvousTimeouts,
+};
+use crate::report::call_log;
+use crate::report::flight_recorder::FlightRecorder;
+use addresses::{host_rendezvous, rendezvous_addresses, share_rendezvous};
+use monitor::FailureMonitor;
 
-/// How long the one who holds the rendezvous waits for the others to hear its last word.
-const DEPARTURE: Duration = Duration::from_secs(2);
+/// How long the host of the rendezvous waits for the other ranks to disconnect.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// See [`World::run`].
 pub(super) fn run<T, E>(
@@ -47,23 +50,23 @@ where
     if RAN.swap(true, Ordering::Relaxed) {
         return Err(WorldError::RanAlready);
     }
-    let seat = Seat::take(world, launch, engine)?;
-    let log_folder = LogFolder::new(world.call_log_dir.clone());
-    let watch = Watch::start(&seat, &log_folder)
+    let rank = ProcessRank::join(world, launch, engine)?;
+    let call_log_dir = CallLogDir::new(world.call_log_dir.clone());
+    let monitor = FailureMonitor::start(&rank, &call_log_dir)
         .map_err(|error| WorldError::from(RendezvousError::System(error.to_string())))?;
-    let result = seat.run(world, dispatch, &log_folder, f, &watch);
-    watch.ended.store(true, Ordering::Release);
+    let result = rank.run(world, dispatch, &call_log_dir, f, &monitor);
+    monitor.ended.store(true, Ordering::Release);
     result.map(|value| vec![value])
 }
 
-/// The engine that was asked for, or the one that fits, if it is compiled in.
+/// The requested engine, or the default one, if it is compiled in.
 fn choose(engine: Option<Engine>, launch: &Launch) -> Result<Engine, WorldError> {
     let [nccl, mpi] = [cfg!(feature = "cuda"), cfg!(feature = "mpi")];
-    let fitting = match (launch.launcher, nccl) {
+    let default = match (launch.launcher, nccl) {
         (Launcher::OpenMpi, _) | (_, false) => Engine::Mpi,
         (_, true) => Engine::Nccl,
     };
-    match engine.unwrap_or(fitting) {
+    match engine.unwrap_or(default) {
         Engine::Threads => Err(WorldError::ThreadsAcrossProcesses {
             ranks: launch.world_size,
         }),
@@ -79,67 +82,74 @@ fn choose(engine: Option<Engine>, launch: &Launch) -> Result<Engine, WorldError>
     }
 }
 
-/// This rank among the processes of its world.
-struct Seat {
+/// The rank of this process, once it has joined its world.
+struct ProcessRank {
     rank: usize,
     size: usize,
     world: Arc<ProcessWorld>,
-    desk: Arc<Desk>,
-    /// Held by rank 0, unless a launcher holds it.
+    tracker: Arc<CallTracker>,
+    /// On rank 0, unless the launcher hosts the rendezvous.
     coordinator: Option<Coordinator>,
     launched: bool,
-    closing: Duration,
+    close_timeout: Duration,
 }
 
-impl Seat {
-    fn take(world: &World, launch: &Launch, engine: Engine) -> Result<Self, WorldError> {
+impl ProcessRank {
+    fn join(world: &World, launch: &Launch, engine: Engine) -> Result<Self, WorldError> {
         let (rank, size) = (launch.rank, launch.world_size);
-        let patience = Patience {
-            gather: world.deadlines.first,
-            silence: world.silence,
+        let timeouts = RendezvousTimeouts {
+            join: world.deadlines.first,
+            heartbeat: world.heartbeat_timeout,
         };
-        let desk = Desk::new(Journal::new(Instant::now(), world.deadlines));
-        let introduction = |number, token| Introduction {
+        let tracker = CallTracker::new(FlightRecorder::new(Instant::now(), world.deadlines));
+        let request = |world_id, token| JoinRequest {
             rank,
             size,
-            world: number,
+            world: world_id,
             token,
-            gather: patience.gather,
-            silence: patience.silence,
+            join_timeout: timeouts.join,
+            heartbeat_timeout: timeouts.heartbeat,
         };
-        let join = |addresses: &[SocketAddr], number, token| {
-            Member::join(addresses, introduction(number, token), desk.clone())
+        let join = |addresses: &[SocketAddr], world_id, token| {
+            RendezvousClient::join(addresses, request(world_id, token), tracker.clone())
         };
         let launched = launch.launcher == Launcher::BurnMegatron;
-        // MPI hands an address round itself, on a port that is free for certain.
+        // Over MPI rank 0 broadcasts the address, so it can use a free port.
         let by_mpi = engine == Engine::Mpi && !launched;
-        let (coordinator, member, transport) = match &launch.rendezvous {
-            Some(place) if !by_mpi => {
-                let addresses = meeting_place(place, launch)?;
-                let holds = rank == 0 && !launched;
-                let number = if launched { 0 } else { launch.number() };
+        let (coordinator, client, transport) = match &launch.rendezvous {
+            Some(address) if !by_mpi => {
+                let addresses = rendezvous_addresses(address, launch)?;
+                let is_host = rank == 0 && !launched;
+                let world_id = if launched { 0 } else { launch.world_id() };
                 let token = launch.token.as_ref();
-                let coordinator = holds.then(|| hold(&addresses, size, number, token, patience));
+                let coordinator =
+                    is_host.then(|| host_rendezvous(&addresses, size, world_id, token, timeouts));
                 let coordinator = coordinator.transpose()?;
-                let member = join(&addresses, number, token.cloned())?;
+                let client = join(&addresses, world_id, token.cloned())?;
                 let transport = open(
                     engine,
                     launch,
-                    patience.gather,
-                    Some(&member),
-                    world.registered,
+                    timeouts.join,
+                    Some(&client),
+                    world.registered_buffers,
                 );
-                (coordinator, member, transport.map_err(WorldError::Engine)?)
+                (coordinator, client, transport.map_err(WorldError::Engine)?)
             }
             _ if by_mpi => {
-                let transport = open(engine, launch, patience.gather, None, world.registered);
+                let transport = open(
+                    engine,
+                    launch,
+                    timeouts.join,
+                    None,
+                    world.registered_buffers,
+                );
                 let transport = transport.map_err(WorldError::Engine)?;
-                let (coordinator, ticket) = share(&*transport, launch, patience)?;
-                let token = ticket.token.parse().map_err(|error: NoToken| {
+                let (coordinator, shared) = share_rendezvous(&*transport, launch, timeouts)?;
+                let token = shared.token.parse().map_err(|error: ParseTokenError| {
                     RendezvousError::System(format!("the token of rank 0: {error}"))
                 })?;
-                let member = join(&ticket.addresses, ticket.number, Some(token))?;
-                (coordinator, member, transport)
+                let client = join(&shared.addresses, shared.number, Some(token))?;
+                (coordinator, client, transport)
             }
             _ => {
                 return Err(WorldError::NoRendezvous {
@@ -150,101 +160,106 @@ impl Seat {
         Ok(Self {
             rank,
             size,
-            world: ProcessWorld::new(member, transport, &desk).map_err(RendezvousError::from)?,
-            desk,
+            world: ProcessWorld::new(client, transport, &tracker).map_err(RendezvousError::from)?,
+            tracker,
             coordinator,
             launched,
-            closing: world.deadlines.then,
+            close_timeout: world.deadlines.later,
         })
     }
 
-    /// Runs the closure, and ends the world together with the others.
+    /// Runs the closure and leaves the world together with the other ranks.
     fn run<T, E>(
         self,
         world: &World,
         dispatch: &Dispatch,
-        log_folder: &Arc<LogFolder>,
+        call_log_dir: &Arc<CallLogDir>,
         f: &(impl Fn(Rank) -> Result<T, E> + Sync),
-        watch: &Watch,
+        monitor: &FailureMonitor,
     ) -> Result<T, WorldError>
     where
         T: Send,
         E: Into<AnyError>,
     {
-        let member = self.world.member().clone();
+        let client = self.world.rendezvous().clone();
         let rank = Rank {
             rank: self.rank,
             compute_threads: world.compute_threads,
             communicator: ProcessCommunicator::world(&self.world, self.rank, self.size),
-            journal: self.desk.journal().clone(),
-            log_folder: log_folder.clone(),
-            stop: StopSign(Arc::new(move || member.stop_requested())),
+            recorder: self.tracker.recorder().clone(),
+            call_log_dir: call_log_dir.clone(),
+            stop: StopSignal(Arc::new(move || client.stop_requested())),
             engine: engine_of(&**self.world.transport()).into(),
         };
         let ended = std::sync::Mutex::new(None);
-        let tell = |end: Result<(), AnyError>| {
-            let end = end.err().map(|error| (self.give_up(&*error), error));
+        let report_end = |end: Result<(), AnyError>| {
+            let end = end.err().map(|error| (self.report_failure(&*error), error));
             *ended.lock().unwrap_or_else(|e| e.into_inner()) = end;
         };
         let name = rank.thread_name();
         let value = thread::scope(|scope| {
             let builder = thread::Builder::new().name(name);
-            let thread = builder.spawn_scoped(scope, || rank.run(dispatch, f, &tell));
+            let thread = builder.spawn_scoped(scope, || rank.run(dispatch, f, &report_end));
             match thread {
                 Ok(thread) => thread.join().unwrap_or_else(|payload| {
-                    tell(Err(super::rank::from_panic(payload)));
+                    report_end(Err(super::rank::from_panic(payload)));
                     None
                 }),
                 Err(error) => {
-                    tell(Err(unstarted(&error)));
+                    report_end(Err(start_error(&error)));
                     None
                 }
             }
         });
         let ended = ended.into_inner().unwrap_or_else(|e| e.into_inner());
         match (value, ended) {
-            (Some(value), _) => self.return_with(value, watch),
-            (None, Some((failure, error))) => Err(self.fail(failure, Some(error), watch)),
-            (None, None) => unreachable!("a rank that gives no value tells why"),
+            (Some(value), _) => self.finish(value, monitor),
+            (None, Some((failure, error))) => Err(self.fail(failure, Some(error), monitor)),
+            (None, None) => unreachable!("a rank without a value has reported an error"),
         }
     }
 
-    /// Tells the others that this rank has failed; the failure of the world.
-    fn give_up(&self, error: &(dyn std::error::Error + 'static)) -> Failure {
+    /// Reports the failure of this rank to the others. Returns the failure of the world.
+    fn report_failure(&self, error: &(dyn std::error::Error + 'static)) -> FailureReport {
         let message = with_causes(error);
-        let stood = self.desk.journal().position();
-        let own = Failure {
+        let position = self.tracker.recorder().position();
+        let own = FailureReport {
             rank: self.rank,
             message: message.clone(),
-            verdict: log::verdict_of(self.rank, &stood),
+            positions: call_log::describe_rank(self.rank, &position),
         };
-        let member = self.world.member();
+        let client = self.world.rendezvous();
         let known = match self.world.cause_of(message) {
-            Some(cause) => member.fail(cause, stood),
-            // Another rank's failure has reached this one.
-            None => member.await_failure(DEPARTURE),
+            Some(cause) => client.fail(cause, position),
+            // This rank failed because of another one.
+            None => client.await_failure(DISCONNECT_TIMEOUT),
         };
         known.unwrap_or(own)
     }
 
-    fn return_with<T>(self, value: T, watch: &Watch) -> Result<T, WorldError> {
-        let member = self.world.member().clone();
-        if let Err(failure) = member.return_with_all(self.desk.calls()) {
-            return Err(self.fail(failure, None, watch));
+    fn finish<T>(self, value: T, monitor: &FailureMonitor) -> Result<T, WorldError> {
+        let client = self.world.rendezvous().clone();
+        if let Err(failure) = client.return_with_all(self.tracker.calls()) {
+            return Err(self.fail(failure, None, monitor));
         }
-        let closed = self.world.transport().close(self.closing);
+        let closed = self.world.transport().close(self.close_timeout);
         self.leave();
         closed.map_err(WorldError::Engine).map(|()| value)
     }
 
-    /// Ends what this rank has under way, and says what happened.
-    fn fail(self, failure: Failure, error: Option<AnyError>, watch: &Watch) -> WorldError {
-        let call_log = watch.call_log();
+    /// Leaves the world and returns its error.
+    fn fail(
+        self,
+        failure: FailureReport,
+        error: Option<AnyError>,
+        monitor: &FailureMonitor,
+    ) -> WorldError {
+        let call_log = monitor.call_log();
         self.leave();
-        let Failure {
+        let FailureReport {
             rank,
             message,
-            verdict,
+            positions,
         } = failure;
         let own = error.filter(|_| rank == self.rank);
         let source = own.unwrap_or_else(|| {
@@ -257,64 +272,64 @@ impl Seat {
             rank,
             message,
             source,
-            verdict,
+            positions,
             call_log,
-            told: true,
+            reported: true,
         }
     }
 
     fn leave(&self) {
-        self.world.member().leave();
+        self.world.rendezvous().leave();
         if let Some(coordinator) = &self.coordinator {
-            coordinator.await_departure(DEPARTURE);
+            coordinator.wait_for_disconnects(DISCONNECT_TIMEOUT);
         }
     }
 }
 
-/// The name of the engine, and what it is: `mpi, Open MPI v4.1.4 (...)`.
+/// Name and description of the engine: `mpi, Open MPI v4.1.4 (...)`.
 fn engine_of(transport: &dyn Transport) -> String {
     format!("{}, {}", transport.name(), transport.description())
 }
 
-/// Checks that the engine and the launcher's variables mean the same rank.
+/// Checks that MPI and the launcher's variables have the same rank and size.
 #[cfg(any(test, feature = "mpi"))]
-fn check_place(launch: &Launch, rank: usize, size: usize) -> Result<(), CommError> {
+fn check_mpi_rank(launch: &Launch, rank: usize, size: usize) -> Result<(), CommError> {
     let Launch {
         launcher,
-        rank: told,
+        rank: expected,
         world_size,
         ..
     } = launch;
-    match (rank, size) == (*told, *world_size) {
-        true => Ok(()),
-        false => Err(CommError::Engine {
-            engine: "mpi".into(),
-            message: format!(
-                "MPI takes this process for rank {rank} of {size}, the variables ({launcher}) for \
-                 rank {told} of {world_size}; start it with the mpirun of the MPI library that this \
-                 program was built with, or with `burn-megatron launch`"
-            ),
-        }),
+    if (rank, size) == (*expected, *world_size) {
+        return Ok(());
     }
+    Err(CommError::Engine {
+        engine: "mpi".into(),
+        message: format!(
+            "this process is rank {rank} of {size} by MPI, but rank {expected} of {world_size} by its \
+             environment variables ({launcher}): start it with the mpirun of the MPI library that this \
+             program was built with, or with `burn-megatron launch`"
+        ),
+    })
 }
 
-#[allow(unused_variables, reason = "each engine takes what it needs")]
+#[allow(unused_variables, reason = "each engine uses what it needs")]
 fn open(
     engine: Engine,
     launch: &Launch,
-    patience: Duration,
-    member: Option<&Arc<Member>>,
-    registered: bool,
+    timeout: Duration,
+    client: Option<&Arc<RendezvousClient>>,
+    registered_buffers: bool,
 ) -> Result<Arc<dyn Transport>, CommError> {
     match engine {
         #[cfg(feature = "mpi")]
         Engine::Mpi => {
-            let transport = crate::mpi::MpiTransport::open(Arc::default(), patience)?;
-            check_place(launch, transport.rank(), transport.size())?;
+            let transport = crate::engines::mpi::MpiTransport::open(Arc::default(), timeout)?;
+            check_mpi_rank(launch, transport.rank(), transport.size())?;
             Ok(transport)
         }
         #[cfg(feature = "cuda")]
-        Engine::Nccl => nccl::open(launch, patience, member, registered),
-        engine => unreachable!("{engine} was refused, as it is not compiled in"),
+        Engine::Nccl => nccl::open(launch, timeout, client, registered_buffers),
+        engine => unreachable!("{engine} is not compiled in, which was checked"),
     }
 }

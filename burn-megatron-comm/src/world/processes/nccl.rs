@@ -1,49 +1,49 @@
-//! How the engine `nccl` is opened.
+//! Opens the engine `nccl`.
 
 use std::env;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engines::nccl::{NcclOptions, NcclTransport};
 use crate::error::CommError;
-use crate::installed;
 use crate::launch::Launch;
-use crate::nccl::{NcclOptions, NcclTransport};
-use crate::process::{Bulletin, FileBulletin, Transport};
-use crate::rendezvous::Member;
+use crate::probe;
+use crate::process::{FileStore, KeyValueStore, Transport};
+use crate::rendezvous::RendezvousClient;
 
-/// A folder that all ranks see: NCCL's ids go through it instead of through the rendezvous.
+/// A folder that all ranks can access, through which NCCL's ids are exchanged instead of the rendezvous.
 const ID_FOLDER: &str = "BURN_MEGATRON_NCCL_ID_DIR";
 
-/// The engine on this rank's device: the ranks of a machine take its devices in turn.
+/// Opens the engine on this rank's device: local ranks use the devices of the machine in turn.
 pub(super) fn open(
     launch: &Launch,
-    patience: Duration,
-    member: Option<&Arc<Member>>,
-    registered: bool,
+    timeout: Duration,
+    client: Option<&Arc<RendezvousClient>>,
+    registered_buffers: bool,
 ) -> Result<Arc<dyn Transport>, CommError> {
-    let Some(member) = member else {
-        unreachable!("the ranks meet at the rendezvous before NCCL is opened");
+    let Some(client) = client else {
+        unreachable!("the ranks join the rendezvous before NCCL is opened");
     };
-    let devices = installed::cuda_driver().map_or(1, |driver| driver.devices.max(1));
-    let bulletin: Arc<dyn Bulletin> = match env::var_os(ID_FOLDER) {
+    let devices = probe::cuda_driver().map_or(1, |driver| driver.devices.max(1));
+    let store: Arc<dyn KeyValueStore> = match env::var_os(ID_FOLDER) {
         Some(folder) => {
             let run = launch.job.as_deref().unwrap_or("run");
-            Arc::new(FileBulletin::open(Path::new(&folder), run)?)
+            Arc::new(FileStore::open(Path::new(&folder), run)?)
         }
-        None => Arc::clone(member) as Arc<dyn Bulletin>,
+        None => Arc::clone(client) as Arc<dyn KeyValueStore>,
     };
     let options = NcclOptions {
-        registered,
+        registered: registered_buffers,
         ..NcclOptions::default()
     };
     let transport = NcclTransport::open(
         launch.local_rank % devices,
         launch.rank,
         launch.world_size,
-        bulletin,
+        store,
         Arc::default(),
-        patience,
+        timeout,
         options,
     )?;
     Ok(transport)

@@ -66,20 +66,20 @@ pub(super) struct SquaredRelu;
 pub(crate) const TANH_SCALE: f64 = 1.595_769_121_605_730_7;
 /// The factor of the cube in [`Tanh`].
 pub(crate) const TANH_CUBIC: f64 = 0.044_715;
-/// Where the sigmoid of [`Tanh`] is 0 or 1 in f64; beyond, its argument stands still, as the cube
-/// of a large number times a slope of 0 would be NaN.
+/// Where the sigmoid of [`Tanh`] is 0 or 1 in f64. Beyond it the argument is clamped, because the
+/// cube of a large number times a slope of 0 would be NaN.
 pub(crate) const TANH_END: f64 = 24.0;
 /// The factor of [`Quick`].
 pub(crate) const QUICK_SCALE: f64 = 1.702;
 /// `1 / sqrt(2 pi)`.
-pub(crate) const BELL_SCALE: f64 = 0.398_942_280_401_432_7;
+pub(crate) const GAUSSIAN_SCALE: f64 = 0.398_942_280_401_432_7;
 
 impl Nonlinear for Normal {
     #[inline(always)]
     fn at<R: Gaussian>(x: R) -> (R, R) {
         let (bell, tail) = x.tail();
         let below = if x < R::ZERO { tail } else { R::ONE - tail };
-        (x * below, below + x * bell * R::of(BELL_SCALE))
+        (x * below, below + x * bell * R::of(GAUSSIAN_SCALE))
     }
 }
 

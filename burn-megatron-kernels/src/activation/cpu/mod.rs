@@ -1,4 +1,4 @@
-//! The CPU form: rows in parallel, each in chunks that stay in the first cache.
+//! The CPU implementation: rows in parallel, each in chunks that stay in the first cache.
 //!
 //! A chunk is widened into buffers, worked on in place and narrowed again, so that the mathematics
 //! vectorises for every element type.
@@ -7,17 +7,17 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::Curve;
-use super::backward::{Fused, Wanted};
+use super::backward::{FusedActivation, RequestedGradients};
 use crate::cpu::{Element, Real, rows_per_task, slice, tensor, vectorized};
 
 pub(crate) mod curve;
 mod rows;
 
 use curve::Gaussian;
-use rows::{Gradient, Limits, Rows};
+use rows::{ActivationRows, GateLimits, GradientTask};
 
 /// Rows that a task has at least where it sums over them, so that the partial sums are few.
-const LEAST_SUMMED: usize = 16;
+const MIN_SUMMED_ROWS: usize = 16;
 
 /// Calls `$body` with the type `$shape` of a [`Curve`].
 macro_rules! for_curve {
@@ -47,27 +47,27 @@ macro_rules! for_curve {
     };
 }
 
-/// The output of `inputs`, see [`Fused`].
-pub(super) fn forward<E: Element>(fused: &Fused, inputs: Vec<FlexTensor>) -> FlexTensor
+/// The output of `inputs`, see [`FusedActivation`].
+pub(super) fn forward<E: Element>(fused: &FusedActivation, inputs: Vec<FlexTensor>) -> FlexTensor
 where
     E::Wide: Gaussian,
 {
     let (x, bias, weight) = fused.split(&inputs);
     let mut shape: Vec<usize> = x.layout().shape().iter().copied().collect();
     let width = shape.pop().unwrap_or(1);
-    let narrowed = fused.kind.narrowed(width);
-    shape.push(narrowed);
+    let output_width = fused.kind.output_width(width);
+    shape.push(output_width);
     let mut y = vec![E::narrow(<E::Wide as Real>::ZERO); shape.iter().product()];
     if y.is_empty() {
         return tensor(y, shape);
     }
-    let rows = Rows {
+    let rows = ActivationRows {
         x: slice::<E>(x),
         bias: bias.map(slice::<E>),
         weight: weight.map(slice::<E::Wide>),
         width,
         gated: fused.kind.is_gated(),
-        limits: Limits::new(&fused.options),
+        limits: GateLimits::new(&fused.options),
     };
     let per_task = rows_per_task(width);
     let task = |(i, y): (usize, &mut [E])| {
@@ -76,20 +76,20 @@ where
             || rows.forward::<S>(i * per_task, y)
         ))
     };
-    match y.len() <= per_task * narrowed {
-        true => task((0, &mut y)),
-        false => y
-            .par_chunks_mut(per_task * narrowed)
+    if y.len() <= per_task * output_width {
+        task((0, &mut y))
+    } else {
+        y.par_chunks_mut(per_task * output_width)
             .enumerate()
-            .for_each(task),
+            .for_each(task)
     }
     tensor(y, shape)
 }
 
-/// The wanted gradients, see [`Fused`]; the last input is the gradient of the output.
+/// The requested gradients, see [`FusedActivation`]; the last input is the gradient of the output.
 pub(super) fn backward<E: Element>(
-    fused: &Fused,
-    wanted: Wanted,
+    fused: &FusedActivation,
+    wanted: RequestedGradients,
     mut inputs: Vec<FlexTensor>,
 ) -> Vec<FlexTensor>
 where
@@ -101,13 +101,13 @@ where
     let (x, bias, weight) = fused.split(&inputs);
     let shape = x.layout().shape().clone();
     let width = shape.iter().copied().last().unwrap_or(1);
-    let rows = Rows {
+    let rows = ActivationRows {
         x: slice::<E>(x),
         bias: bias.map(slice::<E>),
         weight: weight.map(slice::<E::Wide>),
         width,
         gated: fused.kind.is_gated(),
-        limits: Limits::new(&fused.options),
+        limits: GateLimits::new(&fused.options),
     };
     let count = shape.num_elements() / width.max(1);
     let zero = <E::Wide as Real>::ZERO;
@@ -115,16 +115,17 @@ where
     let row_count = weight.map_or(0, |weight| weight.layout().shape().num_elements());
     let mut dweight = vec![zero; if wanted.weight { row_count } else { 0 }];
 
-    let per_task = match wanted.bias {
-        true => rows_per_task(width).max(LEAST_SUMMED),
-        false => rows_per_task(width),
+    let per_task = if wanted.bias {
+        rows_per_task(width).max(MIN_SUMMED_ROWS)
+    } else {
+        rows_per_task(width)
     };
     let mut tasks = Vec::new();
     let mut dxs = dx.chunks_mut((per_task * width).max(1));
     let mut dweights = dweight.chunks_mut(per_task);
     let full = if width == 0 { 0 } else { count };
     for first in (0..full).step_by(per_task) {
-        tasks.push(Gradient {
+        tasks.push(GradientTask {
             first,
             rows: per_task.min(full - first),
             dx: dxs.next(),
@@ -133,7 +134,7 @@ where
         });
     }
     let gradient = slice::<E>(&gradient);
-    let task = |mut task: Gradient<'_, E>| {
+    let task = |mut task: GradientTask<'_, E>| {
         for_curve!(fused.kind.curve(), S => vectorized(
             #[inline(always)]
             || rows.backward::<S>(gradient, &mut task)

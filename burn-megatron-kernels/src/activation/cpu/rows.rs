@@ -1,4 +1,4 @@
-//! The work on a run of rows, one chunk of columns after another.
+//! One task: a range of rows, one chunk of columns at a time.
 
 use super::curve::{Gaussian, Nonlinear, bounded};
 use crate::activation::ActivationOptions;
@@ -11,12 +11,12 @@ const LANES: usize = 16;
 
 /// Bounds and offset of a gate; infinite bounds where there is no clamp.
 #[derive(Clone, Copy)]
-pub(super) struct Limits<R> {
+pub(super) struct GateLimits<R> {
     clamp: R,
     offset: R,
 }
 
-impl<R: Real> Limits<R> {
+impl<R: Real> GateLimits<R> {
     pub fn new(options: &ActivationOptions) -> Self {
         Self {
             clamp: R::of(options.clamp.unwrap_or(f64::INFINITY)),
@@ -26,17 +26,17 @@ impl<R: Real> Limits<R> {
 }
 
 /// The inputs of an activation.
-pub(super) struct Rows<'a, E: Element> {
+pub(super) struct ActivationRows<'a, E: Element> {
     pub x: &'a [E],
     pub bias: Option<&'a [E]>,
     pub weight: Option<&'a [E::Wide]>,
     pub width: usize,
     pub gated: bool,
-    pub limits: Limits<E::Wide>,
+    pub limits: GateLimits<E::Wide>,
 }
 
-/// What one task of the backward makes: gradients of its rows, and its part of that of the bias.
-pub(super) struct Gradient<'a, E: Element> {
+/// The outputs of one backward task: gradients of its rows, and its partial gradient of the bias.
+pub(super) struct GradientTask<'a, E: Element> {
     pub first: usize,
     pub rows: usize,
     pub dx: Option<&'a mut [E]>,
@@ -44,11 +44,11 @@ pub(super) struct Gradient<'a, E: Element> {
     pub dbias: Option<Vec<E::Wide>>,
 }
 
-impl<E: Element> Rows<'_, E>
+impl<E: Element> ActivationRows<'_, E>
 where
     E::Wide: Gaussian,
 {
-    fn narrowed(&self) -> usize {
+    fn output_width(&self) -> usize {
         if self.gated {
             self.width / 2
         } else {
@@ -61,19 +61,18 @@ where
     pub fn forward<S: Nonlinear>(&self, first: usize, y: &mut [E]) {
         let zero = <E::Wide as Real>::ZERO;
         let (mut a, mut b) = ([zero; CHUNK], [zero; CHUNK]);
-        let narrowed = self.narrowed();
-        for (i, y) in y.chunks_exact_mut(narrowed).enumerate() {
+        let output_width = self.output_width();
+        for (i, y) in y.chunks_exact_mut(output_width).enumerate() {
             let row = first + i;
             let weight = self.weight_of(row);
             for (j, y) in y.chunks_mut(CHUNK).enumerate() {
                 let (a, b) = (&mut a[..y.len()], &mut b[..y.len()]);
                 self.load(row, j * CHUNK, a);
-                match self.gated {
-                    true => {
-                        self.load(row, narrowed + j * CHUNK, b);
-                        gate::<S, _>(a, b, weight, self.limits);
-                    }
-                    false => a.iter_mut().for_each(|a| *a = S::at(*a).0 * weight),
+                if self.gated {
+                    self.load(row, output_width + j * CHUNK, b);
+                    gate::<S, _>(a, b, weight, self.limits);
+                } else {
+                    a.iter_mut().for_each(|a| *a = S::at(*a).0 * weight)
                 }
                 store(a, y);
             }
@@ -82,29 +81,28 @@ where
 
     /// The gradients of a task's rows.
     #[inline(always)]
-    pub fn backward<S: Nonlinear>(&self, gradient: &[E], task: &mut Gradient<'_, E>) {
+    pub fn backward<S: Nonlinear>(&self, gradient: &[E], task: &mut GradientTask<'_, E>) {
         let zero = <E::Wide as Real>::ZERO;
         let (mut a, mut b, mut g) = ([zero; CHUNK], [zero; CHUNK], [zero; CHUNK]);
-        let narrowed = self.narrowed();
+        let output_width = self.output_width();
         for i in 0..task.rows {
             let row = task.first + i;
             let weight = self.weight_of(row);
             let mut dot = zero;
-            let of_row = &gradient[row * narrowed..(row + 1) * narrowed];
+            let of_row = &gradient[row * output_width..(row + 1) * output_width];
             for (j, of_row) in of_row.chunks(CHUNK).enumerate() {
                 let (a, b) = (&mut a[..of_row.len()], &mut b[..of_row.len()]);
                 let g = &mut g[..of_row.len()];
                 widen(of_row, g);
                 self.load(row, j * CHUNK, a);
-                match self.gated {
-                    true => {
-                        self.load(row, narrowed + j * CHUNK, b);
-                        gate_gradient::<S, _>(a, b, g, weight, self.limits);
-                        task.keep(i * self.width, narrowed + j * CHUNK, b);
-                    }
-                    false => gradient_in_place::<S, _>(a, g, weight),
+                if self.gated {
+                    self.load(row, output_width + j * CHUNK, b);
+                    gate_gradient::<S, _>(a, b, g, weight, self.limits);
+                    task.store_gradient(i * self.width, output_width + j * CHUNK, b);
+                } else {
+                    gradient_in_place::<S, _>(a, g, weight);
                 }
-                task.keep(i * self.width, j * CHUNK, a);
+                task.store_gradient(i * self.width, j * CHUNK, a);
                 if task.dweight.is_some() {
                     dot += sum(g);
                 }
@@ -136,10 +134,10 @@ where
     }
 }
 
-impl<E: Element> Gradient<'_, E> {
+impl<E: Element> GradientTask<'_, E> {
     /// Writes gradients of the row that starts at `row`, from `column` on.
     #[inline(always)]
-    fn keep(&mut self, row: usize, column: usize, gradient: &[E::Wide]) {
+    fn store_gradient(&mut self, row: usize, column: usize, gradient: &[E::Wide]) {
         if let Some(dx) = &mut self.dx {
             store(
                 gradient,
@@ -189,7 +187,7 @@ fn sum<R: Real>(values: &[R]) -> R {
 
 /// `a` becomes the output.
 #[inline(always)]
-fn gate<S: Nonlinear, R: Gaussian>(a: &mut [R], b: &[R], weight: R, limits: Limits<R>) {
+fn gate<S: Nonlinear, R: Gaussian>(a: &mut [R], b: &[R], weight: R, limits: GateLimits<R>) {
     for (a, b) in a.iter_mut().zip(b) {
         let first = if *a > limits.clamp { limits.clamp } else { *a };
         let second = bounded(*b, -limits.clamp, limits.clamp) + limits.offset;
@@ -204,7 +202,7 @@ fn gate_gradient<S: Nonlinear, R: Gaussian>(
     b: &mut [R],
     g: &mut [R],
     weight: R,
-    limits: Limits<R>,
+    limits: GateLimits<R>,
 ) {
     for ((a, b), g) in a.iter_mut().zip(b).zip(g) {
         let first = if *a > limits.clamp { limits.clamp } else { *a };

@@ -1,8 +1,8 @@
-//! The kernels that work on elements alone: the forward, and the backward of the input.
+//! The element-wise kernels: the forward, and the backward of the input.
 
 use cubecl::prelude::*;
 
-use super::formula::{Form, gradients, output};
+use super::formula::{ActivationVariant, gradients, output};
 use crate::cube::Split;
 
 /// One vector of the input with its bias.
@@ -21,7 +21,7 @@ fn load<F: Float, N: Size>(
     }
 }
 
-/// The weight of a row; 1 where there is none.
+/// The weight of a row; 1 if there is none.
 #[cube]
 pub(super) fn row_weight(weight: &ComptimeOption<OwnedTensor<f32>>, row: usize) -> f32 {
     #[comptime]
@@ -39,11 +39,11 @@ pub(super) fn halves<F: Float, N: Size>(
     row: usize,
     column: usize,
     #[comptime] columns: usize,
-    #[comptime] form: Form,
+    #[comptime] variant: ActivationVariant,
 ) -> (Vector<f32, N>, Vector<f32, N>) {
-    let at = row * comptime!(columns * form.halves()) + column;
+    let at = row * comptime!(columns * variant.halves()) + column;
     let a = load::<F, N>(x, bias, at, column);
-    if comptime!(form.gated) {
+    if comptime!(variant.gated) {
         (a, load::<F, N>(x, bias, at + columns, column + columns))
     } else {
         (a, a)
@@ -62,7 +62,7 @@ pub(super) fn forward_kernel<F: Float, N: Size>(
     offset: f32,
     vectors: u32,
     #[comptime] columns: usize,
-    #[comptime] form: Form,
+    #[comptime] variant: ActivationVariant,
     #[comptime] split: Split,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -73,8 +73,8 @@ pub(super) fn forward_kernel<F: Float, N: Size>(
         if at < vectors as usize {
             let row = at / columns;
             let column = at % columns;
-            let (a, b) = halves::<F, N>(x, bias, row, column, columns, form);
-            let value = output::<N>(a, b, clamp, offset, form);
+            let (a, b) = halves::<F, N>(x, bias, row, column, columns, variant);
+            let value = output::<N>(a, b, clamp, offset, variant);
             y[at] = Vector::cast_from(value * Vector::new(row_weight(weight, row)));
         }
     }
@@ -92,7 +92,7 @@ pub(super) fn backward_kernel<F: Float, N: Size>(
     offset: f32,
     vectors: u32,
     #[comptime] columns: usize,
-    #[comptime] form: Form,
+    #[comptime] variant: ActivationVariant,
     #[comptime] split: Split,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -105,11 +105,11 @@ pub(super) fn backward_kernel<F: Float, N: Size>(
             let column = at % columns;
             let g = Vector::<f32, N>::cast_from(gradient[at]);
             let scale = row_weight(weight, row);
-            let (a, b) = halves::<F, N>(x, bias, row, column, columns, form);
-            let (da, db, _) = gradients::<N>(a, b, g, scale, clamp, offset, form);
-            let to = row * comptime!(columns * form.halves()) + column;
+            let (a, b) = halves::<F, N>(x, bias, row, column, columns, variant);
+            let (da, db, _) = gradients::<N>(a, b, g, scale, clamp, offset, variant);
+            let to = row * comptime!(columns * variant.halves()) + column;
             dx[to] = Vector::cast_from(da);
-            if comptime!(form.gated) {
+            if comptime!(variant.gated) {
                 dx[to + columns] = Vector::cast_from(db);
             }
         }

@@ -4,18 +4,18 @@ use cubecl::prelude::*;
 
 use crate::activation::Curve;
 use crate::activation::cpu::curve::{
-    BELL_SCALE, QUICK_SCALE, TAIL, TAIL_SCALE, TANH_CUBIC, TANH_END, TANH_SCALE,
+    GAUSSIAN_SCALE, QUICK_SCALE, TAIL, TAIL_SCALE, TANH_CUBIC, TANH_END, TANH_SCALE,
 };
 
-/// What a kernel is made for, beside the type and the width.
+/// The compile-time variant of a kernel, besides element type and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Form {
+pub(super) struct ActivationVariant {
     pub curve: Curve,
     pub gated: bool,
     pub clamped: bool,
 }
 
-impl Form {
+impl ActivationVariant {
     /// How many times as wide as the output the input is.
     pub fn halves(self) -> usize {
         if self.gated { 2 } else { 1 }
@@ -57,13 +57,13 @@ fn reciprocal(x: f32) -> f32 {
 }
 
 /// Beyond this, nothing is left of the tail.
-const FAR: f32 = 64.0;
+const TAIL_CUTOFF: f32 = 64.0;
 
 /// `x Phi(x)`, with the tail of [`TAIL`].
 #[cube]
 fn normal(x: f32) -> (f32, f32) {
     let bell = (x * x * -0.5f32).exp();
-    let t = reciprocal(1.0f32 + min(x.abs(), FAR) * TAIL_SCALE);
+    let t = reciprocal(1.0f32 + min(x.abs(), TAIL_CUTOFF) * TAIL_SCALE);
     let mut p = f32::new(comptime!(TAIL[0]));
     #[unroll]
     for i in 1..9usize {
@@ -71,7 +71,10 @@ fn normal(x: f32) -> (f32, f32) {
     }
     let tail = bell * t * p;
     let below = select(x < 0.0f32, tail, 1.0f32 - tail);
-    (x * below, below + x * bell * comptime!(BELL_SCALE as f32))
+    (
+        x * below,
+        below + x * bell * comptime!(GAUSSIAN_SCALE as f32),
+    )
 }
 
 /// `x s` and its slope for `s = sigmoid(inner)`. The exponential is of a negative number, so that
@@ -94,8 +97,8 @@ fn bounded(x: f32, end: f32) -> f32 {
 
 /// The first half of a gate within its bound.
 #[cube]
-fn first_bounded(a: f32, clamp: f32, #[comptime] form: Form) -> f32 {
-    if comptime!(form.clamped) {
+fn first_bounded(a: f32, clamp: f32, #[comptime] variant: ActivationVariant) -> f32 {
+    if comptime!(variant.clamped) {
         select(a > clamp, clamp, a)
     } else {
         a
@@ -104,8 +107,8 @@ fn first_bounded(a: f32, clamp: f32, #[comptime] form: Form) -> f32 {
 
 /// The second half of a gate within its bounds.
 #[cube]
-fn second_bounded(b: f32, clamp: f32, #[comptime] form: Form) -> f32 {
-    if comptime!(form.clamped) {
+fn second_bounded(b: f32, clamp: f32, #[comptime] variant: ActivationVariant) -> f32 {
+    if comptime!(variant.clamped) {
         bounded(b, clamp)
     } else {
         b
@@ -119,16 +122,16 @@ pub(super) fn output<N: Size>(
     b: Vector<f32, N>,
     clamp: f32,
     offset: f32,
-    #[comptime] form: Form,
+    #[comptime] variant: ActivationVariant,
 ) -> Vector<f32, N> {
     let mut y = Vector::<f32, N>::new(0.0);
     #[unroll]
     for i in 0..N::value() {
-        let (value, _) = curve(first_bounded(a.extract(i), clamp, form), form.curve);
-        if comptime!(form.gated) {
+        let (value, _) = curve(first_bounded(a.extract(i), clamp, variant), variant.curve);
+        if comptime!(variant.gated) {
             y.insert(
                 i,
-                value * (second_bounded(b.extract(i), clamp, form) + offset),
+                value * (second_bounded(b.extract(i), clamp, variant) + offset),
             );
         } else {
             y.insert(i, value);
@@ -147,7 +150,7 @@ pub(super) fn gradients<N: Size>(
     weight: f32,
     clamp: f32,
     offset: f32,
-    #[comptime] form: Form,
+    #[comptime] variant: ActivationVariant,
 ) -> (Vector<f32, N>, Vector<f32, N>, Vector<f32, N>) {
     let mut da = Vector::<f32, N>::new(0.0);
     let mut db = Vector::<f32, N>::new(0.0);
@@ -156,13 +159,13 @@ pub(super) fn gradients<N: Size>(
     for i in 0..N::value() {
         let first = a.extract(i);
         let upstream = g.extract(i) * weight;
-        let (value, slope) = curve(first_bounded(first, clamp, form), form.curve);
-        if comptime!(form.gated) {
+        let (value, slope) = curve(first_bounded(first, clamp, variant), variant.curve);
+        if comptime!(variant.gated) {
             let second = b.extract(i);
-            let factor = second_bounded(second, clamp, form) + offset;
+            let factor = second_bounded(second, clamp, variant) + offset;
             let mut first_gradient = upstream * factor * slope;
             let mut second_gradient = upstream * value;
-            if comptime!(form.clamped) {
+            if comptime!(variant.clamped) {
                 first_gradient = select(first > clamp, 0.0f32, first_gradient);
                 second_gradient = select(second.abs() > clamp, 0.0f32, second_gradient);
             }

@@ -1,9 +1,9 @@
-//! The CubeCL form.
+//! The CubeCL implementation.
 //!
-//! The forward, and the backward of the input alone, work on elements ([`elements`]), split as
-//! is fastest ([`launched`]). Gradients of
-//! the bias and of the row weight need sums ([`sums`]), made in the same pass; what several cubes
-//! have summed is added in a fixed order by a second, small kernel.
+//! The forward, and the backward of the input alone, are element-wise ([`elements`]) with a tuned
+//! work split ([`launch`]). Gradients of the bias and of the row weight need sums ([`sums`]), which
+//! the same pass computes; a second, small kernel adds the partial sums of the cubes in a fixed
+//! order.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -11,7 +11,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::{ComptimeOptionArgs, CubeDim, SequenceArg};
 
-use super::backward::{Fused, Wanted};
+use super::backward::{FusedActivation, RequestedGradients};
 use crate::cube::{Reduction, RowPlan, empty, grid};
 
 macro_rules! optional {
@@ -20,26 +20,27 @@ macro_rules! optional {
     };
 }
 
+mod aot_instances;
 mod elements;
 mod formula;
-mod launched;
-mod specimen;
+mod launch;
+
 mod sums;
 
-use formula::Form;
-use launched::Elements;
-pub(crate) use specimen::specimens;
-use sums::{Cut, FOLD_PARTS, FOLD_SUMS, SUM_UNITS, fold_kernel, sums_kernel};
+pub(crate) use aot_instances::aot_instances;
+use formula::ActivationVariant;
+use launch::ElementwiseLaunch;
+use sums::{FOLD_PARTS, FOLD_SUMS, SUM_UNITS, SumTiling, fold_kernel, sums_kernel};
 
-/// Cubes that keep a large device busy.
-const CUBES: usize = 2048;
+/// Number of cubes that fills a large device.
+const TARGET_CUBES: usize = 2048;
 /// Rows that a cube has at least where it sums over them, so that the partial sums are few.
-const LEAST_SUMMED: usize = 16;
+const MIN_SUMMED_ROWS: usize = 16;
 
-/// What is the same for every kernel of one launch.
+/// The sizes and the variant shared by the kernels of one call.
 #[derive(Clone, Copy)]
-struct Plan {
-    form: Form,
+struct ActivationPlan {
+    variant: ActivationVariant,
     /// Width of the input.
     width: usize,
     rows: usize,
@@ -48,20 +49,20 @@ struct Plan {
     offset: f32,
 }
 
-impl Plan {
-    fn new(fused: &Fused, x: &CubeTensor) -> Self {
+impl ActivationPlan {
+    fn new(fused: &FusedActivation, x: &CubeTensor) -> Self {
         let shape = x.shape();
         let width = shape.iter().copied().last().unwrap_or(1);
         let options = fused.options;
         Self {
-            form: Form {
+            variant: ActivationVariant {
                 curve: fused.kind.curve(),
                 gated: fused.kind.is_gated(),
                 clamped: options.clamp.is_some(),
             },
             width,
             rows: shape.num_elements() / width.max(1),
-            row: RowPlan::new(&x.client, x.dtype, fused.kind.narrowed(width)),
+            row: RowPlan::new(&x.client, x.dtype, fused.kind.output_width(width)),
             clamp: options.clamp.unwrap_or(0.0) as f32,
             offset: options.offset as f32,
         }
@@ -73,16 +74,16 @@ impl Plan {
     }
 }
 
-/// The output of `inputs`, see [`Fused`].
-pub(super) fn forward(fused: &Fused, inputs: Vec<CubeTensor>) -> CubeTensor {
+/// The output of `inputs`, see [`FusedActivation`].
+pub(super) fn forward(fused: &FusedActivation, inputs: Vec<CubeTensor>) -> CubeTensor {
     let (x, bias, weight) = fused.split(inputs);
-    let plan = Plan::new(fused, &x);
+    let plan = ActivationPlan::new(fused, &x);
     let mut shape: Vec<usize> = x.shape().iter().copied().collect();
     if let Some(width) = shape.last_mut() {
-        *width = fused.kind.narrowed(*width);
+        *width = fused.kind.output_width(*width);
     }
     let y = empty(&x, shape, x.dtype);
-    Elements {
+    ElementwiseLaunch {
         plan,
         x,
         bias,
@@ -94,39 +95,38 @@ pub(super) fn forward(fused: &Fused, inputs: Vec<CubeTensor>) -> CubeTensor {
     y
 }
 
-/// The wanted gradients, see [`Fused`]; the last input is the gradient of the output.
+/// The requested gradients, see [`FusedActivation`]; the last input is the gradient of the output.
 pub(super) fn backward(
-    fused: &Fused,
-    wanted: Wanted,
+    fused: &FusedActivation,
+    wanted: RequestedGradients,
     mut inputs: Vec<CubeTensor>,
 ) -> Vec<CubeTensor> {
     let Some(gradient) = inputs.pop() else {
         unreachable!("the last input of a backward is the gradient")
     };
-    let plan = Plan::new(fused, &inputs[0]);
-    match wanted.bias || wanted.weight {
-        true => sums(fused, &plan, wanted, inputs, gradient),
-        false => {
-            let (x, bias, weight) = fused.split(inputs);
-            let dx = empty(&x, x.shape(), x.dtype);
-            Elements {
-                plan,
-                x,
-                bias,
-                weight,
-                gradient: Some(gradient),
-                output: dx.clone(),
-            }
-            .launch();
-            vec![dx]
+    let plan = ActivationPlan::new(fused, &inputs[0]);
+    if wanted.bias || wanted.weight {
+        sums(fused, &plan, wanted, inputs, gradient)
+    } else {
+        let (x, bias, weight) = fused.split(inputs);
+        let dx = empty(&x, x.shape(), x.dtype);
+        ElementwiseLaunch {
+            plan,
+            x,
+            bias,
+            weight,
+            gradient: Some(gradient),
+            output: dx.clone(),
         }
+        .launch();
+        vec![dx]
     }
 }
 
 fn sums(
-    fused: &Fused,
-    plan: &Plan,
-    wanted: Wanted,
+    fused: &FusedActivation,
+    plan: &ActivationPlan,
+    wanted: RequestedGradients,
     inputs: Vec<CubeTensor>,
     gradient: CubeTensor,
 ) -> Vec<CubeTensor> {
@@ -137,9 +137,12 @@ fn sums(
     // Only the bias needs a unit to stay on its columns.
     let tile = if wanted.bias { units as usize } else { columns };
     let tiles = columns.div_ceil(tile.max(1));
-    let rows_per_cube = match wanted.bias {
-        true => (plan.rows * tiles).div_ceil(CUBES).max(LEAST_SUMMED),
-        false => 1,
+    let rows_per_cube = if wanted.bias {
+        (plan.rows * tiles)
+            .div_ceil(TARGET_CUBES)
+            .max(MIN_SUMMED_ROWS)
+    } else {
+        1
     };
     let blocks = match plan.vectors() {
         0 => 0,
@@ -152,7 +155,7 @@ fn sums(
     let dbias = wanted.bias.then(|| partial(blocks * plan.width));
     let dweight = wanted.weight.then(|| partial(plan.rows * tiles));
     if blocks > 0 {
-        let cut = Cut {
+        let tiling = SumTiling {
             columns,
             tile,
             units,
@@ -175,8 +178,8 @@ fn sums(
                 plan.offset,
                 plan.rows as u32,
                 rows_per_cube as u32,
-                cut,
-                plan.form,
+                tiling,
+                plan.variant,
                 dtype_to_storage_type(dtype),
             );
         }

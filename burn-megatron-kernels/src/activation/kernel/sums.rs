@@ -3,20 +3,20 @@
 use cubecl::prelude::*;
 
 use super::elements::{halves, row_weight};
-use super::formula::{Form, gradients};
+use super::formula::{ActivationVariant, gradients};
 use crate::cube::{cube_sum, lane_sum};
 
 /// The most units of a cube. With twice as many, a compiler for CUDA gives up registers that the
 /// formulas need, so that more cubes fit beside each other.
 pub(super) const SUM_UNITS: u32 = 128;
 
-/// How the work is cut; all in vectors of the output.
+/// How the work is tiled, in vectors of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Cut {
+pub(super) struct SumTiling {
     /// Vectors of a row.
     pub columns: usize,
-    /// Those of a row that a cube works on; as many as units where the bias has a gradient, which
-    /// a unit then sums for its own columns in registers.
+    /// Vectors of a row per cube; as many as units if the bias has a gradient, which each unit then
+    /// sums for its own columns in registers.
     pub tile: usize,
     /// Units of a cube.
     pub units: u32,
@@ -39,16 +39,16 @@ pub(super) fn sums_kernel<F: Float, N: Size>(
     offset: f32,
     rows: u32,
     rows_per_cube: u32,
-    #[comptime] cut: Cut,
-    #[comptime] form: Form,
+    #[comptime] tiling: SumTiling,
+    #[comptime] variant: ActivationVariant,
     #[define(F)] _dtype: ElemType,
 ) {
-    let tiles = comptime!(cut.columns.div_ceil(cut.tile));
-    let width = comptime!(cut.columns * form.halves());
+    let tiles = comptime!(tiling.columns.div_ceil(tiling.tile));
+    let width = comptime!(tiling.columns * variant.halves());
     let block = CUBE_POS / tiles;
     let tile = CUBE_POS % tiles;
-    let first = tile * comptime!(cut.tile) + UNIT_POS as usize;
-    let end = min((tile + 1) * comptime!(cut.tile), cut.columns);
+    let first = tile * comptime!(tiling.tile) + UNIT_POS as usize;
+    let end = min((tile + 1) * comptime!(tiling.tile), tiling.columns);
     let mut row = block * rows_per_cube as usize;
     let end_row = min(row + rows_per_cube as usize, rows as usize);
     let is_inside = row < rows as usize;
@@ -59,24 +59,24 @@ pub(super) fn sums_kernel<F: Float, N: Size>(
         let scale = row_weight(weight, row);
         let mut column = first;
         while column < end {
-            let g = Vector::<f32, N>::cast_from(gradient[row * comptime!(cut.columns) + column]);
-            let (a, b) = halves::<F, N>(x, bias, row, column, cut.columns, form);
-            let (da, db, product) = gradients::<N>(a, b, g, scale, clamp, offset, form);
+            let g = Vector::<f32, N>::cast_from(gradient[row * comptime!(tiling.columns) + column]);
+            let (a, b) = halves::<F, N>(x, bias, row, column, tiling.columns, variant);
+            let (da, db, product) = gradients::<N>(a, b, g, scale, clamp, offset, variant);
             if comptime!(dx.len() > 0) {
                 let dx = dx.index_mut(0);
                 let to = row * width + column;
                 dx.as_mut_slice()[to] = Vector::cast_from(da);
-                if comptime!(form.gated) {
-                    dx.as_mut_slice()[to + cut.columns] = Vector::cast_from(db);
+                if comptime!(variant.gated) {
+                    dx.as_mut_slice()[to + tiling.columns] = Vector::cast_from(db);
                 }
             }
             sum_a += da;
             sum_b += db;
             dot += product;
-            column += comptime!(cut.units as usize);
+            column += comptime!(tiling.units as usize);
         }
         if comptime!(dweight.len() > 0) {
-            let total = cube_sum(lane_sum(dot), cut.units, cut.planes);
+            let total = cube_sum(lane_sum(dot), tiling.units, tiling.planes);
             if UNIT_POS == 0 {
                 let dweight = dweight.index_mut(0);
                 dweight.as_mut_slice()[row * tiles + tile] = total;
@@ -89,8 +89,8 @@ pub(super) fn sums_kernel<F: Float, N: Size>(
             let dbias = dbias.index_mut(0);
             let at = block * width + first;
             dbias.as_mut_slice()[at] = sum_a;
-            if comptime!(form.gated) {
-                dbias.as_mut_slice()[at + cut.columns] = sum_b;
+            if comptime!(variant.gated) {
+                dbias.as_mut_slice()[at + tiling.columns] = sum_b;
             }
         }
     }

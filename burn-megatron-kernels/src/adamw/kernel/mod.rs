@@ -6,11 +6,11 @@ mod update;
 pub(super) use squares::sum_of_squares;
 pub(super) use update::update;
 
-use crate::cube::specimen::{Specimen, Target};
+use crate::cube::instance::{AotInstance, AotTarget};
 
-/// Every kernel in every type.
-pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
-    let mut all = update::specimens(target);
-    all.extend(squares::specimens(target));
+/// The AOT instances of the optimizer.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = update::aot_instances(target);
+    all.extend(squares::aot_instances(target));
     all
 }

@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::cube::specimen::{Specimen, Target, buffer, types};
+use crate::cube::instance::{AotInstance, AotTarget, buffer, types};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum};
 
 /// Units of the cube that adds up one group.
@@ -110,11 +110,11 @@ pub(in crate::adamw) fn sum_of_squares(inputs: Vec<CubeTensor>) -> CubeTensor {
     total
 }
 
-pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = vec![];
     for (name, dtype, vector) in types() {
         let (device, compiler) = target.properties();
-        all.push(Specimen::streaming(
+        all.push(AotInstance::streaming(
             format!("sum_of_squares/{name}"),
             squares_kernel::SquaresKernel::new(
                 target.settings(UNITS),
@@ -132,7 +132,7 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
         ));
     }
     let (device, compiler) = target.properties();
-    all.push(Specimen::other(
+    all.push(AotInstance::other(
         "sum_of_squares/total".to_string(),
         total_kernel::TotalKernel::new(
             target.settings(LAST_UNITS),

@@ -8,18 +8,18 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::adamw::DECAY_BLOCK;
-use crate::adamw::update::Numbers;
-use crate::cube::specimen::{Specimen, Target, buffer, tensor, types};
+use crate::adamw::update::StepScalars;
+use crate::cube::instance::{AotInstance, AotTarget, buffer, tensor, types};
 use crate::cube::{RowPlan, empty, grid, own};
 
-/// Units of a cube: they share nothing, so any number that fills a processor serves.
+/// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
-/// Every number of the step is an argument at run time: no step compiles anything.
+/// The hyperparameters are runtime arguments: no step compiles a new kernel.
 ///
-/// `factors`: those of the decay, then those of the rate; `inside`: the place of the first element
-/// in its block, a multiple of `N`. Products that are added to are written as `fma`: a compiler is
-/// not left to choose, so that vectors of all lengths give the same bits.
+/// `factors`: those of the decay, then those of the learning rate; `offset_in_block`: the offset of
+/// the first element in its block, a multiple of `N`. Products that are added use explicit `fma`,
+/// so that the compiler has no choice and vectors of all lengths give the same bits.
 #[cube(launch_unchecked)]
 fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     master: &mut [Vector<f32, N>],
@@ -37,7 +37,7 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     root: f32,
     epsilon: f32,
     decay: f32,
-    inside: u32,
+    offset_in_block: u32,
     vectors: u32,
     #[define(M, G, C)] _dtypes: [ElemType; 3],
 ) {
@@ -62,7 +62,7 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
         let mut decay = decay;
         #[unroll]
         for i in 0..factors.len() {
-            let block = (at * N::value() + inside as usize) / DECAY_BLOCK;
+            let block = (at * N::value() + offset_in_block as usize) / DECAY_BLOCK;
             let factor = factors.index(i).as_slice()[block];
             decay *= factor;
             if comptime!(i == 1) {
@@ -82,11 +82,11 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     }
 }
 
-/// See [`Update`](crate::adamw::update::Update) for the inputs.
+/// See [`AdamWOp`](crate::adamw::update::AdamWOp) for the inputs.
 pub(in crate::adamw) fn update(
     inputs: Vec<CubeTensor>,
-    inside: usize,
-    numbers: &Numbers,
+    offset_in_block: usize,
+    numbers: &StepScalars,
     model: Option<DType>,
 ) -> Vec<CubeTensor> {
     let mut inputs = inputs.into_iter();
@@ -104,7 +104,7 @@ pub(in crate::adamw) fn update(
     }
     let client = master.client.clone();
     // A power of two divides both exactly if it divides this; then no vector is in two blocks.
-    let vector = RowPlan::new(&client, master.dtype, length | inside).vector;
+    let vector = RowPlan::new(&client, master.dtype, length | offset_in_block).vector;
     let vectors = length / vector;
     let types = [first.dtype, gradient.dtype, model.unwrap_or(master.dtype)];
     unsafe {
@@ -133,7 +133,7 @@ pub(in crate::adamw) fn update(
             numbers.root as f32,
             numbers.epsilon as f32,
             numbers.decay as f32,
-            inside as u32,
+            offset_in_block as u32,
             vectors as u32,
             types.map(dtype_to_storage_type),
         );
@@ -143,12 +143,12 @@ pub(in crate::adamw) fn update(
 
 /// Moments in f32 and bf16, gradients in every type, copies of the weights in the type of the
 /// gradient, factors of the decay and of the rate.
-pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let [(_, single, vector), _, (_, brain, _)] = types();
     let mut all = vec![];
     for (moments, moment) in [("f32", single), ("bf16", brain)] {
         for (name, dtype, _) in types() {
-            all.push(specimen(
+            all.push(instance(
                 target,
                 &format!("adamw/{name}/moments-{moments}"),
                 vector,
@@ -159,9 +159,9 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
     all
 }
 
-fn specimen(target: &Target, name: &str, vector: usize, dtypes: [ElemType; 3]) -> Specimen {
+fn instance(target: &AotTarget, name: &str, vector: usize, dtypes: [ElemType; 3]) -> AotInstance {
     let (device, compiler) = target.properties();
-    Specimen::streaming(
+    AotInstance::streaming(
         name.to_string(),
         adamw_kernel::AdamwKernel::new(
             target.settings(UNITS),

@@ -58,7 +58,7 @@ fn bytes(data: &TensorData, start: usize, end: usize) -> &[u8] {
 }
 
 #[test]
-fn the_bits_of_an_element_do_not_depend_on_where_its_buffer_is_cut() {
+fn the_bits_of_an_element_do_not_depend_on_where_its_buffer_is_split() {
     for (device, has) in devices() {
         let mut kinds = vec![(DType::F32, DType::F32)];
         if has.contains(&DType::BF16) {

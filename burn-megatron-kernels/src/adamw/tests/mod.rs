@@ -39,7 +39,7 @@ fn numbers(step: u64) -> AdamWStep {
     }
 }
 
-/// Factors of so many blocks, those of `cycle` again and again.
+/// Factors of `count` blocks, repeating those of `cycle`.
 fn factors(count: usize, cycle: &[f32], device: &Device) -> Tensor<1> {
     let factors: Vec<f32> = cycle.iter().copied().cycle().take(count).collect();
     Tensor::from_data(TensorData::new(factors, [count]), (device, DType::F32))
@@ -353,7 +353,7 @@ fn several_buffers_make_one_sum_whatever_the_form_of_the_reduction() {
 }
 
 fn message(work: impl FnOnce() + std::panic::UnwindSafe) -> String {
-    let panic = std::panic::catch_unwind(work).expect_err("the call must be refused");
+    let panic = std::panic::catch_unwind(work).expect_err("the call must fail");
     let text = panic.downcast_ref::<String>().cloned();
     text.expect("the panic has a message")
 }
@@ -371,13 +371,13 @@ fn what_does_not_fit_is_named_on_every_device() {
         assert_eq!(
             call(own(), gradient(99), Decay::All, numbers(1)),
             "adamw: the weights have 100 elements, the first moment 100, the second 100, the \
-             gradient 99; all must have as many"
+             gradient 99: expected equal lengths"
         );
         let decay = Decay::Blocks(Blocks::new(gradient(3)));
         assert_eq!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: 3 factors of the decay were given; 100 elements in blocks of 64, from element \
-             0 of the first block on, have 2"
+            "adamw: 3 factors of the decay for 100 elements in blocks of 64, from element \
+             0 of the first block: expected 2"
         );
         let decay = Decay::Blocks(Blocks {
             rate: Some(gradient(2)),
@@ -386,8 +386,8 @@ fn what_does_not_fit_is_named_on_every_device() {
         });
         assert_eq!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: 2 factors of the rate were given; 100 elements in blocks of 64, from element \
-             30 of the first block on, have 3"
+            "adamw: 2 factors of the rate for 100 elements in blocks of 64, from element \
+             30 of the first block: expected 3"
         );
         let decay = Decay::Blocks(Blocks {
             first: 64,
@@ -395,8 +395,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         });
         assert_eq!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: place of the first element in its block = 64 makes no sense; a number below 64 \
-             does"
+            "adamw: invalid offset of the first element in its block = 64: expected a number below 64"
         );
         let decay = Decay::Blocks(Blocks {
             rate: Some(gradient(2).cast(DType::F16)),
@@ -404,11 +403,11 @@ fn what_does_not_fit_is_named_on_every_device() {
         });
         assert_eq!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: type of the rate's factors = F16 makes no sense; F32 does"
+            "adamw: invalid type of the rate's factors = F16: expected F32"
         );
         assert_eq!(
             call(own(), gradient(100), Decay::All, numbers(0)),
-            "adamw: step = 0 makes no sense; 1 for the first step does"
+            "adamw: invalid step = 0: expected 1 for the first step"
         );
         let step = AdamWStep {
             beta2: 1.0,
@@ -416,7 +415,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         };
         assert_eq!(
             call(own(), gradient(100), Decay::All, step),
-            "adamw: beta2 = 1 makes no sense; a number from 0 up to but not including 1 does"
+            "adamw: invalid beta2 = 1: expected a number from 0 up to but not including 1"
         );
         let half = AdamWBuffers {
             second: own().second.cast(DType::F16),
@@ -424,13 +423,13 @@ fn what_does_not_fit_is_named_on_every_device() {
         };
         assert_eq!(
             call(half, gradient(100), Decay::All, numbers(1)),
-            "adamw: type of the second moment = F16 beside weights in F32 makes no sense; that of \
-             the first moment does"
+            "adamw: invalid type of the second moment = F16 beside weights in F32: expected that of \
+             the first moment"
         );
     }
     assert_eq!(
         message(|| drop(sum_of_squares_of(&[]))),
-        "sum_of_squares_of: the number of buffers = 0 makes no sense; 1 or more does"
+        "sum_of_squares_of: invalid number of buffers = 0: expected 1 or more"
     );
 }
 

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use super::forward::{Head, dot, hide, panels_of, scores_stride};
-use super::load::{Source, matrix};
-use super::product::{Fused, LANES, ROWS, add_transposed_times, times_panels, times_rows};
+use super::forward::{HeadInputs, dot, mask_row, panels_of, scores_stride};
+use super::load::{HeadRows, matrix};
+use super::product::{
+    FusedMultiplyAdd, LANES, ROWS, add_transposed_times, times_panels, times_rows,
+};
 use crate::cpu::{Element, Real};
 
 /// Queries that are taken at a time: the depth of the products for keys and values.
@@ -18,16 +20,16 @@ pub(super) struct HeadGradients<T> {
     pub sink: T,
 }
 
-/// What the forward gave, and the gradient of its output.
+/// The results of the forward, and the gradient of its output.
 #[derive(Clone, Copy)]
-pub(super) struct Given<'a, E: Element> {
-    pub out: Source<'a, E>,
-    pub dout: Source<'a, E>,
+pub(super) struct SavedForward<'a, E: Element> {
+    pub out: HeadRows<'a, E>,
+    pub dout: HeadRows<'a, E>,
     pub lse: &'a [E::Wide],
 }
 
 /// A head as the products take it: padded rows, and panels where it is the right factor's transpose.
-struct Padded<T> {
+struct PaddedHead<T> {
     width: usize,
     depth: usize,
     q: Vec<T>,
@@ -39,21 +41,21 @@ struct Padded<T> {
 }
 
 /// The probabilities of [`TILE`] queries and the gradients of their scores.
-struct Scores<T> {
+struct ScoreTiles<T> {
     p: Vec<T>,
     ds: Vec<T>,
     stride: usize,
 }
 
 #[inline(always)]
-pub(super) fn backward<E: Element<Wide: Fused>, const FUSED: bool>(
-    head: Head<'_, E>,
-    given: Given<'_, E>,
+pub(super) fn backward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
+    head: HeadInputs<'_, E>,
+    given: SavedForward<'_, E>,
 ) -> HeadGradients<E::Wide> {
     let (width, queries) = head.q.padded();
     let (one, zero) = (E::Wide::ONE, E::Wide::ZERO);
     let (_, keys) = head.k.padded();
-    let padded = Padded {
+    let padded = PaddedHead {
         width,
         depth: head.q.width,
         q: head.q.rows(head.scale),
@@ -70,7 +72,7 @@ pub(super) fn backward<E: Element<Wide: Fused>, const FUSED: bool>(
         sink: zero,
     };
     let stride = scores_stride(keys);
-    let mut scores = Scores {
+    let mut scores = ScoreTiles {
         p: vec![zero; TILE * stride],
         ds: vec![zero; TILE * stride],
         stride,
@@ -97,8 +99,8 @@ pub(super) fn backward<E: Element<Wide: Fused>, const FUSED: bool>(
                 let ds = &mut scores.ds[start..][..length];
                 differentiate(p, ds, lse, delta);
                 let line = (local + i) * stride;
-                hide(&mut scores.p[line..][..columns], range, first, zero);
-                hide(&mut scores.ds[line..][..columns], range, first, zero);
+                mask_row(&mut scores.p[line..][..columns], range, first, zero);
+                mask_row(&mut scores.ds[line..][..columns], range, first, zero);
             }
             padded.queries::<FUSED>(&panels, &scores, offset, &mut gradients.q[row * width..]);
         }
@@ -115,14 +117,14 @@ pub(super) fn backward<E: Element<Wide: Fused>, const FUSED: bool>(
     gradients
 }
 
-impl<T: Fused> Padded<T> {
+impl<T: FusedMultiplyAdd> PaddedHead<T> {
     /// Scores and `do v^T` of [`ROWS`] queries from `row` on.
     #[inline(always)]
     fn products<const FUSED: bool>(
         &self,
         row: usize,
         panels: &Range<usize>,
-        scores: &mut Scores<T>,
+        scores: &mut ScoreTiles<T>,
         offset: usize,
     ) {
         let range = panels.start * self.depth * LANES..panels.end * self.depth * LANES;
@@ -138,7 +140,7 @@ impl<T: Fused> Padded<T> {
     fn queries<const FUSED: bool>(
         &self,
         panels: &Range<usize>,
-        scores: &Scores<T>,
+        scores: &ScoreTiles<T>,
         offset: usize,
         out: &mut [T],
     ) {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::load::{Source, matrix};
-use super::product::{Fused, LANES, ROWS, lanes, times_panels, times_rows};
+use super::load::{HeadRows, matrix};
+use super::product::{FusedMultiplyAdd, LANES, ROWS, lanes, times_panels, times_rows};
 use crate::cpu::{Element, Real};
 
-/// What one head gives: output rows, padded in width, and the log-sum-exp of each.
+/// The output of one head: rows, padded in width, and the log-sum-exp of each.
 pub(super) struct HeadOutput<T> {
     pub out: Vec<T>,
     pub lse: Vec<T>,
@@ -14,24 +14,23 @@ pub(super) struct HeadOutput<T> {
 
 /// Queries, keys and values of one head.
 #[derive(Clone, Copy)]
-pub(super) struct Head<'a, E: Element> {
-    pub q: Source<'a, E>,
-    pub k: Source<'a, E>,
-    pub v: Source<'a, E>,
+pub(super) struct HeadInputs<'a, E: Element> {
+    pub q: HeadRows<'a, E>,
+    pub k: HeadRows<'a, E>,
+    pub v: HeadRows<'a, E>,
     pub scale: E::Wide,
     pub sink: Option<E::Wide>,
     /// The keys that each query sees.
     pub visible: &'a [Range<usize>],
 }
 
-/// From row to row of the scores of so many keys: rows that lie a power of two apart would share
-/// their cache lines.
+/// Row stride of the scores of this many keys: rows a power of two apart would share cache lines.
 #[inline(always)]
 pub(super) fn scores_stride(keys: usize) -> usize {
     keys + LANES
 }
 
-/// The columns that a strip of rows sees, as whole panels.
+/// The columns that a tile of rows sees, as whole panels.
 #[inline(always)]
 pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
     match (visible.first(), visible.last()) {
@@ -44,8 +43,8 @@ pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
 
 /// Takes [`ROWS`] queries at a time against all the keys that they see.
 #[inline(always)]
-pub(super) fn forward<E: Element<Wide: Fused>, const FUSED: bool>(
-    head: Head<'_, E>,
+pub(super) fn forward<E: Element<Wide: FusedMultiplyAdd>, const FUSED: bool>(
+    head: HeadInputs<'_, E>,
 ) -> HeadOutput<E::Wide> {
     let (width, queries) = head.q.padded();
     let depth = head.q.width;
@@ -96,7 +95,7 @@ fn softmax<T: Real>(
     first: usize,
     sink: Option<T>,
 ) -> (T, T) {
-    hide(scores, visible, first, T::NEG_INFINITY);
+    mask_row(scores, visible, first, T::NEG_INFINITY);
     let mut most = [T::NEG_INFINITY; LANES];
     for chunk in scores.chunks_exact(LANES) {
         for n in 0..LANES {
@@ -110,7 +109,7 @@ fn softmax<T: Real>(
     let largest = most
         .into_iter()
         .fold(sink.unwrap_or(T::NEG_INFINITY), T::larger);
-    // Where nothing is seen every weight becomes 0.
+    // If no key is visible every weight becomes 0.
     let largest = if largest > T::NEG_INFINITY {
         largest
     } else {
@@ -127,9 +126,9 @@ fn softmax<T: Real>(
     (largest, sums.into_iter().fold(own, |sum, one| sum + one))
 }
 
-/// Sets what a row does not see; `values` starts at column `first`.
+/// Sets the masked values of a row to `value`; `values` starts at column `first`.
 #[inline(always)]
-pub(super) fn hide<T: Copy>(values: &mut [T], visible: &Range<usize>, first: usize, value: T) {
+pub(super) fn mask_row<T: Copy>(values: &mut [T], visible: &Range<usize>, first: usize, value: T) {
     let count = values.len();
     let low = visible.start.saturating_sub(first).min(count);
     let high = visible.end.saturating_sub(first).clamp(low, count);

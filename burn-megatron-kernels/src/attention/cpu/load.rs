@@ -2,18 +2,18 @@
 
 use crate::cpu::Element;
 
-use super::product::{LANES, Rows};
+use super::product::{LANES, MatrixRows};
 
 /// Rows of a head in a tensor: `width` neighbours each, `stride` from row to row.
 #[derive(Clone, Copy)]
-pub(super) struct Source<'a, E> {
+pub(super) struct HeadRows<'a, E> {
     pub values: &'a [E],
     pub stride: usize,
     pub count: usize,
     pub width: usize,
 }
 
-impl<'a, E: Element> Source<'a, E> {
+impl<'a, E: Element> HeadRows<'a, E> {
     #[inline(always)]
     pub(super) fn row(&self, row: usize) -> &'a [E] {
         &self.values[row * self.stride..][..self.width]
@@ -60,6 +60,6 @@ impl<'a, E: Element> Source<'a, E> {
 
 /// Padded rows as a matrix.
 #[inline(always)]
-pub(super) fn matrix<T>(values: &[T], stride: usize) -> Rows<'_, T> {
-    Rows { values, stride }
+pub(super) fn matrix<T>(values: &[T], stride: usize) -> MatrixRows<'_, T> {
+    MatrixRows { values, stride }
 }

@@ -11,32 +11,32 @@ mod forward;
 mod load;
 mod product;
 
-use backward::{Given, HeadGradients};
-use forward::{Head, HeadOutput};
-use load::Source;
-use product::{Fused, LANES};
+use backward::{HeadGradients, SavedForward};
+use forward::{HeadInputs, HeadOutput};
+use load::HeadRows;
+use product::{FusedMultiplyAdd, LANES};
 
-use super::portable::Place;
-use super::problem::Problem;
-use super::visible::Band;
+use super::mask::MaskRange;
+use super::ops::HeadStrides;
+use super::problem::AttentionProblem;
 use crate::cpu::{Element, Real, for_float, rows_per_task, slice, tensor, vectorized};
 
-/// Outputs as [`Forward`](super::portable::Forward) has them.
-pub(super) fn forward(problem: &Problem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+/// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
+pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     for_float!(problem.dtype, E => forward_in::<E>(problem, inputs))
 }
 
-/// Outputs as [`Backward`](super::portable::Backward) has them.
-pub(super) fn backward(problem: &Problem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+/// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
+pub(super) fn backward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     for_float!(problem.dtype, E => backward_in::<E>(problem, inputs))
 }
 
-fn forward_in<E: Element<Wide: Fused>>(
-    problem: &Problem,
+fn forward_in<E: Element<Wide: FusedMultiplyAdd>>(
+    problem: &AttentionProblem,
     mut inputs: Vec<FlexTensor>,
 ) -> Vec<FlexTensor> {
     let rest = inputs.split_off(projections(problem));
-    let heads = Heads::<E>::new(problem, inputs, rest.first());
+    let heads = HeadTensors::<E>::new(problem, inputs, rest.first());
     let outputs = tasks(problem, 2, |task| {
         Arch::new().dispatch(ForwardTask(heads.head(task)))
     });
@@ -50,12 +50,12 @@ fn forward_in<E: Element<Wide: Fused>>(
     vec![tensor(out, shape), tensor(lse, problem.lse_shape())]
 }
 
-fn backward_in<E: Element<Wide: Fused>>(
-    problem: &Problem,
+fn backward_in<E: Element<Wide: FusedMultiplyAdd>>(
+    problem: &AttentionProblem,
     mut inputs: Vec<FlexTensor>,
 ) -> Vec<FlexTensor> {
     let rest = inputs.split_off(projections(problem));
-    let heads = Heads::<E>::new(problem, inputs, rest.get(3));
+    let heads = HeadTensors::<E>::new(problem, inputs, rest.get(3));
     let [out, lse, dout] = [0, 1, 2].map(|i| rest[i].to_contiguous());
     let (out, dout, lse) = (slice::<E>(&out), slice::<E>(&dout), slice::<E::Wide>(&lse));
     let (count, width, queries) = (problem.heads.heads, problem.heads.width, problem.queries);
@@ -66,14 +66,14 @@ fn backward_in<E: Element<Wide: Fused>>(
         };
         let source = |values| {
             let (first, end) = rows(values);
-            Source {
+            HeadRows {
                 values: &values[first..end],
                 stride: count * width,
                 count: queries,
                 width,
             }
         };
-        let given = Given {
+        let given = SavedForward {
             out: source(out),
             dout: source(dout),
             lse: &lse[task * queries..][..queries],
@@ -86,7 +86,7 @@ fn backward_in<E: Element<Wide: Fused>>(
     let v: Vec<_> = gradients.iter().map(|head| head.v.as_slice()).collect();
     let mut outputs = Vec::new();
     if problem.packed {
-        let parts: [Part<'_, _>; 3] = [(&q, 1), (&k, share), (&v, share)];
+        let parts: [TaskRows<'_, _>; 3] = [(&q, 1), (&k, share), (&v, share)];
         let dqkv = gather::<E>(problem, queries, &parts);
         let shape = [problem.batch, queries, problem.heads.features()];
         outputs.push(tensor(dqkv, shape));
@@ -111,36 +111,39 @@ fn backward_in<E: Element<Wide: Fused>>(
 }
 
 /// How many tensors hold the projections.
-fn projections(problem: &Problem) -> usize {
+fn projections(problem: &AttentionProblem) -> usize {
     if problem.packed { 1 } else { 3 }
 }
 
-/// The forward of one head. A closure as large as this would stay a call out of SIMD code.
-struct ForwardTask<'a, E: Element>(Head<'a, E>);
+/// The forward of one head. A struct, because a closure this large would not be inlined into SIMD
+/// code.
+struct ForwardTask<'a, E: Element>(HeadInputs<'a, E>);
 
-impl<E: Element<Wide: Fused>> WithSimd for ForwardTask<'_, E> {
+impl<E: Element<Wide: FusedMultiplyAdd>> WithSimd for ForwardTask<'_, E> {
     type Output = HeadOutput<E::Wide>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> Self::Output {
-        match unfused::<S>() {
-            true => forward::forward::<E, false>(self.0),
-            false => forward::forward::<E, true>(self.0),
+        if unfused::<S>() {
+            forward::forward::<E, false>(self.0)
+        } else {
+            forward::forward::<E, true>(self.0)
         }
     }
 }
 
 /// The backward of one head.
-struct BackwardTask<'a, E: Element>(Head<'a, E>, Given<'a, E>);
+struct BackwardTask<'a, E: Element>(HeadInputs<'a, E>, SavedForward<'a, E>);
 
-impl<E: Element<Wide: Fused>> WithSimd for BackwardTask<'_, E> {
+impl<E: Element<Wide: FusedMultiplyAdd>> WithSimd for BackwardTask<'_, E> {
     type Output = HeadGradients<E::Wide>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> Self::Output {
-        match unfused::<S>() {
-            true => backward::backward::<E, false>(self.0, self.1),
-            false => backward::backward::<E, true>(self.0, self.1),
+        if unfused::<S>() {
+            backward::backward::<E, false>(self.0, self.1)
+        } else {
+            backward::backward::<E, true>(self.0, self.1)
         }
     }
 }
@@ -152,16 +155,20 @@ fn unfused<S: Simd>() -> bool {
 }
 
 /// The projections of all heads.
-struct Heads<'a, E: Element> {
-    problem: &'a Problem,
+struct HeadTensors<'a, E: Element> {
+    problem: &'a AttentionProblem,
     tensors: Vec<FlexTensor>,
-    places: [Place; 3],
+    head_strides: [HeadStrides; 3],
     sink: Option<Vec<E::Wide>>,
     visible: Vec<Range<usize>>,
 }
 
-impl<'a, E: Element> Heads<'a, E> {
-    fn new(problem: &'a Problem, tensors: Vec<FlexTensor>, sink: Option<&FlexTensor>) -> Self {
+impl<'a, E: Element> HeadTensors<'a, E> {
+    fn new(
+        problem: &'a AttentionProblem,
+        tensors: Vec<FlexTensor>,
+        sink: Option<&FlexTensor>,
+    ) -> Self {
         let tensors: Vec<_> = tensors.into_iter().map(readable).collect();
         let layouts: Vec<_> = tensors
             .iter()
@@ -171,11 +178,11 @@ impl<'a, E: Element> Heads<'a, E> {
                 (layout.start_offset(), strides.collect())
             })
             .collect();
-        let band = Band::new(problem.queries, problem.keys, &problem.options);
+        let band = MaskRange::new(problem.queries, problem.keys, &problem.options);
         let sink = sink.filter(|_| problem.sink);
         Self {
             problem,
-            places: problem.places(&layouts),
+            head_strides: problem.head_strides(&layouts),
             sink: sink.map(|sink| slice::<E::Wide>(&sink.to_contiguous()).to_vec()),
             visible: band.all(problem.queries, problem.options.documents.as_ref()),
             tensors,
@@ -183,22 +190,22 @@ impl<'a, E: Element> Heads<'a, E> {
     }
 
     /// The head of a task: heads of the first sequence, then those of the second, and so on.
-    fn head(&self, task: usize) -> Head<'_, E> {
+    fn head(&self, task: usize) -> HeadInputs<'_, E> {
         let heads = self.problem.heads;
         let (batch, head) = (task / heads.heads, task % heads.heads);
         let group = head / (heads.heads / heads.groups);
         let source = |part: usize, head: usize, count: usize| {
-            let place = self.places[part];
+            let place = self.head_strides[part];
             let tensor = &self.tensors[part.min(self.tensors.len() - 1)];
             let first = place.offset + batch * place.batch + head * place.head;
-            Source {
+            HeadRows {
                 values: &tensor.storage::<E>()[first..],
                 stride: place.row,
                 count,
                 width: heads.width,
             }
         };
-        Head {
+        HeadInputs {
             q: source(0, head, self.problem.queries),
             k: source(1, group, self.problem.keys),
             v: source(2, group, self.problem.keys),
@@ -209,44 +216,49 @@ impl<'a, E: Element> Heads<'a, E> {
     }
 }
 
-/// The tensor itself where rows of a head are neighbours in memory, otherwise a copy.
+/// The tensor itself if rows of a head are contiguous, otherwise a copy.
 fn readable(tensor: FlexTensor) -> FlexTensor {
     let layout = tensor.layout();
     let last = layout.strides().last();
-    match layout.has_positive_strides() && last == Some(&1) {
-        true => tensor,
-        false => tensor.to_contiguous(),
+    if layout.has_positive_strides() && last == Some(&1) {
+        tensor
+    } else {
+        tensor.to_contiguous()
     }
 }
 
-/// Multiplications that make a parallel task worth its start.
-const GRAIN: usize = 256 * 1024;
+/// Multiplications from which a parallel task is worth its overhead.
+const MIN_TASK_PRODUCTS: usize = 256 * 1024;
 
 /// One result for each sequence and head, in that order; `products` counts the matrix products.
 fn tasks<T: Send>(
-    problem: &Problem,
+    problem: &AttentionProblem,
     products: usize,
     work: impl Fn(usize) -> T + Sync + Send,
 ) -> Vec<T> {
     let count = problem.batch * problem.heads.heads;
     let cost = products * problem.queries * problem.keys * problem.heads.width;
-    let least = (GRAIN / cost.max(1)).max(1);
-    match count <= least {
-        true => (0..count).map(work).collect(),
-        false => (0..count)
+    let least = (MIN_TASK_PRODUCTS / cost.max(1)).max(1);
+    if count <= least {
+        (0..count).map(work).collect()
+    } else {
+        (0..count)
             .into_par_iter()
             .with_min_len(least)
             .map(work)
-            .collect(),
+            .collect()
     }
 }
 
-/// Rows of each task, padded in width, of which as many consecutive ones as the number says are
-/// added up.
-type Part<'a, T> = (&'a [&'a [T]], usize);
+/// The rows of each task, padded in width, and how many consecutive tasks are summed.
+type TaskRows<'a, T> = (&'a [&'a [T]], usize);
 
 /// Rows `[batch, rows, features]`: the parts side by side, each with its heads side by side.
-fn gather<E: Element>(problem: &Problem, rows: usize, parts: &[Part<'_, E::Wide>]) -> Vec<E> {
+fn gather<E: Element>(
+    problem: &AttentionProblem,
+    rows: usize,
+    parts: &[TaskRows<'_, E::Wide>],
+) -> Vec<E> {
     let (count, width) = (problem.heads.heads, problem.heads.width);
     let features: usize = parts.iter().map(|(_, share)| count / share * width).sum();
     let mut out = vec![E::narrow(E::Wide::ZERO); problem.batch * rows * features];
@@ -263,12 +275,12 @@ fn gather<E: Element>(problem: &Problem, rows: usize, parts: &[Part<'_, E::Wide>
         );
     };
     let chunk = rows_per_task(features);
-    match problem.batch * rows <= chunk {
-        true => fill(0, &mut out),
-        false => out
-            .par_chunks_mut(chunk * features)
+    if problem.batch * rows <= chunk {
+        fill(0, &mut out)
+    } else {
+        out.par_chunks_mut(chunk * features)
             .enumerate()
-            .for_each(|(i, out)| fill(i * chunk, out)),
+            .for_each(|(i, out)| fill(i * chunk, out))
     }
     out
 }
@@ -278,7 +290,7 @@ fn fill_row<E: Element>(
     out: &mut [E],
     width: usize,
     row: usize,
-    parts: &[Part<'_, E::Wide>],
+    parts: &[TaskRows<'_, E::Wide>],
     heads: Range<usize>,
 ) {
     let first = row * width.next_multiple_of(LANES);

@@ -10,7 +10,7 @@ pub(super) const ROWS: usize = 8;
 pub(super) const LANES: usize = 16;
 
 /// A float with a fused multiplication and addition.
-pub(super) trait Fused: Real {
+pub(super) trait FusedMultiplyAdd: Real {
     /// `self * factor + term`, rounded once if `FUSED`; where the processor has no such instruction
     /// that would be a call.
     fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self;
@@ -18,12 +18,13 @@ pub(super) trait Fused: Real {
 
 macro_rules! fused {
     ($type:ident) => {
-        impl Fused for $type {
+        impl FusedMultiplyAdd for $type {
             #[inline(always)]
             fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self {
-                match FUSED {
-                    true => self.mul_add(factor, term),
-                    false => self * factor + term,
+                if FUSED {
+                    self.mul_add(factor, term)
+                } else {
+                    self * factor + term
                 }
             }
         }
@@ -34,12 +35,12 @@ fused!(f64);
 
 /// A matrix of rows with `stride` elements from row to row.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a, T> {
+pub(super) struct MatrixRows<'a, T> {
     pub values: &'a [T],
     pub stride: usize,
 }
 
-impl<'a, T> Rows<'a, T> {
+impl<'a, T> MatrixRows<'a, T> {
     /// The matrix from `row` on.
     #[inline(always)]
     pub(super) fn from(&self, row: usize) -> Self {
@@ -69,14 +70,19 @@ fn lanes_mut<T>(values: &mut [T], at: usize) -> &mut [T; LANES] {
 
 /// `sums + a b`, one row of a tile.
 #[inline(always)]
-fn plus<T: Fused, const FUSED: bool>(mut sums: [T; LANES], a: T, b: &[T; LANES]) -> [T; LANES] {
+fn plus<T: FusedMultiplyAdd, const FUSED: bool>(
+    mut sums: [T; LANES],
+    a: T,
+    b: &[T; LANES],
+) -> [T; LANES] {
     for n in 0..LANES {
         sums[n] = a.times_plus::<FUSED>(b[n], sums[n]);
     }
     sums
 }
 
-/// Once for each of [`ROWS`] rows. As a loop, it would itself become SIMD code, over the wrong dim.
+/// Repeats the body for each of [`ROWS`] rows. As a loop, it would be vectorised itself, over the
+/// wrong dim.
 macro_rules! unrolled {
     ($m:ident => $body:expr) => {
         unrolled!($m => $body, 0, 1, 2, 3, 4, 5, 6, 7)
@@ -91,10 +97,10 @@ macro_rules! unrolled {
 
 /// `sum_k a[m][k] b[k][n]`, one tile.
 #[inline(always)]
-fn tile<T: Fused, const FUSED: bool>(
+fn tile<T: FusedMultiplyAdd, const FUSED: bool>(
     depth: usize,
-    a: &impl Columns<T>,
-    b: Rows<'_, T>,
+    a: &impl LeftColumns<T>,
+    b: MatrixRows<'_, T>,
 ) -> [[T; LANES]; ROWS] {
     let mut sums = [[T::ZERO; LANES]; ROWS];
     for k in 0..depth {
@@ -104,24 +110,25 @@ fn tile<T: Fused, const FUSED: bool>(
     sums
 }
 
-/// The left factor of a tile, one column of [`ROWS`] rows at a time. A closure may stay a call.
-trait Columns<T> {
+/// The left factor of a tile, one column of [`ROWS`] rows at a time. A trait, because a closure may
+/// not be inlined.
+trait LeftColumns<T> {
     fn column(&self, k: usize) -> [T; ROWS];
 }
 
 /// The columns of [`ROWS`] rows.
-struct OfRows<'a, T>([&'a [T]; ROWS]);
+struct RowColumns<'a, T>([&'a [T]; ROWS]);
 
-impl<'a, T: Real> OfRows<'a, T> {
+impl<'a, T: Real> RowColumns<'a, T> {
     #[inline(always)]
-    fn new(a: Rows<'a, T>, depth: usize) -> Self {
+    fn new(a: MatrixRows<'a, T>, depth: usize) -> Self {
         let mut rows = [&a.values[..0]; ROWS];
         unrolled!(M => rows[M] = &a.values[M * a.stride..][..depth]);
         Self(rows)
     }
 }
 
-impl<T: Real> Columns<T> for OfRows<'_, T> {
+impl<T: Real> LeftColumns<T> for RowColumns<'_, T> {
     #[inline(always)]
     fn column(&self, k: usize) -> [T; ROWS] {
         let mut column = [T::ZERO; ROWS];
@@ -132,11 +139,11 @@ impl<T: Real> Columns<T> for OfRows<'_, T> {
 
 /// The columns of a transpose: [`ROWS`] neighbours from `first` on in each row.
 struct Transposed<'a, T> {
-    a: Rows<'a, T>,
+    a: MatrixRows<'a, T>,
     first: usize,
 }
 
-impl<T: Real> Columns<T> for Transposed<'_, T> {
+impl<T: Real> LeftColumns<T> for Transposed<'_, T> {
     #[inline(always)]
     fn column(&self, k: usize) -> [T; ROWS] {
         match self.a.values[k * self.a.stride + self.first..][..ROWS].try_into() {
@@ -148,16 +155,16 @@ impl<T: Real> Columns<T> for Transposed<'_, T> {
 
 /// `a b^T` for [`ROWS`] rows of `a`, with `b` in panels of [`LANES`] rows `[panel][depth][LANES]`.
 #[inline(always)]
-pub(super) fn times_panels<T: Fused, const FUSED: bool>(
-    a: Rows<'_, T>,
+pub(super) fn times_panels<T: FusedMultiplyAdd, const FUSED: bool>(
+    a: MatrixRows<'_, T>,
     depth: usize,
     panels: &[T],
     out: &mut [T],
     stride: usize,
 ) {
-    let a = OfRows::new(a, depth);
+    let a = RowColumns::new(a, depth);
     for (panel, b) in panels.chunks_exact(depth * LANES).enumerate() {
-        let b = Rows {
+        let b = MatrixRows {
             values: b,
             stride: LANES,
         };
@@ -168,15 +175,15 @@ pub(super) fn times_panels<T: Fused, const FUSED: bool>(
 
 /// `a b` for [`ROWS`] rows of `a` of length `depth`; the rows of `out` are those of `b`.
 #[inline(always)]
-pub(super) fn times_rows<T: Fused, const FUSED: bool>(
-    a: Rows<'_, T>,
+pub(super) fn times_rows<T: FusedMultiplyAdd, const FUSED: bool>(
+    a: MatrixRows<'_, T>,
     depth: usize,
-    b: Rows<'_, T>,
+    b: MatrixRows<'_, T>,
     out: &mut [T],
 ) {
-    let a = OfRows::new(a, depth);
+    let a = RowColumns::new(a, depth);
     for column in (0..b.stride).step_by(LANES) {
-        let from = Rows {
+        let from = MatrixRows {
             values: &b.values[column..],
             stride: b.stride,
         };
@@ -187,17 +194,17 @@ pub(super) fn times_rows<T: Fused, const FUSED: bool>(
 
 /// Adds `a^T b` to `out`, for `depth` rows of `a` of which `columns` count.
 #[inline(always)]
-pub(super) fn add_transposed_times<T: Fused, const FUSED: bool>(
-    a: Rows<'_, T>,
+pub(super) fn add_transposed_times<T: FusedMultiplyAdd, const FUSED: bool>(
+    a: MatrixRows<'_, T>,
     columns: usize,
     depth: usize,
-    b: Rows<'_, T>,
+    b: MatrixRows<'_, T>,
     out: &mut [T],
 ) {
     for row in (0..columns).step_by(ROWS) {
         let transposed = Transposed { a, first: row };
         for column in (0..b.stride).step_by(LANES) {
-            let from = Rows {
+            let from = MatrixRows {
                 values: &b.values[column..],
                 stride: b.stride,
             };

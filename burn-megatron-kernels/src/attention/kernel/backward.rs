@@ -1,10 +1,11 @@
-//! The gradients: queries stay and keys pass by, then the other way round. No two cubes write to
-//! one place, and sums are in a fixed order.
+//! The gradients: one kernel keeps queries resident and streams keys, the other does the reverse.
+//! No two cubes write to one place, and sums are in a fixed order.
 
 use cubecl::prelude::*;
 
 use super::tile::{
-    LANES, Reach, Shape, Site, accumulate, dots, high, limits, load, low, start, store, zeros,
+    DeviceMaskRange, DeviceStrides, LANES, TileShape, accumulate, dots, load, start, store,
+    visible_end, visible_ranges, visible_start, zeros,
 };
 use crate::cube::{cube_sum, lane_sum};
 
@@ -22,7 +23,7 @@ pub(crate) fn attention_delta<F: Float, N: Size>(
     #[comptime] units: u32,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut parts = Shared::<[f32]>::new_slice(units as usize);
+    let mut vectors_per_unit = Shared::<[f32]>::new_slice(units as usize);
     let lane = UNIT_POS as usize % LANES;
     let row = CUBE_POS * comptime!(units as usize / LANES) + UNIT_POS as usize / LANES;
     let mut sum = Vector::<f32, N>::new(0.0);
@@ -34,12 +35,12 @@ pub(crate) fn attention_delta<F: Float, N: Size>(
             column += LANES;
         }
     }
-    parts[UNIT_POS as usize] = lane_sum(sum);
+    vectors_per_unit[UNIT_POS as usize] = lane_sum(sum);
     sync_cube();
     if lane == 0 && row < rows as usize {
         let mut total = 0.0f32;
         for i in 0..LANES {
-            total += parts[UNIT_POS as usize + i];
+            total += vectors_per_unit[UNIT_POS as usize + i];
         }
         let (heads, queries) = (heads as usize, queries as usize);
         let query = row / heads % queries;
@@ -90,24 +91,24 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     dq: &mut [Vector<F, N>],
-    q_site: &Site,
-    k_site: &Site,
-    v_site: &Site,
-    out_site: &Site,
-    dq_site: &Site,
-    reach: &Reach,
+    q_strides: &DeviceStrides,
+    k_strides: &DeviceStrides,
+    v_strides: &DeviceStrides,
+    out_strides: &DeviceStrides,
+    dq_strides: &DeviceStrides,
+    mask_range: &DeviceMaskRange,
     scale: f32,
     batches: u32,
     heads: u32,
-    share: u32,
-    #[comptime] shape: Shape,
+    heads_per_group: u32,
+    #[comptime] shape: TileShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
-    let queries = reach.rows as usize;
-    let keys = reach.columns as usize;
+    let queries = mask_range.rows as usize;
+    let keys = mask_range.columns as usize;
     let tiles = queries.div_ceil(shape.rows);
     let sequences = (batches * heads) as usize;
     let cube = CUBE_POS;
@@ -115,25 +116,36 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         let tile = tiles - 1 - cube / sequences;
         let head = cube % sequences % heads as usize;
         let batch = cube % sequences / heads as usize;
-        let group = head / share as usize;
+        let group = head / heads_per_group as usize;
         let first = tile * shape.rows;
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
 
-        let mut stays =
+        let mut resident =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
         let mut gradient =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
-        let mut passes =
+        let mut streamed =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
-        let q_start = start(q_site, batch, head);
-        let out_start = start(out_site, batch, head);
-        let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
-        let (q_row, out_row) = (q_site.row as usize, out_site.row as usize);
-        let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
+        let q_start = start(q_strides, batch, head);
+        let out_start = start(out_strides, batch, head);
+        let (k_start, v_start) = (
+            start(k_strides, batch, group),
+            start(v_strides, batch, group),
+        );
+        let (q_row, out_row) = (q_strides.row as usize, out_strides.row as usize);
+        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
         load(
-            q, q_start, q_row, first, queries, scale, &mut stays, shape.rows, shape,
+            q,
+            q_start,
+            q_row,
+            first,
+            queries,
+            scale,
+            &mut resident,
+            shape.rows,
+            shape,
         );
         load(
             dout,
@@ -152,7 +164,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         let mut row_delta = Shared::<[f32]>::new_slice(shape.rows);
         let mut lows = Shared::<[i32]>::new_slice(shape.rows);
         let mut highs = Shared::<[i32]>::new_slice(shape.rows);
-        limits(first, reach, bounds, &mut lows, &mut highs, shape);
+        visible_ranges(first, mask_range, bounds, &mut lows, &mut highs, shape);
         let statistics = (batch * heads as usize + head) * queries;
         if (UNIT_POS as usize) < shape.rows {
             let at = statistics + min(first + UNIT_POS as usize, queries - 1);
@@ -160,8 +172,8 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
             row_delta[UNIT_POS as usize] = delta[at];
         }
         let last = min(first + shape.rows, queries) - 1;
-        let mut at = low(first as i32, reach, bounds);
-        let end = high(last as i32, reach, bounds);
+        let mut at = visible_start(first as i32, mask_range, bounds);
+        let end = visible_end(last as i32, mask_range, bounds);
         while at < end {
             sync_cube();
             let key = at as usize;
@@ -172,13 +184,13 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 key,
                 keys,
                 1.0f32,
-                &mut passes,
+                &mut streamed,
                 shape.columns,
                 shape,
             );
             sync_cube();
-            // Kept in shared memory while the scores are made, where only this unit reads it.
-            let dp = dots::<N>(&gradient, &passes, shape);
+            // Kept in shared memory while the scores are computed; only this unit reads it.
+            let dp = dots::<N>(&gradient, &streamed, shape);
             #[unroll]
             for r in 0..own {
                 #[unroll]
@@ -195,12 +207,12 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 key,
                 keys,
                 1.0f32,
-                &mut passes,
+                &mut streamed,
                 shape.columns,
                 shape,
             );
             sync_cube();
-            let scores = dots::<N>(&stays, &passes, shape);
+            let scores = dots::<N>(&resident, &streamed, shape);
             #[unroll]
             for r in 0..own {
                 #[unroll]
@@ -213,7 +225,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            accumulate::<N>(&weights, &passes, &mut sums, shape);
+            accumulate::<N>(&weights, &streamed, &mut sums, shape);
             at += shape.columns as i32;
         }
         let mut factors = Array::<f32>::new(own);
@@ -221,13 +233,13 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         for r in 0..own {
             factors[r] = scale;
         }
-        let dq_start = start(dq_site, batch, head);
+        let dq_start = start(dq_strides, batch, head);
         store(
             &sums,
             &factors,
             dq,
             dq_start,
-            dq_site.row as usize,
+            dq_strides.row as usize,
             first,
             queries,
             shape,
@@ -236,7 +248,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
 }
 
 /// `dv = p^T dout` and `dk = ds^T (scale * q)`: one cube takes `shape.rows` keys of one group, and
-/// all the heads of it one after the other. `reach` says which queries see a key.
+/// all the heads of it one after the other. `mask_range`: which queries see a key.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_keys<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -247,27 +259,27 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     gradients: &mut [Vector<F, N>],
-    q_site: &Site,
-    k_site: &Site,
-    v_site: &Site,
-    out_site: &Site,
-    dk_site: &Site,
-    dv_site: &Site,
-    reach: &Reach,
+    q_strides: &DeviceStrides,
+    k_strides: &DeviceStrides,
+    v_strides: &DeviceStrides,
+    out_strides: &DeviceStrides,
+    dk_strides: &DeviceStrides,
+    dv_strides: &DeviceStrides,
+    mask_range: &DeviceMaskRange,
     scale: f32,
     batches: u32,
     heads: u32,
-    share: u32,
-    #[comptime] shape: Shape,
+    heads_per_group: u32,
+    #[comptime] shape: TileShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
-    let keys = reach.rows as usize;
-    let queries = reach.columns as usize;
+    let keys = mask_range.rows as usize;
+    let queries = mask_range.columns as usize;
     let tiles = keys.div_ceil(shape.rows);
-    let groups = (heads / share) as usize;
+    let groups = (heads / heads_per_group) as usize;
     let sequences = batches as usize * groups;
     let cube = CUBE_POS;
     if cube < tiles * sequences {
@@ -277,18 +289,29 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
 
-        let mut stays =
+        let mut resident =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
         let mut values =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
-        let mut passes =
+        let mut streamed =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
-        let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
-        let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
-        let (q_row, out_row) = (q_site.row as usize, out_site.row as usize);
+        let (k_start, v_start) = (
+            start(k_strides, batch, group),
+            start(v_strides, batch, group),
+        );
+        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
+        let (q_row, out_row) = (q_strides.row as usize, out_strides.row as usize);
         load(
-            k, k_start, k_row, first, keys, 1.0f32, &mut stays, shape.rows, shape,
+            k,
+            k_start,
+            k_row,
+            first,
+            keys,
+            1.0f32,
+            &mut resident,
+            shape.rows,
+            shape,
         );
         load(
             v,
@@ -306,13 +329,16 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         let mut dv = zeros::<N>(shape);
         let mut lows = Shared::<[i32]>::new_slice(shape.rows);
         let mut highs = Shared::<[i32]>::new_slice(shape.rows);
-        limits(first, reach, bounds, &mut lows, &mut highs, shape);
+        visible_ranges(first, mask_range, bounds, &mut lows, &mut highs, shape);
         let last = min(first + shape.rows, keys) - 1;
-        let begin = low(first as i32, reach, bounds);
-        let end = high(last as i32, reach, bounds);
-        for member in 0..share as usize {
-            let head = group * share as usize + member;
-            let (q_start, out_start) = (start(q_site, batch, head), start(out_site, batch, head));
+        let begin = visible_start(first as i32, mask_range, bounds);
+        let end = visible_end(last as i32, mask_range, bounds);
+        for member in 0..heads_per_group as usize {
+            let head = group * heads_per_group as usize + member;
+            let (q_start, out_start) = (
+                start(q_strides, batch, head),
+                start(out_strides, batch, head),
+            );
             let statistics = (batch * heads as usize + head) * queries;
             let mut at = begin;
             while at < end {
@@ -325,16 +351,16 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     query,
                     queries,
                     scale,
-                    &mut passes,
+                    &mut streamed,
                     shape.columns,
                     shape,
                 );
                 sync_cube();
-                let scores = dots::<N>(&stays, &passes, shape);
+                let scores = dots::<N>(&resident, &streamed, shape);
                 #[unroll]
                 for c in 0..columns {
                     let i = at + (lane + c * LANES) as i32;
-                    let of_query = lse[statistics + min(i, reach.columns - 1) as usize];
+                    let of_query = lse[statistics + min(i, mask_range.columns - 1) as usize];
                     #[unroll]
                     for r in 0..own {
                         let p = (scores[comptime!(r * columns + c)] - of_query).exp();
@@ -351,17 +377,17 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     query,
                     queries,
                     1.0f32,
-                    &mut passes,
+                    &mut streamed,
                     rows,
                     shape,
                 );
                 sync_cube();
-                accumulate::<N>(&weights, &passes, &mut dv, shape);
-                let dp = dots::<N>(&values, &passes, shape);
+                accumulate::<N>(&weights, &streamed, &mut dv, shape);
+                let dp = dots::<N>(&values, &streamed, shape);
                 sync_cube();
                 #[unroll]
                 for c in 0..columns {
-                    let i = min(at + (lane + c * LANES) as i32, reach.columns - 1);
+                    let i = min(at + (lane + c * LANES) as i32, mask_range.columns - 1);
                     let of_query = delta[statistics + i as usize];
                     #[unroll]
                     for r in 0..own {
@@ -376,12 +402,12 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     query,
                     queries,
                     scale,
-                    &mut passes,
+                    &mut streamed,
                     shape.columns,
                     shape,
                 );
                 sync_cube();
-                accumulate::<N>(&weights, &passes, &mut dk, shape);
+                accumulate::<N>(&weights, &streamed, &mut dk, shape);
                 at += shape.columns as i32;
             }
         }
@@ -390,13 +416,16 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         for r in 0..own {
             factors[r] = 1.0f32;
         }
-        let (dk_start, dv_start) = (start(dk_site, batch, group), start(dv_site, batch, group));
+        let (dk_start, dv_start) = (
+            start(dk_strides, batch, group),
+            start(dv_strides, batch, group),
+        );
         store(
             &dk,
             &factors,
             gradients,
             dk_start,
-            dk_site.row as usize,
+            dk_strides.row as usize,
             first,
             keys,
             shape,
@@ -406,7 +435,7 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
             &factors,
             gradients,
             dv_start,
-            dv_site.row as usize,
+            dv_strides.row as usize,
             first,
             keys,
             shape,

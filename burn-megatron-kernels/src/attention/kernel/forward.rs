@@ -1,13 +1,14 @@
-//! Output and log-sum-exp: a tile of queries stays, keys and values pass by.
+//! Output and log-sum-exp: queries are the resident tile, keys and values are streamed.
 
 use cubecl::prelude::*;
 
 use super::tile::{
-    LANES, Reach, Shape, Site, accumulate, dots, high, load, low, over_lanes, start, store, zeros,
+    DeviceMaskRange, DeviceStrides, LANES, TileShape, accumulate, dots, load, reduce_lanes, start,
+    store, visible_end, visible_start, zeros,
 };
 
-/// Below every score. Infinity is no literal of every shader language.
-pub(super) const HIDDEN: f32 = -1.0e30;
+/// Below every score. Not infinity, because not every shader language has a literal for it.
+pub(super) const MASKED_SCORE: f32 = -1.0e30;
 
 /// One cube takes `shape.rows` queries of one head. Cubes with the last queries come first: where
 /// attention is causal these have the most keys.
@@ -20,24 +21,24 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     out: &mut [Vector<F, N>],
     lse: &mut [f32],
-    q_site: &Site,
-    k_site: &Site,
-    v_site: &Site,
-    out_site: &Site,
-    reach: &Reach,
+    q_strides: &DeviceStrides,
+    k_strides: &DeviceStrides,
+    v_strides: &DeviceStrides,
+    out_strides: &DeviceStrides,
+    mask_range: &DeviceMaskRange,
     scale: f32,
     batches: u32,
     heads: u32,
-    share: u32,
-    #[comptime] shape: Shape,
+    heads_per_group: u32,
+    #[comptime] shape: TileShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
-    let parts = comptime!(shape.parts());
+    let vectors_per_unit = comptime!(shape.vectors_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
-    let queries = reach.rows as usize;
-    let keys = reach.columns as usize;
+    let queries = mask_range.rows as usize;
+    let keys = mask_range.columns as usize;
     let tiles = queries.div_ceil(shape.rows);
     let sequences = (batches * heads) as usize;
     let cube = CUBE_POS;
@@ -45,23 +46,34 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         let tile = tiles - 1 - cube / sequences;
         let head = cube % sequences % heads as usize;
         let batch = cube % sequences / heads as usize;
-        let group = head / share as usize;
+        let group = head / heads_per_group as usize;
         let first = tile * shape.rows;
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
 
-        let mut stays =
+        let mut resident =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
-        let mut passes =
+        let mut streamed =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let mut exchange = Shared::<[f32]>::new_slice(comptime!(shape.exchange()));
-        let q_start = start(q_site, batch, head);
-        let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
-        let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
-        let q_row = q_site.row as usize;
+        let q_start = start(q_strides, batch, head);
+        let (k_start, v_start) = (
+            start(k_strides, batch, group),
+            start(v_strides, batch, group),
+        );
+        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
+        let q_row = q_strides.row as usize;
         load(
-            q, q_start, q_row, first, queries, scale, &mut stays, shape.rows, shape,
+            q,
+            q_start,
+            q_row,
+            first,
+            queries,
+            scale,
+            &mut resident,
+            shape.rows,
+            shape,
         );
 
         let mut sums = zeros::<N>(shape);
@@ -71,15 +83,15 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         let mut highs = Array::<i32>::new(own);
         #[unroll]
         for r in 0..own {
-            largest[r] = HIDDEN;
+            largest[r] = MASKED_SCORE;
             totals[r] = 0.0f32;
             let at = min(first + row + r, queries - 1) as i32;
-            lows[r] = low(at, reach, bounds);
-            highs[r] = high(at, reach, bounds);
+            lows[r] = visible_start(at, mask_range, bounds);
+            highs[r] = visible_end(at, mask_range, bounds);
         }
         let last = min(first + shape.rows, queries) - 1;
-        let mut at = low(first as i32, reach, bounds);
-        let end = high(last as i32, reach, bounds);
+        let mut at = visible_start(first as i32, mask_range, bounds);
+        let end = visible_end(last as i32, mask_range, bounds);
         while at < end {
             sync_cube();
             let key = at as usize;
@@ -90,12 +102,12 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 key,
                 keys,
                 1.0f32,
-                &mut passes,
+                &mut streamed,
                 shape.columns,
                 shape,
             );
             sync_cube();
-            let mut scores = dots::<N>(&stays, &passes, shape);
+            let mut scores = dots::<N>(&resident, &streamed, shape);
             let mut most = Array::<f32>::new(own);
             #[unroll]
             for r in 0..own {
@@ -104,11 +116,11 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 for c in 0..columns {
                     let i = comptime!(r * columns + c);
                     let j = at + (lane + c * LANES) as i32;
-                    scores[i] = select(j >= lows[r] && j < highs[r], scores[i], HIDDEN);
+                    scores[i] = select(j >= lows[r] && j < highs[r], scores[i], MASKED_SCORE);
                     most[r] = max(most[r], scores[i]);
                 }
             }
-            over_lanes(&mut most, &mut exchange, false, shape);
+            reduce_lanes(&mut most, &mut exchange, false, shape);
             #[unroll]
             for r in 0..own {
                 let factor = (largest[r] - most[r]).exp();
@@ -117,13 +129,13 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 #[unroll]
                 for c in 0..columns {
                     let score = scores[comptime!(r * columns + c)];
-                    let weight = select(score > HIDDEN, (score - most[r]).exp(), 0.0f32);
+                    let weight = select(score > MASKED_SCORE, (score - most[r]).exp(), 0.0f32);
                     totals[r] += weight;
                     weights[(row + r) * weight_pitch + lane + c * LANES] = weight;
                 }
                 #[unroll]
-                for t in 0..parts {
-                    sums[comptime!(r * parts + t)] *= Vector::new(factor);
+                for t in 0..vectors_per_unit {
+                    sums[comptime!(r * vectors_per_unit + t)] *= Vector::new(factor);
                 }
             }
             sync_cube();
@@ -134,16 +146,16 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 key,
                 keys,
                 1.0f32,
-                &mut passes,
+                &mut streamed,
                 shape.columns,
                 shape,
             );
             sync_cube();
-            accumulate::<N>(&weights, &passes, &mut sums, shape);
+            accumulate::<N>(&weights, &streamed, &mut sums, shape);
             at += shape.columns as i32;
         }
 
-        over_lanes(&mut totals, &mut exchange, true, shape);
+        reduce_lanes(&mut totals, &mut exchange, true, shape);
         let mut factors = Array::<f32>::new(own);
         #[unroll]
         for r in 0..own {
@@ -158,7 +170,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 }
                 ComptimeOption::None => {}
             }
-            // Where nothing is seen the sums are 0, and the logarithm minus infinity.
+            // If no key is visible the sums are 0, and the logarithm minus infinity.
             let seen = select(total > 0.0, total, 1.0f32);
             factors[r] = (largest[r] - most).exp() / seen;
             let query = first + row + r;
@@ -166,8 +178,8 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 lse[(batch * heads as usize + head) * queries + query] = most + total.ln();
             }
         }
-        let out_start = start(out_site, batch, head);
-        let out_row = out_site.row as usize;
+        let out_start = start(out_strides, batch, head);
+        let out_row = out_strides.row as usize;
         store(
             &sums, &factors, out, out_start, out_row, first, queries, shape,
         );

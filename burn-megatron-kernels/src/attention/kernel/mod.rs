@@ -1,7 +1,7 @@
 //! Attention on CubeCL devices: tiles in shared memory, sums in registers.
 //!
-//! The kernels multiply in f32 on the ordinary units. They read queries, keys and values where they
-//! lie, whatever the strides between rows.
+//! The kernels multiply in f32 on the scalar units. They read queries, keys and values in place,
+//! with any strides between rows.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -9,37 +9,37 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::{ComptimeOptionArgs, CubeDim};
 
+mod aot_instances;
 mod backward;
 mod forward;
 pub(super) mod matrix;
 mod plan;
-mod specimens;
 mod tile;
 
-pub(crate) use specimens::specimens;
+pub(crate) use aot_instances::aot_instances;
 
 use backward::{attention_delta, attention_keys, attention_queries, attention_sink};
 use forward::attention_forward;
-use plan::Plan;
-use tile::{LANES, ReachLaunch, Shape, SiteLaunch};
+use plan::TilePlan;
+use tile::{DeviceMaskRangeLaunch, DeviceStridesLaunch, LANES, TileShape};
 
-use super::portable::Place;
-use super::problem::Problem;
-use super::visible::Band;
+use super::mask::MaskRange;
+use super::ops::HeadStrides;
+use super::problem::AttentionProblem;
 use crate::cpu::wide;
 use crate::cube::{Reduction, empty, grid};
 
-/// Outputs as [`Forward`](super::portable::Forward) has them.
-pub(super) fn forward(problem: &Problem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let (call, mut rest) = Call::new(problem, inputs);
+/// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
+pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let (call, mut rest) = AttentionCall::new(problem, inputs);
     let sink = problem.sink.then(|| rest.remove(0));
     let bounds = rest.pop();
     let like = &call.tensors[0];
     let out = empty(like, problem.out_shape(), problem.dtype);
     let lse = empty(like, problem.lse_shape(), wide(problem.dtype));
-    let band = Band::new(problem.queries, problem.keys, &problem.options);
+    let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
     let shape = call.plan.forward;
-    let [q, k, v] = call.places;
+    let [q, k, v] = call.head_strides;
     unsafe {
         attention_forward::launch_unchecked(
             &like.client,
@@ -56,15 +56,15 @@ pub(super) fn forward(problem: &Problem, inputs: Vec<CubeTensor>) -> Vec<CubeTen
             ComptimeOptionArgs::from(bounds.map(CubeTensor::into_tensor_arg)),
             out.clone().into_buffer_arg(),
             lse.clone().into_buffer_arg(),
-            call.site(q),
-            call.site(k),
-            call.site(v),
-            call.site(call.out),
-            reach(band, problem.queries),
+            call.device_strides(q),
+            call.device_strides(k),
+            call.device_strides(v),
+            call.device_strides(call.out),
+            mask_range(range, problem.queries),
             problem.scale as f32,
             problem.batch as u32,
             problem.heads.heads as u32,
-            call.share(),
+            call.heads_per_group(),
             shape,
             dtype_to_storage_type(problem.dtype),
         );
@@ -72,9 +72,9 @@ pub(super) fn forward(problem: &Problem, inputs: Vec<CubeTensor>) -> Vec<CubeTen
     vec![out, lse]
 }
 
-/// Outputs as [`Backward`](super::portable::Backward) has them.
-pub(super) fn backward(problem: &Problem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let (call, rest) = Call::new(problem, inputs);
+/// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
+pub(super) fn backward(problem: &AttentionProblem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let (call, rest) = AttentionCall::new(problem, inputs);
     call.gradients(
         rest,
         |statistics, bounds, dq| call.queries(statistics, bounds, dq),
@@ -84,39 +84,39 @@ pub(super) fn backward(problem: &Problem, inputs: Vec<CubeTensor>) -> Vec<CubeTe
 
 /// One problem on one device.
 #[derive(Debug)]
-struct Call<'a> {
-    problem: &'a Problem,
+struct AttentionCall<'a> {
+    problem: &'a AttentionProblem,
     tensors: Vec<CubeTensor>,
-    places: [Place; 3],
-    gradients: [Place; 3],
-    out: Place,
-    plan: Plan,
+    head_strides: [HeadStrides; 3],
+    gradients: [HeadStrides; 3],
+    out: HeadStrides,
+    plan: TilePlan,
 }
 
-impl<'a> Call<'a> {
-    /// The call, and the inputs behind the projections, contiguous.
-    fn new(problem: &'a Problem, mut inputs: Vec<CubeTensor>) -> (Self, Vec<CubeTensor>) {
+impl<'a> AttentionCall<'a> {
+    /// The call, and the inputs after the projections, contiguous.
+    fn new(problem: &'a AttentionProblem, mut inputs: Vec<CubeTensor>) -> (Self, Vec<CubeTensor>) {
         let rest = inputs.split_off(if problem.packed { 1 } else { 3 });
         let tensors: Vec<_> = inputs.into_iter().map(readable).collect();
         let layouts: Vec<_> = tensors
             .iter()
             .map(|tensor| (0, tensor.meta.strides().iter().copied().collect()))
             .collect();
-        let places = problem.places(&layouts);
+        let head_strides = problem.head_strides(&layouts);
         let row = problem.heads.heads * problem.heads.width;
-        let out = Place {
+        let out = HeadStrides {
             offset: 0,
             batch: problem.queries * row,
             row,
             head: problem.heads.width,
         };
-        let gradients = problem.gradient_places();
-        let all: Vec<_> = places.into_iter().chain(gradients).collect();
-        let plan = Plan::new(&tensors[0].client, problem, &all);
+        let gradients = problem.gradient_strides();
+        let all: Vec<_> = head_strides.into_iter().chain(gradients).collect();
+        let plan = TilePlan::new(&tensors[0].client, problem, &all);
         let call = Self {
             problem,
             tensors,
-            places,
+            head_strides,
             gradients,
             out,
             plan,
@@ -124,14 +124,14 @@ impl<'a> Call<'a> {
         (call, rest.into_iter().map(into_contiguous).collect())
     }
 
-    /// What holds the queries (0), the keys (1) or the values (2).
+    /// The tensor of the queries (0), keys (1) or values (2).
     fn projection(&self, part: usize) -> CubeTensor {
         self.tensors[part.min(self.tensors.len() - 1)].clone()
     }
 
-    /// The gradients of everything, from what stands behind the projections. `queries` and `keys`
-    /// launch what fills the gradients of queries, and of keys and values: they get the gradient of
-    /// the output, the log-sum-exp and delta, then the bounds of the documents.
+    /// All gradients, from the inputs after the projections. `queries` and `keys` launch the
+    /// kernels of the gradients of queries, and of keys and values. Their arguments are the
+    /// gradient of the output, the log-sum-exp and delta, then the document bounds.
     fn gradients(
         &self,
         mut rest: Vec<CubeTensor>,
@@ -144,12 +144,13 @@ impl<'a> Call<'a> {
         let bounds = rest.pop();
         let delta = self.delta(out, &dout);
         let like = &self.tensors[0];
-        let mut outputs = match problem.packed {
-            true => vec![empty(like, like.shape(), problem.dtype)],
-            false => vec![
+        let mut outputs = if problem.packed {
+            vec![empty(like, like.shape(), problem.dtype)]
+        } else {
+            vec![
                 empty(like, problem.out_shape(), problem.dtype),
                 empty(like, problem.pair_shape(), problem.dtype),
-            ],
+            ]
         };
         let statistics = [dout, lse, delta];
         queries(&statistics, &bounds, &outputs[0]);
@@ -161,21 +162,21 @@ impl<'a> Call<'a> {
         outputs
     }
 
-    fn share(&self) -> u32 {
+    fn heads_per_group(&self) -> u32 {
         (self.problem.heads.heads / self.problem.heads.groups) as u32
     }
 
-    fn cubes(&self, rows: usize, heads: usize, shape: Shape) -> usize {
+    fn cubes(&self, rows: usize, heads: usize, shape: TileShape) -> usize {
         rows.div_ceil(shape.rows) * heads * self.problem.batch
     }
 
-    fn site(&self, place: Place) -> SiteLaunch {
+    fn device_strides(&self, strides: HeadStrides) -> DeviceStridesLaunch {
         let vectors = |elements: usize| (elements / self.plan.vector) as u32;
-        SiteLaunch::new(
-            vectors(place.offset),
-            vectors(place.batch),
-            vectors(place.row),
-            vectors(place.head),
+        DeviceStridesLaunch::new(
+            vectors(strides.offset),
+            vectors(strides.batch),
+            vectors(strides.row),
+            vectors(strides.head),
         )
     }
 
@@ -214,9 +215,9 @@ impl<'a> Call<'a> {
     ) {
         let problem = self.problem;
         let shape = self.plan.backward;
-        let band = Band::new(problem.queries, problem.keys, &problem.options);
+        let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
         let cubes = self.cubes(problem.queries, problem.heads.heads, shape);
-        let [q, k, v] = self.places;
+        let [q, k, v] = self.head_strides;
         unsafe {
             attention_queries::launch_unchecked(
                 &dq.client,
@@ -231,16 +232,16 @@ impl<'a> Call<'a> {
                 delta.clone().into_buffer_arg(),
                 ComptimeOptionArgs::from(bounds.clone().map(CubeTensor::into_tensor_arg)),
                 dq.clone().into_buffer_arg(),
-                self.site(q),
-                self.site(k),
-                self.site(v),
-                self.site(self.out),
-                self.site(self.gradients[0]),
-                reach(band, problem.queries),
+                self.device_strides(q),
+                self.device_strides(k),
+                self.device_strides(v),
+                self.device_strides(self.out),
+                self.device_strides(self.gradients[0]),
+                mask_range(range, problem.queries),
                 problem.scale as f32,
                 problem.batch as u32,
                 problem.heads.heads as u32,
-                self.share(),
+                self.heads_per_group(),
                 shape,
                 dtype_to_storage_type(problem.dtype),
             );
@@ -255,9 +256,9 @@ impl<'a> Call<'a> {
     ) {
         let problem = self.problem;
         let shape = self.plan.backward;
-        let band = Band::new(problem.queries, problem.keys, &problem.options);
+        let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
         let cubes = self.cubes(problem.keys, problem.heads.groups, shape);
-        let [q, k, v] = self.places;
+        let [q, k, v] = self.head_strides;
         unsafe {
             attention_keys::launch_unchecked(
                 &gradients.client,
@@ -272,17 +273,17 @@ impl<'a> Call<'a> {
                 delta.clone().into_buffer_arg(),
                 ComptimeOptionArgs::from(bounds.clone().map(CubeTensor::into_tensor_arg)),
                 gradients.clone().into_buffer_arg(),
-                self.site(q),
-                self.site(k),
-                self.site(v),
-                self.site(self.out),
-                self.site(self.gradients[1]),
-                self.site(self.gradients[2]),
-                reach(band.transposed(problem.queries), problem.keys),
+                self.device_strides(q),
+                self.device_strides(k),
+                self.device_strides(v),
+                self.device_strides(self.out),
+                self.device_strides(self.gradients[1]),
+                self.device_strides(self.gradients[2]),
+                mask_range(range.transposed(problem.queries), problem.keys),
                 problem.scale as f32,
                 problem.batch as u32,
                 problem.heads.heads as u32,
-                self.share(),
+                self.heads_per_group(),
                 shape,
                 dtype_to_storage_type(problem.dtype),
             );
@@ -315,17 +316,17 @@ impl<'a> Call<'a> {
     }
 }
 
-fn reach(band: Band, rows: usize) -> ReachLaunch {
-    ReachLaunch::new(
-        band.shift,
-        band.before,
-        band.after,
-        band.columns,
+fn mask_range(range: MaskRange, rows: usize) -> DeviceMaskRangeLaunch {
+    DeviceMaskRangeLaunch::new(
+        range.shift,
+        range.before,
+        range.after,
+        range.columns,
         rows as i32,
     )
 }
 
-/// The tensor itself where rows of a head are neighbours in memory, otherwise a copy.
+/// The tensor itself if rows of a head are contiguous, otherwise a copy.
 fn readable(tensor: CubeTensor) -> CubeTensor {
     match tensor.meta.strides().last() {
         Some(1) => tensor,

@@ -3,16 +3,16 @@
 use burn::tensor::DType;
 use cubecl::client::Client;
 
-use super::super::portable::Place;
-use super::super::problem::Problem;
-use super::tile::{LANES, Shape};
+use super::super::ops::HeadStrides;
+use super::super::problem::AttentionProblem;
+use super::tile::{LANES, TileShape};
 use crate::cube::{Reduction, RowPlan};
 
-/// Shared memory of a cube that leaves room for a second and a third one beside it.
-const ENOUGH: usize = 64 * 1024;
+/// Shared memory per cube up to which three cubes fit on a multiprocessor.
+const SHARED_MEMORY_TARGET: usize = 64 * 1024;
 
 /// Elements of a load: tiles are kept in f32, so wider ones would be as many words.
-const WIDEST: usize = 4;
+const MAX_VECTOR: usize = 4;
 
 /// Rows, columns and rows of a unit, the best first. Each asks for fewer registers or less memory.
 const FORWARD: [[usize; 3]; 6] = [
@@ -34,25 +34,29 @@ const BACKWARD: [[usize; 3]; 6] = [
 
 /// Elements of a load, and the tiles of both directions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct TilePlan {
     pub vector: usize,
-    pub forward: Shape,
-    pub backward: Shape,
+    pub forward: TileShape,
+    pub backward: TileShape,
     pub reduction: Reduction,
 }
 
-impl Plan {
-    /// For tensors whose heads lie at `places`.
-    pub(super) fn new(client: &Client, problem: &Problem, places: &[Place]) -> Self {
+impl TilePlan {
+    /// For tensors with these `head_strides`.
+    pub(super) fn new(
+        client: &Client,
+        problem: &AttentionProblem,
+        head_strides: &[HeadStrides],
+    ) -> Self {
         let width = problem.heads.width;
         let hardware = &client.properties().hardware;
         let reduction = RowPlan::new(client, problem.dtype, width).reduction;
         // A row's lanes must be neighbours in one plane.
         let planes = reduction == Reduction::Planes && hardware.plane_size_min as usize >= LANES;
-        let vector = vector(client, problem.dtype, width, places, WIDEST);
-        let memory = hardware.max_shared_memory_size.min(ENOUGH);
+        let vector = vector(client, problem.dtype, width, head_strides, MAX_VECTOR);
+        let memory = hardware.max_shared_memory_size.min(SHARED_MEMORY_TARGET);
         let units = hardware.max_units_per_cube as usize;
-        let shape = |sizes, stays| best(sizes, stays, width, vector, planes, memory, units);
+        let shape = |sizes, resident| best(sizes, resident, width, vector, planes, memory, units);
         Self {
             vector,
             forward: shape(FORWARD, 1),
@@ -67,40 +71,40 @@ pub(super) fn vector(
     client: &Client,
     dtype: DType,
     width: usize,
-    places: &[Place],
+    head_strides: &[HeadStrides],
     most: usize,
 ) -> usize {
     let fits = |size: usize| {
-        let of_place = |place: &Place| {
-            let steps = [place.offset, place.batch, place.row, place.head];
+        let fits_strides = |strides: &HeadStrides| {
+            let steps = [strides.offset, strides.batch, strides.row, strides.head];
             steps.iter().all(|step| step.is_multiple_of(size))
         };
-        size <= most && width.is_multiple_of(size) && places.iter().all(of_place)
+        size <= most && width.is_multiple_of(size) && head_strides.iter().all(fits_strides)
     };
     let mut sizes = client.io_optimized_vector_sizes(dtype.size());
     sizes.find(|size| fits(*size)).unwrap_or(1)
 }
 
-/// The first of `sizes` that fits; the last fits everywhere, with `stays` tiles that stay.
+/// The first of `sizes` that fits; the last fits everywhere, with `resident` resident tiles.
 pub(super) fn best(
     sizes: [[usize; 3]; 6],
-    stays: usize,
+    resident: usize,
     width: usize,
     vector: usize,
     planes: bool,
     memory: usize,
     units: usize,
-) -> Shape {
-    let shape = |[rows, columns, own]: [usize; 3]| Shape {
+) -> TileShape {
+    let shape = |[rows, columns, own]: [usize; 3]| TileShape {
         rows,
         columns,
         own,
         width: width / vector,
         planes,
     };
-    let fits = |shape: &Shape| {
-        let tiles = (stays * shape.rows + shape.columns) * shape.pitch() * vector;
-        let kept = (stays - 1) * shape.kept();
+    let fits = |shape: &TileShape| {
+        let tiles = (resident * shape.rows + shape.columns) * shape.pitch() * vector;
+        let kept = (resident - 1) * shape.kept();
         let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange() + kept;
         words * size_of::<f32>() <= memory && shape.units() <= units
     };
@@ -108,9 +112,19 @@ pub(super) fn best(
     sizes.into_iter().map(shape).find(fits).unwrap_or(last)
 }
 
-/// The tiles of a large device, for specimens.
-pub(super) fn typical(width: usize, vector: usize) -> [Shape; 2] {
-    let shape = |sizes, stays| best(sizes, stays, width, vector, true, ENOUGH, 1024);
+/// The tiles of a large device, for AOT instances.
+pub(super) fn typical(width: usize, vector: usize) -> [TileShape; 2] {
+    let shape = |sizes, resident| {
+        best(
+            sizes,
+            resident,
+            width,
+            vector,
+            true,
+            SHARED_MEMORY_TARGET,
+            1024,
+        )
+    };
     [shape(FORWARD, 1), shape(BACKWARD, 2)]
 }
 
@@ -123,13 +137,13 @@ mod tests {
         const SMALL: usize = 32 * 1024;
         for width in 1..=super::super::super::problem::MAX_WIDTH {
             for vector in [1, 2, 4] {
-                for (sizes, stays) in [(FORWARD, 1), (BACKWARD, 2)] {
+                for (sizes, resident) in [(FORWARD, 1), (BACKWARD, 2)] {
                     if width % vector != 0 {
                         continue;
                     }
-                    let shape = best(sizes, stays, width, vector, false, SMALL, 256);
-                    let tiles = (stays * shape.rows + shape.columns) * shape.pitch() * vector;
-                    let kept = (stays - 1) * shape.kept();
+                    let shape = best(sizes, resident, width, vector, false, SMALL, 256);
+                    let tiles = (resident * shape.rows + shape.columns) * shape.pitch() * vector;
+                    let kept = (resident - 1) * shape.kept();
                     let words = tiles + shape.rows * shape.weight_pitch() + shape.exchange() + kept;
                     assert!(
                         words * 4 <= SMALL,

@@ -1,16 +1,16 @@
 //! Tiles in shared memory and their products in registers.
 //!
-//! [`LANES`] neighbouring units share a row: a unit owns a few consecutive rows of the tile that
-//! stays, and of each every [`LANES`]th column.
+//! [`LANES`] adjacent units share a row: a unit owns a few consecutive rows of the resident tile,
+//! and every [`LANES`]th column of each.
 
 use cubecl::prelude::*;
 
 /// Units that share a row.
 pub(crate) const LANES: usize = 8;
 
-/// Where the rows of a head lie, in vectors.
+/// Strides of the rows of a head, in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Site {
+pub(crate) struct DeviceStrides {
     /// The first row of the first head of the first sequence.
     pub offset: u32,
     /// From sequence to sequence.
@@ -21,14 +21,15 @@ pub(crate) struct Site {
     pub head: u32,
 }
 
-/// Rows see the columns `row + shift - before ..= row + shift + after`.
+/// Rows see the columns `row + shift - before ..= row + shift + after`:
+/// [`MaskRange`](super::super::mask::MaskRange) as a kernel argument.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Reach {
-    /// Where row 0 stands.
+pub(crate) struct DeviceMaskRange {
+    /// The position of row 0.
     pub shift: i32,
-    /// Columns that are seen before the place of the row.
+    /// Visible columns before the position of the row.
     pub before: i32,
-    /// Columns that are seen behind it.
+    /// Visible columns after it.
     pub after: i32,
     /// How many columns there are.
     pub columns: i32,
@@ -38,10 +39,10 @@ pub(crate) struct Reach {
 
 /// The sizes of a kernel's tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
-    /// Rows of a tile that stays; each cube has as many.
+pub(crate) struct TileShape {
+    /// Rows of the resident tile; each cube has as many.
     pub rows: usize,
-    /// Rows of a tile that passes by: columns of the scores.
+    /// Rows of a streamed tile: columns of the scores.
     pub columns: usize,
     /// Rows of a unit.
     pub own: usize,
@@ -51,9 +52,9 @@ pub(crate) struct Shape {
     pub planes: bool,
 }
 
-impl Shape {
-    /// Vectors of a row in shared memory before the next begins; odd, so that lanes which read
-    /// different rows read different banks.
+impl TileShape {
+    /// Pitch of a row in shared memory, in vectors; odd, so that lanes that read different rows
+    /// read different banks.
     pub(crate) fn pitch(&self) -> usize {
         self.width.next_multiple_of(LANES) + 1
     }
@@ -88,63 +89,81 @@ impl Shape {
     }
 
     /// Vectors of a row that a unit owns.
-    pub(crate) fn parts(&self) -> usize {
+    pub(crate) fn vectors_per_unit(&self) -> usize {
         self.width.div_ceil(LANES)
     }
 }
 
 /// The first row of a head.
 #[cube]
-pub(crate) fn start(site: &Site, batch: usize, head: usize) -> usize {
-    site.offset as usize + batch * site.batch as usize + head * site.head as usize
+pub(crate) fn start(device_strides: &DeviceStrides, batch: usize, head: usize) -> usize {
+    device_strides.offset as usize
+        + batch * device_strides.batch as usize
+        + head * device_strides.head as usize
 }
 
 /// The first column that `row` sees.
 #[cube]
-pub(crate) fn low(row: i32, reach: &Reach, bounds: &ComptimeOption<OwnedTensor<i32>>) -> i32 {
-    let mut low = max(row + reach.shift - reach.before, 0i32);
-    #[comptime]
-    match bounds {
-        ComptimeOption::Some(bounds) => low = max(low, bounds.as_slice()[row as usize]),
-        ComptimeOption::None => {}
-    }
-    low
-}
-
-/// Behind the last column that `row` sees.
-#[cube]
-pub(crate) fn high(row: i32, reach: &Reach, bounds: &ComptimeOption<OwnedTensor<i32>>) -> i32 {
-    let mut high = min(row + reach.shift + reach.after + 1, reach.columns);
+pub(crate) fn visible_start(
+    row: i32,
+    mask_range: &DeviceMaskRange,
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+) -> i32 {
+    let mut visible_start = max(row + mask_range.shift - mask_range.before, 0i32);
     #[comptime]
     match bounds {
         ComptimeOption::Some(bounds) => {
-            high = min(high, bounds.as_slice()[(row + reach.rows) as usize]);
+            visible_start = max(visible_start, bounds.as_slice()[row as usize])
         }
         ComptimeOption::None => {}
     }
-    high
+    visible_start
 }
 
-/// Keeps what the rows of the tile that stays see, in shared memory and not in registers.
+/// The end of the columns that `row` sees.
 #[cube]
-pub(crate) fn limits(
+pub(crate) fn visible_end(
+    row: i32,
+    mask_range: &DeviceMaskRange,
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+) -> i32 {
+    let mut visible_end = min(
+        row + mask_range.shift + mask_range.after + 1,
+        mask_range.columns,
+    );
+    #[comptime]
+    match bounds {
+        ComptimeOption::Some(bounds) => {
+            visible_end = min(
+                visible_end,
+                bounds.as_slice()[(row + mask_range.rows) as usize],
+            );
+        }
+        ComptimeOption::None => {}
+    }
+    visible_end
+}
+
+/// Stores the visible range of each resident row in shared memory, to save registers.
+#[cube]
+pub(crate) fn visible_ranges(
     first: usize,
-    reach: &Reach,
+    mask_range: &DeviceMaskRange,
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     lows: &mut Shared<[i32]>,
     highs: &mut Shared<[i32]>,
-    #[comptime] shape: Shape,
+    #[comptime] shape: TileShape,
 ) {
     let row = UNIT_POS as usize;
     if row < shape.rows {
-        let at = min((first + row) as i32, reach.rows - 1);
-        lows[row] = low(at, reach, bounds);
-        highs[row] = high(at, reach, bounds);
+        let at = min((first + row) as i32, mask_range.rows - 1);
+        lows[row] = visible_start(at, mask_range, bounds);
+        highs[row] = visible_end(at, mask_range, bounds);
     }
 }
 
-/// Loads `rows` rows from `first` on, times `factor`, to row `0` of a tile; what is past `count`
-/// rows or past the width becomes 0.
+/// Loads `rows` rows from `first` on, times `factor`, to row `0` of a tile; zeros past `count` rows
+/// and past the width.
 #[cube]
 pub(crate) fn load<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -155,7 +174,7 @@ pub(crate) fn load<F: Float, N: Size>(
     factor: f32,
     tile: &mut Shared<[Vector<f32, N>]>,
     #[comptime] rows: usize,
-    #[comptime] shape: Shape,
+    #[comptime] shape: TileShape,
 ) {
     let pitch = comptime!(shape.pitch());
     let columns = comptime!(shape.pitch() - 1);
@@ -174,12 +193,12 @@ pub(crate) fn load<F: Float, N: Size>(
     }
 }
 
-/// The products of the unit's rows of `stays` with its columns, which are rows of `passes`.
+/// The products of the unit's rows of `resident` with its columns, which are rows of `streamed`.
 #[cube]
 pub(crate) fn dots<N: Size>(
-    stays: &Shared<[Vector<f32, N>]>,
-    passes: &Shared<[Vector<f32, N>]>,
-    #[comptime] shape: Shape,
+    resident: &Shared<[Vector<f32, N>]>,
+    streamed: &Shared<[Vector<f32, N>]>,
+    #[comptime] shape: TileShape,
 ) -> Array<f32> {
     let pitch = comptime!(shape.pitch());
     let own = comptime!(shape.own);
@@ -195,11 +214,11 @@ pub(crate) fn dots<N: Size>(
         let mut left = Array::<Vector<f32, N>>::new(own);
         #[unroll]
         for r in 0..own {
-            left[r] = stays[(row + r) * pitch + k];
+            left[r] = resident[(row + r) * pitch + k];
         }
         #[unroll]
         for c in 0..columns {
-            let right = passes[(lane + c * LANES) * pitch + k];
+            let right = streamed[(lane + c * LANES) * pitch + k];
             #[unroll]
             for r in 0..own {
                 #[unroll]
@@ -213,32 +232,32 @@ pub(crate) fn dots<N: Size>(
     sums
 }
 
-/// Adds the products of the unit's rows of `weights` with its vectors of the rows of `passes`.
+/// Adds the products of the unit's rows of `weights` with its vectors of the rows of `streamed`.
 #[cube]
 pub(crate) fn accumulate<N: Size>(
     weights: &Shared<[f32]>,
-    passes: &Shared<[Vector<f32, N>]>,
+    streamed: &Shared<[Vector<f32, N>]>,
     sums: &mut Array<Vector<f32, N>>,
-    #[comptime] shape: Shape,
+    #[comptime] shape: TileShape,
 ) {
     let pitch = comptime!(shape.pitch());
     let weight_pitch = comptime!(shape.weight_pitch());
     let own = comptime!(shape.own);
-    let parts = comptime!(shape.parts());
+    let vectors_per_unit = comptime!(shape.vectors_per_unit());
     let lane = UNIT_POS as usize % LANES;
     let row = UNIT_POS as usize / LANES * own;
     for j in 0..shape.columns {
-        let mut right = Array::<Vector<f32, N>>::new(parts);
+        let mut right = Array::<Vector<f32, N>>::new(vectors_per_unit);
         #[unroll]
-        for t in 0..parts {
-            right[t] = passes[j * pitch + lane + t * LANES];
+        for t in 0..vectors_per_unit {
+            right[t] = streamed[j * pitch + lane + t * LANES];
         }
         #[unroll]
         for r in 0..own {
             let weight = Vector::<f32, N>::new(weights[(row + r) * weight_pitch + j]);
             #[unroll]
-            for t in 0..parts {
-                let i = comptime!(r * parts + t);
+            for t in 0..vectors_per_unit {
+                let i = comptime!(r * vectors_per_unit + t);
                 sums[i] = fma(weight, right[t], sums[i]);
             }
         }
@@ -247,8 +266,8 @@ pub(crate) fn accumulate<N: Size>(
 
 /// Registers for the unit's vectors of its rows, 0.
 #[cube]
-pub(crate) fn zeros<N: Size>(#[comptime] shape: Shape) -> Array<Vector<f32, N>> {
-    let count = comptime!(shape.own * shape.parts());
+pub(crate) fn zeros<N: Size>(#[comptime] shape: TileShape) -> Array<Vector<f32, N>> {
+    let count = comptime!(shape.own * shape.vectors_per_unit());
     let mut sums = Array::<Vector<f32, N>>::new(count);
     #[unroll]
     for i in 0..count {
@@ -267,33 +286,33 @@ pub(crate) fn store<F: Float, N: Size>(
     stride: usize,
     first: usize,
     count: usize,
-    #[comptime] shape: Shape,
+    #[comptime] shape: TileShape,
 ) {
     let own = comptime!(shape.own);
-    let parts = comptime!(shape.parts());
+    let vectors_per_unit = comptime!(shape.vectors_per_unit());
     let lane = UNIT_POS as usize % LANES;
     let row = first + UNIT_POS as usize / LANES * own;
     #[unroll]
     for r in 0..own {
         #[unroll]
-        for t in 0..parts {
+        for t in 0..vectors_per_unit {
             let column = lane + t * LANES;
             if row + r < count && column < shape.width {
-                let value = sums[comptime!(r * parts + t)] * Vector::new(factors[r]);
+                let value = sums[comptime!(r * vectors_per_unit + t)] * Vector::new(factors[r]);
                 to[start + (row + r) * stride + column] = Vector::cast_from(value);
             }
         }
     }
 }
 
-/// The largest of each row's values over its lanes, or their sum; every lane gets it. All units of
-/// the cube must come here.
+/// The largest of each row's values over its lanes, or their sum; every lane gets it. Call on all
+/// units of the cube.
 #[cube]
-pub(crate) fn over_lanes(
+pub(crate) fn reduce_lanes(
     values: &mut Array<f32>,
     exchange: &mut Shared<[f32]>,
     #[comptime] sum: bool,
-    #[comptime] shape: Shape,
+    #[comptime] shape: TileShape,
 ) {
     let own = comptime!(shape.own);
     if comptime!(shape.planes) {

@@ -1,4 +1,4 @@
-//! The kernels for matrix units, with loops in their place on every CubeCL device, and with the
+//! The kernels for matrix units, with loops in place of them on every CubeCL device, and with the
 //! units themselves where a device has them.
 
 use super::*;
@@ -16,7 +16,7 @@ fn engines() -> Vec<(Device, CmmaTiles)> {
             Err(error) => println!("left out: {error}"),
         }
         if device != Device::flex() {
-            let engine = CmmaTiles::by_loops(&device);
+            let engine = CmmaTiles::with_loops(&device);
             assert!(!engine.types().is_empty(), "{device:?} has no 16-bit type");
             engines.push((device.clone(), engine));
         }
@@ -75,7 +75,7 @@ fn every_length_of_the_matrix_units_is_that_of_the_composition() {
 }
 
 #[test]
-fn groups_and_sequences_meet_their_own_matrices() {
+fn groups_and_sequences_use_their_own_matrices() {
     for share in [1, 3] {
         Case::new(2, 35, 35, heads(2 * share, 2, 16)).compare_matrices();
     }
@@ -165,13 +165,13 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
                 let input = Input::wave([2, rows, 2, 16], phase);
                 plain::<4>(&input, &device, *dtype)
             };
-            // The first queries stand before the first key, and see nothing.
+            // The first queries are before the first key, and see nothing.
             let (q, k, v) = (values(45, 0.1), values(40, 0.5), values(40, 0.9));
             let options = AttentionOptions {
                 causal: true,
                 ..Default::default()
             };
-            let problem = Problem::separate(&q, &k, &v, None, &options).unwrap();
+            let problem = AttentionProblem::separate(&q, &k, &v, None, &options).unwrap();
             let projections = Projections::Separate { q, k, v };
             let (out, lse) = engine.forward(&problem, projections.clone(), None);
             let (expected, of_portable) = Portable.forward(&problem, projections, None);
@@ -190,7 +190,7 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
 fn what_the_matrix_units_do_not_take_is_refused() {
     let error = CmmaTiles::new(&Device::flex()).unwrap_err().to_string();
     assert!(
-        error.contains("it is no CubeCL device; Portable fits"),
+        error.contains("it is not a CubeCL device: use Portable"),
         "{error}"
     );
     for (device, engine) in engines() {
@@ -207,12 +207,16 @@ fn what_the_matrix_units_do_not_take_is_refused() {
         };
         for width in [8, 20, 144] {
             let error = refused(&device, width, types[0]);
-            let expected =
-                format!("refuses: heads of width {width}; multiples of 16 up to 128 fit");
+            let expected = format!(
+                "does not support this problem: heads of width {width}: expected multiples of 16 up to 128"
+            );
             assert!(error.contains(&expected), "{error}");
         }
         let error = refused(&device, 64, DType::F32);
-        assert!(error.contains("refuses: F32; ["), "{error}");
+        assert!(
+            error.contains("does not support this problem: element type F32: expected one of ["),
+            "{error}"
+        );
         let error = refused(&Device::flex(), 64, types[0]);
         assert!(
             error.contains("the engine \"cmma\" was made for"),

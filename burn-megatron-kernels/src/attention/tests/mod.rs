@@ -154,7 +154,7 @@ fn groups_of_heads_share_their_keys() {
 }
 
 #[test]
-fn queries_stand_at_the_end_of_the_keys() {
+fn queries_are_aligned_to_the_end_of_the_keys() {
     for (queries, keys) in [(5, 21), (21, 5), (1, 70)] {
         for causal in [false, true] {
             let case = Case::new(2, queries, keys, heads(2, 1, 8));
@@ -247,9 +247,10 @@ fn a_joint_projection_is_read_in_place() {
                 ..Default::default()
             };
             let sink = Some(x[1].clone());
-            match fused {
-                true => flash_attention_packed(qkv, shape, sink, &options).flatten(0, 2),
-                false => composed::flash_attention_packed(qkv, shape, sink, &options).flatten(0, 2),
+            if fused {
+                flash_attention_packed(qkv, shape, sink, &options).flatten(0, 2)
+            } else {
+                composed::flash_attention_packed(qkv, shape, sink, &options).flatten(0, 2)
             }
         };
         compare_within(
@@ -279,9 +280,10 @@ fn views_are_taken() {
             .swap_dims(2, 3)
             .narrow(3, 0, 8);
         let options = AttentionOptions::default();
-        match fused {
-            true => flash_attention(q, k, v, None, &options).flatten(0, 3),
-            false => composed::flash_attention(q, k, v, None, &options).flatten(0, 3),
+        if fused {
+            flash_attention(q, k, v, None, &options).flatten(0, 3)
+        } else {
+            composed::flash_attention(q, k, v, None, &options).flatten(0, 3)
         }
     };
     compare_within(
@@ -329,7 +331,7 @@ fn a_query_that_sees_nothing_gives_nothing() {
             causal: true,
             ..Default::default()
         };
-        // The first two of five queries stand before the first of three keys.
+        // The first two of five queries are before the first of three keys.
         let (out, lse) = attention_forward(values(5), values(3), values(3), None, &options);
         let out = out.into_data().try_into_vec::<f32>().unwrap();
         assert_eq!(out[..8], [0.0; 8]);

@@ -33,11 +33,14 @@ fn what_does_not_fit_is_refused_on_every_device() {
         let heads = refused([1, 4, 3, 8], four, None, None, None);
         assert!(heads.contains("3 heads for 2 groups"), "{heads}");
         let wide = refused([1, 4, 2, 257], [1, 4, 2, 257], None, None, None);
-        assert!(wide.contains("heads of width 257; 1 to 256 fit"), "{wide}");
+        assert!(
+            wide.contains("heads of width 257: expected 1 to 256"),
+            "{wide}"
+        );
         let sink = refused(four, four, Some(3), None, None);
         assert!(sink.contains("a sink [3] for 2 heads"), "{sink}");
         let scale = refused(four, four, None, Some(f64::NAN), None);
-        assert!(scale.contains("scale = NaN makes no sense"), "{scale}");
+        assert!(scale.contains("invalid scale = NaN"), "{scale}");
         let documents = refused(four, four, None, None, Some(5));
         assert!(
             documents.contains("documents of 5 positions for 4 queries"),
@@ -64,23 +67,31 @@ impl AttentionEngine for Picky {
         "picky"
     }
 
-    fn supports(&self, problem: &Problem) -> Result<(), String> {
-        Err(format!("heads of width {}; none fit", problem.heads.width))
+    fn supports(&self, problem: &AttentionProblem) -> Result<(), String> {
+        Err(format!(
+            "heads of width {}: expected none",
+            problem.heads.width
+        ))
     }
 
-    fn forward(&self, _: &Problem, _: Projections, _: Option<Tensor<1>>) -> (Tensor<4>, Tensor<3>) {
-        panic!("an engine that refuses is not called")
+    fn forward(
+        &self,
+        _: &AttentionProblem,
+        _: Projections,
+        _: Option<Tensor<1>>,
+    ) -> (Tensor<4>, Tensor<3>) {
+        panic!("an engine that does not support a problem must not be called")
     }
 
     fn backward(
         &self,
-        _: &Problem,
+        _: &AttentionProblem,
         _: Projections,
         _: Option<Tensor<1>>,
         _: (Tensor<4>, Tensor<3>),
         _: Tensor<4>,
     ) -> (Projections, Option<Tensor<1>>) {
-        panic!("an engine that refuses is not called")
+        panic!("an engine that does not support a problem must not be called")
     }
 }
 
@@ -92,7 +103,7 @@ fn an_engine_that_refuses_is_an_error() {
         flash_attention_with(Arc::new(Picky), x.clone(), x.clone(), x, None, &options);
     });
     assert!(
-        message.contains("the engine \"picky\" refuses: heads of width 8"),
+        message.contains("the engine \"picky\" does not support this problem: heads of width 8"),
         "{message}"
     );
 }

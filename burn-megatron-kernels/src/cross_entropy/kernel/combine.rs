@@ -4,9 +4,9 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::pieces::{Vocabulary, Weights};
+use super::super::ops::{LossWeights, Vocabulary};
 use super::super::{STATISTICS, ignored};
-use super::{FAULT, IGNORED, token_of};
+use super::{IGNORED_TARGET, INVALID_TARGET, token_of};
 use crate::cube::{empty, grid};
 
 /// Units of a cube.
@@ -59,9 +59,9 @@ pub(super) fn combine_kernel<I: Int>(
             value += z * log_sum_exp * log_sum_exp;
         }
         let token = token_of::<I>(targets[row], tokens, ignore);
-        if token == IGNORED {
+        if token == IGNORED_TARGET {
             value = 0.0f32;
-        } else if token == FAULT {
+        } else if token == INVALID_TARGET {
             value = nan;
         }
         loss[row] = value;
@@ -73,10 +73,10 @@ pub(super) fn combine_kernel<I: Int>(
 pub(in crate::cross_entropy) fn combine(
     inputs: Vec<CubeTensor>,
     vocabulary: &Vocabulary,
-    weights: &Weights,
+    weights: &LossWeights,
 ) -> Vec<CubeTensor> {
     let Ok([statistics, targets]) = <[CubeTensor; 2]>::try_from(inputs) else {
-        unreachable!("`Combine` is launched with two inputs")
+        unreachable!("`CombineOp` is launched with two inputs")
     };
     let rows = targets.meta.shape()[0];
     let row = || empty(&statistics, [rows], statistics.dtype);

@@ -5,13 +5,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::super::ignored;
-use super::super::pieces::{Vocabulary, Weights};
-use super::{FAULT, IGNORED, LOADS, token_of, vector};
+use super::super::ops::{LossWeights, Vocabulary};
+use super::{IGNORED_TARGET, INVALID_TARGET, LOADS_PER_STEP, token_of, vector};
 use crate::cube::{RowPlan, grid};
 
-/// What the gradient of a row needs: `softmax * exp(x - lse) - share`, and `- keep` at the target.
+/// The scalars of the gradient of a row: `softmax * exp(x - lse) - share`, and `- keep` at the
+/// target.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Scales {
+pub(super) struct GradientScales {
     /// `1 - s`.
     pub keep: f32,
     /// `s / K`.
@@ -24,20 +25,20 @@ pub(super) struct Scales {
 
 /// The vocabulary of a launch; see [`Vocabulary`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Columns {
+pub(super) struct VocabularyColumns {
     /// The columns of a row, padding included.
     pub width: u32,
     /// The token that column 0 is.
     pub first: u32,
     /// The columns that are tokens.
-    pub real: u32,
+    pub valid: u32,
     /// The tokens of the whole vocabulary.
     pub tokens: u32,
 }
 
 /// One row, with the gradient of its loss multiplied in.
 #[derive(CubeType)]
-struct Row {
+struct RowGradient {
     token: u32,
     lse: f32,
     softmax: f32,
@@ -46,23 +47,23 @@ struct Row {
 }
 
 #[cube]
-impl Row {
+impl RowGradient {
     fn new<I: Int>(
         row: usize,
         targets: &Tensor<I>,
         lse: &Tensor<f32>,
         gradient: &Tensor<f32>,
         tokens: u32,
-        scales: &Scales,
+        scales: &GradientScales,
         #[comptime] ignore: Option<i64>,
-    ) -> Row {
+    ) -> RowGradient {
         let token = token_of::<I>(targets[row], tokens, ignore);
         let lse = lse[row];
         let mut gradient = gradient[row];
-        if token == FAULT {
+        if token == INVALID_TARGET {
             gradient = scales.nan;
         }
-        Row {
+        RowGradient {
             token,
             lse,
             softmax: gradient * (1.0 + scales.twice_z * lse),
@@ -72,9 +73,9 @@ impl Row {
     }
 
     /// The gradient of one logit.
-    fn at(&self, x: f32, column: u32, columns: &Columns) -> f32 {
+    fn at(&self, x: f32, column: u32, columns: &VocabularyColumns) -> f32 {
         let mut value = 0.0f32;
-        if column < columns.real && self.token != IGNORED {
+        if column < columns.valid && self.token != IGNORED_TARGET {
             value = self.softmax * (x - self.lse).exp() - self.share;
             if column + columns.first == self.token {
                 value -= self.keep;
@@ -93,8 +94,8 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
     gradient: &Tensor<f32>,
     output: &mut Tensor<Vector<F, N>>,
     rows: u32,
-    columns: Columns,
-    scales: Scales,
+    columns: VocabularyColumns,
+    scales: GradientScales,
     #[comptime] ignore: Option<i64>,
     #[comptime] units: u32,
     #[define(F, I)] _types: [ElemType; 2],
@@ -108,29 +109,29 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
         let head = start / lanes + (start % lanes != 0) as usize;
         let count = end / lanes + (end % lanes != 0) as usize - head;
         let tokens = columns.tokens;
-        let own = Row::new::<I>(row, targets, lse, gradient, tokens, &scales, ignore);
+        let own = RowGradient::new::<I>(row, targets, lse, gradient, tokens, &scales, ignore);
         let step = units as usize;
 
         let mut i = UNIT_POS as usize;
         while i < count {
-            let mut values = Array::<Vector<f32, N>>::new(LOADS);
+            let mut values = Array::<Vector<f32, N>>::new(LOADS_PER_STEP);
             #[unroll]
-            for k in 0..LOADS {
+            for k in 0..LOADS_PER_STEP {
                 if i + k * step < count {
                     values[k] = Vector::cast_from(logits[head + i + k * step]);
                 }
             }
             #[unroll]
-            for k in 0..LOADS {
+            for k in 0..LOADS_PER_STEP {
                 if i + k * step < count {
                     let at = head + i + k * step;
                     let column = at * lanes - start;
                     let stop = column + lanes;
                     let mut result = Vector::<f32, N>::new(0.0);
-                    let ignored = own.token == IGNORED;
+                    let ignored = own.token == IGNORED_TARGET;
                     let token = own.token - columns.first;
                     let held = token as usize >= column && (token as usize) < stop;
-                    if stop <= columns.real as usize && !ignored && !held {
+                    if stop <= columns.valid as usize && !ignored && !held {
                         let softmax = (values[k] - Vector::new(own.lse)).exp();
                         result = Vector::new(own.softmax) * softmax - Vector::new(own.share);
                     } else if stop > width {
@@ -138,7 +139,7 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                         #[unroll]
                         for lane in 0..lanes {
                             let below = (column + lane) / width;
-                            let other = Row::new::<I>(
+                            let other = RowGradient::new::<I>(
                                 row + below,
                                 targets,
                                 lse,
@@ -151,7 +152,7 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                             let value = other.at(values[k].extract(lane), column as u32, &columns);
                             result.insert(lane, value);
                         }
-                    } else if column < columns.real as usize && !ignored {
+                    } else if column < columns.valid as usize && !ignored {
                         #[unroll]
                         for lane in 0..lanes {
                             let column = (column + lane) as u32;
@@ -162,7 +163,7 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                     output[at] = Vector::cast_from(result);
                 }
             }
-            i += comptime!(LOADS * units as usize);
+            i += comptime!(LOADS_PER_STEP * units as usize);
         }
     }
 }
@@ -171,10 +172,10 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
 pub(in crate::cross_entropy) fn gradient(
     inputs: Vec<CubeTensor>,
     vocabulary: &Vocabulary,
-    weights: &Weights,
+    weights: &LossWeights,
 ) -> Vec<CubeTensor> {
     let Ok([logits, targets, lse, gradient]) = <[CubeTensor; 4]>::try_from(inputs) else {
-        unreachable!("`Gradient` is launched with four inputs")
+        unreachable!("`GradientOp` is launched with four inputs")
     };
     let shape = logits.meta.shape().clone();
     let [rows, width] = [shape[0], shape[1]];
@@ -185,13 +186,12 @@ pub(in crate::cross_entropy) fn gradient(
     let types = [logits.dtype, targets.dtype];
     let plan = RowPlan::new(&client, logits.dtype, width);
     let vector = vector(&client, &logits);
-    // Asked before anything here holds the memory a second time.
-    let (output, argument) = match logits.can_mut() {
-        true => (logits.clone(), logits.as_tensor_alias(0)),
-        false => {
-            let output = crate::cube::empty(&logits, shape, logits.dtype);
-            (output.clone(), output.into_tensor_arg())
-        }
+    // Checked before a second handle shares the memory.
+    let (output, argument) = if logits.can_mut() {
+        (logits.clone(), logits.as_tensor_alias(0))
+    } else {
+        let output = crate::cube::empty(&logits, shape, logits.dtype);
+        (output.clone(), output.into_tensor_arg())
     };
     unsafe {
         gradient_kernel::launch_unchecked(
@@ -205,13 +205,13 @@ pub(in crate::cross_entropy) fn gradient(
             gradient.into_tensor_arg(),
             argument,
             rows as u32,
-            ColumnsLaunch::new(
+            VocabularyColumnsLaunch::new(
                 width as u32,
                 vocabulary.first,
-                vocabulary.real,
+                vocabulary.valid,
                 vocabulary.tokens,
             ),
-            ScalesLaunch::new(
+            GradientScalesLaunch::new(
                 weights.keep as f32,
                 weights.share as f32,
                 2.0 * weights.z as f32,

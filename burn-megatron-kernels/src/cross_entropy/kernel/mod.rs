@@ -1,9 +1,9 @@
 //! The CubeCL kernels: one cube per row for the statistics and the gradient, one unit per row to
 //! combine.
 //!
-//! Rows of an odd width do not begin where a vector does. Memory is still read in whole vectors:
-//! any size that divides the number of all elements will do, and the vectors at both ends of a row
-//! are looked at lane by lane.
+//! Rows of an odd width do not start at a vector boundary. Memory is still read in whole vectors of
+//! any size that divides the number of all elements; the vectors at both ends of a row are handled
+//! lane by lane.
 
 // Kernels have no `is_multiple_of`, and a test at compile time cannot be joined to one at run time.
 #![allow(clippy::manual_is_multiple_of, clippy::collapsible_if)]
@@ -12,35 +12,35 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+mod aot_instances;
 mod combine;
 mod gradient;
-mod specimens;
 mod statistics;
 
+pub(crate) use aot_instances::aot_instances;
 pub(super) use combine::combine;
 pub(super) use gradient::gradient;
-pub(crate) use specimens::specimens;
 pub(super) use statistics::statistics;
 
-/// Vectors that a unit loads before it works on them, so that enough are on their way.
-const LOADS: usize = 4;
+/// Vectors that a unit loads before it uses them, to keep enough loads in flight.
+const LOADS_PER_STEP: usize = 4;
 
 /// A target that has no loss. Tokens are below 2^31.
-const IGNORED: u32 = u32::MAX;
+const IGNORED_TARGET: u32 = u32::MAX;
 
-/// A target that is no token.
-const FAULT: u32 = u32::MAX - 1;
+/// A target outside of the vocabulary.
+const INVALID_TARGET: u32 = u32::MAX - 1;
 
-/// The token of a target, [`IGNORED`] or [`FAULT`].
+/// The token of a target, [`IGNORED_TARGET`] or [`INVALID_TARGET`].
 #[cube]
 fn token_of<I: Int>(target: I, tokens: u32, #[comptime] ignore: Option<i64>) -> u32 {
-    let mut token = FAULT.runtime();
+    let mut token = INVALID_TARGET.runtime();
     if target >= I::new(0) && target < I::cast_from(tokens) {
         token = u32::cast_from(target);
     }
     if comptime!(ignore.is_some()) {
         if target == I::new(comptime!(ignore.unwrap_or_default())) {
-            token = IGNORED.runtime();
+            token = IGNORED_TARGET.runtime();
         }
     }
     token

@@ -5,22 +5,22 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::pieces::Vocabulary;
+use super::super::ops::Vocabulary;
 use super::super::{STATISTICS, ignored};
-use super::{LOADS, token_of, vector};
+use super::{LOADS_PER_STEP, token_of, vector};
 use crate::cube::{Reduction, RowPlan, cube_max, cube_sum, empty, grid, lane_max, lane_sum};
 
-/// What a unit has seen of its row: the maximum, and per lane the sum of `exp(x - maximum)` and
-/// the sum.
+/// A unit's running statistics of its row: the maximum, and per lane the sum of `exp(x - maximum)`
+/// and the sum.
 #[derive(CubeType)]
-struct Online<N: Size> {
+struct OnlineSoftmax<N: Size> {
     max: f32,
     exponentials: Vector<f32, N>,
     sum: Vector<f32, N>,
 }
 
 #[cube]
-impl<N: Size> Online<N> {
+impl<N: Size> OnlineSoftmax<N> {
     /// Reads `count` more vectors; sums are rescaled only where the maximum grows.
     fn read<F: Float>(
         &mut self,
@@ -86,7 +86,7 @@ pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
     output: &mut Tensor<f32>,
     rows: u32,
     width: u32,
-    real: u32,
+    valid: u32,
     first: u32,
     tokens: u32,
     #[comptime] ignore: Option<i64>,
@@ -98,8 +98,8 @@ pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
     if row < rows as usize {
         let lanes = N::value();
         let start = row * width as usize;
-        let end = start + real as usize;
-        let mut online = Online::<N> {
+        let end = start + valid as usize;
+        let mut online = OnlineSoftmax::<N> {
             max: f32::min_value(),
             exponentials: Vector::new(0.0),
             sum: Vector::new(0.0),
@@ -112,16 +112,16 @@ pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
         let mut at = UNIT_POS as usize;
         if tail > head {
             let count = tail - head;
-            while at + comptime!((LOADS - 1) * units as usize) < count {
-                online.read::<F>(logits, head + at, step, LOADS);
-                at += comptime!(LOADS * units as usize);
+            while at + comptime!((LOADS_PER_STEP - 1) * units as usize) < count {
+                online.read::<F>(logits, head + at, step, LOADS_PER_STEP);
+                at += comptime!(LOADS_PER_STEP * units as usize);
             }
             while at < count {
                 online.read::<F>(logits, head + at, step, 1usize);
                 at += step;
             }
         }
-        // What is left at both ends, which may be parts of one vector.
+        // The remainders at both ends, which may be in the same vector.
         let cut = start % lanes != 0;
         if UNIT_POS == 0 && cut && end > start {
             online.read_lanes::<F>(logits, start / lanes, start, end);
@@ -138,7 +138,7 @@ pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
         if UNIT_POS == 0 {
             let token = token_of::<I>(targets[row], tokens, ignore);
             let mut target = 0.0f32;
-            if token >= first && token - first < real {
+            if token >= first && token - first < valid {
                 let position = start + (token - first) as usize;
                 let values = Vector::<f32, N>::cast_from(logits[position / lanes]);
                 #[unroll]
@@ -163,7 +163,7 @@ pub(in crate::cross_entropy) fn statistics(
     vocabulary: &Vocabulary,
 ) -> Vec<CubeTensor> {
     let Ok([logits, targets]) = <[CubeTensor; 2]>::try_from(inputs) else {
-        unreachable!("`Statistics` is launched with two inputs")
+        unreachable!("`StatisticsOp` is launched with two inputs")
     };
     let shape = logits.meta.shape();
     let [rows, width] = [shape[0], shape[1]];
@@ -186,7 +186,7 @@ pub(in crate::cross_entropy) fn statistics(
             output.clone().into_tensor_arg(),
             rows as u32,
             width as u32,
-            vocabulary.real,
+            vocabulary.valid,
             vocabulary.first,
             vocabulary.tokens,
             ignored(vocabulary.ignore, types[1]),

@@ -362,7 +362,7 @@ fn many_rows_are_spread_over_the_grid() {
 /// The message that `work` panics with.
 fn message<T>(work: impl FnOnce() -> T) -> String {
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-    let payload = caught.err().expect("it should have been refused");
+    let payload = caught.err().expect("the call must fail");
     payload
         .downcast_ref::<String>()
         .cloned()
@@ -377,7 +377,7 @@ fn what_does_not_fit_is_refused_in_words() {
         let targets = || ints(&[0, 1, 2], &device);
         let row = |count: usize| Tensor::<1>::ones([count], on);
         let plain = CrossEntropyOptions::default();
-        let part = Part {
+        let part = VocabularyShard {
             first: 0,
             tokens: 4,
         };
@@ -385,51 +385,50 @@ fn what_does_not_fit_is_refused_in_words() {
         let two = || ints(&[0, 1], &device);
         assert_eq!(
             message(|| cross_entropy(logits(), two(), &plain)),
-            "cross_entropy: logits [3, 4] have 3 rows, targets [2] are 2; one target for each \
-             row fits"
+            "cross_entropy: logits [3, 4] have 3 rows, targets [2] are 2: expected one target for each \
+             row"
         );
         let none = Tensor::<2>::zeros([3, 0], on);
         assert_eq!(
             message(|| cross_entropy(none, targets(), &plain)),
-            "cross_entropy: logits [3, 0] have 0 columns; 1 to 2147483647 fit"
+            "cross_entropy: logits [3, 0] have 0 columns: expected 1 to 2147483647"
         );
         for (wrong, text) in [
             (
                 options(1.0, 0.0, None),
-                "cross_entropy: label_smoothing = 1 makes no sense; 0 up to, but not including, \
-                 1 does",
+                "cross_entropy: invalid label_smoothing = 1: expected 0 up to, but not including, \
+                 1",
             ),
             (
                 options(0.0, -1.0, None),
-                "cross_entropy: z_loss = -1 makes no sense; 0 or more does",
+                "cross_entropy: invalid z_loss = -1: expected 0 or more",
             ),
         ] {
             assert_eq!(message(|| cross_entropy(logits(), targets(), &wrong)), text);
         }
-        let empty = Part {
+        let empty = VocabularyShard {
             first: 0,
             tokens: 0,
         };
         assert_eq!(
             message(|| statistics(logits(), targets(), &empty)),
-            "cross_entropy: tokens = 0 makes no sense; 1 to 2147483647 does"
+            "cross_entropy: invalid tokens = 0: expected 1 to 2147483647"
         );
         let three = Tensor::<3>::zeros([1, 3, 3], on);
         assert_eq!(
             message(|| combine(three, targets(), 4, &plain)),
-            "cross_entropy: statistics [1, 3, 3] beside targets [3]; [parts, 3, 4] with 1 part \
-             or more fit"
+            "cross_entropy: statistics [1, 3, 3] beside targets [3]: expected [parts, 3, 4] with 1 part \
+             or more"
         );
         assert_eq!(
             message(|| gradient(logits(), targets(), row(3), row(2), &part, &plain)),
-            "cross_entropy: logits [3, 4] beside a log-sum-exp [3] and a gradient [2]; [3] fits \
-             for both"
+            "cross_entropy: logits [3, 4] beside a log-sum-exp [3] and a gradient [2]: expected [3] for both"
         );
         let half = row(3).cast(DType::F16);
         let text = message(|| gradient(logits(), targets(), row(3), half, &part, &plain));
         assert!(
-            text.starts_with("cross_entropy does not take F16 on")
-                && text.ends_with("; statistics in F32 fit"),
+            text.starts_with("cross_entropy does not support F16 on")
+                && text.ends_with(": expected statistics in F32"),
             "{text}"
         );
     }

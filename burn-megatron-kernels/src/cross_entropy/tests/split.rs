@@ -1,4 +1,4 @@
-//! The pieces: a vocabulary in parts, what they say, and whose memory they take.
+//! The three parts of the loss on a split vocabulary: values, statistics, reuse of memory.
 
 use proptest::prelude::*;
 
@@ -19,16 +19,17 @@ fn split(
     let cut = |rank: usize| {
         let entry = |i: usize| {
             let (row, column) = (i / width, rank * width + i % width);
-            match column < tokens {
-                true => logits[row * tokens + column],
-                false => 1e4,
+            if column < tokens {
+                logits[row * tokens + column]
+            } else {
+                1e4
             }
         };
         let values: Vec<_> = (0..rows * width).map(entry).collect();
         tensor(&values, width, on)
     };
     let target = || ints(targets, on.0);
-    let part = |rank| Part {
+    let part = |rank| VocabularyShard {
         first: rank * width,
         tokens,
     };
@@ -42,9 +43,10 @@ fn split(
         let part = gradient(cut(rank), target(), lse, seed, &part(rank), options);
         for (i, value) in values(part).into_iter().enumerate() {
             let (row, column) = (i / width, rank * width + i % width);
-            match column < tokens {
-                true => whole[row * tokens + column] = value,
-                false => assert_eq!(value, 0.0, "padding has no gradient"),
+            if column < tokens {
+                whole[row * tokens + column] = value
+            } else {
+                assert_eq!(value, 0.0, "padding has no gradient")
             }
         }
     }
@@ -112,14 +114,14 @@ fn a_split_vocabulary_gives_the_whole_loss_and_gradient() {
 }
 
 #[test]
-fn the_statistics_are_what_they_say() {
+fn the_statistics_are_those_documented() {
     for (device, _) in devices() {
         let logits = tensor(
             &[1.0, 3.0, 2.0, 9.0, 0.0, -1.0, 0.0, 9.0],
             4,
             (&device, DType::F32),
         );
-        let part = Part {
+        let part = VocabularyShard {
             first: 5,
             tokens: 8,
         };
@@ -128,7 +130,7 @@ fn the_statistics_are_what_they_say() {
         let first = [3.0, sum([-2.0, 0.0, -1.0]), 2.0, 6.0];
         let second = [0.0, sum([0.0, -1.0, 0.0]), 0.0, -1.0];
         assert_near("statistics", &[first, second].concat(), &all, 1e-6);
-        let part = Part {
+        let part = VocabularyShard {
             first: 9,
             tokens: 8,
         };
@@ -139,11 +141,11 @@ fn the_statistics_are_what_they_say() {
 }
 
 #[test]
-fn the_gradient_takes_the_memory_of_logits_that_nobody_else_holds() {
+fn the_gradient_reuses_the_memory_of_uniquely_owned_logits() {
     for (device, _) in devices() {
         let logits = tensor(&Input::wave([2, 40], 0.1).values, 40, (&device, DType::F32));
         let before = values(logits.clone());
-        let part = Part {
+        let part = VocabularyShard {
             first: 0,
             tokens: 40,
         };
@@ -184,7 +186,7 @@ fn unique_memory_is_reused_on_the_cpu() {
     let logits = tensor(&[0.0; 8], 4, (&device, DType::F32));
     let before = address(&logits);
     let row = Tensor::<1>::ones([2], &device);
-    let part = Part {
+    let part = VocabularyShard {
         first: 0,
         tokens: 4,
     };

@@ -1,4 +1,4 @@
-//! Every split gives the bits of the kernel's own, through the public functions.
+//! Every split gives the same bits as the kernel's default, through the public functions.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron_test_skip::skipped_in_part;
@@ -138,8 +138,8 @@ fn positions(seq: usize, each: bool, device: &Device) -> Positions {
     Positions::Each(Tensor::<2, Int>::from_data(data, &device.clone().inner()))
 }
 
-/// Not in place, and in place where the gradient of the output is turned back. Heads in groups of four,
-/// of two and of one, with features and heads that pass.
+/// Not in place, and in place where the gradient of the output is rotated back. Heads in groups of
+/// four, of two and of one, with features and heads that pass.
 #[test]
 fn rope() {
     let seq = 37;

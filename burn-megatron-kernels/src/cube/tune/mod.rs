@@ -1,16 +1,16 @@
-//! How the work of an element-wise kernel is split, measured with CubeCL's tuner.
+//! The work split of element-wise kernels, measured with the autotuner of CubeCL.
 //!
-//! A launch that writes at least [`LEAST`] elements is tuned, on every CubeCL device. The first one
-//! of a kind, which is a [`Key`], runs each of [`SPLITS`] a few times on the tensors of that call;
-//! it and later ones take the fastest. CubeCL keeps the result as it keeps those of matrix products:
-//! for the process, and on disk if its feature `persistence` is on. Smaller launches take the
-//! kernel's own split, and so does a kind that is not measured yet while a graph is captured (measuring
+//! A launch that writes at least [`MIN_TUNED_ELEMENTS`] elements is tuned, on every CubeCL device.
+//! The first launch of each [`TuneKey`] runs each of [`SPLITS`] a few times on the tensors of that
+//! call; it and later ones use the fastest. CubeCL caches the result as for matrix products: in the
+//! process, and on disk with its feature `persistence`. Smaller launches use the default split of
+//! the kernel, and so does a key that is not measured yet while a graph is captured (measuring
 //! waits for the device) or while another thread measures it.
 //!
-//! A split says which unit makes which vectors, and nothing else: the code of a vector is the same in
-//! all of them, and no unit reads what another has made. So processes that measured differently hold
-//! the same bits. What is part of the order of a sum is not tuned here: the units of a row, the rows
-//! that a cube adds up. The length of a vector is not either: it is the longest that the sizes allow.
+//! A split only assigns vectors to units: the code of a vector is the same in all of them, and no
+//! unit reads the results of another. So processes with different measurements compute the same
+//! bits. What determines the order of a sum is not tuned here: the units of a row, the rows that a
+//! cube sums. Nor is the vector size: it is the largest that the sizes allow.
 
 use core::fmt::{Display, Formatter};
 
@@ -22,17 +22,17 @@ use cubecl::{AutotuneKey, CubeTuneId};
 use serde::{Deserialize, Serialize};
 
 use crate::activation::Curve;
-use crate::dropout::kernel::Draws;
+use crate::dropout::kernel::MaskAlignment;
 
 /// Launches that write fewer elements take a few microseconds whatever their split.
-const LEAST: usize = 1 << 20;
+const MIN_TUNED_ELEMENTS: usize = 1 << 20;
 
-/// Which of the work a unit takes.
+/// How work is divided among units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Split {
     /// Units of a cube.
     pub units: u32,
-    /// Portions of a unit; the kernel says what a portion is.
+    /// Portions per unit; the kernel defines what a portion is.
     pub each: usize,
 }
 
@@ -54,8 +54,8 @@ impl Display for Split {
     }
 }
 
-/// What is measured: more loads under way in one unit, or more units beside each other.
-/// With more than two portions a unit of some kernels runs out of registers.
+/// The measured splits: more loads in flight per unit, or more units. With more than two portions,
+/// a unit of some kernels runs out of registers.
 pub(crate) const SPLITS: [Split; 5] = [
     Split::new(128, 2),
     Split::new(256, 1),
@@ -64,7 +64,7 @@ pub(crate) const SPLITS: [Split; 5] = [
     Split::new(512, 2),
 ];
 
-/// A kernel that is tuned, with what it is compiled for as far as it matters to its speed.
+/// A tuned kernel, with the compile-time parameters that matter for its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Operation {
     /// An activation, or the gradient of its input.
@@ -78,20 +78,21 @@ pub(crate) enum Operation {
         input: DType,
         bias: bool,
         residual: bool,
-        draws: Draws,
+        draws: MaskAlignment,
     },
-    /// Rotary positions; `copies` says whether what does not turn is copied.
+    /// Rotary positions; `copies`: whether features and heads that are not rotated are copied.
     Rope { copies: bool },
-    /// That of the tests.
+    /// The kernel of the tests.
     #[cfg(all(test, feature = "wgpu"))]
     Counted,
 }
 
-/// The launches that share a result. The elements are rounded to a power of two.
+/// The key of launches that share a measurement. The number of elements is rounded to a power of
+/// two.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AutotuneKey)]
-pub(crate) struct Key {
+pub(crate) struct TuneKey {
     operation: Operation,
-    /// Of the output.
+    /// The element type of the output.
     dtype: DType,
     /// Elements of one load.
     vector: usize,
@@ -101,7 +102,7 @@ pub(crate) struct Key {
 
 /// One launch of a kernel that takes any [`Split`] and gives the same bits in each.
 pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
-    /// The split where nothing is measured; every device must have as many units.
+    /// The default split, used without a measurement; every device must support this many units.
     const STATIC: Split;
 
     /// The kernel's part of the key.
@@ -110,11 +111,11 @@ pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
     /// Elements of one load.
     fn vector(&self) -> usize;
 
-    /// What is written: of the type and the size that the key names.
+    /// The output, with the type and size of the key.
     fn output(&self) -> &CubeTensor;
 
-    /// The launch that is measured for this one, many times over. It may write to an output that
-    /// nothing else reads, as this does; one that writes over its input must not.
+    /// A launch to measure, repeated many times. It may write to an output that nothing else reads,
+    /// as this default does; a kernel that works in place must override it.
     fn trial(&self) -> Self {
         self.clone()
     }
@@ -126,40 +127,40 @@ pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
 /// Launches `kernel` in the split that is fastest for it, or in its own where it is not tuned.
 pub(crate) fn launch_tuned<K: Elementwise>(kernel: K) {
     #[cfg(test)]
-    if let Some(split) = FORCED.get() {
+    if let Some(split) = FORCED_SPLIT.get() {
         return kernel.launch(split);
     }
-    match kernel.output().shape().num_elements() < LEAST {
-        true => kernel.launch(K::STATIC),
-        false => launch_measured(kernel),
+    if kernel.output().shape().num_elements() < MIN_TUNED_ELEMENTS {
+        kernel.launch(K::STATIC)
+    } else {
+        launch_measured(kernel)
     }
 }
 
 fn launch_measured<K: Elementwise>(kernel: K) {
-    static TUNER: LocalTuner<Key, CubeTuneId> = local_tuner!("elementwise");
+    static TUNER: LocalTuner<TuneKey, CubeTuneId> = local_tuner!("elementwise");
 
     let output = kernel.output();
     let client = output.client.clone();
     let id = CubeTuneId::new(&client, &output.device);
     let most = client.properties().hardware.max_units_per_cube;
     let candidates = TUNER.init(&id, move || candidates::<K>(most));
-    match client.is_capturing() {
-        true => {
-            let settled = TUNER.fastest_identity(&id, &candidates, &key(&kernel));
-            kernel.launch(settled.unwrap_or(K::STATIC));
-        }
-        false => TUNER.execute(&id, &client, candidates, kernel),
+    if client.is_capturing() {
+        let settled = TUNER.fastest_identity(&id, &candidates, &key(&kernel));
+        kernel.launch(settled.unwrap_or(K::STATIC));
+    } else {
+        TUNER.execute(&id, &client, candidates, kernel)
     }
 }
 
-/// The ways to launch a kernel on a device whose cubes have up to `most` units.
+/// The candidate splits for a device whose cubes have up to `most` units.
 ///
-/// The kernel's own comes first: it is what runs while another thread measures.
-fn candidates<K: Elementwise>(most: u32) -> TunableSet<Key, K, (), Split> {
+/// The kernel's default comes first: it is used while another thread measures.
+fn candidates<K: Elementwise>(most: u32) -> TunableSet<TuneKey, K, (), Split> {
     let others = SPLITS
         .into_iter()
         .filter(|split| *split != K::STATIC && split.units <= most);
-    let set = TunableSet::new(key::<K>, |_: &Key, kernel: &K| kernel.trial());
+    let set = TunableSet::new(key::<K>, |_: &TuneKey, kernel: &K| kernel.trial());
     core::iter::once(K::STATIC)
         .chain(others)
         .fold(set, |set, split| {
@@ -170,9 +171,9 @@ fn candidates<K: Elementwise>(most: u32) -> TunableSet<Key, K, (), Split> {
         })
 }
 
-fn key<K: Elementwise>(kernel: &K) -> Key {
+fn key<K: Elementwise>(kernel: &K) -> TuneKey {
     let output = kernel.output();
-    Key::new(
+    TuneKey::new(
         kernel.operation(),
         output.dtype,
         kernel.vector(),
@@ -182,15 +183,15 @@ fn key<K: Elementwise>(kernel: &K) -> Key {
 
 #[cfg(test)]
 thread_local! {
-    static FORCED: std::cell::Cell<Option<Split>> = const { std::cell::Cell::new(None) };
+    static FORCED_SPLIT: std::cell::Cell<Option<Split>> = const { std::cell::Cell::new(None) };
 }
 
 /// Runs `work` with the tuned kernels of this thread in `split`, or in their own.
 #[cfg(all(test, feature = "wgpu"))]
 fn with_split<T>(split: Option<Split>, work: impl FnOnce() -> T) -> T {
-    FORCED.set(split);
+    FORCED_SPLIT.set(split);
     let result = work();
-    FORCED.set(None);
+    FORCED_SPLIT.set(None);
     result
 }
 

@@ -59,9 +59,10 @@ impl Elementwise for Counted {
     }
 
     fn launch(self, split: Split) {
-        let splits = match self.is_trial {
-            true => &self.trials,
-            false => &self.launches,
+        let splits = if self.is_trial {
+            &self.trials
+        } else {
+            &self.launches
         };
         splits.lock().unwrap().push(split);
         // What takes the device's time.
@@ -72,7 +73,7 @@ impl Elementwise for Counted {
 /// The first call of a kind tries every split; the call itself, and all that follow, launch once.
 #[test]
 fn only_the_first_call_of_a_kind_measures() {
-    let kernel = Counted::new(LEAST);
+    let kernel = Counted::new(MIN_TUNED_ELEMENTS);
     let [trials, chosen] = kernel.call();
     assert!(SPLITS.iter().all(|split| trials.contains(split)));
     assert_eq!(chosen.len(), 1);
@@ -80,15 +81,15 @@ fn only_the_first_call_of_a_kind_measures() {
         assert_eq!(kernel.call(), [vec![], chosen.clone()]);
     }
     // Others of a kind, before and after it was measured.
-    let other = Counted::new(LEAST + 1);
+    let other = Counted::new(MIN_TUNED_ELEMENTS + 1);
     assert!(other.count()[0] >= SPLITS.len());
-    assert_eq!(Counted::new(2 * LEAST).count(), [0, 1]);
-    assert_eq!(Counted::new(LEAST).call(), [vec![], chosen]);
+    assert_eq!(Counted::new(2 * MIN_TUNED_ELEMENTS).count(), [0, 1]);
+    assert_eq!(Counted::new(MIN_TUNED_ELEMENTS).call(), [vec![], chosen]);
 }
 
 #[test]
 fn small_launches_are_not_measured() {
-    for elements in [1, LEAST - 1] {
+    for elements in [1, MIN_TUNED_ELEMENTS - 1] {
         let found = Counted::new(elements).call();
         assert_eq!(found, [vec![], vec![Counted::STATIC]]);
     }
@@ -96,7 +97,7 @@ fn small_launches_are_not_measured() {
 
 #[test]
 fn a_forced_split_is_taken_whatever_the_size() {
-    for elements in [4, 4 * LEAST] {
+    for elements in [4, 4 * MIN_TUNED_ELEMENTS] {
         let kernel = Counted::new(elements);
         for split in SPLITS {
             let found = with_split(Some(split), || kernel.call());

@@ -1,7 +1,7 @@
 //! Gradients of the input and of the bias in one pass.
 //!
-//! Units keep their columns and go down the rows in strides of strips, so that each strip gives one
-//! partial sum of its rows; a second kernel adds up the strips in order.
+//! Each unit keeps its columns and walks down every n-th row, so that each group of rows gives one
+//! partial sum; a second kernel adds the partial sums in order.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -9,19 +9,19 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::Sizes;
-use super::super::backward::Backward;
+use super::super::RowSizes;
+use super::super::backward::DropoutBackwardOp;
 use super::forward::elementwise;
 use super::*;
-use crate::cube::specimen::{Specimen, Target, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
 use crate::cube::{empty, grid};
 
-/// Rows of a strip at least, so that the partial sums are few beside the rows.
-const ROWS: usize = 16;
-/// Units that fill a large device; more strips than they need are not made.
-const MOST_UNITS: usize = 1 << 19;
+/// Minimum rows per partial sum, so that there are few partial sums.
+const MIN_PARTIAL_ROWS: usize = 16;
+/// Units that fill a large device; there are no more partial sums than these need.
+const MAX_UNITS: usize = 1 << 19;
 /// Columns of a cube of the second kernel.
-const COLUMNS: u32 = 32;
+const SUM_COLUMNS: u32 = 32;
 
 #[cube(launch_unchecked)]
 fn summed_gradient_kernel<O: Float, I: Float, N: Size>(
@@ -35,7 +35,7 @@ fn summed_gradient_kernel<O: Float, I: Float, N: Size>(
     cubes_of_row: usize,
     #[comptime] across: usize,
     #[comptime] each: usize,
-    #[comptime] draws: Draws,
+    #[comptime] draws: MaskAlignment,
     #[comptime] units: u32,
     #[define(O, I)] _types: [ElemType; 2],
 ) {
@@ -75,18 +75,18 @@ fn summed_gradient_kernel<O: Float, I: Float, N: Size>(
     }
 }
 
-/// Adds up `strips` partial sums of each column: units of one column take every so many of them,
-/// and the first adds up theirs.
+/// Adds `strips` partial sums of each column: each unit of a column adds every n-th of them, and
+/// the first unit adds the results.
 #[cube(launch_unchecked)]
-fn strips_kernel(
+fn sum_partials_kernel(
     partial: &Tensor<f32>,
     sum: &mut Tensor<f32>,
     width: usize,
     strips: usize,
     #[comptime] units: u32,
 ) {
-    let across = comptime!(COLUMNS as usize);
-    let along = comptime!((units / COLUMNS) as usize);
+    let across = comptime!(SUM_COLUMNS as usize);
+    let along = comptime!((units / SUM_COLUMNS) as usize);
     let unit = UNIT_POS as usize;
     let column = CUBE_POS * across + unit % across;
     let mut shared = Shared::<[f32]>::new_slice(units as usize);
@@ -110,19 +110,25 @@ fn strips_kernel(
 }
 
 pub(in super::super) fn backward(
-    kernel: &Backward,
+    kernel: &DropoutBackwardOp,
     mut inputs: Vec<CubeTensor>,
 ) -> Vec<CubeTensor> {
     let gradient = inputs.remove(0);
-    match kernel.bias {
-        false => vec![elementwise(gradient, None, None, kernel.input, kernel.mask)],
-        true => summed(kernel.sizes, kernel.mask, kernel.input, gradient),
+    if kernel.bias {
+        summed(kernel.sizes, kernel.mask, kernel.input, gradient)
+    } else {
+        vec![elementwise(gradient, None, None, kernel.input, kernel.mask)]
     }
 }
 
-fn summed(sizes: Sizes, mask: Option<Mask>, dtype: DType, gradient: CubeTensor) -> Vec<CubeTensor> {
+fn summed(
+    sizes: RowSizes,
+    mask: Option<DropoutMask>,
+    dtype: DType,
+    gradient: CubeTensor,
+) -> Vec<CubeTensor> {
     let client = gradient.client.clone();
-    let Sizes { elements, width } = sizes;
+    let RowSizes { elements, width } = sizes;
     let result = empty(&gradient, gradient.shape(), dtype);
     let vector = vector(&client, &[gradient.dtype, dtype], width);
     let each = WORDS.div_ceil(vector);
@@ -130,7 +136,9 @@ fn summed(sizes: Sizes, mask: Option<Mask>, dtype: DType, gradient: CubeTensor) 
     let across = groups.next_power_of_two().min(UNITS as usize);
     let down = UNITS as usize / across;
     let rows = elements / width;
-    let strips = rows.div_ceil(ROWS).min(MOST_UNITS.div_ceil(groups));
+    let strips = rows
+        .div_ceil(MIN_PARTIAL_ROWS)
+        .min(MAX_UNITS.div_ceil(groups));
     let cubes_of_row = groups.div_ceil(across);
     let partial = empty(&gradient, [strips, width], DType::F32);
     let types = [gradient.dtype, dtype].map(dtype_to_storage_type);
@@ -150,23 +158,23 @@ fn summed(sizes: Sizes, mask: Option<Mask>, dtype: DType, gradient: CubeTensor) 
             cubes_of_row,
             across,
             each,
-            Draws::new(mask.as_ref(), width),
+            MaskAlignment::new(mask.as_ref(), width),
             UNITS,
             types,
         );
     }
-    vec![result, sum_of_strips(partial, strips, width)]
+    vec![result, sum_of_partials(partial, strips, width)]
 }
 
-fn sum_of_strips(partial: CubeTensor, strips: usize, width: usize) -> CubeTensor {
+fn sum_of_partials(partial: CubeTensor, strips: usize, width: usize) -> CubeTensor {
     let client = partial.client.clone();
     let sum = empty(&partial, [width], DType::F32);
     let most = client.properties().hardware.max_units_per_cube.min(1024);
-    let units = (most / COLUMNS).max(1) * COLUMNS;
+    let units = (most / SUM_COLUMNS).max(1) * SUM_COLUMNS;
     unsafe {
-        strips_kernel::launch_unchecked(
+        sum_partials_kernel::launch_unchecked(
             &client,
-            grid(&client, width.div_ceil(COLUMNS as usize)),
+            grid(&client, width.div_ceil(SUM_COLUMNS as usize)),
             CubeDim::new_1d(units),
             partial.into_tensor_arg(),
             sum.clone().into_tensor_arg(),
@@ -178,11 +186,15 @@ fn sum_of_strips(partial: CubeTensor, strips: usize, width: usize) -> CubeTensor
     sum
 }
 
-/// Rows of 4096 elements with every way of drawing, and the sum of the strips.
-pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+/// Rows of 4096 elements with every mask alignment, and the sum of the partial sums.
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = Vec::new();
     for (name, element, vector) in types() {
-        for draws in [Draws::None, Draws::Aligned, Draws::Any] {
+        for draws in [
+            MaskAlignment::None,
+            MaskAlignment::Aligned,
+            MaskAlignment::Any,
+        ] {
             let (device, compiler) = target.properties();
             let kernel = summed_gradient_kernel::SummedGradientKernel::new(
                 target.settings(UNITS),
@@ -204,11 +216,11 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
                 [element; 2],
             );
             let name = format!("bias_dropout_add/backward/{name}/4096/{draws:?}");
-            all.push(Specimen::streaming(name, kernel));
+            all.push(AotInstance::streaming(name, kernel));
         }
     }
     let (device, compiler) = target.properties();
-    let kernel = strips_kernel::StripsKernel::new(
+    let kernel = sum_partials_kernel::SumPartialsKernel::new(
         target.settings(1024),
         device,
         compiler,
@@ -218,7 +230,7 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
         (),
         1024,
     );
-    all.push(Specimen::other(
+    all.push(AotInstance::other(
         "bias_dropout_add/strips/f32/1024".into(),
         kernel,
     ));

@@ -6,9 +6,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::backward::Forward;
+use super::super::backward::DropoutForwardOp;
 use super::*;
-use crate::cube::specimen::{Specimen, Target, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
 use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, grid, launch_tuned};
 
 /// A portion of the split is a group of `each` vectors.
@@ -23,7 +23,7 @@ fn bias_dropout_add_kernel<I: Float, B: Float, O: Float, N: Size>(
     vectors: usize,
     columns: usize,
     #[comptime] each: usize,
-    #[comptime] draws: Draws,
+    #[comptime] draws: MaskAlignment,
     #[comptime] split: Split,
     #[define(I, B, O)] _types: [ElemType; 3],
 ) {
@@ -63,7 +63,10 @@ fn bias_dropout_add_kernel<I: Float, B: Float, O: Float, N: Size>(
     }
 }
 
-pub(in super::super) fn forward(kernel: &Forward, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+pub(in super::super) fn forward(
+    kernel: &DropoutForwardOp,
+    mut inputs: Vec<CubeTensor>,
+) -> Vec<CubeTensor> {
     let input = inputs.remove(0);
     let bias = kernel.bias.then(|| inputs.remove(0));
     let residual = kernel.residual.then(|| inputs.remove(0));
@@ -77,7 +80,7 @@ pub(super) fn elementwise(
     bias: Option<CubeTensor>,
     residual: Option<CubeTensor>,
     dtype: DType,
-    mask: Option<Mask>,
+    mask: Option<DropoutMask>,
 ) -> CubeTensor {
     let output = empty(&input, input.shape(), dtype);
     let elements = input.shape().num_elements();
@@ -88,7 +91,7 @@ pub(super) fn elementwise(
     let bias_type = bias.as_ref().map_or(dtype, |bias| bias.dtype);
     let dtypes = [input.dtype, bias_type, dtype];
     let vector = vector(&input.client, &dtypes, width);
-    launch_tuned(Elements {
+    launch_tuned(DropoutLaunch {
         input,
         bias,
         residual,
@@ -103,26 +106,26 @@ pub(super) fn elementwise(
 
 /// A launch of the kernel.
 #[derive(Clone)]
-struct Elements {
+struct DropoutLaunch {
     input: CubeTensor,
     bias: Option<CubeTensor>,
     residual: Option<CubeTensor>,
-    /// What nobody reads yet.
+    /// The output, not initialised.
     output: CubeTensor,
-    mask: Option<Mask>,
+    mask: Option<DropoutMask>,
     /// Elements after which the bias begins again.
     width: usize,
     dtypes: [DType; 3],
     vector: usize,
 }
 
-impl Elements {
-    fn draws(&self) -> Draws {
-        Draws::new(self.mask.as_ref(), WORDS)
+impl DropoutLaunch {
+    fn draws(&self) -> MaskAlignment {
+        MaskAlignment::new(self.mask.as_ref(), WORDS)
     }
 }
 
-impl Elementwise for Elements {
+impl Elementwise for DropoutLaunch {
     const STATIC: Split = Split::new(UNITS, 1);
 
     fn operation(&self) -> Operation {
@@ -148,7 +151,7 @@ impl Elementwise for Elements {
         let draws = self.draws();
         let each = WORDS.div_ceil(self.vector);
         let groups = elements.div_ceil(each * self.vector);
-        // SAFETY: a unit past the groups or the vectors touches nothing, and all inputs are
+        // SAFETY: a unit past the groups or the vectors accesses no memory, and all inputs are
         // contiguous and of the sizes that the public functions check.
         unsafe {
             bias_dropout_add_kernel::launch_unchecked(
@@ -173,31 +176,35 @@ impl Elementwise for Elements {
     }
 }
 
-/// With a bias, a residual and every way of drawing.
-pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+/// With a bias, a residual and every mask alignment.
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = Vec::new();
     for (name, element, vector) in types() {
-        for draws in [Draws::None, Draws::Aligned, Draws::Any] {
+        for draws in [
+            MaskAlignment::None,
+            MaskAlignment::Aligned,
+            MaskAlignment::Any,
+        ] {
             let called = format!("bias_dropout_add/forward/{name}/{draws:?}");
             // A unit that draws has the most to hold in each portion.
             let splits = match draws {
-                Draws::Aligned => &SPLITS[..],
-                _ => &[Elements::STATIC],
+                MaskAlignment::Aligned => &SPLITS[..],
+                _ => &[DropoutLaunch::STATIC],
             };
             for split in splits {
-                let kernel = specimen(target, element, vector, draws, *split);
-                all.push(Specimen::streaming(format!("{called}-{split}"), kernel));
+                let kernel = instance(target, element, vector, draws, *split);
+                all.push(AotInstance::streaming(format!("{called}-{split}"), kernel));
             }
         }
     }
     all
 }
 
-fn specimen(
-    target: &Target,
+fn instance(
+    target: &AotTarget,
     element: ElemType,
     vector: usize,
-    draws: Draws,
+    draws: MaskAlignment,
     split: Split,
 ) -> bias_dropout_add_kernel::BiasDropoutAddKernel {
     let (device, compiler) = target.properties();

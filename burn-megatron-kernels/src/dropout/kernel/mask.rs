@@ -3,10 +3,10 @@
 
 use cubecl::prelude::*;
 
-use super::{Draws, Mask, WORDS};
+use super::{DropoutMask, MaskAlignment, WORDS};
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL};
 
-/// A [`Mask`] as the kernels take it: numbers of 64 bits in two halves.
+/// A [`DropoutMask`] as the kernels take it: numbers of 64 bits in two halves.
 #[derive(CubeLaunch, CubeType)]
 pub(crate) struct MaskArgs {
     key_low: u32,
@@ -23,9 +23,9 @@ pub(crate) struct MaskArgs {
 }
 
 impl MaskArgs {
-    /// The arguments of a mask; of one that drops nothing where there is none.
-    pub(super) fn launch(mask: Option<&Mask>) -> MaskArgsLaunch {
-        let none = Mask {
+    /// The arguments of a mask; without one, of a mask that drops nothing.
+    pub(super) fn launch(mask: Option<&DropoutMask>) -> MaskArgsLaunch {
+        let none = DropoutMask {
             key: [0; 2],
             position: [0; 2],
             first: 0,
@@ -50,7 +50,7 @@ impl MaskArgs {
         )
     }
 
-    /// What a kernel's `new` takes.
+    /// The argument of a kernel's `new`.
     pub(super) fn compiled() -> MaskArgsCompilationArg {
         MaskArgsCompilationArg {
             key_low: (),
@@ -70,7 +70,7 @@ impl MaskArgs {
 
 /// The words of one block.
 #[derive(CubeType)]
-struct Words {
+struct PhiloxBlock {
     a: u32,
     b: u32,
     c: u32,
@@ -78,14 +78,14 @@ struct Words {
 }
 
 #[derive(CubeType)]
-struct Wide {
+struct U64Halves {
     low: u32,
     high: u32,
 }
 
 /// The draw of an element: `first + (element / run) * pitch + element % run`.
 #[cube]
-fn draw(mask: &MaskArgs, element: u32) -> Wide {
+fn draw(mask: &MaskArgs, element: u32) -> U64Halves {
     let run = element / mask.run;
     let offset = element - run * mask.run;
     let jump = run * mask.pitch_low;
@@ -93,7 +93,7 @@ fn draw(mask: &MaskArgs, element: u32) -> Wide {
     let start = jump + mask.first_low;
     let start_high = jump_high + mask.first_high + u32::cast_from(start < jump);
     let low = start + offset;
-    Wide {
+    U64Halves {
         low,
         high: start_high + u32::cast_from(low < start),
     }
@@ -101,7 +101,7 @@ fn draw(mask: &MaskArgs, element: u32) -> Wide {
 
 /// The block that holds a draw.
 #[cube]
-fn block_of(mask: &MaskArgs, draw: &Wide) -> Words {
+fn block_of(mask: &MaskArgs, draw: &U64Halves) -> PhiloxBlock {
     let mut key_low = mask.key_low;
     let mut key_high = mask.key_high;
     let mut a = (draw.low >> 2u32) | (draw.high << 30u32);
@@ -121,7 +121,7 @@ fn block_of(mask: &MaskArgs, draw: &Wide) -> Words {
         key_low += comptime!(WEYL[0]).runtime();
         key_high += comptime!(WEYL[1]).runtime();
     }
-    Words { a, b, c, d }
+    PhiloxBlock { a, b, c, d }
 }
 
 #[cube]
@@ -135,10 +135,10 @@ pub(super) fn factors(
     mask: &MaskArgs,
     element: u32,
     #[comptime] count: usize,
-    #[comptime] draws: Draws,
+    #[comptime] draws: MaskAlignment,
 ) -> Array<f32> {
     let mut factors = Array::<f32>::new(count);
-    if comptime!(draws == Draws::Aligned) {
+    if comptime!(draws == MaskAlignment::Aligned) {
         #[unroll]
         for i in 0..count / WORDS {
             let at = draw(mask, element + (i * WORDS) as u32);
@@ -149,7 +149,7 @@ pub(super) fn factors(
             factors[i * WORDS + 3] = factor(mask, words.d);
         }
     }
-    if comptime!(draws == Draws::Any) {
+    if comptime!(draws == MaskAlignment::Any) {
         let start = draw(mask, element);
         let mut low = start.low;
         let mut high = start.high;
@@ -177,7 +177,7 @@ pub(super) fn factors(
             }
             // A new block is drawn only where the last one does not hold the word.
             if (low ^ held_low) >= 4u32 || high != held_high {
-                let words = block_of(mask, &Wide { low, high });
+                let words = block_of(mask, &U64Halves { low, high });
                 a = words.a;
                 b = words.b;
                 c = words.c;
@@ -200,10 +200,10 @@ pub(super) fn masked<N: Size>(
     value: Vector<f32, N>,
     factors: &Array<f32>,
     #[comptime] i: usize,
-    #[comptime] draws: Draws,
+    #[comptime] draws: MaskAlignment,
 ) -> Vector<f32, N> {
     let mut factor = Vector::<f32, N>::new(1.0f32);
-    if comptime!(draws != Draws::None) {
+    if comptime!(draws != MaskAlignment::None) {
         #[unroll]
         for lane in 0..N::value() {
             factor.insert(lane, factors[i * N::value() + lane]);

@@ -7,8 +7,8 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::Mask;
-use crate::cube::specimen::{Specimen, Target};
+use super::DropoutMask;
+use crate::cube::instance::{AotInstance, AotTarget};
 
 mod backward;
 mod forward;
@@ -24,20 +24,20 @@ const UNITS: u32 = 256;
 /// Words of a block, and the least elements of a group.
 const WORDS: usize = 4;
 
-/// How the draws of a mask are found.
+/// How the elements of a mask map to Philox blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum Draws {
+pub(crate) enum MaskAlignment {
     /// Nothing is dropped.
     None,
-    /// Four elements take the four words of one block.
+    /// Four elements use the four words of one block.
     Aligned,
-    /// Each element takes the word of its own draw.
+    /// Each element uses the word of its own draw.
     Any,
 }
 
-impl Draws {
+impl MaskAlignment {
     /// For groups that start at multiples of `start`.
-    fn new(mask: Option<&Mask>, start: usize) -> Self {
+    fn new(mask: Option<&DropoutMask>, start: usize) -> Self {
         match mask {
             None => Self::None,
             Some(mask) if mask.is_aligned() && start.is_multiple_of(WORDS) => Self::Aligned,
@@ -57,9 +57,9 @@ fn optional<T: CubePrimitive>(tensor: Option<CubeTensor>) -> ComptimeOptionArgs<
     tensor.map(CubeTensor::into_tensor_arg).into()
 }
 
-/// Every kernel of the operation.
-pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
-    let mut all = forward::specimens(target);
-    all.extend(backward::specimens(target));
+/// The AOT instances of the operation.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = forward::aot_instances(target);
+    all.extend(backward::aot_instances(target));
     all
 }

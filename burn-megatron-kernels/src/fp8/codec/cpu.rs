@@ -1,4 +1,4 @@
-//! On Burn's CPU backend: one pass, tasks of a fixed number of elements.
+//! The CPU implementation: one pass, tasks of a fixed number of elements.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, TensorData};
@@ -21,12 +21,13 @@ pub(super) fn encode(coding: Coding, values: &FlexTensor) -> FlexTensor {
 fn encode_all<E: Element>(coding: Coding, values: &[E]) -> Vec<u32> {
     let per_word = coding.per_word();
     let mut words = vec![0; values.len().div_ceil(per_word)];
-    match values.len() <= ROW_GRAIN {
-        true => encode_part(coding, values, &mut words),
-        false => words
+    if values.len() <= ROW_GRAIN {
+        encode_part(coding, values, &mut words)
+    } else {
+        words
             .par_chunks_mut(ROW_GRAIN / per_word)
             .zip(values.par_chunks(ROW_GRAIN))
-            .for_each(|(words, values)| encode_part(coding, values, words)),
+            .for_each(|(words, values)| encode_part(coding, values, words))
     }
     words
 }
@@ -60,11 +61,12 @@ fn encode_batches<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
         for (code, value) in codes.iter_mut().zip(values) {
             *code = coding.encode(value.wide().double() as f32);
         }
-        // What is left of the last word.
+        // The rest of the last word.
         codes[values.len()..].fill(0);
         for (word, codes) in words.iter_mut().zip(codes.chunks_exact(per_word)) {
-            let places = codes.iter().zip((0..).step_by(coding.bits() as usize));
-            *word = places.fold(0, |word, (code, place)| word | u32::from(*code) << place);
+            let devices_with_types = codes.iter().zip((0..).step_by(coding.bits() as usize));
+            *word =
+                devices_with_types.fold(0, |word, (code, place)| word | u32::from(*code) << place);
         }
     }
 }
@@ -89,12 +91,13 @@ fn decode_all<E: Element>(coding: Coding, count: usize, words: &[u32]) -> Vec<E>
             }
         }
     };
-    match count <= ROW_GRAIN {
-        true => part(&mut values, words),
-        false => values
+    if count <= ROW_GRAIN {
+        part(&mut values, words)
+    } else {
+        values
             .par_chunks_mut(ROW_GRAIN)
             .zip(words.par_chunks(ROW_GRAIN / per_word))
-            .for_each(|(values, words)| part(values, words)),
+            .for_each(|(values, words)| part(values, words))
     }
     values
 }

@@ -9,17 +9,17 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::Coding;
-use crate::cube::specimen::{Specimen, Target, buffer, types};
+use crate::cube::instance::{AotInstance, AotTarget, buffer, types};
 use crate::cube::{RowPlan, empty, grid};
 use crate::fp8::kernel as code;
 use crate::fp8::{Format, Rounding};
 
-/// Units of a cube: they share nothing, so any number that fills a processor serves.
+/// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
-/// How values and words are shared out among units.
+/// How values and words are distributed over units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
+struct CodecPlan {
     /// Values of a load or store.
     vector: usize,
     /// Loads or stores of a unit.
@@ -30,10 +30,10 @@ struct Plan {
     ragged: bool,
 }
 
-impl Plan {
+impl CodecPlan {
     fn new(client: &Client, dtype: DType, count: usize, coding: Coding) -> Self {
         let per_word = coding.per_word();
-        // Vectors as wide as the device has where no word is left half empty, else single values.
+        // The widest vectors of the device if every word is full, otherwise single values.
         let whole = count.is_multiple_of(per_word);
         let vector = RowPlan::new(client, dtype, if whole { count } else { 1 }).vector;
         Self::of(vector, coding, !whole)
@@ -83,7 +83,7 @@ fn encode_kernel<F: Float, N: Size, M: Size>(
     codes: &mut [Vector<u32, M>],
     count: u32,
     units: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: CodecPlan,
     #[comptime] coding: Coding,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -99,7 +99,7 @@ fn encode_kernel<F: Float, N: Size, M: Size>(
             if comptime!(!plan.ragged) {
                 loaded[load] = Vector::cast_from(values[at]);
             } else {
-                // What is left of the last word is 0, and 0 has the code 0 in all formats.
+                // The rest of the last word is 0, and 0 has the code 0 in all formats.
                 loaded[load] = Vector::cast_from(0.0f32);
                 if at < count {
                     loaded[load] = Vector::cast_from(values[at]);
@@ -130,7 +130,7 @@ fn decode_kernel<F: Float, N: Size, M: Size>(
     values: &mut [Vector<F, N>],
     count: u32,
     units: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: CodecPlan,
     #[comptime] coding: Coding,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -171,7 +171,7 @@ pub(super) fn encode(values: CubeTensor, coding: Coding) -> CubeTensor {
         return codes;
     }
     let dtype = values.dtype;
-    let plan = Plan::new(&client, dtype, count, coding);
+    let plan = CodecPlan::new(&client, dtype, count, coding);
     unsafe {
         encode_kernel::launch_unchecked(
             &client,
@@ -198,7 +198,7 @@ pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Codi
     if count == 0 {
         return values;
     }
-    let plan = Plan::new(&client, dtype, count, coding);
+    let plan = CodecPlan::new(&client, dtype, count, coding);
     unsafe {
         decode_kernel::launch_unchecked(
             &client,
@@ -219,7 +219,7 @@ pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Codi
 }
 
 /// Every format from and to every type, and the scales.
-pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let codings = [
         ("e4m3", Coding::Value(Format::E4M3)),
         ("e5m2", Coding::Value(Format::E5M2)),
@@ -229,7 +229,7 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
     let mut all = vec![];
     for (format, coding) in codings {
         for (name, dtype, vector) in types() {
-            let plan = Plan::of(vector, coding, false);
+            let plan = CodecPlan::of(vector, coding, false);
             let (device, compiler) = target.properties();
             let encode = encode_kernel::EncodeKernel::new(
                 target.settings(UNITS),
@@ -245,7 +245,7 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
                 coding,
                 dtype,
             );
-            all.push(Specimen::streaming(
+            all.push(AotInstance::streaming(
                 format!("fp8/encode/{name}/{format}"),
                 encode,
             ));
@@ -264,8 +264,8 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
                 coding,
                 dtype,
             );
-            // What it reads is a quarter or half as wide as what it writes.
-            all.push(Specimen::other(
+            // It reads a quarter or half of the bytes that it writes.
+            all.push(AotInstance::other(
                 format!("fp8/decode/{name}/{format}"),
                 decode,
             ));

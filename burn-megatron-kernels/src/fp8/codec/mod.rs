@@ -1,4 +1,4 @@
-//! Codes of many values, packed.
+//! Packed codes of many values.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, FloatDType, Int, Tensor};
@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{Format, Rounding, e8m0};
 use crate::KernelError;
 use crate::error::accept;
-use crate::launch::{Kernel, Spec, launch_one};
+use crate::launch::{DeviceOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -17,22 +17,22 @@ mod kernel;
 mod tests;
 
 #[cfg(feature = "cubecl")]
-pub(crate) use kernel::specimens;
+pub(crate) use kernel::aot_instances;
 
 /// The codes of `values`, packed: `[count]` to `[ceil(count / n)]` of u32, the first code in the
-/// lowest bits; `n` is 4 for formats of 8 bits and 8 for E2M1. What is left of the last word is 0.
+/// lowest bits; `n` is 4 for formats of 8 bits and 8 for E2M1. The rest of the last word is 0.
 ///
-/// Each value becomes the nearest one of the format, ties to the even code; see [`Format::encode`]
-/// for what saturates and for NaN. `values` may be f32, f16, bf16 or, on the CPU, f64, which is
-/// rounded to f32 first. A count of 0 is legal. Values of f16 below 2^-14 are 0 to devices that
-/// flush subnormal numbers of that type, which only E5M2 could tell.
+/// Each value is rounded to the nearest one of the format, ties to the even code; see
+/// [`Format::encode`] for saturation and NaN. `values` may be f32, f16, bf16 or, on the CPU, f64,
+/// which is rounded to f32 first. A count of 0 is valid. Values of f16 below 2^-14 are 0 on devices
+/// that flush subnormal numbers of that type, which matters for E5M2 only.
 ///
-/// On CubeCL devices this is one launch, after a copy of values that do not lie side by side. It
-/// moves 128 bits at a time where `count` is a multiple of as many values.
+/// On CubeCL devices this is one launch, plus a copy if the values are not contiguous. It moves 128
+/// bits at a time if `count` is a multiple of as many values.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for values of another type, or of one that the device lacks.
+/// With a [`KernelError`] for values of another type, or of one that the device does not support.
 ///
 /// # Example
 ///
@@ -60,13 +60,13 @@ pub fn encode(values: Tensor<1>, format: Format) -> Tensor<1, Int> {
 /// # Panics
 ///
 /// With a [`KernelError`] for more values than there are codes, for codes that are not u32, and for
-/// a type that the device lacks.
+/// a type that the device does not support.
 pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatDType) -> Tensor<1> {
     decode_as(codes, count, dtype, Coding::Value(format))
 }
 
-/// The codes of `values` as powers of two, E8M0, packed: `[count]` to `[ceil(count / 4)]` of u32, the
-/// first code in the lowest bits. What is left of the last word is 0.
+/// The codes of `values` as powers of two, E8M0, packed: `[count]` to `[ceil(count / 4)]` of u32,
+/// the first code in the lowest bits. The rest of the last word is 0.
 ///
 /// See [`e8m0::encode`] for what becomes of values below and beyond all powers, negative ones and
 /// NaN. The types are those of [`encode`].
@@ -106,7 +106,7 @@ pub fn decode_scales(codes: Tensor<1, Int>, count: usize) -> Tensor<1> {
     )
 }
 
-/// What codes stand for.
+/// The kind of values that codes encode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Coding {
     Value(Format),
@@ -146,7 +146,7 @@ fn encode_as(values: Tensor<1>, coding: Coding) -> Tensor<1, Int> {
         DType::F64 => values.cast(FloatDType::F32),
         _ => values,
     };
-    let kernel = Encode(coding);
+    let kernel = EncodeOp(coding);
     let floats = [DType::F32, DType::Flex32, DType::F16, DType::BF16];
     let device = || format!("{:?}", values.device());
     accept(check_type(kernel.name(), values.dtype(), &floats, device));
@@ -154,7 +154,7 @@ fn encode_as(values: Tensor<1>, coding: Coding) -> Tensor<1, Int> {
 }
 
 fn decode_as(codes: Tensor<1, Int>, count: usize, dtype: FloatDType, coding: Coding) -> Tensor<1> {
-    let kernel = Decode {
+    let kernel = DecodeOp {
         coding,
         count,
         dtype: dtype.into(),
@@ -176,9 +176,10 @@ fn check_type(
     fits: &[DType],
     device: impl FnOnce() -> String,
 ) -> Result<(), KernelError> {
-    match fits.contains(&dtype) {
-        true => Ok(()),
-        false => Err(KernelError::Type {
+    if fits.contains(&dtype) {
+        Ok(())
+    } else {
+        Err(KernelError::Type {
             operation,
             dtype,
             device: device(),
@@ -187,37 +188,38 @@ fn check_type(
                 .map(|dtype| format!("{dtype:?}"))
                 .collect::<Vec<_>>()
                 .join(", "),
-        }),
+        })
     }
 }
 
-fn check_count(kernel: &Decode, words: usize) -> Result<(), KernelError> {
+fn check_count(kernel: &DecodeOp, words: usize) -> Result<(), KernelError> {
     let (count, per_word) = (kernel.count, kernel.coding.per_word());
-    match count.div_ceil(per_word) <= words {
-        true => Ok(()),
-        false => Err(KernelError::shape(
+    if count.div_ceil(per_word) <= words {
+        Ok(())
+    } else {
+        Err(KernelError::shape(
             kernel.name(),
             format!(
-                "{count} values are more than the {} codes that {words} words hold",
+                "{count} values do not fit the {} codes of {words} words",
                 words * per_word
             ),
-        )),
+        ))
     }
 }
 
 /// The input: the values.
 #[derive(Debug)]
-struct Encode(Coding);
+struct EncodeOp(Coding);
 
 /// The input: the codes.
 #[derive(Debug)]
-struct Decode {
+struct DecodeOp {
     coding: Coding,
     count: usize,
     dtype: DType,
 }
 
-impl Kernel for Encode {
+impl DeviceOp for EncodeOp {
     fn name(&self) -> &'static str {
         match self.0 {
             Coding::Value(_) => "fp8::encode",
@@ -240,7 +242,7 @@ impl Kernel for Encode {
     }
 }
 
-impl Kernel for Decode {
+impl DeviceOp for DecodeOp {
     fn name(&self) -> &'static str {
         match self.coding {
             Coding::Value(_) => "fp8::decode",

@@ -1,9 +1,9 @@
 //! One value to its code and back, on the device; bit for bit what [`Format`] and
 //! [`e8m0`](crate::fp8::e8m0) do on the CPU.
 //!
-//! All of it is arithmetic on integers: shading languages leave open how their additions round and
-//! whether subnormal floats live, and have no type of 8 bits. Only where the processor encodes by an
-//! instruction, that is taken.
+//! It uses integer arithmetic only: shading languages leave open how float additions round and
+//! whether subnormal floats are flushed, and have no 8-bit type. Only if the processor has an
+//! encoding instruction, that is used.
 
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
 use cubecl::prelude::*;
@@ -35,9 +35,9 @@ pub(crate) fn encode(value: f32, #[comptime] format: Format) -> u32 {
 /// Whether a cast to the format is one instruction of the processor.
 ///
 /// CubeCL's CUDA C++ has matrix instructions for these types where the processor has
-/// `cvt.rn.satfinite`, from compute capability 8.9 on, and casts by that: to the nearest, ties to
-/// even, what is beyond the largest value and infinity to that; which NaN it makes is left open. Its
-/// casts elsewhere are made of float operations and depend on how a device rounds those.
+/// `cvt.rn.satfinite`, from compute capability 8.9 on, and casts with it: to the nearest, ties to
+/// even, saturating; the code of NaN is unspecified. Its casts elsewhere consist of float
+/// operations and depend on how a device rounds those.
 fn has_instruction(device: &DeviceProperties, format: Format) -> bool {
     let kind = match format {
         Format::E4M3 => FloatKind::E4M3,
@@ -73,7 +73,7 @@ fn encode_bits(value: f32, #[comptime] format: Format) -> u32 {
     code | ((bits >> 31) << comptime!(format.bits() - 1))
 }
 
-/// The value of a code; what lies above its bits is ignored. See [`Format::decode`].
+/// The value of a code; higher bits are ignored. See [`Format::decode`].
 #[cube]
 pub(crate) fn decode(code: u32, #[comptime] format: Format) -> f32 {
     let mantissa = comptime!(format.mantissa_bits());
@@ -190,7 +190,7 @@ pub(crate) fn e8m0_encode(value: f32, #[comptime] rounding: Rounding) -> u32 {
     select(invalid, comptime!(u32::from(e8m0::NAN)).runtime(), code)
 }
 
-/// The value of a code of E8M0; what lies above its 8 bits is ignored. See [`e8m0::decode`].
+/// The value of a code of E8M0; higher bits are ignored. See [`e8m0::decode`].
 ///
 /// 2^-127 is subnormal in f32: a device may take it for 0 in arithmetic; see [`e8m0_factors`].
 #[cube]

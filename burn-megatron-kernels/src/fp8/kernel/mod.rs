@@ -1,4 +1,4 @@
-//! What the CubeCL kernels of 8-bit floats share.
+//! Shared by the CubeCL kernels of 8-bit floats.
 
 mod code;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the quantisers make of one value, on every device with kernels.
+//! Codes of single values, on every device with kernels.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use super::{e8m0_factors, e8m0_of_amax, encode_word};
 use crate::cube::{empty, grid};
 use crate::fp8::{Format, e8m0};
-use crate::launch::{Kernel, Spec, launch_one};
+use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::testing::devices;
 
 /// Of each value: the code of the scale of its block, the two factors of its lowest 8 bits, and the
@@ -34,7 +34,7 @@ fn probe(values: &[f32], results: &mut [u32], count: u32) {
 #[derive(Debug)]
 struct Probe;
 
-impl Kernel for Probe {
+impl DeviceOp for Probe {
     fn name(&self) -> &'static str {
         "probe"
     }

@@ -1,4 +1,4 @@
-//! Codes laid out anew, on Burn's CPU backend.
+//! Transposed and padded codes: the CPU implementation.
 
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
@@ -44,12 +44,11 @@ pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2
     // Narrow bands: the rows of codes that a tile reads stay near.
     let high = (rows_per_task(rows) / TILE).max(1) * TILE;
     let length = (high * to).max(1);
-    match depth <= high {
-        true => turned.chunks_mut(length).for_each(|turned| band(0, turned)),
-        false => {
-            let bands = turned.par_chunks_mut(length).enumerate();
-            bands.for_each(|(number, turned)| band(number * high, turned));
-        }
+    if depth <= high {
+        turned.chunks_mut(length).for_each(|turned| band(0, turned))
+    } else {
+        let bands = turned.par_chunks_mut(length).enumerate();
+        bands.for_each(|(number, turned)| band(number * high, turned));
     }
     turned
 }

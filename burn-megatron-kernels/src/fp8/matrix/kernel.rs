@@ -1,4 +1,4 @@
-//! Codes laid out anew, on CubeCL devices.
+//! Transposed and padded codes: the CubeCL implementation.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -7,16 +7,16 @@ use cubecl::prelude::*;
 
 use super::super::quantize::kernel::reduce::UNITS;
 use super::super::quantize::kernel::tile::{
-    GROUPS, PATCH_ROWS, STAGED, place, turned, write_columns,
+    GROUPS, PATCH_ROWS, STAGED, staged_index, transposed_words, write_columns,
 };
 use super::words;
-use crate::cube::specimen::{Specimen, Target, buffer};
+use crate::cube::instance::{AotInstance, AotTarget, buffer};
 use crate::cube::{empty, grid};
 use crate::fp8::BLOCK;
 
 /// Loads of 16 codes that a row of a tile takes; with 4 rows for each unit they are the cube.
-const ACROSS: usize = BLOCK / 16;
-const _: () = assert!(ACROSS * GROUPS == UNITS as usize);
+const LOADS_PER_ROW: usize = BLOCK / 16;
+const _: () = assert!(LOADS_PER_ROW * GROUPS == UNITS as usize);
 
 /// One tile of 128 x 128 codes for each cube.
 #[cube(launch_unchecked)]
@@ -30,7 +30,10 @@ fn transpose_kernel<Q: Size>(
     let wide = columns.div_ceil(BLOCK);
     if CUBE_POS < rows.div_ceil(BLOCK) * wide {
         let (top, left) = (CUBE_POS / wide * BLOCK, CUBE_POS % wide * BLOCK);
-        let (across, group) = (UNIT_POS as usize % ACROSS, UNIT_POS as usize / ACROSS);
+        let (across, group) = (
+            UNIT_POS as usize % LOADS_PER_ROW,
+            UNIT_POS as usize / LOADS_PER_ROW,
+        );
         let stride = columns.div_ceil(16);
         let at = left / 16 + across;
         let mut four = Array::<Vector<u32, Q>>::new(PATCH_ROWS);
@@ -46,17 +49,17 @@ fn transpose_kernel<Q: Size>(
         let mut staged = Shared::<[u32]>::new_slice(STAGED);
         #[unroll]
         for word in 0..4usize {
-            let words = turned(
+            let words = transposed_words(
                 four[0].extract(word),
                 four[1].extract(word),
                 four[2].extract(word),
                 four[3].extract(word),
             );
             let column = across * 16 + comptime!(word * 4);
-            staged[place(column, group)] = words.0;
-            staged[place(column + 1, group)] = words.1;
-            staged[place(column + 2, group)] = words.2;
-            staged[place(column + 3, group)] = words.3;
+            staged[staged_index(column, group)] = words.0;
+            staged[staged_index(column + 1, group)] = words.1;
+            staged[staged_index(column + 2, group)] = words.2;
+            staged[staged_index(column + 3, group)] = words.3;
         }
         sync_cube();
         write_columns(&staged, transposed, top, left, rows, columns);
@@ -115,7 +118,7 @@ pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
     let padded = empty(&flat, [rows, words(depth)], DType::U32);
     let units = rows * words(depth);
     if units > 0 {
-        // SAFETY: the codes were counted, and units past the rows touch nothing.
+        // SAFETY: the codes were counted, and units past the rows access no memory.
         unsafe {
             pad_kernel::launch_unchecked(
                 &client,
@@ -132,7 +135,7 @@ pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
 }
 
 /// Both kernels.
-pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let (device, compiler) = target.properties();
     let transpose = transpose_kernel::TransposeKernel::new(
         target.settings(UNITS),
@@ -148,7 +151,7 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
     let settings = target.settings(UNITS);
     let pad = pad_kernel::PadKernel::new(settings, device, compiler, buffer(), buffer(), (), ());
     vec![
-        Specimen::streaming("fp8/transpose".into(), transpose),
-        Specimen::other("fp8/pad".into(), pad),
+        AotInstance::streaming("fp8/transpose".into(), transpose),
+        AotInstance::other("fp8/pad".into(), pad),
     ]
 }

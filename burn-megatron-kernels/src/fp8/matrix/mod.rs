@@ -11,14 +11,14 @@ use crate::launch::launch_one;
 mod cpu;
 #[cfg(feature = "cubecl")]
 pub(super) mod kernel;
-mod launched;
+mod ops;
 #[cfg(test)]
 mod tests;
 
 pub(super) use cpu::{transposed_codes, words_of};
-use launched::{Pad, Transpose};
+use ops::{PadOp, TransposeOp};
 
-/// Codes of one row end at a multiple of so many bytes, which FP8 products of GPUs ask for.
+/// Rows are padded to a multiple of this many bytes, as FP8 products on GPUs require.
 pub const ROW_BYTES: usize = 16;
 
 /// Elements that share a scale along the depth of a blockwise matrix.
@@ -27,24 +27,25 @@ pub const BLOCK: usize = 128;
 /// Elements that share a scale in MXFP8.
 pub const MX_BLOCK: usize = 32;
 
-/// A matrix `[rows, depth]` in 8 bits, as a product reads it: what is summed over lies along each row.
+/// A matrix `[rows, depth]` in 8 bits, as a product reads it: the summed dimension lies along each
+/// row.
 ///
-/// A code times its scale is the value. Rows end at a multiple of [`ROW_BYTES`]; what is there beyond
-/// the depth is zeros, which add nothing to a product.
+/// A code times its scale is the value. Rows are padded with zeros to a multiple of [`ROW_BYTES`];
+/// these add nothing to a product.
 #[derive(Clone, Debug)]
 pub struct Fp8Matrix {
     /// `[rows, words]` of u32, four codes in each, the first in the lowest bits;
     /// `words = 4 ceil(depth / 16)`.
     pub codes: Tensor<2, Int>,
-    /// What the codes are multiplied with.
+    /// The factors of the codes.
     pub scales: Scales,
     /// The format of the codes: E4M3 or E5M2.
     pub format: Format,
-    /// What is summed over.
+    /// The size of the summed dimension.
     pub depth: usize,
 }
 
-/// What codes are multiplied with to be values.
+/// The scales of a quantised matrix.
 #[derive(Clone, Debug)]
 pub enum Scales {
     /// One for all: `[1]` in f32.
@@ -67,8 +68,8 @@ impl Fp8Matrix {
         self.codes.dims()[0]
     }
 
-    /// Codes and scales, to be kept for a backward; [`with_tensors`](Self::with_tensors) is the way
-    /// back.
+    /// Codes and scales, to be saved for a backward; [`with_tensors`](Self::with_tensors) is the
+    /// inverse.
     pub fn tensors(&self) -> [DispatchTensor; 2] {
         let scales = match &self.scales {
             Scales::Tensor(scale) => scale.clone().into_dispatch(),
@@ -96,15 +97,15 @@ impl Fp8Matrix {
         }
     }
 
-    /// The transposed matrix, `[depth, rows]`, with the same values: what a quantiser gives as the
-    /// other copy, for one scale and for blocks of 128 x 128.
+    /// The transposed matrix, `[depth, rows]`, with the same values: the other copy of
+    /// [`quantize`](fn@super::quantize) for one scale and for blocks of 128 x 128.
     ///
     /// One launch on CubeCL devices, and one more for the scales of blocks.
     ///
     /// # Panics
     ///
-    /// With a [`KernelError`] for blocks of 1 x 128 and for MX, whose scales belong to the elements of
-    /// one row, and for codes and scales that do not belong together.
+    /// With a [`KernelError`] for blocks of 1 x 128 and for MX, whose scales belong to the elements
+    /// of one row, and for codes and scales that do not match.
     pub fn transposed(&self) -> Self {
         accept(self.check("transposed"));
         let scales = match &self.scales {
@@ -117,10 +118,10 @@ impl Fp8Matrix {
                 operation: "transposed",
                 name: "scales",
                 value: other.describe().into(),
-                fits: "one for all, or one for 128 x 128 elements,",
+                fits: "one for all, or one for 128 x 128 elements",
             })),
         };
-        let kernel = Transpose { depth: self.depth };
+        let kernel = TransposeOp { depth: self.depth };
         let codes = launch_one(kernel, vec![self.codes.clone().into_dispatch()]);
         Self {
             codes: Tensor::from_dispatch(codes),
@@ -130,12 +131,12 @@ impl Fp8Matrix {
         }
     }
 
-    /// The matrix `[rows, depth]` of codes that lie side by side without padding, four in each u32,
-    /// the first in the lowest bits, as [`encode`](super::encode) gives them; `descale`, `[1]` in f32,
-    /// is what all of them are multiplied with.
+    /// The matrix `[rows, depth]` of contiguous codes without padding, four in each u32, the first
+    /// in the lowest bits, as [`encode`](super::encode) returns them. All are multiplied by
+    /// `descale`, `[1]` in f32.
     ///
-    /// Of `codes`, `[words]` in u32, the first `rows * depth` count. Where `depth` is a multiple of
-    /// [`ROW_BYTES`] nothing is copied; otherwise this is one launch on CubeCL devices.
+    /// Only the first `rows * depth` of `codes`, `[words]` in u32, are used. If `depth` is a
+    /// multiple of [`ROW_BYTES`] nothing is copied; otherwise this is one launch on CubeCL devices.
     ///
     /// # Panics
     ///
@@ -157,19 +158,18 @@ impl Fp8Matrix {
             accept(Err(KernelError::shape(
                 NAME,
                 format!(
-                    "{given} words hold {} codes, and [{rows}, {depth}] has {}; {needed} words fit",
+                    "{given} words hold {} codes, and [{rows}, {depth}] has {}: expected {needed} words",
                     given * 4,
                     rows * depth
                 ),
             )))
         }
         // Burn has no view of no elements.
-        let codes = match needed > 0 && depth.is_multiple_of(ROW_BYTES) {
-            true => codes.narrow(0, 0, needed).reshape([rows, words(depth)]),
-            false => {
-                let kernel = Pad { rows, depth };
-                Tensor::from_dispatch(launch_one(kernel, vec![codes.into_dispatch()]))
-            }
+        let codes = if needed > 0 && depth.is_multiple_of(ROW_BYTES) {
+            codes.narrow(0, 0, needed).reshape([rows, words(depth)])
+        } else {
+            let kernel = PadOp { rows, depth };
+            Tensor::from_dispatch(launch_one(kernel, vec![codes.into_dispatch()]))
         };
         Self {
             codes,
@@ -179,21 +179,23 @@ impl Fp8Matrix {
         }
     }
 
-    /// Refuses codes and scales that do not belong together.
+    /// Refuses codes and scales that do not match.
     pub(super) fn check(&self, operation: &'static str) -> Result<(), KernelError> {
         let ([rows, width], depth) = (self.codes.dims(), self.depth);
         check_codes(operation, self.codes.dtype())?;
         let refuse = |message| Err(KernelError::shape(operation, message));
         if width != words(depth) {
             return refuse(format!(
-                "codes [{rows}, {width}] are no rows of {depth}, which have {} words",
+                "invalid codes [{rows}, {width}] for rows of {depth} elements: expected {} words per row",
                 words(depth)
             ));
         }
         let (shape, dtype, fits) = match &self.scales {
             Scales::Tensor(scale) => (scale.dims().to_vec(), scale.dtype(), vec![1]),
             Scales::Blocks { height, .. } if ![1, BLOCK].contains(height) => {
-                return refuse(format!("blocks are {height} rows high; 1 and {BLOCK} fit"));
+                return refuse(format!(
+                    "blocks are {height} rows high: expected 1 and {BLOCK}"
+                ));
             }
             Scales::Blocks { scales, height } => {
                 let fits = vec![rows.div_ceil(*height), depth.div_ceil(BLOCK)];
@@ -211,9 +213,9 @@ impl Fp8Matrix {
         match (shape == fits, dtype == wanted) {
             (true, true) => Ok(()),
             (false, _) => refuse(format!(
-                "the scales of a matrix [{rows}, {depth}] are {shape:?}; {fits:?} fits"
+                "the scales of a matrix [{rows}, {depth}] are {shape:?}: expected {fits:?}"
             )),
-            (true, false) => refuse(format!("the scales are in {dtype:?}; {wanted:?} fits")),
+            (true, false) => refuse(format!("the scales are in {dtype:?}: expected {wanted:?}")),
         }
     }
 

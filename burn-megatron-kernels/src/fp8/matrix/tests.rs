@@ -59,16 +59,16 @@ fn scales_of_one_row_cannot_be_transposed() {
         };
         assert_eq!(
             refused(Scaling::Mx),
-            "transposed: scales = one for 1 x 32 elements makes no sense; one for all, or one for \
-             128 x 128 elements, does"
+            "transposed: invalid scales = one for 1 x 32 elements: expected one for all, or one for \
+             128 x 128 elements"
         );
         assert_eq!(
             refused(Scaling::Blocks {
                 square: false,
                 power_of_two: true
             }),
-            "transposed: scales = one for 1 x 128 elements makes no sense; one for all, or one for \
-             128 x 128 elements, does"
+            "transposed: invalid scales = one for 1 x 128 elements: expected one for all, or one for \
+             128 x 128 elements"
         );
     }
 }
@@ -125,19 +125,19 @@ fn flat_codes_that_do_not_fit_are_refused() {
         };
         assert_eq!(
             call(3, DType::U32, 1, Format::E4M3),
-            "from_flat: 3 words hold 12 codes, and [3, 5] has 15; 4 words fit"
+            "from_flat: 3 words hold 12 codes, and [3, 5] has 15: expected 4 words"
         );
         assert_eq!(
             call(4, DType::I32, 1, Format::E4M3),
-            "from_flat: type of the codes = I32 makes no sense; U32 does"
+            "from_flat: invalid type of the codes = I32: expected U32"
         );
         assert_eq!(
             call(4, DType::U32, 2, Format::E4M3),
-            "from_flat: the descale is [2]; [1] fits"
+            "from_flat: the descale is [2]: expected [1]"
         );
         assert_eq!(
             call(4, DType::U32, 1, Format::E2M1),
-            "from_flat: format = E2M1 makes no sense; E4M3 or E5M2 does"
+            "from_flat: invalid format = E2M1: expected E4M3 or E5M2"
         );
     }
 }

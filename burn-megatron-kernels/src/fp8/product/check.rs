@@ -1,10 +1,10 @@
-//! What products refuse.
+//! Input checks of products.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::KernelError;
-use crate::flat::check_stretch;
+use crate::flat::check_range;
 use crate::fp8::matrix::{mx_words, words};
 use crate::fp8::{BLOCK, Format, Fp8Matrix, Scales};
 
@@ -22,7 +22,8 @@ pub(super) fn multiply(
     if let Some(bias) = bias {
         let (given, fits) = (bias.dims()[0], b.rows());
         if given != fits {
-            let message = format!("the bias is [{given}] beside b of {fits} rows; [{fits}] fits");
+            let message =
+                format!("the bias is [{given}] beside b of {fits} rows: expected [{fits}]");
             return Err(KernelError::shape(MULTIPLY, message));
         }
         same_device(MULTIPLY, "device of the bias", &device, &bias.device())?;
@@ -37,7 +38,7 @@ pub(super) fn accumulate_at(
     offset: usize,
 ) -> Result<(), KernelError> {
     factors(ACCUMULATE, a, b)?;
-    check_stretch(ACCUMULATE, flat, offset, &[a.rows(), b.rows()])?;
+    check_range(ACCUMULATE, flat, offset, &[a.rows(), b.rows()])?;
     let device = a.codes.device();
     same_device(ACCUMULATE, "device of the buffer", &device, &flat.device())?;
     match flat.dtype() {
@@ -59,7 +60,7 @@ fn factors(operation: &'static str, a: &Fp8Matrix, b: &Fp8Matrix) -> Result<(), 
         return Err(KernelError::shape(
             operation,
             format!(
-                "a is {:?} and b {:?}; [m, depth] and [n, depth] fit",
+                "a is {:?} and b {:?}: expected [m, depth] and [n, depth]",
                 sizes(a),
                 sizes(b)
             ),
@@ -73,7 +74,7 @@ fn factors(operation: &'static str, a: &Fp8Matrix, b: &Fp8Matrix) -> Result<(), 
     )
 }
 
-/// The fields of a matrix are public: what does not belong together would be read past its end.
+/// The fields of a matrix are public: with mismatched sizes, kernels would read past the end.
 fn matrix(
     operation: &'static str,
     name: &'static str,
@@ -91,7 +92,7 @@ fn matrix(
     let rows = matrix.rows();
     let refused = |what: &str, given: &[usize], fits: &[usize]| {
         let message = format!(
-            "{name} is [{rows}, {depth}] and its {what} {given:?}; {fits:?} fit (see Fp8Matrix)"
+            "{name} is [{rows}, {depth}] and its {what} {given:?}: expected {fits:?} (see Fp8Matrix)"
         );
         Err(KernelError::shape(operation, message))
     };
@@ -115,9 +116,10 @@ fn matrix(
         }
         Scales::Mx(scales) => (scales.dims().to_vec(), vec![rows, mx_words(depth)]),
     };
-    match given == fits {
-        true => Ok(()),
-        false => refused("scales", &given, &fits),
+    if given == fits {
+        Ok(())
+    } else {
+        refused("scales", &given, &fits)
     }
 }
 
@@ -127,14 +129,15 @@ fn same_device(
     own: &Device,
     other: &Device,
 ) -> Result<(), KernelError> {
-    match own == other {
-        true => Ok(()),
-        false => Err(KernelError::Option {
+    if own == other {
+        Ok(())
+    } else {
+        Err(KernelError::Option {
             operation,
             name,
             value: format!("{other:?} beside a on {own:?}"),
             fits: "the device of a",
-        }),
+        })
     }
 }
 

@@ -9,19 +9,19 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::engine::DECODED;
-use super::problem::Problem;
-use super::{Accumulation, bring, library_scales};
+use super::problem::Fp8Problem;
+use super::{Accumulation, library_scales, store_flat};
 use crate::cube::{empty, own};
 use crate::fp8::Fp8Matrix;
-use crate::gemm::Added;
+use crate::gemm::Epilogue;
 use crate::gemm::cube::{FLAT_ALIGNMENT, aligned, warn_once};
 use crate::gemm::cublaslt::{Buffers, CublasLt};
-use crate::launch::{Kernel, Spec, launch_one};
+use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// cuBLASLt on a device, or why it is missing.
+/// cuBLASLt on a device, or why it is not available.
 type Engine = Result<Arc<CublasLt>, String>;
 
-/// That of a device; `None` for other devices than CUDA's.
+/// The engine of a device; `None` for other devices than CUDA's.
 pub(super) fn engine(device: &Device) -> Option<Engine> {
     let mut device = device.as_dispatch();
     while let DispatchDevice::Autodiff(inner) = device {
@@ -33,7 +33,7 @@ pub(super) fn engine(device: &Device) -> Option<Engine> {
     }
 }
 
-/// See [`multiply`](super::multiply); `None` where the library does not take it.
+/// See [`multiply`](super::multiply); `None` if the library does not support the product.
 pub(super) fn multiply(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
@@ -42,10 +42,10 @@ pub(super) fn multiply(
     accumulation: Accumulation,
 ) -> Option<Tensor<2>> {
     let engine = engine(&a.codes.device())?;
-    let problem = |result, added| Problem::new(a, b, result, added, accumulation);
+    let problem = |result, epilogue| Fp8Problem::new(a, b, result, epilogue, accumulation);
     if let Some(bias) = bias.filter(|bias| inside(bias.dtype(), dtype.into())) {
-        let problem = problem(dtype.into(), Added::Bias);
-        if takes(&engine, &problem).is_ok() {
+        let problem = problem(dtype.into(), Epilogue::Bias);
+        if supports(&engine, &problem).is_ok() {
             return Some(Tensor::from_dispatch(launch(
                 problem,
                 0,
@@ -60,8 +60,8 @@ pub(super) fn multiply(
     } else {
         dtype
     };
-    let problem = problem(between.into(), Added::Nothing);
-    takes(&engine, &problem).map_err(warn).ok()?;
+    let problem = problem(between.into(), Epilogue::Nothing);
+    supports(&engine, &problem).map_err(warn).ok()?;
     let product = Tensor::<2>::from_dispatch(launch(problem, 0, a, b, None));
     Some(match bias {
         Some(bias) => (product + bias.clone().cast(between).unsqueeze()).cast(dtype),
@@ -69,57 +69,58 @@ pub(super) fn multiply(
     })
 }
 
-/// A product for a flat buffer, straight into it where it begins at an address that is good for that;
-/// `None` where the library does not take it.
-pub(super) fn for_flat(
+/// A product into a flat buffer, written directly if its address is aligned; `None` if the library
+/// does not support it.
+pub(super) fn flat_problem(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
     flat: &Tensor<1>,
     offset: usize,
     add: bool,
-) -> Option<Problem> {
+) -> Option<Fp8Problem> {
     let engine = engine(&a.codes.device())?;
     let straight = (offset * size_of::<f32>()).is_multiple_of(FLAT_ALIGNMENT);
-    let added = match straight {
-        true => Added::Flat { add },
-        false => Added::Nothing,
+    let epilogue = if straight {
+        Epilogue::Flat { add }
+    } else {
+        Epilogue::Nothing
     };
-    let problem = Problem::new(a, b, flat.dtype(), added, Accumulation::Exact);
-    takes(&engine, &problem).map_err(warn).ok()?;
+    let problem = Fp8Problem::new(a, b, flat.dtype(), epilogue, Accumulation::Exact);
+    supports(&engine, &problem).map_err(warn).ok()?;
     Some(problem)
 }
 
-/// See [`accumulate_at`](super::accumulate_at), by what [`for_flat`] gave.
+/// See [`accumulate_at`](super::accumulate_at), with the problem of [`flat_problem`].
 pub(super) fn accumulate_at(
-    problem: Problem,
+    problem: Fp8Problem,
     a: &Fp8Matrix,
     b: &Fp8Matrix,
     flat: Tensor<1>,
     offset: usize,
     add: bool,
 ) -> Tensor<1> {
-    match problem.added {
-        Added::Flat { .. } => Tensor::from_dispatch(launch(problem, offset, a, b, Some(flat))),
+    match problem.epilogue {
+        Epilogue::Flat { .. } => Tensor::from_dispatch(launch(problem, offset, a, b, Some(flat))),
         _ => {
             let product = Tensor::from_dispatch(launch(problem, 0, a, b, None));
-            bring(product, flat, offset, add)
+            store_flat(product, flat, offset, add)
         }
     }
 }
 
-/// Whether the library adds this bias as it is: beside f32 it takes other types than f32, which would
-/// round it.
+/// Whether the library adds this bias without rounding: beside an f32 result it supports other
+/// types than f32, which would round it.
 fn inside(bias: DType, result: DType) -> bool {
     bias == result && result != DType::F32
 }
 
-/// Whether the library takes a product, or why not.
-fn takes(engine: &Engine, problem: &Problem) -> Result<(), String> {
+/// Checks whether the library supports a product.
+fn supports(engine: &Engine, problem: &Fp8Problem) -> Result<(), String> {
     let engine = engine.as_ref().map_err(String::clone)?;
     let accepted = problem
         .accept(engine.chip())
-        .and_then(|()| engine.takes(&problem.request()));
-    accepted.map_err(|reason| format!("cuBLASLt refuses {problem:?}: {reason}"))
+        .and_then(|()| engine.supports_request(&problem.request()));
+    accepted.map_err(|reason| format!("cuBLASLt does not support {problem:?}: {reason}"))
 }
 
 fn warn(reason: String) {
@@ -127,41 +128,41 @@ fn warn(reason: String) {
 }
 
 fn launch(
-    problem: Problem,
+    problem: Fp8Problem,
     offset: usize,
     a: &Fp8Matrix,
     b: &Fp8Matrix,
-    added: Option<Tensor<1>>,
+    epilogue: Option<Tensor<1>>,
 ) -> DispatchTensor {
     let codes = |matrix: &Fp8Matrix| matrix.codes.clone().into_dispatch();
     let mut inputs = vec![codes(a), codes(b), library_scales(a), library_scales(b)];
-    inputs.extend(added.map(Tensor::into_dispatch));
-    launch_one(Product { problem, offset }, inputs)
+    inputs.extend(epilogue.map(Tensor::into_dispatch));
+    launch_one(Fp8MatmulOp { problem, offset }, inputs)
 }
 
 /// Inputs: the codes of both factors, their scales as the library reads them, and a bias or the flat
 /// buffer.
 #[derive(Debug)]
-struct Product {
-    problem: Problem,
+struct Fp8MatmulOp {
+    problem: Fp8Problem,
     /// The element of the buffer that the product begins at.
     offset: usize,
 }
 
-impl Kernel for Product {
+impl DeviceOp for Fp8MatmulOp {
     fn name(&self) -> &'static str {
         "fp8::multiply"
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let Problem {
+        let Fp8Problem {
             rows,
             columns,
             result,
             ..
         } = self.problem;
-        vec![match self.problem.added {
-            Added::Flat { .. } => inputs[4].clone(),
+        vec![match self.problem.epilogue {
+            Epilogue::Flat { .. } => inputs[4].clone(),
             _ => Spec::new([rows, columns], result),
         }]
     }
@@ -186,8 +187,8 @@ impl Kernel for Product {
             unreachable!("a product has two factors and their scales")
         };
         let shape = Shape::from([problem.rows, problem.columns]);
-        let (result, bias) = match (inputs.next(), problem.added) {
-            (Some(flat), Added::Flat { .. }) => (own(flat), None),
+        let (result, bias) = match (inputs.next(), problem.epilogue) {
+            (Some(flat), Epilogue::Flat { .. }) => (own(flat), None),
             (bias, _) => (empty(&a, shape, problem.result), bias),
         };
         let client = a.client.clone();

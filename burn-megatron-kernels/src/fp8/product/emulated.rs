@@ -1,8 +1,8 @@
-//! Products of what the codes say: in f32, and in f64 where the result is.
+//! Products of decoded factors: in f32, and in f64 if the result is.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::bring;
+use super::store_flat;
 use crate::fp8::{Fp8Matrix, dequantize};
 use crate::gemm;
 
@@ -32,7 +32,7 @@ pub(super) fn accumulate_at(
         return gemm::accumulate_weight_gradient_at(a, b, flat, offset, add);
     }
     let sums = type_of_sums(flat.dtype());
-    bring(multiply(a, b, None, sums), flat, offset, add)
+    store_flat(multiply(a, b, None, sums), flat, offset, add)
 }
 
 /// Sums in f64 hold nearly every product of codes as it is, so that their order makes no difference to

@@ -1,10 +1,10 @@
-//! What a device has, in words.
+//! A description of the engine of a device.
 
 use burn::tensor::Device;
 
 use crate::gemm::engine_of;
 
-/// What the emulated path does.
+/// The description of the emulated path.
 pub(super) const DECODED: &str = "decoded to f32 and multiplied";
 
 pub(super) fn describe(device: &Device) -> String {

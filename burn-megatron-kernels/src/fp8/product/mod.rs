@@ -1,8 +1,8 @@
 //! Products of quantised matrices.
 //!
-//! The path that defines the numbers decodes both factors to f32 and multiplies them in f32, or where the
-//! result is in f64 in f64. On CUDA cuBLASLt multiplies the codes themselves where the chip and the library have it, and agrees within
-//! the rounding of its sums:
+//! The reference path decodes both factors to f32 and multiplies them in f32, or in f64 if the
+//! result is. On CUDA, cuBLASLt multiplies the codes directly if the GPU and the library support
+//! it, and agrees within the rounding of its sums:
 //!
 //! | scales | chip | library |
 //! |---|---|---|
@@ -10,8 +10,9 @@
 //! | 1 x 128 and 128 x 128, not both factors 128 x 128 | 9.0 alone | cuBLASLt 12.9 |
 //! | MXFP8 | 10.0 and later | cuBLASLt 12.8 |
 //!
-//! It also wants rows of both factors by 16, and one factor at the least in E4M3. What it does not take
-//! is decoded, with one warning. [`engine_of_fp8`] tells what a device has.
+//! It also requires rows of both factors to be multiples of 16, and at least one factor in E4M3.
+//! Other products are decoded, with one warning. [`engine_of_fp8`] describes the engine of a
+//! device.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
@@ -32,31 +33,31 @@ mod tests;
 
 pub use scales::library_scales;
 
-/// How the sum of a product of 8-bit factors is kept on a tensor core. The emulated path makes
-/// no difference.
+/// How the sum of a product of 8-bit factors is kept on a tensor core. The emulated path ignores
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// In f32: what the tensor core has summed is added there every few steps. For gradients.
+    /// In f32: the partial sums of the tensor core are added there every few steps. For gradients.
     #[default]
     Exact,
-    /// In the registers of the tensor core from first to last, which on Hopper keep fewer bits than
-    /// f32: faster. For outputs, as Transformer Engine does it, and with one scale alone; with others
-    /// this is [`Exact`](Self::Exact).
+    /// In the accumulators of the tensor core throughout, which on Hopper have fewer bits than f32:
+    /// faster. For outputs, as in Transformer Engine, and with one scale only; otherwise this is
+    /// [`Exact`](Self::Exact).
     Fast,
 }
 
-/// `a b^T + bias`: `[m, depth]` and `[n, depth]` to `[m, n]` in `dtype`, one of f32, f16, bf16, and on
-/// the CPU f64. Sums are made in f32 (those of a result in f64 in f64), the bias `[n]` of any float type is added to them, and the result
-/// is rounded once.
+/// `a b^T + bias`: `[m, depth]` and `[n, depth]` to `[m, n]` in `dtype`, one of f32, f16, bf16, and
+/// on the CPU f64. Sums are computed in f32 (in f64 for a result in f64), the bias `[n]` of any
+/// float type is added to them, and the result is rounded once.
 ///
 /// Both factors may have any kind of scales and be E4M3 or E5M2. Any size may be 0; over a depth of 0
 /// the sum is 0.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for depths that differ, a bias of another size, codes or
-/// scales that do not have the sizes that [`Fp8Matrix`] says, matrices on different devices, and a type
-/// that the device has not.
+/// With a [`KernelError`](crate::KernelError) for depths that differ, a bias of another size, codes
+/// or scales that do not have the sizes that [`Fp8Matrix`] documents, matrices on different
+/// devices, and a type that the device does not support.
 ///
 /// # Example
 ///
@@ -91,19 +92,20 @@ pub fn multiply(
     emulated::multiply(a, b, bias, dtype)
 }
 
-/// `flat` with `a b^T`, row by row, over its elements from `offset` on, or, where `add` says so, added to
-/// them: `[m, depth]` and `[n, depth]` go to `m n` elements of `flat`, `[length]` in f32, or in f64 on the
-/// CPU. Written in place where nobody else holds `flat`. Sums are made in the type of `flat`, exactly
-/// ([`Accumulation::Exact`]): this is for gradients of weights.
+/// `flat` with `a b^T`, row by row, over its elements from `offset` on, or added to them if `add`:
+/// `[m, depth]` and `[n, depth]` go to `m n` elements of `flat`, `[length]` in f32, or in f64 on
+/// the CPU. Written in place if `flat` is uniquely owned. Sums are computed in the type of `flat`,
+/// exactly ([`Accumulation::Exact`]): this is for gradients of weights.
 ///
-/// Any size may be 0; over a depth of 0 the product is 0. On CUDA the product goes straight into the
-/// buffer where the stretch starts at a multiple of 16 bytes, elsewhere by way of a matrix of its own.
+/// Any size may be 0; over a depth of 0 the product is 0. On CUDA the product goes straight into
+/// the buffer where the range starts at a multiple of 16 bytes, elsewhere by way of a matrix of its
+/// own.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for depths that differ, a stretch that reaches past the
-/// buffer, a buffer of another type, codes or scales that do not have the sizes that [`Fp8Matrix`] says,
-/// and tensors on different devices.
+/// With a [`KernelError`](crate::KernelError) for depths that differ, a range that exceeds the
+/// buffer, a buffer of another type, codes or scales that do not have the sizes that [`Fp8Matrix`]
+/// documents, and tensors on different devices.
 ///
 /// # Example
 ///
@@ -128,19 +130,19 @@ pub fn accumulate_at(
 ) -> Tensor<1> {
     accept(check::accumulate_at(a, b, &flat, offset));
     #[cfg(feature = "cuda")]
-    if let Some(problem) = cuda::for_flat(a, b, &flat, offset, add) {
+    if let Some(problem) = cuda::flat_problem(a, b, &flat, offset, add) {
         return cuda::accumulate_at(problem, a, b, flat, offset, add);
     }
     emulated::accumulate_at(a, b, flat, offset, add)
 }
 
-/// What multiplies 8-bit matrices on a device, and why it is not something faster.
+/// Describes the engine that multiplies 8-bit matrices on a device, and why it is not a faster one.
 pub fn engine_of_fp8(device: &Device) -> String {
     engine::describe(device)
 }
 
 /// A product `[m, n]` in f32, written into the buffer or added there.
-fn bring(product: Tensor<2>, flat: Tensor<1>, offset: usize, add: bool) -> Tensor<1> {
+fn store_flat(product: Tensor<2>, flat: Tensor<1>, offset: usize, add: bool) -> Tensor<1> {
     let len = product.shape().num_elements();
     if len == 0 {
         // Burn's reshape reads a 0 as "keep this dimension".

@@ -1,4 +1,4 @@
-//! A product of 8-bit matrices for cuBLASLt: what it takes, and how it is asked.
+//! A product of 8-bit matrices for cuBLASLt: what is supported, and the request.
 
 use burn::tensor::DType;
 
@@ -7,11 +7,11 @@ use super::engine::DECODED;
 use crate::fp8::matrix::words;
 use crate::fp8::{BLOCK, Format, Fp8Matrix, Scales};
 use crate::gemm::request::{Chip, Element, Request, ScaleMode, Scaled};
-use crate::gemm::{Added, ColumnMajor, Matrix};
+use crate::gemm::{ColumnMajor, Epilogue, Matrix};
 
-/// `a b^T`, and what is added.
+/// `a b^T` with an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct Fp8Problem {
     /// Rows of `a` and of the result.
     pub rows: usize,
     /// Rows of `b`, columns of the result.
@@ -19,25 +19,25 @@ pub(super) struct Problem {
     /// Codes of a row, the zeros at its end included: they add nothing.
     pub depth: usize,
     /// `a`.
-    pub a: Factor,
+    pub a: Fp8Factor,
     /// `b`.
-    pub b: Factor,
+    pub b: Fp8Factor,
     /// The type of the result.
     pub result: DType,
-    /// What is added.
-    pub added: Added,
+    /// The epilogue.
+    pub epilogue: Epilogue,
     /// How sums are kept.
     pub accumulation: Accumulation,
 }
 
-/// A matrix in 8 bits but for its sizes.
+/// Format and scales of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Factor {
+pub(super) struct Fp8Factor {
     pub format: Format,
     pub scales: ScaleMode,
 }
 
-impl From<&Fp8Matrix> for Factor {
+impl From<&Fp8Matrix> for Fp8Factor {
     fn from(matrix: &Fp8Matrix) -> Self {
         Self {
             format: matrix.format,
@@ -54,12 +54,12 @@ impl From<&Fp8Matrix> for Factor {
 /// Rows of both factors and codes of a row are multiples of this.
 const ALIGNED: usize = 16;
 
-impl Problem {
+impl Fp8Problem {
     pub(super) fn new(
         a: &Fp8Matrix,
         b: &Fp8Matrix,
         result: DType,
-        added: Added,
+        epilogue: Epilogue,
         accumulation: Accumulation,
     ) -> Self {
         Self {
@@ -69,13 +69,13 @@ impl Problem {
             a: a.into(),
             b: b.into(),
             result,
-            added,
+            epilogue,
             accumulation,
         }
     }
 
-    /// Why this chip or this library does not multiply the codes, as far as their documentation says
-    /// it; the library may refuse more.
+    /// Checks whether this GPU and this library support the product, by their documentation; the
+    /// library may still reject it.
     pub(super) fn accept(&self, chip: Chip) -> Result<(), String> {
         let sizes = [self.rows, self.columns, self.depth];
         if sizes.contains(&0) {
@@ -83,12 +83,12 @@ impl Problem {
         }
         if !(self.rows.is_multiple_of(ALIGNED) && self.columns.is_multiple_of(ALIGNED)) {
             return Err(format!(
-                "the factors have {} and {} rows, and multiples of {ALIGNED} fit",
+                "the factors have {} and {} rows: expected multiples of {ALIGNED}",
                 self.rows, self.columns
             ));
         }
         if [self.a.format, self.b.format] == [Format::E5M2; 2] {
-            return Err("both factors are E5M2, and one in E4M3 fits".to_string());
+            return Err("both factors are E5M2: expected at least one in E4M3".to_string());
         }
         on_chip(self.pair()?, chip)
     }
@@ -100,9 +100,10 @@ impl Problem {
             (Tensor, Tensor) => Ok(Tensor),
             (Mx, Mx) => Ok(Mx),
             (Rows, Rows | Squares) | (Squares, Rows) => Ok(Rows),
-            (Squares, Squares) => {
-                Err("both factors have scales of 128 x 128, and 1 x 128 of one fits".to_string())
-            }
+            (Squares, Squares) => Err(
+                "both factors have scales of 128 x 128: expected 1 x 128 for one of them"
+                    .to_string(),
+            ),
             (a, b) => Err(format!("scales of {a:?} beside scales of {b:?}")),
         }
     }
@@ -121,7 +122,7 @@ impl Problem {
             layout: ColumnMajor::of(rows(self.rows), rows(self.columns).transpose()),
             factors: [self.b, self.a].map(|factor| Element::Fp8(factor.format)),
             result: self.result,
-            added: self.added,
+            epilogue: self.epilogue,
             scaled: Some(Scaled {
                 modes: [self.b.scales, self.a.scales],
                 fast: one_scale && self.accumulation == Accumulation::Fast,
@@ -130,8 +131,8 @@ impl Problem {
     }
 }
 
-/// Whether the tensor cores of this chip, and this library, have scales of a kind (both kinds of
-/// blocks count as one).
+/// Checks whether the tensor cores of this GPU, and this library, support a kind of scales (both
+/// kinds of blocks count as one).
 pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     let (capabilities, has, least) = match scales {
         ScaleMode::Tensor => ("8.9 and later have", chip.capability >= (8, 9), 120_000),
@@ -148,17 +149,18 @@ pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     if !has {
         return Err(format!("{chip}: compute capability {capabilities} {kind}"));
     }
-    match chip.version >= least {
-        true => Ok(()),
-        false => Err(format!(
+    if chip.version >= least {
+        Ok(())
+    } else {
+        Err(format!(
             "{chip}: cuBLASLt {}.{} and later have {kind}",
             least / 10_000,
             least / 100 % 100
-        )),
+        ))
     }
 }
 
-/// Which scales a chip has, and what becomes of the others, in one line.
+/// The scales that a GPU supports, and what happens with the others, in one line.
 pub(super) fn describe(chip: Chip) -> String {
     let kinds = [
         ("one scale", ScaleMode::Tensor),

@@ -1,4 +1,4 @@
-//! What the quantisers refuse.
+//! Input checks of the quantisers.
 
 use burn::tensor::{DType, Tensor};
 
@@ -6,7 +6,7 @@ use super::super::Format;
 use super::CurrentScale;
 use crate::KernelError;
 
-/// Only formats of 8 bits.
+/// Checks that the format has 8 bits.
 pub(in super::super) fn format(operation: &'static str, format: Format) -> Result<(), KernelError> {
     match format {
         Format::E4M3 | Format::E5M2 => Ok(()),
@@ -19,7 +19,7 @@ pub(in super::super) fn format(operation: &'static str, format: Format) -> Resul
     }
 }
 
-/// One number in f32.
+/// Checks for a scalar `[1]` in f32.
 pub(in super::super) fn one(
     operation: &'static str,
     name: &'static str,
@@ -31,26 +31,27 @@ pub(in super::super) fn one(
         (1, dtype) => Err(KernelError::Option {
             operation,
             name,
-            value: format!("a number in {dtype:?}"),
-            fits: "one in F32",
+            value: format!("{dtype:?}"),
+            fits: "F32",
         }),
         _ => Err(KernelError::shape(
             operation,
-            format!("the {name} is [{length}]; [1] fits"),
+            format!("the {name} is [{length}]: expected [1]"),
         )),
     }
 }
 
-/// A magnitude.
+/// Checks that epsilon is finite and not negative.
 pub(super) fn epsilon(options: CurrentScale) -> Result<(), KernelError> {
     let epsilon = options.epsilon;
-    match epsilon.is_finite() && epsilon >= 0.0 {
-        true => Ok(()),
-        false => Err(KernelError::Option {
+    if epsilon.is_finite() && epsilon >= 0.0 {
+        Ok(())
+    } else {
+        Err(KernelError::Option {
             operation: "current_scale",
             name: "epsilon",
             value: format!("{epsilon}"),
             fits: "a finite number that is 0 or more",
-        }),
+        })
     }
 }

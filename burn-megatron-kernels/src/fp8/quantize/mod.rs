@@ -1,4 +1,4 @@
-//! Quantisers: from floats to codes and scales, with the largest magnitude on the way.
+//! Quantisers: floats to codes and scales, and the largest magnitude as a by-product.
 //!
 //! The formulas are those of Transformer Engine, and for MX those of the OCP Microscaling Formats
 //! (MX) Specification 1.0 with the scale rounded up.
@@ -13,17 +13,17 @@ pub(super) mod check;
 mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
-mod launched;
+mod ops;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use launched::{Amax, Dequantize, Kind, Quantize, ScaleOf};
+use ops::{AmaxOp, DequantizeOp, QuantizeOp, ScaleOp, ScalingKind};
 
 /// How scales are found.
 #[derive(Clone, Debug)]
 pub enum Scaling {
-    /// One for the whole matrix, given: what values are multiplied with before they are encoded,
-    /// `[1]` in f32, a normal number above 0.
+    /// One for the whole matrix, given: the factor of the values before they are encoded, `[1]` in
+    /// f32, a normal number above 0.
     Tensor(Tensor<1>),
     /// One for 128 elements of a row (or of a column, for the columnwise copy).
     Blocks {
@@ -36,7 +36,7 @@ pub enum Scaling {
     Mx,
 }
 
-/// Which copies are made.
+/// Which copies are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ways {
     /// `[rows, columns]`: a product sums over the columns.
@@ -63,7 +63,7 @@ impl Ways {
     };
 }
 
-/// What [`quantize`] gives.
+/// The result of [`quantize`].
 #[derive(Clone, Debug)]
 pub struct Quantized {
     /// The rowwise copy, if asked for.
@@ -71,8 +71,8 @@ pub struct Quantized {
     /// The columnwise copy, if asked for.
     pub columnwise: Option<Fp8Matrix>,
     /// `[2]` in f32: the largest magnitude (NaN if there is one), and how many values of the first
-    /// copy that was made were, times their scale, beyond the largest of the format; infinities are,
-    /// NaN is not.
+    /// computed copy, times their scale, were beyond the largest of the format; infinities count,
+    /// NaN does not.
     pub seen: Tensor<1>,
 }
 
@@ -86,7 +86,7 @@ pub struct CurrentScale {
 }
 
 /// Quantises the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass over it; see
-/// [`Fp8Matrix`] for how the copies lie.
+/// [`Fp8Matrix`] for the layout of the copies.
 ///
 /// A value `v` becomes the code of `v s` by [`Format::encode`], and the copy has `1 / s` as its
 /// scale, rounded to f32. `max` is [`Format::max`], and `amax` the largest magnitude of a block:
@@ -99,25 +99,27 @@ pub struct CurrentScale {
 ///          2^-127 for 0, 2^127 for infinity, NaN for NaN
 /// ```
 ///
-/// A last block may be short, so any sizes will do, 0 included. Infinities saturate. A NaN has the
-/// code of NaN; in MX so have all values of its block. The columnwise copy of 1 x 128 blocks and of
-/// MX has blocks and scales of its own, from the same values: it is not the transposed of the other.
+/// A last block may be short, so any sizes are valid, 0 included. Infinities saturate. A NaN has
+/// the code of NaN; in MX so have all values of its block. The columnwise copy of 1 x 128 blocks
+/// and of MX has blocks and scales of its own, from the same values: it is not the transposed of
+/// the other.
 ///
 /// MX is meant for [`Format::E4M3`]. With E5M2, to whose range its scales are not fitted, nothing
 /// saturates either, but the upper part of that range stays unused.
 ///
-/// On CubeCL devices this is two launches, after a copy of values that do not lie side by side: one
-/// that reads `x` once, 128 bits at a time where `columns` is a multiple of as many values, and a
-/// small one. The results are the CPU's bit for bit; for scales that are no powers of two, where the
-/// device divides as IEEE 754 has it, as CUDA does. WebGPU allows 2.5 units in the last place. A
-/// device that flushes subnormal numbers of f16 takes these for 0; those of f32 are kept anywhere.
-/// `x` in f64 is rounded to f32 first.
+/// On CubeCL devices this is two launches, plus a copy if the values are not contiguous: one that
+/// reads `x` once, 128 bits at a time if `columns` is a multiple of that, and a small one. The
+/// results are bit-equal to the CPU's; for scales that are not powers of two only if the device
+/// divides as in IEEE 754, as CUDA does. WebGPU allows 2.5 units in the last place. A device that
+/// flushes subnormal numbers of f16 treats these as 0; those of f32 are kept everywhere. `x` in f64
+/// is rounded to f32 first.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for [`Format::E2M1`], for a given scale that is not `[1]` in f32, for a
-/// matrix of another type or of one that the device lacks, and for more elements than
-/// [`MAX_ELEMENTS`](crate::MAX_ELEMENTS). Tensors of two devices are refused too.
+/// With a [`KernelError`](crate::KernelError) for [`Format::E2M1`], for a given scale that is not
+/// `[1]` in f32, for a matrix of another type or of one that the device does not support, and for
+/// more elements than [`MAX_ELEMENTS`](crate::MAX_ELEMENTS). Tensors of two devices are refused
+/// too.
 ///
 /// # Example
 ///
@@ -140,14 +142,14 @@ pub struct CurrentScale {
 /// ```
 pub fn quantize(x: Tensor<2>, format: Format, scaling: &Scaling, ways: Ways) -> Quantized {
     accept(check::format("quantize", format));
-    let kind = Kind::of(scaling);
+    let kind = ScalingKind::of(scaling);
     let (rows, columns) = (x.dims()[0], x.dims()[1]);
     let mut inputs = vec![single(x).into_dispatch()];
     if let Scaling::Tensor(scale) = scaling {
         accept(check::one("quantize", "scale", scale));
         inputs.push(scale.clone().into_dispatch());
     }
-    let mut outputs = launch(Quantize { format, kind, ways }, inputs).into_iter();
+    let mut outputs = launch(QuantizeOp { format, kind, ways }, inputs).into_iter();
     let mut next = || match outputs.next() {
         Some(output) => output,
         None => unreachable!("a quantiser gives what it promised"),
@@ -175,7 +177,7 @@ pub fn quantize(x: Tensor<2>, format: Format, scaling: &Scaling, ways: Ways) -> 
 ///
 /// With a [`KernelError`](crate::KernelError) for another type, and for too many elements.
 pub fn amax(x: Tensor<2>) -> Tensor<1> {
-    Tensor::from_dispatch(launch_one(Amax, vec![single(x).into_dispatch()]))
+    Tensor::from_dispatch(launch_one(AmaxOp, vec![single(x).into_dispatch()]))
 }
 
 /// The scale for a tensor whose largest magnitude is `amax`, both `[1]` in f32: what its values are
@@ -194,7 +196,7 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
     accept(check::one("current_scale", "largest magnitude", &amax));
     accept(check::epsilon(options));
     Tensor::from_dispatch(launch_one(
-        ScaleOf { format, options },
+        ScaleOp { format, options },
         vec![amax.into_dispatch()],
     ))
 }
@@ -205,14 +207,14 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for codes and scales that do not belong together, or are of other types
-/// than [`Fp8Matrix`] says, and for [`Format::E2M1`].
+/// With a [`KernelError`](crate::KernelError) for codes and scales that do not match, or have other
+/// types than [`Fp8Matrix`] documents, and for [`Format::E2M1`].
 pub fn dequantize(matrix: &Fp8Matrix) -> Tensor<2> {
     accept(check::format("dequantize", matrix.format));
     accept(matrix.check("dequantize"));
-    let kernel = Dequantize {
+    let kernel = DequantizeOp {
         format: matrix.format,
-        kind: Kind::of_matrix(matrix),
+        kind: ScalingKind::of_matrix(matrix),
         depth: matrix.depth,
     };
     Tensor::from_dispatch(launch_one(kernel, matrix.tensors().to_vec()))

@@ -1,4 +1,4 @@
-//! What a quantiser did to a tensor, for reports.
+//! Quantisation errors of a tensor, for reports.
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
@@ -9,7 +9,7 @@ use crate::error::accept;
 
 const NAME: &str = "statistics";
 
-/// How well a matrix came through.
+/// Quantisation errors of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statistics {
     /// The largest magnitude: NaN if there is one, 0 of nothing.
@@ -18,8 +18,8 @@ pub struct Statistics {
     pub saturated: f64,
     /// Share of the nonzero values that became zero.
     pub flushed: f64,
-    /// Signal to noise in decibels, `10 log10(sum x^2 / sum (x - quantised)^2)`; infinite where
-    /// nothing was lost, NaN where a value is infinite or NaN.
+    /// Signal to noise ratio in decibels, `10 log10(sum x^2 / sum (x - quantised)^2)`; infinite
+    /// without errors, NaN if a value is infinite or NaN.
     pub snr: f64,
 }
 
@@ -27,17 +27,16 @@ pub struct Statistics {
 /// roundings of the scale.
 const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
 
-/// Compares a matrix with its copy in 8 bits: `x` is `[rows, depth]` as the copy has them, so for a
-/// columnwise copy it is the transposed of what was quantised.
+/// Compares a matrix with its copy in 8 bits: `x` is `[rows, depth]` as in the copy, so for a
+/// columnwise copy pass the transposed input.
 ///
-/// This is made of Burn's operations, a dozen launches, and waits for the result: it is for reports.
-/// Sums are made in f32. Of an empty matrix all is 0, and the ratio infinite. NaN counts as neither
+/// Composed of Burn's operations, a dozen launches, and synchronous: use it for reports. Sums are
+/// in f32. For an empty matrix all values are 0, and the ratio infinite. NaN counts as neither
 /// saturated nor flushed.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] where `x` is not of the copy's size, and for what
-/// [`dequantize`] refuses.
+/// With a [`KernelError`] if `x` does not have the size of the copy, and as [`dequantize`].
 ///
 /// # Example
 ///
@@ -74,13 +73,13 @@ pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
         return nothing;
     }
 
-    let (codes, scales) = apart(matrix);
+    let (codes, scales) = codes_and_scales(matrix);
     let magnitude = x.clone().abs();
     let limit = scales.clone() * (f64::from(matrix.format.max()) * (1.0 + ROUNDING));
     let beyond = magnitude.clone().greater(limit);
     let nonzero = magnitude.greater_elem(0.0);
     let flushed = nonzero.clone().bool_and(codes.clone().equal_elem(0.0));
-    // Squares are made of parts of the largest value, which they cannot leave the range with.
+    // Squares are of values relative to the largest one, so they cannot overflow.
     let noise = (x.clone() - codes * scales) / largest;
     let signal = x / largest;
     let total = |x: Tensor<2>| x.clone().mul(x).sum();
@@ -95,7 +94,7 @@ pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
 }
 
 /// The values of the codes alone, and the scale of each of them.
-fn apart(matrix: &Fp8Matrix) -> (Tensor<2>, Tensor<2>) {
+fn codes_and_scales(matrix: &Fp8Matrix) -> (Tensor<2>, Tensor<2>) {
     let device = matrix.codes.device();
     let one = match matrix.format {
         Format::E5M2 => 0x3c3c_3c3c_i64,
@@ -118,12 +117,13 @@ fn number(x: Tensor<1>) -> f64 {
 
 fn check_sizes([rows, depth]: [usize; 2], matrix: &Fp8Matrix) -> Result<(), KernelError> {
     let of_copy = [matrix.rows(), matrix.depth];
-    match of_copy == [rows, depth] {
-        true => Ok(()),
-        false => Err(KernelError::shape(
+    if of_copy == [rows, depth] {
+        Ok(())
+    } else {
+        Err(KernelError::shape(
             NAME,
-            format!("x is [{rows}, {depth}] and its copy {of_copy:?}; both must be of one size"),
-        )),
+            format!("x is [{rows}, {depth}] and its copy {of_copy:?}: expected the same size"),
+        ))
     }
 }
 

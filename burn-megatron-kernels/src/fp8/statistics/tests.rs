@@ -92,7 +92,7 @@ fn an_empty_matrix_is_exact_and_other_sizes_are_refused() {
         assert_eq!((empty.amax, empty.snr), (0.0, f64::INFINITY));
         assert_eq!(
             message(|| _ = statistics(x([5, 3]), &copy([3, 5]))),
-            "statistics: x is [5, 3] and its copy [3, 5]; both must be of one size"
+            "statistics: x is [5, 3] and its copy [3, 5]: expected the same size"
         );
     }
 }

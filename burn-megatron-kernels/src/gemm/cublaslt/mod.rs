@@ -11,13 +11,13 @@ use cubecl::server::Handle;
 use cudarc::cublaslt::{result as lt, sys};
 
 use super::cuda_stream::Submitter;
-use super::engine::{Added, GemmEngine, Operands, Problem};
+use super::engine::{Epilogue, GemmEngine, GemmProblem, Operands};
 use super::request::{Chip, Request};
 use crate::cube::empty;
 
 mod plan;
 
-use plan::{Addresses, Plan, told};
+use plan::{Addresses, MatmulPlan, check_status};
 
 /// cuBLASLt on one device.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct CublasLt {
     submitter: Submitter,
     library: Library,
     chip: Chip,
-    plans: Mutex<HashMap<Request, Result<Arc<Plan>, String>>>,
+    plans: Mutex<HashMap<Request, Result<Arc<MatmulPlan>, String>>>,
 }
 
 /// The handle of the library, which every thread may use.
@@ -50,18 +50,18 @@ pub(crate) struct Buffers {
     pub d: Handle,
     /// The bytes of `d` before the result.
     pub start: u64,
-    /// What is added to each column of `D`.
+    /// The bias, added to each column of `D`.
     pub bias: Option<Handle>,
     /// The scales of 8-bit factors, of `A` and of `B`.
     pub scales: Option<[Handle; 2]>,
 }
 
 impl CublasLt {
-    /// The engine of `device`, made when it is asked for the first time.
+    /// The engine of `device`, created on first use.
     ///
     /// # Errors
     ///
-    /// Why there is none.
+    /// The reason why cuBLASLt is not available.
     pub(crate) fn of(device: &CudaDevice) -> Result<Arc<Self>, String> {
         let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
         let open = || Self::open(device).map(Arc::new);
@@ -74,7 +74,7 @@ impl CublasLt {
             return Err("libcublasLt was not found on the search path of libraries".to_string());
         }
         let submitter = Submitter::of(device)?;
-        let library = submitter.wait(|| told(lt::create_handle()).map(Library))?;
+        let library = submitter.wait(|| check_status(lt::create_handle()).map(Library))?;
         let chip = Chip {
             capability: submitter.capability()?,
             // SAFETY: returns a number.
@@ -93,30 +93,32 @@ impl CublasLt {
         self.chip
     }
 
-    /// Whether the library computes this.
+    /// Checks whether the library supports this request.
     ///
     /// # Errors
     ///
-    /// What it says.
-    pub(crate) fn takes(&self, request: &Request) -> Result<(), String> {
+    /// The error of the library.
+    pub(crate) fn supports_request(&self, request: &Request) -> Result<(), String> {
         self.plan(request).map(|_| ())
     }
 
-    fn plan(&self, request: &Request) -> Result<Arc<Plan>, String> {
+    fn plan(&self, request: &Request) -> Result<Arc<MatmulPlan>, String> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let library = self.library;
         let make = || {
-            let make = move || Plan::new(library, request).map(Arc::new);
+            let make = move || MatmulPlan::new(library, request).map(Arc::new);
             self.submitter.wait(make)
         };
         plans.entry(*request).or_insert_with(make).clone()
     }
 
-    /// Queues a product that the library [takes](Self::takes).
+    /// Queues a product that the library [supports](Self::supports_request).
     pub(crate) fn launch(&self, request: &Request, client: &Client, buffers: Buffers) {
         let plan = match self.plan(request) {
             Ok(plan) => plan,
-            Err(reason) => panic!("cuBLASLt was given {request:?}, which it refuses: {reason}"),
+            Err(reason) => {
+                panic!("cuBLASLt was given {request:?}, which it does not support: {reason}")
+            }
         };
         let Buffers {
             a,
@@ -145,9 +147,10 @@ impl CublasLt {
                 b: next()?,
                 d: next()? + start,
                 bias: biased.then(&mut next).transpose()?,
-                scales: match scaled {
-                    true => Some([next()?, next()?]),
-                    false => None,
+                scales: if scaled {
+                    Some([next()?, next()?])
+                } else {
+                    None
                 },
                 workspace: next()?,
             };
@@ -161,22 +164,22 @@ impl GemmEngine<CubeTensor> for CublasLt {
         "cuBLASLt"
     }
 
-    fn supports(&self, problem: &Problem) -> Result<(), String> {
-        self.takes(&problem.into())
+    fn supports(&self, problem: &GemmProblem) -> Result<(), String> {
+        self.supports_request(&problem.into())
     }
 
-    fn multiply(&self, problem: &Problem, operands: Operands<CubeTensor>) -> CubeTensor {
+    fn multiply(&self, problem: &GemmProblem, operands: Operands<CubeTensor>) -> CubeTensor {
         let Operands {
             left,
             right,
-            added,
+            epilogue,
             offset,
         } = operands;
         let client = left.client.clone();
         let [rows, columns, _] = problem.sizes();
         let new = || empty(&left, Shape::from([rows, columns]), problem.result);
-        let (result, bias) = match (added, problem.added) {
-            (Some(flat), Added::Flat { .. }) => (flat, None),
+        let (result, bias) = match (epilogue, problem.epilogue) {
+            (Some(flat), Epilogue::Flat { .. }) => (flat, None),
             (bias, _) => (new(), bias),
         };
         let buffers = Buffers {

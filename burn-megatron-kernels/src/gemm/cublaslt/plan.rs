@@ -1,4 +1,4 @@
-//! One product as the library describes it.
+//! One matmul, as descriptors of the library.
 
 use std::ffi::c_void;
 
@@ -8,17 +8,17 @@ use cudarc::cublaslt::{result as lt, sys};
 use super::Library;
 use crate::fp8::Format;
 use crate::gemm::cube::FLAT_ALIGNMENT;
-use crate::gemm::engine::{Added, Operand};
+use crate::gemm::engine::{Epilogue, Operand};
 use crate::gemm::request::{Element, Request, ScaleMode, Scaled};
 
-/// The most memory that an algorithm may ask for beside the matrices: NVIDIA's advice for Hopper.
+/// Workspace limit in bytes: the size that NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// A request as the library describes it, and the algorithm that it advises.
+/// The descriptors of a request, and the algorithm of the heuristic.
 ///
 /// It is only used on the thread that submits the work of its device.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct MatmulPlan {
     description: Description,
     a: Layout,
     b: Layout,
@@ -32,8 +32,8 @@ pub(super) struct Plan {
 
 // SAFETY: the descriptions are plain memory of the library, and only one thread works with them:
 // the one that `Submitter` runs both `new` and `run` on.
-unsafe impl Send for Plan {}
-unsafe impl Sync for Plan {}
+unsafe impl Send for MatmulPlan {}
+unsafe impl Sync for MatmulPlan {}
 
 #[derive(Debug)]
 struct Description(sys::cublasLtMatmulDesc_t);
@@ -48,7 +48,7 @@ impl Description {
     fn new() -> Result<Self, String> {
         // f32 sums; f32 factors stay f32, not TF32.
         let sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        told(lt::create_matmul_desc(sums, sys::cudaDataType::CUDA_R_32F)).map(Self)
+        check_status(lt::create_matmul_desc(sums, sys::cudaDataType::CUDA_R_32F)).map(Self)
     }
 
     fn set<T>(
@@ -58,7 +58,9 @@ impl Description {
     ) -> Result<(), String> {
         let (value, size) = (&raw const value, size_of::<T>());
         // SAFETY: the description lives, and `value` has `size` bytes that are read at once.
-        told(unsafe { lt::set_matmul_desc_attribute(self.0, attribute, value.cast(), size) })
+        check_status(unsafe {
+            lt::set_matmul_desc_attribute(self.0, attribute, value.cast(), size)
+        })
     }
 
     /// Sets an attribute by its number: bindings for CUDA before 12.8 have no name for it.
@@ -81,7 +83,7 @@ impl Description {
                 size_of::<i32>(),
             )
         };
-        told(status.result())
+        check_status(status.result())
     }
 
     /// The scales of 8-bit factors, but for their addresses.
@@ -90,12 +92,13 @@ impl Description {
         let fast = i8::from(scaled.fast);
         self.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast)?;
         for (attribute, mode) in [A_SCALE_MODE, B_SCALE_MODE].into_iter().zip(scaled.modes) {
-            // One scale is what the library assumes, and what one that knows no modes has.
+            // One scale is the default of the library, and all that a version without scale modes
+            // supports.
             if mode != ScaleMode::Tensor {
                 self.set_by_number(attribute, mode as i32)?;
             }
         }
-        // The library advises on scales only where there is an address, which it does not follow:
+        // The heuristic accepts scales only if an address is set, which it does not dereference:
         // each run sets its own.
         self.set_scales([ALIGNED; 2])
     }
@@ -111,14 +114,14 @@ impl Description {
 const A_SCALE_MODE: u32 = 31;
 const B_SCALE_MODE: u32 = 32;
 
-/// An address that is as aligned as any.
+/// A placeholder address with the largest alignment.
 const ALIGNED: u64 = 256;
 
 impl Layout {
     fn new(element: Element, operand: Operand) -> Result<Self, String> {
         let (rows, columns) = (operand.rows as u64, operand.columns as u64);
         let leading = operand.leading as i64;
-        told(lt::create_matrix_layout(
+        check_status(lt::create_matrix_layout(
             data_type(element)?,
             rows,
             columns,
@@ -129,12 +132,12 @@ impl Layout {
 }
 
 impl Preference {
-    fn new(added: Added) -> Result<Self, String> {
+    fn new(epilogue: Epilogue) -> Result<Self, String> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-        let preference = told(lt::create_matmul_pref()).map(Self)?;
+        let preference = check_status(lt::create_matmul_pref()).map(Self)?;
         let workspace = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         preference.set(workspace, WORKSPACE as u64)?;
-        if let Added::Flat { .. } = added {
+        if let Epilogue::Flat { .. } = epilogue {
             let alignment = FLAT_ALIGNMENT as u32;
             for attribute in [
                 Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
@@ -153,7 +156,9 @@ impl Preference {
     ) -> Result<(), String> {
         let (value, size) = (&raw const value, size_of::<T>());
         // SAFETY: the preference lives, and `value` has `size` bytes that are read at once.
-        told(unsafe { lt::set_matmul_pref_attribute(self.0, attribute, value.cast(), size) })
+        check_status(unsafe {
+            lt::set_matmul_pref_attribute(self.0, attribute, value.cast(), size)
+        })
     }
 }
 
@@ -172,7 +177,7 @@ dropped!(Description, lt::destroy_matmul_desc);
 dropped!(Layout, lt::destroy_matrix_layout);
 dropped!(Preference, lt::destroy_matmul_pref);
 
-/// Where the parts of a product lie.
+/// The addresses of a product.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
     pub a: u64,
@@ -183,7 +188,7 @@ pub(super) struct Addresses {
     pub workspace: u64,
 }
 
-impl Plan {
+impl MatmulPlan {
     pub(super) fn new(library: Library, request: &Request) -> Result<Self, String> {
         let layout = request.layout;
         let description = describe(request)?;
@@ -191,9 +196,9 @@ impl Plan {
         let a = Layout::new(of_a, layout.a)?;
         let b = Layout::new(of_b, layout.b)?;
         let d = Layout::new(Element::Plain(request.result), layout.result())?;
-        let preference = Preference::new(request.added)?;
+        let preference = Preference::new(request.epilogue)?;
         // SAFETY: every description was made above and lives.
-        let advice = told(unsafe {
+        let advice = check_status(unsafe {
             lt::get_matmul_algo_heuristic(
                 library.0,
                 description.0,
@@ -211,8 +216,8 @@ impl Plan {
             d,
             algorithm: advice.algo,
             workspace: advice.workspaceSize,
-            beta: match request.added {
-                Added::Flat { add: true } => 1.0,
+            beta: match request.epilogue {
+                Epilogue::Flat { add: true } => 1.0,
                 _ => 0.0,
             },
         })
@@ -243,7 +248,7 @@ impl Plan {
         let alpha = 1.0f32;
         // SAFETY: the addresses are of live buffers of the sizes that the plan was made for, which
         // `Submitter` keeps until the stream has passed; the scalars are read at once.
-        told(unsafe {
+        check_status(unsafe {
             lt::matmul(
                 library.0,
                 self.description.0,
@@ -274,7 +279,7 @@ fn describe(request: &Request) -> Result<Description, String> {
     let transpose = |operand: Operand| i32::from(operand.transpose);
     description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, transpose(layout.a))?;
     description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, transpose(layout.b))?;
-    if request.added == Added::Bias {
+    if request.epilogue == Epilogue::Bias {
         let epilogue = CUBLASLT_EPILOGUE_BIAS;
         description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
     }
@@ -295,6 +300,6 @@ fn data_type(element: Element) -> Result<sys::cudaDataType, String> {
     }
 }
 
-pub(super) fn told<T>(result: Result<T, lt::CublasError>) -> Result<T, String> {
+pub(super) fn check_status<T>(result: Result<T, lt::CublasError>) -> Result<T, String> {
     result.map_err(|error| format!("{error:?}"))
 }

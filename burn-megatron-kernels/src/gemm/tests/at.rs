@@ -9,7 +9,7 @@ fn vector(count: usize, phase: f64, device: &Device, dtype: DType) -> Tensor<1> 
     row(count, phase, device, dtype)
 }
 
-/// As [`assert_near`], and elements outside of the stretch equal to the bit.
+/// As [`assert_near`], and elements outside of the range equal to the bit.
 fn assert_stretch(
     what: &str,
     actual: Tensor<1>,
@@ -129,7 +129,7 @@ fn what_is_written_over_is_not_read_and_nothing_sums_to_zeros() {
 }
 
 #[test]
-fn an_own_buffer_is_written_in_place_and_a_held_one_is_left_alone() {
+fn a_uniquely_owned_buffer_is_written_in_place_and_a_shared_one_is_copied() {
     let place = |tensor: Tensor<1>| {
         let flex = tensor.try_into_primitive::<burn::backend::Flex>();
         flex.expect("the tensor is on Flex").bytes().as_ptr() as usize
@@ -172,24 +172,22 @@ fn what_does_not_fit_a_flat_buffer_is_named_on_every_device() {
         };
         assert_eq!(
             call(zeros([2, 3]), zeros([4, 5]), flat(), 0),
-            "accumulate_weight_gradient_at: x is [2, 3], the gradient [4, 5]; [rows, in] and \
-             [rows, out] fit"
+            "accumulate_weight_gradient_at: x is [2, 3], the gradient [4, 5]: expected [rows, in] and \
+             [rows, out]"
         );
         assert_eq!(
             call(zeros([2, 3]), zeros([2, 5]), flat(), 6),
             "accumulate_weight_gradient_at: 15 elements from element 6 on reach past a flat buffer \
-             of 20; one of at least 21 is needed"
+             of 20: expected at least 21"
         );
         let half = |sizes| zeros(sizes).cast(DType::F16);
         assert_eq!(
             call(half([2, 3]), zeros([2, 5]), flat(), 0),
-            "accumulate_weight_gradient_at: type of the gradient = F32 beside x in F16 makes no \
-             sense; the type of x does"
+            "accumulate_weight_gradient_at: invalid type of the gradient = F32 beside x in F16: expected the type of x"
         );
         assert_eq!(
             call(half([2, 3]), half([2, 5]), flat().cast(DType::F16), 0),
-            "accumulate_weight_gradient_at: type of the flat buffer = F16 beside x in F16 makes no \
-             sense; F32, or F64 for F64, does"
+            "accumulate_weight_gradient_at: invalid type of the flat buffer = F16 beside x in F16: expected F32, or F64 for F64"
         );
     }
 }

@@ -184,7 +184,7 @@ fn empty_sizes_have_a_result() {
 }
 
 #[test]
-fn an_own_matrix_is_written_in_place_and_a_held_one_is_left_alone() {
+fn a_uniquely_owned_matrix_is_written_in_place_and_a_shared_one_is_copied() {
     let place = |tensor: Tensor<2>| {
         let flex = tensor.try_into_primitive::<burn::backend::Flex>();
         flex.expect("the tensor is on Flex").bytes().as_ptr() as usize
@@ -242,37 +242,37 @@ fn results_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn strides_tell_how_a_matrix_lies() {
-    let lies = |sizes, strides| {
+fn strides_determine_the_layout_of_a_matrix() {
+    let matrix_of = |sizes, strides| {
         Matrix::of(sizes, strides).map(|matrix| (matrix.leading, matrix.transposed))
     };
-    assert_eq!(lies([3, 5], [5, 1]), Some((5, false)));
-    assert_eq!(lies([3, 5], [8, 1]), Some((8, false)));
-    assert_eq!(lies([3, 5], [1, 3]), Some((3, true)));
-    assert_eq!(lies([3, 5], [1, 4]), Some((4, true)));
+    assert_eq!(matrix_of([3, 5], [5, 1]), Some((5, false)));
+    assert_eq!(matrix_of([3, 5], [8, 1]), Some((8, false)));
+    assert_eq!(matrix_of([3, 5], [1, 3]), Some((3, true)));
+    assert_eq!(matrix_of([3, 5], [1, 4]), Some((4, true)));
     // Expanded, overlapping, reversed, with gaps in both directions.
     for strides in [[0, 1], [1, 0], [4, 1], [1, 2], [-5, 1], [10, 2]] {
-        assert_eq!(lies([3, 5], strides), None, "{strides:?}");
+        assert_eq!(matrix_of([3, 5], strides), None, "{strides:?}");
     }
-    // What one element strides means nothing.
-    assert_eq!(lies([1, 5], [77, 1]), Some((5, false)));
-    assert_eq!(lies([1, 5], [1, 9]), Some((9, true)));
-    assert_eq!(lies([3, 1], [1, 77]), Some((1, false)));
-    assert_eq!(lies([3, 1], [9, 1]), Some((9, false)));
-    assert_eq!(lies([1, 1], [0, 0]), Some((1, false)));
-    assert_eq!(lies([0, 5], [5, 1]), Some((5, false)));
+    // The stride of one element is irrelevant.
+    assert_eq!(matrix_of([1, 5], [77, 1]), Some((5, false)));
+    assert_eq!(matrix_of([1, 5], [1, 9]), Some((9, true)));
+    assert_eq!(matrix_of([3, 1], [1, 77]), Some((1, false)));
+    assert_eq!(matrix_of([3, 1], [9, 1]), Some((9, false)));
+    assert_eq!(matrix_of([1, 1], [0, 0]), Some((1, false)));
+    assert_eq!(matrix_of([0, 5], [5, 1]), Some((5, false)));
     let matrix = Matrix::of([3, 5], [8, 1]);
     let turned = matrix.map(Matrix::transpose);
     assert_eq!(turned, Matrix::of([5, 3], [1, 8]));
 }
 
-fn problem(left: Matrix, right: Matrix) -> Problem {
-    Problem {
+fn problem(left: Matrix, right: Matrix) -> GemmProblem {
+    GemmProblem {
         left,
         right,
         factors: DType::BF16,
         result: DType::BF16,
-        added: Added::Nothing,
+        epilogue: Epilogue::Nothing,
     }
 }
 
@@ -411,7 +411,7 @@ proptest! {
 
 fn message(work: impl FnOnce()) -> String {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-    let panic = panic.expect_err("the call must be refused");
+    let panic = panic.expect_err("the call must fail");
     let text = panic.downcast_ref::<String>().cloned();
     text.expect("the panic has a message")
 }
@@ -423,30 +423,28 @@ fn what_does_not_fit_is_named_on_every_device() {
         let bias = Tensor::<1>::zeros([6], &device);
         assert_eq!(
             message(|| drop(linear(zeros([2, 3]), zeros([3, 5]), Some(bias)))),
-            "linear: x is [2, 3], the weight [3, 5], the bias [6]; [rows, in], [in, out] and [out] \
-             fit"
+            "linear: x is [2, 3], the weight [3, 5], the bias [6]: expected [rows, in], [in, out] and [out]"
         );
         assert_eq!(
             message(|| drop(linear(zeros([2, 3]), zeros([4, 5]), None))),
-            "linear: x is [2, 3], the weight [4, 5], the bias none; [rows, in], [in, out] and \
-             [out] fit"
+            "linear: x is [2, 3], the weight [4, 5], the bias none: expected [rows, in], [in, out] and \
+             [out]"
         );
         assert_eq!(
             message(|| drop(linear(zeros([2, 3]), zeros([3, 5]).cast(DType::F16), None))),
-            "linear: type of the weight = F16 beside x in F32 makes no sense; the type of x does"
+            "linear: invalid type of the weight = F16 beside x in F32: expected the type of x"
         );
         let call =
             |x, gradient, into| message(|| drop(accumulate_weight_gradient(x, gradient, into)));
         assert_eq!(
             call(zeros([2, 3]), zeros([4, 5]), zeros([3, 5])),
-            "accumulate_weight_gradient: x is [2, 3], the gradient [4, 5], what it is added to \
-             [3, 5]; [rows, in], [rows, out] and [in, out] fit"
+            "accumulate_weight_gradient: x is [2, 3], the gradient [4, 5], the accumulator \
+             [3, 5]: expected [rows, in], [rows, out] and [in, out]"
         );
         let half = |sizes| zeros(sizes).cast(DType::F16);
         assert_eq!(
             call(half([2, 3]), half([2, 5]), half([3, 5])),
-            "accumulate_weight_gradient: type of what it is added to = F16 beside x in F16 makes \
-             no sense; F32, or F64 for F64, does"
+            "accumulate_weight_gradient: invalid type of the accumulator = F16 beside x in F16: expected F32, or F64 for F64"
         );
     }
 }

@@ -4,43 +4,43 @@
 use cubecl::prelude::*;
 
 use super::forward::factor;
-use super::layout::{Layout, row_sum};
+use super::layout::{RowLayout, row_sum};
 use crate::cube::lane_sum;
 
-/// What the backward is compiled for.
+/// The compile-time variant of the backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Pass {
+pub(in super::super) struct NormBackwardVariant {
     /// Whether the mean was subtracted.
     pub centred: bool,
     /// Whether the weight is one more than what is stored.
     pub zero_centered: bool,
-    /// Whether the gradient of the input is made.
+    /// Whether the gradient of the input is computed.
     pub input: bool,
     /// Whether it is added to one that is there.
     pub onto: bool,
-    /// Sums that are made for the parameters: none, the weight's, or the weight's and the bias's.
+    /// Number of parameter sums: none, the weight's, or the weight's and the bias's.
     pub parameters: usize,
 }
 
-/// What the forward left of a row.
+/// The saved statistics of a row.
 #[derive(CubeType, Clone, Copy)]
-struct Known {
+struct RowStatistics {
     rstd: f32,
     mean: f32,
     rest: f32,
 }
 
 #[cube]
-impl Known {
-    fn read(statistics: &Tensor<f32>, row: usize, #[comptime] centred: bool) -> Known {
+impl RowStatistics {
+    fn read(statistics: &Tensor<f32>, row: usize, #[comptime] centred: bool) -> RowStatistics {
         if comptime!(centred) {
-            Known {
+            RowStatistics {
                 rstd: statistics[row * 3],
                 mean: statistics[row * 3 + 1],
                 rest: statistics[row * 3 + 2],
             }
         } else {
-            Known {
+            RowStatistics {
                 rstd: statistics[row],
                 mean: 0.0f32,
                 rest: 0.0f32,
@@ -62,13 +62,14 @@ impl Known {
     }
 }
 
-/// Whether a vector is one of an `active` row. Where that is known, no branch keeps loads apart; but
-/// loops over small vectors keep theirs, or a compiler unrolls them until registers run out.
+/// Whether a vector belongs to an `active` row. If that is known at compile time there is no branch
+/// that separates loads; loops over small vectors keep theirs, or a compiler unrolls them until
+/// registers run out.
 #[cube]
-fn is_inside<N: Size>(active: bool, column: usize, #[comptime] layout: Layout) -> bool {
+fn is_inside<N: Size>(active: bool, column: usize, #[comptime] layout: RowLayout) -> bool {
     let lanes = N::value();
     let mut inside = active && column < comptime!(layout.columns);
-    if comptime!(layout.is_whole() && (layout.held || lanes >= 8)) {
+    if comptime!(layout.is_whole() && (layout.in_registers || lanes >= 8)) {
         inside = true;
     }
     inside
@@ -76,14 +77,14 @@ fn is_inside<N: Size>(active: bool, column: usize, #[comptime] layout: Layout) -
 
 /// A vector of a row: from registers, or from memory.
 #[cube]
-fn again<F: Float, N: Size>(
+fn reload<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
     tensor: &Tensor<Vector<F, N>>,
     step: usize,
     at: usize,
-    #[comptime] held: bool,
+    #[comptime] in_registers: bool,
 ) -> Vector<F, N> {
-    if comptime!(held) {
+    if comptime!(in_registers) {
         kept[step]
     } else {
         tensor[at]
@@ -94,7 +95,8 @@ fn again<F: Float, N: Size>(
 /// normalised values and `mean(g)` for `centred` alone.
 ///
 /// A cube takes every `cubes`-th block of rows and leaves sums of `gradient x` and of `gradient` in
-/// its part of `partials` `[cubes, parameters, columns]`. What is not asked for is not touched.
+/// its part of `partials` `[cubes, parameters, columns]`. What is not requested is neither read nor
+/// written.
 #[cube(launch_unchecked)]
 pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     source: &Tensor<Vector<S, N>>,
@@ -106,13 +108,13 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     partials: &mut Tensor<Vector<f32, N>>,
     rows: u32,
     cubes: u32,
-    #[comptime] pass: Pass,
-    #[comptime] layout: Layout,
+    #[comptime] variant: NormBackwardVariant,
+    #[comptime] layout: RowLayout,
     #[define(Y, S, W)] _types: [ElemType; 3],
 ) {
     let lanes = comptime!(layout.lanes);
     let columns = comptime!(layout.columns);
-    let held = comptime!(layout.held);
+    let in_registers = comptime!(layout.in_registers);
     let steps = comptime!(layout.steps());
     let lane = (UNIT_POS % lanes) as usize;
     let block_rows = comptime!(layout.rows());
@@ -129,15 +131,16 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
         of_bias[step] = Vector::new(0.0);
     }
 
-    // Loads stand before the branch on what is inside: behind it, a compiler neither brings them
-    // together nor keeps their vectors whole. Outside, the first vector is loaded and not used.
+    // Loads come before the bounds branch: after it, a compiler neither combines them nor keeps
+    // their vectors whole. Out of bounds, the first vector is loaded and not used.
     let mut block = CUBE_POS;
     while block < blocks {
         let row = block * block_rows + (UNIT_POS / lanes) as usize;
         let active = row < rows as usize;
         let base = row * columns;
-        let known = Known::read(statistics, select(active, row, 0usize), pass.centred);
-        if comptime!(held) {
+        let row_statistics =
+            RowStatistics::read(statistics, select(active, row, 0usize), variant.centred);
+        if comptime!(in_registers) {
             // All loads before the first use, so that one wait is enough.
             #[unroll]
             for step in 0..steps {
@@ -150,51 +153,52 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
         }
         let mut along = Vector::<f32, N>::new(0.0);
         let mut all = Vector::<f32, N>::new(0.0);
-        #[unroll(held)]
+        #[unroll(in_registers)]
         for step in 0..steps {
             let column = lane + step * lanes as usize;
             let inside = is_inside::<N>(active, column, layout);
             let at = select(inside, base + column, 0usize);
-            let raw = again(&kept, source, step, at, held);
-            let raw_gradient = again(&kept_gradient, gradient, step, at, held);
+            let raw = reload(&kept, source, step, at, in_registers);
+            let raw_gradient = reload(&kept_gradient, gradient, step, at, in_registers);
             if inside {
-                let value = known.normalised(raw, pass.centred);
+                let value = row_statistics.normalised(raw, variant.centred);
                 let change = Vector::<f32, N>::cast_from(raw_gradient);
-                if comptime!(held) {
-                    if comptime!(pass.parameters > 0) {
+                if comptime!(in_registers) {
+                    if comptime!(variant.parameters > 0) {
                         of_weight[step] += change * value;
                     }
-                    if comptime!(pass.parameters > 1) {
+                    if comptime!(variant.parameters > 1) {
                         of_bias[step] += change;
                     }
                 }
-                let product = change * factor(weight, column, pass.zero_centered);
+                let product = change * factor(weight, column, variant.zero_centered);
                 along += product * value;
                 all += product;
             }
         }
-        if comptime!(pass.input) {
+        if comptime!(variant.input) {
             let along = Vector::<f32, N>::new(row_sum(lane_sum(along), layout) / count);
             let mut mean = Vector::<f32, N>::new(0.0);
-            if comptime!(pass.centred) {
+            if comptime!(variant.centred) {
                 mean = Vector::new(row_sum(lane_sum(all), layout) / count);
             }
-            #[unroll(held)]
+            #[unroll(in_registers)]
             for step in 0..steps {
                 let column = lane + step * lanes as usize;
                 let inside = is_inside::<N>(active, column, layout);
                 let at = select(inside, base + column, 0usize);
-                let raw = again(&kept, source, step, at, held);
-                let raw_gradient = again(&kept_gradient, gradient, step, at, held);
+                let raw = reload(&kept, source, step, at, in_registers);
+                let raw_gradient = reload(&kept_gradient, gradient, step, at, in_registers);
                 if inside {
-                    let value = known.normalised(raw, pass.centred);
+                    let value = row_statistics.normalised(raw, variant.centred);
                     let change = Vector::<f32, N>::cast_from(raw_gradient);
                     // Rounded as in the mean: a compiler that made one operation of this product and
                     // the difference would leave its error, times `rstd`, where zero belongs.
-                    let factor = factor(weight, column, pass.zero_centered);
+                    let factor = factor(weight, column, variant.zero_centered);
                     let product = fma(change, factor, Vector::new(0.0));
-                    let mut result = (product - mean - value * along) * Vector::new(known.rstd);
-                    if comptime!(pass.onto) {
+                    let mut result =
+                        (product - mean - value * along) * Vector::new(row_statistics.rstd);
+                    if comptime!(variant.onto) {
                         result += Vector::<f32, N>::cast_from(so_far[at]);
                     }
                     dx[at] = Vector::cast_from(result);
@@ -204,9 +208,9 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
         block += cubes as usize;
     }
 
-    if comptime!(held) {
+    if comptime!(in_registers) {
         #[unroll]
-        for parameter in 0..comptime!(pass.parameters) {
+        for parameter in 0..comptime!(variant.parameters) {
             #[unroll]
             for step in 0..steps {
                 let column = lane + step * lanes as usize;
@@ -216,7 +220,7 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
                 }
                 let total = across_rows(own, layout);
                 if UNIT_POS < lanes && column < columns {
-                    let part = CUBE_POS * comptime!(pass.parameters) + parameter;
+                    let part = CUBE_POS * comptime!(variant.parameters) + parameter;
                     partials[part * columns + column] = total;
                 }
             }
@@ -224,9 +228,9 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     }
 }
 
-/// The sum over the rows of a cube, for the units of its first row. All units must come here.
+/// The sum over the rows of a cube, for the units of its first row. Call on all units of the cube.
 #[cube]
-fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: Layout) -> Vector<f32, N> {
+fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: RowLayout) -> Vector<f32, N> {
     let lanes = comptime!(layout.lanes);
     let mut total = own;
     if comptime!(layout.lanes < layout.units) {
@@ -253,7 +257,7 @@ pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
     partials: &mut Tensor<Vector<f32, N>>,
     rows: u32,
     strips: u32,
-    #[comptime] pass: Pass,
+    #[comptime] variant: NormBackwardVariant,
     #[comptime] columns: usize,
     #[comptime] units: u32,
     #[define(Y, S)] _types: [ElemType; 2],
@@ -268,14 +272,14 @@ pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
         while row < rows as usize {
             let at = row * columns + column;
             let change = Vector::<f32, N>::cast_from(gradient[at]);
-            let known = Known::read(statistics, row, pass.centred);
-            of_weight += change * known.normalised(source[at], pass.centred);
+            let row_statistics = RowStatistics::read(statistics, row, variant.centred);
+            of_weight += change * row_statistics.normalised(source[at], variant.centred);
             of_bias += change;
             row += strips as usize;
         }
-        let part = strip * comptime!(pass.parameters);
+        let part = strip * comptime!(variant.parameters);
         partials[part * columns + column] = of_weight;
-        if comptime!(pass.parameters > 1) {
+        if comptime!(variant.parameters > 1) {
             partials[(part + 1) * columns + column] = of_bias;
         }
     }

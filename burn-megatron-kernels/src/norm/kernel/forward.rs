@@ -2,12 +2,12 @@
 
 use cubecl::prelude::*;
 
-use super::layout::{Layout, row_sum};
+use super::layout::{RowLayout, row_sum};
 use crate::cube::lane_sum;
 
-/// What the forward and the backward are compiled for.
+/// The compile-time variant of the forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Form {
+pub(in super::super) struct NormVariant {
     /// Whether the mean is subtracted.
     pub centred: bool,
     /// Whether the weight is one more than what is stored.
@@ -34,14 +34,14 @@ pub(super) fn factor<W: Float, N: Size>(
 
 /// A vector of the row: from registers, or from memory for the second time.
 #[cube]
-fn again<S: Float, N: Size>(
+fn reload<S: Float, N: Size>(
     kept: &Array<Vector<S, N>>,
     source: &mut Tensor<Vector<S, N>>,
     step: usize,
     at: usize,
-    #[comptime] held: bool,
+    #[comptime] in_registers: bool,
 ) -> Vector<f32, N> {
-    if comptime!(held) {
+    if comptime!(in_registers) {
         Vector::<f32, N>::cast_from(kept[step])
     } else {
         Vector::<f32, N>::cast_from(source[at])
@@ -71,8 +71,8 @@ fn first<X: Float, S: Float, N: Size>(
 ///
 /// A row's statistics are one over its deviation, and with `centred` its mean in two parts: the sum
 /// of what is left after the first corrects it, and the variance, for its rounding. Without an
-/// addition `source` is only read, and `x` and `residual` are not touched; without a bias nor is
-/// `bias`.
+/// addition `source` is only read, and `x` and `residual` are neither read nor written; without a
+/// bias nor is `bias`.
 #[cube(launch_unchecked)]
 pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
     x: &Tensor<Vector<X, N>>,
@@ -84,13 +84,13 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
     statistics: &mut Tensor<f32>,
     epsilon: f32,
     rows: u32,
-    #[comptime] form: Form,
-    #[comptime] layout: Layout,
+    #[comptime] variant: NormVariant,
+    #[comptime] layout: RowLayout,
     #[define(X, S, W)] _types: [ElemType; 3],
 ) {
     let lanes = comptime!(layout.lanes);
     let columns = comptime!(layout.columns);
-    let held = comptime!(layout.held);
+    let in_registers = comptime!(layout.in_registers);
     let steps = comptime!(layout.steps());
     let lane = (UNIT_POS % lanes) as usize;
     let row = CUBE_POS * comptime!(layout.rows()) + (UNIT_POS / lanes) as usize;
@@ -100,17 +100,17 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
 
     let mut kept = Array::<Vector<S, N>>::new(comptime!(layout.kept()));
     let mut sum = Vector::<f32, N>::new(0.0);
-    #[unroll(held)]
+    #[unroll(in_registers)]
     for step in 0..steps {
         let column = lane + step * lanes as usize;
         if active && column < columns {
             let at = base + column;
-            let raw = first(x, residual, source, at, form.add);
-            if comptime!(held) {
+            let raw = first(x, residual, source, at, variant.add);
+            if comptime!(in_registers) {
                 kept[step] = raw;
             }
             let value = Vector::<f32, N>::cast_from(raw);
-            if comptime!(form.centred) {
+            if comptime!(variant.centred) {
                 sum += value;
             } else {
                 sum += value * value;
@@ -122,16 +122,16 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
     let mut mean = 0.0f32;
     let mut rest = 0.0f32;
     let mut square = total / count;
-    if comptime!(form.centred) {
+    if comptime!(variant.centred) {
         mean = total / count;
         let near = Vector::<f32, N>::new(mean);
         let mut left = Vector::<f32, N>::new(0.0);
         let mut squares = Vector::<f32, N>::new(0.0);
-        #[unroll(held)]
+        #[unroll(in_registers)]
         for step in 0..steps {
             let column = lane + step * lanes as usize;
             if active && column < columns {
-                let value = again(&kept, source, step, base + column, held) - near;
+                let value = reload(&kept, source, step, base + column, in_registers) - near;
                 left += value;
                 squares += value * value;
             }
@@ -142,7 +142,7 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
     }
     let rstd = (square + epsilon).inverse_sqrt();
     if active && lane == 0 {
-        if comptime!(form.centred) {
+        if comptime!(variant.centred) {
             statistics[row * 3] = rstd;
             statistics[row * 3 + 1] = mean;
             statistics[row * 3 + 2] = rest;
@@ -154,16 +154,16 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, N: Size>(
     let rstd = Vector::<f32, N>::new(rstd);
     let mean = Vector::<f32, N>::new(mean);
     let rest = Vector::<f32, N>::new(rest);
-    #[unroll(held)]
+    #[unroll(in_registers)]
     for step in 0..steps {
         let column = lane + step * lanes as usize;
         if active && column < columns {
-            let mut value = again(&kept, source, step, base + column, held);
-            if comptime!(form.centred) {
+            let mut value = reload(&kept, source, step, base + column, in_registers);
+            if comptime!(variant.centred) {
                 value = value - mean - rest;
             }
-            value = value * rstd * factor(weight, column, form.zero_centered);
-            if comptime!(form.bias) {
+            value = value * rstd * factor(weight, column, variant.zero_centered);
+            if comptime!(variant.bias) {
                 value += Vector::<f32, N>::cast_from(bias[column]);
             }
             y[base + column] = Vector::cast_from(value);

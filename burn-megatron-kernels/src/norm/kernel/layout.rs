@@ -1,4 +1,4 @@
-//! How rows are laid over the units of cubes, and sums over a row in that layout.
+//! How rows are mapped to the units of cubes, and sums over a row in that layout.
 
 use burn::tensor::DType;
 use cubecl::client::Client;
@@ -8,7 +8,7 @@ use crate::cube::{Reduction, RowPlan, cube_sum};
 
 /// The launch of a row kernel: `lanes` units on a row, as many rows at a time as fit in a cube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Layout {
+pub(in super::super) struct RowLayout {
     /// Vectors of a row.
     pub columns: usize,
     /// Units of a cube.
@@ -16,20 +16,20 @@ pub(in super::super) struct Layout {
     /// Units of a row: a power of two.
     pub lanes: u32,
     /// Whether a row stays in registers between its passes.
-    pub held: bool,
+    pub in_registers: bool,
     /// Whether sums over a cube use planes.
     pub planes: bool,
     /// Whether the lanes of a row are in one plane, so that shuffles alone add them up.
     pub shuffles: bool,
 }
 
-/// What a kernel can afford.
+/// The register budget of a kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Budget {
+pub(super) struct RegisterBudget {
     /// Vectors of a row for each unit where the row is as short as that.
     pub wanted: usize,
     /// Vectors of a row that a unit can keep in registers.
-    pub held: usize,
+    pub in_registers: usize,
     /// Units of a cube.
     pub units: u32,
 }
@@ -39,15 +39,15 @@ const PLANE_COLUMNS: usize = 128;
 /// Units of a row that has a plane for itself, and the most for several rows in a cube.
 const PLANE_LANES: u32 = 32;
 /// The smallest cube.
-const LEAST_UNITS: u32 = 128;
+const MIN_UNITS: u32 = 128;
 
-impl Layout {
+impl RowLayout {
     /// For rows of `width` elements of `dtype`; the size of the vectors comes beside it.
     pub(super) fn new(
         client: &Client,
         dtype: DType,
         width: usize,
-        budget: Budget,
+        budget: RegisterBudget,
     ) -> (Self, usize) {
         let plan = RowPlan::new(client, dtype, width);
         let hardware = &client.properties().hardware;
@@ -58,18 +58,25 @@ impl Layout {
     }
 
     /// For rows of `columns` vectors in cubes of up to `most` units.
-    pub(super) fn of(columns: usize, planes: bool, plane: u32, most: u32, budget: Budget) -> Self {
-        let least = LEAST_UNITS.min(most);
+    pub(super) fn of(
+        columns: usize,
+        planes: bool,
+        plane: u32,
+        most: u32,
+        budget: RegisterBudget,
+    ) -> Self {
+        let least = MIN_UNITS.min(most);
         let power = |count: usize| count.next_power_of_two().min(1 << 16) as u32;
-        let lanes = match columns <= PLANE_COLUMNS {
-            true => power(columns).min(PLANE_LANES).min(most),
-            false => power(columns.div_ceil(budget.wanted)).clamp(least, most),
+        let lanes = if columns <= PLANE_COLUMNS {
+            power(columns).min(PLANE_LANES).min(most)
+        } else {
+            power(columns.div_ceil(budget.wanted)).clamp(least, most)
         };
         Self {
             columns,
             units: lanes.max(least),
             lanes,
-            held: columns.div_ceil(lanes as usize) <= budget.held,
+            in_registers: columns.div_ceil(lanes as usize) <= budget.in_registers,
             planes,
             shuffles: planes && lanes <= plane,
         }
@@ -85,18 +92,14 @@ impl Layout {
         self.columns.div_ceil(self.lanes as usize)
     }
 
-    /// Whether each unit of a row that is there has all its steps inside of it, and each row of a
-    /// cube is there if one is.
+    /// Whether all units of a row have full steps, and all rows of a cube exist if one does.
     pub(super) fn is_whole(&self) -> bool {
         self.rows() == 1 && self.columns == self.steps() * self.lanes as usize
     }
 
     /// Vectors of a row that a unit keeps.
     pub(super) fn kept(&self) -> usize {
-        match self.held {
-            true => self.steps(),
-            false => 1,
-        }
+        if self.in_registers { self.steps() } else { 1 }
     }
 
     /// The units as a cube's dimension.
@@ -105,9 +108,9 @@ impl Layout {
     }
 }
 
-/// The sum of `value` over the units of a row; each of them gets it. All units must come here.
+/// The sum of `value` over the units of a row; each of them gets it. Call on all units of the cube.
 #[cube]
-pub(super) fn row_sum(value: f32, #[comptime] layout: Layout) -> f32 {
+pub(super) fn row_sum(value: f32, #[comptime] layout: RowLayout) -> f32 {
     let lanes = comptime!(layout.lanes);
     if comptime!(layout.shuffles) {
         let mut sum = value;

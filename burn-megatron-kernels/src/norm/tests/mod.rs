@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Tensor};
 
-use super::backward::JOINED;
+use super::backward::FUSED_ADDITIONS;
 use super::{NormOptions, add_layer_norm, add_rms_norm, composed, layer_norm, rms_norm};
 use crate::testing::{Input, assert_gradients, compare, compare_within, devices, evaluate};
 
@@ -306,9 +306,10 @@ fn stream(t: &[Tensor<1>], used: [bool; 2], fused: bool) -> Tensor<1> {
     let (mut x, mut residual) = (rows(&t[0], 6), rows(&t[1], 6));
     for _ in 0..3 {
         let (w, b) = (t[2].clone(), Some(t[3].clone()));
-        let (y, sum) = match fused {
-            true => add_layer_norm(x, residual, w, b, OPTIONS),
-            false => composed::add_layer_norm(x, residual, w, b, OPTIONS),
+        let (y, sum) = if fused {
+            add_layer_norm(x, residual, w, b, OPTIONS)
+        } else {
+            composed::add_layer_norm(x, residual, w, b, OPTIONS)
         };
         x = y * 0.5;
         residual = sum;
@@ -337,7 +338,7 @@ fn a_residual_stream_has_the_gradients_of_separate_operations() {
 fn the_gradient_of_the_sum_is_added_by_the_kernel() {
     let inputs = leaves(4, 6, 2);
     let joined = |operation: &dyn Fn(&[Tensor<1>]) -> Tensor<1>| {
-        let before = JOINED.get();
+        let before = FUSED_ADDITIONS.get();
         let device = Device::flex();
         evaluate(
             &inputs,
@@ -346,7 +347,7 @@ fn the_gradient_of_the_sum_is_added_by_the_kernel() {
             DType::F32,
             &|t: &[Tensor<1>]| operation(t),
         );
-        JOINED.get() - before
+        FUSED_ADDITIONS.get() - before
     };
     assert_eq!(joined(&|t| stream(t, [true, true], true)), 3);
     // The last sum, or the last norm, is not used.

@@ -21,7 +21,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 }
 
 fn message(work: impl FnOnce() + std::panic::UnwindSafe) -> String {
-    let panic = std::panic::catch_unwind(work).expect_err("this must be refused");
+    let panic = std::panic::catch_unwind(work).expect_err("this must fail");
     *panic.downcast::<String>().expect("a message")
 }
 
@@ -34,33 +34,33 @@ fn mistakes_are_named_on_every_device() {
         let refused = [
             (
                 message(|| drop(rms_norm(x([2, 8], f32), w(7), OPTIONS))),
-                "rms_norm: the weight is [7] and x is [2, 8]; a weight [8] fits",
+                "rms_norm: the weight is [7] and x is [2, 8]: expected a weight [8]",
             ),
             (
                 message(|| drop(layer_norm(x([2, 8], f32), w(8), Some(w(1)), OPTIONS))),
-                "layer_norm: the bias is [1] and x is [2, 8]; a bias [8] fits",
+                "layer_norm: the bias is [1] and x is [2, 8]: expected a bias [8]",
             ),
             (
                 message(|| drop(layer_norm(x([2, 0], f32), w(0), None, OPTIONS))),
-                "layer_norm: x [2, 0] has no elements in its last dim; 1 or more fit",
+                "layer_norm: x [2, 0] has no elements in its last dim: expected 1 or more",
             ),
             (
                 message(|| drop(rms_norm(x([2, 8], f32), w(8), NormOptions::new(-1.0)))),
-                "rms_norm: epsilon = -1 makes no sense; a small positive number does",
+                "rms_norm: invalid epsilon = -1: expected a small positive number",
             ),
             (
                 message(|| {
                     drop(add_rms_norm(x([2, 8], f32), x([8, 2], f32), w(8), OPTIONS));
                 }),
-                "add_rms_norm: the residual is [8, 2] and x is [2, 8]; both must be equal",
+                "add_rms_norm: the residual is [8, 2] and x is [2, 8]: expected equal shapes",
             ),
             (
                 message(|| {
                     let narrow = x([2, 8], DType::F16);
                     drop(add_layer_norm(x([2, 8], f32), narrow, w(8), None, OPTIONS));
                 }),
-                "add_layer_norm: the type of the residual = F16 beside F32 makes no sense; the \
-                 type of x, or F32 beside F16 and BF16, does",
+                "add_layer_norm: invalid type of the residual = F16 beside F32: expected the \
+                 type of x, or F32 beside F16 and BF16",
             ),
         ];
         for (actual, expected) in refused {

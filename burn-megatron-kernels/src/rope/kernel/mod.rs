@@ -1,7 +1,7 @@
-//! On CubeCL devices.
+//! The CubeCL implementation.
 //!
-//! One unit turns one vector (or pair of vectors) of a few heads of a token, with the cosines and
-//! sines in registers; other units copy what does not turn, unless the launch is in place.
+//! One unit rotates one vector (or pair of vectors) of a few heads of a token, with the cosines and
+//! sines in registers; other units copy what is not rotated, unless the launch is in place.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -10,28 +10,28 @@ use cubecl::client::Client;
 use cubecl::prelude::{ComptimeOptionArgs, OwnedTensor, TensorArg};
 
 use super::check::NAME;
-use super::{Heads, Pairing};
+use super::{Pairing, RotaryHeads};
 use crate::error::{accept, check_size};
 
-mod latent;
-mod launched;
-mod specimens;
-mod turn;
+mod aot_instances;
+mod launch;
+mod mla;
+mod rotate;
 
-pub(super) use latent::{keys, keys_back};
-pub(super) use launched::turn;
-pub(crate) use specimens::specimens;
+pub(crate) use aot_instances::aot_instances;
+pub(super) use launch::rotate;
+pub(super) use mla::{mla_backward, mla_forward};
 
 /// Units of a cube where nothing is measured.
 const UNITS: u32 = 256;
 
-/// The most heads that one unit turns where nothing is measured: its loads are under way at once, and
-/// more do not fit into the registers that leave a device full of units.
-const MOST_HEADS: usize = 2;
+/// The most heads per unit without a measurement: their loads are in flight together, and more
+/// heads need registers that reduce occupancy.
+const MAX_HEADS_PER_UNIT: usize = 2;
 
-/// How the heads of a tensor are spread over units. Features are counted in vectors.
+/// How the heads of a tensor are distributed over units. Features are counted in vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Plan {
+struct RopePlan {
     /// Elements of a vector.
     vector: usize,
     /// Elements of a vector of the table.
@@ -39,14 +39,14 @@ struct Plan {
     /// Vectors of the table that belong to one item.
     loads: usize,
     heads: usize,
-    turned: usize,
-    /// Heads of one unit; a divisor of `turned`.
+    rotated: usize,
+    /// Heads of one unit; a divisor of `rotated`.
     group: usize,
     features: usize,
     first: usize,
-    /// Turned features of a head.
+    /// Rotated features of a head.
     width: usize,
-    /// Parts of a head that one unit turns: a vector of neighbours, or two vectors.
+    /// Parts of a head that one unit rotates: one vector of adjacent features, or two vectors.
     items: usize,
     /// From an item's first vector to that of the next item.
     stride: usize,
@@ -54,20 +54,20 @@ struct Plan {
     distance: usize,
 }
 
-impl Plan {
+impl RopePlan {
     /// With vectors as long as the device and all widths allow, `others` included.
-    fn new(client: &Client, dtype: DType, heads: Heads, others: &[usize]) -> Self {
-        let turning = match heads.pairing {
+    fn new(client: &Client, dtype: DType, heads: RotaryHeads, others: &[usize]) -> Self {
+        let rotated_units = match heads.pairing {
             Pairing::Halves => heads.width / 2,
             Pairing::Interleaved => heads.width,
         };
-        let widths = [heads.features, heads.first, turning];
+        let widths = [heads.features, heads.first, rotated_units];
         let fits = |size: &usize| widths.iter().chain(others).all(|w| w.is_multiple_of(*size));
         let vector = client.io_optimized_vector_sizes(dtype.size()).find(fits);
         Self::with_vector(heads, vector.unwrap_or(1))
     }
 
-    fn with_vector(heads: Heads, vector: usize) -> Self {
+    fn with_vector(heads: RotaryHeads, vector: usize) -> Self {
         let half = heads.width / 2;
         let (pairs, items, stride, distance) = match heads.pairing {
             Pairing::Halves => (vector, half / vector, 1, half / vector),
@@ -80,7 +80,7 @@ impl Plan {
             lanes,
             loads: pairs / lanes,
             heads: heads.heads,
-            turned: heads.turned,
+            rotated: heads.rotated,
             group: 1,
             features: heads.features / vector,
             first: heads.first / vector,
@@ -89,30 +89,30 @@ impl Plan {
             stride,
             distance,
         }
-        .grouped(MOST_HEADS)
+        .grouped(MAX_HEADS_PER_UNIT)
     }
 
-    /// With as many heads for a unit as divide what turns, up to `most`.
+    /// With the largest number of heads per unit, up to `most`, that divides the rotated heads.
     fn grouped(self, most: usize) -> Self {
-        let divides = |group: &usize| self.turned.is_multiple_of(*group);
+        let divides = |group: &usize| self.rotated.is_multiple_of(*group);
         let group = (1..=most).rev().find(divides).unwrap_or(1);
         Self { group, ..self }
     }
 
-    /// Units that turn one token.
-    fn turning(&self) -> usize {
-        self.turned / self.group * self.items
+    /// Units that rotate one token.
+    fn rotated_units(&self) -> usize {
+        self.rotated / self.group * self.items
     }
 
-    /// Vectors of one token that do not turn.
-    fn passing(&self) -> usize {
-        self.heads * self.features - self.turned * self.width
+    /// Vectors of one token that are not rotated.
+    fn unrotated_vectors(&self) -> usize {
+        self.heads * self.features - self.rotated * self.width
     }
 }
 
 /// The table and the positions of a launch.
 #[derive(Clone)]
-pub(super) struct Angles {
+pub(super) struct AngleArgs {
     cosine: CubeTensor,
     sine: CubeTensor,
     each: Option<CubeTensor>,
@@ -121,8 +121,8 @@ pub(super) struct Angles {
     direction: f32,
 }
 
-impl Angles {
-    /// Of the last inputs of a launch.
+impl AngleArgs {
+    /// From the last inputs of a launch.
     pub(super) fn new(inputs: Vec<CubeTensor>, seq: usize, start: usize, back: bool) -> Self {
         let mut inputs = inputs.into_iter();
         let (Some(cosine), Some(sine)) = (inputs.next(), inputs.next()) else {

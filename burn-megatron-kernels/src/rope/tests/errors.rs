@@ -6,8 +6,8 @@ use super::*;
 fn refused(message: &str, call: impl Fn(&Device, bool)) {
     for (device, _) in devices() {
         for fused in [true, false] {
-            let panic = catch_unwind(AssertUnwindSafe(|| call(&device, fused)))
-                .expect_err("must be refused");
+            let panic =
+                catch_unwind(AssertUnwindSafe(|| call(&device, fused))).expect_err("must fail");
             let text = panic.downcast_ref::<String>().expect("a message");
             assert!(text.contains(message), "{text}");
         }
@@ -15,9 +15,10 @@ fn refused(message: &str, call: impl Fn(&Device, bool)) {
 }
 
 fn call(fused: bool, x: Tensor<4>, table: &RopeTable, at: &Positions, options: RopeOptions) {
-    match fused {
-        true => rotate(x, table, at, &options),
-        false => composed::rotate(x, table, at, &options),
+    if fused {
+        rotate(x, table, at, &options)
+    } else {
+        composed::rotate(x, table, at, &options)
     };
 }
 
@@ -36,15 +37,15 @@ fn features_and_heads_that_are_not_there() {
         }
     };
     refused(
-        "rope: x [2, 4, 3, 8] has heads of 8 features; 6 features from feature 3 on turn, so at \
-         least 9 are needed",
+        "rope: x [2, 4, 3, 8] has heads of 8 features, and 6 features from feature 3 on are rotated: expected \
+                 at least 9 features",
         with(RopeOptions {
             first: 3,
             ..Default::default()
         }),
     );
     refused(
-        "rope: x [2, 4, 3, 8] has 3 heads, of which 4 cannot turn; at most 3 can",
+        "rope: x [2, 4, 3, 8] has 3 heads, of which 4 are to be rotated: expected at most 3",
         with(RopeOptions {
             heads: Some(4),
             ..Default::default()
@@ -61,7 +62,7 @@ fn positions_that_do_not_fit() {
         }
     };
     refused(
-        "rope: 4 tokens from position 2 on reach past a table of 5 positions; one of at least 6",
+        "rope: 4 tokens from position 2 on reach past a table of 5 positions: expected at least 6",
         with(|_| Positions::From(2)),
     );
     refused(
@@ -69,7 +70,7 @@ fn positions_that_do_not_fit() {
         with(|_| Positions::From(usize::MAX)),
     );
     refused(
-        "rope: positions [4, 2] do not fit x [2, 4, 3, 8]; [2, 4] do",
+        "rope: positions [4, 2] do not fit x [2, 4, 3, 8]: expected [2, 4]",
         with(|device| scattered(4, 2, 5, device)),
     );
 }
@@ -77,7 +78,7 @@ fn positions_that_do_not_fit() {
 #[test]
 fn tables_that_do_not_fit() {
     refused(
-        "rope: x is F32 and the table F64; a table made for F32 fits",
+        "rope: x is F32 and the table F64: expected a table made for F32",
         |device, fused| {
             let x = Tensor::zeros([2, 4, 3, 8], device);
             // f64 is no type of every device; the check comes before the one of the device.
@@ -95,7 +96,7 @@ fn tables_that_do_not_fit() {
 
 #[cfg(feature = "wgpu")]
 #[test]
-#[should_panic(expected = "`RopeTable::to_device` moves it")]
+#[should_panic(expected = "move it with `RopeTable::to_device`")]
 fn a_table_on_another_device() {
     let x = Tensor::<4>::zeros([2, 4, 3, 8], &Device::wgpu(Default::default()));
     let table = RopeTable::new(&config(6, 5), &Device::flex(), DType::F32).unwrap();
@@ -103,7 +104,7 @@ fn a_table_on_another_device() {
 }
 
 #[test]
-fn latent_shapes_that_do_not_agree() {
+fn mla_shapes_that_do_not_agree() {
     let with = |nope: usize, value: usize, shared: usize| {
         move |device: &Device, fused: bool| {
             let q = Tensor::<4>::zeros([2, 4, 3, 10], device);
@@ -120,15 +121,14 @@ fn latent_shapes_that_do_not_agree() {
         }
     };
     refused(
-        "rope: q [2, 4, 3, 10], kv [2, 4, 3, 9] and k_turned [2, 4, 4] do not agree; with 4 \
-         features without position, 6 turned ones and 5 of a value, [2, 4, 3, 10], [2, 4, 3, 9] and \
-         [2, 4, 6] do",
+        "rope: q [2, 4, 3, 10], kv [2, 4, 3, 9] and k_rope [2, 4, 4] do not agree: expected [2, 4, 3, 10], [2, 4, 3, 9] and [2, 4, 6] for \
+                 nope = 4, rotary width 6 and value = 5",
         with(4, 5, 4),
     );
     refused("do not agree", with(3, 6, 6));
     refused(
-        "rope: nope = 0 makes no sense; a positive number does",
+        "rope: invalid nope = 0: expected a positive number",
         with(0, 5, 6),
     );
-    refused("rope: value = 0 makes no sense", with(4, 0, 6));
+    refused("rope: invalid value = 0", with(4, 0, 6));
 }

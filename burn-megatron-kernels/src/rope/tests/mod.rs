@@ -4,7 +4,7 @@ use super::*;
 use crate::testing::{Input, devices};
 
 mod errors;
-mod latent;
+mod mla;
 mod rotation;
 mod table;
 

@@ -7,7 +7,7 @@ type Operation = fn(Tensor<4>, &RopeTable, &Positions, &RopeOptions) -> Tensor<4
 
 const BOTH: [Pairing; 2] = [Pairing::Halves, Pairing::Interleaved];
 
-/// One call: what turns of `[batch, seq, heads, features]`, and where the tokens stand.
+/// One call: what is rotated of `[batch, seq, heads, features]`, and the positions.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     shape: [usize; 4],
@@ -24,9 +24,10 @@ impl Case {
     fn run(&self, operation: Operation, leaves: &[Tensor<1>]) -> Tensor<1> {
         let x = leaves[0].clone().reshape(self.shape);
         let [batch, seq, ..] = self.shape;
-        let positions = match self.each {
-            true => scattered(batch, seq, seq + 5, &x.device()),
-            false => Positions::From(3),
+        let positions = if self.each {
+            scattered(batch, seq, seq + 5, &x.device())
+        } else {
+            Positions::From(3)
         };
         let table = table(&x, self.width, seq + 5);
         operation(x, &table, &positions, &self.options).flatten(0, 3)
@@ -51,7 +52,7 @@ fn case(shape: [usize; 4], width: usize) -> Case {
     }
 }
 
-/// Turned widths that divide into vectors in every way, with features before and after.
+/// Rotated widths that divide into vectors in every way, with features before and after.
 #[test]
 fn all_widths_agree_with_the_composition() {
     for pairing in BOTH {
@@ -94,13 +95,13 @@ fn a_very_wide_head_agrees_with_the_composition() {
 }
 
 #[test]
-fn only_the_first_heads_turn() {
+fn only_the_first_heads_are_rotated() {
     for pairing in BOTH {
-        for turned in [0, 1, 4, 5, 6] {
+        for rotated in [0, 1, 4, 5, 6] {
             let options = RopeOptions {
                 pairing,
                 first: 4,
-                heads: Some(turned),
+                heads: Some(rotated),
             };
             Case {
                 options,
@@ -114,7 +115,7 @@ fn only_the_first_heads_turn() {
 
 /// Every pair is a complex number, multiplied by a power of `e^(i frequency)`.
 #[test]
-fn a_turn_is_a_product_of_complex_numbers() {
+fn a_rotation_is_a_product_of_complex_numbers() {
     let (shape, width, max) = ([2, 4, 3, 6], 6, 11);
     let input = Input::wave(shape, 0.3);
     let frequencies = config(width, max).frequencies().unwrap();
@@ -178,11 +179,11 @@ fn strided_and_sliced_inputs_are_taken() {
             .narrow(2, 32, 16)
             .reshape([2, 3, 2, 8])
             .swap_dims(1, 2);
-        let turned = |x: Tensor<4>| {
+        let rotated = |x: Tensor<4>| {
             let table = table(&x, 8, 9);
             operation(x, &table, &Positions::From(1), &RopeOptions::default()).flatten::<1>(0, 3)
         };
-        Tensor::cat(vec![turned(q), turned(t)], 0)
+        Tensor::cat(vec![rotated(q), rotated(t)], 0)
     };
     compare(
         "strided",
@@ -207,9 +208,9 @@ fn an_empty_batch_is_taken() {
     }
 }
 
-/// A tensor that somebody else holds stays as it is; one that nobody holds gives the same result.
+/// A tensor that another handle shares is not modified; a uniquely owned one gives the same result.
 #[test]
-fn a_tensor_that_is_held_is_not_written_to() {
+fn a_shared_tensor_is_not_written_to() {
     for (device, _) in devices() {
         let fresh = || {
             Tensor::<1, Int>::arange(0..960, &device)
@@ -222,15 +223,15 @@ fn a_tensor_that_is_held_is_not_written_to() {
             ..Default::default()
         };
         let table = table(&fresh(), 8, 5);
-        let turned = |x| rotate(x, &table, &Positions::From(0), &options);
+        let rotated = |x| rotate(x, &table, &Positions::From(0), &options);
         let held = fresh();
         let before = held.to_data();
-        let y = turned(held.clone());
+        let y = rotated(held.clone());
         held.to_data().assert_eq(&before, true);
-        turned(fresh()).into_data().assert_eq(&y.into_data(), true);
+        rotated(fresh()).into_data().assert_eq(&y.into_data(), true);
         // A slice shares its memory with the whole.
         let slice = held.clone().narrow(0, 1, 1);
-        turned(slice);
+        rotated(slice);
         held.to_data().assert_eq(&before, true);
     }
 }
@@ -302,12 +303,12 @@ proptest! {
         (batch, seq, heads) in (1usize..3, 1usize..5, 1usize..6),
         half in 1usize..20,
         (first, after) in (0usize..9, 0usize..9),
-        turned in 0usize..6,
+        rotated in 0usize..6,
         interleaved: bool,
         each: bool,
     ) {
         let pairing = BOTH[usize::from(interleaved)];
-        let options = RopeOptions { pairing, first, heads: Some(turned.min(heads)) };
+        let options = RopeOptions { pairing, first, heads: Some(rotated.min(heads)) };
         let shape = [batch, seq, heads, first + 2 * half + after];
         Case { options, each, ..case(shape, 2 * half) }.compare();
     }

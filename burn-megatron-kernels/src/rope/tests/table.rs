@@ -166,39 +166,42 @@ fn configurations_that_make_no_sense_are_refused() {
     let refused = [
         (
             RopeConfig { width: 7, ..plain },
-            "rope: width = 7 makes no sense; a positive even number",
+            "rope: invalid width = 7: expected a positive even number",
         ),
-        (RopeConfig { width: 0, ..plain }, "rope: width = 0"),
+        (RopeConfig { width: 0, ..plain }, "rope: invalid width = 0"),
         (
             RopeConfig {
                 max_positions: 0,
                 ..plain
             },
-            "rope: max_positions = 0",
+            "rope: invalid max_positions = 0",
         ),
         (
             RopeConfig { base: 1.0, ..plain },
-            "rope: base = 1 makes no sense; a finite number above 1",
+            "rope: invalid base = 1: expected a finite number above 1",
         ),
         (
             RopeConfig {
                 base: f64::NAN,
                 ..plain
             },
-            "rope: base = NaN",
+            "rope: invalid base = NaN",
         ),
         (
             RopeConfig {
                 max_positions: 1 << 40,
                 ..plain
             },
-            "rope: a tensor [1099511627776, 4] has more",
+            "rope: tensor [1099511627776, 4] has too many",
         ),
-        (scaled(llama(4.0, 1.0)), "rope: high = 1"),
-        (scaled(llama(0.0, 1.0)), "rope: low = 0 makes"),
-        (scaled(yarn(0.5, 16, 1.0)), "rope: factor = 0.5"),
-        (scaled(yarn(2.0, 0, 1.0)), "rope: original = 0"),
-        (scaled(yarn(2.0, 16, f64::NAN)), "rope: mscale = NaN"),
+        (scaled(llama(4.0, 1.0)), "rope: invalid high = 1"),
+        (scaled(llama(0.0, 1.0)), "rope: invalid low = 0"),
+        (scaled(yarn(0.5, 16, 1.0)), "rope: invalid factor = 0.5"),
+        (scaled(yarn(2.0, 0, 1.0)), "rope: invalid original = 0"),
+        (
+            scaled(yarn(2.0, 16, f64::NAN)),
+            "rope: invalid mscale = NaN",
+        ),
     ];
     for (config, message) in refused {
         let error = RopeTable::new(&config, &Device::flex(), DType::F32).unwrap_err();
@@ -206,7 +209,7 @@ fn configurations_that_make_no_sense_are_refused() {
     }
     let error = RopeTable::new(&plain, &Device::flex(), DType::I32).unwrap_err();
     assert!(
-        error.to_string().starts_with("rope does not take I32"),
+        error.to_string().starts_with("rope does not support I32"),
         "{error}"
     );
 }

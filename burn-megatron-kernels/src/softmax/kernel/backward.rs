@@ -5,14 +5,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::*;
-use crate::cube::specimen::{Specimen, Target, tensor, types as elements};
+use crate::cube::instance::{AotInstance, AotTarget, tensor, types as elements};
 use crate::cube::{cube_sum, empty, grid, lane_sum};
 
-/// Elements that a unit holds at most, of the output and of its gradient each.
-const HELD: usize = 16;
-/// Elements of a unit before a larger cube is taken: with more, registers do not suffice for
-/// several cubes beside each other.
-const FEW: usize = 8;
+/// Elements that a unit keeps at most, of the output and of its gradient each.
+const REGISTER_VALUES: usize = 16;
+/// Elements per unit from which a larger cube is used: with more, registers limit how many cubes
+/// run concurrently.
+const PREFERRED_VALUES: usize = 8;
 
 #[cube(launch_unchecked)]
 fn gradient_kernel<F: Float, N: Size>(
@@ -22,47 +22,51 @@ fn gradient_kernel<F: Float, N: Size>(
     lengths: &ComptimeOption<OwnedTensor<i32>>,
     scores: &mut Tensor<Vector<F, N>>,
     sink: &mut ComptimeOption<OwnedTensor<f32>>,
-    layout: &Layout,
+    layout: &SoftmaxLayout,
     scale: f32,
     columns: usize,
-    #[comptime] span: SpanKind,
-    #[comptime] held: usize,
+    #[comptime] span: KeyRangeKind,
+    #[comptime] register_vectors: usize,
     #[comptime] units: u32,
     #[comptime] planes: bool,
     #[define(F)] _type: ElemType,
 ) {
     let row = CUBE_POS;
     if row < layout.rows {
-        let seen = seen::<N>(layout, lengths, row, span);
+        let visible = visible::<N>(layout, lengths, row, span);
         let base = row * columns;
         let unit = UNIT_POS as usize;
         let mut partial = Vector::<f32, N>::new(0.0f32);
-        let size = comptime!(if held > 0 { held } else { 1 });
+        let size = comptime!(if register_vectors > 0 {
+            register_vectors
+        } else {
+            1
+        });
         let mut outputs = Array::<Vector<F, N>>::new(size);
         let mut gradients = Array::<Vector<F, N>>::new(size);
-        if comptime!(held > 0) {
+        if comptime!(register_vectors > 0) {
             #[unroll]
-            for i in 0..held {
+            for i in 0..register_vectors {
                 let column = unit + i * units as usize;
                 outputs[i] = Vector::new(F::from_int(0));
                 gradients[i] = Vector::new(F::from_int(0));
-                if column >= seen.first && column < seen.last {
+                if column >= visible.first && column < visible.last {
                     outputs[i] = output[base + column];
                     gradients[i] = gradient[base + column];
                 }
                 partial += product(outputs[i], gradients[i]);
             }
         } else {
-            let mut column = seen.first + unit;
-            while column < seen.last {
+            let mut column = visible.first + unit;
+            while column < visible.last {
                 partial += product(output[base + column], gradient[base + column]);
                 column += units as usize;
             }
         }
         let total = cube_sum(lane_sum(partial), units, planes);
-        if comptime!(held > 0) {
+        if comptime!(register_vectors > 0) {
             #[unroll]
-            for i in 0..held {
+            for i in 0..register_vectors {
                 let column = unit + i * units as usize;
                 if column < columns {
                     let value = of_scores(outputs[i], gradients[i], total, scale);
@@ -73,7 +77,7 @@ fn gradient_kernel<F: Float, N: Size>(
             let mut column = unit;
             while column < columns {
                 let mut value = Vector::<f32, N>::new(0.0f32);
-                if column >= seen.first && column < seen.last {
+                if column >= visible.first && column < visible.last {
                     let at = base + column;
                     value = of_scores(output[at], gradient[at], total, scale);
                 }
@@ -93,7 +97,7 @@ fn gradient_kernel<F: Float, N: Size>(
     }
 }
 
-/// `p g`, and 0 where `p` is, whatever stands in `g`.
+/// `p g`, and 0 where `p` is, whatever `g` is.
 #[cube]
 fn product<F: Float, N: Size>(p: Vector<F, N>, g: Vector<F, N>) -> Vector<f32, N> {
     let p = Vector::<f32, N>::cast_from(p);
@@ -120,7 +124,7 @@ fn of_scores<F: Float, N: Size>(
 fn sink_kernel(
     rows: &Tensor<f32>,
     sink: &mut Tensor<f32>,
-    layout: &Layout,
+    layout: &SoftmaxLayout,
     #[comptime] units: u32,
     #[comptime] planes: bool,
 ) {
@@ -142,14 +146,17 @@ fn sink_kernel(
     }
 }
 
-pub(in super::super) fn backward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+pub(in super::super) fn backward(
+    plan: &SoftmaxProblem,
+    mut inputs: Vec<CubeTensor>,
+) -> Vec<CubeTensor> {
     let [_, _, _, keys] = plan.shape;
     let (output, gradient) = (inputs.remove(0), inputs.remove(0));
     let share = (plan.sink == SinkKind::Learned).then(|| inputs.remove(0));
-    let lengths = (plan.span == Span::Lengths).then(|| inputs.remove(0));
+    let lengths = (plan.span == KeyRange::Lengths).then(|| inputs.remove(0));
 
     let client = output.client.clone();
-    let launch = RowPlan::with_elements_per_unit(&client, output.dtype, keys, FEW);
+    let launch = RowPlan::with_elements_per_unit(&client, output.dtype, keys, PREFERRED_VALUES);
     let scores = empty(&output, output.shape(), output.dtype);
     let rows = share
         .as_ref()
@@ -167,11 +174,11 @@ pub(in super::super) fn backward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Ve
             optional(lengths),
             scores.clone().into_tensor_arg(),
             optional(rows.clone()),
-            Layout::launch(plan),
+            SoftmaxLayout::launch(plan),
             plan.scale as f32,
             launch.columns,
             plan.span.into(),
-            held(&launch, HELD / launch.vector),
+            register_vectors(&launch, REGISTER_VALUES / launch.vector),
             launch.units,
             planes(&launch),
             dtype,
@@ -181,7 +188,7 @@ pub(in super::super) fn backward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Ve
     [Some(scores), sink].into_iter().flatten().collect()
 }
 
-fn sum_of_heads(plan: &Plan, rows: CubeTensor) -> CubeTensor {
+fn sum_of_heads(plan: &SoftmaxProblem, rows: CubeTensor) -> CubeTensor {
     let [_, heads, ..] = plan.shape;
     let client = rows.client.clone();
     let launch = RowPlan::new(&client, rows.dtype, plan.rows() / heads);
@@ -193,7 +200,7 @@ fn sum_of_heads(plan: &Plan, rows: CubeTensor) -> CubeTensor {
             launch.cube_dim(),
             rows.into_tensor_arg(),
             sink.clone().into_tensor_arg(),
-            Layout::launch(plan),
+            SoftmaxLayout::launch(plan),
             launch.units,
             planes(&launch),
         );
@@ -201,15 +208,15 @@ fn sum_of_heads(plan: &Plan, rows: CubeTensor) -> CubeTensor {
     sink
 }
 
-/// Rows of 4096 keys, read twice and held, the widest that are held, and the sum over the rows of
-/// a head.
-pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+/// Rows of 4096 keys, read twice and in registers, the widest rows in registers, and the sum over
+/// the rows of a head.
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = Vec::new();
     for (name, element, vector) in elements() {
-        for (held, units) in [
-            (0, 4096 / FEW as u32),
-            (FEW / vector, 4096 / FEW as u32),
-            (HELD / vector, 1024),
+        for (register_vectors, units) in [
+            (0, 4096 / PREFERRED_VALUES as u32),
+            (PREFERRED_VALUES / vector, 4096 / PREFERRED_VALUES as u32),
+            (REGISTER_VALUES / vector, 1024),
         ] {
             let (device, compiler) = target.properties();
             let kernel = gradient_kernel::GradientKernel::new(
@@ -222,19 +229,19 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
                 ComptimeOptionCompilationArg::None,
                 tensor(),
                 ComptimeOptionCompilationArg::Some(tensor()),
-                Layout::compiled(),
+                SoftmaxLayout::compiled(),
                 (),
                 (),
                 vector,
-                SpanKind::Window,
-                held,
+                KeyRangeKind::Window,
+                register_vectors,
                 units,
                 true,
                 element,
             );
-            let keys = units as usize * (vector * held).max(FEW);
-            let name = format!("masked_softmax/backward/{name}/{keys}/held{held}");
-            all.push(Specimen::streaming(name, kernel));
+            let keys = units as usize * (vector * register_vectors).max(PREFERRED_VALUES);
+            let name = format!("masked_softmax/backward/{name}/{keys}/held{register_vectors}");
+            all.push(AotInstance::streaming(name, kernel));
         }
     }
     let (device, compiler) = target.properties();
@@ -244,11 +251,11 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
         compiler,
         tensor(),
         tensor(),
-        Layout::compiled(),
+        SoftmaxLayout::compiled(),
         1024,
         true,
     );
-    all.push(Specimen::other(
+    all.push(AotInstance::other(
         "masked_softmax/sink/f32/1024".into(),
         kernel,
     ));

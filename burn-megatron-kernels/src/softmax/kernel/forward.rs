@@ -5,11 +5,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::*;
-use crate::cube::specimen::{Specimen, Target, tensor, types as elements};
+use crate::cube::instance::{AotInstance, AotTarget, tensor, types as elements};
 use crate::cube::{cube_max, cube_sum, empty, grid, lane_max, lane_sum};
 
-/// Values in f32 that a unit holds at most: a cube of 1024 units has 64 registers for each.
-const HELD: usize = 32;
+/// Values in f32 that a unit keeps at most: a cube of 1024 units has 64 registers per unit.
+const REGISTER_VALUES: usize = 32;
 
 #[cube(launch_unchecked)]
 fn softmax_kernel<F: Float, M: Int, N: Size>(
@@ -19,21 +19,21 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
     hidden: &ComptimeOption<OwnedTensor<Vector<M, N>>>,
     output: &mut Tensor<Vector<F, N>>,
     share: &mut ComptimeOption<OwnedTensor<f32>>,
-    layout: &Layout,
+    layout: &SoftmaxLayout,
     hidden_batches: usize,
     hidden_heads: usize,
     scale: f32,
     columns: usize,
-    #[comptime] span: SpanKind,
+    #[comptime] span: KeyRangeKind,
     #[comptime] off_by_one: bool,
-    #[comptime] held: usize,
+    #[comptime] register_vectors: usize,
     #[comptime] units: u32,
     #[comptime] planes: bool,
     #[define(F, M)] _types: [ElemType; 2],
 ) {
     let row = CUBE_POS;
     if row < layout.rows {
-        let seen = seen::<N>(layout, lengths, row, span);
+        let visible = visible::<N>(layout, lengths, row, span);
         let base = row * columns;
         let head = row / layout.queries % layout.heads;
         let batch = row / (layout.queries * layout.heads);
@@ -54,21 +54,25 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
         let mut largest = f32::new(LOWEST);
         let mut sum = 0.0f32;
         let unit = UNIT_POS as usize;
-        let mut values = Array::<Vector<f32, N>>::new(comptime!(if held > 0 { held } else { 1 }));
-        if comptime!(held > 0) {
+        let mut values = Array::<Vector<f32, N>>::new(comptime!(if register_vectors > 0 {
+            register_vectors
+        } else {
+            1
+        }));
+        if comptime!(register_vectors > 0) {
             let mut most = Vector::<f32, N>::new(f32::new(LOWEST));
             #[unroll]
-            for i in 0..held {
+            for i in 0..register_vectors {
                 let column = unit + i * units as usize;
                 let mut value = Vector::<f32, N>::new(f32::new(LOWEST));
-                if column >= seen.first && column < seen.last {
+                if column >= visible.first && column < visible.last {
                     value = scaled(
                         scores,
                         hidden,
                         base,
                         hidden_base,
                         column,
-                        &seen,
+                        &visible,
                         scale,
                         span,
                     );
@@ -79,27 +83,27 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
             largest = max(cube_max(lane_max(most), units, planes), logit);
             let mut weights = Vector::<f32, N>::new(0.0f32);
             #[unroll]
-            for i in 0..held {
-                let weight = weigh(values[i], largest);
+            for i in 0..register_vectors {
+                let weight = exp_weight(values[i], largest);
                 values[i] = weight;
                 weights += weight;
             }
             sum = cube_sum(lane_sum(weights), units, planes);
         } else {
-            let mut column = seen.first + unit;
-            while column < seen.last {
+            let mut column = visible.first + unit;
+            while column < visible.last {
                 let value = scaled(
                     scores,
                     hidden,
                     base,
                     hidden_base,
                     column,
-                    &seen,
+                    &visible,
                     scale,
                     span,
                 );
                 let next = max(largest, lane_max(value));
-                sum = sum * (largest - next).exp() + lane_sum(weigh(value, next));
+                sum = sum * (largest - next).exp() + lane_sum(exp_weight(value, next));
                 largest = next;
                 column += units as usize;
             }
@@ -115,9 +119,9 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
         let total = sum + rest;
         let inverse = select(total == 0.0f32, 0.0f32, 1.0f32 / total);
         let inverses = Vector::<f32, N>::new(inverse);
-        if comptime!(held > 0) {
+        if comptime!(register_vectors > 0) {
             #[unroll]
-            for i in 0..held {
+            for i in 0..register_vectors {
                 let column = unit + i * units as usize;
                 if column < columns {
                     output[base + column] = Vector::cast_from(values[i] * inverses);
@@ -127,18 +131,18 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
             let mut column = unit;
             while column < columns {
                 let mut value = Vector::<f32, N>::new(0.0f32);
-                if column >= seen.first && column < seen.last {
+                if column >= visible.first && column < visible.last {
                     let again = scaled(
                         scores,
                         hidden,
                         base,
                         hidden_base,
                         column,
-                        &seen,
+                        &visible,
                         scale,
                         span,
                     );
-                    value = weigh(again, largest) * inverses;
+                    value = exp_weight(again, largest) * inverses;
                 }
                 output[base + column] = Vector::cast_from(value);
                 column += units as usize;
@@ -165,19 +169,19 @@ fn scaled<F: Float, M: Int, N: Size>(
     base: usize,
     hidden_base: usize,
     column: usize,
-    seen: &Seen,
+    visible: &VisibleVectors,
     scale: f32,
-    #[comptime] span: SpanKind,
+    #[comptime] span: KeyRangeKind,
 ) -> Vector<f32, N> {
     let mut value = Vector::<f32, N>::cast_from(scores[base + column]) * Vector::new(scale);
-    if comptime!(span != SpanKind::All) {
+    if comptime!(span != KeyRangeKind::All) {
         let start = column * N::value();
         // Only where the span ends are some lanes of a vector hidden.
-        if start < seen.low || start + N::value() > seen.high {
+        if start < visible.low || start + N::value() > visible.high {
             #[unroll]
             for lane in 0..N::value() {
                 let key = start + lane;
-                let sees = key >= seen.low && key < seen.high;
+                let sees = key >= visible.low && key < visible.high;
                 let kept = select(sees, value.extract(lane), f32::new(LOWEST));
                 value.insert(lane, kept);
             }
@@ -186,10 +190,10 @@ fn scaled<F: Float, M: Int, N: Size>(
     #[comptime]
     match hidden {
         ComptimeOption::Some(hidden) => {
-            let truth = hidden.as_slice()[hidden_base + column];
+            let bool_bytes = hidden.as_slice()[hidden_base + column];
             #[unroll]
             for lane in 0..N::value() {
-                let hides = truth.extract(lane) != M::from_int(0);
+                let hides = bool_bytes.extract(lane) != M::from_int(0);
                 let kept = select(hides, f32::new(LOWEST), value.extract(lane));
                 value.insert(lane, kept);
             }
@@ -201,17 +205,20 @@ fn scaled<F: Float, M: Int, N: Size>(
 
 /// `e^(value - largest)`, and 0 for what is hidden.
 #[cube]
-fn weigh<N: Size>(value: Vector<f32, N>, largest: f32) -> Vector<f32, N> {
+fn exp_weight<N: Size>(value: Vector<f32, N>, largest: f32) -> Vector<f32, N> {
     let hidden = value.less_equal(&Vector::new(f32::new(LOWEST)));
     let weight = (value - Vector::new(largest)).exp();
     select_many(hidden, Vector::new(0.0f32), weight)
 }
 
-pub(in super::super) fn forward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+pub(in super::super) fn forward(
+    plan: &SoftmaxProblem,
+    mut inputs: Vec<CubeTensor>,
+) -> Vec<CubeTensor> {
     let [batch, heads, queries, keys] = plan.shape;
     let scores = inputs.remove(0);
     let sink = (plan.sink == SinkKind::Learned).then(|| inputs.remove(0));
-    let lengths = (plan.span == Span::Lengths).then(|| inputs.remove(0));
+    let lengths = (plan.span == KeyRange::Lengths).then(|| inputs.remove(0));
     let hidden = plan.hidden.map(|_| inputs.remove(0));
     let [hidden_batches, hidden_heads] = plan.hidden.unwrap_or([1, 1]);
 
@@ -234,14 +241,14 @@ pub(in super::super) fn forward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Vec
             optional(hidden),
             output.clone().into_tensor_arg(),
             optional(share.clone()),
-            Layout::launch(plan),
+            SoftmaxLayout::launch(plan),
             hidden_batches,
             hidden_heads,
             plan.scale as f32,
             launch.columns,
             plan.span.into(),
             plan.sink == SinkKind::Zero,
-            held(&launch, HELD / launch.vector),
+            register_vectors(&launch, REGISTER_VALUES / launch.vector),
             launch.units,
             planes(&launch),
             types,
@@ -250,11 +257,11 @@ pub(in super::super) fn forward(plan: &Plan, mut inputs: Vec<CubeTensor>) -> Vec
     [Some(output), share].into_iter().flatten().collect()
 }
 
-/// Rows of 4096 keys, held and read twice.
-pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
+/// Rows of 4096 keys, in registers and read twice.
+pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = Vec::new();
     for (name, element, vector) in elements() {
-        for held in [0, 4] {
+        for register_vectors in [0, 4] {
             let units = 4096 / (vector * 4) as u32;
             let (device, compiler) = target.properties();
             let kernel = softmax_kernel::SoftmaxKernel::new(
@@ -267,21 +274,21 @@ pub(super) fn specimens(target: &Target) -> Vec<Specimen> {
                 ComptimeOptionCompilationArg::None,
                 tensor(),
                 ComptimeOptionCompilationArg::Some(tensor()),
-                Layout::compiled(),
+                SoftmaxLayout::compiled(),
                 (),
                 (),
                 (),
                 (),
                 vector,
-                SpanKind::Window,
+                KeyRangeKind::Window,
                 false,
-                held,
+                register_vectors,
                 units,
                 true,
                 [element, ElemType::UInt(UIntKind::U8)],
             );
-            let name = format!("masked_softmax/forward/{name}/4096/held{held}");
-            all.push(Specimen::streaming(name, kernel));
+            let name = format!("masked_softmax/forward/{name}/4096/held{register_vectors}");
+            all.push(AotInstance::streaming(name, kernel));
         }
     }
     all

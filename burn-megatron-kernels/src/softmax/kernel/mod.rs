@@ -1,16 +1,16 @@
 //! The CubeCL kernels: one cube works on one row.
 //!
-//! A row that a cube can hold in registers is read once; a longer one is read a second time, after
-//! one pass that keeps a running maximum and sum. Vectors of keys that a row does not see are not
-//! read; zeros are written there.
+//! A row that fits in the registers of a cube is read once; a longer one is read a second time,
+//! after one pass with a running maximum and sum. Vectors of masked keys are not read; zeros are
+//! written there.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::{ElemType, UIntKind};
 use cubecl::prelude::*;
 
-use super::{Plan, SinkKind, Span};
-use crate::cube::specimen::{Specimen, Target};
+use super::{KeyRange, SinkKind, SoftmaxProblem};
+use crate::cube::instance::{AotInstance, AotTarget};
 use crate::cube::{Reduction, RowPlan};
 
 mod backward;
@@ -24,7 +24,7 @@ const LOWEST: f32 = f32::MIN;
 
 /// The keys from `low` to before `high`, as the vectors from `first` to before `last`.
 #[derive(CubeType)]
-struct Seen {
+struct VisibleVectors {
     low: usize,
     high: usize,
     first: usize,
@@ -33,7 +33,7 @@ struct Seen {
 
 /// Sizes and positions, as the kernels take them.
 #[derive(CubeLaunch, CubeType)]
-pub(crate) struct Layout {
+pub(crate) struct SoftmaxLayout {
     rows: usize,
     heads: usize,
     queries: usize,
@@ -42,19 +42,19 @@ pub(crate) struct Layout {
     right: usize,
 }
 
-impl Layout {
-    fn launch(plan: &Plan) -> LayoutLaunch {
+impl SoftmaxLayout {
+    fn launch(plan: &SoftmaxProblem) -> SoftmaxLayoutLaunch {
         let [_, heads, queries, keys] = plan.shape;
         let (left, right) = match plan.span {
-            Span::Window { left, right } => (left, right),
+            KeyRange::Window { left, right } => (left, right),
             _ => (0, 0),
         };
-        LayoutLaunch::new(plan.rows(), heads, queries, keys, left, right)
+        SoftmaxLayoutLaunch::new(plan.rows(), heads, queries, keys, left, right)
     }
 
-    /// What a kernel's `new` takes.
-    fn compiled() -> LayoutCompilationArg {
-        LayoutCompilationArg {
+    /// The argument of a kernel's `new`.
+    fn compiled() -> SoftmaxLayoutCompilationArg {
+        SoftmaxLayoutCompilationArg {
             rows: (),
             heads: (),
             queries: (),
@@ -65,17 +65,17 @@ impl Layout {
     }
 }
 
-/// What row `row` sees, apart from single keys that are hidden.
+/// The keys that row `row` sees, before the mask tensor is applied.
 #[cube]
-fn seen<N: Size>(
-    layout: &Layout,
+fn visible<N: Size>(
+    layout: &SoftmaxLayout,
     lengths: &ComptimeOption<OwnedTensor<i32>>,
     row: usize,
-    #[comptime] span: SpanKind,
-) -> Seen {
+    #[comptime] span: KeyRangeKind,
+) -> VisibleVectors {
     let mut low = 0usize.runtime();
     let mut high = layout.keys;
-    if comptime!(span == SpanKind::Window) {
+    if comptime!(span == KeyRangeKind::Window) {
         // Both sides plus `queries`, so that nothing is negative.
         let at = row % layout.queries + layout.keys;
         let reach = at + layout.right + 1;
@@ -93,7 +93,7 @@ fn seen<N: Size>(
         ComptimeOption::None => {}
     }
     let lanes = N::value();
-    Seen {
+    VisibleVectors {
         low,
         high,
         first: low / lanes,
@@ -103,7 +103,7 @@ fn seen<N: Size>(
 
 /// How a row's span is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum SpanKind {
+pub(crate) enum KeyRangeKind {
     /// Every key.
     All,
     /// By position.
@@ -112,18 +112,18 @@ pub(crate) enum SpanKind {
     Lengths,
 }
 
-impl From<Span> for SpanKind {
-    fn from(span: Span) -> Self {
+impl From<KeyRange> for KeyRangeKind {
+    fn from(span: KeyRange) -> Self {
         match span {
-            Span::All => Self::All,
-            Span::Window { .. } => Self::Window,
-            Span::Lengths => Self::Lengths,
+            KeyRange::All => Self::All,
+            KeyRange::Window { .. } => Self::Window,
+            KeyRange::Lengths => Self::Lengths,
         }
     }
 }
 
-/// Vectors of a row per unit if no more than `most` of them are to be held, else 0.
-fn held(plan: &RowPlan, most: usize) -> usize {
+/// Vectors of a row per unit if at most `most` of them, otherwise 0: the row is read twice.
+fn register_vectors(plan: &RowPlan, most: usize) -> usize {
     let each = plan.columns.div_ceil(plan.units as usize);
     if each <= most { each } else { 0 }
 }
@@ -134,11 +134,11 @@ fn planes(plan: &RowPlan) -> bool {
 
 /// The element types of a launch: floats, and truth values where there are any.
 fn types(float: &CubeTensor, hidden: Option<&CubeTensor>) -> [ElemType; 2] {
-    let truth = match hidden {
+    let bool_bytes = match hidden {
         Some(hidden) => dtype_to_storage_type(hidden.dtype),
         None => ElemType::UInt(UIntKind::U32),
     };
-    [dtype_to_storage_type(float.dtype), truth]
+    [dtype_to_storage_type(float.dtype), bool_bytes]
 }
 
 fn optional<T>(tensor: Option<CubeTensor>) -> ComptimeOptionArgs<OwnedTensor<T>>
@@ -148,9 +148,9 @@ where
     tensor.map(CubeTensor::into_tensor_arg).into()
 }
 
-/// Every kernel of the operation.
-pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
-    let mut all = forward::specimens(target);
-    all.extend(backward::specimens(target));
+/// The AOT instances of the operation.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = forward::aot_instances(target);
+    all.extend(backward::aot_instances(target));
     all
 }

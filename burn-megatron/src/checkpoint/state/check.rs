@@ -1,4 +1,4 @@
-//! Whether a source has what a model needs, and nothing else, before anything has changed.
+//! Checks that a source has exactly the tensors of a model, before anything is changed.
 
 use std::collections::BTreeSet;
 
@@ -6,38 +6,40 @@ use burn::module::Module;
 use burn::tensor::DType;
 
 use super::{FP8, StateError};
-use crate::checkpoint::{CheckpointError, ElementType, Leniency, TensorSource};
+use crate::checkpoint::{CheckpointError, ElementType, LoadTolerance, TensorSource};
 use crate::comm::{Communicator, all_gather_bytes};
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::ParameterEntry;
 
-/// Tensors that a model needs: for each parameter one.
-pub(crate) struct Wanted<'a> {
-    /// What stands before the path of the parameter.
+/// Tensors that a model needs: one per parameter.
+pub(crate) struct ExpectedTensors<'a> {
+    /// The prefix of the parameters' paths in the keys.
     pub prefix: &'a str,
-    /// The type of each, by place in the table.
+    /// The type of each, in the order of the parameter table.
     pub types: Vec<DType>,
 }
 
-/// What there is in the whole model, over all stages.
-pub(crate) struct Names(BTreeSet<String>);
+/// The paths of the whole model's parameters and 8-bit layers, over all stages.
+pub(crate) struct ModelKeys(BTreeSet<String>);
 
-impl Names {
-    /// The parameters and the 8-bit layers of all stages; every rank of the pipeline must come.
+impl ModelKeys {
+    /// Gathers the paths of all stages. Collective: call on all ranks of the pipeline group.
     pub fn gather<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<Self, StateError> {
         let paths = ddp.table().entries().iter().map(|entry| entry.path.clone());
-        let layers = ddp.fp8().states().into_keys();
-        let layers = layers.map(|path| format!("{FP8}{path}"));
+        let layers = ddp
+            .fp8()
+            .states()
+            .into_keys()
+            .map(|path| format!("{FP8}{path}"));
         let own = paths.chain(layers).collect::<Vec<_>>().join("\n");
         let all = all_gather_bytes(&**ddp.groups().pipeline(), own.as_bytes())?;
-        let all = all.iter().map(|own| String::from_utf8_lossy(own));
-        let all: Vec<_> = all.collect();
+        let all: Vec<_> = all.iter().map(|own| String::from_utf8_lossy(own)).collect();
         let names = all.iter().flat_map(|own| own.lines().map(String::from));
         Ok(Self(names.collect()))
     }
 
-    /// Those of `keys` that are of none of the kinds, or of no parameter.
-    fn unexpected(&self, keys: Vec<String>, wanted: &[Wanted]) -> Vec<String> {
+    /// The keys that have none of the prefixes, or no parameter's path.
+    fn unexpected(&self, keys: Vec<String>, wanted: &[ExpectedTensors]) -> Vec<String> {
         let known = |key: &String| {
             let mut paths = wanted.iter().filter_map(|of| key.strip_prefix(of.prefix));
             paths.any(|path| self.0.contains(path))
@@ -45,7 +47,7 @@ impl Names {
         keys.into_iter().filter(|key| !known(key)).collect()
     }
 
-    /// The objects that belong to no layer of the model.
+    /// The objects that belong to no 8-bit layer of the model.
     pub fn unexpected_objects(&self, keys: Vec<String>) -> Vec<String> {
         keys.into_iter()
             .filter(|key| !self.0.contains(key))
@@ -53,17 +55,17 @@ impl Names {
     }
 }
 
-/// Checks names, shapes and types of the tensors among `keys`.
+/// Checks names, shapes and types of the tensors in `keys`.
 pub(crate) fn check(
     entries: &[ParameterEntry],
-    wanted: &[Wanted],
+    wanted: &[ExpectedTensors],
     source: &dyn TensorSource,
     keys: Vec<String>,
-    names: &Names,
-    leniency: Leniency,
+    names: &ModelKeys,
+    leniency: LoadTolerance,
 ) -> Result<(), StateError> {
     let mut missing = vec![];
-    for Wanted { prefix, types } in wanted {
+    for ExpectedTensors { prefix, types } in wanted {
         for (entry, dtype) in entries.iter().zip(types) {
             let key = format!("{prefix}{}", entry.path);
             let Some(meta) = source.tensor(&key) else {
@@ -95,13 +97,14 @@ pub(crate) fn check(
         return Err(CheckpointError::Missing { of, keys: missing }.into());
     }
     let keys = names.unexpected(keys, wanted);
-    match keys.is_empty() || leniency.unexpected {
-        true => Ok(()),
-        false => Err(CheckpointError::Unexpected { of, keys }.into()),
+    if keys.is_empty() || leniency.unexpected {
+        Ok(())
+    } else {
+        Err(CheckpointError::Unexpected { of, keys }.into())
     }
 }
 
-/// Whether values of a type can become another one: always where none is rounded.
+/// Whether a type converts to another: always if no value is rounded, otherwise if `rounding` allows it.
 pub(super) fn fits(from: ElementType, to: DType, rounding: bool) -> bool {
     use ElementType::{Bf16, F16, F32, F64};
     match (from, to) {
@@ -114,15 +117,15 @@ pub(super) fn fits(from: ElementType, to: DType, rounding: bool) -> bool {
     }
 }
 
-/// What this rank came to, unless another one failed. All ranks of `comm` must come, and all fail where
-/// one does: with the error that there is, or with all different ones.
+/// Returns this rank's result if no rank failed. If any did, all ranks fail: with the error if there is
+/// only one, otherwise with all distinct ones. Collective: call on all ranks of `comm`.
 pub(crate) fn agree<T>(
     result: Result<T, StateError>,
     comm: &dyn Communicator,
 ) -> Result<T, StateError> {
     let own = match &result {
         Ok(_) => String::new(),
-        // It may be about the ranks themselves, which are not to be asked then.
+        // The communicator may be the cause, so it is not used any more.
         Err(StateError::Comm(_)) => return result,
         Err(error) => error.to_string(),
     };

@@ -1,4 +1,4 @@
-//! What going on from a checkpoint, and saving one, can fail with.
+//! Errors of saving and resuming a run.
 
 use burn::tensor::DType;
 
@@ -7,13 +7,13 @@ use crate::comm::CommError;
 use crate::nn::fp8::Fp8Error;
 use crate::optim::LossScaleError;
 
-/// What going on from a checkpoint, and saving one, can fail with.
+/// An error of saving or resuming a run.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The files.
+    /// Reading or writing the files failed.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A tensor of another type, whose values this run cannot hold as they are.
+    /// A tensor of a type whose values this run cannot represent exactly.
     #[error(
         "{key} is {found:?} in {of}, and {wanted:?} in this run, which cannot hold every value of it; \
          allow rounding by name, or save it in another type"
@@ -23,80 +23,78 @@ pub enum StateError {
         of: String,
         /// The tensor.
         key: String,
-        /// Its type there.
+        /// Its type in the source.
         found: ElementType,
-        /// Its type here.
+        /// Its type in this run.
         wanted: DType,
     },
-    /// A tensor whose type no file has.
+    /// A tensor of a type that checkpoints do not support.
     #[error(
-        "{key} is {found:?}, which no checkpoint can hold; f32, f64, f16 and bf16 can be saved"
+        "{key} is {found:?}, which checkpoints do not support; f32, f64, f16 and bf16 can be saved"
     )]
-    Unsaved {
+    UnsupportedType {
         /// The tensor.
         key: String,
         /// Its type.
         found: DType,
     },
-    /// A tensor that could not be read from its device, or a source that gave too few bytes.
+    /// A tensor could not be read from its device, or the source has too few bytes.
     #[error("{key} cannot be read: {reason}")]
     Unreadable {
         /// The tensor.
         key: String,
-        /// Why not.
+        /// The cause.
         reason: String,
     },
-    /// What a run remembers cannot be understood.
-    #[error("the state of the run in {of} cannot be understood: {reason}")]
-    Run {
+    /// The run state in a checkpoint is invalid.
+    #[error("invalid run state in {of}: {reason}")]
+    InvalidRunState {
         /// The checkpoint.
         of: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// Another seed.
+    /// The checkpoint was saved with another seed.
     #[error(
         "{of} was saved by a run with the seed {found}, and this one has {wanted}: dropout and samples \
-         would be others; give the same seed"
+         would differ; give the same seed"
     )]
     Seed {
         /// The checkpoint.
         of: String,
-        /// Its seed.
+        /// The seed in the checkpoint.
         found: u64,
         /// The seed of this run.
         wanted: u64,
     },
-    /// A run with a dynamic loss scale, and a checkpoint without.
-    #[error(
-        "{of} has no loss scale, and this run finds one by trying; allow what is missing by name"
-    )]
+    /// The run uses a dynamic loss scale, and the checkpoint has none.
+    #[error("{of} has no loss scale, which this run needs; allow missing entries by name")]
     NoLossScale {
         /// The checkpoint.
         of: String,
     },
-    /// The loss scale.
+    /// The loss scale is invalid.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
-    /// The scales of layers in 8 bits.
+    /// The scales of 8-bit layers are invalid.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
-    /// Nothing says where and when to save.
-    #[error("nothing says where this run saves; give its trainer a saver")]
+    /// The trainer has no saver.
+    #[error("the trainer has no saver: configure where and when it saves")]
     NoSaver,
-    /// Other ranks, where this one has nothing to complain about or something else.
+    /// Errors of other ranks, or different errors of several ranks.
     #[error("{}", reasons.iter().map(|(rank, reason)| format!("rank {rank}: {reason}")).collect::<Vec<_>>().join("; "))]
     Ranks {
-        /// Ranks, each with what was wrong there.
+        /// The ranks with their errors.
         reasons: Vec<(usize, String)>,
     },
-    /// The thread that writes in the background ended in a panic.
-    #[error("the thread that wrote step {step} ended before its time")]
-    Writer {
-        /// The step that it saved.
+    /// The background thread that writes a checkpoint panicked.
+    #[error("the thread that writes step {step} panicked")]
+    WriterPanicked {
+        /// The step.
         step: u64,
     },
-    /// The other ranks.
+    /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
 }

@@ -1,67 +1,65 @@
-//! What a run saves, and how it goes on from there.
+//! The state of a run: what it saves and resumes from.
 //!
-//! A rank writes boxes of the weights as they are stepped and of both moments of AdamW, each element of
-//! the model once over all ranks ([`parts`]); 8-bit layers with delayed scaling have an object each, and
-//! the rest is a [`RunState`]. A rank reads the boxes that it steps, and gathers what it computes with
-//! from those that step it.
+//! Over all ranks each element of the optimized weights and of both AdamW moments is written once: every rank
+//! writes some slices ([`write_items`]). Each 8-bit layer with delayed scaling writes an object, and the rest
+//! is a [`RunState`]. To resume, a rank reads the slices that it optimizes, and gathers the weights that it
+//! computes with from the ranks that optimize them.
 
 mod check;
 mod error;
-mod parts;
 mod read;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod write_items;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Checkpoint, TensorSource};
 use crate::optim::{LossScalerState, StepCount};
 
-pub(crate) use check::{Names, Wanted, agree, check};
+pub(crate) use check::{ExpectedTensors, ModelKeys, agree, check};
 pub use error::StateError;
-pub use parts::{Part, parts};
-pub(crate) use read::Reader;
+pub(crate) use read::BucketReader;
 pub(crate) use snapshot::Snapshot;
+pub use write_items::{WriteItem, write_items};
 
-/// Before the path of a weight, in the key of its tensor.
+/// Prefix of a weight's path in the key of its tensor.
 pub const MODEL: &str = "model/";
 
-/// Before the path of a weight, in the key of its first moment.
+/// Prefix of a weight's path in the key of its first moment.
 pub const FIRST: &str = "adamw.first/";
 
-/// Before the path of a weight, in the key of its second moment.
+/// Prefix of a weight's path in the key of its second moment.
 pub const SECOND: &str = "adamw.second/";
 
-/// Before the path of a layer in 8 bits, in the key of the object with its scales.
+/// Prefix of an 8-bit layer's path in the key of the object with its scales.
 pub const FP8: &str = "fp8/";
 
-/// What a run remembers beside tensors and 8-bit scales.
+/// The state of a run, besides tensors and the scales of 8-bit layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
-    /// The steps so far. Those that were taken are those of the optimizer, and the place in the learning
-    /// rate's schedule.
+    /// The steps so far. `taken` is also the step of the optimizer and of the learning rate schedule.
     pub count: StepCount,
-    /// The samples that were trained on, those of skipped steps among them; the next step begins with
-    /// the sample of this number.
+    /// The samples consumed so far, including those of skipped steps; also the number of the next sample.
     pub samples: u64,
-    /// The seed of the run, from which dropout and the order of the samples follow.
+    /// The seed of the run, which determines dropout and the order of samples.
     pub seed: u64,
-    /// The dynamic loss scale, where there is one.
+    /// The state of the dynamic loss scale, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaler: Option<LossScalerState>,
 }
 
 impl RunState {
-    /// That of the run which saved a checkpoint.
+    /// The run state in a checkpoint.
     ///
     /// # Errors
     ///
-    /// [`StateError::Run`] where there is none, as in a checkpoint of weights alone.
+    /// [`StateError::InvalidRunState`] if there is none, as in a checkpoint of weights only.
     pub fn of(checkpoint: &Checkpoint) -> Result<Self, StateError> {
-        let state = serde_json::from_value(checkpoint.about().state.clone());
-        state.map_err(|error| StateError::Run {
+        let state = serde_json::from_value(checkpoint.metadata().state.clone());
+        state.map_err(|error| StateError::InvalidRunState {
             of: checkpoint.name(),
             reason: error.to_string(),
         })

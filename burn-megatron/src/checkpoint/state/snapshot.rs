@@ -1,172 +1,179 @@
-//! The tensors of a rank as they were at one moment, box by box.
+//! A rank's tensors at one point in time, read slice by slice.
 
 use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::{Bytes, Device, Tensor};
 
-use super::{FIRST, MODEL, Part, SECOND, StateError, parts};
-use crate::checkpoint::{CheckpointError, ElementType, Piece, TensorMeta};
+use super::{FIRST, MODEL, SECOND, StateError, WriteItem, write_items};
+use crate::checkpoint::{CheckpointError, ElementType, TensorMeta, TensorShard};
 use crate::data_parallel::DistributedDataParallel;
 use crate::optim::ParallelAdamW;
 
-/// Bytes of a tensor that are read at once. The allocator keeps so few when they are let go, and what reads
-/// them next finds them in a cache. Few in tests, whose tensors are small.
-const WINDOW: usize = if cfg!(test) { 56 } else { 1 << 20 };
+/// Bytes of a tensor that are read at once: few enough for the allocator to reuse and for the cache. Small in
+/// tests, whose tensors are small.
+const READ_BYTES: usize = if cfg!(test) { 56 } else { 1 << 20 };
 
-/// Takes the bytes of a piece, stretch by stretch.
-type To<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
+/// Receives the bytes of a shard, in one or more calls.
+type ByteSink<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
-/// What a rank writes, as it was when this was made.
+/// What a rank writes, as of the creation of this value.
 pub(crate) struct Snapshot {
-    pieces: Vec<Piece>,
-    bytes: Source,
+    shards: Vec<TensorShard>,
+    bytes: SnapshotData,
 }
 
-enum Source {
-    /// Tensors that nobody changes in place as long as they are held here.
-    Tensors(Tensors),
-    /// What was read already.
+enum SnapshotData {
+    /// Tensors that are not changed in place while they are referenced here.
+    Live(LiveTensors),
+    /// Bytes that were read already.
     Read(Vec<Vec<u8>>),
 }
 
-struct Tensors {
-    /// Of weights and moments, by bucket.
+struct LiveTensors {
+    /// Weights, first and second moments, each by bucket.
     kinds: Vec<Vec<Tensor<1>>>,
-    /// By piece.
-    sources: Vec<Of>,
-    /// What was read last.
-    window: Option<Window>,
+    /// Per shard.
+    sources: Vec<ShardSource>,
+    /// The range that was read last.
+    window: Option<ReadWindow>,
 }
 
-/// Some elements of a bucket.
-struct Window {
+/// A range of a bucket.
+struct ReadWindow {
     kind: usize,
     bucket: usize,
     elements: Range<usize>,
     bytes: Bytes,
 }
 
-/// Where a piece comes from.
-struct Of {
+/// The source of a shard.
+struct ShardSource {
     kind: usize,
-    part: Part,
-    /// Of the rank's part of the parameter.
+    item: WriteItem,
+    /// The shape of the rank's local tensor.
     shape: Vec<usize>,
 }
 
 impl Snapshot {
-    /// The weights and the moments of this rank. Those of a CPU are not copied: who changes them while
-    /// this lives makes the copy.
+    /// Takes the weights and the moments of this rank. On a CPU device they are not copied; an operation that
+    /// changes them while this value lives makes the copy.
     pub fn new<M: Module>(
         ddp: &DistributedDataParallel<M>,
         optimizer: &ParallelAdamW,
     ) -> Result<Self, StateError> {
         let (plan, groups) = (ddp.plan(), ddp.groups());
         let (entries, place) = (ddp.table().entries(), groups.place());
-        let stretches = |bucket| {
+        let ranges = |bucket| {
             let elements = plan.elements(bucket);
-            (plan.axes.own(elements), plan.axes.counted(elements))
+            (
+                plan.groups.shard_range(elements),
+                plan.groups.partition_range(elements),
+            )
         };
         let first = groups.pipeline().rank() == 0;
-        let own = parts(&plan.layout, entries, place, first, stretches);
+        let own = write_items(&plan.layout, entries, place, first, ranges);
         let moments: Vec<_> = (0..plan.buckets())
             .map(|bucket| optimizer.moments(bucket, plan))
             .collect();
         let moment = |which: usize| moments.iter().map(|of| of[which].clone()).collect();
         let kinds: Vec<Vec<_>> = vec![
-            (0..plan.buckets()).map(|bucket| ddp.kept(bucket)).collect(),
+            (0..plan.buckets())
+                .map(|bucket| ddp.master_shard(bucket))
+                .collect(),
             moment(0),
             moment(1),
         ];
-        let (mut pieces, mut sources) = (vec![], vec![]);
+        let (mut shards, mut sources) = (vec![], vec![]);
         for (kind, prefix) in [MODEL, FIRST, SECOND].into_iter().enumerate() {
-            for part in &own {
-                let entry = &entries[part.index];
+            for item in &own {
+                let entry = &entries[item.index];
                 let key = format!("{prefix}{}", entry.path);
-                let dtype = kinds[kind][part.bucket].dtype();
+                let dtype = kinds[kind][item.bucket].dtype();
                 let Some(dtype) = ElementType::of(dtype) else {
-                    return Err(StateError::Unsaved { key, found: dtype });
+                    return Err(StateError::UnsupportedType { key, found: dtype });
                 };
                 let shape = entry.shape.clone();
-                pieces.push(Piece {
+                shards.push(TensorShard {
                     tensor: TensorMeta { key, dtype, shape },
-                    slice: part.whole.clone(),
+                    slice: item.global.clone(),
                 });
-                sources.push(Of {
+                sources.push(ShardSource {
                     kind,
-                    part: part.clone(),
+                    item: item.clone(),
                     shape: entry.local_shape(place),
                 });
             }
         }
-        let tensors = Tensors {
+        let tensors = LiveTensors {
             kinds,
             sources,
             window: None,
         };
         Ok(Self {
-            pieces,
-            bytes: Source::Tensors(tensors),
+            shards,
+            bytes: SnapshotData::Live(tensors),
         })
     }
 
-    /// What a part of the checkpoint will hold.
-    pub fn pieces(&self) -> Vec<Piece> {
-        self.pieces.clone()
+    /// The shards to write.
+    pub fn shards(&self) -> Vec<TensorShard> {
+        self.shards.clone()
     }
 
-    /// Reads what lies on a device that changes its memory in place.
+    /// Copies tensors of devices that change memory in place.
     pub fn keep(&mut self) -> Result<(), StateError> {
-        let Source::Tensors(tensors) = &mut self.bytes else {
+        let SnapshotData::Live(tensors) = &mut self.bytes else {
             return Ok(());
         };
         let device = tensors.kinds[0].first().map(Tensor::device);
         if device.is_none_or(|device| device == Device::flex()) {
             return Ok(());
         }
-        let pieces = self.pieces.iter().enumerate();
-        let read = pieces.map(|(number, piece)| {
-            let size = piece.slice.len() * piece.tensor.dtype.size();
+        let shards = self.shards.iter().enumerate();
+        let read = shards.map(|(number, shard)| {
+            let size = shard.slice.len() * shard.tensor.dtype.size();
             let mut bytes = Vec::with_capacity(size);
             let keep = &mut |some: &[u8]| {
                 bytes.extend_from_slice(some);
                 Ok(())
             };
-            tensors.stream(number, &piece.tensor.key, keep)?;
+            tensors.stream(number, &shard.tensor.key, keep)?;
             Ok(bytes)
         });
-        self.bytes = Source::Read(read.collect::<Result<_, StateError>>()?);
+        self.bytes = SnapshotData::Read(read.collect::<Result<_, StateError>>()?);
         Ok(())
     }
 
-    /// Gives the bytes of a piece, in row-major order, to `to` stretch by stretch. Each piece is asked for
-    /// once, in order.
+    /// Passes the bytes of a shard, in row-major order, to `to` in one or more calls. Call once per shard, in
+    /// order.
     ///
     /// # Errors
     ///
-    /// What cannot be read, and what `to` fails with.
-    pub fn stream(&mut self, number: usize, to: &mut To) -> Result<(), StateError> {
+    /// Failed reads, and the errors of `to`.
+    pub fn stream(&mut self, number: usize, to: &mut ByteSink) -> Result<(), StateError> {
         match &mut self.bytes {
-            Source::Tensors(tensors) => tensors.stream(number, &self.pieces[number].tensor.key, to),
-            Source::Read(bytes) => Ok(to(&std::mem::take(&mut bytes[number]))?),
+            SnapshotData::Live(tensors) => {
+                tensors.stream(number, &self.shards[number].tensor.key, to)
+            }
+            SnapshotData::Read(bytes) => Ok(to(&std::mem::take(&mut bytes[number]))?),
         }
     }
 }
 
-impl Tensors {
-    fn stream(&mut self, number: usize, key: &str, to: &mut To) -> Result<(), StateError> {
-        let Of { kind, part, shape } = &self.sources[number];
-        let tensor = &self.kinds[*kind][part.bucket];
+impl LiveTensors {
+    fn stream(&mut self, number: usize, key: &str, to: &mut ByteSink) -> Result<(), StateError> {
+        let ShardSource { kind, item, shape } = &self.sources[number];
+        let tensor = &self.kinds[*kind][item.bucket];
         let size = tensor.dtype().size();
-        for run in part.part.runs(shape) {
-            let begin = part.stretch.start + run.in_tensor - part.begins;
+        for run in item.local.runs(shape) {
+            let begin = item.source.start + run.in_tensor - item.local_start;
             let (mut at, end) = (begin, begin + run.len);
             while at < end {
                 let known = self.window.take();
-                let window = match known.filter(|known| known.has(*kind, part.bucket, at)) {
+                let window = match known.filter(|known| known.has(*kind, item.bucket, at)) {
                     Some(window) => window,
-                    None => Window::read(tensor, *kind, part.bucket, at..part.stretch.end, key)?,
+                    None => ReadWindow::read(tensor, *kind, item.bucket, at..item.source.end, key)?,
                 };
                 let next = end.min(window.elements.end);
                 let from = at - window.elements.start;
@@ -179,8 +186,8 @@ impl Tensors {
     }
 }
 
-impl Window {
-    /// As many of these elements of a bucket as are read at once, from the first on.
+impl ReadWindow {
+    /// Reads as many of these elements as fit [`READ_BYTES`], from the first on.
     fn read(
         tensor: &Tensor<1>,
         kind: usize,
@@ -188,7 +195,7 @@ impl Window {
         elements: Range<usize>,
         key: &str,
     ) -> Result<Self, StateError> {
-        let most = elements.start + WINDOW / tensor.dtype().size();
+        let most = elements.start + READ_BYTES / tensor.dtype().size();
         let elements = elements.start..elements.end.min(most);
         Ok(Self {
             kind,
@@ -205,10 +212,11 @@ impl Window {
 
 /// The bytes of a tensor.
 pub(super) fn read(tensor: Tensor<1>, key: &str) -> Result<Bytes, StateError> {
-    let data = tensor.try_into_data();
-    let data = data.map_err(|error| StateError::Unreadable {
-        key: key.into(),
-        reason: error.to_string(),
-    })?;
+    let data = tensor
+        .try_into_data()
+        .map_err(|error| StateError::Unreadable {
+            key: key.into(),
+            reason: error.to_string(),
+        })?;
     Ok(data.into_bytes())
 }

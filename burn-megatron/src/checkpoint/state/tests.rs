@@ -1,4 +1,4 @@
-//! What ranks write, as pure values: everything once, from where it lies, evenly; and which types fit.
+//! Write items as pure values: each element once, from the right place, evenly; and which types convert.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use burn::tensor::DType;
 use proptest::prelude::*;
 
 use super::check::fits;
-use super::parts::MOST;
-use super::{Part, RunState, parts};
+use super::write_items::MAX_ELEMENTS;
+use super::{RunState, WriteItem, write_items};
 use crate::checkpoint::ElementType;
 use crate::comm;
 use crate::data_parallel::layout::{BucketRules, BufferLayout, ParameterSize};
-use crate::mesh::Place;
+use crate::mesh::AxisRank;
 use crate::nn::{ParameterEntry, Placement, Section};
 use crate::optim::{LossScalerState, StepCount};
 
@@ -20,9 +20,9 @@ fn entry(path: &str, shape: &[usize], placement: Placement) -> ParameterEntry {
         path: path.into(),
         shape: shape.to_vec(),
         placement,
-        partial_gradient: false,
+        sum_over_tensor: false,
         decay: true,
-        at_both_ends: false,
+        tied_across_pipeline: false,
         stage: 0,
     }
 }
@@ -31,12 +31,11 @@ fn entry(path: &str, shape: &[usize], placement: Placement) -> ParameterEntry {
 /// replicated parameters.
 fn model(ranks: usize) -> Vec<ParameterEntry> {
     let groups = ranks.min(2);
-    let sections = [(8, ranks), (4, groups), (4, groups)];
-    let sections = sections
+    let sections = [(8, ranks), (4, groups), (4, groups)]
         .map(|(size, parts)| Section { size, parts })
         .to_vec();
     let mut embedding = entry("embedding", &[13, 6], Placement::split(0, 16, ranks));
-    embedding.at_both_ends = true;
+    embedding.tied_across_pipeline = true;
     vec![
         embedding,
         entry("qkv", &[5, 16], Placement::Split { dim: 1, sections }),
@@ -51,7 +50,7 @@ fn model(ranks: usize) -> Vec<ParameterEntry> {
 fn buckets(
     layout: &BufferLayout,
     entries: &[ParameterEntry],
-    place: Place,
+    place: AxisRank,
 ) -> Vec<Vec<Option<usize>>> {
     let mut buckets: Vec<_> = layout
         .buckets()
@@ -68,17 +67,17 @@ fn buckets(
 
 /// A mesh of ranks that share a model.
 #[derive(Clone, Copy, Debug)]
-struct Ranks {
+struct TestMesh {
     tensor: usize,
     data: usize,
-    /// Ranks that share one sharded copy.
+    /// TestMesh of one sharding group.
     shard: usize,
     bucket: usize,
 }
 
-impl Ranks {
+impl TestMesh {
     fn layout(&self, entries: &[ParameterEntry]) -> BufferLayout {
-        let place = Place {
+        let place = AxisRank {
             index: 0,
             size: self.tensor,
         };
@@ -87,8 +86,8 @@ impl Ranks {
             parameter: comm::DType::F32,
             gradient: comm::DType::F32,
             expert: false,
-            shared: entry.at_both_ends,
-            part: 0,
+            shared: entry.tied_across_pipeline,
+            unit: 0,
             quantized_bytes: None,
         };
         let sizes: Vec<_> = entries.iter().map(size).collect();
@@ -99,8 +98,8 @@ impl Ranks {
         BufferLayout::new(&sizes, &rules).unwrap()
     }
 
-    /// What a rank steps of a bucket, and what it answers for, as the data axis has it.
-    fn stretches(&self, data: usize, elements: usize) -> (Range<usize>, Range<usize>) {
+    /// The range that a rank optimizes of a bucket, and the one that it writes.
+    fn ranges(&self, data: usize, elements: usize) -> (Range<usize>, Range<usize>) {
         let nth = |number, len| number * len..(number + 1) * len;
         let replicas = self.data / self.shard;
         let part = data % self.shard * replicas + data / self.shard;
@@ -110,25 +109,29 @@ impl Ranks {
         )
     }
 
-    /// What each rank writes, with the buckets that it writes from.
-    fn written(&self, entries: &[ParameterEntry], first: bool) -> Vec<(Place, usize, Vec<Part>)> {
+    /// The items of each rank, with its place on the tensor and the data axis.
+    fn written(
+        &self,
+        entries: &[ParameterEntry],
+        first: bool,
+    ) -> Vec<(AxisRank, usize, Vec<WriteItem>)> {
         let layout = self.layout(entries);
         let mut written = vec![];
         for index in 0..self.tensor {
-            let place = Place {
+            let place = AxisRank {
                 index,
                 size: self.tensor,
             };
             for data in 0..self.data {
-                let of = |bucket| self.stretches(data, layout.bucket(bucket).padded());
-                written.push((place, data, parts(&layout, entries, place, first, of)));
+                let of = |bucket| self.ranges(data, layout.bucket(bucket).padded());
+                written.push((place, data, write_items(&layout, entries, place, first, of)));
             }
         }
         written
     }
 }
 
-fn meshes() -> impl Strategy<Value = Ranks> {
+fn meshes() -> impl Strategy<Value = TestMesh> {
     let sizes = (
         prop::sample::select(vec![1usize, 2, 4]),
         prop::sample::select(vec![
@@ -142,7 +145,7 @@ fn meshes() -> impl Strategy<Value = Ranks> {
         ]),
         prop::sample::select(vec![1usize, 40, 3000, 1 << 20]),
     );
-    sizes.prop_map(|(tensor, (data, shard), bucket)| Ranks {
+    sizes.prop_map(|(tensor, (data, shard), bucket)| TestMesh {
         tensor,
         data,
         shard,
@@ -156,23 +159,22 @@ proptest! {
         let entries = model(ranks.tensor);
         let layout = ranks.layout(&entries);
         let mut times: Vec<_> = entries.iter().map(|entry| vec![0; entry.len()]).collect();
-        for (place, data, parts) in ranks.written(&entries, true) {
+        for (place, data, items) in ranks.written(&entries, true) {
             let buckets = buckets(&layout, &entries, place);
-            for part in parts {
-                let (own, _) = ranks.stretches(data, buckets[part.bucket].len());
-                let stretch = &buckets[part.bucket][own][part.stretch.clone()];
-                let entry = &entries[part.index];
-                let whole = part.whole.runs(&entry.shape);
+            for item in items {
+                let (own, _) = ranks.ranges(data, buckets[item.bucket].len());
+                let range = &buckets[item.bucket][own][item.source.clone()];
+                let entry = &entries[item.index];
+                let whole = item.global.runs(&entry.shape);
                 let whole = whole.iter().flat_map(|run| run.in_tensor..run.in_tensor + run.len);
-                let runs = part.part.runs(&entry.local_shape(place));
-                let found = runs.iter().flat_map(|run| {
-                    let at = run.in_tensor - part.begins;
-                    stretch[at..at + run.len].iter()
-                });
-                let found: Vec<_> = found.copied().collect();
+                let runs = item.local.runs(&entry.local_shape(place));
+                let found: Vec<_> = runs.iter().flat_map(|run| {
+                    let at = run.in_tensor - item.local_start;
+                    range[at..at + run.len].iter()
+                }).copied().collect();
                 let whole: Vec<_> = whole.map(Some).collect();
                 prop_assert_eq!(&found, &whole, "{}", entry.path);
-                found.into_iter().flatten().for_each(|element| times[part.index][element] += 1);
+                found.into_iter().flatten().for_each(|element| times[item.index][element] += 1);
             }
         }
         for (entry, times) in entries.iter().zip(times) {
@@ -183,21 +185,21 @@ proptest! {
 
 #[test]
 fn the_last_rank_of_a_pipeline_leaves_what_the_first_one_has() {
-    let ranks = Ranks {
+    let ranks = TestMesh {
         tensor: 2,
         data: 2,
         shard: 1,
         bucket: 100,
     };
     let entries = model(2);
-    for (_, _, parts) in ranks.written(&entries, false) {
-        assert!(parts.iter().all(|part| part.index != 0));
+    for (_, _, items) in ranks.written(&entries, false) {
+        assert!(items.iter().all(|item| item.index != 0));
     }
     let mut first = ranks.written(&entries, true).into_iter();
-    assert!(first.any(|(_, _, parts)| parts.iter().any(|part| part.index == 0)));
+    assert!(first.any(|(_, _, items)| items.iter().any(|item| item.index == 0)));
 }
 
-/// Whatever is sharded, every rank has its share to write, but for what the tensor axis shares once more.
+/// With any sharding, the ranks of both axes write equal shares.
 #[test]
 fn the_work_is_shared_evenly() {
     let large = |path: &str| entry(path, &[512, 1024], Placement::split(1, 1024, 2));
@@ -206,34 +208,35 @@ fn the_work_is_shared_evenly() {
     entries.extend((0..8).map(|i| entry(&format!("norm{i}"), &[256], Placement::Replicated)));
     let all: usize = entries.iter().map(ParameterEntry::len).sum();
     for shard in [1, 2, 4] {
-        let ranks = Ranks {
+        let ranks = TestMesh {
             tensor: 2,
             data: 4,
             shard,
             bucket: 300_000,
         };
         let written = ranks.written(&entries, true);
-        let elements = |parts: &[Part]| parts.iter().map(|part| part.whole.len()).sum::<usize>();
-        let shares: Vec<_> = written.iter().map(|(.., parts)| elements(parts)).collect();
+        let elements =
+            |items: &[WriteItem]| items.iter().map(|item| item.global.len()).sum::<usize>();
+        let shares: Vec<_> = written.iter().map(|(.., items)| elements(items)).collect();
         assert_eq!(shares.iter().sum::<usize>(), all);
         let most = *shares.iter().max().unwrap() as f64;
         assert!(most / (all as f64 / 8.0) < 1.06, "{shares:?}");
     }
 }
 
-/// However large a parameter is, it is never in memory as a whole.
+/// A large parameter is never in memory as a whole.
 #[test]
-fn parts_are_bounded() {
+fn write_items_are_bounded() {
     let entries = [entry("embedding", &[50, 24], Placement::Replicated)];
-    let ranks = Ranks {
+    let ranks = TestMesh {
         tensor: 1,
         data: 1,
         shard: 1,
         bucket: 1 << 30,
     };
-    let (.., parts) = ranks.written(&entries, true).swap_remove(0);
-    assert!(parts.iter().all(|part| part.stretch.len() <= MOST));
-    let len: usize = parts.iter().map(|part| part.whole.len()).sum();
+    let (.., items) = ranks.written(&entries, true).swap_remove(0);
+    assert!(items.iter().all(|item| item.source.len() <= MAX_ELEMENTS));
+    let len: usize = items.iter().map(|item| item.global.len()).sum();
     assert_eq!(len, 50 * 24);
 }
 

@@ -1,11 +1,11 @@
-//! Files that are not as they were written, and parts that do not make a whole.
+//! Damaged files, and parts that are inconsistent.
 
 use super::*;
 
 #[test]
 fn each_flipped_byte_of_the_data_is_found() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let saved = saved(folder);
     for name in ["part-00000.safetensors", "part-00001.safetensors"] {
         let path = saved.path().join(name);
@@ -28,8 +28,8 @@ fn each_flipped_byte_of_the_data_is_found() {
 
 #[test]
 fn each_flipped_byte_of_the_manifest_is_found() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let saved = saved(folder);
     let path = saved.path().join("manifest.json");
     let bytes = fs::read(&path).unwrap();
@@ -49,8 +49,8 @@ fn each_flipped_byte_of_the_manifest_is_found() {
 
 #[test]
 fn a_file_of_another_size_is_not_opened() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let saved = saved(folder);
     let path = saved.path().join("part-00001.safetensors");
     let bytes = fs::read(&path).unwrap();
@@ -58,7 +58,7 @@ fn a_file_of_another_size_is_not_opened() {
         fs::write(&path, changed).unwrap();
         let text = Checkpoint::open(folder).unwrap_err().to_string();
         let sizes = format!(
-            "it has {} bytes, and was written with {}",
+            "the file has {} bytes, expected {}",
             changed.len(),
             bytes.len()
         );
@@ -77,8 +77,8 @@ fn a_file_of_another_size_is_not_opened() {
 
 #[test]
 fn a_file_that_is_cut_while_it_is_open_ends_nothing() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let cut = |saved: &Checkpoint| {
         let path = saved.path().join("part-00001.safetensors");
         fs::OpenOptions::new()
@@ -88,7 +88,7 @@ fn a_file_that_is_cut_while_it_is_open_ends_nothing() {
             .set_len(0)
             .unwrap();
     };
-    let all = Slice::whole(&[3, 4]);
+    let all = TensorSlice::whole(&[3, 4]);
     let before = saved(&folder.join("before"));
     cut(&before);
     let mapped = saved(&folder.join("after"));
@@ -96,17 +96,17 @@ fn a_file_that_is_cut_while_it_is_open_ends_nothing() {
     cut(&mapped);
     for saved in [before, mapped] {
         let text = saved.read("model/a.weight", &all).unwrap_err().to_string();
-        assert!(text.contains("it has 0 bytes"), "{text}");
+        assert!(text.contains("the file has 0 bytes"), "{text}");
         saved.verify(&mut |_| {}).unwrap_err();
-        // What lies elsewhere is there.
+        // Other files are not affected.
         assert_eq!(saved.read("model/b", &slice(&[1], &[2])).unwrap().len(), 4);
     }
 }
 
 #[test]
 fn what_is_not_there_is_named() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let saved = saved(folder);
     let text = saved
         .read("model/c", &slice(&[0], &[1]))
@@ -126,17 +126,17 @@ fn what_is_not_there_is_named() {
     assert!(text.contains("has no rank 9"), "{text}");
 }
 
-/// The error of publishing these parts.
-fn refused(tensors: &[Whole], parts: &[Vec<(usize, Slice)>]) -> CheckpointError {
-    let held = scratch();
-    let path = held.path();
+/// The error of publishing these parts. The folder is then empty but for the lock.
+fn refused(tensors: &[TestTensor], parts: &[Vec<(usize, TensorSlice)>]) -> CheckpointError {
+    let temp = scratch();
+    let path = temp.path();
     let folder = CheckpointFolder::create(path).unwrap();
-    let draft = folder.begin(1).unwrap();
-    write(&draft, tensors, parts);
-    let error = draft
-        .publish(parts.len(), &about(1), &Retention::default(), WAIT)
+    let pending = folder.begin(1).unwrap();
+    write(&pending, tensors, parts);
+    let error = pending
+        .publish(parts.len(), &metadata(1), &Retention::default(), WAIT)
         .unwrap_err();
-    // Only the lock is left.
+    // Only the lock remains.
     assert_eq!(fs::read_dir(path).unwrap().count(), 1);
     error
 }
@@ -165,36 +165,36 @@ fn parts_that_make_no_whole_are_not_published() {
     let text = refused(&tensors, &parts).to_string();
     assert_eq!(
         text,
-        "model/a.weight is f32 [3, 4] for one rank and i32 [3, 4] for another"
+        "model/a.weight is f32 [3, 4] on one rank and i32 [3, 4] on another"
     );
 }
 
 #[test]
 fn pieces_that_cannot_be_are_refused() {
-    let held = scratch();
-    let path = held.path();
+    let temp = scratch();
+    let path = temp.path();
     let folder = CheckpointFolder::create(path).unwrap();
     let tensor = |shape: &[usize]| TensorMeta {
         key: "model/x".into(),
         dtype: ElementType::F32,
         shape: shape.to_vec(),
     };
-    let piece = |shape: &[usize], slice: Slice| Piece {
+    let shard = |shape: &[usize], slice: TensorSlice| TensorShard {
         tensor: tensor(shape),
         slice,
     };
-    let half = piece(&[4], slice(&[0], &[2]));
+    let half = shard(&[4], slice(&[0], &[2]));
     let object = |key: &str| (key.to_string(), vec![]);
     let cases = [
         (
-            vec![piece(&[4], slice(&[3], &[2]))],
+            vec![shard(&[4], slice(&[3], &[2]))],
             vec![],
-            "[3..5] is not in it",
+            "[3..5] of model/x is out of bounds",
         ),
         (
-            vec![piece(&[1 << 40, 1 << 40], slice(&[0, 0], &[1, 1]))],
+            vec![shard(&[1 << 40, 1 << 40], slice(&[0, 0], &[1, 1]))],
             vec![],
-            "cannot be counted",
+            "overflows 64 bits",
         ),
         (
             vec![half.clone(), half.clone()],
@@ -209,18 +209,18 @@ fn pieces_that_cannot_be_are_refused() {
         (
             vec![half],
             vec![],
-            "has 8 bytes in [0..2], and 3 were given",
+            "has 8 bytes in [0..2], but 3 were given",
         ),
     ];
-    for (pieces, objects, wanted) in cases {
-        let draft = folder.begin(1).unwrap();
-        let error = draft
-            .write_part(0, &pieces, &objects, |_| Ok(vec![0; 3]))
+    for (shards, objects, wanted) in cases {
+        let pending = folder.begin(1).unwrap();
+        let error = pending
+            .write_part(0, &shards, &objects, |_| Ok(vec![0; 3]))
             .unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
-        // The publisher hears of it at once.
-        let error = draft
-            .publish(2, &about(1), &Retention::default(), WAIT)
+        // The publisher fails without waiting for its deadline.
+        let error = pending
+            .publish(2, &metadata(1), &Retention::default(), WAIT)
             .unwrap_err();
         let text = error.to_string();
         assert!(
@@ -228,40 +228,42 @@ fn pieces_that_cannot_be_are_refused() {
             "{text}"
         );
     }
-    let draft = folder.begin(1).unwrap();
+    let pending = folder.begin(1).unwrap();
     let twice = [("a".to_string(), vec![1])];
     for rank in 0..2 {
-        draft.write_part(rank, &[], &twice, |_| Ok(vec![])).unwrap();
+        pending
+            .write_part(rank, &[], &twice, |_| Ok(vec![]))
+            .unwrap();
     }
-    let error = draft
-        .publish(2, &about(1), &Retention::default(), WAIT)
+    let error = pending
+        .publish(2, &metadata(1), &Retention::default(), WAIT)
         .unwrap_err();
     assert_eq!(error.to_string(), "a was saved twice");
 }
 
 #[test]
 fn ranks_that_do_not_come_are_named() {
-    let held = scratch();
-    let path = held.path();
+    let temp = scratch();
+    let path = temp.path();
     let folder = CheckpointFolder::create(path).unwrap();
     let (tensors, parts) = small();
-    let draft = folder.begin(1).unwrap();
-    write(&draft, &tensors, &parts[..1]);
+    let pending = folder.begin(1).unwrap();
+    write(&pending, &tensors, &parts[..1]);
     let wait = Duration::from_millis(30);
-    let error = draft
-        .publish(3, &about(1), &Retention::default(), wait)
+    let error = pending
+        .publish(3, &metadata(1), &Retention::default(), wait)
         .unwrap_err();
     let text = error.to_string();
     assert!(text.contains("from rank 1, 2 after"), "{text}");
-    let draft = folder.begin(1).unwrap();
-    write(&draft, &tensors, &parts[..1]);
-    let other = folder.join(draft.name()).unwrap();
+    let pending = folder.begin(1).unwrap();
+    write(&pending, &tensors, &parts[..1]);
+    let other = folder.join(pending.name()).unwrap();
     let late = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(30));
         other.fail_part(1, "the disk is full");
     });
-    let error = draft
-        .publish(2, &about(1), &Retention::default(), WAIT)
+    let error = pending
+        .publish(2, &metadata(1), &Retention::default(), WAIT)
         .unwrap_err();
     late.join().unwrap();
     let text = error.to_string();
@@ -273,8 +275,8 @@ fn ranks_that_do_not_come_are_named() {
 
 #[test]
 fn a_place_that_cannot_be_written_is_named() {
-    let held = scratch();
-    let path = held.path();
+    let temp = scratch();
+    let path = temp.path();
     fs::write(path.join("file"), "").unwrap();
     let error = CheckpointFolder::create(path.join("file/checkpoints")).unwrap_err();
     let text = error.to_string();
@@ -283,7 +285,7 @@ fn a_place_that_cannot_be_written_is_named() {
         "{text}"
     );
     CheckpointFolder::open(path.join("nowhere")).unwrap_err();
-    // A folder of Linux that takes no files, even from its administrator.
+    // A folder of Linux in which even root cannot create files.
     if Path::new("/proc/self/task").is_dir() {
         let folder = CheckpointFolder::open("/proc/self/task").unwrap();
         let text = folder.begin(1).unwrap_err().to_string();

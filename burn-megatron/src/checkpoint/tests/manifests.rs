@@ -1,4 +1,4 @@
-//! Manifests that make no sense, whatever their checksum says.
+//! Invalid manifests with valid checksums.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,33 +7,37 @@ use std::time::Instant;
 
 /// The JSON of a manifest.
 fn value() -> Value {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let text = fs::read(saved(folder).path().join("manifest.json")).unwrap();
     serde_json::from_slice(&text).unwrap()
 }
 
-/// Its text with a checksum that fits.
-fn sealed(mut value: Value) -> Vec<u8> {
+/// A manifest with a valid checksum.
+fn with_checksum(mut value: Value) -> Vec<u8> {
     value.as_object_mut().unwrap().remove("checksum");
     let text = value.to_string();
-    sealed::seal(text[..text.len() - 1].to_string() + ",\n")
+    checksummed::append_checksum(text[..text.len() - 1].to_string() + ",\n")
 }
 
 #[test]
 fn other_versions_are_named() {
-    Manifest::parse(&sealed(value())).unwrap();
+    Manifest::parse(&with_checksum(value())).unwrap();
     let mut other = value();
     other["version"] = json!(2);
     other["tensors"] = json!("something else");
-    let text = Manifest::parse(&sealed(other)).unwrap_err().to_string();
-    let wanted = "manifest.json has version 2 of the format, and this program reads version 1";
+    let text = Manifest::parse(&with_checksum(other))
+        .unwrap_err()
+        .to_string();
+    let wanted = "manifest.json has version 2 of the format; this program reads version 1";
     assert_eq!(text, wanted);
     let mut other = value();
     other["format"] = json!("picture");
-    let text = Manifest::parse(&sealed(other)).unwrap_err().to_string();
+    let text = Manifest::parse(&with_checksum(other))
+        .unwrap_err()
+        .to_string();
     assert!(
-        text.contains("'picture', not a 'burn-megatron checkpoint'"),
+        text.contains("unknown format 'picture': expected 'burn-megatron checkpoint'"),
         "{text}"
     );
 }
@@ -42,7 +46,7 @@ fn other_versions_are_named() {
 fn what_makes_no_sense_is_named() {
     let huge = u64::MAX;
     let cases: Vec<(&str, Value, &str)> = vec![
-        ("/files/0/name", json!("../x"), "no name of a file"),
+        ("/files/0/name", json!("../x"), "invalid file name"),
         (
             "/files/0/name",
             json!("part-00001.safetensors"),
@@ -55,33 +59,37 @@ fn what_makes_no_sense_is_named() {
         (
             "/tensors/0/pieces/0/file",
             json!(2),
-            "lies in file 2, and there are 2",
+            "is in file 2, but there are only 2",
         ),
         ("/tensors/0/pieces/0/file", json!(1), "begins at byte"),
         ("/tensors/0/pieces/0/begin", json!(huge), "begins at byte"),
         ("/objects/0/size", json!(huge), "checksums"),
         ("/objects/0/checksums", json!([]), "checksums"),
         ("/tensors/0/pieces/0/checksums", json!([]), "0 checksums"),
-        ("/tensors/0/pieces/0/checksums/0", json!("x"), "no checksum"),
+        (
+            "/tensors/0/pieces/0/checksums/0",
+            json!("x"),
+            "invalid checksum",
+        ),
         (
             "/tensors/0/pieces/0/slice/offset",
             json!([0, 3]),
-            "is not in it",
+            "is out of bounds",
         ),
         (
             "/tensors/0/pieces/0/slice/offset",
             json!([huge, huge]),
-            "is not in it",
+            "is out of bounds",
         ),
         (
             "/tensors/0/pieces/0/slice/shape",
             json!([3]),
-            "is not in it",
+            "is out of bounds",
         ),
         (
             "/tensors/0/pieces/0/slice/shape",
             json!([3, 0]),
-            "piece of nothing",
+            "is an empty shard",
         ),
         (
             "/tensors/0/pieces/0/slice/shape",
@@ -93,8 +101,8 @@ fn what_makes_no_sense_is_named() {
             json!([3, 1]),
             "was not saved",
         ),
-        ("/tensors/0/shape", json!([huge, huge]), "cannot be counted"),
-        ("/tensors/0/shape", json!([0, huge]), "is not in it"),
+        ("/tensors/0/shape", json!([huge, huge]), "overflows 64 bits"),
+        ("/tensors/0/shape", json!([0, huge]), "is out of bounds"),
         ("/tensors/0/shape", json!(vec![1; 33]), "33 dims"),
         ("/tensors/0/dtype", json!("f64"), "begins at byte"),
         ("/tensors/0/dtype", json!("f8"), "unknown variant"),
@@ -104,12 +112,14 @@ fn what_makes_no_sense_is_named() {
     for (place, new, wanted) in cases {
         let mut changed = value();
         *changed.pointer_mut(place).unwrap() = new.clone();
-        let text = Manifest::parse(&sealed(changed)).unwrap_err().to_string();
+        let text = Manifest::parse(&with_checksum(changed))
+            .unwrap_err()
+            .to_string();
         assert!(text.contains(wanted), "{place} {new}: {text}");
     }
     let mut more = value();
     more["more"] = json!(1);
-    Manifest::parse(&sealed(more)).unwrap_err();
+    Manifest::parse(&with_checksum(more)).unwrap_err();
 }
 
 #[test]
@@ -118,8 +128,8 @@ fn a_hundred_thousand_pieces_take_a_moment() {
         key: format!("model/blocks.{number:04}.mlp.up.weight"),
         dtype: ElementType::F32,
         shape: vec![100, 64],
-        pieces: (0..100)
-            .map(|row| PieceEntry {
+        shards: (0..100)
+            .map(|row| ShardEntry {
                 file: 0,
                 begin: 64 + 256 * (number * 100 + row as u64),
                 slice: slice(&[row, 0], &[1, 64]),
@@ -128,7 +138,7 @@ fn a_hundred_thousand_pieces_take_a_moment() {
             .collect(),
     });
     let manifest = Manifest {
-        about: about(1),
+        metadata: metadata(1),
         files: vec![FileEntry {
             name: "part".into(),
             size: 64 + 256 * 100_000,
@@ -142,11 +152,11 @@ fn a_hundred_thousand_pieces_take_a_moment() {
     let bytes = manifest.to_bytes();
     assert_eq!(Manifest::parse(&bytes).unwrap(), manifest);
     let took = begin.elapsed();
-    // Without optimisation; what grows with the square of the pieces takes hours.
+    // Without optimisation; a quadratic algorithm takes hours.
     assert!(took < Duration::from_secs(60), "{took:?}");
 }
 
-/// Puts a value at a place of a JSON value that random numbers choose.
+/// Replaces the value at a path of a JSON value.
 fn change(value: &mut Value, path: &[usize], new: &Value) {
     let Some((at, rest)) = path.split_first() else {
         *value = new.clone();
@@ -174,7 +184,7 @@ fn change(value: &mut Value, path: &[usize], new: &Value) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever stands in a manifest whose checksum fits, it is a manifest or an error.
+    /// Any manifest with a valid checksum is parsed or refused, without a panic.
     #[test]
     fn no_manifest_ends_the_program(
         changes in prop::collection::vec(
@@ -186,11 +196,11 @@ proptest! {
     ) {
         let mut value = VALUE.with(Clone::clone);
         for (path, new) in &changes {
-            // Never the whole.
+            // Not the root itself.
             let path = [&[path.len()][..], path].concat();
             change(&mut value, &path, new);
         }
-        if let Ok(manifest) = Manifest::parse(&sealed(value)) {
+        if let Ok(manifest) = Manifest::parse(&with_checksum(value)) {
             prop_assert_eq!(Manifest::parse(&manifest.to_bytes()).unwrap(), manifest);
         }
     }
@@ -198,7 +208,7 @@ proptest! {
     #[test]
     fn no_bytes_end_the_program(noise in prop::collection::vec(any::<u8>(), 0..200)) {
         Manifest::parse(&noise).unwrap_err();
-        let text = sealed::seal(String::from_utf8_lossy(&noise).into_owned());
+        let text = checksummed::append_checksum(String::from_utf8_lossy(&noise).into_owned());
         Manifest::parse(&text).unwrap_err();
     }
 }

@@ -1,8 +1,8 @@
-//! Checkpoints as files: what comes back, and what is said of files that are not as they were written.
+//! Checkpoints as files: round trips, and errors for damaged files.
 
-mod aside;
 mod faults;
 mod folders;
+mod inactive;
 #[cfg(unix)]
 mod links;
 mod manifests;
@@ -16,42 +16,43 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A folder that goes with the value: in memory if there is such a place, as it takes no time to sync.
+/// A temporary folder, in memory if possible, where syncing takes no time.
 fn scratch() -> TempDir {
     let memory = Path::new("/dev/shm");
-    let made = match memory.is_dir() {
-        true => tempfile::tempdir_in(memory),
-        false => tempfile::tempdir(),
+    let made = if memory.is_dir() {
+        tempfile::tempdir_in(memory)
+    } else {
+        tempfile::tempdir()
     };
     made.unwrap()
 }
 
 /// A tensor with its bytes.
 #[derive(Clone, Debug)]
-struct Whole {
+struct TestTensor {
     meta: TensorMeta,
     bytes: Vec<u8>,
 }
 
-fn whole(key: &str, dtype: ElementType, shape: &[usize]) -> Whole {
+fn whole(key: &str, dtype: ElementType, shape: &[usize]) -> TestTensor {
     let meta = TensorMeta {
         key: key.into(),
         dtype,
         shape: shape.to_vec(),
     };
-    // Bytes that differ from tensor to tensor and from place to place.
+    // Bytes that depend on the tensor and the offset.
     let seed = key.bytes().map(usize::from).sum::<usize>();
     let bytes = 0..meta.bytes().unwrap();
     let bytes = bytes.map(|at| (((at + seed) * 2_654_435_761) >> 13) as u8);
-    Whole {
+    TestTensor {
         bytes: bytes.collect(),
         meta,
     }
 }
 
-impl Whole {
-    /// The bytes of a box.
-    fn of(&self, slice: &Slice) -> Vec<u8> {
+impl TestTensor {
+    /// The bytes of a slice.
+    fn of(&self, slice: &TensorSlice) -> Vec<u8> {
         let size = self.meta.dtype.size();
         let runs = slice.runs(&self.meta.shape);
         let runs = runs
@@ -61,8 +62,8 @@ impl Whole {
     }
 }
 
-fn about(step: u64) -> About {
-    About {
+fn metadata(step: u64) -> CheckpointMetadata {
+    CheckpointMetadata {
         step,
         samples: step * 8,
         layout: "tensor 2 x data 2".into(),
@@ -71,29 +72,31 @@ fn about(step: u64) -> About {
     }
 }
 
-fn slice(offset: &[usize], shape: &[usize]) -> Slice {
-    Slice {
+fn slice(offset: &[usize], shape: &[usize]) -> TensorSlice {
+    TensorSlice {
         offset: offset.to_vec(),
         shape: shape.to_vec(),
     }
 }
 
-/// Writes parts: for each rank the number of the tensor and the box of each piece.
-fn write(draft: &Draft, tensors: &[Whole], parts: &[Vec<(usize, Slice)>]) {
+/// Writes parts: per rank the index of the tensor and the slice of each shard.
+fn write(pending: &PendingCheckpoint, tensors: &[TestTensor], parts: &[Vec<(usize, TensorSlice)>]) {
     for (rank, part) in parts.iter().enumerate() {
-        let pieces = part.iter().map(|(tensor, slice)| Piece {
-            tensor: tensors[*tensor].meta.clone(),
-            slice: slice.clone(),
-        });
-        let pieces: Vec<_> = pieces.collect();
+        let shards: Vec<_> = part
+            .iter()
+            .map(|(tensor, slice)| TensorShard {
+                tensor: tensors[*tensor].meta.clone(),
+                slice: slice.clone(),
+            })
+            .collect();
         let object = (format!("rank {rank}"), vec![rank as u8; 5]);
         let data = |index: usize| Ok(tensors[part[index].0].of(&part[index].1));
-        draft.write_part(rank, &pieces, &[object], data).unwrap();
+        pending.write_part(rank, &shards, &[object], data).unwrap();
     }
 }
 
-/// Two tensors in three pieces, in two parts.
-fn small() -> (Vec<Whole>, Vec<Vec<(usize, Slice)>>) {
+/// Two tensors in three shards, in two parts.
+fn small() -> (Vec<TestTensor>, Vec<Vec<(usize, TensorSlice)>>) {
     let tensors = vec![
         whole("model/a.weight", ElementType::F32, &[3, 4]),
         whole("model/b", ElementType::Bf16, &[5]),
@@ -110,9 +113,9 @@ const WAIT: Duration = Duration::from_secs(20);
 /// Saves [`small`] as this step.
 fn save(folder: &CheckpointFolder, step: u64, keep: &Retention) -> Checkpoint {
     let (tensors, parts) = small();
-    let draft = folder.begin(step).unwrap();
-    write(&draft, &tensors, &parts);
-    draft.publish(2, &about(step), keep, WAIT).unwrap()
+    let pending = folder.begin(step).unwrap();
+    write(&pending, &tensors, &parts);
+    pending.publish(2, &metadata(step), keep, WAIT).unwrap()
 }
 
 fn saved(path: &Path) -> Checkpoint {
@@ -127,7 +130,7 @@ fn saved(path: &Path) -> Checkpoint {
 fn assert_small(checkpoint: &Checkpoint) {
     checkpoint.verify(&mut |_| {}).unwrap();
     for tensor in small().0 {
-        let slice = Slice::whole(&tensor.meta.shape);
+        let slice = TensorSlice::whole(&tensor.meta.shape);
         assert_eq!(
             checkpoint.tensor(&tensor.meta.key),
             Some(tensor.meta.clone())

@@ -1,4 +1,4 @@
-//! What is written comes back.
+//! Round trips of tensors and objects.
 
 use super::*;
 use proptest::prelude::*;
@@ -14,43 +14,42 @@ const TYPES: [ElementType; 7] = [
     ElementType::U8,
 ];
 
-/// Cuts a box in two, at random, until there are enough or nothing is left to cut.
-fn partition(shape: &[usize], cuts: &[(Index, Index, Index)]) -> Vec<Slice> {
-    let mut boxes = vec![Slice::whole(shape)];
+/// Cuts a slice in two, at random, until there are enough or nothing is left to cut.
+fn partition(shape: &[usize], cuts: &[(Index, Index, Index)]) -> Vec<TensorSlice> {
+    let mut slices = vec![TensorSlice::whole(shape)];
     for (which, dim, at) in cuts {
         if shape.is_empty() {
             break;
         }
-        let chosen = which.index(boxes.len());
+        let chosen = which.index(slices.len());
         let dim = dim.index(shape.len());
-        let len = boxes[chosen].shape[dim];
+        let len = slices[chosen].shape[dim];
         if len < 2 {
             continue;
         }
         let at = 1 + at.index(len - 1);
-        let mut rest = boxes[chosen].clone();
-        boxes[chosen].shape[dim] = at;
+        let mut rest = slices[chosen].clone();
+        slices[chosen].shape[dim] = at;
         rest.offset[dim] += at;
         rest.shape[dim] -= at;
-        boxes.push(rest);
+        slices.push(rest);
     }
-    boxes
+    slices
 }
 
-fn any_box(shape: &[usize], numbers: &[(Index, Index)]) -> Slice {
-    let dims = shape.iter().zip(numbers);
-    let dims = dims.map(|(len, (a, b))| {
+fn any_box(shape: &[usize], numbers: &[(Index, Index)]) -> TensorSlice {
+    let dims = shape.iter().zip(numbers).map(|(len, (a, b))| {
         let start = a.index(len + 1);
         (start, b.index(len - start + 1))
     });
     let (offset, shape) = dims.unzip();
-    Slice { offset, shape }
+    TensorSlice { offset, shape }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Random tensors, cut into random boxes over random parts, are read in other boxes.
+    /// Random tensors, cut into random slices over random parts, are read in other slices.
     #[test]
     fn any_box_is_read_from_any_pieces(
         shapes in prop::collection::vec(
@@ -61,29 +60,28 @@ proptest! {
         reads in prop::collection::vec(prop::collection::vec(any::<(Index, Index)>(), 4), 6),
     ) {
         let named = shapes.iter().enumerate();
-        let tensors = named.map(|(i, (dtype, shape))| whole(&format!("model/{i}"), *dtype, shape));
-        let tensors: Vec<_> = tensors.collect();
+        let tensors: Vec<_> = named.map(|(i, (dtype, shape))| whole(&format!("model/{i}"), *dtype, shape)).collect();
         let mut parts = vec![vec![]; ranks];
         for (number, tensor) in tensors.iter().enumerate() {
-            for (piece, slice) in partition(&tensor.meta.shape, &cuts).into_iter().enumerate() {
-                let rank = places[(number + piece) % places.len()].index(ranks);
+            for (shard, slice) in partition(&tensor.meta.shape, &cuts).into_iter().enumerate() {
+                let rank = places[(number + shard) % places.len()].index(ranks);
                 parts[rank].push((number, slice));
             }
         }
-        let held = scratch();
-        let folder = held.path();
+        let temp = scratch();
+        let folder = temp.path();
         let folder = CheckpointFolder::create(folder).unwrap();
-        let draft = folder.begin(3).unwrap();
-        let joined = folder.join(draft.name()).unwrap();
+        let pending = folder.begin(3).unwrap();
+        let joined = folder.join(pending.name()).unwrap();
         write(&joined, &tensors, &parts);
-        let published = draft.publish(ranks, &about(3), &Retention::default(), WAIT).unwrap();
+        let published = pending.publish(ranks, &metadata(3), &Retention::default(), WAIT).unwrap();
         let read = Checkpoint::open(folder.path()).unwrap();
         prop_assert_eq!(published.manifest(), read.manifest());
-        prop_assert_eq!(read.about(), &about(3));
+        prop_assert_eq!(read.metadata(), &metadata(3));
         for tensor in &tensors {
             let (key, shape) = (&tensor.meta.key, &tensor.meta.shape);
             prop_assert_eq!(read.tensor(key), Some(tensor.meta.clone()));
-            prop_assert_eq!(&read.read(key, &Slice::whole(shape)).unwrap(), &tensor.bytes);
+            prop_assert_eq!(&read.read(key, &TensorSlice::whole(shape)).unwrap(), &tensor.bytes);
             for numbers in &reads {
                 let slice = any_box(shape, numbers);
                 prop_assert_eq!(read.read(key, &slice).unwrap(), tensor.of(&slice));
@@ -105,8 +103,8 @@ proptest! {
 
 #[test]
 fn other_programs_can_read_the_files() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let saved = saved(folder);
     let bytes = fs::read(saved.path().join("part-00000.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -130,10 +128,10 @@ fn other_programs_can_read_the_files() {
 
 #[test]
 fn one_piece_is_in_memory_at_a_time_the_widest_first() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let folder = CheckpointFolder::create(folder).unwrap();
-    let draft = folder.begin(1).unwrap();
+    let pending = folder.begin(1).unwrap();
     let types = [
         ElementType::U8,
         ElementType::F32,
@@ -144,23 +142,25 @@ fn one_piece_is_in_memory_at_a_time_the_widest_first() {
     let tensors: Vec<_> = named
         .map(|(i, dtype)| whole(&format!("{i}"), *dtype, &[3]))
         .collect();
-    let pieces = tensors.iter().map(|tensor| Piece {
-        tensor: tensor.meta.clone(),
-        slice: Slice::whole(&[3]),
-    });
-    let pieces: Vec<_> = pieces.collect();
+    let shards: Vec<_> = tensors
+        .iter()
+        .map(|tensor| TensorShard {
+            tensor: tensor.meta.clone(),
+            slice: TensorSlice::whole(&[3]),
+        })
+        .collect();
     let mut calls = vec![];
     let data = |index: usize| {
         calls.push(index);
         Ok(tensors[index].bytes.clone())
     };
-    draft.write_part(0, &pieces, &[], data).unwrap();
+    pending.write_part(0, &shards, &[], data).unwrap();
     assert_eq!(calls, [2, 1, 3, 0]);
-    let saved = draft
-        .publish(1, &about(1), &Retention::default(), WAIT)
+    let saved = pending
+        .publish(1, &metadata(1), &Retention::default(), WAIT)
         .unwrap();
     for tensor in &saved.manifest().tensors {
-        let aligned = tensor.pieces[0]
+        let aligned = tensor.shards[0]
             .begin
             .is_multiple_of(tensor.dtype.size() as u64);
         assert!(aligned, "{}", tensor.key);
@@ -169,8 +169,8 @@ fn one_piece_is_in_memory_at_a_time_the_widest_first() {
 
 #[test]
 fn memory_of_another_length_is_refused() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let checkpoints = CheckpointFolder::create(folder).unwrap();
     let checkpoint = save(&checkpoints, 1, &Retention::default());
     let all = slice(&[1], &[2]);
@@ -186,31 +186,31 @@ fn memory_of_another_length_is_refused() {
 
 #[test]
 fn what_is_not_touched_is_not_checked() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let folder = CheckpointFolder::create(folder).unwrap();
     // Three chunks.
-    let tensor = whole("big", ElementType::F32, &[2 * CHUNK / 4 + 9]);
-    let draft = folder.begin(1).unwrap();
+    let tensor = whole("big", ElementType::F32, &[2 * CHECKSUM_CHUNK / 4 + 9]);
+    let pending = folder.begin(1).unwrap();
     write(
-        &draft,
+        &pending,
         std::slice::from_ref(&tensor),
-        &[vec![(0, Slice::whole(&tensor.meta.shape))]],
+        &[vec![(0, TensorSlice::whole(&tensor.meta.shape))]],
     );
-    let saved = draft
-        .publish(1, &about(1), &Retention::default(), WAIT)
+    let saved = pending
+        .publish(1, &metadata(1), &Retention::default(), WAIT)
         .unwrap();
-    let piece = &saved.manifest().tensors[0].pieces[0];
-    assert_eq!(piece.checksums.len(), 3);
+    let shard = &saved.manifest().tensors[0].shards[0];
+    assert_eq!(shard.checksums.len(), 3);
     let path = saved.path().join("part-00000.safetensors");
     let mut bytes = fs::read(&path).unwrap();
-    bytes[piece.begin as usize + 2 * CHUNK + 3] ^= 1;
+    bytes[shard.begin as usize + 2 * CHECKSUM_CHUNK + 3] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    let across = slice(&[CHUNK / 4 - 5], &[10]);
+    let across = slice(&[CHECKSUM_CHUNK / 4 - 5], &[10]);
     assert_eq!(saved.read("big", &across).unwrap(), tensor.of(&across));
     for last in [
-        slice(&[2 * CHUNK / 4 - 1], &[2]),
-        slice(&[2 * CHUNK / 4 + 5], &[2]),
+        slice(&[2 * CHECKSUM_CHUNK / 4 - 1], &[2]),
+        slice(&[2 * CHECKSUM_CHUNK / 4 + 5], &[2]),
     ] {
         let text = saved.read("big", &last).unwrap_err().to_string();
         let place = "part-00000.safetensors: chunk 3 of 3 of big";
@@ -221,17 +221,21 @@ fn what_is_not_touched_is_not_checked() {
 
 #[test]
 fn other_files_have_the_same_content() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let first = saved(&folder.join("first"));
     let text = reshard(
         &first,
         &CheckpointFolder::open(folder.join("first")).unwrap(),
         FileSizes::Files(1),
         &mut |_| {},
+    )
+    .unwrap_err()
+    .to_string();
+    assert!(
+        text.contains("first already has a checkpoint of step 7"),
+        "{text}"
     );
-    let text = text.unwrap_err().to_string();
-    assert!(text.contains("first has a checkpoint of step 7"), "{text}");
     for sizes in [
         FileSizes::Files(2),
         FileSizes::Files(1),
@@ -241,13 +245,13 @@ fn other_files_have_the_same_content() {
         let to = CheckpointFolder::create(folder.join(format!("{sizes:?}"))).unwrap();
         let second = reshard(&first, &to, sizes, &mut |bytes| written += bytes).unwrap();
         assert_eq!(written, 58);
-        assert_eq!(second.about(), first.about());
-        let pieces = second
+        assert_eq!(second.metadata(), first.metadata());
+        let shards = second
             .manifest()
             .tensors
             .iter()
-            .map(|tensor| tensor.pieces.len());
-        assert_eq!(pieces.collect::<Vec<_>>(), [1, 1]);
+            .map(|tensor| tensor.shards.len());
+        assert_eq!(shards.collect::<Vec<_>>(), [1, 1]);
         let files = if sizes == FileSizes::Files(1) { 1 } else { 2 };
         assert_eq!(second.totals().files, files);
         assert_small(&second);
@@ -260,25 +264,29 @@ fn other_files_have_the_same_content() {
 
 #[test]
 fn differences_are_counted() {
-    let held = scratch();
-    let folder = held.path();
+    let temp = scratch();
+    let folder = temp.path();
     let of = |name: &str, tensors: &[(&str, ElementType, Vec<u8>)]| {
         let folder = CheckpointFolder::create(folder.join(name)).unwrap();
-        let tensors = tensors.iter().map(|(key, dtype, bytes)| Whole {
-            meta: TensorMeta {
-                key: (*key).into(),
-                dtype: *dtype,
-                shape: vec![bytes.len() / dtype.size()],
-            },
-            bytes: bytes.clone(),
-        });
-        let tensors: Vec<_> = tensors.collect();
-        let pieces = tensors.iter().enumerate();
-        let pieces = pieces.map(|(i, tensor)| (i, Slice::whole(&tensor.meta.shape)));
-        let draft = folder.begin(1).unwrap();
-        write(&draft, &tensors, &[pieces.collect()]);
-        draft
-            .publish(1, &about(1), &Retention::default(), WAIT)
+        let tensors: Vec<_> = tensors
+            .iter()
+            .map(|(key, dtype, bytes)| TestTensor {
+                meta: TensorMeta {
+                    key: (*key).into(),
+                    dtype: *dtype,
+                    shape: vec![bytes.len() / dtype.size()],
+                },
+                bytes: bytes.clone(),
+            })
+            .collect();
+        let shards = tensors
+            .iter()
+            .enumerate()
+            .map(|(i, tensor)| (i, TensorSlice::whole(&tensor.meta.shape)));
+        let pending = folder.begin(1).unwrap();
+        write(&pending, &tensors, &[shards.collect()]);
+        pending
+            .publish(1, &metadata(1), &Retention::default(), WAIT)
             .unwrap()
     };
     let floats = |values: &[f32]| {
@@ -317,17 +325,20 @@ fn differences_are_counted() {
         (&["gone".into()][..], &["new".into()][..])
     );
     assert_eq!(found.same, 1);
-    let figures = found.different.iter().map(|difference| {
-        let TensorDifference {
-            first,
-            elements,
-            max_absolute,
-            max_relative,
-            ..
-        } = difference;
-        (&first.key[..], *elements, *max_absolute, *max_relative)
-    });
-    let figures: Vec<_> = figures.collect();
+    let figures: Vec<_> = found
+        .different
+        .iter()
+        .map(|difference| {
+            let TensorDifference {
+                first,
+                elements,
+                max_absolute,
+                max_relative,
+                ..
+            } = difference;
+            (&first.key[..], *elements, *max_absolute, *max_relative)
+        })
+        .collect();
     assert_eq!(
         figures,
         [

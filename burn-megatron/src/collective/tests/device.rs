@@ -1,4 +1,4 @@
-//! Collectives on tensors that an engine takes as they are.
+//! Collectives on tensors that an engine takes on their device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,11 +8,11 @@ use burn::tensor::{DType, Device, Tensor};
 use super::super::*;
 use super::{integers, over, own, tensor};
 use crate::comm::{
-    Buffer, BufferPool, Call, CommError, Communicator, DevicePending, Group, OnDevice, Pending,
-    ReduceOp,
+    Buffer, BufferPool, Call, CommError, Communicator, DeviceCommunicator, DevicePending, Group,
+    Pending, ReduceOp,
 };
 
-/// Takes the tensors of the CPU for those of its device, and no buffers.
+/// Treats the CPU as its device, and takes no buffers.
 #[derive(Debug)]
 struct Device0 {
     inner: Comm,
@@ -38,12 +38,12 @@ impl Communicator for Device0 {
         self.inner.pool()
     }
 
-    fn on_device(&self) -> Option<&dyn OnDevice> {
+    fn on_device(&self) -> Option<&dyn DeviceCommunicator> {
         Some(self)
     }
 }
 
-impl OnDevice for Device0 {
+impl DeviceCommunicator for Device0 {
     fn takes(&self, device: &Device) -> bool {
         self.takes && *device == Device::flex()
     }
@@ -72,7 +72,7 @@ fn device(inner: Comm, takes: bool) -> (Arc<Device0>, Comm) {
     (device.clone(), device)
 }
 
-/// Every collective of the room on `comm`, each as integers.
+/// Every collective of the module on `comm`, each as integers.
 fn everything(comm: &Comm) -> Vec<Vec<i64>> {
     let (ranks, flex) = (comm.size(), Device::flex());
     let x = |rows: usize| {
@@ -89,15 +89,15 @@ fn everything(comm: &Comm) -> Vec<Vec<i64>> {
         integers(all_to_all(x(ranks), vec![1; ranks], vec![1; ranks], comm)),
         integers(gather(x(2), 1, comm)),
     ];
-    let several = start_all_reduces(vec![flat(6), flat(4)], ReduceOp::Sum, comm);
+    let several = start_all_reduce_coalesced(vec![flat(6), flat(4)], ReduceOp::Sum, comm);
     results.extend(several.into_iter().map(|pending| integers(pending.wait())));
-    let several = start_all_gathers(vec![flat(3)], comm);
+    let several = start_all_gather_coalesced(vec![flat(3)], comm);
     results.extend(several.into_iter().map(|pending| integers(pending.wait())));
-    let words = super::words::own(comm.rank(), 5);
-    let words = start_all_gathers_of_words(vec![words], comm).remove(0);
-    results.push(super::words::integers(words.wait()));
+    let words = super::packed::own(comm.rank(), 5);
+    let words = start_all_gather_packed_coalesced(vec![words], comm).remove(0);
+    results.push(super::packed::integers(words.wait()));
     let wide = flat(5 * ranks).cast(DType::BF16);
-    results.push(integers(start_reduce_scatter_wide(wide, comm).wait()));
+    results.push(integers(start_reduce_scatter_in_f32(wide, comm).wait()));
     results
 }
 
@@ -135,11 +135,11 @@ fn wide_sums_have_one_order() {
                 let values: Vec<f64> = (0..ranks * 1000).map(value).collect();
                 Tensor::<1>::from_data(values.as_slice(), (&Device::flex(), DType::BF16))
             };
-            let sum = |comm: &Comm| start_reduce_scatter_wide(x(comm.rank()), comm).wait();
+            let sum = |comm: &Comm| start_reduce_scatter_in_f32(x(comm.rank()), comm).wait();
             let (host, taken) = (sum(&comm), sum(&device(comm.clone(), true).1));
             assert_eq!(taken.dtype(), DType::F32);
             taken.into_data().assert_eq(&host.clone().into_data(), true);
-            // One after the other would give other bits.
+            // A sum from left to right would have other bits.
             let wide = (0..ranks).map(|rank| x(rank).cast(DType::F32));
             let in_turn = wide.reduce(|a, b| a + b).unwrap();
             let own = in_turn.narrow(0, comm.rank() * 1000, 1000);

@@ -1,4 +1,4 @@
-//! What does not fit is an error of the world, not a hang.
+//! Invalid arguments are an error of the world, not a hang.
 
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ fn counts_that_do_not_fit_are_named() {
             ))
         })
     };
-    // One rank alone is told the same.
+    // A single rank gets the same error.
     for (message, parts) in [
         (
             exchange(2, &[2, 3], &[2, 3]),
@@ -129,7 +129,7 @@ fn a_rank_that_misses_the_backward_is_named() {
         }
     });
     assert!(
-        message.contains("rank 1 has returned without coming to call"),
+        message.contains("rank 1 has returned without joining call"),
         "{message}"
     );
     assert!(message.contains("all_reduce"), "{message}");

@@ -5,9 +5,9 @@ use burn::tensor::{DType, Device, Tensor};
 use super::super::*;
 use super::{autodiff, both_ways, dot, integers, over, own, tensor};
 
-/// What happens to the tensors of a group, the plain way.
+/// What happens to the tensors of a group, in a simple reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+enum LinearMap {
     Same,
     Sum,
     Part,
@@ -22,34 +22,64 @@ enum Values {
     Equal,
 }
 
-/// The table in the documentation of the room, with what each function takes and gives.
-const FUNCTIONS: [(&str, Values, Way, Values, Way); 8] = [
-    ("copy", Values::Equal, Way::Same, Values::Own, Way::Sum),
-    ("reduce", Values::Own, Way::Sum, Values::Equal, Way::Same),
-    ("split", Values::Equal, Way::Part, Values::Own, Way::Join),
-    ("gather", Values::Own, Way::Join, Values::Equal, Way::Part),
+/// The table in the documentation of the module, with what each function takes and gives.
+const FUNCTIONS: [(&str, Values, LinearMap, Values, LinearMap); 8] = [
+    (
+        "copy",
+        Values::Equal,
+        LinearMap::Same,
+        Values::Own,
+        LinearMap::Sum,
+    ),
+    (
+        "reduce",
+        Values::Own,
+        LinearMap::Sum,
+        Values::Equal,
+        LinearMap::Same,
+    ),
+    (
+        "split",
+        Values::Equal,
+        LinearMap::Part,
+        Values::Own,
+        LinearMap::Join,
+    ),
+    (
+        "gather",
+        Values::Own,
+        LinearMap::Join,
+        Values::Equal,
+        LinearMap::Part,
+    ),
     (
         "scatter_sequence",
         Values::Equal,
-        Way::Part,
+        LinearMap::Part,
         Values::Own,
-        Way::Join,
+        LinearMap::Join,
     ),
     (
         "gather_sequence",
         Values::Own,
-        Way::Join,
+        LinearMap::Join,
         Values::Own,
-        Way::SumPart,
+        LinearMap::SumPart,
     ),
     (
         "reduce_scatter_sequence",
         Values::Own,
-        Way::SumPart,
+        LinearMap::SumPart,
         Values::Own,
-        Way::Join,
+        LinearMap::Join,
     ),
-    ("all_reduce", Values::Own, Way::Sum, Values::Own, Way::Sum),
+    (
+        "all_reduce",
+        Values::Own,
+        LinearMap::Sum,
+        Values::Own,
+        LinearMap::Sum,
+    ),
 ];
 
 fn call<const D: usize>(name: &str, x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
@@ -93,27 +123,33 @@ fn sum(parts: &[Vec<i64>]) -> Vec<i64> {
         .collect()
 }
 
-/// What the member `index` has after `way`, if the members had `all` of this shape before.
-fn plain(way: Way, all: &[Vec<i64>], shape: &[usize], dim: usize, index: usize) -> Vec<i64> {
-    match way {
-        Way::Same => all[index].clone(),
-        Way::Sum => sum(all),
-        Way::Part => part(&all[index], shape, dim, index, all.len()),
-        Way::Join => join(all, shape, dim),
-        Way::SumPart => part(&sum(all), shape, dim, index, all.len()),
+/// What the member `index` has after `map`, if the members had `all` of this shape before.
+fn reference(
+    map: LinearMap,
+    all: &[Vec<i64>],
+    shape: &[usize],
+    dim: usize,
+    index: usize,
+) -> Vec<i64> {
+    match map {
+        LinearMap::Same => all[index].clone(),
+        LinearMap::Sum => sum(all),
+        LinearMap::Part => part(&all[index], shape, dim, index, all.len()),
+        LinearMap::Join => join(all, shape, dim),
+        LinearMap::SumPart => part(&sum(all), shape, dim, index, all.len()),
     }
 }
 
 fn shape_after<const D: usize>(
-    way: Way,
+    map: LinearMap,
     mut shape: [usize; D],
     dim: usize,
     n: usize,
 ) -> [usize; D] {
-    match way {
-        Way::Same | Way::Sum => {}
-        Way::Part | Way::SumPart => shape[dim] /= n,
-        Way::Join => shape[dim] *= n,
+    match map {
+        LinearMap::Same | LinearMap::Sum => {}
+        LinearMap::Part | LinearMap::SumPart => shape[dim] /= n,
+        LinearMap::Join => shape[dim] *= n,
     }
     shape
 }
@@ -154,10 +190,10 @@ fn check<const D: usize>(comm: &Comm, dtype: DType) -> Vec<(String, i64, i64)> {
             assert_eq!(y.dims(), shape_out, "{what}");
             assert_eq!((y.dtype(), dx.dtype()), (dtype, dtype), "{what}");
             let (y, dx) = (integers(y), integers(dx));
-            assert_eq!(y, plain(forward, &xs, &shape, dim, index), "{what}");
+            assert_eq!(y, reference(forward, &xs, &shape, dim, index), "{what}");
             assert_eq!(
                 dx,
-                plain(backward, &gs, &shape_out, dim, index),
+                reference(backward, &gs, &shape_out, dim, index),
                 "gradient of {what}"
             );
             // Where all have the same values, they are one vector and count once.
@@ -195,7 +231,7 @@ fn assert_transposed(ranks: &[Vec<(String, i64, i64)>]) {
         let (what, ..) = &ranks[0][call];
         let left: i64 = ranks.iter().map(|rank| rank[call].1).sum();
         let right: i64 = ranks.iter().map(|rank| rank[call].2).sum();
-        assert_eq!(left, right, "{what} is no transpose");
+        assert_eq!(left, right, "{what} is not the transpose");
         assert_ne!(left, 0, "{what}");
     }
 }

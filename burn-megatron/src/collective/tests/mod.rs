@@ -3,14 +3,14 @@
 //! Values are small integers times `2^rank`: each type holds their sums exactly, and another set
 //! of ranks gives another sum.
 
+mod coalesced;
 mod device;
 mod faults;
-mod flat;
 mod linear_maps;
+mod packed;
+mod reduce_in_f32;
 mod rows;
 mod started;
-mod wide;
-mod words;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 

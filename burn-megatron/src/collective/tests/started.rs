@@ -1,4 +1,4 @@
-//! Collectives on plain tensors, and what travels in them.
+//! Collectives on plain tensors, and the types that they send.
 
 use burn::tensor::{DType, Device};
 
@@ -39,7 +39,7 @@ fn tensors_come_back_from_buffers_as_they_were() {
     let device = Device::flex();
     for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
         let x = tensor(&own(0, 6), [2, 3], &device, dtype);
-        // A view that lies in no order of its own.
+        // A view that is not contiguous.
         let turned = x.transpose();
         let back = from_buffer(to_buffer(turned.clone()), [3, 2], &device, dtype);
         assert_eq!(back.dtype(), dtype);

@@ -1,9 +1,11 @@
-//! Several data sets as one, by weight or until each is used up.
+//! Several data sets blended into one, by weight or until each is exhausted.
 
-mod greedy;
+mod blending_indices;
 mod samples;
 
-pub use greedy::{blend, blend_exhaustive, normalize, sizes};
+pub use blending_indices::{
+    build_blending_indices, build_exhaustive_blending_indices, normalize, sizes,
+};
 pub use samples::BlendedDataset;
 
 #[cfg(test)]

@@ -4,21 +4,21 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::{blend, blend_exhaustive};
-use crate::data::gpt::{Array, Cache, FiniteSamples, SamplingError};
+use super::{build_blending_indices, build_exhaustive_blending_indices};
+use crate::data::gpt::{FiniteSamples, IndexCache, NpyArray, SamplingError};
 use crate::data::{DataError, Sample, Samples};
 
-/// Several data sets as one.
+/// Several data sets blended into one.
 pub struct BlendedDataset {
     parts: Vec<Arc<dyn FiniteSamples>>,
     /// The data set of each sample: `[count]`.
-    datasets: Array,
-    /// Its number there: `[count]`.
-    samples: Array,
+    datasets: NpyArray,
+    /// The index of the sample in it: `[count]`.
+    samples: NpyArray,
 }
 
 impl BlendedDataset {
-    /// `size` samples, of which data set `d` gives about `weights[d]`; the weights sum to 1.
+    /// A blend of `size` samples, of which data set `d` gives about `weights[d]`; the weights must sum to 1.
     ///
     /// # Errors
     ///
@@ -28,34 +28,34 @@ impl BlendedDataset {
         parts: Vec<Arc<dyn FiniteSamples>>,
         weights: &[f64],
         size: u64,
-        cache: Option<&Cache>,
+        cache: Option<&IndexCache>,
     ) -> Result<Self, DataError> {
         if weights.len() != parts.len() {
             return Err(SamplingError::Weights(weights.to_vec()).into());
         }
-        // As text, which has all bits.
+        // As text, which keeps all bits.
         let texts: Vec<String> = weights.iter().map(f64::to_string).collect();
         let description = json!({
             "what": "weighted blend, version 1",
             "weights": texts,
             "size": size,
         });
-        let arrays = || blend(weights, size);
+        let arrays = || build_blending_indices(weights, size);
         Self::new(parts, description, arrays, cache)
     }
 
-    /// Every sample of each data set once.
+    /// A blend of every sample of each data set, once.
     ///
     /// # Errors
     ///
     /// See [`weighted`](Self::weighted).
     pub fn exhaustive(
         parts: Vec<Arc<dyn FiniteSamples>>,
-        cache: Option<&Cache>,
+        cache: Option<&IndexCache>,
     ) -> Result<Self, DataError> {
         let counts: Vec<u64> = parts.iter().map(|part| part.count()).collect();
         let description = json!({ "what": "exhaustive blend, version 1", "counts": counts });
-        let arrays = || blend_exhaustive(&counts);
+        let arrays = || build_exhaustive_blending_indices(&counts);
         Self::new(parts, description, arrays, cache)
     }
 
@@ -63,15 +63,15 @@ impl BlendedDataset {
         parts: Vec<Arc<dyn FiniteSamples>>,
         description: serde_json::Value,
         arrays: impl FnOnce() -> (Vec<i16>, Vec<i64>),
-        cache: Option<&Cache>,
+        cache: Option<&IndexCache>,
     ) -> Result<Self, DataError> {
         check_parts(&parts)?;
         let build = || {
             let (datasets, samples) = arrays();
             let shape = [datasets.len()];
             vec![
-                ("dataset_index", Array::new(&datasets, &shape)),
-                ("dataset_sample_index", Array::new(&samples, &shape)),
+                ("dataset_index", NpyArray::new(&datasets, &shape)),
+                ("dataset_sample_index", NpyArray::new(&samples, &shape)),
             ]
         };
         let arrays = match cache {
@@ -98,7 +98,7 @@ impl BlendedDataset {
         Ok(blended)
     }
 
-    /// How many samples come from each data set.
+    /// The number of samples from each data set.
     pub fn taken(&self) -> Vec<u64> {
         let mut taken = vec![0; self.parts.len()];
         for number in self.datasets.iter() {

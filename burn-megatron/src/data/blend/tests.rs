@@ -2,13 +2,15 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{BlendedDataset, blend, blend_exhaustive, normalize, sizes};
+use super::{
+    BlendedDataset, build_blending_indices, build_exhaustive_blending_indices, normalize, sizes,
+};
 use crate::data::Samples;
 use crate::data::fixtures::{cases, of, written};
-use crate::data::gpt::{Cache, FiniteSamples, GptDataset, GptOptions, Part};
+use crate::data::gpt::{FiniteSamples, GptDataset, GptOptions, IndexCache, SplitPart};
 use crate::data::test_folder::TestFolder;
 
-/// Floats that are written as text, as JSON is not read to the last bit.
+/// Floats are stored as text, as the JSON parser may not be exact to the last bit.
 fn floats(case: &Value, name: &str) -> Vec<f64> {
     let texts: Vec<String> = of(case, name);
     texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -19,7 +21,7 @@ fn weighted_blends_are_those_of_the_reference() {
     for case in of::<Vec<Value>>(cases("blends"), "weighted") {
         let weights = normalize(&floats(&case, "weights")).unwrap();
         assert_eq!(weights, floats(&case, "normalized"), "to the bit");
-        let (datasets, samples) = blend(&weights, of(&case, "size"));
+        let (datasets, samples) = build_blending_indices(&weights, of(&case, "size"));
         assert_eq!(datasets, of::<Vec<i16>>(&case, "datasets"));
         assert_eq!(samples, of::<Vec<i64>>(&case, "samples"));
         assert_eq!(
@@ -32,15 +34,16 @@ fn weighted_blends_are_those_of_the_reference() {
 #[test]
 fn exhaustive_blends_are_those_of_the_reference() {
     for case in of::<Vec<Value>>(cases("blends"), "exhaustive") {
-        let (datasets, samples) = blend_exhaustive(&of::<Vec<u64>>(&case, "counts"));
+        let (datasets, samples) =
+            build_exhaustive_blending_indices(&of::<Vec<u64>>(&case, "counts"));
         assert_eq!(datasets, of::<Vec<i16>>(&case, "datasets"));
         assert_eq!(samples, of::<Vec<i64>>(&case, "samples"));
     }
-    // One that has nothing gives nothing.
-    let (datasets, samples) = blend_exhaustive(&[2, 0, 1]);
+    // An empty data set gives nothing.
+    let (datasets, samples) = build_exhaustive_blending_indices(&[2, 0, 1]);
     assert_eq!(datasets.iter().filter(|number| **number == 1).count(), 0);
     assert_eq!(samples.len(), 3);
-    assert!(blend_exhaustive(&[0]).0.is_empty());
+    assert!(build_exhaustive_blending_indices(&[0]).0.is_empty());
 }
 
 #[test]
@@ -53,13 +56,13 @@ fn weights_that_say_nothing_are_refused() {
         &[f64::MAX; 2],
     ] {
         let error = normalize(wrong).unwrap_err().to_string();
-        assert!(error.contains("do not blend"), "{error}");
+        assert!(error.contains("invalid blend weights"), "{error}");
     }
     assert!(
         normalize(&[])
             .unwrap_err()
             .to_string()
-            .starts_with("0 files")
+            .starts_with("cannot blend 0 files")
     );
     assert!(normalize(&vec![1.0; 40_000]).is_err());
 }
@@ -73,7 +76,7 @@ fn parts(test: &str) -> (TestFolder, Vec<Arc<dyn FiniteSamples>>) {
         let part = GptDataset::new(
             file,
             &"1".parse().unwrap(),
-            Part::Train,
+            SplitPart::Train,
             None,
             &options,
             None,
@@ -87,9 +90,9 @@ fn parts(test: &str) -> (TestFolder, Vec<Arc<dyn FiniteSamples>>) {
 #[test]
 fn a_sample_is_that_of_its_data_set() {
     let (folder, parts) = parts("blend-samples");
-    let cache = Cache::new(&folder.path().join("cache"));
+    let cache = IndexCache::new(&folder.path().join("cache"));
     let weights = [0.25, 0.25, 0.5];
-    let (datasets, samples) = blend(&weights, 20);
+    let (datasets, samples) = build_blending_indices(&weights, 20);
     for cache in [None, Some(&cache), Some(&cache)] {
         let blended = BlendedDataset::weighted(parts.clone(), &weights, 20, cache).unwrap();
         assert_eq!((blended.count(), blended.seq()), (20, 4));
@@ -110,14 +113,14 @@ fn a_blend_takes_no_more_than_there_is() {
     let (_folder, parts) = parts("blend-over");
     let blended = |parts, weights: &[f64], size| {
         let blended = BlendedDataset::weighted(parts, weights, size, None);
-        blended.err().expect("this must not blend").to_string()
+        blended.err().expect("the blend fails").to_string()
     };
     let error = blended(parts.clone(), &[0.5, 0.25, 0.25], 12);
     assert_eq!(
         error,
         "the blend takes 6 samples from data set 0, which has 5"
     );
-    assert!(blended(parts.clone(), &[1.0], 1).contains("do not blend"));
+    assert!(blended(parts.clone(), &[1.0], 1).contains("invalid blend weights"));
     assert!(blended(vec![], &[], 1).contains("0 files"));
 
     let folder = TestFolder::new("blend-lengths");
@@ -125,7 +128,7 @@ fn a_blend_takes_no_more_than_there_is() {
     let other = GptDataset::new(
         file,
         &"1".parse().unwrap(),
-        Part::Train,
+        SplitPart::Train,
         None,
         &GptOptions::new(5, 1),
         None,

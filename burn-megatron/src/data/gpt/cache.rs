@@ -1,4 +1,4 @@
-//! Indices that are built once and kept as files.
+//! A cache of sampling indices on disk.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -11,89 +11,89 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use super::{Array, CacheError, IntType};
+use super::{CacheError, NpyArray, NpyType};
 use crate::data::DataError;
 use crate::partial::replace_file;
 
-/// How long another process may take, where nothing else is said.
-const WAIT: Duration = Duration::from_secs(600);
-/// How often it is asked.
-const PAUSE: Duration = Duration::from_millis(20);
+/// The default time to wait for another process.
+const DEFAULT_WAIT: Duration = Duration::from_secs(600);
+/// The pause between two polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A folder of indices. Each set of them is known by a description of all that it follows from, whose hash is
-/// the first part of its names:
+/// A folder of indices. Each set is identified by a description of everything that determines it; the hash of
+/// the description is `KEY`:
 ///
-/// - `KEY-NAME.npy`: the indices, which NumPy reads.
-/// - `KEY.json`: the description, and the type, the shape and a checksum of each index. It is written last.
-/// - `KEY.lock`: whoever builds them holds it. The operating system frees it when the holder is gone.
+/// - `KEY-NAME.npy`: an index, as a NumPy array.
+/// - `KEY.json`: the description, and type, shape and checksum of each index. Written last.
+/// - `KEY.lock`: locked while the indices are built. The lock is released when the process ends.
 #[derive(Clone, Debug)]
-pub struct Cache {
+pub struct IndexCache {
     folder: PathBuf,
     wait: Duration,
 }
 
-/// What stands in `KEY.json`.
+/// The content of `KEY.json`.
 #[derive(Serialize, Deserialize)]
-struct Manifest {
+struct CacheManifest {
     description: Value,
-    arrays: Vec<Entry>,
+    arrays: Vec<ArrayEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct ArrayEntry {
     name: String,
-    int_type: IntType,
+    int_type: NpyType,
     shape: Vec<usize>,
     xxh3: u64,
 }
 
-impl Cache {
-    /// The cache in a folder, which is made where it is needed.
+impl IndexCache {
+    /// A cache in this folder, which is created on demand.
     pub fn new(folder: &Path) -> Self {
         Self {
             folder: folder.to_path_buf(),
-            wait: WAIT,
+            wait: DEFAULT_WAIT,
         }
     }
 
-    /// How long to wait for a process that builds the same.
+    /// Sets the time to wait for another process that builds the same indices.
     pub fn with_wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }
 
-    /// The indices of a description: those that are there, if all of them are whole, or else new ones. One
-    /// process builds them; others that want the same wait.
+    /// The indices of a description: from the cache if they are valid, otherwise newly built. One process builds
+    /// them; others wait.
     pub(crate) fn arrays(
         &self,
         description: &Value,
-        build: impl FnOnce() -> Result<Vec<(&'static str, Array)>, DataError>,
-    ) -> Result<Vec<Array>, DataError> {
-        let set = Set {
+        build: impl FnOnce() -> Result<Vec<(&'static str, NpyArray)>, DataError>,
+    ) -> Result<Vec<NpyArray>, DataError> {
+        let set = CacheEntry {
             cache: self,
             description,
             key: format!("{:032x}", xxh3_128(description.to_string().as_bytes())),
         };
-        if let Found::Whole(arrays) = set.open() {
+        if let CacheLookup::Valid(arrays) = set.open() {
             return Ok(arrays);
         }
         fs::create_dir_all(&self.folder).map_err(io_error("make", &self.folder))?;
         let lock = match set.lock()? {
-            Locked::Whole(arrays) => return Ok(arrays),
-            Locked::Held(lock) => lock,
+            LockOutcome::BuiltMeanwhile(arrays) => return Ok(arrays),
+            LockOutcome::Held(lock) => lock,
         };
         let arrays = match set.open() {
-            // Built by the one who held the lock before.
-            Found::Whole(arrays) => arrays,
+            // Built by the previous holder of the lock.
+            CacheLookup::Valid(arrays) => arrays,
             found => {
-                if let Found::Broken(reason) = found {
+                if let CacheLookup::Corrupt(reason) = found {
                     let manifest = set.path(".json");
-                    tracing::warn!("{} is broken, {reason}: built again", manifest.display());
+                    tracing::warn!("{} is invalid, {reason}: rebuilding", manifest.display());
                 }
                 set.write(&build()?)?;
                 match set.open() {
-                    Found::Whole(arrays) => arrays,
-                    Found::Broken(_) | Found::Nothing => {
-                        let error = io::Error::other("what was written is not what is read");
+                    CacheLookup::Valid(arrays) => arrays,
+                    CacheLookup::Corrupt(_) | CacheLookup::Missing => {
+                        let error = io::Error::other("the indices differ from what was written");
                         return Err(io_error("read", &set.path(".json"))(error).into());
                     }
                 }
@@ -104,27 +104,27 @@ impl Cache {
     }
 }
 
-/// What is there of a set.
-enum Found {
-    Whole(Vec<Array>),
-    Broken(String),
-    Nothing,
+/// The result of looking up indices.
+enum CacheLookup {
+    Valid(Vec<NpyArray>),
+    Corrupt(String),
+    Missing,
 }
 
-/// How the wait for a lock ended.
-enum Locked {
+/// The result of waiting for the lock.
+enum LockOutcome {
     Held(File),
-    Whole(Vec<Array>),
+    BuiltMeanwhile(Vec<NpyArray>),
 }
 
-/// The indices of one description.
-struct Set<'a> {
-    cache: &'a Cache,
+/// The cached indices of one description.
+struct CacheEntry<'a> {
+    cache: &'a IndexCache,
     description: &'a Value,
     key: String,
 }
 
-impl Set<'_> {
+impl CacheEntry<'_> {
     fn path(&self, ending: &str) -> PathBuf {
         self.cache.folder.join(format!("{}{ending}", self.key))
     }
@@ -133,39 +133,40 @@ impl Set<'_> {
         self.path(&format!("-{name}.npy"))
     }
 
-    fn open(&self) -> Found {
+    fn open(&self) -> CacheLookup {
         match self.try_open() {
-            Ok(arrays) => Found::Whole(arrays),
-            Err((ErrorKind::NotFound, None)) => Found::Nothing,
-            Err((kind, reason)) => Found::Broken(reason.unwrap_or_else(|| kind.to_string())),
+            Ok(arrays) => CacheLookup::Valid(arrays),
+            Err((ErrorKind::NotFound, None)) => CacheLookup::Missing,
+            Err((kind, reason)) => CacheLookup::Corrupt(reason.unwrap_or_else(|| kind.to_string())),
         }
     }
 
-    /// An error with a reason is about what is there.
-    fn try_open(&self) -> Result<Vec<Array>, (ErrorKind, Option<String>)> {
+    /// An error with a reason is about the content of the cache.
+    fn try_open(&self) -> Result<Vec<NpyArray>, (ErrorKind, Option<String>)> {
         let text = fs::read(self.path(".json")).map_err(|error| (error.kind(), None))?;
-        let broken = |reason: String| (ErrorKind::InvalidData, Some(reason));
-        let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
+        let corrupt = |reason: String| (ErrorKind::InvalidData, Some(reason));
+        let manifest: CacheManifest =
+            serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
         if manifest.description != *self.description {
-            return Err(broken("it describes other indices".to_string()));
+            return Err(corrupt("it describes other indices".to_string()));
         }
-        let open = |entry: &Entry| {
+        let open = |entry: &ArrayEntry| {
             let path = self.array_path(&entry.name);
-            let about = |what: &str| broken(format!("{} {what}", path.display()));
-            let array = Array::open(&path, entry.int_type, &entry.shape);
-            let array = array.map_err(|error| about(&error.to_string()))?;
-            let array = array.ok_or_else(|| about("has another type or shape"))?;
-            match xxh3_64(array.file()) == entry.xxh3 {
-                true => Ok(array),
-                false => Err(about("has another checksum")),
+            let invalid = |what: &str| corrupt(format!("{} {what}", path.display()));
+            let array = NpyArray::open(&path, entry.int_type, &entry.shape)
+                .map_err(|error| invalid(&error.to_string()))?
+                .ok_or_else(|| invalid("has another type or shape"))?;
+            if xxh3_64(array.file()) == entry.xxh3 {
+                Ok(array)
+            } else {
+                Err(invalid("has another checksum"))
             }
         };
         manifest.arrays.iter().map(open).collect()
     }
 
-    /// Waits until nobody else builds.
-    fn lock(&self) -> Result<Locked, CacheError> {
+    /// Locks the entry, or waits until another process has built it.
+    fn lock(&self) -> Result<LockOutcome, CacheError> {
         let path = self.path(".lock");
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
@@ -174,31 +175,31 @@ impl Set<'_> {
         loop {
             match file.try_lock() {
                 Ok(()) => {
-                    let name = sign(&mut file);
+                    let name = write_holder(&mut file);
                     name.map_err(io_error("write", &path))?;
-                    return Ok(Locked::Held(file));
+                    return Ok(LockOutcome::Held(file));
                 }
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(io_error("lock", &path)(error)),
             }
-            if let Found::Whole(arrays) = self.open() {
-                return Ok(Locked::Whole(arrays));
+            if let CacheLookup::Valid(arrays) = self.open() {
+                return Ok(LockOutcome::BuiltMeanwhile(arrays));
             }
             let waited = started.elapsed();
             if waited >= self.cache.wait {
                 let holder = fs::read_to_string(&path).unwrap_or_default();
-                return Err(CacheError::Held {
+                return Err(CacheError::LockTimeout {
                     lock: path,
                     holder,
                     waited,
                 });
             }
-            sleep(PAUSE.min(self.cache.wait - waited));
+            sleep(POLL_INTERVAL.min(self.cache.wait - waited));
         }
     }
 
-    /// Writes all under other names, and the manifest last: without it there is nothing.
-    fn write(&self, arrays: &[(&'static str, Array)]) -> Result<(), CacheError> {
+    /// Replaces each file atomically; without the manifest, which is written last, the entry is missing.
+    fn write(&self, arrays: &[(&'static str, NpyArray)]) -> Result<(), CacheError> {
         let manifest = self.path(".json");
         match fs::remove_file(&manifest) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -210,13 +211,13 @@ impl Set<'_> {
             let path = self.array_path(name);
             replace_file(&path, array.file()).map_err(io_error("write", &path))?;
         }
-        let entry = |(name, array): &(&'static str, Array)| Entry {
+        let entry = |(name, array): &(&'static str, NpyArray)| ArrayEntry {
             name: name.to_string(),
             int_type: array.int_type(),
             shape: array.shape().to_vec(),
             xxh3: xxh3_64(array.file()),
         };
-        let content = Manifest {
+        let content = CacheManifest {
             description: self.description.clone(),
             arrays: arrays.iter().map(entry).collect(),
         };
@@ -226,8 +227,8 @@ impl Set<'_> {
     }
 }
 
-/// Says in the lock who holds it.
-fn sign(file: &mut File) -> io::Result<()> {
+/// Writes this process and host into the lock file.
+fn write_holder(file: &mut File) -> io::Result<()> {
     let host = gethostname::gethostname();
     let name = format!("process {} of {}", process::id(), host.to_string_lossy());
     file.set_len(0)?;

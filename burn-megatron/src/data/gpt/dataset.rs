@@ -1,44 +1,43 @@
-//! The samples of a part of token files.
+//! Megatron's GPT data set: samples of a part of token files.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::json;
 
-use super::{Cache, Epochs, Indices, Part, SamplingError, Split};
-use crate::data::indexed::IndexedFile;
+use super::{Epochs, GptIndices, IndexCache, SamplingError, Split, SplitPart};
+use crate::data::indexed::IndexedDataset;
 use crate::data::{DataError, IGNORE, Sample, Samples};
 
-/// Samples whose number is known.
+/// Samples of a known number.
 pub trait FiniteSamples: Samples {
-    /// How many there are: numbers are below it.
+    /// The number of samples.
     fn count(&self) -> u64;
 }
 
-/// How samples are cut out of token files.
+/// Options of GPT sampling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GptOptions {
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub seq: usize,
-    /// Of the orders of documents and samples; NumPy's generator takes 32 bits.
+    /// The seed of the orders of documents and samples; NumPy's generator takes 32 bits.
     pub seed: u64,
-    /// The token that ends a document.
+    /// The end-of-document token.
     pub eod: Option<i32>,
-    /// What follows the end of a document has no loss.
+    /// Whether the target after each end of a document is ignored.
     pub eod_mask_loss: bool,
-    /// Tokens see nothing of what stands before the end of a document, and positions begin at 0 after it.
+    /// Whether attention and positions restart after each end of a document.
     pub reset_attention: bool,
-    /// Leaves out the sample of the validation part that is not full. The other parts never have it.
+    /// Whether the incomplete last sample of the validation part is dropped. In other parts it always is.
     pub drop_last: bool,
-    /// Samples take one token more than they have, which is the last target. Without it the last target of
-    /// each has no loss.
+    /// Whether samples read one token more, as the last target. Otherwise the last target of each is ignored.
     pub extra_token: bool,
-    /// Tokens must be below this.
+    /// The number of different tokens, if tokens are to be checked against it.
     pub vocabulary: Option<usize>,
 }
 
 impl GptOptions {
-    /// What Megatron does where nothing else is said, for samples of `seq` tokens.
+    /// Megatron's defaults, for samples of `seq` tokens.
     pub fn new(seq: usize, seed: u64) -> Self {
         Self {
             seq,
@@ -52,7 +51,7 @@ impl GptOptions {
         }
     }
 
-    /// The seed, if the options fit one another.
+    /// Checks the options; returns the seed.
     pub(crate) fn check(&self) -> Result<u32, DataError> {
         if self.seq == 0 {
             return Err(DataError::ZeroLength);
@@ -71,37 +70,34 @@ impl GptOptions {
 
 /// The samples of a part of token files, in Megatron's order.
 ///
-/// What the documents of other formats are, the sequences of the file are here: most files have one for each
-/// document.
+/// The sequences of the file are the documents of the document index: most files have one per document.
 pub struct GptDataset {
-    file: Arc<IndexedFile>,
-    indices: Indices,
+    file: Arc<IndexedDataset>,
+    indices: GptIndices,
     options: GptOptions,
 }
 
 impl GptDataset {
-    /// At least `samples` samples, over as many epochs as that takes; those of one epoch where no number is
-    /// given.
+    /// At least `samples` samples, over as many epochs as that takes; one epoch if `None`.
     ///
     /// # Errors
     ///
-    /// [`SamplingError`] where the options or the tokens do not suffice;
-    /// [`CacheError`](super::CacheError).
+    /// [`SamplingError`] for options that do not fit or too few tokens; [`CacheError`](super::CacheError).
     pub fn new(
-        file: Arc<IndexedFile>,
+        file: Arc<IndexedDataset>,
         split: &Split,
-        part: Part,
+        part: SplitPart,
         samples: Option<u64>,
         options: &GptOptions,
-        cache: Option<&Cache>,
+        cache: Option<&IndexCache>,
     ) -> Result<Self, DataError> {
         let seed = options.check()?;
         let (seq, extra) = (options.seq, usize::from(options.extra_token));
         let range = part_range(&file, split, part)?;
         let lengths: Vec<i32> = file.lengths().collect();
         let tokens = lengths[range.clone()].iter().map(|x| *x as u64).sum();
-        let drop_last = part != Part::Valid || options.drop_last;
-        // Without a token an epoch never ends; without one and an extra one the last sample has none.
+        let drop_last = part != SplitPart::Valid || options.drop_last;
+        // Without tokens an epoch never ends; with fewer than `needed` there is no sample.
         let needed = if drop_last { seq + extra } else { 1 + extra };
         let epochs = match tokens {
             0 => None,
@@ -118,7 +114,7 @@ impl GptDataset {
             }
             .into());
         };
-        let build = || Indices::build(&lengths, range.clone(), &epochs, seq, extra, seed);
+        let build = || GptIndices::build(&lengths, range.clone(), &epochs, seq, extra, seed);
         let indices = match cache {
             None => build()?,
             Some(cache) => {
@@ -143,7 +139,7 @@ impl GptDataset {
                 })?;
                 let [documents, samples, shuffle] =
                     arrays.try_into().expect("the description has 3 arrays");
-                Indices {
+                GptIndices {
                     documents,
                     samples,
                     shuffle,
@@ -158,17 +154,17 @@ impl GptDataset {
     }
 
     /// The indices.
-    pub fn indices(&self) -> &Indices {
+    pub fn indices(&self) -> &GptIndices {
         &self.indices
     }
 
-    /// The tokens of a sample, with the extra one: fewer where the last sample is not full.
+    /// The tokens of a sample, including the extra one; fewer if the last sample is incomplete.
     fn text(&self, number: u64) -> Result<Vec<i32>, DataError> {
         let samples = self.count();
         if number >= samples {
             return Err(SamplingError::NoSuchSample { number, samples }.into());
         }
-        let Indices {
+        let GptIndices {
             documents,
             samples,
             shuffle,
@@ -198,7 +194,7 @@ impl GptDataset {
         Ok(text)
     }
 
-    /// A number out of an index, if it points somewhere.
+    /// Checks a value of an index against the length of what it points into.
     fn checked(&self, found: i64, len: usize, what: &'static str) -> Result<usize, SamplingError> {
         let fits = usize::try_from(found).ok().filter(|found| *found < len);
         fits.ok_or_else(|| SamplingError::ForeignIndex {
@@ -219,7 +215,7 @@ impl Samples for GptDataset {
         let seq = self.options.seq;
         let mut tokens = self.text(number)?;
         let mut targets = tokens.get(1..).unwrap_or_default().to_vec();
-        // A sample that is not full, or has no extra token.
+        // The sample may be incomplete, or have no extra token.
         targets.resize(seq, IGNORE);
         let real = tokens.len().min(seq);
         tokens.resize(seq, 0);
@@ -246,26 +242,29 @@ impl FiniteSamples for GptDataset {
     }
 }
 
-/// Takes the loss from what follows the end of a document, or makes it a document of its own, among the
-/// first `real` tokens.
+/// Among the first `real` tokens, ignores the targets after the ends of documents, and makes what follows
+/// documents of their own.
 fn mask_eod(sample: &mut Sample, real: usize, eod: i32, mask: bool, reset: bool) {
-    let ends = (0..real).filter(|place| sample.tokens[*place] == eod);
-    let ends: Vec<usize> = ends.collect();
+    let ends: Vec<usize> = (0..real)
+        .filter(|place| sample.tokens[*place] == eod)
+        .collect();
     if mask {
         ends.iter().for_each(|end| sample.targets[*end] = IGNORE);
     }
     if reset {
-        let begins = ends.iter().map(|end| end + 1);
-        let begins = begins.filter(|begin| *begin < sample.tokens.len());
+        let begins = ends
+            .iter()
+            .map(|end| end + 1)
+            .filter(|begin| *begin < sample.tokens.len());
         sample.documents = std::iter::once(0).chain(begins).collect();
     }
 }
 
 /// The sequences of a part.
 pub(crate) fn part_range(
-    file: &IndexedFile,
+    file: &IndexedDataset,
     split: &Split,
-    part: Part,
+    part: SplitPart,
 ) -> Result<Range<usize>, SamplingError> {
     let range = split.range(part, file.sequences());
     range.ok_or_else(|| SamplingError::NoPart {
@@ -274,9 +273,9 @@ pub(crate) fn part_range(
     })
 }
 
-/// Whether the model has a row for each of the tokens.
+/// Checks that all tokens are below `vocabulary`.
 pub(crate) fn check_vocabulary(
-    file: &IndexedFile,
+    file: &IndexedDataset,
     sequence: usize,
     tokens: &[i32],
     vocabulary: Option<usize>,

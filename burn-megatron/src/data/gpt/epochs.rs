@@ -1,32 +1,31 @@
-//! How often a part is gone through.
+//! The number of epochs over a part.
 
 use super::SamplingError;
 
-/// Of the samples of an epoch the last one must give at least this share to be shuffled with the others.
+/// The last epoch is shuffled by itself unless at least this share of it is used.
 const LAST_EPOCH_SHARE: f64 = 0.8;
 
-/// The epochs of a part, in which every token comes once.
+/// The epochs over a part; each uses every token once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Epochs {
     /// The number of epochs.
     pub count: u64,
-    /// Tokens of one.
+    /// Tokens per epoch.
     pub tokens: u64,
-    /// Samples of all epochs: as many as were asked for, or more.
+    /// Samples of all epochs: at least as many as requested.
     pub samples: u64,
-    /// The samples before the last epoch, where that is shuffled by itself: it is used for less than 80 %,
-    /// so shuffling it with the others would favour those of its tokens that come early.
+    /// The samples before the last epoch, if that is shuffled by itself: less than 80 % of it is used, so shuffling
+    /// it with the others would favour its early tokens.
     pub before_last: Option<u64>,
 }
 
 impl Epochs {
-    /// The least number of epochs of `tokens` tokens that has `wanted` samples of `seq` tokens and `extra`
-    /// more at the end; one epoch where no number is asked for. What is left over is dropped, or else is one
-    /// more sample, which is filled up.
+    /// The least number of epochs of `tokens` tokens that gives `wanted` samples of `seq` tokens, with `extra`
+    /// tokens at the end; one epoch if `None`. The rest is dropped, or becomes one more sample, which is padded.
     ///
     /// # Errors
     ///
-    /// [`SamplingError::TooLarge`] if the tokens of all epochs are beyond 63 bits.
+    /// [`SamplingError::TooLarge`] if the tokens of all epochs overflow 63 bits.
     pub fn new(
         tokens: u64,
         seq: usize,
@@ -44,9 +43,10 @@ impl Epochs {
             let samples = wanted.unwrap_or(0);
             return Err(SamplingError::TooLarge { samples, seq });
         };
-        let samples = match drop_last {
-            true => all.saturating_sub(extra) / seq,
-            false => all.saturating_sub(extra).div_ceil(seq),
+        let samples = if drop_last {
+            all.saturating_sub(extra) / seq
+        } else {
+            all.saturating_sub(extra).div_ceil(seq)
         };
         Ok(Self {
             count,

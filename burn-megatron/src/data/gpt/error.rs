@@ -1,21 +1,21 @@
-//! What can be wrong with the way samples are taken.
+//! Errors of sampling from token files.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Part;
-use crate::tokenizer::InfoError;
+use super::SplitPart;
+use crate::tokenizer::TokenFileInfoError;
 
-/// Why there are no such samples.
+/// An error of sampling from token files.
 #[derive(Debug, thiserror::Error)]
 pub enum SamplingError {
-    /// Not the shares of three parts.
+    /// An invalid split.
     #[error(
-        "a split of '{0}' is none: give up to three shares of training, validation and test, as 969,30,1"
+        "invalid split '{0}': expected up to three shares of training, validation and test, such as 969,30,1"
     )]
     Split(String),
-    /// A seed that NumPy's generator does not take.
+    /// A seed beyond the range of NumPy's generator.
     #[error("a seed of {0} is too large for token files: at most {max}", max = u32::MAX)]
     Seed(u64),
     /// The part has too few tokens.
@@ -24,183 +24,183 @@ pub enum SamplingError {
         prefix.display()
     )]
     TooFewTokens {
-        /// The files.
+        /// The prefix of the files.
         prefix: PathBuf,
         /// The part.
-        part: Part,
-        /// Its tokens.
+        part: SplitPart,
+        /// The tokens of the part.
         tokens: u64,
-        /// Its sequences.
+        /// The sequences of the part.
         sequences: usize,
-        /// Tokens of a sample.
+        /// Tokens per sample.
         seq: usize,
-        /// Tokens that one sample takes.
+        /// The tokens that one sample needs.
         needed: usize,
     },
-    /// The part has no share.
+    /// The share of the part is 0.
     #[error("the split {split} has no {part} part")]
     NoPart {
         /// The split.
         split: String,
         /// The part.
-        part: Part,
+        part: SplitPart,
     },
-    /// More tokens than 63 bits count.
-    #[error("{samples} samples of {seq} tokens are more tokens than 63 bits count")]
+    /// The total number of tokens overflows.
+    #[error("{samples} samples of {seq} tokens overflow 63 bits")]
     TooLarge {
-        /// Samples that were asked for.
+        /// The requested samples.
         samples: u64,
-        /// Tokens of each.
+        /// Tokens per sample.
         seq: u64,
     },
-    /// More sequences than the format of the document index allows.
+    /// More sequences than a document index can address.
     #[error("{sequences} sequences are too many for a document index: at most {max} in a file", max = i32::MAX)]
     TooManySequences {
         /// The number of sequences.
         sequences: usize,
     },
-    /// A sample past the last one.
+    /// A sample index out of range.
     #[error("there is no sample {number}: there are {samples}")]
     NoSuchSample {
-        /// The sample, counted from 0.
+        /// The sample, from 0.
         number: u64,
-        /// How many there are.
+        /// The number of samples.
         samples: u64,
     },
-    /// An option that is about the end of documents, and nobody said which token that is.
+    /// An option that needs an end-of-document token, which is unknown.
     #[error("{0} needs the token that ends a document: give eod")]
     NoEod(&'static str),
-    /// A token that the model has no row for.
+    /// A token beyond the vocabulary.
     #[error(
         "sequence {sequence} of '{}' has the token {token}, but the vocabulary has {vocabulary}: it was made with another tokenizer",
         prefix.display()
     )]
     BeyondVocabulary {
-        /// The files.
+        /// The prefix of the files.
         prefix: PathBuf,
         /// The sequence.
         sequence: usize,
-        /// Its token.
+        /// The token.
         token: i32,
-        /// Tokens are below this.
+        /// The size of the vocabulary.
         vocabulary: usize,
     },
-    /// A number in a cached index that points nowhere.
-    #[error("the indices of '{}' do not fit it: {what} {found} is beyond {len}", prefix.display())]
+    /// A value of a cached index that is out of range.
+    #[error("the indices of '{}' do not match it: {what} {found} is out of range, expected below {len}", prefix.display())]
     ForeignIndex {
-        /// The files.
+        /// The prefix of the files.
         prefix: PathBuf,
-        /// Which index.
+        /// The kind of value.
         what: &'static str,
-        /// What stands there.
+        /// The value.
         found: i64,
-        /// What it must be below.
+        /// The upper bound.
         len: usize,
     },
-    /// Weights that say nothing.
+    /// Invalid blend weights.
     #[error(
-        "weights of {0:?} do not blend: give one to each file, none below 0 and one at least above, or none at all"
+        "invalid blend weights {0:?}: expected one per file, none below 0 and at least one above, or none at all"
     )]
     Weights(Vec<f64>),
-    /// Some files have a weight and others none.
+    /// Some files have a weight and others do not.
     #[error("{with} of {files} files have a weight: give one to all of them or to none")]
     SomeWeights {
-        /// Files with a weight.
+        /// The number of files with a weight.
         with: usize,
-        /// All files.
+        /// The number of files.
         files: usize,
     },
-    /// No file, or more than a blend can number.
-    #[error("{0} files do not blend: give 1 to {max}", max = i16::MAX)]
+    /// A number of files that cannot be blended.
+    #[error("cannot blend {0} files: expected 1 to {max}", max = i16::MAX)]
     Files(usize),
-    /// The blend takes more from a data set than it has.
+    /// The blend needs more samples of a data set than it has.
     #[error("the blend takes {taken} samples from data set {number}, which has {samples}")]
     Oversampled {
-        /// The data set, counted from 0.
+        /// The data set, from 0.
         number: usize,
-        /// What is taken.
+        /// The samples that the blend takes.
         taken: u64,
-        /// What it has.
+        /// The samples that it has.
         samples: u64,
     },
-    /// Without weights every sample comes once, and that is too few.
+    /// Without weights each sample is used once, which is too few.
     #[error(
-        "the files have {samples} samples of {seq} tokens, and the run needs {wanted}: without weights each comes once; give weights, or make fewer steps"
+        "the files have {samples} samples of {seq} tokens, and the run needs {wanted}: without weights each is used once; give weights, or make fewer steps"
     )]
     Exhausted {
-        /// Samples they have.
+        /// The samples of all files.
         samples: u64,
-        /// Tokens of each.
+        /// Tokens per sample.
         seq: usize,
-        /// Samples that the run needs.
+        /// The samples that the run needs.
         wanted: u64,
     },
     /// Data sets of different sample lengths.
     #[error("data set {number} has samples of {found} tokens, and the first has {seq}")]
     UnequalLengths {
-        /// The data set, counted from 0.
+        /// The data set, from 0.
         number: usize,
-        /// Tokens of its samples.
+        /// Its tokens per sample.
         found: usize,
-        /// Those of the first.
+        /// The tokens per sample of the first data set.
         seq: usize,
     },
-    /// Nobody said how large the vocabulary is.
-    #[error("no vocabulary is known for '{}': there is no '{}' that names it; give its size", prefix.display(), sidecar.display())]
+    /// The size of the vocabulary is unknown.
+    #[error("unknown vocabulary of '{}': no '{}' gives it; set its size", prefix.display(), sidecar.display())]
     NoVocabulary {
-        /// The files.
+        /// The prefix of the files.
         prefix: PathBuf,
-        /// What is written beside token files.
+        /// The sidecar file that was looked for.
         sidecar: PathBuf,
     },
-    /// Files that were made with different tokenizers.
+    /// Sidecars that contradict each other.
     #[error("'{}' and '{}' disagree on {what}: {first} and {second}", prefix.display(), other.display())]
     Disagree {
-        /// The first of the files.
+        /// The prefix of the first files.
         prefix: PathBuf,
-        /// The other one.
+        /// The prefix of the others.
         other: PathBuf,
-        /// What about.
+        /// The property.
         what: &'static str,
-        /// What the first says.
+        /// Its value for the first.
         first: String,
-        /// What the other says.
+        /// Its value for the others.
         second: String,
     },
-    /// What stands beside the token files is not readable.
+    /// A sidecar cannot be read.
     #[error(transparent)]
-    Info(#[from] InfoError),
-    /// What stands beside the token files names a token that none of them can hold.
-    #[error("the eod that stands beside '{}' is no token: tokens are below 2^31", .0.display())]
+    Info(#[from] TokenFileInfoError),
+    /// A sidecar with an invalid end-of-document token.
+    #[error("the eod in the sidecar of '{}' is not a token: tokens are below 2^31", .0.display())]
     Eod(PathBuf),
-    /// Settings that exclude one another.
+    /// Options that exclude each other.
     #[error("{0} has no effect with {1}: leave one out")]
     Ignored(&'static str, &'static str),
 }
 
-/// Why indices cannot be kept.
+/// An error of the index cache.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The operating system refused.
+    /// A file system operation failed.
     #[error("cannot {what} '{}': {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// The reason that the operating system gives.
+        /// The cause.
         source: io::Error,
     },
-    /// Another process builds the same, and takes too long.
+    /// Timed out waiting for another process that builds the same indices.
     #[error(
-        "waited {} s for the indices that another process builds; '{}' is held by {holder}", waited.as_secs(), lock.display()
+        "timed out after {} s waiting for indices that another process builds; '{}' is held by {holder}", waited.as_secs(), lock.display()
     )]
-    Held {
-        /// What it holds.
+    LockTimeout {
+        /// The lock file.
         lock: PathBuf,
-        /// Who it is.
+        /// The process that holds it.
         holder: String,
-        /// How long.
+        /// The time waited.
         waited: Duration,
     },
 }

@@ -1,27 +1,27 @@
-//! The three indices that say which tokens make up a sample.
+//! The document, sample and shuffle index.
 
 use std::ops::Range;
 
-use super::{Array, Epochs, Int, RandomState, SamplingError};
+use super::{Epochs, NpyArray, NpyInt, RandomState, SamplingError};
 
-/// The indices of a data set.
+/// The document, sample and shuffle index of a data set.
 #[derive(Debug)]
-pub struct Indices {
-    /// The sequences of all epochs, in their order: `[epochs * sequences]`, `i32`.
-    pub documents: Array,
-    /// Where each sample begins, a place in `documents` and a token there, and where the last one ends:
-    /// `[samples + 1, 2]`, `i32` or, where there are too many documents, `i64`.
-    pub samples: Array,
-    /// The samples, in their order: `[samples]`, `u32` or, where there are too many, `i64`.
-    pub shuffle: Array,
+pub struct GptIndices {
+    /// The sequences of all epochs, in order: `[epochs * sequences]`, `i32`.
+    pub documents: NpyArray,
+    /// The start of each sample, as a position in `documents` and a token offset there, and the end of the last
+    /// one: `[samples + 1, 2]`, `i32`, or `i64` if there are too many documents.
+    pub samples: NpyArray,
+    /// The order of the samples: `[samples]`, `u32`, or `i64` if there are too many.
+    pub shuffle: NpyArray,
 }
 
-impl Indices {
-    /// Builds the indices of the sequences of `range`; `lengths` are those of all sequences, from 0 on.
+impl GptIndices {
+    /// Builds the indices over the sequences in `range`; `lengths` are those of all sequences.
     ///
     /// # Errors
     ///
-    /// [`SamplingError::TooManySequences`] where their numbers do not fit an `i32`.
+    /// [`SamplingError::TooManySequences`] if sequence numbers do not fit an `i32`.
     pub fn build(
         lengths: &[i32],
         range: Range<usize>,
@@ -36,7 +36,7 @@ impl Indices {
         };
         let mut random = RandomState::new(seed);
         let documents = document_index(first..end, epochs, &mut random);
-        let walk = Walk {
+        let walk = SampleWalk {
             lengths,
             documents: &documents,
             seq: seq as u64,
@@ -46,19 +46,20 @@ impl Indices {
             Ok(_) => walk.samples(epochs.samples, |at| at as i32),
             Err(_) => walk.samples(epochs.samples, |at| at as i64),
         };
-        let shuffle = match epochs.samples < u64::from(u32::MAX) - 1 {
-            true => shuffle_index(epochs, &mut random, |sample| sample as u32),
-            false => shuffle_index(epochs, &mut random, |sample| sample as i64),
+        let shuffle = if epochs.samples < u64::from(u32::MAX) - 1 {
+            shuffle_index(epochs, &mut random, |sample| sample as u32)
+        } else {
+            shuffle_index(epochs, &mut random, |sample| sample as i64)
         };
         Ok(Self {
-            documents: Array::new(&documents, &[documents.len()]),
+            documents: NpyArray::new(&documents, &[documents.len()]),
             samples,
             shuffle,
         })
     }
 }
 
-/// Every epoch has every document; the last one may be shuffled by itself.
+/// Each epoch has every document; the last one may be shuffled by itself.
 fn document_index(range: Range<i32>, epochs: &Epochs, random: &mut RandomState) -> Vec<i32> {
     let together = epochs.count - u64::from(epochs.before_last.is_some());
     let mut documents: Vec<i32> = (0..together).flat_map(|_| range.clone()).collect();
@@ -71,17 +72,17 @@ fn document_index(range: Range<i32>, epochs: &Epochs, random: &mut RandomState) 
     documents
 }
 
-/// Documents laid end to end.
-struct Walk<'a> {
+/// A walk over the concatenated documents.
+struct SampleWalk<'a> {
     lengths: &'a [i32],
     documents: &'a [i32],
     seq: u64,
     extra: u64,
 }
 
-impl Walk<'_> {
-    /// Every `seq` tokens a sample begins.
-    fn samples<T: Int>(&self, count: u64, int: impl Fn(u64) -> T) -> Array {
+impl SampleWalk<'_> {
+    /// The sample index: a sample starts every `seq` tokens.
+    fn samples<T: NpyInt>(&self, count: u64, int: impl Fn(u64) -> T) -> NpyArray {
         let mut begins = Vec::with_capacity(2 * (count as usize + 1));
         begins.extend([int(0), int(0)]);
         let (mut place, mut offset) = (0, 0);
@@ -94,7 +95,7 @@ impl Walk<'_> {
                     break;
                 }
                 if place + 1 == self.documents.len() {
-                    // The last sample is not full.
+                    // The last sample is incomplete.
                     offset = length.saturating_sub(self.extra);
                     break;
                 }
@@ -103,7 +104,7 @@ impl Walk<'_> {
             }
             begins.extend([int(place as u64), int(offset)]);
         }
-        Array::new(&begins, &[count as usize + 1, 2])
+        NpyArray::new(&begins, &[count as usize + 1, 2])
     }
 
     fn length(&self, place: usize) -> u64 {
@@ -112,28 +113,28 @@ impl Walk<'_> {
 }
 
 /// The samples of the last epoch may be shuffled by themselves.
-fn shuffle_index<T: Int>(
+fn shuffle_index<T: NpyInt>(
     epochs: &Epochs,
     random: &mut RandomState,
     int: impl Fn(u64) -> T,
-) -> Array {
+) -> NpyArray {
     let mut samples: Vec<T> = (0..epochs.samples).map(int).collect();
     let before = epochs.before_last.unwrap_or(epochs.samples);
     let (first, last) = samples.split_at_mut(before as usize);
     random.shuffle(first);
     random.shuffle(last);
-    Array::new(&samples, &[samples.len()])
+    NpyArray::new(&samples, &[samples.len()])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// More than 2^31 documents or 2^32 samples are too many for a test; the numbers are the same.
+    /// The wide types need more than 2^31 documents or 2^32 samples, so only their values are compared.
     #[test]
     fn wide_indices_have_the_same_numbers() {
         let (lengths, documents) = ([5, 0, 9, 2], [2, 0, 3, 1, 2, 0, 1, 3]);
-        let walk = Walk {
+        let walk = SampleWalk {
             lengths: &lengths,
             documents: &documents,
             seq: 4,

@@ -1,8 +1,8 @@
-//! The random numbers of NumPy's `RandomState`.
+//! NumPy's `RandomState` generator.
 
 /// Words of the state.
 const N: usize = 624;
-/// How far the word lies that a new one is made with.
+/// The offset of the word that a new word is combined with.
 const M: usize = 397;
 
 /// A Mersenne Twister, MT19937 (Matsumoto and Nishimura, "Mersenne Twister: a 623-dimensionally
@@ -11,7 +11,7 @@ const M: usize = 397;
 #[derive(Clone)]
 pub struct RandomState {
     words: [u32; N],
-    /// The next of them.
+    /// The index of the next word.
     next: usize,
 }
 
@@ -39,14 +39,14 @@ impl RandomState {
         word ^ (word >> 18)
     }
 
-    /// The next 64 bits: the upper half is drawn first.
+    /// The next 64 bits: the upper half is generated first.
     pub fn next_u64(&mut self) -> u64 {
         let upper = u64::from(self.next_u32()) << 32;
         upper | u64::from(self.next_u32())
     }
 
-    /// A number from 0 to `max`, each as likely as the others: as many bits as `max` has are drawn until
-    /// they are not above it.
+    /// A uniform number from 0 to `max`, by rejection: draws as many bits as `max` has until the value is not
+    /// above it.
     pub fn up_to(&mut self, max: u64) -> u64 {
         let mask = match max.checked_ilog2() {
             Some(bits) => u64::MAX >> (63 - bits),
@@ -63,7 +63,7 @@ impl RandomState {
         }
     }
 
-    /// Puts values into a random order (Fisher and Yates), from the last to the first.
+    /// Shuffles the values in place (Fisher and Yates), from the last to the first.
     pub fn shuffle<T>(&mut self, values: &mut [T]) {
         for last in (1..values.len()).rev() {
             let other = self.up_to(last as u64) as usize;

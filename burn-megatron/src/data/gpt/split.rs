@@ -1,4 +1,4 @@
-//! Which sequences are for training, for validation and for the test.
+//! The split of sequences into training, validation and test.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,16 +8,16 @@ use super::SamplingError;
 
 /// A part of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// What the model learns from.
+pub enum SplitPart {
+    /// For training.
     Train,
-    /// What it is evaluated on.
+    /// For evaluation during training.
     Valid,
-    /// What it is evaluated on at the very end.
+    /// For evaluation at the end.
     Test,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for SplitPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Train => "train",
@@ -27,25 +27,25 @@ impl fmt::Display for Part {
     }
 }
 
-/// The shares of the three parts, which follow one another in a file.
+/// The shares of the three parts, which are consecutive ranges of a file's sequences.
 ///
 /// ```
-/// use burn_megatron::data::gpt::{Part, Split};
+/// use burn_megatron::data::gpt::{SplitPart, Split};
 ///
 /// let split: Split = "969,30,1".parse()?;
-/// assert_eq!(split.range(Part::Valid, 2000), Some(1938..1998));
+/// assert_eq!(split.range(SplitPart::Valid, 2000), Some(1938..1998));
 /// # Ok::<(), burn_megatron::data::gpt::SamplingError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Split {
-    /// What was given.
+    /// The shares as given.
     shares: [f64; 3],
-    /// Where the parts begin and where the last one ends, from 0 to 1.
+    /// The bounds of the parts, from 0 to 1.
     bounds: [f64; 4],
 }
 
 impl Split {
-    /// A split by the shares of training, validation and test, which are divided by their sum.
+    /// A split by the shares of training, validation and test, which are normalized.
     ///
     /// # Errors
     ///
@@ -62,16 +62,16 @@ impl Split {
         Ok(Self { shares, bounds })
     }
 
-    /// The sequences of a part, of `sequences` in all; nothing where its share is 0. Ends are rounded, halves
-    /// to the even number.
-    pub fn range(&self, part: Part, sequences: usize) -> Option<Range<usize>> {
+    /// The sequences of a part, of `sequences` in all; `None` if its share is 0. Bounds are rounded, halves to
+    /// even.
+    pub fn range(&self, part: SplitPart, sequences: usize) -> Option<Range<usize>> {
         let (start, end) = (self.bounds[part as usize], self.bounds[part as usize + 1]);
         let rounded = |bound: f64| (bound * sequences as f64).round_ties_even() as usize;
         (end > start).then(|| rounded(start)..rounded(end).min(sequences))
     }
 }
 
-/// Shares with commas between them; those that are missing are 0.
+/// Comma-separated shares; missing ones are 0.
 impl FromStr for Split {
     type Err = SamplingError;
 
@@ -93,7 +93,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// What Megatron splits by where nothing else is said: 969, 30 and 1 of a thousand.
+/// Megatron's default: 969, 30 and 1 of a thousand.
 impl Default for Split {
     fn default() -> Self {
         let bounds = [0.0, 0.969, 0.969 + 0.03, 0.969 + 0.03 + 0.001];

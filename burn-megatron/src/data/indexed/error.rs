@@ -1,159 +1,159 @@
-//! What can be wrong with token files.
+//! Errors of token files.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why token files cannot be read or written.
+/// An error of reading or writing token files.
 #[derive(Debug, thiserror::Error)]
-pub enum IndexedError {
-    /// There is no such file.
+pub enum IndexedDatasetError {
+    /// The file does not exist.
     #[error("there is no '{}': token files are PREFIX.bin and PREFIX.idx, named by their PREFIX", .0.display())]
     Missing(PathBuf),
-    /// The operating system refused.
+    /// A file system operation failed.
     #[error("cannot {what} '{}': {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// The reason that the operating system gives.
+        /// The cause.
         source: io::Error,
     },
-    /// The index is not one, or contradicts the tokens.
-    #[error("'{}' is not a whole index: {source}", path.display())]
+    /// The index is invalid, or does not match the tokens.
+    #[error("'{}' is not a valid index: {source}", path.display())]
     Malformed {
         /// The index.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: MalformedIndex,
     },
-    /// There is something under the final name.
-    #[error("'{}' is there already", .0.display())]
+    /// The final name is taken.
+    #[error("'{}' already exists", .0.display())]
     Exists(PathBuf),
-    /// A sequence that the file does not have.
-    #[error("'{}' has {sequences} sequences, and no number {sequence}", path.display())]
+    /// There is no such sequence.
+    #[error("'{}' has no sequence {sequence}: it has {sequences}", path.display())]
     NoSuchSequence {
-        /// The tokens.
+        /// The file of tokens.
         path: PathBuf,
-        /// Those it has.
+        /// The number of sequences.
         sequences: usize,
-        /// The one that was asked for, counted from 0.
+        /// The requested one, from 0.
         sequence: usize,
     },
-    /// Tokens past the end of a sequence.
+    /// A range past the end of a sequence.
     #[error(
-        "sequence {sequence} of '{}' has {length} tokens, so there are no {wanted} from number {offset} on",
+        "sequence {sequence} of '{}' has {length} tokens: cannot read {wanted} from {offset} on",
         path.display()
     )]
     PastEnd {
-        /// The tokens.
+        /// The file of tokens.
         path: PathBuf,
         /// The sequence.
         sequence: usize,
-        /// Its tokens.
+        /// The number of its tokens.
         length: usize,
-        /// The first that was asked for.
+        /// The first requested token.
         offset: usize,
-        /// How many were asked for.
+        /// The number of requested tokens.
         wanted: usize,
     },
-    /// A token that no model can read.
+    /// A token that is not a valid index into a vocabulary.
     #[error(
         "sequence {sequence} of '{}' has the token {token}; tokens are 0 to {}", path.display(), i32::MAX
     )]
     BadToken {
-        /// The tokens.
+        /// The file of tokens.
         path: PathBuf,
         /// The sequence.
         sequence: usize,
-        /// Its token.
+        /// The token.
         token: i64,
     },
-    /// A token that the type of the file cannot hold.
+    /// A token beyond the range of the file's token type.
     #[error("the token {token} does not fit '{}', whose tokens are at most {max}", path.display())]
     TokenTooLarge {
-        /// The file that is written.
+        /// The file being written.
         path: PathBuf,
         /// The token.
         token: u32,
-        /// The largest that fits.
+        /// The largest valid token.
         max: u64,
     },
-    /// A sequence whose length the index cannot hold.
+    /// A sequence whose length does not fit the index.
     #[error("a sequence of {tokens} tokens does not fit '{}': at most {}", path.display(), i32::MAX)]
     SequenceTooLong {
-        /// The file that is written.
+        /// The file being written.
         path: PathBuf,
-        /// Its tokens.
+        /// The number of its tokens.
         tokens: usize,
     },
-    /// Files of different types cannot be joined.
+    /// Appending files of another token type.
     #[error(
         "'{}' has tokens of type {found:?}, and cannot be appended to a file of {wanted:?}", path.display()
     )]
     OtherType {
-        /// The file that was to be appended.
+        /// The file to append.
         path: PathBuf,
-        /// Its type.
+        /// Its token type.
         found: super::TokenType,
-        /// That of the file that is written.
+        /// The token type of the file being written.
         wanted: super::TokenType,
     },
-    /// Sequences that belong to no document.
-    #[error("the last {sequences} sequence(s) of '{}' belong to no document: end it", path.display())]
+    /// Sequences after the last end of a document.
+    #[error("the last {sequences} sequence(s) of '{}' are in no document: call end_document", path.display())]
     OpenDocument {
-        /// The file that is written.
+        /// The file being written.
         path: PathBuf,
-        /// How many.
+        /// The number of such sequences.
         sequences: usize,
     },
 }
 
-/// What is wrong with the bytes of an index.
+/// Why the bytes of an index are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedIndex {
-    /// Not an index at all.
+    /// The magic bytes are missing.
     #[error("it does not begin with MMIDIDX and two zero bytes")]
     Magic,
-    /// Of another time.
-    #[error("its version is {0}, and 1 is read")]
+    /// Another version of the format.
+    #[error("unsupported version {0}: expected 1")]
     Version(u64),
-    /// The tokens are no tokens.
-    #[error("its type has code {code}, that of floats: tokens are integers")]
+    /// A floating-point token type.
+    #[error("its token type has code {code}, which is floating-point: expected an integer type")]
     FloatTokens {
         /// The code.
         code: u8,
     },
-    /// The tokens are of no known type.
-    #[error("its type has code {code}; integers have 1 to 5 and 8")]
+    /// An unknown token type.
+    #[error("unknown token type {code}: expected 1 to 5 or 8")]
     Code {
         /// The code.
         code: u8,
     },
-    /// The file ends too early, or too late.
+    /// The size does not match the header.
     #[error(
         "it has {found} bytes, but {sequences} sequences and {documents} document indices take {needed}"
     )]
     Size {
-        /// Bytes it has.
+        /// The size in bytes.
         found: usize,
-        /// Sequences by its header.
+        /// The number of sequences in the header.
         sequences: u64,
-        /// Document indices by its header.
+        /// The number of document indices in the header.
         documents: u64,
-        /// Bytes they take; more than any file has where the number is too large.
+        /// The size that these need, in bytes.
         needed: u128,
     },
-    /// Shorter than any index.
+    /// Shorter than a header.
     #[error("it has {found} bytes, less than the 34 of a header")]
     Short {
-        /// Bytes it has.
+        /// The size in bytes.
         found: usize,
     },
-    /// There is not even a 0 where the documents begin.
-    #[error("it has no document indices, and the first must be 0")]
+    /// No document indices.
+    #[error("it has no document indices: expected at least the first, 0")]
     NoDocuments,
-    /// A length below zero.
+    /// A negative length.
     #[error("sequence {sequence} has a length of {length}")]
     Length {
         /// The sequence.
@@ -161,36 +161,36 @@ pub enum MalformedIndex {
         /// Its length.
         length: i32,
     },
-    /// A sequence that does not lie in the tokens.
+    /// A sequence beyond the end of the tokens.
     #[error(
         "sequence {sequence} has {length} tokens from byte {pointer} on, and the .bin file has {bin_bytes} bytes"
     )]
     Pointer {
         /// The sequence.
         sequence: usize,
-        /// Where it begins.
+        /// Its byte offset.
         pointer: i64,
-        /// Its tokens.
+        /// The number of its tokens.
         length: i32,
-        /// Bytes of the tokens.
+        /// The size of the .bin file.
         bin_bytes: u64,
     },
-    /// Documents that do not follow one another from the first to the last sequence.
+    /// Document indices that do not ascend from 0 to the number of sequences.
     #[error(
-        "document index {number} is {found}; they rise from 0 to the number of sequences, {sequences}, and the one before is {before}"
+        "document index {number} is {found}, after {before}: expected ascending values from 0 to the number of sequences, {sequences}"
     )]
     Documents {
-        /// The number of the document index.
+        /// The position of the document index.
         number: usize,
-        /// What stands there.
+        /// Its value.
         found: i64,
-        /// What stands before it; 0 before the first.
+        /// The value before it; 0 for the first.
         before: i64,
         /// The number of sequences.
         sequences: usize,
     },
-    /// Not text.
-    #[error("sequence {sequence} has mode {mode}, another medium than text, which has 0")]
+    /// A mode other than text.
+    #[error("sequence {sequence} has mode {mode}: expected 0, which is text")]
     Mode {
         /// The sequence.
         sequence: usize,

@@ -1,4 +1,4 @@
-//! Token files, mapped into memory.
+//! Reads token files through memory mappings.
 
 use std::fmt;
 use std::fs::File;
@@ -10,30 +10,31 @@ use memmap2::Mmap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::token_type::{word, words};
-use super::{Header, IndexedError, TokenType, bin_path, idx_path};
+use super::{IndexHeader, IndexedDatasetError, TokenType, bin_path, idx_path};
 
-/// Files of tokens and their index, open for reading from any number of threads.
-pub struct IndexedFile {
+/// An indexed dataset, open for reading from any number of threads.
+pub struct IndexedDataset {
     prefix: PathBuf,
-    header: Header,
+    header: IndexHeader,
     index: Mmap,
     bin: Mmap,
     tokens: u64,
 }
 
-impl IndexedFile {
-    /// Opens `PREFIX.bin` and `PREFIX.idx`, and checks the whole index: no read fails later for its sake.
+impl IndexedDataset {
+    /// Opens `PREFIX.bin` and `PREFIX.idx` and validates the whole index, so that later reads do not fail
+    /// because of it.
     ///
     /// # Errors
     ///
-    /// [`IndexedError`], which names the file and what is wrong with it.
-    pub fn open(prefix: &Path) -> Result<Self, IndexedError> {
+    /// [`IndexedDatasetError`], which names the file and the cause.
+    pub fn open(prefix: &Path) -> Result<Self, IndexedDatasetError> {
         let (index, bin) = (map(idx_path(prefix))?, map(bin_path(prefix))?);
-        let malformed = |source| IndexedError::Malformed {
+        let malformed = |source| IndexedDatasetError::Malformed {
             path: idx_path(prefix),
             source,
         };
-        let header = Header::parse(&index).map_err(malformed)?;
+        let header = IndexHeader::parse(&index).map_err(malformed)?;
         let tokens = header.check(&index, bin.len() as u64).map_err(malformed)?;
         Ok(Self {
             prefix: prefix.to_path_buf(),
@@ -44,7 +45,7 @@ impl IndexedFile {
         })
     }
 
-    /// The path of both files without their endings.
+    /// The path of both files without their extensions.
     pub fn prefix(&self) -> &Path {
         &self.prefix
     }
@@ -69,7 +70,7 @@ impl IndexedFile {
         self.tokens
     }
 
-    /// The sequences of a document; nothing where there is no such document.
+    /// The sequences of a document; `None` if there is no such document.
     pub fn document(&self, number: usize) -> Option<Range<usize>> {
         (number < self.documents()).then(|| {
             let start = self.header.documents().start + 8 * number;
@@ -78,7 +79,7 @@ impl IndexedFile {
         })
     }
 
-    /// The tokens of a sequence; nothing where there is no such sequence.
+    /// The number of tokens of a sequence; `None` if there is no such sequence.
     pub fn length(&self, sequence: usize) -> Option<usize> {
         let start = self.header.lengths().start + 4 * sequence;
         (sequence < self.sequences()).then(|| i32::from_le_bytes(word(&self.index, start)) as usize)
@@ -94,12 +95,12 @@ impl IndexedFile {
     /// # Errors
     ///
     /// See [`read`](Self::read).
-    pub fn sequence(&self, sequence: usize) -> Result<Vec<i32>, IndexedError> {
+    pub fn sequence(&self, sequence: usize) -> Result<Vec<i32>, IndexedDatasetError> {
         let length = self.length(sequence).unwrap_or(0);
         self.get(sequence, 0, length)
     }
 
-    /// `length` tokens of a sequence from number `offset` on.
+    /// `length` tokens of a sequence, from index `offset`.
     ///
     /// # Errors
     ///
@@ -109,34 +110,34 @@ impl IndexedFile {
         sequence: usize,
         offset: usize,
         length: usize,
-    ) -> Result<Vec<i32>, IndexedError> {
+    ) -> Result<Vec<i32>, IndexedDatasetError> {
         let mut tokens = vec![];
         self.read(sequence, offset, length, &mut tokens)?;
         Ok(tokens)
     }
 
-    /// Appends `length` tokens of a sequence from number `offset` on.
+    /// Appends `length` tokens of a sequence, from index `offset`, to `tokens`.
     ///
     /// # Errors
     ///
-    /// [`IndexedError::NoSuchSequence`], [`IndexedError::PastEnd`], and [`IndexedError::BadToken`] for tokens
-    /// below 0 or above the largest `i32`.
+    /// [`IndexedDatasetError::NoSuchSequence`], [`IndexedDatasetError::PastEnd`], and
+    /// [`IndexedDatasetError::BadToken`] for tokens below 0 or above `i32::MAX`.
     pub fn read(
         &self,
         sequence: usize,
         offset: usize,
         length: usize,
         tokens: &mut Vec<i32>,
-    ) -> Result<(), IndexedError> {
+    ) -> Result<(), IndexedDatasetError> {
         let Some(all) = self.length(sequence) else {
-            return Err(IndexedError::NoSuchSequence {
+            return Err(IndexedDatasetError::NoSuchSequence {
                 path: bin_path(&self.prefix),
                 sequences: self.sequences(),
                 sequence,
             });
         };
         if offset.checked_add(length).is_none_or(|end| end > all) {
-            return Err(IndexedError::PastEnd {
+            return Err(IndexedDatasetError::PastEnd {
                 path: bin_path(&self.prefix),
                 sequence,
                 length: all,
@@ -148,27 +149,27 @@ impl IndexedFile {
         let start = self.pointer(sequence) + offset * size;
         let bytes = &self.bin[start..start + length * size];
         let decoded = self.token_type().decode(bytes, tokens);
-        decoded.map_err(|token| IndexedError::BadToken {
+        decoded.map_err(|token| IndexedDatasetError::BadToken {
             path: bin_path(&self.prefix),
             sequence,
             token,
         })
     }
 
-    /// Where the tokens of a sequence begin, which is in the file: [`Header::check`] saw to it.
+    /// The byte offset of a sequence, which [`IndexHeader::check`] validated.
     fn pointer(&self, sequence: usize) -> usize {
         let start = self.header.pointers().start + 8 * sequence;
         i64::from_le_bytes(word(&self.index, start)) as usize
     }
 
-    /// The bytes of a sequence as they are stored.
+    /// The stored bytes of a sequence.
     pub(super) fn bytes(&self, sequence: usize, length: usize) -> &[u8] {
         let start = self.pointer(sequence);
         &self.bin[start..start + length * self.token_type().size()]
     }
 
-    /// A hash of the index, of the size of the tokens, and of 256 stretches of 4 KiB spread over them: of
-    /// all tokens where there is no more than 1 MiB.
+    /// A hash of the index, of the size of the tokens, and of 256 evenly spaced blocks of 4 KiB; of all tokens
+    /// up to 1 MiB.
     pub fn fingerprint(&self) -> u64 {
         const STRETCH: usize = 4096;
         const STRETCHES: usize = 256;
@@ -176,21 +177,22 @@ impl IndexedFile {
         hash.update(&self.index);
         hash.update(&(self.bin.len() as u64).to_le_bytes());
         let spread = self.bin.len().saturating_sub(STRETCH);
-        match spread > (STRETCHES - 1) * STRETCH {
-            true => (0..STRETCHES).for_each(|number| {
+        if spread > (STRETCHES - 1) * STRETCH {
+            (0..STRETCHES).for_each(|number| {
                 let start = spread * number / (STRETCHES - 1);
                 hash.update(&self.bin[start..start + STRETCH]);
-            }),
-            false => hash.update(&self.bin),
+            })
+        } else {
+            hash.update(&self.bin)
         }
         hash.digest()
     }
 }
 
-/// Names the files and the sizes.
-impl fmt::Debug for IndexedFile {
+/// Shows the prefix and the sizes.
+impl fmt::Debug for IndexedDataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IndexedFile")
+        f.debug_struct("IndexedDataset")
             .field("prefix", &self.prefix)
             .field("header", &self.header)
             .field("tokens", &self.tokens)
@@ -198,17 +200,17 @@ impl fmt::Debug for IndexedFile {
     }
 }
 
-pub(crate) fn map(path: PathBuf) -> Result<Mmap, IndexedError> {
+pub(crate) fn map(path: PathBuf) -> Result<Mmap, IndexedDatasetError> {
     let file = match File::open(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(IndexedError::Missing(path));
+            return Err(IndexedDatasetError::Missing(path));
         }
         opened => opened,
     };
-    // Safety: token files are written under another name and renamed when they are whole, and nobody
-    // changes them after that.
+    // Safety: token files are written under another name, renamed when they are complete, and not modified
+    // after that.
     let mapped = file.and_then(|file| unsafe { Mmap::map(&file) });
-    mapped.map_err(|source| IndexedError::Io {
+    mapped.map_err(|source| IndexedDatasetError::Io {
         what: "read",
         path,
         source,

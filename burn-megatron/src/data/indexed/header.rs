@@ -1,4 +1,4 @@
-//! What the bytes of an index say, of which none is believed.
+//! Parses and validates the untrusted bytes of an index.
 
 use std::ops::Range;
 
@@ -7,28 +7,28 @@ use super::{MalformedIndex, TokenType};
 
 pub(super) const MAGIC: [u8; 9] = *b"MMIDIDX\0\0";
 pub(super) const VERSION: u64 = 1;
-/// Bytes before the lengths.
+/// The size of the header in bytes.
 const HEADER: usize = 34;
 
-/// The sizes of an index, which fit the number of its bytes.
+/// The sizes of an index, which match the number of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct IndexHeader {
     /// How a token is stored.
     pub token_type: TokenType,
     /// The number of sequences.
     pub sequences: usize,
     /// The number of document indices, at least 1.
     pub document_indices: usize,
-    /// Whether a mode follows for each sequence.
+    /// Whether the index ends with one mode per sequence.
     pub has_modes: bool,
 }
 
-impl Header {
-    /// Reads the header of a whole index. Takes no memory, whatever the numbers say.
+impl IndexHeader {
+    /// Parses the header of an index. Allocates nothing, whatever the sizes are.
     ///
     /// # Errors
     ///
-    /// [`MalformedIndex`] where it is none, or its size is not the one that its numbers give.
+    /// [`MalformedIndex`] for an invalid header, or a size that does not match it.
     pub fn parse(index: &[u8]) -> Result<Self, MalformedIndex> {
         let found = index.len();
         if found < MAGIC.len() || index[..MAGIC.len()] != MAGIC {
@@ -56,7 +56,7 @@ impl Header {
                 needed,
             });
         }
-        // Both are smaller than the number of bytes that are there.
+        // Both are smaller than the number of bytes, so they fit.
         Ok(Self {
             token_type,
             sequences: sequences as usize,
@@ -65,12 +65,12 @@ impl Header {
         })
     }
 
-    /// Checks that every sequence lies in a .bin file of `bin_bytes` bytes, and that the documents follow
-    /// one another. `index` is what the header was read from. Gives the number of tokens.
+    /// Validates that every sequence is within a .bin file of `bin_bytes` bytes, and that the document indices
+    /// ascend. `index` must be the bytes that the header was parsed from. Returns the number of tokens.
     ///
     /// # Errors
     ///
-    /// [`MalformedIndex`], with the first sequence or document index that is wrong.
+    /// [`MalformedIndex`], with the first invalid sequence or document index.
     pub fn check(&self, index: &[u8], bin_bytes: u64) -> Result<u64, MalformedIndex> {
         let lengths = words(&index[self.lengths()]).map(i32::from_le_bytes);
         let pointers = words(&index[self.pointers()]).map(i64::from_le_bytes);
@@ -79,7 +79,7 @@ impl Header {
             let Ok(count) = u64::try_from(length) else {
                 return Err(MalformedIndex::Length { sequence, length });
             };
-            // An `i32` of at most 8 bytes each beside an `i64`: no overflow.
+            // In i128: an `i32` times at most 8 plus an `i64` does not overflow.
             let end = i128::from(pointer) + i128::from(count) * self.token_type.size() as i128;
             if pointer < 0 || end > i128::from(bin_bytes) {
                 return Err(MalformedIndex::Pointer {
@@ -119,9 +119,10 @@ impl Header {
     }
 
     fn check_modes(&self, index: &[u8]) -> Result<(), MalformedIndex> {
-        let modes = match self.has_modes {
-            true => &index[self.documents().end..],
-            false => &[],
+        let modes = if self.has_modes {
+            &index[self.documents().end..]
+        } else {
+            &[]
         };
         match modes.iter().position(|mode| *mode != 0) {
             Some(sequence) => Err(MalformedIndex::Mode {
@@ -132,18 +133,18 @@ impl Header {
         }
     }
 
-    /// The bytes of the lengths.
+    /// The byte range of the lengths.
     pub(super) fn lengths(&self) -> Range<usize> {
         HEADER..HEADER + 4 * self.sequences
     }
 
-    /// The bytes of the pointers.
+    /// The byte range of the pointers.
     pub(super) fn pointers(&self) -> Range<usize> {
         let start = self.lengths().end;
         start..start + 8 * self.sequences
     }
 
-    /// The bytes of the document indices.
+    /// The byte range of the document indices.
     pub(super) fn documents(&self) -> Range<usize> {
         let start = self.pointers().end;
         start..start + 8 * self.document_indices

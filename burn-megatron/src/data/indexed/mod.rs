@@ -1,6 +1,6 @@
-//! Megatron's token files: tokens in `PREFIX.bin`, and where they lie in `PREFIX.idx`.
+//! Megatron's indexed dataset: tokens in `PREFIX.bin`, and the offsets of sequences in `PREFIX.idx`.
 //!
-//! The index, all of it little-endian:
+//! The index, little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -11,32 +11,32 @@
 //! | 26 to 33 | the number `D` of document indices, a `u64`: one more than there are documents |
 //! | 34 and on | `S` lengths in tokens as `i32`, `S` pointers in bytes as `i64`, `D` document indices as `i64` |
 //!
-//! Document `d` has the sequences from document index `d` to before document index `d + 1`. Files of several
-//! media have an `i8` for each sequence after that; here all of them must be 0, which is text.
+//! Document `d` consists of the sequences from document index `d` up to document index `d + 1`. Multimodal
+//! files end with an `i8` mode per sequence; here all of them must be 0, which is text.
 //!
 //! ```no_run
-//! use burn_megatron::data::indexed::{IndexedFile, IndexedWriter, TokenType};
+//! use burn_megatron::data::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
 //!
-//! let mut writer = IndexedWriter::create("corpus".as_ref(), TokenType::for_vocabulary(50_257))?;
+//! let mut writer = IndexedDatasetBuilder::create("corpus".as_ref(), TokenType::for_vocabulary(50_257))?;
 //! writer.document(&[464, 3290, 50_256])?;
 //! writer.finish()?;
-//! let file = IndexedFile::open("corpus".as_ref())?;
+//! let file = IndexedDataset::open("corpus".as_ref())?;
 //! assert_eq!(file.sequence(0)?, [464, 3290, 50_256]);
-//! # Ok::<(), burn_megatron::data::indexed::IndexedError>(())
+//! # Ok::<(), burn_megatron::data::indexed::IndexedDatasetError>(())
 //! ```
 
 mod error;
-mod exchange;
 mod file;
 mod header;
+mod replacement;
 mod token_type;
 mod writer;
 
-pub use error::{IndexedError, MalformedIndex};
-pub use file::IndexedFile;
-pub use header::Header;
+pub use error::{IndexedDatasetError, MalformedIndex};
+pub use file::IndexedDataset;
+pub use header::IndexHeader;
 pub use token_type::TokenType;
-pub use writer::{IndexedWriter, Written};
+pub use writer::{IndexedDatasetBuilder, WriteSummary};
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ pub fn idx_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".idx")
 }
 
-/// Appends to the name: a prefix may have dots of its own.
+/// Appends an extension; the prefix may contain dots.
 pub(super) fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
     let mut path = prefix.as_os_str().to_owned();
     path.push(ending);

@@ -5,7 +5,8 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::{
-    Header, IndexedError, IndexedFile, IndexedWriter, MalformedIndex, TokenType, bin_path, idx_path,
+    IndexHeader, IndexedDataset, IndexedDatasetBuilder, IndexedDatasetError, MalformedIndex,
+    TokenType, bin_path, idx_path,
 };
 use crate::data::fixtures::{cases, fixture};
 use crate::data::test_folder::TestFolder;
@@ -15,7 +16,7 @@ fn documents() -> Vec<Vec<Vec<u32>>> {
 }
 
 fn write(prefix: &Path, token_type: TokenType, documents: &[Vec<Vec<u32>>]) {
-    let mut writer = IndexedWriter::create(prefix, token_type).unwrap();
+    let mut writer = IndexedDatasetBuilder::create(prefix, token_type).unwrap();
     for document in documents {
         for sequence in document {
             writer.sequence(sequence).unwrap();
@@ -37,7 +38,7 @@ fn names(folder: &TestFolder) -> Vec<String> {
 
 #[test]
 fn a_file_of_the_reference_is_read() {
-    let file = IndexedFile::open(&fixture("small")).unwrap();
+    let file = IndexedDataset::open(&fixture("small")).unwrap();
     assert_eq!(file.token_type(), TokenType::U16);
     assert_eq!((file.sequences(), file.documents()), (5, 5));
     assert_eq!(file.tokens(), 11);
@@ -46,8 +47,8 @@ fn a_file_of_the_reference_is_read() {
         let read: Vec<_> = sequences
             .map(|number| file.sequence(number).unwrap())
             .collect();
-        let wanted = document.iter();
-        let wanted: Vec<Vec<i32>> = wanted
+        let wanted: Vec<Vec<i32>> = document
+            .iter()
             .map(|sequence| sequence.iter().map(|token| *token as i32).collect())
             .collect();
         assert_eq!(read, wanted, "document {number}");
@@ -85,7 +86,7 @@ fn every_type_holds_its_tokens() {
         let most = token_type.max().min(i32::MAX as u64) as u32;
         let prefix = folder.path().join(format!("{token_type:?}"));
         write(&prefix, token_type, &[vec![vec![0, 1, most]]]);
-        let file = IndexedFile::open(&prefix).unwrap();
+        let file = IndexedDataset::open(&prefix).unwrap();
         assert_eq!(file.sequence(0).unwrap(), [0, 1, most as i32]);
         let bytes = fs::metadata(bin_path(&prefix)).unwrap().len();
         assert_eq!(bytes as usize, 3 * token_type.size());
@@ -98,16 +99,15 @@ fn every_type_holds_its_tokens() {
 fn a_token_that_does_not_fit_is_refused() {
     let folder = TestFolder::new("indexed-fit");
     let prefix = folder.path().join("x");
-    let mut writer = IndexedWriter::create(&prefix, TokenType::U16).unwrap();
-    let error = writer.document(&[1, 65_536]).unwrap_err();
-    let error = error.to_string();
+    let mut writer = IndexedDatasetBuilder::create(&prefix, TokenType::U16).unwrap();
+    let error = writer.document(&[1, 65_536]).unwrap_err().to_string();
     assert!(
         error.contains("token 65536") && error.contains("at most 65535"),
         "{error}"
     );
     writer.document(&[65_535]).unwrap();
     writer.finish().unwrap();
-    assert_eq!(IndexedFile::open(&prefix).unwrap().sequences(), 1);
+    assert_eq!(IndexedDataset::open(&prefix).unwrap().sequences(), 1);
 }
 
 #[test]
@@ -122,15 +122,15 @@ fn a_negative_token_is_no_token() {
             &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0],
         ),
     ] {
-        let mut writer = IndexedWriter::replace(&prefix, token_type).unwrap();
+        let mut writer = IndexedDatasetBuilder::replace(&prefix, token_type).unwrap();
         writer.document(&[1, 1]).unwrap();
         writer.finish().unwrap();
         fs::write(bin_path(&prefix), bytes).unwrap();
-        let file = IndexedFile::open(&prefix).unwrap();
+        let file = IndexedDataset::open(&prefix).unwrap();
         assert_eq!(file.get(0, 0, 1).unwrap(), [1]);
         let error = file.sequence(0).unwrap_err();
         assert!(
-            matches!(error, IndexedError::BadToken { sequence: 0, .. }),
+            matches!(error, IndexedDatasetError::BadToken { sequence: 0, .. }),
             "{error}"
         );
     }
@@ -140,7 +140,7 @@ fn a_negative_token_is_no_token() {
 fn a_writer_that_is_dropped_leaves_nothing() {
     let folder = TestFolder::new("indexed-dropped");
     let prefix = folder.path().join("x");
-    let mut writer = IndexedWriter::create(&prefix, TokenType::I32).unwrap();
+    let mut writer = IndexedDatasetBuilder::create(&prefix, TokenType::I32).unwrap();
     writer.document(&[1; 400_000]).unwrap();
     assert!(!bin_path(&prefix).exists() && !idx_path(&prefix).exists());
     assert_eq!(names(&folder).len(), 1);
@@ -152,24 +152,27 @@ fn a_writer_that_is_dropped_leaves_nothing() {
 fn what_is_there_is_kept_unless_it_is_to_be_replaced() {
     let folder = TestFolder::new("indexed-exists");
     let prefix = folder.path().join("x");
-    let early = IndexedWriter::create(&prefix, TokenType::I32).unwrap();
+    let early = IndexedDatasetBuilder::create(&prefix, TokenType::I32).unwrap();
     write(&prefix, TokenType::U8, &[vec![vec![1]]]);
-    let refused = IndexedWriter::create(&prefix, TokenType::I32)
+    let refused = IndexedDatasetBuilder::create(&prefix, TokenType::I32)
         .err()
         .unwrap();
-    assert!(matches!(refused, IndexedError::Exists(_)), "{refused}");
+    assert!(
+        matches!(refused, IndexedDatasetError::Exists(_)),
+        "{refused}"
+    );
     let late = early.finish().unwrap_err();
-    assert!(matches!(late, IndexedError::Exists(_)), "{late}");
+    assert!(matches!(late, IndexedDatasetError::Exists(_)), "{late}");
     assert_eq!(
-        IndexedFile::open(&prefix).unwrap().sequence(0).unwrap(),
+        IndexedDataset::open(&prefix).unwrap().sequence(0).unwrap(),
         [1]
     );
 
-    let mut writer = IndexedWriter::replace(&prefix, TokenType::U16).unwrap();
+    let mut writer = IndexedDatasetBuilder::replace(&prefix, TokenType::U16).unwrap();
     writer.document(&[2, 3]).unwrap();
     writer.finish().unwrap();
     assert_eq!(
-        IndexedFile::open(&prefix).unwrap().sequence(0).unwrap(),
+        IndexedDataset::open(&prefix).unwrap().sequence(0).unwrap(),
         [2, 3]
     );
     assert_eq!(names(&folder), ["x.bin", "x.idx"]);
@@ -179,8 +182,8 @@ fn what_is_there_is_kept_unless_it_is_to_be_replaced() {
 fn files_are_joined() {
     let folder = TestFolder::new("indexed-append");
     let path = |name: &str| folder.path().join(name);
-    let small = IndexedFile::open(&fixture("small")).unwrap();
-    let mut writer = IndexedWriter::create(&path("joined"), TokenType::U16).unwrap();
+    let small = IndexedDataset::open(&fixture("small")).unwrap();
+    let mut writer = IndexedDatasetBuilder::create(&path("joined"), TokenType::U16).unwrap();
     writer.append(&small).unwrap();
     writer.document(&[7]).unwrap();
     writer.append(&small).unwrap();
@@ -192,13 +195,19 @@ fn files_are_joined() {
         assert_eq!(joined.unwrap(), direct.unwrap());
     }
 
-    let mut other = IndexedWriter::create(&path("other"), TokenType::I32).unwrap();
+    let mut other = IndexedDatasetBuilder::create(&path("other"), TokenType::I32).unwrap();
     let error = other.append(&small).unwrap_err();
-    assert!(matches!(error, IndexedError::OtherType { .. }), "{error}");
+    assert!(
+        matches!(error, IndexedDatasetError::OtherType { .. }),
+        "{error}"
+    );
     other.sequence(&[1]).unwrap();
     let error = other.finish().unwrap_err();
     assert!(
-        matches!(error, IndexedError::OpenDocument { sequences: 1, .. }),
+        matches!(
+            error,
+            IndexedDatasetError::OpenDocument { sequences: 1, .. }
+        ),
         "{error}"
     );
     assert!(!path("other.bin").exists());
@@ -209,32 +218,32 @@ fn no_tokens_at_all_are_a_file_too() {
     let folder = TestFolder::new("indexed-empty");
     let prefix = folder.path().join("x");
     write(&prefix, TokenType::U16, &[]);
-    let file = IndexedFile::open(&prefix).unwrap();
+    let file = IndexedDataset::open(&prefix).unwrap();
     assert_eq!(
         (file.sequences(), file.documents(), file.tokens()),
         (0, 0, 0)
     );
     let error = file.sequence(0).unwrap_err();
     assert!(
-        matches!(error, IndexedError::NoSuchSequence { .. }),
+        matches!(error, IndexedDatasetError::NoSuchSequence { .. }),
         "{error}"
     );
 }
 
 #[test]
 fn tokens_past_the_end_of_a_sequence_are_refused() {
-    let file = IndexedFile::open(&fixture("small")).unwrap();
+    let file = IndexedDataset::open(&fixture("small")).unwrap();
     for (offset, length) in [(0, 4), (3, 1), (4, 0), (usize::MAX, 2)] {
         let error = file.get(0, offset, length).unwrap_err();
         assert!(
-            matches!(error, IndexedError::PastEnd { length: 3, .. }),
+            matches!(error, IndexedDatasetError::PastEnd { length: 3, .. }),
             "{error}"
         );
     }
     assert_eq!(file.get(0, 3, 0).unwrap(), [] as [i32; 0]);
 }
 
-/// A .bin file with a hole of more than 4 GiB, which takes no space.
+/// A sparse .bin file of more than 4 GiB.
 #[test]
 fn tokens_beyond_4_gib_are_found() {
     let folder = TestFolder::new("indexed-sparse");
@@ -247,16 +256,16 @@ fn tokens_beyond_4_gib_are_found() {
     bin.write_all(&[4, 0, 5, 0]).unwrap();
     drop(bin);
     fs::write(idx_path(&prefix), &index).unwrap();
-    let file = IndexedFile::open(&prefix).unwrap();
+    let file = IndexedDataset::open(&prefix).unwrap();
     assert_eq!(file.sequence(0).unwrap(), [1, 2, 3]);
     assert_eq!(file.sequence(1).unwrap(), [4, 5]);
     assert_eq!(file.get(1, 1, 1).unwrap(), [5]);
     file.fingerprint();
 
-    // One token more is past the end.
+    // One token more would be past the end.
     index[34 + 4] = 3;
     fs::write(idx_path(&prefix), &index).unwrap();
-    let error = IndexedFile::open(&prefix).unwrap_err().to_string();
+    let error = IndexedDataset::open(&prefix).unwrap_err().to_string();
     assert!(
         error.contains("sequence 1 has 3 tokens from byte 4294967306"),
         "{error}"
@@ -285,9 +294,9 @@ fn index_of(
     bytes
 }
 
-/// Parses and checks, as opening does.
+/// Parses and validates, as opening does.
 fn check(index: &[u8], bin_bytes: u64) -> Result<u64, MalformedIndex> {
-    Header::parse(index)?.check(index, bin_bytes)
+    IndexHeader::parse(index)?.check(index, bin_bytes)
 }
 
 #[test]
@@ -295,8 +304,9 @@ fn a_broken_index_says_what_is_wrong() {
     let whole = || index_of(TokenType::U16, &[3, 2], &[0, 6], &[0, 1, 2]);
     assert_eq!(check(&whole(), 10), Ok(5));
     let wrong = |lengths: &[i32], pointers: &[i64], documents: &[i64], part: &str| {
-        let error = check(&index_of(TokenType::U16, lengths, pointers, documents), 10);
-        let error = error.unwrap_err().to_string();
+        let error = check(&index_of(TokenType::U16, lengths, pointers, documents), 10)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(part), "'{part}' in '{error}'");
     };
     wrong(&[3, -2], &[0, 6], &[0, 2], "sequence 1 has a length of -2");
@@ -332,7 +342,7 @@ fn a_broken_index_says_what_is_wrong() {
         with(18, 3),
         MalformedIndex::Size { needed: 94, .. }
     ));
-    // As many as 64 bits count: no memory is taken for them.
+    // Counts near 2^64: nothing is allocated for them.
     let mut index = whole();
     index[18..34].fill(255);
     let error = check(&index, 10).unwrap_err();
@@ -354,7 +364,7 @@ fn a_broken_index_says_what_is_wrong() {
 fn files_that_are_missing_or_cut_are_named() {
     let folder = TestFolder::new("indexed-cut");
     let prefix = folder.path().join("x");
-    let error = || IndexedFile::open(&prefix).unwrap_err().to_string();
+    let error = || IndexedDataset::open(&prefix).unwrap_err().to_string();
     assert!(error().contains("x.idx'"), "{}", error());
     fs::copy(idx_path(&fixture("small")), idx_path(&prefix)).unwrap();
     assert!(
@@ -385,7 +395,7 @@ fn the_fingerprint_is_of_what_is_in_the_files() {
     let fingerprint = |name: &str, tokens: &[u32]| {
         let prefix = folder.path().join(name);
         write(&prefix, TokenType::U16, &[vec![tokens.to_vec()]]);
-        IndexedFile::open(&prefix).unwrap().fingerprint()
+        IndexedDataset::open(&prefix).unwrap().fingerprint()
     };
     let first = fingerprint("a", &[1, 2, 3]);
     assert_eq!(first, fingerprint("b", &[1, 2, 3]));
@@ -412,10 +422,10 @@ proptest! {
             let at = at % index.len();
             index[at] = byte;
         }
-        if let Ok(header) = Header::parse(&index)
+        if let Ok(header) = IndexHeader::parse(&index)
             && let Ok(tokens) = header.check(&index, 20)
         {
-            // Sequences may overlap, but none has more than there is.
+            // Sequences may overlap, but each is within the file.
             prop_assert!(tokens <= header.sequences as u64 * 20);
         }
     }

@@ -1,8 +1,8 @@
-//! How a token is stored.
+//! The integer type of stored tokens.
 
 use super::MalformedIndex;
 
-/// The type of the tokens in a file; its code is what stands in the index.
+/// The integer type of the tokens in a file. Its code is stored in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenType {
     /// `u8`, code 1.
@@ -20,19 +20,20 @@ pub enum TokenType {
 }
 
 impl TokenType {
-    /// What the format prescribes: `u16` for fewer than 65,500 tokens, else `i32`.
+    /// The type that Megatron uses: `u16` for fewer than 65,500 tokens, else `i32`.
     pub fn for_vocabulary(vocabulary: usize) -> Self {
-        match vocabulary < 65_500 {
-            true => Self::U16,
-            false => Self::I32,
+        if vocabulary < 65_500 {
+            Self::U16
+        } else {
+            Self::I32
         }
     }
 
-    /// The type of a code.
+    /// The type with this code.
     ///
     /// # Errors
     ///
-    /// [`MalformedIndex::FloatTokens`] for those of floats, [`MalformedIndex::Code`] for any other.
+    /// [`MalformedIndex::FloatTokens`] for floating-point types, [`MalformedIndex::Code`] for unknown codes.
     pub fn from_code(code: u8) -> Result<Self, MalformedIndex> {
         match code {
             1 => Ok(Self::U8),
@@ -68,7 +69,7 @@ impl TokenType {
         }
     }
 
-    /// The largest token it can hold.
+    /// The largest token of the type.
     pub fn max(self) -> u64 {
         match self {
             Self::U8 => u8::MAX.into(),
@@ -80,7 +81,7 @@ impl TokenType {
         }
     }
 
-    /// Appends the bytes of tokens, each at most [`max`](Self::max).
+    /// Encodes tokens, each at most [`max`](Self::max), and appends them.
     pub(super) fn encode(self, tokens: &[u32], bytes: &mut Vec<u8>) {
         let tokens = tokens.iter();
         match self {
@@ -91,7 +92,7 @@ impl TokenType {
         }
     }
 
-    /// Appends the tokens of bytes. The first that is negative or does not fit an `i32` ends it.
+    /// Decodes bytes and appends the tokens. `Err` with the first that is negative or does not fit an `i32`.
     pub(super) fn decode(self, bytes: &[u8], tokens: &mut Vec<i32>) -> Result<(), i64> {
         let first = tokens.len();
         match self {
@@ -113,12 +114,12 @@ impl TokenType {
     }
 }
 
-/// Pieces of `N` bytes.
+/// Iterates over chunks of `N` bytes.
 pub(super) fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
     bytes.as_chunks().0.iter().copied()
 }
 
-/// The `N` bytes from number `start` on.
+/// The `N` bytes at offset `start`.
 pub(super) fn word<const N: usize>(bytes: &[u8], start: usize) -> [u8; N] {
     let mut word = [0; N];
     word.copy_from_slice(&bytes[start..start + N]);

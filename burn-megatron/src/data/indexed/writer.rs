@@ -1,35 +1,35 @@
-//! Token files, written so that there is never half a file under the final name.
+//! Writes token files, which get their final names when they are complete.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::exchange::{Exchange, restore};
 use super::header::{MAGIC, VERSION};
-use super::{IndexedError, IndexedFile, TokenType, bin_path, idx_path};
-use crate::partial::Partial;
+use super::replacement::{FileReplacement, restore};
+use super::{IndexedDataset, IndexedDatasetError, TokenType, bin_path, idx_path};
+use crate::partial::StagedPath;
 
-/// Writes token files. Tokens go to disk as they come; of each sequence 4 bytes stay in memory, and of each
-/// document 8.
+/// Writes an indexed dataset. Tokens are streamed to disk; 4 bytes per sequence and 8 per document stay in
+/// memory.
 ///
-/// Both files have temporary names beside the final ones until [`finish`](Self::finish). A writer that is
-/// dropped before takes them away; what a killed process has left goes when the same files are begun again.
-pub struct IndexedWriter {
+/// Both files have temporary names until [`finish`](Self::finish). Dropping the builder before removes them;
+/// what a killed process left is removed when the same files are created again.
+pub struct IndexedDatasetBuilder {
     prefix: PathBuf,
     replace: bool,
     token_type: TokenType,
     bin: BufWriter<File>,
-    partial: Partial,
+    partial: StagedPath,
     lengths: Vec<i32>,
     documents: Vec<i64>,
     tokens: u64,
-    /// The bytes of one sequence.
+    /// The encoded sequence; reused.
     bytes: Vec<u8>,
 }
 
-/// What was written.
+/// The counts of what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteSummary {
     /// The number of sequences.
     pub sequences: usize,
     /// The number of documents.
@@ -38,29 +38,33 @@ pub struct Written {
     pub tokens: u64,
 }
 
-impl IndexedWriter {
-    /// Begins files that are not there yet.
+impl IndexedDatasetBuilder {
+    /// Creates new files.
     ///
     /// # Errors
     ///
-    /// [`IndexedError::Exists`], [`IndexedError::Io`].
-    pub fn create(prefix: &Path, token_type: TokenType) -> Result<Self, IndexedError> {
+    /// [`IndexedDatasetError::Exists`], [`IndexedDatasetError::Io`].
+    pub fn create(prefix: &Path, token_type: TokenType) -> Result<Self, IndexedDatasetError> {
         restore(prefix).map_err(|source| write_error(prefix, source))?;
         refuse_existing(prefix)?;
         Self::begin(prefix, token_type, false)
     }
 
-    /// Begins files that take the place of those that are there, once they are finished: all of them or none.
+    /// Creates files that will replace existing ones, as a set, when they are finished.
     ///
     /// # Errors
     ///
-    /// [`IndexedError::Io`].
-    pub fn replace(prefix: &Path, token_type: TokenType) -> Result<Self, IndexedError> {
+    /// [`IndexedDatasetError::Io`].
+    pub fn replace(prefix: &Path, token_type: TokenType) -> Result<Self, IndexedDatasetError> {
         restore(prefix).map_err(|source| write_error(prefix, source))?;
         Self::begin(prefix, token_type, true)
     }
 
-    fn begin(prefix: &Path, token_type: TokenType, replace: bool) -> Result<Self, IndexedError> {
+    fn begin(
+        prefix: &Path,
+        token_type: TokenType,
+        replace: bool,
+    ) -> Result<Self, IndexedDatasetError> {
         let (partial, bin) = begin(&bin_path(prefix))?;
         Ok(Self {
             prefix: prefix.to_path_buf(),
@@ -75,27 +79,28 @@ impl IndexedWriter {
         })
     }
 
-    /// A document of one sequence.
+    /// Adds a document of one sequence.
     ///
     /// # Errors
     ///
     /// See [`sequence`](Self::sequence).
-    pub fn document(&mut self, tokens: &[u32]) -> Result<(), IndexedError> {
+    pub fn document(&mut self, tokens: &[u32]) -> Result<(), IndexedDatasetError> {
         self.sequence(tokens)?;
         self.end_document();
         Ok(())
     }
 
-    /// One more sequence of a document, which ends with [`end_document`](Self::end_document).
+    /// Adds a sequence to the current document, which [`end_document`](Self::end_document) ends.
     ///
     /// # Errors
     ///
-    /// [`IndexedError::TokenTooLarge`], [`IndexedError::SequenceTooLong`], [`IndexedError::Io`].
-    pub fn sequence(&mut self, tokens: &[u32]) -> Result<(), IndexedError> {
+    /// [`IndexedDatasetError::TokenTooLarge`], [`IndexedDatasetError::SequenceTooLong`],
+    /// [`IndexedDatasetError::Io`].
+    pub fn sequence(&mut self, tokens: &[u32]) -> Result<(), IndexedDatasetError> {
         let max = self.token_type.max();
         if let Some(&token) = tokens.iter().find(|token| u64::from(**token) > max) {
             let path = bin_path(&self.prefix);
-            return Err(IndexedError::TokenTooLarge { path, token, max });
+            return Err(IndexedDatasetError::TokenTooLarge { path, token, max });
         }
         let mut bytes = std::mem::take(&mut self.bytes);
         bytes.clear();
@@ -105,19 +110,20 @@ impl IndexedWriter {
         written
     }
 
-    /// The document ends after the sequences that it has by now, which may be none.
+    /// Ends the current document, which may be empty.
     pub fn end_document(&mut self) {
         self.documents.push(self.lengths.len() as i64);
     }
 
-    /// All documents of other files.
+    /// Appends all documents of another dataset.
     ///
     /// # Errors
     ///
-    /// [`IndexedError::OtherType`], [`IndexedError::OpenDocument`] if one is open, [`IndexedError::Io`].
-    pub fn append(&mut self, file: &IndexedFile) -> Result<(), IndexedError> {
+    /// [`IndexedDatasetError::OtherType`], [`IndexedDatasetError::OpenDocument`] if a document is open,
+    /// [`IndexedDatasetError::Io`].
+    pub fn append(&mut self, file: &IndexedDataset) -> Result<(), IndexedDatasetError> {
         if file.token_type() != self.token_type {
-            return Err(IndexedError::OtherType {
+            return Err(IndexedDatasetError::OtherType {
                 path: bin_path(file.prefix()),
                 found: file.token_type(),
                 wanted: self.token_type,
@@ -134,38 +140,47 @@ impl IndexedWriter {
         Ok(())
     }
 
-    /// Writes the index, waits until all is on disk, and gives both files their names, the index last.
+    /// Writes the index, syncs both files, and renames them to their final names, the index last.
     ///
     /// # Errors
     ///
-    /// [`IndexedError::OpenDocument`], [`IndexedError::Exists`] if files came under the final name meanwhile,
-    /// [`IndexedError::Io`].
-    pub fn finish(self) -> Result<Written, IndexedError> {
+    /// [`IndexedDatasetError::OpenDocument`], [`IndexedDatasetError::Exists`] if the final name was taken
+    /// meanwhile, [`IndexedDatasetError::Io`].
+    pub fn finish(self) -> Result<WriteSummary, IndexedDatasetError> {
         self.finish_with(None)
     }
 
-    /// [`finish`](Self::finish) with a file that says what is in the others: it takes the place of the old one
-    /// when they do.
+    /// As [`finish`](Self::finish), with a sidecar file at `path` that is published, or replaced, together with
+    /// them.
     ///
     /// # Errors
     ///
-    /// Those of [`finish`](Self::finish).
-    pub fn finish_beside(self, path: &Path, bytes: &[u8]) -> Result<Written, IndexedError> {
-        let (about, mut file) = begin(path)?;
+    /// As [`finish`](Self::finish).
+    pub fn finish_beside(
+        self,
+        path: &Path,
+        bytes: &[u8],
+    ) -> Result<WriteSummary, IndexedDatasetError> {
+        let (sidecar, mut file) = begin(path)?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
-        written.map_err(|source| write_error(about.path(), source))?;
-        self.finish_with(Some((about, path.to_path_buf())))
+        written.map_err(|source| write_error(sidecar.path(), source))?;
+        self.finish_with(Some((sidecar, path.to_path_buf())))
     }
 
-    fn finish_with(mut self, about: Option<(Partial, PathBuf)>) -> Result<Written, IndexedError> {
+    fn finish_with(
+        mut self,
+        sidecar: Option<(StagedPath, PathBuf)>,
+    ) -> Result<WriteSummary, IndexedDatasetError> {
         self.refuse_open_document()?;
-        let flushed = self.bin.flush();
-        let flushed = flushed.and_then(|()| self.bin.get_ref().sync_all());
+        let flushed = self
+            .bin
+            .flush()
+            .and_then(|()| self.bin.get_ref().sync_all());
         flushed.map_err(|source| write_error(self.partial.path(), source))?;
         let (idx, file) = begin(&idx_path(&self.prefix))?;
         let written = self.write_index(file);
         written.map_err(|source| write_error(idx.path(), source))?;
-        let written = Written {
+        let written = WriteSummary {
             sequences: self.lengths.len(),
             documents: self.documents.len() - 1,
             tokens: self.tokens,
@@ -174,16 +189,16 @@ impl IndexedWriter {
             refuse_existing(&self.prefix)?;
         }
         let bin = Some((self.partial, bin_path(&self.prefix)));
-        let files = [bin, about, Some((idx, idx_path(&self.prefix)))];
-        let exchanged = Exchange::run(files.into_iter().flatten().collect());
-        exchanged.map_err(|(path, source)| write_error(&path, source))?;
+        let files = [bin, sidecar, Some((idx, idx_path(&self.prefix)))];
+        let replaced = FileReplacement::run(files.into_iter().flatten().collect());
+        replaced.map_err(|(path, source)| write_error(&path, source))?;
         Ok(written)
     }
 
-    fn raw(&mut self, bytes: &[u8], tokens: usize) -> Result<(), IndexedError> {
+    fn raw(&mut self, bytes: &[u8], tokens: usize) -> Result<(), IndexedDatasetError> {
         let Ok(length) = i32::try_from(tokens) else {
             let path = bin_path(&self.prefix);
-            return Err(IndexedError::SequenceTooLong { path, tokens });
+            return Err(IndexedDatasetError::SequenceTooLong { path, tokens });
         };
         let written = self.bin.write_all(bytes);
         written.map_err(|source| write_error(self.partial.path(), source))?;
@@ -192,11 +207,11 @@ impl IndexedWriter {
         Ok(())
     }
 
-    fn refuse_open_document(&self) -> Result<(), IndexedError> {
+    fn refuse_open_document(&self) -> Result<(), IndexedDatasetError> {
         let ended = self.documents.last().copied().unwrap_or(0) as usize;
         match self.lengths.len() - ended {
             0 => Ok(()),
-            sequences => Err(IndexedError::OpenDocument {
+            sequences => Err(IndexedDatasetError::OpenDocument {
                 path: bin_path(&self.prefix),
                 sequences,
             }),
@@ -227,20 +242,20 @@ impl IndexedWriter {
     }
 }
 
-fn refuse_existing(prefix: &Path) -> Result<(), IndexedError> {
+fn refuse_existing(prefix: &Path) -> Result<(), IndexedDatasetError> {
     let paths = [bin_path(prefix), idx_path(prefix)];
     match paths.into_iter().find(|path| path.exists()) {
-        Some(path) => Err(IndexedError::Exists(path)),
+        Some(path) => Err(IndexedDatasetError::Exists(path)),
         None => Ok(()),
     }
 }
 
-fn begin(path: &Path) -> Result<(Partial, File), IndexedError> {
-    Partial::file(path).map_err(|source| write_error(path, source))
+fn begin(path: &Path) -> Result<(StagedPath, File), IndexedDatasetError> {
+    StagedPath::file(path).map_err(|source| write_error(path, source))
 }
 
-fn write_error(path: &Path, source: io::Error) -> IndexedError {
-    IndexedError::Io {
+fn write_error(path: &Path, source: io::Error) -> IndexedDatasetError {
+    IndexedDatasetError::Io {
         what: "write",
         path: path.to_path_buf(),
         source,

@@ -1,53 +1,53 @@
-//! Documents side by side in rows, of which none sees the others.
+//! Sequence packing: several documents per row, without attention between them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::gpt::{FiniteSamples, GptOptions, Part, RandomState, SamplingError, Split};
+use super::gpt::{FiniteSamples, GptOptions, RandomState, SamplingError, Split, SplitPart};
 use super::gpt::{check_vocabulary, part_range};
-use super::indexed::IndexedFile;
+use super::indexed::IndexedDataset;
 use super::{DataError, IGNORE, Sample, Samples};
 
-/// The sequences of a part of token files, laid into rows.
+/// The sequences of a part of token files, packed into rows.
 ///
-/// Longer ones are cut into pieces of a row each, and what is left. Each piece is one document of its row:
-/// tokens see nothing of other pieces, and positions begin at 0. The last token of a piece has the one that
-/// follows in its sequence as its target; the last of a sequence has no loss. What is left of a row is filled
-/// with 0, a document of its own that has no loss. Every token stands in exactly one row of an epoch.
+/// A sequence longer than a row is cut into segments of a row each and a rest. Each segment is one document
+/// of its row: attention does not cross it, and positions restart. The target of a segment's last token is the
+/// next token of its sequence; the last token of a sequence has none. The rest of a row is padded with
+/// token 0, as a document without targets. Every token is in exactly one row of an epoch.
 ///
-/// Pieces go, the longest first, where the least space is left that they fit into (best fit decreasing:
-/// Johnson, "Near-optimal bin packing algorithms", MIT 1973). Rows of each epoch come in a random order.
-pub struct Packed {
-    file: Arc<IndexedFile>,
+/// Segments are placed longest first, each into the row with the least sufficient space (best fit
+/// decreasing: Johnson, "Near-optimal bin packing algorithms", MIT 1973). Rows are shuffled per epoch.
+pub struct PackedSamples {
+    file: Arc<IndexedDataset>,
     options: GptOptions,
     rows: Vec<Row>,
-    /// The rows of all epochs in their order.
+    /// The rows of all epochs, in order.
     order: Vec<u32>,
 }
 
-/// The pieces of a row.
-type Row = Vec<Piece>;
+/// The segments of a row.
+type Row = Vec<PackedSegment>;
 
-/// A part of a sequence.
+/// A range of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct PackedSegment {
     sequence: u32,
     offset: u32,
     length: u32,
 }
 
-impl Packed {
-    /// At least `samples` rows, over as many epochs as that takes; those of one epoch where no number is
-    /// given. `reset_attention`, `drop_last` and `extra_token` are about samples that run over the ends of
-    /// documents, and make no difference here.
+impl PackedSamples {
+    /// Packs at least `samples` rows, over as many epochs as that takes; one epoch if `None`.
+    /// `reset_attention`, `drop_last` and `extra_token` have no effect, as rows never cross the end of a
+    /// document.
     ///
     /// # Errors
     ///
-    /// [`SamplingError`] where the options or the tokens do not suffice.
+    /// [`SamplingError`] for options that do not fit, or too few tokens.
     pub fn new(
-        file: Arc<IndexedFile>,
+        file: Arc<IndexedDataset>,
         split: &Split,
-        part: Part,
+        part: SplitPart,
         samples: Option<u64>,
         options: &GptOptions,
     ) -> Result<Self, DataError> {
@@ -86,24 +86,28 @@ impl Packed {
         })
     }
 
-    /// Rows of an epoch.
+    /// The number of rows per epoch.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// The share of places that hold a token.
-    pub fn filled(&self) -> f64 {
-        let tokens = self.rows.iter().flatten().map(|piece| piece.length as u64);
+    /// The share of positions that hold a token.
+    pub fn fill_ratio(&self) -> f64 {
+        let tokens = self
+            .rows
+            .iter()
+            .flatten()
+            .map(|segment| segment.length as u64);
         tokens.sum::<u64>() as f64 / (self.rows.len() * self.options.seq) as f64
     }
 
-    /// Appends a piece and the targets of its tokens.
-    fn lay(&self, piece: Piece, sample: &mut Sample) -> Result<(), DataError> {
-        let (sequence, length) = (piece.sequence as usize, piece.length as usize);
+    /// Appends a segment with its targets.
+    fn append_segment(&self, segment: PackedSegment, sample: &mut Sample) -> Result<(), DataError> {
+        let (sequence, length) = (segment.sequence as usize, segment.length as usize);
         let all = self.file.length(sequence).unwrap_or(0);
-        let follows = usize::from(piece.offset as usize + length < all);
+        let follows = usize::from(segment.offset as usize + length < all);
         let mut text = vec![];
-        let offset = piece.offset as usize;
+        let offset = segment.offset as usize;
         self.file
             .read(sequence, offset, length + follows, &mut text)?;
         check_vocabulary(&self.file, sequence, &text, self.options.vocabulary)?;
@@ -115,7 +119,7 @@ impl Packed {
     }
 }
 
-impl Samples for Packed {
+impl Samples for PackedSamples {
     fn seq(&self) -> usize {
         self.options.seq
     }
@@ -127,8 +131,8 @@ impl Samples for Packed {
             return Err(SamplingError::NoSuchSample { number, samples }.into());
         };
         let mut sample = Sample::default();
-        for piece in &self.rows[*row as usize] {
-            self.lay(*piece, &mut sample)?;
+        for segment in &self.rows[*row as usize] {
+            self.append_segment(*segment, &mut sample)?;
         }
         let (seq, real) = (self.options.seq, sample.tokens.len());
         if let (Some(eod), true) = (self.options.eod, self.options.eod_mask_loss) {
@@ -144,26 +148,26 @@ impl Samples for Packed {
     }
 }
 
-impl FiniteSamples for Packed {
+impl FiniteSamples for PackedSamples {
     fn count(&self) -> u64 {
         self.order.len() as u64
     }
 }
 
-/// Lays sequences of these numbers and lengths into rows of `seq` tokens.
+/// Packs sequences, given as index and length, into rows of `seq` tokens.
 fn pack(lengths: impl Iterator<Item = (usize, usize)>, seq: usize) -> Vec<Row> {
     let mut rows = vec![];
-    // Rows that are not full: the space that is left, and their number.
+    // Rows that are not full, as (space left, row).
     let mut open = BTreeSet::new();
-    for piece in longest_first(lengths, seq) {
-        let length = piece.length as usize;
+    for segment in longest_first(lengths, seq) {
+        let length = segment.length as usize;
         let fitting = open.range((length, 0)..).next().copied();
         let (space, row) = fitting.unwrap_or_else(|| {
             rows.push(vec![]);
             (seq, rows.len() - 1)
         });
         open.remove(&(space, row));
-        rows[row].push(piece);
+        rows[row].push(segment);
         if space > length {
             open.insert((space - length, row));
         }
@@ -171,19 +175,19 @@ fn pack(lengths: impl Iterator<Item = (usize, usize)>, seq: usize) -> Vec<Row> {
     rows
 }
 
-/// Sequences as pieces of at most `seq` tokens; those of equal length in the order they came in.
-fn longest_first(lengths: impl Iterator<Item = (usize, usize)>, seq: usize) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = lengths
+/// Cuts sequences into segments of at most `seq` tokens, sorted by length; equal ones keep their order.
+fn longest_first(lengths: impl Iterator<Item = (usize, usize)>, seq: usize) -> Vec<PackedSegment> {
+    let mut segments: Vec<PackedSegment> = lengths
         .flat_map(|(sequence, length)| {
-            (0..length).step_by(seq).map(move |offset| Piece {
+            (0..length).step_by(seq).map(move |offset| PackedSegment {
                 sequence: sequence as u32,
                 offset: offset as u32,
                 length: (length - offset).min(seq) as u32,
             })
         })
         .collect();
-    pieces.sort_by_key(|piece| std::cmp::Reverse(piece.length));
-    pieces
+    segments.sort_by_key(|segment| std::cmp::Reverse(segment.length));
+    segments
 }
 
 #[cfg(test)]

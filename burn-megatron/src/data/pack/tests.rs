@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
-use super::{Packed, pack};
+use super::{PackedSamples, pack};
 use crate::data::fixtures::written;
-use crate::data::gpt::{FiniteSamples, GptOptions, Part, Split};
+use crate::data::gpt::{FiniteSamples, GptOptions, Split, SplitPart};
 use crate::data::test_folder::TestFolder;
 use crate::data::{Batch, IGNORE, Samples};
 
@@ -10,10 +10,15 @@ fn all() -> Split {
     "1".parse().unwrap()
 }
 
-fn packed(test: &str, lengths: &[usize], samples: Option<u64>, options: &GptOptions) -> Packed {
+fn packed(
+    test: &str,
+    lengths: &[usize],
+    samples: Option<u64>,
+    options: &GptOptions,
+) -> PackedSamples {
     let folder = TestFolder::new(test);
     let file = written(&folder, "x", lengths);
-    Packed::new(file, &all(), Part::Train, samples, options).unwrap()
+    PackedSamples::new(file, &all(), SplitPart::Train, samples, options).unwrap()
 }
 
 #[test]
@@ -22,14 +27,14 @@ fn documents_stand_side_by_side() {
     let options = GptOptions::new(8, 1);
     let packed = packed("pack-side", &[5, 3, 10], None, &options);
     assert_eq!((packed.rows(), packed.count()), (3, 3));
-    assert_eq!(packed.filled(), 18.0 / 24.0);
+    assert_eq!(packed.fill_ratio(), 18.0 / 24.0);
     let mut rows: Vec<_> = (0..3).map(|row| packed.sample(row).unwrap()).collect();
     rows.sort_by_key(|row| row.tokens[0]);
     let [whole, cut, rest] = rows.try_into().unwrap();
     assert_eq!(whole.tokens, [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(whole.targets, [1, 2, 3, 4, IGNORE, 6, 7, IGNORE]);
     assert_eq!(whole.documents, [0, 5]);
-    // The rest begins elsewhere, but the last of the piece knows what follows.
+    // The rest is in another row, but the segment's last target is its first token.
     assert_eq!(cut.tokens, [8, 9, 10, 11, 12, 13, 14, 15]);
     assert_eq!(cut.targets, [9, 10, 11, 12, 13, 14, 15, 16]);
     assert_eq!(cut.documents, [0]);
@@ -69,15 +74,17 @@ fn epochs_differ_and_each_has_every_row() {
     second.sort();
     assert_eq!(first, second);
     assert!(packed.sample(packed.count()).is_err());
-    assert!(packed.filled() > 0.97, "{}", packed.filled());
+    assert!(packed.fill_ratio() > 0.97, "{}", packed.fill_ratio());
 }
 
 #[test]
 fn no_tokens_make_no_rows() {
     let folder = TestFolder::new("pack-empty");
     let file = written(&folder, "x", &[0, 0]);
-    let error = Packed::new(file, &all(), Part::Train, None, &GptOptions::new(4, 1));
-    let error = error.err().unwrap().to_string();
+    let error = PackedSamples::new(file, &all(), SplitPart::Train, None, &GptOptions::new(4, 1))
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("has 0 tokens in 2 sequences"), "{error}");
 }
 
@@ -87,18 +94,18 @@ proptest! {
         let rows = pack(lengths.iter().copied().enumerate(), seq);
         let mut seen: Vec<Vec<u32>> = lengths.iter().map(|length| vec![0; *length]).collect();
         for row in &rows {
-            let filled: usize = row.iter().map(|piece| piece.length as usize).sum();
+            let filled: usize = row.iter().map(|segment| segment.length as usize).sum();
             prop_assert!(filled > 0 && filled <= seq);
-            for piece in row {
-                prop_assert!(piece.length > 0);
-                let tokens = piece.offset..piece.offset + piece.length;
-                tokens.for_each(|token| seen[piece.sequence as usize][token as usize] += 1);
+            for segment in row {
+                prop_assert!(segment.length > 0);
+                let tokens = segment.offset..segment.offset + segment.length;
+                tokens.for_each(|token| seen[segment.sequence as usize][token as usize] += 1);
             }
         }
         prop_assert!(seen.iter().flatten().all(|count| *count == 1));
-        // Two rows that are at most half full would have become one.
+        // Two rows that are at most half full would have been merged.
         let half = rows.iter().filter(|row| {
-            2 * row.iter().map(|piece| piece.length as usize).sum::<usize>() <= seq
+            2 * row.iter().map(|segment| segment.length as usize).sum::<usize>() <= seq
         });
         prop_assert!(half.count() <= 1);
     }

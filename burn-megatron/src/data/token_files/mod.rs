@@ -1,4 +1,4 @@
-//! Token files as what a run is trained on.
+//! Token files as a [`Dataset`].
 
 mod sidecar;
 
@@ -8,38 +8,43 @@ use std::sync::{Arc, Mutex, PoisonError};
 use indicatif::HumanCount;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::blend::{BlendedDataset, blend, blend_exhaustive, normalize, sizes};
-use super::gpt::{Cache, FiniteSamples, GptDataset, GptOptions, Part, SamplingError, Split};
-use super::indexed::IndexedFile;
-use super::pack::Packed;
+use super::blend::{
+    BlendedDataset, build_blending_indices, build_exhaustive_blending_indices, normalize, sizes,
+};
+use super::gpt::{
+    FiniteSamples, GptDataset, GptOptions, IndexCache, SamplingError, Split, SplitPart,
+};
+use super::indexed::IndexedDataset;
+use super::pack::PackedSamples;
 use super::{DataError, Dataset, Sample, Samples, Sampling};
 use crate::tokenizer::TokenFileInfo;
 
-/// Of the order in which held-out samples come: the same in all runs, so that their losses can be compared.
+/// The seed of held-out samples: the same in all runs, so that their losses are comparable.
 const HELD_OUT_SEED: u64 = 1234;
 
-/// So many files are named where a data set describes itself.
-const NAMED: usize = 4;
+/// The number of files that a description lists.
+const MAX_NAMED_FILES: usize = 4;
 
-/// One of the files of a data set.
+/// One file of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenFile {
-    /// The path of the `.bin` and the `.idx` file without these endings.
+    /// The path of the `.bin` and `.idx` files without these extensions.
     pub prefix: PathBuf,
-    /// Its share of the samples, in any unit. All files have one, or none has: then each sample comes once.
+    /// Its relative share of the samples. Either all files have a weight or none; without, each sample is used
+    /// once.
     pub weight: Option<f64>,
 }
 
-/// Which token files, and how samples are cut out of them.
+/// Token files and how they are sampled.
 #[derive(Clone, Debug)]
 pub struct TokenFilesConfig {
     /// The files.
     pub files: Vec<TokenFile>,
-    /// Which sequences of each file are for training, for validation and for the test.
+    /// The split of each file's sequences into training, validation and test.
     pub split: Split,
-    /// Where indices are kept; without it each process builds its own, in memory.
-    pub cache: Option<Cache>,
-    /// The token that ends a document; what stands beside the files where it is not given.
+    /// The cache of indices; `None` builds them in memory in each process.
+    pub cache: Option<IndexCache>,
+    /// The end-of-document token; `None` takes it from the sidecar files.
     pub eod: Option<i32>,
     /// See [`GptOptions::eod_mask_loss`].
     pub eod_mask_loss: bool,
@@ -47,9 +52,9 @@ pub struct TokenFilesConfig {
     pub reset_attention: bool,
     /// See [`GptOptions::drop_last`].
     pub drop_last: bool,
-    /// Documents side by side in rows, see [`Packed`].
+    /// Whether documents are packed into rows, see [`PackedSamples`].
     pub packing: bool,
-    /// The number of tokens; what stands beside the files where it is not given.
+    /// The number of tokens; `None` takes it from the sidecar files.
     pub vocabulary: Option<usize>,
 }
 
@@ -73,29 +78,29 @@ impl TokenFilesConfig {
     ///
     /// # Errors
     ///
-    /// [`DataError`] for files that cannot be read or disagree, and for options that do not fit.
+    /// [`DataError`] for files that cannot be read or disagree, and for options that exclude each other.
     pub fn open(self) -> Result<TokenFiles, DataError> {
         TokenFiles::open(self)
     }
 }
 
-/// Token files as a data set.
+/// Token files as a [`Dataset`].
 pub struct TokenFiles {
     config: TokenFilesConfig,
-    files: Vec<Arc<IndexedFile>>,
-    /// They sum to 1.
+    files: Vec<Arc<IndexedDataset>>,
+    /// Normalized to sum to 1.
     weights: Option<Vec<f64>>,
     eod: Option<i32>,
     vocabulary: usize,
     bytes_per_token: f64,
     fingerprint: u64,
-    /// The training samples, which the ranks of this process share.
+    /// The training samples, shared by the ranks of this process.
     training: Mutex<Option<(Sampling, Arc<dyn FiniteSamples>)>>,
 }
 
 impl TokenFiles {
     fn open(config: TokenFilesConfig) -> Result<Self, DataError> {
-        let weights = shares(&config.files)?;
+        let weights = normalized_weights(&config.files)?;
         for (on, what) in [
             (config.reset_attention, "reset_attention"),
             (!config.drop_last, "drop_last = false"),
@@ -104,7 +109,7 @@ impl TokenFiles {
                 return Err(SamplingError::Ignored(what, "packing").into());
             }
         }
-        let open = |file: &TokenFile| IndexedFile::open(&file.prefix).map(Arc::new);
+        let open = |file: &TokenFile| IndexedDataset::open(&file.prefix).map(Arc::new);
         let files: Vec<_> = config.files.iter().map(open).collect::<Result<_, _>>()?;
         let prefixes: Vec<_> = config.files.iter().map(|file| &*file.prefix).collect();
         let beside = sidecar::read(&prefixes)?;
@@ -115,9 +120,12 @@ impl TokenFiles {
             prefix: prefix.clone(),
             sidecar: TokenFileInfo::path(prefix),
         })?;
-        let eod = beside.iter().find_map(|info| info.eod);
-        let eod = eod.map(i32::try_from).transpose();
-        let eod = eod.map_err(|_| SamplingError::Eod(prefix.clone()))?;
+        let eod = beside
+            .iter()
+            .find_map(|info| info.eod)
+            .map(i32::try_from)
+            .transpose()
+            .map_err(|_| SamplingError::Eod(prefix.clone()))?;
         let mut opened = Self {
             eod: config.eod.or(eod),
             vocabulary,
@@ -132,7 +140,7 @@ impl TokenFiles {
         Ok(opened)
     }
 
-    /// Of all that samples follow from, but not of where the files lie.
+    /// A hash of everything that determines the samples, except the paths of the files.
     fn hash(&self) -> u64 {
         let files: Vec<u64> = self.files.iter().map(|file| file.fingerprint()).collect();
         let TokenFilesConfig {
@@ -154,17 +162,17 @@ impl TokenFiles {
     ///
     /// See [`Dataset::training`].
     pub fn test(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
-        self.evaluation(Part::Test, seq, max)
+        self.evaluation(SplitPart::Test, seq, max)
     }
 
-    /// The samples of a part: at least as many as are asked for, or those of one epoch of each file.
+    /// The samples of a part: at least `samples` of them, or one epoch of each file.
     ///
     /// # Errors
     ///
-    /// [`SamplingError`] where options or tokens do not suffice; [`CacheError`](super::gpt::CacheError).
+    /// [`SamplingError`] for options that do not fit or too few tokens; [`CacheError`](super::gpt::CacheError).
     pub fn samples(
         &self,
-        part: Part,
+        part: SplitPart,
         seq: usize,
         seed: u64,
         samples: u64,
@@ -200,8 +208,13 @@ impl TokenFiles {
         Ok(Arc::new(blended))
     }
 
-    /// The first samples of a blend of one epoch, until one of the files has none left.
-    fn evaluation(&self, part: Part, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
+    /// The first samples of a blend of one epoch, until one of the files is exhausted.
+    fn evaluation(
+        &self,
+        part: SplitPart,
+        seq: usize,
+        max: usize,
+    ) -> Result<Vec<Sample>, DataError> {
         if max == 0 {
             return Ok(vec![]);
         }
@@ -209,8 +222,8 @@ impl TokenFiles {
         let counts: Vec<u64> = parts.iter().map(|part| part.count()).collect();
         let size = counts.iter().sum::<u64>().min(max as u64);
         let (datasets, samples) = match &self.weights {
-            Some(weights) => blend(weights, size),
-            None => blend_exhaustive(&counts),
+            Some(weights) => build_blending_indices(weights, size),
+            None => build_exhaustive_blending_indices(&counts),
         };
         let all = datasets.into_iter().zip(samples).take(size as usize);
         let left = |(dataset, sample): &(i16, i64)| (*sample as u64) < counts[*dataset as usize];
@@ -221,7 +234,7 @@ impl TokenFiles {
 
     fn one_epoch(
         &self,
-        part: Part,
+        part: SplitPart,
         seq: usize,
         seed: u64,
     ) -> Result<Vec<Arc<dyn FiniteSamples>>, DataError> {
@@ -230,7 +243,7 @@ impl TokenFiles {
 
     fn datasets(
         &self,
-        part: Part,
+        part: SplitPart,
         seq: usize,
         seed: u64,
         counts: impl Iterator<Item = Option<u64>>,
@@ -242,8 +255,8 @@ impl TokenFiles {
 
     fn dataset(
         &self,
-        file: &Arc<IndexedFile>,
-        part: Part,
+        file: &Arc<IndexedDataset>,
+        part: SplitPart,
         seq: usize,
         seed: u64,
         count: Option<u64>,
@@ -257,12 +270,11 @@ impl TokenFiles {
             ..GptOptions::new(seq, seed)
         };
         let (file, split) = (Arc::clone(file), &self.config.split);
-        Ok(match self.config.packing {
-            true => Arc::new(Packed::new(file, split, part, count, &options)?),
-            false => {
-                let cache = self.config.cache.as_ref();
-                Arc::new(GptDataset::new(file, split, part, count, &options, cache)?)
-            }
+        Ok(if self.config.packing {
+            Arc::new(PackedSamples::new(file, split, part, count, &options)?)
+        } else {
+            let cache = self.config.cache.as_ref();
+            Arc::new(GptDataset::new(file, split, part, count, &options, cache)?)
         })
     }
 }
@@ -275,9 +287,15 @@ impl Dataset for TokenFiles {
             Some(weight) => format!("{} (weight {weight})", file.prefix.display()),
             None => file.prefix.display().to_string(),
         };
-        let mut names: Vec<_> = self.config.files.iter().map(name).take(NAMED).collect();
-        if self.files.len() > NAMED {
-            names.push(format!("and {} more", self.files.len() - NAMED));
+        let mut names: Vec<_> = self
+            .config
+            .files
+            .iter()
+            .map(name)
+            .take(MAX_NAMED_FILES)
+            .collect();
+        if self.files.len() > MAX_NAMED_FILES {
+            names.push(format!("and {} more", self.files.len() - MAX_NAMED_FILES));
         }
         let packed = if self.config.packing { ", packed" } else { "" };
         format!(
@@ -306,18 +324,18 @@ impl Dataset for TokenFiles {
             return Ok(made.clone());
         }
         let Sampling { seq, seed, samples } = *sampling;
-        let made = self.samples(Part::Train, seq, seed, samples)?;
+        let made = self.samples(SplitPart::Train, seq, seed, samples)?;
         *training = Some((*sampling, Arc::clone(&made)));
         Ok(made)
     }
 
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
-        self.evaluation(Part::Valid, seq, max)
+        self.evaluation(SplitPart::Valid, seq, max)
     }
 }
 
-/// The weights, divided by their sum; nothing where no file has one.
-fn shares(files: &[TokenFile]) -> Result<Option<Vec<f64>>, SamplingError> {
+/// The weights, normalized; `None` if no file has one.
+fn normalized_weights(files: &[TokenFile]) -> Result<Option<Vec<f64>>, SamplingError> {
     let weights: Vec<f64> = files.iter().filter_map(|file| file.weight).collect();
     match (files.len(), weights.len()) {
         (0, _) => Err(SamplingError::Files(0)),

@@ -1,15 +1,17 @@
-//! What stands beside token files about how they were made.
+//! Reads the sidecar files of token files.
 
 use std::path::Path;
 
 use crate::data::gpt::SamplingError;
 use crate::tokenizer::TokenFileInfo;
 
-/// What is known of all files, which must not contradict one another; nothing of files from elsewhere.
+/// Reads the sidecars, which must not contradict each other. A file without one gets empty information.
 pub(super) fn read(prefixes: &[&Path]) -> Result<Vec<TokenFileInfo>, SamplingError> {
-    let all = prefixes.iter().map(|prefix| TokenFileInfo::read(prefix));
-    let all = all.map(|info| Ok(info?.unwrap_or_default()));
-    let all: Vec<_> = all.collect::<Result<_, SamplingError>>()?;
+    let all: Vec<_> = prefixes
+        .iter()
+        .map(|prefix| TokenFileInfo::read(prefix))
+        .map(|info| Ok(info?.unwrap_or_default()))
+        .collect::<Result<_, SamplingError>>()?;
     let mut known: [Option<(&Path, String)>; 3] = Default::default();
     for (other, info) in prefixes.iter().zip(&all) {
         for ((what, fact), known) in facts(info).into_iter().zip(&mut known) {
@@ -31,7 +33,7 @@ pub(super) fn read(prefixes: &[&Path]) -> Result<Vec<TokenFileInfo>, SamplingErr
     Ok(all)
 }
 
-/// What files of one tokenizer have in common.
+/// The properties that all files of one tokenizer share.
 fn facts(info: &TokenFileInfo) -> [(&'static str, Option<String>); 3] {
     [
         ("the tokenizer", info.tokenizer.clone()),
@@ -40,7 +42,7 @@ fn facts(info: &TokenFileInfo) -> [(&'static str, Option<String>); 3] {
     ]
 }
 
-/// Bytes of text of a token, in the mixture of the weights; 1 where it is not known of all files.
+/// The average bytes of text per token in the blend; 1 if unknown for any file.
 pub(super) fn bytes_per_token(files: &[TokenFileInfo], weights: Option<&[f64]>) -> f64 {
     let each = files.iter().map(TokenFileInfo::bytes_per_token);
     let Some(each) = each.collect::<Option<Vec<_>>>() else {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{TokenFile, TokenFiles, TokenFilesConfig};
 use crate::data::fixtures::{cases, fixture, of, written};
-use crate::data::gpt::{Cache, Part};
+use crate::data::gpt::{IndexCache, SplitPart};
 use crate::data::indexed::{bin_path, idx_path};
 use crate::data::test_folder::TestFolder;
 use crate::data::{Dataset, Sampling};
@@ -29,7 +29,7 @@ fn corpora(weights: [Option<f64>; 2]) -> TokenFilesConfig {
 
 fn error(config: TokenFilesConfig) -> String {
     let opened = config.open();
-    opened.err().expect("this must not open").to_string()
+    opened.err().expect("opening fails").to_string()
 }
 
 fn sampling(samples: u64) -> Sampling {
@@ -49,13 +49,13 @@ fn blended_samples_are_those_of_the_reference() {
             None => [None, None],
         };
         let cached = TokenFilesConfig {
-            cache: Some(Cache::new(folder.path())),
+            cache: Some(IndexCache::new(folder.path())),
             ..corpora(weights)
         };
         for config in [corpora(weights), cached] {
             let data = config.open().unwrap();
             let wanted = of(case, "samples");
-            let samples = data.samples(Part::Train, 16, 1234, wanted).unwrap();
+            let samples = data.samples(SplitPart::Train, 16, 1234, wanted).unwrap();
             assert_eq!(samples.count(), of::<u64>(case, "count"));
             let items: Vec<(Vec<i32>, Vec<i32>, Value)> = of(case, "items");
             for (number, (tokens, targets, _)) in items.into_iter().enumerate() {
@@ -130,7 +130,7 @@ fn held_out_samples_are_always_the_same() {
     assert_ne!(weighted, held_out([None, None]));
     let data = corpora([Some(3.0), Some(1.0)]).open().unwrap();
     assert_eq!(data.held_out(16, 0).unwrap(), []);
-    // More than there are: until the first file has none left, and all without weights.
+    // More than there are: until the first file is exhausted; without weights, all samples.
     let most = data.held_out(16, 10_000).unwrap();
     assert_eq!(most[..7], weighted);
     let all = corpora([None, None])
@@ -149,7 +149,7 @@ fn without_weights_no_sample_comes_twice() {
         error.contains("and the run needs 10000") && error.contains("give weights"),
         "{error}"
     );
-    // A single file is gone through again.
+    // A single file is repeated.
     let one = TokenFilesConfig {
         vocabulary: Some(1000),
         ..TokenFilesConfig::new(vec![file("a", None)])
@@ -165,13 +165,13 @@ fn the_fingerprint_follows_the_data_and_the_options() {
     let base = || corpora([Some(1.0), Some(2.0)]);
     let first = fingerprint(base());
     assert_eq!(first, fingerprint(corpora([Some(2.0), Some(4.0)])));
-    // Wherever the files lie, and with or without a cache.
+    // Independent of the path and of the cache.
     let mut moved = base();
     for (path, name) in [(bin_path as fn(&_) -> _, "a.bin"), (idx_path, "a.idx")] {
         fs::copy(path(&fixture("a")), folder.path().join(name)).unwrap();
     }
     moved.files[0].prefix = folder.path().join("a");
-    moved.cache = Some(Cache::new(folder.path()));
+    moved.cache = Some(IndexCache::new(folder.path()));
     assert_eq!(first, fingerprint(moved));
 
     let changes: [&dyn Fn(&mut TokenFilesConfig); 6] = [
@@ -237,20 +237,20 @@ fn what_stands_beside_the_files_is_used() {
         refused.contains("third' disagree on the tokenizer"),
         "{refused}"
     );
-    // What a file does not say is what the others say.
+    // Facts that one file lacks are taken from the others.
     let silent = beside(&folder, "silent", "{}");
     let both = open(vec![silent, first.clone()]).open().unwrap();
     assert_eq!((both.vocabulary(), both.bytes_per_token()), (500, 1.0));
     let broken = beside(&folder, "broken", "{");
     assert!(error(open(vec![broken])).contains("broken.json'"));
     let large = beside(&folder, "large", r#"{"vocabulary": 9, "eod": 3000000000}"#);
-    assert!(error(open(vec![large])).contains("large' is no token"));
+    assert!(error(open(vec![large])).contains("large' is not a token"));
     let strange = beside(&folder, "strange", r#"{"vocabulary": "many"}"#);
     assert!(error(open(vec![strange])).contains("strange.json' does not describe"));
     let none = beside(&folder, "none", "{}");
     let refused = error(TokenFilesConfig::new(vec![none]));
     assert!(
-        refused.contains("no vocabulary") && refused.contains("none.json"),
+        refused.contains("unknown vocabulary") && refused.contains("none.json"),
         "{refused}"
     );
 }
@@ -258,7 +258,7 @@ fn what_stands_beside_the_files_is_used() {
 #[test]
 fn options_that_do_not_fit_are_refused() {
     assert!(error(corpora([Some(1.0), None])).contains("1 of 2 files have a weight"));
-    assert!(error(corpora([Some(1.0), Some(-1.0)])).contains("do not blend"));
+    assert!(error(corpora([Some(1.0), Some(-1.0)])).contains("invalid blend weights"));
     assert!(error(TokenFilesConfig::new(vec![])).contains("0 files"));
     let packed = TokenFilesConfig {
         packing: true,

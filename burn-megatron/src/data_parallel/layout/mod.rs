@@ -1,8 +1,8 @@
-//! Where the parameters of a rank lie in flat buffers, and how the buffers are cut into buckets.
+//! The layout of the parameters of a rank in flat buffers, and of the buffers in buckets.
 //!
-//! Sizes go in and ranges come out; nothing is allocated. Parameters are walked in reverse order of
-//! the table, which is about the order in which backward ends with them. Those of the same types
-//! lie in one buffer, and a buffer is a row of buckets, which are what collectives take:
+//! A pure computation from sizes to ranges; nothing is allocated. Parameters are laid out in reverse order of
+//! the table, which is roughly the order in which backward finishes them. Parameters of the same dtypes share a
+//! buffer. A buffer is a sequence of buckets, the units of communication:
 //!
 //! ```text
 //! buffer bf16/f32   |------------ bucket 0 ------------|------ bucket 1 ------|-- bucket 2 --|
@@ -10,12 +10,12 @@
 //! shards            |  rank 0  |  rank 1  |  rank 2    | ...
 //! ```
 //!
-//! A rank owns the same slice of every bucket, wherever the parameters begin and end, so a
-//! parameter may lie in several shards.
+//! Every bucket is sharded evenly over the ranks, whatever the boundaries of parameters, so a parameter may
+//! span several shards.
 //!
-//! The rules follow Megatron-LM: `_ParamAndGradBuffer` and `compute_full_param_layout`. Two differ:
-//! buckets of shared parameters come last, whether or not buckets are cut, and a bucket ends where
-//! the part of the model does.
+//! The rules follow Megatron-LM: `_ParamAndGradBuffer` and `compute_full_param_layout`. Two differ: buckets
+//! of shared parameters come last, whether or not buckets are sharded, and a bucket ends where the unit of
+//! the model (a pipeline stage or FSDP unit) ends.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,64 +23,62 @@ use std::ops::Range;
 use crate::comm::DType;
 
 mod bucket;
-mod fill;
+mod buffer_builder;
 mod rules;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use bucket::{Bucket, Piece, Placed};
-use fill::{Member, fill};
+pub use bucket::{Bucket, BucketParameter, ParameterSlice};
+use buffer_builder::{IndexedSize, build_buffer};
 pub use rules::{BucketRules, LayoutError, ParameterSize};
 pub(super) use table::aligned;
 
 /// The flat buffers of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferLayout {
-    /// One buffer per key, in the order in which the walk meets the keys.
+    /// One buffer per key, in the order of the first parameter of each.
     pub buffers: Vec<FlatBuffer>,
     rules: BucketRules,
-    /// Buffer, and bucket in that buffer, by number.
-    numbered: Vec<(usize, usize)>,
-    /// By place in the table.
-    locations: Vec<Location>,
+    /// By bucket number: the buffer, and the bucket in that buffer.
+    bucket_positions: Vec<(usize, usize)>,
+    /// By index in the table.
+    locations: Vec<ParameterLocation>,
 }
 
 /// What the parameters of one buffer have in common.
 ///
-/// Printed as the type of the parameters, that of the gradients, and the kind: `bf16/f32 dense`, and
-/// `u8/f32 dense in 8 bits` for weights that are kept so.
+/// Displayed as the dtypes of parameters and gradients, and the kind: `bf16/f32 dense`, or `u8/f32 dense fp8`
+/// for FP8 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferKey {
-    /// The type in which the parameters are gathered, and kept where they are not in 8 bits.
+    /// The dtype in which the parameters are gathered, and stored unless they are FP8 weights.
     pub parameter: DType,
-    /// The type in which their gradients are summed.
+    /// The dtype in which their gradients are summed.
     pub gradient: DType,
     /// Whether they belong to experts.
     pub expert: bool,
-    /// Whether they are kept in 8 bits, in two copies with their scales. What is gathered are codes
-    /// where [`parameter`](Self::parameter) is [`DType::U8`], and values that are quantised then
-    /// where it is a float.
+    /// Whether they are FP8 weights, stored as two copies with their scales. FP8 codes are gathered if
+    /// [`parameter`](Self::parameter) is [`DType::U8`]; values, which are then quantised, if it is a float.
     pub quantized: bool,
 }
 
-/// A row of buckets without gaps between them.
+/// A sequence of contiguous buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlatBuffer {
     /// What its parameters have in common.
     pub key: BufferKey,
     /// Its elements, padding included.
     pub elements: usize,
-    /// Bytes of its parameters where they are kept in 8 bits: both copies and their scales. 0 for
-    /// others.
+    /// Bytes of its FP8 weights: both copies and their scales. 0 for other parameters.
     pub quantized_bytes: usize,
-    /// Its buckets, in the order of launch.
+    /// Its buckets, in the order in which they are reduced.
     pub buckets: Vec<Bucket>,
 }
 
-/// Where a parameter lies.
+/// The location of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Location {
+pub struct ParameterLocation {
     /// The number of the bucket.
     pub bucket: usize,
     /// Its elements, from the start of the bucket.
@@ -90,15 +88,14 @@ pub struct Location {
 impl BufferLayout {
     /// Lays out the parameters of a table.
     ///
-    /// Every rank of a data-parallel group must come to the same layout, so the sizes must be those
-    /// of all of them.
+    /// All ranks of a data-parallel group must have the same layout, so they must pass the same sizes.
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if the rules make no sense or a buffer is larger than memory can be.
+    /// [`LayoutError`] if the rules are invalid or a buffer is too large to be allocated.
     pub fn new(parameters: &[ParameterSize], rules: &BucketRules) -> Result<Self, LayoutError> {
         rules.check()?;
-        let mut members: Vec<(BufferKey, Vec<Member>)> = vec![];
+        let mut members: Vec<(BufferKey, Vec<IndexedSize>)> = vec![];
         for (index, size) in parameters.iter().enumerate().rev() {
             let key = BufferKey::of(size);
             match members.iter_mut().find(|(other, _)| *other == key) {
@@ -108,48 +105,51 @@ impl BufferLayout {
         }
         let buffers = members
             .iter()
-            .map(|(key, members)| fill(*key, members, rules))
+            .map(|(key, members)| build_buffer(*key, members, rules))
             .collect::<Result<Vec<FlatBuffer>, _>>()?;
-        let mut total = buffers.iter().map(|buffer| buffer.elements);
-        let total = total.try_fold(0, usize::checked_add);
-        total.ok_or(LayoutError::Uncountable {
+        let mut elements = buffers.iter().map(|buffer| buffer.elements);
+        let total = elements.try_fold(0, usize::checked_add);
+        total.ok_or(LayoutError::ElementCountOverflow {
             buffers: buffers.len(),
         })?;
         Ok(Self::index(buffers, parameters.len(), *rules))
     }
 
-    /// Numbers the buckets in the order in which backward ends with them, and looks up every parameter.
+    /// Numbers the buckets in the order in which backward finishes them, and locates every parameter.
     fn index(buffers: Vec<FlatBuffer>, parameters: usize, rules: BucketRules) -> Self {
-        let places = buffers.iter().enumerate().flat_map(|(place, buffer)| {
-            let bucket = move |(bucket, of): (usize, &Bucket)| (place, bucket, of.order());
-            buffer.buckets.iter().enumerate().map(bucket)
-        });
-        let mut places: Vec<_> = places.collect();
-        places.sort_by_key(|(.., order)| *order);
-        let mut numbered = vec![];
-        let nowhere = Location {
+        let mut buckets: Vec<_> = buffers
+            .iter()
+            .enumerate()
+            .flat_map(|(buffer_index, buffer)| {
+                let buckets = buffer.buckets.iter().enumerate();
+                buckets.map(move |(index, bucket)| (buffer_index, index, bucket.order()))
+            })
+            .collect();
+        buckets.sort_by_key(|(.., order)| *order);
+        let mut bucket_positions = vec![];
+        let unset = ParameterLocation {
             bucket: 0,
             range: 0..0,
         };
-        let mut locations = vec![nowhere; parameters];
-        for (place, bucket, _) in places {
-            for Placed { index, range } in &buffers[place].buckets[bucket].parameters {
-                locations[*index] = Location {
-                    bucket: numbered.len(),
+        let mut locations = vec![unset; parameters];
+        for (buffer, bucket, _) in buckets {
+            for BucketParameter { index, range } in &buffers[buffer].buckets[bucket].parameters {
+                locations[*index] = ParameterLocation {
+                    bucket: bucket_positions.len(),
                     range: range.clone(),
                 };
             }
-            numbered.push((place, bucket));
+            bucket_positions.push((buffer, bucket));
         }
         Self {
             buffers,
             rules,
-            numbered,
+            bucket_positions,
             locations,
         }
     }
 
-    /// The rules that it was made by.
+    /// The rules of the layout.
     pub fn rules(&self) -> &BucketRules {
         &self.rules
     }
@@ -161,16 +161,19 @@ impl BufferLayout {
 
     /// Elements of all parameters, without padding.
     pub fn parameter_elements(&self) -> usize {
-        self.locations.iter().map(|place| place.range.len()).sum()
+        self.locations
+            .iter()
+            .map(|location| location.range.len())
+            .sum()
     }
 
     /// The number of buckets in all buffers.
     pub fn bucket_count(&self) -> usize {
-        self.numbered.len()
+        self.bucket_positions.len()
     }
 
-    /// All buckets with their numbers and buffers, in the order of launch: that in which backward ends
-    /// with them, whatever their buffers; those of shared parameters last.
+    /// All buckets with their numbers and buffers, in the order in which they are reduced: that in which
+    /// backward finishes them, across buffers; those of shared parameters last.
     pub fn buckets(&self) -> impl Iterator<Item = (usize, &FlatBuffer, &Bucket)> {
         let number = |number| (number, self.buffer_of(number), self.bucket(number));
         (0..self.bucket_count()).map(number)
@@ -180,23 +183,23 @@ impl BufferLayout {
     ///
     /// # Panics
     ///
-    /// If there is no such bucket, as for an index into a slice.
+    /// If `number` is out of range.
     pub fn bucket(&self, number: usize) -> &Bucket {
-        let (buffer, bucket) = self.numbered[number];
+        let (buffer, bucket) = self.bucket_positions[number];
         &self.buffers[buffer].buckets[bucket]
     }
 
-    /// The buffer in which a bucket lies.
+    /// The buffer of a bucket.
     ///
     /// # Panics
     ///
-    /// If there is no such bucket, as for an index into a slice.
+    /// If `number` is out of range.
     pub fn buffer_of(&self, number: usize) -> &FlatBuffer {
-        &self.buffers[self.numbered[number].0]
+        &self.buffers[self.bucket_positions[number].0]
     }
 
-    /// Where the parameter at `index` of the table lies; `None` beyond the table.
-    pub fn find(&self, index: usize) -> Option<&Location> {
+    /// The location of the parameter at `index` of the table; `None` beyond the table.
+    pub fn find(&self, index: usize) -> Option<&ParameterLocation> {
         self.locations.get(index)
     }
 }
@@ -215,13 +218,13 @@ impl BufferKey {
 impl fmt::Display for BufferKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.expert { "expert" } else { "dense" };
-        let bits = if self.quantized { " in 8 bits" } else { "" };
-        write!(f, "{}/{} {kind}{bits}", self.parameter, self.gradient)
+        let fp8 = if self.quantized { " fp8" } else { "" };
+        write!(f, "{}/{} {kind}{fp8}", self.parameter, self.gradient)
     }
 }
 
 impl FlatBuffer {
-    /// Elements that one rank owns, padding included: its shards of all buckets.
+    /// Elements of the shards of one rank, padding included.
     pub fn shard_elements(&self) -> usize {
         let shards = self.buckets.iter().map(Bucket::shard_elements);
         shards.sum()

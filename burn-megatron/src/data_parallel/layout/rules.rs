@@ -1,18 +1,18 @@
-//! What a layout is made from: the sizes of the parameters, and the rules of the buckets.
+//! The input of a layout: the sizes of the parameters, and the rules of the buckets.
 
 use super::BufferKey;
 use crate::comm::DType;
 
-/// Bucket ends are padded to a multiple of this many elements, so that a bucket of 16-bit elements
-/// starts on 256 bytes, which matrix products ask for.
+/// Bucket sizes are padded to a multiple of this many elements, so that a bucket of 16-bit elements starts at a
+/// multiple of 256 bytes, as GEMMs require.
 const BUCKET_MULTIPLE: usize = 128;
 
-/// The multiple, in elements, at which ring collectives reach their full bandwidth.
+/// The multiple of elements with which ring collectives reach full bandwidth.
 const BANDWIDTH_MULTIPLE: usize = 1 << 16;
 
-/// The multiple, in codes of 8 bits, at which shards start: four are packed in a word, and devices move
-/// four words at once.
-const CODES_MULTIPLE: usize = 16;
+/// The multiple of FP8 codes at which shards start: four are packed in a word, and devices move four words at
+/// once.
+const FP8_CODES_MULTIPLE: usize = 16;
 
 /// The multiple, in elements, at which parameters of sharded buckets start: 128 bytes in 16 bits.
 const PARAMETER_MULTIPLE: usize = 64;
@@ -20,45 +20,45 @@ const PARAMETER_MULTIPLE: usize = 64;
 /// One parameter of a rank, in the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParameterSize {
-    /// Elements of the rank's own part; 0 is legal.
+    /// Elements of the rank's part; 0 is valid.
     pub elements: usize,
-    /// The type in which the parameter is gathered, and kept where it is not in 8 bits:
-    /// [`DType::U8`] for a weight whose codes are gathered.
+    /// The dtype in which the parameter is gathered, and stored unless it is an FP8 weight: [`DType::U8`] for a
+    /// weight whose FP8 codes are gathered.
     pub parameter: DType,
-    /// The type in which its gradient is summed.
+    /// The dtype in which its gradient is summed.
     pub gradient: DType,
     /// Whether it belongs to an expert, whose gradients are summed over fewer ranks.
     pub expert: bool,
-    /// Whether the first and the last stage hold it: it gets a bucket of its own.
+    /// Whether the first and the last stage share it: it gets a bucket of its own.
     pub shared: bool,
-    /// The part of the model whose parameters may share a bucket: a pipeline stage, or a block
-    /// under full sharding.
-    pub part: usize,
-    /// Bytes of both copies of a weight in 8 bits and of their scales, where it is kept so.
+    /// The unit of the model whose parameters may share a bucket: a pipeline stage, or under ZeRO-3 an FSDP
+    /// unit.
+    pub unit: usize,
+    /// Bytes of both copies of an FP8 weight and of their scales; `None` for other parameters.
     pub quantized_bytes: Option<usize>,
 }
 
-/// When a bucket closes, and what its parameters and its end are padded to.
+/// When a bucket is closed, and how parameters and buckets are padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRules {
-    /// Elements at which a bucket closes, looked at after each parameter, so that a bucket may be
-    /// larger. `None`: never.
+    /// Elements at which a bucket is closed. Checked after each parameter, so a bucket may be larger. `None`:
+    /// no limit.
     pub size: Option<usize>,
-    /// Ranks over which a bucket of dense parameters is cut.
+    /// Ranks over which a bucket of dense parameters is sharded.
     pub ranks: usize,
-    /// Ranks over which a bucket of expert parameters is cut. `None`: as many as for dense ones.
+    /// Ranks over which a bucket of expert parameters is sharded. `None`: `ranks`.
     pub expert_ranks: Option<usize>,
-    /// Whether buckets are cut at all, as for a sharded optimizer. Without, a bucket is one shard
-    /// and nothing is padded beyond `align`.
+    /// Whether buckets are sharded, as for a sharded optimizer. If not, a bucket is one shard, and is padded to
+    /// `align` only.
     pub sharded: bool,
-    /// Whether bucket ends are padded to 65,536 elements besides. Only for `sharded`.
+    /// Whether bucket sizes are also padded to multiples of 65,536 elements. Requires `sharded`.
     pub pad_for_bandwidth: bool,
-    /// The multiple, in elements, at which parameters and buckets start. 1: packed.
+    /// The multiple of elements at which parameters and buckets start. 1: packed.
     pub align: usize,
 }
 
 impl BucketRules {
-    /// Packed buckets of the default size for ranks that all hold everything.
+    /// Packed buckets of the default size, replicated on all ranks.
     pub fn replicated(ranks: usize) -> Self {
         Self {
             size: Some(Self::default_size(ranks)),
@@ -70,8 +70,7 @@ impl BucketRules {
         }
     }
 
-    /// Buckets of the default size that are cut over the ranks; parameters start at multiples of
-    /// 64 elements.
+    /// Buckets of the default size, sharded over the ranks; parameters start at multiples of 64 elements.
     pub fn sharded(ranks: usize) -> Self {
         Self {
             sharded: true,
@@ -80,34 +79,33 @@ impl BucketRules {
         }
     }
 
-    /// The size at which buckets close by default: `max(40,000,000, 1,000,000 x ranks)` elements,
-    /// so that the shards of a large group stay worth a message.
+    /// The default size of buckets: `max(40,000,000, 1,000,000 x ranks)` elements, so that the shards of a large
+    /// group are large enough for an efficient message.
     pub fn default_size(ranks: usize) -> usize {
         ranks.saturating_mul(1_000_000).max(40_000_000)
     }
 
-    /// `align` for sharded buckets on a device whose views must start at multiples of `bytes`, in
-    /// elements of `dtype`: the least common multiple of 64 and what the device asks for, which for
-    /// powers of two is `max(64, bytes / size)`.
+    /// `align` for sharded buckets on a device whose views must start at multiples of `bytes`, in elements of
+    /// `dtype`: the least common multiple of 64 and the device's alignment, which for powers of two is
+    /// `max(64, bytes / size)`.
     ///
-    /// Parameters and gradients lie alike, so the smaller of their types decides.
+    /// Parameters and gradients have the same layout, so pass the smaller of their dtypes.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::ZeroAlign`] for 0 bytes, [`LayoutError::Multiple`] if the result is too large
-    /// for a `usize`.
+    /// [`LayoutError::ZeroAlign`] for 0 bytes, [`LayoutError::PaddingOverflow`] if the result overflows.
     pub fn alignment(bytes: usize, dtype: DType) -> Result<usize, LayoutError> {
         if bytes == 0 {
             return Err(LayoutError::ZeroAlign);
         }
         let elements = bytes / gcd(bytes, dtype.size_of());
-        lcm(PARAMETER_MULTIPLE, elements).ok_or(LayoutError::Multiple {
+        lcm(PARAMETER_MULTIPLE, elements).ok_or(LayoutError::PaddingOverflow {
             ranks: 1,
             align: elements,
         })
     }
 
-    /// The first thing that is wrong with these rules.
+    /// Checks the rules; fails for the first invalid one.
     pub(super) fn check(&self) -> Result<(), LayoutError> {
         match (self.ranks, self.expert_ranks, self.size, self.align) {
             (0, ..) => Err(LayoutError::NoRanks { of: "dense" }),
@@ -116,12 +114,12 @@ impl BucketRules {
                 default: Self::default_size(self.ranks),
             }),
             (.., 0) => Err(LayoutError::ZeroAlign),
-            _ if self.pad_for_bandwidth && !self.sharded => Err(LayoutError::IdlePadding),
+            _ if self.pad_for_bandwidth && !self.sharded => Err(LayoutError::UnusedPadding),
             _ => Ok(()),
         }
     }
 
-    /// The shards of a bucket: 1 where buckets are not cut.
+    /// The shards of a bucket: 1 where buckets are not sharded.
     pub(super) fn shards(&self, expert: bool) -> usize {
         match (self.sharded, expert) {
             (false, _) => 1,
@@ -130,11 +128,11 @@ impl BucketRules {
         }
     }
 
-    /// What the end of a bucket is padded to a multiple of, in elements.
+    /// The multiple of elements to which bucket sizes are padded.
     pub(super) fn bucket_multiple(&self, key: &BufferKey) -> Result<usize, LayoutError> {
         let ranks = self.shards(key.expert);
         let codes = match (key.quantized, key.parameter) {
-            (true, DType::U8) => CODES_MULTIPLE,
+            (true, DType::U8) => FP8_CODES_MULTIPLE,
             _ => 1,
         };
         let bandwidth = if self.pad_for_bandwidth {
@@ -150,75 +148,73 @@ impl BucketRules {
         } else {
             Some(self.align)
         };
-        multiple.ok_or(LayoutError::Multiple {
+        multiple.ok_or(LayoutError::PaddingOverflow {
             ranks,
             align: self.align,
         })
     }
 }
 
-/// Why no layout can be made.
+/// Why a layout cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// Nobody is there to share a bucket.
-    #[error("buckets of {of} parameters cannot be cut over 0 ranks; give at least 1")]
+    /// Buckets over 0 ranks.
+    #[error("invalid number of ranks for buckets of {of} parameters: 0, expected at least 1")]
     NoRanks {
         /// `dense` or `expert`.
         of: &'static str,
     },
-    /// Buckets would close before they hold anything.
+    /// A bucket size of 0.
     #[error(
-        "a bucket cannot close at 0 elements; give at least 1 (the default is {default}), or no \
-         size for one bucket"
+        "invalid bucket size: 0 elements, expected at least 1 (the default is {default}), or no size for \
+         one bucket"
     )]
     ZeroSize {
-        /// The size by default.
+        /// The default size.
         default: usize,
     },
-    /// Nothing starts at a multiple of 0.
-    #[error("parameters cannot start at multiples of 0; give 1 to pack them")]
+    /// An alignment of 0.
+    #[error("invalid alignment: 0 elements, expected at least 1 (packed)")]
     ZeroAlign,
-    /// Padding was asked for where no bucket is cut.
+    /// Padding for bandwidth of buckets that are not sharded.
     #[error(
-        "buckets are padded for bandwidth only where they are cut over the ranks; shard the \
-         optimizer, or leave the padding out"
+        "padding for bandwidth requires sharded buckets; shard the optimizer, or leave the padding out"
     )]
-    IdlePadding,
-    /// The padding itself is too large.
+    UnusedPadding,
+    /// The padding overflows.
     #[error(
-        "no size is a multiple of {ranks} ranks and of {align} elements and fits into {} bits; \
-         give fewer ranks or a smaller alignment",
+        "the least multiple of {ranks} ranks and of {align} elements overflows {} bits; use fewer ranks or a \
+         smaller alignment",
         usize::BITS
     )]
-    Multiple {
-        /// Ranks over which a bucket is cut.
+    PaddingOverflow {
+        /// Ranks over which a bucket is sharded.
         ranks: usize,
-        /// The multiple at which parameters start.
+        /// The alignment of parameters.
         align: usize,
     },
-    /// A buffer is larger than memory can be.
+    /// A buffer is too large to be allocated.
     #[error(
-        "parameter {index} of {elements} elements lets the {key} buffer grow beyond {limit} \
-         elements, more than memory can hold; split the model over more ranks"
+        "with parameter {index} of {elements} elements the {key} buffer exceeds {limit} elements, the most \
+         that can be allocated; split the model over more ranks"
     )]
-    TooLarge {
-        /// The parameter's place in the table.
+    BufferTooLarge {
+        /// The index of the parameter in the table.
         index: usize,
         /// Its elements.
         elements: usize,
         /// The buffer.
         key: BufferKey,
-        /// The most elements that a buffer of these types can have.
+        /// The most elements that a buffer of these dtypes can have.
         limit: usize,
     },
-    /// The buffers together have more elements than a `usize` counts.
+    /// The number of elements overflows a `usize`.
     #[error(
-        "the {buffers} buffers together have more elements than {} bits count; split the model \
-         over more ranks",
+        "the number of elements of the {buffers} buffers overflows {} bits; split the model over more ranks",
         usize::BITS
     )]
-    Uncountable {
-        /// How many buffers there are.
+    ElementCountOverflow {
+        /// The number of buffers.
         buffers: usize,
     },
 }

@@ -1,17 +1,17 @@
-//! A layout as a table for people.
+//! The display of a layout as a table.
 
 use std::fmt;
 
 use super::BufferLayout;
 
-/// A line per bucket: its number, types and kind, part of the model, parameters, their elements,
-/// and the elements with padding; and a line of totals.
+/// A line per bucket: its number, dtypes and kind, unit of the model, parameters, their elements, and the
+/// elements with padding; and a line of totals.
 impl fmt::Display for BufferLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = [
             "bucket",
             "buffer",
-            "part",
+            "unit",
             "parameters",
             "elements",
             "padded",
@@ -22,7 +22,7 @@ impl fmt::Display for BufferLayout {
             vec![
                 number.to_string(),
                 format!("{}{shared}", buffer.key),
-                bucket.part.to_string(),
+                bucket.unit.to_string(),
                 bucket.parameters.len().to_string(),
                 bucket.parameter_elements().to_string(),
                 bucket.padded().to_string(),
@@ -40,7 +40,7 @@ impl fmt::Display for BufferLayout {
     }
 }
 
-/// Rows of equally many cells as lines: the first column to the left, the others to the right.
+/// Formats rows of equal length as lines: the first column left-aligned, the others right-aligned.
 pub(in crate::data_parallel) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| {
@@ -49,8 +49,8 @@ pub(in crate::data_parallel) fn aligned(rows: &[Vec<String>]) -> String {
     };
     let widths: Vec<_> = (0..columns).map(width).collect();
     let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).enumerate();
-        let cells = cells.map(|(column, (cell, width))| match column {
+        let numbered = row.iter().zip(&widths).enumerate();
+        let cells = numbered.map(|(column, (cell, width))| match column {
             0 => format!("{cell:<width$}"),
             _ => format!("{cell:>width$}"),
         });

@@ -1,4 +1,4 @@
-//! A plan as a table for people.
+//! The display of a memory plan as a table.
 
 use std::fmt;
 
@@ -6,22 +6,22 @@ use super::MemoryPlan;
 use crate::data_parallel::layout::aligned;
 
 impl MemoryPlan {
-    /// The plan as a table; with what was measured, and how far that is off, beside it.
+    /// The plan as a table, with columns for the measured memory and its relative difference if it is given.
     pub fn table(&self, measured: Option<&MemoryPlan>) -> String {
         let mut head = vec!["per rank".to_string(), "computed".into()];
         if measured.is_some() {
             head.extend(["measured".into(), "difference".into()]);
         }
-        let measured = measured.map(Self::rows);
+        let measured_rows = measured.map(Self::rows);
         let rows = self
             .rows()
             .into_iter()
             .enumerate()
             .map(|(row, (name, bytes))| {
-                let mut cells = vec![name.to_string(), human(bytes)];
-                if let Some(measured) = &measured {
+                let mut cells = vec![name.to_string(), format_bytes(bytes)];
+                if let Some(measured) = &measured_rows {
                     let (_, found) = measured[row];
-                    cells.extend([human(found), difference(bytes, found)]);
+                    cells.extend([format_bytes(found), difference(bytes, found)]);
                 }
                 cells
             });
@@ -45,8 +45,8 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// Bytes for people: `512 B`, `1.50 GiB`.
-pub fn human(bytes: u64) -> String {
+/// Formats bytes: `512 B`, `1.50 GiB`.
+pub fn format_bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = bytes.max(1).ilog2() / 10;
     match power {
@@ -58,7 +58,7 @@ pub fn human(bytes: u64) -> String {
     }
 }
 
-/// How far off a measurement is: `+1.2 %`; a dash where nothing was computed to compare with.
+/// The relative difference of a measurement: `+1.2 %`; a dash if 0 was computed.
 fn difference(computed: u64, measured: u64) -> String {
     match computed {
         0 if measured > 0 => "-".into(),

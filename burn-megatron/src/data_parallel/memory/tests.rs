@@ -1,4 +1,4 @@
-//! Bytes worked out by hand, and the table.
+//! Bytes computed by hand, and the table.
 
 use super::super::layout::{BucketRules, ParameterSize};
 use super::*;
@@ -15,7 +15,7 @@ fn size(elements: usize, parameter: DType, gradient: DType) -> ParameterSize {
         gradient,
         expert: false,
         shared: false,
-        part: 0,
+        unit: 0,
         quantized_bytes: None,
     }
 }
@@ -32,8 +32,8 @@ fn plan(layout: &BufferLayout, stage: ZeroStage) -> MemoryPlan {
     MemoryPlan::new(layout, &MemoryRules::adam(stage)).unwrap()
 }
 
-/// Bytes that stand all the time, per element.
-fn standing(plan: &MemoryPlan, elements: usize) -> f64 {
+/// Bytes that are allocated permanently, per element.
+fn permanent(plan: &MemoryPlan, elements: usize) -> f64 {
     (plan.total() - plan.buffers) as f64 / elements as f64
 }
 
@@ -44,7 +44,7 @@ fn check(parameter: DType, gradient: DType, rules: MemoryRules, formulas: [fn(f6
         for (stage, formula) in ZeroStage::ALL.into_iter().zip(formulas) {
             let plan = MemoryPlan::new(&layout, &MemoryRules { stage, ..rules }).unwrap();
             let expected = formula(ranks as f64);
-            let found = standing(&plan, 3 * LAYER);
+            let found = permanent(&plan, 3 * LAYER);
             assert_eq!(found, expected, "stage {stage} over {ranks} ranks");
         }
     }
@@ -133,7 +133,7 @@ fn categories_of_a_stage() {
 
 /// Two copies of a byte, f32 gradients, a master and two moments, whether codes are gathered or values.
 #[test]
-fn weights_in_8_bits() {
+fn fp8_weights() {
     let layer = LAYER as u64;
     for parameter in [DType::U8, BF16, F32] {
         let weight = ParameterSize {
@@ -149,7 +149,7 @@ fn weights_in_8_bits() {
             let d = ranks as u64;
             assert_eq!(shares(Optimizer), [6, 12, 36 / d]);
             assert_eq!(shares(Gradients), [6, 12 / d, 36 / d]);
-            // All codes are gathered in one call, and values where gradients were.
+            // All codes are gathered in one call; values reuse the memory of gradients.
             let buffers = if parameter == DType::U8 { 3 } else { 0 };
             assert_eq!(plan(&layout, Optimizer).buffers, buffers * layer);
             assert_eq!(plan(&layout, Gradients).buffers, 8 * layer);
@@ -158,7 +158,7 @@ fn weights_in_8_bits() {
 }
 
 #[test]
-fn experts_are_shared_by_their_own_ranks() {
+fn experts_are_sharded_over_their_own_ranks() {
     let expert = ParameterSize {
         expert: true,
         ..size(LAYER, BF16, F32)
@@ -179,11 +179,11 @@ fn padding_counts() {
     assert_eq!((plan.parameters, plan.optimizer), (256, 128 * 12 / 4));
 }
 
-/// Parameters of 4, 1, 3, 2 layers in parts of their own.
+/// Parameters of 4, 1, 3, 2 layers in units of their own.
 fn uneven(shared: Option<usize>) -> BufferLayout {
     let mut parameters = [4, 1, 3, 2].map(|layers| size(layers * LAYER, BF16, F32));
-    for (part, parameter) in parameters.iter_mut().enumerate() {
-        parameter.part = part;
+    for (unit, parameter) in parameters.iter_mut().enumerate() {
+        parameter.unit = unit;
     }
     if let Some(shared) = shared {
         parameters[shared].shared = true;
@@ -192,7 +192,7 @@ fn uneven(shared: Option<usize>) -> BufferLayout {
 }
 
 #[test]
-fn what_comes_and_goes() {
+fn temporary_buffers_of_each_stage() {
     let layers = |layout: &BufferLayout, stage| plan(layout, stage).buffers as usize / LAYER;
     let layout = uneven(None);
     assert_eq!(layers(&layout, Replicated), 0);
@@ -206,12 +206,12 @@ fn what_comes_and_goes() {
 }
 
 #[test]
-fn a_part_is_gathered_whole() {
-    // Two parts of two buckets each, and a buffer more for the first.
+fn a_unit_is_gathered_whole() {
+    // Two units of two buckets each, and an additional buffer for the first.
     let mut parameters = [size(LAYER, BF16, F32); 5];
     parameters[0].parameter = F32;
     for parameter in &mut parameters[3..] {
-        parameter.part = 1;
+        parameter.unit = 1;
     }
     let layout = layout_of(&parameters, 2);
     assert_eq!(layout.bucket_count(), 5);
@@ -242,7 +242,7 @@ fn hybrid_shards_are_larger() {
 }
 
 #[test]
-fn a_layout_that_is_not_cut_shares_nothing() {
+fn a_layout_that_is_not_sharded_requires_stage_0() {
     let rules = BucketRules::replicated(4);
     let layout = BufferLayout::new(&[size(10, BF16, F32)], &rules).unwrap();
     let all = plan(&layout, Replicated);
@@ -250,21 +250,21 @@ fn a_layout_that_is_not_cut_shares_nothing() {
     let error = MemoryPlan::new(&layout, &MemoryRules::adam(Gradients)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "ZeRO stage 2 shares buckets among ranks, but this layout does not cut them; lay the \
-         buffers out with sharded rules, or take stage 0"
+        "ZeRO stage 2 requires sharded buckets, but this layout has none; use sharded rules for the layout, or \
+         stage 0"
     );
 }
 
 #[test]
-fn more_than_64_bits_count() {
+fn bytes_that_overflow_64_bits() {
     let elements = isize::MAX as usize / 8;
     let layout = layout_of(&[size(elements & !127, F32, DType::F64)], 1);
     let error = MemoryPlan::new(&layout, &MemoryRules::adam(Parameters));
-    assert!(matches!(error, Err(MemoryError::Uncountable { bytes }) if bytes > u64::MAX as u128));
+    assert!(matches!(error, Err(MemoryError::Overflow { bytes }) if bytes > u64::MAX as u128));
 }
 
 #[test]
-fn nothing_takes_nothing() {
+fn no_parameters_take_no_memory() {
     let plan = plan(&layout_of(&[], 2), Parameters);
     assert_eq!(plan, MemoryPlan::default());
 }
@@ -283,17 +283,20 @@ fn stages_are_numbers() {
     assert!(Optimizer < Parameters);
     assert!(serde_json::from_str::<ZeroStage>("4").is_err());
     for text in ["4", "-1", "", "two", "256"] {
-        assert_eq!(text.parse::<ZeroStage>(), Err(UnknownStage(text.into())));
+        assert_eq!(
+            text.parse::<ZeroStage>(),
+            Err(ParseZeroStageError(text.into()))
+        );
     }
     assert_eq!(
-        UnknownStage("4".into()).to_string(),
-        "there is no ZeRO stage \"4\"; the stages are 0 (everything on every rank), 1 (the \
-         optimizer state is sharded), 2 (and the gradients) and 3 (and the parameters)"
+        ParseZeroStageError("4".into()).to_string(),
+        "invalid ZeRO stage \"4\": expected 0 (nothing is sharded), 1 (the optimizer state), 2 (the gradients \
+         too) or 3 (the parameters too)"
     );
 }
 
 #[test]
-fn the_table_is_for_people() {
+fn the_displayed_table() {
     let plan = MemoryPlan {
         parameters: 2 << 30,
         gradients: 1000,

@@ -1,100 +1,119 @@
-//! Weights with one scale: from the masters to codes, which are gathered, to both copies.
+//! Weights with a per-tensor scale: masters are encoded, codes gathered, and both copies made from them.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_megatron_kernels::fp8::{self, Fp8Matrix};
 
-use super::{Coming, Weights};
-use crate::collective::{self, Move, start_all_gathers_of_words};
+use super::{Fp8Weights, PendingGather};
+use crate::collective::{self, CollectiveOp, start_all_gather_packed_coalesced};
 use crate::comm::ReduceOp;
-use crate::data_parallel::layout::Placed;
-use crate::data_parallel::plan::Plan;
-use crate::data_parallel::usage::Category;
+use crate::data_parallel::layout::BucketParameter;
+use crate::data_parallel::memory_usage::MemoryCategory;
+use crate::data_parallel::sharding_plan::ShardingPlan;
 use crate::nn::fp8::QuantizedWeight;
 
-/// Codes in a word.
-const PACKED: usize = 4;
+/// FP8 codes per 32-bit word.
+const CODES_PER_WORD: usize = 4;
 
-/// Starts gathering the codes of some buckets, given with the part of the master that this rank steps:
-/// one reduction of magnitudes and one call for all of them.
-pub(in crate::data_parallel) fn start(masters: &[(usize, Tensor<1>)], plan: &Plan) -> Vec<Weights> {
-    let mut scales = scales(masters, plan).into_iter();
+/// Starts to gather the codes of some buckets, each given with this rank's master shard: one amax
+/// reduction and one gather call for all of them. Collective: call on all ranks of the stage.
+pub(in crate::data_parallel) fn start(
+    masters: &[(usize, Tensor<1>)],
+    plan: &ShardingPlan,
+) -> Vec<Fp8Weights> {
+    let mut all_scales = scales(masters, plan).into_iter();
     let mut descales = vec![];
-    let words = masters.iter().map(|(number, master)| {
+    let encode_bucket = |(number, master): &(usize, Tensor<1>)| {
         let count = plan.layout.bucket(*number).parameters.len();
-        let scales: Vec<_> = scales.by_ref().take(count).collect();
+        let scales: Vec<_> = all_scales.by_ref().take(count).collect();
         let words = encode(*number, master, &scales, plan);
         descales.push(scales.into_iter().map(Tensor::recip).collect::<Vec<_>>());
         words
-    });
-    let words: Vec<_> = words.collect();
-    let pending = start_all_gathers_of_words(words, &plan.axes.shard).into_iter();
-    let coming = |((pending, descales), (number, _)): ((_, _), &(usize, Tensor<1>))| {
-        let held = plan.usage.hold(Category::Buffers, plan.elements(*number));
-        let pending = Box::new(pending);
-        Weights::Codes(Coming { pending, held }, descales)
     };
-    pending.zip(descales).zip(masters).map(coming).collect()
+    let words: Vec<_> = masters.iter().map(encode_bucket).collect();
+    let pending = start_all_gather_packed_coalesced(words, &plan.groups.shard).into_iter();
+    let gathering = |((pending, descales), (number, _)): ((_, _), &(usize, Tensor<1>))| {
+        let allocation = plan
+            .usage
+            .track(MemoryCategory::Buffers, plan.elements(*number));
+        let pending = Box::new(pending);
+        Fp8Weights::GatheringCodes(
+            PendingGather {
+                pending,
+                allocation,
+            },
+            descales,
+        )
+    };
+    pending.zip(descales).zip(masters).map(gathering).collect()
 }
 
-/// The scale of each weight, `[1]`, by place in the buckets.
-fn scales(masters: &[(usize, Tensor<1>)], plan: &Plan) -> Vec<Tensor<1>> {
-    let amaxes = masters
+/// The scale of each weight, `[1]`, in the order of the buckets.
+fn scales(masters: &[(usize, Tensor<1>)], plan: &ShardingPlan) -> Vec<Tensor<1>> {
+    let by_weight: Vec<_> = masters
         .iter()
-        .map(|(number, master)| amaxes(*number, master, plan));
-    let amaxes: Vec<_> = amaxes.flatten().collect();
-    if amaxes.is_empty() {
+        .flat_map(|(number, master)| amaxes(*number, master, plan))
+        .collect();
+    if by_weight.is_empty() {
         return vec![];
     }
-    let own = Tensor::cat(amaxes, 0);
-    // Not all engines let NaN win a maximum; infinity has the same scale.
-    let own = own.clone().mask_fill(own.is_nan(), f32::INFINITY);
-    let largest = [&plan.axes.data, &plan.tensor]
+    let amaxes = Tensor::cat(by_weight, 0);
+    // Not all engines propagate NaN in a maximum; infinity gives the same scale.
+    let local = amaxes.clone().mask_fill(amaxes.is_nan(), f32::INFINITY);
+    let largest = [&plan.groups.data, &plan.tensor]
         .into_iter()
-        .fold(own, |amax, comm| {
-            collective::start(amax, &Move::AllReduce(ReduceOp::Max), comm).wait()
+        .fold(local, |amax, comm| {
+            collective::start(amax, &CollectiveOp::AllReduce(ReduceOp::Max), comm).wait()
         });
     let weights = masters
         .iter()
         .flat_map(|(number, _)| &plan.layout.bucket(*number).parameters);
-    let scale = |(at, placed): (usize, &Placed)| {
-        plan.quantizer(placed.index)
-            .scale(largest.clone().narrow(0, at, 1))
+    let scale = |(position, parameter): (usize, &BucketParameter)| {
+        plan.quantizer(parameter.index)
+            .scale(largest.clone().narrow(0, position, 1))
     };
     weights.enumerate().map(scale).collect()
 }
 
-/// The largest magnitude of each weight in what this rank steps of a bucket, `[1]` in f32: 0 of nothing.
-fn amaxes(number: usize, master: &Tensor<1>, plan: &Plan) -> Vec<Tensor<1>> {
-    let nothing = || Tensor::zeros([1], (&plan.device, DType::F32));
+/// The amax of each weight in this rank's master shard of a bucket, `[1]` in f32; 0 of an empty slice.
+fn amaxes(number: usize, master: &Tensor<1>, plan: &ShardingPlan) -> Vec<Tensor<1>> {
+    let zero = || Tensor::zeros([1], (&plan.device, DType::F32));
     let parameters = &plan.layout.bucket(number).parameters;
     let mut amaxes: Vec<_> = parameters.iter().map(|_| None).collect();
-    for piece in plan.own_pieces(number) {
-        let len = piece.of_range.len();
-        let values = master.clone().slice([piece.of_range]).reshape([1, len]);
-        amaxes[plan.position(number, piece.index)] = Some(fp8::amax(values));
+    for slice in plan.shard_slices(number) {
+        let len = slice.local_range.len();
+        let values = master.clone().slice([slice.local_range]).reshape([1, len]);
+        amaxes[plan.position(number, slice.index)] = Some(fp8::amax(values));
     }
-    let amax = |amax: Option<_>| amax.unwrap_or_else(nothing);
+    let amax = |amax: Option<_>| amax.unwrap_or_else(zero);
     amaxes.into_iter().map(amax).collect()
 }
 
-/// The codes of what this rank steps of a bucket, packed; zeros between the weights.
-fn encode(number: usize, master: &Tensor<1>, scales: &[Tensor<1>], plan: &Plan) -> Tensor<1, Int> {
-    let own = plan.own(number).len() / PACKED;
+/// The packed codes of this rank's master shard of a bucket; zeros between the weights.
+fn encode(
+    number: usize,
+    master: &Tensor<1>,
+    scales: &[Tensor<1>],
+    plan: &ShardingPlan,
+) -> Tensor<1, Int> {
+    let shard_words = plan.shard_range(number).len() / CODES_PER_WORD;
     let (mut parts, mut end) = (vec![], 0);
     let zeros = |words| Tensor::<1, Int>::zeros([words], (&plan.device, DType::U32));
-    for piece in plan.own_pieces(number) {
-        let begin = piece.of_range.start / PACKED;
+    for slice in plan.shard_slices(number) {
+        let begin = slice.local_range.start / CODES_PER_WORD;
         if begin > end {
             parts.push(zeros(begin - end));
         }
-        let values: Tensor<1> = master.clone().slice([piece.of_range]).cast(FloatDType::F32);
-        let scale = scales[plan.position(number, piece.index)].clone();
-        let codes = fp8::encode(values * scale, plan.quantizer(piece.index).format());
+        let values: Tensor<1> = master
+            .clone()
+            .slice([slice.local_range])
+            .cast(FloatDType::F32);
+        let scale = scales[plan.position(number, slice.index)].clone();
+        let codes = fp8::encode(values * scale, plan.quantizer(slice.index).format());
         end = begin + codes.dims()[0];
         parts.push(codes);
     }
-    if own > end || parts.is_empty() {
-        parts.push(zeros(own - end));
+    if shard_words > end || parts.is_empty() {
+        parts.push(zeros(shard_words - end));
     }
     match parts.len() {
         1 => parts.remove(0),
@@ -102,19 +121,20 @@ fn encode(number: usize, master: &Tensor<1>, scales: &[Tensor<1>], plan: &Plan) 
     }
 }
 
-/// Both copies of each weight of a bucket, from its codes.
+/// Both copies of each weight of a bucket, from its gathered codes.
 pub(super) fn weights(
     number: usize,
     words: &Tensor<1, Int>,
     descales: Vec<Tensor<1>>,
-    plan: &Plan,
+    plan: &ShardingPlan,
 ) -> Vec<QuantizedWeight> {
     let parameters = plan.layout.bucket(number).parameters.iter();
-    let weight = |(placed, descale): (&Placed, Tensor<1>)| {
-        let range = placed.range.start / PACKED..placed.range.end.div_ceil(PACKED);
+    let weight = |(parameter, descale): (&BucketParameter, Tensor<1>)| {
+        let range =
+            parameter.range.start / CODES_PER_WORD..parameter.range.end.div_ceil(CODES_PER_WORD);
         let codes = words.clone().slice([range]);
-        let format = plan.quantizer(placed.index).format();
-        let rowwise = Fp8Matrix::from_flat(codes, plan.matrix(placed.index), descale, format);
+        let format = plan.quantizer(parameter.index).format();
+        let rowwise = Fp8Matrix::from_flat(codes, plan.matrix(parameter.index), descale, format);
         let columnwise = rowwise.transposed();
         QuantizedWeight {
             rowwise,

@@ -1,114 +1,123 @@
-//! Weights that are kept in 8 bits: from the masters, of which each rank steps a shard, to both copies
-//! of every weight on every rank.
+//! FP8 weights: from the sharded masters to both copies of every weight on every rank.
 //!
-//! A weight with one scale (delayed, current) travels as codes, one byte for an element:
+//! A weight with a per-tensor scale (delayed, current) is gathered as FP8 codes, one byte per element:
 //!
 //! ```text
 //! masters   | rank 0 | rank 1 |      f32, stepped
-//! amax      of the pieces of each weight that lie in the shard
-//!           one maximum over the data axis and one over the tensor axis, for all weights
+//! amax      of the slices of each weight that lie in the shard
+//!           one max-reduction over the data axis and one over the tensor axis, for all weights
 //! codes     | rank 0 | rank 1 |      encode(master * scale)
-//! gathered  |     whole       |      as words of four codes
-//! kept      rowwise [in, out], columnwise [out, in]
+//! gathered  |   all codes     |      as words of four codes
+//! stored    rowwise [in, out], columnwise [out, in]
 //! ```
 //!
-//! A weight with block scales cannot: its two copies have other codes, and blocks do not end where
-//! shards do. It is gathered in the type of the model and quantised where it arrives (in Megatron-LM:
-//! `reuse_grad_buf_for_mxfp8_param_ag`). There the gathered values lie in the memory of the gradients.
-//! Here buffers are tensors, and the same memory is had by when they live: the step has given all
-//! gradients back before the first bucket is gathered, a bucket is gathered when the values of the one
-//! before it are gone, and the last one is quantised before a gradient needs memory again. So values
-//! count as the gradients of their bucket, and never add to them. Gradients need no zeros: the first
-//! one of a parameter is written, not added.
+//! A weight with block scales cannot be gathered as codes: its two copies have different codes, and shards do
+//! not end at block boundaries. Its values are gathered in the dtype of the model and quantised on
+//! every rank. In Megatron-LM (`reuse_grad_buf_for_mxfp8_param_ag`) the gathered values reuse the grad
+//! buffer. Here buffers are tensors, and their lifetimes do not overlap: the step has freed all gradients
+//! before the first bucket is gathered, the values of one bucket are freed before the next one is
+//! gathered, and the last ones are quantised before a gradient is allocated. So values are counted as the
+//! gradients of their bucket, and never add to them. Gradients need no zeroing: the first one of a
+//! parameter is written, not added.
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::plan::{Kept, Plan};
-use super::usage::{Category, Holding};
-use crate::collective::{PendingTensor, PendingWords};
+use super::memory_usage::{MemoryCategory, TrackedAllocation};
+use super::sharding_plan::{ParameterFormat, ShardingPlan};
+use crate::collective::{PendingPackedGather, PendingTensor};
 use crate::nn::fp8::{QuantizedWeight, WeightQuantizer};
 
 mod codes;
-mod size;
+mod quantized_bytes;
 mod values;
 
 pub(super) use codes::start as start_codes;
-pub(super) use size::bytes;
+pub(super) use quantized_bytes::quantized_bytes;
 pub(super) use values::start as start_values;
 
-/// The 8-bit weights of a bucket.
+/// The FP8 weights of a bucket.
 #[derive(Default)]
-pub(super) enum Weights {
-    /// They are out of date, or there are none.
+pub(super) enum Fp8Weights {
+    /// Out of date, or the bucket has none.
     #[default]
-    Away,
-    /// Codes are being gathered.
-    Codes(Coming<PendingWords>, Vec<Tensor<1>>),
-    /// Values are being gathered.
-    Values(Coming<PendingTensor<1>>),
-    /// By place in the bucket.
-    Here {
+    Stale,
+    /// An all-gather of codes is in flight; with the descale of each weight.
+    GatheringCodes(PendingGather<PendingPackedGather>, Vec<Tensor<1>>),
+    /// An all-gather of values is in flight.
+    GatheringValues(PendingGather<PendingTensor<1>>),
+    /// One per parameter of the bucket.
+    Ready {
         weights: Vec<Arc<QuantizedWeight>>,
-        _held: Holding,
+        _allocation: TrackedAllocation,
     },
 }
 
-/// Something under way, with its bytes.
-pub(super) struct Coming<P> {
+/// A gather in flight, and its memory.
+pub(super) struct PendingGather<P> {
     pending: Box<P>,
-    held: Holding,
+    allocation: TrackedAllocation,
 }
 
-impl Weights {
-    /// The weights; waits for them where they are on their way.
-    pub fn here(&mut self, number: usize, plan: &Plan) -> &[Arc<QuantizedWeight>] {
+impl Fp8Weights {
+    /// Returns the weights; waits for a gather in flight, and quantises its result.
+    pub fn wait(&mut self, number: usize, plan: &ShardingPlan) -> &[Arc<QuantizedWeight>] {
         *self = match std::mem::take(self) {
-            Self::Codes(Coming { pending, held }, descales) => {
+            Self::GatheringCodes(
+                PendingGather {
+                    pending,
+                    allocation,
+                },
+                descales,
+            ) => {
                 let weights = codes::weights(number, &pending.wait(), descales, plan);
-                drop(held);
-                Self::hold(weights, plan)
+                drop(allocation);
+                Self::ready(weights, plan)
             }
-            Self::Values(Coming { pending, held }) => {
+            Self::GatheringValues(PendingGather {
+                pending,
+                allocation,
+            }) => {
                 let values = pending.wait();
                 let weights = values::weights(number, &values, plan);
                 values::discard(number, values, plan);
-                drop(held);
-                Self::hold(weights, plan)
+                drop(allocation);
+                Self::ready(weights, plan)
             }
             other => other,
         };
         match self {
-            Self::Here { weights, .. } => weights,
-            _ => unreachable!("8-bit weights are made of the masters before they are used"),
+            Self::Ready { weights, .. } => weights,
+            _ => unreachable!("FP8 weights are quantised before they are used"),
         }
     }
 
-    /// Whether values are gathered, in the place of gradients.
-    pub fn are_values(&self) -> bool {
-        matches!(self, Self::Values(_))
+    /// Whether a gather of values is in flight.
+    pub fn is_gathering_values(&self) -> bool {
+        matches!(self, Self::GatheringValues(_))
     }
 
-    /// Whether they are on their way.
-    pub fn are_coming(&self) -> bool {
-        matches!(self, Self::Codes(..) | Self::Values(_))
+    /// Whether a gather is in flight.
+    pub fn is_gathering(&self) -> bool {
+        matches!(self, Self::GatheringCodes(..) | Self::GatheringValues(_))
     }
 
-    fn hold(weights: Vec<QuantizedWeight>, plan: &Plan) -> Self {
+    fn ready(weights: Vec<QuantizedWeight>, plan: &ShardingPlan) -> Self {
         let bytes = |weight: &QuantizedWeight| weight.rowwise.bytes() + weight.columnwise.bytes();
         let bytes = weights.iter().map(bytes).sum();
-        Self::Here {
+        Self::Ready {
             weights: weights.into_iter().map(Arc::new).collect(),
-            _held: plan.usage.hold(Category::Parameters, bytes),
+            _allocation: plan.usage.track(MemoryCategory::Parameters, bytes),
         }
     }
 }
 
-/// How a weight is kept that is quantised in this way.
-pub(super) fn kept(quantizer: &dyn WeightQuantizer) -> Kept {
-    match quantizer.has_one_scale() {
-        true => Kept::Codes,
-        false => Kept::Blocks,
+/// The format of the weights of a quantizer.
+pub(super) fn parameter_format(quantizer: &dyn WeightQuantizer) -> ParameterFormat {
+    if quantizer.has_one_scale() {
+        ParameterFormat::Fp8PerTensor
+    } else {
+        ParameterFormat::Fp8Blockwise
     }
 }

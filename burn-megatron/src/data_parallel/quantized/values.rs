@@ -1,50 +1,63 @@
-//! Weights with block scales: their values are gathered, and quantised where they arrive.
+//! Weights with block scales: their values are gathered, and quantised on every rank.
 
 use burn::tensor::{FloatDType, Tensor};
 
-use super::{Coming, Weights};
+use super::{Fp8Weights, PendingGather};
 use crate::collective::start_all_gather;
-use crate::data_parallel::layout::Placed;
+use crate::data_parallel::layout::BucketParameter;
 use crate::data_parallel::memory::ZeroStage;
-use crate::data_parallel::plan::Plan;
-use crate::data_parallel::usage::Category;
+use crate::data_parallel::memory_usage::MemoryCategory;
+use crate::data_parallel::sharding_plan::ShardingPlan;
 use crate::nn::fp8::QuantizedWeight;
 
-/// Starts gathering the values of a bucket in the type of the model, from the part of the master that
-/// this rank steps.
-pub(in crate::data_parallel) fn start(number: usize, master: &Tensor<1>, plan: &Plan) -> Weights {
-    let dtype = plan.gathered(number);
-    let part = match master.dtype() == dtype {
-        true => plan.copy(master.clone()),
-        false => master.clone().cast(FloatDType::from(dtype)),
+/// Starts to gather the values of a bucket in the dtype of the model, from this rank's master shard.
+/// Collective: call on all ranks of the shard group.
+pub(in crate::data_parallel) fn start(
+    number: usize,
+    master: &Tensor<1>,
+    plan: &ShardingPlan,
+) -> Fp8Weights {
+    let dtype = plan.compute_dtype(number);
+    let shard = if master.dtype() == dtype {
+        plan.copy(master.clone())
+    } else {
+        master.clone().cast(FloatDType::from(dtype))
     };
-    // They are where the gradients were: see there in which category these count.
-    let category = match plan.stage() >= ZeroStage::Gradients {
-        true => Category::Buffers,
-        false => Category::Gradients,
+    // Values reuse the memory of the grad buffer, and count in the same category.
+    let category = if plan.stage() >= ZeroStage::Gradients {
+        MemoryCategory::Buffers
+    } else {
+        MemoryCategory::Gradients
     };
-    let held = plan
+    let allocation = plan
         .usage
-        .hold(category, plan.elements(number) * dtype.size());
-    let pending = Box::new(start_all_gather(part, 0, &plan.axes.shard));
-    Weights::Values(Coming { pending, held })
+        .track(category, plan.elements(number) * dtype.size());
+    let pending = Box::new(start_all_gather(shard, 0, &plan.groups.shard));
+    Fp8Weights::GatheringValues(PendingGather {
+        pending,
+        allocation,
+    })
 }
 
-/// Both copies of each weight of a bucket, from its values.
-pub(super) fn weights(number: usize, values: &Tensor<1>, plan: &Plan) -> Vec<QuantizedWeight> {
-    let weight = |placed: &Placed| {
-        let weight = values.clone().slice([placed.range.clone()]);
-        let weight = weight.reshape(plan.matrix(placed.index));
-        plan.quantizer(placed.index).quantize(weight)
+/// Both copies of each weight of a bucket, from its gathered values.
+pub(super) fn weights(
+    number: usize,
+    values: &Tensor<1>,
+    plan: &ShardingPlan,
+) -> Vec<QuantizedWeight> {
+    let weight = |parameter: &BucketParameter| {
+        let flat = values.clone().slice([parameter.range.clone()]);
+        let matrix = flat.reshape(plan.matrix(parameter.index));
+        plan.quantizer(parameter.index).quantize(matrix)
     };
     let parameters = plan.layout.bucket(number).parameters.iter();
     parameters.map(weight).collect()
 }
 
-/// Lets the values of a bucket go. Where they have the type of the gradients their memory is the next
-/// gradients'; otherwise it is freed, as a pool would keep it beside that of the gradients.
-pub(super) fn discard(number: usize, values: Tensor<1>, plan: &Plan) {
-    let (_, main) = plan.types(number);
+/// Releases the values of a bucket: to the pool where they have the dtype of the gradients, which reuse the
+/// memory. Otherwise it is freed, as the pool would keep it in addition to that of the gradients.
+pub(super) fn discard(number: usize, values: Tensor<1>, plan: &ShardingPlan) {
+    let (_, main) = plan.model_and_main_dtypes(number);
     if values.dtype() == main {
         plan.recycle(values);
     }

@@ -1,5 +1,5 @@
-//! Which ranks are summed, and what is refused. Gradients are `2^rank`, so that another set of
-//! ranks gives another sum.
+//! Which ranks are summed, and what is refused. Gradients are `2^rank`, so that every set of ranks has
+//! a different sum.
 
 use std::sync::Mutex;
 
@@ -8,13 +8,13 @@ use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
 use super::*;
-use crate::comm::{Groups, World, WorldError};
+use crate::comm::{ParallelContext, World, WorldError};
 use crate::mesh::ParallelConfig;
 use crate::nn::{ParallelModule, ParameterEntry, Placement, Section};
 use crate::testing::warnings;
 
-mod guards;
-mod order;
+mod call_order;
+mod gradient_checks;
 mod precision;
 mod quantized;
 
@@ -34,7 +34,11 @@ fn pair(value: f32, device: &Device) -> Pair {
 }
 
 fn single(model: Pair) -> DistributedDataParallel<Pair> {
-    DistributedDataParallel::new(ParallelModule::replicated(model), &Groups::single()).unwrap()
+    DistributedDataParallel::new(
+        ParallelModule::replicated(model),
+        &ParallelContext::single(),
+    )
+    .unwrap()
 }
 
 fn device() -> Device {
@@ -49,16 +53,16 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn over<T: Send>(
     tensor: usize,
     data: usize,
-    f: impl Fn(&Groups) -> Result<T, RankError> + Sync,
+    f: impl Fn(&ParallelContext) -> Result<T, RankError> + Sync,
 ) -> Result<Vec<T>, WorldError> {
     let config = ParallelConfig::new().with_tensor(tensor).with_data(data);
-    let run = |rank| f(&Groups::new(&config, &rank)?);
+    let run = |rank| f(&ParallelContext::new(&config, &rank)?);
     World::threads(tensor * data).unwrap().run(run)
 }
 
 /// The gradients of a [`Pair`] of which each rank gives `2^rank` and one token.
 fn sums(tensor: usize, data: usize, change: fn(&mut [ParameterEntry])) -> Vec<[Vec<f32>; 2]> {
-    let run = |groups: &Groups| {
+    let run = |groups: &ParallelContext| {
         let mut model = ParallelModule::replicated(pair(1.0, &Device::flex()));
         change(model.table.entries_mut());
         let mut ddp = DistributedDataParallel::new(model, groups)?;
@@ -69,7 +73,7 @@ fn sums(tensor: usize, data: usize, change: fn(&mut [ParameterEntry])) -> Vec<[V
         ddp.backward(loss);
         let gradients = ddp.reduce(1)?;
         assert_eq!(gradients.tokens, data as u64);
-        let whole = ddp.whole_gradients(&gradients).into_iter();
+        let whole = ddp.full_gradients(&gradients).into_iter();
         let sums = whole.map(|g| values(g.mul_scalar(data as f64)));
         Ok(sums.collect::<Vec<_>>().try_into().unwrap())
     };
@@ -79,12 +83,12 @@ fn sums(tensor: usize, data: usize, change: fn(&mut [ParameterEntry])) -> Vec<[V
 /// The gradient of the second parameter.
 fn of_second(ddp: &mut DistributedDataParallel<Pair>, tokens: u64) -> Vec<f32> {
     let gradients = ddp.reduce(tokens).unwrap();
-    values(ddp.whole_gradients(&gradients).remove(1))
+    values(ddp.full_gradients(&gradients).remove(1))
 }
 
 #[test]
 fn gradients_are_summed_over_the_data_axis_alone() {
-    // Ranks 0 and 2 have the first place on the tensor axis, 1 and 3 the second.
+    // Ranks 0 and 2 are the first on the tensor axis, 1 and 3 the second.
     for (rank, [first, second]) in sums(2, 2, |_| ()).into_iter().enumerate() {
         let sum = [5.0, 10.0][rank % 2];
         assert_eq!((first, second), (vec![sum; 8], vec![sum; 3]), "rank {rank}");
@@ -92,8 +96,8 @@ fn gradients_are_summed_over_the_data_axis_alone() {
 }
 
 #[test]
-fn parts_of_a_sum_are_summed_over_the_tensor_axis_too() {
-    let found = sums(2, 2, |entries| entries[1].partial_gradient = true);
+fn partial_sums_are_summed_over_the_tensor_axis_too() {
+    let found = sums(2, 2, |entries| entries[1].sum_over_tensor = true);
     for (rank, [first, second]) in found.into_iter().enumerate() {
         let own = [5.0, 10.0][rank % 2];
         assert_eq!(
@@ -105,9 +109,9 @@ fn parts_of_a_sum_are_summed_over_the_tensor_axis_too() {
 }
 
 #[test]
-fn shared_sections_are_summed_over_the_ranks_that_hold_them() {
-    // Of four ranks each has two columns of its own, one that it shares with a neighbour, and one
-    // that all have.
+fn replicated_sections_are_summed_over_the_ranks_that_hold_them() {
+    // Each of four ranks has two columns of its own, one that is replicated on pairs of ranks, and one that
+    // is replicated on all.
     let found = sums(4, 2, |entries| {
         let section = |size, parts| Section { size, parts };
         let sections = vec![section(8, 4), section(2, 2), section(1, 1)];
@@ -143,14 +147,14 @@ fn uses_and_micro_batches_add_up() {
         ddp.backward(loss);
     }
     let gradients = ddp.reduce(1).unwrap();
-    let gradients = ddp.whole_gradients(&gradients);
+    let gradients = ddp.full_gradients(&gradients);
     assert_eq!(values(gradients[0].clone()), [11.0; 8]);
     assert_eq!(values(gradients[1].clone()), [44.0; 3]);
 }
 
 #[test]
 fn ranks_with_more_tokens_weigh_more() {
-    let run = |groups: &Groups| {
+    let run = |groups: &ParallelContext| {
         let tokens = [1, 3][groups.rank()];
         let mut ddp = DistributedDataParallel::new(
             ParallelModule::replicated(pair(1.0, &Device::flex())),
@@ -168,8 +172,8 @@ fn ranks_with_more_tokens_weigh_more() {
 }
 
 #[test]
-fn a_rank_without_a_micro_batch_gives_nothing() {
-    let run = |groups: &Groups| {
+fn a_rank_without_a_micro_batch_contributes_zeros() {
+    let run = |groups: &ParallelContext| {
         let mut ddp = DistributedDataParallel::new(
             ParallelModule::replicated(pair(1.0, &Device::flex())),
             groups,
@@ -191,12 +195,12 @@ fn no_tokens_at_all_give_no_gradient() {
     let mut ddp = single(pair(1.0, &Device::flex()));
     let gradients = ddp.reduce(0).unwrap();
     assert_eq!(gradients.tokens, 0);
-    assert_eq!(values(ddp.whole_gradients(&gradients).remove(0)), [0.0; 8]);
+    assert_eq!(values(ddp.full_gradients(&gradients).remove(0)), [0.0; 8]);
 }
 
 #[test]
-fn the_weights_of_the_first_holder_are_taken() {
-    let run = |groups: &Groups| {
+fn weights_are_those_of_the_first_rank_that_holds_them() {
+    let run = |groups: &ParallelContext| {
         let mut model = ParallelModule::replicated(pair(groups.rank() as f32, &Device::flex()));
         model.table.entries_mut()[0].placement = Placement::split(1, 8, 2);
         model.table.entries_mut()[0].shape = vec![2, 8];
@@ -216,7 +220,7 @@ fn a_model_built_for_autodiff_becomes_plain() {
 }
 
 #[test]
-fn a_parameter_that_is_not_used_counts_as_zero_and_is_named() {
+fn a_parameter_that_is_not_used_has_a_zero_gradient_and_is_named() {
     let mut ddp = single(pair(1.0, &Device::flex()));
     let warnings = warnings(|| {
         for _ in 0..2 {
@@ -225,16 +229,17 @@ fn a_parameter_that_is_not_used_counts_as_zero_and_is_named() {
             assert_eq!(of_second(&mut ddp, 1), [0.0; 3]);
         }
     });
-    assert_eq!(warnings.len(), 1, "it is said once: {warnings:?}");
-    assert!(warnings[0].contains("no gradient came") && warnings[0].contains("second"));
+    assert_eq!(warnings.len(), 1, "one warning: {warnings:?}");
+    assert!(warnings[0].contains("no gradient received") && warnings[0].contains("second"));
 }
 
 #[test]
-fn a_parameter_beside_the_way_to_the_loss_counts_as_zero() {
+fn a_parameter_that_the_loss_does_not_depend_on_has_a_zero_gradient() {
     for number in 0..=3 {
-        let config = guards::stage(number);
+        let config = gradient_checks::stage(number);
         let model = ParallelModule::replicated(pair(1.0, &Device::flex()));
-        let mut ddp = DistributedDataParallel::with(model, &Groups::single(), &config).unwrap();
+        let mut ddp =
+            DistributedDataParallel::with(model, &ParallelContext::single(), &config).unwrap();
         for micro_batch in 0..2 {
             let loss = ddp.forward(&device(), |pair| {
                 let _unused = pair.second.val().mul_scalar(2.0);
@@ -246,14 +251,14 @@ fn a_parameter_beside_the_way_to_the_loss_counts_as_zero() {
             };
         }
         let gradients = ddp.reduce(1).unwrap();
-        let whole = ddp.whole_gradients(&gradients);
+        let whole = ddp.full_gradients(&gradients);
         assert_eq!(values(whole[0].clone()), [2.0; 8]);
         assert_eq!(values(whole[1].clone()), [0.0; 3]);
     }
 }
 
 #[test]
-fn a_forward_without_its_backward_is_named_and_forgotten() {
+fn a_forward_without_its_backward_is_named_and_discarded() {
     let mut ddp = single(pair(1.0, &Device::flex()));
     let sum = |pair: &Pair| pair.first.val().sum() + pair.second.val().sum();
     let losses = [ddp.forward(&device(), sum), ddp.forward(&device(), sum)];
@@ -264,7 +269,7 @@ fn a_forward_without_its_backward_is_named_and_forgotten() {
         error.to_string(),
         "first was used 1 times in a forward whose backward did not run"
     );
-    // It comes too late: the step has ended.
+    // Ignored: the step has ended.
     ddp.backward(second);
     let loss = ddp.forward(&device(), sum);
     ddp.backward(loss);
@@ -277,16 +282,16 @@ fn ranks_with_other_models_are_named() {
     struct Layer {
         linear: Linear,
     }
-    let run = |groups: &Groups| {
+    let run = |groups: &ParallelContext| {
         let linear = LinearConfig::new(2 + groups.rank() / 2, 2).init(&Device::flex());
         DistributedDataParallel::new(ParallelModule::replicated(Layer { linear }), groups)?;
         Ok(())
     };
     let error = over(1, 3, run).unwrap_err().to_string();
-    // Whichever rank is first to say so.
+    // Any of them may report first.
     let said = [(0, 2), (1, 2), (2, 0)].map(|(rank, other)| {
         format!(
-            "rank {rank} and rank {other} hold other parameters: the models were built differently"
+            "rank {rank} and rank {other} have different parameters: the models were built differently"
         )
     });
     assert!(said.iter().any(|said| error.contains(said)), "{error}");
@@ -309,7 +314,10 @@ fn burn_dropout_drops_in_training_alone() {
         let y = module.dropout.forward(module.linear.forward(x));
         values(y).into_iter().filter(|y| *y == 0.0).count()
     };
-    let ddp = DistributedDataParallel::new(ParallelModule::replicated(module), &Groups::single());
+    let ddp = DistributedDataParallel::new(
+        ParallelModule::replicated(module),
+        &ParallelContext::single(),
+    );
     let ddp = ddp.unwrap();
     let dropped = ddp.forward(&device, |module| zeros(module, &device));
     // Five standard errors about half of 1024.
@@ -317,12 +325,12 @@ fn burn_dropout_drops_in_training_alone() {
     assert_eq!(zeros(ddp.module(), &Device::flex()), 0);
 }
 
-/// An outline has the plan of the whole, with no rank to talk to and no memory to lie in.
+/// An estimate has the layout and memory of the wrapped model, without a world and without allocating.
 #[test]
-fn an_outline_is_the_plan_of_what_is_built() {
+fn an_estimate_equals_what_is_built() {
     use crate::mesh::Mesh;
-    use crate::nn::{Init, ParallelMlp, ParallelMlpConfig, Scope};
-    fn mlp(scope: Scope, hidden: usize) -> ParallelModule<ParallelMlp> {
+    use crate::nn::{Init, ModelBuilder, ParallelMlp, ParallelMlpConfig};
+    fn mlp(scope: ModelBuilder, hidden: usize) -> ParallelModule<ParallelMlp> {
         let config = ParallelMlpConfig {
             hidden,
             width: 4 * hidden,
@@ -343,24 +351,24 @@ fn an_outline_is_the_plan_of_what_is_built() {
             bucket_size: Some(100),
             ..DataParallelConfig::default()
         };
-        let outline = |groups: &Groups, hidden| {
-            let scope = Scope::new(groups, &Device::flex()).outline();
-            Outline::of(&mlp(scope, hidden), groups, &config)
+        let outline = |groups: &ParallelContext, hidden| {
+            let scope = ModelBuilder::new(groups, &Device::flex()).outline();
+            ShardingEstimate::of(&mlp(scope, hidden), groups, &config)
         };
         let built = over(2, 2, |groups| {
-            let model = mlp(Scope::new(groups, &Device::flex()), 16);
+            let model = mlp(ModelBuilder::new(groups, &Device::flex()), 16);
             let ddp = DistributedDataParallel::with(model, groups, &config)?;
             Ok((ddp.memory_plan()?, ddp.layout().bucket_count()))
         });
         for (rank, (memory, buckets)) in built.unwrap().into_iter().enumerate() {
             let mesh = Mesh::new(&mesh, 4).unwrap();
-            let groups = Groups::without_world(mesh, rank).unwrap();
+            let groups = ParallelContext::offline(mesh, rank).unwrap();
             let found = outline(&groups, 16).unwrap();
             assert_eq!(
                 (found.memory, found.layout.bucket_count()),
                 (memory, buckets)
             );
-            // 2^41 elements on each rank are no more than numbers.
+            // 2^41 elements on each rank: nothing is allocated.
             let large = outline(&groups, 1 << 19).unwrap().memory;
             assert!(large.total() > 1 << 40, "{large}");
         }

@@ -1,10 +1,10 @@
-//! Models that compute in 16 bits and are stepped in 32.
+//! Models that compute in 16 bits, with f32 masters.
 
 use burn::tensor::{DType, Int};
 
-use super::guards::stage;
+use super::gradient_checks::stage;
 use super::*;
-use crate::nn::{Init, Scope, VocabParallelEmbedding, Vocabulary};
+use crate::nn::{Init, ModelBuilder, VocabParallelEmbedding, Vocabulary};
 use crate::optim::{AdamWConfig, ParallelAdamW};
 
 fn half(precision: Precision, number: u8) -> DataParallelConfig {
@@ -14,7 +14,7 @@ fn half(precision: Precision, number: u8) -> DataParallelConfig {
     }
 }
 
-fn wrapped(groups: &Groups, config: &DataParallelConfig) -> DistributedDataParallel<Pair> {
+fn wrapped(groups: &ParallelContext, config: &DataParallelConfig) -> DistributedDataParallel<Pair> {
     let model = ParallelModule::replicated(pair(1.0, &Device::flex()));
     DistributedDataParallel::with(model, groups, config).unwrap()
 }
@@ -23,7 +23,7 @@ fn wrapped(groups: &Groups, config: &DataParallelConfig) -> DistributedDataParal
 fn a_model_computes_in_16_bits_and_keeps_masters() {
     for (precision, dtype) in [(Precision::Bf16, DType::BF16), (Precision::F16, DType::F16)] {
         for number in 0..=3 {
-            let mut ddp = wrapped(&Groups::single(), &half(precision, number));
+            let mut ddp = wrapped(&ParallelContext::single(), &half(precision, number));
             let loss = ddp.forward(&device(), |pair| {
                 let first = pair.first.val();
                 assert_eq!(first.dtype(), dtype);
@@ -39,11 +39,11 @@ fn a_model_computes_in_16_bits_and_keeps_masters() {
     }
 }
 
-/// Steps of 2^-12 are lost on a weight of 1 in bf16, whose neighbours are 2^-8 away.
+/// Steps of 2^-12 are lost on a weight of 1 in bf16, where the spacing is 2^-8.
 #[test]
 fn small_steps_add_up_in_the_masters() {
     for number in 0..=3 {
-        let run = |groups: &Groups| {
+        let run = |groups: &ParallelContext| {
             let mut ddp = wrapped(groups, &half(Precision::Bf16, number));
             let adam = AdamWConfig {
                 weight_decay: 0.0,
@@ -76,15 +76,15 @@ fn small_steps_add_up_in_the_masters() {
 }
 
 #[test]
-fn gradients_that_travel_in_16_bits_are_added_up_in_f32() {
+fn gradients_communicated_in_16_bits_are_summed_in_f32() {
     let sums = |reduce_in_16_bits: bool| {
-        let run = |groups: &Groups| {
+        let run = |groups: &ParallelContext| {
             let config = DataParallelConfig {
                 reduce_in_16_bits,
                 ..half(Precision::Bf16, 2)
             };
             let mut ddp = wrapped(groups, &config);
-            // 1 + 2^-8 is not there in bf16, but it is the sum of two numbers that are.
+            // bf16 cannot represent 1 + 2^-8, but both summands.
             let own = [1.0, 1.0 / 256.0][groups.rank()];
             let loss = ddp.forward(&device(), |pair| {
                 let sum = (pair.first.val().sum() + pair.second.val().sum()).cast(DType::F32);
@@ -107,7 +107,7 @@ fn moments_in_16_bits_take_half_the_memory() {
             moments,
             ..half(Precision::Bf16, 1)
         };
-        let ddp = wrapped(&Groups::single(), &config);
+        let ddp = wrapped(&ParallelContext::single(), &config);
         let _optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp).unwrap();
         assert_eq!(
             ddp.usage().now().optimizer,
@@ -120,11 +120,11 @@ fn moments_in_16_bits_take_half_the_memory() {
     assert_eq!(bytes(Moments::Bf16), 128 * 8);
 }
 
-/// In bf16 a sum of ones stands still at 256.
+/// In bf16 a sum of ones stops growing at 256.
 #[test]
-fn the_gradient_of_a_token_that_comes_often_is_added_up_in_f32() {
-    let groups = Groups::single();
-    let scope = Scope::new(&groups, &Device::flex());
+fn the_gradient_of_a_frequent_token_is_accumulated_in_f32() {
+    let groups = ParallelContext::single();
+    let scope = ModelBuilder::new(&groups, &Device::flex());
     let vocabulary = Vocabulary::padded(3, 1, 1);
     let child = scope.child("embedding");
     let embedding = VocabParallelEmbedding::new(vocabulary, 2, Init::Constant(0.5), false, &child);
@@ -142,6 +142,6 @@ fn the_gradient_of_a_token_that_comes_often_is_added_up_in_f32() {
     });
     ddp.backward_last(loss);
     let gradients = ddp.reduce(1).unwrap();
-    let gradient = values(ddp.whole_gradients(&gradients).remove(0));
+    let gradient = values(ddp.full_gradients(&gradients).remove(0));
     assert_eq!(gradient, [0.0, 0.0, 4000.0, 4000.0, 0.0, 0.0]);
 }

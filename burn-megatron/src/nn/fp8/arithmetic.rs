@@ -8,13 +8,16 @@ use burn_megatron_kernels::fp8::{
     Accumulation, Fp8Matrix, Quantized, Ways, accumulate_at, multiply,
 };
 
-use super::weight::asked_for;
+use super::weight::expect_copy;
 use super::{Fp8Layer, Operand, QuantizedWeight};
-use crate::nn::arithmetic::{Arithmetic, Factor, Input, Kept, Wanted, flatten};
-use crate::nn::door::{self, Pass, Place};
+use crate::nn::arithmetic::{
+    LinearArithmetic, NeededGradients, SavedInput, SavedTensors, WeightSource, flatten,
+};
+use crate::nn::hook::{self, GradientSlice, Pass};
 use crate::nn::linear::rows;
 
-/// Products in 8 bits, summed up in f32 (in f64 for an input in f64) and given in the type of the input:
+/// Products in 8 bits, accumulated in f32 (in f64 for an input in f64), with results in the type of the
+/// input:
 ///
 /// ```text
 /// y  = x w        x rowwise    w columnwise
@@ -22,54 +25,58 @@ use crate::nn::linear::rows;
 /// dw = x^T dy     x columnwise dy columnwise
 /// ```
 ///
-/// What the forward multiplies is quantised again in the backward, from the same values and with the
-/// same scale, unless it was kept.
+/// The backward quantises the input and the weight again, from the same values and with the same scale,
+/// unless their codes were saved.
 #[derive(Clone, Debug)]
-pub(in crate::nn) struct In8Bits {
+pub(in crate::nn) struct Fp8Arithmetic {
     layer: Fp8Layer,
-    /// Whether a backward will follow: only then something is noted.
+    /// Whether a backward follows: only then magnitudes are recorded.
     is_recorded: bool,
-    /// Whether the codes of the input wait for the backward, and not the input.
-    keeps_codes: bool,
+    /// Whether the codes of the input are saved for the backward instead of the input.
+    saves_codes: bool,
 }
 
-impl In8Bits {
-    /// `whole` says whether this rank has the whole input, and not a part of the sequence, which it
-    /// gathers again.
+impl Fp8Arithmetic {
+    /// `whole` tells whether this rank has the whole input; if it has a part of the sequence, it gathers
+    /// the input again in the backward.
     pub fn new(layer: &Fp8Layer, is_recorded: bool, whole: bool) -> Self {
         Self {
-            keeps_codes: is_recorded && whole && layer.shared.save_activations,
+            saves_codes: is_recorded && whole && layer.shared.save_activations,
             layer: layer.clone(),
             is_recorded,
         }
     }
 
-    /// Both copies of the weight, where somebody keeps them.
-    fn kept(&self, weight: &Factor<'_>, pass: Pass) -> Option<Arc<QuantizedWeight>> {
-        let Factor::Behind(behind, false) = weight else {
+    /// Both copies of the weight, where the sink or the layer caches them.
+    fn quantized_weight(
+        &self,
+        weight: &WeightSource<'_>,
+        pass: Pass,
+    ) -> Option<Arc<QuantizedWeight>> {
+        let WeightSource::Hook(hooked, false) = weight else {
             return None;
         };
-        let (exit, value) = (&behind.exit, || behind.value(pass));
-        let here = || {
-            let keeps = self.layer.keeps_weight();
-            keeps.then(|| self.layer.kept_weight(value, self.is_recorded))
+        let (handle, value) = (&hooked.handle, || hooked.value(pass));
+        let of_layer = || {
+            let caches = self.layer.caches_weight();
+            caches.then(|| self.layer.cached_weight(value, self.is_recorded))
         };
-        exit.sink.quantized(exit.index, pass).or_else(here)
+        handle.sink.quantized(handle.index, pass).or_else(of_layer)
     }
 
     /// The columnwise copy of the weight, and the scale with which the backward quantises it again.
-    fn weight(&self, weight: Factor<'_>) -> (Fp8Matrix, Option<Tensor<1>>) {
-        let pass = door::pass();
-        if let Some(kept) = self.kept(&weight, pass) {
-            return (kept.columnwise.clone(), None);
+    fn weight(&self, weight: WeightSource<'_>) -> (Fp8Matrix, Option<Tensor<1>>) {
+        let pass = hook::pass();
+        if let Some(weight) = self.quantized_weight(&weight, pass) {
+            return (weight.columnwise.clone(), None);
         }
         let value = weight.value(pass);
         let scale = self.layer.scale_of(Operand::Weight, &value);
         let copy = self.quantize(Operand::Weight, value, scale.as_ref(), Ways::COLUMNWISE);
-        (asked_for(copy.columnwise), scale)
+        (expect_copy(copy.columnwise), scale)
     }
 
-    /// Copies of a tensor, noted and compared where a backward will follow.
+    /// Copies of a tensor. Where a backward follows, its magnitude is recorded and its error measured.
     fn quantize(
         &self,
         operand: Operand,
@@ -77,38 +84,38 @@ impl In8Bits {
         scale: Option<&Tensor<1>>,
         ways: Ways,
     ) -> Quantized {
-        let made = self.layer.quantize(operand, x.clone(), scale, ways);
+        let copies = self.layer.quantize(operand, x.clone(), scale, ways);
         if self.is_recorded {
             let elements = x.shape().num_elements();
-            self.layer.note(operand, made.seen.clone(), elements);
-            match (&made.rowwise, &made.columnwise) {
+            self.layer.record(operand, copies.seen.clone(), elements);
+            match (&copies.rowwise, &copies.columnwise) {
                 (Some(copy), _) => self.layer.measure(operand, || x, copy),
                 (None, Some(copy)) => self.layer.measure(operand, || x.transpose(), copy),
                 (None, None) => {}
             }
         }
-        made
+        copies
     }
 
-    /// What the forward kept beside the input: the scales of the input and of the weight, where the
-    /// backward quantises these again.
-    fn scales_of(&self, beside: &[DispatchTensor]) -> [Option<Tensor<1>>; 2] {
-        let mut scales = beside.iter().cloned().map(Tensor::from_dispatch);
-        let input = self.layer.has_one_scale() && !self.keeps_codes;
+    /// What the forward saved in addition to the input: the scales of the input and of the weight, where
+    /// the backward quantises these again.
+    fn scales_of(&self, extra: &[DispatchTensor]) -> [Option<Tensor<1>>; 2] {
+        let mut scales = extra.iter().cloned().map(Tensor::from_dispatch);
+        let input = self.layer.has_one_scale() && !self.saves_codes;
         [input.then(|| scales.next()).flatten(), scales.next()]
     }
 
     /// The columnwise copy of the input.
-    fn input(&self, x: Input, tokens: usize, beside: &[DispatchTensor]) -> Fp8Matrix {
+    fn input(&self, x: SavedInput, tokens: usize, extra: &[DispatchTensor]) -> Fp8Matrix {
         match x {
-            Input::Instead(codes) => self.layer.matrix(Operand::Input, codes, tokens),
-            Input::Whole(x) => {
-                let [scale, _] = self.scales_of(beside);
+            SavedInput::Codes(codes) => self.layer.matrix(Operand::Input, codes, tokens),
+            SavedInput::Floats(x) => {
+                let [scale, _] = self.scales_of(extra);
                 let (x, scale) = (rows(x.wait()), scale.as_ref());
-                let made = self
+                let copies = self
                     .layer
                     .quantize(Operand::Input, x, scale, Ways::COLUMNWISE);
-                asked_for(made.columnwise)
+                expect_copy(copies.columnwise)
             }
         }
     }
@@ -116,89 +123,89 @@ impl In8Bits {
 
 /// The gradient of the output in 8 bits.
 #[derive(Clone, Debug)]
-pub(in crate::nn) struct Gradient {
+pub(in crate::nn) struct Fp8Gradient {
     rowwise: Option<Fp8Matrix>,
     columnwise: Option<Fp8Matrix>,
-    /// The type in which it came.
+    /// The type that it had.
     dtype: FloatDType,
 }
 
-impl Arithmetic for In8Bits {
-    const ASKS: bool = true;
+impl LinearArithmetic for Fp8Arithmetic {
+    const FETCHES_WEIGHT: bool = true;
 
-    type Gradient = Gradient;
+    type Gradient = Fp8Gradient;
 
     fn output(
         &self,
         x: Tensor<2>,
-        weight: Factor<'_>,
+        weight: WeightSource<'_>,
         bias: Option<Tensor<1>>,
-    ) -> (Tensor<2>, Kept) {
+    ) -> (Tensor<2>, SavedTensors) {
         let dtype = FloatDType::from(x.dtype());
         let ways = Ways {
             rowwise: true,
-            columnwise: self.keeps_codes,
+            columnwise: self.saves_codes,
         };
         let scale = self.layer.scale_of(Operand::Input, &x);
-        let made = self.quantize(Operand::Input, x, scale.as_ref(), ways);
+        let x = self.quantize(Operand::Input, x, scale.as_ref(), ways);
         let (weight, weight_scale) = self.weight(weight);
         let y = multiply(
-            &asked_for(made.rowwise),
+            &expect_copy(x.rowwise),
             &weight,
             bias,
             dtype,
             Accumulation::Fast,
         );
-        let scale = scale.filter(|_| !self.keeps_codes);
-        let beside = scale.into_iter().chain(weight_scale);
-        let kept = Kept {
-            instead: made.columnwise.map(|copy| copy.tensors()),
-            beside: beside.map(Tensor::into_dispatch).collect(),
+        let scale = scale.filter(|_| !self.saves_codes);
+        let extra = scale.into_iter().chain(weight_scale);
+        let saved = SavedTensors {
+            input_codes: x.columnwise.map(|copy| copy.tensors()),
+            extra: extra.map(Tensor::into_dispatch).collect(),
         };
-        (y, kept)
+        (y, saved)
     }
 
-    fn keeps_instead(&self) -> bool {
-        self.keeps_codes
+    fn saves_codes(&self) -> bool {
+        self.saves_codes
     }
 
-    fn gradient(&self, dy: Tensor<2>, wanted: Wanted) -> Gradient {
+    fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> Fp8Gradient {
         let dtype = FloatDType::from(dy.dtype());
         let ways = Ways {
-            rowwise: wanted.input,
-            columnwise: wanted.weight,
+            rowwise: needed.input,
+            columnwise: needed.weight,
         };
         if !(ways.rowwise || ways.columnwise) {
-            return Gradient {
+            return Fp8Gradient {
                 rowwise: None,
                 columnwise: None,
                 dtype,
             };
         }
         let scale = self.layer.scale_of(Operand::Gradient, &dy);
-        let made = self.quantize(Operand::Gradient, dy, scale.as_ref(), ways);
-        Gradient {
-            rowwise: made.rowwise,
-            columnwise: made.columnwise,
+        let dy = self.quantize(Operand::Gradient, dy, scale.as_ref(), ways);
+        Fp8Gradient {
+            rowwise: dy.rowwise,
+            columnwise: dy.columnwise,
             dtype,
         }
     }
 
     fn input_gradient(
         &self,
-        dy: &Gradient,
-        weight: Factor<'_>,
-        beside: &[DispatchTensor],
+        dy: &Fp8Gradient,
+        weight: WeightSource<'_>,
+        extra: &[DispatchTensor],
     ) -> Tensor<2> {
-        let weight = match self.kept(&weight, Pass::Backward) {
-            Some(kept) => kept.rowwise.clone(),
+        let weight = match self.quantized_weight(&weight, Pass::Backward) {
+            Some(weight) => weight.rowwise.clone(),
             None => {
                 let value = weight.value(Pass::Backward);
-                let [_, scale] = self.scales_of(beside);
-                // A forward that found it kept has left no scale.
+                let [_, scale] = self.scales_of(extra);
+                // A forward that found the weight cached has saved no scale.
                 let scale = scale.or_else(|| self.layer.scale_of(Operand::Weight, &value));
                 let (layer, scale) = (&self.layer, scale.as_ref());
-                asked_for(
+                expect_copy(
                     layer
                         .quantize(Operand::Weight, value, scale, Ways::ROWWISE)
                         .rowwise,
@@ -206,7 +213,7 @@ impl Arithmetic for In8Bits {
             }
         };
         multiply(
-            &asked_for(dy.rowwise.clone()),
+            &expect_copy(dy.rowwise.clone()),
             &weight,
             None,
             dy.dtype,
@@ -214,25 +221,30 @@ impl Arithmetic for In8Bits {
         )
     }
 
-    fn weight_gradient(&self, x: Input, dy: Gradient, beside: &[DispatchTensor]) -> Tensor<2> {
-        let gradient = asked_for(dy.columnwise);
-        let x = self.input(x, gradient.depth, beside);
+    fn weight_gradient(
+        &self,
+        x: SavedInput,
+        dy: Fp8Gradient,
+        extra: &[DispatchTensor],
+    ) -> Tensor<2> {
+        let gradient = expect_copy(dy.columnwise);
+        let x = self.input(x, gradient.depth, extra);
         let _span = tracing::trace_span!("weight_gradient").entered();
         multiply(&x, &gradient, None, dy.dtype, Accumulation::Exact)
     }
 
-    fn weight_gradient_at(
+    fn weight_gradient_into(
         &self,
-        x: Input,
-        dy: Gradient,
-        beside: &[DispatchTensor],
-        place: Option<Place>,
+        x: SavedInput,
+        dy: Fp8Gradient,
+        extra: &[DispatchTensor],
+        slice: Option<GradientSlice>,
     ) -> Tensor<1> {
-        let Some(Place { flat, offset, add }) = place else {
-            return flatten(self.weight_gradient(x, dy, beside));
+        let Some(GradientSlice { flat, offset, add }) = slice else {
+            return flatten(self.weight_gradient(x, dy, extra));
         };
-        let gradient = asked_for(dy.columnwise);
-        let x = self.input(x, gradient.depth, beside);
+        let gradient = expect_copy(dy.columnwise);
+        let x = self.input(x, gradient.depth, extra);
         let _span = tracing::trace_span!("weight_gradient").entered();
         accumulate_at(&x, &gradient, flat, offset, add)
     }

@@ -1,17 +1,17 @@
-//! Whether settings have a meaning.
+//! Validation of settings.
 
 use super::Fp8Error;
 use super::config::{Fp8Config, Fp8Recipe};
 use crate::glob::Glob;
 
-/// Binary orders of magnitude: beyond, `448 2^-margin` leaves what scales can make of it.
-const MARGIN: i32 = 64;
+/// The largest margin, either way: beyond it `448 2^-margin` leaves the range of scales.
+const MAX_MARGIN: i32 = 64;
 
-/// More is a mistake: every step of it is read for every new scale.
-const HISTORY: usize = 1 << 20;
+/// The longest history: all of it is read for every new scale.
+const MAX_HISTORY: usize = 1 << 20;
 
 impl Fp8Config {
-    /// Finds the first setting without a meaning; no layer is needed for that.
+    /// Returns the first invalid setting; needs no layers.
     ///
     /// # Errors
     ///
@@ -19,8 +19,8 @@ impl Fp8Config {
     pub fn check(&self) -> Result<(), Fp8Error> {
         self.globs().map(drop)?;
         if !(0.0..=1.0).contains(&self.saturation_limit) {
-            let fits = "it is a share of the values, from 0 to 1";
-            return Err(setting("saturation_limit", self.saturation_limit, fits));
+            let expected = "a fraction from 0 to 1";
+            return Err(setting("saturation_limit", self.saturation_limit, expected));
         }
         let layers = self
             .layers
@@ -28,9 +28,8 @@ impl Fp8Config {
             .filter_map(|layers| layers.recipe.as_ref());
         let recipes: Vec<_> = self.recipe.iter().chain(layers).collect();
         if self.first_last_bf16 > 0 && recipes.is_empty() {
-            let fits =
-                "without a recipe all blocks compute in the type of the model; choose one, or 0";
-            return Err(setting("first_last_bf16", self.first_last_bf16, fits));
+            let expected = "0 without a recipe";
+            return Err(setting("first_last_bf16", self.first_last_bf16, expected));
         }
         recipes.into_iter().try_for_each(Fp8Recipe::check)
     }
@@ -53,30 +52,28 @@ impl Fp8Config {
 impl Fp8Recipe {
     fn check(&self) -> Result<(), Fp8Error> {
         match self {
-            Self::Delayed(of) if !(-MARGIN..=MARGIN).contains(&of.margin) => Err(setting(
-                "margin",
-                of.margin,
-                "it is a number of binary orders of magnitude, from -64 to 64",
-            )),
-            Self::Delayed(of) if !(1..=HISTORY).contains(&of.history) => Err(setting(
+            Self::Delayed(of) if !(-MAX_MARGIN..=MAX_MARGIN).contains(&of.margin) => {
+                Err(setting("margin", of.margin, "an integer from -64 to 64"))
+            }
+            Self::Delayed(of) if !(1..=MAX_HISTORY).contains(&of.history) => Err(setting(
                 "history",
                 of.history,
-                "it is a number of steps, from 1 to 1048576",
+                "a number of steps from 1 to 1048576",
             )),
             Self::Current(of) if !(of.epsilon.is_finite() && of.epsilon >= 0.0) => Err(setting(
                 "epsilon",
                 of.epsilon,
-                "it is a magnitude, finite and at least 0",
+                "a finite number, at least 0",
             )),
             _ => Ok(()),
         }
     }
 }
 
-fn setting(name: &'static str, value: impl ToString, fits: &'static str) -> Fp8Error {
+fn setting(name: &'static str, value: impl ToString, expected: &'static str) -> Fp8Error {
     Fp8Error::Setting {
         name,
         value: value.to_string(),
-        fits,
+        expected,
     }
 }

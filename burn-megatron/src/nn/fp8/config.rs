@@ -1,4 +1,4 @@
-//! What a run says of its 8-bit layers.
+//! The configuration of 8-bit layers.
 
 use burn_megatron_kernels::fp8::Format;
 use serde::{Deserialize, Serialize};
@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fp8Config {
-    /// How scales are found; without one, layers compute in the type of the model.
+    /// How scales are computed; without one, layers compute in the type of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recipe: Option<Fp8Recipe>,
     /// The formats of values and of gradients.
     pub format: Fp8Format,
-    /// Blocks at the beginning, and as many at the end, that compute in the type of the model, whatever
-    /// the patterns of [`layers`](Self::layers) say.
+    /// The number of blocks at the beginning, and at the end, that compute in the type of the model; it
+    /// overrides [`layers`](Self::layers).
     pub first_last_bf16: usize,
-    /// Whether inputs that wait for the backward do so in 8 bits, which changes no result. Where a rank
-    /// has a part of the sequence, that part waits in the type of the model.
+    /// Whether inputs are saved for the backward in 8 bits, which changes no result. Where a rank has a
+    /// part of the sequence, that part is saved in the type of the model.
     pub save_activations: bool,
-    /// Share of the values of a tensor beyond the largest of its format above which the run warns.
+    /// The run warns if more than this fraction of a tensor's values are beyond the largest of its format.
     pub saturation_limit: f64,
-    /// Recipes of the layers whose paths a pattern fits; later ones override earlier ones.
+    /// Recipes of the layers whose paths match a pattern; later ones override earlier ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<Fp8Layers>,
 }
@@ -42,7 +42,7 @@ impl Default for Fp8Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8Layers {
-    /// Which ones, by their paths, such as `blocks.0.mlp.down`.
+    /// Matches the paths of the layers, such as `blocks.0.mlp.down`.
     pub pattern: String,
     /// Their recipe; without one they compute in the type of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,9 +60,9 @@ pub enum Fp8Format {
     E4m3,
 }
 
-/// How scales are found.
+/// How scales are computed.
 ///
-/// In a recipe, with the usual settings or with others:
+/// In a recipe, with default or with other settings:
 ///
 /// ```toml
 /// recipe = "delayed"
@@ -74,13 +74,13 @@ pub enum Fp8Format {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fp8Recipe {
-    /// One scale for each tensor, from the largest magnitudes of earlier steps.
+    /// One scale per tensor, from the largest magnitudes of previous steps.
     Delayed(DelayedScaling),
-    /// One scale for each tensor, from its own largest magnitude.
+    /// One scale per tensor, from its own largest magnitude.
     Current(CurrentScaling),
-    /// One scale for 1 x 128 values of activations and gradients, and for 128 x 128 of weights.
+    /// One scale per 1 x 128 values of activations and gradients, and per 128 x 128 of weights.
     Blockwise(BlockScaling),
-    /// One power of two for 32 values.
+    /// One power of two per 32 values.
     MxFp8,
 }
 
@@ -88,12 +88,12 @@ pub enum Fp8Recipe {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelayedScaling {
-    /// Binary orders of magnitude that are left free above the largest magnitude.
+    /// Powers of two between the largest magnitude and the largest value of the format.
     pub margin: i32,
-    /// Steps that are remembered.
+    /// The number of steps in the history.
     pub history: usize,
-    /// What of them counts.
-    pub amax: AmaxChoice,
+    /// Which magnitude of the history is used.
+    pub amax: AmaxAlgorithm,
 }
 
 impl Default for DelayedScaling {
@@ -101,15 +101,15 @@ impl Default for DelayedScaling {
         Self {
             margin: 0,
             history: 1024,
-            amax: AmaxChoice::Max,
+            amax: AmaxAlgorithm::Max,
         }
     }
 }
 
-/// Which of the remembered magnitudes counts.
+/// Which magnitude of the history is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum AmaxChoice {
+pub enum AmaxAlgorithm {
     /// The largest.
     #[default]
     Max,
@@ -121,7 +121,7 @@ pub enum AmaxChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CurrentScaling {
-    /// The least magnitude that is taken for the largest one.
+    /// Lower bound of the largest magnitude.
     pub epsilon: f32,
     /// Whether scales are rounded down to powers of two.
     pub power_of_two: bool,
@@ -142,7 +142,7 @@ impl Default for BlockScaling {
 }
 
 impl Fp8Format {
-    /// The format of values, and that of gradients, under a recipe.
+    /// The formats of values and of gradients under a recipe.
     pub fn of(self, recipe: &Fp8Recipe) -> [Format; 2] {
         match (self, recipe) {
             (Self::Hybrid, Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_)) => {

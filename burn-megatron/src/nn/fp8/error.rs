@@ -1,63 +1,63 @@
-//! What 8-bit layers are refused for.
+//! Errors of 8-bit layers.
 
 use super::Operand;
 use crate::comm::CommError;
-use crate::glob::{GlobFault, listed};
+use crate::glob::{GlobError, listed};
 
-/// 8-bit layers that cannot be.
+/// An error of the 8-bit layers.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Fp8Error {
-    /// A setting without a meaning.
-    #[error("8-bit layers: {name} = {value}; {fits}")]
+    /// An invalid setting.
+    #[error("8-bit layers: invalid {name} = {value}: expected {expected}")]
     Setting {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What would fit.
-        fits: &'static str,
+        /// The valid values.
+        expected: &'static str,
     },
-    /// A pattern that means nothing.
-    #[error("the 8-bit layers `{pattern}`: {fault}")]
+    /// An invalid pattern.
+    #[error("8-bit layers: invalid pattern `{pattern}`: {fault}")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
-        fault: GlobFault,
+        /// Why it is invalid.
+        fault: GlobError,
     },
-    /// No layer of the model has a path that the pattern fits.
-    #[error("the 8-bit layers `{pattern}` fit no layer{}", listed(.nearest))]
+    /// No layer of the model has a path that matches the pattern.
+    #[error("8-bit layers: `{pattern}` matches no layer{}", listed(.nearest))]
     Unmatched {
         /// The pattern.
         pattern: String,
-        /// The paths that it takes the fewest changes to fit, the nearest first.
+        /// The paths nearest to the pattern, by edit distance.
         nearest: Vec<String>,
     },
-    /// Two layers have one path.
-    #[error("two 8-bit layers are called {path}; give each a path of its own")]
-    Twice {
+    /// Two layers have the same path.
+    #[error("8-bit layers: two layers have the path {path}; give each its own")]
+    Duplicate {
         /// The path.
         path: String,
     },
-    /// A checkpoint has nothing for a layer.
+    /// A checkpoint has no state of a layer.
     #[error("there is no 8-bit state of {path}{}", listed(.nearest))]
-    NoState {
+    MissingState {
         /// The layer.
         path: String,
-        /// The nearest of the paths that there are.
+        /// The nearest paths in the checkpoint.
         nearest: Vec<String>,
     },
     /// A checkpoint's state does not fit the layer.
-    #[error("the 8-bit state of {path}, {operand}: {reason}")]
+    #[error("invalid 8-bit state of {path}, {operand}: {reason}")]
     State {
         /// The layer.
         path: String,
-        /// Of which tensor.
+        /// The tensor.
         operand: Operand,
-        /// What is wrong.
+        /// Why it does not fit.
         reason: String,
     },
-    /// The ranks could not communicate.
+    /// The communication failed.
     #[error(transparent)]
     Comm(Box<CommError>),
 }

@@ -1,4 +1,4 @@
-//! What one linear layer has beside its parameters to compute in 8 bits.
+//! The 8-bit state of one linear layer, beside its parameters.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,69 +11,68 @@ use burn_megatron_kernels::fp8::{
     self, BLOCK, CurrentScale, Format, Fp8Matrix, Quantized, Scales, Scaling, Ways,
 };
 
+use super::amax_log::AmaxLog;
 use super::config::{Fp8Config, Fp8Recipe};
 use super::history::AmaxHistory;
-use super::noted::Noted;
-use super::operand::{Operand, Split};
-use super::report::{Measured, OperandReport};
-use super::weight::KeptWeight;
+use super::operand::{Operand, SplitOperands};
+use super::report::{MeasuredError, OperandReport};
+use super::weight::CachedWeight;
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::ReduceOp;
 
 /// The 8-bit arithmetic of one linear layer: its recipe, and the scales and histories of its three
 /// tensors.
 ///
-/// Clones are handles to one state, as a clone of a module is the same layer, and so are what
-/// [`valid`](burn::module::Module::valid), [`fork`](burn::module::Module::fork) and the like give. With
-/// delayed scaling the state is a part of the layer's record; see
-/// [`into_record`](burn::module::Module::into_record).
+/// Clones share one state, also those that [`valid`](burn::module::Module::valid),
+/// [`fork`](burn::module::Module::fork) and the like return. With delayed scaling the state is a part of
+/// the layer's record; see [`into_record`](burn::module::Module::into_record).
 #[derive(Clone)]
 pub struct Fp8Layer {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<Fp8LayerShared>,
 }
 
-pub(super) struct Shared {
+pub(super) struct Fp8LayerShared {
     pub id: ParamId,
     pub path: String,
     pub recipe: Fp8Recipe,
-    /// Of values and of gradients.
+    /// Formats of values and of gradients.
     formats: [Format; 2],
     pub save_activations: bool,
-    /// The ranks of the tensor axis, and which tensors they have parts of.
+    /// The tensor group, and which tensors are split over it.
     comm: Comm,
-    split: Split,
-    pub flags: Arc<Flags>,
-    operands: Mutex<[State; 3]>,
-    pub weight: Mutex<Option<KeptWeight>>,
+    split: SplitOperands,
+    pub flags: Arc<Fp8Flags>,
+    operands: Mutex<[OperandState; 3]>,
+    pub weight: Mutex<Option<CachedWeight>>,
 }
 
-/// What all layers of a model are told.
+/// Settings that the layers of a model share.
 #[derive(Debug, Default)]
-pub(super) struct Flags {
-    /// Somebody says when weights change.
-    pub managed: AtomicBool,
-    /// Tensors are compared with their codes.
+pub(super) struct Fp8Flags {
+    /// Quantised weights are cached: the caller reports when weights change.
+    pub caches_weights: AtomicBool,
+    /// Quantisation errors are measured.
     pub measuring: AtomicBool,
 }
 
-/// What is known of one operand.
-pub(super) struct State {
+/// The state of one operand.
+pub(super) struct OperandState {
     /// With delayed scaling.
     pub history: Option<AmaxHistory>,
     /// Its scale, on the device.
     scale: Option<Tensor<1>>,
-    /// What was seen of it in this step.
-    pub noted: Noted,
-    /// What it was compared with its codes for last, and whether that was in this step.
+    /// Its magnitudes in this step.
+    pub amax_log: AmaxLog,
+    /// Its last measured quantisation error, and whether it was measured in this step.
     pub report: Option<OperandReport>,
     pub is_measured: bool,
-    /// Whether it was warned of since it last was below the limit.
+    /// Whether a warning was given since its saturation last was below the limit.
     pub is_warned: bool,
 }
 
-impl State {
-    /// Says that the scale is another one.
-    pub fn rescaled(&mut self) {
+impl OperandState {
+    /// Drops the cached scale, after the history changed.
+    pub fn drop_scale(&mut self) {
         self.scale = None;
     }
 }
@@ -83,11 +82,11 @@ impl Fp8Layer {
         path: &str,
         recipe: Fp8Recipe,
         config: &Fp8Config,
-        flags: Arc<Flags>,
-        (comm, split): (Comm, Split),
+        flags: Arc<Fp8Flags>,
+        (comm, split): (Comm, SplitOperands),
     ) -> Self {
         let formats = config.format.of(&recipe);
-        let state = |operand| State {
+        let state = |operand| OperandState {
             history: match recipe {
                 Fp8Recipe::Delayed(settings) => {
                     Some(AmaxHistory::new(settings, of(formats, operand).max()))
@@ -95,12 +94,12 @@ impl Fp8Layer {
                 _ => None,
             },
             scale: None,
-            noted: Noted::default(),
+            amax_log: AmaxLog::default(),
             report: None,
             is_measured: false,
             is_warned: false,
         };
-        let shared = Shared {
+        let shared = Fp8LayerShared {
             id: ParamId::new(),
             path: path.into(),
             recipe,
@@ -140,21 +139,23 @@ impl Fp8Layer {
         )
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, [State; 3]> {
+    pub(super) fn state(&self) -> MutexGuard<'_, [OperandState; 3]> {
         let operands = self.shared.operands.lock();
         operands.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the values of this tensor are multiplied with, where it has one scale. With current scaling
-    /// the ranks that hold parts of the tensor must all come.
+    /// The scale of this tensor, where it has one scale. Collective with current scaling: call on all
+    /// ranks that hold parts of the tensor.
     pub(super) fn scale_of(&self, operand: Operand, x: &Tensor<2>) -> Option<Tensor<1>> {
         match &self.shared.recipe {
             Fp8Recipe::Delayed(_) => Some(self.delayed(operand, &x.device())),
             Fp8Recipe::Current(_) => {
-                let amax = fp8::amax(x.clone());
-                let amax = match self.shared.split.is(operand) && self.shared.comm.size() > 1 {
-                    true => start_all_reduce(amax, ReduceOp::Max, &self.shared.comm).wait(),
-                    false => amax,
+                let local_amax = fp8::amax(x.clone());
+                let comm = &self.shared.comm;
+                let amax = if self.shared.split.is_split(operand) && comm.size() > 1 {
+                    start_all_reduce(local_amax, ReduceOp::Max, comm).wait()
+                } else {
+                    local_amax
                 };
                 Some(self.scale_for(operand, amax))
             }
@@ -162,7 +163,7 @@ impl Fp8Layer {
         }
     }
 
-    /// What the values of a tensor with this largest magnitude are multiplied with.
+    /// The scale of a tensor with this largest magnitude.
     pub(super) fn scale_for(&self, operand: Operand, amax: Tensor<1>) -> Tensor<1> {
         match &self.shared.recipe {
             Fp8Recipe::Current(settings) => {
@@ -179,7 +180,11 @@ impl Fp8Layer {
     /// The scale that follows from earlier steps; 1 where there is no history.
     fn delayed(&self, operand: Operand, device: &Device) -> Tensor<1> {
         let state = &mut self.state()[operand as usize];
-        if let Some(scale) = state.scale.as_ref().filter(|kept| kept.device() == *device) {
+        if let Some(scale) = state
+            .scale
+            .as_ref()
+            .filter(|scale| scale.device() == *device)
+        {
             return scale.clone();
         }
         let scale = state.history.as_ref().map_or(1.0, AmaxHistory::scale);
@@ -203,7 +208,7 @@ impl Fp8Layer {
                 power_of_two: settings.power_of_two,
             },
             (None, Fp8Recipe::MxFp8) => Scaling::Mx,
-            (None, _) => unreachable!("a tensor with one scale is given it"),
+            (None, _) => unreachable!("a recipe with one scale per tensor passes it"),
         };
         fp8::quantize(x, self.format(operand), &scaling, ways)
     }
@@ -233,13 +238,13 @@ impl Fp8Layer {
         }
     }
 
-    /// Notes what a quantiser has seen of `elements` values.
-    pub(super) fn note(&self, operand: Operand, seen: Tensor<1>, elements: usize) {
-        self.state()[operand as usize].noted.push(seen, elements);
+    /// Records the statistics of a quantiser over `elements` values.
+    pub(super) fn record(&self, operand: Operand, seen: Tensor<1>, elements: usize) {
+        self.state()[operand as usize].amax_log.push(seen, elements);
     }
 
-    /// Compares a tensor with its copy, if that is wanted and was not done in this step. `x` gives it as
-    /// the copy lies.
+    /// Measures the quantisation error of a tensor, if measuring is on and this is its first use in this
+    /// step. `x` returns the tensor in the layout of the copy.
     pub(super) fn measure(
         &self,
         operand: Operand,
@@ -251,7 +256,7 @@ impl Fp8Layer {
         if !is_due {
             return;
         }
-        let measured = Measured::new(x(), copy);
+        let measured = MeasuredError::new(x(), copy);
         let state = &mut self.state()[operand as usize];
         state.is_measured = true;
         state.report = Some(measured.report(self, operand));
@@ -267,7 +272,7 @@ fn of(formats: [Format; 2], operand: Operand) -> Format {
 
 impl fmt::Debug for Fp8Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { path, recipe, .. } = &*self.shared;
+        let Fp8LayerShared { path, recipe, .. } = &*self.shared;
         write!(f, "{path} in 8 bits, {recipe:?}")
     }
 }

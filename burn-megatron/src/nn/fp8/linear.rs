@@ -4,10 +4,10 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
-use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, Split};
-use crate::comm::Groups;
-use crate::nn::linear::linear_in_8_bits;
-use crate::nn::{InputLies, Weight, linear, value_at};
+use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, SplitOperands};
+use crate::comm::ParallelContext;
+use crate::nn::linear::linear_fp8;
+use crate::nn::{InputLayout, Weight, anchored_value, linear};
 
 /// Configuration of an [`Fp8Linear`].
 #[derive(Clone, Copy, Debug)]
@@ -27,18 +27,18 @@ impl Fp8LinearConfig {
         }
     }
 
-    /// Sets whether there is a bias (there is).
+    /// Sets whether the layer has a bias (default: true).
     pub fn with_bias(mut self, bias: bool) -> Self {
         self.bias = bias;
         self
     }
 
-    /// Builds the layer with the initial values of burn-nn's. `path` is the one that it has in the model,
-    /// by which the settings and reports call it.
+    /// Builds the layer with burn-nn's initial values. `path` is its path in the model, which settings and
+    /// reports use.
     ///
     /// # Errors
     ///
-    /// [`Fp8Error::Twice`] where `fp8` has a layer of this path.
+    /// [`Fp8Error::Duplicate`] if `fp8` already has a layer with this path.
     pub fn init(&self, path: &str, fp8: &Fp8, device: &Device) -> Result<Fp8Linear, Fp8Error> {
         Fp8Linear::from_linear(self.linear(device), path, fp8)
     }
@@ -50,11 +50,11 @@ impl Fp8LinearConfig {
     }
 }
 
-/// `y = x W + b` in 8 bits: burn-nn's `Linear` with another arithmetic, and with the same record keys.
+/// `y = x W + b` in 8 bits: burn-nn's `Linear` in another arithmetic, with the same record keys.
 ///
 /// With delayed scaling the state of the layer is a part of its record, as `fp8`, and
-/// [`Fp8::end_step_alone`] is to be called once in a step, when its gradients are there; not under a
-/// [`Trainer`](crate::train::Trainer), which does that. For data parallelism give the layers to the
+/// [`Fp8::end_step_single_rank`] must be called once per step, after the backward; a
+/// [`Trainer`](crate::train::Trainer) calls it itself. For data parallelism pass the layers to the
 /// wrapper: [`ParallelModule::with_fp8`](crate::nn::ParallelModule::with_fp8).
 ///
 /// ```
@@ -82,7 +82,7 @@ impl Fp8LinearConfig {
 /// let loss = mlp.down.forward(mlp.up.forward(x)).sum();
 /// let gradients = loss.backward();
 /// assert!(mlp.up.weight.val().grad(&gradients).is_some());
-/// fp8.end_step_alone()?;
+/// fp8.end_step_single_rank()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Module, Debug)]
@@ -91,23 +91,22 @@ pub struct Fp8Linear {
     pub weight: Param<Tensor<2>>,
     /// `[out]`
     pub bias: Option<Param<Tensor<1>>>,
-    /// Nothing where the layer computes in the type of its input.
+    /// None if the layer computes in the type of its input.
     fp8: Option<Fp8Layer>,
 }
 
 impl Fp8Linear {
-    /// The same layer with another arithmetic: that of its recipe, or where it has none that of its
-    /// input.
+    /// The same layer in the arithmetic of its recipe, or in that of its input if it has none.
     ///
     /// # Errors
     ///
-    /// [`Fp8Error::Twice`] where `fp8` has a layer of this path.
+    /// [`Fp8Error::Duplicate`] if `fp8` already has a layer with this path.
     pub fn from_linear(linear: Linear, path: &str, fp8: &Fp8) -> Result<Self, Fp8Error> {
-        let alone = Groups::single();
+        let groups = ParallelContext::single();
         Ok(Self {
             weight: linear.weight,
             bias: linear.bias,
-            fp8: fp8.layer(path, alone.tensor(), Split::default(), true)?,
+            fp8: fp8.layer(path, groups.tensor(), SplitOperands::default(), true)?,
         })
     }
 
@@ -126,7 +125,7 @@ impl Fp8Linear {
         let mut shape = x.dims();
         assert!(
             shape[D - 1] == input,
-            "a linear layer from {input} to {output} features was given {shape:?}"
+            "invalid input {shape:?} of a linear layer from {input} to {output} features: expected [.., {input}]"
         );
         let rows = shape[..D - 1].iter().product();
         shape[D - 1] = output;
@@ -135,25 +134,25 @@ impl Fp8Linear {
             return Tensor::zeros(shape, (&x.device(), x.dtype()));
         }
         let x = x.reshape([1, rows, input]);
-        let bias = self.bias.as_ref().map(|bias| value_at(bias, &x));
+        let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &x));
         let y = match &self.fp8 {
             Some(layer) => {
-                let weight = Weight::asked_for(&self.weight, &x);
-                linear_in_8_bits(x, weight, bias, InputLies::Local, layer)
+                let weight = Weight::unfetched(&self.weight, &x);
+                linear_fp8(x, weight, bias, InputLayout::Local, layer)
             }
             None => {
                 let weight = Weight::of(&self.weight, &x);
-                linear(x, weight, bias, InputLies::Local, false)
+                linear(x, weight, bias, InputLayout::Local, false)
             }
         };
         y.reshape(shape)
     }
 }
 
-/// A linear layer in MXFP8: an [`Fp8Linear`] that [`MxFp8LinearConfig`] has built.
+/// A linear layer in MXFP8: an [`Fp8Linear`] built by [`MxFp8LinearConfig`].
 ///
-/// Its scales follow from the 32 values that share each of them, so that it keeps no state, and nothing
-/// has to be called at the end of a step.
+/// Each scale is computed from the 32 values that share it, so the layer has no state, and nothing has to
+/// be called at the end of a step.
 pub type MxFp8Linear = Fp8Linear;
 
 /// Configuration of an [`MxFp8Linear`].
@@ -166,13 +165,13 @@ impl MxFp8LinearConfig {
         Self(Fp8LinearConfig::new(input, output))
     }
 
-    /// Sets whether there is a bias (there is).
+    /// Sets whether the layer has a bias (default: true).
     pub fn with_bias(self, bias: bool) -> Self {
         Self(self.0.with_bias(bias))
     }
 
-    /// Builds the layer with the initial values of burn-nn's. No settings and no reports know it: for
-    /// those build it with [`Fp8LinearConfig::init`].
+    /// Builds the layer with burn-nn's initial values. Settings and reports do not include it: for those
+    /// build it with [`Fp8LinearConfig::init`].
     pub fn init(&self, device: &Device) -> MxFp8Linear {
         let config = Fp8Config {
             recipe: Some(Fp8Recipe::MxFp8),
@@ -181,7 +180,7 @@ impl MxFp8LinearConfig {
         let built = Fp8::new(&config).and_then(|fp8| self.0.init("linear", &fp8, device));
         match built {
             Ok(layer) => layer,
-            Err(error) => unreachable!("a recipe without settings fits: {error}"),
+            Err(error) => unreachable!("a recipe without settings is valid: {error}"),
         }
     }
 }

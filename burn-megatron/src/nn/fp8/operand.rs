@@ -1,10 +1,10 @@
-//! One of the three tensors that a layer quantises.
+//! The three tensors that a layer quantises.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A tensor that a linear layer brings into 8 bits.
+/// A tensor that a linear layer quantises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operand {
@@ -17,7 +17,7 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// All of them, in this order wherever they are listed.
+    /// All operands, in the order in which they are listed everywhere.
     pub const ALL: [Self; 3] = [Self::Input, Self::Weight, Self::Gradient];
 }
 
@@ -31,17 +31,17 @@ impl fmt::Display for Operand {
     }
 }
 
-/// Of which operands the ranks of the tensor axis hold different parts. Of the weight they always do.
+/// Which operands are split over the tensor axis. The weight always is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Split {
+pub(crate) struct SplitOperands {
     /// The features of the input, as of a row-parallel layer.
     pub input: bool,
     /// The features of the output, as of a column-parallel layer.
     pub gradient: bool,
 }
 
-impl Split {
-    pub fn is(self, operand: Operand) -> bool {
+impl SplitOperands {
+    pub fn is_split(self, operand: Operand) -> bool {
         match operand {
             Operand::Input => self.input,
             Operand::Weight => true,

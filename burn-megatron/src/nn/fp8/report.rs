@@ -1,4 +1,4 @@
-//! What quantisers made of the tensors of a layer, for people.
+//! Reports on the quantisation errors of a layer.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::fp8::{
@@ -7,7 +7,7 @@ use burn_megatron_kernels::fp8::{
 
 use super::{Fp8Layer, Operand};
 
-/// How one tensor of a layer came through its quantiser, when it was compared with its codes.
+/// The measured quantisation error of one tensor of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperandReport {
     /// The layer.
@@ -16,28 +16,28 @@ pub struct OperandReport {
     pub operand: Operand,
     /// The format of the codes.
     pub format: Format,
-    /// The recipe, as flags write it.
+    /// The name of the recipe, as in flags.
     pub recipe: &'static str,
     /// The largest magnitude of this rank's part.
     pub amax: f64,
-    /// What values are multiplied with before they are encoded: the smallest and the largest of all
-    /// blocks.
+    /// The smallest and the largest scale of all blocks; values are multiplied with it before they are
+    /// encoded.
     pub scale: (f32, f32),
-    /// Share of the values that are beyond the largest of the format, from 0 to 1.
+    /// Fraction of the values that are beyond the largest of the format, from 0 to 1.
     pub saturated: f64,
-    /// Share of the nonzero values that became zero, from 0 to 1.
+    /// Fraction of the nonzero values that became zero, from 0 to 1.
     pub flushed: f64,
-    /// Signal to noise in decibels; infinite where nothing was lost.
+    /// Signal-to-noise ratio in decibels; infinite where nothing was lost.
     pub snr_db: f64,
 }
 
-/// A tensor beside its copy.
-pub(super) struct Measured {
+/// The statistics of a tensor and its copy.
+pub(super) struct MeasuredError {
     statistics: Statistics,
     scale: (f32, f32),
 }
 
-impl Measured {
+impl MeasuredError {
     pub fn new(x: Tensor<2>, copy: &Fp8Matrix) -> Self {
         Self {
             statistics: statistics(x, copy),
@@ -66,9 +66,9 @@ impl Measured {
     }
 }
 
-/// The smallest and the largest of what values were multiplied with.
+/// The smallest and the largest scale.
 fn scales(copy: &Fp8Matrix) -> (f32, f32) {
-    let back = match &copy.scales {
+    let inverse_scales: Vec<f32> = match &copy.scales {
         Scales::Tensor(scale) => floats(scale.clone()),
         Scales::Blocks { scales, .. } => floats(scales.clone()),
         Scales::Mx(scales) => {
@@ -76,7 +76,7 @@ fn scales(copy: &Fp8Matrix) -> (f32, f32) {
             let width = scales.dims()[1].max(1);
             let words = scales.clone().into_data();
             let words: Vec<u32> = words.iter::<u32>().collect();
-            // What is left of a row's last word is no scale.
+            // The rest of a row's last word is padding.
             let codes = words.chunks(width).flat_map(|row| {
                 let code = |block: usize| (row[block / 4] >> (8 * (block % 4))) as u8;
                 (0..blocks).map(code)
@@ -84,7 +84,7 @@ fn scales(copy: &Fp8Matrix) -> (f32, f32) {
             codes.map(e8m0::decode).collect()
         }
     };
-    let scales = back.into_iter().map(|back| 1.0 / back);
+    let scales = inverse_scales.into_iter().map(|inverse| 1.0 / inverse);
     scales.fold((f32::INFINITY, 0.0), |(low, high), scale| {
         (scale.min(low), scale.max(high))
     })

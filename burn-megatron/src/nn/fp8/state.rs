@@ -1,4 +1,4 @@
-//! Scales and histories for checkpoints.
+//! Saving and loading scales and histories.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use crate::glob::{Glob, nearest};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8LayerState {
-    /// Of the input.
+    /// State of the input.
     pub input: ScaleState,
-    /// Of the weight.
+    /// State of the weight.
     pub weight: ScaleState,
-    /// Of the gradient of the output.
+    /// State of the gradient of the output.
     pub gradient: ScaleState,
 }
 
 impl Fp8LayerState {
-    /// Of one tensor.
+    /// The state of one operand.
     pub fn of(&self, operand: Operand) -> &ScaleState {
         match operand {
             Operand::Input => &self.input,
@@ -32,30 +32,30 @@ impl Fp8LayerState {
 }
 
 impl Fp8 {
-    /// The states of the layers with delayed scaling, by their paths; other recipes have none. They are
-    /// the same on all ranks of a stage.
+    /// The states of the layers with delayed scaling, by path; other recipes have none. All ranks of a
+    /// stage have the same states.
     pub fn states(&self) -> BTreeMap<String, Fp8LayerState> {
         let layers = self.layers().into_iter();
         layers
-            .filter_map(|layer| Some((layer.path().to_string(), layer.saved()?)))
+            .filter_map(|layer| Some((layer.path().to_string(), layer.delayed_state()?)))
             .collect()
     }
 
-    /// Goes back to these states. There may be more, as of other stages of a pipeline.
+    /// Restores these states. There may be more, such as those of other pipeline stages.
     ///
     /// # Errors
     ///
-    /// [`Fp8Error::NoState`] where a layer with delayed scaling has none, [`Fp8Error::State`] where one
-    /// does not fit. No layer has changed then.
+    /// [`Fp8Error::MissingState`] if a layer with delayed scaling has none, [`Fp8Error::State`] if one does
+    /// not fit. Then no layer was changed.
     pub fn load(&self, states: &BTreeMap<String, Fp8LayerState>) -> Result<(), Fp8Error> {
         let mut found = vec![];
         for layer in self.layers() {
-            if layer.saved().is_none() {
+            if layer.delayed_state().is_none() {
                 continue;
             }
             let Some(state) = states.get(layer.path()) else {
                 let paths = states.keys().map(String::as_str);
-                return Err(Fp8Error::NoState {
+                return Err(Fp8Error::MissingState {
                     path: layer.path().into(),
                     nearest: Glob::parse(layer.path())
                         .map(|glob| nearest(&glob, paths))
@@ -73,7 +73,7 @@ impl Fp8 {
 
 impl Fp8Layer {
     /// The state, with delayed scaling.
-    pub(super) fn saved(&self) -> Option<Fp8LayerState> {
+    pub(super) fn delayed_state(&self) -> Option<Fp8LayerState> {
         let operands = self.state();
         let state = |operand: Operand| {
             let history = operands[operand as usize].history.as_ref();
@@ -86,26 +86,26 @@ impl Fp8Layer {
         })
     }
 
-    /// Goes back to a state; nothing changes where it does not fit.
+    /// Restores a state; changes nothing if it does not fit.
     pub(super) fn restore(&self, state: &Fp8LayerState) -> Result<(), Fp8Error> {
         let histories = self.histories(state)?;
         let mut operands = self.state();
-        let mut is_new = false;
+        let mut is_changed = false;
         for (operand, history) in operands.iter_mut().zip(histories) {
             if operand.history != history {
                 operand.history = history;
-                operand.rescaled();
-                is_new = true;
+                operand.drop_scale();
+                is_changed = true;
             }
         }
         drop(operands);
-        if is_new {
-            self.forget_weight();
+        if is_changed {
+            self.drop_cached_weight();
         }
         Ok(())
     }
 
-    /// The histories that a state gives.
+    /// The histories of a state.
     fn histories(&self, state: &Fp8LayerState) -> Result<[Option<AmaxHistory>; 3], Fp8Error> {
         let operands = self.state();
         let mut histories = [None, None, None];

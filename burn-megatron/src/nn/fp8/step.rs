@@ -1,78 +1,83 @@
-//! The end of a step: what all ranks have seen becomes the scales of the next.
+//! The end of a step: the magnitudes of all ranks give the scales of the next step.
 
-use super::noted::{Noted, Seen};
+use super::amax_log::{AmaxLog, AmaxStatistics};
 use super::{Fp8, Fp8Layer, Operand};
 use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, Groups, ReduceOp};
+use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp};
 
-/// What says that a rank has seen no tensor.
-const NOTHING: i32 = -1;
+/// Sent by a rank that had no tensor.
+const NO_AMAX: i32 = -1;
 
 impl Fp8 {
-    /// Ends a step: the largest magnitudes of all its micro-batches go into the histories, and the
-    /// scales of the next step follow. To be called when all gradients are there and before weights
-    /// change; of a step that is skipped too. Every rank of the stage must come.
+    /// Ends a step: adds the largest magnitudes of all its micro-batches to the histories and computes
+    /// the scales of the next step. Call it when all gradients are computed and before weights change,
+    /// also in a skipped step. Collective: call on all ranks of the stage.
     ///
     /// Magnitudes are reduced over the tensor and the data axis, in one call for all layers. So all ranks
-    /// have the same scales, and these depend neither on the number of ranks nor on that of micro-batches.
+    /// have the same scales, independent of the number of ranks and of micro-batches.
     ///
-    /// Warns of each tensor of which more values were beyond the format than
-    /// [`saturation_limit`](super::Fp8Config::saturation_limit) says; once, until it is below again.
+    /// Warns of each tensor of which more values than
+    /// [`saturation_limit`](super::Fp8Config::saturation_limit) were beyond the format; once, until it is
+    /// below the limit again.
     ///
     /// # Errors
     ///
-    /// [`CommError`] when a rank is missing.
-    pub fn end_step(&self, groups: &Groups) -> Result<(), CommError> {
+    /// [`CommError`] if the communication fails.
+    pub fn end_step(&self, groups: &ParallelContext) -> Result<(), CommError> {
         let _span = tracing::debug_span!("end_fp8_step").entered();
         let layers = self.layers();
         if layers.is_empty() {
             return Ok(());
         }
-        let noted = layers.iter().flat_map(Fp8Layer::take_noted).collect();
-        let mut seen = Noted::read(noted);
-        agree(&mut seen, groups.stage())?;
+        let logs = layers.iter().flat_map(Fp8Layer::take_amax_logs).collect();
+        let mut statistics = AmaxLog::read(logs);
+        all_reduce(&mut statistics, groups.stage())?;
         let limit = self.config().saturation_limit;
         let warns = groups.stage().rank() == 0;
-        for (layer, seen) in layers.iter().zip(seen.chunks(Operand::ALL.len())) {
-            layer.roll(seen);
-            layer.watch(seen, limit, warns);
+        for (layer, statistics) in layers.iter().zip(statistics.chunks(Operand::ALL.len())) {
+            layer.roll(statistics);
+            layer.warn_if_saturated(statistics, limit, warns);
         }
         Ok(())
     }
 
-    /// [`end_step`](Self::end_step) of a program without a mesh, with one rank.
+    /// [`end_step`](Self::end_step) for a program without a mesh, on one rank.
     ///
     /// # Errors
     ///
-    /// None that a single rank can meet.
-    pub fn end_step_alone(&self) -> Result<(), CommError> {
-        self.end_step(&Groups::single())
+    /// None on a single rank.
+    pub fn end_step_single_rank(&self) -> Result<(), CommError> {
+        self.end_step(&ParallelContext::single())
     }
 }
 
-/// The largest magnitudes and the sums of the counts of all ranks.
-fn agree(seen: &mut [Seen], comm: &Comm) -> Result<(), CommError> {
+/// Reduces the largest magnitudes and the counts over all ranks.
+fn all_reduce(statistics: &mut [AmaxStatistics], comm: &Comm) -> Result<(), CommError> {
     if comm.size() == 1 {
         return Ok(());
     }
-    // As bits, of which none is rounded, and those of a NaN are above all.
-    let bits = |seen: &Seen| seen.amax.map_or(NOTHING, |amax| amax.to_bits() as i32);
-    let bits: Vec<i32> = seen.iter().map(bits).collect();
-    let counts = seen
+    // As bits: nothing is rounded, and a NaN is the largest.
+    let bits = |statistics: &AmaxStatistics| {
+        statistics
+            .amax
+            .map_or(NO_AMAX, |amax| amax.to_bits() as i32)
+    };
+    let local_bits: Vec<i32> = statistics.iter().map(bits).collect();
+    let counts = statistics
         .iter()
-        .flat_map(|seen| [seen.beyond as i64, seen.elements as i64]);
-    let counts: Vec<i64> = counts.collect();
-    let bits = match comm.all_reduce(Buffer::from(bits), ReduceOp::Max)? {
+        .flat_map(|statistics| [statistics.beyond as i64, statistics.elements as i64]);
+    let local_counts: Vec<i64> = counts.collect();
+    let bits = match comm.all_reduce(Buffer::from(local_bits), ReduceOp::Max)? {
         Buffer::I32(bits) => bits,
         other => unreachable!("i32 went in, {} came out", other.dtype()),
     };
-    let counts = match comm.all_reduce(Buffer::from(counts), ReduceOp::Sum)? {
+    let counts = match comm.all_reduce(Buffer::from(local_counts), ReduceOp::Sum)? {
         Buffer::I64(counts) => counts,
         other => unreachable!("i64 went in, {} came out", other.dtype()),
     };
-    for ((seen, bits), counts) in seen.iter_mut().zip(bits).zip(counts.chunks(2)) {
-        *seen = Seen {
-            amax: (bits != NOTHING).then(|| f32::from_bits(bits as u32)),
+    for ((statistics, bits), counts) in statistics.iter_mut().zip(bits).zip(counts.chunks(2)) {
+        *statistics = AmaxStatistics {
+            amax: (bits != NO_AMAX).then(|| f32::from_bits(bits as u32)),
             beyond: counts[0] as u64,
             elements: counts[1] as u64,
         };
@@ -81,47 +86,49 @@ fn agree(seen: &mut [Seen], comm: &Comm) -> Result<(), CommError> {
 }
 
 impl Fp8Layer {
-    /// What was noted of each operand since the last call.
-    fn take_noted(&self) -> [Noted; 3] {
+    /// Takes the logs of each operand since the last call.
+    fn take_amax_logs(&self) -> [AmaxLog; 3] {
         self.state()
             .each_mut()
-            .map(|operand| std::mem::take(&mut operand.noted))
+            .map(|operand| std::mem::take(&mut operand.amax_log))
     }
 
-    /// The histories go on, where there was something to see.
-    fn roll(&self, seen: &[Seen]) {
+    /// Adds the magnitudes to the histories, where there are any.
+    fn roll(&self, statistics: &[AmaxStatistics]) {
         let mut operands = self.state();
-        let mut is_new = false;
-        for (operand, seen) in operands.iter_mut().zip(seen) {
+        let mut is_changed = false;
+        for (operand, statistics) in operands.iter_mut().zip(statistics) {
             operand.is_measured = false;
-            if let (Some(history), Some(amax)) = (&mut operand.history, seen.amax) {
+            if let (Some(history), Some(amax)) = (&mut operand.history, statistics.amax) {
                 history.roll(amax);
-                operand.rescaled();
-                is_new = true;
+                operand.drop_scale();
+                is_changed = true;
             }
         }
         drop(operands);
-        if is_new {
-            self.forget_weight();
+        if is_changed {
+            self.drop_cached_weight();
         }
     }
 
-    /// Warns of operands that are beyond the format too often.
-    fn watch(&self, seen: &[Seen], limit: f64, warns: bool) {
-        for (operand, seen) in Operand::ALL.into_iter().zip(seen) {
-            if seen.elements == 0 {
+    /// Warns of operands with more values beyond the format than the limit.
+    fn warn_if_saturated(&self, statistics: &[AmaxStatistics], limit: f64, warns: bool) {
+        for (operand, statistics) in Operand::ALL.into_iter().zip(statistics) {
+            if statistics.elements == 0 {
                 continue;
             }
-            let share = seen.beyond as f64 / seen.elements as f64;
-            let was =
-                std::mem::replace(&mut self.state()[operand as usize].is_warned, share > limit);
-            if share > limit && !was && warns {
+            let fraction = statistics.beyond as f64 / statistics.elements as f64;
+            let was_warned = std::mem::replace(
+                &mut self.state()[operand as usize].is_warned,
+                fraction > limit,
+            );
+            if fraction > limit && !was_warned && warns {
                 tracing::warn!(
                     path = self.path(),
                     %operand,
                     "{:.2} % of the {operand} of {} are beyond the largest value of the format, with a \
                      limit of {:.2} %",
-                    100.0 * share,
+                    100.0 * fraction,
                     self.path(),
                     100.0 * limit,
                 );

@@ -18,7 +18,7 @@ pub struct QuantizedWeight {
     pub columnwise: Fp8Matrix,
 }
 
-/// How the weight of one layer becomes 8 bits: what a store that gathers weights in 8 bits has to know.
+/// Quantises the weight of one layer, for a store that gathers weights in 8 bits.
 pub trait WeightQuantizer: Debug + Send + Sync {
     /// The format of the codes.
     fn format(&self) -> Format;
@@ -26,82 +26,81 @@ pub trait WeightQuantizer: Debug + Send + Sync {
     /// Whether the weight has one scale, which all ranks that hold a part of it must share.
     fn has_one_scale(&self) -> bool;
 
-    /// What values are multiplied with, `[1]` in f32, for a weight whose largest magnitude on all of
-    /// these ranks is `amax`, `[1]` in f32. That magnitude is kept for the history. Only where the weight
-    /// has one scale.
+    /// The scale, `[1]` in f32, of a weight whose largest magnitude on all of these ranks is `amax`, `[1]`
+    /// in f32; records that magnitude for the history. Only for a weight with one scale.
     fn scale(&self, amax: Tensor<1>) -> Tensor<1>;
 
-    /// Both copies of this tensor rank's part of the weight, `[in, out]`. Where the weight has one scale,
-    /// the ranks of the tensor axis must all come.
+    /// Both copies of this tensor rank's part of the weight, `[in, out]`. Collective where the weight has
+    /// one scale: call on all ranks of the tensor axis.
     fn quantize(&self, weight: Tensor<2>) -> QuantizedWeight;
 }
 
-/// Both copies of a weight that stays as it is.
+/// Both copies of a weight, until it changes.
 #[derive(Debug)]
-pub(super) struct KeptWeight {
+pub(super) struct CachedWeight {
     weight: Arc<QuantizedWeight>,
-    /// What the quantiser has seen, until a forward that is recorded uses the weight.
+    /// Statistics of the quantiser, until a recorded forward uses the weight.
     seen: Option<(Tensor<1>, usize)>,
 }
 
 impl Fp8Layer {
-    /// Whether a copy can be kept, as somebody says when the weight changes.
-    pub(super) fn keeps_weight(&self) -> bool {
-        self.shared.flags.managed.load(Ordering::Relaxed)
+    /// Whether copies are cached: the caller reports when weights change.
+    pub(super) fn caches_weight(&self) -> bool {
+        self.shared.flags.caches_weights.load(Ordering::Relaxed)
     }
 
-    /// The weight, quantised when it is asked for the first time since it changed. Where it has one
-    /// scale, the ranks of the tensor axis must all come then.
-    pub(super) fn kept_weight(
+    /// The weight, quantised at its first use since it changed. Collective at that use, where it has one
+    /// scale: call on all ranks of the tensor axis.
+    pub(super) fn cached_weight(
         &self,
         value: impl Fn() -> Tensor<2>,
         is_recorded: bool,
     ) -> Arc<QuantizedWeight> {
-        let mut kept = self.lock_weight();
-        let KeptWeight { weight, seen } = kept.get_or_insert_with(|| {
+        let mut cached = self.lock_weight();
+        let CachedWeight { weight, seen } = cached.get_or_insert_with(|| {
             let value = value();
             let elements = value.shape().num_elements();
             let (weight, seen) = self.both_copies(value);
-            KeptWeight {
+            CachedWeight {
                 weight: Arc::new(weight),
                 seen: Some((seen, elements)),
             }
         });
         if is_recorded {
             if let Some((seen, elements)) = seen.take() {
-                self.note(Operand::Weight, seen, elements);
+                self.record(Operand::Weight, seen, elements);
             }
             self.measure(Operand::Weight, value, &weight.rowwise);
         }
         weight.clone()
     }
 
-    /// Forgets what is kept.
-    pub(super) fn forget_weight(&self) {
+    /// Drops the cached copies.
+    pub(super) fn drop_cached_weight(&self) {
         *self.lock_weight() = None;
     }
 
-    fn lock_weight(&self) -> MutexGuard<'_, Option<KeptWeight>> {
+    fn lock_weight(&self) -> MutexGuard<'_, Option<CachedWeight>> {
         let weight = self.shared.weight.lock();
         weight.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn both_copies(&self, weight: Tensor<2>) -> (QuantizedWeight, Tensor<1>) {
         let scale = self.scale_of(Operand::Weight, &weight);
-        let made = self.quantize(Operand::Weight, weight, scale.as_ref(), Ways::BOTH);
+        let copies = self.quantize(Operand::Weight, weight, scale.as_ref(), Ways::BOTH);
         let weight = QuantizedWeight {
-            rowwise: asked_for(made.rowwise),
-            columnwise: asked_for(made.columnwise),
+            rowwise: expect_copy(copies.rowwise),
+            columnwise: expect_copy(copies.columnwise),
         };
-        (weight, made.seen)
+        (weight, copies.seen)
     }
 }
 
-/// A copy that the quantiser was asked for.
-pub(super) fn asked_for(copy: Option<Fp8Matrix>) -> Fp8Matrix {
+/// A copy that the quantiser was called for.
+pub(super) fn expect_copy(copy: Option<Fp8Matrix>) -> Fp8Matrix {
     match copy {
         Some(copy) => copy,
-        None => unreachable!("a quantiser makes what it is asked for"),
+        None => unreachable!("a quantiser returns the copies it is called for"),
     }
 }
 
@@ -116,7 +115,7 @@ impl WeightQuantizer for Fp8Layer {
 
     fn scale(&self, amax: Tensor<1>) -> Tensor<1> {
         let beyond = amax.zeros_like();
-        self.note(
+        self.record(
             Operand::Weight,
             Tensor::cat(vec![amax.clone(), beyond], 0),
             0,
@@ -127,7 +126,7 @@ impl WeightQuantizer for Fp8Layer {
     fn quantize(&self, weight: Tensor<2>) -> QuantizedWeight {
         let elements = weight.shape().num_elements();
         let (copies, seen) = self.both_copies(weight.clone());
-        self.note(Operand::Weight, seen, elements);
+        self.record(Operand::Weight, seen, elements);
         self.measure(Operand::Weight, || weight, &copies.rowwise);
         copies
     }

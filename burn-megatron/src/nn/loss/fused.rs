@@ -1,27 +1,27 @@
-//! The loss from the kernels' three pieces, with one collective between them.
+//! The fused loss: the kernels' three stages, with one collective between them.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
 use burn_megatron_kernels::cross_entropy::{
-    CrossEntropyOptions, Part, combine, gradient, statistics,
+    CrossEntropyOptions, VocabularyShard, combine, gradient, statistics,
 };
 use burn_megatron_kernels::{Function, apply};
 
-use super::{Aside, Pieces};
+use super::{ComponentsCell, LossComponents};
 use crate::collective::{Comm, start_all_gather};
 
-/// Logits `[tokens, width]` of the columns of `part` and targets `[tokens]` to losses `[tokens]`; what
-/// they are made of goes to `pieces`.
+/// Logits `[tokens, width]` of the columns of `part` and targets `[tokens]` to losses `[tokens]`; writes
+/// their components to `components`.
 pub(super) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
-    part: Part,
+    part: VocabularyShard,
     options: &CrossEntropyOptions,
     comm: &Comm,
-    pieces: Option<Aside>,
+    components: Option<ComponentsCell>,
 ) -> Tensor<1> {
-    let function = CrossEntropy {
-        pieces,
+    let function = FusedCrossEntropy {
+        components,
         targets,
         part,
         options: options.clone(),
@@ -31,17 +31,17 @@ pub(super) fn cross_entropy(
 }
 
 #[derive(Debug)]
-struct CrossEntropy {
+struct FusedCrossEntropy {
     targets: Tensor<1, Int>,
-    part: Part,
+    part: VocabularyShard,
     options: CrossEntropyOptions,
     comm: Comm,
-    pieces: Option<Aside>,
+    components: Option<ComponentsCell>,
 }
 
-impl CrossEntropy {
-    /// What the loss is made of, from the statistics of all parts.
-    fn pieces(&self, all: Tensor<3>, lse: &Tensor<1>) -> Pieces {
+impl FusedCrossEntropy {
+    /// The components of the loss, from the statistics of all parts.
+    fn components(&self, all: Tensor<3>, lse: &Tensor<1>) -> LossComponents {
         let CrossEntropyOptions { z_loss, ignore, .. } = self.options;
         let plain = CrossEntropyOptions {
             ignore,
@@ -55,23 +55,23 @@ impl CrossEntropy {
                 None => squares,
             }
         });
-        Pieces { plain, z_loss }
+        LossComponents { plain, z_loss }
     }
 }
 
-impl Function for CrossEntropy {
+impl Function for FusedCrossEntropy {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
-        let own = statistics(logits.clone(), self.targets.clone(), &self.part);
-        let own = own.unsqueeze_dim::<3>(0);
+        let local = statistics(logits.clone(), self.targets.clone(), &self.part);
+        let local = local.unsqueeze_dim::<3>(0);
         let all = match self.comm.size() {
-            1 => own,
-            _ => start_all_gather(own, 0, &self.comm).wait(),
+            1 => local,
+            _ => start_all_gather(local, 0, &self.comm).wait(),
         };
         let (targets, tokens) = (self.targets.clone(), self.part.tokens);
         let (loss, lse) = combine(all.clone(), targets, tokens, &self.options);
-        if let Some(pieces) = &self.pieces {
-            pieces.put(self.pieces(all, &lse));
+        if let Some(components) = &self.components {
+            components.put(self.components(all, &lse));
         }
         let saved = vec![logits.into_dispatch(), lse.into_dispatch()];
         (loss.into_dispatch(), saved)
@@ -84,7 +84,7 @@ impl Function for CrossEntropy {
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
         let lse = Tensor::<1>::from_dispatch(saved.remove(1));
-        // The logits are handed over, so that their gradient can be written over them.
+        // The logits are moved, so that their gradient can overwrite them.
         let logits = Tensor::<2>::from_dispatch(saved.remove(0));
         let upstream = Tensor::from_dispatch(upstream);
         let targets = self.targets.clone();

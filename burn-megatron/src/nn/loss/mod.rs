@@ -1,11 +1,11 @@
-//! Cross entropy over logits that are split along the vocabulary.
+//! Cross-entropy of logits that are split over the vocabulary.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Int, Tensor};
-use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, Part};
+use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, VocabularyShard};
 
-use super::{Place, Vocabulary};
+use super::{AxisRank, Vocabulary};
 use crate::collective::Comm;
 
 mod fused;
@@ -14,26 +14,27 @@ mod unfused;
 
 pub use losses::{LossTerm, Losses};
 
-/// Cross entropy per token, without ever gathering the logits.
+/// Cross-entropy per token; the logits are never gathered.
 ///
-/// With `K` the number of tokens of the vocabulary (padding not counted), `t` the target, `e` the
+/// With `K` the number of tokens of the vocabulary (without padding), `t` the target, `e` the
 /// label smoothing and `s = e K / (K - 1)`:
 ///
 /// ```text
 /// loss = (1 - s) * -log p[t]  +  s * mean over k of -log p[k]  +  z * (log of the sum of e^logit)^2
 /// ```
 ///
-/// so that the target keeps `1 - e` and the others share `e`. Padded entries have no probability
+/// so that the target has probability `1 - e` and the others share `e`. Padded entries have no probability
 /// and no gradient. The result does not depend on the number of ranks.
 ///
-/// The fused form gathers four numbers per token and rank in one collective; it keeps the logits for
-/// the backward, which writes their gradient over them.
+/// The fused form all-gathers four numbers per token and rank; it saves the logits for the backward,
+/// which overwrites them with their gradient.
 ///
-/// A target that is no token and not to be ignored is a fault of the data: its loss and its
-/// gradient are NaN, so that it cannot pass unseen. (An error would have to wait for the device.)
+/// The loss and the gradient of an invalid target, neither a token nor ignored, are NaN. (Returning an
+/// error would have to wait for the device.)
 ///
-/// [`losses`](Self::losses) gives the cross-entropy `-log p[t]` and the [terms](Self::terms) beside their
-/// sum, from the log-sum-exp and the target's logit that the loss has anyway: logits are not read again.
+/// [`losses`](Self::losses) returns the cross-entropy `-log p[t]` and the [terms](Self::terms) in addition
+/// to their sum. They are computed from the loss's own log-sum-exp and target logit: the logits are not
+/// read again.
 #[derive(Clone, Debug)]
 pub struct VocabParallelCrossEntropy {
     comm: Comm,
@@ -43,7 +44,7 @@ pub struct VocabParallelCrossEntropy {
 }
 
 impl VocabParallelCrossEntropy {
-    /// A loss over the ranks of `comm`, without smoothing, that ignores no target; fused.
+    /// A fused loss over the ranks of `comm`, without smoothing and without an ignored target.
     pub fn new(vocabulary: Vocabulary, comm: &Comm) -> Self {
         Self {
             comm: comm.clone(),
@@ -66,21 +67,21 @@ impl VocabParallelCrossEntropy {
         self
     }
 
-    /// Sets the target that has no loss.
+    /// Sets the target to ignore (PyTorch's `ignore_index`).
     pub fn with_ignore(mut self, ignore: Option<i64>) -> Self {
         self.options.ignore = ignore;
         self
     }
 
-    /// Says whether the fused form is used.
+    /// Sets whether the fused form is used (default: true).
     pub fn with_fused(mut self, fused: bool) -> Self {
         self.fused = fused;
         self
     }
 
-    /// What the loss has beside the cross-entropy.
+    /// The terms of the objective in addition to the cross-entropy.
     pub fn terms(&self) -> &'static [LossTerm] {
-        match (self.smooths(), self.options.z_loss != 0.0) {
+        match (self.has_smoothing(), self.options.z_loss != 0.0) {
             (false, false) => &[],
             (true, false) => &[LossTerm::LabelSmoothing],
             (false, true) => &[LossTerm::ZLoss],
@@ -88,8 +89,8 @@ impl VocabParallelCrossEntropy {
         }
     }
 
-    /// A vocabulary of one token has nothing to smooth.
-    fn smooths(&self) -> bool {
+    /// Whether there is a smoothing term; a vocabulary of one token has none.
+    fn has_smoothing(&self) -> bool {
         self.options.label_smoothing != 0.0 && self.vocabulary.tokens > 1
     }
 
@@ -99,36 +100,36 @@ impl VocabParallelCrossEntropy {
         self.losses(logits, targets).objective
     }
 
-    /// The same, and what it is made of.
+    /// The same, with its parts.
     pub fn losses(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
         let [batch, seq, width] = logits.dims();
-        let targets = targets
+        let flat_targets = targets
             .reshape([batch * seq])
             .to_device(&logits.device().inner());
-        let targets = if targets.is_autodiff() {
-            targets.inner()
+        let targets = if flat_targets.is_autodiff() {
+            flat_targets.inner()
         } else {
-            targets
+            flat_targets
         };
         let logits = logits.reshape([batch * seq, width]);
-        let place = Place {
+        let place = AxisRank {
             index: self.comm.rank(),
             size: self.comm.size(),
         };
-        let part = Part {
+        let part = VocabularyShard {
             first: self.vocabulary.part(place).0,
             tokens: self.vocabulary.tokens,
         };
-        let pieces = (!self.terms().is_empty()).then(Aside::default);
+        let cell = (!self.terms().is_empty()).then(ComponentsCell::default);
         let loss = if self.fused {
             fused::cross_entropy
         } else {
             unfused::cross_entropy
         };
         let options = &self.options;
-        let loss = loss(logits, targets, part, options, &self.comm, pieces.clone());
-        let pieces = pieces.and_then(|pieces| pieces.take());
-        let parts = pieces.map(|pieces| self.parts(&loss, pieces));
+        let loss = loss(logits, targets, part, options, &self.comm, cell.clone());
+        let components = cell.and_then(|cell| cell.take());
+        let parts = components.map(|components| self.parts(&loss, components));
         let whole = |loss: Tensor<1>| loss.reshape([batch, seq]);
         Losses {
             objective: whole(loss),
@@ -136,15 +137,15 @@ impl VocabParallelCrossEntropy {
         }
     }
 
-    /// The cross-entropy and the terms of a loss, `[tokens]` each. What smoothing adds is what is left.
-    fn parts(&self, loss: &Tensor<1>, pieces: Pieces) -> Vec<Tensor<1>> {
-        let Pieces { plain, z_loss } = pieces;
+    /// The cross-entropy and the terms of a loss, `[tokens]` each. The smoothing term is the remainder.
+    fn parts(&self, loss: &Tensor<1>, components: LossComponents) -> Vec<Tensor<1>> {
+        let LossComponents { plain, z_loss } = components;
         let loss = if loss.is_autodiff() {
             loss.clone().inner()
         } else {
             loss.clone()
         };
-        let smoothing = self.smooths().then(|| {
+        let smoothing = self.has_smoothing().then(|| {
             let rest = loss - plain.clone();
             z_loss.clone().map_or(rest.clone(), |z_loss| rest - z_loss)
         });
@@ -153,26 +154,26 @@ impl VocabParallelCrossEntropy {
     }
 }
 
-/// What a loss is made of, `[tokens]` each, without autodiff.
+/// The components of a loss, `[tokens]` each, without autodiff.
 #[derive(Debug)]
-struct Pieces {
+struct LossComponents {
     /// The cross-entropy alone.
     plain: Tensor<1>,
-    /// The z-loss, times its weight, where there is one.
+    /// The z-loss, times its weight, if there is one.
     z_loss: Option<Tensor<1>>,
 }
 
-/// Where a function, which has one output, leaves the pieces of it.
+/// Receives the components from the autodiff function, which has one output only.
 #[derive(Clone, Debug, Default)]
-struct Aside(Arc<Mutex<Option<Pieces>>>);
+struct ComponentsCell(Arc<Mutex<Option<LossComponents>>>);
 
-impl Aside {
-    fn put(&self, pieces: Pieces) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(pieces);
+impl ComponentsCell {
+    fn put(&self, components: LossComponents) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(components);
     }
 
-    fn take(&self) -> Option<Pieces> {
-        let mut pieces = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pieces.take()
+    fn take(&self) -> Option<LossComponents> {
+        let mut components = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        components.take()
     }
 }

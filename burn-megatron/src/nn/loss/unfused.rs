@@ -1,11 +1,11 @@
-//! The loss of Burn's operations; it keeps the probabilities for the backward.
+//! The unfused loss, from Burn's operations; it saves the probabilities for the backward.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Int, Tensor};
-use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, Part};
+use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, VocabularyShard};
 use burn_megatron_kernels::{Function, apply};
 
-use super::{Aside, Pieces};
+use super::{ComponentsCell, LossComponents};
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::ReduceOp;
 
@@ -13,29 +13,28 @@ use crate::comm::ReduceOp;
 pub(super) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
-    part: Part,
+    part: VocabularyShard,
     options: &CrossEntropyOptions,
     comm: &Comm,
-    pieces: Option<Aside>,
+    components: Option<ComponentsCell>,
 ) -> Tensor<1> {
     let [_, width] = logits.dims();
     let targets = targets.unsqueeze_dim::<2>(1);
-    let kept = match options.ignore {
+    let counts = match options.ignore {
         Some(ignore) => targets.clone().not_equal_scalar(ignore),
         None => targets.clone().equal(targets.clone()),
     };
     let no_token = targets.clone().lower_scalar(0);
     let no_token = no_token.bool_or(targets.clone().greater_equal_scalar(part.tokens as i64));
     let own = targets - part.first as i64;
-    let held = own
+    let has_target = own
         .clone()
         .greater_equal_scalar(0)
         .bool_and(own.clone().lower_scalar(width as i64));
     let tokens = part.tokens as f64;
-    let function = CrossEntropy {
+    let function = UnfusedCrossEntropy {
         comm: comm.clone(),
-        pieces,
-        // The entries of this rank that are no padding.
+        components,
         real: part.tokens.saturating_sub(part.first).min(width),
         tokens: part.tokens,
         smoothing: match options.label_smoothing {
@@ -43,49 +42,50 @@ pub(super) fn cross_entropy(
             smoothing => smoothing * tokens / (tokens - 1.0),
         },
         z_loss: options.z_loss,
-        held: held.bool_and(kept.clone()),
+        has_target: has_target.bool_and(counts.clone()),
         target: own.clamp(0, width as i64 - 1),
-        fault: no_token.bool_and(kept.clone()),
-        kept,
+        is_invalid: no_token.bool_and(counts.clone()),
+        counts,
     };
     apply(vec![logits.into_dispatch()], function)
 }
 
 /// Tensors here are `[tokens, 1]` unless said otherwise.
 #[derive(Debug)]
-struct CrossEntropy {
+struct UnfusedCrossEntropy {
     comm: Comm,
-    pieces: Option<Aside>,
+    components: Option<ComponentsCell>,
+    /// This rank's entries without padding.
     real: usize,
     tokens: usize,
     smoothing: f64,
     z_loss: f64,
-    /// The target as an index into this rank's entries, kept within them.
+    /// The target as an index into this rank's entries, clamped to them.
     target: Tensor<2, Int>,
     /// Whether this rank has the target.
-    held: Tensor<2, Bool>,
-    /// Whether the token counts.
-    kept: Tensor<2, Bool>,
-    /// Whether it counts, but its target is not in the vocabulary.
-    fault: Tensor<2, Bool>,
+    has_target: Tensor<2, Bool>,
+    /// Whether the token is not ignored.
+    counts: Tensor<2, Bool>,
+    /// Whether it is not ignored, but its target is not in the vocabulary.
+    is_invalid: Tensor<2, Bool>,
 }
 
-impl CrossEntropy {
-    /// 0 where the token does not count, NaN where it should and cannot.
-    fn marked(&self, x: Tensor<2>) -> Tensor<2> {
-        x.mask_fill(self.kept.clone().bool_not(), 0.0)
-            .mask_fill(self.fault.clone(), f64::NAN)
+impl UnfusedCrossEntropy {
+    /// 0 for ignored tokens, NaN for invalid targets.
+    fn masked(&self, x: Tensor<2>) -> Tensor<2> {
+        x.mask_fill(self.counts.clone().bool_not(), 0.0)
+            .mask_fill(self.is_invalid.clone(), f64::NAN)
     }
 
     fn sum(&self, x: Tensor<2>) -> Tensor<2> {
         reduce(x, ReduceOp::Sum, &self.comm)
     }
 
-    /// `value` where this rank holds the target, else 0; the same shape as the logits.
+    /// `value` at the target if this rank has it, else 0; the shape of the logits.
     fn one_hot(&self, like: &Tensor<2>, value: f64) -> Tensor<2> {
         let zeros = Tensor::<2>::zeros(like.dims(), (&like.device(), like.dtype()));
-        let held = self
-            .held
+        let has_target = self
+            .has_target
             .clone()
             .float()
             .cast(like.dtype())
@@ -93,17 +93,17 @@ impl CrossEntropy {
         zeros.scatter(
             1,
             self.target.clone(),
-            held,
+            has_target,
             burn::tensor::IndexingUpdateOp::Add,
         )
     }
 }
 
-impl Function for CrossEntropy {
+impl Function for UnfusedCrossEntropy {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
         let [rows, width] = logits.dims();
-        // A rank may hold nothing but padding; the largest real logit is on another one then.
+        // A rank may have only padding; then the largest real logit is on another rank.
         let real = logits.narrow(1, 0, self.real.max(1));
         let max = match self.real {
             0 => real.clone().mul_scalar(0.0).add_scalar(f64::from(f32::MIN)),
@@ -112,15 +112,15 @@ impl Function for CrossEntropy {
         let max = reduce(max, ReduceOp::Max, &self.comm);
         let shifted = real - max.clone();
 
-        let none = |x: Tensor<2>| if self.real == 0 { x.zeros_like() } else { x };
-        let exps = none(shifted.clone().exp());
+        let zero_if_padding = |x: Tensor<2>| if self.real == 0 { x.zeros_like() } else { x };
+        let exps = zero_if_padding(shifted.clone().exp());
         let target = self.target.clone().clamp(0, self.real.max(1) as i64 - 1);
         let target = shifted.clone().gather(1, target);
-        let target = none(target.mask_fill(self.held.clone().bool_not(), 0.0));
+        let target = zero_if_padding(target.mask_fill(self.has_target.clone().bool_not(), 0.0));
         // One collective for the three sums.
         let mut sums = vec![exps.clone().sum_dim(1), target];
         if self.smoothing != 0.0 {
-            sums.push(none(shifted).sum_dim(1));
+            sums.push(zero_if_padding(shifted).sum_dim(1));
         }
         let sums = self.sum(Tensor::cat(sums, 1));
 
@@ -129,11 +129,11 @@ impl Function for CrossEntropy {
         if self.smoothing != 0.0 {
             loss = loss - sums.clone().narrow(1, 2, 1) * (self.smoothing / self.tokens as f64);
         }
-        // How the loss moves with each logit, but for its target and its smoothing, is `p` times this.
+        // Without target and smoothing, the derivative of the loss by a logit is `p` times this.
         let mut slope = log_sum.ones_like();
         let mut z_loss = None;
         let plain = || log_sum.clone() - sums.clone().narrow(1, 1, 1);
-        let plain = self.pieces.is_some().then(plain);
+        let plain = self.components.is_some().then(plain);
         if self.z_loss != 0.0 {
             let lse = log_sum + max;
             let squares = (lse.clone() * lse.clone()).mul_scalar(self.z_loss);
@@ -141,10 +141,10 @@ impl Function for CrossEntropy {
             slope = lse.mul_scalar(2.0 * self.z_loss).add_scalar(1.0);
             z_loss = Some(squares);
         }
-        let loss = self.marked(loss);
-        if let Some((pieces, plain)) = self.pieces.as_ref().zip(plain) {
-            let row = |x| self.marked(x).reshape([rows]);
-            pieces.put(Pieces {
+        let loss = self.masked(loss);
+        if let Some((components, plain)) = self.components.as_ref().zip(plain) {
+            let row = |x| self.masked(x).reshape([rows]);
+            components.put(LossComponents {
                 plain: row(plain),
                 z_loss: z_loss.map(row),
             });
@@ -174,7 +174,7 @@ impl Function for CrossEntropy {
         let probabilities = Tensor::<2>::from_dispatch(saved.remove(0));
         let [_, width] = probabilities.dims();
         let gradient = Tensor::<1>::from_dispatch(gradient).unsqueeze_dim::<2>(1);
-        let gradient = self.marked(gradient);
+        let gradient = self.masked(gradient);
 
         let target = self.one_hot(&probabilities, 1.0 - self.smoothing);
         let mut logits = probabilities - target;

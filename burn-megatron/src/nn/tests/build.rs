@@ -1,10 +1,10 @@
-//! What cannot be built is named, with what would fit.
+//! Errors of building a model name the problem and what would fit.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
 use super::over;
-use crate::comm::Groups;
+use crate::comm::ParallelContext;
 use crate::nn::*;
 
 #[derive(Module, Debug)]
@@ -13,30 +13,30 @@ struct Model {
     scale: Param<Tensor<1>>,
 }
 
-fn scope() -> Scope {
-    Scope::new(&Groups::single(), &Device::flex())
+fn builder() -> ModelBuilder {
+    ModelBuilder::new(&ParallelContext::single(), &Device::flex())
 }
 
-fn norm(scope: &Scope) -> Norm {
-    Norm::new(NormKind::Rms, 4, 1e-5, false, scope)
+fn norm(builder: &ModelBuilder) -> Norm {
+    Norm::new(NormKind::Rms, 4, 1e-5, false, builder)
 }
 
-fn scale(scope: &Scope) -> Param<Tensor<1>> {
-    scope.parameter("scale", ParameterSpec::new([4], Init::Constant(2.0)))
+fn scale(builder: &ModelBuilder) -> Param<Tensor<1>> {
+    builder.parameter("scale", ParameterSpec::new([4], Init::Constant(2.0)))
 }
 
-fn message<M: Module>(scope: Scope, model: M) -> String {
-    let error = scope.finish(model).expect_err("the table does not fit");
+fn message<M: Module>(builder: ModelBuilder, model: M) -> String {
+    let error = builder.finish(model).expect_err("the table does not fit");
     assert!(matches!(error, BuildError::Table(_)), "{error:?}");
     error.to_string()
 }
 
 #[test]
 fn a_table_lists_the_module_in_its_order() {
-    let scope = scope();
+    let builder = builder();
     // Declared in another order than the fields have.
-    let (scale, norm) = (scale(&scope), norm(&scope.child("norm")));
-    let table = scope.finish(Model { norm, scale }).unwrap().table;
+    let (scale, norm) = (scale(&builder), norm(&builder.child("norm")));
+    let table = builder.finish(Model { norm, scale }).unwrap().table;
     let paths: Vec<_> = table
         .entries()
         .iter()
@@ -49,18 +49,18 @@ fn a_table_lists_the_module_in_its_order() {
 
 #[test]
 fn an_undeclared_parameter_is_named() {
-    let scope = scope();
-    let norm = norm(&scope.child("norm"));
+    let builder = builder();
+    let norm = norm(&builder.child("norm"));
     let scale = Param::from_tensor(Tensor::ones([4], &Device::flex()));
-    let message = message(scope, Model { norm, scale });
+    let message = message(builder, Model { norm, scale });
     assert_eq!(message, "no placement was declared for scale");
 }
 
 #[test]
 fn a_path_that_the_module_has_not_is_named() {
-    let scope = scope();
-    let (norm, scale) = (norm(&scope.child("normalisation")), scale(&scope));
-    let message = message(scope, Model { norm, scale });
+    let builder = builder();
+    let (norm, scale) = (norm(&builder.child("normalisation")), scale(&builder));
+    let message = message(builder, Model { norm, scale });
     assert_eq!(
         message,
         "declared, but not in the module: normalisation.weight"
@@ -69,39 +69,39 @@ fn a_path_that_the_module_has_not_is_named() {
 
 #[test]
 fn a_path_that_is_declared_twice_is_named() {
-    let scope = scope();
-    let norms = vec![norm(&scope.child("norms")), norm(&scope.child("norms"))];
-    let message = message(scope, norms);
+    let builder = builder();
+    let norms = vec![norm(&builder.child("norms")), norm(&builder.child("norms"))];
+    let message = message(builder, norms);
     assert_eq!(
         message,
-        "norms.weight was declared twice: two layers share the path of one scope"
+        "norms.weight was declared twice: two layers share the path of one builder"
     );
 }
 
 #[test]
 fn another_shape_than_declared_is_named() {
-    let scope = scope();
-    let norm = norm(&scope.child("norm"));
-    let _ = scale(&scope);
+    let builder = builder();
+    let norm = norm(&builder.child("norm"));
+    let _ = scale(&builder);
     let scale = Param::from_tensor(Tensor::ones([5], &Device::flex()));
-    let message = message(scope, Model { norm, scale });
+    let message = message(builder, Model { norm, scale });
     assert_eq!(
         message,
-        "scale has the shape [5]; what was declared gives [4] on this rank"
+        "scale has the shape [5], expected [4] on this rank"
     );
 }
 
 #[test]
 fn lists_have_paths_with_numbers() {
-    let scope = scope();
+    let builder = builder();
     let norms = (0..2)
-        .map(|i| norm(&scope.child("norms").child(i)))
+        .map(|i| norm(&builder.child("norms").child(i)))
         .collect();
     #[derive(Module, Debug)]
     struct Norms {
         norms: Vec<Norm>,
     }
-    let table = scope.finish(Norms { norms }).unwrap().table;
+    let table = builder.finish(Norms { norms }).unwrap().table;
     let paths: Vec<_> = table
         .entries()
         .iter()
@@ -113,10 +113,12 @@ fn lists_have_paths_with_numbers() {
 #[test]
 fn local_sizes_add_up() {
     let tables = over(4, |groups| {
-        let scope = Scope::new(&groups, &Device::flex());
-        let layer = ColumnParallelLinearConfig::new(6, 8).init(&scope).unwrap();
+        let builder = ModelBuilder::new(&groups, &Device::flex());
+        let layer = ColumnParallelLinearConfig::new(6, 8)
+            .init(&builder)
+            .unwrap();
         let elements = layer.num_params();
-        let table = scope.finish(layer).unwrap().table;
+        let table = builder.finish(layer).unwrap().table;
         assert_eq!(table.local_elements(groups.place()), elements);
         (table.num_elements(), elements)
     });
@@ -141,10 +143,13 @@ fn attention(heads: usize, groups: usize) -> ParallelAttentionConfig {
 }
 
 /// The error of a layer on `ranks` ranks.
-fn refused<M>(ranks: usize, build: impl Fn(&Scope) -> Result<M, BuildError> + Sync) -> String {
+fn refused<M>(
+    ranks: usize,
+    build: impl Fn(&ModelBuilder) -> Result<M, BuildError> + Sync,
+) -> String {
     let messages = over(ranks, |groups| {
-        let scope = Scope::new(&groups, &Device::flex()).child("block");
-        match build(&scope) {
+        let builder = ModelBuilder::new(&groups, &Device::flex()).child("block");
+        match build(&builder) {
             Ok(_) => panic!("was built"),
             Err(error) => error.to_string(),
         }
@@ -155,7 +160,7 @@ fn refused<M>(ranks: usize, build: impl Fn(&Scope) -> Result<M, BuildError> + Sy
 
 #[test]
 fn heads_that_do_not_fit_are_named() {
-    let message = refused(8, |scope| attention(12, 12).init(scope));
+    let message = refused(8, |builder| attention(12, 12).init(builder));
     assert_eq!(
         message,
         "heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
@@ -165,18 +170,18 @@ fn heads_that_do_not_fit_are_named() {
 #[test]
 fn groups_that_do_not_fit_are_named() {
     // Neither can each rank have whole groups, nor whole ranks share one.
-    let message = refused(4, |scope| attention(12, 6).init(scope));
+    let message = refused(4, |builder| attention(12, 6).init(builder));
     assert_eq!(
         message,
         "groups of keys and values 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
     );
-    let message = refused(1, |scope| attention(12, 5).init(scope));
+    let message = refused(1, |builder| attention(12, 5).init(builder));
     assert_eq!(
         message,
         "block: 12 heads cannot share 5 groups of keys and values; \
          [1, 2, 3, 4, 6, 12] groups can serve them"
     );
-    let message = refused(1, |scope| attention(12, 0).init(scope));
+    let message = refused(1, |builder| attention(12, 0).init(builder));
     assert!(
         message.starts_with("block: 12 heads cannot share 0 groups"),
         "{message}"
@@ -186,13 +191,13 @@ fn groups_that_do_not_fit_are_named() {
 #[test]
 fn widths_that_do_not_fit_are_named() {
     let column = ColumnParallelLinearConfig::new(4, 6);
-    let message = refused(4, |scope| column.init(scope));
+    let message = refused(4, |builder| column.init(builder));
     assert_eq!(
         message,
         "output features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
     );
     let row = RowParallelLinearConfig::new(6, 4);
-    let message = refused(4, |scope| row.init(scope));
+    let message = refused(4, |builder| row.init(builder));
     assert_eq!(
         message,
         "input features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
@@ -205,14 +210,14 @@ fn widths_that_do_not_fit_are_named() {
         Init::Normal(0.02),
     );
     for message in [
-        refused(4, |scope| {
-            VocabParallelEmbedding::new(vocabulary, 4, init, false, scope)
+        refused(4, |builder| {
+            VocabParallelEmbedding::new(vocabulary, 4, init, false, builder)
         }),
-        refused(4, |scope| {
-            OutputLayer::new(vocabulary, 4, init, false, false, scope)
+        refused(4, |builder| {
+            OutputLayer::new(vocabulary, 4, init, false, false, builder)
         }),
-        refused(4, |scope| {
-            OutputLayer::new(vocabulary, 4, init, true, false, scope)
+        refused(4, |builder| {
+            OutputLayer::new(vocabulary, 4, init, true, false, builder)
         }),
     ] {
         let expected = "padded vocabulary 10 cannot be split over tensor = 4; 1, 2, 5, 10 can";
@@ -230,7 +235,7 @@ fn sections_cannot_be_gathered() {
     };
     let config = ColumnParallelLinearConfig::with_sections(4, vec![section.clone(), section])
         .with_gather_output(true);
-    let message = refused(2, |scope| config.init(scope));
+    let message = refused(2, |builder| config.init(builder));
     assert_eq!(
         message,
         "block: an output of several sections cannot be gathered"

@@ -1,38 +1,38 @@
-//! A layer as the ranks of the tensor axis compute it, put together again.
+//! Comparison of a layer on several tensor ranks with one rank.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
 
 use super::{assert_close, autodiff, filled, leaf, over, part, values, wave};
-use crate::comm::Groups;
-use crate::nn::{BuildError, ParameterEntry, ParameterTable, Place, Placement, Scope};
+use crate::comm::ParallelContext;
+use crate::nn::{AxisRank, BuildError, ModelBuilder, ParameterEntry, ParameterTable, Placement};
 
-/// How the ranks share a tensor, by their number.
-pub type Sharing<'a> = &'a (dyn Fn(usize) -> Placement + Sync);
+/// The placement of a tensor, by the number of ranks.
+pub type PlacementFor<'a> = &'a (dyn Fn(usize) -> Placement + Sync);
 
-/// A tensor of the comparison: its whole shape, and how the ranks share it.
-pub struct Shared<'a> {
+/// A tensor of the comparison: its whole shape and its placement.
+pub struct TestTensor<'a> {
     pub shape: [usize; 3],
-    pub placed: Sharing<'a>,
+    pub placement: PlacementFor<'a>,
 }
 
 /// A layer and what goes in and out of it.
 pub struct Case<'a, M> {
-    pub input: Shared<'a>,
-    pub output: Shared<'a>,
-    pub build: &'a (dyn Fn(&Scope) -> Result<M, BuildError> + Sync),
+    pub input: TestTensor<'a>,
+    pub output: TestTensor<'a>,
+    pub build: &'a (dyn Fn(&ModelBuilder) -> Result<M, BuildError> + Sync),
     pub forward: &'a (dyn Fn(&M, Tensor<3>) -> Tensor<3> + Sync),
 }
 
-/// What all ranks together have computed.
-struct Whole {
+/// The results, assembled from all ranks.
+struct Assembled {
     output: Vec<f64>,
     input_gradient: Vec<f64>,
     /// Path, initial values and gradient.
     parameters: Vec<(String, Vec<f64>, Vec<f64>)>,
 }
 
-struct Outcome {
+struct RankResult {
     table: ParameterTable,
     output: Vec<f64>,
     input_gradient: Vec<f64>,
@@ -71,7 +71,7 @@ impl<M: Module> Case<'_, M> {
         }
     }
 
-    fn run(&self, ranks: usize) -> Whole {
+    fn run(&self, ranks: usize) -> Assembled {
         let all = over(ranks, |groups| self.run_rank(&groups));
         let table = &all[0].table;
         assert!(
@@ -87,7 +87,7 @@ impl<M: Module> Case<'_, M> {
             }
             placement.assemble(shape, &parts)
         };
-        let collect = |of: &dyn Fn(&Outcome) -> Vec<f64>| all.iter().map(of).collect::<Vec<_>>();
+        let collect = |of: &dyn Fn(&RankResult) -> Vec<f64>| all.iter().map(of).collect::<Vec<_>>();
         let parameters = table.entries().iter().enumerate().map(|(i, entry)| {
             let placement = || entry.placement.clone();
             let initial = collect(&|outcome| outcome.initial[i].clone());
@@ -98,8 +98,8 @@ impl<M: Module> Case<'_, M> {
                 join(placement(), &entry.shape, gradients),
             )
         });
-        let of = |shared: &Shared, parts| join((shared.placed)(ranks), &shared.shape, parts);
-        Whole {
+        let of = |shared: &TestTensor, parts| join((shared.placement)(ranks), &shared.shape, parts);
+        Assembled {
             output: of(&self.output, collect(&|outcome| outcome.output.clone())),
             input_gradient: of(
                 &self.input,
@@ -109,18 +109,18 @@ impl<M: Module> Case<'_, M> {
         }
     }
 
-    fn run_rank(&self, groups: &Groups) -> Outcome {
+    fn run_rank(&self, groups: &ParallelContext) -> RankResult {
         let place = groups.place();
-        let scope = Scope::with(groups, &autodiff(), 7, DType::F64);
-        let module = (self.build)(&scope).unwrap();
-        scope.position().set(3, 5);
-        let model = scope.finish(module).unwrap();
+        let builder = ModelBuilder::with(groups, &autodiff(), 7, DType::F64);
+        let module = (self.build)(&builder).unwrap();
+        builder.position().set(3, 5);
+        let model = builder.finish(module).unwrap();
         let initial = elements(&model.module, None);
         let module = filled(model.module, &model.table, place);
 
         let x = part(
             wave(self.input.shape, 0.5),
-            &(self.input.placed)(place.size),
+            &(self.input.placement)(place.size),
             place,
         );
         let x = leaf(x);
@@ -128,7 +128,7 @@ impl<M: Module> Case<'_, M> {
         let weight = self.loss_weight(place);
         assert_eq!(y.dims(), weight.dims(), "the output of this rank");
         let gradients = (y.clone() * Tensor::from_inner(weight)).sum().backward();
-        Outcome {
+        RankResult {
             table: model.table,
             output: values(y.inner()),
             input_gradient: values(x.grad(&gradients).unwrap()),
@@ -137,9 +137,9 @@ impl<M: Module> Case<'_, M> {
         }
     }
 
-    /// What the loss multiplies the output with. What several ranks hold counts once in all.
-    fn loss_weight(&self, place: Place) -> Tensor<3> {
-        let placement = (self.output.placed)(place.size);
+    /// The factors of the loss, `sum(output * factor)`; replicated elements count once.
+    fn loss_weight(&self, place: AxisRank) -> Tensor<3> {
+        let placement = (self.output.placement)(place.size);
         let weight = part(wave(self.output.shape, 4.0), &placement, place);
         let Placement::Split { dim, .. } = placement else {
             return weight;
@@ -161,13 +161,13 @@ impl<M: Module> Case<'_, M> {
 
 /// The gradients after what the table says is to be summed over the tensor axis.
 fn summed(entry: &ParameterEntry, parts: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let place = |index| Place {
+    let place = |index| AxisRank {
         index,
         size: parts.len(),
     };
-    // Whether two ranks hold the same at element `i` and so sum their gradients.
+    // Whether two ranks hold replicas of element `i` and so sum their gradients.
     let together = |a: usize, b: usize, i: usize| match &entry.placement {
-        Placement::Replicated => a == b || entry.partial_gradient,
+        Placement::Replicated => a == b || entry.sum_over_tensor,
         Placement::Split { dim, .. } => {
             let local = entry.local_shape(place(a));
             let at = i / local[dim + 1..].iter().product::<usize>() % local[*dim];
@@ -188,22 +188,22 @@ fn summed(entry: &ParameterEntry, parts: &[Vec<f64>]) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// The elements of each parameter or of its gradient, in the order of the table.
+/// The elements of visitor parameter or of its gradient, in the order of the table.
 pub fn elements<M: Module>(module: &M, gradients: Option<&Gradients>) -> Vec<Vec<f64>> {
-    let mut each = Each {
+    let mut visitor = ValueVisitor {
         gradients,
         found: vec![],
     };
-    module.visit(&mut each);
-    each.found
+    module.visit(&mut visitor);
+    visitor.found
 }
 
-struct Each<'a> {
+struct ValueVisitor<'a> {
     gradients: Option<&'a Gradients>,
     found: Vec<Vec<f64>>,
 }
 
-impl ModuleVisitor for Each<'_> {
+impl ModuleVisitor for ValueVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
         self.found.push(match self.gradients {

@@ -7,23 +7,23 @@ use crate::nn::*;
 
 const SHAPE: [usize; 3] = [2, 8, 4];
 
-/// Output and gradient of each rank, where the input lies as `placement` says.
+/// Output and gradient of each rank, for an input with this placement.
 fn dropped(ranks: usize, split: Option<usize>) -> (Vec<Vec<f64>>, Placement) {
     let placement = match split {
         Some(dim) => Placement::split(dim, SHAPE[dim], ranks),
         None => Placement::Replicated,
     };
     let parts = over(ranks, |groups| {
-        let scope = Scope::with(&groups, &autodiff(), 5, DType::F64);
-        let dropout = Dropout::new(0.4, &scope.child("dropout")).unwrap();
-        scope.position().set(2, 6);
+        let builder = ModelBuilder::with(&groups, &autodiff(), 5, DType::F64);
+        let dropout = Dropout::new(0.4, &builder.child("dropout")).unwrap();
+        builder.position().set(2, 6);
         let place = groups.place();
-        let lies = match split {
-            Some(dim) => Lies::SplitAlong { dim, place },
-            None => Lies::Whole,
+        let layout = match split {
+            Some(dim) => ActivationLayout::SplitAlong { dim, place },
+            None => ActivationLayout::Whole,
         };
         let x = leaf(part(wave(SHAPE, 0.5), &placement, place));
-        let y: Tensor<3> = dropout.forward(x.clone(), lies);
+        let y: Tensor<3> = dropout.forward(x.clone(), layout);
         let mask = values(x.grad(&y.clone().sum().backward()).unwrap());
         let y = values(y.inner());
         let expected: Vec<f64> = values(x.inner())

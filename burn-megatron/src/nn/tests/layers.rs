@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::case::{Case, Shared, replicated};
+use super::case::{Case, TestTensor, replicated};
 use super::{autodiff, over, values};
 use crate::nn::*;
 
@@ -16,21 +16,22 @@ fn shape(width: usize) -> [usize; 3] {
     [BATCH, SEQ, width]
 }
 
-fn whole(width: usize) -> Shared<'static> {
-    Shared {
+fn whole(width: usize) -> TestTensor<'static> {
+    TestTensor {
         shape: shape(width),
-        placed: &replicated,
+        placement: &replicated,
     }
 }
 
 /// The sequence cut, or not.
-fn sequence(width: usize, cut: bool) -> Shared<'static> {
-    match cut {
-        true => Shared {
+fn sequence(width: usize, cut: bool) -> TestTensor<'static> {
+    if cut {
+        TestTensor {
             shape: shape(width),
-            placed: &|n| Placement::split(1, SEQ, n),
-        },
-        false => whole(width),
+            placement: &|n| Placement::split(1, SEQ, n),
+        }
+    } else {
+        whole(width)
     }
 }
 
@@ -49,14 +50,14 @@ fn column_parallel_linear() {
             .with_bias(bias)
             .with_sequence_parallel(sequence_parallel)
             .with_gather_output(gather);
-        let split = Shared {
+        let split = TestTensor {
             shape: shape(20),
-            placed: &|n| Placement::split(2, 20, n),
+            placement: &|n| Placement::split(2, 20, n),
         };
         let case = Case {
             input: sequence(HIDDEN, sequence_parallel),
             output: if gather { whole(20) } else { split },
-            build: &|scope| config.init(scope),
+            build: &|builder| config.init(builder),
             forward: &|layer: &ColumnParallelLinear, x| layer.forward(x),
         };
         case.check(&format!("{config:?}"));
@@ -87,14 +88,14 @@ fn column_parallel_linear_with_sections() {
             };
             let case = Case {
                 input: sequence(HIDDEN, sequence_parallel),
-                output: Shared {
+                output: TestTensor {
                     shape: shape((8 + 2 * groups) * 3),
-                    placed: &|n| Placement::Split {
+                    placement: &|n| Placement::Split {
                         dim: 2,
                         sections: vec![parts(8, n), parts(groups, n), parts(groups, n)],
                     },
                 },
-                build: &|scope| config.init(scope),
+                build: &|builder| config.init(builder),
                 forward: &|layer: &ColumnParallelLinear, x| layer.forward(x),
             };
             case.check(&format!("{config:?}"));
@@ -115,14 +116,14 @@ fn row_parallel_linear() {
             .with_bias(bias)
             .with_input_is_split(split)
             .with_sequence_parallel(sequence_parallel);
-        let features = Shared {
+        let features = TestTensor {
             shape: shape(16),
-            placed: &|n| Placement::split(2, 16, n),
+            placement: &|n| Placement::split(2, 16, n),
         };
         let case = Case {
             input: if split { features } else { whole(16) },
             output: sequence(HIDDEN, sequence_parallel),
-            build: &|scope| config.init(scope),
+            build: &|builder| config.init(builder),
             forward: &|layer: &RowParallelLinear, x| layer.forward(x),
         };
         case.check(&format!("{config:?}"));
@@ -136,12 +137,12 @@ fn row_parallel_linear_hands_its_bias_back() {
             .with_init(INIT)
             .with_sequence_parallel(sequence_parallel);
         let case = Case {
-            input: Shared {
+            input: TestTensor {
                 shape: shape(16),
-                placed: &|n| Placement::split(2, 16, n),
+                placement: &|n| Placement::split(2, 16, n),
             },
             output: sequence(HIDDEN, sequence_parallel),
-            build: &|scope| config.init(scope),
+            build: &|builder| config.init(builder),
             forward: &|layer: &RowParallelLinear, x| {
                 let (y, bias) = layer.forward_without_bias(x.clone());
                 let added = layer.forward(x) - y.clone();
@@ -161,9 +162,12 @@ fn tokens() -> Tensor<2, Int> {
     Tensor::<1, Int>::from_data(tokens.as_slice(), &autodiff()).reshape([BATCH, SEQ])
 }
 
-fn embedding(scope: &Scope, sequence_parallel: bool) -> Result<VocabParallelEmbedding, BuildError> {
-    let vocabulary = Vocabulary::padded(10, 4, scope.place().size);
-    VocabParallelEmbedding::new(vocabulary, HIDDEN, INIT, sequence_parallel, scope)
+fn embedding(
+    builder: &ModelBuilder,
+    sequence_parallel: bool,
+) -> Result<VocabParallelEmbedding, BuildError> {
+    let vocabulary = Vocabulary::padded(10, 4, builder.place().size);
+    VocabParallelEmbedding::new(vocabulary, HIDDEN, INIT, sequence_parallel, builder)
 }
 
 #[test]
@@ -172,7 +176,7 @@ fn vocab_parallel_embedding() {
         let case = Case {
             input: sequence(HIDDEN, sequence_parallel),
             output: sequence(HIDDEN, sequence_parallel),
-            build: &|scope| embedding(scope, sequence_parallel),
+            build: &|builder| embedding(builder, sequence_parallel),
             forward: &|layer: &VocabParallelEmbedding, x| layer.forward(tokens()) * x,
         };
         case.check(&format!("sequence parallel {sequence_parallel}"));
@@ -182,13 +186,13 @@ fn vocab_parallel_embedding() {
 #[test]
 fn padding_of_an_embedding_is_zero_and_stays_so() {
     over(4, |groups| {
-        let scope = Scope::with(&groups, &autodiff(), 7, DType::F64);
-        let layer = embedding(&scope, false).unwrap();
+        let builder = ModelBuilder::with(&groups, &autodiff(), 7, DType::F64);
+        let layer = embedding(&builder, false).unwrap();
         let gradients = layer.forward(tokens()).sum().backward();
         let weight = layer.weight.val();
         let gradient = values(weight.grad(&gradients).unwrap());
         let weight = values(weight.inner());
-        let first = scope.place().index * 4;
+        let first = builder.place().index * 4;
         for (i, (w, g)) in weight.iter().zip(&gradient).enumerate() {
             let padding = first + i / HIDDEN >= 10;
             assert_eq!(
@@ -207,8 +211,9 @@ fn learned_positions() {
         let case = Case {
             input: sequence(HIDDEN, sequence_parallel),
             output: sequence(HIDDEN, sequence_parallel),
-            build: &|scope| {
-                let layer = LearnedPositions::new(SEQ + 3, HIDDEN, INIT, sequence_parallel, scope);
+            build: &|builder| {
+                let layer =
+                    LearnedPositions::new(SEQ + 3, HIDDEN, INIT, sequence_parallel, builder);
                 Ok(layer)
             },
             forward: &|layer: &LearnedPositions, x: Tensor<3>| {
@@ -231,16 +236,16 @@ fn output_layer_with_a_weight_of_its_own_and_with_the_embeddings() {
     for (tied, sequence_parallel) in [(false, false), (false, true), (true, false), (true, true)] {
         let case = Case {
             input: sequence(HIDDEN, sequence_parallel),
-            output: Shared {
+            output: TestTensor {
                 shape: shape(10),
-                placed: &|n| Placement::split(2, Vocabulary::padded(10, 4, n).padded, n),
+                placement: &|n| Placement::split(2, Vocabulary::padded(10, 4, n).padded, n),
             },
-            build: &|scope| {
-                let vocabulary = Vocabulary::padded(10, 4, scope.place().size);
-                let at = scope.child("output");
+            build: &|builder| {
+                let vocabulary = Vocabulary::padded(10, 4, builder.place().size);
+                let at = builder.child("output");
                 let output =
                     OutputLayer::new(vocabulary, HIDDEN, INIT, tied, sequence_parallel, &at)?;
-                let embedding = embedding(&scope.child("embedding"), sequence_parallel)?;
+                let embedding = embedding(&builder.child("embedding"), sequence_parallel)?;
                 Ok(Ends { embedding, output })
             },
             forward: &|ends: &Ends, x| {
@@ -261,7 +266,7 @@ fn norms() {
             let case = Case {
                 input: sequence(HIDDEN, sequence_parallel),
                 output: sequence(HIDDEN, sequence_parallel),
-                build: &|scope| Ok(Norm::new(kind, HIDDEN, 1e-5, sequence_parallel, scope)),
+                build: &|builder| Ok(Norm::new(kind, HIDDEN, 1e-5, sequence_parallel, builder)),
                 forward: &|layer: &Norm, x| layer.forward(x),
             };
             case.check(&format!("{kind:?}, sequence parallel {sequence_parallel}"));
@@ -298,7 +303,7 @@ fn attention() {
         let case = Case {
             input: sequence(HIDDEN, sequence_parallel),
             output: sequence(HIDDEN, sequence_parallel),
-            build: &|scope| config.init(scope),
+            build: &|builder| config.init(builder),
             forward: &|layer: &ParallelAttention, x| layer.forward(x, rotary.as_ref()),
         };
         case.check(&format!("{config:?}"));
@@ -325,7 +330,7 @@ fn mlp() {
             let case = Case {
                 input: sequence(HIDDEN, sequence_parallel),
                 output: sequence(HIDDEN, sequence_parallel),
-                build: &|scope| config.init(scope),
+                build: &|builder| config.init(builder),
                 forward: &|layer: &ParallelMlp, x| layer.forward(x),
             };
             case.check(&format!("{config:?}"));

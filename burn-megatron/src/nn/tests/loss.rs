@@ -8,7 +8,7 @@ use crate::nn::*;
 const BATCH: usize = 2;
 const SEQ: usize = 4;
 
-/// What one loss is asked.
+/// The inputs of one loss.
 #[derive(Clone, Debug)]
 struct Question {
     tokens: usize,
@@ -71,7 +71,7 @@ impl Question {
         (losses, gradients)
     }
 
-    /// Cross-entropy, what smoothing adds, and z-loss of each token, by the definition.
+    /// Cross-entropy, smoothing term and z-loss of each token, by the definition.
     fn plain_parts(&self) -> [Vec<f64>; 3] {
         let k = self.tokens as f64;
         let s = self.smoothing * k / (k - 1.0);
@@ -79,13 +79,12 @@ impl Question {
         for (i, target) in self.targets.iter().enumerate() {
             let row = &self.logits[i * self.tokens..(i + 1) * self.tokens];
             let lse = row.iter().map(|x| x.exp()).sum::<f64>().ln();
-            let own = match self.ignore == Some(*target) {
-                true => [0.0; 3],
-                false => {
-                    let log_p = row[*target as usize] - lse;
-                    let mean = row.iter().map(|x| x - lse).sum::<f64>() / k;
-                    [-log_p, s * (log_p - mean), self.z_loss * lse * lse]
-                }
+            let own = if self.ignore == Some(*target) {
+                [0.0; 3]
+            } else {
+                let log_p = row[*target as usize] - lse;
+                let mean = row.iter().map(|x| x - lse).sum::<f64>() / k;
+                [-log_p, s * (log_p - mean), self.z_loss * lse * lse]
             };
             for (part, own) in parts.iter_mut().zip(own) {
                 part.push(own);
@@ -110,7 +109,7 @@ impl Question {
             let data = TensorData::new(self.logits.clone(), shape);
             let logits = Tensor::<3>::from_data(data, (&Device::flex(), DType::F64));
             let local = part(logits, &placement, place);
-            // Padding is to have no say, whatever stands in it.
+            // Padded logits must not matter, whatever their values.
             let (first, len) = vocabulary.part(place);
             let real = self.tokens.saturating_sub(first).min(len);
             let noise = local.zeros_like().add_scalar(1e6);
@@ -254,7 +253,7 @@ fn huge_logits_give_finite_losses() {
     }
 }
 
-/// A rank that holds nothing but padding must not set the maximum, however low the real logits are.
+/// A rank with only padding must not set the maximum, however low the real logits are.
 #[test]
 fn low_logits_beside_a_rank_of_padding() {
     let mut question = Question {

@@ -1,31 +1,31 @@
 //! Layers on several ranks against one rank, and on one rank against Burn's own operations.
 
+mod batch_format;
 mod build;
 mod case;
-mod door;
 mod dropout;
 mod fp8;
+mod hook;
 mod layers;
 mod loss;
 mod overlap;
 mod recompute;
 mod references;
 mod references_attention;
-mod sight;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use burn_megatron_kernels::rope::{RopeConfig, RopeTable, Scaling};
 
-use super::{ParameterTable, Place, Placement};
-use crate::comm::{Groups, GroupsError, World};
+use super::{AxisRank, ParameterTable, Placement};
+use crate::comm::{ParallelContext, ParallelContextError, World};
 use crate::mesh::ParallelConfig;
 
 /// Runs `f` on `ranks` threads that share the tensor axis.
-fn over<T: Send>(ranks: usize, f: impl Fn(Groups) -> T + Sync) -> Vec<T> {
+fn over<T: Send>(ranks: usize, f: impl Fn(ParallelContext) -> T + Sync) -> Vec<T> {
     let config = ParallelConfig::new().with_tensor(ranks);
-    let run = |rank| Ok::<_, GroupsError>(f(Groups::new(&config, &rank)?));
+    let run = |rank| Ok::<_, ParallelContextError>(f(ParallelContext::new(&config, &rank)?));
     World::threads(ranks).unwrap().run(run).unwrap()
 }
 
@@ -63,8 +63,8 @@ fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().convert::<f64>().try_into_vec().unwrap()
 }
 
-/// What the rank at `place` holds of a plain tensor; zeros where it holds padding.
-fn part<const D: usize>(whole: Tensor<D>, placement: &Placement, place: Place) -> Tensor<D> {
+/// The part of a plain tensor on the rank at `place`; padding is zero.
+fn part<const D: usize>(whole: Tensor<D>, placement: &Placement, place: AxisRank) -> Tensor<D> {
     let Placement::Split { dim, sections } = placement else {
         return whole;
     };
@@ -78,26 +78,26 @@ fn part<const D: usize>(whole: Tensor<D>, placement: &Placement, place: Place) -
         ),
     };
     let ranges = placement.ranges(place).into_iter();
-    let stretches = ranges.map(|range| padded.clone().narrow(*dim, range.start, range.len()));
-    Tensor::cat(stretches.collect(), *dim)
+    let ranges_of_dim = ranges.map(|range| padded.clone().narrow(*dim, range.start, range.len()));
+    Tensor::cat(ranges_of_dim.collect(), *dim)
 }
 
 /// Gives every parameter values of about one, so that biases count too.
-fn filled<M: Module>(module: M, table: &ParameterTable, place: Place) -> M {
-    module.map(&mut Fill {
+fn filled<M: Module>(module: M, table: &ParameterTable, place: AxisRank) -> M {
+    module.map(&mut FillParameters {
         table,
         place,
         index: 0,
     })
 }
 
-struct Fill<'a> {
+struct FillParameters<'a> {
     table: &'a ParameterTable,
-    place: Place,
+    place: AxisRank,
     index: usize,
 }
 
-impl ModuleMapper for Fill<'_> {
+impl ModuleMapper for FillParameters<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let entry = &self.table.entries()[self.index];
         self.index += 1;

@@ -1,4 +1,4 @@
-//! The gradient of the input travels while that of the weight is computed.
+//! The input gradient is communicated while the weight gradient is computed.
 
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
@@ -11,17 +11,19 @@ use tracing::{Event, Metadata, Subscriber};
 use super::references::{backward, gradient};
 use super::{leaf, over, part, values, wave};
 use crate::collective::{self, Comm};
-use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Groups, Pending};
+use crate::comm::{
+    Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending,
+};
 use crate::nn::*;
 
-/// What happened, in order.
+/// The events, in order.
 type Journal = Arc<Mutex<Vec<String>>>;
 
 fn note(journal: &Journal, event: impl Into<String>) {
     journal.lock().unwrap().push(event.into());
 }
 
-/// A communicator whose collectives are slow, and that notes when each begins and ends.
+/// A communicator with slow collectives that records when each begins and ends.
 #[derive(Debug)]
 struct Slow {
     inner: Comm,
@@ -54,7 +56,7 @@ impl Communicator for Slow {
     }
 }
 
-/// Notes the spans of this thread.
+/// Records the spans of this thread.
 struct Spans(Journal);
 
 impl Subscriber for Spans {
@@ -74,26 +76,27 @@ impl Subscriber for Spans {
     fn exit(&self, _: &Id) {}
 }
 
-fn layer(groups: &Groups, sequence_parallel: bool) -> ColumnParallelLinear {
-    let scope = Scope::with(groups, &super::autodiff(), 7, burn::tensor::DType::F64);
+fn layer(groups: &ParallelContext, sequence_parallel: bool) -> ColumnParallelLinear {
+    let builder = ModelBuilder::with(groups, &super::autodiff(), 7, burn::tensor::DType::F64);
     ColumnParallelLinearConfig::new(6, 8)
         .with_sequence_parallel(sequence_parallel)
-        .init(&scope)
+        .init(&builder)
         .unwrap()
 }
 
-fn input(place: Place, sequence_parallel: bool) -> Tensor<3> {
-    let placement = match sequence_parallel {
-        true => Placement::split(1, 4, place.size),
-        false => Placement::Replicated,
+fn input(place: AxisRank, sequence_parallel: bool) -> Tensor<3> {
+    let placement = if sequence_parallel {
+        Placement::split(1, 4, place.size)
+    } else {
+        Placement::Replicated
     };
     leaf(part(wave([2, 4, 6], 0.5), &placement, place))
 }
 
 /// What the backward of a column-parallel layer does, in order, on each rank.
 fn backward_of(sequence_parallel: bool) -> Vec<Vec<String>> {
-    // While there is one subscriber alone, a thread of another test that comes first to a span, and has
-    // none, would switch the span off for all.
+    // With a single subscriber, a thread of another test without one that reaches a span first would
+    // disable that span for all.
     let _second = tracing::Dispatch::new(Spans(Journal::default()));
     over(2, |groups| {
         let journal = Journal::default();
@@ -157,12 +160,13 @@ fn overlap_changes_no_bit() {
             };
             let overlapped = results(&|x| layer.forward(x));
             let one_by_one = results(&|x| {
-                let x = match sequence_parallel {
-                    true => collective::gather_sequence(x, SEQUENCE_DIM, groups.tensor()),
-                    false => collective::copy(x, groups.tensor()),
+                let x = if sequence_parallel {
+                    collective::gather_sequence(x, SEQUENCE_DIM, groups.tensor())
+                } else {
+                    collective::copy(x, groups.tensor())
                 };
                 let bias = layer.bias.as_ref().map(|bias| bias.val());
-                linear(x, layer.weight.val(), bias, InputLies::Local, true)
+                linear(x, layer.weight.val(), bias, InputLayout::Local, true)
             });
             assert_eq!(
                 overlapped, one_by_one,
@@ -186,7 +190,7 @@ fn what_is_not_needed_is_not_communicated() {
                 x,
                 weight,
                 None,
-                InputLies::SplitSequence(slow.clone()),
+                InputLayout::SplitSequence(slow.clone()),
                 true,
             );
             journal.lock().unwrap().clear();

@@ -1,5 +1,5 @@
-//! Blocks that are run again give the gradients of blocks that are remembered, bit for bit, and
-//! keep nothing.
+//! Recomputed blocks have the gradients of recorded blocks, bit for bit, and save nothing but their
+//! input.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use burn::tensor::activation::gelu;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::{autodiff, values, wave};
-use crate::comm::{Groups, World};
+use crate::comm::{ParallelContext, World};
 use crate::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel, ZeroStage,
 };
 use crate::mesh::ParallelConfig;
-use crate::nn::door::{self, with_anchor};
+use crate::nn::hook::{self, with_anchor};
 use crate::nn::*;
 
 const WIDTH: usize = 6;
@@ -28,7 +28,7 @@ const STAGES: [ZeroStage; 3] = [
     ZeroStage::Parameters,
 ];
 
-/// As burn-nn has it.
+/// A block of burn-nn modules.
 #[derive(Module, Debug)]
 struct Block {
     norm: LayerNorm,
@@ -52,14 +52,14 @@ struct Model {
 
 /// How the blocks of a model are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum RunMode {
     Recorded,
     Recomputed,
     /// Each block, and each three of them.
     Nested,
 }
 
-impl Kind {
+impl RunMode {
     fn run<const D: usize, const E: usize>(
         self,
         x: Tensor<D>,
@@ -86,33 +86,33 @@ impl Model {
             blocks: (0..BLOCKS).map(block).collect(),
             head: linear(WIDTH, 2),
         };
-        model.map(&mut Fill(0.0, dtype))
+        model.map(&mut FillParameters(0.0, dtype))
     }
 
-    fn forward(&self, x: Tensor<2>, kind: Kind) -> Tensor<2> {
+    fn forward(&self, x: Tensor<2>, mode: RunMode) -> Tensor<2> {
         let Self { stem, blocks, head } = self.clone();
-        let x = kind.run(x, move |x| stem.forward(x));
-        let x = match kind {
-            Kind::Nested => blocks.chunks(3).fold(x, |x, chunk| {
+        let x = mode.run(x, move |x| stem.forward(x));
+        let x = match mode {
+            RunMode::Nested => blocks.chunks(3).fold(x, |x, chunk| {
                 let chunk = chunk.to_vec();
-                recompute(x, move |x| in_order(&chunk, x, kind))
+                recompute(x, move |x| in_order(&chunk, x, mode))
             }),
-            Kind::Recorded | Kind::Recomputed => in_order(&blocks, x, kind),
+            RunMode::Recorded | RunMode::Recomputed => in_order(&blocks, x, mode),
         };
-        kind.run(x, move |x| head.forward(x))
+        mode.run(x, move |x| head.forward(x))
     }
 }
 
-fn in_order(blocks: &[Block], x: Tensor<2>, kind: Kind) -> Tensor<2> {
+fn in_order(blocks: &[Block], x: Tensor<2>, mode: RunMode) -> Tensor<2> {
     blocks.iter().fold(x, |x, block| {
         let block = block.clone();
-        kind.run(x, move |x| block.forward(x))
+        mode.run(x, move |x| block.forward(x))
     })
 }
 
-struct Fill(f64, DType);
+struct FillParameters(f64, DType);
 
-impl ModuleMapper for Fill {
+impl ModuleMapper for FillParameters {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         self.0 += 1.0;
         param.map(|tensor| wave(tensor.dims(), self.0).mul_scalar(0.5).cast(self.1))
@@ -129,7 +129,11 @@ fn loss(y: Tensor<2>) -> Tensor<1> {
     (y.clone() * y).sum()
 }
 
-fn wrapped<M: Module>(model: M, stage: ZeroStage, groups: &Groups) -> DistributedDataParallel<M> {
+fn wrapped<M: Module>(
+    model: M,
+    stage: ZeroStage,
+    groups: &ParallelContext,
+) -> DistributedDataParallel<M> {
     let config = DataParallelConfig {
         zero_stage: stage,
         ..DataParallelConfig::default()
@@ -140,23 +144,23 @@ fn wrapped<M: Module>(model: M, stage: ZeroStage, groups: &Groups) -> Distribute
 /// The gradients of all parameters.
 fn reduced<M: Module>(ddp: &mut DistributedDataParallel<M>) -> Vec<Vec<f64>> {
     let gradients = ddp.reduce(1).unwrap();
-    let whole = ddp.whole_gradients(&gradients).into_iter();
+    let whole = ddp.full_gradients(&gradients).into_iter();
     whole.map(values).collect()
 }
 
 /// Gradients of the model's own inputs, and of its parameters, by step; and the most blocks.
-type Outcome = (Vec<Vec<f64>>, Vec<Vec<f64>>, u64);
+type TrainResult = (Vec<Vec<f64>>, Vec<Vec<f64>>, u64);
 
 /// Two steps of some micro-batches on `ranks` ranks.
 fn train(
-    (kind, stage, dtype): (Kind, ZeroStage, DType),
+    (mode, stage, dtype): (RunMode, ZeroStage, DType),
     ranks: usize,
     micro_batches: usize,
     tracked: bool,
-) -> Vec<Outcome> {
+) -> Vec<TrainResult> {
     let config = ParallelConfig::new().with_data(ranks);
     let run = |rank| {
-        let groups = Groups::new(&config, &rank).unwrap();
+        let groups = ParallelContext::new(&config, &rank).unwrap();
         let mut ddp = wrapped(Model::new(dtype), stage, &groups);
         let (mut of_inputs, mut of_parameters) = (vec![], vec![]);
         for step in 0..2 {
@@ -164,33 +168,34 @@ fn train(
                 let phase = 100 * step + 10 * micro_batch + groups.rank();
                 let x = input(phase as f64, dtype);
                 let x = if tracked { x.require_grad() } else { x };
-                let loss = ddp.forward(&autodiff(), |model| loss(model.forward(x.clone(), kind)));
-                let gradients = match micro_batch + 1 == micro_batches {
-                    true => ddp.backward_last(loss),
-                    false => ddp.backward(loss),
+                let loss = ddp.forward(&autodiff(), |model| loss(model.forward(x.clone(), mode)));
+                let gradients = if micro_batch + 1 == micro_batches {
+                    ddp.backward_last(loss)
+                } else {
+                    ddp.backward(loss)
                 };
                 of_inputs.extend(x.grad(&gradients).map(values));
             }
             of_parameters.extend(reduced(&mut ddp));
         }
-        Ok::<_, DataParallelError>((of_inputs, of_parameters, ddp.usage().most_blocks()))
+        Ok::<_, DataParallelError>((of_inputs, of_parameters, ddp.usage().peak_unsharded_units()))
     };
     World::threads(ranks).unwrap().run(run).unwrap()
 }
 
 #[track_caller]
 fn assert_as_recorded(stage: ZeroStage, dtype: DType, micro_batches: usize, tracked: bool) {
-    let run = |kind| train((kind, stage, dtype), 2, micro_batches, tracked);
-    let expected = run(Kind::Recorded);
+    let run = |mode| train((mode, stage, dtype), 2, micro_batches, tracked);
+    let expected = run(RunMode::Recorded);
     let of_inputs = if tracked { 2 * micro_batches } else { 0 };
     for (of_input, of_parameters, _) in &expected {
         assert_eq!(of_input.len(), of_inputs);
         let all = of_parameters.iter().flatten();
         assert!(all.clone().any(|x| *x != 0.0) && all.clone().all(|x| x.is_finite()));
     }
-    for kind in [Kind::Recomputed, Kind::Nested] {
-        for (found, expected) in run(kind).iter().zip(&expected) {
-            let what = format!("{kind:?}, {stage:?}, {dtype:?}, {micro_batches}");
+    for mode in [RunMode::Recomputed, RunMode::Nested] {
+        for (found, expected) in run(mode).iter().zip(&expected) {
+            let what = format!("{mode:?}, {stage:?}, {dtype:?}, {micro_batches}");
             assert_eq!(found.0, expected.0, "inputs: {what}");
             assert_eq!(found.1, expected.1, "parameters: {what}");
         }
@@ -210,48 +215,49 @@ fn gradients_are_those_of_a_recorded_forward() {
 
 #[test]
 fn nothing_of_a_block_is_saved() {
-    let most_blocks = |kind| {
-        let setting = (kind, ZeroStage::Parameters, DType::F32);
+    let peak_unsharded_units = |mode| {
+        let setting = (mode, ZeroStage::Parameters, DType::F32);
         let ranks = train(setting, 2, 2, false).into_iter();
         ranks.map(|(.., most)| most).max().unwrap()
     };
-    let recorded = most_blocks(Kind::Recorded);
+    let recorded = peak_unsharded_units(RunMode::Recorded);
     assert!(recorded > BLOCKS as u64, "all blocks are in the graph");
-    for kind in [Kind::Recomputed, Kind::Nested] {
-        let most = most_blocks(kind);
-        assert_eq!(most, 2, "{kind:?}: the one at hand, and the next one");
+    for mode in [RunMode::Recomputed, RunMode::Nested] {
+        let most = peak_unsharded_units(mode);
+        assert_eq!(most, 2, "{mode:?}: the one at hand, and the next one");
     }
 }
 
 /// A block that is used twice in one body, and once more in another.
 #[test]
 fn every_use_of_a_parameter_is_counted() {
-    let run = |kind: Kind, stage| {
-        let mut ddp = wrapped(Model::new(DType::F64), stage, &Groups::single());
+    let run = |mode: RunMode, stage| {
+        let mut ddp = wrapped(Model::new(DType::F64), stage, &ParallelContext::single());
         for micro_batch in 0..2 {
             let x = wave([SAMPLES, WIDTH], f64::from(micro_batch)).autodiff();
             let loss = ddp.forward(&autodiff(), |model| {
                 let block = model.blocks[0].clone();
                 let twice = move |x| block.forward(block.forward(x));
-                let x = kind.run(x, twice);
+                let x = mode.run(x, twice);
                 let block = model.blocks[0].clone();
-                loss(kind.run(x, move |x| block.forward(x)))
+                loss(mode.run(x, move |x| block.forward(x)))
             });
             ddp.backward_last(loss);
         }
         reduced(&mut ddp)
     };
     for stage in STAGES {
-        let expected = run(Kind::Recorded, stage);
-        assert_eq!(run(Kind::Recomputed, stage), expected, "{stage:?}");
+        let expected = run(RunMode::Recorded, stage);
+        assert_eq!(run(RunMode::Recomputed, stage), expected, "{stage:?}");
     }
 }
 
-/// Ours do not save their weight; they ask for it at another place.
+/// Our linear layers do not save their weight; they fetch it by another path.
 #[test]
 fn our_own_layers_can_be_run_again() {
-    let run = |kind: Kind, stage| {
-        let scope = Scope::with(&Groups::single(), &Device::flex(), 3, DType::F64);
+    let run = |mode: RunMode, stage| {
+        let builder =
+            ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 3, DType::F64);
         let config = ParallelMlpConfig {
             hidden: WIDTH,
             width: 8,
@@ -261,24 +267,28 @@ fn our_own_layers_can_be_run_again() {
             output_init: Init::Normal(0.5),
             sequence_parallel: false,
         };
-        let mlp = config.init(&scope).unwrap();
+        let mlp = config.init(&builder).unwrap();
         let config = DataParallelConfig {
             zero_stage: stage,
             ..DataParallelConfig::default()
         };
-        let model = scope.finish(mlp).unwrap();
-        let mut ddp = DistributedDataParallel::with(model, &Groups::single(), &config).unwrap();
+        let model = builder.finish(mlp).unwrap();
+        let mut ddp =
+            DistributedDataParallel::with(model, &ParallelContext::single(), &config).unwrap();
         let x = wave([2, 3, WIDTH], 4.0).autodiff().require_grad();
         let loss = ddp.forward(&autodiff(), |mlp| {
             let mlp = mlp.clone();
-            let y = kind.run(x.clone(), move |x| mlp.forward(x));
+            let y = mode.run(x.clone(), move |x| mlp.forward(x));
             (y.clone() * y).sum()
         });
         let of_input = x.grad(&ddp.backward_last(loss)).map(values);
         (of_input, reduced(&mut ddp))
     };
     for stage in [ZeroStage::Replicated, ZeroStage::Parameters] {
-        assert_eq!(run(Kind::Recomputed, stage), run(Kind::Recorded, stage));
+        assert_eq!(
+            run(RunMode::Recomputed, stage),
+            run(RunMode::Recorded, stage)
+        );
     }
 }
 
@@ -286,15 +296,15 @@ fn our_own_layers_can_be_run_again() {
 fn an_evaluation_records_nothing() {
     let model = Model::new(DType::F64);
     let x = input(7.0, DType::F64).inner();
-    let expected = values(model.forward(x.clone(), Kind::Recorded));
-    let mut ddp = wrapped(model, ZeroStage::Parameters, &Groups::single());
+    let expected = values(model.forward(x.clone(), RunMode::Recorded));
+    let mut ddp = wrapped(model, ZeroStage::Parameters, &ParallelContext::single());
     let train = |ddp: &DistributedDataParallel<Model>, evaluate: bool| {
         let x = input(1.0, DType::F64);
-        let loss = ddp.forward(&autodiff(), |model| loss(model.forward(x, Kind::Nested)));
+        let loss = ddp.forward(&autodiff(), |model| loss(model.forward(x, RunMode::Nested)));
         if evaluate {
             let y = ddp
                 .module()
-                .forward(input(7.0, DType::F64).inner(), Kind::Nested);
+                .forward(input(7.0, DType::F64).inner(), RunMode::Nested);
             assert!(!y.is_autodiff());
             assert_eq!(values(y), expected);
         }
@@ -316,12 +326,12 @@ fn a_module_without_a_wrapper_is_recorded_as_it_is() {
         weight: Param::from_tensor(super::leaf(wave([3, 3], 1.0))),
         bias: None,
     };
-    let gradient = |kind: Kind| {
+    let gradient = |mode: RunMode| {
         let inner = layer.clone();
-        let y = kind.run(input(2.0, DType::F64), move |x| inner.forward(x));
+        let y = mode.run(input(2.0, DType::F64), move |x| inner.forward(x));
         values(layer.weight.grad(&loss(y).backward()).unwrap())
     };
-    assert_eq!(gradient(Kind::Recomputed), gradient(Kind::Recorded));
+    assert_eq!(gradient(RunMode::Recomputed), gradient(RunMode::Recorded));
 }
 
 #[test]
@@ -348,13 +358,13 @@ fn a_tracked_tensor_from_outside_is_refused() {
     );
 }
 
-/// The first run is in the forward, the second one in the backward.
+/// The first pass is in the forward, the second one in the backward.
 #[test]
 fn a_fault_in_a_block_leaves_nothing_behind() {
     let mut ddp = wrapped(
         Model::new(DType::F64),
         ZeroStage::Parameters,
-        &Groups::single(),
+        &ParallelContext::single(),
     );
     let step = |ddp: &DistributedDataParallel<Model>, faulty_run: usize| {
         let runs = Arc::new(AtomicUsize::new(0));
@@ -377,7 +387,7 @@ fn a_fault_in_a_block_leaves_nothing_behind() {
     for faulty_run in [0, 1] {
         let fault = catch_unwind(AssertUnwindSafe(|| step(&ddp, faulty_run)));
         assert!(fault.is_err(), "run {faulty_run}");
-        assert!(door::anchor().is_none());
+        assert!(hook::anchor().is_none());
         let over = ddp.reduce(1);
         assert!(
             matches!(over, Err(DataParallelError::NoBackward { .. })),
@@ -398,20 +408,20 @@ struct Dropping {
     dropout: Dropout,
 }
 
-/// The gradients after two forwards at two positions, whose backwards come when both are over.
-fn dropping(run: impl Fn(&Position, Tensor<2>, Dropping) -> Tensor<2>) -> Vec<Vec<f64>> {
-    let scope = Scope::with(&Groups::single(), &Device::flex(), 5, DType::F64);
+/// The gradients after two forwards at two positions, followed by both backwards.
+fn dropping(run: impl Fn(&DropoutPosition, Tensor<2>, Dropping) -> Tensor<2>) -> Vec<Vec<f64>> {
+    let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 5, DType::F64);
     let layer = Linear {
         weight: Param::from_tensor(wave([3, 4], 1.0)),
         bias: Some(Param::from_tensor(wave([4], 2.0))),
     };
-    let dropout = Dropout::new(0.4, &scope).unwrap();
+    let dropout = Dropout::new(0.4, &builder).unwrap();
     let mut ddp = wrapped(
         Dropping { layer, dropout },
         ZeroStage::Replicated,
-        &Groups::single(),
+        &ParallelContext::single(),
     );
-    let position = scope.position();
+    let position = builder.position();
     let losses = [0, 1].map(|micro_batch| {
         position.set(3, micro_batch * SAMPLES as u64);
         let x = input(micro_batch as f64, DType::F64);
@@ -432,7 +442,7 @@ fn dropping(run: impl Fn(&Position, Tensor<2>, Dropping) -> Tensor<2>) -> Vec<Ve
 fn dropout_draws_its_masks_again() {
     let forward = |model: &Dropping, x| {
         let y = model.layer.forward(x);
-        model.dropout.forward(y, Lies::Whole)
+        model.dropout.forward(y, ActivationLayout::Whole)
     };
     let recorded = dropping(|_, x, model| forward(&model, x));
     let again =
@@ -444,7 +454,7 @@ fn dropout_draws_its_masks_again() {
 
 #[test]
 fn a_position_comes_back_after_a_fault() {
-    let position = Position::default();
+    let position = DropoutPosition::default();
     position.set(1, 2);
     let run = || position.at((5, 6), || std::panic::resume_unwind(Box::new("a fault")));
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());

@@ -7,11 +7,11 @@ use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 use burn_megatron_kernels::rope::{Positions, RopeOptions, rotate};
 
 use super::{assert_close, assert_near, autodiff, leaf, values, wave};
-use crate::comm::Groups;
+use crate::comm::ParallelContext;
 use crate::nn::*;
 
-fn scope() -> Scope {
-    Scope::with(&Groups::single(), &autodiff(), 1, DType::F64)
+fn builder() -> ModelBuilder {
+    ModelBuilder::with(&ParallelContext::single(), &autodiff(), 1, DType::F64)
 }
 
 /// Gradients of `sum(y * w)` for a `w` that differs everywhere.
@@ -51,9 +51,9 @@ fn both_linear_layers_are_the_plain_one_to_the_bit() {
         bias: Some(Param::from_tensor(leaf(bias.clone()))),
     };
     let mut column = ColumnParallelLinearConfig::new(6, 4)
-        .init(&scope())
+        .init(&builder())
         .unwrap();
-    let mut row = RowParallelLinearConfig::new(6, 4).init(&scope()).unwrap();
+    let mut row = RowParallelLinearConfig::new(6, 4).init(&builder()).unwrap();
     column.weight = Param::from_tensor(leaf(weight.clone()));
     column.bias = Some(Param::from_tensor(leaf(bias.clone())));
     row.weight = Param::from_tensor(leaf(weight));
@@ -92,7 +92,7 @@ fn both_linear_layers_are_the_plain_one_to_the_bit() {
 /// Output and gradients of input, weight and bias of a norm.
 fn norm(kind: NormKind, dtype: DType) -> Vec<Vec<f64>> {
     let cast = |x: Tensor<1>| leaf(x.cast(dtype));
-    let mut layer = Norm::new(kind, 6, 1e-3, false, &scope());
+    let mut layer = Norm::new(kind, 6, 1e-3, false, &builder());
     layer.weight = Param::from_tensor(cast(wave([6], 1.0)));
     layer.bias = layer.bias.map(|_| Param::from_tensor(cast(wave([6], 2.0))));
     let x = leaf(wave([2, 5, 6], 0.5).cast(dtype));
@@ -248,7 +248,7 @@ fn an_embedding_is_burns() {
         padded: 10,
     };
     let mut layer =
-        VocabParallelEmbedding::new(vocabulary, 6, Init::Normal(1.0), false, &scope()).unwrap();
+        VocabParallelEmbedding::new(vocabulary, 6, Init::Normal(1.0), false, &builder()).unwrap();
     layer.weight = Param::from_tensor(leaf(weight));
     // Token 3 comes three times, token 1 never.
     let tokens = || Tensor::<2, Int>::from_data([[3, 0, 3], [9, 3, 2]], &autodiff());

@@ -5,7 +5,7 @@ use burn::tensor::{Bool, DType, Device, Tensor};
 
 use super::references::{backward, gradient};
 use super::{assert_close, autodiff, filled, leaf, values, wave};
-use crate::comm::Groups;
+use crate::comm::ParallelContext;
 use crate::nn::*;
 
 const BATCH: usize = 2;
@@ -104,16 +104,17 @@ fn attention_is_its_unfused_composition() {
         (1, None, 0.4),
         (2, Some(100.0), 0.4),
     ] {
-        let scope = Scope::with(&Groups::single(), &autodiff(), 3, DType::F64);
-        let layer = config(groups, dropout).init(&scope).unwrap();
-        let model = scope.clone().finish(layer).unwrap();
-        let place = Place { index: 0, size: 1 };
+        let builder = ModelBuilder::with(&ParallelContext::single(), &autodiff(), 3, DType::F64);
+        let layer = config(groups, dropout).init(&builder).unwrap();
+        let model = builder.clone().finish(layer).unwrap();
+        let place = AxisRank { index: 0, size: 1 };
         let layer = filled(model.module, &model.table, place);
         let table = |base| super::rotary(SEQ, WIDTH, base, DType::F64);
         let rotary = rotary_base.map(table);
-        let dropped = Dropout::new(dropout, &scope.child("dropout")).unwrap();
+        let dropped = Dropout::new(dropout, &builder.child("dropout")).unwrap();
         let ones = Tensor::<4>::ones([BATCH, HEADS, SEQ, SEQ], (&autodiff(), DType::F64));
-        let dropped = (dropout > 0.0).then(|| dropped.forward(ones, Lies::Whole).inner());
+        let dropped =
+            (dropout > 0.0).then(|| dropped.forward(ones, ActivationLayout::Whole).inner());
 
         let x = leaf(wave([BATCH, SEQ, HIDDEN], 0.5).mul_scalar(0.3));
         let ours = all(&layer, layer.forward(x.clone(), rotary.as_ref()), &x);
@@ -133,8 +134,8 @@ fn attention_is_its_unfused_composition() {
 /// A token sees none that come after it.
 #[test]
 fn attention_is_causal() {
-    let scope = Scope::with(&Groups::single(), &autodiff(), 3, DType::F64);
-    let layer = config(2, 0.0).init(&scope).unwrap();
+    let builder = ModelBuilder::with(&ParallelContext::single(), &autodiff(), 3, DType::F64);
+    let layer = config(2, 0.0).init(&builder).unwrap();
     let x = leaf(wave([BATCH, SEQ, HIDDEN], 0.5));
     let y = layer.forward(x.clone(), None).narrow(1, 2, 1);
     let gradients = y.sum().backward();
@@ -148,8 +149,8 @@ fn attention_is_causal() {
 #[test]
 fn gradient_checkpointing_changes_nothing() {
     let run = |device: Device| {
-        let scope = Scope::with(&Groups::single(), &device, 3, DType::F64);
-        let layer = config(2, 0.4).init(&scope).unwrap();
+        let builder = ModelBuilder::with(&ParallelContext::single(), &device, 3, DType::F64);
+        let layer = config(2, 0.4).init(&builder).unwrap();
         let mlp = ParallelMlpConfig {
             hidden: HIDDEN,
             width: 8,
@@ -159,7 +160,7 @@ fn gradient_checkpointing_changes_nothing() {
             output_init: Init::Normal(0.5),
             sequence_parallel: false,
         };
-        let mlp = mlp.init(&scope.child("mlp")).unwrap();
+        let mlp = mlp.init(&builder.child("mlp")).unwrap();
         let values_of_x = wave([BATCH, SEQ, HIDDEN], 0.5).into_data();
         let x = Tensor::<3>::from_data(values_of_x, (&device, DType::F64)).require_grad();
         let y = mlp.forward(layer.forward(x.clone(), None));

@@ -1,14 +1,14 @@
-//! Settings of the optimizer for some of the parameters, which a pattern over their paths names.
+//! Parameter groups: optimizer settings for the parameters that a path pattern matches.
 
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 mod tests;
 
-pub use crate::glob::GlobFault;
+pub use crate::glob::GlobError;
 use crate::glob::{Glob, listed, nearest};
 
-/// Multipliers for the parameters whose path a pattern fits.
+/// Multipliers for the parameters whose path matches a pattern.
 ///
 /// In a recipe, where later groups override earlier ones, setting by setting:
 ///
@@ -22,47 +22,47 @@ use crate::glob::{Glob, listed, nearest};
 /// learning_rate = 0.5
 /// ```
 ///
-/// A pattern fits a whole path, as in `blocks.0.mlp.up.weight`. Between two dots, `?` is one
-/// character and `*` any number of them; `**` alone is any number of components. So `**.bias` is
-/// every bias.
+/// A pattern matches a whole path, such as `blocks.0.mlp.up.weight`. Between two dots, `?` matches one
+/// character and `*` any number; `**` alone matches any number of components. So `**.bias` matches every
+/// bias.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterGroup {
-    /// Which parameters.
+    /// The pattern of the paths.
     pub pattern: String,
-    /// Times the weight decay of the optimizer, at least 0. It takes the place of the default, so 1
-    /// gives a norm or a bias the decay of a weight.
+    /// Multiplies the weight decay of the optimizer, at least 0. It replaces the default, so 1 gives a norm or
+    /// a bias the decay of a weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// Times the learning rate of the step, at least 0; 0 keeps the parameters as they are.
+    /// Multiplies the learning rate of the step, at least 0; 0 freezes the values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
 }
 
-/// What the optimizer's settings are multiplied by for one parameter, without unit.
+/// The multipliers of the optimizer's settings for one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
-    /// Times the weight decay.
+    /// Multiplies the weight decay.
     pub decay: f64,
-    /// Times the learning rate.
+    /// Multiplies the learning rate.
     pub rate: f64,
 }
 
-/// Groups that cannot be.
+/// An invalid parameter group.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GroupError {
-    /// A pattern that means nothing.
-    #[error("the parameter group `{pattern}`: {fault}")]
+    /// An invalid pattern.
+    #[error("invalid parameter group `{pattern}`: {fault}")]
     Pattern {
         /// The pattern.
         pattern: String,
         /// What is wrong with it.
-        fault: GlobFault,
+        fault: GlobError,
     },
     /// A multiplier that is negative, infinite or not a number.
     #[error(
-        "the parameter group `{pattern}`: {name} = {value} multiplies nothing; it must be finite \
-         and at least 0"
+        "invalid parameter group `{pattern}`: {name} = {value}, expected a finite multiplier of at \
+         least 0"
     )]
     Multiplier {
         /// The pattern of the group.
@@ -80,18 +80,18 @@ pub enum GroupError {
         /// The pattern of the group.
         pattern: String,
     },
-    /// No parameter has a path that the pattern fits.
-    #[error("the parameter group `{pattern}` fits no parameter{}", listed(.nearest))]
+    /// No parameter has a path that matches the pattern.
+    #[error("the parameter group `{pattern}` matches no parameter{}", listed(.nearest))]
     Unmatched {
         /// The pattern.
         pattern: String,
-        /// The paths that it takes the fewest changes to fit, the nearest first.
+        /// The paths nearest to the pattern by edit distance, the nearest first.
         nearest: Vec<String>,
     },
 }
 
 impl ParameterGroup {
-    /// Whether the group can be, and its pattern.
+    /// Checks the group, and parses its pattern.
     fn glob(&self) -> Result<Glob, GroupError> {
         let pattern = || self.pattern.clone();
         let multipliers = [
@@ -117,21 +117,21 @@ impl ParameterGroup {
     }
 }
 
-/// Finds the first group that cannot be; no parameter is needed for that.
+/// Checks the groups without looking at any parameter.
 ///
 /// # Errors
 ///
-/// [`GroupError`], but not [`GroupError::Unmatched`].
+/// [`GroupError`] for the first invalid group, but never [`GroupError::Unmatched`].
 pub fn check(groups: &[ParameterGroup]) -> Result<(), GroupError> {
     groups.iter().try_for_each(|group| group.glob().map(drop))
 }
 
-/// The multipliers of each of `parameters`, in their order: of each its path, and whether it decays
-/// where no group says otherwise (as [`ParameterEntry`](crate::nn::ParameterEntry) knows).
+/// The multipliers of each of `parameters`, in their order. A parameter is given by its path, and whether it
+/// has weight decay by default ([`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
 ///
-/// Without a group they are 1 for the rate, and 1 or 0 for the decay. They depend on the path alone,
-/// so ranks that share a parameter agree. A pattern that fits nothing here is no error, as the
-/// parameters may be those of one stage of a pipeline: see [`unmatched`].
+/// Without a group they are 1 for the rate, and 1 or 0 for the decay. They depend on the path only, so ranks
+/// that replicate a parameter agree. A pattern that matches none of `parameters` is not an error, as they may
+/// be those of one pipeline stage: see [`unmatched`].
 ///
 /// # Errors
 ///
@@ -141,24 +141,23 @@ pub fn resolve<'a>(
     parameters: impl IntoIterator<Item = (&'a str, bool)>,
 ) -> Result<Vec<Multipliers>, GroupError> {
     let globs = globs(groups)?;
-    let multipliers = parameters.into_iter().map(|(path, decays)| {
+    let resolved = parameters.into_iter().map(|(path, decays)| {
         let mut multipliers = Multipliers {
             decay: f64::from(u8::from(decays)),
             rate: 1.0,
         };
-        for (group, _) in groups.iter().zip(&globs).filter(|(_, g)| g.fits(path)) {
+        for (group, _) in groups.iter().zip(&globs).filter(|(_, g)| g.matches(path)) {
             multipliers.decay = group.weight_decay.unwrap_or(multipliers.decay);
             multipliers.rate = group.learning_rate.unwrap_or(multipliers.rate);
         }
         multipliers
     });
-    Ok(multipliers.collect())
+    Ok(resolved.collect())
 }
 
-/// The places in `groups` of those that fit none of `paths`, in ascending order.
+/// The indices of the groups that match none of `paths`, in ascending order.
 ///
-/// On a pipeline, a group is a mistake where it is among the unmatched of *every* rank:
-/// [`unmatched_error`] says so to the user.
+/// On a pipeline, a group is an error if it is unmatched on *every* rank: see [`unmatched_error`].
 ///
 /// # Errors
 ///
@@ -167,15 +166,15 @@ pub fn unmatched<'a>(
     groups: &[ParameterGroup],
     paths: impl IntoIterator<Item = &'a str>,
 ) -> Result<Vec<usize>, GroupError> {
-    let mut left: Vec<_> = globs(groups)?.into_iter().enumerate().collect();
+    let mut remaining: Vec<_> = globs(groups)?.into_iter().enumerate().collect();
     for path in paths {
-        left.retain(|(_, glob)| !glob.fits(path));
+        remaining.retain(|(_, glob)| !glob.matches(path));
     }
-    Ok(left.into_iter().map(|(place, _)| place).collect())
+    Ok(remaining.into_iter().map(|(index, _)| index).collect())
 }
 
-/// The error of a group that fits no parameter of the whole model, with the nearest of the paths
-/// that are known here. It is [`check`]'s where the group cannot be in the first place.
+/// The error for a group that matches no parameter of the whole model, with the nearest of `paths`. Returns the
+/// error of [`check`] if the group is invalid in itself.
 pub fn unmatched_error<'a>(
     group: &ParameterGroup,
     paths: impl IntoIterator<Item = &'a str>,

@@ -25,7 +25,7 @@ fn group(pattern: &str, weight_decay: Option<f64>, learning_rate: Option<f64>) -
 
 /// Decay and rate of each parameter of the model.
 fn resolved(groups: &[ParameterGroup]) -> Vec<(f64, f64)> {
-    let multipliers = resolve(groups, MODEL).expect("the groups can be");
+    let multipliers = resolve(groups, MODEL).expect("valid groups");
     multipliers.iter().map(|m| (m.decay, m.rate)).collect()
 }
 
@@ -39,7 +39,7 @@ fn without_groups_the_table_decides() {
 }
 
 #[test]
-fn a_group_sets_what_it_names_where_it_fits() {
+fn a_group_sets_its_settings_where_it_matches() {
     let groups = [group("blocks.*.mlp.**", None, Some(0.5))];
     assert_eq!(
         resolved(&groups),
@@ -89,16 +89,16 @@ fn a_part_of_the_model_is_resolved_as_in_the_whole() {
         group("blocks.0.**", Some(0.0), None),
         group("output.*", None, Some(0.1)),
     ];
-    let whole = resolve(&groups, MODEL).expect("the groups can be");
+    let whole = resolve(&groups, MODEL).expect("valid groups");
     let parts = MODEL
         .chunks(3)
-        .map(|part| resolve(&groups, part.iter().copied()).expect("the groups can be"));
+        .map(|part| resolve(&groups, part.iter().copied()).expect("valid groups"));
     assert_eq!(parts.collect::<Vec<_>>().concat(), whole);
     assert_eq!(resolve(&groups, []), Ok(vec![]));
 }
 
 #[test]
-fn groups_that_fit_nothing_are_found_over_all_ranks() {
+fn unmatched_groups_are_found_over_all_ranks() {
     let groups = [
         group("embedding.*", Some(0.0), None),
         group("blocks.*.mpl.up.weight", Some(0.0), None),
@@ -106,7 +106,7 @@ fn groups_that_fit_nothing_are_found_over_all_ranks() {
     ];
     let on = |paths: &[(&'static str, bool)]| {
         let paths = paths.iter().map(|(path, _)| *path);
-        unmatched(&groups, paths).expect("the groups can be")
+        unmatched(&groups, paths).expect("valid groups")
     };
     assert_eq!(on(&MODEL[..3]), [1, 2]);
     assert_eq!(on(&MODEL[3..]), [0, 1]);
@@ -114,31 +114,31 @@ fn groups_that_fit_nothing_are_found_over_all_ranks() {
     assert_eq!(on(&[]), [0, 1, 2]);
     assert_eq!(
         unmatched_error(&groups[1], paths()).to_string(),
-        "the parameter group `blocks.*.mpl.up.weight` fits no parameter; the nearest are \
+        "the parameter group `blocks.*.mpl.up.weight` matches no parameter; the nearest are \
          blocks.0.mlp.up.weight, blocks.1.mlp.up.weight, blocks.0.norm.weight",
     );
     assert_eq!(
         unmatched_error(&groups[1], ["norm.weight"]).to_string(),
-        "the parameter group `blocks.*.mpl.up.weight` fits no parameter; the nearest is norm.weight",
+        "the parameter group `blocks.*.mpl.up.weight` matches no parameter; the nearest is norm.weight",
     );
     assert_eq!(
         unmatched_error(&groups[1], []).to_string(),
-        "the parameter group `blocks.*.mpl.up.weight` fits no parameter, as there is none here",
+        "the parameter group `blocks.*.mpl.up.weight` matches no parameter, as there is none here",
     );
 }
 
 #[test]
-fn groups_that_cannot_be_are_named() {
+fn invalid_groups_are_named() {
     let error = |group: ParameterGroup| {
         let good = self::group("**", Some(1.0), None);
         let groups = [good, group];
         let error = check(&groups)
-            .expect_err("the second cannot be")
+            .expect_err("the second is invalid")
             .to_string();
         // By their texts, as a multiplier that is not a number equals nothing.
         let others = [
-            resolve(&groups, MODEL).expect_err("it cannot be"),
-            unmatched(&groups, paths()).expect_err("it cannot be"),
+            resolve(&groups, MODEL).expect_err("the second is invalid"),
+            unmatched(&groups, paths()).expect_err("the second is invalid"),
             unmatched_error(&groups[1], paths()),
         ];
         assert!(others.iter().all(|other| other.to_string() == error));
@@ -148,8 +148,8 @@ fn groups_that_cannot_be_are_named() {
         assert_eq!(
             error(group("**.bias", Some(1.0), Some(value))),
             format!(
-                "the parameter group `**.bias`: learning_rate = {value} multiplies nothing; it must \
-                 be finite and at least 0"
+                "invalid parameter group `**.bias`: learning_rate = {value}, expected a finite \
+                 multiplier of at least 0"
             ),
         );
         assert!(error(group("**.bias", Some(value), None)).contains("weight_decay = "));
@@ -160,7 +160,7 @@ fn groups_that_cannot_be_are_named() {
     );
     assert_eq!(
         error(group("**bias", Some(0.0), None)),
-        "the parameter group `**bias`: ** has to stand alone between dots, as in **.bias; inside of a \
+        "invalid parameter group `**bias`: ** has to stand alone between dots, as in **.bias; inside of a \
          component use *",
     );
     assert!(error(group("", Some(0.0), None)).contains("empty component"));

@@ -1,60 +1,58 @@
-//! A factor on the loss that keeps small gradients from becoming 0 in f16.
+//! Loss scaling: a factor on the loss that prevents gradients from underflowing to 0 in f16.
 //!
-//! The smallest positive f16 is 2^-24, and many gradients of a large model lie under it. With the
-//! loss times `s`, by the chain rule, every gradient is `s` times as large. The sums of gradients,
-//! in f32, are divided by `s` before norm, clipping and the optimizer see them (Micikevicius et al.
-//! 2018, arXiv:1710.03740, section 3.2). Where `s` is a power of two, nothing of this rounds. bf16
-//! and f32 reach down to 2^-126 and need no scale.
+//! The smallest positive f16 is 2^-24, and many gradients of a large model are smaller. If the loss is
+//! multiplied by `s`, so is every gradient. The f32 sums of gradients are divided by `s` before norm,
+//! clipping and optimizer step (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2). If `s` is a power
+//! of two, this does not round. bf16 and f32 reach down to 2^-126 and need no scale.
 
 use serde::{Deserialize, Serialize};
 
-mod as_text;
-mod setting;
+mod config;
+mod f64_as_text;
 #[cfg(test)]
 mod tests;
 
-pub use setting::{LossScale, LossScaleConfig, LossScaleError};
+pub use config::{LossScale, LossScaleConfig, LossScaleError};
 
-/// The largest scale: its inverse is the smallest f32 that keeps all of its bits.
-const LARGEST: f64 = (1u128 << 126) as f64;
+/// The largest scale: its inverse is the smallest normal f32.
+const MAX_SCALE: f64 = (1u128 << 126) as f64;
 
-/// The smallest scale, so that its inverse is an f32 too.
-const SMALLEST: f64 = 1.0 / LARGEST;
+/// The smallest scale, whose inverse is an f32 too.
+const MIN_SCALE: f64 = 1.0 / MAX_SCALE;
 
 /// What a step did to the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleChange {
-    /// Nothing. It is the answer to an overflow as well while hysteresis lets it pass, and always
-    /// where the scale is not dynamic.
-    Kept,
-    /// It is larger from the next step on.
+    /// The scale is unchanged: also after an overflow that hysteresis tolerates, and always where the scale
+    /// is not dynamic.
+    Unchanged,
+    /// The scale was increased for the next step.
     Grown,
-    /// It is smaller from the next step on.
+    /// The scale was reduced for the next step.
     BackedOff,
-    /// It should have become smaller, and cannot: it is at [`LossScaleConfig::min`].
+    /// The scale could not be reduced: it is at [`LossScaleConfig::min`].
     AtMinimum,
 }
 
-/// What a dynamic scale remembers from step to step, for a checkpoint.
+/// The state of a dynamic loss scale, as saved in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScalerState {
-    /// The factor on the loss of the next step. It is saved as text, as not every reader of JSON
-    /// gives back the bits of a number.
-    #[serde(with = "as_text")]
+    /// The factor on the loss of the next step. Saved as text, as not every JSON reader preserves the bits of
+    /// a number.
+    #[serde(with = "f64_as_text")]
     pub scale: f64,
     /// Steps without an overflow since the last overflow or growth.
     pub good_steps: u32,
-    /// Overflows since the last growth; from [`LossScaleConfig::hysteresis`] of them on, each makes
-    /// the scale smaller.
+    /// Overflows since the last growth; from [`LossScaleConfig::hysteresis`] on, each reduces the scale.
     pub overflows: u32,
 }
 
-/// The loss scale of a run: fixed, or found by trying.
+/// The loss scale of a run: constant or dynamic.
 ///
-/// A dynamic scale grows after a whole interval of steps without an overflow, and backs off at an
-/// overflow. Hysteresis lets the first overflows pass, so that one bad batch costs a step and not a
-/// factor; as in Megatron-LM, only the end of a whole interval restores it.
+/// A dynamic scale grows after a whole interval of steps without an overflow, and backs off at an overflow.
+/// Hysteresis tolerates the first overflows, so that a single bad batch skips a step without reducing the
+/// scale; as in Megatron-LM, only a whole interval resets it.
 ///
 /// ```text
 /// overflow     good_steps = 0,  overflows += 1
@@ -64,7 +62,7 @@ pub struct LossScalerState {
 ///                                             good_steps = 0,  overflows = 0
 /// ```
 ///
-/// It is a pure value: ranks that tell it the same have the same scale.
+/// It communicates nothing: ranks that record the same overflows have the same scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossScaler {
     setting: LossScale,
@@ -94,42 +92,40 @@ impl LossScaler {
         })
     }
 
-    /// The factor on the loss of the next step, without unit. The gradients of that step are divided
-    /// by it.
+    /// The factor on the loss of the next step, by which the gradients of that step are divided.
     pub fn scale(&self) -> f64 {
         self.state.scale
     }
 
-    /// Ends a step. `overflow` says that some gradient was not finite on some rank, and has to be
-    /// the same on all of them.
+    /// Records a step. `overflow` is true if some gradient was not finite on some rank; it must be the same on
+    /// all ranks.
     ///
-    /// A step with an overflow must not be taken, whatever becomes of the scale.
+    /// A step with an overflow must be skipped, whatever this returns.
     pub fn update(&mut self, overflow: bool) -> ScaleChange {
         match (&self.setting, overflow) {
-            (LossScale::Dynamic(config), true) => self.state.overflowed(config),
-            (LossScale::Dynamic(config), false) => self.state.went_well(config),
-            (LossScale::None | LossScale::Constant(_), _) => ScaleChange::Kept,
+            (LossScale::Dynamic(config), true) => self.state.record_overflow(config),
+            (LossScale::Dynamic(config), false) => self.state.record_good_step(config),
+            (LossScale::None | LossScale::Constant(_), _) => ScaleChange::Unchanged,
         }
     }
 
-    /// What a checkpoint has to keep; nothing where the scale is not dynamic.
+    /// The state to save in a checkpoint; `None` where the scale is not dynamic.
     pub fn state(&self) -> Option<LossScalerState> {
         matches!(self.setting, LossScale::Dynamic(_)).then_some(self.state)
     }
 
-    /// Goes on from a checkpoint, with the settings of this run. An interval that is now shorter
-    /// than the good steps so far ends at the next.
+    /// Restores the state of a checkpoint, with the settings of this run. If the interval is now shorter than
+    /// the good steps so far, it ends at the next good step.
     ///
     /// # Errors
     ///
     /// [`LossScaleError::Saved`] for a scale out of the range of this run, and
-    /// [`LossScaleError::NotDynamic`] where there is nothing to go on with. The scaler is unchanged
-    /// then.
+    /// [`LossScaleError::NotDynamic`] if the scale of this run is not dynamic. The scaler is unchanged then.
     pub fn restore(&mut self, state: LossScalerState) -> Result<(), LossScaleError> {
         let LossScale::Dynamic(config) = &self.setting else {
             return Err(LossScaleError::NotDynamic { scale: state.scale });
         };
-        if !(config.min..=LARGEST).contains(&state.scale) {
+        if !(config.min..=MAX_SCALE).contains(&state.scale) {
             return Err(LossScaleError::Saved {
                 scale: state.scale,
                 min: config.min,
@@ -141,11 +137,11 @@ impl LossScaler {
 }
 
 impl LossScalerState {
-    fn overflowed(&mut self, config: &LossScaleConfig) -> ScaleChange {
+    fn record_overflow(&mut self, config: &LossScaleConfig) -> ScaleChange {
         self.good_steps = 0;
         self.overflows = self.overflows.saturating_add(1);
         if self.overflows < config.hysteresis {
-            return ScaleChange::Kept;
+            return ScaleChange::Unchanged;
         }
         if self.scale == config.min {
             return ScaleChange::AtMinimum;
@@ -154,17 +150,17 @@ impl LossScalerState {
         ScaleChange::BackedOff
     }
 
-    fn went_well(&mut self, config: &LossScaleConfig) -> ScaleChange {
+    fn record_good_step(&mut self, config: &LossScaleConfig) -> ScaleChange {
         self.good_steps = self.good_steps.saturating_add(1);
         if self.good_steps < config.growth_interval {
-            return ScaleChange::Kept;
+            return ScaleChange::Unchanged;
         }
         self.good_steps = 0;
         self.overflows = 0;
-        if self.scale == LARGEST {
-            return ScaleChange::Kept;
+        if self.scale == MAX_SCALE {
+            return ScaleChange::Unchanged;
         }
-        self.scale = (self.scale * config.growth).min(LARGEST);
+        self.scale = (self.scale * config.growth).min(MAX_SCALE);
         ScaleChange::Grown
     }
 }

@@ -14,12 +14,12 @@ fn dynamic(config: LossScaleConfig) -> LossScaler {
     LossScaler::new(&LossScale::Dynamic(config)).expect("fits")
 }
 
-/// Runs the steps of `text`, where `x` is an overflow and `.` none. After each stands what the scale
-/// is, and `=` kept, `+` grown, `-` backed off, `_` at the minimum.
+/// Runs the steps of `text`, where `x` is an overflow and `.` none. Each is followed by the scale, and `=`
+/// unchanged, `+` grown, `-` backed off, `_` at the minimum.
 fn run(scaler: &mut LossScaler, text: &str) -> String {
     let after = text.chars().map(|step| {
         let mark = match scaler.update(step == 'x') {
-            ScaleChange::Kept => '=',
+            ScaleChange::Unchanged => '=',
             ScaleChange::Grown => '+',
             ScaleChange::BackedOff => '-',
             ScaleChange::AtMinimum => '_',
@@ -38,21 +38,21 @@ fn it_grows_after_each_whole_interval() {
 }
 
 #[test]
-fn the_first_overflow_passes_and_each_further_one_backs_off() {
+fn the_first_overflow_is_tolerated_and_each_further_one_backs_off() {
     assert_eq!(run(&mut dynamic(SMALL), "xxx"), "x16= x8- x4-");
 }
 
 #[test]
-fn an_overflow_begins_the_interval_anew() {
+fn an_overflow_restarts_the_interval() {
     assert_eq!(
         run(&mut dynamic(SMALL), "..x..."),
         ".16= .16= x16= .16= .16= .32+"
     );
 }
 
-/// Good steps that do not make an interval restore nothing; a whole interval restores all of it.
+/// Good steps reset the hysteresis only after a whole interval.
 #[test]
-fn only_a_whole_interval_restores_the_hysteresis() {
+fn only_a_whole_interval_resets_the_hysteresis() {
     assert_eq!(
         run(&mut dynamic(SMALL), "x..x..x...xx"),
         "x16= .16= .16= x8- .8= .8= x4- .4= .4= .8+ x8= x4-"
@@ -60,7 +60,7 @@ fn only_a_whole_interval_restores_the_hysteresis() {
 }
 
 #[test]
-fn a_hysteresis_of_1_lets_nothing_pass_and_one_of_3_two() {
+fn a_hysteresis_of_1_tolerates_no_overflow_and_one_of_3_two() {
     let with = |hysteresis| {
         dynamic(LossScaleConfig {
             hysteresis,
@@ -72,9 +72,9 @@ fn a_hysteresis_of_1_lets_nothing_pass_and_one_of_3_two() {
 }
 
 #[test]
-fn it_never_falls_under_the_minimum() {
+fn it_never_falls_below_the_minimum() {
     let config = LossScaleConfig { min: 3.0, ..SMALL };
-    // A quarter of the way down lies under the minimum, so the last step down is a short one.
+    // Halving 4 would go below the minimum of 3, so the last back-off is smaller.
     assert_eq!(
         run(&mut dynamic(config), "xxxxxx...xx"),
         "x16= x8- x4- x3- x3_ x3_ .3= .3= .6+ x6= x3-"
@@ -84,27 +84,27 @@ fn it_never_falls_under_the_minimum() {
 #[test]
 fn it_stops_growing_where_f32_ends() {
     let config = LossScaleConfig {
-        initial: LARGEST / 4.0,
+        initial: MAX_SCALE / 4.0,
         growth: 3.0,
         growth_interval: 1,
         ..SMALL
     };
     let mut scaler = dynamic(config);
     assert_eq!(scaler.update(false), ScaleChange::Grown);
-    assert_eq!(scaler.scale(), LARGEST * 0.75);
+    assert_eq!(scaler.scale(), MAX_SCALE * 0.75);
     assert_eq!(scaler.update(false), ScaleChange::Grown);
-    assert_eq!(scaler.scale(), LARGEST);
-    assert_eq!(scaler.update(false), ScaleChange::Kept);
+    assert_eq!(scaler.scale(), MAX_SCALE);
+    assert_eq!(scaler.update(false), ScaleChange::Unchanged);
     // Both ends, and their inverses, are f32 of full precision.
-    assert_eq!(1.0 / LARGEST, f64::from(f32::MIN_POSITIVE));
-    assert_eq!(1.0 / SMALLEST, LARGEST);
-    assert_eq!(f64::from(LARGEST as f32), LARGEST);
-    // At the end, an interval still restores the hysteresis.
-    assert_eq!(scaler.update(true), ScaleChange::Kept);
-    assert_eq!(scaler.update(false), ScaleChange::Kept);
-    assert_eq!(scaler.update(true), ScaleChange::Kept);
+    assert_eq!(1.0 / MAX_SCALE, f64::from(f32::MIN_POSITIVE));
+    assert_eq!(1.0 / MIN_SCALE, MAX_SCALE);
+    assert_eq!(f64::from(MAX_SCALE as f32), MAX_SCALE);
+    // At the maximum, an interval still resets the hysteresis.
+    assert_eq!(scaler.update(true), ScaleChange::Unchanged);
+    assert_eq!(scaler.update(false), ScaleChange::Unchanged);
+    assert_eq!(scaler.update(true), ScaleChange::Unchanged);
     assert_eq!(scaler.update(true), ScaleChange::BackedOff);
-    assert_eq!(scaler.scale(), LARGEST / 2.0);
+    assert_eq!(scaler.scale(), MAX_SCALE / 2.0);
 }
 
 #[test]
@@ -113,10 +113,10 @@ fn the_defaults_have_their_known_trajectory() {
     assert_eq!(scaler.scale(), 65536.0);
     assert_eq!(run(&mut scaler, "xx"), "x65536= x32768-");
     for _ in 0..999 {
-        assert_eq!(scaler.update(false), ScaleChange::Kept);
+        assert_eq!(scaler.update(false), ScaleChange::Unchanged);
     }
     assert_eq!(scaler.update(false), ScaleChange::Grown);
-    // 1 that passes and 16 that halve are what it takes from 2^16 to 1.
+    // 1 that is tolerated and 16 that halve the scale from 2^16 to 1.
     let overflows = (1..100).find(|_| scaler.update(true) == ScaleChange::AtMinimum);
     assert_eq!(overflows, Some(1 + 16 + 1));
     assert_eq!(scaler.scale(), 1.0);
@@ -130,15 +130,15 @@ fn what_is_not_dynamic_never_changes() {
     ] {
         let mut scaler = LossScaler::new(&setting).expect("fits");
         for step in 0..5000 {
-            assert_eq!(scaler.update(step < 100), ScaleChange::Kept);
+            assert_eq!(scaler.update(step < 100), ScaleChange::Unchanged);
         }
         assert_eq!((scaler.scale(), scaler.state()), (scale, None));
     }
 }
 
-/// At every place of a run, a scaler that is restored goes on as the one that was saved.
+/// At every step of a run, a restored scaler continues as the saved one.
 #[test]
-fn a_run_goes_on_from_any_step() {
+fn a_run_resumes_from_any_step() {
     let steps = "..x...xx..x....xxx.......x.x...";
     let whole = run(&mut dynamic(SMALL), steps);
     for at in 0..=steps.len() {
@@ -190,7 +190,7 @@ fn a_shorter_interval_ends_at_the_next_good_step() {
 }
 
 #[test]
-fn a_checkpoint_that_does_not_fit_is_refused() {
+fn a_scale_out_of_range_is_refused() {
     let state = |scale| LossScalerState {
         scale,
         good_steps: 0,
@@ -198,7 +198,7 @@ fn a_checkpoint_that_does_not_fit_is_refused() {
     };
     let mut scaler = dynamic(LossScaleConfig { min: 4.0, ..SMALL });
     let before = scaler.clone();
-    for scale in [2.0, 0.0, -8.0, f64::NAN, f64::INFINITY, 2.0 * LARGEST] {
+    for scale in [2.0, 0.0, -8.0, f64::NAN, f64::INFINITY, 2.0 * MAX_SCALE] {
         let error = scaler.restore(state(scale)).expect_err("does not fit");
         assert!(
             matches!(error, LossScaleError::Saved { min: 4.0, .. }),
@@ -208,8 +208,8 @@ fn a_checkpoint_that_does_not_fit_is_refused() {
     assert_eq!(scaler, before);
     assert_eq!(
         scaler.restore(state(2.0)).unwrap_err().to_string(),
-        "loss_scale: the checkpoint has a scale of 2, and in this run it must lie between min = 4 and \
-         2^126: change min, or begin with the initial scale",
+        "loss_scale: the checkpoint has a scale of 2, expected one between min = 4 and 2^126: change min, or \
+         start with the initial scale",
     );
     let mut constant = LossScaler::new(&LossScale::Constant(8.0)).expect("fits");
     let error = constant.restore(state(8.0)).expect_err("is not dynamic");
@@ -260,7 +260,7 @@ fn a_recipe_has_four_forms() {
 }
 
 #[test]
-fn a_recipe_that_is_not_right_is_told_what_would_be() {
+fn an_invalid_recipe_names_the_valid_forms() {
     let error = |text| read(text).expect_err(text).to_string();
     let forms = "\"none\", \"dynamic\", a number, or a table of a dynamic scale";
     for text in [
@@ -289,10 +289,10 @@ fn settings_out_of_range_are_named() {
             other => panic!("{config:?} gives {other:?}"),
         }
     };
-    for value in [0.0, -1.0, f64::NAN, f64::INFINITY, SMALLEST / 2.0] {
+    for value in [0.0, -1.0, f64::NAN, f64::INFINITY, MIN_SCALE / 2.0] {
         assert_eq!(with(&|c| c.min = value), "min");
     }
-    for value in [0.5, f64::NAN, f64::INFINITY, LARGEST * 2.0] {
+    for value in [0.5, f64::NAN, f64::INFINITY, MAX_SCALE * 2.0] {
         assert_eq!(with(&|c| c.initial = value), "initial");
     }
     for value in [1.0, 0.5, -2.0, f64::NAN, f64::INFINITY] {
@@ -303,23 +303,27 @@ fn settings_out_of_range_are_named() {
     }
     assert_eq!(with(&|c| c.growth_interval = 0), "growth_interval");
     assert_eq!(with(&|c| c.hysteresis = 0), "hysteresis");
-    for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, LARGEST * 2.0] {
+    for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, MAX_SCALE * 2.0] {
         let error = LossScale::Constant(scale).check().expect_err("is no scale");
-        assert!(error.to_string().starts_with("loss_scale: the constant = "));
+        assert!(
+            error
+                .to_string()
+                .starts_with("invalid loss_scale: constant = ")
+        );
     }
     let config = LossScaleConfig { min: 1e6, ..config };
     assert_eq!(
         config.check().expect_err("min is too large").to_string(),
-        "loss_scale: initial = 65536 makes no scale; it must lie between min = 1000000 and 2^126",
+        "invalid loss_scale: initial = 65536 must lie between min = 1000000 and 2^126",
     );
     // The ends of the ranges fit.
     let ends = LossScaleConfig {
-        initial: LARGEST,
-        min: LARGEST,
+        initial: MAX_SCALE,
+        min: MAX_SCALE,
         growth_interval: 1,
         hysteresis: 1,
         ..config
     };
     assert_eq!(ends.check(), Ok(()));
-    assert_eq!(LossScale::Constant(SMALLEST).check(), Ok(()));
+    assert_eq!(LossScale::Constant(MIN_SCALE).check(), Ok(()));
 }

@@ -1,20 +1,21 @@
-//! Evaluation: a batch goes through all stages once, and nothing is recorded.
+//! Evaluation: one forward of a batch through all stages, without autodiff.
 
 use burn::tensor::{Device, Tensor};
 
 use super::super::schedule::{Action, ActionKind};
-use super::link::Link;
+use super::p2p::P2pChannel;
 use crate::collective::Comm;
 use crate::comm::CommError;
 
-/// Passes one batch through the stages, of which stage `s` lies on rank `placement[s]` of `comm`.
+/// Runs one batch through the stages; stage `s` is on rank `placement[s]` of `comm`.
 ///
-/// `run` runs a stage of this rank on what the stage before gave (none for the first one). The rank
-/// of the last stage gets what that gave. Every rank must come, with batches in the same order.
+/// `run` runs a stage of this rank on the output of the previous stage (`None` for the first). The rank
+/// of the last stage returns its output, the others `None`. Collective: call on all ranks of `comm`,
+/// with the batches in the same order.
 ///
 /// # Errors
 ///
-/// [`CommError`] when a rank is missing.
+/// [`CommError`] if a send or receive fails.
 pub fn forward_only(
     placement: &[usize],
     comm: &Comm,
@@ -22,7 +23,7 @@ pub fn forward_only(
     mut run: impl FnMut(usize, Option<Tensor<3>>) -> Tensor<3>,
 ) -> Result<Option<Tensor<3>>, CommError> {
     let device = device.clone().inner();
-    let mut link = Link::new(comm, &device);
+    let mut channel = P2pChannel::new(comm, &device);
     let mut last = None;
     for (stage, rank) in placement.iter().enumerate() {
         if *rank != comm.rank() {
@@ -33,18 +34,18 @@ pub fn forward_only(
             _ if placement[stage - 1] == *rank => last.take(),
             _ => {
                 let sent = Action::new(ActionKind::SendActivation, stage - 1, 0);
-                Some(link.receive(placement[stage - 1], &sent)?)
+                Some(channel.receive(placement[stage - 1], &sent)?)
             }
         };
         let output = run(stage, input);
         match placement.get(stage + 1) {
             Some(next) if next != rank => {
                 let action = Action::new(ActionKind::SendActivation, stage, 0);
-                link.send(*next, &action, output)?;
+                channel.send(*next, &action, output)?;
             }
             _ => last = Some(output),
         }
     }
-    link.finish()?;
+    channel.finish()?;
     Ok(last)
 }

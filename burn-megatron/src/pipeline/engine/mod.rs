@@ -1,8 +1,8 @@
 //! Runs a schedule on one rank.
 //!
-//! Each forward builds a graph of its own, from the received activation to the stage's output. The
-//! output is sent and freed while its graph lives; the backward starts from the gradient that comes
-//! back. Weight gradients of linear layers can be put off to an action of their own.
+//! Each forward builds its own autodiff graph, from the received activation to the stage's output. The
+//! output is sent and freed while the graph is kept; the backward starts from the received gradient of
+//! the output. Weight gradients of linear layers can be deferred to an action of their own.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,72 +10,72 @@ use std::time::Instant;
 
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::schedule::{Action, ActionKind, Invalid, Schedule, validate};
+use super::schedule::{Action, ActionKind, InvalidSchedule, Schedule, validate};
 use crate::collective::Comm;
 use crate::comm::CommError;
-use crate::nn::door::DeferringSink;
+use crate::nn::hook::DeferringSink;
 
-mod ends;
 mod forward_only;
-mod link;
-mod seed;
+mod grad_sync_points;
+mod gradient_slot;
+mod p2p;
 mod state;
 #[cfg(test)]
 mod tests;
 
 pub use forward_only::forward_only;
-use state::State;
+use state::EngineState;
 
-/// What runs the stages of one rank.
+/// The stages of one rank.
 pub trait Stage {
-    /// Runs a stage on a micro-batch. `input` is the activation of the stage before, tracked; the
-    /// first stage has none.
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> Output;
+    /// Runs a stage on a micro-batch. `input` is the output of the previous stage, tracked by autodiff;
+    /// `None` for the first stage.
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
 
-    /// Called after the backward of a stage, with the gradients of leaves that the stage made.
+    /// Called after the backward of a stage, with the gradients of the leaves that the stage created.
     fn after_backward(&self, stage: usize, micro_batch: usize, leaves: &mut Gradients) {
         let _ = (stage, micro_batch, leaves);
     }
 }
 
-/// What a stage gives.
-pub enum Output {
+/// The result of a stage.
+pub enum StageOutput {
     /// The input of the next stage: `[batch, seq, hidden]`.
     Activation(Tensor<3>),
-    /// The loss of the micro-batch, summed over its tokens: the last stage.
+    /// The loss of the micro-batch, summed over its tokens, from the last stage.
     Loss(Tensor<1>),
 }
 
-/// One action as it was run.
+/// An action with its measured times.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Event {
+pub struct ActionEvent {
     /// The action.
     pub action: Action,
-    /// When it began.
+    /// Start.
     pub start: Instant,
-    /// When it ended.
+    /// End.
     pub end: Instant,
 }
 
-/// What one rank saw of a run.
+/// The result of a run on one rank.
 #[derive(Clone, Debug)]
-pub struct Run {
-    /// The sum of the losses of the micro-batches; zero where the last stage is elsewhere.
+pub struct EngineRun {
+    /// The sum of the losses of the micro-batches; 0 on ranks without the last stage.
     pub loss: f64,
-    /// What was run, in order.
-    pub events: Vec<Event>,
-    /// The most activations that were kept at once, over all stages of this rank, as
-    /// [`Report::peak_activations`](super::schedule::Report::peak_activations) counts them.
+    /// The actions, in order.
+    pub events: Vec<ActionEvent>,
+    /// The peak number of live stage-activations on this rank, counted as by
+    /// [`ActivationReport::peak_activations`](super::schedule::ActivationReport::peak_activations).
     pub peak_activations: usize,
 }
 
-/// A schedule that cannot be run, or did not run to its end.
+/// Why a schedule cannot be run, or failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// The schedule breaks a rule.
     #[error(transparent)]
-    Invalid(Box<Invalid>),
-    /// The schedule is for another number of ranks.
+    Invalid(Box<InvalidSchedule>),
+    /// The numbers of ranks of the schedule and of the pipeline axis differ.
     #[error("the schedule is for {schedule} ranks, the pipeline has {pipeline}")]
     Ranks {
         /// The ranks of the schedule.
@@ -83,12 +83,12 @@ pub enum EngineError {
         /// The ranks of the pipeline axis.
         pipeline: usize,
     },
-    /// What was sent did not arrive.
+    /// A send did not complete.
     #[error("pipeline rank {rank}, sending: {source}")]
-    Sends {
+    Send {
         /// The rank of the pipeline axis.
         rank: usize,
-        /// What went wrong.
+        /// The cause.
         source: Box<CommError>,
     },
     /// An action failed.
@@ -96,9 +96,9 @@ pub enum EngineError {
     Action {
         /// The rank of the pipeline axis.
         rank: usize,
-        /// The action at which it stopped.
+        /// The failed action.
         action: Action,
-        /// What went wrong.
+        /// The cause.
         source: Box<CommError>,
     },
     /// A stage panicked.
@@ -106,16 +106,16 @@ pub enum EngineError {
     Panic {
         /// The rank of the pipeline axis.
         rank: usize,
-        /// The action in which it panicked.
+        /// The action that panicked.
         action: Action,
-        /// The message of the panic.
+        /// The panic message.
         message: String,
     },
 }
 
 impl EngineError {
-    /// What a stage unwound with: an error that was [raised](crate::comm::raise), or a panic.
-    fn unwound(rank: usize, action: Action, payload: Box<dyn Any + Send>) -> Self {
+    /// Converts the payload of an unwinding: an error that was [raised](crate::comm::raise), or a panic.
+    fn from_panic(rank: usize, action: Action, payload: Box<dyn Any + Send>) -> Self {
         let payload = match payload.downcast::<CommError>() {
             Ok(source) => {
                 return Self::Action {
@@ -129,7 +129,7 @@ impl EngineError {
         let text = payload.downcast_ref::<&str>().map(ToString::to_string);
         let message = text
             .or_else(|| payload.downcast_ref::<String>().cloned())
-            .unwrap_or_else(|| "with a payload that is no text".into());
+            .unwrap_or_else(|| "payload is not a string".into());
         Self::Panic {
             rank,
             action,
@@ -138,30 +138,31 @@ impl EngineError {
     }
 }
 
-/// Runs the schedule of one rank.
+/// Executes the schedule of one rank.
 pub struct Engine<'a> {
     schedule: &'a Schedule,
     comm: &'a Comm,
     device: Device,
     sink: &'a dyn DeferringSink,
-    put_off: Option<PutOff>,
+    deferred_wgrad: Option<DeferredWgrad>,
 }
 
-/// A weight whose gradient the last stage puts off to the cool-down.
+/// A weight whose gradient the last stage defers to the cool-down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PutOff {
-    /// The index of the weight in the table.
+pub struct DeferredWgrad {
+    /// The index of the weight in the parameter table.
     pub index: usize,
-    /// The most gradients that are put off at once; 0 puts off all.
+    /// The most gradients that are deferred at once; 0 for no limit.
     pub limit: usize,
 }
 
 impl<'a> Engine<'a> {
-    /// An engine for the ranks of `comm`, whose parameters hand their gradients to `sink`.
+    /// An engine for the ranks of `comm`; gradients of parameters go to `sink`.
     ///
     /// # Errors
     ///
-    /// [`EngineError`] for a schedule that breaks a rule, or is for another number of ranks.
+    /// [`EngineError::Invalid`] for an invalid schedule; [`EngineError::Ranks`] if it is for another
+    /// number of ranks.
     pub fn new(
         schedule: &'a Schedule,
         comm: &'a Comm,
@@ -181,15 +182,15 @@ impl<'a> Engine<'a> {
             comm,
             device,
             sink,
-            put_off: None,
+            deferred_wgrad: None,
         })
     }
 
-    /// Lets the last stage put off the gradient of one weight, the output layer's, until its rank
-    /// has done all else, while the ranks before it are still at their last backwards. The bits
-    /// stay the same. Meanwhile the inputs and the gradients of that layer are kept.
-    pub fn with_put_off(mut self, put_off: Option<PutOff>) -> Self {
-        self.put_off = put_off;
+    /// Defers the gradient of one weight of the last stage, the output layer's, until its rank has run
+    /// all other actions, while earlier ranks still run their last backwards. Results are bit-equal.
+    /// The inputs and output gradients of that layer are kept until then.
+    pub fn with_deferred_wgrad(mut self, deferred_wgrad: Option<DeferredWgrad>) -> Self {
+        self.deferred_wgrad = deferred_wgrad;
         self
     }
 
@@ -197,68 +198,70 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     ///
-    /// [`EngineError::Action`] names the action in which another rank was found missing, or in which
-    /// a stage [raised](crate::comm::raise) an error; [`EngineError::Panic`] that in which one
-    /// panicked.
-    pub fn run(&self, model: &impl Stage) -> Result<Run, EngineError> {
-        let mut state = State::new(
+    /// [`EngineError::Action`] with the action in which communication failed or a stage
+    /// [raised](crate::comm::raise) an error; [`EngineError::Panic`] with the action that panicked;
+    /// [`EngineError::Send`] if a send did not complete.
+    pub fn run(&self, model: &impl Stage) -> Result<EngineRun, EngineError> {
+        let mut state = EngineState::new(
             self.schedule,
             self.comm,
             &self.device,
             self.sink,
-            self.put_off,
+            self.deferred_wgrad,
         );
         let mut events = vec![];
-        let mut closes = ends::stage_closes(self.schedule, self.comm.rank());
+        let mut closes = grad_sync_points::grad_sync_points(self.schedule, self.comm.rank());
         let last = self.schedule.stages() - 1;
-        let put_off = self.put_off.map(|_| last);
-        let put_off = put_off.filter(|_| self.schedule.rank_of(last) == self.comm.rank());
+        let deferring_stage = self
+            .deferred_wgrad
+            .map(|_| last)
+            .filter(|_| self.schedule.rank_of(last) == self.comm.rank());
         for (position, action) in self.schedule.actions(self.comm.rank()).iter().enumerate() {
             let start = Instant::now();
-            self.naming(action, || state.perform(action, model))?;
-            events.push(Event {
+            self.with_context(action, || state.perform(action, model))?;
+            events.push(ActionEvent {
                 action: *action,
                 start,
                 end: Instant::now(),
             });
             for stage in closes.remove(&position).unwrap_or_default() {
-                self.naming(action, || {
+                self.with_context(action, || {
                     self.sink.close_stage(stage);
                     Ok(())
                 })?;
             }
         }
-        if let Some(stage) = put_off {
+        if let Some(stage) = deferring_stage {
             let micro_batch = self.schedule.micro_batches() - 1;
             let action = Action::new(ActionKind::WeightGradient, stage, micro_batch);
-            self.naming(&action, || {
-                state.compute_put_off();
+            self.with_context(&action, || {
+                state.compute_deferred_wgrads();
                 Ok(())
             })?;
         }
-        state.finish().map_err(|source| EngineError::Sends {
+        state.finish().map_err(|source| EngineError::Send {
             rank: self.comm.rank(),
             source: Box::new(source),
         })?;
-        Ok(Run {
+        Ok(EngineRun {
             loss: state.loss(),
             peak_activations: state.peak_activations(),
             events,
         })
     }
 
-    /// Does a part of an action, and names the action where that fails.
-    fn naming(
+    /// Runs a part of an action; its error names the action.
+    fn with_context(
         &self,
         action: &Action,
         work: impl FnOnce() -> Result<(), CommError>,
     ) -> Result<(), EngineError> {
         let rank = self.comm.rank();
         let _span = tracing::debug_span!("action", %action).entered();
-        // After an unwinding the state is dropped, so that nothing half done is seen.
-        let done = catch_unwind(AssertUnwindSafe(work));
-        let done = done.map_err(|payload| EngineError::unwound(rank, *action, payload))?;
-        done.map_err(|source| EngineError::Action {
+        // The state is dropped after a panic, so no inconsistent state is observed.
+        let result = catch_unwind(AssertUnwindSafe(work))
+            .map_err(|payload| EngineError::from_panic(rank, *action, payload))?;
+        result.map_err(|source| EngineError::Action {
             rank,
             action: *action,
             source: Box::new(source),

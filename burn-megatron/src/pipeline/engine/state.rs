@@ -1,77 +1,76 @@
-//! What a rank holds between two actions.
+//! The state of the engine between actions: graphs, activations, gradients.
 
 use std::collections::HashMap;
 
 use burn::tensor::{Device, Tensor};
 
 use super::super::schedule::{Action, ActionKind, Schedule};
-use super::link::Link;
-use super::seed::Seed;
-use super::{Output, PutOff, Stage};
+use super::gradient_slot::GradientSlot;
+use super::p2p::P2pChannel;
+use super::{DeferredWgrad, Stage, StageOutput};
 use crate::collective::Comm;
 use crate::comm::CommError;
-use crate::nn::door::{Deferred, DeferringSink, with_anchor};
+use crate::nn::hook::{Deferred, DeferringSink, with_anchor};
 
 /// A stage and a micro-batch.
-type Key = (usize, usize);
+type MicroBatchKey = (usize, usize);
 
-/// The graph of a forward whose backward has not come.
-struct Graph {
+/// The autodiff graph of a forward whose backward has not run.
+struct StageGraph {
     root: Tensor<1>,
-    seed: Option<Seed>,
+    slot: Option<GradientSlot>,
     input: Option<Tensor<3>>,
 }
 
-pub(super) struct State<'a> {
+pub(super) struct EngineState<'a> {
     schedule: &'a Schedule,
     device: &'a Device,
     sink: &'a dyn DeferringSink,
-    link: Link<'a>,
-    graphs: HashMap<Key, Graph>,
-    /// Weight gradients that were put off.
-    deferred: HashMap<Key, Vec<Deferred>>,
-    /// By the stage that they go into.
-    activations: HashMap<Key, Tensor<3>>,
+    channel: P2pChannel<'a>,
+    graphs: HashMap<MicroBatchKey, StageGraph>,
+    /// Weight gradients that an input gradient left for its weight gradient action.
+    pending_wgrads: HashMap<MicroBatchKey, Vec<Deferred>>,
+    /// By the stage whose input they are.
+    activations: HashMap<MicroBatchKey, Tensor<3>>,
     /// By the stage whose output's gradient they are.
-    gradients: HashMap<Key, Tensor<3>>,
+    gradients: HashMap<MicroBatchKey, Tensor<3>>,
     losses: Vec<Tensor<1>>,
     peak: usize,
-    put_off: Option<PutOff>,
-    /// Gradients of the weight that is put off to the cool-down.
-    waiting: Vec<Deferred>,
+    deferred_wgrad: Option<DeferredWgrad>,
+    /// Gradients of the weight that is deferred to the cool-down.
+    deferred_wgrads: Vec<Deferred>,
 }
 
-impl<'a> State<'a> {
+impl<'a> EngineState<'a> {
     pub fn new(
         schedule: &'a Schedule,
         comm: &'a Comm,
         device: &'a Device,
         sink: &'a dyn DeferringSink,
-        put_off: Option<PutOff>,
+        deferred_wgrad: Option<DeferredWgrad>,
     ) -> Self {
         Self {
             schedule,
             device,
             sink,
-            link: Link::new(comm, device),
+            channel: P2pChannel::new(comm, device),
             graphs: HashMap::new(),
-            deferred: HashMap::new(),
+            pending_wgrads: HashMap::new(),
             activations: HashMap::new(),
             gradients: HashMap::new(),
             losses: vec![],
             peak: 0,
-            put_off,
-            waiting: vec![],
+            deferred_wgrad,
+            deferred_wgrads: vec![],
         }
     }
 
     /// The sum of the losses of all micro-batches.
     pub fn loss(&self) -> f64 {
-        let losses = self
-            .losses
+        self.losses
             .iter()
-            .map(|loss| loss.clone().into_scalar::<f64>());
-        losses.sum()
+            .map(|loss| loss.clone().into_scalar::<f64>())
+            .sum()
     }
 
     pub fn peak_activations(&self) -> usize {
@@ -86,35 +85,35 @@ impl<'a> State<'a> {
             action.counterpart(),
         ) {
             (ActionKind::Forward, ..) => self.forward(key, model),
-            (ActionKind::Backward, ..) => match self.put_off {
-                Some(put_off) if action.stage + 1 == self.schedule.stages() => {
-                    self.backward_putting_off(key, model, put_off);
+            (ActionKind::Backward, ..) => match self.deferred_wgrad {
+                Some(deferred_wgrad) if action.stage + 1 == self.schedule.stages() => {
+                    self.backward_with_deferred_wgrad(key, model, deferred_wgrad);
                 }
                 _ => self.backward(key, model),
             },
             (ActionKind::InputGradient, ..) => {
-                let deferred = self.backward_deferring(key, model);
-                self.deferred.insert(key, deferred);
+                let deferred = self.backward_without_wgrads(key, model);
+                self.pending_wgrads.insert(key, deferred);
             }
             (ActionKind::WeightGradient, ..) => {
-                for (index, gradient) in self.deferred.remove(&key).unwrap_or_default() {
+                for (index, gradient) in self.pending_wgrads.remove(&key).unwrap_or_default() {
                     self.sink.accumulate_later(index, gradient);
                 }
             }
             (ActionKind::SendActivation, Some(to), Some(at)) => {
-                let x = taken(self.activations.remove(&(at.stage, at.micro_batch)));
-                self.link.send(to, action, x)?;
+                let x = expect_present(self.activations.remove(&(at.stage, at.micro_batch)));
+                self.channel.send(to, action, x)?;
             }
             (ActionKind::SendGradient, Some(to), Some(at)) => {
-                let x = taken(self.gradients.remove(&(at.stage, at.micro_batch)));
-                self.link.send(to, action, x)?;
+                let x = expect_present(self.gradients.remove(&(at.stage, at.micro_batch)));
+                self.channel.send(to, action, x)?;
             }
             (ActionKind::ReceiveActivation, Some(from), Some(sent)) => {
-                let x = self.link.receive(from, &sent)?;
+                let x = self.channel.receive(from, &sent)?;
                 self.activations.insert(key, x);
             }
             (ActionKind::ReceiveGradient, Some(from), Some(sent)) => {
-                let x = self.link.receive(from, &sent)?;
+                let x = self.channel.receive(from, &sent)?;
                 self.gradients.insert(key, x);
             }
             (_, None, _) | (_, _, None) => {
@@ -127,72 +126,78 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// Waits until everything that was sent has gone.
+    /// Waits until all sends have completed.
     pub fn finish(&mut self) -> Result<(), CommError> {
-        self.link.finish()
+        self.channel.finish()
     }
 
-    /// A backward of the last stage that leaves one weight gradient for later.
-    fn backward_putting_off(&mut self, key: Key, model: &impl Stage, put_off: PutOff) {
-        for (index, gradient) in self.backward_deferring(key, model) {
-            let room = put_off.limit == 0 || self.waiting.len() < put_off.limit;
-            match index == put_off.index && room {
-                true => self.waiting.push((index, gradient)),
-                // Sums keep their order: what waits comes first.
-                false if index == put_off.index => {
-                    self.compute_put_off();
-                    self.sink.accumulate_later(index, gradient);
-                }
-                false => self.sink.accumulate_later(index, gradient),
+    /// A backward of the last stage that defers one weight gradient.
+    fn backward_with_deferred_wgrad(
+        &mut self,
+        key: MicroBatchKey,
+        model: &impl Stage,
+        deferred_wgrad: DeferredWgrad,
+    ) {
+        for (index, gradient) in self.backward_without_wgrads(key, model) {
+            let within_limit =
+                deferred_wgrad.limit == 0 || self.deferred_wgrads.len() < deferred_wgrad.limit;
+            if index == deferred_wgrad.index && within_limit {
+                self.deferred_wgrads.push((index, gradient))
+            } else if index == deferred_wgrad.index {
+                // Keeps the order of the sum: deferred gradients first.
+                self.compute_deferred_wgrads();
+                self.sink.accumulate_later(index, gradient);
+            } else {
+                self.sink.accumulate_later(index, gradient)
             }
         }
     }
 
-    /// Computes what was put off, in order.
-    pub fn compute_put_off(&mut self) {
-        for (index, gradient) in self.waiting.drain(..) {
+    /// Computes the deferred weight gradients, in order.
+    pub fn compute_deferred_wgrads(&mut self) {
+        for (index, gradient) in self.deferred_wgrads.drain(..) {
             self.sink.accumulate_later(index, gradient);
         }
     }
 
-    fn forward(&mut self, key: Key, model: &impl Stage) {
+    fn forward(&mut self, key: MicroBatchKey, model: &impl Stage) {
         let (stage, micro_batch) = key;
         self.sink.begin_stage(stage);
         let device = self.device.clone().autodiff();
         let input = (stage > 0).then(|| {
-            let received = taken(self.activations.remove(&key));
+            let received = expect_present(self.activations.remove(&key));
             Tensor::from_inner(received).require_grad()
         });
         let anchor = Tensor::<1>::zeros([1], &device).require_grad();
         let output = with_anchor(&anchor, || model.forward(stage, micro_batch, input.clone()));
-        let (root, seed) = match output {
-            Output::Activation(output) => {
-                let seed = Seed::default();
+        let (root, slot) = match output {
+            StageOutput::Activation(output) => {
+                let slot = GradientSlot::default();
                 self.activations
                     .insert((stage + 1, micro_batch), output.clone().inner());
-                (seed.root(output, anchor), Some(seed))
+                (slot.backward_root(output, anchor), Some(slot))
             }
-            Output::Loss(loss) => {
+            StageOutput::Loss(loss) => {
                 self.losses.push(loss.clone().inner());
                 (loss, None)
             }
         };
-        self.graphs.insert(key, Graph { root, seed, input });
-        self.peak = self.peak.max(self.graphs.len() + self.deferred.len());
+        self.graphs.insert(key, StageGraph { root, slot, input });
+        self.peak = self.peak.max(self.graphs.len() + self.pending_wgrads.len());
     }
 
-    /// A backward that leaves the weight gradients for later.
-    fn backward_deferring(&mut self, key: Key, model: &impl Stage) -> Vec<Deferred> {
-        let deferring = Deferring::of(self.sink);
+    /// A backward that returns the weight gradients instead of computing them.
+    fn backward_without_wgrads(&mut self, key: MicroBatchKey, model: &impl Stage) -> Vec<Deferred> {
+        let deferring = DeferGuard::new(self.sink);
         self.backward(key, model);
         deferring.0.take_deferred()
     }
 
-    fn backward(&mut self, key: Key, model: &impl Stage) {
+    fn backward(&mut self, key: MicroBatchKey, model: &impl Stage) {
         let (stage, micro_batch) = key;
-        let Graph { root, seed, input } = taken(self.graphs.remove(&key));
-        if let Some(seed) = seed {
-            seed.put(taken(self.gradients.remove(&key)));
+        let StageGraph { root, slot, input } = expect_present(self.graphs.remove(&key));
+        if let Some(slot) = slot {
+            slot.set(expect_present(self.gradients.remove(&key)));
         }
         let mut leaves = root.backward();
         model.after_backward(stage, micro_batch, &mut leaves);
@@ -204,26 +209,26 @@ impl<'a> State<'a> {
     }
 }
 
-/// Weight gradients are put off as long as this lives, also when a backward unwinds.
-struct Deferring<'a>(&'a dyn DeferringSink);
+/// Weight gradients are deferred until this is dropped, also if a backward panics.
+struct DeferGuard<'a>(&'a dyn DeferringSink);
 
-impl<'a> Deferring<'a> {
-    fn of(sink: &'a dyn DeferringSink) -> Self {
+impl<'a> DeferGuard<'a> {
+    fn new(sink: &'a dyn DeferringSink) -> Self {
         sink.set_deferring(true);
         Self(sink)
     }
 }
 
-impl Drop for Deferring<'_> {
+impl Drop for DeferGuard<'_> {
     fn drop(&mut self) {
         self.0.set_deferring(false);
     }
 }
 
-/// What a valid schedule has put there before.
-fn taken<T>(value: Option<T>) -> T {
+/// A value that a valid schedule guarantees.
+fn expect_present<T>(value: Option<T>) -> T {
     match value {
         Some(value) => value,
-        None => unreachable!("a valid schedule makes each tensor before it is used"),
+        None => unreachable!("a valid schedule computes each tensor before its use"),
     }
 }

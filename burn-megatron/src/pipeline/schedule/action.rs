@@ -1,25 +1,25 @@
-//! What a rank does in one step of a schedule, and how it is written.
+//! One action of a schedule, and its text form.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The sort of an [`Action`].
+/// The kind of an [`Action`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ActionKind {
     /// Computes the stage's output from its input.
     Forward,
-    /// Computes the gradients of the input and of the weights: an input gradient followed at once
-    /// by a weight gradient.
+    /// Computes the gradients of the input and of the weights: an input gradient directly followed by
+    /// a weight gradient.
     Backward,
-    /// Computes the gradient of the stage's input alone.
+    /// Computes only the gradient of the stage's input.
     InputGradient,
-    /// Computes the gradients of the stage's weights, which an input gradient left for later.
+    /// Computes the gradients of the stage's weights, deferred by an earlier input gradient.
     WeightGradient,
     /// Sends the stage's output to the next stage.
     SendActivation,
-    /// Receives the stage's input from the stage before.
+    /// Receives the stage's input from the previous stage.
     ReceiveActivation,
-    /// Sends the gradient of the stage's input to the stage before.
+    /// Sends the gradient of the stage's input to the previous stage.
     SendGradient,
     /// Receives the gradient of the stage's output from the next stage.
     ReceiveGradient,
@@ -38,7 +38,7 @@ impl ActionKind {
         ActionKind::ReceiveGradient,
     ];
 
-    /// The letters that stand for the kind: `F`, `B`, `I`, `W`, `SF`, `RF`, `SB` and `RB`.
+    /// The code of the kind: `F`, `B`, `I`, `W`, `SF`, `RF`, `SB` and `RB`.
     pub const fn code(self) -> &'static str {
         match self {
             ActionKind::Forward => "F",
@@ -52,8 +52,8 @@ impl ActionKind {
         }
     }
 
-    /// The kind in words, as in `input gradient`.
-    pub const fn words(self) -> &'static str {
+    /// A description, as in `input gradient`.
+    pub const fn description(self) -> &'static str {
         match self {
             ActionKind::Forward => "forward",
             ActionKind::Backward => "backward",
@@ -66,17 +66,17 @@ impl ActionKind {
         }
     }
 
-    /// Whether this computes rather than sends or receives.
+    /// Whether this is a computation, not a send or a receive.
     pub const fn is_compute(self) -> bool {
         !self.is_send() && !self.is_receive()
     }
 
-    /// Whether this sends something to another rank.
+    /// Whether this is a send to another rank.
     pub const fn is_send(self) -> bool {
         matches!(self, ActionKind::SendActivation | ActionKind::SendGradient)
     }
 
-    /// Whether this receives something from another rank.
+    /// Whether this is a receive from another rank.
     pub const fn is_receive(self) -> bool {
         matches!(
             self,
@@ -84,29 +84,29 @@ impl ActionKind {
         )
     }
 
-    /// Whether this computes the gradient of a stage's input, alone or with that of the weights.
-    pub const fn gives_input_gradient(self) -> bool {
+    /// Whether this computes the gradient of a stage's input, with or without those of the weights.
+    pub const fn computes_input_gradient(self) -> bool {
         matches!(self, ActionKind::Backward | ActionKind::InputGradient)
     }
 }
 
 impl fmt::Display for ActionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.words())
+        f.pad(self.description())
     }
 }
 
-/// One step of a rank.
+/// One action of a rank.
 ///
-/// Written as its kind, its stage and its micro-batch, both counted from 0: `F 2 5` is the forward
-/// pass of micro-batch 5 through stage 2, and `RF 2 5` is the receipt of its input.
+/// The text form is the kind, the stage and the micro-batch, both counted from 0: `F 2 5` is the
+/// forward of micro-batch 5 through stage 2, and `RF 2 5` receives its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
-    /// What is done.
+    /// The kind.
     pub kind: ActionKind,
-    /// The stage for which it is done, one of the rank's own.
+    /// The stage, one of the rank's own.
     pub stage: usize,
-    /// The micro-batch with which it is done.
+    /// The micro-batch.
     pub micro_batch: usize,
 }
 
@@ -120,10 +120,11 @@ impl Action {
         }
     }
 
-    /// The other end of a send or a receive: `SF 1 0` and `RF 2 0`, or `SB 2 0` and `RB 1 0`.
+    /// The matching receive of a send, or send of a receive: `SF 1 0` and `RF 2 0`, or `SB 2 0` and
+    /// `RB 1 0`.
     ///
-    /// `None` for a computation, and where the neighbouring stage would be below 0. Whether there
-    /// is a stage above is for the schedule to say.
+    /// `None` for a computation, and if the adjacent stage would be below 0. The number of stages is
+    /// not checked.
     pub fn counterpart(&self) -> Option<Action> {
         let below = self.stage.checked_sub(1);
         let above = self.stage.checked_add(1);
@@ -137,7 +138,7 @@ impl Action {
         Some(Action::new(kind, stage?, self.micro_batch))
     }
 
-    /// The action in words: `forward of stage 2, micro-batch 5`.
+    /// A description: `forward of stage 2, micro-batch 5`.
     pub fn describe(&self) -> String {
         format!(
             "{} of stage {}, micro-batch {}",
@@ -153,21 +154,21 @@ impl fmt::Display for Action {
     }
 }
 
-/// A text that is no action.
+/// A text that is not an [`Action`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "\"{text}\" is no action: write a kind, a stage and a micro-batch, as in \"F 2 5\"; the kinds \
-     are F, B, I, W, SF, RF, SB and RB"
+    "invalid action \"{text}\": expected a kind (F, B, I, W, SF, RF, SB or RB), a stage and a \
+     micro-batch, as in \"F 2 5\""
 )]
-pub struct NoAction {
+pub struct ParseActionError {
     /// The text.
     pub text: String,
 }
 
 impl FromStr for Action {
-    type Err = NoAction;
+    type Err = ParseActionError;
 
-    fn from_str(text: &str) -> Result<Self, NoAction> {
+    fn from_str(text: &str) -> Result<Self, ParseActionError> {
         let parse = || {
             let mut words = text.split_whitespace();
             let code = words.next()?;
@@ -181,6 +182,6 @@ impl FromStr for Action {
                 .is_none()
                 .then_some(Action::new(kind, stage, micro_batch))
         };
-        parse().ok_or_else(|| NoAction { text: text.into() })
+        parse().ok_or_else(|| ParseActionError { text: text.into() })
     }
 }

@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::table::number;
-use super::{ActionKind, ScheduleError, Simulation, Span};
+use super::{ActionKind, ActionSpan, ScheduleError, Simulation};
 use crate::partial::replace_file;
 
 const FONT: &str = "sans-serif";
@@ -21,28 +21,26 @@ const TOP: i32 = 84;
 const BOTTOM: i32 = 56;
 const ROW: i32 = 44;
 const GAP: i32 = 8;
-/// The height of the strip of a row in which transfers are drawn.
+/// The height of the part of a row in which transfers are drawn.
 const STRIP: i32 = 6;
-/// A picture of more would be too large to open, and would show nothing.
-const MOST_SPANS: usize = 200_000;
+/// A larger picture would be slow to open and unreadable.
+const MAX_SPANS: usize = 200_000;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+type DrawResult = Result<(), Box<dyn std::error::Error>>;
 
 impl Simulation {
-    /// The schedule as an SVG of 1200 pixels in width: a row for each rank, time from left to
-    /// right, each computation with its micro-batch, lighter for later stages of a rank, and below
-    /// the computations what is on its way to another rank.
+    /// The schedule as an SVG, 1200 pixels wide: one row per rank, time from left to right, each
+    /// computation with its micro-batch, lighter for later chunks of a rank, with transfers below.
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Draw`] where the drawing fails, or has more than 200 000 actions.
+    /// [`ScheduleError::Draw`] if drawing fails or the schedule has more than 200 000 actions.
     pub fn svg(&self) -> Result<String, ScheduleError> {
-        let spans: usize = self.all_timelines().map(<[Span]>::len).sum();
-        if spans > MOST_SPANS {
+        let spans: usize = self.all_timelines().map(<[ActionSpan]>::len).sum();
+        if spans > MAX_SPANS {
             return Err(ScheduleError::Draw(format!(
-                "it has {spans} actions, and a picture shows at most {MOST_SPANS}; use fewer \
-                 micro-batches"
+                "{spans} actions are more than the maximum of {MAX_SPANS}: use fewer micro-batches"
             )));
         }
         let mut text = String::new();
@@ -81,7 +79,7 @@ impl<'a, 'b> Chart<'a, 'b> {
         Chart { simulation, area }
     }
 
-    fn draw(&self) -> Drawn {
+    fn draw(&self) -> DrawResult {
         self.area.fill(&WHITE)?;
         let title = self.simulation.summary();
         let (name, figures) = title.split_once("; ").unwrap_or((&title, ""));
@@ -101,21 +99,21 @@ impl<'a, 'b> Chart<'a, 'b> {
         Ok(())
     }
 
-    fn span(&self, rank: usize, top: i32, span: &Span) -> Drawn {
+    fn span(&self, rank: usize, top: i32, span: &ActionSpan) -> DrawResult {
         let kind = span.action.kind;
         let (left, right) = (self.x(span.start), self.x(span.end));
         if kind.is_receive() {
-            return Ok(()); // waiting, which the empty row shows
+            return Ok(()); // waiting is shown as an empty row
         }
         if kind.is_send() {
             let strip = ((left, top + ROW - STRIP), (right, top + ROW));
             return self.rectangle(strip.0, strip.1, color(kind));
         }
         let bottom = top + ROW - STRIP;
-        let (place, places) = self.simulation.place(rank, span);
-        let color = lighter(color(kind), place as f64 / places as f64);
+        let (chunk, chunks) = self.simulation.chunk(rank, span);
+        let color = lighter(color(kind), chunk as f64 / chunks as f64);
         self.rectangle((left, top), (right, bottom), color)?;
-        // A white edge keeps neighbours apart, where there is room for one.
+        // A white edge separates adjacent computations that are wide enough.
         if right - left >= 4 {
             let edge = Rectangle::new([(left, top), (right, bottom)], WHITE.stroke_width(1));
             self.area.draw(&edge)?;
@@ -128,15 +126,15 @@ impl<'a, 'b> Chart<'a, 'b> {
         Ok(())
     }
 
-    fn legend(&self) -> Drawn {
+    fn legend(&self) -> DrawResult {
         let kinds = self.simulation.kinds();
         let mut x = LEFT;
         let drawn = |kind: &&ActionKind| !kind.is_receive() && kinds.contains(kind);
         for kind in ActionKind::ALL.iter().filter(drawn) {
             let name = match kind {
-                ActionKind::SendActivation => "activation on its way",
-                ActionKind::SendGradient => "gradient on its way",
-                kind => kind.words(),
+                ActionKind::SendActivation => "activation in flight",
+                ActionKind::SendGradient => "gradient in flight",
+                kind => kind.description(),
             };
             self.rectangle((x, 63), (x + 14, 77), color(*kind))?;
             self.text(name, (x + 20, 63), 14, HPos::Left)?;
@@ -145,7 +143,7 @@ impl<'a, 'b> Chart<'a, 'b> {
         Ok(())
     }
 
-    fn axis(&self) -> Drawn {
+    fn axis(&self) -> DrawResult {
         let bottom = TOP + self.simulation.schedule().ranks() as i32 * (ROW + GAP);
         let total = self.simulation.total();
         let step = round_step(total / 12.0);
@@ -173,17 +171,17 @@ impl<'a, 'b> Chart<'a, 'b> {
     fn x(&self, time: f64) -> i32 {
         let total = self.simulation.total();
         let part = if total > 0.0 { time / total } else { 0.0 };
-        // A last message may arrive after the last computation.
+        // A transfer may arrive after the last computation.
         LEFT + (part.min(1.0) * f64::from(WIDTH - LEFT - RIGHT)).round() as i32
     }
 
-    fn rectangle(&self, from: (i32, i32), to: (i32, i32), color: RGBColor) -> Drawn {
+    fn rectangle(&self, from: (i32, i32), to: (i32, i32), color: RGBColor) -> DrawResult {
         self.area
             .draw(&Rectangle::new([from, to], color.filled()))?;
         Ok(())
     }
 
-    fn text(&self, text: &str, at: (i32, i32), size: i32, from: HPos) -> Drawn {
+    fn text(&self, text: &str, at: (i32, i32), size: i32, from: HPos) -> DrawResult {
         let style = (FONT, size).into_font().color(&TEXT);
         let style = style.pos(Pos::new(from, VPos::Top));
         self.area.draw(&Text::new(text.to_string(), at, style))?;
@@ -202,13 +200,13 @@ fn color(kind: ActionKind) -> RGBColor {
     }
 }
 
-/// A colour nearer to white: 0 changes nothing, 1 is two thirds of the way.
+/// A color mixed with white: 0 changes nothing, 1 is two thirds white.
 fn lighter(color: RGBColor, by: f64) -> RGBColor {
     let mix = |part: u8| (f64::from(part) + (255.0 - f64::from(part)) * by * 2.0 / 3.0) as u8;
     RGBColor(mix(color.0), mix(color.1), mix(color.2))
 }
 
-/// 1, 2 or 5 times a power of ten, the next one up.
+/// The next number above that is 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     if least <= 0.0 {
         return 1.0;

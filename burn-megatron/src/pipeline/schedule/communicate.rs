@@ -1,200 +1,205 @@
-//! Sends and receives between the computations of a schedule.
+//! Inserts sends and receives between the computations of a schedule.
 
 use std::collections::HashMap;
 
-use super::ring::ring;
-use super::validate::{Reason, check_alone};
-use super::{Action, ActionKind, Invalid, Schedule};
+use super::validate::{RuleViolation, check_rank};
+use super::wait_cycle::wait_cycle;
+use super::{Action, ActionKind, InvalidSchedule, Schedule};
 
 impl Schedule {
-    /// This schedule with sends and receives in place of those it has.
+    /// This schedule with new sends and receives in place of its own.
     ///
-    /// The ranks are followed as if a send waited until the other rank stood at the matching
-    /// receive. A rank sends directly after it computed something for another rank, and receives
-    /// directly before it needs something. Where some ranks then wait for one another in a ring,
-    /// one send of the ring is received at once: the one that was computed first, if forward, input
-    /// gradient and weight gradient all take the same time. (Among equals an activation goes before
-    /// a gradient, and a lower stage before a higher one.) With such times whatever is received
-    /// before its use has arrived by then, so that even a rank that waits in each receive loses
-    /// nothing. All messages get one common order, which every rank keeps, so that the lists end
-    /// whether or not sends wait.
+    /// The ranks are simulated with sends that block until the matching receive. A rank sends directly
+    /// after it computes a tensor for another rank, and receives directly before a tensor is used. If
+    /// ranks then wait for each other in a cycle, one send of the cycle is received early: the one
+    /// computed first, with equal times of forward, input gradient and weight gradient. (Ties:
+    /// activations before gradients, then lower stages first.) With such times, every tensor that is
+    /// received early has arrived by then, so a rank that blocks in each receive loses no time. All
+    /// transfers have one global order that every rank follows, so the schedule does not deadlock
+    /// whether or not sends block.
     ///
     /// # Errors
     ///
-    /// [`Invalid`] where the computations break a rule by themselves.
-    pub fn with_communication(self) -> Result<Self, Invalid> {
+    /// [`InvalidSchedule`] if the computations alone are invalid.
+    pub fn with_communication(self) -> Result<Self, InvalidSchedule> {
         let mut bare = self;
         for actions in &mut bare.ranks {
             actions.retain(|action| action.kind.is_compute());
         }
         for rank in 0..bare.ranks() {
-            check_alone(&bare, rank, false)?;
+            check_rank(&bare, rank, false)?;
         }
-        let ranks = Writer::new(&bare).write()?;
+        let ranks = TransferScheduler::new(&bare).run()?;
         Ok(Schedule { ranks, ..bare })
     }
 }
 
-/// Follows all ranks at once and writes down what they do.
-struct Writer<'a> {
+/// Simulates all ranks and records their actions.
+struct TransferScheduler<'a> {
     schedule: &'a Schedule,
-    lanes: Vec<Lane>,
+    ranks: Vec<RankProgress>,
 }
 
-/// How far a rank has come.
+/// The progress of one rank.
 #[derive(Default)]
-struct Lane {
+struct RankProgress {
     /// The index of the next computation.
     next: usize,
-    /// When the last computation ends, if sends do not wait.
+    /// End of the last computation, if sends do not block.
     clock: usize,
-    /// What the last computation gave another rank, until it is sent.
+    /// The send of the result of the last computation, until it is recorded.
     unsent: Option<Action>,
-    /// When what was received was computed.
+    /// By receive, the time at which its tensor was computed.
     received: HashMap<Action, usize>,
-    written: Vec<Action>,
+    recorded: Vec<Action>,
 }
 
-/// What a rank stands at.
-enum Standing {
+/// The next step of a rank.
+enum NextStep {
     Compute(Action),
-    Message(Action),
+    Transfer(Action),
     End,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> TransferScheduler<'a> {
     fn new(schedule: &'a Schedule) -> Self {
-        let lanes = (0..schedule.ranks()).map(|_| Lane::default()).collect();
-        Writer { schedule, lanes }
+        let ranks = (0..schedule.ranks())
+            .map(|_| RankProgress::default())
+            .collect();
+        TransferScheduler { schedule, ranks }
     }
 
-    fn write(mut self) -> Result<Vec<Vec<Action>>, Invalid> {
-        let mut ready: Vec<usize> = (0..self.lanes.len()).collect();
+    fn run(mut self) -> Result<Vec<Vec<Action>>, InvalidSchedule> {
+        let mut ready: Vec<usize> = (0..self.ranks.len()).collect();
         loop {
             while let Some(rank) = ready.pop() {
                 ready.extend(self.advance(rank));
             }
             let unfinished =
-                (0..self.lanes.len()).find(|rank| !matches!(self.standing(*rank), Standing::End));
+                (0..self.ranks.len()).find(|rank| !matches!(self.next_step(*rank), NextStep::End));
             match unfinished {
-                None => return Ok(self.lanes.into_iter().map(|lane| lane.written).collect()),
-                Some(rank) => ready = self.open_ring(rank)?,
+                None => {
+                    let recorded = self.ranks.into_iter().map(|progress| progress.recorded);
+                    return Ok(recorded.collect());
+                }
+                Some(rank) => ready = self.break_cycle(rank)?,
             }
         }
     }
 
-    fn standing(&self, rank: usize) -> Standing {
-        let lane = &self.lanes[rank];
-        if let Some(send) = lane.unsent {
-            return Standing::Message(send);
+    fn next_step(&self, rank: usize) -> NextStep {
+        let progress = &self.ranks[rank];
+        if let Some(send) = progress.unsent {
+            return NextStep::Transfer(send);
         }
-        match self.schedule.ranks[rank].get(lane.next) {
-            None => Standing::End,
-            Some(action) => match self.schedule.needs(action) {
-                Some(receive) if !lane.received.contains_key(&receive) => {
-                    Standing::Message(receive)
+        match self.schedule.ranks[rank].get(progress.next) {
+            None => NextStep::End,
+            Some(action) => match self.schedule.receive_before(action) {
+                Some(receive) if !progress.received.contains_key(&receive) => {
+                    NextStep::Transfer(receive)
                 }
-                _ => Standing::Compute(*action),
+                _ => NextStep::Compute(*action),
             },
         }
     }
 
-    /// Lets a rank do what it can; the ranks that may go on after a message are returned.
+    /// Advances a rank until it blocks; returns the ranks that a transfer has unblocked.
     fn advance(&mut self, rank: usize) -> Vec<usize> {
         loop {
-            match self.standing(rank) {
-                Standing::Compute(action) => {
-                    let needs = self.schedule.needs(&action);
-                    let unsent = self.schedule.gives(&action);
-                    let lane = &mut self.lanes[rank];
-                    let arrival = needs.and_then(|receive| lane.received.get(&receive));
-                    lane.clock = lane.clock.max(arrival.copied().unwrap_or(0)) + duration(&action);
-                    lane.written.push(action);
-                    lane.unsent = unsent;
-                    lane.next += 1;
+            match self.next_step(rank) {
+                NextStep::Compute(action) => {
+                    let needs = self.schedule.receive_before(&action);
+                    let unsent = self.schedule.send_after(&action);
+                    let progress = &mut self.ranks[rank];
+                    let arrival = needs.and_then(|receive| progress.received.get(&receive));
+                    progress.clock =
+                        progress.clock.max(arrival.copied().unwrap_or(0)) + duration(&action);
+                    progress.recorded.push(action);
+                    progress.unsent = unsent;
+                    progress.next += 1;
                 }
-                Standing::Message(message) => {
-                    let (peer, counterpart) = self.other_end(&message);
+                NextStep::Transfer(transfer) => {
+                    let (peer, counterpart) = self.matching_transfer(&transfer);
                     let met = matches!(
-                        self.standing(peer), Standing::Message(other) if other == counterpart
+                        self.next_step(peer), NextStep::Transfer(other) if other == counterpart
                     );
                     if !met {
                         return vec![];
                     }
-                    self.exchange(rank, message);
+                    self.record_transfer(rank, transfer);
                     return vec![peer, rank];
                 }
-                Standing::End => return vec![],
+                NextStep::End => return vec![],
             }
         }
     }
 
-    /// Writes down both ends of a message.
-    fn exchange(&mut self, rank: usize, message: Action) {
-        let (peer, counterpart) = self.other_end(&message);
-        let sender = if message.kind.is_send() { rank } else { peer };
-        let computed = self.lanes[sender].clock;
-        for (rank, action) in [(rank, message), (peer, counterpart)] {
-            let lane = &mut self.lanes[rank];
-            lane.written.push(action);
+    /// Records a transfer on both of its ranks.
+    fn record_transfer(&mut self, rank: usize, transfer: Action) {
+        let (peer, counterpart) = self.matching_transfer(&transfer);
+        let sender = if transfer.kind.is_send() { rank } else { peer };
+        let computed = self.ranks[sender].clock;
+        for (rank, action) in [(rank, transfer), (peer, counterpart)] {
+            let progress = &mut self.ranks[rank];
+            progress.recorded.push(action);
             if action.kind.is_send() {
-                lane.unsent = None;
+                progress.unsent = None;
             } else {
-                lane.received.insert(action, computed);
+                progress.received.insert(action, computed);
             }
         }
     }
 
-    /// Has one send of a ring of waiting ranks received at once.
-    fn open_ring(&mut self, start: usize) -> Result<Vec<usize>, Invalid> {
-        let ring = ring(start, |rank| self.waits_for(rank).0);
-        let send = ring
+    /// Breaks a cycle of waiting ranks: receives one send of it early.
+    fn break_cycle(&mut self, start: usize) -> Result<Vec<usize>, InvalidSchedule> {
+        let cycle = wait_cycle(start, |rank| self.waits_for(rank).0);
+        let send = cycle
             .iter()
-            .filter_map(|rank| self.lanes[*rank].unsent.map(|send| (send, *rank)))
-            .min_by_key(|(send, rank)| (self.lanes[*rank].clock, send.kind, send.stage));
+            .filter_map(|rank| self.ranks[*rank].unsent.map(|send| (send, *rank)))
+            .min_by_key(|(send, rank)| (self.ranks[*rank].clock, send.kind, send.stage));
         let Some((send, rank)) = send else {
-            return Err(self.invalid(&ring));
+            return Err(self.invalid(&cycle));
         };
-        let peer = self.other_end(&send).0;
-        self.exchange(rank, send);
+        let peer = self.matching_transfer(&send).0;
+        self.record_transfer(rank, send);
         Ok(vec![peer, rank])
     }
 
-    /// The rank that a rank waits for, and the message between them.
+    /// The rank that a rank waits for, and the transfer between them.
     fn waits_for(&self, rank: usize) -> (usize, Action) {
-        match self.standing(rank) {
-            Standing::Message(message) => (self.other_end(&message).0, message),
-            // A rank at its end has computed, sent and received all, and nobody waits for it; and
-            // one that can compute does not wait.
+        match self.next_step(rank) {
+            NextStep::Transfer(transfer) => (self.matching_transfer(&transfer).0, transfer),
+            // No rank waits for a rank that has finished its list, and one that can compute does not
+            // wait.
             _ => unreachable!("rank {rank} does not wait"),
         }
     }
 
-    /// The error for ranks that all wait for something that is computed too late.
-    fn invalid(&self, ring: &[usize]) -> Invalid {
-        let rank = ring[0];
-        let position = self.lanes[rank].next;
-        let ring = ring
+    /// The error for ranks that all wait for a tensor that is computed too late.
+    fn invalid(&self, cycle: &[usize]) -> InvalidSchedule {
+        let rank = cycle[0];
+        let position = self.ranks[rank].next;
+        let cycle = cycle
             .iter()
             .map(|rank| (*rank, self.waits_for(*rank).1))
             .collect();
-        Invalid {
+        InvalidSchedule {
             rank,
             position,
             actions: self.schedule.ranks[rank].len(),
             action: self.schedule.ranks[rank][position],
-            reason: Reason::Deadlock { ring },
+            reason: RuleViolation::Deadlock { cycle },
         }
     }
 
-    fn other_end(&self, message: &Action) -> (usize, Action) {
+    fn matching_transfer(&self, transfer: &Action) -> (usize, Action) {
         self.schedule
-            .other_end(message)
-            .expect("only messages between ranks are written")
+            .matching_transfer(transfer)
+            .expect("only transfers between ranks are recorded")
     }
 }
 
-/// How long a computation takes, for the order of messages.
+/// The time of a computation, for the order of transfers.
 fn duration(action: &Action) -> usize {
     if action.kind == ActionKind::Backward {
         2

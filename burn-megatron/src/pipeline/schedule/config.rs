@@ -1,4 +1,4 @@
-//! Which schedule a user asks for.
+//! The kind and the sizes of a schedule.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -10,35 +10,34 @@ use super::ScheduleError;
 
 /// The kind of a schedule.
 ///
-/// Written `gpipe`, `1f1b`, `interleaved` (`interleaved:6` with groups of 6 micro-batches), `zb-h1`,
-/// `zb-v` and `dualpipe-v`, in files as well.
+/// The text form, also in files, is `gpipe`, `1f1b`, `interleaved` (`interleaved:6` with groups of 6
+/// micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ScheduleKind {
-    /// All forward passes, then all backward passes (Huang et al. 2019, arXiv:1811.06965).
+    /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
     GPipe,
-    /// One forward, one backward: no more micro-batches live than there are stages below
+    /// One forward, one backward: at most as many live micro-batches as there are later stages and one
     /// (Narayanan et al. 2021, arXiv:2104.04473).
     OneFOneB,
-    /// 1F1B over several stages on each rank, `ranks` apart (Narayanan et al. 2021).
+    /// 1F1B with several stages per rank, `ranks` apart (Narayanan et al. 2021).
     Interleaved {
-        /// Micro-batches that pass a stage before the rank turns to its next one; `None` is the
-        /// number of ranks.
+        /// Consecutive micro-batches of one stage before the rank switches to its next stage; `None`
+        /// for the number of ranks.
         group: Option<usize>,
     },
-    /// 1F1B whose weight gradients fill the bubble, with no more memory than 1F1B needs on its
-    /// first rank (Qi et al. 2023, arXiv:2401.10241).
+    /// 1F1B with split backwards, whose weight gradients fill the bubble; peak memory is that of 1F1B
+    /// on the first rank (Qi et al. 2023, arXiv:2401.10241).
     ZbH1,
-    /// Two stages on each rank, laid in a V, without a bubble where forward, input gradient and
-    /// weight gradient take the same time (Qi et al. 2024, arXiv:2405.15362).
+    /// Two stages per rank in a V, with no bubble within a rank if forward, input gradient and weight
+    /// gradient take the same time (Qi et al. 2024, arXiv:2405.15362).
     ZbV,
-    /// Two stages on each rank, laid in a V, forward passes of one beside backward passes of the
-    /// other (the DualPipeV of DeepSeek-AI's DualPipe, 2025).
+    /// Two stages per rank in a V, forwards of one next to backwards of the other (the DualPipeV of DeepSeek-AI's DualPipe, 2025).
     DualPipeV,
 }
 
 impl ScheduleKind {
-    /// Every kind, interleaved with groups of the usual size.
+    /// Every kind, interleaved with the default group size.
     pub const ALL: [ScheduleKind; 6] = [
         ScheduleKind::GPipe,
         ScheduleKind::OneFOneB,
@@ -48,20 +47,20 @@ impl ScheduleKind {
         ScheduleKind::DualPipeV,
     ];
 
-    /// The stages on each rank where nothing else is asked for: 1, or 2 where the kind needs more.
-    pub const fn usual_virtual_stages(self) -> usize {
+    /// The default number of stages per rank: 1, or 2 for kinds that need more.
+    pub const fn default_virtual_stages(self) -> usize {
         match self {
             ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => 1,
             _ => 2,
         }
     }
 
-    /// Whether rank r of p holds stages r and 2p-1-r, so that the middle needs no sending.
+    /// Whether rank r of p holds stages r and 2p-1-r.
     pub const fn is_v_shaped(self) -> bool {
         matches!(self, ScheduleKind::ZbV | ScheduleKind::DualPipeV)
     }
 
-    /// Whether weight gradients stand apart from input gradients.
+    /// Whether weight gradients are separate actions from input gradients.
     pub const fn splits_backward(self) -> bool {
         matches!(self, ScheduleKind::ZbH1) || self.is_v_shaped()
     }
@@ -122,7 +121,7 @@ impl From<ScheduleKind> for String {
     }
 }
 
-/// A schedule and its sizes, not yet checked: [`generate`](super::generate) does that.
+/// The kind and sizes of a schedule; [`generate`](super::generate) checks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
@@ -130,24 +129,24 @@ pub struct ScheduleConfig {
     pub kind: ScheduleKind,
     /// Ranks of the pipeline, p.
     pub ranks: usize,
-    /// Stages on each rank, v.
+    /// Stages per rank, v.
     pub virtual_stages: usize,
     /// Micro-batches of a step, m.
     pub micro_batches: usize,
 }
 
 impl ScheduleConfig {
-    /// A schedule with as many stages on each rank as its kind usually has.
+    /// A schedule with the default number of stages per rank.
     pub const fn new(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Self {
         ScheduleConfig {
             kind,
             ranks,
-            virtual_stages: kind.usual_virtual_stages(),
+            virtual_stages: kind.default_virtual_stages(),
             micro_batches,
         }
     }
 
-    /// Sets the number of stages on each rank.
+    /// Sets the number of stages per rank.
     pub const fn with_virtual_stages(mut self, virtual_stages: usize) -> Self {
         self.virtual_stages = virtual_stages;
         self

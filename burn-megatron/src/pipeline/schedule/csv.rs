@@ -1,12 +1,11 @@
-//! Schedules as tables: a row for each rank, an action in each cell.
+//! Schedules as CSV: one row per rank, one action per cell.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{Action, CsvFault, Schedule, ScheduleError};
 
-/// A cell: its rank, its row (which counts lines without a rank too) and its column, all counted
-/// from 0, its text, and its action.
+/// A cell. Rank, row (which also counts skipped lines) and column are counted from 0.
 struct Cell<'a> {
     rank: usize,
     row: usize,
@@ -17,19 +16,19 @@ struct Cell<'a> {
 
 impl Cell<'_> {
     fn error(&self, fault: CsvFault) -> ScheduleError {
-        at(self.row, self.column, fault)
+        csv_error(self.row, self.column, fault)
     }
 }
 
 impl Schedule {
     /// Reads a schedule from comma-separated values.
     ///
-    /// Row r is rank r, and each of its cells an action as in `F 2 5`: `F` forward, `B` backward,
-    /// `I` input gradient, `W` weight gradient, `SF` and `RF` send and receive an activation, `SB`
-    /// and `RB` a gradient; then the stage and the micro-batch, counted from 0. A stage lies on the
-    /// rank whose row names it. Empty cells are skipped, so that a table may show idle time, and so
-    /// are empty lines and lines that begin with `#`. A table without any send or receive gets
-    /// [those it needs](Self::with_communication); otherwise it has to have them all.
+    /// Row r is rank r, and each cell is an action as in `F 2 5`: `F` forward, `B` backward, `I` input
+    /// gradient, `W` weight gradient, `SF` and `RF` send and receive an activation, `SB` and `RB` a
+    /// gradient; then the stage and the micro-batch, counted from 0. A stage is placed on the rank
+    /// whose row has it. Empty cells, empty lines and lines that begin with `#` are skipped. If the
+    /// table has no sends and receives, [they are added](Self::with_communication); otherwise it must
+    /// have all of them.
     ///
     /// ```text
     /// F 0 0,F 0 1,B 0 0,B 0 1
@@ -38,13 +37,13 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Csv`] names the row, the column and the text; [`ScheduleError::Invalid`]
-    /// where the table has no sends and breaks another rule. A table with sends may break rules
-    /// that [`validate`](super::validate) finds.
+    /// [`ScheduleError::Csv`] with the row, the column and the text; [`ScheduleError::Invalid`] if the
+    /// table has no sends and is invalid. A table with sends is not checked here: see
+    /// [`validate`](super::validate).
     pub fn from_csv(name: impl Into<String>, text: &str) -> Result<Self, ScheduleError> {
         let cells = cells(text)?;
         let placement = placement(&cells)?;
-        let micro_batches = counted(&cells, "micro-batch", |action| action.micro_batch)?;
+        let micro_batches = count(&cells, "micro-batch", |action| action.micro_batch)?;
         let mut ranks = vec![vec![]; cells.last().map_or(0, |cell| cell.rank + 1)];
         for cell in &cells {
             ranks[cell.rank].push(cell.action);
@@ -56,13 +55,13 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// Writes what [`Schedule::from_csv`] reads, sends and receives included.
+    /// The schedule in the format of [`Schedule::from_csv`], with sends and receives.
     pub fn to_csv(&self) -> String {
         let mut text = String::new();
         for list in &self.ranks {
             for (i, action) in list.iter().enumerate() {
                 let comma = if i == 0 { "" } else { "," };
-                write!(text, "{comma}{action}").expect("a string takes everything");
+                write!(text, "{comma}{action}").expect("writing to a string does not fail");
             }
             text.push('\n');
         }
@@ -86,7 +85,7 @@ fn cells(text: &str) -> Result<Vec<Cell<'_>>, ScheduleError> {
             }
             let action = text
                 .parse()
-                .map_err(|fault| at(row, column, CsvFault::NoAction(fault)))?;
+                .map_err(|fault| csv_error(row, column, CsvFault::InvalidAction(fault)))?;
             cells.push(Cell {
                 rank,
                 row,
@@ -96,16 +95,16 @@ fn cells(text: &str) -> Result<Vec<Cell<'_>>, ScheduleError> {
             });
         }
         if cells.len() == before {
-            return Err(at(row, 0, CsvFault::EmptyRow));
+            return Err(csv_error(row, 0, CsvFault::EmptyRow));
         }
     }
     if cells.is_empty() {
-        return Err(at(0, 0, CsvFault::Empty));
+        return Err(csv_error(0, 0, CsvFault::Empty));
     }
     Ok(cells)
 }
 
-/// The rank of each stage: the row that names it.
+/// The rank of each stage: that of the row that has it.
 fn placement(cells: &[Cell<'_>]) -> Result<Vec<usize>, ScheduleError> {
     let mut ranks = BTreeMap::new();
     for cell in cells {
@@ -120,12 +119,12 @@ fn placement(cells: &[Cell<'_>]) -> Result<Vec<usize>, ScheduleError> {
             }));
         }
     }
-    counted(cells, "stage", |action| action.stage)?;
+    count(cells, "stage", |action| action.stage)?;
     Ok(ranks.into_values().map(|(rank, _)| rank).collect())
 }
 
-/// How many stages or micro-batches there are, if all numbers from 0 are named.
-fn counted(
+/// The number of stages or micro-batches; an error if the numbers have a gap.
+fn count(
     cells: &[Cell<'_>],
     what: &'static str,
     number: impl Fn(&Action) -> usize,
@@ -140,7 +139,7 @@ fn counted(
     let first = cells
         .iter()
         .find(|cell| number(&cell.action) > missing)
-        .expect("a number after the gap stands in some cell");
+        .expect("some cell has a number after the gap");
     Err(first.error(CsvFault::Gap {
         text: first.text.into(),
         what,
@@ -149,8 +148,8 @@ fn counted(
     }))
 }
 
-/// An error at a place counted from 0.
-fn at(row: usize, column: usize, fault: CsvFault) -> ScheduleError {
+/// An error at a row and a column counted from 0.
+fn csv_error(row: usize, column: usize, fault: CsvFault) -> ScheduleError {
     ScheduleError::Csv {
         row: row + 1,
         column: column + 1,

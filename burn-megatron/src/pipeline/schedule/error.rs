@@ -1,30 +1,30 @@
-//! What can be wrong with the wish for a schedule, and what would be right.
+//! Errors of schedules, simulations and drawings.
 
 use std::io;
 use std::path::PathBuf;
 
-use super::{Invalid, NoAction, ScheduleKind};
+use super::{InvalidSchedule, ParseActionError, ScheduleKind};
 
-/// Why there is no schedule, no simulation or no picture of one.
+/// Why a schedule, a simulation or a drawing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
-    /// No schedule has this name.
+    /// An unknown name.
     #[error(
-        "\"{name}\" is no schedule; the schedules are gpipe, 1f1b, interleaved (or interleaved:N \
-         with groups of N micro-batches), zb-h1, zb-v and dualpipe-v"
+        "invalid schedule \"{name}\": expected gpipe, 1f1b, interleaved (or interleaved:N with groups \
+         of N micro-batches), zb-h1, zb-v or dualpipe-v"
     )]
     UnknownKind {
         /// The name.
         name: String,
     },
-    /// Something of which at least one is needed is missing.
-    #[error("a schedule needs at least 1 of its {what}, not 0")]
-    Nothing {
-        /// What is missing: ranks, stages or micro-batches.
+    /// A size is 0.
+    #[error("invalid number of {what} 0: a schedule needs at least 1")]
+    Zero {
+        /// Ranks, stages or micro-batches.
         what: &'static str,
     },
     /// A stage is placed on a rank that has no list of actions.
-    #[error("stage {stage} is placed on rank {rank}, but there are {ranks} ranks")]
+    #[error("stage {stage} is placed on rank {rank}: expected a rank below {ranks}")]
     Placement {
         /// The stage.
         stage: usize,
@@ -33,108 +33,110 @@ pub enum ScheduleError {
         /// The number of ranks.
         ranks: usize,
     },
-    /// The kind of schedule does not run that many stages on each rank.
-    #[error("{kind} cannot run {asked} virtual stages on each rank: use {fits}")]
+    /// The kind of schedule does not support this number of stages per rank.
+    #[error("{kind} does not support {asked} virtual stages per rank: use {fits}")]
     VirtualStages {
         /// The kind of schedule.
         kind: ScheduleKind,
-        /// The stages of each rank that were asked for.
+        /// The requested number of stages per rank.
         asked: usize,
-        /// What would run.
+        /// What fits.
         fits: &'static str,
     },
-    /// The micro-batches do not make up groups with which an interleaved schedule can run.
+    /// An interleaved schedule cannot run these groups of micro-batches.
     #[error(
         "interleaved over {ranks} stages cannot run {micro_batches} micro-batches in groups of \
          {group}: use {fits}"
     )]
     Group {
-        /// Ranks of the pipeline: the stages that one micro-batch passes in a round.
+        /// Ranks of the pipeline.
         ranks: usize,
-        /// Micro-batches asked for.
+        /// Requested micro-batches.
         micro_batches: usize,
         /// Micro-batches of a group.
         group: usize,
-        /// Groups and numbers of micro-batches that would run.
+        /// Group sizes and numbers of micro-batches that fit.
         fits: String,
     },
-    /// The schedule would not fit in memory.
+    /// The schedule has too many computations.
     #[error(
         "{ranks} ranks with {virtual_stages} virtual stages and {micro_batches} micro-batches \
          make a schedule of more than {limit} computations: use fewer micro-batches"
     )]
     TooLarge {
-        /// Ranks asked for.
+        /// Requested ranks.
         ranks: usize,
-        /// Stages of each rank asked for.
+        /// Requested stages per rank.
         virtual_stages: usize,
-        /// Micro-batches asked for.
+        /// Requested micro-batches.
         micro_batches: usize,
         /// The most computations a schedule may have.
         limit: usize,
     },
-    /// A table of actions cannot be read.
+    /// A CSV table of actions cannot be read.
     #[error("row {row}, column {column}: {fault}")]
     Csv {
-        /// The row, counted from 1, as a spreadsheet does.
+        /// The row, from 1.
         row: usize,
-        /// The column, counted from 1.
+        /// The column, from 1.
         column: usize,
-        /// What is wrong there.
+        /// The error in this cell.
         fault: CsvFault,
     },
     /// The schedule breaks a rule.
     #[error(transparent)]
-    Invalid(#[from] Invalid),
-    /// The times do not suit the schedule.
-    #[error("{what} has {given} times for {stages} stages: give one for each stage")]
+    Invalid(#[from] InvalidSchedule),
+    /// The numbers of times and of stages differ.
+    #[error("{what} has {given} times for {stages} stages: expected one per stage")]
     TimesCount {
         /// Which times.
         what: &'static str,
-        /// How many were given.
+        /// The given number.
         given: usize,
         /// Stages of the schedule.
         stages: usize,
     },
-    /// A time is no time.
-    #[error("{what} of stage {stage} takes {time}: use a finite time of 0 or more")]
+    /// A time is negative or not finite.
+    #[error(
+        "invalid time {time} of {what} of stage {stage}: expected a finite number of 0 or more"
+    )]
     Time {
         /// Which times.
         what: &'static str,
         /// The stage.
         stage: usize,
-        /// The time as it was given.
+        /// The time.
         time: f64,
     },
     /// The drawing failed.
     #[error("cannot draw the schedule: {0}")]
     Draw(String),
-    /// The operating system refused.
+    /// An I/O error.
     #[error("cannot write '{path}': {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// The reason the operating system gives.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What is wrong with one cell of a table of actions.
+/// An error in a CSV table of actions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CsvFault {
-    /// The cell holds no action.
+    /// The cell is not an action.
     #[error(transparent)]
-    NoAction(#[from] NoAction),
-    /// The table holds nothing.
-    #[error("the table has no actions: write one row for each rank, an action in each cell")]
+    InvalidAction(#[from] ParseActionError),
+    /// The table is empty.
+    #[error("the table has no actions: expected one row per rank, with an action in each cell")]
     Empty,
-    /// A rank has nothing to do.
-    #[error("the row has no actions: every rank needs some, so delete the row or fill it")]
+    /// A row is empty.
+    #[error("the row has no actions: every rank needs at least one, or delete the row")]
     EmptyRow,
     /// A stage has actions on two ranks.
     #[error(
-        "\"{text}\" puts stage {stage} on rank {rank}, but row {first_row} has it already: keep \
-         all actions of a stage in one row"
+        "\"{text}\" has stage {stage} on rank {rank}, but row {first_row} has it too: expected all \
+         actions of a stage in one row"
     )]
     StageTwice {
         /// The cell.
@@ -143,11 +145,11 @@ pub enum CsvFault {
         stage: usize,
         /// The rank of this row.
         rank: usize,
-        /// The row, counted from 1, that named the stage first.
+        /// The first row with the stage, from 1.
         first_row: usize,
     },
-    /// Numbers are left out.
-    #[error("\"{text}\" names {what} {number}, but nothing names {what} {missing}: count from 0")]
+    /// Numbers of stages or micro-batches are not contiguous.
+    #[error("\"{text}\" has {what} {number}, but no cell has {what} {missing}: number them from 0")]
     Gap {
         /// The cell.
         text: String,

@@ -1,8 +1,8 @@
-//! Pipeline schedules as data: for each rank the list of what it does, in order.
+//! Pipeline schedules as data: for each rank, a list of actions in order.
 //!
 //! A schedule is [`generate`]d or read from [CSV](Schedule::from_csv), [`validate`]d, and
-//! [`simulate`]d with the times of its parts; a simulation is drawn as a table or a chart. Nothing
-//! here computes anything: an engine runs the lists.
+//! [`simulate`]d with given times; a simulation is drawn as a table or a chart. This module is pure:
+//! the [engine](super::engine) runs the lists.
 //!
 //! # Rules of a valid schedule
 //!
@@ -10,19 +10,19 @@
 //!   stage: either [`Backward`](ActionKind::Backward), or
 //!   [`InputGradient`](ActionKind::InputGradient) and later
 //!   [`WeightGradient`](ActionKind::WeightGradient).
-//! - What passes between two ranks is sent once and received once, after it was computed and before
-//!   it is used. Neighbouring stages on one rank, as at the turn of a V, send nothing.
-//! - The lists end even where a send waits until the other rank stands at the matching receive.
+//! - Every tensor that passes between two ranks is sent once and received once, after it is computed
+//!   and before it is used. Adjacent stages on one rank, as at the turn of a V, send nothing.
+//! - The schedule does not deadlock, even if each send blocks until the matching receive starts.
 //!
-//! # Where sends and receives stand
+//! # Positions of sends and receives
 //!
-//! A send directly follows the computation of what it sends. A receive stands as late as it can:
-//! directly before its use, unless ranks would then wait for one another in a ring, as two
-//! neighbours of 1F1B would that send to each other. See [`Schedule::with_communication`].
+//! A send directly follows the computation of its tensor. A receive is as late as possible: directly
+//! before the use, unless ranks would then wait for each other in a cycle, as two adjacent ranks of
+//! 1F1B that send to each other would. See [`Schedule::with_communication`].
 //!
-//! An engine that overlaps sends and receives with computation starts a send when its tensor is
-//! computed, and waits for what it receives only before the use; [`simulate`] does that. An engine
-//! that waits in every send and receive, in the order of the list, ends as well.
+//! An engine that overlaps communication with computation starts a send when its tensor is computed,
+//! and waits for a receive only before the use; [`simulate`] assumes that. An engine that blocks in
+//! every send and receive, in the order of the list, does not deadlock either.
 
 mod action;
 mod chart;
@@ -31,38 +31,38 @@ mod config;
 mod csv;
 mod error;
 mod generate;
-mod ring;
 mod simulate;
 mod table;
 mod validate;
+mod wait_cycle;
 
-pub use action::{Action, ActionKind, NoAction};
+pub use action::{Action, ActionKind, ParseActionError};
 pub use config::{ScheduleConfig, ScheduleKind};
 pub use error::{CsvFault, ScheduleError};
 pub use generate::{generate, warm_up};
-pub(super) use simulate::idle_part;
-pub use simulate::{Simulation, Span, Times, simulate};
-pub use validate::{Invalid, Reason, Report, validate};
+pub(super) use simulate::idle_fraction;
+pub use simulate::{ActionSpan, Simulation, StageTimes, simulate};
+pub use validate::{ActivationReport, InvalidSchedule, RuleViolation, validate};
 
-/// What every rank of a pipeline does, in order.
+/// The actions of every rank of a pipeline, in order.
 ///
-/// A plain value that may be wrong; [`validate`] tells.
+/// Not necessarily valid: see [`validate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     name: String,
     micro_batches: usize,
-    /// The rank of each stage.
+    /// By stage, its rank.
     placement: Vec<usize>,
     ranks: Vec<Vec<Action>>,
 }
 
 impl Schedule {
-    /// A schedule of these lists, one for each rank; `placement` gives the rank of each stage.
+    /// A schedule from one list of actions per rank; `placement[s]` is the rank of stage `s`.
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Nothing`] without ranks, stages or micro-batches,
-    /// [`ScheduleError::Placement`] where a stage lies on a rank that has no list.
+    /// [`ScheduleError::Zero`] without ranks, stages or micro-batches; [`ScheduleError::Placement`] if
+    /// a stage is placed on a rank without a list.
     pub fn new(
         name: impl Into<String>,
         placement: Vec<usize>,
@@ -76,7 +76,7 @@ impl Schedule {
         ];
         for (what, count) in counts {
             if count == 0 {
-                return Err(ScheduleError::Nothing { what });
+                return Err(ScheduleError::Zero { what });
             }
         }
         let outside = |(_, rank): &(usize, &usize)| **rank >= ranks.len();
@@ -95,7 +95,7 @@ impl Schedule {
         })
     }
 
-    /// The name, as in `1f1b`; of a schedule from a file, whatever the reader called it.
+    /// The name, as in `1f1b`; for a schedule from a file, the name given by the caller.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -115,16 +115,16 @@ impl Schedule {
         self.micro_batches
     }
 
-    /// What a rank does, in order.
+    /// The actions of a rank, in order.
     ///
     /// # Panics
     ///
-    /// Where the rank is not below [`ranks`](Self::ranks).
+    /// If the rank is not below [`ranks`](Self::ranks).
     #[track_caller]
     pub fn actions(&self, rank: usize) -> &[Action] {
         assert!(
             rank < self.ranks(),
-            "rank {rank} is not one of {}",
+            "rank {rank} is out of range for {} ranks",
             self.ranks()
         );
         &self.ranks[rank]
@@ -134,59 +134,59 @@ impl Schedule {
     ///
     /// # Panics
     ///
-    /// Where the stage is not below [`stages`](Self::stages).
+    /// If the stage is not below [`stages`](Self::stages).
     #[track_caller]
     pub fn rank_of(&self, stage: usize) -> usize {
         assert!(
             stage < self.stages(),
-            "stage {stage} is not one of {}",
+            "stage {stage} is out of range for {} stages",
             self.stages()
         );
         self.placement[stage]
     }
 
-    /// The stages that a rank holds, ascending; none for a rank that is not there.
+    /// The stages of a rank, ascending; empty for a rank out of range.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
         (0..self.stages())
             .filter(|stage| self.placement[*stage] == rank)
             .collect()
     }
 
-    /// The rank at the other end of a send or a receive.
+    /// The peer rank of a send or a receive.
     ///
-    /// `None` for a computation, and where the stages are not there or on the same rank.
+    /// `None` for a computation, and if the stages are out of range or on the same rank.
     pub fn peer(&self, action: &Action) -> Option<usize> {
         let own = *self.placement.get(action.stage)?;
         let other = *self.placement.get(action.counterpart()?.stage)?;
         (other != own).then_some(other)
     }
 
-    /// The rank and the action at the other end of a send or a receive.
-    fn other_end(&self, action: &Action) -> Option<(usize, Action)> {
+    /// The peer rank of a send or a receive, and the matching action there.
+    fn matching_transfer(&self, action: &Action) -> Option<(usize, Action)> {
         Some((self.peer(action)?, action.counterpart()?))
     }
 
-    /// The receive that a computation needs before it.
-    fn needs(&self, action: &Action) -> Option<Action> {
+    /// The receive that a computation depends on, if any.
+    fn receive_before(&self, action: &Action) -> Option<Action> {
         let kind = match action.kind {
             ActionKind::Forward => ActionKind::ReceiveActivation,
-            kind if kind.gives_input_gradient() => ActionKind::ReceiveGradient,
+            kind if kind.computes_input_gradient() => ActionKind::ReceiveGradient,
             _ => return None,
         };
         self.transfer(kind, action)
     }
 
-    /// The send that a computation calls for after it.
-    fn gives(&self, action: &Action) -> Option<Action> {
+    /// The send of the result of a computation, if any.
+    fn send_after(&self, action: &Action) -> Option<Action> {
         let kind = match action.kind {
             ActionKind::Forward => ActionKind::SendActivation,
-            kind if kind.gives_input_gradient() => ActionKind::SendGradient,
+            kind if kind.computes_input_gradient() => ActionKind::SendGradient,
             _ => return None,
         };
         self.transfer(kind, action)
     }
 
-    /// The send or receive of this kind for a stage, if its tensor passes between ranks.
+    /// The send or receive of this kind for a stage, if its tensor crosses ranks.
     fn transfer(&self, kind: ActionKind, of: &Action) -> Option<Action> {
         let action = Action::new(kind, of.stage, of.micro_batch);
         self.peer(&action).map(|_| action)

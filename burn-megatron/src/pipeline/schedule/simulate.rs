@@ -1,26 +1,26 @@
-//! How long a schedule takes, and how much of that its ranks wait.
+//! Simulates a schedule with given times: total time and bubble.
 
 use std::collections::{HashMap, HashSet};
 
-use super::validate::report;
+use super::validate::activation_report;
 use super::{Action, ActionKind, Schedule, ScheduleError, validate};
 
-/// The times of the parts of each stage, all in one unit; a full backward pass takes the sum of its
-/// input gradient and its weight gradient.
+/// The times of each stage, all in one unit; a full backward takes the sum of its input gradient and
+/// its weight gradient.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Times {
-    /// For each stage, the time of a forward pass.
+pub struct StageTimes {
+    /// By stage, the time of a forward.
     pub forward: Vec<f64>,
-    /// For each stage, the time of an input gradient.
+    /// By stage, the time of an input gradient.
     pub input_gradient: Vec<f64>,
-    /// For each stage, the time of a weight gradient.
+    /// By stage, the time of a weight gradient.
     pub weight_gradient: Vec<f64>,
-    /// For each stage, the time until what it sends has arrived.
+    /// By stage, the time of a transfer that it sends.
     pub transfer: Vec<f64>,
 }
 
-impl Times {
-    /// The same times for all of `stages` stages.
+impl StageTimes {
+    /// The same times for all stages.
     pub fn uniform(
         stages: usize,
         forward: f64,
@@ -28,7 +28,7 @@ impl Times {
         weight_gradient: f64,
         transfer: f64,
     ) -> Self {
-        Times {
+        StageTimes {
             forward: vec![forward; stages],
             input_gradient: vec![input_gradient; stages],
             weight_gradient: vec![weight_gradient; stages],
@@ -36,7 +36,7 @@ impl Times {
         }
     }
 
-    /// How long an action takes. A receive takes none by itself; it waits.
+    /// The time of an action; 0 for a receive, which only waits.
     fn of(&self, action: &Action) -> f64 {
         let stage = action.stage;
         match action.kind {
@@ -74,76 +74,76 @@ impl Times {
     }
 }
 
-/// An action and when it happens.
+/// An action with its start and end.
 ///
-/// A computation lasts as long as it computes. A send lasts until what it sends has arrived, while
-/// its rank goes on. So does a receive: from when its rank comes to it until it has arrived.
+/// A send lasts until its tensor has arrived, a receive from its position in the list until the tensor
+/// has arrived; neither blocks its rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
+pub struct ActionSpan {
     /// The action.
     pub action: Action,
-    /// When it begins, the schedule beginning at 0.
+    /// Start; the schedule starts at 0.
     pub start: f64,
-    /// When it is done.
+    /// End.
     pub end: f64,
 }
 
-/// A schedule played through with given times. Fractions of a time of 0 are 0.
+/// A simulated schedule. Fractions of a total of 0 are 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
     schedule: Schedule,
-    /// For each rank, its stages.
+    /// By rank, its stages.
     stages: Vec<Vec<usize>>,
-    timelines: Vec<Vec<Span>>,
+    timelines: Vec<Vec<ActionSpan>>,
     total: f64,
     busy: Vec<f64>,
     peak_activations: Vec<usize>,
 }
 
 impl Simulation {
-    /// The schedule that was played through.
+    /// The simulated schedule.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// What a rank does and when, in order.
+    /// The actions of a rank with their times, in order.
     ///
     /// # Panics
     ///
-    /// Where there is no such rank.
+    /// If the rank is out of range.
     #[track_caller]
-    pub fn timeline(&self, rank: usize) -> &[Span] {
+    pub fn timeline(&self, rank: usize) -> &[ActionSpan] {
         &self.timelines[rank]
     }
 
-    /// The time from 0 until the last computation is done.
+    /// The end of the last computation.
     pub fn total(&self) -> f64 {
         self.total
     }
 
-    /// The time that a rank computes.
+    /// The time in which a rank computes.
     ///
     /// # Panics
     ///
-    /// Where there is no such rank.
+    /// If the rank is out of range.
     #[track_caller]
     pub fn busy(&self, rank: usize) -> f64 {
         self.busy[rank]
     }
 
-    /// The part of the total in which a rank does not compute, from 0 to 1.
+    /// The fraction of the total in which a rank does not compute, from 0 to 1.
     ///
     /// # Panics
     ///
-    /// Where there is no such rank.
+    /// If the rank is out of range.
     #[track_caller]
     pub fn rank_bubble(&self, rank: usize) -> f64 {
-        idle_part(self.busy[rank], self.total)
+        idle_fraction(self.busy[rank], self.total)
     }
 
-    /// The part of the ranks' time in which they do not compute, from 0 to 1.
+    /// The fraction of the time of all ranks in which they do not compute, from 0 to 1.
     pub fn bubble(&self) -> f64 {
-        idle_part(
+        idle_fraction(
             self.busy.iter().sum(),
             self.total * self.schedule.ranks() as f64,
         )
@@ -151,12 +151,12 @@ impl Simulation {
 
     /// The time in which a rank does not compute between its first computation and its last.
     ///
-    /// Papers that let every rank begin its next step without waiting for the others call only this
-    /// a bubble.
+    /// Papers in which a rank starts its next step without waiting for the others count only this as
+    /// bubble.
     ///
     /// # Panics
     ///
-    /// Where there is no such rank.
+    /// If the rank is out of range.
     #[track_caller]
     pub fn idle_inside(&self, rank: usize) -> f64 {
         let computed = || {
@@ -170,8 +170,8 @@ impl Simulation {
         }
     }
 
-    /// For each rank, the most stage-activations that live at once, as in
-    /// [`Report::peak_activations`](super::Report::peak_activations).
+    /// By rank, the peak number of live stage-activations: see
+    /// [`ActivationReport::peak_activations`](super::ActivationReport::peak_activations).
     pub fn peak_activations(&self) -> &[usize] {
         &self.peak_activations
     }
@@ -180,7 +180,7 @@ impl Simulation {
         &self.stages[rank]
     }
 
-    pub(super) fn all_timelines(&self) -> impl Iterator<Item = &[Span]> {
+    pub(super) fn all_timelines(&self) -> impl Iterator<Item = &[ActionSpan]> {
         self.timelines.iter().map(Vec::as_slice)
     }
 
@@ -195,8 +195,8 @@ impl Simulation {
     }
 }
 
-/// The part of `total` that is not `busy`, from 0 to 1; 0 of nothing.
-pub(in super::super) fn idle_part(busy: f64, total: f64) -> f64 {
+/// The fraction of `total` that is not `busy`, from 0 to 1; 0 if `total` is 0.
+pub(in super::super) fn idle_fraction(busy: f64, total: f64) -> f64 {
     if total > 0.0 {
         ((total - busy) / total).max(0.0)
     } else {
@@ -204,18 +204,18 @@ pub(in super::super) fn idle_part(busy: f64, total: f64) -> f64 {
     }
 }
 
-/// Plays a schedule through.
+/// Simulates a schedule.
 ///
-/// Sends and receives take their ranks no time: what a rank sends leaves at the end of its last
-/// computation, and a computation waits only for what it needs itself.
+/// Sends and receives do not block their ranks: a tensor is sent at the end of its computation, and a
+/// computation waits only for its own inputs.
 ///
 /// # Errors
 ///
 /// [`ScheduleError::Invalid`], [`ScheduleError::TimesCount`] and [`ScheduleError::Time`].
-pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Simulation, ScheduleError> {
+pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Result<Simulation, ScheduleError> {
     validate(schedule)?;
     times.check(schedule.stages())?;
-    let mut player = Player {
+    let mut simulator = Simulator {
         schedule,
         times,
         clocks: vec![0.0; schedule.ranks()],
@@ -224,22 +224,22 @@ pub fn simulate(schedule: &Schedule, times: &Times) -> Result<Simulation, Schedu
     };
     let mut ready: Vec<usize> = (0..schedule.ranks()).collect();
     while let Some(rank) = ready.pop() {
-        ready.extend(player.advance(rank));
+        ready.extend(simulator.advance(rank));
     }
-    player.end_receives();
+    simulator.end_receives();
     Ok(Simulation {
         schedule: schedule.clone(),
         stages: (0..schedule.ranks())
             .map(|rank| schedule.stages_of(rank))
             .collect(),
-        total: player.clocks.iter().copied().fold(0.0, f64::max),
-        busy: player.timelines.iter().map(|line| busy(line)).collect(),
-        timelines: player.timelines,
-        peak_activations: report(schedule).peak_activations,
+        total: simulator.clocks.iter().copied().fold(0.0, f64::max),
+        busy: simulator.timelines.iter().map(|line| busy(line)).collect(),
+        timelines: simulator.timelines,
+        peak_activations: activation_report(schedule).peak_activations,
     })
 }
 
-fn busy(timeline: &[Span]) -> f64 {
+fn busy(timeline: &[ActionSpan]) -> f64 {
     timeline
         .iter()
         .filter(|span| span.action.kind.is_compute())
@@ -247,24 +247,24 @@ fn busy(timeline: &[Span]) -> f64 {
         .sum()
 }
 
-struct Player<'a> {
+struct Simulator<'a> {
     schedule: &'a Schedule,
-    times: &'a Times,
-    /// The end of each rank's last computation.
+    times: &'a StageTimes,
+    /// By rank, the end of the last computation.
     clocks: Vec<f64>,
-    timelines: Vec<Vec<Span>>,
-    /// By receive, when it has arrived.
+    timelines: Vec<Vec<ActionSpan>>,
+    /// By receive, the time of arrival.
     arrivals: HashMap<Action, f64>,
 }
 
-impl Player<'_> {
-    /// Lets a rank go on as far as it can; the ranks for which it sent something are returned.
+impl Simulator<'_> {
+    /// Advances a rank until it waits for an input; returns the ranks that it has sent to.
     fn advance(&mut self, rank: usize) -> Vec<usize> {
         let mut reached = vec![];
         while let Some(action) = self.schedule.ranks[rank].get(self.timelines[rank].len()) {
             let now = self.clocks[rank];
             let mut start = now;
-            if let Some(receive) = self.schedule.needs(action) {
+            if let Some(receive) = self.schedule.receive_before(action) {
                 let Some(arrival) = self.arrivals.get(&receive) else {
                     break;
                 };
@@ -275,12 +275,12 @@ impl Player<'_> {
                 self.clocks[rank] = end;
             }
             if action.kind.is_send()
-                && let Some((peer, receive)) = self.schedule.other_end(action)
+                && let Some((peer, receive)) = self.schedule.matching_transfer(action)
             {
                 self.arrivals.insert(receive, end);
                 reached.push(peer);
             }
-            self.timelines[rank].push(Span {
+            self.timelines[rank].push(ActionSpan {
                 action: *action,
                 start,
                 end,
@@ -289,7 +289,7 @@ impl Player<'_> {
         reached
     }
 
-    /// Lets the receives last until what they receive has arrived.
+    /// Sets the end of each receive to its arrival.
     fn end_receives(&mut self) {
         for span in self.timelines.iter_mut().flatten() {
             if let Some(arrival) = self.arrivals.get(&span.action) {

@@ -1,24 +1,24 @@
 //! A simulation as lines of text.
 
-use super::{ActionKind, Simulation, Span};
+use super::{ActionKind, ActionSpan, Simulation};
 
-/// No block of the table is narrower than this.
-const FEWEST_COLUMNS: usize = 20;
-/// How many times as wide as its label an action may be drawn, so that one short action does not
-/// stretch all others.
-const WIDEST: f64 = 12.0;
+/// The minimum width of a block of the table.
+const MIN_COLUMNS: usize = 20;
+/// The maximum width of an action, in widths of its label: one short action must not stretch all
+/// others.
+const MAX_STRETCH: f64 = 12.0;
 const IDLE: char = '·';
 
 impl Simulation {
-    /// The schedule as text, at most `columns` characters wide: a row for each rank, time from left
-    /// to right, broken into blocks where it is too long for a line; then what the letters mean,
-    /// the total, the bubble, and the most stage-activations that live at once on each rank.
+    /// The schedule as text, at most `columns` characters wide: one row per rank, time from left to
+    /// right, wrapped into blocks; then a legend, the total, the bubble, and the peak number of live
+    /// stage-activations of each rank.
     ///
-    /// Each computation begins with its letter and its micro-batch. Where a rank has two stages the
-    /// letters of the second are small; where it has more, the stage of the rank follows a point.
+    /// Each computation starts with its letter and its micro-batch. If a rank has two stages, the
+    /// letters of the second are lower case; if it has more, the chunk follows a point.
     pub fn table(&self, columns: usize) -> String {
         let gutter = format!("r{} ", self.schedule().ranks() - 1).len();
-        let width = columns.saturating_sub(gutter).max(FEWEST_COLUMNS);
+        let width = columns.saturating_sub(gutter).max(MIN_COLUMNS);
         let scale = self.columns_per_time(width);
         let rows: Vec<Vec<char>> = (0..self.schedule().ranks())
             .map(|rank| self.row(rank, scale))
@@ -39,7 +39,7 @@ impl Simulation {
         text + &self.legend() + &self.summary() + "\n"
     }
 
-    /// The total, the bubble and the live activations in one line.
+    /// Total, bubble and peak live activations in one line.
     pub fn summary(&self) -> String {
         let schedule = self.schedule();
         let peaks: Vec<_> = self
@@ -60,15 +60,15 @@ impl Simulation {
         )
     }
 
-    /// The computations of a rank that take time.
-    fn computations(&self, rank: usize) -> impl Iterator<Item = &Span> {
+    /// The computations of a rank with a duration above 0.
+    fn computations(&self, rank: usize) -> impl Iterator<Item = &ActionSpan> {
         self.timeline(rank)
             .iter()
             .filter(|span| span.action.kind.is_compute() && span.end > span.start)
     }
 
-    /// The scale at which the shortest computation has room for its label, and more if all fits
-    /// into `width` then.
+    /// The scale at which the shortest computation fits its label, larger if everything still fits
+    /// into `width`.
     fn columns_per_time(&self, width: usize) -> f64 {
         let (mut shortest, mut longest, mut label) = (f64::INFINITY, 0.0_f64, 1);
         for rank in 0..self.schedule().ranks() {
@@ -81,9 +81,9 @@ impl Simulation {
         if longest == 0.0 {
             return 1.0;
         }
-        let room = (width as f64 * shortest / self.total()).floor();
-        let most = WIDEST * label as f64 / longest;
-        (room.clamp(label as f64, label as f64 + 2.0) / shortest).min(most)
+        let available = (width as f64 * shortest / self.total()).floor();
+        let most = MAX_STRETCH * label as f64 / longest;
+        (available.clamp(label as f64, label as f64 + 2.0) / shortest).min(most)
     }
 
     fn row(&self, rank: usize, scale: f64) -> Vec<char> {
@@ -100,21 +100,21 @@ impl Simulation {
         row
     }
 
-    fn label(&self, rank: usize, span: &Span) -> String {
+    fn label(&self, rank: usize, span: &ActionSpan) -> String {
         let letter = span.action.kind.code();
         let micro_batch = span.action.micro_batch;
-        match self.place(rank, span) {
+        match self.chunk(rank, span) {
             (0, 1 | 2) => format!("{letter}{micro_batch}"),
             (_, 2) => format!("{}{micro_batch}", letter.to_lowercase()),
-            (place, _) => format!("{letter}{micro_batch}.{place}"),
+            (chunk, _) => format!("{letter}{micro_batch}.{chunk}"),
         }
     }
 
-    /// Which of its rank's stages a computation belongs to, and how many there are.
-    pub(super) fn place(&self, rank: usize, span: &Span) -> (usize, usize) {
+    /// The index of a computation's stage among those of its rank, and their number.
+    pub(super) fn chunk(&self, rank: usize, span: &ActionSpan) -> (usize, usize) {
         let stages = self.stages_of(rank);
-        let place = stages.iter().position(|stage| *stage == span.action.stage);
-        (place.unwrap_or(0), stages.len())
+        let chunk = stages.iter().position(|stage| *stage == span.action.stage);
+        (chunk.unwrap_or(0), stages.len())
     }
 
     fn legend(&self) -> String {
@@ -135,7 +135,7 @@ impl Simulation {
     }
 }
 
-/// A number with at most 3 digits after the point.
+/// A number with at most 3 decimals.
 pub(super) fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()

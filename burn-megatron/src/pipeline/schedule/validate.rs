@@ -1,70 +1,72 @@
-//! The rules of a schedule, and the first action that breaks one.
+//! The rules of a schedule, and the first action that violates one.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use super::ring::ring;
+use super::wait_cycle::wait_cycle;
 use super::{Action, ActionKind, Schedule};
 
-/// What a valid schedule needs of its ranks.
+/// The live activations of a valid schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// For each rank, the most stage-activations that live at once. One of them is what one stage
-    /// keeps of one micro-batch from its forward pass until its backward pass, or until its weight
-    /// gradient where that stands apart.
+pub struct ActivationReport {
+    /// By rank, the peak number of live stage-activations. One of them is what one stage keeps of one
+    /// micro-batch from its forward until its backward, or until its weight gradient if that is a
+    /// separate action.
     pub peak_activations: Vec<usize>,
-    /// The same, but counted only until the input gradient: what lives where a weight gradient
-    /// needs little of what the forward pass kept.
+    /// The same, counted only until the input gradient: the peak if a weight gradient needs little of
+    /// what the forward kept.
     pub peak_until_input_gradient: Vec<usize>,
 }
 
-/// The first action that breaks a rule, and the rule.
+/// The first action that violates a rule, and the rule.
 ///
-/// First is what stands earliest in its list, and on the lowest rank among equals; ranks that wait
-/// for one another are looked for only where each list is right by itself.
+/// Ordered by position in the list, then by rank. Deadlocks are checked only if each list is valid by
+/// itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct Invalid {
-    /// The rank in whose list the rule is broken.
+pub struct InvalidSchedule {
+    /// The rank whose list has the action.
     pub rank: usize,
-    /// The index in that list; its length where something is missing at its end.
+    /// The index in that list; its length if an action is missing.
     pub position: usize,
     /// The length of that list.
     pub actions: usize,
     /// The wrong or missing action.
     pub action: Action,
-    /// What is wrong with it.
-    pub reason: Reason,
+    /// The violated rule.
+    pub reason: RuleViolation,
 }
 
-impl fmt::Display for Invalid {
+impl fmt::Display for InvalidSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Invalid {
+        let InvalidSchedule {
             rank,
             position,
             actions,
             action,
             reason,
         } = self;
-        let words = action.describe();
-        if *reason == Reason::Missing {
+        let description = action.describe();
+        if *reason == RuleViolation::Missing {
             return write!(
                 f,
-                "rank {rank} ends after {actions} actions without \"{action}\" ({words})"
+                "rank {rank} ends after {actions} actions without \"{action}\" ({description})"
             );
         }
         let nth = position + 1;
         write!(
             f,
-            "rank {rank}, action {nth} of {actions}, \"{action}\" ({words}): {reason}"
+            "rank {rank}, action {nth} of {actions}, \"{action}\" ({description}): {reason}"
         )
     }
 }
 
-/// Why an action is wrong.
+/// Why an action is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
-    /// There is no such stage or micro-batch.
-    #[error("there are {stages} stages and {micro_batches} micro-batches, both counted from 0")]
+pub enum RuleViolation {
+    /// The stage or the micro-batch is out of range.
+    #[error(
+        "out of range for {stages} stages and {micro_batches} micro-batches, both counted from 0"
+    )]
     Outside {
         /// Stages of the schedule.
         stages: usize,
@@ -77,112 +79,112 @@ pub enum Reason {
         /// The rank that holds the stage.
         owner: usize,
     },
-    /// There is nothing to send or to receive.
-    #[error("this passes between no two ranks, so that nothing is sent or received")]
+    /// The transfer does not cross ranks.
+    #[error("both stages are on this rank, or one does not exist: nothing to send or receive")]
     NoTransfer,
-    /// The same was done before.
-    #[error("\"{action}\" has done this already, as action {} of the rank", position + 1)]
+    /// A repeated action.
+    #[error("already done by \"{action}\", action {} of the rank", position + 1)]
     Repeated {
         /// The earlier action.
         action: Action,
         /// Its index in the list.
         position: usize,
     },
-    /// Something comes later or never on which the action depends.
-    #[error("it needs \"{needs}\" ({}), which is not done before", needs.describe())]
+    /// A dependency is later in the list, or missing.
+    #[error("it needs \"{needs}\" ({}) before it", needs.describe())]
     TooEarly {
-        /// What has to be done first, on the same rank.
+        /// The dependency, on the same rank.
         needs: Action,
     },
-    /// The rank does not do it at all.
-    #[error("the rank never does it")]
+    /// A missing action.
+    #[error("missing from the list of the rank")]
     Missing,
-    /// Ranks wait for one another.
-    #[error("{}", ring_text(ring))]
+    /// Ranks wait for each other.
+    #[error("{}", cycle_text(cycle))]
     Deadlock {
-        /// The ranks, and what each waits in for the next one; the last waits for the first.
-        ring: Vec<(usize, Action)>,
+        /// The ranks, and the action in which each waits for the next; the last waits for the first.
+        cycle: Vec<(usize, Action)>,
     },
 }
 
 /// `rank 0 waits in "SF 0 1" for rank 1, which waits in "SB 1 0" for rank 0`.
-fn ring_text(ring: &[(usize, Action)]) -> String {
-    let waits: Vec<_> = (0..ring.len())
+fn cycle_text(cycle: &[(usize, Action)]) -> String {
+    let waits: Vec<_> = (0..cycle.len())
         .map(|i| {
-            let (action, next) = (ring[i].1, ring[(i + 1) % ring.len()].0);
+            let (action, next) = (cycle[i].1, cycle[(i + 1) % cycle.len()].0);
             format!("waits in \"{action}\" for rank {next}")
         })
         .collect();
-    let first = ring.first().map_or(0, |(rank, _)| *rank);
+    let first = cycle.first().map_or(0, |(rank, _)| *rank);
     format!("rank {first} {}", waits.join(", which "))
 }
 
-/// Checks every rule of the [module](super), and counts what lives.
+/// Checks every rule of the [module](super), and counts the live activations.
 ///
 /// # Errors
 ///
-/// [`Invalid`] names the first wrong action.
-pub fn validate(schedule: &Schedule) -> Result<Report, Invalid> {
-    let wrong = (0..schedule.ranks())
-        .filter_map(|rank| check_alone(schedule, rank, true).err())
+/// [`InvalidSchedule`] with the first invalid action.
+pub fn validate(schedule: &Schedule) -> Result<ActivationReport, InvalidSchedule> {
+    let first_invalid = (0..schedule.ranks())
+        .filter_map(|rank| check_rank(schedule, rank, true).err())
         .min_by_key(|invalid| (invalid.position, invalid.rank));
-    match wrong {
+    match first_invalid {
         Some(invalid) => Err(invalid),
-        None => check_together(schedule).map(|()| report(schedule)),
+        None => check_deadlock(schedule).map(|()| activation_report(schedule)),
     }
 }
 
-/// What is done once for each stage and micro-batch, whichever action does it.
+/// An operation that is done once for each stage and micro-batch, by one or another kind of action.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Deed {
+enum Operation {
     Forward,
     InputGradient,
     WeightGradient,
     Transfer(ActionKind),
 }
 
-impl Deed {
-    fn all_of(kind: ActionKind) -> &'static [Deed] {
+impl Operation {
+    fn of_kind(kind: ActionKind) -> &'static [Operation] {
         match kind {
-            ActionKind::Forward => &[Deed::Forward],
-            ActionKind::Backward => &[Deed::InputGradient, Deed::WeightGradient],
-            ActionKind::InputGradient => &[Deed::InputGradient],
-            ActionKind::WeightGradient => &[Deed::WeightGradient],
-            ActionKind::SendActivation => &[Deed::Transfer(ActionKind::SendActivation)],
-            ActionKind::ReceiveActivation => &[Deed::Transfer(ActionKind::ReceiveActivation)],
-            ActionKind::SendGradient => &[Deed::Transfer(ActionKind::SendGradient)],
-            ActionKind::ReceiveGradient => &[Deed::Transfer(ActionKind::ReceiveGradient)],
+            ActionKind::Forward => &[Operation::Forward],
+            ActionKind::Backward => &[Operation::InputGradient, Operation::WeightGradient],
+            ActionKind::InputGradient => &[Operation::InputGradient],
+            ActionKind::WeightGradient => &[Operation::WeightGradient],
+            ActionKind::SendActivation => &[Operation::Transfer(ActionKind::SendActivation)],
+            ActionKind::ReceiveActivation => &[Operation::Transfer(ActionKind::ReceiveActivation)],
+            ActionKind::SendGradient => &[Operation::Transfer(ActionKind::SendGradient)],
+            ActionKind::ReceiveGradient => &[Operation::Transfer(ActionKind::ReceiveGradient)],
         }
     }
 
-    /// The action that a message names where the deed is not done.
+    /// The action to name in an error if the operation is missing.
     fn action(self, stage: usize, micro_batch: usize) -> Action {
         let kind = match self {
-            Deed::Forward => ActionKind::Forward,
-            Deed::InputGradient => ActionKind::InputGradient,
-            Deed::WeightGradient => ActionKind::WeightGradient,
-            Deed::Transfer(kind) => kind,
+            Operation::Forward => ActionKind::Forward,
+            Operation::InputGradient => ActionKind::InputGradient,
+            Operation::WeightGradient => ActionKind::WeightGradient,
+            Operation::Transfer(kind) => kind,
         };
         Action::new(kind, stage, micro_batch)
     }
 }
 
-/// Checks one rank's list by itself, its sends and receives only with `transfers`.
+/// Checks the list of one rank; its sends and receives only with `transfers`.
 ///
-/// With transfers, all that a rank depends on is in its own list, so that lists that are right by
-/// themselves can only fail by waiting for one another.
-pub(super) fn check_alone(
+/// With transfers, all dependencies of a rank are in its own list, so lists that are valid by themselves
+/// can only fail by a deadlock.
+pub(super) fn check_rank(
     schedule: &Schedule,
     rank: usize,
     transfers: bool,
-) -> Result<(), Invalid> {
+) -> Result<(), InvalidSchedule> {
     let list = &schedule.ranks[rank];
     let mut checker = Checker {
         schedule,
         transfers,
         done: HashMap::new(),
     };
-    let invalid = |position, action, reason| Invalid {
+    let invalid = |position, action, reason| InvalidSchedule {
         rank,
         position,
         actions: list.len(),
@@ -195,7 +197,7 @@ pub(super) fn check_alone(
             .map_err(|reason| invalid(position, *action, reason))?;
     }
     match checker.missing(rank) {
-        Some(action) => Err(invalid(list.len(), action, Reason::Missing)),
+        Some(action) => Err(invalid(list.len(), action, RuleViolation::Missing)),
         None => Ok(()),
     }
 }
@@ -203,48 +205,53 @@ pub(super) fn check_alone(
 struct Checker<'a> {
     schedule: &'a Schedule,
     transfers: bool,
-    /// By stage and micro-batch, the action that did it and its position.
-    done: HashMap<(Deed, usize, usize), (Action, usize)>,
+    /// By operation, stage and micro-batch, the action that did it and its position.
+    done: HashMap<(Operation, usize, usize), (Action, usize)>,
 }
 
 impl Checker<'_> {
-    fn step(&mut self, rank: usize, position: usize, action: &Action) -> Result<(), Reason> {
+    fn step(&mut self, rank: usize, position: usize, action: &Action) -> Result<(), RuleViolation> {
         let (stages, micro_batches) = (self.schedule.stages(), self.schedule.micro_batches());
         if action.stage >= stages || action.micro_batch >= micro_batches {
-            return Err(Reason::Outside {
+            return Err(RuleViolation::Outside {
                 stages,
                 micro_batches,
             });
         }
         let owner = self.schedule.rank_of(action.stage);
         if owner != rank {
-            return Err(Reason::WrongRank { owner });
+            return Err(RuleViolation::WrongRank { owner });
         }
         if !action.kind.is_compute() && self.schedule.peer(action).is_none() {
-            return Err(Reason::NoTransfer);
+            return Err(RuleViolation::NoTransfer);
         }
-        let deeds = Deed::all_of(action.kind);
-        for deed in deeds {
-            let done = self.done.get(&(*deed, action.stage, action.micro_batch));
+        let operations = Operation::of_kind(action.kind);
+        for operation in operations {
+            let done = self
+                .done
+                .get(&(*operation, action.stage, action.micro_batch));
             if let Some((action, position)) = done.copied() {
-                return Err(Reason::Repeated { action, position });
+                return Err(RuleViolation::Repeated { action, position });
             }
         }
-        for (deed, stage) in self.needs(action) {
-            if !self.done.contains_key(&(deed, stage, action.micro_batch)) {
-                let needs = deed.action(stage, action.micro_batch);
-                return Err(Reason::TooEarly { needs });
+        for (operation, stage) in self.needs(action) {
+            if !self
+                .done
+                .contains_key(&(operation, stage, action.micro_batch))
+            {
+                let needs = operation.action(stage, action.micro_batch);
+                return Err(RuleViolation::TooEarly { needs });
             }
         }
-        for deed in deeds {
-            let key = (*deed, action.stage, action.micro_batch);
+        for operation in operations {
+            let key = (*operation, action.stage, action.micro_batch);
             self.done.insert(key, (*action, position));
         }
         Ok(())
     }
 
-    /// What has to be done before, on the same rank and for the same micro-batch.
-    fn needs(&self, action: &Action) -> Vec<(Deed, usize)> {
+    /// The dependencies of an action, on the same rank and micro-batch.
+    fn needs(&self, action: &Action) -> Vec<(Operation, usize)> {
         let stage = action.stage;
         match action.kind {
             ActionKind::Forward => {
@@ -255,53 +262,53 @@ impl Checker<'_> {
             ActionKind::Backward | ActionKind::InputGradient => {
                 let above = Some(stage + 1).filter(|above| *above < self.schedule.stages());
                 let gradient = self.arrival(action, ActionKind::ReceiveGradient, above);
-                [(Deed::Forward, stage)]
+                [(Operation::Forward, stage)]
                     .into_iter()
                     .chain(gradient)
                     .collect()
             }
             ActionKind::WeightGradient | ActionKind::SendGradient => {
-                vec![(Deed::InputGradient, stage)]
+                vec![(Operation::InputGradient, stage)]
             }
-            ActionKind::SendActivation => vec![(Deed::Forward, stage)],
+            ActionKind::SendActivation => vec![(Operation::Forward, stage)],
             ActionKind::ReceiveActivation | ActionKind::ReceiveGradient => vec![],
         }
     }
 
-    /// How a stage gets what its neighbour computes: by a receive, or from the rank itself.
+    /// How a stage gets the result of an adjacent stage: by a receive, or from the same rank.
     fn arrival(
         &self,
         action: &Action,
         receive: ActionKind,
-        neighbour: Option<usize>,
-    ) -> Option<(Deed, usize)> {
-        let neighbour = neighbour?;
+        adjacent: Option<usize>,
+    ) -> Option<(Operation, usize)> {
+        let adjacent = adjacent?;
         if self.schedule.transfer(receive, action).is_none() {
             let here = match receive {
-                ActionKind::ReceiveActivation => Deed::Forward,
-                _ => Deed::InputGradient,
+                ActionKind::ReceiveActivation => Operation::Forward,
+                _ => Operation::InputGradient,
             };
-            return Some((here, neighbour));
+            return Some((here, adjacent));
         }
         self.transfers
-            .then_some((Deed::Transfer(receive), action.stage))
+            .then_some((Operation::Transfer(receive), action.stage))
     }
 
-    /// The first thing that the rank should do and does not, by micro-batch and stage.
+    /// The first missing action of a rank, by micro-batch and stage.
     fn missing(&self, rank: usize) -> Option<Action> {
         let stages = self.schedule.stages_of(rank);
-        let wanted = ActionKind::ALL
+        let required: Vec<_> = ActionKind::ALL
             .into_iter()
             .filter(|kind| *kind != ActionKind::Backward)
-            .filter(|kind| self.transfers || kind.is_compute());
-        let wanted: Vec<_> = wanted.collect();
+            .filter(|kind| self.transfers || kind.is_compute())
+            .collect();
         for micro_batch in 0..self.schedule.micro_batches() {
             for stage in &stages {
-                for kind in &wanted {
+                for kind in &required {
                     let action = Action::new(*kind, *stage, micro_batch);
                     let due = kind.is_compute() || self.schedule.peer(&action).is_some();
                     if due && !self.is_done(&action) {
-                        return Some(self.whole(action));
+                        return Some(self.or_full_backward(action));
                     }
                 }
             }
@@ -310,13 +317,13 @@ impl Checker<'_> {
     }
 
     fn is_done(&self, action: &Action) -> bool {
-        let deed = Deed::all_of(action.kind)[0];
+        let operation = Operation::of_kind(action.kind)[0];
         self.done
-            .contains_key(&(deed, action.stage, action.micro_batch))
+            .contains_key(&(operation, action.stage, action.micro_batch))
     }
 
-    /// A backward pass where neither half of it is done.
-    fn whole(&self, missing: Action) -> Action {
+    /// A full backward if neither half of it is done.
+    fn or_full_backward(&self, missing: Action) -> Action {
         let weight = Action {
             kind: ActionKind::WeightGradient,
             ..missing
@@ -329,13 +336,13 @@ impl Checker<'_> {
     }
 }
 
-/// Follows ranks whose sends wait for the matching receive, until all are at their end.
-fn check_together(schedule: &Schedule) -> Result<(), Invalid> {
+/// Simulates ranks whose sends block until the matching receive, until all lists end.
+fn check_deadlock(schedule: &Schedule) -> Result<(), InvalidSchedule> {
     let mut next = vec![0; schedule.ranks()];
     let mut ready: Vec<usize> = (0..schedule.ranks()).collect();
     while let Some(rank) = ready.pop() {
         while let Some(action) = schedule.ranks[rank].get(next[rank]) {
-            if let Some((peer, counterpart)) = schedule.other_end(action) {
+            if let Some((peer, counterpart)) = schedule.matching_transfer(action) {
                 if schedule.ranks[peer].get(next[peer]) != Some(&counterpart) {
                     break;
                 }
@@ -345,36 +352,38 @@ fn check_together(schedule: &Schedule) -> Result<(), Invalid> {
             next[rank] += 1;
         }
     }
-    let stuck = (0..schedule.ranks()).find(|rank| next[*rank] < schedule.ranks[*rank].len());
-    match stuck {
+    let blocked = (0..schedule.ranks()).find(|rank| next[*rank] < schedule.ranks[*rank].len());
+    match blocked {
         Some(rank) => Err(deadlock(schedule, &next, rank)),
         None => Ok(()),
     }
 }
 
-/// The ring in which a stuck rank waits. A rank at its end has sent and received all that it
-/// should, so that no rank waits for it.
-fn deadlock(schedule: &Schedule, next: &[usize], stuck: usize) -> Invalid {
+/// The cycle that a blocked rank waits in. No rank waits for one that has finished its list.
+fn deadlock(schedule: &Schedule, next: &[usize], blocked: usize) -> InvalidSchedule {
     let at = |rank: usize| schedule.ranks[rank][next[rank]];
-    let mut ring = ring(stuck, |rank| {
-        schedule.other_end(&at(rank)).expect("only messages wait").0
+    let mut cycle = wait_cycle(blocked, |rank| {
+        schedule
+            .matching_transfer(&at(rank))
+            .expect("only transfers wait")
+            .0
     });
-    let lowest = (0..ring.len()).min_by_key(|i| ring[*i]).unwrap_or(0);
-    ring.rotate_left(lowest);
-    let rank = ring[0];
-    Invalid {
+    let lowest = (0..cycle.len()).min_by_key(|i| cycle[*i]).unwrap_or(0);
+    cycle.rotate_left(lowest);
+    let rank = cycle[0];
+    InvalidSchedule {
         rank,
         position: next[rank],
         actions: schedule.ranks[rank].len(),
         action: at(rank),
-        reason: Reason::Deadlock {
-            ring: ring.into_iter().map(|rank| (rank, at(rank))).collect(),
+        reason: RuleViolation::Deadlock {
+            cycle: cycle.into_iter().map(|rank| (rank, at(rank))).collect(),
         },
     }
 }
 
-/// Counts the live activations of a schedule whose lists are right.
-pub(super) fn report(schedule: &Schedule) -> Report {
+/// Counts the live activations of a schedule whose lists are valid.
+pub(super) fn activation_report(schedule: &Schedule) -> ActivationReport {
     let peaks = |frees: fn(ActionKind) -> bool| -> Vec<usize> {
         schedule
             .ranks
@@ -382,11 +391,11 @@ pub(super) fn report(schedule: &Schedule) -> Report {
             .map(|list| peak(list, frees))
             .collect()
     };
-    Report {
+    ActivationReport {
         peak_activations: peaks(|kind| {
             matches!(kind, ActionKind::Backward | ActionKind::WeightGradient)
         }),
-        peak_until_input_gradient: peaks(ActionKind::gives_input_gradient),
+        peak_until_input_gradient: peaks(ActionKind::computes_input_gradient),
     }
 }
 

@@ -2,81 +2,81 @@
 
 use super::{SplitError, StageLayout};
 
-/// The most letters of a layout, all counts multiplied out.
-const LONGEST: usize = 1 << 16;
+/// The most letters of a layout, all counts expanded.
+const MAX_LETTERS: usize = 1 << 16;
 
-/// What is wrong at one place of a layout string.
+/// A syntax error in a layout string.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LayoutFault {
+pub enum LayoutSyntaxError {
     /// A character has no meaning.
     #[error(
-        "the layout has a '{found}' here: use E (embedding), t (layer), L (loss), | (next stage), \
-         ( ) and *, with commas where they help the eye"
+        "invalid character '{found}' in the layout: expected E (embedding), t (layer), L (loss), \
+         | (next stage), ( ) or *; commas and spaces are ignored"
     )]
     Unknown {
         /// The character.
         found: char,
     },
-    /// Layers that predict further tokens are asked for.
-    #[error("m (a layer that predicts a further token) is not built: leave it out")]
+    /// Multi-token-prediction layers are not supported.
+    #[error("m (multi-token prediction) is not supported: remove it")]
     FurtherToken,
-    /// The embedding or the loss is named again.
-    #[error("the layout has a second {letter} here: name it once")]
+    /// A second embedding or loss.
+    #[error("second {letter} in the layout: expected one")]
     Twice {
         /// `E` or `L`.
         letter: char,
     },
     /// The embedding is not at the start.
-    #[error("E (embedding) has to be the first letter")]
+    #[error("E (embedding) must be the first letter")]
     EmbeddingNotFirst,
     /// The loss is not at the end.
-    #[error("L (loss) has to be the last letter, and here something follows it")]
+    #[error("L (loss) must be the last letter")]
     LossNotLast,
     /// The embedding is missing.
-    #[error("the layout has no embedding: begin it with E")]
+    #[error("the layout has no embedding: start it with E")]
     NoEmbedding,
     /// The loss is missing.
     #[error("the layout has no loss: end it with L")]
     NoLoss,
     /// There are no layers.
-    #[error("the layout has no layers: write a t for each")]
+    #[error("the layout has no layers: add a t for each")]
     NoLayers,
     /// A star is not followed by a number.
-    #[error("a count of 1 or more has to follow the *")]
+    #[error("expected a count of 1 or more after *")]
     NoCount,
-    /// A star follows nothing that can be repeated.
-    #[error("there is nothing before the * to repeat: it follows a letter, a | or a )")]
+    /// Nothing before a star can be repeated.
+    #[error("nothing to repeat before *: expected a letter, | or )")]
     StrayStar,
     /// A group is not closed.
-    #[error("this ( has no )")]
+    #[error("unclosed (")]
     Unclosed,
     /// A group was not opened.
-    #[error("this ) has no (")]
+    #[error("unmatched )")]
     Unopened,
     /// A group is not repeated.
-    #[error("a count has to follow the group, as in (tt|)*2")]
+    #[error("expected a count after the group, as in (tt|)*2")]
     GroupWithoutCount,
-    /// Counts multiply out to too much.
-    #[error("with this count the layout is longer than {longest} letters")]
+    /// The expanded layout is too long.
+    #[error("this count makes the layout longer than {longest} letters")]
     TooLong {
         /// The most letters of a layout.
         longest: usize,
     },
 }
 
-/// A character, and where it stands.
+/// A character and its position.
 type Letter = (char, usize);
 
-/// Reads a layout string of the form that Megatron-LM uses, `Et*3|(tt|)*2,L`: what each stage holds,
-/// in the order of the stages.
+/// Parses a layout string in the form that Megatron-LM uses, such as `Et*3|(tt|)*2,L`, into the layout
+/// of each stage, in order.
 ///
 /// `E` is the embedding, once and first; each `t` is a layer; `L` is the loss, once and last; `|`
-/// begins the next stage, and stages may be empty. `x*n` stands for n times `x`, and `( )*n` for n
-/// times what is in the parentheses, which may hold others. Commas and spaces mean nothing.
+/// begins the next stage; stages may be empty. `x*n` repeats `x` n times, `( )*n` repeats the group,
+/// and groups may be nested. Commas and spaces are ignored.
 ///
 /// # Errors
 ///
-/// [`SplitError::Syntax`] points at the character.
+/// [`SplitError::Syntax`] with the position of the character.
 pub fn parse_layout(text: &str) -> Result<Vec<StageLayout>, SplitError> {
     let error = |(fault, at)| SplitError::Syntax {
         text: text.into(),
@@ -84,7 +84,7 @@ pub fn parse_layout(text: &str) -> Result<Vec<StageLayout>, SplitError> {
         fault,
     };
     let end = text.chars().count();
-    let letters = written_out(text, end).map_err(error)?;
+    let letters = expand(text, end).map_err(error)?;
     check(&letters, end).map_err(error)?;
     let mut stages = vec![];
     let mut layers = 0;
@@ -101,8 +101,8 @@ pub fn parse_layout(text: &str) -> Result<Vec<StageLayout>, SplitError> {
     Ok(stages)
 }
 
-/// The letters and stage marks with all counts multiplied out, each with its place in the text.
-fn written_out(text: &str, end: usize) -> Result<Vec<Letter>, (LayoutFault, usize)> {
+/// The letters and stage separators with all counts expanded, each with its position in the text.
+fn expand(text: &str, end: usize) -> Result<Vec<Letter>, (LayoutSyntaxError, usize)> {
     let skipped = |letter: char| letter == ',' || letter.is_whitespace();
     let mut rest = (0..end)
         .zip(text.chars())
@@ -117,18 +117,18 @@ fn written_out(text: &str, end: usize) -> Result<Vec<Letter>, (LayoutFault, usiz
                 open.push((letters.len(), at));
                 continue;
             }
-            ')' => open.pop().ok_or((LayoutFault::Unopened, at))?.0,
+            ')' => open.pop().ok_or((LayoutSyntaxError::Unopened, at))?.0,
             'E' | 't' | 'L' | '|' => {
                 letters.push((letter, at));
                 letters.len() - 1
             }
-            'm' => return Err((LayoutFault::FurtherToken, at)),
-            '*' => return Err((LayoutFault::StrayStar, at)),
-            found => return Err((LayoutFault::Unknown { found }, at)),
+            'm' => return Err((LayoutSyntaxError::FurtherToken, at)),
+            '*' => return Err((LayoutSyntaxError::StrayStar, at)),
+            found => return Err((LayoutSyntaxError::Unknown { found }, at)),
         };
         let Some((star, _)) = rest.next_if(|(_, letter)| *letter == '*') else {
             if letter == ')' {
-                return Err((LayoutFault::GroupWithoutCount, at));
+                return Err((LayoutSyntaxError::GroupWithoutCount, at));
             }
             continue;
         };
@@ -139,50 +139,52 @@ fn written_out(text: &str, end: usize) -> Result<Vec<Letter>, (LayoutFault, usiz
         repeat(&mut letters, repeated, &digits).map_err(|fault| (fault, star))?;
     }
     match open.pop() {
-        Some((_, at)) => Err((LayoutFault::Unclosed, at)),
+        Some((_, at)) => Err((LayoutSyntaxError::Unclosed, at)),
         None => Ok(letters),
     }
 }
 
 /// Repeats the letters from `first` on.
-fn repeat(letters: &mut Vec<Letter>, first: usize, digits: &str) -> Result<(), LayoutFault> {
+fn repeat(letters: &mut Vec<Letter>, first: usize, digits: &str) -> Result<(), LayoutSyntaxError> {
     if digits.trim_start_matches('0').is_empty() {
-        return Err(LayoutFault::NoCount);
+        return Err(LayoutSyntaxError::NoCount);
     }
     let repeated = letters.split_off(first);
-    // A count that no `usize` holds is too long as well, but for a group of nothing.
+    // A count beyond `usize` is too long as well, except for an empty group.
     let count = digits.parse().unwrap_or(usize::MAX);
     let length = repeated.len().saturating_mul(count);
-    if letters.len().saturating_add(length) > LONGEST {
-        return Err(LayoutFault::TooLong { longest: LONGEST });
+    if letters.len().saturating_add(length) > MAX_LETTERS {
+        return Err(LayoutSyntaxError::TooLong {
+            longest: MAX_LETTERS,
+        });
     }
     letters.extend(repeated.iter().cycle().take(length));
     Ok(())
 }
 
-/// Checks that E comes first, L last, and layers between.
-fn check(letters: &[Letter], end: usize) -> Result<(), (LayoutFault, usize)> {
+/// Checks that E is first, L last, and that there are layers.
+fn check(letters: &[Letter], end: usize) -> Result<(), (LayoutSyntaxError, usize)> {
     let places = |wanted: char| {
         let is = move |(_, (letter, _)): &(usize, &Letter)| *letter == wanted;
         letters.iter().enumerate().filter(is)
     };
     for letter in ['E', 'L'] {
         if let Some((_, (_, at))) = places(letter).nth(1) {
-            return Err((LayoutFault::Twice { letter }, *at));
+            return Err((LayoutSyntaxError::Twice { letter }, *at));
         }
     }
     match places('E').next() {
-        None => return Err((LayoutFault::NoEmbedding, 0)),
+        None => return Err((LayoutSyntaxError::NoEmbedding, 0)),
         Some((0, _)) => {}
-        Some((_, (_, at))) => return Err((LayoutFault::EmbeddingNotFirst, *at)),
+        Some((_, (_, at))) => return Err((LayoutSyntaxError::EmbeddingNotFirst, *at)),
     }
     match places('L').next() {
-        None => return Err((LayoutFault::NoLoss, end)),
+        None => return Err((LayoutSyntaxError::NoLoss, end)),
         Some((i, _)) if i + 1 == letters.len() => {}
-        Some((_, (_, at))) => return Err((LayoutFault::LossNotLast, *at)),
+        Some((_, (_, at))) => return Err((LayoutSyntaxError::LossNotLast, *at)),
     }
     match places('t').next() {
         Some(_) => Ok(()),
-        None => Err((LayoutFault::NoLayers, end)),
+        None => Err((LayoutSyntaxError::NoLayers, end)),
     }
 }

@@ -1,7 +1,5 @@
-//! Which layers of a model each stage of a pipeline holds.
-//!
-//! Evenly, with numbers of their own for the first and the last stage, or by a layout string; see
-//! [`LayerSplit`].
+//! The assignment of layers to pipeline stages: even, with other numbers for the first and the last
+//! stage, or by a layout string. See [`LayerSplit`].
 
 mod layout;
 
@@ -9,22 +7,22 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-pub use layout::{LayoutFault, parse_layout};
+pub use layout::{LayoutSyntaxError, parse_layout};
 
 /// The part of a model that one stage holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageLayout {
-    /// Whether the stage begins with the embedding.
+    /// Whether the stage has the embedding.
     pub embedding: bool,
-    /// The stage's layers, counted from 0 over the whole model; may be empty.
+    /// The stage's layers, as indices into the whole model; may be empty.
     pub layers: Range<usize>,
-    /// Whether the stage ends with the output layer and the loss.
+    /// Whether the stage has the output layer and the loss.
     pub loss: bool,
 }
 
-/// How layers are shared out over stages.
+/// How layers are distributed over stages.
 ///
-/// The first stage has the embedding and the last one the loss, whatever the layers.
+/// The first stage always has the embedding, the last one the loss.
 ///
 /// ```text
 /// split = "even"
@@ -34,11 +32,11 @@ pub struct StageLayout {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerSplit {
-    /// The same number for each stage.
+    /// The same number of layers per stage.
     #[default]
     Even,
-    /// These numbers for the first and the last stage, and the same number for each stage between;
-    /// an end without a number counts as one of those between.
+    /// These numbers for the first and the last stage, and the same number for each other stage;
+    /// an end without a number counts as another stage.
     Ends {
         /// Layers of the first stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,75 +45,75 @@ pub enum LayerSplit {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         last: Option<usize>,
     },
-    /// A layout string, as [`parse_layout`] reads it.
+    /// A layout string: see [`parse_layout`].
     Layout(String),
 }
 
-/// Why layers cannot be shared out.
+/// Why layers cannot be distributed over stages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
-    /// There are no layers, no stages or no ranks.
-    #[error("a pipeline needs at least 1 of its {what}, not 0")]
-    Nothing {
-        /// What is missing.
+    /// The number of layers, stages or ranks is 0.
+    #[error("invalid number of {what} 0: a pipeline needs at least 1")]
+    Zero {
+        /// Which of them.
         what: &'static str,
     },
-    /// Stages would have different numbers of layers.
+    /// The layers are not divisible by the stages.
     #[error(
-        "{layers} layers cannot be shared evenly over {stages} stages: use {fits}, or give the \
-         first and the last stage numbers of their own"
+        "{layers} layers are not divisible by {stages} stages: use {fits}, or set the numbers of \
+         layers of the first and the last stage"
     )]
     Uneven {
         /// Layers of the model.
         layers: usize,
         /// Stages of the pipeline.
         stages: usize,
-        /// Layers and stages that would do, the nearest ones.
+        /// The nearest numbers of layers and stages that fit.
         fits: String,
     },
-    /// The ends have more layers than there are, or there are too few stages to have two ends.
+    /// The first and the last stage have more layers than the model, or there are too few stages.
     #[error(
         "{ends} layers on the first and the last stage do not fit {layers} layers over {stages} \
          stages: use {fits}"
     )]
     Ends {
-        /// Layers of the ends together.
+        /// Layers of the first and the last stage together.
         ends: usize,
         /// Layers of the model.
         layers: usize,
         /// Stages of the pipeline.
         stages: usize,
-        /// What would do.
+        /// What fits.
         fits: String,
     },
-    /// The stages that have no number of their own would have different numbers of layers.
+    /// The remaining layers are not divisible by the other stages.
     #[error(
         "{ends} of {layers} layers on the first and the last stage leave {rest} for {between} \
-         other stages, which cannot share them evenly: use {fits} layers at the ends"
+         other stages, expected a positive multiple of {between}: use {fits} layers at the ends"
     )]
     Between {
-        /// Layers of the ends together.
+        /// Layers of the first and the last stage together.
         ends: usize,
         /// Layers of the model.
         layers: usize,
-        /// Layers that are left.
+        /// Layers that remain.
         rest: usize,
-        /// Stages that share them.
+        /// Stages other than the ends that have a number.
         between: usize,
-        /// Numbers of layers of both ends together that would do.
+        /// Numbers of layers of both ends together that fit.
         fits: String,
     },
-    /// The layout string cannot be read.
+    /// A syntax error in the layout string.
     #[error("{fault}\n  {text}\n  {:at$}^", "")]
     Syntax {
         /// The layout string.
         text: String,
-        /// The character at which something is wrong, counted from 0.
+        /// The position of the wrong character, from 0.
         at: usize,
         /// What is wrong there.
-        fault: LayoutFault,
+        fault: LayoutSyntaxError,
     },
-    /// The layout string has another number of layers than the model.
+    /// The numbers of layers of the layout string and of the model differ.
     #[error("the layout \"{text}\" has {named} layers (t), the model has {layers}")]
     LayoutLayers {
         /// The layout string.
@@ -125,7 +123,7 @@ pub enum SplitError {
         /// Layers of the model.
         layers: usize,
     },
-    /// The layout string has another number of stages than the pipeline.
+    /// The numbers of stages of the layout string and of the pipeline differ.
     #[error("the layout \"{text}\" has {named} stages, the pipeline has {stages}")]
     LayoutStages {
         /// The layout string.
@@ -135,28 +133,28 @@ pub enum SplitError {
         /// Stages of the pipeline.
         stages: usize,
     },
-    /// The ranks would hold different numbers of stages.
-    #[error("{stages} stages cannot be shared evenly by {ranks} ranks: use {fits}")]
+    /// The stages are not divisible by the ranks.
+    #[error("{stages} stages are not divisible by {ranks} ranks: use {fits}")]
     Ranks {
         /// Stages of the pipeline.
         stages: usize,
         /// Ranks of the pipeline.
         ranks: usize,
-        /// Stages and ranks that would do.
+        /// Numbers of stages and ranks that fit.
         fits: String,
     },
 }
 
 impl LayerSplit {
-    /// What each of `stages` stages holds of a model of `layers` layers.
+    /// The layout of each of `stages` stages of a model with `layers` layers.
     ///
     /// # Errors
     ///
-    /// [`SplitError`] with the numbers that would do, or with the place in the layout string.
+    /// [`SplitError`] with numbers that fit, or with the position in the layout string.
     pub fn stages(&self, layers: usize, stages: usize) -> Result<Vec<StageLayout>, SplitError> {
         for (what, count) in [("layers", layers), ("stages", stages)] {
             if count == 0 {
-                return Err(SplitError::Nothing { what });
+                return Err(SplitError::Zero { what });
             }
         }
         match self {
@@ -167,16 +165,15 @@ impl LayerSplit {
     }
 }
 
-/// The stages of each of `ranks` ranks, v.
+/// The number of stages per rank, v.
 ///
 /// # Errors
 ///
-/// [`SplitError::Ranks`] where the ranks would hold different numbers of stages, and
-/// [`SplitError::Nothing`].
+/// [`SplitError::Ranks`] if `stages` is not divisible by `ranks`; [`SplitError::Zero`].
 pub fn virtual_stages(stages: usize, ranks: usize) -> Result<usize, SplitError> {
     for (what, count) in [("stages", stages), ("ranks", ranks)] {
         if count == 0 {
-            return Err(SplitError::Nothing { what });
+            return Err(SplitError::Zero { what });
         }
     }
     if !stages.is_multiple_of(ranks) {
@@ -207,7 +204,7 @@ fn even(layers: usize, stages: usize) -> Result<Vec<StageLayout>, SplitError> {
             fits,
         });
     }
-    Ok(laid_out(&vec![layers / stages; stages]))
+    Ok(stage_layouts(&vec![layers / stages; stages]))
 }
 
 fn ends(
@@ -252,7 +249,7 @@ fn ends(
         counts.insert(0, first);
     }
     counts.extend(last);
-    Ok(laid_out(&counts))
+    Ok(stage_layouts(&counts))
 }
 
 fn checked_layout(
@@ -279,8 +276,8 @@ fn checked_layout(
     Ok(layout)
 }
 
-/// Stages with these numbers of layers, one after the other.
-fn laid_out(counts: &[usize]) -> Vec<StageLayout> {
+/// The layouts of stages with these numbers of layers, in order.
+fn stage_layouts(counts: &[usize]) -> Vec<StageLayout> {
     let mut end = 0;
     let stage = |(i, count): (usize, &usize)| {
         let start = end;
@@ -294,7 +291,7 @@ fn laid_out(counts: &[usize]) -> Vec<StageLayout> {
     counts.iter().enumerate().map(stage).collect()
 }
 
-/// The multiples of `step` next to `number`, which is none: `8 or 12`.
+/// The multiples of `step` nearest to `number`, which is not one: `8 or 12`.
 fn multiples_around(number: usize, step: usize) -> String {
     let below = number / step * step;
     match (below, below.checked_add(step)) {
@@ -304,7 +301,7 @@ fn multiples_around(number: usize, step: usize) -> String {
     }
 }
 
-/// The divisors of `number` next to `divisor`, which is none: `2 or 5`.
+/// The divisors of `number` nearest to `divisor`, which is not one: `2 or 5`.
 fn divisors_around(number: usize, divisor: usize) -> String {
     let divides = |trial: &usize| number.is_multiple_of(*trial);
     let below = (1..divisor.min(number + 1)).rev().find(divides);
@@ -313,7 +310,7 @@ fn divisors_around(number: usize, divisor: usize) -> String {
     both.join(" or ")
 }
 
-/// The most layers at the ends that leave each stage between them one.
+/// The most layers on the ends that leave one for each other stage.
 fn most_at_ends(layers: usize, between: usize) -> String {
     match (between, layers.checked_sub(between)) {
         (0, _) => format!("{layers} layers there"),
@@ -322,7 +319,7 @@ fn most_at_ends(layers: usize, between: usize) -> String {
     }
 }
 
-/// The numbers of layers at the ends that leave a multiple for the stages between: `2 or 4`.
+/// The numbers of layers on the ends that leave a multiple of the other stages: `2 or 4`.
 fn ends_around(layers: usize, rest: usize, between: usize) -> Option<String> {
     let below = rest / between * between;
     let above = below.checked_add(between).filter(|above| *above <= layers);

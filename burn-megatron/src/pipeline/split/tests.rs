@@ -3,9 +3,10 @@ use super::*;
 /// Layers of each stage as `E 0..3 | 3..5 | L`.
 fn text(stages: &[StageLayout]) -> String {
     let stage = |stage: &StageLayout| {
-        let layers = match stage.layers.is_empty() {
-            true => String::new(),
-            false => format!("{:?}", stage.layers),
+        let layers = if stage.layers.is_empty() {
+            String::new()
+        } else {
+            format!("{:?}", stage.layers)
         };
         let embedding = if stage.embedding { "E" } else { "" };
         let loss = if stage.loss { "L" } else { "" };
@@ -42,21 +43,21 @@ fn evenly() {
     assert_eq!(even(3, 1), "E 0..3 L");
     assert_eq!(
         even(10, 4),
-        "10 layers cannot be shared evenly over 4 stages: use 8 or 12 layers, or 2 or 5 stages, or \
-         give the first and the last stage numbers of their own"
+        "10 layers are not divisible by 4 stages: use 8 or 12 layers, or 2 or 5 stages, or set the \
+         numbers of layers of the first and the last stage"
     );
     assert_eq!(
         even(2, 4),
-        "2 layers cannot be shared evenly over 4 stages: use 4 layers, or 2 stages, or give the \
-         first and the last stage numbers of their own"
+        "2 layers are not divisible by 4 stages: use 4 layers, or 2 stages, or set the numbers of \
+         layers of the first and the last stage"
     );
     assert_eq!(
         even(0, 4),
-        "a pipeline needs at least 1 of its layers, not 0"
+        "invalid number of layers 0: a pipeline needs at least 1"
     );
     assert_eq!(
         even(4, 0),
-        "a pipeline needs at least 1 of its stages, not 0"
+        "invalid number of stages 0: a pipeline needs at least 1"
     );
 }
 
@@ -81,13 +82,13 @@ fn with_numbers_for_the_ends() {
 fn ends_that_do_not_fit() {
     assert_eq!(
         split(ends(2, 1), 10, 4),
-        "3 of 10 layers on the first and the last stage leave 7 for 2 other stages, which cannot \
-         share them evenly: use 2 or 4 layers at the ends"
+        "3 of 10 layers on the first and the last stage leave 7 for 2 other stages, expected a \
+         positive multiple of 2: use 2 or 4 layers at the ends"
     );
     assert_eq!(
         split(ends(2, 2), 4, 4),
-        "4 of 4 layers on the first and the last stage leave 0 for 2 other stages, which cannot \
-         share them evenly: use 2 layers at the ends"
+        "4 of 4 layers on the first and the last stage leave 0 for 2 other stages, expected a \
+         positive multiple of 2: use 2 layers at the ends"
     );
     assert_eq!(
         split(ends(6, 6), 10, 4),
@@ -112,7 +113,7 @@ fn ends_that_do_not_fit() {
     );
     assert_eq!(split(ends(1, 1), 3, 3), "E 0..1 | 1..2 | 2..3 L");
     assert!(split(ends(usize::MAX, 1), 3, 3).contains("at most 2 layers there"));
-    // Not 0, as the stages between need what there is.
+    // Not "at most 0": the other stages need all layers there are.
     assert!(split(ends(5, 1), 3, 5).contains("more than 3 layers"));
 }
 
@@ -153,51 +154,55 @@ fn layout_strings() {
 
 #[test]
 fn layout_errors_point_at_the_character() {
-    let m = "m (a layer that predicts a further token) is not built: leave it out";
+    let m = "m (multi-token prediction) is not supported: remove it";
     assert_eq!(
         layout("Et*3|(tt|)*2,m|L"),
         format!("{m}\n  Et*3|(tt|)*2,m|L\n               ^")
     );
     let cases = [
-        ("Et|x|L", 3, "the layout has a 'x' here: use E"),
-        ("Et|2t|L", 3, "the layout has a '2' here"),
-        ("Et|é|L", 3, "the layout has a 'é' here"),
-        ("Et|Et|L", 3, "the layout has a second E here"),
-        ("(Et|)*2,L", 1, "the layout has a second E here"),
-        ("Et|L|L", 5, "the layout has a second L here"),
-        ("t|E|L", 2, "E (embedding) has to be the first"),
-        ("|Et|L", 1, "E (embedding) has to be the first"),
-        ("Et|L|t", 3, "L (loss) has to be the last"),
-        ("EtLt", 2, "L (loss) has to be the last"),
+        (
+            "Et|x|L",
+            3,
+            "invalid character 'x' in the layout: expected E",
+        ),
+        ("Et|2t|L", 3, "invalid character '2' in the layout"),
+        ("Et|é|L", 3, "invalid character 'é' in the layout"),
+        ("Et|Et|L", 3, "second E in the layout"),
+        ("(Et|)*2,L", 1, "second E in the layout"),
+        ("Et|L|L", 5, "second L in the layout"),
+        ("t|E|L", 2, "E (embedding) must be the first"),
+        ("|Et|L", 1, "E (embedding) must be the first"),
+        ("Et|L|t", 3, "L (loss) must be the last"),
+        ("EtLt", 2, "L (loss) must be the last"),
         ("t|L", 0, "the layout has no embedding"),
         ("", 0, "the layout has no embedding"),
         ("Et|t", 4, "the layout has no loss"),
         ("E|L", 3, "the layout has no layers"),
-        ("Et*|L", 2, "a count of 1 or more"),
-        ("Et*0|L", 2, "a count of 1 or more"),
-        ("Et*-1|L", 2, "a count of 1 or more"),
-        ("E*", 1, "a count of 1 or more"),
-        ("*2EtL", 0, "there is nothing before the *"),
-        ("Et*2*3L", 4, "there is nothing before the *"),
-        ("E(*2)L", 2, "there is nothing before the *"),
-        ("E(t|L", 1, "this ( has no )"),
-        ("E((t|)*2L", 1, "this ( has no )"),
-        ("Et|)*2L", 3, "this ) has no ("),
-        ("E(t|)L", 4, "a count has to follow the group"),
+        ("Et*|L", 2, "expected a count of 1 or more"),
+        ("Et*0|L", 2, "expected a count of 1 or more"),
+        ("Et*-1|L", 2, "expected a count of 1 or more"),
+        ("E*", 1, "expected a count of 1 or more"),
+        ("*2EtL", 0, "nothing to repeat before *"),
+        ("Et*2*3L", 4, "nothing to repeat before *"),
+        ("E(*2)L", 2, "nothing to repeat before *"),
+        ("E(t|L", 1, "unclosed ("),
+        ("E((t|)*2L", 1, "unclosed ("),
+        ("Et|)*2L", 3, "unmatched )"),
+        ("E(t|)L", 4, "expected a count after the group"),
         (
             "Et*65536|L",
             2,
-            "with this count the layout is longer than 65536",
+            "this count makes the layout longer than 65536",
         ),
         (
             "E(((t*999)*999)*999)*999L",
             10,
-            "with this count the layout is longer",
+            "this count makes the layout longer",
         ),
         (
             "Et*99999999999999999999999|L",
             2,
-            "with this count the layout is longer",
+            "this count makes the layout longer",
         ),
     ];
     for (of, at, fault) in cases {
@@ -206,7 +211,7 @@ fn layout_errors_point_at_the_character() {
         let caret = message.lines().last().unwrap_or("");
         assert_eq!(caret, format!("  {}^", " ".repeat(at)), "{message}");
     }
-    // Nothing, however often, is nothing.
+    // An empty group can have any count.
     assert_eq!(layout("Et()*99999999999999999999999L"), "E 0..1 L");
 }
 
@@ -229,7 +234,7 @@ fn stages_over_ranks() {
     assert_eq!(virtual_stages(8, 4), Ok(2));
     assert_eq!(
         virtual_stages(5, 2).unwrap_err().to_string(),
-        "5 stages cannot be shared evenly by 2 ranks: use 4 or 6 stages, or 1 or 5 ranks"
+        "5 stages are not divisible by 2 ranks: use 4 or 6 stages, or 1 or 5 ranks"
     );
     assert!(virtual_stages(5, 0).is_err() && virtual_stages(0, 5).is_err());
 }

@@ -6,8 +6,8 @@ use plotters::prelude::*;
 
 use super::{LossCurve, PlotError, svg};
 
-/// Colours that are told apart, also by those who see no red.
-const COLOURS: [RGBColor; 7] = [
+/// Colors that are distinguishable also with red-green color blindness.
+const COLORS: [RGBColor; 7] = [
     RGBColor(60, 60, 60),
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -19,15 +19,14 @@ const COLOURS: [RGBColor; 7] = [
 
 /// Training and held-out losses of several runs over their steps, in nats per token.
 ///
-/// Training losses are drawn as smoothed lines, held-out losses as dots. The first run is the one that
-/// others are compared with.
+/// Training losses are drawn as smoothed lines, held-out losses as dots. The first run is the reference.
 #[derive(Clone, Debug, Default)]
-pub struct Comparison {
+pub struct LossComparison {
     title: String,
     runs: Vec<LossCurve>,
 }
 
-impl Comparison {
+impl LossComparison {
     /// A picture without runs.
     pub fn new(title: impl Into<String>) -> Self {
         Self {
@@ -48,10 +47,10 @@ impl Comparison {
     ///
     /// [`PlotError::Draw`].
     pub fn svg(&self) -> Result<String, PlotError> {
-        svg::on_paper(|area| self.draw_on(area))
+        svg::render(|area| self.draw_on(area))
     }
 
-    /// Writes [`Comparison::svg`] to a file.
+    /// Writes [`LossComparison::svg`] to a file.
     ///
     /// # Errors
     ///
@@ -68,26 +67,27 @@ impl Comparison {
         };
         let losses = bounds(LossCurve::losses);
         let (first, last) = bounds(|run| (run.steps().0 as f64, run.steps().1 as f64));
-        let left_out = self.runs.iter().map(|run| run.left_out).sum();
+        let omitted = self.runs.iter().map(|run| run.omitted).sum();
         let axes = LossCurve {
-            left_out,
+            omitted,
             ..LossCurve::default()
         };
         let mut chart = svg::chart(area, &self.title, first as usize..last as usize, losses)?;
         svg::mesh(&mut chart, axes.step_label())?;
-        for (run, colour) in self.runs.iter().zip(COLOURS.into_iter().cycle()) {
+        for (run, color) in self.runs.iter().zip(COLORS.into_iter().cycle()) {
             chart
-                .draw_series(LineSeries::new(run.smoothed(), colour.stroke_width(2)))
+                .draw_series(LineSeries::new(run.smoothed(), color.stroke_width(2)))
                 .map_err(svg::failed)?
                 .label(&run.title)
-                .legend(move |at| svg::key(at, colour, 2));
-            let dot = |at: &(usize, f64)| Circle::new(*at, 4, colour.filled());
+                .legend(move |at| svg::legend_line(at, color, 2));
+            let dot = |at: &(usize, f64)| Circle::new(*at, 4, color.filled());
             let dots = chart.draw_series(run.held_out.iter().map(dot));
             dots.map_err(svg::failed)?;
         }
-        match self.runs.is_empty() {
-            true => Ok(()), // a legend of nothing would be an empty box
-            false => svg::legend(&mut chart),
+        if self.runs.is_empty() {
+            Ok(()) // an empty legend would be an empty box
+        } else {
+            svg::legend(&mut chart)
         }
     }
 }
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn every_run_is_named() {
-        let picture = Comparison::new("8 bits against 16")
+        let picture = LossComparison::new("8 bits against 16")
             .with(run("bf16", 30))
             .with(run("mxfp8", 200));
         let svg = picture.svg().unwrap();
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn no_runs_and_runs_without_points_can_be_drawn() {
-        let empty = Comparison::new("nothing");
+        let empty = LossComparison::new("nothing");
         let with = empty.clone().with(LossCurve::new("a run"));
         for picture in [empty, with] {
             assert!(picture.svg().unwrap().trim_end().ends_with("</svg>"));
@@ -130,13 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn losses_that_are_left_out_are_counted_over_all_runs() {
+    fn omitted_losses_are_counted_over_all_runs() {
         let mut diverged = run("diverged", 3);
         diverged.training(3, f64::NAN);
-        let svg = Comparison::new("")
+        let svg = LossComparison::new("")
             .with(run("fine", 3))
             .with(diverged)
             .svg();
-        assert!(svg.unwrap().contains("1 not finite, left out"));
+        assert!(svg.unwrap().contains("1 not finite, omitted"));
     }
 }

@@ -1,4 +1,4 @@
-//! The loss curve of a run, as a picture and in the terminal; those of several runs in one picture.
+//! The loss curve of a run as SVG and in the terminal, and a comparison of several runs as SVG.
 
 mod comparison;
 mod svg;
@@ -7,20 +7,19 @@ mod terminal;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use comparison::Comparison;
+pub use comparison::LossComparison;
 
-use super::metrics::{Record, SkipReason};
+use super::metrics::{MetricsRecord, SkipReason};
 use crate::partial::replace_file;
 
-/// A loss further from zero than this says only that the run diverged, and would flatten all
-/// others.
-const LARGEST: f64 = 1e30;
+/// Larger losses are omitted: they would flatten the rest of the curve.
+const MAX_LOSS: f64 = 1e30;
 
-/// No picture shows more pieces of a curve than this.
-const BUCKETS: usize = 1000;
+/// The maximum number of segments of a drawn curve.
+const MAX_SEGMENTS: usize = 1000;
 
-/// Curves of fewer points are drawn as they are.
-const SMOOTHED_FROM: usize = 20;
+/// The minimum number of points of a curve that is smoothed.
+const MIN_SMOOTHED: usize = 20;
 
 /// Why a curve cannot be drawn.
 #[derive(Debug, thiserror::Error)]
@@ -28,28 +27,28 @@ pub enum PlotError {
     /// The drawing failed.
     #[error("cannot draw the loss curve: {0}")]
     Draw(String),
-    /// The operating system refused.
+    /// An I/O error.
     #[error("cannot write '{path}': {source}")]
     Io {
         /// The file.
         path: PathBuf,
-        /// The reason the operating system gives.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// Training and held-out losses over the steps of a run, in nats per token, and what training minimises
-/// where that is something else.
+/// Training and held-out losses over the steps of a run, in nats per token, and the objective, if it is not
+/// the cross-entropy alone.
 ///
 /// Losses that are NaN, infinite or beyond 1e30 are counted, not drawn. Any number of points can be
-/// drawn, none included.
+/// drawn, including none.
 #[derive(Debug, Clone, Default)]
 pub struct LossCurve {
     title: String,
     training: Vec<(usize, f64)>,
     held_out: Vec<(usize, f64)>,
     objective: Vec<(usize, f64)>,
-    left_out: usize,
+    omitted: usize,
 }
 
 impl LossCurve {
@@ -61,53 +60,54 @@ impl LossCurve {
         }
     }
 
-    /// The curve of a metrics file, as [`read_metrics`](super::metrics::read_metrics) gives it.
-    pub fn from_records(title: impl Into<String>, records: &[Record]) -> Self {
+    /// The curve of a metrics file, from [`read_metrics`](super::metrics::read_metrics).
+    pub fn from_records(title: impl Into<String>, records: &[MetricsRecord]) -> Self {
         let mut curve = Self::new(title);
         for record in records {
             match record {
-                Record::Run(_) => {}
-                // It has no loss.
-                Record::Step(metrics) if metrics.skip_reason == Some(SkipReason::NoTargets) => {}
-                Record::Step(metrics) => {
+                MetricsRecord::Run(_) => {}
+                // Has no loss.
+                MetricsRecord::Step(metrics)
+                    if metrics.skip_reason == Some(SkipReason::NoTargets) => {}
+                MetricsRecord::Step(metrics) => {
                     curve.training(metrics.step, metrics.loss);
                     let objective = metrics.minimised.objective;
                     objective
                         .into_iter()
                         .for_each(|value| curve.objective(metrics.step, value));
                 }
-                Record::HeldOut(metrics) if metrics.tokens == 0 => {}
-                Record::HeldOut(metrics) => curve.held_out(metrics.step, metrics.loss),
+                MetricsRecord::HeldOut(metrics) if metrics.tokens == 0 => {}
+                MetricsRecord::HeldOut(metrics) => curve.held_out(metrics.step, metrics.loss),
             }
         }
         curve
     }
 
-    /// Adds the loss of the global batch of `step`. Steps come in rising order.
+    /// Adds the loss of the global batch of `step`. Steps must be in ascending order.
     pub fn training(&mut self, step: usize, loss: f64) {
-        let usable = loss.abs() <= LARGEST; // false for NaN
+        let usable = loss.abs() <= MAX_LOSS; // false for NaN
         if usable {
             self.training.push((step, loss))
         } else {
-            self.left_out += 1
+            self.omitted += 1
         }
     }
 
-    /// Adds what was minimised in `step`, where that is more than its loss. What is not finite is left out,
-    /// as the loss beside it is not finite either, and counted.
+    /// Adds the objective of `step`, if it is not the loss alone. Values that are not finite are omitted; the
+    /// loss of the step is not finite either, and counted.
     pub fn objective(&mut self, step: usize, objective: f64) {
-        if objective.abs() <= LARGEST {
+        if objective.abs() <= MAX_LOSS {
             self.objective.push((step, objective));
         }
     }
 
-    /// Adds the held-out loss of the weights after `step` updates. Steps come in rising order.
+    /// Adds the held-out loss of the weights after `step` updates. Steps must be in ascending order.
     pub fn held_out(&mut self, step: usize, loss: f64) {
-        let usable = loss.abs() <= LARGEST;
+        let usable = loss.abs() <= MAX_LOSS;
         if usable {
             self.held_out.push((step, loss))
         } else {
-            self.left_out += 1
+            self.omitted += 1
         }
     }
 
@@ -134,19 +134,19 @@ impl LossCurve {
         terminal::draw(self, columns)
     }
 
-    /// A curve, but of a long run only the lowest and the highest point of each of [`BUCKETS`] pieces:
-    /// it looks the same, and the picture stays small.
-    fn outline(points: &[(usize, f64)]) -> Vec<(usize, f64)> {
+    /// Downsamples a long curve to the lowest and the highest point of each of [`MAX_SEGMENTS`] segments,
+    /// which looks the same.
+    fn downsample(points: &[(usize, f64)]) -> Vec<(usize, f64)> {
         let n = points.len();
-        if n <= 2 * BUCKETS {
+        if n <= 2 * MAX_SEGMENTS {
             return points.to_vec();
         }
         let by_loss = |a: &&(usize, f64), b: &&(usize, f64)| a.1.total_cmp(&b.1);
         points
-            .chunks(n.div_ceil(BUCKETS))
-            .flat_map(|piece| {
-                let lowest = piece.iter().min_by(by_loss).copied();
-                let highest = piece.iter().max_by(by_loss).copied();
+            .chunks(n.div_ceil(MAX_SEGMENTS))
+            .flat_map(|segment| {
+                let lowest = segment.iter().min_by(by_loss).copied();
+                let highest = segment.iter().max_by(by_loss).copied();
                 if lowest < highest {
                     [lowest, highest]
                 } else {
@@ -159,14 +159,14 @@ impl LossCurve {
 
     /// Whether there are enough points for [`LossCurve::smoothed`] to differ from the curve.
     fn is_smoothed(&self) -> bool {
-        self.training.len() >= SMOOTHED_FROM
+        self.training.len() >= MIN_SMOOTHED
     }
 
-    /// The training curve without most of its noise, at up to [`BUCKETS`] places: the mean over a
-    /// window of a twentieth of all points.
+    /// The smoothed training curve at up to [`MAX_SEGMENTS`] points: the mean over a window of a twentieth of
+    /// all points.
     ///
-    /// The window is centred, so that the curve does not lag. It shrinks towards the start, where
-    /// the loss falls steeply, and is cut off at the end, where it does not.
+    /// The window is centered, so the curve does not lag. It shrinks towards the start, where the loss falls
+    /// steeply, and is truncated at the end.
     fn smoothed(&self) -> Vec<(usize, f64)> {
         let n = self.training.len();
         if !self.is_smoothed() {
@@ -177,14 +177,14 @@ impl LossCurve {
             let window = &self.training[i - radius..(i + radius + 1).min(n)];
             window.iter().map(|&(_, loss)| loss).sum::<f64>() / window.len() as f64
         };
-        let places = n.min(BUCKETS);
+        let places = n.min(MAX_SEGMENTS);
         (0..places)
             .map(|place| place * (n - 1) / (places - 1))
             .map(|i| (self.training[i].0, mean(i)))
             .collect()
     }
 
-    /// The first and the last step; one further if they are the same.
+    /// The first and the last step; the last is one more if they are equal.
     fn steps(&self) -> (usize, usize) {
         let steps = || {
             self.training
@@ -197,8 +197,7 @@ impl LossCurve {
         (first.min(usize::MAX - 1), last.max(first.saturating_add(1)))
     }
 
-    /// The lowest and the highest loss with a margin, wide enough to be told apart when they are
-    /// the same.
+    /// The lowest and the highest loss with a margin, also if they are equal.
     fn losses(&self) -> (f64, f64) {
         let losses = || {
             self.training
@@ -215,11 +214,11 @@ impl LossCurve {
         (low - margin, high + margin)
     }
 
-    /// The name of the horizontal axis; it says what is missing.
+    /// The label of the horizontal axis, with the number of omitted losses.
     fn step_label(&self) -> String {
-        match self.left_out {
+        match self.omitted {
             0 => "step".to_string(),
-            n => format!("step ({n} not finite, left out)"),
+            n => format!("step ({n} not finite, omitted)"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The loss curve as a picture.
+//! The loss curve as SVG.
 
 use std::ops::Range;
 
@@ -21,11 +21,11 @@ pub(super) type Axes =
 pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Axes>;
 
 pub(super) fn draw(curve: &LossCurve) -> Result<String, PlotError> {
-    on_paper(|area| draw_on(area, curve))
+    render(|area| draw_on(area, curve))
 }
 
-/// A picture of our size.
-pub(super) fn on_paper(
+/// Draws an SVG of the common size.
+pub(super) fn render(
     draw: impl FnOnce(&Area<'_>) -> Result<(), PlotError>,
 ) -> Result<String, PlotError> {
     let mut text = String::new();
@@ -44,13 +44,14 @@ fn draw_on(area: &Area<'_>, curve: &LossCurve) -> Result<(), PlotError> {
     draw_objective(&mut chart, curve)?;
     draw_training(&mut chart, curve)?;
     draw_held_out(&mut chart, curve)?;
-    match curve.training.is_empty() && curve.held_out.is_empty() {
-        true => Ok(()), // a legend of nothing would be an empty box
-        false => legend(&mut chart),
+    if curve.training.is_empty() && curve.held_out.is_empty() {
+        Ok(()) // an empty legend would be an empty box
+    } else {
+        legend(&mut chart)
     }
 }
 
-/// Axes of steps and losses.
+/// A chart with axes of steps and losses.
 pub(super) fn chart<'a, 'b>(
     area: &'a Area<'b>,
     title: &str,
@@ -102,17 +103,17 @@ pub(super) fn failed(error: impl std::error::Error) -> PlotError {
     PlotError::Draw(error.to_string())
 }
 
-/// What training minimises, under its curve.
+/// The objective, below the training curve.
 fn draw_objective(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), PlotError> {
     if curve.objective.is_empty() {
         return Ok(());
     }
-    let line = LossCurve::outline(&curve.objective);
+    let line = LossCurve::downsample(&curve.objective);
     chart
         .draw_series(LineSeries::new(line, OBJECTIVE.stroke_width(1)))
         .map_err(failed)?
         .label("objective")
-        .legend(|at| key(at, OBJECTIVE, 1));
+        .legend(|at| legend_line(at, OBJECTIVE, 1));
     Ok(())
 }
 
@@ -129,28 +130,28 @@ fn draw_training(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), Plo
         }
         _ if !curve.is_smoothed() => {
             let line = LineSeries::new(
-                LossCurve::outline(&curve.training),
+                LossCurve::downsample(&curve.training),
                 SMOOTHED.stroke_width(2),
             );
             chart
                 .draw_series(line)
                 .map_err(failed)?
                 .label("training")
-                .legend(|at| key(at, SMOOTHED, 2));
+                .legend(|at| legend_line(at, SMOOTHED, 2));
         }
         _ => {
-            let line = LineSeries::new(LossCurve::outline(&curve.training), RAW.stroke_width(1));
+            let line = LineSeries::new(LossCurve::downsample(&curve.training), RAW.stroke_width(1));
             chart
                 .draw_series(line)
                 .map_err(failed)?
                 .label("training")
-                .legend(|at| key(at, RAW, 1));
+                .legend(|at| legend_line(at, RAW, 1));
             let line = LineSeries::new(curve.smoothed(), SMOOTHED.stroke_width(2));
             chart
                 .draw_series(line)
                 .map_err(failed)?
                 .label("training, smoothed")
-                .legend(|at| key(at, SMOOTHED, 2));
+                .legend(|at| legend_line(at, SMOOTHED, 2));
         }
     }
     Ok(())
@@ -172,7 +173,11 @@ fn draw_held_out(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), Plo
     Ok(())
 }
 
-/// The piece of line that stands in the legend.
-pub(super) fn key((x, y): (i32, i32), color: RGBColor, width: u32) -> PathElement<(i32, i32)> {
+/// The line of a legend entry.
+pub(super) fn legend_line(
+    (x, y): (i32, i32),
+    color: RGBColor,
+    width: u32,
+) -> PathElement<(i32, i32)> {
     PathElement::new([(x, y), (x + 28, y)], color.stroke_width(width))
 }

@@ -4,16 +4,16 @@ use textplots::{Chart, Plot, Shape};
 
 use super::LossCurve;
 
-/// The lines of text the curve itself takes; three more hold the legend, the axis and its labels.
+/// The lines of text of the curve; three more have the legend, the axis and its labels.
 const ROWS: usize = 9;
 /// The characters before the curve: a label and the axis.
 const GUTTER: usize = 10;
-const FEWEST_COLUMNS: usize = 40;
+const MIN_COLUMNS: usize = 40;
 /// A Braille character is 2 dots wide and 4 high.
 const DOTS: (usize, usize) = (2, 4);
 
 pub(super) fn draw(curve: &LossCurve, columns: usize) -> String {
-    let width = columns.max(FEWEST_COLUMNS) - GUTTER;
+    let width = columns.max(MIN_COLUMNS) - GUTTER;
     let mut cells = braille(curve, width);
     mark_held_out(curve, &mut cells);
 
@@ -72,7 +72,7 @@ fn braille(curve: &LossCurve, width: usize) -> Vec<Vec<char>> {
     (0..ROWS).map(|_| row(lines.next())).collect()
 }
 
-/// Puts an `o` where a held-out loss lies.
+/// Marks each held-out loss with an `o`.
 fn mark_held_out(curve: &LossCurve, cells: &mut [Vec<char>]) {
     let (first, last) = curve.steps();
     let (low, high) = curve.losses();
@@ -110,7 +110,7 @@ fn header(curve: &LossCurve, columns: usize) -> String {
     };
     let space = columns.saturating_sub(name.chars().count() + legend.chars().count());
     if space == 0 {
-        return format!("{legend}\n"); // the narrowest plot has no room for both
+        return format!("{legend}\n"); // the narrowest plot is too narrow for both
     }
     format!("{name}{}{legend}\n", " ".repeat(space))
 }
@@ -121,7 +121,7 @@ fn footer(curve: &LossCurve, width: usize) -> String {
     let between = width.saturating_sub(first.len() + last.len());
     let axis = format!("{:>GUTTER$}{}", '└', "─".repeat(width));
     let label = curve.step_label();
-    // Without room for its name an axis still needs its numbers.
+    // A narrow axis has numbers but no label.
     let label = if label.len() + 2 <= between {
         label
     } else {

@@ -90,7 +90,7 @@ fn the_curve_falls_from_the_upper_left_to_the_lower_right() {
 }
 
 #[test]
-fn what_is_not_finite_is_left_out_and_counted() {
+fn losses_that_are_not_finite_are_omitted_and_counted() {
     let mut curve = example(100);
     let (svg, steps, losses) = (curve.svg().expect("draws"), curve.steps(), curve.losses());
     for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX] {
@@ -100,7 +100,7 @@ fn what_is_not_finite_is_left_out_and_counted() {
     assert_eq!((curve.steps(), curve.losses()), (steps, losses));
     assert_eq!(
         curve.svg().expect("draws"),
-        svg.replace("step\n", "step (5 not finite, left out)\n")
+        svg.replace("step\n", "step (5 not finite, omitted)\n")
     );
     assert!(check_terminal(&curve, 100).contains("5 not finite"));
 
@@ -155,10 +155,10 @@ fn a_long_run_keeps_its_ends_and_its_extremes_in_a_small_picture() {
     let mut curve = example(100_001);
     curve.training[70_000].1 = 9.0;
     curve.training[70_001].1 = -9.0;
-    let outline = LossCurve::outline(&curve.training);
-    assert!(outline.len() <= 2000 && outline.is_sorted_by_key(|point| point.0));
+    let drawn = LossCurve::downsample(&curve.training);
+    assert!(drawn.len() <= 2000 && drawn.is_sorted_by_key(|point| point.0));
     for extreme in [(70_000, 9.0), (70_001, -9.0)] {
-        assert!(outline.contains(&extreme), "{extreme:?}");
+        assert!(drawn.contains(&extreme), "{extreme:?}");
     }
     let smoothed = curve.smoothed();
     assert_eq!(
@@ -188,11 +188,13 @@ fn a_file_that_cannot_be_written_is_named() {
 }
 
 #[test]
-fn what_is_minimised_is_a_curve_of_its_own() {
-    use crate::train::metrics::{HeldOutMetrics, Minimised, Record, SkipReason, StepMetrics};
+fn the_objective_is_a_curve_of_its_own() {
+    use crate::train::metrics::{
+        HeldOutMetrics, MetricsRecord, Minimised, SkipReason, StepMetrics,
+    };
 
     let step = |step: usize, objective| {
-        Record::Step(StepMetrics {
+        MetricsRecord::Step(StepMetrics {
             step,
             loss: 3.0,
             bits_per_byte: 4.3,
@@ -216,14 +218,14 @@ fn what_is_minimised_is_a_curve_of_its_own() {
     assert!(curve.svg().expect("draws").contains("objective"));
     assert_eq!(curve.training, [(0, 3.0), (1, 3.0)]);
     assert!(curve.losses().1 > 3.5);
-    // A step without targets has no loss, and is none that is not finite.
-    let Record::Step(mut masked) = step(2, None) else {
+    // A step without targets has no loss, and does not count as not finite.
+    let MetricsRecord::Step(mut masked) = step(2, None) else {
         unreachable!("it was made above")
     };
     masked.loss = f64::NAN;
     masked.skip_reason = Some(SkipReason::NoTargets);
-    records.push(Record::Step(masked));
-    records.push(Record::HeldOut(HeldOutMetrics {
+    records.push(MetricsRecord::Step(masked));
+    records.push(MetricsRecord::HeldOut(HeldOutMetrics {
         step: 3,
         loss: f64::NAN,
         bits_per_byte: f64::NAN,
@@ -231,5 +233,5 @@ fn what_is_minimised_is_a_curve_of_its_own() {
         tokens: 0,
     }));
     let with = LossCurve::from_records("", &records);
-    assert_eq!((with.left_out, with.training), (0, curve.training));
+    assert_eq!((with.omitted, with.training), (0, curve.training));
 }

@@ -5,57 +5,59 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::tensor::Device;
-use burn_megatron::checkpoint::{Checkpoint, Leniency, Retention};
-use burn_megatron::comm::{Groups, Rank, World};
+use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, Retention};
+use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{DataParallelConfig, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError, Saved, Saver, Saving, TrainConfig, Trainer};
+use burn_megatron::train::{
+    Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig, Trainer,
+};
 use burn_megatron_models::{Transformer, TransformerConfig};
 
 use super::files;
 use crate::bench::timing::median;
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// Tokens of a sample: few, as training is only there to be disturbed.
+/// Tokens of a sample: few, as only the effect of saving on training is measured.
 const TOKENS: usize = 64;
 
 /// What is saved, and how often.
-pub struct Setup {
+pub struct CheckpointBench {
     pub model: TransformerConfig,
     pub ranks: usize,
     pub zero_stage: ZeroStage,
     pub samples: usize,
-    /// Steps between two checkpoints that are written while training goes on.
+    /// Steps between two asynchronous checkpoints.
     pub every: usize,
-    /// A folder of this run alone.
+    /// The folder of this benchmark.
     pub folder: PathBuf,
 }
 
 /// Seconds, of each sample.
 #[derive(Debug, Default)]
-pub struct Record {
+pub struct CheckpointTimings {
     /// Bytes of a checkpoint.
     pub bytes: u64,
     pub save: Vec<f64>,
     pub copy: Vec<f64>,
     pub load: Vec<f64>,
     pub read: Vec<f64>,
-    /// Asynchronous: from the beginning to the publication.
+    /// Asynchronous: from begin to publication.
     pub write: Vec<f64>,
-    /// How long training stood still for it.
+    /// How long training was stalled by it.
     pub stall: Vec<f64>,
-    /// What the steps took longer, until it was published.
+    /// How much longer the steps took until it was published.
     pub slower: Vec<f64>,
-    /// Steps while nothing was written.
+    /// Steps while nothing is written.
     pub step: Vec<f64>,
 }
 
-impl Setup {
-    /// Measures, and gives what rank 0 saw.
-    pub fn run(&self) -> Result<Record, Error> {
+impl CheckpointBench {
+    /// Measures; returns the timings of rank 0.
+    pub fn run(&self) -> Result<CheckpointTimings, Error> {
         let text = self.folder.join("text");
         fs::write(
             &text,
@@ -67,17 +69,21 @@ impl Setup {
         Ok(records.swap_remove(0))
     }
 
-    fn measure(&self, rank: &Rank, text: &TextData) -> Result<Record, Error> {
-        let groups = Groups::new(&ParallelConfig::new().with_data(self.ranks), rank)?;
-        let mut record = Record::default();
-        self.in_turns(&groups, text, &mut record)?;
-        self.in_the_background(&groups, text, &mut record)?;
+    fn measure(&self, rank: &Rank, text: &TextData) -> Result<CheckpointTimings, Error> {
+        let groups = ParallelContext::new(&ParallelConfig::new().with_data(self.ranks), rank)?;
+        let mut record = CheckpointTimings::default();
+        self.measure_foreground(&groups, text, &mut record)?;
+        self.measure_background(&groups, text, &mut record)?;
         Ok(record)
     }
 
-    fn trainer(&self, groups: &Groups, steps: usize) -> Result<Trainer<Transformer>, Error> {
+    fn trainer(
+        &self,
+        groups: &ParallelContext,
+        steps: usize,
+    ) -> Result<Trainer<Transformer>, Error> {
         let device = Device::flex();
-        let model = self.model.init(Scope::new(groups, &device), false)?;
+        let model = self.model.init(ModelBuilder::new(groups, &device), false)?;
         let config = TrainConfig {
             steps,
             warmup_steps: 1,
@@ -94,21 +100,31 @@ impl Setup {
         Ok(Trainer::new(model, groups, &device, &config)?)
     }
 
-    fn saver(&self, groups: &Groups, name: &str, every: Option<usize>) -> Result<Saver, Error> {
-        let saving = Saving {
+    fn saver(
+        &self,
+        groups: &ParallelContext,
+        name: &str,
+        every: Option<usize>,
+    ) -> Result<Saver, Error> {
+        let saving = SaveConfig {
             every: every.map(|steps| steps as u64),
             asynchronous: every.is_some(),
             keep: Retention {
                 last: every.map(|_| 1),
                 every: None,
             },
-            ..Saving::into_folder(self.folder.join(name))
+            ..SaveConfig::into_folder(self.folder.join(name))
         };
         Ok(Saver::open(saving, groups)?)
     }
 
-    /// A save, a copy, a load and a read of the same bytes, again and again; the first round warms up.
-    fn in_turns(&self, groups: &Groups, text: &TextData, record: &mut Record) -> Result<(), Error> {
+    /// A save, a copy, a load and a read of the same bytes, repeated; the first round is a warm-up.
+    fn measure_foreground(
+        &self,
+        groups: &ParallelContext,
+        text: &TextData,
+        record: &mut CheckpointTimings,
+    ) -> Result<(), Error> {
         let world = groups.world();
         let mut trainer = self.trainer(groups, self.samples + 1)?;
         trainer.save_with(self.saver(groups, "in-turns", None)?);
@@ -133,7 +149,7 @@ impl Setup {
             world.barrier()?;
             let load = || {
                 let checkpoint = Checkpoint::open(&checkpoint)?;
-                Ok(trainer.load(&checkpoint, Leniency::default())?)
+                Ok(trainer.load(&checkpoint, LoadTolerance::default())?)
             };
             let ((), load) = timed(load)?;
             world.barrier()?;
@@ -141,7 +157,7 @@ impl Setup {
             if groups.rank() == 0 {
                 record.bytes = files::bytes(&checkpoint)?;
                 fs::remove_dir_all(&to)?;
-                // A copy removes nothing: with older ones to remove, a save would do more.
+                // A copy removes nothing; with older checkpoints to remove, a save would do more work.
                 fs::remove_dir_all(&checkpoint)?;
             }
             if round > 0 {
@@ -155,18 +171,18 @@ impl Setup {
     }
 
     /// Trains on while checkpoints are written.
-    fn in_the_background(
+    fn measure_background(
         &self,
-        groups: &Groups,
+        groups: &ParallelContext,
         text: &TextData,
-        record: &mut Record,
+        record: &mut CheckpointTimings,
     ) -> Result<(), Error> {
         let steps = self.every * (self.samples + 1);
         let mut trainer = self.trainer(groups, steps)?;
         trainer.save_with(self.saver(groups, "background", Some(self.every))?);
-        let mut watch = Watch::new(self.every);
-        trainer.fit(text, &mut watch)?;
-        watch.add_to(record);
+        let mut observer = SaveObserver::new(self.every);
+        trainer.fit(text, &mut observer)?;
+        observer.add_to(record);
         Ok(())
     }
 }
@@ -177,16 +193,16 @@ fn timed<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<(T, f64), Error> 
     Ok((done, started.elapsed().as_secs_f64()))
 }
 
-/// Notes which steps were made while a checkpoint was written.
-struct Watch {
+/// Records which steps ran while a checkpoint was written.
+struct SaveObserver {
     every: usize,
     /// Seconds of each step.
     steps: Vec<f64>,
     /// The steps before a checkpoint was begun and published, and the checkpoint.
-    saved: Vec<(usize, Saved)>,
+    saved: Vec<(usize, SavedCheckpoint)>,
 }
 
-impl Watch {
+impl SaveObserver {
     fn new(every: usize) -> Self {
         Self {
             every,
@@ -195,25 +211,27 @@ impl Watch {
         }
     }
 
-    fn add_to(self, record: &mut Record) {
-        // Those of the last step are not written beside training.
+    fn add_to(self, record: &mut CheckpointTimings) {
+        // The checkpoint of the last step is not written during training.
         let last = self.steps.len() as u64;
         let saved = self.saved.iter().filter(|(_, saved)| saved.step < last);
         let saved: Vec<_> = saved.collect();
         let is_busy = |step: usize| {
-            let within =
-                |(end, saved): &&(usize, Saved)| (saved.step as usize..*end).contains(&step);
+            let within = |(end, saved): &&(usize, SavedCheckpoint)| {
+                (saved.step as usize..*end).contains(&step)
+            };
             saved.iter().any(within)
         };
-        // The first steps fill pools.
+        // The first steps fill memory pools.
         let numbers = self.every / 2..self.steps.len();
         record.step = numbers
             .filter(|step| !is_busy(*step))
             .map(|step| self.steps[step])
             .collect();
-        let usual = match record.step.is_empty() {
-            true => f64::NAN,
-            false => median(&record.step),
+        let usual = if record.step.is_empty() {
+            f64::NAN
+        } else {
+            median(&record.step)
         };
         for (end, saved) in saved {
             let during = &self.steps[saved.step as usize..*end];
@@ -225,7 +243,7 @@ impl Watch {
     }
 }
 
-impl Observer for Watch {
+impl Observer for SaveObserver {
     fn step(&mut self, _: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
         self.steps.push(timing.seconds);
         Ok(())
@@ -235,7 +253,7 @@ impl Observer for Watch {
         Ok(())
     }
 
-    fn saved(&mut self, saved: &Saved) -> Result<(), ObserverError> {
+    fn saved(&mut self, saved: &SavedCheckpoint) -> Result<(), ObserverError> {
         self.saved.push((self.steps.len(), saved.clone()));
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use crate::recipe::Error;
+use crate::error::Error;
 
 /// The data files of a checkpoint.
 fn files(checkpoint: &Path) -> Result<Vec<PathBuf>, Error> {

@@ -14,8 +14,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::timing::median;
-use crate::recipe::Error;
-use case::{Record, Setup};
+use crate::error::Error;
+use case::{CheckpointBench, CheckpointTimings};
 
 /// Flags of `bench checkpoint`.
 #[derive(Args)]
@@ -26,29 +26,29 @@ pub struct CheckpointBenchArgs {
     /// Features of its residual stream.
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub hidden: usize,
-    /// Ranks that share the batch, each with one compute thread.
+    /// Number of data-parallel ranks, each with one compute thread.
     #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2)]
     pub data_parallel: usize,
-    /// What is sharded: 0 nothing, 1 the optimizer, 2 its gradients too, 3 the parameters as well.
+    /// ZeRO stage: 0 shards nothing, 1 the optimizer, 2 also gradients, 3 also parameters.
     #[arg(long, value_name = "STAGE", default_value_t = ZeroStage::Optimizer)]
     pub zero_stage: ZeroStage,
-    /// Checkpoints of each kind, of which the median counts.
+    /// Checkpoints of each kind, of which the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub samples: usize,
-    /// Steps between two checkpoints that are written while training goes on.
+    /// Steps between two asynchronous checkpoints.
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub every: usize,
-    /// An empty folder on the disk to be measured; the system's folder for temporary files by default.
+    /// A folder on the disk to measure; by default the system's temporary folder.
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Where the figures go as JSON.
+    /// Write the results to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
 
-/// The figures; bandwidths in MB/s (1e6 bytes).
+/// The results; bandwidths in MB/s (1e6 bytes).
 #[derive(Serialize)]
-struct Report {
+struct CheckpointReport {
     ranks: usize,
     megabytes: f64,
     save: f64,
@@ -63,11 +63,11 @@ struct Report {
     step_seconds: f64,
 }
 
-/// Saves, copies, loads and reads the same bytes in turns, and prints what each takes.
+/// Saves, copies, loads and reads the same bytes, interleaved, and prints the time of each.
 pub fn run(args: &CheckpointBenchArgs) -> Result<ExitCode, Error> {
     let setup = setup(args)?;
     println!("{}\n", describe(&setup));
-    // It goes at the end with all in it: none that was there before.
+    // It is removed at the end, so it must not exist before.
     fs::create_dir(&setup.folder).map_err(|error| {
         format!(
             "cannot create the folder {}: {error}",
@@ -75,9 +75,9 @@ pub fn run(args: &CheckpointBenchArgs) -> Result<ExitCode, Error> {
         )
     })?;
     let record = setup.run();
-    // What was written is of no use to anybody, whatever came of it.
+    // Removed also after an error.
     let removed = fs::remove_dir_all(&setup.folder);
-    let report = Report::of(&setup, &record?);
+    let report = CheckpointReport::of(&setup, &record?);
     removed.map_err(|error| format!("cannot remove {}: {error}", setup.folder.display()))?;
     print!("{report}");
     if let Some(path) = &args.json {
@@ -87,7 +87,7 @@ pub fn run(args: &CheckpointBenchArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn setup(args: &CheckpointBenchArgs) -> Result<Setup, Error> {
+fn setup(args: &CheckpointBenchArgs) -> Result<CheckpointBench, Error> {
     let model = TransformerConfig {
         layers: args.layers,
         hidden: args.hidden,
@@ -100,11 +100,11 @@ fn setup(args: &CheckpointBenchArgs) -> Result<Setup, Error> {
         ("every", args.every),
     ] {
         if number == 0 {
-            return Err(format!("--{flag} 0 measures nothing; 1 and more do").into());
+            return Err(format!("invalid --{flag} 0: expected at least 1").into());
         }
     }
     let folder = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-    Ok(Setup {
+    Ok(CheckpointBench {
         model,
         ranks: args.data_parallel,
         zero_stage: args.zero_stage,
@@ -114,8 +114,8 @@ fn setup(args: &CheckpointBenchArgs) -> Result<Setup, Error> {
     })
 }
 
-fn describe(setup: &Setup) -> String {
-    let Setup {
+fn describe(setup: &CheckpointBench) -> String {
+    let CheckpointBench {
         model,
         ranks,
         zero_stage,
@@ -131,12 +131,12 @@ fn describe(setup: &Setup) -> String {
     )
 }
 
-impl Report {
-    fn of(setup: &Setup, record: &Record) -> Self {
+impl CheckpointReport {
+    fn of(setup: &CheckpointBench, record: &CheckpointTimings) -> Self {
         let megabytes = record.bytes as f64 / 1e6;
         let rate = |seconds: &[f64]| megabytes / median(seconds);
         let [save, copy, load, read] = [&record.save, &record.copy, &record.load, &record.read];
-        // Side by side, so that what else the disk does meets both.
+        // Ratios within a round, so that other load on the disk affects both.
         let ratio = |own: &[f64], plain: &[f64]| {
             let ratios = own.iter().zip(plain).map(|(own, plain)| plain / own);
             median(&ratios.collect::<Vec<_>>())
@@ -158,7 +158,7 @@ impl Report {
     }
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for CheckpointReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { megabytes, .. } = self;
         writeln!(f, "a checkpoint has {megabytes:.0} MB\n")?;
@@ -173,7 +173,7 @@ impl std::fmt::Display for Report {
         let of_write = |seconds: f64| 100.0 * seconds / self.write_seconds;
         writeln!(
             f,
-            "\nwhile training goes on: written in {:.2} s; training stands still for {:.3} s ({:.1} % of that), \
+            "\nduring training: written in {:.2} s; training stalls for {:.3} s ({:.1} % of that), \
              and its steps, of {:.2} s otherwise, take {:.2} s more in all ({:.0} %)",
             self.write_seconds,
             self.stall_seconds,
@@ -188,23 +188,18 @@ impl std::fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{BenchCommand, Cli, Command};
-    use clap::Parser;
+    use crate::flags::parse;
 
     fn args(flags: &[&str]) -> CheckpointBenchArgs {
-        let words = ["burn-megatron", "bench", "checkpoint"];
-        match Cli::parse_from(words.iter().chain(flags)).command {
-            Command::Bench(BenchCommand::Checkpoint(args)) => args,
-            _ => panic!("bench checkpoint was asked for"),
-        }
+        parse(flags).unwrap()
     }
 
     #[test]
-    fn flags_that_measure_nothing_are_refused() {
+    fn zero_is_refused() {
         for flag in ["--data-parallel", "--samples", "--every"] {
             let error = setup(&args(&[flag, "0"])).err().unwrap().to_string();
             assert!(
-                error.starts_with(&format!("{flag} 0 measures nothing")),
+                error.starts_with(&format!("invalid {flag} 0: expected")),
                 "{error}"
             );
         }
@@ -234,7 +229,7 @@ mod tests {
         };
         fs::create_dir_all(&setup.folder).unwrap();
         let record = setup.run().unwrap();
-        let report = Report::of(&setup, &record);
+        let report = CheckpointReport::of(&setup, &record);
         fs::remove_dir_all(dir).unwrap();
         let turns = [&record.save, &record.copy, &record.load, &record.read];
         assert!(turns.iter().all(|seconds| seconds.len() == 2), "{record:?}");
@@ -250,10 +245,6 @@ mod tests {
             (bytes..bytes + bytes / 8).contains(&record.bytes),
             "{record:?}"
         );
-        assert!(
-            report
-                .to_string()
-                .contains("while training goes on: written in")
-        );
+        assert!(report.to_string().contains("during training: written in"));
     }
 }

@@ -7,11 +7,11 @@ use burn_megatron::kernels::fp8::{Accumulation, Format, Fp8Matrix, accumulate_at
 use burn_megatron::kernels::gemm;
 
 use super::products::{with_sums, zeros};
-use super::recipe::{Both, Recipe};
-use super::{Contest, draw};
+use super::recipe::{BothLayouts, ScalingRecipe};
+use super::{TimedPair, draw};
 use crate::bench::case::{Seed, Shape};
 
-/// Width inside over width outside.
+/// Inner width over outer width.
 const INSIDE: usize = 4;
 
 /// Matrices of both layers, `x` and the gradient of `y`.
@@ -24,17 +24,17 @@ struct Mlp {
 }
 
 /// How a linear layer multiplies.
-trait Arithmetic {
+trait LinearArithmetic {
     /// What the backward needs.
-    type Kept;
+    type Saved;
 
     /// `x w`.
-    fn forward(&self, x: &Tensor<2>, weight: &Tensor<2>) -> (Tensor<2>, Self::Kept);
+    fn forward(&self, x: &Tensor<2>, weight: &Tensor<2>) -> (Tensor<2>, Self::Saved);
 
     /// `dy w^T`, and the sums with `x^T dy` added from `offset` on.
     fn backward(
         &self,
-        kept: Self::Kept,
+        saved: Self::Saved,
         dy: &Tensor<2>,
         sums: Tensor<1>,
         offset: usize,
@@ -49,21 +49,21 @@ struct Plain;
 /// micro-batch: with more of them weights are quantised for all at once.
 #[derive(Clone)]
 struct EightBits {
-    recipe: Recipe,
+    recipe: ScalingRecipe,
     scale: Tensor<1>,
 }
 
-impl Arithmetic for Plain {
-    type Kept = (Tensor<2>, Tensor<2>);
+impl LinearArithmetic for Plain {
+    type Saved = (Tensor<2>, Tensor<2>);
 
-    fn forward(&self, x: &Tensor<2>, weight: &Tensor<2>) -> (Tensor<2>, Self::Kept) {
+    fn forward(&self, x: &Tensor<2>, weight: &Tensor<2>) -> (Tensor<2>, Self::Saved) {
         let y = gemm::linear(x.clone(), weight.clone(), None);
         (y, (x.clone(), weight.clone()))
     }
 
     fn backward(
         &self,
-        (x, weight): Self::Kept,
+        (x, weight): Self::Saved,
         dy: &Tensor<2>,
         sums: Tensor<1>,
         offset: usize,
@@ -75,16 +75,16 @@ impl Arithmetic for Plain {
 }
 
 impl EightBits {
-    fn both(&self, x: &Tensor<2>, format: Format, square: bool) -> Both {
+    fn both(&self, x: &Tensor<2>, format: Format, square: bool) -> BothLayouts {
         let quantized = self.recipe.quantize(x.clone(), format, square, &self.scale);
-        Both::of(quantized)
+        BothLayouts::of(quantized)
     }
 }
 
-impl Arithmetic for EightBits {
-    type Kept = (Fp8Matrix, Fp8Matrix);
+impl LinearArithmetic for EightBits {
+    type Saved = (Fp8Matrix, Fp8Matrix);
 
-    fn forward(&self, x: &Tensor<2>, weight: &Tensor<2>) -> (Tensor<2>, Self::Kept) {
+    fn forward(&self, x: &Tensor<2>, weight: &Tensor<2>) -> (Tensor<2>, Self::Saved) {
         let dtype = FloatDType::from(x.dtype());
         let x = self.both(x, Format::E4M3, false);
         let weight = self.both(weight, Format::E4M3, true);
@@ -95,7 +95,7 @@ impl Arithmetic for EightBits {
 
     fn backward(
         &self,
-        (x, weight): Self::Kept,
+        (x, weight): Self::Saved,
         dy: &Tensor<2>,
         sums: Tensor<1>,
         offset: usize,
@@ -109,7 +109,7 @@ impl Arithmetic for EightBits {
 
 impl Mlp {
     /// The gradient of `x`, and the sums with those of the weights.
-    fn step(&self, arithmetic: &impl Arithmetic, sums: Tensor<1>) -> (Tensor<2>, Tensor<1>) {
+    fn step(&self, arithmetic: &impl LinearArithmetic, sums: Tensor<1>) -> (Tensor<2>, Tensor<1>) {
         let (inside, of_up) = arithmetic.forward(&self.x, &self.up);
         let inside = Tensor::from_inner(inside).require_grad();
         let options = ActivationOptions::default();
@@ -128,7 +128,7 @@ impl Mlp {
     }
 }
 
-pub fn contest(recipe: Recipe, shape: &Shape, device: &Device, dtype: DType) -> Contest {
+pub fn pair(recipe: ScalingRecipe, shape: &Shape, device: &Device, dtype: DType) -> TimedPair {
     let Shape { rows, width } = *shape;
     let inside = INSIDE * width;
     let draw = |sizes| draw(sizes, device, dtype);
@@ -145,7 +145,7 @@ pub fn contest(recipe: Recipe, shape: &Shape, device: &Device, dtype: DType) -> 
     let weights = 2 * width * inside;
     let sums = zeros(weights, device);
     let plain = mlp.clone();
-    Contest {
+    TimedPair {
         direction: "both",
         // x and dy, y and dx; weights; sums, read and written.
         bytes: (4 * shape.elements() + weights) * dtype.size() + 8 * weights,
@@ -207,7 +207,12 @@ mod tests {
     fn every_recipe_computes_the_mlp() {
         let (mlp, device) = (mlp(), Device::flex());
         let (dx, dw) = mlp.step(&Plain, sums());
-        for recipe in [Recipe::Delayed, Recipe::Current, Recipe::Blocks, Recipe::Mx] {
+        for recipe in [
+            ScalingRecipe::Delayed,
+            ScalingRecipe::Current,
+            ScalingRecipe::Blocks,
+            ScalingRecipe::Mx,
+        ] {
             let scale = Tensor::ones([1], &device);
             let (dx8, dw8) = mlp.step(&EightBits { recipe, scale }, sums());
             let shares = [noise(dx8, dx.clone()), noise(dw8, dw.clone())];

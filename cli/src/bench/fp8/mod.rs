@@ -1,5 +1,5 @@
-//! 8-bit floats: quantisers beside a copy of as many bytes, products and an MLP beside the same in the
-//! type of the run.
+//! Benchmarks of 8-bit floats: quantisation compared with a copy of as many bytes, products and an MLP compared with the
+//! same in the type of the run.
 
 mod mlp;
 mod products;
@@ -10,33 +10,33 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use super::case::Shape;
 use super::timing::Work;
-use recipe::Recipe;
+use recipe::ScalingRecipe;
 
-/// The name of all of these subjects together.
+/// The name of all of these benchmarks together.
 pub const GROUP: &str = "fp8";
 
-/// A subject of the table.
-pub struct Subject {
+/// An 8-bit benchmark.
+pub struct Fp8Benchmark {
     /// The name in the table.
     pub name: &'static str,
     /// The sizes without `--sizes`, on a CPU and elsewhere; those of the other operations if empty.
     pub sizes: [&'static [Shape]; 2],
-    what: What,
-    recipe: Recipe,
+    what: Fp8BenchmarkKind,
+    recipe: ScalingRecipe,
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum Fp8BenchmarkKind {
     Quantiser { square: bool },
     Product,
     Mlp,
 }
 
-/// What is timed at one size.
-pub struct Contest {
+/// The work that is timed at one size.
+pub struct TimedPair {
     /// As the table writes it.
     pub direction: &'static str,
-    /// What must be read and written at the least.
+    /// The least bytes that must be read and written.
     pub bytes: usize,
     /// In 8 bits.
     pub fused: Work<'static>,
@@ -55,17 +55,17 @@ const PRODUCTS: [&[Shape]; 2] = [
 const MLPS: [&[Shape]; 2] = [&[shape(1024, 384)], &[shape(16384, 4096)]];
 
 /// All of them.
-pub fn subjects() -> Vec<Subject> {
-    use Recipe::{Blocks, Current, Delayed, Mx};
-    let subject = |name, sizes, what, recipe| Subject {
+pub fn subjects() -> Vec<Fp8Benchmark> {
+    use ScalingRecipe::{Blocks, Current, Delayed, Mx};
+    let subject = |name, sizes, what, recipe| Fp8Benchmark {
         name,
         sizes,
         what,
         recipe,
     };
-    let rows = What::Quantiser { square: false };
-    let squares = What::Quantiser { square: true };
-    let (product, mlp) = (What::Product, What::Mlp);
+    let rows = Fp8BenchmarkKind::Quantiser { square: false };
+    let squares = Fp8BenchmarkKind::Quantiser { square: true };
+    let (product, mlp) = (Fp8BenchmarkKind::Product, Fp8BenchmarkKind::Mlp);
     vec![
         subject("quantize-delayed", [&[], &[]], rows, Delayed),
         subject("quantize-current", [&[], &[]], rows, Current),
@@ -82,21 +82,15 @@ pub fn subjects() -> Vec<Subject> {
     ]
 }
 
-impl Subject {
-    /// What is timed at this size, with random values.
-    pub fn contests(&self, shape: &Shape, device: &Device, dtype: DType) -> Vec<Contest> {
+impl Fp8Benchmark {
+    /// The work at this size, on random values.
+    pub fn pairs(&self, shape: &Shape, device: &Device, dtype: DType) -> Vec<TimedPair> {
         match self.what {
-            What::Quantiser { square } => {
-                vec![quantisers::contest(
-                    self.recipe,
-                    square,
-                    shape,
-                    device,
-                    dtype,
-                )]
+            Fp8BenchmarkKind::Quantiser { square } => {
+                vec![quantisers::pair(self.recipe, square, shape, device, dtype)]
             }
-            What::Product => products::contests(self.recipe, shape, device, dtype),
-            What::Mlp => vec![mlp::contest(self.recipe, shape, device, dtype)],
+            Fp8BenchmarkKind::Product => products::pairs(self.recipe, shape, device, dtype),
+            Fp8BenchmarkKind::Mlp => vec![mlp::pair(self.recipe, shape, device, dtype)],
         }
     }
 }
@@ -105,7 +99,7 @@ fn draw(sizes: [usize; 2], device: &Device, dtype: DType) -> Tensor<2> {
     Tensor::<2>::random(sizes, Distribution::Normal(0.0, 1.0), device).cast(dtype)
 }
 
-/// Work without anything that is set up for each run.
+/// Work without a set-up for each run.
 fn repeated<T: Send>(work: impl Fn() -> T + Clone + Send + 'static) -> Work<'static> {
     Box::new(move || {
         let work = work.clone();
@@ -121,14 +115,14 @@ mod tests {
     fn every_subject_runs_in_both_forms() {
         let device = Device::flex();
         for subject in subjects() {
-            let contests = subject.contests(&shape(32, 48), &device, DType::F32);
-            assert!(!contests.is_empty());
-            for contest in contests {
-                assert!(contest.bytes > 32 * 48, "{}", subject.name);
-                (contest.fused)()();
-                let quantiser = matches!(subject.what, What::Quantiser { .. });
-                assert_eq!(contest.plain.is_none(), quantiser, "{}", subject.name);
-                if let Some(plain) = contest.plain {
+            let pairs = subject.pairs(&shape(32, 48), &device, DType::F32);
+            assert!(!pairs.is_empty());
+            for pair in pairs {
+                assert!(pair.bytes > 32 * 48, "{}", subject.name);
+                (pair.fused)()();
+                let quantiser = matches!(subject.what, Fp8BenchmarkKind::Quantiser { .. });
+                assert_eq!(pair.plain.is_none(), quantiser, "{}", subject.name);
+                if let Some(plain) = pair.plain {
                     plain()();
                 }
             }

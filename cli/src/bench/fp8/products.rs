@@ -1,17 +1,22 @@
-//! The products of a linear layer, of matrices that are quantised outside of the time.
+//! The products of a linear layer; quantising the matrices is not timed.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_megatron::kernels::fp8::{Accumulation, Format, accumulate_at, multiply};
 use burn_megatron::kernels::gemm;
 
-use super::recipe::{Both, Recipe};
-use super::{Contest, draw, repeated};
+use super::recipe::{BothLayouts, ScalingRecipe};
+use super::{TimedPair, draw, repeated};
 use crate::bench::case::Shape;
 use crate::bench::timing::Work;
 
 /// `y = x w` as forward, `dx = dy w^T` and `dw += x^T dy` as backward; `x` and `dy` are
 /// `[rows, width]`, `w` `[width, width]`, `dw` is added up in f32.
-pub fn contests(recipe: Recipe, shape: &Shape, device: &Device, dtype: DType) -> Vec<Contest> {
+pub fn pairs(
+    recipe: ScalingRecipe,
+    shape: &Shape,
+    device: &Device,
+    dtype: DType,
+) -> Vec<TimedPair> {
     let Shape { rows, width } = *shape;
     let scale = Tensor::<1>::ones([1], device);
     let (x, dy) = (
@@ -20,7 +25,7 @@ pub fn contests(recipe: Recipe, shape: &Shape, device: &Device, dtype: DType) ->
     );
     let weight = draw([width, width], device, dtype);
     let both = |x: &Tensor<2>, format, square| {
-        Both::of(recipe.quantize(x.clone(), format, square, &scale))
+        BothLayouts::of(recipe.quantize(x.clone(), format, square, &scale))
     };
     let x8 = both(&x, Format::E4M3, false);
     let w8 = both(&weight, Format::E4M3, true);
@@ -29,7 +34,7 @@ pub fn contests(recipe: Recipe, shape: &Shape, device: &Device, dtype: DType) ->
     let (of_x, of_w) = (shape.elements(), width * width);
     let zeros = zeros(of_w, device);
     vec![
-        Contest {
+        TimedPair {
             direction: "forward",
             bytes: of_x + of_w + of_x * dtype.size(),
             fused: repeated({
@@ -41,7 +46,7 @@ pub fn contests(recipe: Recipe, shape: &Shape, device: &Device, dtype: DType) ->
                 move || gemm::linear(x.clone(), w.clone(), None)
             })),
         },
-        Contest {
+        TimedPair {
             direction: "backward",
             // dy is read by both; sums are read and written.
             bytes: 3 * of_x + of_w + of_x * dtype.size() + 8 * of_w,
@@ -62,13 +67,13 @@ pub fn contests(recipe: Recipe, shape: &Shape, device: &Device, dtype: DType) ->
     ]
 }
 
-/// What makes a buffer of sums.
+/// Returns a function that creates a zeroed gradient buffer.
 pub fn zeros(len: usize, device: &Device) -> impl Fn() -> Tensor<1> + Clone + Send + 'static {
     let device = device.clone();
     move || Tensor::zeros([len], (&device, DType::F32))
 }
 
-/// Work on a buffer of sums that nobody else holds, made outside of the time.
+/// Work on a gradient buffer that it owns, whose creation is not timed.
 pub fn with_sums<T: Send>(
     zeros: impl Fn() -> Tensor<1> + 'static,
     work: impl Fn(Tensor<1>) -> T + Clone + Send + 'static,

@@ -1,13 +1,13 @@
-//! How matrices become 8 bits.
+//! How matrices are quantised to 8 bits.
 
 use burn::tensor::Tensor;
 use burn_megatron::kernels::fp8::{
     CurrentScale, Format, Fp8Matrix, Quantized, Scaling, Ways, amax, current_scale, quantize,
 };
 
-/// How scales are found.
+/// How scales are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recipe {
+pub enum ScalingRecipe {
     /// One, given.
     Delayed,
     /// One, from the largest magnitude of the matrix.
@@ -18,7 +18,7 @@ pub enum Recipe {
     Mx,
 }
 
-impl Recipe {
+impl ScalingRecipe {
     /// The format of gradients.
     pub fn of_gradients(self) -> Format {
         match self {
@@ -27,7 +27,7 @@ impl Recipe {
         }
     }
 
-    /// Both copies. `given` is the scale of [`Delayed`](Self::Delayed).
+    /// BothLayouts copies. `given` is the scale of [`Delayed`](Self::Delayed).
     pub fn quantize(
         self,
         x: Tensor<2>,
@@ -53,15 +53,15 @@ impl Recipe {
 
 /// Both copies of a quantised matrix.
 #[derive(Clone)]
-pub struct Both {
+pub struct BothLayouts {
     /// Summed over its columns.
     pub rowwise: Fp8Matrix,
     /// Summed over its rows.
     pub columnwise: Fp8Matrix,
 }
 
-impl Both {
-    /// Those of [`Recipe::quantize`].
+impl BothLayouts {
+    /// Those of [`ScalingRecipe::quantize`].
     pub fn of(quantized: Quantized) -> Self {
         match (quantized.rowwise, quantized.columnwise) {
             (Some(rowwise), Some(columnwise)) => Self {

@@ -1,96 +1,101 @@
-//! Some steps of training over a slow link, with a record of what each rank did.
+//! Training steps over a slow link, with a timeline of what each rank did.
 
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::comm::testing::{Link, SlowLink, Transfer};
-use burn_megatron::comm::{Groups, Rank, World};
+use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer};
+use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::Scope;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron::train::LanguageModel;
 use burn_megatron_models::{Transformer, TransformerConfig};
 
-use super::trace::{Event, Kind};
-use crate::recipe::Error;
+use super::trace::{EventKind, TimelineEvent};
+use crate::error::Error;
 
 const SEED: u64 = 1;
 const LEARNING_RATE: f64 = 1e-4;
 /// The largest gradient norm.
 const CLIP: f64 = 1.0;
-/// A rank that is so late does not come.
+/// Timeout of a collective.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// What is trained, and for how long.
-pub struct Setup {
+pub struct OverlapSetup {
     pub model: TransformerConfig,
-    /// Ranks of the data axis.
+    /// Data-parallel ranks.
     pub ranks: usize,
     /// Samples of a rank and step, of the model's whole context.
     pub samples: usize,
-    /// Elements of a bucket; a twelfth of the model where not given, and a block of it where blocks
-    /// are gathered.
+    /// Elements per bucket; by default a twelfth of the model, or a block with ZeRO-3.
     pub bucket_size: Option<usize>,
-    /// Steps that do not count.
+    /// Steps that are not measured.
     pub warm_up: usize,
-    /// Steps that count. One more follows them, so that what they send ahead is waited for.
+    /// Steps that are measured. One more follows, which waits for what they prefetch.
     pub steps: usize,
 }
 
-/// What is shared over the ranks, and how.
+/// A ZeRO stage, with or without overlap.
 #[derive(Clone, Copy, Debug)]
-pub struct Case {
+pub struct OverlapCase {
     pub stage: ZeroStage,
     pub overlap: bool,
 }
 
-/// The link of each rank.
+/// The simulated link of each rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Wire {
+pub struct LinkSpeed {
     pub latency: Duration,
     pub bytes_per_second: f64,
 }
 
-/// What one rank and its link did.
-pub struct Record {
+/// What a rank and its link did, over time.
+pub struct RankTimeline {
     /// Phases, waits and transfers.
-    pub events: Vec<Event>,
+    pub events: Vec<TimelineEvent>,
     /// By step: its start and its end in seconds.
     pub steps: Vec<(f64, f64)>,
-    /// By step: the transfers that were asked for in it.
+    /// By step: the transfers that were issued in it.
     pub transfers: Vec<Vec<Transfer>>,
 }
 
-impl Setup {
-    /// Trains, and gives the record of each rank.
-    pub fn run(&self, case: Case, wire: Wire) -> Result<Vec<Record>, Error> {
+impl OverlapSetup {
+    /// Trains, and returns the timeline of each rank.
+    pub fn run(&self, case: OverlapCase, wire: LinkSpeed) -> Result<Vec<RankTimeline>, Error> {
         let origin = Instant::now();
         let world = World::threads(self.ranks)?;
         let world = world.deadline(DEADLINE).compute_threads(1);
         Ok(world.run(|rank| self.train(&rank, case, wire, origin))?)
     }
 
-    fn train(&self, rank: &Rank, case: Case, wire: Wire, origin: Instant) -> Result<Record, Error> {
+    fn train(
+        &self,
+        rank: &Rank,
+        case: OverlapCase,
+        wire: LinkSpeed,
+        origin: Instant,
+    ) -> Result<RankTimeline, Error> {
         let link = Link::new(wire.latency, wire.bytes_per_second)?;
-        let groups = Groups::new(&ParallelConfig::new().with_data(self.ranks), rank)?;
-        let data = SlowLink::over(groups.data().clone(), &link);
+        let groups = ParallelContext::new(&ParallelConfig::new().with_data(self.ranks), rank)?;
+        let data = SimulatedNetwork::over(groups.data().clone(), &link);
         let groups = groups.with_data(data);
         let device = Device::flex();
-        let scope = Scope::with(&groups, &device, SEED, DType::F32);
+        let scope = ModelBuilder::with(&groups, &device, SEED, DType::F32);
         let model = self.model.init(scope, false)?;
         let elements = model.table.local_elements(groups.place());
         let settings = self.settings(case, elements);
         let ddp = DistributedDataParallel::with(model, &groups, &settings)?;
         let optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
-        let mut run = Run {
+        let mut run = TrainingRun {
             setup: self,
             ddp,
             optimizer,
             events: vec![],
             origin,
         };
-        // Building the model is no step.
+        // Transfers of building the model are not counted.
         link.take_transfers();
         let mut steps = vec![];
         for step in 0..self.warm_up + self.steps + 1 {
@@ -98,11 +103,11 @@ impl Setup {
             run.step(step)?;
             steps.push((start, run.now()));
         }
-        let offset = link.began().duration_since(origin);
+        let offset = link.epoch().duration_since(origin);
         Ok(record(run.events, steps, link.take_transfers(), offset))
     }
 
-    fn settings(&self, case: Case, elements: usize) -> DataParallelConfig {
+    fn settings(&self, case: OverlapCase, elements: usize) -> DataParallelConfig {
         use ZeroStage::{Gradients, Optimizer, Parameters};
         let twelfth = Some(elements.div_ceil(12)).filter(|_| case.stage != Parameters);
         DataParallelConfig {
@@ -116,15 +121,15 @@ impl Setup {
 }
 
 /// The training of one rank.
-struct Run<'a> {
-    setup: &'a Setup,
+struct TrainingRun<'a> {
+    setup: &'a OverlapSetup,
     ddp: DistributedDataParallel<Transformer>,
     optimizer: ParallelAdamW,
-    events: Vec<Event>,
+    events: Vec<TimelineEvent>,
     origin: Instant,
 }
 
-impl Run<'_> {
+impl TrainingRun<'_> {
     fn now(&self) -> f64 {
         self.origin.elapsed().as_secs_f64()
     }
@@ -151,24 +156,24 @@ impl Run<'_> {
         let start = self.now();
         let forward = |model: &Transformer| model.losses(tokens, targets, None).sum();
         let loss = self.ddp.forward(&device, forward);
-        let start = self.phase(Kind::Compute, "forward", step, start);
+        let start = self.phase(EventKind::Compute, "forward", step, start);
         self.ddp.backward_last(loss);
-        let start = self.phase(Kind::Compute, "backward", step, start);
+        let start = self.phase(EventKind::Compute, "backward", step, start);
         let mut gradients = self.ddp.reduce((samples * context) as u64)?;
         let norm = global_norm(&gradients, &self.ddp)?;
-        let start = self.phase(Kind::Reduce, "reduce", step, start);
+        let start = self.phase(EventKind::Reduce, "reduce", step, start);
         if norm > CLIP {
             gradients.scale(CLIP / norm);
         }
         self.optimizer.step(LEARNING_RATE, &mut self.ddp, gradients);
-        self.phase(Kind::Compute, "optimizer", step, start);
+        self.phase(EventKind::Compute, "optimizer", step, start);
         Ok(())
     }
 
     /// Ends a phase; returns the start of the next one.
-    fn phase(&mut self, kind: Kind, name: &str, step: usize, start: f64) -> f64 {
+    fn phase(&mut self, kind: EventKind, name: &str, step: usize, start: f64) -> f64 {
         let end = self.now();
-        self.events.push(Event {
+        self.events.push(TimelineEvent {
             kind,
             name: name.into(),
             step,
@@ -179,20 +184,20 @@ impl Run<'_> {
     }
 }
 
-/// Tokens that look like none other's. What is learnt from them does not matter here.
+/// Pseudo-random tokens, different for each key.
 fn tokens(shape: [usize; 2], vocabulary: usize, key: usize, device: &Device) -> Tensor<2, Int> {
     let token = |i: usize| ((i * i * 7 + key * 31 + i) % vocabulary) as i64;
     let tokens: Vec<_> = (0..shape[0] * shape[1]).map(token).collect();
     Tensor::from_data(TensorData::new(tokens, shape), device)
 }
 
-/// Sorts the transfers by step; `offset` is the moment from which they count.
+/// Sorts the transfers by step; their times are relative to `offset`.
 fn record(
-    mut events: Vec<Event>,
+    mut events: Vec<TimelineEvent>,
     steps: Vec<(f64, f64)>,
     all: Vec<Transfer>,
     offset: Duration,
-) -> Record {
+) -> RankTimeline {
     let seconds = |time: Duration| (offset + time).as_secs_f64();
     let mut transfers = vec![vec![]; steps.len()];
     for transfer in all {
@@ -201,7 +206,7 @@ fn record(
         let mut event = |kind, start, end| {
             let megabytes = transfer.bytes as f64 / 1e6;
             let name = format!("{} {megabytes:.2} MB", transfer.op);
-            events.push(Event {
+            events.push(TimelineEvent {
                 kind,
                 name,
                 step,
@@ -210,13 +215,17 @@ fn record(
             });
         };
         let (started, done) = (seconds(transfer.started), seconds(transfer.done));
-        event(Kind::Transfer, started, done);
+        event(EventKind::Transfer, started, done);
         if let Some(begin) = transfer.begin_wait {
-            event(Kind::Wait, seconds(begin), seconds(begin + transfer.waited));
+            event(
+                EventKind::Wait,
+                seconds(begin),
+                seconds(begin + transfer.waited),
+            );
         }
         transfers[step].push(transfer);
     }
-    Record {
+    RankTimeline {
         events,
         steps,
         transfers,

@@ -1,4 +1,4 @@
-//! What the records of a case come to.
+//! The results of a case.
 
 use std::fmt::{self, Display};
 use std::ops::Range;
@@ -8,15 +8,15 @@ use burn_megatron::data_parallel::ZeroStage;
 use serde::Serialize;
 
 use super::super::timing::median;
-use super::case::{Case, Record, Wire};
-use super::trace::{self, Event, Kind};
+use super::case::{LinkSpeed, OverlapCase, RankTimeline};
+use super::trace::{self, EventKind, TimelineEvent};
 
-/// Calls of fewer bytes are agreements (a number of tokens, a norm): their answer is needed at once.
-const AGREEMENT: u64 = 1024;
+/// Calls of fewer bytes are control messages (a token count, a norm), whose result is needed at once.
+const MAX_CONTROL_BYTES: u64 = 1024;
 
 /// The median of a share over ranks and steps, and its spread.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Share {
+pub struct HiddenShare {
     pub median: f64,
     pub lowest: f64,
     pub highest: f64,
@@ -24,29 +24,29 @@ pub struct Share {
 
 /// A line of the table: medians over ranks and steps, times in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct OverlapRow {
     pub zero_stage: ZeroStage,
     pub overlap: bool,
     /// The bandwidth of the link.
     pub bytes_per_second: f64,
     pub step_seconds: f64,
-    /// How long a rank computed, waits taken off.
+    /// How long a rank computed, without waits.
     pub computing_seconds: f64,
     /// The part of it that is backward.
     pub backward_seconds: f64,
-    /// How long the link was taken by what a rank sent in a step.
+    /// How long the link was busy with the transfers of a step.
     pub transfer_seconds: f64,
-    /// How long a rank was blocked for it.
+    /// How long a rank was blocked by them.
     pub blocked_seconds: f64,
-    /// 1 - blocked / transfers, 0 at the least.
-    pub hidden: Share,
+    /// 1 - blocked / transfers, at least 0.
+    pub hidden: HiddenShare,
     /// The part of the transfers during which the rank computed.
-    pub hidden_in_trace: Share,
+    pub hidden_in_trace: HiddenShare,
     /// What could be hidden at best.
     pub ideal: f64,
 }
 
-impl Share {
+impl HiddenShare {
     fn of(shares: &[f64]) -> Self {
         Self {
             median: median(shares),
@@ -56,10 +56,15 @@ impl Share {
     }
 }
 
-impl Row {
-    /// The figures of the steps that count.
-    pub fn new(case: Case, wire: Wire, records: &[Record], counted: Range<usize>) -> Self {
-        let over = |figure: &dyn Fn(&Record, usize) -> f64| -> Vec<f64> {
+impl OverlapRow {
+    /// The results of the measured steps.
+    pub fn new(
+        case: OverlapCase,
+        wire: LinkSpeed,
+        records: &[RankTimeline],
+        counted: Range<usize>,
+    ) -> Self {
+        let over = |figure: &dyn Fn(&RankTimeline, usize) -> f64| -> Vec<f64> {
             let of = |record| counted.clone().map(move |step| figure(record, step));
             records.iter().flat_map(of).collect()
         };
@@ -80,8 +85,8 @@ impl Row {
             backward_seconds: median(&over(&|record, step| computing(record, step, is_backward))),
             transfer_seconds: sum(|transfer| transfer.duration().as_secs_f64()),
             blocked_seconds: sum(|transfer| transfer.waited.as_secs_f64()),
-            hidden: Share::of(&over(&|record, step| hidden_share(&record.transfers[step]))),
-            hidden_in_trace: Share::of(&over(&|record, step| {
+            hidden: HiddenShare::of(&over(&|record, step| hidden_share(&record.transfers[step]))),
+            hidden_in_trace: HiddenShare::of(&over(&|record, step| {
                 trace::hidden_share(&record.events, step)
             })),
             ideal: median(&over(&|record, step| {
@@ -92,7 +97,7 @@ impl Row {
         }
     }
 
-    /// What stands above the rows.
+    /// The header of the table.
     pub fn header() -> String {
         format!(
             "{:<7} {:<8} {:>6} {:>7} {:>11} {:>7} {:>10}   {:<18} {:<18} {:>5}",
@@ -110,7 +115,7 @@ impl Row {
     }
 }
 
-impl Display for Row {
+impl Display for OverlapRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -129,7 +134,7 @@ impl Display for Row {
     }
 }
 
-impl Display for Share {
+impl Display for HiddenShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [median, lowest, highest] =
             [self.median, self.lowest, self.highest].map(|share| 100.0 * share);
@@ -142,33 +147,32 @@ pub fn is_backward(phase: &str) -> bool {
     phase == "backward"
 }
 
-/// The seconds in which a rank computed in those phases of a step that `is` chooses by their names,
-/// waits taken off.
-pub fn computing(record: &Record, step: usize, is: impl Fn(&str) -> bool) -> f64 {
+/// The seconds of computation, without waits, in the phases of a step whose names `is` selects.
+pub fn computing(record: &RankTimeline, step: usize, is: impl Fn(&str) -> bool) -> f64 {
     let of = |kind| {
         let events = record.events.iter();
         events.filter(move |event| event.kind == kind)
     };
-    let blocked = |phase: &Event| -> f64 {
-        let waits = of(Kind::Wait).map(|wait| wait.within(phase.start, phase.end));
+    let blocked = |phase: &TimelineEvent| -> f64 {
+        let waits = of(EventKind::Wait).map(|wait| wait.within(phase.start, phase.end));
         waits.sum()
     };
-    let phases = of(Kind::Compute).filter(|phase| phase.step == step && is(&phase.name));
+    let phases = of(EventKind::Compute).filter(|phase| phase.step == step && is(&phase.name));
     phases.map(|phase| phase.seconds() - blocked(phase)).sum()
 }
 
 /// The share of the transfers of a step that a perfect schedule hides, with `backward` seconds of
 /// computing in the backward and `others` in the other phases.
 ///
-/// Gradients of a bucket travel while those of the next one are computed: all but the last bucket, in
-/// all but the time in which the first one is filled. Parameters that the step changed travel while the
-/// optimizer steps the rest and the next forward runs: all of them can be hidden. Under full sharding
-/// they travel in the forward and again in the backward, and the first block of the forward is waited
-/// for. Agreements hide nothing, and nothing hides more than was computed.
-pub fn ideal(case: Case, transfers: &[Transfer], backward: f64, others: f64) -> f64 {
+/// Gradients of a bucket are sent while those of the next one are computed: all but the last bucket, during all but the
+/// time in which the first one is filled. Updated parameters are gathered while the optimizer updates the rest and the
+/// next forward runs: all of them can be hidden. With ZeRO-3 they are gathered in the forward and again in the backward,
+/// and the first block of the forward is waited for. Control messages are never hidden, and no more is hidden than was
+/// computed.
+pub fn ideal(case: OverlapCase, transfers: &[Transfer], backward: f64, others: f64) -> f64 {
     let times = |parameters: bool| -> Vec<f64> {
         let is = |transfer: &&Transfer| {
-            transfer.bytes >= AGREEMENT && (transfer.op == "all_gather") == parameters
+            transfer.bytes >= MAX_CONTROL_BYTES && (transfer.op == "all_gather") == parameters
         };
         let seconds = |transfer: &Transfer| transfer.duration().as_secs_f64();
         transfers.iter().filter(is).map(seconds).collect()
@@ -195,9 +199,10 @@ pub fn ideal(case: Case, transfers: &[Transfer], backward: f64, others: f64) -> 
         (_, true) => all_but(&parameters, None).min(others),
         (_, false) => 0.0,
     };
-    match total > 0.0 {
-        true => (of_gradients + of_parameters) / total,
-        false => 1.0,
+    if total > 0.0 {
+        (of_gradients + of_parameters) / total
+    } else {
+        1.0
     }
 }
 
@@ -220,8 +225,8 @@ mod tests {
         }
     }
 
-    fn case(stage: ZeroStage, overlap: bool) -> Case {
-        Case { stage, overlap }
+    fn case(stage: ZeroStage, overlap: bool) -> OverlapCase {
+        OverlapCase { stage, overlap }
     }
 
     #[test]
@@ -272,9 +277,9 @@ mod tests {
 
     #[test]
     fn a_row_shows_medians_and_spreads() {
-        let share = Share::of(&[0.5, 0.9, 0.8]);
+        let share = HiddenShare::of(&[0.5, 0.9, 0.8]);
         assert_eq!(share.to_string(), " 80 % (50 - 90)");
-        let row = Row {
+        let row = OverlapRow {
             zero_stage: ZeroStage::Optimizer,
             overlap: true,
             bytes_per_second: 75e6,

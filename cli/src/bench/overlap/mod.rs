@@ -2,7 +2,7 @@
 
 mod case;
 mod figures;
-mod picture;
+mod svg;
 mod trace;
 
 use std::fs;
@@ -18,12 +18,12 @@ use serde::Serialize;
 
 use super::args::OverlapArgs;
 use super::timing::median;
-use crate::recipe::Error;
-use case::{Case, Record, Setup, Wire};
-use figures::{Row, computing, is_backward};
-use picture::{Timeline, svg};
+use crate::error::Error;
+use case::{LinkSpeed, OverlapCase, OverlapSetup, RankTimeline};
+use figures::{OverlapRow, computing, is_backward};
+use svg::{Timeline, svg};
 
-/// Of a step without a link: the seconds of its backward, and what it sends.
+/// A step without a link: the seconds of its backward, and its transfers.
 struct Calibration {
     backward: f64,
     calls: f64,
@@ -32,7 +32,7 @@ struct Calibration {
 
 /// The run as JSON.
 #[derive(Serialize)]
-struct Report {
+struct OverlapReport {
     layers: usize,
     hidden: usize,
     context: usize,
@@ -40,25 +40,25 @@ struct Report {
     ranks: usize,
     steps: usize,
     latency_seconds: f64,
-    rows: Vec<Row>,
+    rows: Vec<OverlapRow>,
 }
 
-/// Trains over a slow link, and prints how much of its time is hidden.
+/// Trains over a slow link, and prints how much of the communication is hidden.
 pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
     let setup = setup(args)?;
     let counted = setup.warm_up..setup.warm_up + setup.steps;
     println!("{}\n", describe(&setup, args));
-    println!("{}", Row::header());
+    println!("{}", OverlapRow::header());
     let mut runs = vec![];
     for stage in &args.zero_stages {
         let wire = wire(args, &setup, counted.clone())?;
         for overlap in [true, false] {
-            let case = Case {
+            let case = OverlapCase {
                 stage: *stage,
                 overlap,
             };
             let records = setup.run(case, wire)?;
-            let row = Row::new(case, wire, &records, counted.clone());
+            let row = OverlapRow::new(case, wire, &records, counted.clone());
             println!("{row}");
             if let Some(folder) = &args.trace {
                 write_trace(folder, case, &records)?;
@@ -86,7 +86,7 @@ pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn setup(args: &OverlapArgs) -> Result<Setup, Error> {
+fn setup(args: &OverlapArgs) -> Result<OverlapSetup, Error> {
     let model = TransformerConfig {
         layers: args.layers,
         hidden: args.hidden,
@@ -96,9 +96,9 @@ fn setup(args: &OverlapArgs) -> Result<Setup, Error> {
     model.check(1, false)?;
     if args.data_parallel < 2 {
         let ranks = args.data_parallel;
-        return Err(format!("--data-parallel {ranks} sends nothing; 2 ranks and more do").into());
+        return Err(format!("invalid --data-parallel {ranks}: expected at least 2").into());
     }
-    Ok(Setup {
+    Ok(OverlapSetup {
         model,
         ranks: args.data_parallel,
         samples: args.samples,
@@ -108,18 +108,18 @@ fn setup(args: &OverlapArgs) -> Result<Setup, Error> {
     })
 }
 
-/// Trains with a link that takes no time.
-fn calibrate(setup: &Setup, counted: Range<usize>) -> Result<Calibration, Error> {
-    let case = Case {
+/// Trains with an infinitely fast link.
+fn calibrate(setup: &OverlapSetup, counted: Range<usize>) -> Result<Calibration, Error> {
+    let case = OverlapCase {
         stage: ZeroStage::Replicated,
         overlap: false,
     };
-    let wire = Wire {
+    let wire = LinkSpeed {
         latency: Duration::ZERO,
         bytes_per_second: f64::INFINITY,
     };
     let records = setup.run(case, wire)?;
-    let over = |figure: &dyn Fn(&Record, usize) -> f64| {
+    let over = |figure: &dyn Fn(&RankTimeline, usize) -> f64| {
         let of = |record| counted.clone().map(move |step| figure(record, step));
         median(&records.iter().flat_map(of).collect::<Vec<_>>())
     };
@@ -133,39 +133,43 @@ fn calibrate(setup: &Setup, counted: Range<usize>) -> Result<Calibration, Error>
     })
 }
 
-/// The link of the flags. A share is one of what the machine computes now: it may be busier at one
-/// time than at another.
-fn wire(args: &OverlapArgs, setup: &Setup, counted: Range<usize>) -> Result<Wire, Error> {
+/// The link of the flags. --share is relative to a backward measured now, as the load of the machine may vary.
+fn wire(
+    args: &OverlapArgs,
+    setup: &OverlapSetup,
+    counted: Range<usize>,
+) -> Result<LinkSpeed, Error> {
     let latency = Duration::from_micros(args.latency_us);
     let bytes_per_second = match args.bandwidth_mb_s {
         Some(megabytes) => megabytes * 1e6,
         None => calibrate(setup, counted)?.bandwidth(args.share, latency)?,
     };
-    Ok(Wire {
+    Ok(LinkSpeed {
         latency,
         bytes_per_second,
     })
 }
 
 impl Calibration {
-    /// The bytes per second with which the transfers of a step take this share of the backward.
+    /// The bandwidth in bytes per second at which the transfers of a step take this share of the backward.
     fn bandwidth(&self, share: f64, latency: Duration) -> Result<f64, Error> {
         let wanted = share * self.backward;
         let latencies = self.calls * latency.as_secs_f64();
-        match wanted > latencies {
-            true => Ok(self.bytes / (wanted - latencies)),
-            false => Err(format!(
-                "--share {share} of a backward of {:.3} s leaves {wanted:.4} s for the transfers of a \
-                 step, but the latencies of its {} calls alone take {latencies:.4} s; a larger share or \
-                 a lower --latency-us fits",
+        if wanted > latencies {
+            Ok(self.bytes / (wanted - latencies))
+        } else {
+            Err(format!(
+                "--share {share} of a backward of {:.3} s is {wanted:.4} s for the transfers of a step, \
+                 but the latencies of its {} calls alone take {latencies:.4} s; use a larger --share or \
+                 a lower --latency-us",
                 self.backward, self.calls,
             )
-            .into()),
+            .into())
         }
     }
 }
 
-fn describe(setup: &Setup, args: &OverlapArgs) -> String {
+fn describe(setup: &OverlapSetup, args: &OverlapArgs) -> String {
     let link = match args.bandwidth_mb_s {
         Some(megabytes) => format!("{megabytes} MB/s"),
         None => format!(
@@ -176,7 +180,7 @@ fn describe(setup: &Setup, args: &OverlapArgs) -> String {
     };
     format!(
         "model    {} layers, hidden {}; {} ranks with {} samples of {} tokens, 1 compute thread each\n\
-         steps    {} after {} that do not count\n\
+         steps    {} after {} warm-up steps\n\
          link     latency {} us; {link}",
         setup.model.layers,
         setup.model.hidden,
@@ -189,14 +193,17 @@ fn describe(setup: &Setup, args: &OverlapArgs) -> String {
     )
 }
 
-fn name(case: Case) -> String {
+fn name(case: OverlapCase) -> String {
     let overlap = if case.overlap { "on" } else { "off" };
     format!("ZeRO-{}, overlap {overlap}", case.stage)
 }
 
-/// The last step that counts, of rank 0.
-fn timeline<'a>((row, records): &'a (Row, Vec<Record>), counted: &Range<usize>) -> Timeline<'a> {
-    let case = Case {
+/// The last measured step of rank 0.
+fn timeline<'a>(
+    (row, records): &'a (OverlapRow, Vec<RankTimeline>),
+    counted: &Range<usize>,
+) -> Timeline<'a> {
+    let case = OverlapCase {
         stage: row.zero_stage,
         overlap: row.overlap,
     };
@@ -208,9 +215,9 @@ fn timeline<'a>((row, records): &'a (Row, Vec<Record>), counted: &Range<usize>) 
     }
 }
 
-fn write_trace(folder: &Path, case: Case, records: &[Record]) -> Result<(), Error> {
+fn write_trace(folder: &Path, case: OverlapCase, records: &[RankTimeline]) -> Result<(), Error> {
     fs::create_dir_all(folder)
-        .map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
+        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     let off = if case.overlap { "" } else { "-off" };
     let path = folder.join(format!("overlap-{}{off}.json", case.stage));
     let events: Vec<_> = records.iter().map(|record| &record.events[..]).collect();
@@ -219,13 +226,13 @@ fn write_trace(folder: &Path, case: Case, records: &[Record]) -> Result<(), Erro
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     replace_file(path, text.as_bytes())
-        .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
+        .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     println!("written to {}", path.display());
     Ok(())
 }
 
-fn report(setup: &Setup, latency: Duration, rows: Vec<Row>) -> Report {
-    Report {
+fn report(setup: &OverlapSetup, latency: Duration, rows: Vec<OverlapRow>) -> OverlapReport {
+    OverlapReport {
         layers: setup.model.layers,
         hidden: setup.model.hidden,
         context: setup.model.context,
@@ -240,15 +247,10 @@ fn report(setup: &Setup, latency: Duration, rows: Vec<Row>) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{BenchCommand, Cli, Command};
-    use clap::Parser;
+    use crate::flags::parse;
 
     fn args(flags: &[&str]) -> OverlapArgs {
-        let words = ["burn-megatron", "bench", "overlap"];
-        match Cli::parse_from(words.iter().chain(flags)).command {
-            Command::Bench(BenchCommand::Overlap(args)) => args,
-            _ => panic!("bench overlap was asked for"),
-        }
+        parse(flags).unwrap()
     }
 
     const STEP: Calibration = Calibration {
@@ -275,27 +277,25 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_make_no_link_are_refused() {
+    fn invalid_links_are_refused() {
         let error = STEP.bandwidth(0.1, Duration::from_millis(100)).unwrap_err();
         let error = error.to_string();
         assert!(error.contains("10 calls alone take 1.0000 s"), "{error}");
         let alone = setup(&args(&["--data-parallel", "1"])).err().unwrap();
-        assert!(alone.to_string().contains("2 ranks and more do"), "{alone}");
+        assert!(alone.to_string().contains("expected at least 2"), "{alone}");
         for flags in [
             ["--share", "0"],
             ["--bandwidth-mb-s", "-3"],
             ["--steps", "0"],
             ["--zero-stages", "4"],
         ] {
-            let words = ["burn-megatron", "bench", "overlap"];
-            let refused = Cli::try_parse_from(words.iter().chain(&flags)).is_err();
-            assert!(refused, "{flags:?}");
+            assert!(parse::<OverlapArgs>(&flags).is_err(), "{flags:?}");
         }
     }
 
     #[test]
     fn a_small_run_is_recorded_whole() {
-        let setup = Setup {
+        let setup = OverlapSetup {
             model: TransformerConfig {
                 layers: 2,
                 hidden: 32,
@@ -308,11 +308,11 @@ mod tests {
             warm_up: 1,
             steps: 2,
         };
-        let wire = Wire {
+        let wire = LinkSpeed {
             latency: Duration::from_micros(200),
             bytes_per_second: 1e8,
         };
-        let both = |stage| [true, false].map(|overlap| Case { stage, overlap });
+        let both = |stage| [true, false].map(|overlap| OverlapCase { stage, overlap });
         for case in ZeroStage::ALL.into_iter().flat_map(both) {
             let records = setup.run(case, wire).unwrap();
             assert_eq!(records.len(), 2);
@@ -324,11 +324,11 @@ mod tests {
                 };
                 assert!(sent(1).len() > 2, "{case:?}");
                 assert_eq!(sent(1), sent(2), "{case:?}");
-                // The first step gathers in an order that it guesses, and may bring too much.
+                // The first step prefetches in a guessed order, and may gather too much.
                 let mut waited = record.transfers[1..3].iter().flatten();
                 assert!(waited.all(|transfer| transfer.begin_wait.is_some()));
             }
-            let row = Row::new(case, wire, &records, 1..3);
+            let row = OverlapRow::new(case, wire, &records, 1..3);
             assert!(row.transfer_seconds > 0.0 && row.step_seconds > 0.0);
             assert!((0.0..=1.0).contains(&row.hidden_in_trace.median), "{row}");
         }

@@ -1,44 +1,43 @@
-//! What a rank and its link did when, and how much of the transfers that hides.
+//! The timeline of a rank and its link, and how much of the transfers is hidden.
 
 use std::path::Path;
 
 use burn_megatron::partial::replace_file;
 use serde_json::{Value, json};
 
-use crate::recipe::Error;
+use crate::error::Error;
 
-/// What an [`Event`] is.
+/// The kind of a [`TimelineEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A phase of a step in which the rank computes, but for the waits in it.
+pub enum EventKind {
+    /// A phase of a step in which the rank computes, except for the waits in it.
     Compute,
-    /// A phase of a step that is there for the other ranks.
+    /// A phase of a step that communicates.
     Reduce,
-    /// The rank is blocked: for the link, for ranks that are late, and for the sum itself, which the
-    /// engine leaves to those who wait.
+    /// The rank is blocked: by the link, by ranks that are late, or by the reduction itself, which the engine runs in the
+    /// waiting thread.
     Wait,
-    /// The link is taken.
+    /// The link is busy.
     Transfer,
 }
 
-/// Something that a rank or its link did. Times are seconds from a moment that is the same for all
-/// ranks.
+/// An event of a rank or its link. Times are seconds since an origin that is the same for all ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Event {
-    pub kind: Kind,
+pub struct TimelineEvent {
+    pub kind: EventKind,
     pub name: String,
-    /// The step to which it belongs, a transfer to the one in which it was asked for.
+    /// Its step; for a transfer the one in which it was issued.
     pub step: usize,
     pub start: f64,
     pub end: f64,
 }
 
-impl Event {
+impl TimelineEvent {
     pub fn seconds(&self) -> f64 {
         self.end - self.start
     }
 
-    /// The seconds from `start` to `end` in which this was going on.
+    /// The seconds of this event between `start` and `end`.
     pub fn within(&self, start: f64, end: f64) -> f64 {
         (self.end.min(end) - self.start.max(start)).max(0.0)
     }
@@ -48,36 +47,39 @@ impl Event {
 /// of this step or of the next one, and not in a wait. 1 if nothing was transferred.
 ///
 /// `events` are those of one rank. Phases do not overlap each other, and neither do waits.
-pub fn hidden_share(events: &[Event], step: usize) -> f64 {
+pub fn hidden_share(events: &[TimelineEvent], step: usize) -> f64 {
     let of = |kind| events.iter().filter(move |event| event.kind == kind);
     let computing = |start: f64, end: f64| -> f64 {
-        let phases = of(Kind::Compute).map(|phase| {
+        let phases = of(EventKind::Compute).map(|phase| {
             let (start, end) = (phase.start.max(start), phase.end.min(end));
-            let blocked: f64 = of(Kind::Wait).map(|wait| wait.within(start, end)).sum();
+            let blocked: f64 = of(EventKind::Wait)
+                .map(|wait| wait.within(start, end))
+                .sum();
             ((end - start).max(0.0) - blocked).max(0.0)
         });
         phases.sum()
     };
-    let transfers = || of(Kind::Transfer).filter(|transfer| transfer.step == step);
-    let total: f64 = transfers().map(Event::seconds).sum();
+    let transfers = || of(EventKind::Transfer).filter(|transfer| transfer.step == step);
+    let total: f64 = transfers().map(TimelineEvent::seconds).sum();
     let hidden = transfers().map(|transfer| computing(transfer.start, transfer.end));
-    match total > 0.0 {
-        true => hidden.sum::<f64>() / total,
-        false => 1.0,
+    if total > 0.0 {
+        hidden.sum::<f64>() / total
+    } else {
+        1.0
     }
 }
 
 /// Writes the events of each rank in the Chrome trace format (JSON): a process for each rank, with a
 /// row for what it does and one for its link.
-pub fn write_chrome(path: &Path, ranks: &[&[Event]]) -> Result<(), Error> {
+pub fn write_chrome(path: &Path, ranks: &[&[TimelineEvent]]) -> Result<(), Error> {
     let failed = |error: &dyn std::fmt::Display| -> Error {
-        format!("{} cannot be written: {error}", path.display()).into()
+        format!("cannot write {}: {error}", path.display()).into()
     };
     let text = serde_json::to_vec(&chrome(ranks)).map_err(|error| failed(&error))?;
     replace_file(path, &text).map_err(|error| failed(&error))
 }
 
-fn chrome(ranks: &[&[Event]]) -> Value {
+fn chrome(ranks: &[&[TimelineEvent]]) -> Value {
     let name = |what: &str, rank: usize, row: usize, name: String| json!({"ph": "M", "name": what, "pid": rank, "tid": row, "args": {"name": name}});
     let names = (0..ranks.len()).flat_map(|rank| {
         [
@@ -87,8 +89,8 @@ fn chrome(ranks: &[&[Event]]) -> Value {
         ]
     });
     let spans = ranks.iter().enumerate().flat_map(|(rank, events)| {
-        let span = move |event: &Event| {
-            let row = usize::from(event.kind == Kind::Transfer);
+        let span = move |event: &TimelineEvent| {
+            let row = usize::from(event.kind == EventKind::Transfer);
             json!({
                 "ph": "X", "name": event.name, "cat": format!("{:?}", event.kind).to_lowercase(),
                 "pid": rank, "tid": row, "ts": event.start * 1e6, "dur": event.seconds() * 1e6,
@@ -105,8 +107,8 @@ fn chrome(ranks: &[&[Event]]) -> Value {
 mod tests {
     use super::*;
 
-    fn event(kind: Kind, step: usize, start: f64, end: f64) -> Event {
-        Event {
+    fn event(kind: EventKind, step: usize, start: f64, end: f64) -> TimelineEvent {
+        TimelineEvent {
             kind,
             name: format!("{kind:?}"),
             step,
@@ -117,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_runs_beside_a_computation_is_hidden() {
-        use Kind::{Compute, Reduce, Transfer, Wait};
+        use EventKind::{Compute, Reduce, Transfer, Wait};
         let mut events = vec![
             event(Compute, 0, 1.0, 5.0),
             event(Reduce, 0, 5.0, 8.0),
@@ -132,7 +134,7 @@ mod tests {
         events.push(event(Wait, 0, 3.0, 4.0));
         events.push(event(Wait, 0, 5.0, 8.0));
         assert_eq!(hidden_share(&events, 0), 2.0 / 6.0);
-        // What flies into the next step is hidden by that.
+        // A transfer into the next step is hidden by that step.
         events.push(event(Transfer, 0, 8.0, 10.0));
         assert_eq!(hidden_share(&events, 0), 0.5);
         // The other step has no transfers of its own.
@@ -141,10 +143,10 @@ mod tests {
 
     #[test]
     fn nothing_is_hidden_where_nothing_is_computed() {
-        let events = [event(Kind::Transfer, 3, 0.0, 1.0)];
+        let events = [event(EventKind::Transfer, 3, 0.0, 1.0)];
         assert_eq!(hidden_share(&events, 3), 0.0);
-        let before = event(Kind::Compute, 3, -2.0, 0.0);
-        let after = event(Kind::Compute, 3, 1.0, 2.0);
+        let before = event(EventKind::Compute, 3, -2.0, 0.0);
+        let after = event(EventKind::Compute, 3, 1.0, 2.0);
         assert_eq!(
             hidden_share(&[&events[..], &[before, after]].concat(), 3),
             0.0
@@ -153,8 +155,8 @@ mod tests {
 
     #[test]
     fn the_file_has_two_rows_for_each_rank() {
-        let first = [event(Kind::Compute, 2, 0.5, 0.75)];
-        let second = [event(Kind::Transfer, 2, 0.25, 0.5)];
+        let first = [event(EventKind::Compute, 2, 0.5, 0.75)];
+        let second = [event(EventKind::Transfer, 2, 0.25, 0.5)];
         let file = chrome(&[&first, &second]);
         let events = file["traceEvents"].as_array().unwrap();
         let rows: Vec<_> = events

@@ -1,4 +1,4 @@
-//! What is to be started, checked before anything is.
+//! The plan of a launch, checked before anything is started.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,59 +12,59 @@ use super::args::{LaunchArgs, LaunchEngine};
 use super::error::{LaunchError, MAX_LOCAL_RANKS};
 use super::{mpirun, program};
 
-/// The variables that only a rank has.
-const OF_A_RANK: [&str; 3] = ["RANK", "BURN_MEGATRON_RENDEZVOUS", "OMPI_COMM_WORLD_RANK"];
+/// Variables that only the process of a rank has.
+const RANK_VARIABLES: [&str; 3] = ["RANK", "BURN_MEGATRON_RENDEZVOUS", "OMPI_COMM_WORLD_RANK"];
 
-/// The port where the ranks of several machines meet by default, which is torchrun's.
-const MEETING_PORT: u16 = 29500;
+/// The default port of the rendezvous with several machines, torchrun's.
+const DEFAULT_MASTER_PORT: u16 = 29500;
 
-/// A run that can be started.
+/// A launch that can be started.
 #[derive(Debug)]
-pub struct Plan {
+pub struct LaunchPlan {
     /// The program of each rank and its arguments.
     pub command: Vec<OsString>,
-    /// The first rank that is started from here.
+    /// The first rank started by this launcher.
     pub first: usize,
-    /// How many are.
+    /// The number of ranks started by this launcher.
     pub ranks: usize,
-    /// The ranks of all machines.
+    /// The number of ranks on all machines.
     pub world: usize,
-    /// Who starts them.
-    pub way: Way,
-    /// What lets them in.
+    /// What starts the agents.
+    pub starter: Starter,
+    /// What ranks and agents authenticate with.
     pub token: Token,
 }
 
-/// How ranks are started.
+/// What starts the agents of the ranks.
 #[derive(Debug)]
-pub enum Way {
-    /// As children of this process.
-    Own {
-        /// Where they meet.
+pub enum Starter {
+    /// This process, as its children.
+    Spawn {
+        /// The host of the rendezvous.
         host: String,
-        /// The port there; a free one if it is 0.
+        /// The port of the rendezvous; 0 for any free one.
         port: u16,
     },
-    /// Through mpirun.
+    /// mpirun.
     Mpirun {
         /// Open MPI's mpirun.
         mpirun: PathBuf,
-        /// The machines, if there are others.
+        /// The hosts, if there are several.
         hosts: Option<String>,
         /// Further arguments.
         arguments: Vec<String>,
-        /// This machine as the others reach it.
+        /// The address of this machine as other hosts reach it.
         host: String,
     },
 }
 
-impl Plan {
-    /// What `args` ask for; `variable` looks into the environment.
+impl LaunchPlan {
+    /// The plan that `args` ask for; `variable` reads the environment.
     pub fn new(
         args: &LaunchArgs,
         variable: &dyn Fn(&str) -> Option<OsString>,
     ) -> Result<Self, LaunchError> {
-        for name in OF_A_RANK {
+        for name in RANK_VARIABLES {
             if let Some(value) = variable(name) {
                 let value = value.to_string_lossy().into_owned();
                 return Err(LaunchError::Nested {
@@ -73,12 +73,12 @@ impl Plan {
                 });
             }
         }
-        let engine = args.engine.unwrap_or_else(|| by_device(&args.command));
+        let engine = args.engine.unwrap_or_else(|| default_engine(&args.command));
         check_flags(args, engine)?;
-        let way = match engine {
+        let starter = match engine {
             LaunchEngine::Threads => return Err(LaunchError::Threads),
-            LaunchEngine::Nccl => own(args)?,
-            LaunchEngine::Mpi => through_mpirun(args)?,
+            LaunchEngine::Nccl => spawn_starter(args)?,
+            LaunchEngine::Mpi => mpirun_starter(args)?,
         };
         let too_many = LaunchError::TooManyNodes {
             nodes: args.nodes,
@@ -86,10 +86,10 @@ impl Plan {
         };
         let world = args.nodes.checked_mul(args.ranks);
         let world = world.filter(|world| *world <= 1 << 24).ok_or(too_many)?;
-        if let Way::Own {
+        if let Starter::Spawn {
             host,
             port: port @ 1..,
-        } = &way
+        } = &starter
             && args.node_rank == 0
         {
             listening_address(host, *port)?;
@@ -99,7 +99,7 @@ impl Plan {
             first: args.node_rank * args.ranks,
             ranks: args.ranks,
             world,
-            way,
+            starter,
             token: token(args, variable)?,
         })
     }
@@ -113,32 +113,34 @@ fn token(
     let told = variable(Token::VARIABLE);
     let told = told.map(|told| Token::parse(&told.to_string_lossy(), Token::VARIABLE));
     match (&args.token_file, told.transpose()?) {
-        (Some(path), told) => Ok(Token::from_file_beside(path, told.as_ref())?),
+        (Some(path), told) => Ok(Token::from_file_matching(path, told.as_ref())?),
         (None, Some(told)) => Ok(told),
         (None, None) if args.nodes > 1 => Err(LaunchError::NoToken(args.nodes)),
-        (None, None) => Token::random().map_err(LaunchError::system("no token can be made")),
+        (None, None) => Token::random().map_err(LaunchError::system("no token can be generated")),
     }
 }
 
-/// NCCL where the command is about CUDA devices.
-fn by_device(command: &[OsString]) -> LaunchEngine {
+/// NCCL where the command has `--device cuda`, else MPI.
+fn default_engine(command: &[OsString]) -> LaunchEngine {
     let pairs = command.windows(2);
     let is_cuda = command.iter().any(|word| word == "--device=cuda")
         || pairs.into_iter().any(|pair| pair == ["--device", "cuda"]);
-    match is_cuda {
-        true => LaunchEngine::Nccl,
-        false => LaunchEngine::Mpi,
+    if is_cuda {
+        LaunchEngine::Nccl
+    } else {
+        LaunchEngine::Mpi
     }
 }
 
 fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchError> {
     let mpi = engine == LaunchEngine::Mpi;
-    let (own, other) = match mpi {
-        true => ("mpi", "nccl"),
-        false => ("nccl", "mpi"),
+    let (own, other) = if mpi {
+        ("mpi", "nccl")
+    } else {
+        ("nccl", "mpi")
     };
-    let (hosts_hint, none) = ("; mpirun reaches other machines by --hosts", "");
-    // A flag, whether it is given, and whether it is one of mpirun.
+    let (hosts_hint, none) = ("; with mpi, --hosts starts several machines", "");
+    // A flag, whether it is given, and whether it belongs to the engine mpi.
     let flags = [
         ("--nodes", args.nodes != 1, false, hosts_hint),
         ("--node-rank", args.node_rank != 0, false, hosts_hint),
@@ -147,7 +149,7 @@ fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchErro
             "--hosts",
             args.hosts.is_some(),
             true,
-            "; --nodes and --node-rank are its way to several machines",
+            "; with nccl, --nodes and --node-rank start several machines",
         ),
         ("--mpirun", args.mpirun.is_some(), true, none),
         ("--mpirun-args", args.mpirun_args.is_some(), true, none),
@@ -155,7 +157,7 @@ fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchErro
     match args.ranks {
         _ if engine == LaunchEngine::Threads => return Err(LaunchError::Threads),
         0 => return Err(LaunchError::NoRanks),
-        // With other machines, mpirun's are not all here.
+        // With several hosts, not all of mpirun's ranks are on this machine.
         ranks if ranks > MAX_LOCAL_RANKS && args.hosts.is_none() => {
             return Err(LaunchError::TooManyRanks(ranks));
         }
@@ -186,7 +188,7 @@ fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchErro
     Ok(())
 }
 
-fn own(args: &LaunchArgs) -> Result<Way, LaunchError> {
+fn spawn_starter(args: &LaunchArgs) -> Result<Starter, LaunchError> {
     let (nodes, node_rank) = (args.nodes, args.node_rank);
     match (nodes, node_rank, &args.master_addr) {
         (0, _, _) => return Err(LaunchError::NoNodes),
@@ -197,21 +199,20 @@ fn own(args: &LaunchArgs) -> Result<Way, LaunchError> {
     let port = match (args.master_port, nodes) {
         (Some(port), _) => port,
         (None, 1) => 0,
-        (None, _) => MEETING_PORT,
+        (None, _) => DEFAULT_MASTER_PORT,
     };
     let host = args.master_addr.clone();
     let host = host.unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string());
-    Ok(Way::Own { host, port })
+    Ok(Starter::Spawn { host, port })
 }
 
-/// A port of this machine where nobody listens.
+/// A free port of this machine.
 pub fn free_port() -> io::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port())
 }
 
-/// The first address of `host` at which this machine can listen now, on this port or, for 0, on any: not
-/// on others that it may have.
+/// The first address of `host` at which this machine can listen, on `port` or, if it is 0, on any port.
 pub fn listening_address(host: &str, port: u16) -> Result<SocketAddr, LaunchError> {
     let not_here = |source| LaunchError::NotHere {
         host: host.to_owned(),
@@ -232,13 +233,14 @@ pub fn listening_address(host: &str, port: u16) -> Result<SocketAddr, LaunchErro
 
 /// `host:port`, with the brackets that an IPv6 address needs.
 pub fn address(host: &str, port: u16) -> String {
-    match host.contains(':') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
     }
 }
 
-fn through_mpirun(args: &LaunchArgs) -> Result<Way, LaunchError> {
+fn mpirun_starter(args: &LaunchArgs) -> Result<Starter, LaunchError> {
     let hosts = args
         .hosts
         .as_deref()
@@ -246,11 +248,11 @@ fn through_mpirun(args: &LaunchArgs) -> Result<Way, LaunchError> {
     let hosts = hosts.transpose()?;
     let host = match (&args.master_addr, &hosts) {
         (Some(host), _) => host.clone(),
-        (None, Some((_, names))) => seen_from(names),
+        (None, Some((_, names))) => local_address_towards(names),
         (None, None) => Ipv4Addr::LOCALHOST.to_string(),
     };
     let arguments = args.mpirun_args.as_deref().map(mpirun::words).transpose()?;
-    Ok(Way::Mpirun {
+    Ok(Starter::Mpirun {
         mpirun: mpirun::find(args.mpirun.as_deref())?,
         hosts: hosts.map(|(hosts, _)| hosts.to_owned()),
         arguments: arguments.unwrap_or_default(),
@@ -258,10 +260,10 @@ fn through_mpirun(args: &LaunchArgs) -> Result<Way, LaunchError> {
     })
 }
 
-/// The address of this machine on the way to the first of `names` that is another machine.
-fn seen_from(names: &[&str]) -> String {
+/// The address of this machine on the route to the first of `names` that is another machine.
+fn local_address_towards(names: &[&str]) -> String {
     let own_address = |name: &&str| {
-        // Connecting such a socket looks up the way and sends nothing.
+        // Connecting a UDP socket looks up the route and sends nothing.
         let to = (*name, 9)
             .to_socket_addrs()
             .ok()?
@@ -275,15 +277,15 @@ fn seen_from(names: &[&str]) -> String {
     found.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)).to_string()
 }
 
-/// What each rank runs.
+/// The program of each rank and its arguments.
 fn command(args: &LaunchArgs) -> Result<Vec<OsString>, LaunchError> {
     let program = match &args.program {
-        // Elsewhere it may be found where it is not here.
+        // It may exist on the other hosts only.
         Some(program) if args.hosts.is_some() => program.clone(),
         Some(program) => program::find(program)?,
-        None => {
-            env::current_exe().map_err(LaunchError::system("this program is not to be found"))?
-        }
+        None => env::current_exe().map_err(LaunchError::system(
+            "the path of this program cannot be found",
+        ))?,
     };
     let words = std::iter::once(program.into_os_string());
     Ok(words.chain(args.command.iter().cloned()).collect())

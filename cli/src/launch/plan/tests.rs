@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use clap::Parser;
 
-use super::{Plan, Way};
+use super::{LaunchPlan, Starter};
 use crate::launch::args::LaunchArgs;
 use crate::launch::error::LaunchError;
 
@@ -16,13 +16,13 @@ struct Call {
     args: LaunchArgs,
 }
 
-fn plan_in(words: &str, variables: &[(&str, &str)]) -> Result<Plan, LaunchError> {
+fn plan_in(words: &str, variables: &[(&str, &str)]) -> Result<LaunchPlan, LaunchError> {
     let call = Call::try_parse_from(["launch"].into_iter().chain(words.split(' '))).unwrap();
     let variable = |name: &str| {
         let found = variables.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| OsString::from(value))
     };
-    Plan::new(&call.args, &variable)
+    LaunchPlan::new(&call.args, &variable)
 }
 
 fn refused(words: &str) -> String {
@@ -40,13 +40,13 @@ fn the_device_chooses_the_engine() {
     ] {
         let plan = plan_in(words, &[]).unwrap();
         assert!(
-            matches!(&plan.way, Way::Own { host, port: 0 } if host == "127.0.0.1"),
+            matches!(&plan.starter, Starter::Spawn { host, port: 0 } if host == "127.0.0.1"),
             "{plan:?}"
         );
     }
     // Whether or not mpirun is here, it is what is looked for.
     match plan_in("--ranks 2 -- pretrain --data cuda", &[]) {
-        Ok(plan) => assert!(matches!(plan.way, Way::Mpirun { .. })),
+        Ok(plan) => assert!(matches!(plan.starter, Starter::Mpirun { .. })),
         Err(error) => assert!(matches!(error, LaunchError::NoMpirun), "{error}"),
     }
 }
@@ -59,62 +59,59 @@ fn a_machine_has_its_ranks_among_those_of_all() {
     assert_eq!(plan.token.reveal(), token);
     assert!(!format!("{plan:?}").contains(&token));
     assert_eq!((plan.first, plan.ranks, plan.world), (8, 4, 12));
-    assert!(matches!(plan.way, Way::Own { host, port: 29500 } if host == "fe80::1"));
+    assert!(matches!(plan.starter, Starter::Spawn { host, port: 29500 } if host == "fe80::1"));
     assert_eq!(plan.command[1], "pretrain");
 }
 
 #[test]
 fn mistakes_are_named_before_anything_starts() {
     let cases = [
-        (
-            "--ranks 0 -- x",
-            "--ranks 0 starts nothing; give at least 1",
-        ),
+        ("--ranks 0 -- x", "invalid --ranks 0: expected at least 1"),
         (
             "--ranks 1025 -- x",
-            "--ranks 1025 is more than one machine can have; at most 1024 can be started",
+            "invalid --ranks 1025: expected at most 1024 on one machine",
         ),
         (
             "--ranks 2 --engine nccl --nodes 0 -- x",
-            "--nodes 0 starts nothing; give at least 1",
+            "invalid --nodes 0: expected at least 1",
         ),
         (
             "--ranks 2 --engine nccl --nodes 2 --node-rank 2 --master-addr a -- x",
-            "--node-rank 2 is no machine of --nodes 2; 0 to 1 are",
+            "invalid --node-rank 2 with --nodes 2: expected 0 to 1",
         ),
         (
             "--ranks 2 --engine nccl --node-rank 1 -- x",
-            "--node-rank 1 is no machine of --nodes 1; 0 to 0 are",
+            "invalid --node-rank 1 with --nodes 1: expected 0 to 0",
         ),
         (
             "--ranks 2 --engine nccl --nodes 2 -- x",
-            "--nodes 2 needs --master-addr: the machine of --node-rank 0, as the others reach it",
+            "--nodes 2 needs --master-addr: the host of --node-rank 0, as the other machines reach it",
         ),
         (
             "--ranks 1000 --engine nccl --nodes 99999999 --master-addr a -- x",
-            "--nodes 99999999 x --ranks 1000 are more ranks than can be counted",
+            "--nodes 99999999 x --ranks 1000 are too many ranks: expected at most 16777216",
         ),
         (
             "--ranks 2 --engine nccl --master-addr a:1 -- x",
-            "--master-addr \"a:1\" is no host; a name or an IP address without a port is",
+            "invalid --master-addr \"a:1\": expected a host name or an IP address, without a port",
         ),
         (
             "--ranks 2 --engine mpi --master-addr a -- x",
-            "--master-addr is about several machines, and --engine mpi has them by --hosts; give that, or \
-             leave it out",
+            "--master-addr applies to several machines, which --engine mpi gets from --hosts; give --hosts, or \
+             remove it",
         ),
         (
             "--ranks 2 --engine mpi --nodes 2 -- x",
-            "--nodes is about --engine nccl, and this run has --engine mpi; leave it out; mpirun reaches \
-             other machines by --hosts",
+            "--nodes applies to --engine nccl only, and this run has --engine mpi; remove it; with mpi, --hosts \
+             starts several machines",
         ),
         (
             "--ranks 2 --engine nccl --mpirun-args -q -- x",
-            "--mpirun-args is about --engine mpi, and this run has --engine nccl; leave it out",
+            "--mpirun-args applies to --engine mpi only, and this run has --engine nccl; remove it",
         ),
         (
             "--ranks 2 --hosts a:2,:3 -- x",
-            "--hosts \"a:2,:3\": \":3\" is no host; name or name:ranks is, as in a:2,b:2",
+            "invalid --hosts \"a:2,:3\": \":3\": expected name or name:ranks, as in a:2,b:2",
         ),
     ];
     for (words, message) in cases {
@@ -158,22 +155,22 @@ fn several_machines_need_a_token_and_one_makes_it() {
 }
 
 #[test]
-fn the_ranks_meet_at_an_address_of_this_machine() {
+fn the_rendezvous_is_at_an_address_of_this_machine() {
     // Reserved for documentation, so that no machine has it.
     let error =
         refused("--ranks 2 --engine nccl --master-addr 198.51.100.7 --master-port 4567 -- x");
-    let start = "--master-addr 198.51.100.7 is no address of this machine (";
+    let start = "--master-addr 198.51.100.7 is not an address of this machine (";
     assert!(error.starts_with(start), "{error}");
 }
 
 #[test]
-fn a_rank_starts_no_ranks() {
+fn a_rank_cannot_start_ranks() {
     for variable in ["RANK", "BURN_MEGATRON_RENDEZVOUS", "OMPI_COMM_WORLD_RANK"] {
         let error = plan_in("--ranks 2 -- pretrain", &[(variable, "1")]).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
-                "{variable}=1 is set: this process is a rank itself, and a rank starts no ranks; run `launch` \
+                "{variable}=1 is set: this process is a rank already, and a rank cannot start ranks; run `launch` \
                  outside of it, or unset {variable}"
             )
         );

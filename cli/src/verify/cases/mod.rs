@@ -1,22 +1,23 @@
-//! What `verify` goes through: models, layouts and settings.
+//! The cases of `verify`: models, layouts and settings.
 
 use burn::tensor::DType;
-use burn_megatron::choice::{Choice, Choices};
+use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::{DataParallelConfig, Moments};
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, ParameterGroup};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::TrainConfig;
-use burn_megatron::verify::{Layout, Options};
+use burn_megatron::verify::{Layout, VerifyOptions};
 use burn_megatron_models::TransformerSubject;
 
-use crate::cli::{VerifyArgs, VerifyModel, VerifyType};
+use super::args::{VerifyArgs, VerifyModel, VerifyType};
+use crate::error::Error;
 use crate::fp8::{self, Fp8Choice};
-use crate::recipe::{Error, Recipe};
+use crate::recipe::Recipe;
 
-/// One table: a model with the settings of a recipe, in some layouts.
+/// A case: a model with the settings of a recipe, in some layouts. One table of the report.
 #[derive(Clone)]
-pub struct Case {
+pub struct VerifyCase {
     pub name: String,
     pub recipe: Recipe,
     pub layouts: Vec<Layout>,
@@ -25,16 +26,15 @@ pub struct Case {
     pub packed: bool,
 }
 
-/// Settings by which a layout computes what it computes without them, with a model and layouts in which
-/// they do something.
-type Setting = (
+/// A setting that must not change the result, with a model and layouts in which it has an effect.
+type SettingCase = (
     &'static str,
     VerifyModel,
     &'static [&'static str],
     fn(&mut Recipe),
 );
 
-const SETTINGS: [Setting; 11] = [
+const SETTINGS: [SettingCase; 11] = [
     (
         "overlap_grad_reduce = false",
         VerifyModel::Gpt,
@@ -87,7 +87,7 @@ const SETTINGS: [Setting; 11] = [
         "kernels unfused",
         VerifyModel::Llama,
         &["tp2-sp-dp2-mb1", "pp2-mb2/zb-h1", "dp4-mb1-z3"],
-        |recipe| recipe.kernels = Choices::all(Choice::Unfused),
+        |recipe| recipe.kernels = KernelChoices::all(KernelChoice::Unfused),
     ),
     (
         "unclipped, with parameter groups",
@@ -117,8 +117,8 @@ const SETTINGS: [Setting; 11] = [
     ),
 ];
 
-/// Settings of models in 16 bits, for `--all`.
-const IN_16_BITS: [Setting; 1] = [(
+/// Settings for 16-bit types, for `--all`.
+const IN_16_BITS: [SettingCase; 1] = [(
     "reduce_in_16_bits, moments = bf16",
     VerifyModel::Llama,
     &["dp4-mb1-z1", "tp2-dp2-mb2-z2", "dp4-mb1-z3"],
@@ -131,17 +131,18 @@ const IN_16_BITS: [Setting; 1] = [(
 /// The seeds of `--all`.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// Every table that was asked for.
-pub fn cases(args: &VerifyArgs) -> Result<Vec<Case>, Error> {
+/// The cases of the flags.
+pub fn cases(args: &VerifyArgs) -> Result<Vec<VerifyCase>, Error> {
     if let Some(path) = &args.recipe {
         let recipe = Recipe::read(path)?;
         let case = of_recipe(&path.display().to_string(), recipe, args)?;
         return Ok(vec![case]);
     }
     let usual = [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat();
-    let layouts = match args.layouts.is_empty() {
-        true => usual.clone(),
-        false => args.layouts.clone(),
+    let layouts = if args.layouts.is_empty() {
+        usual.clone()
+    } else {
+        args.layouts.clone()
     };
     let models = || args.models.iter();
     let seed = args.seed.unwrap_or(1);
@@ -170,8 +171,8 @@ pub fn cases(args: &VerifyArgs) -> Result<Vec<Case>, Error> {
     Ok(cases)
 }
 
-/// Every model with every seed, setting, type and 8-bit recipe.
-fn all(models: &[VerifyModel], layouts: &[Layout]) -> Result<Vec<Case>, Error> {
+/// Every model with every seed, setting, type and 8-bit scaling recipe.
+fn all(models: &[VerifyModel], layouts: &[Layout]) -> Result<Vec<VerifyCase>, Error> {
     let mut cases = vec![];
     for model in models {
         for seed in SEEDS {
@@ -202,10 +203,10 @@ fn all(models: &[VerifyModel], layouts: &[Layout]) -> Result<Vec<Case>, Error> {
     Ok(cases)
 }
 
-/// A small model, clipped at every step.
-fn small(model: VerifyModel, seed: u64, layouts: &[Layout]) -> Case {
-    let usual = Options::default();
-    Case {
+/// A small model, with gradient clipping at every step.
+fn small(model: VerifyModel, seed: u64, layouts: &[Layout]) -> VerifyCase {
+    let usual = VerifyOptions::default();
+    VerifyCase {
         name: format!("{model:?}"),
         recipe: Recipe {
             model: model.config(),
@@ -224,7 +225,7 @@ fn small(model: VerifyModel, seed: u64, layouts: &[Layout]) -> Case {
     }
 }
 
-fn set(setting: &Setting, model: VerifyModel, seed: u64) -> Result<Case, Error> {
+fn set(setting: &SettingCase, model: VerifyModel, seed: u64) -> Result<VerifyCase, Error> {
     let (name, _, layouts, change) = setting;
     let layouts: Result<Vec<Layout>, _> = layouts.iter().map(|name| name.parse()).collect();
     let mut case = small(model, seed, &layouts?);
@@ -233,13 +234,14 @@ fn set(setting: &Setting, model: VerifyModel, seed: u64) -> Result<Case, Error> 
     Ok(case)
 }
 
-/// A recipe in its own layout, or in those that were given.
-fn of_recipe(name: &str, recipe: Recipe, args: &VerifyArgs) -> Result<Case, Error> {
-    let layouts = match args.layouts.is_empty() {
-        true => vec![own_layout(&recipe)?],
-        false => args.layouts.clone(),
+/// A recipe in its own layout, or in those of the flags.
+fn of_recipe(name: &str, recipe: Recipe, args: &VerifyArgs) -> Result<VerifyCase, Error> {
+    let layouts = if args.layouts.is_empty() {
+        vec![own_layout(&recipe)?]
+    } else {
+        args.layouts.clone()
     };
-    let mut case = Case {
+    let mut case = VerifyCase {
         name: name.into(),
         samples: recipe.train.global_batch_size,
         packed: recipe.data.packing || recipe.data.reset_attention,
@@ -258,8 +260,8 @@ fn own_layout(recipe: &Recipe) -> Result<Layout, Error> {
     let schedule = parallel.schedule.as_deref().unwrap_or("1f1b");
     if schedule.ends_with(".csv") {
         return Err(format!(
-            "parallel.schedule = \"{schedule}\" is a table of its own, and verify makes its schedules by their \
-             names; give --layouts with a named one, as in pp2-mb1/1f1b"
+            "parallel.schedule = \"{schedule}\" is a CSV file, and verify supports named schedules only; give \
+             --layouts with one, as in pp2-mb1/1f1b"
         )
         .into());
     }
@@ -276,8 +278,8 @@ fn own_layout(recipe: &Recipe) -> Result<Layout, Error> {
     })
 }
 
-impl Case {
-    /// Puts flags in the place of settings, and finds the first setting that cannot be honoured.
+impl VerifyCase {
+    /// Applies the flags, and checks that all settings are supported.
     fn apply(&mut self, args: &VerifyArgs) -> Result<(), Error> {
         let recipe = &mut self.recipe;
         for choices in &args.kernels {
@@ -303,9 +305,7 @@ impl Case {
             .loss_scale
             .is_some_and(|scale| scale != LossScale::None)
         {
-            return Err("train.loss_scale multiplies the loss and divides its gradients, which verify does not \
-                 do; leave it out"
-                .into());
+            return Err("train.loss_scale is not supported by verify; remove it".into());
         }
         let sharing = &recipe.data_parallel;
         for (name, given) in [
@@ -314,8 +314,7 @@ impl Case {
         ] {
             if given && self.computing != VerifyType::Bf16 {
                 return Err(format!(
-                    "data_parallel: {name} rounds to 16 bits, which cannot be verified in {}; give --precision \
-                     bf16",
+                    "data_parallel: {name} rounds to 16 bits, which cannot be verified in {}; use --precision bf16",
                     self.computing.name(),
                 )
                 .into());
@@ -332,8 +331,8 @@ impl Case {
         ] {
             if given && !pipelines {
                 return Err(format!(
-                    "parallel.{name} is about the stages of a pipeline, and no layout has one; add one, as in \
-                     pp2-mb1/1f1b, or leave {name} out"
+                    "parallel.{name} applies to pipelines, and no layout has one; add one, as in pp2-mb1/1f1b, or remove \
+                     {name}"
                 )
                 .into());
             }
@@ -345,7 +344,7 @@ impl Case {
         Ok(())
     }
 
-    /// The model with its data.
+    /// The model and its data.
     pub fn subject(&self) -> TransformerSubject {
         TransformerSubject {
             config: self.recipe.model.clone(),
@@ -360,23 +359,23 @@ impl Case {
         }
     }
 
-    /// How it runs.
-    pub fn options(&self, args: &VerifyArgs) -> Options {
+    /// The options of `verify`.
+    pub fn options(&self, args: &VerifyArgs) -> VerifyOptions {
         let Recipe {
             train,
             data_parallel,
             parallel,
             ..
         } = &self.recipe;
-        let usual = Options::default();
-        Options {
+        let usual = VerifyOptions::default();
+        VerifyOptions {
             steps: usize::from(args.steps),
             tolerance: args.tolerance.unwrap_or(usual.tolerance),
             learning_rate: train.learning_rate,
             optimizer: train.optimizer.clone(),
             clip: train.clip,
             data_parallel: DataParallelConfig {
-                // The layout says both.
+                // Both are set by the layout.
                 hsdp: None,
                 ..data_parallel.clone()
             },

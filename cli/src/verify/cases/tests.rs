@@ -1,20 +1,12 @@
-use clap::Parser;
-
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::flags::parse_text;
 
 fn args(flags: &str) -> VerifyArgs {
-    let flags = ["burn-megatron", "verify"]
-        .into_iter()
-        .chain(flags.split_whitespace());
-    match Cli::parse_from(flags).command {
-        Command::Verify(args) => args,
-        _ => unreachable!("verify was asked for"),
-    }
+    parse_text(flags).unwrap()
 }
 
 /// The case of a recipe in a file, with these flags.
-fn of(recipe: &str, flags: &str) -> Result<Case, Error> {
+fn of(recipe: &str, flags: &str) -> Result<VerifyCase, Error> {
     let recipe = toml::from_str(recipe).unwrap();
     of_recipe("recipe.toml", recipe, &args(flags))
 }
@@ -77,7 +69,7 @@ fn a_recipe_is_verified_as_it_runs() {
     assert_eq!(subject.sequence_length, Some(12));
     assert_eq!(subject.split, recipe.parallel.split);
     assert_ne!(subject.split, LayerSplit::Even);
-    assert_eq!(subject.kernels.norm, Choice::Unfused);
+    assert_eq!(subject.kernels.norm, KernelChoice::Unfused);
     assert_eq!(options.optimizer, recipe.train.optimizer);
     assert_eq!(options.optimizer.groups.len(), 1);
     assert_eq!((options.learning_rate, options.clip), (0.002, 0.5));
@@ -94,7 +86,7 @@ fn flags_take_the_place_of_settings() {
     let case = of(PIPELINE, flags).unwrap();
     let subject = case.subject();
     assert_eq!((subject.seed, subject.samples), (7, 8));
-    assert_eq!(subject.kernels.norm, Choice::Fused);
+    assert_eq!(subject.kernels.norm, KernelChoice::Fused);
     assert_eq!(case.layouts.len(), 2);
 }
 
@@ -106,7 +98,7 @@ fn what_cannot_be_honoured_is_named() {
         (
             "[train]\nloss_scale = 64.0",
             "",
-            "train.loss_scale multiplies the loss",
+            "train.loss_scale is not supported by verify",
         ),
         (
             "[data_parallel]\nmoments = \"bf16\"",
@@ -121,12 +113,12 @@ fn what_cannot_be_honoured_is_named() {
         (
             defers,
             "--layouts dp2",
-            "parallel.defer_embedding_wgrad is about the stages",
+            "parallel.defer_embedding_wgrad applies to pipelines",
         ),
         (
             PIPELINE,
             "--layouts dp2-mb1-z1",
-            "parallel.split is about the stages",
+            "parallel.split applies to pipelines",
         ),
     ] {
         assert_refused(recipe, flags, start);
@@ -134,13 +126,13 @@ fn what_cannot_be_honoured_is_named() {
     assert!(of(pipeline, "").is_ok());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("own.csv");
-    let schedule = crate::recipe::read_schedule("1f1b", 2, None, 4).unwrap();
+    let schedule = crate::parallel_plan::read_schedule("1f1b", 2, None, 4).unwrap();
     std::fs::write(&file, schedule.to_csv()).unwrap();
     let recipe = format!("[parallel]\npipeline = 2\nschedule = {:?}\n", file);
     assert_refused(&recipe, "", "parallel.schedule = ");
 }
 
-/// Each setting is about the layouts in which it is tried: none is refused there.
+/// Each setting is valid in the layouts in which it is tried.
 #[test]
 fn every_setting_fits_its_layouts() {
     let named = |args: &VerifyArgs| cases(args).unwrap();
@@ -166,7 +158,7 @@ fn every_setting_fits_its_layouts() {
     assert_eq!(named(&args("--models llama --layouts dp2")).len(), 1);
 }
 
-/// What the ways to build a model differ in is in one of the small ones.
+/// Every feature of a model is in one of the small ones.
 #[test]
 fn the_small_models_have_every_feature() {
     let models = [

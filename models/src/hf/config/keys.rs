@@ -1,13 +1,13 @@
-//! The keys of a `config.json`: each is read, known not to matter, or an error.
+//! The keys of a `config.json`: each is read, known to be irrelevant, or an error.
 
 use serde_json::{Map, Value};
 
-use super::Family;
+use super::ModelFamily;
 use crate::hf::HfConfigError;
 
-/// Keys that do not change what a model computes for given tokens and weights: names, generation,
-/// outputs, other heads, how memory is used.
-const WITHOUT_MEANING: &[&str] = &[
+/// Keys that do not change what a model computes for given tokens and weights: names, generation, outputs,
+/// other heads, memory.
+const IGNORED_KEYS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_name_or_path",
@@ -68,18 +68,18 @@ const WITHOUT_MEANING: &[&str] = &[
     "use_cache",
 ];
 
-/// The largest size that is believed; products of a few of them fit.
-const MOST: u64 = 1 << 24;
+/// The largest size that is accepted; products of a few of them do not overflow.
+const MAX_SIZE: u64 = 1 << 24;
 
-/// The keys that nobody has asked for yet.
-pub(super) struct Keys {
+/// The keys that were not taken yet.
+pub(super) struct ConfigKeys {
     map: Map<String, Value>,
-    /// What the message of an error puts before a key, such as `rope_scaling.`
+    /// The prefix of a key in errors, such as `rope_scaling`.
     within: &'static str,
-    family: Family,
+    family: ModelFamily,
 }
 
-/// A value for a message: not all of a long one.
+/// A value for an error, shortened if it is long.
 pub(super) fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {
@@ -88,17 +88,18 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-impl Keys {
-    /// The keys of a file, and the family that it names.
-    pub fn new(map: Map<String, Value>) -> Result<(Self, Family), HfConfigError> {
+impl ConfigKeys {
+    /// The keys of a file, and its family.
+    pub fn new(map: Map<String, Value>) -> Result<(Self, ModelFamily), HfConfigError> {
         let mut keys = Self {
             map,
             within: "",
-            family: Family::Llama,
+            family: ModelFamily::Llama,
         };
         let found = keys.take("model_type");
-        let known = |family: &Family| found.as_ref().and_then(Value::as_str) == Some(family.name());
-        let Some(family) = Family::ALL.into_iter().find(known) else {
+        let known =
+            |family: &ModelFamily| found.as_ref().and_then(Value::as_str) == Some(family.name());
+        let Some(family) = ModelFamily::ALL.into_iter().find(known) else {
             let found = shown(&found.unwrap_or_default());
             return Err(HfConfigError::Family { found });
         };
@@ -106,13 +107,13 @@ impl Keys {
         let own = Value::from(vec![family.architecture()]);
         match keys.take("architectures") {
             Some(other) if other != own => {
-                Err(keys.refused("architectures", &other, format!("{own} can")))
+                Err(keys.refused("architectures", &other, own.to_string()))
             }
             _ => Ok((keys, family)),
         }
     }
 
-    /// The keys of an object in the file; none if it is not there.
+    /// The keys of a nested object; `None` if it is missing.
     pub fn object(&mut self, key: &'static str) -> Result<Option<Self>, HfConfigError> {
         match self.take(key) {
             None => Ok(None),
@@ -121,63 +122,63 @@ impl Keys {
                 within: key,
                 family: self.family,
             })),
-            Some(other) => Err(self.refused(key, &other, "an object or null can")),
+            Some(other) => Err(self.refused(key, &other, "an object or null")),
         }
     }
 
-    /// The value of a key; `null` is none.
+    /// Takes the value of a key; `null` counts as missing.
     pub fn take(&mut self, key: &str) -> Option<Value> {
         self.map.remove(key).filter(|value| !value.is_null())
     }
 
-    /// Whether there is a value, `null` included, that nobody has asked for.
+    /// Whether there is a value, including `null`, that was not taken.
     pub fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
-    /// A size above 0.
+    /// Takes a size above 0.
     pub fn size(&mut self, key: &str) -> Result<Option<usize>, HfConfigError> {
         let Some(value) = self.take(key) else {
             return Ok(None);
         };
         match value.as_u64() {
-            Some(size @ 1..=MOST) => Ok(Some(size as usize)),
-            _ => Err(self.refused(key, &value, format!("a whole number from 1 to {MOST} can"))),
+            Some(size @ 1..=MAX_SIZE) => Ok(Some(size as usize)),
+            _ => Err(self.refused(key, &value, format!("a whole number from 1 to {MAX_SIZE}"))),
         }
     }
 
-    /// A number of at least 0.
+    /// Takes a number of at least 0.
     pub fn number(&mut self, key: &str) -> Result<Option<f64>, HfConfigError> {
         let Some(value) = self.take(key) else {
             return Ok(None);
         };
         match value.as_f64().filter(|x| x.is_finite() && *x >= 0.0) {
             Some(number) => Ok(Some(number)),
-            None => Err(self.refused(key, &value, "a number of at least 0 can")),
+            None => Err(self.refused(key, &value, "a number of at least 0")),
         }
     }
 
-    /// True or false.
+    /// Takes a bool.
     pub fn flag(&mut self, key: &str) -> Result<Option<bool>, HfConfigError> {
         let Some(value) = self.take(key) else {
             return Ok(None);
         };
         match value.as_bool() {
             Some(flag) => Ok(Some(flag)),
-            None => Err(self.refused(key, &value, "true or false can")),
+            None => Err(self.refused(key, &value, "true or false")),
         }
     }
 
-    /// A text.
+    /// Takes a string.
     pub fn text(&mut self, key: &str) -> Result<Option<String>, HfConfigError> {
         match self.take(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.refused(key, &other, "a text can")),
+            Some(other) => Err(self.refused(key, &other, "a string")),
         }
     }
 
-    /// The value of a key that must be there.
+    /// Takes the value of a required key.
     pub fn needed<T>(
         &mut self,
         key: &str,
@@ -186,7 +187,7 @@ impl Keys {
         take(self, key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A key that may be there, but only with this value or `null`.
+    /// Takes a key whose only supported values are this one and `null`.
     pub fn only(&mut self, key: &str, fits: impl Into<Value>) -> Result<(), HfConfigError> {
         let fits = fits.into();
         let same = |value: &Value| match (value.as_f64(), fits.as_f64()) {
@@ -194,12 +195,12 @@ impl Keys {
             _ => *value == fits,
         };
         match self.take(key) {
-            Some(value) if !same(&value) => Err(self.refused(key, &value, format!("{fits} can"))),
+            Some(value) if !same(&value) => Err(self.refused(key, &value, fits.to_string())),
             _ => Ok(()),
         }
     }
 
-    /// A key that is not there.
+    /// An error for a missing key.
     pub fn missing(&self, key: &str) -> HfConfigError {
         HfConfigError::Missing {
             family: self.family.name(),
@@ -207,7 +208,7 @@ impl Keys {
         }
     }
 
-    /// A value that does not fit.
+    /// An error for an unsupported value.
     pub fn refused(&self, key: &str, value: &Value, fits: impl Into<String>) -> HfConfigError {
         HfConfigError::Value {
             key: self.path(key),
@@ -223,7 +224,7 @@ impl Keys {
         }
     }
 
-    /// Checks that no key is left that could matter.
+    /// Checks that no relevant key is left.
     pub fn finish(mut self) -> Result<(), HfConfigError> {
         if self.within.is_empty() {
             for (key, off) in [
@@ -234,7 +235,7 @@ impl Keys {
                 ("quantization_config", Value::Null),
                 ("tie_encoder_decoder", Value::Bool(false)),
                 ("use_mrope", Value::Bool(false)),
-                // For these families it only asks for a warning.
+                // For these families it only causes a warning.
                 ("is_decoder", Value::Bool(false)),
                 ("attn_logit_softcapping", Value::Null),
                 ("final_logit_softcapping", Value::Null),
@@ -242,7 +243,7 @@ impl Keys {
                 self.only(key, off)?;
             }
         }
-        let matters = |key: &str| !self.within.is_empty() || !WITHOUT_MEANING.contains(&key);
+        let matters = |key: &str| !self.within.is_empty() || !IGNORED_KEYS.contains(&key);
         match self.map.iter().find(|(key, _)| matters(key)) {
             None => Ok(()),
             Some((key, value)) => Err(HfConfigError::Unknown {

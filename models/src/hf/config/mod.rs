@@ -1,4 +1,4 @@
-//! `config.json`: what a model of Hugging Face computes.
+//! `config.json`: the configuration of a Hugging Face model.
 
 mod keys;
 mod read;
@@ -11,28 +11,28 @@ use burn_megatron::checkpoint::ElementType;
 use serde::{Deserialize, Serialize};
 
 use crate::TransformerConfig;
-use keys::Keys;
+use keys::ConfigKeys;
 
 use super::HfConfigError;
 
-/// A family of models, by its `model_type`.
+/// A model family, identified by its `model_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// GPT-2: LayerNorm, learned positions, biases, one product for queries, keys and values.
+pub enum ModelFamily {
+    /// GPT-2: LayerNorm, learned positions, biases, joint query-key-value projection.
     Gpt2,
     /// Llama 1 to 3: RMSNorm, rotary positions, a gated MLP.
     Llama,
     /// Mistral: Llama with a sliding window.
     Mistral,
-    /// Qwen 2 and 2.5: Llama with biases of queries, keys and values.
+    /// Qwen 2 and 2.5: Llama with query-key-value biases.
     Qwen2,
     /// Qwen 3: Llama with norms of each head's queries and keys.
     Qwen3,
 }
 
-impl Family {
-    /// Every family.
+impl ModelFamily {
+    /// All families.
     pub const ALL: [Self; 5] = [
         Self::Gpt2,
         Self::Llama,
@@ -52,7 +52,7 @@ impl Family {
         }
     }
 
-    /// The class of `transformers` that predicts tokens.
+    /// The class of `transformers` for causal language modeling.
     pub fn architecture(self) -> &'static str {
         match self {
             Self::Gpt2 => "GPT2LMHeadModel",
@@ -64,52 +64,52 @@ impl Family {
     }
 }
 
-/// The tokens that a configuration names.
+/// The special tokens of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct SpecialTokens {
-    /// Begins a text.
+pub struct SpecialTokenIds {
+    /// Begin of a sequence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bos: Option<u32>,
-    /// Any of these ends one.
+    /// End of a sequence: any of these.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub eos: Vec<u32>,
-    /// Fills up.
+    /// Padding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pad: Option<u32>,
 }
 
-/// What a `config.json` says.
+/// The content of a `config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HfConfig {
     /// The family.
-    pub family: Family,
+    pub family: ModelFamily,
     /// The model.
     pub model: TransformerConfig,
-    /// The type that the weights are said to have (`torch_dtype` or `dtype`); the files are what counts.
+    /// The declared type of the weights (`torch_dtype` or `dtype`); the files' own types are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<ElementType>,
-    /// The tokens that it names.
+    /// The special tokens.
     #[serde(default)]
-    pub tokens: SpecialTokens,
+    pub tokens: SpecialTokenIds,
 }
 
 impl HfConfig {
-    /// Reads a `config.json`, in the spelling of `transformers` 4 or 5.
+    /// Parses a `config.json`, in the format of `transformers` 4 or 5.
     ///
-    /// Every key is known, or an error: one that was passed over might change what the model computes.
-    /// Dropout is taken over: that of GPT-2 as [`dropout`](TransformerConfig::dropout) and
-    /// [`attention_dropout`](TransformerConfig::attention_dropout), of the others the latter.
+    /// An unknown key is an error, as it could change what the model computes. Dropout is kept: of GPT-2 as
+    /// [`dropout`](TransformerConfig::dropout) and
+    /// [`attention_dropout`](TransformerConfig::attention_dropout), of other families only the latter.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError`], which names the key, its value and what would fit.
+    /// [`HfConfigError`], which names the key, its value and what is supported.
     pub fn parse(bytes: &[u8]) -> Result<Self, HfConfigError> {
         let map = serde_json::from_slice(bytes).map_err(HfConfigError::Json)?;
-        let (mut keys, family) = Keys::new(map)?;
+        let (mut keys, family) = ConfigKeys::new(map)?;
         let model = match family {
-            Family::Gpt2 => read::gpt2(&mut keys)?,
+            ModelFamily::Gpt2 => read::gpt2(&mut keys)?,
             _ => read::llama_like(family, &mut keys)?,
         };
         let config = Self {
@@ -123,26 +123,26 @@ impl HfConfig {
         Ok(config)
     }
 
-    /// The configuration of a model, in the first family that computes the same.
+    /// The configuration of a model, in the first family that computes it.
     ///
-    /// What only training knows is not in it: label smoothing, z-loss, and the dropout of the residual
-    /// stream outside of GPT-2.
+    /// Settings of training only are left out: label smoothing, z-loss, and the dropout of the residual stream
+    /// outside of GPT-2.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError::NoFamily`], which says what stands in the way.
+    /// [`HfConfigError::NoFamily`], which names the first setting that does not fit.
     pub fn of(model: &TransformerConfig) -> Result<Self, HfConfigError> {
         let config = Self {
             family: write::family(model),
             model: model.clone(),
             dtype: None,
-            tokens: SpecialTokens::default(),
+            tokens: SpecialTokenIds::default(),
         };
         config.check()?;
         Ok(config)
     }
 
-    /// Checks that the sizes of the model fit each other, and that the family computes it.
+    /// Checks that the sizes of the model are consistent, and that the family computes it.
     ///
     /// # Errors
     ///
@@ -154,7 +154,7 @@ impl HfConfig {
         }
     }
 
-    /// The text of its `config.json`, which `transformers` 4 and 5 read.
+    /// The content of its `config.json`, for `transformers` 4 and 5.
     ///
     /// # Errors
     ///

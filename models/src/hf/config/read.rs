@@ -1,14 +1,14 @@
-//! From the keys of a `config.json` to a model.
+//! Converts the keys of a `config.json` to a model.
 
 use burn_megatron::checkpoint::ElementType;
 use burn_megatron::nn::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{Family, Keys, SpecialTokens, rope};
+use super::{ConfigKeys, ModelFamily, SpecialTokenIds, rope};
 use crate::hf::HfConfigError;
 use crate::{Positions, TransformerConfig};
 
-/// The names of activations that are computed here, the one that is written first.
+/// The names of supported activations; the first of each is the one that is written.
 pub(super) const ACTIVATIONS: &[(&str, Activation)] = &[
     ("gelu_new", Activation::GeluTanh),
     ("gelu_pytorch_tanh", Activation::GeluTanh),
@@ -19,7 +19,7 @@ pub(super) const ACTIVATIONS: &[(&str, Activation)] = &[
     ("relu2", Activation::SquaredRelu),
 ];
 
-/// The same for gated MLPs.
+/// The names of the activations of gated MLPs.
 pub(super) const GATED: &[(&str, Activation)] = &[
     ("silu", Activation::SwiGlu),
     ("swish", Activation::SwiGlu),
@@ -29,24 +29,24 @@ pub(super) const GATED: &[(&str, Activation)] = &[
     ("quick_gelu", Activation::QuickGeGlu),
 ];
 
-pub(super) fn gpt2(keys: &mut Keys) -> Result<TransformerConfig, HfConfigError> {
-    let hidden = keys.needed("n_embd", Keys::size)?;
-    let context = keys.needed("n_positions", Keys::size)?;
+pub(super) fn gpt2(keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
+    let hidden = keys.needed("n_embd", ConfigKeys::size)?;
+    let context = keys.needed("n_positions", ConfigKeys::size)?;
     keys.only("n_ctx", context)?;
     keys.only("scale_attn_weights", true)?;
     keys.only("scale_attn_by_inverse_layer_idx", false)?;
     let dropout = keys.number("resid_pdrop")?.unwrap_or(0.1);
     let embedding = keys.number("embd_pdrop")?.unwrap_or(0.1);
     if embedding != dropout {
-        let fits = format!("{dropout}, as resid_pdrop, can");
+        let fits = format!("{dropout}, as resid_pdrop");
         return Err(keys.refused("embd_pdrop", &json!(embedding), fits));
     }
     Ok(TransformerConfig {
-        vocabulary: keys.needed("vocab_size", Keys::size)?,
+        vocabulary: keys.needed("vocab_size", ConfigKeys::size)?,
         context,
         hidden,
-        layers: keys.needed("n_layer", Keys::size)?,
-        heads: keys.needed("n_head", Keys::size)?,
+        layers: keys.needed("n_layer", ConfigKeys::size)?,
+        heads: keys.needed("n_head", ConfigKeys::size)?,
         mlp_width: Some(keys.size("n_inner")?.unwrap_or(4 * hidden)),
         norm: NormKind::Layer,
         norm_epsilon: keys.number("layer_norm_epsilon")?.unwrap_or(1e-5),
@@ -62,44 +62,44 @@ pub(super) fn gpt2(keys: &mut Keys) -> Result<TransformerConfig, HfConfigError> 
 }
 
 pub(super) fn llama_like(
-    family: Family,
-    keys: &mut Keys,
+    family: ModelFamily,
+    keys: &mut ConfigKeys,
 ) -> Result<TransformerConfig, HfConfigError> {
-    let layers = keys.needed("num_hidden_layers", Keys::size)?;
-    let heads = keys.needed("num_attention_heads", Keys::size)?;
-    let hidden = keys.needed("hidden_size", Keys::size)?;
-    // Where it is left out, other families than Llama take a number that has nothing to do with the heads.
-    if family != Family::Llama && !keys.has("num_key_value_heads") {
+    let layers = keys.needed("num_hidden_layers", ConfigKeys::size)?;
+    let heads = keys.needed("num_attention_heads", ConfigKeys::size)?;
+    let hidden = keys.needed("hidden_size", ConfigKeys::size)?;
+    // Without it, families other than Llama use a default that is unrelated to the heads.
+    if family != ModelFamily::Llama && !keys.has("num_key_value_heads") {
         return Err(keys.missing("num_key_value_heads"));
     }
     let groups = keys.size("num_key_value_heads")?.unwrap_or(heads);
     let head_width = match keys.size("head_dim")? {
         Some(width) => width,
-        None if family == Family::Qwen3 => return Err(keys.missing("head_dim")),
+        None if family == ModelFamily::Qwen3 => return Err(keys.missing("head_dim")),
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
-            let fits = "a multiple of num_attention_heads can, or any beside head_dim";
+            let fits = "a multiple of num_attention_heads, or any size with head_dim";
             return Err(keys.refused("hidden_size", &json!(hidden), fits));
         }
     };
-    let context = keys.needed("max_position_embeddings", Keys::size)?;
+    let context = keys.needed("max_position_embeddings", ConfigKeys::size)?;
     keys.only("pretraining_tp", 1)?;
     Ok(TransformerConfig {
-        vocabulary: keys.needed("vocab_size", Keys::size)?,
+        vocabulary: keys.needed("vocab_size", ConfigKeys::size)?,
         context,
         hidden,
         layers,
         heads,
         groups: Some(groups),
         head_width: Some(head_width),
-        mlp_width: Some(keys.needed("intermediate_size", Keys::size)?),
+        mlp_width: Some(keys.needed("intermediate_size", ConfigKeys::size)?),
         norm: NormKind::Rms,
         norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
         activation: activation(keys, "hidden_act", GATED)?,
         positions: rope::read(keys, context)?,
         bias: biases(family, keys)?,
-        qkv_bias: (family == Family::Qwen2).then_some(true),
-        qk_norm: family == Family::Qwen3,
+        qkv_bias: (family == ModelFamily::Qwen2).then_some(true),
+        qk_norm: family == ModelFamily::Qwen3,
         window: window(family, keys, layers)?,
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
         attention_dropout: keys.number("attention_dropout")?.unwrap_or(0.0),
@@ -108,13 +108,13 @@ pub(super) fn llama_like(
     })
 }
 
-/// What weights that are not loaded begin with.
-fn init_std(keys: &mut Keys) -> Result<f64, HfConfigError> {
+/// The standard deviation of weights that are not loaded.
+fn init_std(keys: &mut ConfigKeys) -> Result<f64, HfConfigError> {
     Ok(keys.number("initializer_range")?.unwrap_or(0.02))
 }
 
 fn activation(
-    keys: &mut Keys,
+    keys: &mut ConfigKeys,
     key: &str,
     known: &[(&str, Activation)],
 ) -> Result<Activation, HfConfigError> {
@@ -123,49 +123,53 @@ fn activation(
         Some((_, activation)) => Ok(*activation),
         None => {
             let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-            let fits = format!("{} can", names.join(", "));
+            let fits = names.join(", ");
             Err(keys.refused(key, &json!(name), fits))
         }
     }
 }
 
 /// Whether all linear layers have biases.
-fn biases(family: Family, keys: &mut Keys) -> Result<bool, HfConfigError> {
-    if family != Family::Llama {
+fn biases(family: ModelFamily, keys: &mut ConfigKeys) -> Result<bool, HfConfigError> {
+    if family != ModelFamily::Llama {
         keys.only("attention_bias", false)?;
         keys.only("mlp_bias", false)?;
         return Ok(false);
     }
     let attention = keys.flag("attention_bias")?.unwrap_or(false);
     let mlp = keys.flag("mlp_bias")?.unwrap_or(false);
-    match attention == mlp {
-        true => Ok(mlp),
-        false => {
-            let fits = format!("{attention}, as attention_bias, can");
-            Err(keys.refused("mlp_bias", &json!(mlp), fits))
-        }
+    if attention == mlp {
+        Ok(mlp)
+    } else {
+        let fits = format!("{attention}, as attention_bias");
+        Err(keys.refused("mlp_bias", &json!(mlp), fits))
     }
 }
 
-/// The window that every layer has, if any; layers that differ are refused.
-fn window(family: Family, keys: &mut Keys, layers: usize) -> Result<Option<usize>, HfConfigError> {
+/// The sliding window of all layers, if any; layers that differ are refused.
+fn window(
+    family: ModelFamily,
+    keys: &mut ConfigKeys,
+    layers: usize,
+) -> Result<Option<usize>, HfConfigError> {
     match family {
-        Family::Gpt2 | Family::Llama => Ok(None),
-        // Where the key is left out, there is a window of 4096.
-        Family::Mistral if !keys.has("sliding_window") => Err(keys.missing("sliding_window")),
-        Family::Mistral => keys.size("sliding_window"),
-        Family::Qwen2 | Family::Qwen3 => qwen_window(keys, layers),
+        ModelFamily::Gpt2 | ModelFamily::Llama => Ok(None),
+        // Without the key, the window is 4096.
+        ModelFamily::Mistral if !keys.has("sliding_window") => Err(keys.missing("sliding_window")),
+        ModelFamily::Mistral => keys.size("sliding_window"),
+        ModelFamily::Qwen2 | ModelFamily::Qwen3 => qwen_window(keys, layers),
     }
 }
 
-fn qwen_window(keys: &mut Keys, layers: usize) -> Result<Option<usize>, HfConfigError> {
+fn qwen_window(keys: &mut ConfigKeys, layers: usize) -> Result<Option<usize>, HfConfigError> {
     let on = keys.flag("use_sliding_window")?.unwrap_or(false);
     let first = keys.take("max_window_layers");
     let types = keys.take("layer_types");
-    let window = match on {
-        true => Some(keys.needed("sliding_window", Keys::size)?),
-        // It is not looked at.
-        false => keys.take("sliding_window").and(None),
+    let window = if on {
+        Some(keys.needed("sliding_window", ConfigKeys::size)?)
+    } else {
+        // The value is ignored.
+        keys.take("sliding_window").and(None)
     };
     let all = |kind: &str| {
         types
@@ -181,7 +185,7 @@ fn qwen_window(keys: &mut Keys, layers: usize) -> Result<Option<usize>, HfConfig
                 Some(_) => "full_attention or sliding_attention",
                 None => "full_attention",
             };
-            let fits = format!("{layers} times {kind} can");
+            let fits = format!("{layers} times {kind}");
             Err(keys.refused("layer_types", types, fits))
         }
         (None, None) => Ok(None),
@@ -189,7 +193,7 @@ fn qwen_window(keys: &mut Keys, layers: usize) -> Result<Option<usize>, HfConfig
             Some(0) => Ok(window),
             Some(first) if first >= layers as u64 => Ok(None),
             _ => {
-                let fits = format!("0 or {layers} and more, so that all layers are alike, can");
+                let fits = format!("0, or at least {layers}, so that all layers are alike");
                 Err(keys.refused("max_window_layers", &first.unwrap_or_default(), fits))
             }
         },
@@ -201,8 +205,8 @@ fn is_all(types: &Value, kind: &str, layers: usize) -> bool {
     types.is_some_and(|types| types.len() == layers && types.iter().all(|found| found == kind))
 }
 
-/// The type of the weights, in either spelling.
-pub(super) fn dtype(keys: &mut Keys) -> Result<Option<ElementType>, HfConfigError> {
+/// The type of the weights, by its old or new key.
+pub(super) fn dtype(keys: &mut ConfigKeys) -> Result<Option<ElementType>, HfConfigError> {
     let (old, new) = (keys.text("torch_dtype")?, keys.text("dtype")?);
     let Some(name) = new.or(old) else {
         return Ok(None);
@@ -213,24 +217,24 @@ pub(super) fn dtype(keys: &mut Keys) -> Result<Option<ElementType>, HfConfigErro
         "float16" => Ok(Some(ElementType::F16)),
         "bfloat16" => Ok(Some(ElementType::Bf16)),
         _ => {
-            let fits = "float64, float32, float16 and bfloat16 can";
+            let fits = "float64, float32, float16 or bfloat16";
             Err(keys.refused("torch_dtype", &json!(name), fits))
         }
     }
 }
 
-pub(super) fn tokens(keys: &mut Keys) -> Result<SpecialTokens, HfConfigError> {
+pub(super) fn tokens(keys: &mut ConfigKeys) -> Result<SpecialTokenIds, HfConfigError> {
     let eos = match keys.take("eos_token_id") {
         Some(Value::Array(several)) => several,
         one => one.into_iter().collect(),
     };
-    let token = |keys: &Keys, key: &str, value: &Value| {
+    let token = |keys: &ConfigKeys, key: &str, value: &Value| {
         let token = value.as_i64();
         match token.and_then(|token| u32::try_from(token).ok()) {
             Some(token) => Ok(Some(token)),
-            // Some files write -1 where there is none.
+            // Some files write -1 for none.
             None if token == Some(-1) => Ok(None),
-            None => Err(keys.refused(key, value, "the number of a token can")),
+            None => Err(keys.refused(key, value, "a token id")),
         }
     };
     let mut single = |key: &str| match keys.take(key) {
@@ -239,7 +243,7 @@ pub(super) fn tokens(keys: &mut Keys) -> Result<SpecialTokens, HfConfigError> {
     };
     let (bos, pad) = (single("bos_token_id")?, single("pad_token_id")?);
     let eos = eos.iter().map(|value| token(keys, "eos_token_id", value));
-    Ok(SpecialTokens {
+    Ok(SpecialTokenIds {
         bos,
         eos: eos
             .filter_map(Result::transpose)

@@ -1,16 +1,16 @@
-//! Rotary positions, in the spellings of `transformers` 4 (`rope_theta`, `rope_scaling`) and 5
+//! Rotary positions, in the formats of `transformers` 4 (`rope_theta`, `rope_scaling`) and 5
 //! (`rope_parameters`).
 
 use serde_json::{Map, Value, json};
 
-use super::Keys;
+use super::ConfigKeys;
 use crate::hf::HfConfigError;
 use crate::{Positions, RotaryScaling};
 
-/// The base that `transformers` takes where none is given.
+/// The default base of `transformers`.
 const USUAL_BASE: f64 = 10_000.0;
 
-pub(super) fn read(keys: &mut Keys, context: usize) -> Result<Positions, HfConfigError> {
+pub(super) fn read(keys: &mut ConfigKeys, context: usize) -> Result<Positions, HfConfigError> {
     keys.only("partial_rotary_factor", 1.0)?;
     keys.only("rope_interleaved", false)?;
     let outer = keys.number("rope_theta")?;
@@ -19,7 +19,7 @@ pub(super) fn read(keys: &mut Keys, context: usize) -> Result<Positions, HfConfi
     let mut inner = match (new, old) {
         (Some(_), Some(_)) => {
             let both = Value::from("beside rope_parameters");
-            return Err(keys.refused("rope_scaling", &both, "one of the two can"));
+            return Err(keys.refused("rope_scaling", &both, "only one of the two"));
         }
         (None, None) => {
             let base = outer.unwrap_or(USUAL_BASE);
@@ -31,7 +31,7 @@ pub(super) fn read(keys: &mut Keys, context: usize) -> Result<Positions, HfConfi
     let base = inner.number("rope_theta")?;
     let base = match (base, outer) {
         (Some(inner), Some(outer)) if inner != outer => {
-            let fits = format!("{inner}, which the scaling has, can");
+            let fits = format!("{inner}, as in the scaling");
             return Err(keys.refused("rope_theta", &json!(outer), fits));
         }
         (inner, outer) => inner.or(outer).unwrap_or(USUAL_BASE),
@@ -39,7 +39,7 @@ pub(super) fn read(keys: &mut Keys, context: usize) -> Result<Positions, HfConfi
     let kinds = [inner.text("rope_type")?, inner.text("type")?];
     let kind = match &kinds {
         [Some(a), Some(b)] if a != b => {
-            return Err(inner.refused("type", &json!(b), format!("{a}, the rope_type, can")));
+            return Err(inner.refused("type", &json!(b), format!("{a}, as rope_type")));
         }
         [a, b] => a.as_deref().or(b.as_deref()),
     };
@@ -48,7 +48,7 @@ pub(super) fn read(keys: &mut Keys, context: usize) -> Result<Positions, HfConfi
         Some("llama3") => llama3(&mut inner)?,
         Some("yarn") => yarn(&mut inner, context)?,
         Some(other) => {
-            let fits = "default, llama3 and yarn can";
+            let fits = "default, llama3 or yarn";
             return Err(inner.refused("rope_type", &json!(other), fits));
         }
     };
@@ -56,23 +56,24 @@ pub(super) fn read(keys: &mut Keys, context: usize) -> Result<Positions, HfConfi
     Ok(Positions::Rotary { base, scaling })
 }
 
-fn llama3(keys: &mut Keys) -> Result<RotaryScaling, HfConfigError> {
+fn llama3(keys: &mut ConfigKeys) -> Result<RotaryScaling, HfConfigError> {
     Ok(RotaryScaling::Llama3 {
-        factor: keys.needed("factor", Keys::number)?,
-        low: keys.needed("low_freq_factor", Keys::number)?,
-        high: keys.needed("high_freq_factor", Keys::number)?,
-        original: keys.needed("original_max_position_embeddings", Keys::size)?,
+        factor: keys.needed("factor", ConfigKeys::number)?,
+        low: keys.needed("low_freq_factor", ConfigKeys::number)?,
+        high: keys.needed("high_freq_factor", ConfigKeys::number)?,
+        original: keys.needed("original_max_position_embeddings", ConfigKeys::size)?,
     })
 }
 
-/// What is not given is as in `transformers`: turns of 32 and 1, and an amplitude of
-/// `0.1 ln factor + 1` unless both `mscale` and `mscale_all_dim` are given.
-fn yarn(keys: &mut Keys, context: usize) -> Result<RotaryScaling, HfConfigError> {
+/// Defaults are those of `transformers`: 32 and 1 rotations, and an amplitude of `0.1 ln factor + 1` unless
+/// both `mscale` and `mscale_all_dim` are given.
+fn yarn(keys: &mut ConfigKeys, context: usize) -> Result<RotaryScaling, HfConfigError> {
     keys.only("truncate", true)?;
-    let original = keys.needed("original_max_position_embeddings", Keys::size)?;
-    let factor = keys.number("factor")?;
-    let factor = factor.unwrap_or(context as f64 / original as f64);
-    // 0 is taken as not given.
+    let original = keys.needed("original_max_position_embeddings", ConfigKeys::size)?;
+    let factor = keys
+        .number("factor")?
+        .unwrap_or(context as f64 / original as f64);
+    // 0 counts as not given.
     let mut given = |key| Ok(keys.number(key)?.filter(|x| *x != 0.0));
     let (fast, slow) = (given("beta_fast")?, given("beta_slow")?);
     let (mscale, mscale_all_dim) = match (given("mscale")?, given("mscale_all_dim")?) {
@@ -84,7 +85,7 @@ fn yarn(keys: &mut Keys, context: usize) -> Result<RotaryScaling, HfConfigError>
     if let Some(asked) = keys.number("attention_factor")?
         && (asked - amplitude).abs() > 1e-6
     {
-        let fits = format!("{amplitude}, which follows from the factor, can");
+        let fits = format!("{amplitude}, which follows from the factor");
         return Err(keys.refused("attention_factor", &json!(asked), fits));
     }
     Ok(RotaryScaling::Yarn {
@@ -97,7 +98,7 @@ fn yarn(keys: &mut Keys, context: usize) -> Result<RotaryScaling, HfConfigError>
     })
 }
 
-/// In the spelling that both versions read.
+/// Writes the format that both versions read.
 pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Value>) {
     to.insert("rope_theta".into(), json!(base));
     let scaling = match scaling {
@@ -131,12 +132,11 @@ pub(super) fn write(base: f64, scaling: RotaryScaling, to: &mut Map<String, Valu
             });
             if (mscale, mscale_all_dim) != (1.0, 0.0) {
                 let at = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
-                match mscale != 0.0 && mscale_all_dim != 0.0 {
-                    true => {
-                        yarn["mscale"] = json!(mscale);
-                        yarn["mscale_all_dim"] = json!(mscale_all_dim);
-                    }
-                    false => yarn["attention_factor"] = json!(at(mscale) / at(mscale_all_dim)),
+                if mscale != 0.0 && mscale_all_dim != 0.0 {
+                    yarn["mscale"] = json!(mscale);
+                    yarn["mscale_all_dim"] = json!(mscale_all_dim);
+                } else {
+                    yarn["attention_factor"] = json!(at(mscale) / at(mscale_all_dim))
                 }
             }
             yarn

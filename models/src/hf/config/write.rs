@@ -1,28 +1,28 @@
-//! From a model to the keys of a `config.json`.
+//! Converts a model to the keys of a `config.json`.
 
 use burn_megatron::checkpoint::ElementType;
 use burn_megatron::nn::{Activation, NormKind};
 use serde_json::{Map, Value, json};
 
 use super::read::{ACTIVATIONS, GATED};
-use super::{Family, HfConfig, rope};
+use super::{HfConfig, ModelFamily, rope};
 use crate::hf::HfConfigError;
 use crate::{Positions, TransformerConfig};
 
-/// The family that computes a model, if any does.
-pub(super) fn family(model: &TransformerConfig) -> Family {
+/// The family that computes a model, if any does; see [`check`].
+pub(super) fn family(model: &TransformerConfig) -> ModelFamily {
     match (&model.positions, model.qk_norm, model.window) {
-        (Positions::Learned, _, _) => Family::Gpt2,
-        (_, true, _) => Family::Qwen3,
-        _ if !model.bias && model.qkv_bias == Some(true) => Family::Qwen2,
-        (_, false, Some(_)) => Family::Mistral,
-        (_, false, None) => Family::Llama,
+        (Positions::Learned, _, _) => ModelFamily::Gpt2,
+        (_, true, _) => ModelFamily::Qwen3,
+        _ if !model.bias && model.qkv_bias == Some(true) => ModelFamily::Qwen2,
+        (_, false, Some(_)) => ModelFamily::Mistral,
+        (_, false, None) => ModelFamily::Llama,
     }
 }
 
 /// Checks that the family computes the model.
-pub(super) fn check(family: Family, model: &TransformerConfig) -> Result<(), HfConfigError> {
-    let is_gpt2 = family == Family::Gpt2;
+pub(super) fn check(family: ModelFamily, model: &TransformerConfig) -> Result<(), HfConfigError> {
+    let is_gpt2 = family == ModelFamily::Gpt2;
     let qkv_bias = model.qkv_bias.unwrap_or(model.bias);
     let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
     let norm = if is_gpt2 {
@@ -30,10 +30,10 @@ pub(super) fn check(family: Family, model: &TransformerConfig) -> Result<(), HfC
     } else {
         NormKind::Rms
     };
-    let qwen = matches!(family, Family::Qwen2 | Family::Qwen3);
+    let qwen = matches!(family, ModelFamily::Qwen2 | ModelFamily::Qwen3);
     let conditions = [
         (
-            "norm and positions that belong together: layer with learned ones, rms with rotary ones",
+            "norm and positions that fit: layer with learned positions, rms with rotary ones",
             model.norm == norm && is_gpt2 == matches!(model.positions, Positions::Learned),
         ),
         (
@@ -47,20 +47,20 @@ pub(super) fn check(family: Family, model: &TransformerConfig) -> Result<(), HfC
             !is_gpt2 || model.bias,
         ),
         (
-            "bias = false beside a window, biases of queries, keys and values alone, or qk_norm",
-            !model.bias || matches!(family, Family::Gpt2 | Family::Llama),
+            "bias = false with a window, with qkv_bias alone, or with qk_norm",
+            !model.bias || matches!(family, ModelFamily::Gpt2 | ModelFamily::Llama),
         ),
         (
             "qkv_bias as bias, or true without the others and without qk_norm",
-            qkv_bias == (model.bias || family == Family::Qwen2),
+            qkv_bias == (model.bias || family == ModelFamily::Qwen2),
         ),
         (
             "qk_norm beside rotary positions and no biases",
-            model.qk_norm == (family == Family::Qwen3),
+            model.qk_norm == (family == ModelFamily::Qwen3),
         ),
         (
             "a window beside rotary positions",
-            model.window.is_none() || family == Family::Mistral || qwen,
+            model.window.is_none() || family == ModelFamily::Mistral || qwen,
         ),
         (
             "as many groups as heads, and head_width = hidden / heads, beside learned positions",
@@ -70,7 +70,7 @@ pub(super) fn check(family: Family, model: &TransformerConfig) -> Result<(), HfC
     match conditions.iter().find(|(_, fits)| !fits) {
         None => Ok(()),
         Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
-            "{} would need {needs}",
+            "{} requires {needs}",
             family.name()
         ))),
     }
@@ -82,11 +82,11 @@ fn name_of(activation: Activation, is_gpt2: bool) -> Option<&'static str> {
     found.map(|(name, _)| *name)
 }
 
-/// The keys.
+/// The keys of the configuration.
 pub(super) fn object(config: &HfConfig) -> Map<String, Value> {
     let (family, model) = (config.family, &config.model);
     let mut keys = match family {
-        Family::Gpt2 => gpt2(model),
+        ModelFamily::Gpt2 => gpt2(model),
         _ => llama_like(family, model),
     };
     let mut add = |key: &str, value: Value| keys.insert(key.into(), value);
@@ -131,7 +131,7 @@ fn gpt2(model: &TransformerConfig) -> Map<String, Value> {
     }))
 }
 
-fn llama_like(family: Family, model: &TransformerConfig) -> Map<String, Value> {
+fn llama_like(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
     let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
     let mut keys = map(json!({
         "hidden_size": model.hidden,
@@ -149,21 +149,21 @@ fn llama_like(family: Family, model: &TransformerConfig) -> Map<String, Value> {
         rope::write(base, scaling, &mut keys);
     }
     // Configurations of Qwen 2 do not have it.
-    if family == Family::Qwen2 && model.hidden == model.heads * head_width {
+    if family == ModelFamily::Qwen2 && model.hidden == model.heads * head_width {
         keys.remove("head_dim");
     }
     let more = match family {
-        Family::Gpt2 => json!({}),
-        Family::Llama => json!({ "attention_bias": model.bias, "mlp_bias": model.bias }),
-        Family::Mistral => json!({ "sliding_window": model.window }),
-        Family::Qwen2 | Family::Qwen3 => json!({
+        ModelFamily::Gpt2 => json!({}),
+        ModelFamily::Llama => json!({ "attention_bias": model.bias, "mlp_bias": model.bias }),
+        ModelFamily::Mistral => json!({ "sliding_window": model.window }),
+        ModelFamily::Qwen2 | ModelFamily::Qwen3 => json!({
             "use_sliding_window": model.window.is_some(),
             "sliding_window": model.window,
             "max_window_layers": if model.window.is_some() { 0 } else { model.layers },
         }),
     };
     keys.extend(map(more));
-    if family == Family::Qwen3 {
+    if family == ModelFamily::Qwen3 {
         keys.insert("attention_bias".into(), json!(false));
     }
     keys

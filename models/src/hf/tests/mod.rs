@@ -1,4 +1,4 @@
-//! Folders that are read, written, changed and broken.
+//! Folders that are read, written, modified and damaged.
 
 mod reading;
 mod refused;
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn_megatron::checkpoint::{Slice, TensorSource};
+use burn_megatron::checkpoint::{TensorSlice, TensorSource};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ fn open(name: &str) -> HfFolder {
     HfFolder::open(fixture(name)).unwrap()
 }
 
-/// A folder for temporary files; removed when dropped.
+/// A temporary folder; removed on drop.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -62,7 +62,7 @@ impl Temporary {
         self.0.join(name)
     }
 
-    /// Changes a file of JSON.
+    /// Modifies a JSON file.
     fn edit(&self, name: &str, change: impl FnOnce(&mut Value)) {
         let path = self.path(name);
         let mut value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -104,10 +104,10 @@ fn stored(folder: &Path) -> Stored {
 
 fn whole(source: &dyn TensorSource, key: &str) -> Vec<u8> {
     let shape = source.tensor(key).unwrap().shape;
-    source.read(key, &Slice::whole(&shape)).unwrap()
+    source.read(key, &TensorSlice::whole(&shape)).unwrap()
 }
 
-/// A fixture with other tensors, or others' names, in one file.
+/// A fixture with modified tensors, in one file.
 fn rewrite(name: &str, change: impl FnOnce(&mut Stored)) -> Temporary {
     let copy = Temporary::copy(name);
     let mut tensors = stored(&fixture(name));

@@ -1,11 +1,11 @@
-//! What a folder gives.
+//! Reading folders.
 
 use burn_megatron::checkpoint::{ElementType, MODEL};
 use proptest::prelude::*;
 
 use super::*;
 
-/// The place of each part of a joined weight, by hand.
+/// The position of each part of a joined weight, written out.
 #[test]
 fn parts_are_turned_and_lie_side_by_side() {
     let folder = open("llama3");
@@ -15,7 +15,7 @@ fn parts_are_turned_and_lie_side_by_side() {
         bytes[(row * shape[1] + column) * 4..][..4].to_vec()
     };
     let own = |path: &str, row, column| {
-        let slice = Slice {
+        let slice = TensorSlice {
             offset: vec![row, column],
             shape: vec![1, 1],
         };
@@ -74,7 +74,7 @@ proptest! {
         let folder = open(name);
         let keys = folder.keys();
         let meta = folder.tensor(&keys[key.index(keys.len())]).unwrap();
-        let mut slice = Slice::whole(&meta.shape);
+        let mut slice = TensorSlice::whole(&meta.shape);
         for (dim, (a, b)) in ends.iter().enumerate().take(meta.shape.len()) {
             let at = |x: &f64| (x * (meta.shape[dim] + 1) as f64) as usize;
             (slice.offset[dim], slice.shape[dim]) = (at(a).min(at(b)), at(a).abs_diff(at(b)));
@@ -87,7 +87,7 @@ proptest! {
         prop_assert_eq!(folder.read(&meta.key, &slice).unwrap(), wanted);
     }
 
-    /// Whatever the files say, they are read or refused.
+    /// Damaged files are read or refused, without a panic.
     #[test]
     fn a_broken_byte_does_no_harm(
         file in prop::sample::select(vec!["config.json", "model.safetensors.index.json",
@@ -112,7 +112,7 @@ proptest! {
 
 #[test]
 fn older_names_and_tables_are_understood() {
-    // As GPT-2 lies on the hub: without the prefix, with the masks of attention.
+    // GPT-2's published files: without the prefix, with attention masks.
     let copy = rewrite("gpt2", |tensors| {
         let named = std::mem::take(tensors).into_iter();
         let strip = |name: String| name.strip_prefix("transformer.").unwrap().to_string();
@@ -124,7 +124,7 @@ fn older_names_and_tables_are_understood() {
     assert_eq!(old.keys(), new.keys());
     let key = "model/blocks.1.attention.qkv.weight";
     assert_eq!(whole(&old, key), whole(&new, key));
-    // A tied output that is there and equal.
+    // A tied output that is present and equal.
     let copy = rewrite("qwen2", |tensors| {
         let embedding = tensors["model.embed_tokens.weight"].clone();
         tensors.insert("lm_head.weight".into(), embedding);

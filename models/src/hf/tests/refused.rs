@@ -1,4 +1,4 @@
-//! What is refused.
+//! Folders that are refused.
 
 use burn_megatron::checkpoint::CheckpointError;
 
@@ -33,15 +33,15 @@ fn files_that_lie_are_refused() {
                     index["weight_map"]["lm_head.weight"] = json!(SECOND)
                 })
             },
-            "model-00003-of-00003.safetensors has lm_head.weight, which is not said to be there",
+            "model-00003-of-00003.safetensors has lm_head.weight, which the index does not list there",
         ),
         (
             &|copy| copy.edit(INDEX, |index| index["weight_map"]["extra"] = json!(SECOND)),
-            "extra is said to be in model-00002-of-00003.safetensors, and is not",
+            "extra is not in model-00002-of-00003.safetensors, where the index lists it",
         ),
         (
             &|copy| copy.edit(INDEX, |index| index["weight_map"]["extra"] = json!("../x")),
-            "extra is said to be in \"../x\", which is no name of a file beside the index",
+            "extra is in \"../x\": expected the name of a file beside the index",
         ),
         (
             &|copy| fs::write(copy.path(INDEX), "[]").unwrap(),
@@ -52,7 +52,7 @@ fn files_that_lie_are_refused() {
                 let bytes = fs::read(copy.path(SECOND)).unwrap();
                 fs::write(copy.path(SECOND), &bytes[..bytes.len() - 1]).unwrap();
             },
-            "and its header says",
+            "but its header gives",
         ),
         (
             &|copy| {
@@ -60,11 +60,11 @@ fn files_that_lie_are_refused() {
                 bytes[..8].copy_from_slice(&u64::MAX.to_le_bytes());
                 fs::write(copy.path(SECOND), bytes).unwrap();
             },
-            "its header is said to have 18446744073709551615 bytes; at most 25664 can be",
+            "its header has 18446744073709551615 bytes: expected at most 25664",
         ),
         (
             &|copy| fs::write(copy.path(SECOND), "short").unwrap(),
-            "it has 5 bytes, and no header",
+            "it has 5 bytes, too few for a header",
         ),
     ];
     for (change, wanted) in cases {
@@ -92,7 +92,7 @@ fn tensors_that_do_not_fit_the_config_are_refused() {
     );
     let error = config("num_hidden_layers", json!(1 << 14));
     assert!(
-        error.contains("16384 layers are said to be there, and the files have 21"),
+        error.contains("gives 16384 layers, but the files have only 21"),
         "{error}"
     );
     let error = config("num_hidden_layers", json!(1));
@@ -102,10 +102,10 @@ fn tensors_that_do_not_fit_the_config_are_refused() {
     );
     let error = config("logit_scale", json!(2));
     assert!(
-        error.contains("config.json: logit_scale = 2 is not known for llama"),
+        error.contains("config.json: unknown logit_scale = 2 for llama"),
         "{error}"
     );
-    // An output that differs from the embedding it is said to be tied to.
+    // An output that differs from the embedding that it should be tied to.
     let error = config("tie_word_embeddings", json!(true));
     assert!(
         error.contains("lm_head.weight differs from model.embed_tokens.weight"),
@@ -120,14 +120,14 @@ fn types_that_are_not_read_are_refused() {
         let k = tensors.get_mut(key).unwrap();
         (k.0, k.2) = ("I8".into(), k.2[..k.2.len() / 4].to_vec());
     });
-    let wanted = format!("{key} has elements of I8; F64, F32, F16 and BF16 are read");
+    let wanted = format!("{key} has elements of I8: expected F64, F32, F16 or BF16");
     assert!(copy.refusal().ends_with(&wanted), "{}", copy.refusal());
     let copy = rewrite("qwen2", |tensors| {
         let k = tensors.get_mut(key).unwrap();
         (k.0, k.2) = ("BF16".into(), k.2[..k.2.len() / 2].to_vec());
     });
     assert!(
-        copy.refusal().contains("all must have the same"),
+        copy.refusal().contains("expected equal types"),
         "{}",
         copy.refusal()
     );
@@ -137,16 +137,16 @@ fn types_that_are_not_read_are_refused() {
 fn what_is_asked_for_must_be_there() {
     let folder = open("qwen2");
     let error = folder
-        .read("model/nothing", &Slice::whole(&[1]))
+        .read("model/nothing", &TensorSlice::whole(&[1]))
         .unwrap_err();
     assert!(matches!(error, CheckpointError::Missing { .. }));
-    let slice = Slice {
+    let slice = TensorSlice {
         offset: vec![60, 0],
         shape: vec![2, 32],
     };
     let error = folder.read("model/embedding.weight", &slice).unwrap_err();
-    assert!(matches!(error, CheckpointError::Slice { .. }));
-    // A file that is cut while it is open is an error, and ends nothing.
+    assert!(matches!(error, CheckpointError::OutOfBounds { .. }));
+    // Truncating an open file gives an error, not a crash.
     let copy = Temporary::copy("qwen2");
     let folder = HfFolder::open(&copy.0).unwrap();
     let file = fs::File::options()
@@ -155,7 +155,7 @@ fn what_is_asked_for_must_be_there() {
         .unwrap();
     file.set_len(3000).unwrap();
     let error = folder
-        .read("model/norm.weight", &Slice::whole(&[32]))
+        .read("model/norm.weight", &TensorSlice::whole(&[32]))
         .unwrap_err()
         .to_string();
     assert!(error.starts_with("cannot read"), "{error}");

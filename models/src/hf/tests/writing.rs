@@ -1,9 +1,9 @@
-//! What is written, and what is kept on the way.
+//! Writing folders, and what is kept.
 
 use burn_megatron::checkpoint::{Checkpoint, CheckpointError, ElementType};
 
 use super::*;
-use crate::OpenModel;
+use crate::ModelSource;
 
 #[test]
 fn what_is_exported_is_the_same() {
@@ -14,14 +14,14 @@ fn what_is_exported_is_the_same() {
             let to = temporary.path(&format!("{name}-{most}"));
             let options = ExportOptions {
                 max_shard_size: most,
-                files: companions(folder.path()).unwrap(),
+                files: companion_files(folder.path()).unwrap(),
                 ..ExportOptions::default()
             };
             let mut seen = 0;
             let exported = export(&folder, folder.config(), &to, &options, &mut |bytes| {
                 seen += bytes;
-            });
-            let exported = exported.unwrap();
+            })
+            .unwrap();
             assert_eq!(stored(&to), stored(&fixture(name)), "{name}");
             let again = HfFolder::open(&to).unwrap();
             assert_eq!(again.config(), folder.config(), "{name}");
@@ -33,11 +33,11 @@ fn what_is_exported_is_the_same() {
             assert!(to.join("generation_config.json").is_file());
         }
     }
-    // Versions of `transformers` ask for it.
+    // Some versions of `transformers` require it.
     let bytes = fs::read(temporary.path(&format!("gpt2-{}/model.safetensors", u64::MAX))).unwrap();
     let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
-    // Nothing else is left.
+    // Nothing else remains.
     let names = fs::read_dir(&temporary.0).unwrap();
     assert_eq!(names.count(), 3 * NAMES.len());
 }
@@ -61,17 +61,17 @@ fn a_checkpoint_keeps_all_that_a_folder_has() {
                 "{name} {key}"
             );
         }
-        let opened = OpenModel::open(&to).unwrap();
+        let opened = ModelSource::open(&to).unwrap();
         assert_eq!(opened.model, folder.config().model);
         assert_eq!(
             opened.source.keys(),
-            OpenModel::open(&source.0).unwrap().source.keys()
+            ModelSource::open(&source.0).unwrap().source.keys()
         );
-        let (config, files) = exported_as(&checkpoint, None).unwrap();
+        let (config, files) = export_config(&checkpoint, None).unwrap();
         assert_eq!(&config, folder.config());
         let files: Vec<_> = files.into_iter().map(|(name, _)| name).collect();
         assert_eq!(files, ["generation_config.json", "tokenizer.json"]);
-        // Nothing is written over.
+        // Nothing is overwritten.
         let error = import(&folder, &to, &mut |_| {}).unwrap_err().to_string();
         assert!(error.starts_with("cannot write"), "{error}");
     }
@@ -82,14 +82,15 @@ fn family_and_files_can_come_from_another_folder() {
     let temporary = Temporary::new();
     let (llama, qwen) = (open("llama3"), open("qwen2"));
     let checkpoint = import(&llama, &temporary.path("llama"), &mut |_| {}).unwrap();
-    let (config, _) = exported_as(&checkpoint, Some(llama.path())).unwrap();
+    let (config, _) = export_config(&checkpoint, Some(llama.path())).unwrap();
     assert_eq!(&config, llama.config());
-    let error = exported_as(&checkpoint, Some(qwen.path())).unwrap_err();
-    let error = error.to_string();
+    let error = export_config(&checkpoint, Some(qwen.path()))
+        .unwrap_err()
+        .to_string();
     assert!(
         error.ends_with(
             "has positions = {\"rotary\":{\"base\":500.0,\"scaling\":{\"llama3\":\
-        {\"factor\":4.0,\"high\":4.0,\"low\":1.0,\"original\":16}}}}, and this one {\"rotary\":\
+        {\"factor\":4.0,\"high\":4.0,\"low\":1.0,\"original\":16}}}}, but this one has {\"rotary\":\
         {\"base\":10000.0,\"scaling\":\"none\"}}"
         ),
         "{error}"
@@ -134,7 +135,7 @@ fn other_types_are_rounded_and_what_is_too_large_is_refused() {
         fn tensor(&self, key: &str) -> Option<burn_megatron::checkpoint::TensorMeta> {
             self.0.tensor(key)
         }
-        fn read(&self, key: &str, slice: &Slice) -> Result<Vec<u8>, CheckpointError> {
+        fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
             let mut bytes = self.0.read(key, slice)?;
             bytes[..4].copy_from_slice(&1e5f32.to_le_bytes());
             Ok(bytes)
@@ -144,9 +145,9 @@ fn other_types_are_rounded_and_what_is_too_large_is_refused() {
     let error = run(&Large(open("qwen2")), &to, ElementType::F16).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "large: model.embed_tokens.weight has elements that are too large for F16"
+        "large: model.embed_tokens.weight has elements that overflow F16"
     );
-    // Nothing was left behind.
+    // Nothing remains.
     assert_eq!(fs::read_dir(&temporary.0).unwrap().count(), 1);
     run(&folder, &to, ElementType::F16).unwrap();
     let error = run(&folder, &to, ElementType::F16).unwrap_err().to_string();
@@ -171,7 +172,7 @@ fn a_source_that_does_not_fit_is_refused() {
     config.model.layers = 1;
     let error = run(&llama, &config);
     assert!(
-        error.contains(" has model/blocks.1.") && error.ends_with("the model has not"),
+        error.contains(" has model/blocks.1.") && error.ends_with("the model does not have"),
         "{error}"
     );
     let to = temporary.path("to");
@@ -181,9 +182,7 @@ fn a_source_that_does_not_fit_is_refused() {
     };
     let error = export(&llama, llama.config(), &to, &options, &mut |_| {}).unwrap_err();
     assert!(
-        error
-            .to_string()
-            .contains("is no file that goes with a model"),
+        error.to_string().contains("invalid companion file"),
         "{error}"
     );
     assert_eq!(fs::read_dir(&temporary.0).unwrap().count(), 0);

@@ -184,7 +184,7 @@ impl Block<'_> {
     ) -> Result<(), Fault> {
         self.wait_read(warp, lane, pending)?;
         let queue = self.asynchronous.bulk.of(thread(warp, lane));
-        // Groups that are read and not written come before all that are not read.
+        // Bulk groups that are read and not written come before all that are not read.
         let mut left = queue.unwritten.len() + queue.groups.len();
         let mut end = 0;
         while left > pending

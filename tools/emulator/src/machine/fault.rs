@@ -63,7 +63,7 @@ pub enum Fault {
 
 /// Where an instruction ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Location {
+pub struct FaultLocation {
     /// The kernel.
     pub kernel: String,
     /// The line of its PTX.
@@ -83,10 +83,10 @@ pub struct Failure {
     /// What is wrong.
     pub fault: Fault,
     /// Where.
-    pub place: Location,
+    pub place: FaultLocation,
 }
 
-impl fmt::Display for Location {
+impl fmt::Display for FaultLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             kernel,

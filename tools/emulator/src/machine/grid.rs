@@ -5,7 +5,7 @@ use std::thread;
 
 use super::block::BlockScratch;
 use super::warp::{Warp, WarpStop};
-use super::{Block, Counts, Failure, Fault, Kind, LANES, Location, Options, Program};
+use super::{Block, Counts, Failure, Fault, FaultLocation, Kind, LANES, Options, Program};
 use crate::memory::Snapshot;
 
 /// Blocks that a thread of the host takes at a time.
@@ -202,7 +202,7 @@ fn failure(program: &Program, block: [u32; 3], warp: &Warp, fault: Fault) -> Box
     let op = &program.ops[warp.at];
     Box::new(Failure {
         fault,
-        place: Location {
+        place: FaultLocation {
             kernel: program.name.clone(),
             line: op.line,
             instruction: op.text.clone(),

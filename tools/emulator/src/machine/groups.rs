@@ -46,7 +46,7 @@ const PATIENCE: u64 = 1 << 20;
 const LITTLE: u64 = 1 << 10;
 
 /// The lanes of a warp.
-pub(super) struct Groups {
+pub(super) struct LaneGroups {
     /// Lanes that have not ended.
     pub alive: u32,
     pub all: Vec<Group>,
@@ -55,7 +55,7 @@ pub(super) struct Groups {
     patience: u64,
 }
 
-impl Groups {
+impl LaneGroups {
     pub fn new(mask: u32) -> Self {
         Self {
             alive: mask,

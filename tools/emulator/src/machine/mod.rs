@@ -25,7 +25,7 @@ pub(crate) use access::{Access, resolve};
 pub use asynchronous::{Arrival, Asynchronous, CopyChunk, CopyDirection, Queue, Queues, thread};
 pub use block::{Block, Shared};
 pub use count::{Counts, Kind};
-pub use fault::{Failure, Fault, Location};
+pub use fault::{Failure, Fault, FaultLocation};
 pub(crate) use flow::reconvergence;
 pub use grid::{Launch, run};
 pub use lanes::{LANES, Lanes, Mask};

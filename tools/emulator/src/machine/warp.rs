@@ -5,7 +5,7 @@
 //! again: code from a compiler is laid out so that lanes meet behind the branch they parted at.
 
 use super::barrier::Arrival;
-use super::groups::{Group, Groups, State};
+use super::groups::{Group, LaneGroups, State};
 use super::program::{Action, Op, Program, Reduce, Source, Step, Wait};
 use super::{Block, Fault, LANES, Lanes, Mask};
 
@@ -32,7 +32,7 @@ pub struct Warp {
     pub at: usize,
     /// How often lanes of it have waited for each other.
     pub reconvergences: u32,
-    groups: Groups,
+    groups: LaneGroups,
     /// When the group that runs would have begun, had it run all the time.
     began: u64,
 }
@@ -79,7 +79,7 @@ impl Warp {
             carry: 0,
             at: 0,
             reconvergences: 0,
-            groups: Groups::new((u64::MAX >> (64 - lanes)) as u32),
+            groups: LaneGroups::new((u64::MAX >> (64 - lanes)) as u32),
             began: 0,
         }
     }

@@ -1,4 +1,4 @@
-//! Groups of calls: what a thread calls between `ncclGroupStart` and `ncclGroupEnd`.
+//! Call groups: what a thread calls between `ncclGroupStart` and `ncclGroupEnd`.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ pub enum Register {
 pub struct Instruction {
     /// Its name with all modifiers.
     pub name: String,
-    /// Whether it may be passed over.
+    /// Whether it is predicated.
     pub conditional: bool,
     /// The instruction that it jumps to.
     pub target: Option<usize>,
@@ -29,10 +29,10 @@ pub struct Instruction {
     operands: String,
 }
 
-/// What an instruction moves between memory and a unit.
+/// The memory traffic of an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Bytes; none where a cache has them.
+pub struct MemoryTraffic {
+    /// Bytes; 0 for cached data.
     pub bytes: u64,
     /// Whether they are a load's.
     pub loads: bool,
@@ -40,12 +40,12 @@ pub struct Moved {
 
 /// A kernel's instructions in the order of the listing.
 #[derive(Clone, Debug, Default)]
-pub struct Code {
+pub struct MachineCode {
     /// The instructions.
     pub instructions: Vec<Instruction>,
 }
 
-impl Code {
+impl MachineCode {
     /// Reads a listing of `nvdisasm -c`.
     pub fn parse(listing: &str) -> Self {
         let mut labels = HashMap::new();
@@ -65,23 +65,23 @@ impl Code {
         Self { instructions }
     }
 
-    /// What each instruction moves. `cached` are places of pointers among the kernel's parameters, which
-    /// begin at `first` in the constant bank.
+    /// The memory traffic of each instruction. `cached` are indices of pointers among the kernel's
+    /// parameters, which begin at `first` in the constant bank.
     ///
     /// The pointer of an access is found by following registers in the order of the listing; a value
     /// that was loaded from memory is no pointer.
-    pub fn moved(&self, cached: &[u32], first: u32) -> Vec<Moved> {
+    pub fn traffic(&self, cached: &[u32], first: u32) -> Vec<MemoryTraffic> {
         let constants: Vec<_> = cached.iter().map(|place| first + 8 * place).collect();
         let mut shared: HashMap<Register, bool> = HashMap::new();
-        let mut moved = Vec::new();
+        let mut traffic = Vec::new();
         for instruction in &self.instructions {
             let from = |register: &Register| shared.get(register).copied().unwrap_or(false);
-            moved.push(match &instruction.access {
-                Some(access) if !registers(&access.base).any(|base| from(&base)) => Moved {
+            traffic.push(match &instruction.access {
+                Some(access) if !registers(&access.base).any(|base| from(&base)) => MemoryTraffic {
                     bytes: u64::from(access.bits / 8),
                     loads: access.direction == Direction::Load,
                 },
-                _ => Moved::default(),
+                _ => MemoryTraffic::default(),
             });
             let Some(target) = instruction.target_register() else {
                 continue;
@@ -92,7 +92,7 @@ impl Code {
             is_shared |= instruction.conditional && from(&target);
             shared.insert(target, is_shared);
         }
-        moved
+        traffic
     }
 }
 
@@ -158,9 +158,10 @@ impl Instruction {
         let mut operands = self.operands.split(',').map(str::trim);
         let first = operands.find(|operand| !is_predicate(operand))?;
         let is_register = first.starts_with('R') || first.starts_with("UR");
-        match writes_none || !is_register {
-            true => None,
-            false => registers(first).next(),
+        if writes_none || !is_register {
+            None
+        } else {
+            registers(first).next()
         }
     }
 

@@ -1,12 +1,14 @@
-//! What share of a device's copy bandwidth a kernel cannot exceed, read from its machine code.
+//! Upper bounds of the share of a device's copy bandwidth that a kernel can reach, read from its
+//! machine code.
 //!
-//! Two bounds, each an upper one and none a prediction: the [instructions](pipes) of the code need
-//! time, and so does [waiting](wait) for memory with no more bytes under way than the registers hold.
-//! They are taken over a [path](paths) through each innermost loop that streams, or through the
-//! whole kernel if there is none; the slowest of these counts.
+//! Two upper bounds, not predictions: the [instructions](pipes) of the code need time, and so does
+//! [waiting](wait) for memory with no more bytes in flight than the registers hold. They are
+//! computed over a [path](paths) through each innermost loop that streams, or through the whole
+//! kernel if there is none; the slowest of these counts.
 //!
-//! What no code shows is left out: the tail of a launch, cubes that wait for each other, conflicts of
-//! banks and caches, and the time of whatever is neither issued nor loaded.
+//! Effects that machine code does not show are ignored: the tail of a launch, cubes that wait for
+//! each other, bank conflicts and cache misses, and the time of whatever is neither issued nor
+//! loaded.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,12 +21,12 @@ pub mod wait;
 #[cfg(test)]
 mod tests;
 
-pub use code::Code;
+pub use code::MachineCode;
 pub use pipes::Pipe;
 
-/// A device, in the figures that the bounds need.
+/// The performance figures of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Machine {
+pub struct GpuSpec {
     /// The [architecture](crate::arch) that its code is compiled for.
     pub arch: &'static str,
     /// Multiprocessors.
@@ -39,10 +41,10 @@ pub struct Machine {
     pub parameters: u32,
 }
 
-/// An H200 at the highest clock of its data sheet; a card that runs at 1.755 GHz has bounds of work of
-/// 0.89 times these. The copy was measured on such a card. The latency is an assumption: memory under
-/// full load answers after 0.7 to 0.8 us.
-pub const H200: Machine = Machine {
+/// An H200 at the highest clock of its data sheet; at 1.755 GHz the bounds of work are 0.89 times
+/// these. The copy was measured on such a card. The latency is an assumption: under full load 0.7
+/// to 0.8 us.
+pub const H200: GpuSpec = GpuSpec {
     arch: "sm_90a",
     multiprocessors: 132.0,
     clock: 1.98e9,
@@ -51,9 +53,9 @@ pub const H200: Machine = Machine {
     parameters: 0x210,
 };
 
-/// What a launch leaves of a multiprocessor to each cube.
+/// The resources of a cube, which determine occupancy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Launch {
+pub struct LaunchShape {
     /// Units of a cube.
     pub units: u32,
     /// Registers of a unit.
@@ -62,8 +64,8 @@ pub struct Launch {
     pub shared: usize,
 }
 
-impl Launch {
-    /// Planes (CUDA: warps) of a multiprocessor of compute capability 9.0 that work at once.
+impl LaunchShape {
+    /// Planes (CUDA: warps) that are resident on a multiprocessor of compute capability 9.0.
     pub fn planes(&self) -> u32 {
         // Registers are given to a plane by 256, from a quarter of the file; a cube costs 1 KiB of
         // shared memory besides its own.
@@ -76,18 +78,18 @@ impl Launch {
     }
 }
 
-/// Shares of the copy bandwidth that a kernel cannot exceed; more than 1 is no limit.
+/// Upper bounds as shares of the copy bandwidth; more than 1 is no limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     /// For its instructions.
     pub work: f64,
-    /// Whose instructions those are.
+    /// The pipe that limits it.
     pub pipe: Pipe,
     /// For waiting; infinite if nothing is waited for.
     pub wait: f64,
     /// Planes of a multiprocessor that work at once.
     pub planes: u32,
-    /// Latencies of memory that a unit waits one after the other.
+    /// Memory latencies that a unit waits for in sequence.
     pub waits: f64,
     /// Bytes that a unit moves meanwhile.
     pub bytes: f64,
@@ -102,15 +104,21 @@ impl Bound {
     }
 }
 
-/// The bound of a kernel; `None` if no path of it moves memory. `cached` are the pointers, by their
-/// place among the parameters, to what a cache has: that counts neither as moved nor as waited for.
-pub fn bound(code: &Code, launch: Launch, cached: &[u32], machine: &Machine) -> Option<Bound> {
+/// The bound of a kernel; `None` if no path of it accesses memory. `cached` are the pointers, by
+/// their index among the parameters, to cached data, which counts neither as traffic nor as
+/// waiting.
+pub fn bound(
+    code: &MachineCode,
+    launch: LaunchShape,
+    cached: &[u32],
+    machine: &GpuSpec,
+) -> Option<Bound> {
     let planes = launch.planes();
-    let moved = code.moved(cached, machine.parameters);
+    let traffic = code.traffic(cached, machine.parameters);
     let each = regions(code).into_iter().filter_map(|region| {
         let of_path = |pipe: Pipe| {
-            let path = paths::fullest(code, region, |i| pipe.quarters(&i.name))?;
-            Some((bytes(&path, &moved), path))
+            let path = paths::main_path(code, region, |i| pipe.quarters(&i.name))?;
+            Some((bytes(&path, &traffic), path))
         };
         let per_clock = machine.copy / machine.multiprocessors / machine.clock;
         let work = Pipe::ALL.into_iter().filter_map(|pipe| {
@@ -121,7 +129,7 @@ pub fn bound(code: &Code, launch: Launch, cached: &[u32], machine: &Machine) -> 
         });
         let (work, pipe, slowest) = work.min_by(|a, b| a.0.total_cmp(&b.0))?;
         let (bytes, path) = of_path(Pipe::Issue)?;
-        let waits = wait::latencies(code, &path, &moved, region.is_loop);
+        let waits = wait::latencies(code, &path, &traffic, region.is_loop);
         let per_second = f64::from(planes) * 32.0 * bytes / (waits * machine.latency);
         let wait = per_second * machine.multiprocessors / machine.copy;
         (bytes > 0.0).then_some(Bound {
@@ -146,11 +154,10 @@ pub fn bound(code: &Code, launch: Launch, cached: &[u32], machine: &Machine) -> 
     })
 }
 
-/// The path that bounds a kernel's work: how many instructions of each name it has, and the
-/// instructions themselves, with the quarters of a clock that its pipe is busy with each, and the bytes
-/// that each moves.
-pub fn explain(code: &Code, bound: &Bound, cached: &[u32], machine: &Machine) -> String {
-    let moved = code.moved(cached, machine.parameters);
+/// Describes the path that bounds the work of a kernel: the number of instructions by name, and
+/// each instruction with the quarter clocks that it occupies its pipe and the bytes that it moves.
+pub fn explain(code: &MachineCode, bound: &Bound, cached: &[u32], machine: &GpuSpec) -> String {
+    let traffic = code.traffic(cached, machine.parameters);
     let path = bound.path.iter().map(|at| &code.instructions[*at]);
     let mut counts = BTreeMap::new();
     path.for_each(|i| *counts.entry(&i.name).or_insert(0) += 1);
@@ -172,7 +179,7 @@ pub fn explain(code: &Code, bound: &Bound, cached: &[u32], machine: &Machine) ->
     }
     text.push('\n');
     for at in &bound.path {
-        let (instruction, bytes) = (&code.instructions[*at], moved[*at].bytes);
+        let (instruction, bytes) = (&code.instructions[*at], traffic[*at].bytes);
         let quarters = bound.pipe.quarters(&instruction.name);
         text += &format!("{quarters:3} {bytes:2} {instruction}\n");
     }
@@ -180,20 +187,21 @@ pub fn explain(code: &Code, bound: &Bound, cached: &[u32], machine: &Machine) ->
 }
 
 /// Bytes that a unit moves on a path.
-fn bytes(path: &[usize], moved: &[code::Moved]) -> f64 {
-    let of_path = path.iter().map(|at| moved[*at].bytes);
+fn bytes(path: &[usize], traffic: &[code::MemoryTraffic]) -> f64 {
+    let of_path = path.iter().map(|at| traffic[*at].bytes);
     of_path.sum::<u64>() as f64
 }
 
 /// The loops that stream, or else the whole kernel.
-fn regions(code: &Code) -> Vec<paths::Region> {
+fn regions(code: &MachineCode) -> Vec<paths::Region> {
     let loops = paths::streaming_loops(code);
-    match loops.is_empty() {
-        true => vec![paths::Region {
+    if loops.is_empty() {
+        vec![paths::Region {
             first: 0,
             last: code.instructions.len().saturating_sub(1),
             is_loop: false,
-        }],
-        false => loops,
+        }]
+    } else {
+        loops
     }
 }

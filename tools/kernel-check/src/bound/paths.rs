@@ -1,15 +1,15 @@
-//! Ways through a kernel, or once around a loop of it.
+//! Paths through a kernel, or through one iteration of a loop.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::code::{Code, Instruction};
+use super::code::{Instruction, MachineCode};
 use crate::sass::Direction;
 
 /// Bits of an access that streams.
 const WIDE: u32 = 64;
 
-/// Neighbouring instructions of a listing.
+/// A contiguous range of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// The first.
@@ -26,11 +26,11 @@ impl Region {
     }
 }
 
-/// The loops that stream memory and hold no other that does.
+/// The innermost loops that stream memory.
 ///
-/// Left out is what an unrolled loop leaves to do: a loop with the accesses of which another has a
-/// multiple.
-pub fn streaming_loops(code: &Code) -> Vec<Region> {
+/// Remainder loops of an unrolled loop are omitted: loops whose accesses are a fraction of those of
+/// another.
+pub fn streaming_loops(code: &MachineCode) -> Vec<Region> {
     let mut ends = BTreeMap::new();
     for (at, instruction) in code.instructions.iter().enumerate() {
         if let Some(first) = instruction.target.filter(|first| *first <= at) {
@@ -42,9 +42,9 @@ pub fn streaming_loops(code: &Code) -> Vec<Region> {
         last,
         is_loop: true,
     });
-    // A jump back that cannot be reached from where it leads comes from a rare case behind the end.
+    // A backward jump that cannot be reached from its target comes from a rare case after the end.
     let streaming: Vec<_> = loops
-        .filter(|region| wide(code, region) != (0, 0) && fullest(code, *region, |_| 0).is_some())
+        .filter(|region| wide(code, region) != (0, 0) && main_path(code, *region, |_| 0).is_some())
         .collect();
     let innermost: Vec<_> = streaming
         .iter()
@@ -64,7 +64,7 @@ pub fn streaming_loops(code: &Code) -> Vec<Region> {
 }
 
 /// Loads and stores of a region that stream.
-fn wide(code: &Code, region: &Region) -> (usize, usize) {
+fn wide(code: &MachineCode, region: &Region) -> (usize, usize) {
     let instructions = &code.instructions[region.first..=region.last];
     let accesses = instructions.iter().filter_map(|i| i.access.as_ref());
     let wide: Vec<_> = accesses.filter(|a| a.bits >= WIDE).collect();
@@ -73,38 +73,38 @@ fn wide(code: &Code, region: &Region) -> (usize, usize) {
     (loads, wide.len() - loads)
 }
 
-/// The way through a region that streams most, of those one with the most exponentials, and of those
-/// the one that costs least.
+/// The path through a region that streams most; of several, the one with the most exponentials,
+/// then the cheapest.
 ///
-/// Narrow accesses do not make a way the fuller one: they may be a detour that few rows take. Without
-/// the exponentials it could be that of rows that are masked.
-/// Only jumps ahead are taken: a loop inside is walked through once, or passed. What lies behind the
-/// end of the kernel and jumps back, where compilers put rare cases, is left out. `None` if the end cannot be
-/// reached so.
-pub fn fullest(
-    code: &Code,
+/// Narrow accesses do not count as streaming: they may be on a path that few rows take. Without
+/// counting exponentials it could be the path of masked rows. Only forward jumps are taken: an
+/// inner loop is walked through once, or skipped. Code after the end of the kernel that jumps back,
+/// where compilers put rare cases, is omitted. `None` if the end cannot be reached this way.
+pub fn main_path(
+    code: &MachineCode,
     region: Region,
     cost: impl Fn(&Instruction) -> u64,
 ) -> Option<Vec<usize>> {
     let count = region.last + 1 - region.first;
-    // For each instruction: what was done before it, and from where it was reached.
-    let mut best: Vec<Option<(Done, usize)>> = vec![None; count];
-    best.first_mut()?.replace((Done::default(), 0));
-    let mut end: Option<(Done, usize)> = None;
+    // For each instruction: the score before it, and its predecessor.
+    let mut best: Vec<Option<(PathScore, usize)>> = vec![None; count];
+    best.first_mut()?.replace((PathScore::default(), 0));
+    let mut end: Option<(PathScore, usize)> = None;
     for at in region.first..=region.last {
         let Some((before, _)) = best[at - region.first] else {
             continue;
         };
         let instruction = &code.instructions[at];
         let wide = instruction.access.as_ref().filter(|a| a.bits >= WIDE);
-        let value = Done {
+        let value = PathScore {
             streamed: before.streamed + wide.map_or(0, |a| a.bits),
             exponentials: before.exponentials + u64::from(instruction.name == "MUFU.EX2"),
             spent: Reverse(before.spent.0 + cost(instruction)),
         };
-        let ends = match region.is_loop {
-            true => instruction.target == Some(region.first),
-            false => instruction.kind() == "EXIT",
+        let ends = if region.is_loop {
+            instruction.target == Some(region.first)
+        } else {
+            instruction.kind() == "EXIT"
         };
         if ends && end.is_none_or(|(other, _)| value > other) {
             end = Some((value, at));
@@ -128,9 +128,9 @@ pub fn fullest(
     Some(path)
 }
 
-/// What a way does. The greater is the fuller: first by what it streams.
+/// The score of a path, compared first by what it streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Done {
+struct PathScore {
     streamed: u32,
     exponentials: u64,
     spent: Reverse<u64>,

@@ -1,11 +1,11 @@
 //! How long a multiprocessor of compute capability 9.0 is busy with an instruction.
 //!
-//! Sources: the table of arithmetic throughput in the CUDA C++ programming guide, which counts operations,
-//! and the list of pipelines in the documentation of Nsight Compute, which says where they run. Where
-//! neither names an instruction (conversions to FP8), it has the pipe of its relatives. What no pipe is
-//! known for only counts as issued: the bound stays an upper one.
+//! Sources: the table of arithmetic throughput in the CUDA C++ programming guide, and the list of
+//! pipelines in the documentation of Nsight Compute. An instruction in neither (conversions to FP8)
+//! has the pipe of similar ones. An instruction without a known pipe only counts as issued: the
+//! bound stays an upper one.
 
-/// What instructions compete for.
+/// The execution pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pipe {
     /// The four schedulers, which issue one instruction of a plane per clock each.

@@ -15,15 +15,15 @@ const COPY: &str = "\
         /*0090*/                   BRA `(.L_x_0);
 ";
 
-const LAUNCH: Launch = Launch {
+const LAUNCH: LaunchShape = LaunchShape {
     units: 256,
     registers: 32,
     shared: 0,
 };
 
-/// A machine whose copy moves 1 byte per clock of each of its multiprocessors, and whose memory
-/// answers after 1000 clocks.
-const SLOW: Machine = Machine {
+/// A GPU whose copy moves 1 byte per clock and multiprocessor, and whose memory latency is 1000
+/// clocks.
+const SLOW: GpuSpec = GpuSpec {
     arch: "",
     multiprocessors: 10.0,
     clock: 1e9,
@@ -33,14 +33,17 @@ const SLOW: Machine = Machine {
 };
 
 fn of(listing: &str, cached: &[u32]) -> Bound {
-    bound(&Code::parse(listing), LAUNCH, cached, &SLOW).unwrap()
+    bound(&MachineCode::parse(listing), LAUNCH, cached, &SLOW).unwrap()
 }
 
 /// `lines` as a listing; those that end with a colon are labels.
 fn listing(lines: &[&str]) -> String {
-    let line = |text: &&str| match text.ends_with(':') {
-        true => format!("{text}\n"),
-        false => format!("        /*0000*/   {text} ;\n"),
+    let line = |text: &&str| {
+        if text.ends_with(':') {
+            format!("{text}\n")
+        } else {
+            format!("        /*0000*/   {text} ;\n")
+        }
     };
     lines.iter().map(line).collect()
 }
@@ -99,7 +102,7 @@ fn loads_that_are_issued_together_are_waited_for_together() {
 }
 
 #[test]
-fn a_loop_counts_and_not_what_stands_around_it() {
+fn a_loop_counts_and_not_the_code_around_it() {
     let around = listing(&[
         "LDG.E.128 R20, desc[UR4][R2.64]",
         "FADD R20, R20, R20",
@@ -173,7 +176,7 @@ fn rare_ways_are_not_taken() {
     ] {
         assert_eq!(of(&rare(jump), &[]).path, [0, 1, 4, 5]);
     }
-    // Without a condition, and the other way about: to what stands behind the end and jumps back.
+    // An unconditional branch, and the reverse: to code after the end that jumps back.
     assert_eq!(of(&rare("BRA `(.L_x_1)"), &[]).path, [0, 1, 4, 5]);
     let behind = listing(&[
         "LDG.E.128 R4, desc[UR4][R2.64]",
@@ -202,8 +205,8 @@ fn of_two_ways_the_cheaper_one_is_taken() {
         "STG.E.128 desc[UR4][R2.64], R4",
         "EXIT",
     ]);
-    let code = Code::parse(&two);
-    let path = paths::fullest(&code, regions(&code)[0], |i| Pipe::Xu.quarters(&i.name));
+    let code = MachineCode::parse(&two);
+    let path = paths::main_path(&code, regions(&code)[0], |i| Pipe::Xu.quarters(&i.name));
     assert_eq!(path.unwrap(), [0, 1, 5, 6, 7]);
 }
 
@@ -224,26 +227,26 @@ fn of_loops_in_each_other_the_inner_one_counts() {
 
 #[test]
 fn pointers_are_followed_through_registers() {
-    let moved = |lines: &[&str]| {
-        let code = Code::parse(&listing(lines));
-        let moved = code.moved(&[1], SLOW.parameters).into_iter();
-        moved.map(|moved| moved.bytes).collect::<Vec<_>>()
+    let traffic = |lines: &[&str]| {
+        let code = MachineCode::parse(&listing(lines));
+        let traffic = code.traffic(&[1], SLOW.parameters).into_iter();
+        traffic.map(|traffic| traffic.bytes).collect::<Vec<_>>()
     };
     let through = [
         "ULDC.64 UR6, c[0x0][0x218]",
         "IADD3 R2, P0, R9, UR6, RZ",
         "ISETP.GE.U32.AND P1, PT, R9, R2, PT",
         "LDG.E.128 R4, desc[UR4][R2.64+0x10]",
-        // What was loaded is no pointer, though it was found by one.
+        // A loaded value is no pointer, though it was loaded through one.
         "LDG.E.64 R8, desc[UR4][R4.64]",
-        // Where this has no effect, the old pointer stays.
+        // If this is not executed, the old pointer stays.
         "@P1 MOV R2, R20",
         "STG.E.U16 desc[UR4][R2.64], R4",
         "MOV R2, R20",
         "LDG.E.128 R4, desc[UR4][R2.64]",
         "LDG.E.128 R4, desc[UR4][R9.64]",
     ];
-    assert_eq!(moved(&through), [0, 0, 0, 0, 8, 0, 0, 0, 16, 16]);
+    assert_eq!(traffic(&through), [0, 0, 0, 0, 8, 0, 0, 0, 16, 16]);
 }
 
 #[test]
@@ -266,7 +269,7 @@ fn what_an_unrolled_loop_leaves_to_do_is_not_counted() {
 #[test]
 fn planes_are_limited_by_whatever_runs_out_first() {
     let planes = |units, registers, shared| {
-        let launch = Launch {
+        let launch = LaunchShape {
             units,
             registers,
             shared,
@@ -286,7 +289,7 @@ fn planes_are_limited_by_whatever_runs_out_first() {
 }
 
 #[test]
-fn each_instruction_is_on_the_pipe_that_the_tables_say() {
+fn each_instruction_is_on_its_documented_pipe() {
     let clocks = |pipe: Pipe, name: &str| pipe.quarters(name) as f64 / 4.0;
     assert_eq!(clocks(Pipe::Fma, "FFMA.SAT"), 0.25);
     assert_eq!(clocks(Pipe::Fma, "IMAD.WIDE.U32"), 0.5);
@@ -306,5 +309,8 @@ fn each_instruction_is_on_the_pipe_that_the_tables_say() {
 #[test]
 fn a_kernel_that_moves_nothing_has_no_bound() {
     let nothing = listing(&["MOV R1, R2", "EXIT"]);
-    assert_eq!(bound(&Code::parse(&nothing), LAUNCH, &[], &SLOW), None);
+    assert_eq!(
+        bound(&MachineCode::parse(&nothing), LAUNCH, &[], &SLOW),
+        None
+    );
 }

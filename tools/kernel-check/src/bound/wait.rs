@@ -2,33 +2,38 @@
 
 use std::collections::HashMap;
 
-use super::code::{Code, Moved, Register};
+use super::code::{MachineCode, MemoryTraffic, Register};
 
-/// Latencies of memory that one unit waits on a path, if an instruction takes no time but for waiting
-/// until the registers that it names are loaded; of a loop, per turn after the first ones.
-pub fn latencies(code: &Code, path: &[usize], moved: &[Moved], is_loop: bool) -> f64 {
-    let mut unit = Unit::default();
+/// Memory latencies that one unit waits for on a path, if instructions take no time except waiting
+/// until their registers are loaded; for a loop, per iteration in the steady state.
+pub fn latencies(
+    code: &MachineCode,
+    path: &[usize],
+    traffic: &[MemoryTraffic],
+    is_loop: bool,
+) -> f64 {
+    let mut unit = UnitClock::default();
     if !is_loop {
-        unit.walk(code, path, moved);
+        unit.walk(code, path, traffic);
         return f64::from(unit.clock);
     }
     let turns = 4;
-    (0..turns).for_each(|_| unit.walk(code, path, moved));
+    (0..turns).for_each(|_| unit.walk(code, path, traffic));
     let before = unit.clock;
-    (0..turns).for_each(|_| unit.walk(code, path, moved));
+    (0..turns).for_each(|_| unit.walk(code, path, traffic));
     f64::from(unit.clock - before) / f64::from(turns)
 }
 
-/// A unit and what it waits for, in latencies.
+/// The simulated clock of a unit, in latencies.
 #[derive(Default)]
-struct Unit {
+struct UnitClock {
     clock: u32,
-    /// When registers that are being loaded will be there.
+    /// When pending loads of registers complete.
     ready: HashMap<Register, u32>,
 }
 
-impl Unit {
-    fn walk(&mut self, code: &Code, path: &[usize], moved: &[Moved]) {
+impl UnitClock {
+    fn walk(&mut self, code: &MachineCode, path: &[usize], traffic: &[MemoryTraffic]) {
         for at in path {
             let instruction = &code.instructions[*at];
             for register in instruction.registers() {
@@ -36,7 +41,7 @@ impl Unit {
                     self.clock = self.clock.max(ready);
                 }
             }
-            if moved[*at].loads {
+            if traffic[*at].loads {
                 for register in instruction.loaded() {
                     self.ready.insert(register, self.clock + 1);
                 }

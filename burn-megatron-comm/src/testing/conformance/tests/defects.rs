@@ -5,7 +5,7 @@ use crate::call::{Call, ReduceOp};
 use crate::{Buffer, BufferPool, DType, Group, Pending};
 use half::bf16;
 
-/// What an engine does wrong.
+/// The defect of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Defect {
     None,
@@ -37,17 +37,17 @@ enum Defect {
     LateCollectives,
     /// A broadcast whose handle is dropped is made twice.
     NoticedDrop,
-    /// The handles of calls started as one are the wrong way round.
+    /// The handles of calls started as one are reversed.
     ReversedHandles,
-    /// Parts of a split know who they are, and call the whole group.
+    /// Parts of a split have the right group, and call the whole group.
     WrongGroup,
     /// All parts share the messages of the whole group.
     MixedMessages,
-    /// A barrier holds nobody back.
+    /// A barrier does not wait.
     OpenBarrier,
     /// The pool keeps nothing.
     ForgetfulPool,
-    /// What does not fit is accepted.
+    /// Invalid calls are accepted.
     Accepts,
     /// A length that only random programs have is wrong.
     Rare,
@@ -81,7 +81,7 @@ const DEFECTS: [(Defect, &str); 21] = [
 #[derive(Debug)]
 struct Defective {
     inner: Arc<dyn Communicator>,
-    /// The group that it says it is.
+    /// The group that it reports.
     group: Group,
     whole: Arc<dyn Communicator>,
     pool: Arc<BufferPool>,
@@ -99,7 +99,7 @@ impl Defective {
         })
     }
 
-    /// An all_reduce by hand: what all give, combined from left to right.
+    /// An all_reduce of the contributions of all, combined from left to right.
     fn folded<T: crate::Element>(
         &self,
         input: Buffer,
@@ -119,7 +119,7 @@ impl Defective {
         }))
     }
 
-    /// The world's member that is the part's one at `index`.
+    /// The index in the whole group of the part's member at `index`.
     fn in_whole(&self, index: usize) -> usize {
         let rank = self.group.ranks()[index];
         let mut ranks = self.whole.group().ranks().iter();
@@ -127,7 +127,7 @@ impl Defective {
     }
 }
 
-/// A handle that works on its result.
+/// A handle that changes its result.
 fn then(
     pending: Result<Pending, CommError>,
     change: impl FnOnce(Buffer) -> Buffer + Send + 'static,
@@ -140,13 +140,13 @@ fn without_last(buffer: Buffer) -> Buffer {
     buffer.slice(0..buffer.len().saturating_sub(1))
 }
 
-/// The buffer from `at` on, and then what was before.
+/// The buffer rotated to the left by `at`.
 fn rotated(buffer: Buffer, at: usize) -> Buffer {
     let (start, end) = (buffer.slice(0..at), buffer.slice(at..buffer.len()));
     Buffer::concat(&[end, start]).unwrap()
 }
 
-/// Makes a call once more if it is dropped.
+/// Makes a call again if it is dropped.
 struct Again(Option<(Arc<dyn Communicator>, Call, Buffer)>);
 
 impl Again {
@@ -280,7 +280,7 @@ impl Communicator for Defective {
     }
 }
 
-/// Lets every rank call for itself.
+/// Completes every call locally.
 #[derive(Debug)]
 pub(super) struct Blind(pub Arc<dyn Communicator>);
 
@@ -298,8 +298,8 @@ impl Communicator for Blind {
     }
 }
 
-fn with_defect(defect: Defect) -> Result<Vec<Report>, WorldError> {
-    let options = Options {
+fn with_defect(defect: Defect) -> Result<Vec<ConformanceReport>, WorldError> {
+    let options = ConformanceOptions {
         programs: 30,
         sizes: vec![1, 30],
         long: 5000,

@@ -1,4 +1,4 @@
-//! The suite passes on the engines of this room, and names what is wrong with others.
+//! The suite passes on the engines of this crate, and finds the defects of others.
 
 mod defects;
 
@@ -7,28 +7,31 @@ use std::time::Duration;
 
 use super::*;
 use crate::world::{World, WorldError};
-use crate::{Buffer, Call, ReduceOp, Solo};
+use crate::{Buffer, Call, ReduceOp, SingleRank};
 
 /// Small enough for an unoptimised build.
-fn small() -> Options {
-    Options {
+fn small() -> ConformanceOptions {
+    ConformanceOptions {
         programs: 200,
         steps: 20,
         sizes: vec![0, 1, 7, 1000],
         long: 40_000,
         fixed_order: true,
-        ..Options::default()
+        ..ConformanceOptions::default()
     }
 }
 
-fn on_threads(ranks: usize, options: &Options) -> Result<Vec<Report>, WorldError> {
+fn on_threads(
+    ranks: usize,
+    options: &ConformanceOptions,
+) -> Result<Vec<ConformanceReport>, WorldError> {
     let world = World::threads(ranks)?.compute_threads(1);
     world.run(|rank| run(&rank.communicator(), options, &mut |_| {}))
 }
 
 /// The checks of each case, the same on every rank.
-fn counts(reports: &[Report]) -> Vec<(&'static str, u64)> {
-    let of = |report: &Report| -> Vec<_> {
+fn counts(reports: &[ConformanceReport]) -> Vec<(&'static str, u64)> {
+    let of = |report: &ConformanceReport| -> Vec<_> {
         let cases = report.cases.iter();
         cases.map(|case| (case.name, case.checks)).collect()
     };
@@ -45,7 +48,7 @@ fn threads_keep_every_promise() {
         let counts = counts(&reports);
         assert!(counts.iter().map(|(name, _)| *name).eq(cases()));
         for (name, checks) in counts {
-            // Nobody is held back by itself.
+            // A barrier of one rank waits for nobody.
             assert!(
                 checks > 0 || (name, ranks) == ("barrier", 1),
                 "{name} of {ranks}"
@@ -54,7 +57,7 @@ fn threads_keep_every_promise() {
     }
 }
 
-/// The model is what all else is measured by: here by hand.
+/// The reference itself, against results computed by hand.
 #[test]
 fn the_model_computes_what_is_written() {
     use super::model::expected;
@@ -78,7 +81,7 @@ fn the_model_computes_what_is_written() {
         half()
     );
     assert_eq!(sum(vec![vec![200u8].into(); 2]), vec![144u8].into());
-    // Neighbours first, then the pairs of them; the last is carried up.
+    // Neighbours first, then the pairs of them; the last is passed up.
     let values = [1.0e8f32, 1.0, -1.0e8, 0.3, 1.0e-3];
     let tree = ((values[0] + values[1]) + (values[2] + values[3])) + values[4];
     assert_ne!(tree, values.iter().sum::<f32>());
@@ -136,7 +139,7 @@ fn bounds_are_those_of_rounding() {
 /// So many that the ranks share the work of a reduction, unevenly.
 #[test]
 fn threads_share_long_reductions() {
-    let options = Options {
+    let options = ConformanceOptions {
         programs: 0,
         sizes: vec![20_011],
         long: 0,
@@ -147,7 +150,7 @@ fn threads_share_long_reductions() {
 
 #[test]
 fn other_sums_are_within_rounding() {
-    let options = Options {
+    let options = ConformanceOptions {
         fixed_order: false,
         programs: 10,
         ..small()
@@ -157,11 +160,11 @@ fn other_sums_are_within_rounding() {
 
 #[test]
 fn a_rank_alone_keeps_every_promise_but_messages() {
-    let options = Options {
+    let options = ConformanceOptions {
         self_messages: false,
         ..small()
     };
-    let world: Arc<dyn Communicator> = Arc::new(Solo::new("world"));
+    let world: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
     let seen = Mutex::new(Vec::new());
     let report = run(&world, &options, &mut |name| {
         seen.lock().unwrap().push(name.to_owned());
@@ -187,17 +190,17 @@ fn a_rank_alone_keeps_every_promise_but_messages() {
 
 #[test]
 fn lists_of_nothing_are_refused() {
-    let world: Arc<dyn Communicator> = Arc::new(Solo::new("world"));
-    let no_types = Options {
+    let world: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
+    let no_types = ConformanceOptions {
         dtypes: vec![],
         ..small()
     };
     let error = run(&world, &no_types, &mut |_| {}).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the conformance suite was given no types; it needs at least one"
+        "invalid conformance options: no types; expected at least one"
     );
-    let no_sizes = Options {
+    let no_sizes = ConformanceOptions {
         sizes: vec![],
         ..small()
     };
@@ -207,17 +210,17 @@ fn lists_of_nothing_are_refused() {
 
 #[test]
 fn every_mismatch_is_told() {
-    for case in Mismatch::ALL {
+    for case in MismatchCase::ALL {
         assert_eq!(case.to_string().parse(), Ok(case));
         let world = World::threads(3).unwrap().deadline(Duration::from_secs(2));
         let told = world
-            .run(|rank| mismatch_cases(&rank.communicator(), case))
+            .run(|rank| run_mismatch_case(&rank.communicator(), case))
             .unwrap();
         let is_mismatch =
             |told: &Option<CommError>| matches!(told, Some(CommError::Mismatch { .. }));
         match case {
-            // The receiver is told; the sender has long gone on, and the rank between has no part.
-            Mismatch::MessageLength => {
+            // The receiver gets the error; the sender has gone on, and the rank between makes no call.
+            MismatchCase::MessageLength => {
                 assert_eq!(told[..2], [None, None]);
                 assert!(is_mismatch(&told[2]), "{told:?}");
             }
@@ -226,26 +229,26 @@ fn every_mismatch_is_told() {
     }
     assert!(
         "size"
-            .parse::<Mismatch>()
+            .parse::<MismatchCase>()
             .unwrap_err()
             .to_string()
             .contains("message-length")
     );
-    let alone: Arc<dyn Communicator> = Arc::new(Solo::new("world"));
-    let error = mismatch_cases(&alone, Mismatch::Root).unwrap_err();
+    let alone: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
+    let error = run_mismatch_case(&alone, MismatchCase::Root).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "root needs at least 2 ranks, but there are 1"
+        "root: the world has 1 ranks; expected at least 2"
     );
 }
 
 #[test]
 fn a_call_that_goes_through_is_no_mismatch() {
-    // Ranks that do not see each other agree with everything.
+    // Ranks that do not communicate never disagree.
     let world = World::threads(2).unwrap();
     let result = world.run(|rank| {
         let blind: Arc<dyn Communicator> = Arc::new(defects::Blind(rank.communicator()));
-        mismatch_cases(&blind, Mismatch::Length).map(drop)
+        run_mismatch_case(&blind, MismatchCase::Length).map(drop)
     });
     let error = result.unwrap_err().to_string();
     assert!(
@@ -271,7 +274,7 @@ fn the_first_difference_is_named() {
         difference(found(), wanted(), None).unwrap(),
         "element 2 of 4 is 3.5, expected 3.0"
     );
-    // A bound does not let a number stand for a NaN.
+    // A bound does not make a number equal to a NaN.
     assert_eq!(
         difference(found(), wanted(), Some(vec![0.5; 4])).unwrap(),
         "element 3 of 4 is 4.0, expected NaN within 5e-1"

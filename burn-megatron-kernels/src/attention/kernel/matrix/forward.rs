@@ -1,19 +1,21 @@
-//! Output and log-sum-exp: a tile of queries stays, keys and values pass by.
+//! Output and log-sum-exp: queries are the resident tile, keys and values are streamed.
 
 use cubecl::prelude::*;
 
-use super::super::forward::HIDDEN;
-use super::super::tile::{Reach, Site, high, low, start};
-use super::plan::{Blocks, TILE};
-use super::strip::{Pair, multiply, over_row, place, spread, strip_row, sync_strip, zeros};
-use super::tile::{column, keep, load, own_part, own_scores};
+use super::super::forward::MASKED_SCORE;
+use super::super::tile::{DeviceMaskRange, DeviceStrides, start, visible_end, visible_start};
+use super::plan::{MatrixTiles, TILE};
+use super::tile::{column, load, load_scores, load_vector, store_weights};
+use super::warp_tile::{
+    WeightPair, lane_position, multiply, reduce_row, store_to_shared, sync_warp, warp_row, zeros,
+};
 
 /// One cube takes `blocks.rows()` queries of one head, each of its planes 16 of them. Cubes with
 /// the last queries come first: where attention is causal these have the most keys.
 ///
-/// A plane's sums would be scaled row by row as larger scores come, and nobody knows where in the
-/// plane the matrix units keep a row: so each product goes through shared memory into registers
-/// that a row's two units own.
+/// The running sums are rescaled row by row as larger scores appear, but the layout of a matrix
+/// fragment within the plane is unspecified. So each product goes through shared memory into
+/// registers that the two units of a row own.
 #[cube(launch_unchecked)]
 pub(crate) fn matrix_forward<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -23,25 +25,25 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     out: &mut [Vector<F, N>],
     lse: &mut [f32],
-    q_site: &Site,
-    k_site: &Site,
-    v_site: &Site,
-    out_site: &Site,
-    reach: &Reach,
+    q_strides: &DeviceStrides,
+    k_strides: &DeviceStrides,
+    v_strides: &DeviceStrides,
+    out_strides: &DeviceStrides,
+    mask_range: &DeviceMaskRange,
     scale: f32,
     batches: u32,
     heads: u32,
-    share: u32,
-    #[comptime] blocks: Blocks,
+    heads_per_group: u32,
+    #[comptime] blocks: MatrixTiles,
     #[define(F)] _dtype: ElemType,
 ) {
     let rows = comptime!(blocks.rows());
     let columns = comptime!(blocks.columns);
     let own = comptime!(columns / 2);
-    let parts = comptime!(blocks.parts());
+    let vectors_per_unit = comptime!(blocks.vectors_per_unit());
     let products = comptime!(blocks.products);
-    let queries = reach.rows as usize;
-    let keys = reach.columns as usize;
+    let queries = mask_range.rows as usize;
+    let keys = mask_range.columns as usize;
     let tiles = queries.div_ceil(rows);
     let sequences = (batches * heads) as usize;
     let cube = CUBE_POS;
@@ -49,42 +51,54 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
         let first = (tiles - 1 - cube / sequences) * rows;
         let head = cube % sequences % heads as usize;
         let batch = cube % sequences / heads as usize;
-        let group = head / share as usize;
-        let (row, half) = place();
+        let group = head / heads_per_group as usize;
+        let (row, half) = lane_position();
 
         let vectors = comptime!(blocks.vectors());
-        let mut stays =
+        let mut resident =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * vectors), 128usize);
         let mut key_tile =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * vectors), 128usize);
         let mut value_tile =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * vectors), 128usize);
-        let mut weights = Shared::<[Vector<F, Pair>]>::new_aligned_slice(
+        let mut weights = Shared::<[Vector<F, WeightPair>]>::new_aligned_slice(
             comptime!(rows * blocks.weight_pitch() / 2),
             128usize,
         );
         let mut scratch =
             Shared::<[f32]>::new_aligned_slice(comptime!(rows * blocks.scratch_pitch()), 128usize);
         let mut exchange = Shared::<[f32]>::new_slice(comptime!(blocks.exchange()));
-        let q_start = start(q_site, batch, head);
-        let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
-        let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
-        let q_row = q_site.row as usize;
-        load(q, q_start, q_row, first, queries, &mut stays, rows, blocks);
+        let q_start = start(q_strides, batch, head);
+        let (k_start, v_start) = (
+            start(k_strides, batch, group),
+            start(v_strides, batch, group),
+        );
+        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
+        let q_row = q_strides.row as usize;
+        load(
+            q,
+            q_start,
+            q_row,
+            first,
+            queries,
+            &mut resident,
+            rows,
+            blocks,
+        );
 
-        let mut sums = Array::<Vector<f32, N>>::new(parts);
+        let mut sums = Array::<Vector<f32, N>>::new(vectors_per_unit);
         #[unroll]
-        for part in 0..parts {
+        for part in 0..vectors_per_unit {
             sums[part] = Vector::new(0.0f32);
         }
-        let mut largest = f32::new(HIDDEN);
+        let mut largest = f32::new(MASKED_SCORE);
         let mut total = 0.0f32;
         let query = min(first + row, queries - 1) as i32;
-        let seen_from = low(query, reach, bounds);
-        let seen_to = high(query, reach, bounds);
+        let visible_from = visible_start(query, mask_range, bounds);
+        let visible_to = visible_end(query, mask_range, bounds);
         let last = min(first + rows, queries) - 1;
-        let mut at = low(first as i32, reach, bounds);
-        let end = high(last as i32, reach, bounds);
+        let mut at = visible_start(first as i32, mask_range, bounds);
+        let end = visible_end(last as i32, mask_range, bounds);
         while at < end {
             sync_cube();
             let key = at as usize;
@@ -100,11 +114,11 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
                 blocks,
             );
             sync_cube();
-            let mut strip = zeros(comptime!(columns / TILE), products);
+            let mut warp_tile = zeros(comptime!(columns / TILE), products);
             multiply::<F, N, N>(
-                &mut strip,
-                &stays,
-                strip_row() * vectors,
+                &mut warp_tile,
+                &resident,
+                warp_row() * vectors,
                 comptime!(blocks.pitch()),
                 &key_tile,
                 0usize,
@@ -114,34 +128,34 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
                 comptime!(columns / TILE),
                 products,
             );
-            spread(&strip, &mut scratch, 0usize, columns, blocks);
-            let mut scores = own_scores(&scratch, scale, blocks);
+            store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
+            let mut scores = load_scores(&scratch, scale, blocks);
             let mut most = largest;
             #[unroll]
             for i in 0..own {
                 let j = at + column(half, i) as i32;
-                scores[i] = select(j >= seen_from && j < seen_to, scores[i], HIDDEN);
+                scores[i] = select(j >= visible_from && j < visible_to, scores[i], MASKED_SCORE);
                 most = max(most, scores[i]);
             }
-            most = over_row(most, &mut exchange, false, products);
+            most = reduce_row(most, &mut exchange, false, products);
             let factor = (largest - most).exp();
             largest = most;
             total *= factor;
             #[unroll]
             for i in 0..own {
                 let score = scores[i];
-                scores[i] = select(score > HIDDEN, (score - most).exp(), 0.0f32);
+                scores[i] = select(score > MASKED_SCORE, (score - most).exp(), 0.0f32);
                 total += scores[i];
             }
-            keep::<F>(&scores, &mut weights, blocks);
+            store_weights::<F>(&scores, &mut weights, blocks);
             #[unroll]
             for index in 0..blocks.chunks() {
                 let chunk = comptime!(blocks.chunk(index));
-                let mut strip = zeros(comptime!(chunk[1] / TILE), products);
-                multiply::<F, Pair, N>(
-                    &mut strip,
+                let mut warp_tile = zeros(comptime!(chunk[1] / TILE), products);
+                multiply::<F, WeightPair, N>(
+                    &mut warp_tile,
                     &weights,
-                    strip_row() * comptime!(blocks.weight_pitch() / 2),
+                    warp_row() * comptime!(blocks.weight_pitch() / 2),
                     comptime!(blocks.weight_pitch()),
                     &value_tile,
                     comptime!(chunk[0] / blocks.vector),
@@ -151,19 +165,25 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
                     comptime!(chunk[1] / TILE),
                     products,
                 );
-                spread(&strip, &mut scratch, 0usize, comptime!(chunk[1]), blocks);
+                store_to_shared(
+                    &warp_tile,
+                    &mut scratch,
+                    0usize,
+                    comptime!(chunk[1]),
+                    blocks,
+                );
                 #[unroll]
                 for part in 0..chunk[1] / (2 * blocks.vector) {
                     let i = comptime!(chunk[0] / (2 * blocks.vector) + part);
-                    let added = own_part::<N>(&scratch, part, blocks);
+                    let added = load_vector::<N>(&scratch, part, blocks);
                     sums[i] = fma(sums[i], Vector::new(factor), added);
                 }
-                sync_strip(products);
+                sync_warp(products);
             }
             at += columns as i32;
         }
 
-        total = over_row(total, &mut exchange, true, products);
+        total = reduce_row(total, &mut exchange, true, products);
         let mut most = largest;
         #[comptime]
         match sink {
@@ -174,16 +194,17 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
             }
             ComptimeOption::None => {}
         }
-        // Where nothing is seen the sums are 0, and the logarithm minus infinity.
+        // If no key is visible the sums are 0, and the logarithm minus infinity.
         let seen = select(total > 0.0, total, 1.0f32);
         let factor = (largest - most).exp() / seen;
         if first + row < queries {
             if half == 0 {
                 lse[(batch * heads as usize + head) * queries + first + row] = most + total.ln();
             }
-            let to = start(out_site, batch, head) + (first + row) * out_site.row as usize + half;
+            let to =
+                start(out_strides, batch, head) + (first + row) * out_strides.row as usize + half;
             #[unroll]
-            for part in 0..parts {
+            for part in 0..vectors_per_unit {
                 out[to + comptime!(2 * part)] = Vector::cast_from(sums[part] * Vector::new(factor));
             }
         }

@@ -1,14 +1,15 @@
-//! The gradients of keys and values: these stay, queries and the gradient of the output pass by.
+//! The gradients of keys and values: they are the resident tile, queries and the gradient of the
+//! output are streamed.
 
 use cubecl::prelude::*;
 
-use super::super::tile::{Reach, Site, high, low, start};
-use super::plan::{Blocks, TILE};
-use super::strip::{Pair, multiply, place, spread, strip_row, zeros};
-use super::tile::{column, keep, load, own_scores, store};
+use super::super::tile::{DeviceMaskRange, DeviceStrides, start, visible_end, visible_start};
+use super::plan::{MatrixTiles, TILE};
+use super::tile::{column, load, load_scores, store, store_weights};
+use super::warp_tile::{WeightPair, lane_position, multiply, store_to_shared, warp_row, zeros};
 
 /// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `blocks.rows()` keys of one group,
-/// each of its planes 16 of them, and all the heads of the group one after the other. `reach` says
+/// each of its planes 16 of them, and all the heads of the group one after the other. `mask_range`:
 /// which queries see a key.
 #[cube(launch_unchecked)]
 pub(crate) fn matrix_keys<F: Float, N: Size>(
@@ -20,18 +21,18 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     gradients: &mut [Vector<F, N>],
-    q_site: &Site,
-    k_site: &Site,
-    v_site: &Site,
-    out_site: &Site,
-    dk_site: &Site,
-    dv_site: &Site,
-    reach: &Reach,
+    q_strides: &DeviceStrides,
+    k_strides: &DeviceStrides,
+    v_strides: &DeviceStrides,
+    out_strides: &DeviceStrides,
+    dk_strides: &DeviceStrides,
+    dv_strides: &DeviceStrides,
+    mask_range: &DeviceMaskRange,
     scale: f32,
     batches: u32,
     heads: u32,
-    share: u32,
-    #[comptime] blocks: Blocks,
+    heads_per_group: u32,
+    #[comptime] blocks: MatrixTiles,
     #[define(F)] _dtype: ElemType,
 ) {
     let rows = comptime!(blocks.rows());
@@ -40,22 +41,22 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
     let products = comptime!(blocks.products);
     let pitch = comptime!(blocks.pitch());
     let weight_pitch = comptime!(blocks.weight_pitch());
-    let keys = reach.rows as usize;
-    let queries = reach.columns as usize;
+    let keys = mask_range.rows as usize;
+    let queries = mask_range.columns as usize;
     let tiles = keys.div_ceil(rows);
-    let groups = (heads / share) as usize;
+    let groups = (heads / heads_per_group) as usize;
     let sequences = batches as usize * groups;
     let cube = CUBE_POS;
     if cube < tiles * sequences {
         let first = cube / sequences * rows;
         let group = cube % sequences % groups;
         let batch = cube % sequences / groups;
-        let (row, half) = place();
+        let (row, half) = lane_position();
 
         let vectors = comptime!(blocks.vectors());
-        let strip_at = strip_row() * vectors;
-        let weights_at = strip_row() * comptime!(weight_pitch / 2);
-        let mut stays =
+        let strip_at = warp_row() * vectors;
+        let weights_at = warp_row() * comptime!(weight_pitch / 2);
+        let mut resident =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * vectors), 128usize);
         let mut values =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * vectors), 128usize);
@@ -63,34 +64,40 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * vectors), 128usize);
         let mut gradient_tile =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * vectors), 128usize);
-        let mut weights = Shared::<[Vector<F, Pair>]>::new_aligned_slice(
+        let mut weights = Shared::<[Vector<F, WeightPair>]>::new_aligned_slice(
             comptime!(rows * weight_pitch / 2),
             128usize,
         );
         let mut scratch =
             Shared::<[f32]>::new_aligned_slice(comptime!(rows * blocks.scratch_pitch()), 128usize);
-        // Each unit's own; registers are full with the sums of two gradients.
+        // Per unit, in shared memory: the sums of two gradients fill the registers.
         let mut kept = Shared::<[f32]>::new_slice(comptime!(rows * blocks.scratch_pitch()));
         let kept_at = row * comptime!(blocks.scratch_pitch());
         let mut tile_lse = Shared::<[f32]>::new_slice(columns);
         let mut tile_delta = Shared::<[f32]>::new_slice(columns);
-        let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
-        let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
-        let (q_row, out_row) = (q_site.row as usize, out_site.row as usize);
-        load(k, k_start, k_row, first, keys, &mut stays, rows, blocks);
+        let (k_start, v_start) = (
+            start(k_strides, batch, group),
+            start(v_strides, batch, group),
+        );
+        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
+        let (q_row, out_row) = (q_strides.row as usize, out_strides.row as usize);
+        load(k, k_start, k_row, first, keys, &mut resident, rows, blocks);
         load(v, v_start, v_row, first, keys, &mut values, rows, blocks);
 
         let mut dk = zeros(comptime!(blocks.width / TILE), products);
         let mut dv = zeros(comptime!(blocks.width / TILE), products);
         let key = min(first + row, keys - 1) as i32;
-        let seen_from = low(key, reach, bounds);
-        let seen_to = high(key, reach, bounds);
+        let visible_from = visible_start(key, mask_range, bounds);
+        let visible_to = visible_end(key, mask_range, bounds);
         let last = min(first + rows, keys) - 1;
-        let begin = low(first as i32, reach, bounds);
-        let end = high(last as i32, reach, bounds);
-        for member in 0..share as usize {
-            let head = group * share as usize + member;
-            let (q_start, out_start) = (start(q_site, batch, head), start(out_site, batch, head));
+        let begin = visible_start(first as i32, mask_range, bounds);
+        let end = visible_end(last as i32, mask_range, bounds);
+        for member in 0..heads_per_group as usize {
+            let head = group * heads_per_group as usize + member;
+            let (q_start, out_start) = (
+                start(q_strides, batch, head),
+                start(out_strides, batch, head),
+            );
             let statistics = (batch * heads as usize + head) * queries;
             let mut at = begin;
             while at < end {
@@ -124,10 +131,10 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
                     i += comptime!(blocks.units());
                 }
                 sync_cube();
-                let mut strip = zeros(comptime!(columns / TILE), products);
+                let mut warp_tile = zeros(comptime!(columns / TILE), products);
                 multiply::<F, N, N>(
-                    &mut strip,
-                    &stays,
+                    &mut warp_tile,
+                    &resident,
                     strip_at,
                     pitch,
                     &query_tile,
@@ -138,18 +145,18 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
                     comptime!(columns / TILE),
                     products,
                 );
-                spread(&strip, &mut scratch, 0usize, columns, blocks);
-                let mut weight = own_scores(&scratch, scale, blocks);
+                store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
+                let mut weight = load_scores(&scratch, scale, blocks);
                 #[unroll]
                 for i in 0..own {
                     let j = column(half, i);
                     let p = (weight[i] - tile_lse[j]).exp();
                     let j = at + j as i32;
-                    weight[i] = select(j >= seen_from && j < seen_to, p, 0.0f32);
+                    weight[i] = select(j >= visible_from && j < visible_to, p, 0.0f32);
                     kept[kept_at + column(half, i)] = weight[i];
                 }
-                keep::<F>(&weight, &mut weights, blocks);
-                multiply::<F, Pair, N>(
+                store_weights::<F>(&weight, &mut weights, blocks);
+                multiply::<F, WeightPair, N>(
                     &mut dv,
                     &weights,
                     weights_at,
@@ -162,9 +169,9 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
                     comptime!(blocks.width / TILE),
                     products,
                 );
-                let mut strip = zeros(comptime!(columns / TILE), products);
+                let mut warp_tile = zeros(comptime!(columns / TILE), products);
                 multiply::<F, N, N>(
-                    &mut strip,
+                    &mut warp_tile,
                     &values,
                     strip_at,
                     pitch,
@@ -177,15 +184,15 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
                     products,
                 );
                 // Behind this the weights of before are no longer read.
-                spread(&strip, &mut scratch, 0usize, columns, blocks);
-                let mut weight = own_scores(&scratch, 1.0f32, blocks);
+                store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
+                let mut weight = load_scores(&scratch, 1.0f32, blocks);
                 #[unroll]
                 for i in 0..own {
                     let j = column(half, i);
                     weight[i] = (weight[i] - tile_delta[j]) * kept[kept_at + j];
                 }
-                keep::<F>(&weight, &mut weights, blocks);
-                multiply::<F, Pair, N>(
+                store_weights::<F>(&weight, &mut weights, blocks);
+                multiply::<F, WeightPair, N>(
                     &mut dk,
                     &weights,
                     weights_at,
@@ -201,7 +208,7 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
                 at += columns as i32;
             }
         }
-        let (to, stride) = (start(dk_site, batch, group), dk_site.row as usize);
+        let (to, stride) = (start(dk_strides, batch, group), dk_strides.row as usize);
         store(
             &dk,
             &mut scratch,
@@ -213,7 +220,7 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
             keys,
             blocks,
         );
-        let (to, stride) = (start(dv_site, batch, group), dv_site.row as usize);
+        let (to, stride) = (start(dv_strides, batch, group), dv_strides.row as usize);
         store(
             &dv,
             &mut scratch,

@@ -1,59 +1,60 @@
 //! Attention by matrix units: cooperative products of 16 by 16 by 16 with sums in f32.
 //!
-//! The kernels are those of the parent module with other tiles: these are kept in the type of the
-//! inputs, a plane owns a strip of 16 rows, and weights are rounded to that type before they meet
-//! the values, as in FlashAttention-2. Delta and the gradient of the sink are the parent's.
+//! The kernels are those of the parent module with other tiles: tiles keep the type of the inputs,
+//! a plane owns a warp tile of 16 rows, and weights are rounded to that type before they are
+//! multiplied by the values, as in FlashAttention-2. Delta and the gradient of the sink are
+//! computed by the kernels of the parent module.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::{ComptimeOptionArgs, CubeDim};
 
+mod aot_instances;
 mod forward;
 mod keys;
 mod plan;
 mod queries;
-mod specimens;
-mod strip;
 mod tile;
+mod warp_tile;
 
-pub(in crate::attention) use plan::{MAX_WIDTH, Products, TILE, lacks};
-pub(super) use specimens::specimens;
+pub(super) use aot_instances::aot_instances;
+pub(in crate::attention) use plan::{MAX_WIDTH, TILE, TileMultiplier, missing_support};
 
 use forward::matrix_forward;
 use keys::matrix_keys;
-use plan::{Blocks, blocks};
+use plan::{MatrixTiles, blocks};
 use queries::matrix_queries;
 
-use super::super::problem::Problem;
-use super::super::visible::Band;
+use super::super::mask::MaskRange;
+use super::super::problem::AttentionProblem;
 use super::plan::vector;
-use super::{Call, reach};
+use super::{AttentionCall, mask_range};
 use crate::cpu::wide;
 use crate::cube::{empty, grid};
 
 /// Elements of a load of 128 bits.
-const WIDEST: usize = 8;
+const MAX_VECTOR: usize = 8;
 
-/// Outputs as [`Forward`](super::super::portable::Forward) has them.
+/// Outputs as [`AttentionForwardOp`](super::super::ops::AttentionForwardOp) has them.
 pub(in crate::attention) fn forward(
-    problem: &Problem,
-    products: Products,
+    problem: &AttentionProblem,
+    products: TileMultiplier,
     inputs: Vec<CubeTensor>,
 ) -> Vec<CubeTensor> {
-    let (call, mut rest) = Call::new(problem, inputs);
-    let matrices = Matrices::new(call, products);
+    let (call, mut rest) = AttentionCall::new(problem, inputs);
+    let matrices = MatrixCall::new(call, products);
     let sink = problem.sink.then(|| rest.remove(0));
     matrices.forward(sink, rest.pop())
 }
 
-/// Outputs as [`Backward`](super::super::portable::Backward) has them.
+/// Outputs as [`AttentionBackwardOp`](super::super::ops::AttentionBackwardOp) has them.
 pub(in crate::attention) fn backward(
-    problem: &Problem,
-    products: Products,
+    problem: &AttentionProblem,
+    products: TileMultiplier,
     inputs: Vec<CubeTensor>,
 ) -> Vec<CubeTensor> {
-    let (call, rest) = Call::new(problem, inputs);
-    let matrices = Matrices::new(call, products);
+    let (call, rest) = AttentionCall::new(problem, inputs);
+    let matrices = MatrixCall::new(call, products);
     matrices.call.gradients(
         rest,
         |statistics, bounds, dq| matrices.queries(statistics, bounds, dq),
@@ -63,19 +64,19 @@ pub(in crate::attention) fn backward(
 
 /// A call, and the tiles of both directions.
 #[derive(Debug)]
-struct Matrices<'a> {
-    call: Call<'a>,
-    forward: Blocks,
-    backward: Blocks,
+struct MatrixCall<'a> {
+    call: AttentionCall<'a>,
+    forward: MatrixTiles,
+    backward: MatrixTiles,
 }
 
-impl<'a> Matrices<'a> {
-    fn new(mut call: Call<'a>, products: Products) -> Self {
+impl<'a> MatrixCall<'a> {
+    fn new(mut call: AttentionCall<'a>, products: TileMultiplier) -> Self {
         let problem = call.problem;
         let client = &call.tensors[0].client;
-        let places = [call.places, call.gradients].concat();
+        let head_strides = [call.head_strides, call.gradients].concat();
         let width = problem.heads.width;
-        let vector = vector(client, problem.dtype, width, &places, WIDEST);
+        let vector = vector(client, problem.dtype, width, &head_strides, MAX_VECTOR);
         let memory = client.properties().hardware.max_shared_memory_size;
         let [forward, backward] = blocks(width, vector, memory, products);
         call.plan.vector = vector;
@@ -86,7 +87,7 @@ impl<'a> Matrices<'a> {
         }
     }
 
-    fn cubes(&self, rows: usize, heads: usize, blocks: Blocks) -> usize {
+    fn cubes(&self, rows: usize, heads: usize, blocks: MatrixTiles) -> usize {
         rows.div_ceil(blocks.rows()) * heads * self.call.problem.batch
     }
 
@@ -96,10 +97,10 @@ impl<'a> Matrices<'a> {
         let like = &call.tensors[0];
         let out = empty(like, problem.out_shape(), problem.dtype);
         let lse = empty(like, problem.lse_shape(), wide(problem.dtype));
-        let band = Band::new(problem.queries, problem.keys, &problem.options);
+        let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
         let blocks = self.forward;
         let cubes = self.cubes(problem.queries, problem.heads.heads, blocks);
-        let [q, k, v] = call.places;
+        let [q, k, v] = call.head_strides;
         unsafe {
             matrix_forward::launch_unchecked(
                 &like.client,
@@ -113,15 +114,15 @@ impl<'a> Matrices<'a> {
                 ComptimeOptionArgs::from(bounds.map(CubeTensor::into_tensor_arg)),
                 out.clone().into_buffer_arg(),
                 lse.clone().into_buffer_arg(),
-                call.site(q),
-                call.site(k),
-                call.site(v),
-                call.site(call.out),
-                reach(band, problem.queries),
+                call.device_strides(q),
+                call.device_strides(k),
+                call.device_strides(v),
+                call.device_strides(call.out),
+                mask_range(range, problem.queries),
                 problem.scale as f32,
                 problem.batch as u32,
                 problem.heads.heads as u32,
-                call.share(),
+                call.heads_per_group(),
                 blocks,
                 dtype_to_storage_type(problem.dtype),
             );
@@ -137,10 +138,10 @@ impl<'a> Matrices<'a> {
     ) {
         let call = &self.call;
         let problem = call.problem;
-        let band = Band::new(problem.queries, problem.keys, &problem.options);
+        let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
         let blocks = self.backward;
         let cubes = self.cubes(problem.queries, problem.heads.heads, blocks);
-        let [q, k, v] = call.places;
+        let [q, k, v] = call.head_strides;
         unsafe {
             matrix_queries::launch_unchecked(
                 &dq.client,
@@ -155,16 +156,16 @@ impl<'a> Matrices<'a> {
                 delta.clone().into_buffer_arg(),
                 ComptimeOptionArgs::from(bounds.clone().map(CubeTensor::into_tensor_arg)),
                 dq.clone().into_buffer_arg(),
-                call.site(q),
-                call.site(k),
-                call.site(v),
-                call.site(call.out),
-                call.site(call.gradients[0]),
-                reach(band, problem.queries),
+                call.device_strides(q),
+                call.device_strides(k),
+                call.device_strides(v),
+                call.device_strides(call.out),
+                call.device_strides(call.gradients[0]),
+                mask_range(range, problem.queries),
                 problem.scale as f32,
                 problem.batch as u32,
                 problem.heads.heads as u32,
-                call.share(),
+                call.heads_per_group(),
                 blocks,
                 dtype_to_storage_type(problem.dtype),
             );
@@ -179,10 +180,10 @@ impl<'a> Matrices<'a> {
     ) {
         let call = &self.call;
         let problem = call.problem;
-        let band = Band::new(problem.queries, problem.keys, &problem.options);
+        let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
         let blocks = self.backward;
         let cubes = self.cubes(problem.keys, problem.heads.groups, blocks);
-        let [q, k, v] = call.places;
+        let [q, k, v] = call.head_strides;
         unsafe {
             matrix_keys::launch_unchecked(
                 &gradients.client,
@@ -197,17 +198,17 @@ impl<'a> Matrices<'a> {
                 delta.clone().into_buffer_arg(),
                 ComptimeOptionArgs::from(bounds.clone().map(CubeTensor::into_tensor_arg)),
                 gradients.clone().into_buffer_arg(),
-                call.site(q),
-                call.site(k),
-                call.site(v),
-                call.site(call.out),
-                call.site(call.gradients[1]),
-                call.site(call.gradients[2]),
-                reach(band.transposed(problem.queries), problem.keys),
+                call.device_strides(q),
+                call.device_strides(k),
+                call.device_strides(v),
+                call.device_strides(call.out),
+                call.device_strides(call.gradients[1]),
+                call.device_strides(call.gradients[2]),
+                mask_range(range.transposed(problem.queries), problem.keys),
                 problem.scale as f32,
                 problem.batch as u32,
                 problem.heads.heads as u32,
-                call.share(),
+                call.heads_per_group(),
                 blocks,
                 dtype_to_storage_type(problem.dtype),
             );

@@ -8,63 +8,62 @@ use cubecl::ir::{ElemType, FloatKind};
 /// Rows, columns and depth of one product of the matrix units.
 pub(crate) const TILE: usize = 16;
 
-/// Units that work on one strip of [`TILE`] rows: a plane. Each row has two of them.
-pub(crate) const STRIP: usize = 32;
+/// Units of a warp tile of [`TILE`] rows: a plane (CUDA: warp). Each row has two of them.
+pub(crate) const WARP_UNITS: usize = 32;
 
 /// The widest head whose sums stay in registers.
 pub(crate) const MAX_WIDTH: usize = 128;
 
-/// Elements at the end of a row in shared memory: rows then begin in other banks, and still at
-/// the 16 bytes that loads of the matrix units ask for.
-const GAP: usize = 8;
+/// Padding of a row in shared memory, in elements: consecutive rows start in different banks, and
+/// keep the 16-byte alignment that matrix loads need.
+const BANK_PADDING: usize = 8;
 
-/// Shared memory of a cube that leaves room for a second one beside it.
-const ENOUGH: usize = 80 * 1024;
+/// Shared memory per cube up to which two cubes fit on a multiprocessor.
+const SHARED_MEMORY_TARGET: usize = 80 * 1024;
 
 /// Planes and columns, the best first. Each asks for less memory than the one before.
 const FORWARD: [[usize; 2]; 5] = [[4, 64], [4, 32], [2, 32], [1, 32], [1, 16]];
 const BACKWARD: [[usize; 2]; 4] = [[4, 32], [2, 32], [1, 32], [1, 16]];
 
-/// What multiplies the tiles.
+/// How tiles are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Products {
+pub(crate) enum TileMultiplier {
     /// The matrix units.
-    Units,
-    /// Plain loops over the same tiles, which run on every device: all but the matrix units
-    /// themselves is the same.
+    MatrixUnits,
+    /// Plain loops over the same tiles, on every device: only the matrix instructions differ.
     #[cfg_attr(not(test), allow(dead_code))]
     Loops,
 }
 
 /// The sizes of a kernel's tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Blocks {
-    /// Strips of [`TILE`] rows of the tile that stays.
+pub(crate) struct MatrixTiles {
+    /// Warp tiles of [`TILE`] rows in the resident tile.
     pub planes: usize,
-    /// Rows of a tile that passes by: columns of the scores.
+    /// Rows of a streamed tile: columns of the scores.
     pub columns: usize,
     /// Features of a head.
     pub width: usize,
     /// Elements of a load.
     pub vector: usize,
-    /// What multiplies.
-    pub products: Products,
+    /// How tiles are multiplied.
+    pub products: TileMultiplier,
 }
 
-impl Blocks {
-    /// Rows of the tile that stays.
+impl MatrixTiles {
+    /// Rows of the resident tile.
     pub(crate) fn rows(&self) -> usize {
         self.planes * TILE
     }
 
     /// Units of a cube.
     pub(crate) fn units(&self) -> usize {
-        self.planes * STRIP
+        self.planes * WARP_UNITS
     }
 
     /// From row to row of a tile, in elements.
     pub(crate) fn pitch(&self) -> usize {
-        self.width + GAP
+        self.width + BANK_PADDING
     }
 
     /// From row to row of a tile, in vectors.
@@ -74,24 +73,25 @@ impl Blocks {
 
     /// From row to row of the weights, in elements.
     pub(crate) fn weight_pitch(&self) -> usize {
-        self.columns + GAP
+        self.columns + BANK_PADDING
     }
 
     /// From row to row of the products in f32.
     pub(crate) fn scratch_pitch(&self) -> usize {
-        self.columns + GAP / 2
+        self.columns + BANK_PADDING / 2
     }
 
-    /// Values that two units of a row exchange through shared memory, where planes do not do it.
+    /// Values exchanged by the two units of a row through shared memory, where plane operations do
+    /// not do it.
     pub(crate) fn exchange(&self) -> usize {
         match self.products {
-            Products::Units => 1,
-            Products::Loops => self.units(),
+            TileMultiplier::MatrixUnits => 1,
+            TileMultiplier::Loops => self.units(),
         }
     }
 
     /// Vectors of a row of the output that a unit owns.
-    pub(crate) fn parts(&self) -> usize {
+    pub(crate) fn vectors_per_unit(&self) -> usize {
         self.width / (2 * self.vector)
     }
 
@@ -107,12 +107,12 @@ impl Blocks {
         self.width.div_ceil(self.columns)
     }
 
-    /// Bytes of shared memory with `stays` tiles that stay and two that pass by.
-    fn memory(&self, stays: usize) -> usize {
-        let tiles = (stays * self.rows() + 2 * self.columns) * self.pitch();
+    /// Bytes of shared memory with `resident` resident tiles and two streamed ones.
+    fn memory(&self, resident: usize) -> usize {
+        let tiles = (resident * self.rows() + 2 * self.columns) * self.pitch();
         let weights = self.rows() * self.weight_pitch();
         // A second scratch, and statistics of the columns, are kept by one of the kernels only.
-        let scratch = stays * self.rows() * self.scratch_pitch();
+        let scratch = resident * self.rows() * self.scratch_pitch();
         let words = scratch + self.exchange() + 2 * self.columns;
         2 * (tiles + weights) + 4 * words
     }
@@ -123,10 +123,10 @@ pub(crate) fn blocks(
     width: usize,
     vector: usize,
     memory: usize,
-    products: Products,
-) -> [Blocks; 2] {
-    let best = |sizes: &[[usize; 2]], stays: usize| {
-        let blocks = |[planes, columns]: [usize; 2]| Blocks {
+    products: TileMultiplier,
+) -> [MatrixTiles; 2] {
+    let best = |sizes: &[[usize; 2]], resident: usize| {
+        let blocks = |[planes, columns]: [usize; 2]| MatrixTiles {
             planes,
             columns,
             width,
@@ -134,15 +134,16 @@ pub(crate) fn blocks(
             products,
         };
         let mut all = sizes.iter().copied().map(blocks);
-        let fits = |blocks: &Blocks| blocks.memory(stays) <= memory.min(ENOUGH);
+        let fits =
+            |blocks: &MatrixTiles| blocks.memory(resident) <= memory.min(SHARED_MEMORY_TARGET);
         let smallest = blocks(sizes[sizes.len() - 1]);
         all.find(fits).unwrap_or(smallest)
     };
     [best(&FORWARD, 1), best(&BACKWARD, 2)]
 }
 
-/// What the device lacks for products of `dtype` with sums in f32.
-pub(crate) fn lacks(client: &Client, dtype: DType) -> Option<String> {
+/// What the device does not support of products of `dtype` with sums in f32.
+pub(crate) fn missing_support(client: &Client, dtype: DType) -> Option<String> {
     let properties = client.properties();
     let kind = match dtype {
         DType::F16 => FloatKind::F16,
@@ -163,9 +164,11 @@ pub(crate) fn lacks(client: &Client, dtype: DType) -> Option<String> {
     }
     let hardware = &properties.hardware;
     let planes = (hardware.plane_size_min, hardware.plane_size_max);
-    if planes != (STRIP as u32, STRIP as u32) {
+    if planes != (WARP_UNITS as u32, WARP_UNITS as u32) {
         let (least, most) = planes;
-        return Some(format!("planes of {least} to {most} units; {STRIP} fit"));
+        return Some(format!(
+            "planes of {least} to {most} units: expected {WARP_UNITS}"
+        ));
     }
     let needed = [Plane::Ops, Plane::Sync];
     let missing = needed
@@ -182,7 +185,7 @@ mod tests {
     fn tiles_of_every_width_fit_into_the_memory_of_the_smallest_device() {
         const SMALL: usize = 32 * 1024;
         for width in (TILE..=MAX_WIDTH).step_by(TILE) {
-            for products in [Products::Units, Products::Loops] {
+            for products in [TileMultiplier::MatrixUnits, TileMultiplier::Loops] {
                 let [forward, backward] = blocks(width, 4, SMALL, products);
                 assert!(forward.memory(1) <= SMALL, "{forward:?}");
                 assert!(backward.memory(2) <= SMALL, "{backward:?}");
@@ -194,15 +197,24 @@ mod tests {
     fn a_unit_owns_whole_vectors_of_every_chunk() {
         for width in (TILE..=MAX_WIDTH).step_by(TILE) {
             for vector in [1, 2, 4, 8] {
-                for blocks in blocks(width, vector, ENOUGH, Products::Units) {
+                for blocks in blocks(
+                    width,
+                    vector,
+                    SHARED_MEMORY_TARGET,
+                    TileMultiplier::MatrixUnits,
+                ) {
                     let chunks = (0..blocks.chunks()).map(|index| blocks.chunk(index));
-                    let [mut end, mut parts] = [0; 2];
+                    let [mut end, mut vectors_per_unit] = [0; 2];
                     for [first, columns] in chunks {
                         assert_eq!((first, columns % (2 * vector)), (end, 0), "{blocks:?}");
                         end += columns;
-                        parts += columns / (2 * vector);
+                        vectors_per_unit += columns / (2 * vector);
                     }
-                    assert_eq!((end, parts), (width, blocks.parts()), "{blocks:?}");
+                    assert_eq!(
+                        (end, vectors_per_unit),
+                        (width, blocks.vectors_per_unit()),
+                        "{blocks:?}"
+                    );
                     assert_eq!(blocks.pitch() % vector, 0, "{blocks:?}");
                 }
             }

@@ -1,11 +1,13 @@
-//! The gradient of the queries: these stay, keys and values pass by.
+//! The gradient of the queries: queries are the resident tile, keys and values are streamed.
 
 use cubecl::prelude::*;
 
-use super::super::tile::{Reach, Site, high, low, start};
-use super::plan::{Blocks, TILE};
-use super::strip::{Pair, multiply, place, spread, strip_row, sync_strip, zeros};
-use super::tile::{column, keep, load, own_scores, store};
+use super::super::tile::{DeviceMaskRange, DeviceStrides, start, visible_end, visible_start};
+use super::plan::{MatrixTiles, TILE};
+use super::tile::{column, load, load_scores, store, store_weights};
+use super::warp_tile::{
+    WeightPair, lane_position, multiply, store_to_shared, sync_warp, warp_row, zeros,
+};
 
 /// `dq = scale * ds k`: one cube takes `blocks.rows()` queries of one head, each of its planes 16
 /// of them. No row of the sums is ever scaled, so these stay where the matrix units keep them.
@@ -19,17 +21,17 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     dq: &mut [Vector<F, N>],
-    q_site: &Site,
-    k_site: &Site,
-    v_site: &Site,
-    out_site: &Site,
-    dq_site: &Site,
-    reach: &Reach,
+    q_strides: &DeviceStrides,
+    k_strides: &DeviceStrides,
+    v_strides: &DeviceStrides,
+    out_strides: &DeviceStrides,
+    dq_strides: &DeviceStrides,
+    mask_range: &DeviceMaskRange,
     scale: f32,
     batches: u32,
     heads: u32,
-    share: u32,
-    #[comptime] blocks: Blocks,
+    heads_per_group: u32,
+    #[comptime] blocks: MatrixTiles,
     #[define(F)] _dtype: ElemType,
 ) {
     let rows = comptime!(blocks.rows());
@@ -37,8 +39,8 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
     let own = comptime!(columns / 2);
     let products = comptime!(blocks.products);
     let pitch = comptime!(blocks.pitch());
-    let queries = reach.rows as usize;
-    let keys = reach.columns as usize;
+    let queries = mask_range.rows as usize;
+    let keys = mask_range.columns as usize;
     let tiles = queries.div_ceil(rows);
     let sequences = (batches * heads) as usize;
     let cube = CUBE_POS;
@@ -46,12 +48,12 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
         let first = (tiles - 1 - cube / sequences) * rows;
         let head = cube % sequences % heads as usize;
         let batch = cube % sequences / heads as usize;
-        let group = head / share as usize;
-        let (row, half) = place();
+        let group = head / heads_per_group as usize;
+        let (row, half) = lane_position();
 
         let vectors = comptime!(blocks.vectors());
-        let strip_at = strip_row() * vectors;
-        let mut stays =
+        let strip_at = warp_row() * vectors;
+        let mut resident =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * vectors), 128usize);
         let mut gradient =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * vectors), 128usize);
@@ -59,17 +61,32 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * vectors), 128usize);
         let mut value_tile =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * vectors), 128usize);
-        let mut weights = Shared::<[Vector<F, Pair>]>::new_aligned_slice(
+        let mut weights = Shared::<[Vector<F, WeightPair>]>::new_aligned_slice(
             comptime!(rows * blocks.weight_pitch() / 2),
             128usize,
         );
         let mut scratch =
             Shared::<[f32]>::new_aligned_slice(comptime!(rows * blocks.scratch_pitch()), 128usize);
-        let (q_start, out_start) = (start(q_site, batch, head), start(out_site, batch, head));
-        let (k_start, v_start) = (start(k_site, batch, group), start(v_site, batch, group));
-        let (q_row, out_row) = (q_site.row as usize, out_site.row as usize);
-        let (k_row, v_row) = (k_site.row as usize, v_site.row as usize);
-        load(q, q_start, q_row, first, queries, &mut stays, rows, blocks);
+        let (q_start, out_start) = (
+            start(q_strides, batch, head),
+            start(out_strides, batch, head),
+        );
+        let (k_start, v_start) = (
+            start(k_strides, batch, group),
+            start(v_strides, batch, group),
+        );
+        let (q_row, out_row) = (q_strides.row as usize, out_strides.row as usize);
+        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
+        load(
+            q,
+            q_start,
+            q_row,
+            first,
+            queries,
+            &mut resident,
+            rows,
+            blocks,
+        );
         load(
             dout,
             out_start,
@@ -83,14 +100,14 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
 
         let mut sums = zeros(comptime!(blocks.width / TILE), products);
         let query = min(first + row, queries - 1);
-        let seen_from = low(query as i32, reach, bounds);
-        let seen_to = high(query as i32, reach, bounds);
+        let visible_from = visible_start(query as i32, mask_range, bounds);
+        let visible_to = visible_end(query as i32, mask_range, bounds);
         let statistics = (batch * heads as usize + head) * queries + query;
         let row_lse = lse[statistics];
         let row_delta = delta[statistics];
         let last = min(first + rows, queries) - 1;
-        let mut at = low(first as i32, reach, bounds);
-        let end = high(last as i32, reach, bounds);
+        let mut at = visible_start(first as i32, mask_range, bounds);
+        let end = visible_end(last as i32, mask_range, bounds);
         while at < end {
             sync_cube();
             let key = at as usize;
@@ -106,10 +123,10 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
                 blocks,
             );
             sync_cube();
-            let mut strip = zeros(comptime!(columns / TILE), products);
+            let mut warp_tile = zeros(comptime!(columns / TILE), products);
             multiply::<F, N, N>(
-                &mut strip,
-                &stays,
+                &mut warp_tile,
+                &resident,
                 strip_at,
                 pitch,
                 &key_tile,
@@ -120,18 +137,18 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
                 comptime!(columns / TILE),
                 products,
             );
-            spread(&strip, &mut scratch, 0usize, columns, blocks);
-            let mut values = own_scores(&scratch, scale, blocks);
+            store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
+            let mut values = load_scores(&scratch, scale, blocks);
             #[unroll]
             for i in 0..own {
                 let j = at + column(half, i) as i32;
                 let p = (values[i] - row_lse).exp();
-                values[i] = select(j >= seen_from && j < seen_to, p, 0.0f32);
+                values[i] = select(j >= visible_from && j < visible_to, p, 0.0f32);
             }
-            sync_strip(products);
-            let mut strip = zeros(comptime!(columns / TILE), products);
+            sync_warp(products);
+            let mut warp_tile = zeros(comptime!(columns / TILE), products);
             multiply::<F, N, N>(
-                &mut strip,
+                &mut warp_tile,
                 &gradient,
                 strip_at,
                 pitch,
@@ -143,17 +160,17 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
                 comptime!(columns / TILE),
                 products,
             );
-            spread(&strip, &mut scratch, 0usize, columns, blocks);
-            let dp = own_scores(&scratch, 1.0f32, blocks);
+            store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
+            let dp = load_scores(&scratch, 1.0f32, blocks);
             #[unroll]
             for i in 0..own {
                 values[i] *= dp[i] - row_delta;
             }
-            keep::<F>(&values, &mut weights, blocks);
-            multiply::<F, Pair, N>(
+            store_weights::<F>(&values, &mut weights, blocks);
+            multiply::<F, WeightPair, N>(
                 &mut sums,
                 &weights,
-                strip_row() * comptime!(blocks.weight_pitch() / 2),
+                warp_row() * comptime!(blocks.weight_pitch() / 2),
                 comptime!(blocks.weight_pitch()),
                 &key_tile,
                 0usize,
@@ -165,7 +182,7 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
             );
             at += columns as i32;
         }
-        let (to, stride) = (start(dq_site, batch, head), dq_site.row as usize);
+        let (to, stride) = (start(dq_strides, batch, head), dq_strides.row as usize);
         store(
             &sums,
             &mut scratch,

@@ -2,11 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::plan::Blocks;
-use super::strip::{Pair, Strip, place, spread, sync_strip};
+use super::plan::MatrixTiles;
+use super::warp_tile::{WarpTile, WeightPair, lane_position, store_to_shared, sync_warp};
 
-/// Loads `rows` rows from `first` on to row `0` of a tile, as they are; what is past `count` rows
-/// becomes 0.
+/// Loads `rows` rows from `first` on, unchanged, to row `0` of a tile; zeros past `count` rows.
 #[cube]
 pub(crate) fn load<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -16,7 +15,7 @@ pub(crate) fn load<F: Float, N: Size>(
     count: usize,
     tile: &mut Shared<[Vector<F, N>]>,
     #[comptime] rows: usize,
-    #[comptime] blocks: Blocks,
+    #[comptime] blocks: MatrixTiles,
 ) {
     let columns = comptime!(blocks.width / blocks.vector);
     let units = comptime!(blocks.units());
@@ -36,21 +35,21 @@ pub(crate) fn load<F: Float, N: Size>(
     }
 }
 
-/// The column of the unit's score `index`: units of a row own pairs of columns in turn.
+/// The column of this unit's score `index`: the units of a row own alternating pairs of columns.
 #[cube]
 pub(crate) fn column(half: usize, #[comptime] index: usize) -> usize {
     2 * half + comptime!(index / 2 * 4 + index % 2)
 }
 
-/// The unit's values of the strip in the scratch, times `factor`.
+/// This unit's values of the warp tile in the scratch memory, times `factor`.
 #[cube]
-pub(crate) fn own_scores(
+pub(crate) fn load_scores(
     scratch: &Shared<[f32]>,
     factor: f32,
-    #[comptime] blocks: Blocks,
+    #[comptime] blocks: MatrixTiles,
 ) -> Array<f32> {
     let count = comptime!(blocks.columns / 2);
-    let (row, half) = place();
+    let (row, half) = lane_position();
     let mut scores = Array::<f32>::new(count);
     #[unroll]
     for i in 0..count {
@@ -60,32 +59,33 @@ pub(crate) fn own_scores(
     scores
 }
 
-/// Writes the unit's weights, rounded to the type of the products.
+/// Stores this unit's weights, rounded to the type of the products.
 #[cube]
-pub(crate) fn keep<F: Float>(
+pub(crate) fn store_weights<F: Float>(
     values: &Array<f32>,
-    weights: &mut Shared<[Vector<F, Pair>]>,
-    #[comptime] blocks: Blocks,
+    weights: &mut Shared<[Vector<F, WeightPair>]>,
+    #[comptime] blocks: MatrixTiles,
 ) {
-    let (row, half) = place();
+    let (row, half) = lane_position();
     #[unroll]
     for i in 0..blocks.columns / 4 {
-        let mut pair = Vector::<f32, Pair>::new(values[comptime!(2 * i)]);
+        let mut pair = Vector::<f32, WeightPair>::new(values[comptime!(2 * i)]);
         pair.insert(1usize, values[comptime!(2 * i + 1)]);
         let at = row * comptime!(blocks.weight_pitch() / 2) + half + comptime!(2 * i);
         weights[at] = Vector::cast_from(pair);
     }
-    sync_strip(blocks.products);
+    sync_warp(blocks.products);
 }
 
-/// The unit's `part`th vector of what the scratch holds: units of a row own vectors in turn.
+/// This unit's vector number `part` in the scratch memory: the units of a row own alternating
+/// vectors.
 #[cube]
-pub(crate) fn own_part<N: Size>(
+pub(crate) fn load_vector<N: Size>(
     scratch: &Shared<[f32]>,
     #[comptime] part: usize,
-    #[comptime] blocks: Blocks,
+    #[comptime] blocks: MatrixTiles,
 ) -> Vector<f32, N> {
-    let (row, half) = place();
+    let (row, half) = lane_position();
     let at = row * comptime!(blocks.scratch_pitch()) + (half + comptime!(2 * part)) * N::value();
     let mut value = Vector::<f32, N>::new(scratch[at]);
     #[unroll]
@@ -95,10 +95,10 @@ pub(crate) fn own_part<N: Size>(
     value
 }
 
-/// Writes a strip times `factor` to the rows of a head from `first` on.
+/// Stores a warp tile times `factor` to the rows of a head from `first` on.
 #[cube]
 pub(crate) fn store<F: Float, N: Size>(
-    strip: &Strip,
+    warp_tile: &WarpTile,
     scratch: &mut Shared<[f32]>,
     factor: f32,
     to: &mut [Vector<F, N>],
@@ -106,15 +106,15 @@ pub(crate) fn store<F: Float, N: Size>(
     stride: usize,
     first: usize,
     count: usize,
-    #[comptime] blocks: Blocks,
+    #[comptime] blocks: MatrixTiles,
 ) {
-    let (row, half) = place();
+    let (row, half) = lane_position();
     #[unroll]
     for index in 0..blocks.chunks() {
         let chunk = comptime!(blocks.chunk(index));
-        sync_strip(blocks.products);
-        spread(
-            strip,
+        sync_warp(blocks.products);
+        store_to_shared(
+            warp_tile,
             scratch,
             comptime!(chunk[0]),
             comptime!(chunk[1]),
@@ -122,7 +122,7 @@ pub(crate) fn store<F: Float, N: Size>(
         );
         #[unroll]
         for part in 0..chunk[1] / (2 * blocks.vector) {
-            let value = own_part::<N>(&*scratch, part, blocks) * Vector::new(factor);
+            let value = load_vector::<N>(&*scratch, part, blocks) * Vector::new(factor);
             let column = half + comptime!(chunk[0] / blocks.vector + 2 * part);
             if first + row < count {
                 to[start + (first + row) * stride + column] = Vector::cast_from(value);

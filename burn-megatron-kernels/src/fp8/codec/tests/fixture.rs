@@ -1,6 +1,6 @@
 //! Codes and values by other implementations; `tests/fixtures/fp8/make.py` writes them.
 
-/// What is known of a format.
+/// The known answers of a format.
 pub(super) struct Fixture {
     /// The bits of the value of each code.
     pub decode: Vec<u32>,

@@ -72,7 +72,7 @@ fn packed(coding: Coding, codes: &[u8]) -> Vec<u32> {
     words
 }
 
-/// The bits of a tensor's values; the payload of a NaN is not told apart in 16 bits.
+/// The bits of a tensor's values; in 16 bits the payload of a NaN is not distinguished.
 fn bits_of(tensor: Tensor<1>) -> Vec<u32> {
     let half = |nan: bool, bits: u16| if nan { u32::MAX } else { u32::from(bits) };
     match tensor.dtype() {
@@ -108,7 +108,7 @@ fn assert_same(what: &str, actual: &[u32], expected: &[u32]) {
 }
 
 /// The devices with the types of 32 and 16 bits that each has.
-fn places() -> Vec<(Device, DType)> {
+fn devices_with_types() -> Vec<(Device, DType)> {
     let each = |(device, has): (Device, Vec<DType>)| {
         let narrow = has.into_iter().filter(|dtype| *dtype != DType::F64);
         narrow
@@ -133,7 +133,7 @@ fn tensors_have_the_codes_of_other_implementations() {
 
 #[test]
 fn tensors_have_the_values_of_other_implementations() {
-    for (device, dtype) in places() {
+    for (device, dtype) in devices_with_types() {
         for (coding, known, _) in codings() {
             // 2^-127 is subnormal in bf16, and most scales are not in f16 at all.
             if dtype != DType::F32 && matches!(coding, Coding::Scale(_)) {
@@ -172,7 +172,7 @@ fn floats_in(dtype: DType, values: &[u32]) -> Vec<u32> {
 #[test]
 fn every_value_of_16_bits_has_the_code_of_the_same_f32() {
     let all: Vec<u32> = (0..=u32::from(u16::MAX)).collect();
-    for (device, dtype) in places() {
+    for (device, dtype) in devices_with_types() {
         let wide = |bits: &u32| match dtype {
             DType::F16 => f16::from_bits(*bits as u16).to_f32(),
             _ => bf16::from_bits(*bits as u16).to_f32(),
@@ -200,7 +200,7 @@ fn spread(count: usize) -> Vec<f32> {
 }
 
 #[test]
-fn any_count_of_values_comes_back_as_they_are_one_by_one() {
+fn any_count_of_values_round_trips_as_single_values_do() {
     let counts = (0..=40).chain([255, 256, 1000, 1024, 4099, 2 * ROW_GRAIN, 2 * ROW_GRAIN + 5]);
     for count in counts {
         let values = spread(count);
@@ -223,7 +223,7 @@ fn any_count_of_values_comes_back_as_they_are_one_by_one() {
 }
 
 #[test]
-fn f64_is_rounded_to_f32_first_and_comes_back_exactly() {
+fn f64_is_rounded_to_f32_first_and_decoded_exactly() {
     let device = Device::flex();
     let values = [1.0625, 1.062_500_000_000_1, -3.3, 1e300, f64::NAN];
     let tensor = Tensor::<1>::from_data(TensorData::from(values), (&device, DType::F64));
@@ -239,7 +239,7 @@ fn f64_is_rounded_to_f32_first_and_comes_back_exactly() {
 }
 
 #[test]
-fn values_may_lie_anyhow() {
+fn values_may_have_any_strides() {
     for (device, _) in devices() {
         let values = spread(240);
         let table = floats(&values, &device).reshape([60, 4]);

@@ -33,7 +33,7 @@ fn the_constants_are_those_of_the_codes() {
 }
 
 #[test]
-fn what_lies_above_the_bits_of_a_code_is_ignored() {
+fn higher_bits_of_a_code_are_ignored() {
     for code in 0..16 {
         let value = Format::E2M1.decode(code);
         (1..16).for_each(|high| assert_eq!(Format::E2M1.decode(high << 4 | code), value));

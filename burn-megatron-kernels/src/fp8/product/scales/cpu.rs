@@ -1,12 +1,12 @@
-//! On Burn's CPU backend.
+//! The CPU implementation.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, TensorData};
 
-use super::{Order, TILE};
+use super::{ScaleOrder, TILE};
 
 /// See [`library_scales`](super::library_scales).
-pub(super) fn arrange(order: Order, scales: &FlexTensor) -> FlexTensor {
+pub(super) fn arrange(order: ScaleOrder, scales: &FlexTensor) -> FlexTensor {
     let shape = scales.layout().shape();
     let sizes = [shape[0], shape[1]];
     let data = match scales.dtype() {
@@ -17,7 +17,7 @@ pub(super) fn arrange(order: Order, scales: &FlexTensor) -> FlexTensor {
 }
 
 fn arranged<E: burn::tensor::Element + bytemuck::Pod>(
-    order: Order,
+    order: ScaleOrder,
     scales: &FlexTensor,
     sizes: [usize; 2],
 ) -> TensorData {
@@ -34,14 +34,14 @@ fn arranged<E: burn::tensor::Element + bytemuck::Pod>(
 }
 
 /// The element that goes to `at`; `None` beyond the matrix.
-fn source(order: Order, [rows, columns]: [usize; 2], at: usize) -> Option<usize> {
+fn source(order: ScaleOrder, [rows, columns]: [usize; 2], at: usize) -> Option<usize> {
     let (row, column) = match order {
-        Order::Transposed => (at % rows, at / rows),
-        Order::Filled => {
+        ScaleOrder::Transposed => (at % rows, at / rows),
+        ScaleOrder::Filled => {
             let width = columns.next_multiple_of(4);
             (at / width, at % width)
         }
-        Order::Tiled => {
+        ScaleOrder::Tiled => {
             let (tile, within) = (at / TILE, at % TILE);
             let row = tile / columns * TILE + within % 4 * 32 + within / 4;
             (row, tile % columns)

@@ -6,20 +6,20 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use cubecl::prelude::*;
 
-use super::{Order, TILE};
-use crate::cube::specimen::{Specimen, Target, buffer};
+use super::{ScaleOrder, TILE};
+use crate::cube::instance::{AotInstance, AotTarget, buffer};
 use crate::cube::{empty, grid};
 
-/// Units of a cube: they share nothing, so any number that fills a processor serves.
+/// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
 /// The row of the word that goes to `at`.
 #[cube]
-fn row_of(at: u32, rows: u32, columns: u32, #[comptime] order: Order) -> u32 {
+fn row_of(at: u32, rows: u32, columns: u32, #[comptime] order: ScaleOrder) -> u32 {
     match comptime!(order) {
-        Order::Transposed => at % rows,
-        Order::Filled => at / ((columns + 3) / 4 * 4),
-        Order::Tiled => {
+        ScaleOrder::Transposed => at % rows,
+        ScaleOrder::Filled => at / ((columns + 3) / 4 * 4),
+        ScaleOrder::Tiled => {
             let within = at % TILE as u32;
             at / TILE as u32 / columns * TILE as u32 + within % 4 * 32 + within / 4
         }
@@ -28,11 +28,11 @@ fn row_of(at: u32, rows: u32, columns: u32, #[comptime] order: Order) -> u32 {
 
 /// Its column.
 #[cube]
-fn column_of(at: u32, rows: u32, columns: u32, #[comptime] order: Order) -> u32 {
+fn column_of(at: u32, rows: u32, columns: u32, #[comptime] order: ScaleOrder) -> u32 {
     match comptime!(order) {
-        Order::Transposed => at / rows,
-        Order::Filled => at % ((columns + 3) / 4 * 4),
-        Order::Tiled => at / TILE as u32 % columns,
+        ScaleOrder::Transposed => at / rows,
+        ScaleOrder::Filled => at % ((columns + 3) / 4 * 4),
+        ScaleOrder::Tiled => at / TILE as u32 % columns,
     }
 }
 
@@ -44,7 +44,7 @@ fn arrange_kernel<E: Numeric>(
     rows: u32,
     columns: u32,
     words: u32,
-    #[comptime] order: Order,
+    #[comptime] order: ScaleOrder,
     #[define(E)] _dtype: ElemType,
 ) {
     let at = (CUBE_POS * UNITS as usize + UNIT_POS as usize) as u32;
@@ -60,7 +60,7 @@ fn arrange_kernel<E: Numeric>(
 }
 
 /// See [`library_scales`](super::library_scales).
-pub(super) fn arrange(order: Order, scales: CubeTensor) -> CubeTensor {
+pub(super) fn arrange(order: ScaleOrder, scales: CubeTensor) -> CubeTensor {
     let shape = scales.shape();
     let sizes = [shape[0], shape[1]];
     let client = scales.client.clone();
@@ -88,13 +88,13 @@ pub(super) fn arrange(order: Order, scales: CubeTensor) -> CubeTensor {
 }
 
 /// Every order, with the words that it is for.
-pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let float = ElemType::Float(FloatKind::F32);
     let codes = ElemType::UInt(UIntKind::U32);
     [
-        ("transposed", Order::Transposed, float),
-        ("filled", Order::Filled, float),
-        ("tiled", Order::Tiled, codes),
+        ("transposed", ScaleOrder::Transposed, float),
+        ("filled", ScaleOrder::Filled, float),
+        ("tiled", ScaleOrder::Tiled, codes),
     ]
     .map(|(name, order, dtype)| {
         let (device, compiler) = target.properties();
@@ -110,7 +110,7 @@ pub(crate) fn specimens(target: &Target) -> Vec<Specimen> {
             order,
             dtype,
         );
-        Specimen::other(format!("library_scales/{name}"), kernel)
+        AotInstance::other(format!("library_scales/{name}"), kernel)
     })
     .into()
 }

@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::fp8::{BLOCK, Fp8Matrix, Scales};
-use crate::launch::{Kernel, Spec, launch_one};
+use crate::launch::{DeviceOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -29,17 +29,17 @@ const TILE: usize = 128;
 pub fn library_scales(matrix: &Fp8Matrix) -> DispatchTensor {
     let order = match &matrix.scales {
         Scales::Tensor(scale) => return scale.clone().into_dispatch(),
-        Scales::Blocks { height: BLOCK, .. } => Order::Filled,
-        Scales::Blocks { .. } => Order::Transposed,
-        Scales::Mx(_) => Order::Tiled,
+        Scales::Blocks { height: BLOCK, .. } => ScaleOrder::Filled,
+        Scales::Blocks { .. } => ScaleOrder::Transposed,
+        Scales::Mx(_) => ScaleOrder::Tiled,
     };
     let [_, scales] = matrix.tensors();
-    launch_one(Arrange(order), vec![scales])
+    launch_one(ArrangeOp(order), vec![scales])
 }
 
-/// What becomes of a matrix of scales, each element a word of 4 bytes.
+/// The order of a matrix of scales, each element a word of 4 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Order {
+pub(crate) enum ScaleOrder {
     /// Column by column.
     Transposed,
     /// Row by row, with zeros up to a multiple of 4.
@@ -48,7 +48,7 @@ pub(crate) enum Order {
     Tiled,
 }
 
-impl Order {
+impl ScaleOrder {
     /// The words of `[rows, columns]` in this order.
     fn len(self, [rows, columns]: [usize; 2]) -> usize {
         match self {
@@ -61,9 +61,9 @@ impl Order {
 
 /// Input: scales `[rows, columns]`, in f32 or packed E8M0.
 #[derive(Clone, Copy, Debug)]
-struct Arrange(Order);
+struct ArrangeOp(ScaleOrder);
 
-impl Kernel for Arrange {
+impl DeviceOp for ArrangeOp {
     fn name(&self) -> &'static str {
         "library_scales"
     }

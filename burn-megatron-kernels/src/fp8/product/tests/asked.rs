@@ -1,9 +1,9 @@
-//! What cuBLASLt is asked, without one.
+//! Requests to cuBLASLt, checked without the library.
 
 use super::*;
-use crate::fp8::product::problem::{Factor, Problem, describe};
+use crate::fp8::product::problem::{Fp8Factor, Fp8Problem, describe};
 use crate::gemm::request::{Chip, Element, ScaleMode, Scaled};
-use crate::gemm::{Added, Operand};
+use crate::gemm::{Epilogue, Operand};
 
 const fn chip(capability: (i32, i32), version: usize) -> Chip {
     Chip {
@@ -15,21 +15,21 @@ const fn chip(capability: (i32, i32), version: usize) -> Chip {
 const HOPPER: Chip = chip((9, 0), 120_901);
 const BLACKWELL: Chip = chip((10, 0), 130_000);
 
-fn problem(a: ScaleMode, b: ScaleMode) -> Problem {
-    Problem {
+fn problem(a: ScaleMode, b: ScaleMode) -> Fp8Problem {
+    Fp8Problem {
         rows: 32,
         columns: 48,
         depth: 64,
-        a: Factor {
+        a: Fp8Factor {
             format: Format::E5M2,
             scales: a,
         },
-        b: Factor {
+        b: Fp8Factor {
             format: Format::E4M3,
             scales: b,
         },
         result: DType::BF16,
-        added: Added::Nothing,
+        epilogue: Epilogue::Nothing,
         accumulation: Accumulation::Exact,
     }
 }
@@ -58,28 +58,28 @@ fn factors_are_k_major_and_change_places() {
     let formats = [Format::E4M3, Format::E5M2].map(Element::Fp8);
     assert_eq!(request.factors, formats);
     assert_eq!(
-        (request.result, request.added),
-        (DType::BF16, Added::Nothing)
+        (request.result, request.epilogue),
+        (DType::BF16, Epilogue::Nothing)
     );
 }
 
 #[test]
-fn matrices_are_told_by_their_scales_and_rows_end_in_zeros() {
+fn matrices_have_their_kind_of_scales_and_rows_padded_with_zeros() {
     let device = Device::flex();
     let modes = [ONE, ScaleMode::Rows, ScaleMode::Squares, ScaleMode::Mx];
-    for (kind, mode) in Kind::ALL.into_iter().zip(modes) {
-        let draw = Draw {
+    for (kind, mode) in ScalesKind::ALL.into_iter().zip(modes) {
+        let draw = TestValues {
             format: Format::E5M2,
             kind,
             exact: true,
             seed: 1,
         };
         let matrix = draw.matrix(16, 130, &device).matrix;
-        let problem = Problem::new(
+        let problem = Fp8Problem::new(
             &matrix,
             &draw.matrix(32, 130, &device).matrix,
             DType::F32,
-            Added::Flat { add: true },
+            Epilogue::Flat { add: true },
             Accumulation::Fast,
         );
         assert_eq!(problem.a.scales, mode);
@@ -88,7 +88,7 @@ fn matrices_are_told_by_their_scales_and_rows_end_in_zeros() {
             [problem.rows, problem.columns, problem.depth],
             [16, 32, 144]
         );
-        assert_eq!(problem.added, Added::Flat { add: true });
+        assert_eq!(problem.epilogue, Epilogue::Flat { add: true });
     }
 }
 
@@ -96,7 +96,7 @@ fn matrices_are_told_by_their_scales_and_rows_end_in_zeros() {
 fn sums_are_fast_where_asked_and_with_one_scale_alone() {
     for (accumulation, fast) in [(Accumulation::Exact, false), (Accumulation::Fast, true)] {
         let scaled = |a, b| {
-            let problem = Problem {
+            let problem = Fp8Problem {
                 accumulation,
                 ..problem(a, b)
             };
@@ -105,7 +105,7 @@ fn sums_are_fast_where_asked_and_with_one_scale_alone() {
         let modes = |modes, fast| Some(Scaled { modes, fast });
         assert_eq!(scaled(ONE, ONE), modes([ONE; 2], fast));
         let (rows, squares, mx) = (ScaleMode::Rows, ScaleMode::Squares, ScaleMode::Mx);
-        // Those of b come first, as b does.
+        // The scales of b come first, as b does.
         assert_eq!(scaled(rows, squares), modes([squares, rows], false));
         assert_eq!(scaled(rows, rows), modes([rows, rows], false));
         assert_eq!(scaled(mx, mx), modes([mx, mx], false));
@@ -120,7 +120,7 @@ fn scale_modes_have_the_numbers_of_the_library() {
 }
 
 #[test]
-fn chips_and_libraries_have_what_their_documentation_says() {
+fn gpus_and_libraries_support_what_their_documentation_lists() {
     use ScaleMode::{Mx, Rows, Squares};
     let reason = |a, b, chip| problem(a, b).accept(chip).err().unwrap_or_default();
     for (a, b) in [(ONE, ONE), (Rows, Rows), (Rows, Squares), (Squares, Rows)] {
@@ -153,7 +153,7 @@ fn chips_and_libraries_have_what_their_documentation_says() {
     );
     assert_eq!(
         reason(Squares, Squares, HOPPER),
-        "both factors have scales of 128 x 128, and 1 x 128 of one fits"
+        "both factors have scales of 128 x 128: expected 1 x 128 for one of them"
     );
     assert_eq!(
         reason(ONE, Rows, HOPPER),
@@ -163,27 +163,27 @@ fn chips_and_libraries_have_what_their_documentation_says() {
 
 #[test]
 fn sizes_and_formats_that_the_library_lacks() {
-    let reason = |problem: Problem| problem.accept(HOPPER).err().unwrap_or_default();
+    let reason = |problem: Fp8Problem| problem.accept(HOPPER).err().unwrap_or_default();
     let good = problem(ONE, ONE);
     assert_eq!(
-        reason(Problem { rows: 40, ..good }),
-        "the factors have 40 and 48 rows, and multiples of 16 fit"
+        reason(Fp8Problem { rows: 40, ..good }),
+        "the factors have 40 and 48 rows: expected multiples of 16"
     );
     assert_eq!(
-        reason(Problem { columns: 8, ..good }),
-        "the factors have 32 and 8 rows, and multiples of 16 fit"
+        reason(Fp8Problem { columns: 8, ..good }),
+        "the factors have 32 and 8 rows: expected multiples of 16"
     );
     for empty in [
-        Problem { rows: 0, ..good },
-        Problem { columns: 0, ..good },
-        Problem { depth: 0, ..good },
+        Fp8Problem { rows: 0, ..good },
+        Fp8Problem { columns: 0, ..good },
+        Fp8Problem { depth: 0, ..good },
     ] {
         assert_eq!(reason(empty), "nothing is multiplied");
     }
     let factor = good.a;
     assert_eq!(
-        reason(Problem { b: factor, ..good }),
-        "both factors are E5M2, and one in E4M3 fits"
+        reason(Fp8Problem { b: factor, ..good }),
+        "both factors are E5M2: expected at least one in E4M3"
     );
 }
 

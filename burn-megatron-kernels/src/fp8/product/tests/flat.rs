@@ -14,9 +14,9 @@ const BEHIND: usize = 5;
 #[test]
 fn products_go_to_any_offset_and_leave_the_rest() {
     for (device, has) in devices() {
-        for kind in Kind::ALL {
+        for kind in ScalesKind::ALL {
             for [m, n, depth] in SIZES {
-                let draw = |seed| Draw {
+                let draw = |seed| TestValues {
                     format: Format::E4M3,
                     kind,
                     exact: true,
@@ -62,9 +62,9 @@ fn a_product_over_nothing_is_zero() {
                 ([2, 0, 3], true, [7.0; 6]),
             ] {
                 let [m, n, depth] = sizes;
-                let draw = Draw {
+                let draw = TestValues {
                     format: Format::E4M3,
-                    kind: Kind::Mx,
+                    kind: ScalesKind::Mx,
                     exact: true,
                     seed: 1,
                 };
@@ -81,11 +81,11 @@ fn a_product_over_nothing_is_zero() {
 }
 
 #[test]
-fn a_buffer_that_somebody_holds_stays() {
+fn a_shared_buffer_is_not_modified() {
     for (device, _) in devices() {
-        let draw = Draw {
+        let draw = TestValues {
             format: Format::E4M3,
-            kind: Kind::Tensor,
+            kind: ScalesKind::Tensor,
             exact: true,
             seed: 1,
         };

@@ -13,14 +13,14 @@ mod refused;
 
 /// Kinds of scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum ScalesKind {
     Tensor,
     Rows,
     Squares,
     Mx,
 }
 
-impl Kind {
+impl ScalesKind {
     const ALL: [Self; 4] = [Self::Tensor, Self::Rows, Self::Squares, Self::Mx];
 }
 
@@ -30,11 +30,11 @@ struct Case {
     values: Vec<f64>,
 }
 
-/// What codes and scales are drawn from.
+/// The distribution of codes and scales.
 #[derive(Clone, Copy, Debug)]
-struct Draw {
+struct TestValues {
     format: Format,
-    kind: Kind,
+    kind: ScalesKind,
     /// Whether values are few whole numbers times powers of two, so that sums are exact in f32.
     exact: bool,
     seed: u32,
@@ -51,22 +51,24 @@ fn noise(seed: u32) -> impl FnMut() -> u32 {
     }
 }
 
-impl Draw {
+impl TestValues {
     fn code(&self, random: u32) -> u8 {
         if self.exact {
             return self.format.encode((random % 9) as f32 - 4.0);
         }
         let code = random as u8;
-        match self.format.decode(code).is_finite() {
-            true => code,
-            false => 0,
+        if self.format.decode(code).is_finite() {
+            code
+        } else {
+            0
         }
     }
 
     fn scale(&self, random: u32) -> f32 {
-        match self.exact {
-            true => [0.5, 1.0, 2.0][random as usize % 3],
-            false => 0.01 + random as f32 / u32::MAX as f32,
+        if self.exact {
+            [0.5, 1.0, 2.0][random as usize % 3]
+        } else {
+            0.01 + random as f32 / u32::MAX as f32
         }
     }
 
@@ -74,18 +76,18 @@ impl Draw {
         let mut next = noise(self.seed);
         let codes: Vec<u8> = (0..rows * depth).map(|_| self.code(next())).collect();
         let (height, width) = match self.kind {
-            Kind::Tensor => (rows.max(1), depth.max(1)),
-            Kind::Rows => (1, BLOCK),
-            Kind::Squares => (BLOCK, BLOCK),
-            Kind::Mx => (1, MX_BLOCK),
+            ScalesKind::Tensor => (rows.max(1), depth.max(1)),
+            ScalesKind::Rows => (1, BLOCK),
+            ScalesKind::Squares => (BLOCK, BLOCK),
+            ScalesKind::Mx => (1, MX_BLOCK),
         };
         let sizes = match self.kind {
-            Kind::Tensor => [1, 1],
+            ScalesKind::Tensor => [1, 1],
             _ => [rows.div_ceil(height), depth.div_ceil(width)],
         };
         let scales: Vec<f32> = (0..sizes[0] * sizes[1])
             .map(|_| match self.kind {
-                Kind::Mx => e8m0::decode(126 + (next() % 3) as u8),
+                ScalesKind::Mx => e8m0::decode(126 + (next() % 3) as u8),
                 _ => self.scale(next()),
             })
             .collect();
@@ -95,12 +97,14 @@ impl Draw {
             f64::from(self.format.decode(codes[at])) * f64::from(scale)
         });
         let scales_of = |scales: Vec<f32>| match self.kind {
-            Kind::Tensor => Scales::Tensor(Tensor::from_data(TensorData::new(scales, [1]), device)),
-            Kind::Rows | Kind::Squares => Scales::Blocks {
+            ScalesKind::Tensor => {
+                Scales::Tensor(Tensor::from_data(TensorData::new(scales, [1]), device))
+            }
+            ScalesKind::Rows | ScalesKind::Squares => Scales::Blocks {
                 scales: Tensor::from_data(TensorData::new(scales, sizes), device),
                 height,
             },
-            Kind::Mx => {
+            ScalesKind::Mx => {
                 let bytes: Vec<u8> = scales.iter().map(|s| (s.to_bits() >> 23) as u8).collect();
                 Scales::Mx(packed(&bytes, sizes, mx_words(depth), device))
             }

@@ -1,4 +1,4 @@
-//! What products are.
+//! Numerical results of products.
 
 use super::*;
 use crate::fp8::dequantize;
@@ -18,8 +18,8 @@ fn rounded(values: Vec<f64>, dtype: FloatDType) -> Vec<f64> {
     data.convert_dtype(DType::F64).try_into_vec().unwrap()
 }
 
-fn draws(a: Kind, b: Kind, formats: [Format; 2], exact: bool) -> [Draw; 2] {
-    let draw = |kind, format, seed| Draw {
+fn draws(a: ScalesKind, b: ScalesKind, formats: [Format; 2], exact: bool) -> [TestValues; 2] {
+    let draw = |kind, format, seed| TestValues {
         format,
         kind,
         exact,
@@ -31,7 +31,10 @@ fn draws(a: Kind, b: Kind, formats: [Format; 2], exact: bool) -> [Draw; 2] {
 #[test]
 fn sums_that_f32_holds_are_exact_and_rounded_once() {
     for (device, has) in devices() {
-        for [a, b] in Kind::ALL.map(|a| Kind::ALL.map(|b| [a, b])).concat() {
+        for [a, b] in ScalesKind::ALL
+            .map(|a| ScalesKind::ALL.map(|b| [a, b]))
+            .concat()
+        {
             for [m, n, depth] in SIZES {
                 let [of_a, of_b] = draws(a, b, [E4M3, E5M2], true);
                 let (a, b) = (
@@ -50,8 +53,8 @@ fn sums_that_f32_holds_are_exact_and_rounded_once() {
                     assert_eq!(doubles(y), rounded(sums.clone(), dtype), "{what}");
                     // Halves of units that 16 bits do not hold beside the sums.
                     let bias: Vec<f32> = (0..n).map(|i| 513.0 + i as f32 / 2.0).collect();
-                    let added = |at: usize| sums[at] + f64::from(bias[at % n]);
-                    let expected: Vec<f64> = (0..m * n).map(added).collect();
+                    let epilogue = |at: usize| sums[at] + f64::from(bias[at % n]);
+                    let expected: Vec<f64> = (0..m * n).map(epilogue).collect();
                     let bias = TensorData::new(bias.clone(), [n]);
                     let y = exact(Some(Tensor::from_data(bias, (&device, DType::F32))));
                     assert_eq!(doubles(y), rounded(expected, dtype), "{what}, bias");
@@ -64,7 +67,10 @@ fn sums_that_f32_holds_are_exact_and_rounded_once() {
 #[test]
 fn every_kind_and_format_is_near_to_f64() {
     for (device, _) in devices() {
-        for [a, b] in Kind::ALL.map(|a| Kind::ALL.map(|b| [a, b])).concat() {
+        for [a, b] in ScalesKind::ALL
+            .map(|a| ScalesKind::ALL.map(|b| [a, b]))
+            .concat()
+        {
             for formats in [[E4M3; 2], [E4M3, E5M2], [E5M2, E4M3], [E5M2; 2]] {
                 for [m, n, depth] in [[33, 17, 130], [48, 32, 320]] {
                     let [of_a, of_b] = draws(a, b, formats, false);
@@ -76,7 +82,7 @@ fn every_kind_and_format_is_near_to_f64() {
                     let library = engine_of_fp8(&device).starts_with("cuBLASLt");
                     for accumulation in [Accumulation::Exact, Accumulation::Fast] {
                         let unit = match (accumulation, library) {
-                            // What is left of sums in the registers of Hopper's tensor cores.
+                            // The precision of sums in the accumulators of Hopper's tensor cores.
                             (Accumulation::Fast, true) => 2f64.powi(-14),
                             _ => f64::from(f32::EPSILON) / 2.0,
                         };
@@ -104,7 +110,10 @@ fn every_kind_and_format_is_near_to_f64() {
 #[test]
 fn a_result_in_f64_is_summed_in_f64() {
     let device = Device::flex();
-    for [a, b] in Kind::ALL.map(|a| Kind::ALL.map(|b| [a, b])).concat() {
+    for [a, b] in ScalesKind::ALL
+        .map(|a| ScalesKind::ALL.map(|b| [a, b]))
+        .concat()
+    {
         let [of_a, of_b] = draws(a, b, [E4M3, E5M2], false);
         let [m, n, depth] = [9, 7, 70];
         let (a, b) = (
@@ -116,12 +125,12 @@ fn a_result_in_f64_is_summed_in_f64() {
         let bias: Vec<f64> = (0..n).map(|i| 1.0 / (3.0 + i as f64)).collect();
         let flat = Tensor::<1>::zeros([m * n], (&device, DType::F64));
         let sums = doubles(accumulate_at(&a.matrix, &b.matrix, flat, 0, false));
-        let added = Tensor::from_data(TensorData::new(bias.clone(), [n]), (&device, DType::F64));
+        let epilogue = Tensor::from_data(TensorData::new(bias.clone(), [n]), (&device, DType::F64));
         let dtype = FloatDType::F64;
         let result = multiply(
             &a.matrix,
             &b.matrix,
-            Some(added),
+            Some(epilogue),
             dtype,
             Accumulation::Exact,
         );
@@ -142,7 +151,7 @@ fn a_result_in_f64_is_summed_in_f64() {
 #[test]
 fn any_size_may_be_zero() {
     for (device, _) in devices() {
-        for kind in Kind::ALL {
+        for kind in ScalesKind::ALL {
             for [m, n, depth] in [[0, 3, 5], [3, 0, 5], [2, 3, 0], [0, 0, 0]] {
                 let [of_a, of_b] = draws(kind, kind, [E4M3; 2], true);
                 let (a, b) = (

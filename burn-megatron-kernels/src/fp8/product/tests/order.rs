@@ -5,10 +5,10 @@ use super::*;
 const ROWS: [usize; 9] = [0, 1, 31, 32, 33, 127, 128, 129, 300];
 const DEPTHS: [usize; 9] = [0, 1, 32, 33, 128, 129, 512, 513, 1000];
 
-fn cases(kind: Kind, check: impl Fn(usize, usize, &Fp8Matrix)) {
+fn cases(kind: ScalesKind, check: impl Fn(usize, usize, &Fp8Matrix)) {
     for (device, _) in devices() {
         for [rows, depth] in ROWS.map(|rows| DEPTHS.map(|depth| [rows, depth])).concat() {
-            let draw = Draw {
+            let draw = TestValues {
                 format: Format::E4M3,
                 kind,
                 exact: false,
@@ -35,7 +35,7 @@ fn blocks(matrix: &Fp8Matrix) -> (Vec<f32>, usize) {
 
 #[test]
 fn one_scale_stays_as_it_is() {
-    cases(Kind::Tensor, |_, _, matrix| {
+    cases(ScalesKind::Tensor, |_, _, matrix| {
         let Scales::Tensor(scale) = &matrix.scales else {
             panic!("the matrix has one scale")
         };
@@ -45,8 +45,8 @@ fn one_scale_stays_as_it_is() {
 }
 
 #[test]
-fn scales_of_rows_lie_column_by_column() {
-    cases(Kind::Rows, |rows, depth, matrix| {
+fn scales_of_rows_are_ordered_column_by_column() {
+    cases(ScalesKind::Rows, |rows, depth, matrix| {
         let arranged = floats(matrix);
         let (scales, columns) = blocks(matrix);
         assert_eq!(arranged.len(), rows * depth.div_ceil(128));
@@ -61,8 +61,8 @@ fn scales_of_rows_lie_column_by_column() {
 }
 
 #[test]
-fn scales_of_squares_lie_in_columns_of_a_multiple_of_four() {
-    cases(Kind::Squares, |rows, depth, matrix| {
+fn scales_of_squares_are_padded_to_columns_of_a_multiple_of_four() {
+    cases(ScalesKind::Squares, |rows, depth, matrix| {
         let mut arranged = floats(matrix);
         let (scales, columns) = blocks(matrix);
         let (high, deep) = (rows.div_ceil(128), depth.div_ceil(128));
@@ -74,14 +74,14 @@ fn scales_of_squares_lie_in_columns_of_a_multiple_of_four() {
                 assert_eq!(given, scales[block * columns + at], "[{rows}, {depth}]");
             }
         }
-        // What is left belongs to no block.
+        // The rest belongs to no block.
         assert!(arranged.iter().all(|left| *left == 0.0));
     });
 }
 
 #[test]
-fn scales_of_mxfp8_lie_in_tiles() {
-    cases(Kind::Mx, |rows, depth, matrix| {
+fn scales_of_mxfp8_are_tiled() {
+    cases(ScalesKind::Mx, |rows, depth, matrix| {
         let Scales::Mx(scales) = &matrix.scales else {
             panic!("the matrix is MXFP8")
         };

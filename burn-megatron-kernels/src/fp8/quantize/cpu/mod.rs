@@ -1,35 +1,36 @@
-//! On Burn's CPU backend: bands of rows of a copy in parallel, each in small tiles with SIMD inside.
+//! The CPU implementation: blocks of rows of a copy in parallel, each in small tiles with SIMD
+//! inside.
 //!
-//! Bands have a fixed height, and what is taken from them are largest bits and counts, so results
+//! Blocks have a fixed height, and only maxima of bits and counts are reduced over them, so results
 //! never depend on the number of threads.
 
-mod band;
+mod copy;
 mod scale;
 mod values;
 
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use self::band::{Copy, Scaled, Seen, Source};
+use self::copy::{CopyTask, MatrixSource, QuantizedCopy, RangeStatistics};
 use super::super::matrix::{mx_words, transposed_codes, words};
-use super::launched::{Kind, Quantize, ScaleOf};
+use super::ops::{QuantizeOp, ScaleOp, ScalingKind};
 use crate::cpu::{Element, ROW_GRAIN, for_float, slice, tensor, vectorized};
 use crate::fp8::{BLOCK, Format};
 
 pub(super) use values::dequantize;
 
-/// See [`Quantize`].
-pub(super) fn quantize(kernel: &Quantize, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+/// See [`QuantizeOp`].
+pub(super) fn quantize(kernel: &QuantizeOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
     for_float!(inputs[0].dtype(), E => quantize_as::<E>(kernel, inputs))
 }
 
-fn quantize_as<E: Element>(kernel: &Quantize, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+fn quantize_as<E: Element>(kernel: &QuantizeOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
     let x = &inputs[0];
     let [rows, columns] = [x.layout().shape()[0], x.layout().shape()[1]];
     let given = inputs.get(1).map_or(1.0, |scale| slice::<f32>(scale)[0]);
     let copy = |transposed| {
-        let copy = Copy {
-            source: Source {
+        let copy = CopyTask {
+            source: MatrixSource {
                 values: slice::<E>(x),
                 sizes: [rows, columns],
                 transposed,
@@ -46,13 +47,13 @@ fn quantize_as<E: Element>(kernel: &Quantize, inputs: &[FlexTensor]) -> Vec<Flex
     let (ways, kind) = (kernel.ways, kernel.kind);
     let rowwise = ways.rowwise.then(|| copy(false));
     let columnwise = ways.columnwise.then(|| match &rowwise {
-        Some(rowwise) if kind.shares_codes() => turned(rowwise, [rows, columns]),
+        Some(rowwise) if kind.shares_codes() => transposed_copy(rowwise, [rows, columns]),
         _ => copy(true),
     });
     let first = rowwise.as_ref().or(columnwise.as_ref());
     let seen = match first {
         Some(copy) => copy.seen,
-        None => Seen::default().with_amax(largest::<E>(slice(x))),
+        None => RangeStatistics::default().with_amax(largest::<E>(slice(x))),
     };
     let pairs = [(rowwise, [rows, columns]), (columnwise, [columns, rows])];
     let mut all = vec![];
@@ -61,12 +62,12 @@ fn quantize_as<E: Element>(kernel: &Quantize, inputs: &[FlexTensor]) -> Vec<Flex
         all.push(tensor_of_words(copy.codes, [rows, words(depth)]));
         let bits = copy.scales.into_iter();
         all.push(match kind {
-            Kind::Tensor => tensor(vec![1.0 / given], [1]),
-            Kind::Blocks { .. } => {
+            ScalingKind::Tensor => tensor(vec![1.0 / given], [1]),
+            ScalingKind::Blocks { .. } => {
                 let shape = [rows.div_ceil(kind.height()), depth.div_ceil(BLOCK)];
                 tensor(bits.map(f32::from_bits).collect(), shape)
             }
-            Kind::Mx => tensor_of_words(bits.collect(), [rows, mx_words(depth)]),
+            ScalingKind::Mx => tensor_of_words(bits.collect(), [rows, mx_words(depth)]),
         });
     }
     let amax = f32::from_bits(seen.amax);
@@ -74,16 +75,17 @@ fn quantize_as<E: Element>(kernel: &Quantize, inputs: &[FlexTensor]) -> Vec<Flex
     all
 }
 
-/// The other copy, where both have the same codes.
-fn turned(copy: &Scaled, [rows, depth]: [usize; 2]) -> Scaled {
+/// The other copy, if both have the same codes.
+fn transposed_copy(copy: &QuantizedCopy, [rows, depth]: [usize; 2]) -> QuantizedCopy {
     let [high, wide] = [rows.div_ceil(BLOCK), depth.div_ceil(BLOCK)];
-    let scales = match copy.scales.is_empty() {
-        true => vec![],
-        false => (0..wide)
+    let scales = if copy.scales.is_empty() {
+        vec![]
+    } else {
+        (0..wide)
             .flat_map(|left| (0..high).map(move |top| copy.scales[top * wide + left]))
-            .collect(),
+            .collect()
     };
-    Scaled {
+    QuantizedCopy {
         codes: transposed_codes(&copy.codes, [rows, depth]),
         scales,
         seen: copy.seen,
@@ -104,17 +106,16 @@ fn largest<E: Element>(values: &[E]) -> u32 {
             || scale::largest(values.iter().map(|value| scale::single(*value))),
         )
     };
-    match values.len() <= ROW_GRAIN {
-        true => of(values),
-        false => {
-            let parts = values.par_chunks(ROW_GRAIN).map(of);
-            parts.max().unwrap_or(0)
-        }
+    if values.len() <= ROW_GRAIN {
+        of(values)
+    } else {
+        let parts = values.par_chunks(ROW_GRAIN).map(of);
+        parts.max().unwrap_or(0)
     }
 }
 
 /// See [`current_scale`](super::current_scale).
-pub(super) fn scale_of(kernel: &ScaleOf, amax: &FlexTensor) -> FlexTensor {
+pub(super) fn scale_of(kernel: &ScaleOp, amax: &FlexTensor) -> FlexTensor {
     let amax = slice::<f32>(amax)[0];
     tensor(
         vec![scale::current(amax, kernel.format, kernel.options)],

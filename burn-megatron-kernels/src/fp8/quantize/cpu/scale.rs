@@ -17,17 +17,19 @@ pub(super) fn largest(values: impl Iterator<Item = f32>) -> u32 {
 
 /// See [`current_scale`](crate::fp8::current_scale).
 pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
-    let amax = match amax < options.epsilon {
-        true => options.epsilon,
-        false => amax,
+    let amax = if amax < options.epsilon {
+        options.epsilon
+    } else {
+        amax
     };
     if amax == 0.0 || !amax.is_finite() {
         return 1.0;
     }
     let scale = (format.max() / amax).min(f32::MAX);
-    match options.power_of_two {
-        true => f32::from_bits(scale.to_bits() & 0x7f80_0000),
-        false => scale,
+    if options.power_of_two {
+        f32::from_bits(scale.to_bits() & 0x7f80_0000)
+    } else {
+        scale
     }
 }
 

@@ -4,20 +4,20 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::super::super::matrix::{mx_words, words, words_of};
-use super::super::launched::{Dequantize, Kind};
+use super::super::ops::{DequantizeOp, ScalingKind};
 use crate::cpu::{rows_per_task, slice, tensor, vectorized};
 use crate::fp8::{BLOCK, MX_BLOCK, e8m0};
 
-/// See [`Dequantize`].
-pub(in super::super) fn dequantize(kernel: &Dequantize, inputs: &[FlexTensor]) -> FlexTensor {
+/// See [`DequantizeOp`].
+pub(in super::super) fn dequantize(kernel: &DequantizeOp, inputs: &[FlexTensor]) -> FlexTensor {
     let (codes, depth) = (&inputs[0], kernel.depth);
     let rows = codes.layout().shape()[0];
     let codes = words_of(codes);
     let table: Vec<f32> = (0..=255).map(|code| kernel.format.decode(code)).collect();
     let width = match kernel.kind {
-        Kind::Tensor => depth,
-        Kind::Blocks { .. } => BLOCK,
-        Kind::Mx => MX_BLOCK,
+        ScalingKind::Tensor => depth,
+        ScalingKind::Blocks { .. } => BLOCK,
+        ScalingKind::Mx => MX_BLOCK,
     };
     let scale = scales(kernel, &inputs[1]);
     let mut values = vec![0f32; rows * depth];
@@ -32,42 +32,40 @@ pub(in super::super) fn dequantize(kernel: &Dequantize, inputs: &[FlexTensor]) -
             }
         }
     };
-    let band = rows_per_task(depth);
+    let row_block = rows_per_task(depth);
     let of_band = |(number, values): (usize, &mut [f32])| {
         let lines = values.chunks_mut(depth).enumerate();
-        let lines = lines.map(|(at, values)| (number * band + at, values));
+        let lines = lines.map(|(at, values)| (number * row_block + at, values));
         vectorized(
             #[inline(always)]
             || lines.for_each(row),
         );
     };
-    match rows <= band {
-        true if values.is_empty() => {}
-        true => of_band((0, &mut values)),
-        false => {
-            let bands = values.par_chunks_mut((band * depth).max(1));
-            bands.enumerate().for_each(of_band);
-        }
+    if rows > row_block {
+        let bands = values.par_chunks_mut((row_block * depth).max(1));
+        bands.enumerate().for_each(of_band);
+    } else if !values.is_empty() {
+        of_band((0, &mut values));
     }
     tensor(values, [rows, depth])
 }
 
 /// The scale of a row and a block of it.
 fn scales<'a>(
-    kernel: &Dequantize,
+    kernel: &DequantizeOp,
     scales: &'a FlexTensor,
 ) -> Box<dyn Fn(usize, usize) -> f32 + Sync + 'a> {
     let (kind, depth) = (kernel.kind, kernel.depth);
     match kind {
-        Kind::Tensor => {
+        ScalingKind::Tensor => {
             let scale = slice::<f32>(scales)[0];
             Box::new(move |_, _| scale)
         }
-        Kind::Blocks { .. } => {
+        ScalingKind::Blocks { .. } => {
             let scales = slice::<f32>(scales);
             Box::new(move |row, block| scales[row / kind.height() * depth.div_ceil(BLOCK) + block])
         }
-        Kind::Mx => {
+        ScalingKind::Mx => {
             let scales = words_of(scales);
             Box::new(move |row, block| {
                 let word = scales[row * mx_words(depth) + block / 4];

@@ -2,19 +2,19 @@
 
 use cubecl::prelude::*;
 
-use super::super::launched::Kind;
-use super::lines::{LINE_BLOCKS, column_maxima, row_maxima, settle, slot, value};
-use super::plan::Plan;
+use super::super::ops::ScalingKind;
+use super::lines::{LINE_BLOCKS, column_maxima, row_maxima, slot, store_scales, value};
+use super::plan::QuantizePlan;
 use super::reduce::cube_total;
 use super::scale::{block_scale, magnitude, reciprocal, times};
-use super::tile::{GROUPS, PATCH_ROWS, STAGED, place, turned, write_columns};
+use super::tile::{GROUPS, PATCH_ROWS, STAGED, staged_index, transposed_words, write_columns};
 use crate::fp8::BLOCK;
 use crate::fp8::kernel::{e8m0_factors, encode_word};
 
-/// A value times a scale as [`settle`] leaves it.
+/// A value times a scale in the form of [`store_scales`].
 #[cube]
-fn scaled(value: f32, scale: u32, #[comptime] plan: Plan) -> f32 {
-    if comptime!(plan.kind == Kind::Mx && plan.flushes) {
+fn scaled(value: f32, scale: u32, #[comptime] plan: QuantizePlan) -> f32 {
+    if comptime!(plan.kind == ScalingKind::Mx && plan.flushes) {
         let (first, second) = e8m0_factors(scale);
         times(times(value, first, plan.flushes), second, plan.flushes)
     } else {
@@ -22,9 +22,9 @@ fn scaled(value: f32, scale: u32, #[comptime] plan: Plan) -> f32 {
     }
 }
 
-/// 1 for what is beyond the largest value of the format, 0 for the others and for NaN.
+/// 1 for values beyond the largest value of the format, 0 for the others and for NaN.
 #[cube]
-fn beyond(value: f32, #[comptime] plan: Plan) -> u32 {
+fn exceeds_max(value: f32, #[comptime] plan: QuantizePlan) -> u32 {
     if comptime!(plan.flushes) {
         // A shading language may compare NaN as it likes. One comparison without a sign in place of
         // two: what is not above the largest wraps around.
@@ -36,11 +36,11 @@ fn beyond(value: f32, #[comptime] plan: Plan) -> u32 {
     }
 }
 
-/// The codes from `at` on of a line that ends at `end`: beyond it they are 0. So they are anyway, but
-/// for MX, where the scale may be NaN.
+/// The codes from `at` on of a line that ends at `end`, with zeros past it. They are 0 without
+/// this, except for MX, where the scale may be NaN.
 #[cube]
-fn inside(word: u32, at: usize, end: usize, #[comptime] plan: Plan) -> u32 {
-    if comptime!(plan.kind == Kind::Mx) {
+fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u32 {
+    if comptime!(plan.kind == ScalingKind::Mx) {
         let left = (max(at, end) - at) as u32;
         let mask = (1u32 << (8 * min(left, 3u32))) - 1;
         select(left > 3, word, word & mask)
@@ -49,9 +49,10 @@ fn inside(word: u32, at: usize, end: usize, #[comptime] plan: Plan) -> u32 {
     }
 }
 
-/// One tile of 128 x 128 for each cube. What [`Plan::ways`] does not ask for is not touched; a scale
-/// is `given` for [`Kind::Tensor`] alone. Scales are written as bits; `partials` `[cubes, 2]` get the
-/// bits of the largest magnitude of the tile, and how many of its values were beyond.
+/// One tile of 128 x 128 for each cube. What [`QuantizePlan::ways`] does not ask for is neither
+/// read nor written; a scale is `given` for [`ScalingKind::Tensor`] alone. Scales are written as
+/// bits; `partials` `[cubes, 2]` get the bits of the largest magnitude of the tile, and how many of
+/// its values were beyond.
 #[cube(launch_unchecked)]
 pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
     x: &[Vector<F, N>],
@@ -63,7 +64,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
     partials: &mut [u32],
     rows: u32,
     columns: u32,
-    #[comptime] plan: Plan,
+    #[comptime] plan: QuantizePlan,
     #[define(F)] _dtype: ElemType,
 ) {
     let (rows, columns) = (rows as usize, columns as usize);
@@ -107,7 +108,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
         let mut staged = Shared::<[u32]>::new_slice(STAGED);
         let mut slots = Shared::<[u32]>::new_slice(comptime!(2 * BLOCK * LINE_BLOCKS));
         let mut scale = 0u32;
-        if comptime!(plan.kind == Kind::Tensor) {
+        if comptime!(plan.kind == ScalingKind::Tensor) {
             scale = given[0];
         } else if comptime!(!plan.by_lines()) {
             scale = block_scale(amax, plan.format, comptime!(plan.power_of_two()));
@@ -132,7 +133,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             if UNIT_POS < comptime!(BLOCK as u32) {
                 if comptime!(plan.ways.rowwise) {
                     let at = (top + line) * wide + right;
-                    settle(
+                    store_scales(
                         &mut slots,
                         row_scales,
                         line,
@@ -145,7 +146,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             } else {
                 if comptime!(plan.ways.columnwise) {
                     let at = (left + line) * high + down;
-                    settle(
+                    store_scales(
                         &mut slots,
                         column_scales,
                         line,
@@ -182,7 +183,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
                             let line = patch * PATCH_ROWS + row;
                             let raw = value(&kept, line, comptime!(word * 4 + at), plan);
                             let result = scaled(raw, scale, plan);
-                            count += beyond(result, plan);
+                            count += exceeds_max(result, plan);
                             four.insert(at, result);
                         }
                         let packed = encode_word(four, 0usize, plan.format);
@@ -202,17 +203,17 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             if comptime!(plan.ways.columnwise && plan.kind.shares_codes()) {
                 #[unroll]
                 for word in 0..words {
-                    let turned = turned(
+                    let transposed_words = transposed_words(
                         codes[word],
                         codes[comptime!(words + word)],
                         codes[comptime!(2 * words + word)],
                         codes[comptime!(3 * words + word)],
                     );
                     let column = across * patch_width + comptime!(word * 4);
-                    staged[place(column, own)] = turned.0;
-                    staged[place(column + 1, own)] = turned.1;
-                    staged[place(column + 2, own)] = turned.2;
-                    staged[place(column + 3, own)] = turned.3;
+                    staged[staged_index(column, own)] = transposed_words.0;
+                    staged[staged_index(column + 1, own)] = transposed_words.1;
+                    staged[staged_index(column + 2, own)] = transposed_words.2;
+                    staged[staged_index(column + 3, own)] = transposed_words.3;
                 }
             } else if comptime!(plan.ways.columnwise) {
                 let block = own / comptime!(GROUPS / plan.blocks());
@@ -226,12 +227,13 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
                         let line = patch * PATCH_ROWS + row;
                         let result = scaled(value(&kept, line, lane, plan), scale, plan);
                         if comptime!(!plan.along_rows()) {
-                            count += beyond(result, plan);
+                            count += exceeds_max(result, plan);
                         }
                         four.insert(row, result);
                     }
                     let packed = encode_word(four, 0usize, plan.format);
-                    staged[place(column, own)] = inside(packed, top + own * PATCH_ROWS, rows, plan);
+                    staged[staged_index(column, own)] =
+                        inside(packed, top + own * PATCH_ROWS, rows, plan);
                 }
             }
         }
@@ -241,7 +243,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             partials[tile * 2 + 1] = count;
         }
         if comptime!(plan.ways.columnwise) {
-            // The units of the cube have met since the last column was staged.
+            // The units of the cube have synchronised since the last column was staged.
             write_columns(&staged, column_codes, top, left, rows, columns);
         }
     }

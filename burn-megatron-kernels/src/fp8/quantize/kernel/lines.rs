@@ -2,42 +2,42 @@
 
 use cubecl::prelude::*;
 
-use super::super::launched::Kind;
-use super::plan::Plan;
+use super::super::ops::ScalingKind;
+use super::plan::QuantizePlan;
 use super::scale::{block_scale, magnitude, reciprocal};
-use super::tile::{GROUPS, PATCH_ROWS, place};
+use super::tile::{GROUPS, PATCH_ROWS, staged_index};
 use crate::fp8::BLOCK;
 use crate::fp8::kernel::e8m0_of_amax;
 
 /// Blocks of a line, at most.
 pub(super) const LINE_BLOCKS: usize = 4;
 
-/// Where the scale of a block of a line stands in shared memory; the columns stand after the rows.
+/// The index of the scale of a block in shared memory; columns come after the rows.
 #[cube]
 pub(super) fn slot(line: usize, block: usize, #[comptime] columns: bool) -> usize {
     (line + comptime!(if columns { BLOCK } else { 0 })) * LINE_BLOCKS + block
 }
 
-/// A value that a unit keeps: its patches stand one above the other in `line`s.
+/// A value held by a unit: its patches are stacked in `line`s.
 #[cube]
 pub(super) fn value<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
     line: usize,
     #[comptime] lane: usize,
-    #[comptime] plan: Plan,
+    #[comptime] plan: QuantizePlan,
 ) -> f32 {
     let vector = kept[line * comptime!(plan.loads()) + comptime!(lane / plan.vector)];
     f32::cast_from(vector.extract(comptime!(lane % plan.vector)))
 }
 
-/// The largest bits of the blocks of each row, to their slots. All units must come here; the slots
-/// are there after a synchronisation.
+/// The largest bits of the blocks of each row, stored in their slots. Call on all units of the
+/// cube; the slots are readable after a synchronisation.
 #[cube]
 pub(super) fn row_maxima<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
     staged: &mut Shared<[u32]>,
     slots: &mut Shared<[u32]>,
-    #[comptime] plan: Plan,
+    #[comptime] plan: QuantizePlan,
 ) {
     let across = UNIT_POS as usize % comptime!(plan.across());
     let group = UNIT_POS as usize / comptime!(plan.across());
@@ -62,7 +62,7 @@ pub(super) fn row_maxima<F: Float, N: Size>(
                 slots[slot(row, across / lanes, false)] = most;
             }
         } else {
-            staged[place(row, across)] = most;
+            staged[staged_index(row, across)] = most;
         }
     }
     if comptime!(!plan.shuffles()) {
@@ -76,7 +76,7 @@ pub(super) fn column_maxima<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
     staged: &mut Shared<[u32]>,
     slots: &mut Shared<[u32]>,
-    #[comptime] plan: Plan,
+    #[comptime] plan: QuantizePlan,
 ) {
     let across = UNIT_POS as usize % comptime!(plan.across());
     let group = UNIT_POS as usize / comptime!(plan.across());
@@ -92,7 +92,7 @@ pub(super) fn column_maxima<F: Float, N: Size>(
                 most = max(most, magnitude(value(kept, line, lane, plan)));
             }
             let column = across * comptime!(plan.patch()) + lane;
-            staged[place(column, group + patch * comptime!(plan.groups()))] = most;
+            staged[staged_index(column, group + patch * comptime!(plan.groups()))] = most;
         }
     }
     gather(staged, slots, comptime!(GROUPS / plan.blocks()), true, plan);
@@ -105,7 +105,7 @@ fn gather(
     slots: &mut Shared<[u32]>,
     #[comptime] parts: usize,
     #[comptime] columns: bool,
-    #[comptime] plan: Plan,
+    #[comptime] plan: QuantizePlan,
 ) {
     sync_cube();
     let line = UNIT_POS as usize;
@@ -114,7 +114,10 @@ fn gather(
         for block in 0..comptime!(plan.blocks()) {
             let mut most = 0u32;
             for part in 0..parts {
-                most = max(most, staged[place(line, comptime!(block * parts) + part)]);
+                most = max(
+                    most,
+                    staged[staged_index(line, comptime!(block * parts) + part)],
+                );
             }
             slots[slot(line, block, columns)] = most;
         }
@@ -133,25 +136,25 @@ fn factor(code: u32) -> u32 {
     select(code == 255, 0x7fc0_0000u32, power)
 }
 
-/// Turns the maxima of a line into scales: for the product at `at` of `scales` where the line is
-/// `inside` the matrix; for the kernel in their slots, as bits of what values are multiplied with, or
-/// for MX, where that could be taken for 0, as codes of E8M0.
+/// Converts the maxima of a line to scales: stored to `scales` at `at` for the product if the line
+/// is `inside` the matrix, and to their slots for the kernel, as the bits of the factor of the
+/// values, or for MX, where that could be flushed to 0, as E8M0 codes.
 #[cube]
-pub(super) fn settle(
+pub(super) fn store_scales(
     slots: &mut Shared<[u32]>,
     scales: &mut [u32],
     line: usize,
     at: usize,
     inside: bool,
     #[comptime] columns: bool,
-    #[comptime] plan: Plan,
+    #[comptime] plan: QuantizePlan,
 ) {
     let mut word = 0u32;
     #[unroll]
     for block in 0..comptime!(plan.blocks()) {
         let own = slot(line, block, columns);
         let amax = slots[own];
-        if comptime!(plan.kind == Kind::Mx) {
+        if comptime!(plan.kind == ScalingKind::Mx) {
             let code = e8m0_of_amax(f32::reinterpret(amax));
             slots[own] = if comptime!(plan.flushes) {
                 code

@@ -1,8 +1,9 @@
-//! The CubeCL forms: how the kernels are launched.
+//! The CubeCL implementation: how the kernels are launched.
 //!
-//! A cube takes a tile of 128 x 128, keeps it in registers, finds the scales of its rows and columns
-//! through shared memory or by planes, and writes the codes of both copies. Largest magnitudes are
-//! compared as bits: that is exact, takes no order, and lets NaN through.
+//! A cube processes a tile of 128 x 128, keeps it in registers, finds the scales of its rows and
+//! columns through shared memory or by plane operations, and writes the codes of both copies.
+//! Largest magnitudes are compared as bits: that is exact, independent of the order, and propagates
+//! NaN.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -13,37 +14,40 @@ use cubecl::prelude::*;
 use self::copies::quantize_kernel;
 #[cfg(test)]
 pub(super) use self::plan::with_cuda_forms;
-use self::plan::{Plan, Row, is_cuda};
-use self::reduce::{Finish, UNITS, finish_kernel, scale_kernel};
-use self::values::{Reading, VECTORS, amax_kernel, dequantize_kernel};
+use self::plan::{QuantizePlan, RowLoads, is_cuda};
+use self::reduce::{FinishVariant, UNITS, finish_kernel, scale_kernel};
+use self::values::{DequantizeVariant, VECTORS, amax_kernel, dequantize_kernel};
 use super::super::matrix::{mx_words, words};
-use super::launched::{Dequantize, Kind, Quantize, ScaleOf};
+use super::ops::{DequantizeOp, QuantizeOp, ScaleOp, ScalingKind};
 use crate::cube::{empty, grid};
 use crate::fp8::BLOCK;
 
+mod aot_instances;
 mod copies;
 mod lines;
 mod plan;
 pub(crate) mod reduce;
 mod scale;
-mod specimens;
 pub(crate) mod tile;
 mod values;
 
-pub(crate) use specimens::specimens;
+pub(crate) use aot_instances::aot_instances;
 
-/// See [`Quantize`].
-pub(super) fn quantize(kernel: &Quantize, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+/// See [`QuantizeOp`].
+pub(super) fn quantize(kernel: &QuantizeOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let x = inputs[0].clone();
     let client = x.client.clone();
     let [rows, columns] = [x.shape()[0], x.shape()[1]];
-    let plan = Plan::new(kernel, &x, columns);
+    let plan = QuantizePlan::new(kernel, &x, columns);
     let cubes = rows.div_ceil(BLOCK) * columns.div_ceil(BLOCK);
-    // What is not made is an argument all the same: one vector that is not touched.
+    // Outputs that are not requested are one vector that is not accessed.
     let scrap = || empty(&x, [4], DType::U32);
-    let copy = |made: bool, sizes| match made {
-        true => outputs(&x, kernel.kind, sizes),
-        false => [scrap(), scrap()],
+    let copy = |made: bool, sizes| {
+        if made {
+            outputs(&x, kernel.kind, sizes)
+        } else {
+            [scrap(), scrap()]
+        }
     };
     let rowwise = copy(kernel.ways.rowwise, [rows, columns]);
     let columnwise = copy(kernel.ways.columnwise, [columns, rows]);
@@ -77,13 +81,13 @@ pub(super) fn quantize(kernel: &Quantize, inputs: Vec<CubeTensor>) -> Vec<CubeTe
     }
     let seen = empty(&x, [2], DType::F32);
     let descale = match (kernel.kind, kernel.ways.rowwise) {
-        (Kind::Tensor, true) => rowwise[1].clone(),
-        (Kind::Tensor, false) => columnwise[1].clone(),
+        (ScalingKind::Tensor, true) => rowwise[1].clone(),
+        (ScalingKind::Tensor, false) => columnwise[1].clone(),
         _ => scrap(),
     };
-    let finish = Finish {
+    let finish = FinishVariant {
         counts: true,
-        descale: kernel.kind == Kind::Tensor,
+        descale: kernel.kind == ScalingKind::Tensor,
         planes: plan.planes,
     };
     self::finish(finish, partials, given, [&seen, &descale], cubes);
@@ -93,7 +97,7 @@ pub(super) fn quantize(kernel: &Quantize, inputs: Vec<CubeTensor>) -> Vec<CubeTe
         (kernel.ways.columnwise, columnwise),
     ] {
         if made {
-            let one = kernel.kind == Kind::Tensor;
+            let one = kernel.kind == ScalingKind::Tensor;
             all.extend([codes, if one { descale.clone() } else { scales }]);
         }
     }
@@ -102,18 +106,18 @@ pub(super) fn quantize(kernel: &Quantize, inputs: Vec<CubeTensor>) -> Vec<CubeTe
 }
 
 /// Codes and scales of a copy.
-fn outputs(like: &CubeTensor, kind: Kind, [rows, depth]: [usize; 2]) -> [CubeTensor; 2] {
+fn outputs(like: &CubeTensor, kind: ScalingKind, [rows, depth]: [usize; 2]) -> [CubeTensor; 2] {
     let wide = depth.div_ceil(BLOCK);
     let scales = match kind {
-        Kind::Tensor => empty(like, [1], DType::F32),
-        Kind::Blocks { .. } => empty(like, [kind.scale_rows(rows), wide], DType::F32),
-        Kind::Mx => empty(like, [rows, mx_words(depth)], DType::U32),
+        ScalingKind::Tensor => empty(like, [1], DType::F32),
+        ScalingKind::Blocks { .. } => empty(like, [kind.scale_rows(rows), wide], DType::F32),
+        ScalingKind::Mx => empty(like, [rows, mx_words(depth)], DType::U32),
     };
     [empty(like, [rows, words(depth)], DType::U32), scales]
 }
 
 fn finish(
-    finish: Finish,
+    finish: FinishVariant,
     partials: CubeTensor,
     given: CubeTensor,
     [seen, descale]: [&CubeTensor; 2],
@@ -140,14 +144,14 @@ fn finish(
 pub(super) fn amax(x: CubeTensor) -> CubeTensor {
     let client = x.client.clone();
     let count = x.shape().num_elements();
-    let Row { vector, planes } = Row::new(&x, x.dtype, count);
+    let RowLoads { vector, planes } = RowLoads::new(&x, x.dtype, count);
     let vectors = count / vector;
     let cubes = vectors.div_ceil((UNITS * VECTORS) as usize);
     let partials = empty(&x, [cubes.max(1)], DType::U32);
     let [seen, scrap] = [DType::F32, DType::U32].map(|dtype| empty(&x, [1], dtype));
     if cubes > 0 {
         let dtype = dtype_to_storage_type(x.dtype);
-        // SAFETY: units past the end touch nothing.
+        // SAFETY: units past the end access no memory.
         unsafe {
             amax_kernel::launch_unchecked(
                 &client,
@@ -162,7 +166,7 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
             );
         }
     }
-    let form = Finish {
+    let form = FinishVariant {
         counts: false,
         descale: false,
         planes,
@@ -178,7 +182,7 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
 }
 
 /// See [`current_scale`](super::current_scale).
-pub(super) fn scale_of(kernel: &ScaleOf, amax: CubeTensor) -> CubeTensor {
+pub(super) fn scale_of(kernel: &ScaleOp, amax: CubeTensor) -> CubeTensor {
     let client = amax.client.clone();
     let scale = empty(&amax, [1], DType::F32);
     // A 0 with a sign would be the largest of all as bits.
@@ -199,8 +203,8 @@ pub(super) fn scale_of(kernel: &ScaleOf, amax: CubeTensor) -> CubeTensor {
     scale
 }
 
-/// See [`Dequantize`].
-pub(super) fn dequantize(kernel: &Dequantize, inputs: Vec<CubeTensor>) -> CubeTensor {
+/// See [`DequantizeOp`].
+pub(super) fn dequantize(kernel: &DequantizeOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let [codes, scales] = [inputs[0].clone(), inputs[1].clone()];
     let client = codes.client.clone();
     let (rows, depth) = (codes.shape()[0], kernel.depth);
@@ -208,12 +212,12 @@ pub(super) fn dequantize(kernel: &Dequantize, inputs: Vec<CubeTensor>) -> CubeTe
     let units = rows * depth.div_ceil(4);
     if units > 0 {
         let vector = if depth.is_multiple_of(4) { 4 } else { 1 };
-        let reading = Reading {
+        let reading = DequantizeVariant {
             kind: kernel.kind,
             format: kernel.format,
             flushes: !is_cuda(&codes),
         };
-        // SAFETY: units past the rows touch nothing, and codes and scales were checked.
+        // SAFETY: units past the rows access no memory, and codes and scales were checked.
         unsafe {
             dequantize_kernel::launch_unchecked(
                 &client,

@@ -1,39 +1,39 @@
-//! How a quantiser is laid out.
+//! The launch layout of a quantiser.
 
 use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::super::Ways;
-use super::super::launched::{Kind, Quantize};
+use super::super::ops::{QuantizeOp, ScalingKind};
 use super::reduce::UNITS;
 use super::tile::{GROUPS, PATCH_ROWS};
 use crate::cube::{Reduction, RowPlan};
 use crate::fp8::{BLOCK, Format, MX_BLOCK};
 
-/// What the kernel is compiled for.
+/// The compile-time parameters of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Plan {
-    pub kind: Kind,
+pub(super) struct QuantizePlan {
+    pub kind: ScalingKind,
     pub format: Format,
     pub ways: Ways,
     /// Elements of a load.
     pub vector: usize,
     /// Whether totals over a cube use planes.
     pub planes: bool,
-    /// Units that are surely in one plane; 1 where planes are not used.
+    /// The smallest plane size of the device; 1 if planes are not used.
     pub plane: usize,
-    /// Whether the device may take subnormal floats for 0.
+    /// Whether the device may flush subnormal floats to 0.
     pub flushes: bool,
-    /// Whether loops over what a unit keeps are unrolled here, which CUDA needs to have it in
-    /// registers; elsewhere it takes the compilers seconds, and is left to the driver.
+    /// Whether loops over the values of a unit are unrolled here, which CUDA needs to keep them in
+    /// registers; elsewhere that costs seconds of compilation, and is left to the driver.
     pub unrolled: bool,
 }
 
-impl Plan {
+impl QuantizePlan {
     /// For a matrix of `columns` columns.
-    pub(super) fn new(kernel: &Quantize, x: &CubeTensor, columns: usize) -> Self {
-        let Row { vector, planes } = Row::new(x, x.dtype, columns);
+    pub(super) fn new(kernel: &QuantizeOp, x: &CubeTensor, columns: usize) -> Self {
+        let RowLoads { vector, planes } = RowLoads::new(x, x.dtype, columns);
         let plane = x.client.properties().hardware.plane_size_min as usize;
         let cuda = is_cuda(x);
         Self {
@@ -63,7 +63,7 @@ impl Plan {
         BLOCK / self.patch()
     }
 
-    /// Groups of 4 rows that the units take at a time.
+    /// Sets of 4 rows that the units take at a time.
     pub(super) fn groups(&self) -> usize {
         UNITS as usize / self.across()
     }
@@ -81,7 +81,7 @@ impl Plan {
     /// Elements of a line that share a scale.
     pub(super) fn width(&self) -> usize {
         match self.kind {
-            Kind::Mx => MX_BLOCK,
+            ScalingKind::Mx => MX_BLOCK,
             _ => BLOCK,
         }
     }
@@ -109,12 +109,12 @@ impl Plan {
     /// Whether the scales of lines are powers of two, as E8M0 are.
     pub(super) fn power_of_two(&self) -> bool {
         match self.kind {
-            Kind::Blocks { power_of_two, .. } => power_of_two,
+            ScalingKind::Blocks { power_of_two, .. } => power_of_two,
             _ => false,
         }
     }
 
-    /// Whether codes are made along the rows.
+    /// Whether codes are computed along the rows.
     pub(super) fn along_rows(&self) -> bool {
         self.ways.rowwise || self.kind.shares_codes()
     }
@@ -122,12 +122,12 @@ impl Plan {
 
 /// How wide loads are, and whether planes are used.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct RowLoads {
     pub vector: usize,
     pub planes: bool,
 }
 
-impl Row {
+impl RowLoads {
     /// For rows of `width` elements of `dtype` on the device of `like`.
     pub(super) fn new(like: &CubeTensor, dtype: DType, width: usize) -> Self {
         let plan = RowPlan::new(&like.client, dtype, width);
@@ -138,8 +138,8 @@ impl Row {
     }
 }
 
-/// Whether this is CUDA, whose compilers keep subnormal floats, as they are called here; shading
-/// languages may take them for 0.
+/// Whether this is CUDA, whose compilers, as they are called here, keep subnormal floats; shading
+/// languages may flush them to 0.
 pub(super) fn is_cuda(like: &CubeTensor) -> bool {
     #[cfg(test)]
     if FORCED.get() {
@@ -153,7 +153,7 @@ thread_local! {
     static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Runs `work` with the forms that CUDA gets on every device; they need not keep subnormal floats.
+/// Runs `work` with the CUDA variants on every device; they need not keep subnormal floats.
 #[cfg(test)]
 pub(in super::super) fn with_cuda_forms(work: impl FnOnce()) {
     FORCED.set(true);

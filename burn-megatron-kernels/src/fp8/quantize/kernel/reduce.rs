@@ -8,8 +8,8 @@ use crate::fp8::Format;
 /// Units of every cube here.
 pub(crate) const UNITS: u32 = 256;
 
-/// The largest of `value` over the units of a cube, or with `add` their sum; every unit gets it. All
-/// units of the cube must come here.
+/// The largest of `value` over the units of a cube, or with `add` their sum; every unit gets it.
+/// Call on all units of the cube.
 #[cube]
 pub(super) fn cube_total(value: u32, #[comptime] add: bool, #[comptime] planes: bool) -> u32 {
     let mut shared = Shared::<[u32]>::new_slice(UNITS as usize);
@@ -55,10 +55,10 @@ fn both(one: u32, other: u32, #[comptime] add: bool) -> u32 {
     }
 }
 
-/// What [`finish_kernel`] makes of the partial results.
+/// The compile-time variant of [`finish_kernel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Finish {
-    /// Whether counts stand between the maxima, and are added up.
+pub(super) struct FinishVariant {
+    /// Whether counts are interleaved with the maxima, and summed.
     pub counts: bool,
     /// Whether one over the given scale is written.
     pub descale: bool,
@@ -74,7 +74,7 @@ pub(super) fn finish_kernel(
     seen: &mut [u32],
     descale: &mut [u32],
     parts: u32,
-    #[comptime] finish: Finish,
+    #[comptime] finish: FinishVariant,
 ) {
     let stride = comptime!(1 + u32::from(finish.counts));
     let mut most = 0u32;

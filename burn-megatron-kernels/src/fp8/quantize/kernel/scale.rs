@@ -1,7 +1,7 @@
 //! Scales, and products with them, on the device.
 //!
-//! Shading languages may take subnormal floats for 0, as operands and as results. What can be
-//! subnormal here is handled by its bits, so that scales and codes are the CPU's all the same.
+//! Shading languages may flush subnormal floats to 0, as operands and as results. Values that can
+//! be subnormal are handled by their bits here, so that scales and codes equal those of the CPU.
 
 use cubecl::prelude::*;
 

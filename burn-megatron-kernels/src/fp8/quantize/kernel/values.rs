@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::super::launched::Kind;
+use super::super::ops::ScalingKind;
 use super::reduce::{UNITS, cube_total};
 use super::scale::{magnitude, times};
 use crate::fp8::kernel::{decode, e8m0_decode};
@@ -41,10 +41,10 @@ pub(super) fn amax_kernel<F: Float, N: Size>(
     }
 }
 
-/// How codes are read.
+/// The compile-time variant of dequantisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Reading {
-    pub kind: Kind,
+pub(super) struct DequantizeVariant {
+    pub kind: ScalingKind,
     pub format: Format,
     /// Whether the device may take subnormal floats for 0.
     pub flushes: bool,
@@ -59,7 +59,7 @@ pub(super) fn dequantize_kernel<N: Size>(
     values: &mut [Vector<f32, N>],
     rows: u32,
     depth: u32,
-    #[comptime] reading: Reading,
+    #[comptime] reading: DequantizeVariant,
     #[comptime] vector: usize,
 ) {
     let depth = depth as usize;
@@ -68,9 +68,9 @@ pub(super) fn dequantize_kernel<N: Size>(
     let (row, word) = (unit / used, unit % used);
     if row < rows as usize {
         let wide = depth.div_ceil(BLOCK);
-        let scale = if comptime!(reading.kind == Kind::Tensor) {
+        let scale = if comptime!(reading.kind == ScalingKind::Tensor) {
             f32::reinterpret(scales[0])
-        } else if comptime!(reading.kind == Kind::Mx) {
+        } else if comptime!(reading.kind == ScalingKind::Mx) {
             let block = word / comptime!(MX_BLOCK / 4);
             let four = scales[row * wide + block / 4];
             e8m0_decode(four >> (8 * (block % 4) as u32))

@@ -15,17 +15,17 @@ pub(crate) use refusals::message;
 use transcription::Copy;
 
 /// Every way of scaling; the first with the scale that is given beside it.
-const KINDS: [Kind; 6] = [
-    Kind::Tensor,
-    Kind::Mx,
+const KINDS: [ScalingKind; 6] = [
+    ScalingKind::Tensor,
+    ScalingKind::Mx,
     blocks(false, true),
     blocks(false, false),
     blocks(true, true),
     blocks(true, false),
 ];
 
-const fn blocks(square: bool, power_of_two: bool) -> Kind {
-    Kind::Blocks {
+const fn blocks(square: bool, power_of_two: bool) -> ScalingKind {
+    ScalingKind::Blocks {
         square,
         power_of_two,
     }
@@ -101,7 +101,7 @@ impl Case {
         Tensor::from_data(data.convert_dtype(self.dtype), (device, self.dtype))
     }
 
-    fn expected(&self, format: Format, kind: Kind, given: f32, ways: Ways) -> Expected {
+    fn expected(&self, format: Format, kind: ScalingKind, given: f32, ways: Ways) -> Expected {
         let [rows, columns] = self.sizes;
         let row = |row: usize, at: usize| self.values[row * columns + at];
         let column = |row: usize, at: usize| self.values[at * columns + row];
@@ -140,9 +140,10 @@ struct Expected {
 
 /// Bits of a float; of a NaN only that it is one.
 fn bits(value: f32) -> u32 {
-    match value.is_nan() {
-        true => 0x7fc0_0000,
-        false => value.to_bits(),
+    if value.is_nan() {
+        0x7fc0_0000
+    } else {
+        value.to_bits()
     }
 }
 
@@ -167,22 +168,22 @@ pub(crate) fn parts(matrix: &Fp8Matrix) -> Copy {
     }
 }
 
-fn scaling(kind: Kind, given: f32, device: &Device) -> Scaling {
+fn scaling(kind: ScalingKind, given: f32, device: &Device) -> Scaling {
     match kind {
-        Kind::Tensor => Scaling::Tensor(Tensor::from_floats([given], device)),
-        Kind::Blocks {
+        ScalingKind::Tensor => Scaling::Tensor(Tensor::from_floats([given], device)),
+        ScalingKind::Blocks {
             square,
             power_of_two,
         } => Scaling::Blocks {
             square,
             power_of_two,
         },
-        Kind::Mx => Scaling::Mx,
+        ScalingKind::Mx => Scaling::Mx,
     }
 }
 
 /// Asserts that a device gives what the transcription does, and its values again.
-fn check(case: &Case, device: &Device, format: Format, kind: Kind, given: f32, ways: Ways) {
+fn check(case: &Case, device: &Device, format: Format, kind: ScalingKind, given: f32, ways: Ways) {
     let scaling = scaling(kind, given, device);
     let quantized = quantize(case.tensor(device), format, &scaling, ways);
     let seen: Vec<u32> = floats(&quantized.seen).into_iter().map(bits).collect();
@@ -260,16 +261,16 @@ fn assert_words(what: &str, expected: &[u32], actual: &[u32]) {
 
 /// Runs `work` with each form of the reductions that a device has.
 fn with_reductions(device: &Device, work: impl Fn()) {
-    match *device == Device::flex() {
-        true => work(),
-        #[cfg(not(feature = "cubecl"))]
-        false => unreachable!("there is no other device"),
-        #[cfg(feature = "cubecl")]
-        false => {
-            use crate::cube::{Reduction, with_reduction};
-            with_reduction(Reduction::Planes, &work);
-            with_reduction(Reduction::Shared, &work);
-        }
+    if *device == Device::flex() {
+        return work();
+    }
+    #[cfg(not(feature = "cubecl"))]
+    unreachable!("without CubeCL the CPU is the only device");
+    #[cfg(feature = "cubecl")]
+    {
+        use crate::cube::{Reduction, with_reduction};
+        with_reduction(Reduction::Planes, &work);
+        with_reduction(Reduction::Shared, &work);
     }
 }
 
@@ -363,7 +364,14 @@ fn the_forms_for_cuda_are_the_transcription_too() {
         // One NaN, and a block that ends within a word.
         let case = Case::new([6, 70], has[0], |at| if at == 69 { f32::NAN } else { 2.5 });
         kernel::with_cuda_forms(|| {
-            check(&case, &device, Format::E4M3, Kind::Mx, 1.0, Ways::BOTH);
+            check(
+                &case,
+                &device,
+                Format::E4M3,
+                ScalingKind::Mx,
+                1.0,
+                Ways::BOTH,
+            );
         });
     }
 }
@@ -371,7 +379,7 @@ fn the_forms_for_cuda_are_the_transcription_too() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let case = Case::extreme([700, 900], DType::F32);
-    let run = |threads: usize, kind: Kind| {
+    let run = |threads: usize, kind: ScalingKind| {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()
@@ -412,10 +420,9 @@ proptest! {
         let device = Device::flex();
         let all = [DType::F32, DType::F16, DType::BF16];
         let dtype = all[(rows + columns) % 3];
-        let case = match extreme {
-            true => Case::extreme([rows, columns], dtype),
-            false => Case::ordinary([rows, columns], dtype),
-        };
+        let case = if extreme { Case::extreme([rows, columns], dtype)
+ } else { Case::ordinary([rows, columns], dtype)
+ };
         check(&case, &device, FORMATS[format], KINDS[kind], given, WAYS[ways]);
         // On devices the kernels of one type, format and pair of copies.
         for (device, _) in devices().into_iter().skip(1) {

@@ -1,4 +1,4 @@
-//! What the ways of scaling are worth, and what tells them apart.
+//! Accuracy of the scalings.
 
 use super::*;
 use crate::fp8::statistics;
@@ -21,7 +21,7 @@ fn normal_values_keep_the_precision_of_the_format() {
             let current = current_scale(amax(x.clone()), format, CurrentScale::default());
             for kind in KINDS {
                 let scaling = match kind {
-                    Kind::Tensor => Scaling::Tensor(current.clone()),
+                    ScalingKind::Tensor => Scaling::Tensor(current.clone()),
                     kind => scaling(kind, 1.0, &device),
                 };
                 let quantized = quantize(x.clone(), format, &scaling, Ways::BOTH);

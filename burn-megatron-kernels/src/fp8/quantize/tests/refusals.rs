@@ -1,10 +1,10 @@
-//! What is refused, on every device with the same words.
+//! Error messages, the same on every device.
 
 use super::*;
 
 pub(crate) fn message(work: impl FnOnce()) -> String {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-    let panic = panic.expect_err("the call must be refused");
+    let panic = panic.expect_err("the call must fail");
     let text = panic.downcast_ref::<String>().cloned();
     text.expect("the panic has a message")
 }
@@ -19,15 +19,15 @@ fn what_does_not_fit_is_named() {
         };
         assert_eq!(
             with(Format::E2M1, Scaling::Mx),
-            "quantize: format = E2M1 makes no sense; E4M3 or E5M2 does"
+            "quantize: invalid format = E2M1: expected E4M3 or E5M2"
         );
         assert_eq!(
             with(Format::E4M3, Scaling::Tensor(ones([2], DType::F32))),
-            "quantize: the scale is [2]; [1] fits"
+            "quantize: the scale is [2]: expected [1]"
         );
         assert_eq!(
             with(Format::E4M3, Scaling::Tensor(ones([1], DType::F16))),
-            "quantize: scale = a number in F16 makes no sense; one in F32 does"
+            "quantize: invalid scale = F16: expected F32"
         );
         let scale = |amax, format, epsilon| {
             let options = CurrentScale {
@@ -39,18 +39,18 @@ fn what_does_not_fit_is_named() {
         let one = || ones([1], DType::F32);
         assert_eq!(
             scale(ones([3], DType::F32), Format::E4M3, 0.0),
-            "current_scale: the largest magnitude is [3]; [1] fits"
+            "current_scale: the largest magnitude is [3]: expected [1]"
         );
         assert_eq!(
             scale(one(), Format::E2M1, 0.0),
-            "current_scale: format = E2M1 makes no sense; E4M3 or E5M2 does"
+            "current_scale: invalid format = E2M1: expected E4M3 or E5M2"
         );
         for epsilon in [-1.0, f32::NAN, f32::INFINITY] {
             assert_eq!(
                 scale(one(), Format::E4M3, epsilon),
                 format!(
-                    "current_scale: epsilon = {epsilon} makes no sense; a finite number that is 0 \
-                     or more does"
+                    "current_scale: invalid epsilon = {epsilon}: expected a finite number that is 0 \
+                     or more"
                 )
             );
         }
@@ -72,14 +72,14 @@ fn codes_and_scales_that_do_not_belong_together_are_refused() {
                 depth: 49,
                 ..mx.clone()
             }),
-            "dequantize: codes [4, 12] are no rows of 49, which have 16 words"
+            "dequantize: invalid codes [4, 12] for rows of 49 elements: expected 16 words per row"
         );
         assert_eq!(
             refused(Fp8Matrix {
                 scales: Scales::Tensor(Tensor::ones([4], &device)),
                 ..mx.clone()
             }),
-            "dequantize: the scales of a matrix [4, 40] are [4]; [1] fits"
+            "dequantize: the scales of a matrix [4, 40] are [4]: expected [1]"
         );
         let blocks = |height, scales| Fp8Matrix {
             scales: Scales::Blocks { scales, height },
@@ -87,15 +87,15 @@ fn codes_and_scales_that_do_not_belong_together_are_refused() {
         };
         assert_eq!(
             refused(blocks(64, Tensor::ones([1, 1], &device))),
-            "dequantize: blocks are 64 rows high; 1 and 128 fit"
+            "dequantize: blocks are 64 rows high: expected 1 and 128"
         );
         assert_eq!(
             refused(blocks(1, Tensor::ones([1, 1], &device))),
-            "dequantize: the scales of a matrix [4, 40] are [1, 1]; [4, 1] fits"
+            "dequantize: the scales of a matrix [4, 40] are [1, 1]: expected [4, 1]"
         );
         assert_eq!(
             refused(blocks(BLOCK, Tensor::ones([1, 1], (&device, DType::F16)))),
-            "dequantize: the scales are in F16; F32 fits"
+            "dequantize: the scales are in F16: expected F32"
         );
     }
 }
@@ -107,5 +107,5 @@ fn tensors_of_two_devices_are_refused() {
     let x = Tensor::<2>::ones([4, 8], &other);
     let scaling = Scaling::Tensor(Tensor::ones([1], &flex));
     let message = message(|| drop(quantize(x, Format::E4M3, &scaling, Ways::BOTH)));
-    assert!(message.contains("both must be on one device"), "{message}");
+    assert!(message.contains("expected one device"), "{message}");
 }

@@ -76,8 +76,8 @@ fn a_nan_takes_its_block_of_mx_and_itself_of_the_others() {
             };
             [count(quantized.rowwise), count(quantized.columnwise)]
         };
-        assert_eq!(codes(Kind::Mx), [MX_BLOCK, 4]);
-        assert_eq!(codes(Kind::Tensor), [1, 1]);
+        assert_eq!(codes(ScalingKind::Mx), [MX_BLOCK, 4]);
+        assert_eq!(codes(ScalingKind::Tensor), [1, 1]);
         assert_eq!(codes(blocks(false, true)), [1, 1]);
         assert_eq!(codes(blocks(true, false)), [1, 1]);
     }

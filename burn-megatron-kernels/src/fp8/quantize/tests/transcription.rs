@@ -1,6 +1,6 @@
 //! The formulas, one value after the other.
 
-use super::super::launched::Kind;
+use super::super::ops::ScalingKind;
 use super::super::{CurrentScale, Format};
 use crate::fp8::matrix::{mx_words, words};
 use crate::fp8::{BLOCK, MX_BLOCK, e8m0};
@@ -17,7 +17,7 @@ pub(super) fn copy(
     at: &dyn Fn(usize, usize) -> f32,
     [rows, depth]: [usize; 2],
     format: Format,
-    kind: Kind,
+    kind: ScalingKind,
     given: f32,
 ) -> (Copy, u32) {
     let mut beyond = 0;
@@ -29,13 +29,13 @@ pub(super) fn copy(
     };
     let mut scales = vec![];
     match kind {
-        Kind::Tensor => {
+        ScalingKind::Tensor => {
             for row in 0..rows {
                 (0..depth).for_each(|column| put(row, column, at(row, column) * given));
             }
             scales.push((1.0 / given).to_bits());
         }
-        Kind::Blocks {
+        ScalingKind::Blocks {
             square,
             power_of_two,
         } => {
@@ -58,7 +58,7 @@ pub(super) fn copy(
                 }
             }
         }
-        Kind::Mx => {
+        ScalingKind::Mx => {
             scales = vec![0u32; rows * mx_words(depth)];
             for row in 0..rows {
                 for (block, left) in (0..depth).step_by(MX_BLOCK).enumerate() {
@@ -100,9 +100,10 @@ pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
         return 1.0;
     }
     let scale = (format.max() / amax).min(f32::MAX);
-    match options.power_of_two {
-        true => f32::from_bits(scale.to_bits() & 0x7f80_0000),
-        false => scale,
+    if options.power_of_two {
+        f32::from_bits(scale.to_bits() & 0x7f80_0000)
+    } else {
+        scale
     }
 }
 
@@ -111,18 +112,18 @@ pub(super) fn values(
     copy: &Copy,
     [rows, depth]: [usize; 2],
     format: Format,
-    kind: Kind,
+    kind: ScalingKind,
 ) -> Vec<f32> {
     let value = |row: usize, column: usize| {
         let word = copy.codes[row * words(depth) + column / 4];
         let scale = match kind {
-            Kind::Tensor => f32::from_bits(copy.scales[0]),
-            Kind::Blocks { square, .. } => {
+            ScalingKind::Tensor => f32::from_bits(copy.scales[0]),
+            ScalingKind::Blocks { square, .. } => {
                 let height = if square { BLOCK } else { 1 };
                 let at = row / height * depth.div_ceil(BLOCK) + column / BLOCK;
                 f32::from_bits(copy.scales[at])
             }
-            Kind::Mx => {
+            ScalingKind::Mx => {
                 let block = column / MX_BLOCK;
                 let word = copy.scales[row * mx_words(depth) + block / 4];
                 e8m0::decode((word >> (8 * (block % 4))) as u8)

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::super::{Array, Cache, GptDataset, GptOptions, IntType, Part, SamplingError};
+use super::super::{
+    GptDataset, GptOptions, IndexCache, NpyArray, NpyType, SamplingError, SplitPart,
+};
 use crate::data::fixtures::open;
 use crate::data::test_folder::TestFolder;
 use crate::data::{DataError, Samples};
@@ -16,22 +18,22 @@ fn description() -> Value {
     json!({"what": "numbers", "count": 3})
 }
 
-/// Two arrays, and a note that they were built.
-fn build(built: &AtomicUsize) -> Result<Vec<(&'static str, Array)>, DataError> {
+/// Two arrays; counts how often they are built.
+fn build(built: &AtomicUsize) -> Result<Vec<(&'static str, NpyArray)>, DataError> {
     built.fetch_add(1, Ordering::SeqCst);
     Ok(vec![
-        ("first", Array::new(&[1_i32, -2, 3], &[3])),
-        ("second", Array::new(&[7_i64, 8, 9, i64::MAX], &[2, 2])),
+        ("first", NpyArray::new(&[1_i32, -2, 3], &[3])),
+        ("second", NpyArray::new(&[7_i64, 8, 9, i64::MAX], &[2, 2])),
     ])
 }
 
-fn check(arrays: &[Array]) {
+fn check(arrays: &[NpyArray]) {
     assert_eq!(arrays[0].iter().collect::<Vec<_>>(), [1, -2, 3]);
     assert_eq!(arrays[1].iter().collect::<Vec<_>>(), [7, 8, 9, i64::MAX]);
     assert_eq!(arrays[1].shape(), [2, 2]);
 }
 
-/// The files with this ending.
+/// The files with this suffix.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder)
         .unwrap()
@@ -47,7 +49,7 @@ fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
 fn indices_are_built_once() {
     let folder = TestFolder::new("cache-once");
     let (cache, built) = (
-        Cache::new(&folder.path().join("new/cache")),
+        IndexCache::new(&folder.path().join("new/cache")),
         AtomicUsize::new(0),
     );
     for _ in 0..3 {
@@ -65,7 +67,7 @@ fn indices_are_built_once() {
 #[test]
 fn one_of_many_builds_and_the_others_wait() {
     let folder = TestFolder::new("cache-many");
-    let (cache, built) = (Cache::new(folder.path()), AtomicUsize::new(0));
+    let (cache, built) = (IndexCache::new(folder.path()), AtomicUsize::new(0));
     let together = Barrier::new(8);
     thread::scope(|scope| {
         for _ in 0..8 {
@@ -85,7 +87,7 @@ fn one_of_many_builds_and_the_others_wait() {
 #[test]
 fn what_is_broken_is_built_again() {
     let folder = TestFolder::new("cache-broken");
-    let (cache, built) = (Cache::new(folder.path()), AtomicUsize::new(0));
+    let (cache, built) = (IndexCache::new(folder.path()), AtomicUsize::new(0));
     let get = || check(&cache.arrays(&description(), || build(&built)).unwrap());
     get();
     let (arrays, manifest) = (
@@ -125,7 +127,7 @@ fn what_is_broken_is_built_again() {
 fn flip(path: &Path, at: usize) {
     let mut bytes = fs::read(path).unwrap();
     bytes[at] ^= 1;
-    // Under another name first, as a mapped file must not change.
+    // Replaced, not overwritten, as a mapped file must not change.
     fs::write(path.with_extension("flipped"), bytes).unwrap();
     fs::rename(path.with_extension("flipped"), path).unwrap();
 }
@@ -133,10 +135,10 @@ fn flip(path: &Path, at: usize) {
 #[test]
 fn the_wait_for_another_ends_and_names_it() {
     let folder = TestFolder::new("cache-held");
-    let cache = Cache::new(folder.path()).with_wait(Duration::from_millis(100));
+    let cache = IndexCache::new(folder.path()).with_wait(Duration::from_millis(100));
     let built = AtomicUsize::new(0);
     let taken = cache.arrays(&description(), || {
-        // While this is built, somebody else wants the same.
+        // Another caller wants the same while this is built.
         let started = Instant::now();
         let error = cache.arrays(&description(), || build(&built)).unwrap_err();
         assert!(started.elapsed() < Duration::from_secs(20));
@@ -155,7 +157,7 @@ fn the_wait_for_another_ends_and_names_it() {
 #[test]
 fn one_that_fails_leaves_nothing_and_the_next_can() {
     let folder = TestFolder::new("cache-fails");
-    let (cache, built) = (Cache::new(folder.path()), AtomicUsize::new(0));
+    let (cache, built) = (IndexCache::new(folder.path()), AtomicUsize::new(0));
     let failed = cache.arrays(&description(), || Err(SamplingError::Seed(1 << 40).into()));
     assert!(matches!(failed, Err(DataError::Sampling(_))));
     check(&cache.arrays(&description(), || build(&built)).unwrap());
@@ -166,20 +168,30 @@ fn one_that_fails_leaves_nothing_and_the_next_can() {
 fn a_folder_that_cannot_be_is_named() {
     let folder = TestFolder::new("cache-file");
     folder.write("file", "");
-    let cache = Cache::new(&folder.path().join("file"));
-    let error = cache.arrays(&description(), || build(&AtomicUsize::new(0)));
-    let error = error.unwrap_err().to_string();
+    let cache = IndexCache::new(&folder.path().join("file"));
+    let error = cache
+        .arrays(&description(), || build(&AtomicUsize::new(0)))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("file'"), "{error}");
 }
 
 #[test]
 fn a_data_set_out_of_the_cache_is_the_same() {
     let folder = TestFolder::new("cache-dataset");
-    let cache = Cache::new(folder.path());
+    let cache = IndexCache::new(folder.path());
     let dataset = |seed, cache| {
         let (split, options) = ("8,2".parse().unwrap(), GptOptions::new(16, seed));
         let samples = Some(200);
-        GptDataset::new(open("a"), &split, Part::Train, samples, &options, cache).unwrap()
+        GptDataset::new(
+            open("a"),
+            &split,
+            SplitPart::Train,
+            samples,
+            &options,
+            cache,
+        )
+        .unwrap()
     };
     let (built, first, second) = (
         dataset(3, None),
@@ -208,23 +220,28 @@ fn the_files_are_those_of_numpy() {
     };
     let numbers: Vec<u8> = (0..6_i32).flat_map(|x| x.to_le_bytes()).collect();
     let two = "{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }";
-    let array = Array::new(&[0, 1, 2, 3, 4, 5], &[3, 2]);
+    let array = NpyArray::new(&[0, 1, 2, 3, 4, 5], &[3, 2]);
     assert_eq!(array.file(), numpy(two, &numbers));
     let one = "{'descr': '<u4', 'fortran_order': False, 'shape': (1,), }";
-    assert_eq!(Array::new(&[1_u32], &[1]).file(), numpy(one, &[1, 0, 0, 0]));
+    assert_eq!(
+        NpyArray::new(&[1_u32], &[1]).file(),
+        numpy(one, &[1, 0, 0, 0])
+    );
 
     folder.write("x.npy", array.file());
     let path = folder.path().join("x.npy");
-    let mapped = Array::open(&path, IntType::I32, &[3, 2]).unwrap().unwrap();
+    let mapped = NpyArray::open(&path, NpyType::I32, &[3, 2])
+        .unwrap()
+        .unwrap();
     assert_eq!(mapped.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
     for (int_type, shape) in [
-        (IntType::I32, [2, 3]),
-        (IntType::U32, [3, 2]),
-        (IntType::I64, [usize::MAX, 9]),
+        (NpyType::I32, [2, 3]),
+        (NpyType::U32, [3, 2]),
+        (NpyType::I64, [usize::MAX, 9]),
     ] {
-        assert!(Array::open(&path, int_type, &shape).unwrap().is_none());
+        assert!(NpyArray::open(&path, int_type, &shape).unwrap().is_none());
     }
     folder.write("cut.npy", &array.file()[..array.file().len() - 1]);
-    let cut = Array::open(&folder.path().join("cut.npy"), IntType::I32, &[3, 2]);
+    let cut = NpyArray::open(&folder.path().join("cut.npy"), NpyType::I32, &[3, 2]);
     assert!(cut.unwrap().is_none());
 }

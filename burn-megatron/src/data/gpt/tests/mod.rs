@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Epochs, FiniteSamples, GptDataset, GptOptions, Part, RandomState, Split};
+use super::{Epochs, FiniteSamples, GptDataset, GptOptions, RandomState, Split, SplitPart};
 use crate::data::fixtures::{cases, of, open, written};
 use crate::data::test_folder::TestFolder;
 use crate::data::{IGNORE, Sample, Samples};
@@ -32,7 +32,7 @@ fn numbers_of_more_than_32_bits_are_those_of_numpy() {
     }
     let state = &mut RandomState::new(1);
     assert_eq!(state.up_to(0), 0);
-    // Nothing was drawn for that.
+    // Shuffling at most one value draws nothing.
     assert_eq!(state.next_u32(), RandomState::new(1).next_u32());
 }
 
@@ -41,7 +41,7 @@ fn splits_are_those_of_the_reference() {
     for case in cases("splits").as_array().unwrap() {
         let split: Split = of::<String>(case, "split").parse().unwrap();
         let ranges: Vec<Option<[usize; 2]>> = of(case, "ranges");
-        for (part, wanted) in [Part::Train, Part::Valid, Part::Test]
+        for (part, wanted) in [SplitPart::Train, SplitPart::Valid, SplitPart::Test]
             .into_iter()
             .zip(ranges)
         {
@@ -65,9 +65,9 @@ fn data_sets() -> impl Iterator<Item = (GptDataset, &'static Value)> {
     cases("gpt").as_array().unwrap().iter().map(|case| {
         let split: Split = of::<String>(case, "split").parse().unwrap();
         let part = match of::<String>(case, "part").as_str() {
-            "train" => Part::Train,
-            "valid" => Part::Valid,
-            _ => Part::Test,
+            "train" => SplitPart::Train,
+            "valid" => SplitPart::Valid,
+            _ => SplitPart::Test,
         };
         let options = GptOptions {
             eod: Some(0),
@@ -99,7 +99,7 @@ fn indices_are_those_of_the_reference() {
     }
 }
 
-/// Where positions begin at 0.
+/// The positions that are 0.
 fn documents(positions: &[i64]) -> Vec<usize> {
     let begins = positions.iter().enumerate().filter(|(_, at)| **at == 0);
     begins.map(|(place, _)| place).collect()
@@ -114,9 +114,10 @@ fn samples_are_those_of_the_reference() {
             let sample = dataset.sample(number as u64).unwrap();
             assert_eq!(sample.tokens, tokens, "tokens of {number}: {case}");
             assert_eq!(sample.targets, targets, "targets of {number}: {case}");
-            match of(case, "reset") {
-                true => assert_eq!(sample.documents, documents(&positions)),
-                false => assert_eq!(sample.documents, [] as [usize; 0]),
+            if of(case, "reset") {
+                assert_eq!(sample.documents, documents(&positions))
+            } else {
+                assert_eq!(sample.documents, [] as [usize; 0])
             }
         }
     }
@@ -124,7 +125,7 @@ fn samples_are_those_of_the_reference() {
 
 #[test]
 fn the_last_epoch_is_shuffled_alone_below_80_percent() {
-    // Epochs of 10 samples: 8 of the last one are enough, 7 are not.
+    // Epochs of 10 samples: 8 of the last epoch are enough, 7 are not.
     let epochs = |wanted| Epochs::new(101, 10, 1, Some(wanted), true).unwrap();
     assert_eq!((epochs(10).count, epochs(10).before_last), (1, None));
     assert_eq!((epochs(27).count, epochs(27).before_last), (3, Some(20)));
@@ -148,7 +149,7 @@ fn all() -> Split {
 fn over(test: &str, lengths: &[usize], samples: Option<u64>, options: &GptOptions) -> GptDataset {
     let folder = TestFolder::new(test);
     let file = written(&folder, "x", lengths);
-    GptDataset::new(file, &all(), Part::Train, samples, options, None).unwrap()
+    GptDataset::new(file, &all(), SplitPart::Train, samples, options, None).unwrap()
 }
 
 #[test]
@@ -163,7 +164,7 @@ fn every_token_is_a_target_once_in_an_epoch() {
             seen[target as usize] += 1;
         }
     }
-    // The first of all is no target, and what is left over at the end is none either.
+    // The first token of all is no target, and neither is the rest at the end.
     assert!(seen.iter().all(|count| *count <= 1));
     assert_eq!(seen.iter().sum::<usize>(), dataset.count() as usize * 7);
 }
@@ -200,31 +201,31 @@ fn what_does_not_suffice_is_refused() {
     let with = |split: &str, part, options: &GptOptions| {
         let split = split.parse().unwrap();
         let dataset = GptDataset::new(Arc::clone(&file), &split, part, None, options, None);
-        dataset.err().expect("this must not open").to_string()
+        dataset.err().expect("opening fails").to_string()
     };
-    let error = with("1", Part::Train, &options(15));
+    let error = with("1", SplitPart::Train, &options(15));
     assert!(
         error.contains("has 15 tokens in 3 sequences") && error.contains("needs 16"),
         "{error}"
     );
-    let error = with("1", Part::Valid, &options(2));
+    let error = with("1", SplitPart::Valid, &options(2));
     assert!(
         error.contains("the split 1,0,0 has no valid part"),
         "{error}"
     );
-    let error = with("100,1", Part::Valid, &options(2));
+    let error = with("100,1", SplitPart::Valid, &options(2));
     assert!(
         error.contains("the valid part") && error.contains("0 tokens in 0"),
         "{error}"
     );
-    assert!(with("1", Part::Train, &options(0)).contains("length of 0"));
+    assert!(with("1", SplitPart::Train, &options(0)).contains("length of 0"));
     let large = GptOptions::new(2, 1 << 32);
-    assert!(with("1", Part::Train, &large).contains("a seed of 4294967296 is too large"));
+    assert!(with("1", SplitPart::Train, &large).contains("a seed of 4294967296 is too large"));
     let eod = GptOptions {
         eod_mask_loss: true,
         ..options(2)
     };
-    assert!(with("1", Part::Train, &eod).contains("eod_mask_loss needs the token"));
+    assert!(with("1", SplitPart::Train, &eod).contains("eod_mask_loss needs the token"));
 }
 
 #[test]
@@ -236,8 +237,10 @@ fn a_token_beyond_the_vocabulary_is_found() {
     let dataset = over("gpt-fits", &[9], None, &with(9));
     assert!((0..2).all(|number| dataset.sample(number).is_ok()));
     let dataset = over("gpt-beyond", &[9], None, &with(8));
-    let errors = (0..2).filter_map(|number| dataset.sample(number).err());
-    let errors: Vec<_> = errors.map(|error| error.to_string()).collect();
+    let errors: Vec<_> = (0..2)
+        .filter_map(|number| dataset.sample(number).err())
+        .map(|error| error.to_string())
+        .collect();
     assert_eq!(errors.len(), 1);
     assert!(
         errors[0].contains("token 8, but the vocabulary has 8"),
@@ -254,14 +257,16 @@ fn what_is_filled_up_has_no_loss() {
         drop_last: false,
         ..options(4)
     };
-    let part = Part::Valid;
-    let dataset = GptDataset::new(file, &"0,1".parse().unwrap(), part, None, &options, None);
-    let dataset = dataset.unwrap();
+    let part = SplitPart::Valid;
+    let dataset =
+        GptDataset::new(file, &"0,1".parse().unwrap(), part, None, &options, None).unwrap();
     let samples: Vec<Sample> = (0..2)
         .map(|number| dataset.sample(number).unwrap())
         .collect();
-    let short = samples.iter().find(|sample| sample.targets[1] == IGNORE);
-    let short = short.expect("6 tokens are one sample and a target");
+    let short = samples
+        .iter()
+        .find(|sample| sample.targets[1] == IGNORE)
+        .expect("6 tokens are one sample and a target");
     assert_eq!(short.targets[1..], [IGNORE; 3]);
     assert_eq!(short.tokens[2..], [0; 2]);
     assert_eq!(dataset.count(), 2);

@@ -1,9 +1,9 @@
-//! What a user reads when a layout is refused, and the printed table.
+//! Error messages of invalid rules, and the displayed table.
 
 use super::*;
 
 #[test]
-fn refusals_say_what_would_fit() {
+fn errors_name_the_valid_range() {
     let refusal = |rules| BufferLayout::new(&all_dense(&[10]), &rules).unwrap_err();
     let sharded = BucketRules::sharded(2);
     let cases = [
@@ -12,29 +12,29 @@ fn refusals_say_what_would_fit() {
                 ranks: 0,
                 ..sharded
             },
-            "buckets of dense parameters cannot be cut over 0 ranks; give at least 1",
+            "invalid number of ranks for buckets of dense parameters: 0, expected at least 1",
         ),
         (
             BucketRules {
                 expert_ranks: Some(0),
                 ..sharded
             },
-            "buckets of expert parameters cannot be cut over 0 ranks; give at least 1",
+            "invalid number of ranks for buckets of expert parameters: 0, expected at least 1",
         ),
         (
             BucketRules {
                 size: Some(0),
                 ..sharded
             },
-            "a bucket cannot close at 0 elements; give at least 1 (the default is 40000000), or no \
-             size for one bucket",
+            "invalid bucket size: 0 elements, expected at least 1 (the default is 40000000), or no size for \
+             one bucket",
         ),
         (
             BucketRules {
                 align: 0,
                 ..sharded
             },
-            "parameters cannot start at multiples of 0; give 1 to pack them",
+            "invalid alignment: 0 elements, expected at least 1 (packed)",
         ),
         (
             BucketRules {
@@ -42,8 +42,7 @@ fn refusals_say_what_would_fit() {
                 sharded: false,
                 ..sharded
             },
-            "buckets are padded for bandwidth only where they are cut over the ranks; shard the \
-             optimizer, or leave the padding out",
+            "padding for bandwidth requires sharded buckets; shard the optimizer, or leave the padding out",
         ),
     ];
     for (rules, message) in cases {
@@ -54,7 +53,7 @@ fn refusals_say_what_would_fit() {
             ranks: usize::MAX,
             ..sharded
         }),
-        LayoutError::Multiple {
+        LayoutError::PaddingOverflow {
             ranks: usize::MAX,
             align: 64
         }
@@ -66,7 +65,7 @@ fn refusals_say_what_would_fit() {
 }
 
 #[test]
-fn what_memory_cannot_hold_is_refused() {
+fn buffers_that_cannot_be_allocated_are_refused() {
     let limit = isize::MAX as usize / 4;
     for (sizes, index) in [
         (vec![limit], 0),
@@ -78,7 +77,7 @@ fn what_memory_cannot_hold_is_refused() {
         let elements = sizes[index];
         let error = BufferLayout::new(&all_dense(&sizes), &rules(None, 2, true));
         let key = BufferKey::of(&dense(0));
-        let expected = LayoutError::TooLarge {
+        let expected = LayoutError::BufferTooLarge {
             index,
             elements,
             key,
@@ -90,7 +89,7 @@ fn what_memory_cannot_hold_is_refused() {
     let halves = all_dense(&[limit / 2 + 1; 2]);
     let error = BufferLayout::new(&halves, &rules(Some(1), 2, false));
     assert!(
-        matches!(error, Err(LayoutError::TooLarge { index: 0, .. })),
+        matches!(error, Err(LayoutError::BufferTooLarge { index: 0, .. })),
         "{error:?}"
     );
     // Each buffer fits, all of them do not.
@@ -102,19 +101,19 @@ fn what_memory_cannot_hold_is_refused() {
         ..dense(0)
     });
     let error = BufferLayout::new(&parameters, &rules(None, 2, false));
-    assert_eq!(error, Err(LayoutError::Uncountable { buffers: 4 }));
+    assert_eq!(error, Err(LayoutError::ElementCountOverflow { buffers: 4 }));
 }
 
 #[test]
 fn the_table_shows_every_bucket() {
     let mut parameters = all_dense(&[100, 10, 300]);
     parameters[0].shared = true;
-    parameters[2].part = 1;
+    parameters[2].unit = 1;
     let layout = layout(&parameters, &rules(None, 4, true));
     assert_eq!(
         layout.to_string(),
         "\
-bucket                 buffer  part  parameters  elements  padded
+bucket                 buffer  unit  parameters  elements  padded
 0              bf16/f32 dense     1           1       300     384
 1              bf16/f32 dense     0           1        10     128
 2       bf16/f32 dense shared     0           1       100     128

@@ -15,7 +15,7 @@ fn dense(elements: usize) -> ParameterSize {
         gradient: DType::F32,
         expert: false,
         shared: false,
-        part: 0,
+        unit: 0,
     }
 }
 
@@ -45,7 +45,7 @@ fn sizes(layout: &BufferLayout) -> (Vec<usize>, Vec<usize>) {
         .unzip()
 }
 
-/// Where each parameter of the table lies.
+/// The range of each parameter of the table.
 fn ranges(layout: &BufferLayout) -> Vec<Range<usize>> {
     let count = (0..).map_while(|index| layout.find(index));
     count.map(|location| location.range.clone()).collect()
@@ -161,7 +161,11 @@ fn a_shared_parameter_comes_last_by_itself() {
         let layout = layout(&parameters, &rules(size, 8, true));
         assert_eq!(sizes(&layout).0, used);
         let last = layout.buffers[0].buckets.last().unwrap();
-        let last_indices: Vec<_> = last.parameters.iter().map(|placed| placed.index).collect();
+        let last_indices: Vec<_> = last
+            .parameters
+            .iter()
+            .map(|parameter| parameter.index)
+            .collect();
         assert_eq!((last.shared, last_indices), (true, vec![9]));
         assert_eq!(
             layout
@@ -188,7 +192,7 @@ fn a_shared_parameter_between_others_does_not_cut_them() {
 }
 
 #[test]
-fn packed_parameters_lie_in_reverse_order() {
+fn packed_parameters_are_in_reverse_order() {
     let two = layout(&all_dense(&[10000, 2500]), &rules(None, 2, false));
     assert_eq!(ranges(&two), [2500..12500, 0..2500]);
     let three = layout(&all_dense(&[10000; 3]), &rules(Some(15000), 2, false));
@@ -214,7 +218,7 @@ fn sharded_parameters_start_at_multiples_of_64() {
 }
 
 #[test]
-fn aligned_sizes_lie_as_packed_ones() {
+fn aligned_sizes_have_the_layout_of_packed_ones() {
     let parameters = all_dense(&[640, 1280, 960]);
     let sharded = layout(&parameters, &rules(None, 1, true));
     let packed = layout(&parameters, &rules(None, 1, false));
@@ -252,7 +256,7 @@ fn bucket_ends_fit_the_ranks() {
 }
 
 #[test]
-fn a_device_may_ask_for_more() {
+fn a_device_may_require_more_alignment() {
     let aligned = |bytes, dtype| BucketRules::alignment(bytes, dtype).unwrap();
     assert_eq!(aligned(512, DType::BF16), 256);
     assert_eq!(aligned(512, DType::F32), 128);
@@ -275,7 +279,7 @@ fn a_device_may_ask_for_more() {
 }
 
 #[test]
-fn types_and_experts_have_buffers_of_their_own() {
+fn dtypes_and_experts_have_their_own_buffers() {
     let expert = ParameterSize {
         expert: true,
         ..dense(1000)
@@ -319,20 +323,20 @@ fn types_and_experts_have_buffers_of_their_own() {
 }
 
 #[test]
-fn a_bucket_ends_where_its_part_does() {
-    let parts = [0, 1, 1, 2, 2, 0];
-    let parameters = parts.map(|part| ParameterSize { part, ..dense(10) });
+fn a_bucket_ends_where_its_unit_does() {
+    let units = [0, 1, 1, 2, 2, 0];
+    let parameters = units.map(|unit| ParameterSize { unit, ..dense(10) });
     let layout = layout(&parameters, &rules(None, 2, true));
     let buckets = layout.buckets().map(|(.., bucket)| {
-        let indices = bucket.parameters.iter().map(|placed| placed.index);
-        (bucket.part, indices.collect())
+        let indices = bucket.parameters.iter().map(|parameter| parameter.index);
+        (bucket.unit, indices.collect())
     });
     let expected: [(_, Vec<_>); 4] = [(0, vec![5]), (2, vec![4, 3]), (1, vec![2, 1]), (0, vec![0])];
     assert_eq!(buckets.collect::<Vec<_>>(), expected);
 }
 
 #[test]
-fn nothing_takes_no_room() {
+fn empty_parameters_take_no_space() {
     let none = layout(&[], &rules(None, 2, true));
     assert_eq!(
         (none.buffers.len(), none.bucket_count(), none.elements()),
@@ -343,8 +347,8 @@ fn nothing_takes_no_room() {
     assert_eq!(empty.bucket(0).shard(2), 0..0);
     let between = layout(&all_dense(&[5, 0, 5]), &rules(None, 1, false));
     assert_eq!(ranges(&between), [5..10, 5..5, 0..5]);
-    let pieces = between.bucket(0).pieces(4..6);
-    let indices: Vec<_> = pieces.iter().map(|piece| piece.index).collect();
+    let slices = between.bucket(0).slices(4..6);
+    let indices: Vec<_> = slices.iter().map(|slice| slice.index).collect();
     assert_eq!(indices, [2, 0]);
 }
 
@@ -354,24 +358,24 @@ fn a_parameter_may_lie_in_several_shards() {
     let bucket = layout.bucket(0);
     assert_eq!(bucket.shard(2), 128..192);
     assert_eq!(bucket.padded(), 256);
-    let pieces = |rank| bucket.pieces(bucket.shard(rank));
-    let piece = |index, of_parameter, of_range| Piece {
+    let slices = |rank| bucket.slices(bucket.shard(rank));
+    let slice = |index, parameter_range, local_range| ParameterSlice {
         index,
-        of_parameter,
-        of_range,
+        parameter_range,
+        local_range,
     };
-    assert_eq!(pieces(0), [piece(1, 0..10, 0..10)]);
-    assert_eq!(pieces(1), [piece(0, 0..64, 0..64)]);
-    assert_eq!(pieces(2), [piece(0, 64..100, 0..36)]);
-    assert_eq!(pieces(3), []);
+    assert_eq!(slices(0), [slice(1, 0..10, 0..10)]);
+    assert_eq!(slices(1), [slice(0, 0..64, 0..64)]);
+    assert_eq!(slices(2), [slice(0, 64..100, 0..36)]);
+    assert_eq!(slices(3), []);
     assert_eq!(
-        bucket.pieces(5..70),
-        [piece(1, 5..10, 0..5), piece(0, 0..6, 59..65)]
+        bucket.slices(5..70),
+        [slice(1, 5..10, 0..5), slice(0, 0..6, 59..65)]
     );
 }
 
 #[test]
-fn every_rank_owns_all_of_a_bucket_that_is_not_cut() {
+fn every_rank_has_all_of_a_bucket_that_is_not_sharded() {
     let layout = layout(&all_dense(&[100, 10]), &rules(None, 4, false));
     assert_eq!(layout.bucket(0).shard(3), 0..110);
 }

@@ -14,12 +14,12 @@ fn parameters() -> impl Strategy<Value = Vec<ParameterSize>> {
         0..3usize,
     );
     let size = size.prop_map(
-        |(elements, parameter, expert, shared, part)| ParameterSize {
+        |(elements, parameter, expert, shared, unit)| ParameterSize {
             elements,
             parameter,
             expert,
             shared,
-            part,
+            unit,
             quantized_bytes: None,
             gradient: DType::F32,
         },
@@ -51,7 +51,7 @@ proptest! {
         let mut seen = vec![0; parameters.len()];
         for (buffer, owners) in layout.buffers.iter().zip(&mut owners) {
             for bucket in &buffer.buckets {
-                for Placed { index, range } in &bucket.parameters {
+                for BucketParameter { index, range } in &bucket.parameters {
                     let size = &parameters[*index];
                     seen[*index] += 1;
                     prop_assert_eq!(BufferKey::of(size), buffer.key);
@@ -89,13 +89,13 @@ proptest! {
                     prop_assert_eq!(bucket.padded(), bucket.parameter_elements());
                 }
                 let (last, before) = bucket.parameters.split_last().unwrap();
-                for placed in &bucket.parameters {
-                    prop_assert_eq!(parameters[placed.index].part, bucket.part);
-                    prop_assert_eq!(parameters[placed.index].shared, bucket.shared);
-                    walk.push((bucket.shared, std::cmp::Reverse(placed.index)));
+                for parameter in &bucket.parameters {
+                    prop_assert_eq!(parameters[parameter.index].unit, bucket.unit);
+                    prop_assert_eq!(parameters[parameter.index].shared, bucket.shared);
+                    walk.push((bucket.shared, std::cmp::Reverse(parameter.index)));
                 }
                 // No parameter but the last may have filled the bucket.
-                let full = |placed: &Placed| rules.size.is_some_and(|size| placed.range.end >= size);
+                let full = |parameter: &BucketParameter| rules.size.is_some_and(|size| parameter.range.end >= size);
                 prop_assert!(!before.iter().any(full));
                 prop_assert!(!bucket.shared || bucket.parameters.len() == 1);
                 prop_assert_eq!(bucket.used(), last.range.end);
@@ -105,7 +105,7 @@ proptest! {
             // Neighbours were parted for a reason.
             for pair in buffer.buckets.windows(2) {
                 let full = rules.size.is_some_and(|size| pair[0].used() >= size);
-                prop_assert!(full || pair[0].part != pair[1].part || pair[1].shared);
+                prop_assert!(full || pair[0].unit != pair[1].unit || pair[1].shared);
             }
         }
     }
@@ -117,16 +117,16 @@ proptest! {
         let mut all: Vec<_> = all.collect();
         // Backward ends with a bucket when it has come to the first of its parameters in the table.
         all.sort_by_key(|bucket| {
-            let first = bucket.parameters.iter().map(|placed| placed.index).min();
+            let first = bucket.parameters.iter().map(|parameter| parameter.index).min();
             (bucket.shared, std::cmp::Reverse(first))
         });
         prop_assert_eq!(all.len(), layout.bucket_count());
         for (number, buffer, bucket) in layout.buckets() {
             prop_assert_eq!(bucket, all[number]);
             prop_assert!(buffer.buckets.contains(bucket));
-            for placed in &bucket.parameters {
-                let location = layout.find(placed.index).unwrap();
-                prop_assert_eq!((location.bucket, &location.range), (number, &placed.range));
+            for parameter in &bucket.parameters {
+                let location = layout.find(parameter.index).unwrap();
+                prop_assert_eq!((location.bucket, &location.range), (number, &parameter.range));
             }
         }
         prop_assert_eq!(layout.find(parameters.len()), None);
@@ -139,9 +139,9 @@ proptest! {
         let mut whole: Vec<_> = parameters.iter().map(|size| vec![0; size.elements]).collect();
         for (_, buffer, bucket) in layout.buckets() {
             let mut flat = vec![usize::MAX; bucket.padded()];
-            for placed in &bucket.parameters {
-                for (element, value) in flat[placed.range.clone()].iter_mut().enumerate() {
-                    *value = placed.index * 1000 + element;
+            for parameter in &bucket.parameters {
+                for (element, value) in flat[parameter.range.clone()].iter_mut().enumerate() {
+                    *value = parameter.index * 1000 + element;
                 }
             }
             let mut end = 0;
@@ -150,16 +150,16 @@ proptest! {
                 prop_assert_eq!((shard.start, shard.len()), (end, bucket.shard_elements()));
                 end = shard.end;
                 let values = &flat[shard.clone()];
-                let pieces = bucket.pieces(shard);
-                for Piece { index, of_parameter, of_range } in &pieces {
-                    prop_assert!(!of_range.is_empty());
-                    let target = &mut whole[*index][of_parameter.clone()];
-                    for (target, value) in target.iter_mut().zip(&values[of_range.clone()]) {
+                let slices = bucket.slices(shard);
+                for ParameterSlice { index, parameter_range, local_range } in &slices {
+                    prop_assert!(!local_range.is_empty());
+                    let target = &mut whole[*index][parameter_range.clone()];
+                    for (target, value) in target.iter_mut().zip(&values[local_range.clone()]) {
                         *target += value;
                     }
                 }
-                // What no piece covers is padding.
-                let covered: usize = pieces.iter().map(|piece| piece.of_range.len()).sum();
+                // What no slice covers is padding.
+                let covered: usize = slices.iter().map(|slice| slice.local_range.len()).sum();
                 let padding = values.iter().filter(|value| **value == usize::MAX).count();
                 prop_assert_eq!(covered + padding, values.len());
             }
@@ -172,7 +172,7 @@ proptest! {
         }
     }
 
-    /// The pieces of any stretch are its elements one by one.
+    /// The slices of any range are its elements one by one.
     #[test]
     fn pieces_of_any_stretch(
         parameters in parameters(),
@@ -184,16 +184,16 @@ proptest! {
         let bucket = layout.bucket(bucket.index(layout.bucket_count()));
         let start = from.index(bucket.padded() + 1);
         let end = start + to.index(bucket.padded() - start + 1);
-        let pieces = bucket.pieces(start..end);
-        let listed = pieces.iter().flat_map(|piece| {
-            let elements = piece.of_parameter.clone().zip(piece.of_range.clone());
-            elements.map(|(element, place)| (piece.index, element, place))
+        let slices = bucket.slices(start..end);
+        let listed = slices.iter().flat_map(|slice| {
+            let elements = slice.parameter_range.clone().zip(slice.local_range.clone());
+            elements.map(|(element, place)| (slice.index, element, place))
         });
-        let expected = bucket.parameters.iter().flat_map(|placed| {
-            let inside = placed.range.clone().filter(|place| (start..end).contains(place));
-            inside.map(|place| (placed.index, place - placed.range.start, place - start))
+        let expected = bucket.parameters.iter().flat_map(|parameter| {
+            let inside = parameter.range.clone().filter(|place| (start..end).contains(place));
+            inside.map(|place| (parameter.index, place - parameter.range.start, place - start))
         });
         prop_assert_eq!(listed.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
-        prop_assert!(pieces.iter().all(|piece| piece.of_parameter.len() == piece.of_range.len()));
+        prop_assert!(slices.iter().all(|slice| slice.parameter_range.len() == slice.local_range.len()));
     }
 }

@@ -1,4 +1,4 @@
-//! Weights that are kept in 8 bits.
+//! FP8 weights.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn codes(elements: usize) -> ParameterSize {
 }
 
 #[test]
-fn they_have_buffers_of_their_own() {
+fn fp8_weights_have_their_own_buffers() {
     let blocks = ParameterSize {
         quantized_bytes: Some(5),
         ..dense(50)
@@ -20,18 +20,18 @@ fn they_have_buffers_of_their_own() {
     let layout = layout(&parameters, &rules(None, 2, true));
     let of = |buffer: &FlatBuffer| (buffer.key.to_string(), buffer.quantized_bytes);
     let expected = [
-        ("u8/f32 dense in 8 bits", 921),
+        ("u8/f32 dense fp8", 921),
         ("bf16/f32 dense", 0),
-        ("bf16/f32 dense in 8 bits", 5),
+        ("bf16/f32 dense fp8", 5),
     ];
     let found: Vec<_> = layout.buffers.iter().map(of).collect();
     assert_eq!(found, expected.map(|(key, bytes)| (key.to_string(), bytes)));
-    // Backward comes to the codes last but for the first parameter.
+    // Backward finishes the codes last, except for the first parameter.
     let buckets = (0..5).map(|index| layout.find(index).unwrap().bucket);
     assert_eq!(buckets.collect::<Vec<_>>(), [2, 1, 0, 2, 1]);
 }
 
-/// Where 128 elements would do for others, each rank has whole groups of four words.
+/// Other parameters need multiples of 128 elements only; each rank has whole groups of four words of codes.
 #[test]
 fn shards_of_codes_are_whole_words() {
     for ranks in [1, 3, 8, 64, 100] {

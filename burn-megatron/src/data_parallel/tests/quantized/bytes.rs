@@ -1,16 +1,16 @@
-//! What is sent, and what is held.
+//! The bytes that are communicated, and the memory.
 
 use super::*;
 use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
 
-/// Notes the collectives that are started: their names, and the bytes that a rank gives.
+/// Records the collectives that are started: their names, and the input bytes of a rank.
 #[derive(Debug)]
-struct Counted {
+struct CountingComm {
     inner: Arc<dyn Communicator>,
     calls: Arc<Mutex<Vec<(&'static str, usize)>>>,
 }
 
-impl Communicator for Counted {
+impl Communicator for CountingComm {
     fn group(&self) -> &Group {
         self.inner.group()
     }
@@ -32,11 +32,11 @@ impl Communicator for Counted {
     }
 }
 
-/// What the optimizer's step calls on the data axis, by rank.
+/// The collectives of the optimizer step on the data axis.
 fn calls(recipe: Recipe, config: &DataParallelConfig) -> Vec<(&'static str, usize)> {
-    let run = |groups: &Groups| {
+    let run = |groups: &ParallelContext| {
         let calls = Arc::new(Mutex::default());
-        let data: Arc<dyn Communicator> = Arc::new(Counted {
+        let data: Arc<dyn Communicator> = Arc::new(CountingComm {
             inner: groups.data().clone(),
             calls: Arc::clone(&calls),
         });
@@ -56,12 +56,12 @@ fn calls(recipe: Recipe, config: &DataParallelConfig) -> Vec<(&'static str, usiz
 /// The second bucket has the shift, 128 elements with padding; the weights have 1920 (the first) and
 /// 3840 (the others, the second of which starts at element 384).
 #[test]
-fn a_byte_is_sent_for_an_element() {
-    let config = in_8_bits(&small(DataParallelConfig {
+fn one_byte_is_communicated_per_element() {
+    let config = with_fp8_gather(&small(DataParallelConfig {
         precision: Precision::Bf16,
         ..stage(1)
     }));
-    // Each of the two ranks gives half of a bucket.
+    // Each of the two ranks contributes half of a bucket.
     let shift = ("all_gather", 2 * 64);
     let amax = ("all_reduce", 3 * 4);
     for recipe in [Recipe::Current, Recipe::Delayed] {
@@ -83,13 +83,13 @@ fn a_byte_is_sent_for_an_element() {
     assert!(all >= 2 * (960 + 1855 + 24), "{all} bytes in bf16");
 }
 
-/// Values that are gathered take the place of gradients: these alone were as much.
+/// Gathered values reuse the memory of gradients, and add nothing to it.
 #[test]
-fn a_rank_holds_what_was_computed() {
+fn measured_memory_is_as_computed() {
     for recipe in RECIPES {
         for precision in [Precision::F32, Precision::Bf16] {
-            for config in ways(true) {
-                let config = in_8_bits(&DataParallelConfig {
+            for config in sharding_configs(true) {
+                let config = with_fp8_gather(&DataParallelConfig {
                     precision,
                     ..config
                 });
@@ -115,10 +115,10 @@ fn a_rank_holds_what_was_computed() {
 
 /// Two copies of a byte with their scales.
 #[test]
-fn two_copies_are_planned() {
+fn memory_plans_include_both_copies() {
     let planned = |recipe| {
         let plans = over(1, 2, |groups| {
-            let net = Trained::new(recipe, groups, &in_8_bits(&small(stage(1))))?;
+            let net = Trained::new(recipe, groups, &with_fp8_gather(&small(stage(1))))?;
             Ok(net.ddp.memory_plan()?)
         });
         plans.unwrap()[0]
@@ -138,24 +138,24 @@ fn two_copies_are_planned() {
     );
 }
 
-/// What lies in the pool for the next step.
+/// The bytes that the pool keeps for the next step.
 fn pooled(recipe: Recipe, config: &DataParallelConfig) -> Vec<u64> {
-    let run = |groups: &Groups| {
+    let run = |groups: &ParallelContext| {
         train(groups, recipe, config)?;
         Ok(groups.data().pool().map_or(0, |pool| pool.free_bytes()))
     };
     over(1, 4, run).unwrap()
 }
 
-/// The memory of gathered values is that of gradients, or is freed: a pool does not keep both.
+/// The memory of gathered values is reused by gradients, or freed: the pool does not keep both.
 #[test]
-fn values_leave_no_memory_behind() {
+fn values_add_no_memory_to_the_pool() {
     for precision in [Precision::F32, Precision::Bf16] {
-        let config = in_8_bits(&small(DataParallelConfig {
+        let config = with_fp8_gather(&small(DataParallelConfig {
             precision,
             ..stage(1)
         }));
-        // Where codes are gathered there are no such values.
+        // With gathered codes there are no values.
         let without = pooled(Recipe::Current, &config);
         assert!(without.iter().all(|bytes| *bytes > 0));
         for (with, without) in pooled(Recipe::Mx, &config).iter().zip(without) {
@@ -164,12 +164,12 @@ fn values_leave_no_memory_behind() {
     }
 }
 
-/// A gradient may come before every weight was asked for: the values of the last bucket are quantised
-/// then, and lie nowhere beside the gradients.
+/// A gradient may be accumulated before every weight was used: the values of the last bucket are quantised
+/// first, and their memory is freed.
 #[test]
-fn values_are_gone_before_a_gradient_comes() {
-    let run = |groups: &Groups| {
-        let config = in_8_bits(&small(DataParallelConfig {
+fn values_are_freed_before_a_gradient_is_accumulated() {
+    let run = |groups: &ParallelContext| {
+        let config = with_fp8_gather(&small(DataParallelConfig {
             overlap_param_gather: true,
             ..stage(1)
         }));
@@ -180,7 +180,7 @@ fn values_are_gone_before_a_gradient_comes() {
                 .map(|layer| layer.quantized.load(std::sync::atomic::Ordering::Relaxed))
                 .sum()
         };
-        // One bucket is on its way: that of the last layers, which are needed last.
+        // One gather is in flight: that of the last layers, which are used last.
         let (made, values) = (quantized(), net.ddp.usage().now().gradients);
         let bytes = 3840 * 4;
         assert_eq!(values, bytes);

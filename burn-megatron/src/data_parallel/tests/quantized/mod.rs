@@ -1,6 +1,6 @@
-//! Weights that are gathered in 8 bits: the same training, bit for bit, in fewer bytes.
+//! FP8 weights: the same training, bit for bit, in fewer bytes.
 
-use super::guards::stage;
+use super::gradient_checks::stage;
 use super::*;
 use crate::optim::{AdamWConfig, ParallelAdamW};
 
@@ -12,12 +12,12 @@ use net::{RECIPES, Recipe, Trained, WEIGHTS, bits, bits_of};
 
 const STEPS: usize = 4;
 
-/// Not taken.
+/// The step that is skipped.
 const SKIPPED: usize = 2;
 
-/// What a rank has seen.
+/// The losses, weights and masters of a rank.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Seen {
+struct TrainingRecord {
     losses: Vec<u64>,
     /// By step and weight: codes and scales of both copies.
     weights: Vec<Vec<[[Vec<u32>; 2]; 2]>>,
@@ -26,35 +26,35 @@ struct Seen {
 
 /// Steps of two micro-batches, one of which is skipped.
 fn train(
-    groups: &Groups,
+    groups: &ParallelContext,
     recipe: Recipe,
     config: &DataParallelConfig,
-) -> Result<(Seen, Trained), RankError> {
+) -> Result<(TrainingRecord, Trained), RankError> {
     let mut net = Trained::new(recipe, groups, config)?;
     let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &net.ddp)?;
-    let mut seen = Seen::default();
+    let mut record = TrainingRecord::default();
     for step in 0..STEPS {
         for micro_batch in 0..2 {
             let key = (step * 10 + groups.rank()) * 10 + micro_batch;
-            seen.losses.push(net.run(key, micro_batch == 1).to_bits());
+            record.losses.push(net.run(key, micro_batch == 1).to_bits());
         }
         let copies = net.weights();
         let copies = copies
             .iter()
             .map(|weight| [&weight.rowwise, &weight.columnwise].map(bits_of));
-        seen.weights.push(copies.collect());
+        record.weights.push(copies.collect());
         let gradients = net.ddp.reduce(6)?;
         if recipe == Recipe::Delayed && step != SKIPPED {
             net.layers.iter().for_each(|layer| layer.end_step());
         }
         if step != SKIPPED {
             optimizer.step(0.01, &mut net.ddp, gradients);
-            net.forget();
+            net.invalidate();
         }
     }
     net.ddp.check_replicas()?;
-    seen.masters = net.ddp.parameters().into_iter().map(bits).collect();
-    Ok((seen, net))
+    record.masters = net.ddp.parameters().into_iter().map(bits).collect();
+    Ok((record, net))
 }
 
 fn small(config: DataParallelConfig) -> DataParallelConfig {
@@ -65,21 +65,21 @@ fn small(config: DataParallelConfig) -> DataParallelConfig {
     }
 }
 
-fn in_8_bits(config: &DataParallelConfig) -> DataParallelConfig {
+fn with_fp8_gather(config: &DataParallelConfig) -> DataParallelConfig {
     DataParallelConfig {
         fp8_param_gather: true,
         ..config.clone()
     }
 }
 
-/// The ways in which ranks share the optimizer.
-fn ways(hybrid: bool) -> Vec<DataParallelConfig> {
-    let mut ways = vec![];
+/// The ways of sharding the optimizer.
+fn sharding_configs(hybrid: bool) -> Vec<DataParallelConfig> {
+    let mut configs = vec![];
     for number in [1, 2] {
         for overlap_param_gather in [false, true] {
             for hsdp in [None, Some(2)] {
                 if hsdp.is_none() || hybrid {
-                    ways.push(small(DataParallelConfig {
+                    configs.push(small(DataParallelConfig {
                         overlap_param_gather,
                         hsdp,
                         ..stage(number)
@@ -88,23 +88,23 @@ fn ways(hybrid: bool) -> Vec<DataParallelConfig> {
             }
         }
     }
-    ways
+    configs
 }
 
 fn assert_same(tensor: usize, data: usize, recipe: Recipe, config: &DataParallelConfig) {
     let run = |config: &DataParallelConfig| {
         over(tensor, data, |groups| Ok(train(groups, recipe, config)?.0)).unwrap()
     };
-    let (with, without) = (run(&in_8_bits(config)), run(config));
+    let (with, without) = (run(&with_fp8_gather(config)), run(config));
     for (rank, (with, without)) in with.iter().zip(&without).enumerate() {
         let name = format!("{recipe:?} over {tensor} x {data}, rank {rank}, {config:?}");
         assert_eq!(with.losses, without.losses, "{name}: losses");
         assert!(with.weights == without.weights, "{name}: weights");
         assert!(with.masters == without.masters, "{name}: masters");
     }
-    let differs = |of: &dyn Fn(&Seen) -> bool| with.iter().any(of);
+    let differs = |of: &dyn Fn(&TrainingRecord) -> bool| with.iter().any(of);
     assert!(
-        differs(&|seen| seen.weights[0] != seen.weights[1]),
+        differs(&|record| record.weights[0] != record.weights[1]),
         "nothing was trained"
     );
 }
@@ -112,16 +112,16 @@ fn assert_same(tensor: usize, data: usize, recipe: Recipe, config: &DataParallel
 #[test]
 fn two_ranks_train_the_same_bits() {
     for recipe in RECIPES {
-        for config in ways(false) {
+        for config in sharding_configs(false) {
             assert_same(1, 2, recipe, &config);
         }
     }
 }
 
 #[test]
-fn four_ranks_train_the_same_bits_whole_and_hybrid() {
+fn four_ranks_train_the_same_bits_with_and_without_hsdp() {
     for recipe in RECIPES {
-        for config in ways(true) {
+        for config in sharding_configs(true) {
             assert_same(1, 4, recipe, &config);
         }
     }
@@ -142,7 +142,7 @@ fn scales_are_those_of_all_tensor_ranks() {
         }
     }
     let scales = over(2, 2, |groups| {
-        let config = in_8_bits(&small(stage(1)));
+        let config = with_fp8_gather(&small(stage(1)));
         let mut net = Trained::new(Recipe::Current, groups, &config)?;
         let scale = |weight: &Arc<crate::nn::fp8::QuantizedWeight>| bits_of(&weight.rowwise)[1][0];
         Ok(net.weights().iter().map(scale).collect::<Vec<_>>())
@@ -151,7 +151,7 @@ fn scales_are_those_of_all_tensor_ranks() {
     assert!(scales.iter().all(|other| *other == scales[0]), "{scales:?}");
 }
 
-/// Weights with block scales are quantised from what the model would compute with.
+/// Weights with block scales are quantised from the values in the dtype of the model.
 #[test]
 fn block_scales_give_the_same_bits_in_bf16() {
     for recipe in [Recipe::Square, Recipe::Mx] {
@@ -182,11 +182,11 @@ fn a_module_in_f64_is_quantised_too() {
             let (mut model, layers) = net::model(recipe, groups);
             let narrow = model.module.second.base();
             model.module = model.module.map(&mut Wide);
-            let (config, weights) = (in_8_bits(&small(stage(1))), net::named(&layers));
+            let (config, weights) = (with_fp8_gather(&small(stage(1))), net::named(&layers));
             let ddp = DistributedDataParallel::with_weights(model, groups, &config, weights)?;
             let copy = ddp
                 .sink()
-                .quantized(2, crate::nn::door::Pass::Forward)
+                .quantized(2, crate::nn::hook::Pass::Forward)
                 .unwrap();
             let expected = crate::nn::fp8::WeightQuantizer::quantize(&*layers[1], narrow);
             assert_eq!(
@@ -196,7 +196,7 @@ fn a_module_in_f64_is_quantised_too() {
             );
             assert_eq!(ddp.module().second.val().dtype(), burn::tensor::DType::F64);
             assert_eq!(ddp.parameters()[2].dtype(), burn::tensor::DType::F64);
-            // The masters; no optimizer has been made that has moments.
+            // Masters only; no optimizer with moments was created.
             let masters = (1920 + 3840) / 2 * 8;
             assert_eq!(ddp.usage().now().optimizer, masters);
             assert_eq!(ddp.memory_plan()?.optimizer, masters * 3 + 2 * 64 * 8);
@@ -206,11 +206,11 @@ fn a_module_in_f64_is_quantised_too() {
     .unwrap();
 }
 
-/// One scale under bf16: codes come from the f32 masters and not from bf16 in between.
+/// A per-tensor scale under bf16: codes are made from the f32 masters, not from bf16 values.
 #[test]
-fn codes_are_made_of_the_masters() {
+fn codes_are_made_from_the_masters() {
     let found = over(1, 2, |groups| {
-        let config = in_8_bits(&DataParallelConfig {
+        let config = with_fp8_gather(&DataParallelConfig {
             precision: Precision::Bf16,
             ..small(stage(1))
         });
@@ -232,16 +232,16 @@ fn codes_are_made_of_the_masters() {
 }
 
 #[test]
-fn parameters_lie_in_several_shards_and_buckets() {
+fn parameters_span_several_shards_and_buckets() {
     over(1, 4, |groups| {
-        let net = Trained::new(Recipe::Current, groups, &in_8_bits(&small(stage(1))))?;
+        let net = Trained::new(Recipe::Current, groups, &with_fp8_gather(&small(stage(1))))?;
         let layout = net.ddp.layout();
         let kinds: Vec<_> = layout
             .buckets()
             .map(|(_, buffer, _)| buffer.key.to_string())
             .collect();
-        // Where backward ends with the shift there is no weight left but the first.
-        let (codes, floats) = ("u8/f32 dense in 8 bits", "f32/f32 dense");
+        // When backward finishes the shift, only the first weight is left.
+        let (codes, floats) = ("u8/f32 dense fp8", "f32/f32 dense");
         assert_eq!(kinds, [codes, floats, codes]);
         let straddles = WEIGHTS.iter().filter(|index| {
             let place = layout.find(**index).unwrap();
@@ -256,10 +256,10 @@ fn parameters_lie_in_several_shards_and_buckets() {
 }
 
 #[test]
-fn a_skipped_step_leaves_the_weights_alone() {
+fn a_skipped_step_does_not_change_the_weights() {
     over(1, 2, |groups| {
         for recipe in RECIPES {
-            let mut net = Trained::new(recipe, groups, &in_8_bits(&small(stage(1))))?;
+            let mut net = Trained::new(recipe, groups, &with_fp8_gather(&small(stage(1))))?;
             let before = net.weights();
             net.run(1, true);
             drop(net.ddp.reduce(3)?);
@@ -272,7 +272,7 @@ fn a_skipped_step_leaves_the_weights_alone() {
     .unwrap();
 }
 
-/// Whoever asks for the value of a weight gets what the layers multiply with.
+/// The value of a weight is the dequantised one that the layers multiply with.
 #[test]
 fn values_are_those_of_the_codes_and_follow_an_update() {
     over(1, 2, |groups| {
@@ -280,7 +280,7 @@ fn values_are_those_of_the_codes_and_follow_an_update() {
             .into_iter()
             .zip([Precision::F32, Precision::Bf16].repeat(2))
         {
-            let config = in_8_bits(&DataParallelConfig {
+            let config = with_fp8_gather(&DataParallelConfig {
                 precision,
                 ..small(stage(1))
             });
@@ -296,7 +296,7 @@ fn values_are_those_of_the_codes_and_follow_an_update() {
                 let copy = net.weights().remove(1);
                 let expected = burn_megatron_kernels::fp8::dequantize(&copy.rowwise);
                 assert_eq!(bits(value.clone()), bits(expected.cast(dtype)));
-                // Within the half of a step of the masters, which are what a module gets.
+                // Within half a quantisation step of the masters, which are what `to_module` returns.
                 let master = net.ddp.to_module().second.base();
                 let largest = master.clone().abs().max().into_scalar::<f32>();
                 let away = (value.cast(burn::tensor::DType::F32) - master).abs().max();
@@ -309,16 +309,16 @@ fn values_are_those_of_the_codes_and_follow_an_update() {
     .unwrap();
 }
 
-/// A rank without a micro-batch comes to the same gathers in the same order.
+/// A rank without a micro-batch calls the same gathers in the same order.
 #[test]
-fn a_rank_may_sit_out() {
+fn a_rank_may_run_no_micro_batch() {
     for recipe in RECIPES {
         for overlap_param_gather in [false, true] {
-            let config = in_8_bits(&small(DataParallelConfig {
+            let config = with_fp8_gather(&small(DataParallelConfig {
                 overlap_param_gather,
                 ..stage(1)
             }));
-            let run = |groups: &Groups| {
+            let run = |groups: &ParallelContext| {
                 let mut net = Trained::new(recipe, groups, &config)?;
                 let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &net.ddp)?;
                 for step in 0..3 {

@@ -1,4 +1,4 @@
-//! A small model that multiplies with 8-bit weights, trained by hand, with the weights of the store or
+//! A small model that multiplies with FP8 weights, trained by hand, with the weights of the wrapper or
 //! with its own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,10 +10,10 @@ use burn_megatron_kernels::fp8::{
 };
 
 use super::*;
-use crate::collective::{Comm, Move, start};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::ReduceOp;
-use crate::nn::door::Pass;
 use crate::nn::fp8::{QuantizedWeight, WeightQuantizer};
+use crate::nn::hook::Pass;
 
 /// How weights are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,7 +49,7 @@ struct Delayed {
 }
 
 impl Layer {
-    pub fn new(recipe: Recipe, groups: &Groups) -> Self {
+    pub fn new(recipe: Recipe, groups: &ParallelContext) -> Self {
         let (scale, seen) = (1.0, 0.0);
         Self {
             recipe,
@@ -93,7 +93,7 @@ impl WeightQuantizer for Layer {
         self.quantized.fetch_add(1, Ordering::Relaxed);
         let scaling = match self.recipe {
             Recipe::Current | Recipe::Delayed => {
-                let whole = Move::AllReduce(ReduceOp::Max);
+                let whole = CollectiveOp::AllReduce(ReduceOp::Max);
                 let amax = start(amax(weight.clone()), &whole, &self.tensor).wait();
                 Scaling::Tensor(self.scale(amax))
             }
@@ -111,10 +111,10 @@ impl WeightQuantizer for Layer {
     }
 }
 
-/// Sizes of which one is a multiple of what rows end at, and the others of nothing.
+/// One size is a multiple of the row alignment, the others are not.
 pub const SIZES: [usize; 4] = [40, 48, 70, 5];
 
-/// Three 8-bit weights with a shift between them.
+/// Three FP8 weights with a shift between them.
 #[derive(Module, Debug)]
 pub struct Net {
     pub first: Param<Tensor<2>>,
@@ -123,12 +123,12 @@ pub struct Net {
     pub third: Param<Tensor<2>>,
 }
 
-/// Places of the weights in the table.
+/// The indices of the weights in the table.
 pub const WEIGHTS: [usize; 3] = [0, 2, 3];
 
 const SHIFT: usize = 1;
 
-/// Numbers between -1 and 1 that look random.
+/// Pseudorandom numbers between -1 and 1.
 pub fn noise<const D: usize>(shape: [usize; D], key: usize) -> Tensor<D> {
     let value = |i: usize| {
         let mixed = (i * 2_654_435_761 + key * 40_503 + 12_345) % 1_000_003;
@@ -153,7 +153,7 @@ pub fn net(key: usize) -> Net {
 
 /// The model with a quantiser for each weight. On the tensor axis every parameter is split, so that each
 /// rank has a net of its own, of its own size.
-pub fn model(recipe: Recipe, groups: &Groups) -> (ParallelModule<Net>, Vec<Arc<Layer>>) {
+pub fn model(recipe: Recipe, groups: &ParallelContext) -> (ParallelModule<Net>, Vec<Arc<Layer>>) {
     let place = groups.place();
     let mut model = ParallelModule::replicated(net(100 * place.index));
     for entry in model.table.entries_mut() {
@@ -179,14 +179,14 @@ pub fn named(layers: &[Arc<Layer>]) -> Vec<(String, Arc<dyn WeightQuantizer>)> {
 pub struct Trained {
     pub ddp: DistributedDataParallel<Net>,
     pub layers: Vec<Arc<Layer>>,
-    /// The weights of this step, where the store has none.
+    /// The weights of this step, where the wrapper has none.
     cached: Option<Vec<Arc<QuantizedWeight>>>,
 }
 
 impl Trained {
     pub fn new(
         recipe: Recipe,
-        groups: &Groups,
+        groups: &ParallelContext,
         config: &DataParallelConfig,
     ) -> Result<Self, DataParallelError> {
         let (model, layers) = model(recipe, groups);
@@ -198,12 +198,12 @@ impl Trained {
         })
     }
 
-    /// The weights changed.
-    pub fn forget(&mut self) {
+    /// Discards the cached weights after a step.
+    pub fn invalidate(&mut self) {
         self.cached = None;
     }
 
-    /// Both copies of each weight: those of the store, or made of its values once.
+    /// Both copies of each weight: those of the wrapper, or quantised once from its values.
     pub fn weights(&mut self) -> Vec<Arc<QuantizedWeight>> {
         let sink = self.ddp.sink();
         let kept = WEIGHTS.map(|index| sink.quantized(index, Pass::Forward));
@@ -235,22 +235,23 @@ impl Trained {
         let h = forward(&x, &weights[0]) + shift;
         let z = forward(&h, &weights[1]);
         let y = forward(&z, &weights[2]);
-        let give = |index: usize, gradient: Tensor<2>| {
+        let accumulate = |index: usize, gradient: Tensor<2>| {
             let gradient = match index {
                 SHIFT => gradient.sum_dim(0).reshape([SIZES[1]]).into_dispatch(),
                 _ => gradient.into_dispatch(),
             };
             sink.accumulate(index, gradient);
         };
-        give(3, z.transpose().matmul(y.clone()));
+        accumulate(3, z.transpose().matmul(y.clone()));
         let dz = backward(&y, &weights[2]);
-        give(2, h.transpose().matmul(dz.clone()));
+        accumulate(2, h.transpose().matmul(dz.clone()));
         let dh = backward(&dz, &weights[1]);
-        give(SHIFT, dh.clone());
-        give(0, x.transpose().matmul(dh));
-        match last {
-            true => self.ddp.backward_last(nothing),
-            false => self.ddp.backward(nothing),
+        accumulate(SHIFT, dh.clone());
+        accumulate(0, x.transpose().matmul(dh));
+        if last {
+            self.ddp.backward_last(nothing)
+        } else {
+            self.ddp.backward(nothing)
         };
         (y.clone() * y).sum().into_scalar::<f64>() / 2.0
     }

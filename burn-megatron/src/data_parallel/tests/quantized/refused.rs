@@ -1,10 +1,10 @@
-//! What cannot be gathered in 8 bits.
+//! Settings and weights that cannot be gathered in FP8.
 
 use super::*;
 use crate::nn::fp8::WeightQuantizer;
 
 fn refused(config: &DataParallelConfig, ranks: usize, path: Option<&str>) -> String {
-    let run = |groups: &Groups| {
+    let run = |groups: &ParallelContext| {
         let (model, layers) = net::model(Recipe::Current, groups);
         let weight = path
             .map(|path| -> (String, Arc<dyn WeightQuantizer>) { (path.into(), layers[0].clone()) });
@@ -15,58 +15,53 @@ fn refused(config: &DataParallelConfig, ranks: usize, path: Option<&str>) -> Str
 }
 
 #[test]
-fn settings_and_weights_that_do_not_fit_are_named() {
-    let config = |number| in_8_bits(&stage(number));
+fn invalid_settings_and_weights_are_named() {
+    let config = |number| with_fp8_gather(&stage(number));
     for (config, ranks, path, expected) in [
         (
             config(0),
             2,
             Some("first"),
-            "zero_stage = 0 does not; 1 and 2 do",
+            "requires zero_stage = 1 or 2, but zero_stage = 0",
         ),
         (
             config(3),
             2,
             Some("first"),
-            "gathers them for one block at a time",
+            "requires zero_stage = 1 or 2, but zero_stage = 3",
         ),
         (config(1), 1, Some("first"), "the data axis has 1 ranks"),
         (
             config(1),
             2,
             None,
-            "the model has none; choose an 8-bit recipe",
+            "the model has none; choose an FP8 recipe",
         ),
         (
             config(1),
             2,
             Some("fourth"),
-            "calls its weight fourth, and the model has no matrix there",
+            "the model has no matrix fourth",
         ),
-        (
-            config(2),
-            2,
-            Some("shift"),
-            "calls its weight shift, and the model has no matrix there",
-        ),
+        (config(2), 2, Some("shift"), "the model has no matrix shift"),
     ] {
         let error = refused(&config, ranks, path);
         assert!(error.contains(expected), "{error}");
     }
 }
 
-/// A stage of a pipeline may have no 8-bit weight, as long as another has one.
+/// A pipeline stage may have no FP8 weight, as long as another one has.
 #[test]
-fn a_stage_without_8_bit_weights_comes_along() {
+fn a_stage_without_fp8_weights_is_accepted() {
     let mesh = ParallelConfig::new().with_data(2).with_pipeline(2);
     let run = |rank| {
-        let groups = Groups::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&mesh, &rank)?;
         let (model, layers) = net::model(Recipe::Current, &groups);
         let weights = match groups.pipeline().rank() {
             0 => vec![],
             _ => net::named(&layers),
         };
-        let config = in_8_bits(&stage(1));
+        let config = with_fp8_gather(&stage(1));
         DistributedDataParallel::with_weights(model, &groups, &config, weights)?;
         Ok::<_, RankError>(())
     };

@@ -7,7 +7,7 @@ use burn_megatron_kernels::{Function, gemm};
 
 use super::transcription::{Layer, Matrix};
 use super::*;
-use crate::nn::linear::{Linear, rows};
+use crate::nn::linear::{LinearFunction, rows};
 
 const BATCH: usize = 2;
 /// Not a multiple of a block, and neither are the tokens.
@@ -54,14 +54,14 @@ impl Data {
     /// As the layer itself computes: output, gradients of input, weight and bias.
     fn run(&self, fp8: &Fp8Config, scales: [f32; 3]) -> [Vec<f32>; 4] {
         let dtype = self.x.dtype();
-        let scope = Scope::with(&Groups::single(), &autodiff(), 7, dtype);
-        let scope = scope.with_fp8(fp8).unwrap();
+        let builder = ModelBuilder::with(&ParallelContext::single(), &autodiff(), 7, dtype);
+        let builder = builder.with_fp8(fp8).unwrap();
         let mut layer = ColumnParallelLinearConfig::new(IN, OUT)
-            .init(&scope.child("layer"))
+            .init(&builder.child("layer"))
             .unwrap();
-        if !scope.fp8().states().is_empty() {
+        if !builder.fp8().states().is_empty() {
             let states = [("layer".to_string(), state(scales, 3))];
-            scope.fp8().load(&states.into_iter().collect()).unwrap();
+            builder.fp8().load(&states.into_iter().collect()).unwrap();
         }
         layer.weight = parameter(self.weight.clone());
         layer.bias = Some(parameter(self.bias.clone()));
@@ -201,23 +201,23 @@ fn the_recipes_differ() {
     );
 }
 
-/// What a forward keeps, in bytes of each tensor.
-fn kept(save_activations: bool, recipe: Fp8Recipe, input: InputLies) -> usize {
+/// The size of what a forward saves, in bytes of each tensor.
+fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) -> usize {
     let fp8 = Fp8::new(&Fp8Config {
         save_activations,
         ..config((recipe, Fp8Format::Hybrid))
     });
-    let alone = Groups::single();
+    let alone = ParallelContext::single();
     let layer = fp8
         .unwrap()
-        .layer("layer", alone.tensor(), Split::default(), true);
+        .layer("layer", alone.tensor(), SplitOperands::default(), true);
     let layer = layer.unwrap().unwrap();
-    let whole = !matches!(input, InputLies::SplitSequence(_));
-    let function = Linear {
+    let whole = !matches!(input, InputLayout::SplitSequence(_));
+    let function = LinearFunction {
         input,
-        behind: None,
+        hooked: None,
         transposed: false,
-        arithmetic: In8Bits::new(&layer, true, whole),
+        arithmetic: Fp8Arithmetic::new(&layer, true, whole),
     };
     let data = Data::spread();
     let inputs = vec![
@@ -234,26 +234,26 @@ fn kept(save_activations: bool, recipe: Fp8Recipe, input: InputLies) -> usize {
 }
 
 #[test]
-fn an_input_waits_in_8_bits_where_that_is_wanted() {
+fn inputs_are_saved_in_8_bits_on_request() {
     let tokens = BATCH * SEQ;
     let padded = tokens.div_ceil(16) * 16;
     let whole = 4 * tokens * IN;
     let current = Fp8Recipe::Current(CurrentScaling::default());
     let blocks = Fp8Recipe::Blockwise(BlockScaling::default());
-    let local = || InputLies::Local;
+    let local = || InputLayout::Local;
     // The scales of input and weight besides.
-    assert_eq!(kept(false, current, local()), whole + 8);
-    assert_eq!(kept(false, blocks, local()), whole);
-    assert_eq!(kept(false, Fp8Recipe::MxFp8, local()), whole);
+    assert_eq!(saved_bytes(false, current, local()), whole + 8);
+    assert_eq!(saved_bytes(false, blocks, local()), whole);
+    assert_eq!(saved_bytes(false, Fp8Recipe::MxFp8, local()), whole);
     // Its own scale and the weight's.
-    assert_eq!(kept(true, current, local()), padded * IN + 8);
-    assert_eq!(kept(true, blocks, local()), padded * IN + 4 * 2 * IN);
+    assert_eq!(saved_bytes(true, current, local()), padded * IN + 8);
+    assert_eq!(saved_bytes(true, blocks, local()), padded * IN + 4 * 2 * IN);
     assert_eq!(
-        kept(true, Fp8Recipe::MxFp8, local()),
+        saved_bytes(true, Fp8Recipe::MxFp8, local()),
         padded * IN + 4 * 2 * IN
     );
-    let split = InputLies::SplitSequence(Groups::single().tensor().clone());
-    assert_eq!(kept(true, current, split), whole + 8);
+    let split = InputLayout::SplitSequence(ParallelContext::single().tensor().clone());
+    assert_eq!(saved_bytes(true, current, split), whole + 8);
 }
 
 /// A frozen weight or a plain input leave out a product, and change no other.
@@ -262,13 +262,13 @@ fn what_is_not_needed_is_left_out() {
     let data = Data::spread();
     for recipe in recipes() {
         let all = data.run(&config(recipe), SCALES);
-        let scope = scope(&Groups::single(), &config(recipe));
+        let builder = builder(&ParallelContext::single(), &config(recipe));
         let mut layer = ColumnParallelLinearConfig::new(IN, OUT)
-            .init(&scope.child("layer"))
+            .init(&builder.child("layer"))
             .unwrap();
-        if !scope.fp8().states().is_empty() {
+        if !builder.fp8().states().is_empty() {
             let states = [("layer".to_string(), state(SCALES, 3))];
-            scope.fp8().load(&states.into_iter().collect()).unwrap();
+            builder.fp8().load(&states.into_iter().collect()).unwrap();
         }
         layer.weight = parameter(data.weight.clone());
         layer.bias = None;

@@ -1,4 +1,4 @@
-//! The layer for modules that know no ranks.
+//! The layer for modules without a mesh.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -101,9 +101,12 @@ fn mxfp8_needs_no_settings() {
 fn an_input_of_another_width_is_told() {
     let layer = MxFp8LinearConfig::new(6, 4).init(&Device::flex());
     let x = Tensor::<2>::ones([3, 5], &Device::flex());
-    let told = catch_unwind(AssertUnwindSafe(|| layer.forward(x))).unwrap_err();
-    let told = told.downcast_ref::<String>().unwrap();
-    assert_eq!(told, "a linear layer from 6 to 4 features was given [3, 5]");
+    let panic = catch_unwind(AssertUnwindSafe(|| layer.forward(x))).unwrap_err();
+    let panic = panic.downcast_ref::<String>().unwrap();
+    assert_eq!(
+        panic,
+        "invalid input [3, 5] of a linear layer from 6 to 4 features: expected [.., 6]"
+    );
 }
 
 #[derive(Module, Debug)]
@@ -139,7 +142,7 @@ fn it_trains_over_data_ranks() {
         let run = |ranks: usize| {
             let layout = ParallelConfig::new().with_data(ranks);
             let all = World::threads(ranks).unwrap().run(|rank| {
-                let groups = Groups::new(&layout, &rank)?;
+                let groups = ParallelContext::new(&layout, &rank)?;
                 let fp8 = Fp8::new(&config(recipe)).unwrap();
                 let model = ParallelModule::replicated(Mlp::new(&fp8)).with_fp8(&fp8);
                 let mut ddp = DistributedDataParallel::new(model, &groups).unwrap();
@@ -154,12 +157,12 @@ fn it_trains_over_data_ranks() {
                     }
                     let gradients = ddp.reduce(1).unwrap();
                     ddp.fp8().end_step(&groups).unwrap();
-                    let whole = ddp.whole_gradients(&gradients);
+                    let whole = ddp.full_gradients(&gradients);
                     let tokens = gradients.tokens as f64;
                     let whole = whole.into_iter().map(|x| x.mul_scalar(tokens));
                     outcomes.push(whole.flat_map(floats).collect::<Vec<_>>());
                 }
-                Ok::<_, crate::comm::GroupsError>((outcomes, ddp.fp8().states()))
+                Ok::<_, crate::comm::ParallelContextError>((outcomes, ddp.fp8().states()))
             });
             all.unwrap()
         };

@@ -13,7 +13,7 @@ use burn::module::Param;
 use burn::tensor::{DType, Tensor};
 
 use super::{autodiff, leaf, part, values, wave};
-use crate::comm::Groups;
+use crate::comm::ParallelContext;
 use crate::nn::fp8::*;
 use crate::nn::*;
 
@@ -71,8 +71,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-fn scope(groups: &Groups, fp8: &Fp8Config) -> Scope {
-    Scope::with(groups, &autodiff(), 7, DType::F32)
+fn builder(groups: &ParallelContext, fp8: &Fp8Config) -> ModelBuilder {
+    ModelBuilder::with(groups, &autodiff(), 7, DType::F32)
         .with_fp8(fp8)
         .unwrap()
 }

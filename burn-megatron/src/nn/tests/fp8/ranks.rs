@@ -33,11 +33,12 @@ impl Setting {
         }
     }
 
-    /// How input, weight, bias and output lie.
+    /// The placements of input, weight, bias and output.
     fn placements(self, ranks: usize) -> [Placement; 4] {
-        let between = match self.sequence_parallel {
-            true => Placement::split(SEQUENCE_DIM, SHAPE[1], ranks),
-            false => Placement::Replicated,
+        let between = if self.sequence_parallel {
+            Placement::split(SEQUENCE_DIM, SHAPE[1], ranks)
+        } else {
+            Placement::Replicated
         };
         match self.kind {
             Kind::Column => [
@@ -56,14 +57,15 @@ impl Setting {
     }
 
     fn values<const D: usize>(self, shape: [usize; D], phase: f64) -> Tensor<D> {
-        match self.exact {
-            true => integers(shape, phase),
-            false => spread(shape, phase),
+        if self.exact {
+            integers(shape, phase)
+        } else {
+            spread(shape, phase)
         }
     }
 }
 
-/// What a rank has: output, gradients of input, weight and bias, and the scales of one step and of the
+/// The results of a rank: output, gradients of input, weight and bias, and the scales of one step and of the
 /// next.
 struct Outcome {
     parts: [Vec<f32>; 4],
@@ -71,7 +73,7 @@ struct Outcome {
     states: std::collections::BTreeMap<String, Fp8LayerState>,
 }
 
-fn run(groups: &Groups, setting: Setting, fp8: &Fp8Config) -> Outcome {
+fn run(groups: &ParallelContext, setting: Setting, fp8: &Fp8Config) -> Outcome {
     let place = groups.place();
     let [inputs, outputs] = setting.sizes();
     let [of_x, of_weight, of_bias, of_y] = setting.placements(place.size);
@@ -87,33 +89,33 @@ fn run(groups: &Groups, setting: Setting, fp8: &Fp8Config) -> Outcome {
     let bias = parameter(part(bias, &of_bias, place).cast(DType::F32));
     let dy = part_of(setting.values([SHAPE[0], SHAPE[1], outputs], 3.0), &of_y);
 
-    let scope = scope(groups, fp8);
+    let builder = builder(groups, fp8);
     let (y, weight, bias) = match setting.kind {
         Kind::Column => {
             let mut layer = ColumnParallelLinearConfig::new(inputs, outputs)
                 .with_sequence_parallel(setting.sequence_parallel)
-                .init(&scope.child("layer"))
+                .init(&builder.child("layer"))
                 .unwrap();
             let (weight, bias) = (weight, Some(bias));
             layer.weight = weight;
             layer.bias = bias;
-            scope.fp8().measure(true);
+            builder.fp8().measure(true);
             (layer.forward(x.clone()), layer.weight, layer.bias)
         }
         Kind::Row => {
             let mut layer = RowParallelLinearConfig::new(inputs, outputs)
                 .with_sequence_parallel(setting.sequence_parallel)
-                .init(&scope.child("layer"))
+                .init(&builder.child("layer"))
                 .unwrap();
             let (weight, bias) = (weight, Some(bias));
             layer.weight = weight;
             layer.bias = bias;
-            scope.fp8().measure(true);
+            builder.fp8().measure(true);
             (layer.forward(x.clone()), layer.weight, layer.bias)
         }
     };
     let gradients = backward(y.clone(), dy);
-    scope.fp8().end_step(groups).unwrap();
+    builder.fp8().end_step(groups).unwrap();
     Outcome {
         parts: [
             floats(y.inner()),
@@ -121,12 +123,12 @@ fn run(groups: &Groups, setting: Setting, fp8: &Fp8Config) -> Outcome {
             floats(weight.val().grad(&gradients).unwrap()),
             floats(bias.unwrap().val().grad(&gradients).unwrap()),
         ],
-        reports: scope.fp8().report(),
-        states: scope.fp8().states(),
+        reports: builder.fp8().report(),
+        states: builder.fp8().states(),
     }
 }
 
-/// The parts of all ranks put together.
+/// The parts of all ranks, assembled.
 fn whole(setting: Setting, mut all: Vec<Outcome>) -> [Vec<f32>; 4] {
     let [of_x, of_weight, of_bias, of_y] = setting.placements(all.len());
     let [inputs, outputs] = setting.sizes();

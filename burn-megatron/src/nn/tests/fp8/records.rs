@@ -17,7 +17,7 @@ fn delayed() -> Fp8Config {
 }
 
 fn mlp(fp8: &Fp8Config) -> (ParallelMlp, Fp8) {
-    let scope = scope(&Groups::single(), fp8);
+    let builder = builder(&ParallelContext::single(), fp8);
     let config = ParallelMlpConfig {
         hidden: 8,
         width: 16,
@@ -27,9 +27,9 @@ fn mlp(fp8: &Fp8Config) -> (ParallelMlp, Fp8) {
         output_init: Init::Normal(0.5),
         sequence_parallel: false,
     };
-    let mlp = config.init(&scope.child("mlp")).unwrap();
-    let model = scope
-        .finish_part(mlp, |path| format!("mlp.{path}"))
+    let mlp = config.init(&builder.child("mlp")).unwrap();
+    let model = builder
+        .finish_stages(mlp, |path| format!("mlp.{path}"))
         .unwrap();
     (model.module, model.fp8)
 }
@@ -38,7 +38,7 @@ fn train(mlp: &ParallelMlp, fp8: &Fp8, phase: f64) -> Vec<f32> {
     let x = leaf(spread([2, 3, 8], phase));
     let y = mlp.forward(x.clone());
     let gradients = backward(y, spread([2, 3, 8], phase + 1.0));
-    fp8.end_step_alone().unwrap();
+    fp8.end_step_single_rank().unwrap();
     floats(x.grad(&gradients).unwrap())
 }
 
@@ -154,18 +154,16 @@ fn a_checkpoint_that_does_not_fit_changes_nothing() {
     let mut states = good.clone();
     states.get_mut("mlp.down").unwrap().input.scale = 2f32.to_bits();
     states.get_mut("mlp.up").unwrap().gradient.scale = f32::NAN.to_bits();
-    let expected =
-        "the 8-bit state of mlp.up, gradient: a scale is NaN; it must be finite and above 0";
+    let expected = "invalid 8-bit state of mlp.up, gradient: invalid scale NaN: expected a finite number above 0";
     assert_eq!(refused(&states), expected);
 
     let mut states = good.clone();
     states.get_mut("mlp.up").unwrap().weight.history.pop();
-    let expected = "the 8-bit state of mlp.up, weight: its history has 2 steps, and delayed scaling \
-                    remembers 3 here; set history = 2";
+    let expected = "invalid 8-bit state of mlp.up, weight: its history has 2 steps, expected 3; set history = 2";
     assert_eq!(refused(&states), expected);
 }
 
-/// What a clone of the module learns, the module knows.
+/// A clone shares the state of the module.
 #[test]
 fn clones_are_one_layer() {
     let (mlp, fp8) = mlp(&delayed());

@@ -15,7 +15,7 @@ fn current() -> Fp8Recipe {
     Fp8Recipe::Current(CurrentScaling::default())
 }
 
-fn mlp(scope: &Scope) -> Result<ParallelMlp, BuildError> {
+fn mlp(builder: &ModelBuilder) -> Result<ParallelMlp, BuildError> {
     let config = ParallelMlpConfig {
         hidden: 8,
         width: 8,
@@ -25,7 +25,7 @@ fn mlp(scope: &Scope) -> Result<ParallelMlp, BuildError> {
         output_init: Init::Normal(0.5),
         sequence_parallel: false,
     };
-    config.init(scope)
+    config.init(builder)
 }
 
 fn with(overrides: Vec<Fp8Layers>) -> Fp8Config {
@@ -42,12 +42,12 @@ fn later_patterns_override_earlier_ones() {
         layers("blocks.1.**", Some(Fp8Recipe::MxFp8)),
         layers("blocks.?.up", Some("delayed".parse().unwrap())),
     ]);
-    let scope = scope(&Groups::single(), &fp8);
+    let builder = builder(&ParallelContext::single(), &fp8);
     for block in 0..2 {
-        mlp(&scope.child("blocks").child(block)).unwrap();
+        mlp(&builder.child("blocks").child(block)).unwrap();
     }
-    mlp(&scope.child("head")).unwrap();
-    let built = scope.fp8();
+    mlp(&builder.child("head")).unwrap();
+    let built = builder.fp8();
     let built: Vec<_> = built
         .layers()
         .iter()
@@ -61,8 +61,11 @@ fn later_patterns_override_earlier_ones() {
     ];
     let expected = expected.map(|(path, recipe)| (path.to_string(), recipe));
     assert_eq!(built, expected);
-    scope.fp8().check_layers(&Groups::single()).unwrap();
-    let weights: Vec<_> = scope
+    builder
+        .fp8()
+        .check_layers(&ParallelContext::single())
+        .unwrap();
+    let weights: Vec<_> = builder
         .fp8()
         .weights()
         .into_iter()
@@ -74,22 +77,25 @@ fn later_patterns_override_earlier_ones() {
 #[test]
 fn a_place_can_be_left_out() {
     let fp8 = with(vec![layers("blocks.0.up", Some(Fp8Recipe::MxFp8))]);
-    let scope = scope(&Groups::single(), &fp8);
-    mlp(&scope.child("blocks").child(0).without_fp8()).unwrap();
-    assert!(scope.fp8().layers().is_empty());
+    let builder = builder(&ParallelContext::single(), &fp8);
+    mlp(&builder.child("blocks").child(0).without_fp8()).unwrap();
+    assert!(builder.fp8().layers().is_empty());
     // It is a layer of the model all the same.
-    scope.fp8().check_layers(&Groups::single()).unwrap();
+    builder
+        .fp8()
+        .check_layers(&ParallelContext::single())
+        .unwrap();
 }
 
 #[test]
 fn without_a_recipe_nothing_changes() {
     let run = |fp8: Option<&Fp8Config>| {
-        let scope = Scope::with(&Groups::single(), &autodiff(), 7, DType::F32);
-        let scope = match fp8 {
-            Some(fp8) => scope.with_fp8(fp8).unwrap(),
-            None => scope,
+        let builder = ModelBuilder::with(&ParallelContext::single(), &autodiff(), 7, DType::F32);
+        let builder = match fp8 {
+            Some(fp8) => builder.with_fp8(fp8).unwrap(),
+            None => builder,
         };
-        let mlp = mlp(&scope.child("mlp")).unwrap();
+        let mlp = mlp(&builder.child("mlp")).unwrap();
         let x = leaf(spread([2, 3, 8], 0.5));
         let y = mlp.forward(x.clone());
         let gradients = backward(y.clone(), spread([2, 3, 8], 3.0));
@@ -102,26 +108,26 @@ fn without_a_recipe_nothing_changes() {
 }
 
 #[test]
-fn a_pattern_that_fits_nothing_is_told_with_the_nearest() {
+fn an_unmatched_pattern_is_an_error_with_the_nearest_paths() {
     let fp8 = with(vec![
         layers("**.up", None),
         layers("blocks.*.mlp.upp", None),
     ]);
     let layout = ParallelConfig::new().with_pipeline(2);
-    let told = World::threads(2).unwrap().run(|rank| {
-        let groups = Groups::new(&layout, &rank)?;
-        let scope = scope(&groups, &fp8);
-        mlp(&scope.child("blocks").child(groups.rank()).child("mlp")).unwrap();
-        Ok::<_, crate::comm::GroupsError>(scope.fp8().check_layers(&groups).unwrap_err())
+    let errors = World::threads(2).unwrap().run(|rank| {
+        let groups = ParallelContext::new(&layout, &rank)?;
+        let builder = builder(&groups, &fp8);
+        mlp(&builder.child("blocks").child(groups.rank()).child("mlp")).unwrap();
+        Ok::<_, crate::comm::ParallelContextError>(builder.fp8().check_layers(&groups).unwrap_err())
     });
-    let told: Vec<_> = told.unwrap().iter().map(ToString::to_string).collect();
+    let errors: Vec<_> = errors.unwrap().iter().map(ToString::to_string).collect();
     let expected = |block| {
         format!(
-            "the 8-bit layers `blocks.*.mlp.upp` fit no layer; the nearest are blocks.{block}.mlp.up, \
+            "8-bit layers: `blocks.*.mlp.upp` matches no layer; the nearest are blocks.{block}.mlp.up, \
              blocks.{block}.mlp.down"
         )
     };
-    assert_eq!(told, [expected(0), expected(1)]);
+    assert_eq!(errors, [expected(0), expected(1)]);
 }
 
 /// A layer of one stage is a layer of the model.
@@ -130,16 +136,16 @@ fn the_stages_of_a_pipeline_agree_on_the_patterns() {
     let fp8 = with(vec![layers("blocks.0.*", None), layers("blocks.1.*", None)]);
     let layout = ParallelConfig::new().with_pipeline(2);
     let fit = World::threads(2).unwrap().run(|rank| {
-        let groups = Groups::new(&layout, &rank)?;
-        let scope = scope(&groups, &fp8);
-        mlp(&scope.child("blocks").child(groups.rank())).unwrap();
-        Ok::<_, crate::comm::GroupsError>(scope.fp8().check_layers(&groups).is_ok())
+        let groups = ParallelContext::new(&layout, &rank)?;
+        let builder = builder(&groups, &fp8);
+        mlp(&builder.child("blocks").child(groups.rank())).unwrap();
+        Ok::<_, crate::comm::ParallelContextError>(builder.fp8().check_layers(&groups).is_ok())
     });
     assert_eq!(fit.unwrap(), [true, true]);
 }
 
 #[test]
-fn settings_without_a_meaning_are_refused() {
+fn invalid_settings_are_refused() {
     let delayed = |margin, history| {
         Fp8Recipe::Delayed(DelayedScaling {
             margin,
@@ -163,23 +169,29 @@ fn settings_without_a_meaning_are_refused() {
         ..Fp8Config::default()
     };
     let refused = [
-        (of(delayed(0, 0)), "history = 0;"),
-        (of(delayed(65, 1)), "margin = 65;"),
-        (of(delayed(i32::MIN, 1)), "margin = -2147483648;"),
-        (of(epsilon(-1.0)), "epsilon = -1;"),
-        (of(epsilon(f32::NAN)), "epsilon = NaN;"),
-        (limit(1.5), "saturation_limit = 1.5;"),
-        (limit(f64::NAN), "saturation_limit = NaN;"),
-        (ends, "first_last_bf16 = 1; without a recipe"),
+        (of(delayed(0, 0)), "invalid history = 0: expected"),
+        (of(delayed(65, 1)), "invalid margin = 65: expected"),
+        (
+            of(delayed(i32::MIN, 1)),
+            "invalid margin = -2147483648: expected",
+        ),
+        (of(epsilon(-1.0)), "invalid epsilon = -1: expected"),
+        (of(epsilon(f32::NAN)), "invalid epsilon = NaN: expected"),
+        (limit(1.5), "invalid saturation_limit = 1.5: expected"),
+        (limit(f64::NAN), "invalid saturation_limit = NaN: expected"),
+        (ends, "first_last_bf16 = 1: expected 0 without a recipe"),
         (
             with(vec![layers("a..b", None)]),
-            "the 8-bit layers `a..b`: it has an empty component",
+            "8-bit layers: invalid pattern `a..b`: it has an empty component",
         ),
-        (with(vec![layers("a", Some(delayed(0, 0)))]), "history = 0;"),
+        (
+            with(vec![layers("a", Some(delayed(0, 0)))]),
+            "invalid history = 0: expected",
+        ),
     ];
     for (fp8, reason) in refused {
-        let scope = Scope::new(&Groups::single(), &autodiff());
-        let error = scope.with_fp8(&fp8).unwrap_err();
+        let builder = ModelBuilder::new(&ParallelContext::single(), &autodiff());
+        let error = builder.with_fp8(&fp8).unwrap_err();
         assert!(matches!(error, BuildError::Fp8(_)));
         assert!(error.to_string().contains(reason), "{error}");
     }
@@ -187,11 +199,11 @@ fn settings_without_a_meaning_are_refused() {
 
 #[test]
 fn two_layers_cannot_share_a_path() {
-    let scope = scope(&Groups::single(), &with(vec![]));
-    mlp(&scope.child("mlp")).unwrap();
-    let error = mlp(&scope.child("mlp")).unwrap_err().to_string();
+    let builder = builder(&ParallelContext::single(), &with(vec![]));
+    mlp(&builder.child("mlp")).unwrap();
+    let error = mlp(&builder.child("mlp")).unwrap_err().to_string();
     assert_eq!(
         error,
-        "two 8-bit layers are called mlp.up; give each a path of its own"
+        "8-bit layers: two layers have the path mlp.up; give each its own"
     );
 }

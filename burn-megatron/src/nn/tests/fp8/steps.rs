@@ -1,11 +1,11 @@
-//! What a step leaves behind: with delayed scaling its magnitudes, of training alone.
+//! The end of a step: with delayed scaling only magnitudes of training enter the histories.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::super::over;
 use super::*;
-use crate::nn::door::with_anchor;
+use crate::nn::hook::with_anchor;
 use crate::testing::warnings;
 
 const IN: usize = 24;
@@ -42,7 +42,7 @@ impl Setup {
     }
 
     fn end_step(&self) -> Fp8LayerState {
-        self.fp8.end_step_alone().unwrap();
+        self.fp8.end_step_single_rank().unwrap();
         self.fp8.states()["layer"].clone()
     }
 }
@@ -133,7 +133,7 @@ fn an_evaluation_leaves_no_trace() {
     assert_eq!(with.end_step(), without.end_step());
 }
 
-/// The first run of a block is recorded nowhere, and the second is the same.
+/// The first pass of a recomputed block is not recorded, and the second computes the same.
 #[test]
 fn what_is_recomputed_counts_once() {
     let [x, dy] = batch(0.5);
@@ -144,9 +144,12 @@ fn what_is_recomputed_counts_once() {
             ..delayed(3)
         });
         let (layer, x) = (setup.layer.clone().no_grad(), leaf(x.clone()));
-        let y = with_anchor(&x, || match recomputed {
-            true => recompute(x.clone(), move |x| layer.forward(x)),
-            false => layer.forward(x.clone()),
+        let y = with_anchor(&x, || {
+            if recomputed {
+                recompute(x.clone(), move |x| layer.forward(x))
+            } else {
+                layer.forward(x.clone())
+            }
         });
         let gradients = backward(y, dy.clone());
         let dx = floats(x.grad(&gradients).unwrap());
@@ -162,7 +165,7 @@ fn a_value_that_is_no_number_holds_the_scale() {
     let [x, dy] = batch(0.5);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let most_recent = Fp8Recipe::Delayed(DelayedScaling {
-            amax: AmaxChoice::MostRecent,
+            amax: AmaxAlgorithm::MostRecent,
             ..DelayedScaling::default()
         });
         let setup = setup(&config((most_recent, Fp8Format::Hybrid)));
@@ -182,12 +185,12 @@ fn a_value_that_is_no_number_holds_the_scale() {
     }
 }
 
-/// One rank has a NaN, one has larger values, one has nothing.
+/// One rank has a NaN, one has larger values, one has no tensor.
 #[test]
 fn all_ranks_of_a_stage_have_one_scale() {
     let config = crate::mesh::ParallelConfig::new().with_data(3);
     let states = crate::comm::World::threads(3).unwrap().run(|rank| {
-        let groups = Groups::new(&config, &rank)?;
+        let groups = ParallelContext::new(&config, &rank)?;
         let setup = setup(&delayed(4));
         let [x, dy] = batch(0.5);
         let mut states = vec![];
@@ -201,7 +204,7 @@ fn all_ranks_of_a_stage_have_one_scale() {
             setup.fp8.end_step(&groups).unwrap();
             states.push(setup.fp8.states()["layer"].clone());
         }
-        Ok::<_, crate::comm::GroupsError>(states)
+        Ok::<_, crate::comm::ParallelContextError>(states)
     });
     let states = states.unwrap();
     assert!(states.iter().all(|rank| *rank == states[0]));
@@ -211,7 +214,7 @@ fn all_ranks_of_a_stage_have_one_scale() {
     assert_eq!(states[0][2].input.scale, states[0][1].input.scale);
 }
 
-/// Nothing is exchanged over the data axis: each rank's micro-batch has its own scale.
+/// Nothing is communicated over the data axis: each rank's micro-batch has its own scale.
 #[test]
 fn current_scaling_is_of_one_micro_batch() {
     let current = config((
@@ -228,13 +231,13 @@ fn current_scaling_is_of_one_micro_batch() {
     let larger = x.clone().mul_scalar(2.0);
     let config = crate::mesh::ParallelConfig::new().with_data(2);
     let reports = crate::comm::World::threads(2).unwrap().run(|rank| {
-        let groups = Groups::new(&config, &rank)?;
+        let groups = ParallelContext::new(&config, &rank)?;
         let x = if groups.rank() == 0 {
             x.clone()
         } else {
             larger.clone()
         };
-        Ok::<_, crate::comm::GroupsError>(scale(x, dy.clone()))
+        Ok::<_, crate::comm::ParallelContextError>(scale(x, dy.clone()))
     });
     let expected = [
         scale(x.clone(), dy.clone()),
@@ -250,7 +253,7 @@ fn a_report_has_the_first_use_of_each_tensor() {
     let setup = setup(&delayed(2));
     let [x, dy] = batch(0.5);
     setup.train(x.clone(), dy.clone());
-    assert!(setup.fp8.report().is_empty(), "it was not asked for");
+    assert!(setup.fp8.report().is_empty(), "measuring is off");
     setup.fp8.measure(true);
     setup.train(x.clone(), dy.clone());
     setup.train(x.clone().mul_scalar(3.0), dy.clone());
@@ -300,13 +303,13 @@ fn saturation_beyond_the_limit_is_told_once() {
             setup.end_step();
         })
     };
-    let told = step(1e3);
-    assert_eq!(told.len(), 1, "{told:?}");
+    let warned = step(1e3);
+    assert_eq!(warned.len(), 1, "{warned:?}");
     assert!(
-        told[0].contains("33.33 % of the input of layer"),
-        "{told:?}"
+        warned[0].contains("33.33 % of the input of layer"),
+        "{warned:?}"
     );
-    assert!(told[0].contains("limit of 25.00 %"), "{told:?}");
+    assert!(warned[0].contains("limit of 25.00 %"), "{warned:?}");
     // Still beyond: the largest has grown by as much.
     assert!(step(1e6).is_empty());
     // Below the limit, and then beyond it again.
@@ -318,7 +321,7 @@ fn saturation_beyond_the_limit_is_told_once() {
 #[test]
 fn one_rank_of_a_stage_warns() {
     let [x, dy] = batch(0.5);
-    let told = over(2, |groups| {
+    let warned = over(2, |groups| {
         let setup = setup(&Fp8Config {
             saturation_limit: 0.0,
             ..delayed(1)
@@ -326,5 +329,5 @@ fn one_rank_of_a_stage_warns() {
         setup.train(x.clone(), dy.clone());
         warnings(|| setup.fp8.end_step(&groups).unwrap())
     });
-    assert!(!told[0].is_empty() && told[1].is_empty(), "{told:?}");
+    assert!(!warned[0].is_empty() && warned[1].is_empty(), "{warned:?}");
 }

@@ -1,4 +1,4 @@
-//! Weights are quantised once, and kept until somebody says that they changed.
+//! Weights are quantised once and cached until they change.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,29 +9,29 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::fp8;
 
 use super::*;
-use crate::nn::door::{Door, GradientSink, Pass, Value, with_anchor};
+use crate::nn::hook::{GradientSink, ParameterHook, ParameterValue, Pass, with_anchor};
 
 const IN: usize = 16;
 const OUT: usize = 32;
 
-/// Has the weight, and counts how often it is asked for it.
+/// Supplies the weight and counts the fetches.
 #[derive(Default)]
 struct Counting {
     weight: Mutex<Option<Tensor<2>>>,
-    /// The weight in 8 bits, where this keeps it so.
+    /// The weight in 8 bits, if the sink holds it in 8 bits.
     quantized: Option<Arc<QuantizedWeight>>,
-    asked: AtomicUsize,
+    fetches: AtomicUsize,
     gradients: Mutex<Vec<Vec<f32>>>,
 }
 
 impl GradientSink for Counting {
-    fn value(&self, index: usize, _: Pass) -> Option<Value> {
+    fn value(&self, index: usize, _: Pass) -> Option<ParameterValue> {
         if index != 0 {
             return None;
         }
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.fetches.fetch_add(1, Ordering::Relaxed);
         let weight = self.weight.lock().unwrap().clone()?;
-        Some(Value {
+        Some(ParameterValue {
             flat: weight.reshape([IN * OUT]),
             keep: None,
         })
@@ -55,16 +55,16 @@ impl GradientSink for Counting {
 struct Attach(Arc<Counting>, usize);
 
 impl Reparameterizer for Attach {
-    type Reparam = Door;
+    type Reparam = ParameterHook;
 
     fn reparameterize<const D: usize>(
         &mut self,
         _path: &str,
         param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<Door>) {
+    ) -> (Param<Tensor<D>>, Option<ParameterHook>) {
         self.1 += 1;
         let param = param.map(|tensor| tensor.inner().mul_scalar(f64::NAN));
-        (param, Some(Door::new(self.1 - 1, self.0.clone())))
+        (param, Some(ParameterHook::new(self.1 - 1, self.0.clone())))
     }
 }
 
@@ -88,8 +88,8 @@ fn setup(fp8: &Fp8Config, quantized: Option<Arc<QuantizedWeight>>) -> Setup {
 }
 
 impl Setup {
-    fn asked(&self) -> usize {
-        self.sink.asked.swap(0, Ordering::Relaxed)
+    fn fetches(&self) -> usize {
+        self.sink.fetches.swap(0, Ordering::Relaxed)
     }
 
     /// Output and gradients of a micro-batch.
@@ -112,7 +112,7 @@ fn without_a_manager_each_use_asks() {
         let setup = setup(&config(recipe), None);
         for _ in 0..4 {
             setup.train();
-            assert_eq!(setup.asked(), 2, "forward and backward: {recipe:?}");
+            assert_eq!(setup.fetches(), 2, "forward and backward: {recipe:?}");
         }
     }
 }
@@ -121,7 +121,7 @@ fn without_a_manager_each_use_asks() {
 fn a_managed_weight_is_quantised_once() {
     for recipe in recipes() {
         let (kept, fresh) = (setup(&config(recipe), None), setup(&config(recipe), None));
-        kept.fp8.manage_weights(true);
+        kept.fp8.cache_quantized_weights(true);
         let expected = fresh.train();
         for _ in 0..4 {
             assert_eq!(
@@ -132,21 +132,21 @@ fn a_managed_weight_is_quantised_once() {
         // An evaluation as well.
         let x: Tensor<3> = spread([1, 5, IN], 0.5);
         assert_eq!(bits(&floats(kept.layer.forward(x))), bits(&expected[0]));
-        assert_eq!(kept.asked(), 1, "{recipe:?}");
+        assert_eq!(kept.fetches(), 1, "{recipe:?}");
 
         let other = spread([IN, OUT], 8.0);
         for setup in [&kept, &fresh] {
             *setup.sink.weight.lock().unwrap() = Some(other.clone());
         }
-        kept.fp8.weights_changed();
+        kept.fp8.invalidate_weights();
         assert_eq!(
             kept.train().map(|x| bits(&x)),
             fresh.train().map(|x| bits(&x))
         );
-        assert_eq!(kept.asked(), 1, "{recipe:?}");
-        kept.fp8.manage_weights(false);
+        assert_eq!(kept.fetches(), 1, "{recipe:?}");
+        kept.fp8.cache_quantized_weights(false);
         kept.train();
-        assert_eq!(kept.asked(), 2, "{recipe:?}");
+        assert_eq!(kept.fetches(), 2, "{recipe:?}");
     }
 }
 
@@ -156,11 +156,11 @@ fn new_scales_are_a_change() {
         &config(("delayed".parse().unwrap(), Fp8Format::Hybrid)),
         None,
     );
-    setup.fp8.manage_weights(true);
+    setup.fp8.cache_quantized_weights(true);
     let first = setup.train();
-    setup.fp8.end_step_alone().unwrap();
+    setup.fp8.end_step_single_rank().unwrap();
     assert_ne!(setup.train().map(|x| bits(&x)), first.map(|x| bits(&x)));
-    assert_eq!(setup.asked(), 2);
+    assert_eq!(setup.fetches(), 2);
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn scales_of_a_checkpoint_are_a_change() {
         Fp8Format::Hybrid,
     ));
     let (kept, fresh) = (setup(&delayed, None), setup(&delayed, None));
-    kept.fp8.manage_weights(true);
+    kept.fp8.cache_quantized_weights(true);
     kept.train();
     let states = [("layer".to_string(), state([3.0, 100.0, 7.0], 1024))];
     let states = states.into_iter().collect();
@@ -183,7 +183,7 @@ fn scales_of_a_checkpoint_are_a_change() {
     );
 }
 
-/// The scale of the forward is kept, and not found again from what the store has by then.
+/// The backward uses the saved scale of the forward, not one from the current value.
 #[test]
 fn a_backward_has_the_scales_of_its_forward() {
     let run = |save_activations, before: f64| {
@@ -209,22 +209,22 @@ fn a_backward_has_the_scales_of_its_forward() {
     assert_ne!(run(false, 1.0), run(false, 3.0));
 }
 
-/// What an evaluation quantised first is seen when a step uses it, and once.
+/// A weight quantised first by an evaluation is counted when a step uses it, once.
 #[test]
 fn an_evaluation_before_a_step_hides_nothing() {
     let delayed = config(("delayed".parse().unwrap(), Fp8Format::Hybrid));
     let states = [false, true].map(|evaluated| {
         let setup = setup(&delayed, None);
-        setup.fp8.manage_weights(true);
+        setup.fp8.cache_quantized_weights(true);
         if evaluated {
             let _ = setup.layer.forward(spread::<3>([1, 5, IN], 9.0));
-            setup.fp8.end_step_alone().unwrap();
+            setup.fp8.end_step_single_rank().unwrap();
             let fresh = self::setup(&delayed, None);
             assert_eq!(setup.fp8.states(), fresh.fp8.states(), "nothing was noted");
         }
         setup.train();
         setup.train();
-        setup.fp8.end_step_alone().unwrap();
+        setup.fp8.end_step_single_rank().unwrap();
         setup.fp8.states()
     });
     assert_eq!(states[0], states[1]);
@@ -238,7 +238,7 @@ fn a_weight_that_the_store_has_in_8_bits_is_used_as_it_is() {
         let (_, quantizer) = fresh.fp8.weights().remove(0);
         let weight = Arc::new(quantizer.quantize(spread([IN, OUT], 1.0)));
         let setup = setup(&config(recipe), Some(weight));
-        setup.fp8.manage_weights(true);
+        setup.fp8.cache_quantized_weights(true);
         assert_eq!(
             setup.train().map(|x| bits(&x)),
             fresh.train().map(|x| bits(&x))
@@ -249,11 +249,11 @@ fn a_weight_that_the_store_has_in_8_bits_is_used_as_it_is() {
         let layer = setup.layer.clone();
         let y = with_anchor(&x, || recompute(x.clone(), move |x| layer.forward(x)));
         let _ = backward(y, spread([1, 5, OUT], 3.0));
-        assert_eq!(setup.asked(), 0, "{recipe:?}");
+        assert_eq!(setup.fetches(), 0, "{recipe:?}");
     }
 }
 
-/// A store that gathers codes finds the scale by itself, and the history learns of it.
+/// A store that gathers codes computes the scale itself, and the history records it.
 #[test]
 fn a_store_can_find_the_codes_of_a_weight() {
     for recipe in recipes() {
@@ -263,7 +263,7 @@ fn a_store_can_find_the_codes_of_a_weight() {
         assert_eq!(quantizer.format(), fp8::Format::E4M3);
         let weight: Tensor<2> = spread([IN, OUT], 1.0);
         let copies = quantizer.quantize(weight.clone());
-        setup.fp8.end_step_alone().unwrap();
+        setup.fp8.end_step_single_rank().unwrap();
         let of_copies = setup.fp8.states();
         if quantizer.has_one_scale() {
             let again = self::setup(&config(recipe), None);
@@ -273,7 +273,7 @@ fn a_store_can_find_the_codes_of_a_weight() {
                 panic!("a weight with one scale has others")
             };
             assert_eq!(1.0 / floats(scale)[0], floats(back)[0]);
-            again.fp8.end_step_alone().unwrap();
+            again.fp8.end_step_single_rank().unwrap();
             assert_eq!(again.fp8.states(), of_copies);
         }
         assert_eq!(copies.rowwise.rows(), IN);

@@ -1,4 +1,4 @@
-//! What is refused, and what a rank that dies leaves behind.
+//! Invalid schedules, and the state after a failed rank.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,7 +21,7 @@ impl Failing<'_> {
 }
 
 impl Stage for Failing<'_> {
-    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> Output {
+    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> StageOutput {
         self.check(ActionKind::Forward, stage, micro_batch);
         self.chain.forward(stage, micro_batch, given)
     }
@@ -34,7 +34,7 @@ impl Stage for Failing<'_> {
     }
 }
 
-/// What the world says, what each of the ranks says, and whether sinks still put gradients off.
+/// The error of the world, the error of each rank, and whether sinks are still deferring.
 fn failed(
     kind: ScheduleKind,
     at: Action,
@@ -57,7 +57,7 @@ fn failed(
     (result.unwrap_err(), errors.into_inner().unwrap())
 }
 
-/// Checks that all ranks ended, and named where they stood.
+/// Asserts that all ranks ended with the action they were in.
 fn assert_named(kind: ScheduleKind, at: Action, fail: &(dyn Fn() + Sync), reason: &str) {
     let (error, ranks) = failed(kind, at, fail);
     let first = error.to_string();
@@ -82,7 +82,7 @@ fn assert_named(kind: ScheduleKind, at: Action, fail: &(dyn Fn() + Sync), reason
                 assert_eq!(*rank, dead);
                 assert!(message.contains(&place), "{message}");
             }
-            EngineError::Sends { .. } => {}
+            EngineError::Send { .. } => {}
             _ => panic!("{error}"),
         }
     }
@@ -114,7 +114,7 @@ fn a_stage_that_raises_an_error_ends_all_ranks() {
     assert_named(ScheduleKind::DualPipeV, forward, &fail, "cable: cut");
 }
 
-/// A sink in which the sum of stage 1 cannot begin.
+/// A sink in which the reduction of stage 1 cannot start.
 struct NoSum(Arc<Sums>);
 
 impl GradientSink for NoSum {
@@ -126,7 +126,7 @@ impl GradientSink for NoSum {
         self.0.accumulate(index, gradient);
     }
 
-    fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
+    fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         self.0.accumulate_later(index, gradient);
     }
 }
@@ -146,7 +146,7 @@ impl DeferringSink for NoSum {
 }
 
 #[test]
-fn a_sum_that_cannot_begin_names_the_action_that_closed_its_stage() {
+fn a_reduction_that_cannot_start_names_the_action_that_closed_its_stage() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);
     let result = World::threads(2).unwrap().run(|rank| {
         let comm = rank.communicator();
@@ -161,7 +161,7 @@ fn a_sum_that_cannot_begin_names_the_action_that_closed_its_stage() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named() {
+fn a_missing_rank_is_named() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
     let result = World::threads(2).unwrap().run(|rank| {
         let comm = rank.communicator();

@@ -1,4 +1,4 @@
-//! What comes out of a run is what Burn computes without stages.
+//! The results of a run equal those of Burn without stages.
 
 use super::*;
 
@@ -130,20 +130,20 @@ fn a_weight_gradient_arrives_in_its_own_action() {
     }
 }
 
-/// A first stage that trains nothing, before a chain.
+/// A first stage without trainable parameters, before a chain.
 struct Frozen(Chain);
 
 impl Stage for Frozen {
-    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> Output {
+    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> StageOutput {
         match given {
-            None => Output::Activation(input(micro_batch, [2, 4])),
+            None => StageOutput::Activation(input(micro_batch, [2, 4])),
             given => self.0.forward(stage, micro_batch, given),
         }
     }
 }
 
 #[test]
-fn a_stage_may_train_nothing() {
+fn a_stage_may_have_no_trainable_parameters() {
     for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1] {
         let schedule = schedule(kind, 2, 4);
         let world = World::threads(2).unwrap();
@@ -169,7 +169,7 @@ fn a_stage_may_train_nothing() {
 }
 
 #[test]
-fn the_last_weight_gradient_can_be_put_off_without_changing_a_bit() {
+fn deferring_the_last_weight_gradient_is_bit_equal() {
     let kinds = [
         ScheduleKind::GPipe,
         ScheduleKind::OneFOneB,
@@ -186,7 +186,7 @@ fn the_last_weight_gradient_can_be_put_off_without_changing_a_bit() {
                 let sums = chain.sums.clone();
                 let index = chain.own.len() - 1;
                 let engine = Engine::new(&schedule, &comm, &Device::flex(), &*sums)?
-                    .with_put_off(Some(PutOff { index, limit }));
+                    .with_deferred_wgrad(Some(DeferredWgrad { index, limit }));
                 engine.run(&chain)?;
                 let seen = sums.seen.lock().unwrap();
                 let late = seen.iter().rev().take_while(|s| **s == Seen::Weight(last));

@@ -1,4 +1,4 @@
-//! What a run keeps, and for how long.
+//! The lifetime of activations in a run.
 
 use std::sync::Weak;
 
@@ -22,7 +22,7 @@ fn no_more_activations_are_kept_than_the_validator_says() {
 
 type Watched = Box<dyn Fn() -> bool + Send>;
 
-/// Says whether the memory of a tensor is still there.
+/// Whether the memory of a tensor is still allocated.
 fn watch(tensor: &Tensor<3>) -> Watched {
     let primitive = tensor.clone().inner().try_into_primitive::<Flex>().unwrap();
     let weak = Arc::downgrade(&primitive.data_arc());
@@ -34,7 +34,7 @@ struct Watching {
     chain: Chain,
     inputs: Mutex<Vec<Watched>>,
     outputs: Mutex<Vec<Watched>>,
-    /// At each forward, the inputs and the outputs of earlier forwards that were still there.
+    /// At each forward, the inputs and the outputs of earlier forwards that were still allocated.
     alive: Mutex<Vec<Alive>>,
 }
 
@@ -44,14 +44,14 @@ fn alive(watched: &Mutex<Vec<Watched>>) -> usize {
 }
 
 impl Stage for Watching {
-    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> Output {
+    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> StageOutput {
         let now = (alive(&self.inputs), alive(&self.outputs));
         self.alive.lock().unwrap().push(now);
         if let Some(x) = &given {
             self.inputs.lock().unwrap().push(watch(x));
         }
         let output = self.chain.forward(stage, micro_batch, given);
-        if let Output::Activation(y) = &output {
+        if let StageOutput::Activation(y) = &output {
             self.outputs.lock().unwrap().push(watch(y));
         }
         output
@@ -62,7 +62,7 @@ impl Stage for Watching {
     }
 }
 
-/// Inputs and outputs that are still there.
+/// Numbers of inputs and outputs that are still allocated.
 type Alive = (usize, usize);
 
 /// For each rank, what was alive at each forward, and what was after the run.
@@ -91,7 +91,7 @@ fn watched(kind: ScheduleKind) -> Vec<(Vec<Alive>, Alive)> {
 #[test]
 fn an_output_is_freed_once_sent_while_its_graph_lives() {
     for (rank, (at_forwards, _)) in watched(ScheduleKind::GPipe).into_iter().enumerate() {
-        // All forwards come first, so that each keeps its input, but none its output.
+        // All forwards run first, so each keeps its input, but not its output.
         let inputs = if rank == 0 { 0 } else { 1 };
         let expected: Vec<_> = (0..8).map(|before| (inputs * before, 0)).collect();
         assert_eq!(at_forwards, expected, "rank {rank}");

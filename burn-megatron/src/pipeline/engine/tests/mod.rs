@@ -8,8 +8,8 @@ use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 
 use super::*;
 use crate::comm::World;
-use crate::nn::door::{Deferred, Door, GradientSink, LaterGradient};
-use crate::nn::{InputLies, Weight, linear};
+use crate::nn::hook::{Deferred, GradientSink, ParameterHook, WeightGradientFn};
+use crate::nn::{InputLayout, Weight, linear};
 use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use timing::Clock;
 
@@ -39,7 +39,7 @@ struct Sums {
     weights: Mutex<Vec<(usize, Option<Tensor<2>>)>>,
     deferred: Mutex<Option<Vec<Deferred>>>,
     seen: Mutex<Vec<Seen>>,
-    /// Goes on by one for each weight gradient.
+    /// Advances by one for each weight gradient.
     clock: Arc<Clock>,
 }
 
@@ -57,7 +57,7 @@ impl GradientSink for Sums {
         });
     }
 
-    fn accumulate_later(&self, index: usize, gradient: LaterGradient) {
+    fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         match &mut *self.deferred.lock().unwrap() {
             Some(deferred) => deferred.push((index, gradient)),
             None => {
@@ -91,16 +91,16 @@ struct Attach {
 }
 
 impl Reparameterizer for Attach {
-    type Reparam = Door;
+    type Reparam = ParameterHook;
 
     fn reparameterize<const D: usize>(
         &mut self,
         _path: &str,
         param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<Door>) {
-        let door = Door::new(self.next, self.sink.clone());
+    ) -> (Param<Tensor<D>>, Option<ParameterHook>) {
+        let hook = ParameterHook::new(self.next, self.sink.clone());
         self.next += 1;
-        (param.set_require_grad(false), Some(door))
+        (param.set_require_grad(false), Some(hook))
     }
 }
 
@@ -114,7 +114,7 @@ struct Chain {
     /// The gradients of the first stage's input, by micro-batch.
     input_gradients: Mutex<Vec<(usize, Tensor<3>)>>,
     leaves: Mutex<Vec<(usize, Tensor<3>)>>,
-    /// Goes on by one for each forward and each input gradient.
+    /// Advances by one for each forward and each input gradient.
     clock: Arc<Clock>,
 }
 
@@ -162,7 +162,7 @@ impl Chain {
 }
 
 impl Stage for Chain {
-    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> Output {
+    fn forward(&self, stage: usize, micro_batch: usize, given: Option<Tensor<3>>) -> StageOutput {
         self.clock.compute();
         let x = given.unwrap_or_else(|| {
             let x = input(micro_batch, self.inputs[micro_batch]);
@@ -174,13 +174,13 @@ impl Stage for Chain {
             x.clone(),
             self.weight_of(stage, &x),
             None,
-            InputLies::Local,
+            InputLayout::Local,
             true,
         );
         if stage + 1 == self.stages {
-            Output::Loss((y.clone() * y).sum())
+            StageOutput::Loss((y.clone() * y).sum())
         } else {
-            Output::Activation(y)
+            StageOutput::Activation(y)
         }
     }
 
@@ -228,12 +228,12 @@ fn schedule(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Schedule 
     generate(&ScheduleConfig::new(kind, ranks, micro_batches)).unwrap()
 }
 
-/// Runs a chain on the ranks of a world, over what `over` makes of its communicators.
+/// Runs a chain on the ranks of a world, with communicators wrapped by `over`.
 fn run_over<T: Send>(
     schedule: &Schedule,
     inputs: &[[usize; 2]],
     over: impl Fn(Comm, &Chain) -> Comm + Sync,
-    look: impl Fn(Run, &Chain) -> T + Sync,
+    look: impl Fn(EngineRun, &Chain) -> T + Sync,
 ) -> Vec<T> {
     let world = World::threads(schedule.ranks()).unwrap();
     let results = world.run(|rank| {
@@ -250,7 +250,7 @@ fn run_over<T: Send>(
 fn run<T: Send>(
     schedule: &Schedule,
     inputs: &[[usize; 2]],
-    look: impl Fn(Run, &Chain) -> T + Sync,
+    look: impl Fn(EngineRun, &Chain) -> T + Sync,
 ) -> Vec<T> {
     run_over(schedule, inputs, |comm, _| comm, look)
 }

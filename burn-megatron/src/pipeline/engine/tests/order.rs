@@ -1,4 +1,4 @@
-//! No order of sends and receives deadlocks, also where a send waits for its receive.
+//! No deadlock, even if sends block until the matching receive.
 
 use std::collections::HashMap;
 use std::sync::Condvar;
@@ -107,7 +107,7 @@ fn sends_may_wait_for_their_receives() {
 }
 
 #[test]
-fn a_ring_of_two_ranks_ends() {
+fn a_cycle_of_two_ranks_ends() {
     for stages in [2, 3, 4] {
         let kind = ScheduleKind::Interleaved { group: None };
         let config = ScheduleConfig::new(kind, 2, 6).with_virtual_stages(stages);

@@ -1,12 +1,12 @@
-//! The bubble of a run is that of the simulation, by a clock that counts computations.
+//! The bubble of a run equals that of the simulation, by a logical clock.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::*;
 use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
-use crate::pipeline::schedule::{Times, simulate};
+use crate::pipeline::schedule::{StageTimes, simulate};
 
-/// The time of a rank: it goes on where the rank computes, and where it waits for another.
+/// The logical time of a rank: advanced by computations and by waiting for messages.
 #[derive(Debug, Default)]
 pub(super) struct Clock(Mutex<Time>);
 
@@ -37,7 +37,7 @@ impl Clock {
 /// When the messages between each pair (from, to) were sent, in order.
 type Departures = Arc<Mutex<HashMap<(usize, usize), VecDeque<u64>>>>;
 
-/// A communicator whose messages bring the time at which they were sent; they take none.
+/// A communicator whose messages carry the time of their send; transfers take no time.
 #[derive(Debug)]
 struct Timed {
     inner: Comm,
@@ -67,7 +67,7 @@ impl Communicator for Timed {
                     let received = pending.wait()?;
                     let mut departures = departures.lock().unwrap();
                     let sent = departures.entry(pair).or_default().pop_front();
-                    clock.wait_until(sent.expect("it was sent before it came"));
+                    clock.wait_until(sent.expect("it was sent before it was received"));
                     Ok(received)
                 }))
             }
@@ -101,7 +101,7 @@ fn the_bubble_of_a_run_is_that_of_the_simulation() {
         let total = times.iter().map(|time| time.now).max().unwrap();
         let bubble = 1.0 - computed as f64 / (total * 4) as f64;
 
-        let each = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
+        let each = StageTimes::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
         let simulation = simulate(&schedule, &each).unwrap();
         assert_eq!(total as f64, simulation.total(), "{kind}");
         assert!((bubble - simulation.bubble()).abs() < 1e-12, "{kind}");

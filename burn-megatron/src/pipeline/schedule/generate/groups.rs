@@ -1,15 +1,15 @@
-//! Which groups of micro-batches an interleaved schedule runs with.
+//! Valid groups of micro-batches of an interleaved schedule.
 
 use super::super::ScheduleError;
-use super::LIMIT;
+use super::MAX_COMPUTATIONS;
 
-/// Whether groups of this size can run: each, the last one included, has to fill the pipeline.
+/// Whether groups of this size are valid: each group, including the last, must fill the pipeline.
 fn runs(ranks: usize, micro_batches: usize, group: usize) -> bool {
     let last = micro_batches % group;
     ranks <= group && group <= micro_batches && (last == 0 || last >= ranks)
 }
 
-/// Refuses groups that cannot run, and names those that can.
+/// Returns an error for invalid groups, with sizes that fit.
 pub(super) fn check(ranks: usize, micro_batches: usize, group: usize) -> Result<(), ScheduleError> {
     if group > 0 && runs(ranks, micro_batches, group) {
         return Ok(());
@@ -31,8 +31,8 @@ fn fits(ranks: usize, micro_batches: usize, group: usize) -> String {
 
     let count_runs = |count: &usize| group >= ranks && runs(ranks, *count, group);
     let fewer = (1..micro_batches).rev().find(count_runs);
-    // A multiple of the group runs, so that few numbers are tried.
-    let most = micro_batches.saturating_add(group).min(LIMIT);
+    // A multiple of the group is valid, so few numbers are tried.
+    let most = micro_batches.saturating_add(group).min(MAX_COMPUTATIONS);
     let more = (group.max(micro_batches + 1)..=most).find(count_runs);
     let counts = either(fewer, more);
 

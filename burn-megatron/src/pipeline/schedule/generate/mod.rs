@@ -1,37 +1,36 @@
-//! The generators: the computations of each rank, in order.
+//! Generators: the computations of each rank, in order.
 
 mod groups;
 mod interleaved;
-mod lane;
-mod straight;
+mod rank_program;
+mod single_stage;
 mod v_shaped;
 
 use super::{Action, Schedule, ScheduleConfig, ScheduleError, ScheduleKind};
-use lane::Lane;
+use rank_program::RankProgram;
 
 #[cfg(test)]
 pub(super) use interleaved::table as interleaved_table;
 
 /// The most computations of a schedule.
-const LIMIT: usize = 1 << 24;
+const MAX_COMPUTATIONS: usize = 1 << 24;
 
-/// The schedule of a kind and its sizes, with sends and receives.
+/// Generates a schedule, with sends and receives.
 ///
-/// Stage s lies on rank s mod p, or, where the kind is
-/// [V-shaped](ScheduleKind::is_v_shaped), rank r holds stages r and 2p-1-r.
+/// Stage s is on rank s mod p; for a [V-shaped](ScheduleKind::is_v_shaped) kind, rank r holds stages r
+/// and 2p-1-r.
 ///
 /// # Errors
 ///
-/// [`ScheduleError::Nothing`] where a size is 0, [`ScheduleError::VirtualStages`] or
-/// [`ScheduleError::Group`] where the kind does not run with these sizes, and
-/// [`ScheduleError::TooLarge`].
+/// [`ScheduleError::Zero`] if a size is 0; [`ScheduleError::VirtualStages`] or
+/// [`ScheduleError::Group`] if the kind does not support the sizes; [`ScheduleError::TooLarge`].
 pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     check(config)?;
     let (p, m) = (config.ranks, config.micro_batches);
     let list = |rank| match config.kind {
-        ScheduleKind::GPipe => straight::gpipe(rank, m),
-        ScheduleKind::OneFOneB => straight::one_f_one_b(rank, p, m),
-        ScheduleKind::ZbH1 => straight::zb_h1(rank, p, m),
+        ScheduleKind::GPipe => single_stage::gpipe(rank, m),
+        ScheduleKind::OneFOneB => single_stage::one_f_one_b(rank, p, m),
+        ScheduleKind::ZbH1 => single_stage::zb_h1(rank, p, m),
         ScheduleKind::Interleaved { group } => {
             let group = group.unwrap_or(p);
             interleaved::list(rank, config, group)
@@ -48,11 +47,11 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     Ok(schedule.with_communication()?)
 }
 
-/// The forward passes of a rank before it turns to one forward, one backward.
+/// The number of warm-up forwards of a rank, before its steady state of one forward, one backward.
 ///
-/// For 1F1B and ZB-H1 `min(p - r - 1, m)`; interleaved `2(p - r - 1) + (v - 1)N` with groups of N,
-/// but no more than `vm`; for GPipe all of them. `None` for the V-shaped kinds, which turn in
-/// several steps, and for a rank that is not there.
+/// `min(p - r - 1, m)` for 1F1B and ZB-H1; `2(p - r - 1) + (v - 1)N`, at most `vm`, for interleaved with
+/// groups of N; all for GPipe. `None` for V-shaped kinds, whose warm-up has several phases, and for a
+/// rank out of range.
 pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
     let below = config.ranks.checked_sub(rank + 1)?;
     match config.kind {
@@ -73,18 +72,18 @@ fn check(config: &ScheduleConfig) -> Result<(), ScheduleError> {
         ("micro-batches", config.micro_batches),
     ];
     if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
-        return Err(ScheduleError::Nothing { what });
+        return Err(ScheduleError::Zero { what });
     }
     check_virtual_stages(config)?;
     let size = [config.virtual_stages, config.micro_batches, 3]
         .into_iter()
         .try_fold(config.ranks, usize::checked_mul);
-    if size.is_none_or(|size| size > LIMIT) {
+    if size.is_none_or(|size| size > MAX_COMPUTATIONS) {
         return Err(ScheduleError::TooLarge {
             ranks: config.ranks,
             virtual_stages: config.virtual_stages,
             micro_batches: config.micro_batches,
-            limit: LIMIT,
+            limit: MAX_COMPUTATIONS,
         });
     }
     match config.kind {
@@ -102,7 +101,7 @@ fn check_virtual_stages(config: &ScheduleConfig) -> Result<(), ScheduleError> {
     let fits = match config.kind {
         ScheduleKind::Interleaved { .. } if asked < 2 => "2 or more, or 1f1b",
         ScheduleKind::Interleaved { .. } => return Ok(()),
-        kind if asked == kind.usual_virtual_stages() => return Ok(()),
+        kind if asked == kind.default_virtual_stages() => return Ok(()),
         ScheduleKind::ZbV | ScheduleKind::DualPipeV if asked == 1 => "2, or zb-h1",
         ScheduleKind::ZbV | ScheduleKind::DualPipeV => "2, or interleaved",
         ScheduleKind::ZbH1 if asked == 2 => "1, or zb-v",

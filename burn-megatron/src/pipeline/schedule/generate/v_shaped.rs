@@ -1,90 +1,97 @@
 //! Schedules whose two stages per rank form a V: rank r of p holds stages r and 2p-1-r.
 //!
-//! Both are written for at least 2p micro-batches. With fewer, those that are not there are left
-//! out of a schedule of 2p, which breaks no dependency.
+//! Both need at least 2p micro-batches. With fewer, a schedule of 2p is generated and the others are
+//! removed, which violates no dependency.
 
-use super::{Action, Lane};
+use super::{Action, RankProgram};
 
-/// The rank's stage on the way down the V, and the one on the way up.
+/// The chunk on the way down the V, and the one on the way up.
 const DOWN: usize = 0;
 const UP: usize = 1;
 
-fn lane(rank: usize, p: usize) -> Lane {
-    Lane::new([rank, 2 * p - 1 - rank])
+fn rank_program(rank: usize, p: usize) -> RankProgram {
+    RankProgram::new([rank, 2 * p - 1 - rank])
 }
 
-/// ZB-V: never more than 2p stage-activations on a rank, as many layers' worth as 1F1B keeps on its
-/// first.
+/// ZB-V: at most 2p stage-activations on a rank, as many layers as 1F1B keeps on its first rank.
 pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
-    let written = m.max(2 * p);
-    let mut lane = lane(rank, p);
-    // Down until the first micro-batch comes up again, then up and down by turns, then the first
-    // gradients, which come down the way that is still going up.
+    let generated = m.max(2 * p);
+    let mut program = rank_program(rank, p);
+    // Down until the first micro-batch returns, then up and down alternate, then the first gradients of
+    // the upward stage.
     for _ in 0..2 * (p - rank) - 1 {
-        lane.forward(DOWN);
+        program.forward(DOWN);
     }
     for _ in 0..rank {
-        lane.forward(UP).forward(DOWN);
+        program.forward(UP).forward(DOWN);
     }
     for _ in 0..p - rank {
-        lane.forward(UP).input(UP).weight();
+        program.forward(UP).input_gradient(UP).weight_gradient();
     }
-    // One of each in turn, as long as there are micro-batches to start or to bring up.
-    for up in p..written {
-        if up + p - rank - 1 < written {
-            lane.forward(DOWN);
+    // Steady state, as long as there are forwards left.
+    for up in p..generated {
+        if up + p - rank - 1 < generated {
+            program.forward(DOWN);
         }
-        lane.input(DOWN).weight().forward(UP).input(UP).weight();
+        program
+            .input_gradient(DOWN)
+            .weight_gradient()
+            .forward(UP)
+            .input_gradient(UP)
+            .weight_gradient();
     }
-    // Gradients pass on without delay; weight gradients that are put off fill the end.
+    // Cool-down: input gradients first, deferred weight gradients fill the end.
     for _ in 0..rank {
-        lane.input(DOWN).input(UP);
+        program.input_gradient(DOWN).input_gradient(UP);
     }
     for _ in 0..p - rank {
-        lane.input(DOWN).weight_of(DOWN);
+        program.input_gradient(DOWN).weight_gradient_of(DOWN);
     }
-    while lane.put_off() > 0 {
-        lane.weight();
+    while program.deferred() > 0 {
+        program.weight_gradient();
     }
-    lane.finish(m)
+    program.finish(m)
 }
 
-/// DualPipeV: forward passes of one stage next to backward passes of the other, which an engine may
-/// overlap; at most 2p+1 stage-activations on a rank.
+/// DualPipeV: forwards of one stage next to backwards of the other, which an engine may overlap; at most 2p+1 stage-activations on a rank.
 pub(super) fn dualpipe_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
-    let written = m.max(2 * p);
+    let generated = m.max(2 * p);
     let below = p - rank - 1;
-    let mut lane = lane(rank, p);
+    let mut program = rank_program(rank, p);
     for _ in 0..2 * below {
-        lane.forward(DOWN);
+        program.forward(DOWN);
     }
     for _ in 0..=rank {
-        lane.forward(DOWN).forward(UP);
+        program.forward(DOWN).forward(UP);
     }
-    // The first gradients are split, so that the ranks above get theirs sooner.
+    // The first backwards are split, so that earlier ranks get their gradients sooner.
     for _ in 0..below {
-        lane.input(UP).weight().forward(UP);
+        program.input_gradient(UP).weight_gradient().forward(UP);
     }
-    for _ in 0..written + rank + 1 - 2 * p {
-        lane.forward(DOWN).backward(UP).forward(UP).backward(DOWN);
+    for _ in 0..generated + rank + 1 - 2 * p {
+        program
+            .forward(DOWN)
+            .backward(UP)
+            .forward(UP)
+            .backward(DOWN);
     }
     for _ in 0..below {
-        lane.backward(UP).forward(UP).backward(DOWN);
+        program.backward(UP).forward(UP).backward(DOWN);
     }
-    // Half of the last gradients on both ways are split: their weights fill the end.
+    // Half of the last backwards of both stages are split: their weight gradients fill the end.
     for i in 0..2 * (rank + 1) {
-        let place = if i % 2 == 0 { UP } else { DOWN };
+        let chunk = if i % 2 == 0 { UP } else { DOWN };
         if i <= rank {
-            lane.backward(place);
+            program.backward(chunk);
         } else {
-            lane.input(place);
+            program.input_gradient(chunk);
         }
     }
     for _ in 0..below {
-        lane.weight().input(DOWN);
+        program.weight_gradient().input_gradient(DOWN);
     }
-    while lane.put_off() > 0 {
-        lane.weight();
+    while program.deferred() > 0 {
+        program.weight_gradient();
     }
-    lane.finish(m)
+    program.finish(m)
 }

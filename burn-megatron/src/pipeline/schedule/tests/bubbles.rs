@@ -1,6 +1,6 @@
 //! The simulator against the closed forms of the papers.
 
-use super::super::{Action, ActionKind, Schedule, ScheduleKind, Simulation, Times, simulate};
+use super::super::{Action, ActionKind, Schedule, ScheduleKind, Simulation, StageTimes, simulate};
 use super::{INTERLEAVED, computations, dataflow, dataflow_of, interleaved, schedule};
 
 /// Forward, input gradient and weight gradient of a stage.
@@ -14,7 +14,11 @@ const TIMES: [(f64, f64, f64); 5] = [
 
 #[track_caller]
 fn simulated(schedule: &Schedule, (f, i, w): (f64, f64, f64)) -> Simulation {
-    simulate(schedule, &Times::uniform(schedule.stages(), f, i, w, 0.0)).expect("valid")
+    simulate(
+        schedule,
+        &StageTimes::uniform(schedule.stages(), f, i, w, 0.0),
+    )
+    .expect("valid")
 }
 
 #[track_caller]
@@ -108,9 +112,9 @@ fn zb_h1() {
     }
 }
 
-/// Where all three take the same time no rank waits between its first computation and its last:
-/// what Qi et al. 2024 call zero bubble, at the memory of 1F1B. As rank p-1 starts
-/// p-1 forward passes late, the total is that much longer than the work.
+/// With equal times no rank waits between its first computation and its last: the zero bubble of Qi et
+/// al. 2024, at the memory of 1F1B. As rank p-1 starts p-1 forwards late, the total is that much longer
+/// than the work.
 #[test]
 fn zb_v() {
     for (p, m) in [
@@ -133,9 +137,9 @@ fn zb_v() {
     }
 }
 
-/// (p-1)(F&B+B-3W), B the full backward pass and F&B a forward pass beside one, where a stage gives
-/// nothing before both are done: the DualPipe project's table, for p ranks with two stages each.
-/// One after the other, as the simulator takes them, what a forward pass gives leaves earlier.
+/// (p-1)(F&B+B-3W), B the full backward and F&B a forward overlapped with one, whose results are sent
+/// only when both are done: the DualPipe project's table, for p ranks with two stages each. The
+/// simulator runs them one after the other, so the result of the forward is sent earlier.
 #[test]
 fn dualpipe_v() {
     for (p, m) in [
@@ -154,7 +158,7 @@ fn dualpipe_v() {
         for (f, i, w) in TIMES.into_iter().filter(|(f, i, _)| i >= f) {
             let simulation = simulated(&schedule, (f, i, w));
             let work = simulation.busy(0);
-            let times = Times::uniform(2 * p, f, i, w, 0.0);
+            let times = StageTimes::uniform(2 * p, f, i, w, 0.0);
             let idle = dataflow_of(&schedule, &times, &units) - work;
             let (backward, both) = (i + w, f + i + w);
             close(idle, (p - 1) as f64 * (both + backward - 3.0 * w));
@@ -165,7 +169,7 @@ fn dualpipe_v() {
     }
 }
 
-/// Units in which a forward pass and the backward pass right behind it are one.
+/// Units in which a forward and the backward directly after it are one.
 fn paired(schedule: &Schedule, rank: usize) -> Vec<Vec<Action>> {
     let mut units: Vec<Vec<Action>> = vec![];
     for action in computations(schedule, rank) {
@@ -183,7 +187,7 @@ fn paired(schedule: &Schedule, rank: usize) -> Vec<Vec<Action>> {
     units
 }
 
-/// The simulator against one that shares nothing with it, with transfers that take time.
+/// The simulator against one that shares no code with it, with transfer times.
 #[test]
 fn a_computation_waits_for_its_own_inputs_alone() {
     let mut all = vec![
@@ -196,7 +200,7 @@ fn a_computation_waits_for_its_own_inputs_alone() {
     }
     for schedule in all {
         for (f, i, w) in TIMES {
-            let times = Times::uniform(schedule.stages(), f, i, w, 0.125);
+            let times = StageTimes::uniform(schedule.stages(), f, i, w, 0.125);
             let simulation = simulate(&schedule, &times).expect("valid");
             close(simulation.total(), dataflow(&schedule, &times));
         }
@@ -206,7 +210,7 @@ fn a_computation_waits_for_its_own_inputs_alone() {
 #[test]
 fn transfers_and_stages_of_different_times() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
-    let times = Times {
+    let times = StageTimes {
         forward: vec![1.0, 2.0],
         input_gradient: vec![1.0, 1.5],
         weight_gradient: vec![1.0, 0.5],
@@ -231,7 +235,8 @@ fn transfers_and_stages_of_different_times() {
 #[test]
 fn no_time_at_all_has_no_bubble() {
     let schedule = schedule(INTERLEAVED, 2, 2);
-    let simulation = simulate(&schedule, &Times::uniform(4, 0.0, 0.0, 0.0, 0.0)).expect("valid");
+    let simulation =
+        simulate(&schedule, &StageTimes::uniform(4, 0.0, 0.0, 0.0, 0.0)).expect("valid");
     assert_eq!((simulation.total(), simulation.bubble()), (0.0, 0.0));
     assert_eq!(simulation.rank_bubble(0), 0.0);
 }

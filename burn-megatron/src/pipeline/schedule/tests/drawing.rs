@@ -1,11 +1,11 @@
 //! The table and the chart.
 
-use super::super::{ScheduleConfig, ScheduleKind, Simulation, Times, generate, simulate};
+use super::super::{ScheduleConfig, ScheduleKind, Simulation, StageTimes, generate, simulate};
 use super::{INTERLEAVED, schedule};
 
 fn simulated(config: &ScheduleConfig, time: f64, transfer: f64) -> Simulation {
     let schedule = generate(config).expect("runs");
-    let times = Times::uniform(schedule.stages(), time, time, time, transfer);
+    let times = StageTimes::uniform(schedule.stages(), time, time, time, transfer);
     simulate(&schedule, &times).expect("valid")
 }
 
@@ -69,7 +69,7 @@ fn any_width_and_any_times_can_be_drawn() {
         (1e300, 1.0),
         (1e-300, 1e-300),
     ] {
-        let times = Times::uniform(2, forward, input, 0.0, 0.0);
+        let times = StageTimes::uniform(2, forward, input, 0.0, 0.0);
         let simulation = simulate(&schedule, &times).expect("valid");
         let table = simulation.table(100);
         assert!(table.len() < 10_000, "{}", table.len());
@@ -89,8 +89,8 @@ fn a_chart_has_a_box_for_each_computation_and_a_legend() {
         "forward",
         "input gradient",
         "weight gradient",
-        "activation on its way",
-        "gradient on its way",
+        "activation in flight",
+        "gradient in flight",
         "rank 3",
         "time (in units of the given times)",
     ];
@@ -116,7 +116,7 @@ fn a_chart_that_would_be_too_large() {
     );
     let message = simulation.svg().expect_err("too large").to_string();
     assert!(
-        message.contains("at most 200000; use fewer micro-batches"),
+        message.contains("maximum of 200000: use fewer micro-batches"),
         "{message}"
     );
 }

@@ -4,7 +4,7 @@ use super::super::generate::interleaved_table;
 use super::super::{ActionKind, ScheduleConfig, ScheduleKind, validate, warm_up};
 use super::{INTERLEAVED, computations, interleaved, schedule};
 
-/// The order of (micro-batch, place) for two ranks, 5 micro-batches, groups of 3, two places.
+/// The order of (micro-batch, chunk) for two ranks, 5 micro-batches, groups of 3, two chunks.
 #[test]
 fn the_table_of_an_interleaved_schedule() {
     let (micro_batches, places): (Vec<_>, Vec<_>) = interleaved_table(5, 2, 3).into_iter().unzip();
@@ -12,7 +12,7 @@ fn the_table_of_an_interleaved_schedule() {
     assert_eq!(places, [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]);
 }
 
-/// Every row of p = 4, v = 2, m = 8, N = 4, as `Fmicro-batch.place`.
+/// Every row of p = 4, v = 2, m = 8, N = 4, as `Fmicro-batch.chunk`.
 #[test]
 fn an_interleaved_schedule_row_by_row() {
     let rows = [
@@ -39,7 +39,7 @@ fn an_interleaved_schedule_row_by_row() {
     }
 }
 
-/// With sends and receives: after one forward each, two neighbours of 1F1B would both send.
+/// With sends and receives: after one forward each, two adjacent ranks of 1F1B would both send.
 #[test]
 fn sends_and_receives_of_two_ranks() {
     assert_eq!(
@@ -57,7 +57,7 @@ fn sends_and_receives_of_two_ranks() {
 }
 
 #[test]
-fn zb_h1_keeps_as_many_weight_gradients_back_as_there_are_ranks_before() {
+fn zb_h1_defers_as_many_weight_gradients_as_there_are_earlier_ranks() {
     let schedule = schedule(ScheduleKind::ZbH1, 2, 4);
     let row = |rank| {
         let names = computations(&schedule, rank).into_iter();
@@ -68,7 +68,7 @@ fn zb_h1_keeps_as_many_weight_gradients_back_as_there_are_ranks_before() {
     assert_eq!(row(1), "F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3");
 }
 
-/// Forward passes before the first backward pass, less the one that belongs to it.
+/// Forwards before the first backward, minus one.
 #[test]
 fn warm_ups() {
     let cases: [(_, usize, usize, usize, &[usize]); 9] = [
@@ -105,7 +105,7 @@ fn check_warm_up(kind: ScheduleKind, p: usize, v: usize, m: usize, expected: &[u
         let forward = actions
             .iter()
             .take_while(|action| action.kind == ActionKind::Forward);
-        // With a backward pass that has a forward pass of its own, that one comes before it.
+        // In the steady state a forward precedes the first backward.
         let paired = usize::from(*expected < v * m);
         assert_eq!(
             forward.count(),
@@ -125,7 +125,7 @@ fn live_activations() {
     assert_eq!(peaks(interleaved(4, 2, 10, 10)), [17, 15, 13, 11]);
     for p in [1, 2, 3, 4, 8] {
         for m in [2 * p, 2 * p + 1, 4 * p] {
-            // What 1F1B has on its first rank: p stages, or 2p of half the size.
+            // As 1F1B on its first rank: p stages, or 2p of half the size.
             assert_eq!(peaks(schedule(ScheduleKind::ZbH1, p, m)), vec![p; p]);
             assert_eq!(peaks(schedule(ScheduleKind::ZbV, p, m)), vec![2 * p; p]);
             let dualpipe = peaks(schedule(ScheduleKind::DualPipeV, p, m));

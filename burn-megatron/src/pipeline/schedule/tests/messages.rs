@@ -1,8 +1,8 @@
-//! What a user reads where there is no schedule, and names in files.
+//! Error messages, and names in files.
 
 use serde::{Deserialize, Serialize};
 
-use super::super::{Reason, ScheduleConfig, ScheduleKind, Times, simulate, validate};
+use super::super::{RuleViolation, ScheduleConfig, ScheduleKind, StageTimes, simulate, validate};
 use super::super::{Schedule, generate};
 use super::{INTERLEAVED, schedule};
 
@@ -26,7 +26,7 @@ fn groups_that_do_not_run() {
         let message = refusal(&grouped(ranks, micro_batches, group));
         message
             .split_once(": use ")
-            .expect("a way out")
+            .expect("an offer")
             .1
             .to_string()
     };
@@ -45,9 +45,9 @@ fn groups_that_do_not_run() {
     assert_eq!(fits(4, 8, usize::MAX), "a group of 8");
 }
 
-/// What a message offers runs.
+/// The sizes that a message offers are valid.
 #[test]
-fn the_way_out_is_one() {
+fn the_offered_sizes_fit() {
     for ranks in 1..6 {
         for micro_batches in 1..14 {
             for group in 1..16 {
@@ -56,7 +56,7 @@ fn the_way_out_is_one() {
                     continue;
                 };
                 let message = error.to_string();
-                let fits = message.split_once(": use ").expect("a way out").1;
+                let fits = message.split_once(": use ").expect("an offer").1;
                 let numbers = |text: &str| -> Vec<usize> {
                     text.split(' ')
                         .filter_map(|word| word.parse().ok())
@@ -88,17 +88,17 @@ fn sizes_that_no_schedule_has() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 4, 8);
     assert_eq!(
         refusal(&config.with_virtual_stages(2)),
-        "1f1b cannot run 2 virtual stages on each rank: use 1, or interleaved"
+        "1f1b does not support 2 virtual stages per rank: use 1, or interleaved"
     );
     let config = ScheduleConfig::new(INTERLEAVED, 4, 8);
     assert_eq!(
         refusal(&config.with_virtual_stages(1)),
-        "interleaved cannot run 1 virtual stages on each rank: use 2 or more, or 1f1b"
+        "interleaved does not support 1 virtual stages per rank: use 2 or more, or 1f1b"
     );
     let config = ScheduleConfig::new(ScheduleKind::ZbV, 4, 8);
     assert_eq!(
         refusal(&config.with_virtual_stages(1)),
-        "zb-v cannot run 1 virtual stages on each rank: use 2, or zb-h1"
+        "zb-v does not support 1 virtual stages per rank: use 2, or zb-h1"
     );
     for kind in ScheduleKind::ALL {
         let zero = [
@@ -110,7 +110,7 @@ fn sizes_that_no_schedule_has() {
             ),
         ];
         for (config, what) in zero {
-            let message = format!("a schedule needs at least 1 of its {what}, not 0");
+            let message = format!("invalid number of {what} 0: a schedule needs at least 1");
             assert_eq!(refusal(&config), message);
         }
         for huge in [1 << 24, usize::MAX] {
@@ -143,9 +143,7 @@ fn names() {
         "dualpipe",
     ] {
         let message = name.parse::<ScheduleKind>().expect_err(name).to_string();
-        assert!(message.contains(&format!(
-            "\"{name}\" is no schedule; the schedules are gpipe"
-        )));
+        assert!(message.contains(&format!("invalid schedule \"{name}\": expected gpipe")));
     }
 }
 
@@ -165,7 +163,7 @@ fn configurations_in_files() {
     assert!(toml::from_str::<File>(&text.replace("interleaved:6", "zb-h2")).is_err());
 }
 
-/// The first wrong action of a schedule after a change of one of its lists.
+/// The first invalid action of a schedule after a change of one of its lists.
 fn message(change: impl Fn(&mut Vec<Vec<super::Action>>)) -> String {
     let mut schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
     change(&mut schedule.ranks);
@@ -178,7 +176,7 @@ fn the_first_wrong_action() {
     assert_eq!(
         message(|ranks| ranks[1][0] = action("RF 2 0")),
         "rank 1, action 1 of 8, \"RF 2 0\" (receiving the activation of stage 2, micro-batch 0): \
-         there are 2 stages and 2 micro-batches, both counted from 0"
+         out of range for 2 stages and 2 micro-batches, both counted from 0"
     );
     assert_eq!(
         message(|ranks| ranks[1][0] = action("F 0 1")),
@@ -188,19 +186,19 @@ fn the_first_wrong_action() {
     assert_eq!(
         message(|ranks| ranks[0].insert(1, action("RF 0 0"))),
         "rank 0, action 2 of 9, \"RF 0 0\" (receiving the activation of stage 0, micro-batch 0): \
-         this passes between no two ranks, so that nothing is sent or received"
+         both stages are on this rank, or one does not exist: nothing to send or receive"
     );
     assert_eq!(
         message(|ranks| ranks[0].push(action("W 0 0"))),
-        "rank 0, action 9 of 9, \"W 0 0\" (weight gradient of stage 0, micro-batch 0): \"B 0 0\" \
-         has done this already, as action 6 of the rank"
+        "rank 0, action 9 of 9, \"W 0 0\" (weight gradient of stage 0, micro-batch 0): already \
+         done by \"B 0 0\", action 6 of the rank"
     );
     assert_eq!(
         message(|ranks| {
             ranks[1].remove(0);
         }),
         "rank 1, action 1 of 7, \"F 1 0\" (forward of stage 1, micro-batch 0): it needs \"RF 1 0\" \
-         (receiving the activation of stage 1, micro-batch 0), which is not done before"
+         (receiving the activation of stage 1, micro-batch 0) before it"
     );
     assert_eq!(
         message(|ranks| {
@@ -208,7 +206,7 @@ fn the_first_wrong_action() {
         }),
         "rank 0 ends after 7 actions without \"B 0 1\" (backward of stage 0, micro-batch 1)"
     );
-    // Of two wrong actions the earlier one, and of two as early the one on the lower rank.
+    // Ordered by position, then by rank.
     let first = message(|ranks| {
         ranks[0].remove(2);
         ranks[1].remove(0);
@@ -231,29 +229,31 @@ fn the_first_wrong_action() {
 fn an_error_can_be_taken_apart() {
     let mut schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
     schedule.ranks[1].swap(3, 4);
-    let invalid = validate(&schedule).expect_err("a ring");
+    let invalid = validate(&schedule).expect_err("a cycle");
     assert_eq!((invalid.rank, invalid.position), (0, 3));
-    let Reason::Deadlock { ring } = invalid.reason else {
+    let RuleViolation::Deadlock { cycle } = invalid.reason else {
         panic!("{invalid}")
     };
-    let ranks: Vec<_> = ring.iter().map(|(rank, _)| *rank).collect();
+    let ranks: Vec<_> = cycle.iter().map(|(rank, _)| *rank).collect();
     assert_eq!(ranks, [0, 1]);
 }
 
 #[test]
 fn times_that_do_not_suit() {
     let schedule = schedule(ScheduleKind::OneFOneB, 4, 8);
-    let refusal = |times: &Times| simulate(&schedule, times).expect_err("refused").to_string();
+    let refusal = |times: &StageTimes| simulate(&schedule, times).expect_err("refused").to_string();
     assert_eq!(
-        refusal(&Times::uniform(3, 1.0, 1.0, 1.0, 0.0)),
-        "forward has 3 times for 4 stages: give one for each stage"
+        refusal(&StageTimes::uniform(3, 1.0, 1.0, 1.0, 0.0)),
+        "forward has 3 times for 4 stages: expected one per stage"
     );
     for wrong in [-1.0, f64::NAN, f64::INFINITY] {
-        let mut times = Times::uniform(4, 1.0, 1.0, 1.0, 0.0);
+        let mut times = StageTimes::uniform(4, 1.0, 1.0, 1.0, 0.0);
         times.transfer[2] = wrong;
         assert_eq!(
             refusal(&times),
-            format!("transfer of stage 2 takes {wrong}: use a finite time of 0 or more")
+            format!(
+                "invalid time {wrong} of transfer of stage 2: expected a finite number of 0 or more"
+            )
         );
     }
 }
@@ -263,12 +263,12 @@ fn schedules_without_shape() {
     let none = Schedule::new("", vec![0], 1, vec![]).expect_err("no ranks");
     assert_eq!(
         none.to_string(),
-        "a schedule needs at least 1 of its ranks, not 0"
+        "invalid number of ranks 0: a schedule needs at least 1"
     );
     let outside = Schedule::new("", vec![0, 1], 1, vec![vec![]]).expect_err("no rank 1");
     assert_eq!(
         outside.to_string(),
-        "stage 1 is placed on rank 1, but there are 1 ranks"
+        "stage 1 is placed on rank 1: expected a rank below 1"
     );
     let empty = Schedule::new("", vec![0], 1, vec![vec![]]).expect("shaped");
     assert!(

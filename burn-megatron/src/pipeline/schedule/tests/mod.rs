@@ -9,7 +9,7 @@ mod table;
 
 use std::collections::HashMap;
 
-use super::{Action, ActionKind, Schedule, ScheduleConfig, ScheduleKind, Times, generate};
+use super::{Action, ActionKind, Schedule, ScheduleConfig, ScheduleKind, StageTimes, generate};
 
 const INTERLEAVED: ScheduleKind = ScheduleKind::Interleaved { group: None };
 
@@ -25,16 +25,16 @@ fn interleaved(ranks: usize, v: usize, micro_batches: usize, group: usize) -> Sc
     generate(&config).expect("runs")
 }
 
-/// What a rank computes, without sends and receives.
+/// The computations of a rank, without sends and receives.
 fn computations(schedule: &Schedule, rank: usize) -> Vec<Action> {
     let actions = schedule.actions(rank).iter().copied();
     actions.filter(|action| action.kind.is_compute()).collect()
 }
 
-/// The total where every computation waits for what it needs and for nothing else.
+/// The total if every computation waits only for its own inputs.
 ///
-/// Shares nothing with the simulator, and does not look at sends and receives.
-fn dataflow(schedule: &Schedule, times: &Times) -> f64 {
+/// Shares no code with the simulator, and ignores sends and receives.
+fn dataflow(schedule: &Schedule, times: &StageTimes) -> f64 {
     let single = |rank| {
         computations(schedule, rank)
             .into_iter()
@@ -46,9 +46,9 @@ fn dataflow(schedule: &Schedule, times: &Times) -> f64 {
     dataflow_of(schedule, times, &units)
 }
 
-/// The same with computations in units: a unit starts when it has all that it needs, takes the sum
-/// of its times, and gives everything at its end.
-fn dataflow_of(schedule: &Schedule, times: &Times, units: &[Vec<Vec<Action>>]) -> f64 {
+/// The same with computations grouped into units: a unit starts when all its inputs are available, takes
+/// the sum of its times, and its results are available at its end.
+fn dataflow_of(schedule: &Schedule, times: &StageTimes, units: &[Vec<Vec<Action>>]) -> f64 {
     let mut ends: HashMap<(bool, usize, usize), f64> = HashMap::new();
     let mut clocks = vec![0.0_f64; units.len()];
     let mut next = vec![0; units.len()];
@@ -67,7 +67,7 @@ fn dataflow_of(schedule: &Schedule, times: &Times, units: &[Vec<Vec<Action>>]) -
                 clocks[rank] = start + unit.iter().map(|one| duration(times, one)).sum::<f64>();
                 for one in unit {
                     let forward = one.kind == ActionKind::Forward;
-                    if forward || one.kind.gives_input_gradient() {
+                    if forward || one.kind.computes_input_gradient() {
                         ends.insert((forward, one.stage, one.micro_batch), clocks[rank]);
                     }
                 }
@@ -80,10 +80,10 @@ fn dataflow_of(schedule: &Schedule, times: &Times, units: &[Vec<Vec<Action>>]) -
     clocks.into_iter().fold(0.0, f64::max)
 }
 
-/// When the input of a computation is there; `None` while it is not computed.
+/// The time at which the input of a computation is available; `None` if it is not computed yet.
 fn input(
     schedule: &Schedule,
-    times: &Times,
+    times: &StageTimes,
     ends: &HashMap<(bool, usize, usize), f64>,
     rank: usize,
     action: &Action,
@@ -102,7 +102,7 @@ fn input(
     end.map(|end| end + transfer)
 }
 
-fn duration(times: &Times, action: &Action) -> f64 {
+fn duration(times: &StageTimes, action: &Action) -> f64 {
     let stage = action.stage;
     let (input, weight) = (times.input_gradient[stage], times.weight_gradient[stage]);
     match action.kind {

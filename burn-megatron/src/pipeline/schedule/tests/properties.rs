@@ -1,19 +1,18 @@
-//! Random schedules and random faults, checked against a checker that shares no code with the
-//! validator.
+//! Random schedules and random faults: the validator against a checker that shares no code with it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::super::validate::report;
-use super::super::{Action, ActionKind, Reason, Schedule, ScheduleConfig, ScheduleKind};
-use super::super::{Times, generate, simulate, validate};
+use super::super::validate::activation_report;
+use super::super::{Action, ActionKind, RuleViolation, Schedule, ScheduleConfig, ScheduleKind};
+use super::super::{StageTimes, generate, simulate, validate};
 use super::{INTERLEAVED, computations, dataflow, interleaved, schedule};
 
-/// Whether a schedule is right: every action that should be there is there once, and no action
-/// waits for itself, where a send and its receive are one event.
-fn is_right(schedule: &Schedule) -> bool {
+/// Whether a schedule is valid: every required action exactly once, and no cycle of dependencies, where
+/// a send and its receive are one event.
+fn is_valid(schedule: &Schedule) -> bool {
     has_every_action(schedule) && has_no_cycle(schedule)
 }
 
@@ -55,12 +54,12 @@ fn has_every_action(schedule: &Schedule) -> bool {
     found.is_empty()
 }
 
-/// Takes away events that wait for nothing until none is left. For schedules with every action.
+/// Topological sort of a schedule that has every action.
 fn has_no_cycle(schedule: &Schedule) -> bool {
-    // A send and its receive go by the name of the send, and both halves of a pass by their own.
+    // A send and its receive are one event, named after the send; both halves of a backward are two.
     let event = |action: &Action| match action.kind {
         ActionKind::ReceiveActivation | ActionKind::ReceiveGradient => {
-            action.counterpart().expect("checked to be there")
+            action.counterpart().expect("a receive has a send")
         }
         _ => *action,
     };
@@ -113,16 +112,16 @@ fn has_no_cycle(schedule: &Schedule) -> bool {
     waits.is_empty()
 }
 
-/// Checks that the validator and the checker agree, and that an error names what is there.
+/// Asserts that the validator and the checker agree, and that an error names an existing action.
 fn agree(schedule: &Schedule) -> Result<bool, TestCaseError> {
-    let right = is_right(schedule);
+    let right = is_valid(schedule);
     match validate(schedule) {
         Ok(found) => {
             prop_assert!(right, "accepted, but wrong:\n{}", schedule.to_csv());
-            let times = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.5);
+            let times = StageTimes::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.5);
             let simulation = simulate(schedule, &times).expect("valid");
             prop_assert_eq!(simulation.peak_activations(), &found.peak_activations);
-            prop_assert!(found == report(schedule));
+            prop_assert!(found == activation_report(schedule));
         }
         Err(invalid) => {
             prop_assert!(
@@ -133,7 +132,7 @@ fn agree(schedule: &Schedule) -> Result<bool, TestCaseError> {
             let list = schedule.actions(invalid.rank);
             prop_assert_eq!(invalid.actions, list.len());
             match invalid.reason {
-                Reason::Missing => {
+                RuleViolation::Missing => {
                     prop_assert_eq!(invalid.position, list.len());
                     prop_assert!(!list.contains(&invalid.action));
                 }
@@ -205,7 +204,7 @@ fn apply(fault: &Fault, schedule: &mut Schedule, rank: usize) {
     }
 }
 
-/// Puts an input gradient for a backward pass, and its weight gradient anywhere.
+/// Replaces a backward by an input gradient, and inserts its weight gradient anywhere.
 fn halve(list: &mut Vec<Action>, at: usize, to: &Index) {
     let Some(at) = (at..list.len()).find(|i| list[*i].kind == ActionKind::Backward) else {
         return;
@@ -225,7 +224,7 @@ fn valid_schedule() -> impl Strategy<Value = Schedule> {
     })
 }
 
-/// Any order of computations in which nothing comes before what it needs, on random ranks.
+/// Any order of computations that respects dependencies, on random ranks.
 fn random_order() -> impl Strategy<Value = Schedule> {
     let sizes = (1..5_usize, 1..7_usize, 1..5_usize, any::<bool>());
     let choices = prop::collection::vec(any::<Index>(), 6 * 4 * 3 + 6);
@@ -249,7 +248,7 @@ fn random_order() -> impl Strategy<Value = Schedule> {
     })
 }
 
-/// What is not done and needs only what is.
+/// The computations that are not done and whose dependencies are.
 fn free_computations(stages: usize, m: usize, split: bool, done: &BTreeSet<Action>) -> Vec<Action> {
     let backward = if split {
         ActionKind::InputGradient
@@ -280,7 +279,7 @@ fn free_computations(stages: usize, m: usize, split: bool, done: &BTreeSet<Actio
     free
 }
 
-/// The total of a rank that waits in each receive, where it stands, though not in sends.
+/// The total if ranks block in each receive, in the order of the list, but not in sends.
 fn in_order(schedule: &Schedule) -> f64 {
     let mut clocks = vec![0.0_f64; schedule.ranks()];
     let mut next = vec![0; schedule.ranks()];
@@ -338,13 +337,13 @@ proptest! {
     #[test]
     fn any_order_gets_sends_and_receives_that_cost_nothing(schedule in random_order()) {
         prop_assert!(agree(&schedule)?, "{}", schedule.to_csv());
-        let times = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
+        let times = StageTimes::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
         let total = simulate(&schedule, &times).expect("valid").total();
         prop_assert_eq!(total, dataflow(&schedule, &times));
         prop_assert_eq!(total, in_order(&schedule), "{}", schedule.to_csv());
         for rank in 0..schedule.ranks() {
             for pair in schedule.actions(rank).windows(2) {
-                let sends = schedule.gives(&pair[0]);
+                let sends = schedule.send_after(&pair[0]);
                 if let Some(send) = sends && pair[1].kind.is_compute() {
                     prop_assert!(false, "{send} does not follow {}", pair[0]);
                 }
@@ -359,7 +358,7 @@ proptest! {
     ) {
         let stages = schedule.stages();
         let part = |first: usize| (0..stages).map(|i| f64::from(times[first + i])).collect();
-        let times = Times {
+        let times = StageTimes {
             forward: part(0),
             input_gradient: part(6),
             weight_gradient: part(12),
@@ -379,7 +378,7 @@ proptest! {
     }
 }
 
-/// Every swap of two neighbours and every action left out.
+/// Every swap of two adjacent actions, and every removal of one.
 #[test]
 fn all_small_faults_of_small_schedules() {
     let (mut right, mut wrong) = (0, 0);
@@ -394,9 +393,10 @@ fn all_small_faults_of_small_schedules() {
                     if i > 0 {
                         let mut swapped = schedule.clone();
                         swapped.ranks[rank].swap(i - 1, i);
-                        match agree(&swapped).expect("agrees") {
-                            true => right += 1,
-                            false => wrong += 1,
+                        if agree(&swapped).expect("agrees") {
+                            right += 1
+                        } else {
+                            wrong += 1
                         }
                     }
                 }
@@ -407,7 +407,7 @@ fn all_small_faults_of_small_schedules() {
 }
 
 #[test]
-fn every_generated_schedule_is_right() {
+fn every_generated_schedule_is_valid() {
     for p in 1..6 {
         for m in 1..12 {
             for kind in ScheduleKind::ALL {
@@ -423,7 +423,7 @@ fn every_generated_schedule_is_right() {
 }
 
 #[test]
-fn every_group_that_runs_is_right_and_at_the_closed_form() {
+fn every_accepted_group_is_valid_and_at_the_closed_form() {
     let mut count = 0;
     for p in 1..5 {
         for (v, m) in [(2, 1), (2, 4), (3, 4), (2, 7), (3, 8), (2, 11)] {
@@ -436,7 +436,7 @@ fn every_group_that_runs_is_right_and_at_the_closed_form() {
                 count += 1;
                 let schedule = interleaved(p, v, m, group);
                 assert!(agree(&schedule).expect("agrees"), "{p} {v} {m} {group}");
-                let times = Times::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
+                let times = StageTimes::uniform(schedule.stages(), 1.0, 1.0, 1.0, 0.0);
                 let bubble = simulate(&schedule, &times).expect("valid").bubble();
                 let form = (p - 1) as f64 / (v * m + p - 1) as f64;
                 assert!(
@@ -449,8 +449,8 @@ fn every_group_that_runs_is_right_and_at_the_closed_form() {
     assert!(count > 50, "{count}");
 }
 
-/// Micro-batches go through every stage in order, forward, backward and in their weight gradients,
-/// so that gradients are added up in the same order under every schedule.
+/// Every stage runs forwards, backwards and weight gradients in the order of the micro-batches, so that
+/// gradients are summed in the same order under every schedule.
 #[test]
 fn every_schedule_adds_up_in_the_same_order() {
     for kind in ScheduleKind::ALL {
@@ -462,7 +462,7 @@ fn every_schedule_adds_up_in_the_same_order() {
                     .iter()
                     .filter(|one| one.stage == stage && one.kind == kind);
                 let order: Vec<_> = of.map(|one| one.micro_batch).collect();
-                // DualPipeV has both sorts of backward passes, so that the sorts are sorted alone.
+                // DualPipeV has full and split backwards; each kind is ordered by itself.
                 assert!(order.is_sorted(), "{kind:?}");
             }
             let weights = all.iter().filter(|one| {

@@ -81,28 +81,28 @@ fn errors_name_row_column_and_text() {
         ),
         (
             "F 0 0,B 0 0\n\nF 1 0,Q 1 0",
-            "row 3, column 2: \"Q 1 0\" is no action: write a kind, a stage and a micro-batch",
+            "row 3, column 2: invalid action \"Q 1 0\": expected a kind (F, B, I, W, SF, RF, SB or RB)",
         ),
         (
             "F 0 0,B 0 0\nF 1 0,B 0 1",
-            "row 2, column 2: \"B 0 1\" puts stage 0 on rank 1, but row 1 has it already",
+            "row 2, column 2: \"B 0 1\" has stage 0 on rank 1, but row 1 has it too",
         ),
         (
             "F 0 0,B 0 0\nF 2 0,B 2 0",
-            "row 2, column 1: \"F 2 0\" names stage 2, but nothing names stage 1: count from 0",
+            "row 2, column 1: \"F 2 0\" has stage 2, but no cell has stage 1: number them from 0",
         ),
         (
             "F 0 1,B 0 1",
-            "row 1, column 1: \"F 0 1\" names micro-batch 1, but nothing names micro-batch 0",
+            "row 1, column 1: \"F 0 1\" has micro-batch 1, but no cell has micro-batch 0",
         ),
         (
             "F 0 18446744073709551615",
-            "row 1, column 1: \"F 0 18446744073709551615\" names micro-batch",
+            "row 1, column 1: \"F 0 18446744073709551615\" has micro-batch",
         ),
         (
             "F 0 0,B 0 0\nB 1 0,F 1 0",
             "rank 1, action 1 of 2, \"B 1 0\" (backward of stage 1, micro-batch 0): it needs \
-             \"F 1 0\" (forward of stage 1, micro-batch 0), which is not done before",
+             \"F 1 0\" (forward of stage 1, micro-batch 0) before it",
         ),
     ];
     for (text, expected) in cases {
@@ -111,14 +111,14 @@ fn errors_name_row_column_and_text() {
     }
 }
 
-/// Each rank waits for what the other computes later: no sends can mend that.
+/// Each rank waits for a tensor that the other computes later, with any order of sends.
 #[test]
-fn a_table_whose_ranks_wait_for_one_another() {
+fn a_table_whose_ranks_deadlock() {
     let text = "F 0 0,F 0 1,B 0 1,B 0 0\nF 1 0,B 1 0,F 1 1,B 1 1";
     Schedule::from_csv("", text).expect("only the order of the gradients differs");
     let text = "F 0 0,B 0 0,F 0 1,B 0 1\nF 1 1,B 1 1,F 1 0,B 1 0";
     let message = Schedule::from_csv("", text)
-        .expect_err("a ring")
+        .expect_err("a cycle")
         .to_string();
     assert_eq!(
         message,
@@ -129,7 +129,7 @@ fn a_table_whose_ranks_wait_for_one_another() {
 
 proptest! {
     #[test]
-    fn no_text_makes_the_reader_fail_badly(text in "([FBIWSR]{1,2} [0-3] [0-3][,\n]{1,2}|.){0,30}") {
+    fn no_text_makes_the_parser_panic(text in "([FBIWSR]{1,2} [0-3] [0-3][,\n]{1,2}|.){0,30}") {
         if let Ok(schedule) = Schedule::from_csv("", &text) {
             let again = Schedule::from_csv("", &schedule.to_csv());
             prop_assert_eq!(again.expect("readable"), schedule);

@@ -1,4 +1,4 @@
-//! Configurations as published models have them, in both spellings, and what is refused.
+//! Published configurations, in both formats, and what is refused.
 
 mod refused;
 
@@ -49,7 +49,7 @@ fn llama() -> Value {
     })
 }
 
-/// As GPT-2 lies on the hub.
+/// As published for GPT-2.
 fn gpt2() -> Value {
     json!({
         "activation_function": "gelu_new",
@@ -182,7 +182,7 @@ fn published_models_are_understood() {
     let model = &llama.model;
     assert_eq!(
         (llama.family, llama.dtype),
-        (Family::Llama, Some(ElementType::Bf16))
+        (ModelFamily::Llama, Some(ElementType::Bf16))
     );
     assert_eq!(llama.tokens.eos, [128001, 128008, 128009]);
     assert_eq!(
@@ -258,14 +258,14 @@ fn with(mut value: Value, key: &str, to: Value) -> Value {
 }
 
 proptest! {
-    /// Whatever stands in the file, it is understood or refused, and what is understood can be written.
+    /// Any content is parsed or refused, and what is parsed can be written.
     #[test]
     fn no_text_ends_the_program(
         which in 0usize..5, key in any::<prop::sample::Index>(),
         to in prop_oneof![
             Just(Value::Null), Just(json!({})), Just(json!([])), Just(json!("x")),
             any::<i32>().prop_map(|x| json!(x)), Just(json!(i64::MIN)), Just(json!(u64::MAX)),
-            // Numbers that any reader of JSON reads to the last bit.
+            // Numbers that survive a JSON round trip exactly.
             any::<i32>().prop_map(|x| json!(f64::from(x) / 4.0)),
             (0u64..20).prop_map(|x| json!(x)), any::<bool>().prop_map(|x| json!(x)),
         ],

@@ -1,8 +1,8 @@
-//! What is refused, and how.
+//! Refused configurations and their errors.
 
 use super::*;
 
-/// The message for a file with this value.
+/// The error for a file with this value.
 fn refusal(value: Value, key: &str, to: Value) -> String {
     parse(&with(value, key, to)).unwrap_err().to_string()
 }
@@ -10,12 +10,10 @@ fn refusal(value: Value, key: &str, to: Value) -> String {
 #[test]
 fn what_could_change_the_model_is_refused_by_name() {
     let unknown = |family: &str, key: &str, value: &str| {
-        format!(
-            "{key} = {value} is not known for {family}, and could change what the model computes"
-        )
+        format!("unknown {key} = {value} for {family}, which could change what the model computes")
     };
     let refused =
-        |key: &str, value: &str, fits: &str| format!("{key} = {value} cannot be used; {fits}");
+        |key: &str, value: &str, fits: &str| format!("invalid {key} = {value}: expected {fits}");
     let rope = |kind: &str| json!({ "rope_type": kind, "factor": 2.0 });
     let cases = [
         (
@@ -34,7 +32,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             qwen2(),
             "use_mrope",
             json!(true),
-            refused("use_mrope", "true", "false can"),
+            refused("use_mrope", "true", "false"),
         ),
         (
             llama(),
@@ -52,37 +50,37 @@ fn what_could_change_the_model_is_refused_by_name() {
             llama(),
             "attn_logit_softcapping",
             json!(50.0),
-            refused("attn_logit_softcapping", "50.0", "null can"),
+            refused("attn_logit_softcapping", "50.0", "null"),
         ),
         (
             llama(),
             "quantization_config",
             json!({"bits": 4}),
-            refused("quantization_config", r#"{"bits":4}"#, "null can"),
+            refused("quantization_config", r#"{"bits":4}"#, "null"),
         ),
         (
             llama(),
             "pretraining_tp",
             json!(2),
-            refused("pretraining_tp", "2", "1 can"),
+            refused("pretraining_tp", "2", "1"),
         ),
         (
             llama(),
             "attention_bias",
             json!(true),
-            refused("mlp_bias", "false", "true, as attention_bias, can"),
+            refused("mlp_bias", "false", "true, as attention_bias"),
         ),
         (
             qwen3(),
             "attention_bias",
             json!(true),
-            refused("attention_bias", "true", "false can"),
+            refused("attention_bias", "true", "false"),
         ),
         (
             llama(),
             "partial_rotary_factor",
             json!(0.5),
-            refused("partial_rotary_factor", "0.5", "1.0 can"),
+            refused("partial_rotary_factor", "0.5", "1.0"),
         ),
         (
             llama(),
@@ -91,7 +89,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "rope_scaling.rope_type",
                 "\"linear\"",
-                "default, llama3 and yarn can",
+                "default, llama3 or yarn",
             ),
         ),
         (
@@ -101,26 +99,26 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "rope_scaling.rope_type",
                 "\"dynamic\"",
-                "default, llama3 and yarn can",
+                "default, llama3 or yarn",
             ),
         ),
         (
             llama(),
             "rope_scaling",
             rope("llama3"),
-            "llama needs rope_scaling.low_freq_factor, which is not there".into(),
+            "llama requires rope_scaling.low_freq_factor, which is missing".into(),
         ),
         (
             llama(),
             "rope_scaling",
             json!(3),
-            refused("rope_scaling", "3", "an object or null can"),
+            refused("rope_scaling", "3", "an object or null"),
         ),
         (
             llama(),
             "rope_scaling.rope_theta",
             json!(1.5),
-            refused("rope_theta", "500000.0", "1.5, which the scaling has, can"),
+            refused("rope_theta", "500000.0", "1.5, as in the scaling"),
         ),
         (
             llama(),
@@ -129,26 +127,21 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "hidden_act",
                 "\"relu\"",
-                "silu, swish, gelu_pytorch_tanh, gelu_new, gelu_fast, quick_gelu can",
+                "silu, swish, gelu_pytorch_tanh, gelu_new, gelu_fast, quick_gelu",
             ),
         ),
         (
             gpt2(),
             "scale_attn_by_inverse_layer_idx",
             json!(true),
-            refused("scale_attn_by_inverse_layer_idx", "true", "false can"),
+            refused("scale_attn_by_inverse_layer_idx", "true", "false"),
         ),
-        (
-            gpt2(),
-            "n_ctx",
-            json!(512),
-            refused("n_ctx", "512", "1024 can"),
-        ),
+        (gpt2(), "n_ctx", json!(512), refused("n_ctx", "512", "1024")),
         (
             gpt2(),
             "embd_pdrop",
             json!(0.2),
-            refused("embd_pdrop", "0.2", "0.1, as resid_pdrop, can"),
+            refused("embd_pdrop", "0.2", "0.1, as resid_pdrop"),
         ),
         (
             llama(),
@@ -157,14 +150,14 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "architectures",
                 "[\"LlamaForSequenceClassification\"]",
-                "[\"LlamaForCausalLM\"] can",
+                "[\"LlamaForCausalLM\"]",
             ),
         ),
         (
             llama(),
             "hidden_size",
             json!(-1),
-            refused("hidden_size", "-1", "a whole number from 1 to 16777216 can"),
+            refused("hidden_size", "-1", "a whole number from 1 to 16777216"),
         ),
         (
             llama(),
@@ -173,27 +166,27 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "hidden_size",
                 "18446744073709551615",
-                "a whole number from 1 to 16777216 can",
+                "a whole number from 1 to 16777216",
             ),
         ),
         (
             llama(),
             "num_hidden_layers",
             Value::Null,
-            "llama needs num_hidden_layers, which is not there".into(),
+            "llama requires num_hidden_layers, which is missing".into(),
         ),
         (
             llama(),
             "rms_norm_eps",
             json!(-0.1),
-            refused("rms_norm_eps", "-0.1", "a number of at least 0 can"),
+            refused("rms_norm_eps", "-0.1", "a number of at least 0"),
         ),
         (
             llama(),
             "num_key_value_heads",
             json!(5),
-            "model: 32 heads cannot share 5 groups of keys and \
-            values; 1, 2, 4, 8, 16, 32 groups can serve them"
+            "model: 32 heads are not divisible by 5 key-value groups: \
+            expected 1, 2, 4, 8, 16, 32 groups"
                 .into(),
         ),
         (
@@ -203,22 +196,22 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "torch_dtype",
                 "\"int8\"",
-                "float64, float32, float16 and bfloat16 can",
+                "float64, float32, float16 or bfloat16",
             ),
         ),
         (
             llama(),
             "model_type",
             json!("mamba"),
-            "model_type = \"mamba\" is no family that is known; \
-            gpt2, llama, mistral, qwen2 and qwen3 are"
+            "unknown model_type = \"mamba\": expected \
+            gpt2, llama, mistral, qwen2 or qwen3"
                 .into(),
         ),
         (
             llama(),
             "eos_token_id",
             json!([1, "x"]),
-            refused("eos_token_id", "\"x\"", "the number of a token can"),
+            refused("eos_token_id", "\"x\"", "a token id"),
         ),
     ];
     for (value, key, to, wanted) in cases {
@@ -232,12 +225,12 @@ fn what_could_change_the_model_is_refused_by_name() {
         HfConfig::parse(nan.as_bytes())
             .unwrap_err()
             .to_string()
-            .starts_with("is no JSON")
+            .starts_with("not a JSON")
     );
     assert!(HfConfig::parse(b"[1]").is_err());
 }
 
-/// Other families than Llama take a default that has nothing to do with the other sizes.
+/// Families other than Llama use a default that is unrelated to the other sizes.
 #[test]
 fn what_has_no_sensible_default_must_be_there() {
     for (mut value, key) in [
@@ -248,7 +241,7 @@ fn what_has_no_sensible_default_must_be_there() {
         value.as_object_mut().unwrap().remove(key);
         let error = parse(&value).unwrap_err().to_string();
         assert!(
-            error.ends_with(&format!("needs {key}, which is not there")),
+            error.ends_with(&format!("requires {key}, which is missing")),
             "{error}"
         );
     }
@@ -286,14 +279,14 @@ fn windows_of_qwen_are_for_all_layers() {
     );
     let error = window(json!(3), Value::Null).unwrap_err();
     assert!(
-        error.starts_with("max_window_layers = 3 cannot be used; 0 or 28"),
+        error.starts_with("invalid max_window_layers = 3: expected 0, or at least 28"),
         "{error}"
     );
     let error = window(json!(3), types("full_attention", 27)).unwrap_err();
-    assert!(error.starts_with("layer_types = ["), "{error}");
+    assert!(error.starts_with("invalid layer_types = ["), "{error}");
     let off = with(qwen2(), "layer_types", types("sliding_attention", 28));
     let error = parse(&off).unwrap_err().to_string();
-    assert!(error.ends_with("28 times full_attention can"), "{error}");
+    assert!(error.ends_with("28 times full_attention"), "{error}");
 }
 
 #[test]
@@ -306,7 +299,7 @@ fn an_amplitude_that_does_not_follow_is_refused() {
     parse(&with(qwen2(), "rope_scaling", rope(amplitude))).unwrap();
     let error = refusal(qwen2(), "rope_scaling", rope(1.5));
     assert!(
-        error.starts_with("rope_scaling.attention_factor = 1.5 cannot be used; 1.138"),
+        error.starts_with("invalid rope_scaling.attention_factor = 1.5: expected 1.138"),
         "{error}"
     );
 }
@@ -319,8 +312,8 @@ fn a_model_of_no_family_is_refused() {
         HfConfig::of(&model).unwrap_err().to_string()
     };
     let (gpt2, llama) = (TransformerConfig::gpt2(), TransformerConfig::llama());
-    assert_eq!(HfConfig::of(&gpt2).unwrap().family, Family::Gpt2);
-    assert_eq!(HfConfig::of(&llama).unwrap().family, Family::Llama);
+    assert_eq!(HfConfig::of(&gpt2).unwrap().family, ModelFamily::Gpt2);
+    assert_eq!(HfConfig::of(&llama).unwrap().family, ModelFamily::Llama);
     let cases = [
         refused(|model| model.norm = NormKind::Layer, llama.clone()),
         refused(|model| model.norm = NormKind::Rms, gpt2.clone()),
@@ -348,7 +341,7 @@ fn a_model_of_no_family_is_refused() {
     ];
     for error in cases {
         assert!(
-            error.starts_with("no family of Hugging Face computes this model"),
+            error.starts_with("no supported Hugging Face family computes this model"),
             "{error}"
         );
     }

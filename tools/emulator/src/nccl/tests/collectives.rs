@@ -99,7 +99,7 @@ fn one_thread_has_all_ranks() {
     let comms = all(4);
     let places: Vec<_> = (0..4).map(|rank| (stream(), device(&own(rank)))).collect();
     ncclGroupStart();
-    // Groups within groups are one.
+    // Nested groups are one.
     ncclGroupStart();
     for (comm, (stream, place)) in comms.iter().zip(&places) {
         // SAFETY: there are 6 numbers.

@@ -1,0 +1,156 @@
+//! One call of this rank in the worker.
+
+use std::sync::Arc;
+
+use super::buffers::{DeviceBuffers, StagingBuffers};
+use super::communicator::CommKey;
+use super::driver::{DeviceDriver, RecordedEvent, Stream};
+use super::library::Addresses;
+use super::plan::NcclPlan;
+use crate::buffer::Buffer;
+use crate::call::Signature;
+use crate::communicator::Group;
+use crate::error::CommError;
+use crate::pool::BufferPool;
+use crate::process::ResultSlot;
+
+/// One call.
+#[derive(Debug)]
+pub(super) struct NcclCall {
+    pub key: CommKey,
+    pub plan: NcclPlan,
+    pub group: Arc<Group>,
+    pub signature: Arc<Signature>,
+    pub memory: CallMemory,
+}
+
+/// The memory of a call's input and output.
+#[derive(Debug)]
+pub(super) enum CallMemory {
+    Host {
+        input: Buffer,
+        slot: Arc<ResultSlot>,
+        staged: Option<StagingBuffers>,
+    },
+    Tensor(Arc<DeviceBuffers>),
+}
+
+impl NcclCall {
+    /// Whether the addresses are known.
+    ///
+    /// # Errors
+    /// Why there is no memory.
+    pub fn memory_known(&self) -> Result<bool, String> {
+        match &self.memory {
+            CallMemory::Host { .. } => Ok(true),
+            CallMemory::Tensor(buffers) => match buffers.addresses() {
+                None => Ok(false),
+                Some(known) => known.map(|_| true),
+            },
+        }
+    }
+
+    /// Makes `stream` wait for the input, and returns the addresses.
+    pub fn prepare(
+        &mut self,
+        stream: Stream,
+        copies: Stream,
+        driver: &Arc<dyn DeviceDriver>,
+    ) -> Result<Addresses, String> {
+        match &mut self.memory {
+            CallMemory::Host { input, staged, .. } => {
+                let memory = StagingBuffers::new(input, &self.plan, copies, driver)?;
+                memory.ready.block(stream)?;
+                Ok(staged.insert(memory).addresses)
+            }
+            CallMemory::Tensor(buffers) => match buffers.addresses() {
+                Some(Ok((addresses, ready))) => {
+                    ready.map_or(Ok(()), |ready| ready.block(stream))?;
+                    Ok(addresses)
+                }
+                Some(Err(reason)) => Err(reason),
+                None => Err("the addresses of a tensor are not known yet".into()),
+            },
+        }
+    }
+
+    /// Notes that the call is on its stream, before `done`.
+    pub fn launched(&self, done: &Arc<RecordedEvent>) {
+        if let CallMemory::Tensor(buffers) = &self.memory {
+            buffers.mark_launched(done);
+        }
+    }
+
+    /// Completes the call after the device has executed it: returns the result and releases the memory.
+    pub fn finish(
+        self,
+        copies: Stream,
+        driver: &Arc<dyn DeviceDriver>,
+        pool: &BufferPool,
+    ) -> Result<(), CommError> {
+        let to_error = |reason: String| failed(&reason, &self.signature, &self.group);
+        match self.memory {
+            CallMemory::Tensor(buffers) => {
+                buffers.complete(Ok(()));
+                Ok(())
+            }
+            CallMemory::Host {
+                input,
+                slot,
+                staged,
+            } => {
+                let result = match &staged {
+                    Some(staged) => staged.fetch(&self.plan, copies, driver, pool),
+                    None => Ok(Buffer::empty(self.plan.dtype)),
+                };
+                if let Some(staged) = staged {
+                    staged.free(copies, driver);
+                }
+                pool.give(input);
+                let result = result.map_err(to_error);
+                let ended = result.as_ref().map(drop).map_err(CommError::clone);
+                slot.fulfil(result);
+                ended
+            }
+        }
+    }
+
+    /// Fails the call; its memory may still be in use.
+    pub fn fail(&self, reason: &str) -> CommError {
+        let error = failed(reason, &self.signature, &self.group);
+        self.refuse(error.clone());
+        error
+    }
+
+    /// Fails the call with the error of another one.
+    pub fn refuse(&self, error: CommError) {
+        match &self.memory {
+            CallMemory::Host { slot, .. } => slot.fulfil(Err(error)),
+            CallMemory::Tensor(buffers) => buffers.complete(Err(error)),
+        }
+    }
+
+    /// Releases the memory after the device has executed the call, without a result.
+    pub fn discard(self, copies: Stream, driver: &Arc<dyn DeviceDriver>) {
+        match self.memory {
+            CallMemory::Tensor(buffers) => buffers.release(),
+            CallMemory::Host { staged, .. } => {
+                if let Some(staged) = staged {
+                    staged.free(copies, driver);
+                }
+            }
+        }
+    }
+
+    /// Leaks the memory, as the device may still write it.
+    pub fn leak(self) {
+        if let CallMemory::Tensor(buffers) = &self.memory {
+            buffers.leak();
+        }
+    }
+}
+
+fn failed(reason: &str, signature: &Signature, group: &Group) -> CommError {
+    let call = signature.describe(group);
+    super::error(format!("{reason}, in {call} over {group}"))
+}

@@ -1,0 +1,63 @@
+//! Events of a whole context, which drivers have since CUDA 12.5.
+
+use std::ffi::{c_int, c_void};
+
+use super::super::driver::Event;
+
+type ContextEventFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+
+/// `cuCtxRecordEvent` and `cuCtxWaitEvent`, looked up by name, as the bindings have them only if they were built
+/// on a machine with a new CUDA.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ContextEvents {
+    record: ContextEventFn,
+    wait: ContextEventFn,
+    context: usize,
+}
+
+impl ContextEvents {
+    /// The events of `context`.
+    ///
+    /// # Errors
+    /// If the driver has no such functions.
+    pub fn of(context: *mut c_void) -> Result<Self, String> {
+        let name = if cfg!(windows) {
+            "nvcuda.dll"
+        } else {
+            "libcuda.so.1"
+        };
+        let missing =
+            |error| format!("the CUDA driver has no context events, CUDA 12.5 has ({error})");
+        // SAFETY: the driver is open already, and both functions take a context and an event.
+        unsafe {
+            let driver = libloading::Library::new(name).map_err(missing)?;
+            let record = *driver.get(b"cuCtxRecordEvent").map_err(missing)?;
+            let wait = *driver.get(b"cuCtxWaitEvent").map_err(missing)?;
+            // The library stays loaded.
+            std::mem::forget(driver);
+            Ok(Self {
+                record,
+                wait,
+                context: context as usize,
+            })
+        }
+    }
+
+    /// Records all work that was submitted to the device so far.
+    pub fn record(&self, event: Event) -> Result<(), String> {
+        self.call("cuCtxRecordEvent", self.record, event)
+    }
+
+    /// Makes all work that is submitted later wait for the event.
+    pub fn wait(&self, event: Event) -> Result<(), String> {
+        self.call("cuCtxWaitEvent", self.wait, event)
+    }
+
+    fn call(&self, name: &str, function: ContextEventFn, event: Event) -> Result<(), String> {
+        // SAFETY: the context and the event are alive.
+        match unsafe { function(self.context as *mut c_void, event.0 as *mut c_void) } {
+            0 => Ok(()),
+            code => Err(format!("{name}: the CUDA driver reports error {code}")),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The only module of this crate that uses internals of CubeCL and of Burn's fusion: the memory of a tensor, and
+//! the stream that computes it.
+//!
+//! None of this is documented by CubeCL; it holds for the version that the workspace pins.
+
+use std::any::Any;
+
+use burn::backend::{Cube, DispatchDevice};
+use burn::tensor::{Device, Tensor};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeDevice, kernel::into_contiguous};
+use cubecl::cuda::{CudaDevice, CudaRuntime};
+use cubecl::future;
+use cubecl::server::{BufferBinding, Handle};
+use cubecl_common::device::Device as _;
+use cubecl_common::device_handle::DeviceHandle;
+use cubecl_server::runtime::Runtime;
+use cubecl_server::server::ServerStorage;
+use cubecl_server::stream::WriteScoped;
+
+use super::super::driver::Stream;
+use super::super::library::Addresses;
+
+type Server = <CudaRuntime as Runtime>::Server;
+type Primitive = <Cube as burn::backend::BackendTypes>::FloatTensorPrimitive;
+
+/// The index of a CUDA device; `None` for any other one.
+pub(super) fn cuda_index(device: &Device) -> Option<usize> {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(device.index),
+        _ => None,
+    }
+}
+
+/// An input tensor and an empty output tensor of the same type.
+pub(super) struct TensorPair {
+    pub input: CubeTensor,
+    pub output: CubeTensor,
+    fusion: FusionClient,
+}
+
+/// What turns a primitive back into a fusion tensor.
+#[cfg(not(feature = "fusion"))]
+struct FusionClient;
+
+#[cfg(feature = "fusion")]
+struct FusionClient(
+    burn::backend::fusion::client::GlobalFusionClient<burn_cubecl::fusion::FusionCubeRuntime>,
+);
+
+impl TensorPair {
+    /// `input`, computed and contiguous, and an output of `output` elements of its type.
+    ///
+    /// With fusion, the operations that compute `input` are submitted to the device here: so the calls of all ranks
+    /// have the order of their programs, whatever is fused.
+    pub fn new(input: Tensor<1>, output: usize) -> Result<Self, String> {
+        let primitive = input
+            .try_into_primitive::<Cube>()
+            .map_err(|error| format!("the tensor is on another backend: {error:?}"))?;
+        let (input, fusion) = resolve_fusion(primitive);
+        let input = into_contiguous(input);
+        let (client, device) = (input.client.clone(), input.device.clone());
+        let output = empty_device_contiguous_dtype(client, device, [output].into(), input.dtype);
+        Ok(Self {
+            input,
+            output,
+            fusion,
+        })
+    }
+
+    /// The output as a tensor.
+    pub fn into_output(self) -> Tensor<1> {
+        Tensor::from_primitive::<Cube>(register_fusion(self.output, self.fusion))
+    }
+
+    /// The memory of the input and of the output; none where there are no elements.
+    pub fn handles(&self) -> [Option<Handle>; 2] {
+        [&self.input, &self.output].map(|tensor| {
+            let some = tensor.meta.shape().num_elements() > 0;
+            some.then(|| tensor.handle.clone())
+        })
+    }
+}
+
+#[cfg(not(feature = "fusion"))]
+fn resolve_fusion(primitive: Primitive) -> (CubeTensor, FusionClient) {
+    (primitive, FusionClient)
+}
+
+#[cfg(not(feature = "fusion"))]
+fn register_fusion(tensor: CubeTensor, _fusion: FusionClient) -> Primitive {
+    tensor
+}
+
+#[cfg(feature = "fusion")]
+fn resolve_fusion(primitive: Primitive) -> (CubeTensor, FusionClient) {
+    let client = primitive.client.clone();
+    let tensor = client.resolve_tensor_float::<burn_cubecl::CubeBackend>(primitive);
+    (tensor, FusionClient(client))
+}
+
+/// Registers an operation without inputs that returns the tensor.
+#[cfg(feature = "fusion")]
+fn register_fusion(tensor: CubeTensor, FusionClient(client): FusionClient) -> Primitive {
+    use burn::backend::fusion::custom::{
+        CustomOpIr, HandleContainer, OperationFn, OperationIr, StreamId, TensorIr,
+    };
+
+    let (shape, id) = (tensor.meta.shape().clone(), client.create_empty_handle());
+    let result = TensorIr::uninit(id, shape, tensor.dtype);
+    let description = CustomOpIr {
+        id: "collective".into(),
+        inputs: vec![],
+        outputs: vec![result.clone()],
+        scalars: vec![],
+    };
+    let give = OperationFn(move |handles: &mut HandleContainer<_>| {
+        handles.register_float_tensor::<burn_cubecl::CubeBackend>(&result.id, tensor.clone());
+        Ok(())
+    });
+    let operation = OperationIr::Custom(description);
+    let mut given = client.register(StreamId::current(), operation, give);
+    given.remove(0)
+}
+
+/// Addresses, and the value that keeps their memory alive.
+pub(super) type HeldAddresses = (Addresses, Box<dyn Any + Send>);
+
+/// The thread that submits the work of a device.
+#[derive(Clone, Debug)]
+pub(super) struct Submitter(CudaDevice);
+
+impl Submitter {
+    pub fn of(index: usize) -> Self {
+        Self(CudaDevice { index })
+    }
+
+    fn handle(&self) -> DeviceHandle<Server> {
+        DeviceHandle::new(self.0.to_id())
+    }
+
+    /// Calls `then` with the memory of `handles` and the stream that computes them, in order with what this thread
+    /// has submitted before. Does not wait.
+    pub fn resolve(
+        &self,
+        handles: [Option<Handle>; 2],
+        then: impl FnOnce(Result<(HeldAddresses, Stream), String>) + Send + 'static,
+    ) {
+        let bindings = handles.map(|handle| handle.map(Handle::binding));
+        let device = self.handle();
+        device.submit(move |server: &mut Server| then(found(server, &bindings)));
+        // Submissions are batched until more arrive, and a rank that waits for its peers submits no more.
+        device.flush_queue();
+    }
+
+    /// Calls `then` with the stream of the pair's output and that of this thread, in order with what this thread
+    /// submits. Does not wait.
+    pub fn streams(
+        &self,
+        pair: &TensorPair,
+        then: impl FnOnce(Result<[Stream; 2], String>) + Send + 'static,
+    ) {
+        let bindings = on_streams(pair);
+        self.handle()
+            .submit(move |server: &mut Server| then(streams_of(server, &bindings)));
+    }
+
+    /// Whether the streams can be found.
+    pub fn try_streams(&self, pair: &TensorPair) -> Result<(), String> {
+        let bindings = on_streams(pair);
+        let found = self
+            .handle()
+            .submit_blocking(move |server: &mut Server| streams_of(server, &bindings));
+        found.map_err(|error| format!("{error:?}"))?.map(drop)
+    }
+
+    /// As [`resolve`](Self::resolve), through CubeCL's documented interface: waits until all that this thread has
+    /// submitted is on the device, and returns no stream.
+    pub fn fetch(pair: &TensorPair) -> Result<HeldAddresses, String> {
+        let mut addresses = [0; 2];
+        let mut held: Vec<Box<dyn Any + Send>> = vec![];
+        for (address, handle) in addresses.iter_mut().zip(pair.handles()) {
+            let Some(handle) = handle else { continue };
+            let resource = pair.input.client.get_resource::<Server>(handle);
+            let resource = resource.map_err(|error| format!("{error:?}"))?;
+            *address = resource.resource().ptr;
+            held.push(Box::new(resource));
+        }
+        Ok((addresses, Box::new(held)))
+    }
+
+    /// Waits until the device has executed what this thread has submitted.
+    pub fn sync(pair: &TensorPair) -> Result<(), String> {
+        let synced = future::block_on(pair.input.client.sync());
+        synced.map_err(|error| format!("{error:?}"))
+    }
+}
+
+/// The output, and some memory of the stream that this thread computes on.
+fn on_streams(pair: &TensorPair) -> [BufferBinding; 2] {
+    let current = pair.output.client.empty(1);
+    [pair.output.handle.clone(), current].map(Handle::binding)
+}
+
+fn streams_of(server: &mut Server, bindings: &[BufferBinding; 2]) -> Result<[Stream; 2], String> {
+    let [output, current] = bindings;
+    let own = stream_of(server, output, &[output])?;
+    Ok([own, stream_of(server, current, &[current])?])
+}
+
+fn found(
+    server: &mut Server,
+    bindings: &[Option<BufferBinding>; 2],
+) -> Result<(HeldAddresses, Stream), String> {
+    let all: Vec<_> = bindings.iter().flatten().collect();
+    let Some(last) = all.last() else {
+        return Err("there is no memory".into());
+    };
+    let mut addresses = [0; 2];
+    let mut held: Vec<Box<dyn Any + Send>> = vec![];
+    for (address, binding) in addresses.iter_mut().zip(bindings) {
+        let Some(binding) = binding else { continue };
+        let resource = server.get_resource(binding.clone(), last.stream);
+        let resource = resource.map_err(|error| format!("{error:?}"))?;
+        *address = resource.resource().ptr;
+        held.push(Box::new(resource));
+    }
+    let stream = stream_of(server, last, &all)?;
+    Ok(((addresses, Box::new(held)), stream))
+}
+
+/// The stream that memory was created on, made to wait for the other streams that use the bindings.
+fn stream_of(
+    server: &mut Server,
+    of: &BufferBinding,
+    bindings: &[&BufferBinding],
+) -> Result<Stream, String> {
+    let streams = server.write_streams();
+    let mut streams = streams
+        .resolve(of.stream, bindings.iter().copied())
+        .map_err(|error| format!("{error:?}"))?;
+    Ok(Stream(streams.current().sys as usize))
+}

@@ -1,0 +1,67 @@
+//! The engine on a CUDA device.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::library::Library;
+use super::stream_order::StreamOrder;
+use super::transport::{NcclComponents, NcclTransport};
+use crate::error::CommError;
+use crate::pool::BufferPool;
+use crate::process::KeyValueStore;
+use buffer_provider::CudaBufferProvider;
+use driver::CudaDeviceDriver;
+
+mod buffer_provider;
+mod context;
+mod cube;
+mod driver;
+#[cfg(test)]
+mod tests;
+
+/// Options of the engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct NcclOptions {
+    /// Registered memory for the collectives of large tensors, where NCCL has it.
+    pub registered: bool,
+    /// How calls are ordered with the computation on the device; by default what `BURN_MEGATRON_NCCL_ORDER`
+    /// selects, else the best that is available.
+    pub order: Option<StreamOrder>,
+    /// A world of one rank uses NCCL too, for tests.
+    pub use_for_one_rank: bool,
+}
+
+impl NcclTransport {
+    /// Opens the engine for the rank `rank` of `size` on the CUDA device `device`. Collective: call on all ranks.
+    ///
+    /// Every rank needs a device of its own, unless NCCL allows otherwise (`NCCL_MULTI_RANK_GPU_ENABLE=1` of newer
+    /// versions). Rank 0 publishes the unique id of the world in the store; each rank waits at most `timeout` for
+    /// that, and for the others.
+    ///
+    /// # Errors
+    /// [`CommError::Engine`] if no usable NCCL or no such device exists, or after the timeout.
+    pub fn open(
+        device: usize,
+        rank: usize,
+        size: usize,
+        bulletin: Arc<dyn KeyValueStore>,
+        pool: Arc<BufferPool>,
+        timeout: Duration,
+        options: NcclOptions,
+    ) -> Result<Arc<Self>, CommError> {
+        let library = Library::open().map_err(|error| super::error(error.to_string()))?;
+        let driver = CudaDeviceDriver::new(device).map_err(super::error)?;
+        let provider =
+            CudaBufferProvider::new(device, &driver, options.order).map_err(super::error)?;
+        let parts = NcclComponents {
+            library,
+            driver,
+            provider: Arc::new(provider),
+            bulletin,
+            pool,
+            registered: options.registered,
+            use_for_one_rank: options.use_for_one_rank,
+        };
+        Self::connect(parts, rank, size, timeout)
+    }
+}

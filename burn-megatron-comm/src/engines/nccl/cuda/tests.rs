@@ -1,0 +1,266 @@
+//! What needs a GPU: run with BURN_MEGATRON_TEST_CUDA=1 on a machine that has one, and with `emulated` for
+//! its value by `cargo xtask emulate nccl`.
+
+use std::any::Any;
+use std::env;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fs, process, thread};
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron_test_skip::{skipped, skipped_in_part};
+
+use super::super::stream_order::StreamOrder;
+use super::super::tests::collectives::{
+    even_all_to_all, reduce_scatter_in_f32, start_all_gather, start_all_reduce,
+    start_reduce_scatter_coalesced, to_buffer,
+};
+use super::super::tests::harness::{TIMEOUT, TestComm};
+use super::super::tests::programs;
+use super::super::transport::NcclTransport;
+use super::NcclOptions;
+use crate::process::{FileStore, Transport};
+use crate::{Buffer, CommError, Communicator, World, probe, sum_parts_in_f32};
+
+/// Set where there is a GPU.
+const CUDA: &str = "BURN_MEGATRON_TEST_CUDA";
+
+/// GPUs are shared by the tests of a process.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+static RUNS: AtomicUsize = AtomicUsize::new(0);
+
+/// The devices for ranks; `None`, and the reason, where the tests do not run.
+fn devices() -> Option<Vec<usize>> {
+    if env::var(CUDA).is_err() {
+        skipped(format!("{CUDA}=1 is not set"));
+        return None;
+    }
+    let driver = probe::cuda_driver().expect("a GPU was promised");
+    Some((0..driver.devices).collect())
+}
+
+/// Worlds to test: one rank, two on one device where NCCL allows that, and one per device.
+fn worlds() -> Vec<Vec<usize>> {
+    let Some(devices) = devices() else {
+        return vec![];
+    };
+    let mut worlds = vec![vec![0]];
+    if env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1") {
+        worlds.extend([vec![0, 0], vec![0; 4]])
+    } else {
+        skipped_in_part("NCCL_MULTI_RANK_GPU_ENABLE=1 is not set: one rank on each GPU")
+    }
+    if devices.len() > 1 {
+        worlds.push(devices);
+    }
+    worlds
+}
+
+/// Runs `f` on a rank for each of `devices`.
+fn over<T: Send>(
+    devices: &[usize],
+    options: NcclOptions,
+    f: impl Fn(Arc<TestComm>, Device) -> T + Sync,
+) -> Vec<T> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = RUNS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("burn-megatron-cuda-{}-{number}", process::id());
+    let folder: PathBuf = env::temp_dir().join(name);
+    let options = NcclOptions {
+        use_for_one_rank: true,
+        ..options
+    };
+    let results = thread::scope(|scope| {
+        let ranks: Vec<_> = devices
+            .iter()
+            .enumerate()
+            .map(|(rank, device)| {
+                let (f, folder, size) = (&f, &folder, devices.len());
+                scope.spawn(move || {
+                    let board = Arc::new(FileStore::open(folder, "run").unwrap());
+                    let pool = Arc::default();
+                    let transport =
+                        NcclTransport::open(*device, rank, size, board, pool, TIMEOUT, options);
+                    let transport = transport.unwrap();
+                    println!("rank {rank} of {size}: {}", transport.description());
+                    let comm = TestComm::world(&transport, rank, size);
+                    let result = f(comm, Device::cuda(*device));
+                    transport.close(TIMEOUT).unwrap();
+                    result
+                })
+            })
+            .collect();
+        let joined = ranks.into_iter().map(|rank| rank.join().map_err(reason));
+        joined.collect::<Vec<_>>()
+    });
+    let results: Result<Vec<_>, _> = results.into_iter().collect();
+    let results = results.unwrap_or_else(|reason| panic!("{reason}"));
+    fs::remove_dir_all(&folder).unwrap();
+    results
+}
+
+/// Why a rank ended. A failed call ends it with its error.
+fn reason(payload: Box<dyn Any + Send>) -> String {
+    match payload.downcast::<CommError>() {
+        Ok(error) => error.to_string(),
+        Err(_) => "a rank panicked: see above".into(),
+    }
+}
+
+fn floats(x: Tensor<1>) -> Vec<f32> {
+    x.cast(DType::F32).into_data().try_into_vec().unwrap()
+}
+
+/// The steps of the next test, and the size of its matrices: an emulated device takes minutes for what a GPU
+/// does in a second.
+fn effort() -> (usize, usize) {
+    if env::var(CUDA).is_ok_and(|value| value == "emulated") {
+        (20, 64)
+    } else {
+        (1000, 512)
+    }
+}
+
+/// A kernel, a collective on its result, a kernel on that result: many times, with nothing read before the end.
+/// Memory is reused, and other kernels run concurrently.
+fn kernels_and_collectives(comm: &dyn Communicator, device: &Device) {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let (steps, side) = effort();
+    // Large enough for registered memory.
+    let mut x = Tensor::<1>::zeros([ranks << 18], device);
+    let mut beside = Tensor::<2>::ones([side, side], device);
+    for step in 0..steps {
+        // A different number on each rank; their sum is `ranks`.
+        let own = x + (2.0 * rank as f32 + 1.0) / ranks as f32;
+        let sum = match step % 2 {
+            0 => {
+                let pending = start_all_reduce(own, comm);
+                beside = beside.matmul(Tensor::ones([side, side], device)) / side as f32;
+                pending.wait().unwrap()
+            }
+            _ => {
+                let part = start_reduce_scatter_coalesced(vec![own], comm)
+                    .remove(0)
+                    .wait()
+                    .unwrap()
+                    * 1.0;
+                start_all_gather(part, comm).wait().unwrap()
+            }
+        };
+        x = (sum - ranks as f32) / ranks as f32 + 1.0;
+    }
+    let found = floats(x);
+    // Exact where the number of ranks is a power of two.
+    let near = |x: &f32| (x - steps as f32).abs() < 0.5;
+    assert!(found.iter().all(near), "{:?}", &found[..8]);
+    assert_eq!(beside.sum().into_scalar::<f32>(), (side * side) as f32);
+}
+
+#[test]
+fn streams_keep_their_order() {
+    for devices in worlds() {
+        for order in [StreamOrder::Stream, StreamOrder::Context, StreamOrder::Host] {
+            // Ranks of one process on one device share a context: each would wait for work that the other
+            // has not submitted yet.
+            if order == StreamOrder::Context && devices.len() > 1 && devices[0] == devices[1] {
+                continue;
+            }
+            let options = NcclOptions {
+                order: Some(order),
+                ..NcclOptions::default()
+            };
+            over(&devices, options, |comm, device| {
+                kernels_and_collectives(&*comm, &device);
+            });
+        }
+    }
+}
+
+#[test]
+fn registered_memory_keeps_the_order_too() {
+    for devices in worlds() {
+        let options = NcclOptions {
+            registered: true,
+            ..NcclOptions::default()
+        };
+        over(&devices, options, |comm, device| {
+            kernels_and_collectives(&*comm, &device);
+        });
+    }
+}
+
+/// The programs of the fake library, within rounding: the order of NCCL's sums and averages is its own.
+#[test]
+fn programs_are_those_of_threads() {
+    for devices in worlds() {
+        for program in [
+            programs::collectives,
+            programs::uneven,
+            programs::messages,
+            programs::together,
+            programs::splits,
+        ] {
+            let run = |rank: crate::Rank| Ok::<_, CommError>(program(rank.communicator()));
+            let world = World::threads(devices.len()).unwrap();
+            let expected = world.run(run).unwrap();
+            let options = NcclOptions::default();
+            let found = over(&devices, options, |comm, _| program(comm));
+            for (found, expected) in found.concat().iter().zip(expected.concat()) {
+                assert!(close(found, &expected), "{found:?} instead of {expected:?}");
+            }
+        }
+    }
+}
+
+fn close(a: &Buffer, b: &Buffer) -> bool {
+    let near = |a: f64, b: f64| (a - b).abs() <= 0.01 * b.abs();
+    match (a, b) {
+        (Buffer::F64(a), Buffer::F64(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| near(*a, *b))
+        }
+        (Buffer::F32(a), Buffer::F32(b)) => {
+            let pairs = a.iter().zip(b);
+            a.len() == b.len() && pairs.into_iter().all(|(a, b)| near(*a as f64, *b as f64))
+        }
+        (Buffer::BF16(a), Buffer::BF16(b)) => {
+            let mut pairs = a.iter().zip(b);
+            a.len() == b.len() && pairs.all(|(a, b)| near(a.to_f64(), b.to_f64()))
+        }
+        (Buffer::F16(a), Buffer::F16(b)) => {
+            let mut pairs = a.iter().zip(b);
+            a.len() == b.len() && pairs.all(|(a, b)| near(a.to_f64(), b.to_f64()))
+        }
+        (a, b) => a == b,
+    }
+}
+
+/// Sums of 16-bit gradients in 32 bits have the bits of the host's.
+#[test]
+fn wide_sums_are_those_of_threads() {
+    for devices in worlds() {
+        let ranks = devices.len();
+        let values = |rank: usize| -> Vec<f32> {
+            (0..ranks * 5000)
+                .map(|i| ((i * 7919 + rank * 104_729) % 10_007) as f32 / 3.0 - 1000.0)
+                .collect()
+        };
+        let x = |rank: usize, device: &Device| {
+            Tensor::<1>::from_data(values(rank).as_slice(), (device, DType::BF16))
+        };
+        let on_host = |rank: crate::Rank| {
+            let input = to_buffer(x(rank.rank(), &Device::flex()));
+            let call = even_all_to_all(input.len(), ranks);
+            let received = rank.communicator().start(call, input)?.wait()?;
+            let mut sums = vec![0f32; 5000];
+            sum_parts_in_f32(&received, ranks, &mut sums);
+            Ok::<_, CommError>(sums)
+        };
+        let expected = World::threads(ranks).unwrap().run(on_host).unwrap();
+        let options = NcclOptions::default();
+        let found = over(&devices, options, |comm, device| {
+            floats(reduce_scatter_in_f32(x(comm.rank(), &device), &*comm))
+        });
+        assert_eq!(found, expected);
+    }
+}

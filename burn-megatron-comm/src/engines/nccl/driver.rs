@@ -1,0 +1,110 @@
+//! What the engine needs of a device: streams, events and memory.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stream(pub usize);
+
+/// An event of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Event(pub usize);
+
+/// A device. Addresses are of its memory; an error is the message of the driver.
+pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
+    /// The name, for example `"cuda:0"`.
+    fn name(&self) -> String;
+
+    /// Makes the device current on this thread.
+    fn make_current(&self) -> Result<(), String>;
+
+    /// Creates a stream that runs concurrently with all others.
+    fn create_stream(&self) -> Result<Stream, String>;
+
+    /// Destroys a stream that is no longer used.
+    fn destroy_stream(&self, stream: Stream);
+
+    fn create_event(&self) -> Result<Event, String>;
+
+    fn destroy_event(&self, event: Event);
+
+    fn record(&self, event: Event, stream: Stream) -> Result<(), String>;
+
+    /// Makes later work on `stream` wait for the last record of the event.
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<(), String>;
+
+    /// Whether all work before the event is complete.
+    fn query_event(&self, event: Event) -> Result<bool, String>;
+
+    /// Allocates memory that later work on `stream` may use.
+    fn allocate(&self, bytes: usize, stream: Stream) -> Result<u64, String>;
+
+    /// Frees memory in stream order.
+    fn free(&self, address: u64, stream: Stream);
+
+    /// # Safety
+    /// `to` is valid and not accessed by others until the stream has executed the copy; `from` until this
+    /// returns.
+    unsafe fn copy_to_device(&self, to: u64, from: &[u8], stream: Stream) -> Result<(), String>;
+
+    /// Copies and waits for the copy.
+    ///
+    /// # Safety
+    /// `from` is valid and has the length of `to`.
+    unsafe fn copy_to_host(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<(), String>;
+
+    /// # Safety
+    /// Both are valid and have `bytes` bytes until the stream has executed the copy.
+    unsafe fn copy_on_device(
+        &self,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), String>;
+}
+
+/// An event with its driver, destroyed on drop.
+#[derive(Debug)]
+pub(super) struct RecordedEvent {
+    driver: Arc<dyn DeviceDriver>,
+    event: Event,
+}
+
+impl RecordedEvent {
+    /// An event that is not recorded yet: a wait for it returns at once.
+    pub fn new(driver: &Arc<dyn DeviceDriver>) -> Result<Self, String> {
+        let event = driver.create_event()?;
+        Ok(Self {
+            driver: driver.clone(),
+            event,
+        })
+    }
+
+    /// Records an event after all work that is on `stream` now.
+    pub fn record(stream: Stream, driver: &Arc<dyn DeviceDriver>) -> Result<Arc<Self>, String> {
+        let mark = Self::new(driver)?;
+        driver.record(mark.event, stream)?;
+        Ok(Arc::new(mark))
+    }
+
+    pub fn event(&self) -> Event {
+        self.event
+    }
+
+    /// Makes later work on `stream` wait for the event.
+    pub fn block(&self, stream: Stream) -> Result<(), String> {
+        self.driver.stream_wait_event(stream, self.event)
+    }
+
+    pub fn is_complete(&self) -> Result<bool, String> {
+        self.driver.query_event(self.event)
+    }
+}
+
+impl Drop for RecordedEvent {
+    fn drop(&mut self) {
+        self.driver.destroy_event(self.event);
+    }
+}

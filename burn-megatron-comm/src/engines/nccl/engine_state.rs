@@ -1,0 +1,115 @@
+//! What the transport and its worker share.
+
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::api::UniqueId;
+use super::call::NcclCall;
+use super::communicator::{CommKey, LiveComms};
+use super::driver::DeviceDriver;
+use super::library::Library;
+use super::registered::Registration;
+use crate::error::CommError;
+use crate::pool::BufferPool;
+use crate::process::{KeyValueStore, ResultSlot};
+
+#[derive(Debug)]
+pub(super) struct EngineState {
+    pub library: Arc<Library>,
+    pub driver: Arc<dyn DeviceDriver>,
+    pub bulletin: Arc<dyn KeyValueStore>,
+    pub pool: Arc<BufferPool>,
+    /// How long to wait for a unique id from the rank that publishes it.
+    pub timeout: Duration,
+    pub comms: LiveComms,
+    /// The first error; every later call fails with it.
+    first_error: Mutex<Option<CommError>>,
+    registration: Mutex<Registration>,
+}
+
+/// A request to the worker.
+pub(super) enum WorkerCommand {
+    /// Opens a communicator by unique id, which its rank 0 publishes.
+    Open {
+        key: CommKey,
+        rank: usize,
+        size: usize,
+        reply: Arc<ResultSlot>,
+    },
+    /// The unique id of a communicator, or why there is none.
+    Id {
+        key: CommKey,
+        id: Result<UniqueId, String>,
+    },
+    /// Calls that are launched together.
+    Calls(Vec<NcclCall>),
+    Split(Split),
+    /// Something that calls wait for is ready.
+    Wake,
+    Close {
+        until: Instant,
+        reply: SyncSender<Result<(), String>>,
+    },
+    Quit,
+}
+
+/// This rank's side of a split.
+#[derive(Debug)]
+pub(super) struct Split {
+    pub parent: CommKey,
+    /// The new communicator, with the number of its part and this rank's index there; none for a part of one
+    /// rank.
+    pub part: Option<(CommKey, usize, usize)>,
+    pub reply: Arc<ResultSlot>,
+}
+
+impl EngineState {
+    pub fn new(
+        library: Arc<Library>,
+        driver: Arc<dyn DeviceDriver>,
+        bulletin: Arc<dyn KeyValueStore>,
+        pool: Arc<BufferPool>,
+        timeout: Duration,
+        registered: bool,
+    ) -> Arc<Self> {
+        let registration = Registration::of(registered, &library);
+        Arc::new(Self {
+            library,
+            driver,
+            bulletin,
+            pool,
+            timeout,
+            comms: LiveComms::default(),
+            first_error: Mutex::default(),
+            registration: Mutex::new(registration),
+        })
+    }
+
+    /// The first error, if any.
+    pub fn first_error(&self) -> Option<CommError> {
+        lock(&self.first_error).clone()
+    }
+
+    /// Records an error; only the first is kept.
+    pub fn fail(&self, error: &CommError) {
+        lock(&self.first_error).get_or_insert_with(|| {
+            tracing::error!("{error}");
+            error.clone()
+        });
+    }
+
+    pub fn registration(&self) -> Registration {
+        lock(&self.registration).clone()
+    }
+
+    /// Stops using registered memory.
+    pub fn disable_registration(&self, reason: String) {
+        tracing::warn!("nccl: registered buffers are not available: {reason}");
+        *lock(&self.registration) = Registration::Unavailable(reason);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,434 @@
+//! NCCL, loaded at run time, with messages for error codes.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
+
+use super::api::{Api, Config, IN_PROGRESS, RawComm, SUCCESS, SYMMETRIC, UniqueId};
+use super::driver::Stream;
+use super::plan::{NcclOp, NcclPlan};
+use super::types::{NcclType, reduction};
+use super::version::Version;
+
+/// The file names to try, in order, on the library search path.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// How to install it.
+const INSTALL_HINT: &str = "`pip install nvidia-nccl-cu13` and LD_LIBRARY_PATH set to the folder of its \
+                    libnccl.so.2, or `apt-get install libnccl2` with NVIDIA's package source";
+
+/// Why NCCL cannot be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LibraryError {
+    /// It was not found.
+    #[error("cannot open {NAMES:?} ({cause}); to install NCCL: {INSTALL_HINT}")]
+    Missing {
+        /// The error for the last name.
+        cause: String,
+    },
+    /// A library of that name that is not NCCL, or is damaged.
+    #[error("{name} has no function {function}; to install NCCL: {INSTALL_HINT}")]
+    Function {
+        /// The name that was opened.
+        name: String,
+        /// The function that is missing.
+        function: &'static str,
+    },
+    /// The library is too old.
+    #[error(
+        "{name} is NCCL {found}: expected at least {}, the first whose communicators can be aborted while a \
+         rank is missing; to install NCCL: {INSTALL_HINT}",
+        Version::MIN
+    )]
+    TooOld {
+        /// The name that was opened.
+        name: String,
+        /// Its version.
+        found: Version,
+    },
+    /// The library does not report its version.
+    #[error("{name} does not report its version: {message}")]
+    Broken {
+        /// The name that was opened.
+        name: String,
+        /// The error.
+        message: String,
+    },
+}
+
+/// A loaded NCCL.
+pub(crate) struct Library {
+    api: Api,
+    name: String,
+    version: Version,
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NCCL {} ({})", self.version, self.name)
+    }
+}
+
+/// The handle of a communicator (`ncclComm_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Comm(pub RawComm);
+
+// SAFETY: NCCL lets any thread use a handle, one at a time, and the worker is that one; `abort` may be called
+// from another.
+unsafe impl Send for Comm {}
+unsafe impl Sync for Comm {}
+
+/// The progress of a non-blocking call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Done,
+    Running,
+}
+
+/// The device addresses of a call's input and output.
+pub(super) type Addresses = [u64; 2];
+
+impl Library {
+    /// Opens NCCL.
+    ///
+    /// # Errors
+    /// [`LibraryError`].
+    pub fn open() -> Result<Arc<Self>, LibraryError> {
+        Self::open_first(&NAMES)
+    }
+
+    pub(super) fn open_first(names: &[&str]) -> Result<Arc<Self>, LibraryError> {
+        let mut cause = String::new();
+        for name in names {
+            // SAFETY: opening NCCL runs its initialisers, which start no thread and use no device.
+            match unsafe { libloading::Library::new(name) } {
+                Ok(library) => {
+                    // SAFETY: it is never closed.
+                    let api = unsafe { Api::load(&library) };
+                    // It has threads of its own, which may outlive every communicator.
+                    std::mem::forget(library);
+                    let name = (*name).to_string();
+                    return match api {
+                        Ok(api) => Self::from_api(api, name),
+                        Err(function) => Err(LibraryError::Function { name, function }),
+                    };
+                }
+                Err(error) => cause = error.to_string(),
+            }
+        }
+        Err(LibraryError::Missing { cause })
+    }
+
+    pub(super) fn from_api(api: Api, name: String) -> Result<Arc<Self>, LibraryError> {
+        let mut code = 0;
+        // SAFETY: the number is written before the call returns.
+        let code_ = unsafe { (api.get_version)(&mut code) };
+        if code_ != SUCCESS {
+            let message = format!("ncclGetVersion returned {code_}");
+            return Err(LibraryError::Broken { name, message });
+        }
+        let version = Version::from_code(code);
+        if version < Version::MIN {
+            Err(LibraryError::TooOld {
+                name,
+                found: version,
+            })
+        } else {
+            Ok(Arc::new(Self { api, name, version }))
+        }
+    }
+
+    pub(super) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Whether communicators can be split.
+    pub(super) fn can_split(&self) -> bool {
+        self.api.comm_split.is_some()
+    }
+
+    /// A new unique id; this process answers the ranks that use it.
+    pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: the id is written before the call returns.
+        let code = unsafe { (self.api.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", None, code).map(|_| id)
+    }
+
+    /// Starts to initialize the rank `rank` of a communicator of `size`; [poll](Self::poll) it.
+    pub(super) fn init(&self, id: &UniqueId, rank: usize, size: usize) -> Result<Comm, String> {
+        let (mut comm, mut config) = (ptr::null_mut(), Config::non_blocking());
+        let (rank, size) = (rank as c_int, size as c_int);
+        // SAFETY: communicator and config are accessed only during the call.
+        let code = unsafe { (self.api.comm_init)(&mut comm, size, *id, rank, &mut config) };
+        self.check("ncclCommInitRankConfig", None, code)?;
+        if comm.is_null() {
+            Err("ncclCommInitRankConfig returned no communicator".into())
+        } else {
+            Ok(Comm(comm))
+        }
+    }
+
+    /// Starts to split `parent`. NCCL writes the new communicator to `slot`, which must live until
+    /// [`poll`](Self::poll) of `parent` returns `Done`.
+    pub(super) fn split(
+        &self,
+        parent: Comm,
+        colour: c_int,
+        key: c_int,
+        slot: &AtomicPtr<std::ffi::c_void>,
+    ) -> Result<(), String> {
+        let Some(split) = self.api.comm_split else {
+            return Err(format!("NCCL {} has no ncclCommSplit", self.version));
+        };
+        // SAFETY: the slot lives as long as the library may write to it, and is read atomically. A null config means
+        // the config of the parent.
+        let code = unsafe { split(parent.0, colour, key, slot.as_ptr(), ptr::null_mut()) };
+        self.check("ncclCommSplit", Some(parent), code).map(drop)
+    }
+
+    /// The progress of the last call on `comm`.
+    ///
+    /// # Errors
+    /// An error of the communicator, including asynchronous ones on the device.
+    pub(super) fn poll(&self, comm: Comm) -> Result<Progress, String> {
+        let mut state = SUCCESS;
+        // SAFETY: the communicator is alive, and the state is written before the call returns.
+        let code = unsafe { (self.api.comm_async_error)(comm.0, &mut state) };
+        self.check("ncclCommGetAsyncError", Some(comm), code)?;
+        self.check("a communicator", Some(comm), state)
+    }
+
+    pub(super) fn finalize(&self, comm: Comm) -> Result<Progress, String> {
+        // SAFETY: the communicator is alive and is finalised once.
+        let code = unsafe { (self.api.comm_finalize)(comm.0) };
+        self.check("ncclCommFinalize", Some(comm), code)
+    }
+
+    pub(super) fn destroy(&self, comm: Comm) -> Result<Progress, String> {
+        // SAFETY: the communicator is finalised, and not used any more.
+        let code = unsafe { (self.api.comm_destroy)(comm.0) };
+        self.check("ncclCommDestroy", None, code)
+    }
+
+    pub(super) fn abort(&self, comm: Comm) -> Result<Progress, String> {
+        // SAFETY: the communicator is alive; it was removed from the list of live ones.
+        let code = unsafe { (self.api.comm_abort)(comm.0) };
+        self.check("ncclCommAbort", None, code)
+    }
+
+    pub(super) fn group_start(&self) -> Result<(), String> {
+        // SAFETY: the calls of this thread up to `group_end`, which always follows, are one group.
+        let code = unsafe { (self.api.group_start)() };
+        self.check("ncclGroupStart", None, code).map(drop)
+    }
+
+    pub(super) fn group_end(&self) -> Result<Progress, String> {
+        // SAFETY: `group_start` was called before.
+        let code = unsafe { (self.api.group_end)() };
+        self.check("ncclGroupEnd", None, code)
+    }
+
+    /// Enqueues one operation of a plan.
+    ///
+    /// # Safety
+    /// The addresses are of memory with the lengths of the plan, which lives until the stream has executed
+    /// the operation.
+    pub(super) unsafe fn run(
+        &self,
+        step: NcclOp,
+        plan: &NcclPlan,
+        addresses: Addresses,
+        comm: Comm,
+        stream: Stream,
+    ) -> Result<(), String> {
+        let (api, width) = (&self.api, plan.dtype.size_of() as u64);
+        let dtype = NcclType::Plain(plan.dtype).number();
+        let [input, output] = addresses;
+        let from = |at: usize| (input + at as u64 * width) as *const _;
+        let to = |at: usize| (output + at as u64 * width) as *mut _;
+        let (comm_, stream) = (comm.0, stream.0 as *mut _);
+        // SAFETY: required of the caller.
+        let (name, code) = unsafe {
+            match step {
+                NcclOp::AllReduce(op) => (
+                    "ncclAllReduce",
+                    (api.all_reduce)(
+                        from(0),
+                        to(0),
+                        plan.input,
+                        dtype,
+                        reduction(op),
+                        comm_,
+                        stream,
+                    ),
+                ),
+                NcclOp::AllGather => (
+                    "ncclAllGather",
+                    (api.all_gather)(from(0), to(0), plan.input, dtype, comm_, stream),
+                ),
+                NcclOp::ReduceScatter(op) => (
+                    "ncclReduceScatter",
+                    (api.reduce_scatter)(
+                        from(0),
+                        to(0),
+                        plan.output,
+                        dtype,
+                        reduction(op),
+                        comm_,
+                        stream,
+                    ),
+                ),
+                NcclOp::Broadcast { root } => (
+                    "ncclBroadcast",
+                    (api.broadcast)(
+                        from(0),
+                        to(0),
+                        plan.input,
+                        dtype,
+                        root as c_int,
+                        comm_,
+                        stream,
+                    ),
+                ),
+                NcclOp::Send { to, at, count } => (
+                    "ncclSend",
+                    (api.send)(from(at), count, dtype, to as c_int, comm_, stream),
+                ),
+                NcclOp::Receive {
+                    from: peer,
+                    at,
+                    count,
+                } => (
+                    "ncclRecv",
+                    (api.receive)(to(at), count, dtype, peer as c_int, comm_, stream),
+                ),
+            }
+        };
+        self.check(name, Some(comm), code).map(drop)
+    }
+
+    /// Allocates device memory that can be registered.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<u64, String> {
+        let allocate = self.require("ncclMemAlloc", self.api.mem_alloc)?;
+        let mut address = ptr::null_mut();
+        // SAFETY: the address is written before the call returns.
+        let code = unsafe { allocate(&mut address, bytes) };
+        let checked = self.check("ncclMemAlloc", None, code);
+        checked.map(|_| address as u64)
+    }
+
+    /// Frees memory of [`allocate`](Self::allocate).
+    ///
+    /// # Safety
+    /// It is not registered, and nothing uses it.
+    pub(super) unsafe fn free(&self, address: u64) -> Result<(), String> {
+        let free = self.require("ncclMemFree", self.api.mem_free)?;
+        // SAFETY: required of the caller.
+        let code = unsafe { free(address as *mut _) };
+        self.check("ncclMemFree", None, code).map(drop)
+    }
+
+    /// Registers memory of this rank. Local: no other rank needs to call it.
+    pub(super) fn register(&self, comm: Comm, address: u64, bytes: usize) -> Result<usize, String> {
+        let register = self.require("ncclCommRegister", self.api.comm_register)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the memory is of `allocate` and has this length; the handle is written before the call returns.
+        let code = unsafe { register(comm.0, address as *mut _, bytes, &mut handle) };
+        let checked = self.check("ncclCommRegister", Some(comm), code);
+        checked.map(|_| handle as usize)
+    }
+
+    pub(super) fn deregister(&self, comm: Comm, handle: usize) -> Result<(), String> {
+        let deregister = self.require("ncclCommDeregister", self.api.comm_deregister)?;
+        // SAFETY: the handle is of `register`, and released once.
+        let code = unsafe { deregister(comm.0, handle as *mut _) };
+        self.check("ncclCommDeregister", Some(comm), code).map(drop)
+    }
+
+    /// Starts to register a window. Collective: call on all ranks of `comm` with the same length. NCCL writes the
+    /// window to `slot`, which must live until [`poll`](Self::poll) of `comm` returns `Done`; null where windows are
+    /// not supported.
+    pub(super) fn window(
+        &self,
+        comm: Comm,
+        address: u64,
+        bytes: usize,
+        slot: &AtomicPtr<std::ffi::c_void>,
+    ) -> Result<(), String> {
+        let register = self.require("ncclCommWindowRegister", self.api.window_register)?;
+        let address = address as *mut _;
+        // SAFETY: as in `split` and `register`.
+        let code = unsafe { register(comm.0, address, bytes, slot.as_ptr(), SYMMETRIC) };
+        let checked = self.check("ncclCommWindowRegister", Some(comm), code);
+        checked.map(drop)
+    }
+
+    pub(super) fn close_window(&self, comm: Comm, window: usize) -> Result<(), String> {
+        let deregister = self.require("ncclCommWindowDeregister", self.api.window_deregister)?;
+        // SAFETY: the window is of `window`, and closed once.
+        let code = unsafe { deregister(comm.0, window as *mut _) };
+        self.check("ncclCommWindowDeregister", Some(comm), code)
+            .map(drop)
+    }
+
+    /// Whether the library has windows, and whether it has registration.
+    pub(super) fn registration(&self) -> (bool, bool) {
+        let Api {
+            mem_alloc,
+            mem_free,
+            comm_register,
+            comm_deregister,
+            window_register,
+            window_deregister,
+            ..
+        } = self.api;
+        let memory = mem_alloc.is_some() && mem_free.is_some();
+        (
+            memory && window_register.is_some() && window_deregister.is_some(),
+            memory && comm_register.is_some() && comm_deregister.is_some(),
+        )
+    }
+
+    fn require<F>(&self, name: &str, function: Option<F>) -> Result<F, String> {
+        function.ok_or_else(|| format!("NCCL {} has no {name}", self.version))
+    }
+
+    fn check(&self, what: &str, comm: Option<Comm>, code: c_int) -> Result<Progress, String> {
+        match code {
+            SUCCESS => Ok(Progress::Done),
+            IN_PROGRESS => Ok(Progress::Running),
+            code => {
+                let comm = comm.map_or(ptr::null_mut(), |comm| comm.0);
+                // SAFETY: the texts are static, or live until the next call of this thread.
+                let (text, last) = unsafe {
+                    (
+                        text((self.api.get_error_string)(code)),
+                        text((self.api.get_last_error)(comm)),
+                    )
+                };
+                let last = last.trim();
+                Err(if last.is_empty() {
+                    format!("{what}: {text} ({code})")
+                } else {
+                    format!("{what}: {text} ({code}): {last}")
+                })
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `text` is null, or a C string.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        String::new()
+    } else {
+        // SAFETY: required of the caller.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
+    }
+}

@@ -1,0 +1,128 @@
+//! How collectives are ordered with the computation on the device.
+
+use std::env::{self, VarError};
+use std::fmt;
+
+/// The environment variable that selects the order, for tests and debugging.
+pub(super) const VARIABLE: &str = "BURN_MEGATRON_NCCL_ORDER";
+
+/// How a collective waits for its input, and how readers of its result wait for the collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamOrder {
+    /// By events on CubeCL's own stream: only readers of the result wait.
+    Stream,
+    /// By events of the whole context: all work on the device waits.
+    Context,
+    /// By the host, which synchronizes with the device before and after.
+    Host,
+}
+
+impl fmt::Display for StreamOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StreamOrder::Stream => "stream",
+            StreamOrder::Context => "context",
+            StreamOrder::Host => "host",
+        })
+    }
+}
+
+/// The order that the environment variable selects.
+///
+/// # Errors
+/// If the value is not an order.
+pub(super) fn from_env() -> Result<Option<StreamOrder>, String> {
+    read(env::var(VARIABLE))
+}
+
+fn read(value: Result<String, VarError>) -> Result<Option<StreamOrder>, String> {
+    let value = match value {
+        Ok(value) => value,
+        Err(VarError::NotPresent) => return Ok(None),
+        Err(VarError::NotUnicode(value)) => value.to_string_lossy().into_owned(),
+    };
+    let orders = [StreamOrder::Stream, StreamOrder::Context, StreamOrder::Host];
+    match orders.into_iter().find(|order| order.to_string() == value) {
+        Some(order) => Ok(Some(order)),
+        None => Err(format!(
+            "invalid {VARIABLE} {value:?}: expected stream, context or host"
+        )),
+    }
+}
+
+/// The requested order, or else the first that is available, with the reasons against those before it.
+///
+/// `probe` tries an order. `Host` is always available.
+///
+/// # Errors
+/// Why the requested order is not available.
+pub(super) fn choose(
+    requested: Option<StreamOrder>,
+    probe: impl Fn(StreamOrder) -> Result<(), String>,
+) -> Result<(StreamOrder, Vec<String>), String> {
+    if let Some(order) = requested {
+        let missing = |reason| {
+            format!("{VARIABLE} selects the order \"{order}\", which is not available: {reason}")
+        };
+        return probe(order).map(|()| (order, vec![])).map_err(missing);
+    }
+    let mut reasons = vec![];
+    for order in [StreamOrder::Stream, StreamOrder::Context] {
+        match probe(order) {
+            Ok(()) => return Ok((order, reasons)),
+            Err(reason) => reasons.push(format!("{order}: {reason}")),
+        }
+    }
+    Ok((StreamOrder::Host, reasons))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_is_read_as_it_is_written() {
+        assert_eq!(read(Err(VarError::NotPresent)), Ok(None));
+        for order in [StreamOrder::Stream, StreamOrder::Context, StreamOrder::Host] {
+            assert_eq!(read(Ok(order.to_string())), Ok(Some(order)));
+        }
+        let message = read(Ok("events".into())).unwrap_err();
+        for part in [VARIABLE, "\"events\"", "stream, context or host"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_first_that_is_there_is_taken() {
+        let but = |missing: &'static [StreamOrder]| {
+            move |order| {
+                if missing.contains(&order) {
+                    Err("no".to_string())
+                } else {
+                    Ok(())
+                }
+            }
+        };
+        let chosen = |missing| choose(None, but(missing)).unwrap();
+        assert_eq!(chosen(&[]), (StreamOrder::Stream, vec![]));
+        let (order, reasons) = chosen(&[StreamOrder::Stream]);
+        assert_eq!((order, reasons.len()), (StreamOrder::Context, 1));
+        let (order, reasons) = chosen(&[StreamOrder::Stream, StreamOrder::Context]);
+        assert_eq!(order, StreamOrder::Host);
+        assert_eq!(reasons, ["stream: no", "context: no"]);
+    }
+
+    #[test]
+    fn what_is_asked_for_is_not_replaced() {
+        let none = |order| match order {
+            StreamOrder::Context => Err("no driver support".to_string()),
+            _ => Ok(()),
+        };
+        assert_eq!(
+            choose(Some(StreamOrder::Host), none),
+            Ok((StreamOrder::Host, vec![]))
+        );
+        let message = choose(Some(StreamOrder::Context), none).unwrap_err();
+        assert!(message.contains("\"context\"") && message.contains("no driver"));
+    }
+}

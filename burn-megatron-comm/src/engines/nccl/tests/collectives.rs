@@ -1,0 +1,83 @@
+//! Collectives on flat tensors through the communicator's device interface, and tensors as buffers.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use half::{bf16, f16};
+
+use crate::buffer::Buffer;
+use crate::call::{Call, ReduceOp};
+use crate::communicator::Communicator;
+use crate::device::DevicePending;
+
+/// Starts `call` on each of `xs` as one launch.
+pub fn start_each(xs: Vec<Tensor<1>>, call: &Call, comm: &dyn Communicator) -> Vec<DevicePending> {
+    let calls = xs.into_iter().map(|x| (call.clone(), x)).collect();
+    let device = comm.on_device().expect("the engine takes tensors");
+    device.start(calls).unwrap()
+}
+
+pub fn start_all_reduce(x: Tensor<1>, comm: &dyn Communicator) -> DevicePending {
+    start_each(vec![x], &Call::AllReduce(ReduceOp::Sum), comm).remove(0)
+}
+
+pub fn start_all_gather(x: Tensor<1>, comm: &dyn Communicator) -> DevicePending {
+    start_each(vec![x], &Call::AllGather, comm).remove(0)
+}
+
+pub fn start_reduce_scatter_coalesced(
+    xs: Vec<Tensor<1>>,
+    comm: &dyn Communicator,
+) -> Vec<DevicePending> {
+    start_each(xs, &Call::ReduceScatter(ReduceOp::Sum), comm)
+}
+
+/// An even all-to-all.
+pub fn even_all_to_all(len: usize, ranks: usize) -> Call {
+    let counts = vec![len / ranks; ranks];
+    Call::AllToAll {
+        send: counts.clone(),
+        receive: counts,
+    }
+}
+
+/// The reduce-scatter of a 16-bit tensor with every addition in f32: an all-to-all, then a sum of the received
+/// parts on the device, neighbours first.
+pub fn reduce_scatter_in_f32(x: Tensor<1>, comm: &dyn Communicator) -> Tensor<1> {
+    let ranks = comm.size();
+    let call = even_all_to_all(x.dims()[0], ranks);
+    let received = start_each(vec![x], &call, comm).remove(0).wait().unwrap();
+    let mut sums = received.cast(DType::F32).chunk(ranks, 0);
+    while sums.len() > 1 {
+        let add = |pair: &[Tensor<1>]| match pair {
+            [first, second] => first.clone() + second.clone(),
+            _ => pair[0].clone(),
+        };
+        sums = sums.chunks(2).map(add).collect();
+    }
+    sums.remove(0)
+}
+
+/// The elements of a float tensor.
+pub fn to_buffer(x: Tensor<1>) -> Buffer {
+    let dtype = x.dtype();
+    let data = x.into_data();
+    match dtype {
+        DType::F64 => data.try_into_vec::<f64>().unwrap().into(),
+        DType::F32 => data.try_into_vec::<f32>().unwrap().into(),
+        DType::BF16 => data.try_into_vec::<bf16>().unwrap().into(),
+        DType::F16 => data.try_into_vec::<f16>().unwrap().into(),
+        other => unreachable!("{other:?} is not a float type"),
+    }
+}
+
+/// A float tensor on `device`.
+pub fn from_buffer(buffer: Buffer, device: &Device, dtype: DType) -> Tensor<1> {
+    let shape = [buffer.len()];
+    let data = match buffer {
+        Buffer::F64(values) => TensorData::new(values, shape),
+        Buffer::F32(values) => TensorData::new(values, shape),
+        Buffer::BF16(values) => TensorData::new(values, shape),
+        Buffer::F16(values) => TensorData::new(values, shape),
+        other => unreachable!("{} is not a float type", other.dtype()),
+    };
+    Tensor::from_data(data, (device, dtype))
+}

@@ -1,0 +1,203 @@
+//! A device in host memory, with concurrent streams.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::super::driver::{DeviceDriver, Event, Stream};
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// Handles are the addresses of leaked objects: this is for tests.
+#[derive(Debug, Default)]
+pub struct FakeDevice {
+    memory: Arc<Mutex<HashMap<u64, Vec<u8>>>>,
+    pub allocated: AtomicUsize,
+}
+
+/// A thread that runs tasks in order, until it is closed.
+pub struct FakeStream(Mutex<Option<Sender<Task>>>);
+
+/// A thread that runs tasks after a delay. Shared by all tests, as some of them count the threads of the
+/// process.
+pub struct DelayedTasks(Duration, Mutex<Sender<(Instant, Task)>>);
+
+impl DelayedTasks {
+    pub fn new(delay: Duration) -> Self {
+        let (sender, tasks) = mpsc::channel::<(Instant, Task)>();
+        thread::spawn(move || {
+            for (at, task) in tasks {
+                thread::sleep(at.saturating_duration_since(Instant::now()));
+                task();
+            }
+        });
+        Self(delay, Mutex::new(sender))
+    }
+
+    pub fn put(&self, task: impl FnOnce() + Send + 'static) {
+        let tasks = self.1.lock().unwrap();
+        tasks
+            .send((Instant::now() + self.0, Box::new(task)))
+            .unwrap();
+    }
+}
+
+#[derive(Default)]
+struct FakeEvent {
+    recorded: AtomicU64,
+    passed: Mutex<u64>,
+    condvar: Condvar,
+}
+
+impl FakeStream {
+    pub fn of(raw: usize) -> &'static Self {
+        // SAFETY: made by `stream` below and never freed.
+        unsafe { &*(raw as *const Self) }
+    }
+
+    pub fn put(&self, task: impl FnOnce() + Send + 'static) {
+        match &*self.0.lock().unwrap() {
+            Some(tasks) => tasks.send(Box::new(task)).unwrap(),
+            None => task(),
+        }
+    }
+
+    /// Puts a task there and waits for it.
+    pub fn run(&self, task: impl FnOnce() + Send + 'static) {
+        let (done, ended) = mpsc::channel();
+        self.put(move || {
+            task();
+            done.send(()).unwrap();
+        });
+        ended.recv().unwrap();
+    }
+}
+
+impl FakeEvent {
+    fn of(event: Event) -> &'static Self {
+        // SAFETY: made by `event` below and never freed.
+        unsafe { &*(event.0 as *const Self) }
+    }
+}
+
+impl FakeDevice {
+    /// The memory that is not freed.
+    pub fn held(&self) -> usize {
+        self.memory.lock().unwrap().len()
+    }
+}
+
+impl DeviceDriver for FakeDevice {
+    fn name(&self) -> String {
+        "fake:0".into()
+    }
+
+    fn make_current(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn create_stream(&self) -> Result<Stream, String> {
+        let (sender, tasks) = mpsc::channel::<Task>();
+        thread::spawn(move || tasks.into_iter().for_each(|task| task()));
+        let stream = Box::leak(Box::new(FakeStream(Mutex::new(Some(sender)))));
+        Ok(Stream(stream as *const _ as usize))
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        FakeStream::of(stream.0).0.lock().unwrap().take();
+    }
+
+    fn create_event(&self) -> Result<Event, String> {
+        let event: &'static FakeEvent = Box::leak(Box::default());
+        Ok(Event(event as *const _ as usize))
+    }
+
+    fn destroy_event(&self, _event: Event) {}
+
+    fn record(&self, event: Event, stream: Stream) -> Result<(), String> {
+        let event = FakeEvent::of(event);
+        let number = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        FakeStream::of(stream.0).put(move || {
+            *event.passed.lock().unwrap() = number;
+            event.condvar.notify_all();
+        });
+        Ok(())
+    }
+
+    /// As on a real device, a wait for an event that was never recorded returns at once.
+    fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<(), String> {
+        let event = FakeEvent::of(event);
+        let number = event.recorded.load(Ordering::SeqCst);
+        FakeStream::of(stream.0).put(move || {
+            let mut passed = event.passed.lock().unwrap();
+            while *passed < number {
+                passed = event.condvar.wait(passed).unwrap();
+            }
+        });
+        Ok(())
+    }
+
+    fn query_event(&self, event: Event) -> Result<bool, String> {
+        let event = FakeEvent::of(event);
+        Ok(*event.passed.lock().unwrap() >= event.recorded.load(Ordering::SeqCst))
+    }
+
+    fn allocate(&self, bytes: usize, _stream: Stream) -> Result<u64, String> {
+        self.allocated.fetch_add(1, Ordering::SeqCst);
+        let memory = vec![0xa5u8; bytes];
+        let address = memory.as_ptr() as u64;
+        self.memory.lock().unwrap().insert(address, memory);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64, stream: Stream) {
+        let memory = self.memory.clone();
+        FakeStream::of(stream.0).put(move || {
+            let mut freed = memory.lock().unwrap().remove(&address).unwrap();
+            freed.fill(0x5a);
+        });
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: &[u8], stream: Stream) -> Result<(), String> {
+        let from = from.to_vec();
+        FakeStream::of(stream.0).run(move || unsafe { write(to, &from) });
+        Ok(())
+    }
+
+    unsafe fn copy_to_host(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<(), String> {
+        let (to, len) = (to.as_mut_ptr() as u64, to.len());
+        FakeStream::of(stream.0).run(move || unsafe { write(to, read(from, len)) });
+        Ok(())
+    }
+
+    unsafe fn copy_on_device(
+        &self,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), String> {
+        FakeStream::of(stream.0).put(move || unsafe { write(to, read(from, bytes)) });
+        Ok(())
+    }
+}
+
+/// # Safety
+/// `from` has this many bytes.
+pub unsafe fn read<'a>(from: u64, bytes: usize) -> &'a [u8] {
+    match bytes {
+        0 => &[],
+        // SAFETY: required of the caller.
+        _ => unsafe { std::slice::from_raw_parts(from as *const u8, bytes) },
+    }
+}
+
+/// # Safety
+/// `to` has room for the bytes.
+pub unsafe fn write(to: u64, bytes: &[u8]) {
+    // SAFETY: required of the caller.
+    unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) }
+}

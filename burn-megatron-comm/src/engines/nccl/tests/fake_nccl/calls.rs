@@ -1,0 +1,307 @@
+//! The calls of an NCCL group, and their execution.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use super::super::fake_device::{DelayedTasks, FakeStream, read, write};
+use super::{FakeComm, INVALID_ARGUMENT, INVALID_USAGE};
+use crate::buffer::{Buffer, DType};
+use crate::call::ReduceOp;
+use crate::engines::nccl::api::{IN_PROGRESS, RawComm, RawStream, SUCCESS};
+use crate::engines::nccl::buffers::{bytes, bytes_mut};
+use crate::engines::nccl::types::{NcclType, reduction};
+use crate::engines::reduce::reduce_into;
+
+/// How late a launch reaches its stream.
+static LAUNCHES: LazyLock<DelayedTasks> =
+    LazyLock::new(|| DelayedTasks::new(Duration::from_micros(300)));
+
+/// One call of a group.
+#[derive(Clone, Copy)]
+enum Op {
+    AllReduce(ReduceOp),
+    AllGather,
+    ReduceScatter(ReduceOp),
+    Broadcast(usize),
+    Send(usize),
+    Receive(usize),
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    op: Op,
+    from: u64,
+    to: u64,
+    count: usize,
+    dtype: DType,
+    comm: &'static FakeComm,
+    stream: usize,
+}
+
+thread_local! {
+    static GROUP: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
+}
+
+fn dtype(number: c_int) -> DType {
+    let found = NcclType::ALL.into_iter();
+    match found.rev().find(|wire| wire.number() == number) {
+        Some(NcclType::Plain(dtype)) => dtype,
+        other => panic!("no buffer is of {other:?}"),
+    }
+}
+
+fn reduce_op(number: c_int) -> ReduceOp {
+    let all = [
+        ReduceOp::Sum,
+        ReduceOp::Average,
+        ReduceOp::Max,
+        ReduceOp::Min,
+    ];
+    all.into_iter().find(|op| reduction(*op) == number).unwrap()
+}
+
+/// Input and output must not overlap, unless the call is in place. Both are given in parts.
+fn apart_or_in_place(from: u64, to: u64, part: usize, rank: usize, parts: [usize; 2]) -> bool {
+    let [input, output] = parts.map(|parts| (parts * part) as u64);
+    let own = (rank * part) as u64;
+    let in_place = match parts {
+        [1, 1] => from == to,
+        [1, _] => from == to + own,
+        _ => to == from + own,
+    };
+    in_place || to == 0 || from + input <= to || to + output <= from
+}
+
+#[allow(clippy::too_many_arguments)]
+fn add(
+    op: Op,
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    number: c_int,
+    comm: RawComm,
+    stream: RawStream,
+) -> c_int {
+    let comm = FakeComm::of(comm);
+    if !comm.usable() {
+        return INVALID_USAGE;
+    }
+    let (input, output) = match op {
+        Op::AllGather => (1, comm.world.size),
+        Op::ReduceScatter(_) => (comm.world.size, 1),
+        _ => (1, 1),
+    };
+    let part = count * dtype(number).size_of();
+    if !apart_or_in_place(from as u64, to as u64, part, comm.rank, [input, output]) {
+        return INVALID_ARGUMENT;
+    }
+    GROUP.with_borrow_mut(|group| match group {
+        None => INVALID_USAGE,
+        Some(group) => {
+            group.push(Entry {
+                op,
+                from: from as u64,
+                to: to as u64,
+                count,
+                dtype: dtype(number),
+                comm,
+                stream: stream as usize,
+            });
+            SUCCESS
+        }
+    })
+}
+
+pub extern "C" fn all_reduce(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    op: c_int,
+    comm: RawComm,
+    stream: RawStream,
+) -> c_int {
+    add(
+        Op::AllReduce(reduce_op(op)),
+        from,
+        to,
+        count,
+        dtype,
+        comm,
+        stream,
+    )
+}
+
+pub extern "C" fn reduce_scatter(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    op: c_int,
+    comm: RawComm,
+    stream: RawStream,
+) -> c_int {
+    let op = Op::ReduceScatter(reduce_op(op));
+    add(op, from, to, count, dtype, comm, stream)
+}
+
+pub extern "C" fn all_gather(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    comm: RawComm,
+    stream: RawStream,
+) -> c_int {
+    add(Op::AllGather, from, to, count, dtype, comm, stream)
+}
+
+pub extern "C" fn broadcast(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    root: c_int,
+    comm: RawComm,
+    stream: RawStream,
+) -> c_int {
+    let op = Op::Broadcast(root as usize);
+    add(op, from, to, count, dtype, comm, stream)
+}
+
+pub extern "C" fn send(
+    from: *const c_void,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    comm: RawComm,
+    stream: RawStream,
+) -> c_int {
+    let (op, to) = (Op::Send(peer as usize), std::ptr::null_mut());
+    add(op, from, to, count, dtype, comm, stream)
+}
+
+pub extern "C" fn receive(
+    to: *mut c_void,
+    count: usize,
+    dtype: c_int,
+    peer: c_int,
+    comm: RawComm,
+    stream: RawStream,
+) -> c_int {
+    let (op, from) = (Op::Receive(peer as usize), std::ptr::null());
+    add(op, from, to, count, dtype, comm, stream)
+}
+
+pub extern "C" fn group_start() -> c_int {
+    GROUP.with_borrow_mut(|group| match group.replace(vec![]) {
+        None => SUCCESS,
+        Some(_) => INVALID_USAGE,
+    })
+}
+
+/// Enqueues the group on its streams, after a delay.
+pub extern "C" fn group_end() -> c_int {
+    let Some(group) = GROUP.take() else {
+        return INVALID_USAGE;
+    };
+    let mut launches: Vec<Vec<Entry>> = vec![];
+    for entry in group {
+        let same = |launch: &&mut Vec<Entry>| std::ptr::eq(launch[0].comm, entry.comm);
+        match launches.iter_mut().find(same) {
+            Some(launch) => launch.push(entry),
+            None => launches.push(vec![entry]),
+        }
+    }
+    for launch in &launches {
+        launch[0].comm.busy.fetch_add(1, Ordering::SeqCst);
+    }
+    LAUNCHES.put(move || {
+        for launch in launches {
+            let comm = launch[0].comm;
+            let sync_points = launch.iter().filter(|entry| entry.is_collective()).count();
+            let first = comm.next.fetch_add(sync_points, Ordering::SeqCst);
+            FakeStream::of(launch[0].stream).put(move || perform(&launch, first));
+            comm.busy.fetch_sub(1, Ordering::SeqCst);
+        }
+    });
+    IN_PROGRESS
+}
+
+/// Sends are posted first, and waited for at the end.
+fn perform(launch: &[Entry], mut number: usize) {
+    for entry in launch {
+        if let Op::Send(to) = entry.op {
+            entry.comm.world.post(entry.comm.rank, to, entry.input());
+        }
+    }
+    for entry in launch {
+        if entry.perform(number).is_none() {
+            return;
+        }
+        number += usize::from(entry.is_collective());
+    }
+    for entry in launch {
+        if let Op::Send(to) = entry.op {
+            entry.comm.world.wait_until_received(entry.comm.rank, to);
+        }
+    }
+}
+
+impl Entry {
+    /// Whether all ranks take part; a rank may have more messages than another.
+    fn is_collective(&self) -> bool {
+        !matches!(self.op, Op::Send(_) | Op::Receive(_))
+    }
+
+    fn input(&self) -> Vec<u8> {
+        let scale = match self.op {
+            Op::ReduceScatter(_) => self.comm.world.size,
+            _ => 1,
+        };
+        let bytes = self.count * self.dtype.size_of() * scale;
+        // SAFETY: the engine passes a pointer to this many bytes.
+        unsafe { read(self.from, bytes) }.to_vec()
+    }
+
+    fn perform(&self, number: usize) -> Option<()> {
+        let (world, rank) = (&self.comm.world, self.comm.rank);
+        let result = match self.op {
+            Op::Send(_) => return Some(()),
+            Op::Receive(from) => {
+                let message = world.collect(from, rank)?;
+                assert_eq!(message.len(), self.count * self.dtype.size_of());
+                message
+            }
+            Op::AllReduce(op) => self.reduced(&world.all_exchange(number, rank, self.input())?, op),
+            Op::ReduceScatter(op) => {
+                let whole = self.reduced(&world.all_exchange(number, rank, self.input())?, op);
+                let part = whole.len() / world.size;
+                whole[rank * part..(rank + 1) * part].to_vec()
+            }
+            Op::AllGather => {
+                let all = world.all_exchange(number, rank, self.input())?;
+                all.iter().flat_map(|bytes| bytes.to_vec()).collect()
+            }
+            Op::Broadcast(root) => world.all_exchange(number, rank, self.input())?[root].to_vec(),
+        };
+        // SAFETY: the engine passes a pointer to this many bytes.
+        unsafe { write(self.to, &result) };
+        Some(())
+    }
+
+    fn reduced(&self, all: &[Arc<Vec<u8>>], op: ReduceOp) -> Vec<u8> {
+        let typed = |raw: &Arc<Vec<u8>>| {
+            let mut buffer = Buffer::zeros(self.dtype, raw.len() / self.dtype.size_of());
+            bytes_mut(&mut buffer).copy_from_slice(raw);
+            buffer
+        };
+        let mut first = typed(&all[0]);
+        let rest: Vec<Buffer> = all[1..].iter().map(typed).collect();
+        reduce_into(&mut first, &rest.iter().collect::<Vec<_>>(), op);
+        bytes(&first).to_vec()
+    }
+}

@@ -1,0 +1,274 @@
+//! NCCL among the threads of a process, over the streams of the fake device.
+//!
+//! It is as strict as the real one where the engine could be wrong: a collective blocks its stream until all
+//! ranks have called it, a send until it is received; a communicator with a call in progress refuses every other
+//! call; work is on its stream only when the communicator reports success.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::thread;
+
+use super::super::api::{Api, Config, IN_PROGRESS, RawComm, SUCCESS, UniqueId};
+use calls::*;
+use memory::*;
+
+mod calls;
+mod memory;
+mod world;
+
+pub use memory::live_allocations;
+pub use world::FakeWorld;
+
+const INVALID_ARGUMENT: c_int = 4;
+const INVALID_USAGE: c_int = 5;
+
+struct FakeComm {
+    world: Arc<FakeWorld>,
+    rank: usize,
+    /// Launches and splits that are in progress.
+    busy: AtomicUsize,
+    /// The number of the next collective.
+    next: AtomicUsize,
+    finalized: AtomicBool,
+    dead: AtomicBool,
+    registered: AtomicUsize,
+}
+
+static WORLDS: LazyLock<Mutex<HashMap<[u8; 128], Arc<FakeWorld>>>> = LazyLock::new(Mutex::default);
+static IDS: AtomicUsize = AtomicUsize::new(1);
+/// Communicators that are neither destroyed nor aborted, and those that were aborted.
+pub static ALIVE: AtomicI32 = AtomicI32::new(0);
+pub static ABORTED: AtomicI32 = AtomicI32::new(0);
+
+/// Forgets the state of earlier tests.
+pub fn reset() {
+    ALIVE.store(0, Ordering::SeqCst);
+    ABORTED.store(0, Ordering::SeqCst);
+    memory::forget();
+}
+
+/// The world of an id that a rank has used.
+pub fn world(id: &[u8]) -> Arc<FakeWorld> {
+    WORLDS.lock().unwrap()[id].clone()
+}
+
+impl FakeComm {
+    fn new(world: Arc<FakeWorld>, rank: usize) -> &'static Self {
+        ALIVE.fetch_add(1, Ordering::SeqCst);
+        Box::leak(Box::new(Self {
+            world,
+            rank,
+            busy: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            finalized: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            registered: AtomicUsize::new(0),
+        }))
+    }
+
+    fn of(raw: RawComm) -> &'static Self {
+        // SAFETY: made by `new` and never freed.
+        unsafe { &*(raw as *const Self) }
+    }
+
+    fn raw(&'static self) -> RawComm {
+        self as *const Self as RawComm
+    }
+
+    fn state(&self) -> c_int {
+        let state = self.world.state.lock().unwrap();
+        let size = self.world.size;
+        match self.world.error.load(Ordering::SeqCst) {
+            SUCCESS => {}
+            error => return error,
+        }
+        let unready = state.joined < size
+            || self.busy.load(Ordering::SeqCst) > 0
+            || (self.finalized.load(Ordering::SeqCst) && state.finalized < size);
+        if unready { IN_PROGRESS } else { SUCCESS }
+    }
+
+    fn usable(&self) -> bool {
+        !self.dead.load(Ordering::SeqCst) && self.state() == SUCCESS
+    }
+}
+
+extern "C" fn get_unique_id(id: *mut UniqueId) -> c_int {
+    let mut new = [0; 128];
+    new[..8].copy_from_slice(&IDS.fetch_add(1, Ordering::SeqCst).to_le_bytes());
+    // SAFETY: the caller's pointer to an id.
+    unsafe { *id = UniqueId(new) };
+    SUCCESS
+}
+
+extern "C" fn comm_init(
+    comm: *mut RawComm,
+    size: c_int,
+    id: UniqueId,
+    rank: c_int,
+    _config: *mut Config,
+) -> c_int {
+    let mut worlds = WORLDS.lock().unwrap();
+    let world = worlds.entry(id.0);
+    let world = world
+        .or_insert_with(|| FakeWorld::new(size as usize))
+        .clone();
+    if world.size != size as usize || rank >= size {
+        return INVALID_ARGUMENT;
+    }
+    world.state.lock().unwrap().joined += 1;
+    // SAFETY: the caller's pointer to a communicator.
+    unsafe { *comm = FakeComm::new(world, rank as usize).raw() };
+    IN_PROGRESS
+}
+
+extern "C" fn comm_split(
+    comm: RawComm,
+    colour: c_int,
+    key: c_int,
+    place: *mut RawComm,
+    _config: *mut Config,
+) -> c_int {
+    let comm = FakeComm::of(comm);
+    if !comm.usable() {
+        return INVALID_USAGE;
+    }
+    comm.busy.fetch_add(1, Ordering::SeqCst);
+    let number = comm.next.fetch_add(1, Ordering::SeqCst);
+    let place = place as usize;
+    thread::spawn(move || {
+        let own = [colour.to_le_bytes(), key.to_le_bytes()].concat();
+        let Some(all) = comm.world.all_exchange(number, comm.rank, own) else {
+            return;
+        };
+        let number_at = |bytes: &[u8]| c_int::from_le_bytes(bytes.try_into().unwrap());
+        let mut part: Vec<(c_int, usize)> = all
+            .iter()
+            .enumerate()
+            .filter(|(_, bytes)| number_at(&bytes[..4]) == colour)
+            .map(|(rank, bytes)| (number_at(&bytes[4..]), rank))
+            .collect();
+        part.sort();
+        if colour >= 0 {
+            let index = part
+                .iter()
+                .position(|(_, rank)| *rank == comm.rank)
+                .unwrap();
+            let mut state = comm.world.state.lock().unwrap();
+            let world = state.parts.entry((number, colour));
+            let world = world.or_insert_with(|| FakeWorld::new(part.len())).clone();
+            drop(state);
+            world.state.lock().unwrap().joined += 1;
+            // SAFETY: the pointer is valid until this communicator is not busy any more.
+            let place = unsafe { AtomicPtr::from_ptr(place as *mut RawComm) };
+            place.store(FakeComm::new(world, index).raw(), Ordering::SeqCst);
+        }
+        comm.busy.fetch_sub(1, Ordering::SeqCst);
+    });
+    IN_PROGRESS
+}
+
+extern "C" fn comm_async_error(comm: RawComm, state: *mut c_int) -> c_int {
+    let comm = FakeComm::of(comm);
+    if comm.dead.load(Ordering::SeqCst) {
+        return INVALID_ARGUMENT;
+    }
+    // SAFETY: the caller's pointer to a state.
+    unsafe { *state = comm.state() };
+    SUCCESS
+}
+
+extern "C" fn comm_finalize(comm: RawComm) -> c_int {
+    let comm = FakeComm::of(comm);
+    if !comm.usable() || comm.registered.load(Ordering::SeqCst) > 0 {
+        return INVALID_USAGE;
+    }
+    comm.finalized.store(true, Ordering::SeqCst);
+    comm.world.state.lock().unwrap().finalized += 1;
+    IN_PROGRESS
+}
+
+extern "C" fn comm_destroy(comm: RawComm) -> c_int {
+    let comm = FakeComm::of(comm);
+    let fit = comm.finalized.load(Ordering::SeqCst) && comm.usable();
+    if !fit || comm.dead.swap(true, Ordering::SeqCst) {
+        return INVALID_USAGE;
+    }
+    ALIVE.fetch_sub(1, Ordering::SeqCst);
+    SUCCESS
+}
+
+extern "C" fn comm_abort(comm: RawComm) -> c_int {
+    let comm = FakeComm::of(comm);
+    if comm.dead.swap(true, Ordering::SeqCst) {
+        return INVALID_ARGUMENT;
+    }
+    comm.world.aborted.store(true, Ordering::SeqCst);
+    let _state = comm.world.state.lock().unwrap();
+    comm.world.condvar.notify_all();
+    ALIVE.fetch_sub(1, Ordering::SeqCst);
+    ABORTED.fetch_add(1, Ordering::SeqCst);
+    SUCCESS
+}
+
+extern "C" fn get_error_string(code: c_int) -> *const c_char {
+    let text = match code {
+        2 => c"system error",
+        6 => c"remote error",
+        _ => c"invalid usage",
+    };
+    text.as_ptr()
+}
+
+extern "C" fn get_last_error(_comm: RawComm) -> *const c_char {
+    c"something that NCCL knows".as_ptr()
+}
+
+macro_rules! version {
+    ($name:ident, $code:literal) => {
+        pub extern "C" fn $name(version: *mut c_int) -> c_int {
+            // SAFETY: the caller's pointer to a version.
+            unsafe { *version = $code };
+            SUCCESS
+        }
+    };
+}
+version!(v2_13, 21304);
+version!(v2_17, 21701);
+version!(v2_20, 22003);
+version!(v2_27, 22703);
+
+/// The functions of a version: `v2_17` has no split, `v2_20` no windows.
+pub fn api(get_version: extern "C" fn(*mut c_int) -> c_int) -> Api {
+    let mut code = 0;
+    get_version(&mut code);
+    let since = |least: c_int| code >= least;
+    Api {
+        get_version,
+        get_error_string,
+        get_last_error,
+        get_unique_id,
+        comm_init,
+        comm_async_error,
+        comm_finalize,
+        comm_destroy,
+        comm_abort,
+        group_start,
+        group_end,
+        all_reduce,
+        all_gather,
+        reduce_scatter,
+        broadcast,
+        send,
+        receive,
+        comm_split: since(21800).then_some(comm_split as _),
+        mem_alloc: since(21900).then_some(mem_alloc as _),
+        mem_free: since(21900).then_some(mem_free as _),
+        comm_register: since(21900).then_some(comm_register as _),
+        comm_deregister: since(21900).then_some(deregister as _),
+        window_register: since(22700).then_some(window_register as _),
+        window_deregister: since(22700).then_some(deregister as _),
+    }
+}

@@ -1,0 +1,99 @@
+//! The ranks of a communicator, and their exchange of data.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// The ranks of a communicator.
+#[derive(Default)]
+pub struct FakeWorld {
+    pub size: usize,
+    pub state: Mutex<WorldState>,
+    pub condvar: Condvar,
+    pub aborted: AtomicBool,
+    /// What every communicator reports, if not success.
+    pub error: AtomicI32,
+}
+
+#[derive(Default)]
+pub struct WorldState {
+    pub joined: usize,
+    pub finalized: usize,
+    sync_points: HashMap<usize, SyncPoint>,
+    messages: HashMap<(usize, usize), VecDeque<Vec<u8>>>,
+    /// The parts of each split by number and colour.
+    pub parts: HashMap<(usize, c_int), Arc<FakeWorld>>,
+}
+
+/// The contributions of the ranks, and how many have taken all of them.
+type SyncPoint = (Vec<Option<Arc<Vec<u8>>>>, usize);
+
+impl FakeWorld {
+    pub fn new(size: usize) -> Arc<Self> {
+        Arc::new(Self {
+            size,
+            ..Self::default()
+        })
+    }
+
+    /// The contributions of all ranks to collective `number`; `None` if it was aborted.
+    pub fn all_exchange(
+        &self,
+        number: usize,
+        rank: usize,
+        brought: Vec<u8>,
+    ) -> Option<Vec<Arc<Vec<u8>>>> {
+        let mut state = self.state.lock().unwrap();
+        let size = self.size;
+        let sync_point = state.sync_points.entry(number);
+        let sync_point = sync_point.or_insert_with(|| (vec![None; size], 0));
+        assert!(sync_point.0[rank].is_none(), "rank {rank} came twice");
+        sync_point.0[rank] = Some(Arc::new(brought));
+        self.condvar.notify_all();
+        loop {
+            if self.aborted.load(Ordering::SeqCst) {
+                return None;
+            }
+            let sync_point = state.sync_points.get_mut(&number).unwrap();
+            if let Some(all) = sync_point.0.iter().cloned().collect::<Option<Vec<_>>>() {
+                sync_point.1 += 1;
+                if sync_point.1 == size {
+                    state.sync_points.remove(&number);
+                }
+                return Some(all);
+            }
+            state = self.condvar.wait(state).unwrap();
+        }
+    }
+
+    pub fn post(&self, from: usize, to: usize, message: Vec<u8>) {
+        let mut state = self.state.lock().unwrap();
+        let queue = state.messages.entry((from, to)).or_default();
+        queue.push_back(message);
+        self.condvar.notify_all();
+    }
+
+    pub fn collect(&self, from: usize, to: usize) -> Option<Vec<u8>> {
+        let mut state = self.state.lock().unwrap();
+        loop {
+            if self.aborted.load(Ordering::SeqCst) {
+                return None;
+            }
+            if let Some(message) = state.messages.entry((from, to)).or_default().pop_front() {
+                self.condvar.notify_all();
+                return Some(message);
+            }
+            state = self.condvar.wait(state).unwrap();
+        }
+    }
+
+    pub fn wait_until_received(&self, from: usize, to: usize) {
+        let mut state = self.state.lock().unwrap();
+        while !self.aborted.load(Ordering::SeqCst)
+            && !state.messages.entry((from, to)).or_default().is_empty()
+        {
+            state = self.condvar.wait(state).unwrap();
+        }
+    }
+}

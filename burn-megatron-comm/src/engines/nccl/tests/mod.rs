@@ -1,0 +1,14 @@
+//! The engine with a fake NCCL over a fake device, compared with the engine of threads.
+
+pub mod collectives;
+mod end_to_end;
+mod fake_device;
+mod fake_nccl;
+mod fake_provider;
+mod faults;
+pub mod harness;
+mod libraries;
+mod ordering;
+pub mod programs;
+mod random;
+mod tensors;

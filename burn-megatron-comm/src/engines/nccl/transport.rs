@@ -1,0 +1,422 @@
+//! The engine as the communicators of a process use it.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+
+use super::buffer_provider::{DeviceBufferProvider, Wake};
+use super::buffers::DeviceBuffers;
+use super::call::{CallMemory, NcclCall};
+use super::communicator::CommKey;
+use super::driver::DeviceDriver;
+use super::engine_state::{EngineState, Split, WorkerCommand};
+use super::library::Library;
+use super::loopback::NcclLoopback;
+use super::plan::{CommScope, NcclPlan};
+use super::stream_order::StreamOrder;
+use super::types;
+use super::worker::NcclWorker;
+use crate::buffer::Buffer;
+use crate::call::{Call, Operation, Signature};
+use crate::communicator::Group;
+use crate::error::CommError;
+use crate::pool::BufferPool;
+use crate::process::{
+    DeviceJob, DeviceTransport, GroupId, InFlightDeviceCall, Job, KeyValueStore, ResultSlot,
+    Transport,
+};
+
+/// How long the worker has to abort before another thread aborts.
+const WORKER_ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// NCCL for one rank.
+pub(crate) struct NcclTransport {
+    state: Arc<EngineState>,
+    worker: Sender<WorkerCommand>,
+    provider: Arc<dyn DeviceBufferProvider>,
+    loopback: Mutex<NcclLoopback>,
+    rank: usize,
+    size: usize,
+    use_for_one_rank: bool,
+}
+
+/// What the engine is built from.
+pub(super) struct NcclComponents {
+    pub library: Arc<Library>,
+    pub driver: Arc<dyn DeviceDriver>,
+    pub provider: Arc<dyn DeviceBufferProvider>,
+    pub bulletin: Arc<dyn KeyValueStore>,
+    pub pool: Arc<BufferPool>,
+    /// Requests registered buffers.
+    pub registered: bool,
+    /// A world of one rank uses NCCL too.
+    pub use_for_one_rank: bool,
+}
+
+impl NcclTransport {
+    /// The rank `rank` of `size`. Collective: call on all ranks; each waits at most `timeout` for the others.
+    ///
+    /// # Errors
+    /// [`CommError::Engine`] with the error of NCCL or the store, or after the timeout.
+    pub(super) fn connect(
+        parts: NcclComponents,
+        rank: usize,
+        size: usize,
+        timeout: Duration,
+    ) -> Result<Arc<Self>, CommError> {
+        let NcclComponents {
+            library,
+            driver,
+            provider,
+            bulletin,
+            pool,
+            registered,
+            use_for_one_rank,
+        } = parts;
+        let state = EngineState::new(library, driver, bulletin, pool, timeout, registered);
+        let worker = start_worker(&state, rank)?;
+        let transport = Arc::new(Self {
+            state,
+            worker,
+            provider,
+            loopback: Mutex::default(),
+            rank,
+            size,
+            use_for_one_rank,
+        });
+        if size > 1 || use_for_one_rank {
+            transport.init_world(timeout)?;
+        }
+        Ok(transport)
+    }
+
+    fn init_world(&self, timeout: Duration) -> Result<(), CommError> {
+        let reply = Arc::new(ResultSlot::default());
+        self.submit(WorkerCommand::Open {
+            key: CommKey::Group(GroupId::WORLD),
+            rank: self.rank,
+            size: self.size,
+            reply: reply.clone(),
+        });
+        match reply.take_within(timeout) {
+            Some(result) => result.map(drop),
+            None => Err(super::error(format!(
+                "after {:.1} s not all {} ranks have called ncclCommInitRankConfig; NCCL_DEBUG=INFO shows which \
+                 ranks wait for which",
+                timeout.as_secs_f64(),
+                self.size
+            ))),
+        }
+    }
+
+    fn submit(&self, command: WorkerCommand) {
+        // A worker that has ended has aborted, and leaves slots empty.
+        let _ = self.worker.send(command);
+    }
+
+    /// The call for the worker; `None` if it is completed locally.
+    fn host_call(&self, job: Job) -> Option<NcclCall> {
+        let Job {
+            group,
+            group_id,
+            signature,
+            input,
+            slot,
+            ..
+        } = job;
+        let Some(plan) = NcclPlan::of(&signature, &group) else {
+            slot.fulfil(Err(super::error("a split was started as a call".into())));
+            return None;
+        };
+        if let Some(failure) = self.state.first_error() {
+            slot.fulfil(Err(failure));
+            return None;
+        }
+        let own = group.index();
+        let slot = match (&signature.operation, plan.scope) {
+            (Operation::Call(Call::Send { .. }), CommScope::Message { to, .. }) => {
+                // Sends are buffered: an error is reported by the calls that follow.
+                slot.fulfil(Ok(Buffer::empty(plan.dtype)));
+                if to == own {
+                    self.loopback().send(group_id, input);
+                    return None;
+                }
+                Arc::default()
+            }
+            (_, CommScope::Message { from, .. }) if from == own => {
+                self.loopback().receive(group_id, signature, slot);
+                return None;
+            }
+            _ => slot,
+        };
+        if self.is_local(&plan, &group, group_id) {
+            slot.fulfil(Ok(match plan.result {
+                0 => Buffer::empty(plan.dtype),
+                _ => input,
+            }));
+            return None;
+        }
+        let memory = CallMemory::Host {
+            input,
+            slot,
+            staged: None,
+        };
+        Some(new_call(group, group_id, signature, plan, memory))
+    }
+
+    /// The tensor's call for the worker, or `None` if it is completed locally; and its handle.
+    fn device_call(
+        &self,
+        job: DeviceJob,
+    ) -> Result<(Option<NcclCall>, InFlightDeviceCall), CommError> {
+        let DeviceJob {
+            group,
+            group_id,
+            signature,
+            input,
+            passed,
+            ..
+        } = job;
+        if let Some(failure) = self.state.first_error() {
+            return Err(failure);
+        }
+        let Some(plan) = NcclPlan::of(&signature, &group) else {
+            return Err(super::error("a split was started as a call".into()));
+        };
+        if let CommScope::Message { from, to } = plan.scope
+            && from == to
+        {
+            return Err(super::error(format!(
+                "a rank's messages to itself go through host memory, not {} over {group}",
+                signature.describe(&group)
+            )));
+        }
+        let buffers = DeviceBuffers::new(self.provider.stream_order() == StreamOrder::Host, passed);
+        let launched = buffers.launched.clone();
+        if self.is_local(&plan, &group, group_id) {
+            buffers.complete(Ok(()));
+            let result = Box::new(move || Ok(input));
+            return Ok((None, InFlightDeviceCall { launched, result }));
+        }
+        let worker = self.worker.clone();
+        let wake: Wake = Box::new(move || {
+            let _ = worker.send(WorkerCommand::Wake);
+        });
+        let result = self
+            .provider
+            .provide(input, plan.result, buffers.clone(), wake)?;
+        let call = new_call(
+            group,
+            group_id,
+            signature,
+            plan,
+            CallMemory::Tensor(buffers),
+        );
+        Ok((Some(call), InFlightDeviceCall { launched, result }))
+    }
+
+    /// Whether the result is the input, so that nothing is communicated.
+    fn is_local(&self, plan: &NcclPlan, group: &Group, id: GroupId) -> bool {
+        let alone = group.size() == 1 && plan.scope == CommScope::Group;
+        plan.steps.is_empty() || (alone && !(self.use_for_one_rank && id == GroupId::WORLD))
+    }
+
+    fn loopback(&self) -> MutexGuard<'_, NcclLoopback> {
+        self.loopback.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn new_call(
+    group: Arc<Group>,
+    group_id: GroupId,
+    signature: Arc<Signature>,
+    plan: NcclPlan,
+    memory: CallMemory,
+) -> NcclCall {
+    let key = match plan.scope {
+        CommScope::Group => CommKey::Group(group_id),
+        CommScope::Message { from, to } => CommKey::Message {
+            group: group_id,
+            from,
+            to,
+        },
+    };
+    NcclCall {
+        key,
+        plan,
+        group,
+        signature,
+        memory,
+    }
+}
+
+fn start_worker(state: &Arc<EngineState>, rank: usize) -> Result<Sender<WorkerCommand>, CommError> {
+    let (worker, commands) = mpsc::channel();
+    let (started, started_receiver) = mpsc::sync_channel(1);
+    let (state, own) = (state.clone(), worker.clone());
+    let work = move || match NcclWorker::new(state, own) {
+        Ok(worker) => {
+            let _ = started.send(Ok(()));
+            worker.run(&commands);
+        }
+        Err(reason) => {
+            let _ = started.send(Err(reason));
+        }
+    };
+    let builder = thread::Builder::new().name(format!("nccl-{rank}"));
+    let started = builder.spawn(work).map_err(|error| error.to_string());
+    let running = started.and_then(|_| {
+        started_receiver
+            .recv()
+            .unwrap_or_else(|_| Err("it panicked".into()))
+    });
+    running
+        .map(|()| worker)
+        .map_err(|reason| super::error(format!("cannot start the worker thread: {reason}")))
+}
+
+impl Transport for NcclTransport {
+    fn name(&self) -> &'static str {
+        super::ENGINE
+    }
+
+    fn description(&self) -> String {
+        let EngineState {
+            library, driver, ..
+        } = &*self.state;
+        format!(
+            "{library:?} on {}, order {}, {}, types {}",
+            driver.name(),
+            self.provider.description(),
+            self.state.registration().description(),
+            types::names(library.version())
+        )
+    }
+
+    fn share(&self, own: Option<&[u8]>, timeout: Duration) -> Result<Vec<u8>, CommError> {
+        const KEY: &str = "nccl/shared";
+        let bulletin = &self.state.bulletin;
+        match own {
+            Some(bytes) => bulletin.post(KEY, bytes).map(|()| bytes.to_vec()),
+            None => bulletin.read(KEY, timeout),
+        }
+    }
+
+    fn pool(&self) -> &Arc<BufferPool> {
+        &self.state.pool
+    }
+
+    fn start(&self, jobs: Vec<Job>) {
+        let calls: Vec<_> = jobs
+            .into_iter()
+            .filter_map(|job| self.host_call(job))
+            .collect();
+        if !calls.is_empty() {
+            self.submit(WorkerCommand::Calls(calls));
+        }
+    }
+
+    fn device(&self) -> Option<&dyn DeviceTransport> {
+        Some(self)
+    }
+
+    fn split(&self, job: Job, part: Arc<Group>, part_id: GroupId) {
+        let reply = job.slot;
+        let Operation::Split { groups, .. } = &job.signature.operation else {
+            return reply.fulfil(Err(super::error("a call was started as a split".into())));
+        };
+        if let Some(failure) = self.state.first_error() {
+            return reply.fulfil(Err(failure));
+        }
+        let alone = part.size() == 1;
+        let by_id = !self.state.library.can_split();
+        let everybody_alone = groups.iter().all(|group| group.len() == 1);
+        if everybody_alone || (alone && by_id) {
+            return reply.fulfil(Ok(Buffer::empty(job.signature.dtype)));
+        }
+        let key = CommKey::Group(part_id);
+        if by_id {
+            return self.submit(WorkerCommand::Open {
+                key,
+                rank: part.index(),
+                size: part.size(),
+                reply,
+            });
+        }
+        let own = part.world_rank();
+        let number = groups.iter().position(|group| group.contains(&own));
+        let number = number.filter(|_| !alone);
+        self.submit(WorkerCommand::Split(Split {
+            parent: CommKey::Group(job.group_id),
+            part: number.map(|number| (key, number, part.index())),
+            reply,
+        }));
+    }
+
+    /// Unknown: NCCL waits on the device.
+    fn missing(&self, _group_id: GroupId, _sequence: u64) -> Option<Vec<usize>> {
+        None
+    }
+
+    fn abort(&self) {
+        let comms = &self.state.comms;
+        if comms.aborted.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.submit(WorkerCommand::Wake);
+        // A worker that is blocked inside of NCCL is released by the abort of its communicators.
+        let start = Instant::now();
+        while !comms.is_empty() && start.elapsed() < WORKER_ABORT_TIMEOUT {
+            thread::sleep(Duration::from_millis(1));
+        }
+        comms.abort_all(&self.state.library);
+    }
+
+    fn close(&self, deadline: Duration) -> Result<(), CommError> {
+        let (reply, ended) = mpsc::sync_channel(1);
+        let until = Instant::now() + deadline;
+        self.submit(WorkerCommand::Close { until, reply });
+        // The worker checks the deadline too; the extra time is for its reply.
+        let ended = ended.recv_timeout(deadline + WORKER_ABORT_TIMEOUT);
+        let ended = ended.unwrap_or_else(|_| Err("the worker thread does not reply".into()));
+        ended.map_err(|reason| super::error(format!("cannot close: {reason}")))
+    }
+}
+
+impl DeviceTransport for NcclTransport {
+    fn takes(&self, device: &Device) -> bool {
+        self.provider.takes(device)
+    }
+
+    fn start_on_device(&self, jobs: Vec<DeviceJob>) -> Result<Vec<InFlightDeviceCall>, CommError> {
+        let resolved: Result<Vec<_>, _> =
+            jobs.into_iter().map(|job| self.device_call(job)).collect();
+        let (calls, flights): (Vec<_>, Vec<_>) = resolved?.into_iter().unzip();
+        let calls: Vec<_> = calls.into_iter().flatten().collect();
+        if !calls.is_empty() {
+            self.submit(WorkerCommand::Calls(calls));
+        }
+        Ok(flights)
+    }
+}
+
+impl Drop for NcclTransport {
+    fn drop(&mut self) {
+        self.submit(WorkerCommand::Quit);
+    }
+}
+
+impl fmt::Debug for NcclTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "NcclTransport(rank {} of {}, {:?})",
+            self.rank, self.size, self.state.library
+        )
+    }
+}

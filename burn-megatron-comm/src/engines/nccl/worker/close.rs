@@ -1,0 +1,126 @@
+//! Closing: communicators are finalized and destroyed.
+
+use std::mem;
+use std::sync::mpsc::SyncSender;
+
+use super::super::communicator::{CommState, NcclCommunicator};
+use super::super::library::Progress;
+use super::{Instant, NcclWorker};
+
+/// A close in progress.
+pub(super) struct CloseRequest {
+    until: Instant,
+    reply: SyncSender<Result<(), String>>,
+    finalizing: bool,
+}
+
+impl CloseRequest {
+    pub fn new(until: Instant, reply: SyncSender<Result<(), String>>) -> Self {
+        Self {
+            until,
+            reply,
+            finalizing: false,
+        }
+    }
+}
+
+impl NcclWorker {
+    pub(super) fn continue_close(&mut self) {
+        let Some(mut request) = self.closing.take() else {
+            return;
+        };
+        let ended = match self.try_close(&mut request.finalizing) {
+            Ok(true) => Ok(()),
+            Ok(false) if Instant::now() < request.until => {
+                self.closing = Some(request);
+                return;
+            }
+            Ok(false) => Err(self.timeout_reason(request.finalizing)),
+            Err(reason) => Err(reason),
+        };
+        // The rest is aborted.
+        self.abort();
+        // The caller may have given up.
+        let _ = request.reply.send(ended);
+    }
+
+    /// Whether everything is complete and closed.
+    fn try_close(&mut self, finalizing: &mut bool) -> Result<bool, String> {
+        if self.aborted_at.is_some() {
+            return Err("it was aborted before".into());
+        }
+        if self.calls_in_flight() > 0 {
+            return Ok(false);
+        }
+        if !*finalizing {
+            self.finalize()?;
+            *finalizing = true;
+        }
+        self.finalized()
+    }
+
+    fn calls_in_flight(&self) -> usize {
+        let launching: usize = self.launching.iter().map(Vec::len).sum();
+        self.waiting.len() + launching + self.in_flight.len() + self.empty_splits.len()
+    }
+
+    fn timeout_reason(&self, finalizing: bool) -> String {
+        if finalizing {
+            "its communicators are not finalized within the deadline".into()
+        } else {
+            format!(
+                "{} calls are not complete within the deadline",
+                self.calls_in_flight()
+            )
+        }
+    }
+
+    /// Starts to finalize every communicator, so that the ranks need no common order of them; registered memory is
+    /// released before.
+    fn finalize(&mut self) -> Result<(), String> {
+        let shared = &self.shared;
+        for communicator in self.communicators.values_mut() {
+            match communicator.state {
+                CommState::Ready(comm) => {
+                    for staging in communicator.staging.drain(..) {
+                        staging.release(comm, &shared.library)?;
+                    }
+                    shared.library.finalize(comm)?;
+                }
+                // The peer never called.
+                CommState::Initializing(comm) if shared.comms.remove(comm) => {
+                    shared.library.abort(comm)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every communicator is finalized; they are then destroyed, with their streams.
+    fn finalized(&mut self) -> Result<bool, String> {
+        let (library, driver) = (&self.shared.library, &self.shared.driver);
+        let comms = self
+            .communicators
+            .values()
+            .filter_map(NcclCommunicator::comm);
+        for comm in comms.clone() {
+            if library.poll(comm)? == Progress::Running {
+                return Ok(false);
+            }
+        }
+        for comm in comms {
+            if self.shared.comms.remove(comm) {
+                library.destroy(comm)?;
+            }
+        }
+        for communicator in mem::take(&mut self.communicators).into_values() {
+            if communicator.stream != self.collective_stream {
+                driver.destroy_stream(communicator.stream);
+            }
+        }
+        driver.destroy_stream(self.collective_stream);
+        driver.destroy_stream(self.copy_stream);
+        Ok(true)
+    }
+}

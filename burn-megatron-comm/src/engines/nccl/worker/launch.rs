@@ -1,0 +1,191 @@
+//! Launching calls.
+
+use std::collections::{HashMap, HashSet};
+use std::mem;
+
+use super::super::call::NcclCall;
+use super::super::communicator::{CallQueue, CommState, NcclCommunicator};
+use super::super::driver::{RecordedEvent, Stream};
+use super::super::library::{Comm, Progress};
+use super::staging::BuffersInUse;
+use super::{Arc, InFlightCall, Instant, NcclWorker, WorkItem, distinct};
+
+/// The communicator and stream of a call, and the copy that follows it, if any: destination address, source
+/// address, bytes.
+#[derive(Clone, Copy)]
+pub(super) struct LaunchTarget {
+    pub comm: Comm,
+    pub stream: Stream,
+    pub copy_back: Option<(u64, u64, usize)>,
+}
+
+/// A call that was passed to NCCL.
+pub(super) type LaunchedCall = (NcclCall, LaunchTarget);
+
+impl NcclWorker {
+    /// Launches from the front of every queue.
+    pub(super) fn launch_ready_calls(&mut self) {
+        if let Some(failure) = self.shared.first_error() {
+            for work in mem::take(&mut self.waiting) {
+                work.refuse(&failure);
+            }
+            return;
+        }
+        let mut busy = self.busy();
+        for work in mem::take(&mut self.waiting) {
+            let queues = work.queues();
+            let blocked = queues.iter().any(|queue| busy.contains(queue));
+            let ready = if blocked {
+                Ok(false)
+            } else {
+                self.ready(&work)
+            };
+            busy.extend(queues);
+            match ready {
+                Ok(true) => {
+                    self.last_progress = Instant::now();
+                    self.launch(work);
+                }
+                Ok(false) => self.waiting.push_back(work),
+                Err(reason) => self.fail(work, &reason),
+            }
+        }
+    }
+
+    /// The queues whose last launch or split is in progress.
+    fn busy(&self) -> HashSet<CallQueue> {
+        let calls = self.launching.iter().flatten();
+        let mut busy: HashSet<CallQueue> = calls.map(|(call, _)| call.key.queue()).collect();
+        let splitting = |comm: &NcclCommunicator| matches!(comm.state, CommState::Splitting { .. });
+        if self.communicators.values().any(splitting) || !self.empty_splits.is_empty() {
+            busy.insert(CallQueue::Collectives);
+        }
+        busy
+    }
+
+    /// Whether everything that the work item needs is ready; starts what is missing.
+    ///
+    /// # Errors
+    /// Why it never will be.
+    fn ready(&mut self, work: &WorkItem) -> Result<bool, String> {
+        let calls = match work {
+            WorkItem::Split(split) => return self.communicator_ready(split.parent, None),
+            WorkItem::Calls(calls) => calls,
+        };
+        let mut ready = true;
+        for call in calls {
+            ready &= self.communicator_ready(call.key, Some(call))?;
+            ready &= call.memory_known()?;
+        }
+        Ok(ready && self.staging_ready(calls))
+    }
+
+    fn launch(&mut self, work: WorkItem) {
+        let mut calls = match work {
+            WorkItem::Split(split) => return self.split(split),
+            WorkItem::Calls(calls) => calls,
+        };
+        match self.enqueue(&mut calls) {
+            Ok(targets) => self
+                .launching
+                .push(calls.into_iter().zip(targets).collect()),
+            Err(reason) => {
+                for call in calls {
+                    self.shared.fail(&call.fail(&reason));
+                    call.leak();
+                }
+            }
+        }
+    }
+
+    /// Enqueues calls as one group; NCCL may still be launching when this returns.
+    fn enqueue(&self, calls: &mut [NcclCall]) -> Result<Vec<LaunchTarget>, String> {
+        let (library, driver) = (&self.shared.library, &self.shared.driver);
+        let mut targets = Vec::with_capacity(calls.len());
+        let mut addresses = Vec::with_capacity(calls.len());
+        let mut in_use = BuffersInUse::default();
+        for call in calls.iter_mut() {
+            let found = self.communicators.get(&call.key);
+            let Some((communicator, comm)) = found.and_then(|one| Some((one, one.comm()?))) else {
+                return Err(format!("there is no communicator {}", call.key.store_key()));
+            };
+            let own = call.prepare(communicator.stream, self.copy_stream, driver)?;
+            let (used, copy_back) = self.through_staging(call, own, communicator, &mut in_use)?;
+            addresses.push(used);
+            targets.push(LaunchTarget {
+                comm,
+                stream: communicator.stream,
+                copy_back,
+            });
+        }
+        library.group_start()?;
+        let mut enqueued = Ok(());
+        for ((call, addresses), target) in calls.iter().zip(addresses).zip(&targets) {
+            let (plan, comm, stream) = (&call.plan, target.comm, target.stream);
+            for step in &plan.steps {
+                // SAFETY: the memory has the lengths of the plan, and is kept until the stream has executed it.
+                let step = || unsafe { library.run(*step, plan, addresses, comm, stream) };
+                enqueued = enqueued.and_then(|()| step());
+            }
+        }
+        let ended = library.group_end();
+        enqueued.and(ended).map(|_| targets)
+    }
+
+    /// Moves on the calls that NCCL has put on their streams.
+    pub(super) fn poll_launches(&mut self) {
+        for launched in mem::take(&mut self.launching) {
+            match self.all_launched(&launched) {
+                Ok(false) => self.launching.push(launched),
+                Ok(true) => {
+                    self.last_progress = Instant::now();
+                    self.track_in_flight(launched);
+                }
+                Err(reason) => self.fail_launched(launched, &reason),
+            }
+        }
+    }
+
+    fn all_launched(&self, launched: &[LaunchedCall]) -> Result<bool, String> {
+        let mut all_done = true;
+        for comm in distinct(launched.iter().map(|(_, target)| target.comm)) {
+            all_done &= self.shared.library.poll(comm)? == Progress::Done;
+        }
+        Ok(all_done)
+    }
+
+    fn track_in_flight(&mut self, launched: Vec<LaunchedCall>) {
+        let events = match self.record_events(&launched) {
+            Ok(events) => events,
+            Err(reason) => return self.fail_launched(launched, &reason),
+        };
+        for (call, target) in launched {
+            let done = events[&target.stream].clone();
+            call.launched(&done);
+            self.in_flight.push_back(InFlightCall {
+                queue: call.key.queue(),
+                call,
+                comm: target.comm,
+                done,
+                failed: false,
+            });
+        }
+    }
+
+    /// Enqueues the copies out of registered memory, and records an event on every stream.
+    fn record_events(
+        &self,
+        launched: &[LaunchedCall],
+    ) -> Result<HashMap<Stream, Arc<RecordedEvent>>, String> {
+        let driver = &self.shared.driver;
+        for (_, target) in launched {
+            if let Some((to, from, bytes)) = target.copy_back {
+                // SAFETY: as for the copy into it.
+                unsafe { driver.copy_on_device(to, from, bytes, target.stream) }?;
+            }
+        }
+        let streams = distinct(launched.iter().map(|(_, target)| target.stream)).into_iter();
+        let record = |stream| Ok((stream, RecordedEvent::record(stream, driver)?));
+        streams.map(record).collect()
+    }
+}

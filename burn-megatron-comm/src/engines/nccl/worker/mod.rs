@@ -1,0 +1,244 @@
+//! The one thread that calls NCCL for a rank.
+//!
+//! The collectives of all groups share a stream, in the order in which they were started. NCCL requires that: the
+//! kernel of a collective occupies the device until its peers have launched theirs, so two concurrent ones, of
+//! groups that share ranks, are safe only if both fit on every device at once, which no NCCL guarantees. One at a
+//! time, in the order of the program, is safe if that order is the same on all ranks. A message may be sent long
+//! before it is received, so nothing may be queued behind it: each direction between two ranks has a
+//! communicator and a stream of its own.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_void;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use super::call::NcclCall;
+use super::communicator::{CallQueue, CommKey, CommState, NcclCommunicator};
+use super::driver::{RecordedEvent, Stream};
+use super::engine_state::{EngineState, Split, WorkerCommand};
+use super::library::Comm;
+use crate::error::CommError;
+use crate::process::ResultSlot;
+use close::CloseRequest;
+use launch::LaunchedCall;
+
+mod close;
+mod communicators;
+mod completion;
+mod launch;
+mod staging;
+
+/// How long the thread sleeps between two polls while something is in flight.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
+/// The same after no progress for [`IDLE_AFTER`].
+const IDLE_POLL_INTERVAL: Duration = Duration::from_micros(200);
+const IDLE_AFTER: Duration = Duration::from_millis(100);
+/// How often the communicators are polled for asynchronous errors.
+const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// How long memory is kept for a device that does not complete what was aborted.
+const ABORT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The most commands that are handled before anything else.
+const MAX_COMMANDS_AT_ONCE: usize = 64;
+
+pub(super) struct NcclWorker {
+    shared: Arc<EngineState>,
+    self_sender: Sender<WorkerCommand>,
+    communicators: BTreeMap<CommKey, NcclCommunicator>,
+    /// The stream of all collectives, and that of the copies of host buffers.
+    collective_stream: Stream,
+    copy_stream: Stream,
+    /// Not launched, in the order in which they were started.
+    waiting: VecDeque<WorkItem>,
+    /// Passed to NCCL, which is not done with the launch.
+    launching: Vec<Vec<LaunchedCall>>,
+    /// On their streams.
+    in_flight: VecDeque<InFlightCall>,
+    /// Splits in which this rank is in no new communicator, with their parent.
+    empty_splits: Vec<(Comm, Box<AtomicPtr<c_void>>, Arc<ResultSlot>)>,
+    closing: Option<CloseRequest>,
+    errors_checked_at: Instant,
+    last_progress: Instant,
+    aborted_at: Option<Instant>,
+}
+
+enum WorkItem {
+    Calls(Vec<NcclCall>),
+    Split(Split),
+}
+
+/// A call that is on its stream.
+struct InFlightCall {
+    call: NcclCall,
+    queue: CallQueue,
+    comm: Comm,
+    done: Arc<RecordedEvent>,
+    /// Whether its error was reported.
+    failed: bool,
+}
+
+impl NcclWorker {
+    pub fn new(
+        shared: Arc<EngineState>,
+        self_sender: Sender<WorkerCommand>,
+    ) -> Result<Self, String> {
+        shared.driver.make_current()?;
+        let (collective_stream, copy_stream) = (
+            shared.driver.create_stream()?,
+            shared.driver.create_stream()?,
+        );
+        let now = Instant::now();
+        Ok(Self {
+            shared,
+            self_sender,
+            communicators: BTreeMap::new(),
+            collective_stream,
+            copy_stream,
+            waiting: VecDeque::new(),
+            launching: vec![],
+            in_flight: VecDeque::new(),
+            empty_splits: vec![],
+            closing: None,
+            errors_checked_at: now,
+            last_progress: now,
+            aborted_at: None,
+        })
+    }
+
+    /// Runs until it gets `Quit`.
+    pub fn run(mut self, commands: &Receiver<WorkerCommand>) {
+        let mut quit = false;
+        while !quit {
+            let first = self.next(commands);
+            for command in first
+                .into_iter()
+                .chain(commands.try_iter().take(MAX_COMMANDS_AT_ONCE))
+            {
+                quit |= matches!(command, WorkerCommand::Quit);
+                self.handle(command);
+            }
+            if self.shared.comms.aborted.load(Ordering::Acquire) {
+                self.abort();
+            } else {
+                self.advance_communicators();
+                self.launch_ready_calls();
+                self.poll_launches();
+                self.check_async_errors();
+            }
+            self.complete_calls();
+            self.continue_close();
+        }
+        self.abort();
+        while !self.in_flight.is_empty() {
+            std::thread::sleep(IDLE_POLL_INTERVAL);
+            self.complete_calls();
+        }
+    }
+
+    /// The next command; `None` if something else must be polled first.
+    fn next(&self, commands: &Receiver<WorkerCommand>) -> Option<WorkerCommand> {
+        if self.idle() {
+            return Some(commands.recv().unwrap_or(WorkerCommand::Quit));
+        }
+        let nap = if self.last_progress.elapsed() < IDLE_AFTER {
+            POLL_INTERVAL
+        } else {
+            IDLE_POLL_INTERVAL
+        };
+        match commands.recv_timeout(nap) {
+            Ok(command) => Some(command),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(WorkerCommand::Quit),
+        }
+    }
+
+    fn idle(&self) -> bool {
+        let aborted = self.shared.comms.aborted.load(Ordering::Acquire);
+        let opening = |comm: &NcclCommunicator| {
+            matches!(
+                comm.state,
+                CommState::Splitting { .. } | CommState::Initializing(_)
+            )
+        };
+        self.waiting.is_empty()
+            && self.launching.is_empty()
+            && self.in_flight.is_empty()
+            && self.empty_splits.is_empty()
+            && self.closing.is_none()
+            && aborted == self.aborted_at.is_some()
+            && !self.communicators.values().any(opening)
+    }
+
+    fn handle(&mut self, command: WorkerCommand) {
+        self.last_progress = Instant::now();
+        match command {
+            WorkerCommand::Close { until, reply } => {
+                self.closing = Some(CloseRequest::new(until, reply))
+            }
+            // Later commands are dropped, like those that were waiting.
+            _ if self.aborted_at.is_some() => {}
+            WorkerCommand::Open {
+                key,
+                rank,
+                size,
+                reply,
+            } => self.open(key, rank, size, Some(reply)),
+            WorkerCommand::Id { key, id } => self.init(key, id),
+            WorkerCommand::Calls(calls) => self.waiting.push_back(WorkItem::Calls(calls)),
+            WorkerCommand::Split(split) => self.waiting.push_back(WorkItem::Split(split)),
+            WorkerCommand::Wake | WorkerCommand::Quit => {}
+        }
+    }
+
+    /// Aborts every communicator; waiting calls are dropped, and their slots stay empty.
+    fn abort(&mut self) {
+        if self.aborted_at.is_some() {
+            return;
+        }
+        self.aborted_at = Some(Instant::now());
+        self.shared.comms.aborted.store(true, Ordering::Release);
+        self.shared.comms.abort_all(&self.shared.library);
+        self.waiting.clear();
+        for (call, _) in self.launching.drain(..).flatten() {
+            call.leak();
+        }
+        // The library may still write to their slots.
+        for (_, slot, _) in self.empty_splits.drain(..) {
+            Box::leak(slot);
+        }
+        for comm in mem::take(&mut self.communicators).into_values() {
+            if let CommState::Splitting { slot, .. } = comm.state {
+                Box::leak(slot);
+            }
+        }
+    }
+}
+
+fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = vec![];
+    for one in all {
+        if !seen.contains(&one) {
+            seen.push(one);
+        }
+    }
+    seen
+}
+
+impl WorkItem {
+    fn queues(&self) -> Vec<CallQueue> {
+        match self {
+            WorkItem::Split(_) => vec![CallQueue::Collectives],
+            WorkItem::Calls(calls) => distinct(calls.iter().map(|call| call.key.queue())),
+        }
+    }
+
+    fn refuse(&self, error: &CommError) {
+        match self {
+            WorkItem::Split(split) => split.reply.fulfil(Err(error.clone())),
+            WorkItem::Calls(calls) => calls.iter().for_each(|call| call.refuse(error.clone())),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! A communicator for a world that is not running.
+
+use std::sync::Arc;
+
+use crate::{Buffer, Call, CommError, Communicator, Group, Pending};
+
+/// One rank's view of a group that is not running: it has a size and an index, and every call fails.
+/// Modules built on it have the shapes that the rank will hold.
+#[derive(Debug)]
+pub struct OfflineCommunicator {
+    group: Group,
+}
+
+impl OfflineCommunicator {
+    /// The group of all ranks of a world of `size`, seen from `rank`.
+    ///
+    /// # Panics
+    /// If the world has no such rank.
+    pub fn world(size: usize, rank: usize) -> Self {
+        Self {
+            group: Group::new("world", (0..size).collect(), rank),
+        }
+    }
+
+    fn error(&self, call: &str, reason: &str) -> CommError {
+        CommError::InvalidCall {
+            group: self.group.to_string(),
+            call: call.to_string(),
+            reason: reason.to_string(),
+        }
+    }
+}
+
+impl Communicator for OfflineCommunicator {
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
+    fn start(&self, call: Call, _input: Buffer) -> Result<Pending, CommError> {
+        Err(self.error(
+            call.name(),
+            "the world is offline: its ranks are not running",
+        ))
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        let own = self.group.world_rank();
+        let found = groups.iter().find_map(|ranks| {
+            let index = ranks.iter().position(|rank| *rank == own)?;
+            Some(Group::new(name, ranks.clone(), index))
+        });
+        match found {
+            Some(group) => Ok(Arc::new(Self { group })),
+            None => Err(self.error("split", "this rank is in none of the groups")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::mesh::{Mesh, ParallelConfig};
+    use crate::{ParallelContext, ReduceOp};
+
+    #[test]
+    fn an_offline_rank_has_coordinates_and_every_call_fails() {
+        let config = ParallelConfig::new()
+            .with_tensor(2)
+            .with_pipeline(3)
+            .with_data(2);
+        let mesh = Mesh::new(&config, 12).unwrap();
+        let coordinates = mesh.coordinates(9);
+        let groups = ParallelContext::offline(mesh, 9).unwrap();
+        assert_eq!(groups.coordinates(), coordinates);
+        assert_eq!((groups.tensor().size(), groups.pipeline().size()), (2, 3));
+        assert_eq!(groups.data().group().world_rank(), 9);
+        let error = groups
+            .world()
+            .all_reduce(vec![1f32].into(), ReduceOp::Sum)
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("the world is offline: its ranks are not running"),
+            "{error}"
+        );
+        assert!(groups.world().split("other", &[vec![0]]).is_err());
+    }
+}

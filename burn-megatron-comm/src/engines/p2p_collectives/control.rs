@@ -1,0 +1,333 @@
+//! The control message that precedes every payload, and its encoding.
+
+use crate::buffer::DType;
+use crate::call::ReduceOp;
+use crate::error::CommError;
+use crate::process::GroupId;
+
+/// The maximum size of a control message. With the header that MPI adds, it fits the 4 KiB that Open MPI sends
+/// eagerly through shared memory.
+pub const MAX_CONTROL_BYTES: usize = 4032;
+
+/// The size of an encoded [`ControlHeader`].
+const HEADER_BYTES: usize = 64;
+
+/// The maximum size of a payload that is sent inside the control message.
+pub const MAX_INLINE_BYTES: usize = MAX_CONTROL_BYTES - HEADER_BYTES;
+
+/// The version of the encoding. All processes of a world must have the same one.
+const PROTOCOL_VERSION: u8 = 1;
+
+/// The operation of the sender, with what all ranks must agree on besides type and length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageKind {
+    AllReduce(ReduceOp),
+    AllGather,
+    ReduceScatter(ReduceOp),
+    Broadcast {
+        root: u64,
+    },
+    /// The elements that the sender sends to the receiver of this message, and expects from it.
+    AllToAll {
+        sends: u64,
+        expects: u64,
+    },
+    Barrier,
+    /// Hashes of the name and of the parts.
+    Split {
+        name: u64,
+        parts: u64,
+    },
+    /// A send to the member with that index.
+    Send {
+        to: u64,
+    },
+    /// Bytes that rank 0 broadcasts before there are groups.
+    Share,
+    /// The last control message of a rank.
+    Close,
+}
+
+/// How the payload is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadMode {
+    /// There is no payload; the body is a description of the call for error messages.
+    None,
+    /// In the body of the control message.
+    Inline,
+    /// Separately, under this tag.
+    Tagged { tag: u16, bytes: u64 },
+    /// There is no payload, because the sender found a mismatch; the body describes it.
+    Rejected,
+}
+
+/// The fixed-size part of a control message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlHeader {
+    pub group: GroupId,
+    pub sequence: u64,
+    /// The round of the call, from 0.
+    pub round: u8,
+    pub kind: MessageKind,
+    pub dtype: DType,
+    /// The length of the sender's call, in elements.
+    pub len: u64,
+    pub payload_mode: PayloadMode,
+}
+
+/// A header and its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlMessage {
+    pub header: ControlHeader,
+    pub body: Vec<u8>,
+}
+
+const DTYPES: [DType; 7] = [
+    DType::F64,
+    DType::F32,
+    DType::BF16,
+    DType::F16,
+    DType::I64,
+    DType::I32,
+    DType::U8,
+];
+
+const REDUCTIONS: [ReduceOp; 4] = [
+    ReduceOp::Sum,
+    ReduceOp::Average,
+    ReduceOp::Max,
+    ReduceOp::Min,
+];
+
+fn code<T: PartialEq>(table: &[T], value: &T) -> u8 {
+    let place = table.iter().position(|entry| entry == value);
+    place.expect("the table has every value") as u8
+}
+
+impl MessageKind {
+    /// A code and two numbers.
+    fn encode(self) -> (u8, [u64; 2]) {
+        let reduction = |op: ReduceOp| u64::from(code(&REDUCTIONS, &op));
+        match self {
+            MessageKind::AllReduce(op) => (0, [reduction(op), 0]),
+            MessageKind::AllGather => (1, [0, 0]),
+            MessageKind::ReduceScatter(op) => (2, [reduction(op), 0]),
+            MessageKind::Broadcast { root } => (3, [root, 0]),
+            MessageKind::AllToAll { sends, expects } => (4, [sends, expects]),
+            MessageKind::Barrier => (5, [0, 0]),
+            MessageKind::Split { name, parts } => (6, [name, parts]),
+            MessageKind::Send { to } => (7, [to, 0]),
+            MessageKind::Share => (8, [0, 0]),
+            MessageKind::Close => (9, [0, 0]),
+        }
+    }
+
+    fn decode(code: u8, [a, b]: [u64; 2]) -> Option<Self> {
+        let reduction = || REDUCTIONS.get(usize::try_from(a).ok()?).copied();
+        Some(match code {
+            0 => MessageKind::AllReduce(reduction()?),
+            1 => MessageKind::AllGather,
+            2 => MessageKind::ReduceScatter(reduction()?),
+            3 => MessageKind::Broadcast { root: a },
+            4 => MessageKind::AllToAll {
+                sends: a,
+                expects: b,
+            },
+            5 => MessageKind::Barrier,
+            6 => MessageKind::Split { name: a, parts: b },
+            7 => MessageKind::Send { to: a },
+            8 => MessageKind::Share,
+            9 => MessageKind::Close,
+            _ => return None,
+        })
+    }
+}
+
+impl PayloadMode {
+    fn encode(self) -> (u8, u16, u64) {
+        match self {
+            PayloadMode::None => (0, 0, 0),
+            PayloadMode::Inline => (1, 0, 0),
+            PayloadMode::Tagged { tag, bytes } => (2, tag, bytes),
+            PayloadMode::Rejected => (3, 0, 0),
+        }
+    }
+
+    fn decode(code: u8, tag: u16, bytes: u64) -> Option<Self> {
+        Some(match code {
+            0 => PayloadMode::None,
+            1 => PayloadMode::Inline,
+            2 => PayloadMode::Tagged { tag, bytes },
+            3 => PayloadMode::Rejected,
+            _ => return None,
+        })
+    }
+}
+
+impl ControlMessage {
+    /// A message about the world and not about a call.
+    pub fn for_world(kind: MessageKind, body: Vec<u8>) -> Self {
+        let header = ControlHeader {
+            group: GroupId::WORLD,
+            sequence: 0,
+            round: 0,
+            kind,
+            dtype: DType::U8,
+            len: body.len() as u64,
+            payload_mode: PayloadMode::Inline,
+        };
+        Self { header, body }
+    }
+
+    /// The encoded message: little-endian numbers, then the codes, then the body.
+    pub fn encode(&self) -> Vec<u8> {
+        let header = &self.header;
+        let (kind, [a, b]) = header.kind.encode();
+        let (payload_mode, tag, bytes) = header.payload_mode.encode();
+        let mut encoded = Vec::with_capacity(HEADER_BYTES + self.body.len());
+        for number in [header.group.0, header.sequence, header.len, a, b, bytes] {
+            encoded.extend_from_slice(&number.to_le_bytes());
+        }
+        let dtype = code(&DTYPES, &header.dtype);
+        encoded.extend_from_slice(&[PROTOCOL_VERSION, kind, header.round, dtype, payload_mode]);
+        encoded.extend_from_slice(&tag.to_le_bytes());
+        encoded.resize(HEADER_BYTES, 0);
+        encoded.extend_from_slice(&self.body);
+        encoded
+    }
+
+    /// Decodes what `from` sent.
+    ///
+    /// # Errors
+    /// [`CommError::Engine`] if the bytes are not a control message of this protocol version.
+    pub fn decode(mut bytes: Vec<u8>, engine: &str, from: usize) -> Result<Self, CommError> {
+        match ControlHeader::decode(&bytes) {
+            Some(header) => {
+                bytes.drain(..HEADER_BYTES);
+                Ok(Self {
+                    header,
+                    body: bytes,
+                })
+            }
+            None => Err(CommError::Engine {
+                engine: engine.to_owned(),
+                message: format!(
+                    "rank {from} sent a control message of {} bytes that cannot be decoded; do all ranks run the \
+                     same build of this program?",
+                    bytes.len()
+                ),
+            }),
+        }
+    }
+}
+
+impl ControlHeader {
+    fn decode(encoded: &[u8]) -> Option<Self> {
+        let (header, _) = encoded.split_first_chunk::<HEADER_BYTES>()?;
+        let (numbers, codes) = header.split_at(48);
+        let mut numbers = numbers
+            .chunks_exact(8)
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes each")));
+        let mut number = || numbers.next();
+        let (group, sequence, len) = (GroupId(number()?), number()?, number()?);
+        let (a, b, bytes) = (number()?, number()?, number()?);
+        let [layout, kind, round, dtype, payload_mode, low, high, ..] = *codes else {
+            return None;
+        };
+        if layout != PROTOCOL_VERSION {
+            return None;
+        }
+        Some(Self {
+            group,
+            sequence,
+            round,
+            kind: MessageKind::decode(kind, [a, b])?,
+            dtype: *DTYPES.get(usize::from(dtype))?,
+            len,
+            payload_mode: PayloadMode::decode(
+                payload_mode,
+                u16::from_le_bytes([low, high]),
+                bytes,
+            )?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(
+        kind: MessageKind,
+        dtype: DType,
+        payload_mode: PayloadMode,
+        body: &[u8],
+    ) -> ControlMessage {
+        let header = ControlHeader {
+            group: GroupId(u64::MAX - 3),
+            sequence: 1 << 40,
+            round: 1,
+            kind,
+            dtype,
+            len: u64::MAX,
+            payload_mode,
+        };
+        let body = body.to_vec();
+        ControlMessage { header, body }
+    }
+
+    #[test]
+    fn notes_are_read_as_they_were_written() {
+        let mut kinds = vec![
+            MessageKind::AllGather,
+            MessageKind::Broadcast { root: 7 },
+            MessageKind::AllToAll {
+                sends: 1 << 33,
+                expects: 5,
+            },
+            MessageKind::Barrier,
+            MessageKind::Split {
+                name: u64::MAX,
+                parts: 2,
+            },
+            MessageKind::Send { to: 1023 },
+            MessageKind::Share,
+            MessageKind::Close,
+        ];
+        kinds.extend(REDUCTIONS.map(MessageKind::AllReduce));
+        kinds.extend(REDUCTIONS.map(MessageKind::ReduceScatter));
+        let carriages = [
+            PayloadMode::None,
+            PayloadMode::Inline,
+            PayloadMode::Rejected,
+            PayloadMode::Tagged {
+                tag: 32_000,
+                bytes: 1 << 35,
+            },
+        ];
+        for (i, kind) in kinds.into_iter().enumerate() {
+            let written = message(kind, DTYPES[i % 7], carriages[i % 4], b"body");
+            let bytes = written.encode();
+            assert_eq!(bytes.len(), HEADER_BYTES + 4);
+            assert_eq!(ControlMessage::decode(bytes, "mpi", 3), Ok(written));
+        }
+    }
+
+    #[test]
+    fn what_is_no_note_is_refused() {
+        let good = message(MessageKind::AllGather, DType::F32, PayloadMode::None, b"").encode();
+        // Version, kind, dtype and payload mode.
+        for (place, value) in [(48, 2), (49, 10), (51, 7), (52, 4)] {
+            let mut bad = good.clone();
+            bad[place] = value;
+            let error = ControlMessage::decode(bad, "mpi", 3)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("rank 3 sent a control message of 64 bytes"),
+                "{error}"
+            );
+        }
+        assert!(ControlMessage::decode(good[..63].to_vec(), "mpi", 3).is_err());
+    }
+}

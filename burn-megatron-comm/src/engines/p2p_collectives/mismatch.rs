@@ -1,0 +1,245 @@
+//! Compares the call in a control message with the call of this rank.
+
+use serde::{Deserialize, Serialize};
+
+use super::control::{ControlHeader, ControlMessage, MessageKind, PayloadMode};
+use crate::call::{Call, Operation, Signature};
+use crate::communicator::Group;
+use crate::error::CommError;
+use crate::process::GroupId;
+
+/// The maximum length of a call's description in a control message.
+const MAX_DESCRIPTION_BYTES: usize = 1200;
+
+impl MessageKind {
+    /// The kind of a call, as sent to the member `receiver`.
+    fn new(operation: &Operation, receiver: usize) -> Self {
+        let call = match operation {
+            Operation::Call(call) => call,
+            Operation::Split { name, groups } => {
+                return MessageKind::Split {
+                    name: digest(name.bytes().map(u64::from)),
+                    parts: digest(groups.iter().flat_map(|ranks| {
+                        let ranks = ranks.iter().map(|rank| *rank as u64);
+                        std::iter::once(u64::MAX).chain(ranks)
+                    })),
+                };
+            }
+        };
+        match call {
+            Call::AllReduce(op) => MessageKind::AllReduce(*op),
+            Call::AllGather => MessageKind::AllGather,
+            Call::ReduceScatter(op) => MessageKind::ReduceScatter(*op),
+            Call::Broadcast { root } => MessageKind::Broadcast { root: *root as u64 },
+            Call::AllToAll { send, receive } => MessageKind::AllToAll {
+                sends: send[receiver] as u64,
+                expects: receive[receiver] as u64,
+            },
+            Call::Send { to } => MessageKind::Send { to: *to as u64 },
+            Call::Receive { .. } => unreachable!("a receive sends no message"),
+            Call::Barrier => MessageKind::Barrier,
+        }
+    }
+}
+
+/// A hash of numbers, by the finaliser of SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
+fn digest(numbers: impl Iterator<Item = u64>) -> u64 {
+    let mix = |x: u64| {
+        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    };
+    numbers.fold(1, |state, number| {
+        mix(state
+            .wrapping_add(0x9e37_79b9_7f4a_7c15)
+            .wrapping_add(number))
+    })
+}
+
+impl ControlHeader {
+    /// The header of this rank's call for the member `receiver`.
+    pub fn new(
+        signature: &Signature,
+        group: GroupId,
+        sequence: u64,
+        round: u8,
+        receiver: usize,
+    ) -> Self {
+        Self {
+            group,
+            sequence,
+            round,
+            kind: MessageKind::new(&signature.operation, receiver),
+            dtype: signature.dtype,
+            len: signature.len as u64,
+            payload_mode: PayloadMode::None,
+        }
+    }
+
+    /// The signature of the sender, as far as the header has it: the counts of an all_to_all are those of the
+    /// receiver alone. `None` for a split.
+    fn signature(&self, group: &Group) -> Option<Signature> {
+        let for_receiver = |count: u64| {
+            let mut counts = vec![0; group.size()];
+            counts[group.index()] = count as usize;
+            counts
+        };
+        let call = match self.kind {
+            MessageKind::AllReduce(op) => Call::AllReduce(op),
+            MessageKind::AllGather => Call::AllGather,
+            MessageKind::ReduceScatter(op) => Call::ReduceScatter(op),
+            MessageKind::Broadcast { root } => Call::Broadcast {
+                root: root as usize,
+            },
+            MessageKind::AllToAll { sends, expects } => Call::AllToAll {
+                send: for_receiver(sends),
+                receive: for_receiver(expects),
+            },
+            MessageKind::Send { to } => Call::Send { to: to as usize },
+            MessageKind::Barrier | MessageKind::Share | MessageKind::Close => Call::Barrier,
+            MessageKind::Split { .. } => return None,
+        };
+        Some(Signature {
+            operation: Operation::Call(call),
+            dtype: self.dtype,
+            len: self.len as usize,
+        })
+    }
+}
+
+impl ControlMessage {
+    /// Describes the call of the sender.
+    fn describe(&self, group: &Group) -> String {
+        let ControlHeader {
+            kind, len, dtype, ..
+        } = self.header;
+        match (kind, self.header.signature(group)) {
+            (MessageKind::AllToAll { sends, expects }, _) => {
+                let receiver = group.world_rank();
+                format!(
+                    "all_to_all of {len} {dtype} (sends {sends} to rank {receiver}, receives {expects} \
+                     from it)"
+                )
+            }
+            (_, Some(signature)) => signature.describe(group),
+            (_, None) => String::from_utf8_lossy(&self.body).into_owned(),
+        }
+    }
+
+    /// Why the member `sender` and this rank, whose call is `own`, are not in the same call; `None` if they are.
+    fn mismatch_reason(&self, sender: usize, own: &Signature, group: &Group) -> Option<String> {
+        let differ = |what: &str| Some(format!("the {what} differ"));
+        match (self.header.kind, &own.operation) {
+            (MessageKind::Split { name, parts }, Operation::Split { .. }) => {
+                match MessageKind::new(&own.operation, sender) {
+                    MessageKind::Split { name: own, .. } if own != name => differ("names"),
+                    MessageKind::Split { parts: own, .. } if own != parts => differ("groups"),
+                    _ => None,
+                }
+            }
+            (MessageKind::Send { .. }, Operation::Call(Call::Receive { .. })) => {
+                if self.header.dtype != own.dtype {
+                    differ("types")
+                } else if self.header.len != own.len as u64 {
+                    differ("lengths")
+                } else {
+                    None
+                }
+            }
+            _ => match self.header.signature(group) {
+                Some(theirs) => theirs.disagreement(sender, own, group.index(), group),
+                None => differ("operations"),
+            },
+        }
+    }
+
+    /// The error if the call of `sender`, a member of the group, and that of this rank differ.
+    pub fn mismatch(
+        &self,
+        sender: usize,
+        own: &Signature,
+        group: &Group,
+        sender_was_first: bool,
+    ) -> Option<CommError> {
+        let reason = self.mismatch_reason(sender, own, group)?;
+        let theirs = (group.ranks()[sender], self.describe(group));
+        let ours = (group.world_rank(), own.describe(group));
+        let (first, second) = if sender_was_first {
+            (theirs, ours)
+        } else {
+            (ours, theirs)
+        };
+        Some(CommError::Mismatch {
+            group: group.to_string(),
+            sequence: self.header.sequence,
+            first_rank: first.0,
+            first_call: first.1,
+            second_rank: second.0,
+            second_call: second.1,
+            reason,
+        })
+    }
+}
+
+/// The description of a split for a control message, whose header has only hashes of its arguments.
+pub fn split_description(signature: &Signature, group: &Group) -> Vec<u8> {
+    match signature.operation {
+        Operation::Split { .. } => shorten(signature.describe(group)).into_bytes(),
+        Operation::Call(_) => Vec::new(),
+    }
+}
+
+fn shorten(mut text: String) -> String {
+    if text.len() > MAX_DESCRIPTION_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_DESCRIPTION_BYTES));
+        text.push_str("...");
+    }
+    text
+}
+
+/// A mismatch between two other ranks, or one of them and the receiver, as sent in a control message.
+#[derive(Serialize, Deserialize)]
+struct EncodedMismatch {
+    sequence: u64,
+    ranks: [usize; 2],
+    calls: [String; 2],
+    reason: String,
+}
+
+/// Encodes a mismatch for the other members.
+pub fn encode_mismatch(error: &CommError) -> Vec<u8> {
+    let CommError::Mismatch {
+        sequence,
+        first_rank,
+        first_call,
+        second_rank,
+        second_call,
+        reason,
+        ..
+    } = error
+    else {
+        unreachable!("a call is rejected for a mismatch alone")
+    };
+    let encoded = EncodedMismatch {
+        sequence: *sequence,
+        ranks: [*first_rank, *second_rank],
+        calls: [first_call, second_call].map(|call| shorten(call.clone())),
+        reason: shorten(reason.clone()),
+    };
+    serde_json::to_vec(&encoded).expect("numbers and texts are JSON")
+}
+
+/// Decodes what [`encode_mismatch`] encoded; `None` if the bytes are something else.
+pub fn decode_mismatch(body: &[u8], group: &Group) -> Option<CommError> {
+    let encoded: EncodedMismatch = serde_json::from_slice(body).ok()?;
+    let [first_call, second_call] = encoded.calls;
+    Some(CommError::Mismatch {
+        group: group.to_string(),
+        sequence: encoded.sequence,
+        first_rank: encoded.ranks[0],
+        first_call,
+        second_rank: encoded.ranks[1],
+        second_call,
+        reason: encoded.reason,
+    })
+}

@@ -1,0 +1,204 @@
+//! The thread that owns the transport.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError, Sender, TryRecvError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::p2p::P2pTransport;
+use super::rank::{Activity, RankState, Reply};
+use super::requests::CallId;
+use crate::error::CommError;
+use crate::process::Job;
+
+/// How long the thread polls without a sleep, yielding in between. To spin without yielding is no faster where a
+/// core is free, and half as fast where none is.
+const SPIN_TIME: Duration = Duration::from_micros(500);
+/// The same while payloads are in flight: a transport may move them only while it is polled.
+const TRANSFER_SPIN_TIME: Duration = Duration::from_millis(5);
+/// How long it then sleeps between two polls.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// How long it sleeps with nothing in flight. A call wakes it; but a transport may have work to do for other
+/// ranks, such as to accept a connection.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A request of the rank to the thread.
+pub enum ProgressCommand {
+    Start(Vec<Job>),
+    Missing(CallId, Sender<Option<Vec<usize>>>),
+    Share(Option<Vec<u8>>, Reply<Vec<u8>>),
+    Close(Reply<()>),
+    Unclosed(Sender<Vec<usize>>),
+    /// Wakes the thread, which then sees the flag.
+    Abort,
+}
+
+/// Why the thread ended.
+enum ExitReason {
+    Closed,
+    Aborted,
+}
+
+pub struct ProgressWorker<W> {
+    state: RankState<W>,
+    commands: Receiver<ProgressCommand>,
+    aborted: Arc<AtomicBool>,
+    closing: Option<Reply<()>>,
+}
+
+pub fn failure(engine: &str, message: String) -> CommError {
+    CommError::Engine {
+        engine: engine.to_owned(),
+        message,
+    }
+}
+
+pub fn refuse(jobs: Vec<Job>, error: &CommError) {
+    for job in jobs {
+        job.slot.fulfil(Err(error.clone()));
+    }
+}
+
+/// The main function of the thread.
+pub fn serve<W: P2pTransport>(mut worker: ProgressWorker<W>, engine: &str) {
+    let error = match catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        Ok(Ok(ExitReason::Aborted)) => return,
+        Ok(Ok(ExitReason::Closed)) => {
+            let closed = worker.state.finish();
+            // The caller may have given up.
+            worker.closing.map(|reply| reply.send(closed));
+            return;
+        }
+        Ok(Err(error)) => error,
+        Err(payload) => failure(
+            engine,
+            format!("the progress thread panicked: {}", text(&*payload)),
+        ),
+    };
+    worker.fail(&error);
+}
+
+fn text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+/// How long to sleep after this idle time; not at all at first.
+fn delay(activity: Activity, idle_time: Duration) -> Option<Duration> {
+    let (patience, delay) = match activity {
+        Activity::Transferring => (TRANSFER_SPIN_TIME, POLL_INTERVAL),
+        Activity::Waiting => (SPIN_TIME, POLL_INTERVAL),
+        Activity::Idle => (SPIN_TIME, IDLE_POLL_INTERVAL),
+    };
+    (idle_time >= patience).then_some(delay)
+}
+
+/// The next command, waited for at most this long; an error once the sender is gone.
+fn next(
+    commands: &Receiver<ProgressCommand>,
+    delay: Option<Duration>,
+) -> Result<Option<ProgressCommand>, RecvError> {
+    match delay {
+        None => commands.try_recv().map(Some).or_else(|why| match why {
+            TryRecvError::Empty => Ok(None),
+            TryRecvError::Disconnected => Err(RecvError),
+        }),
+        Some(delay) => commands
+            .recv_timeout(delay)
+            .map(Some)
+            .or_else(|why| match why {
+                RecvTimeoutError::Timeout => Ok(None),
+                RecvTimeoutError::Disconnected => Err(RecvError),
+            }),
+    }
+}
+
+impl<W: P2pTransport> ProgressWorker<W> {
+    pub fn new(
+        state: RankState<W>,
+        commands: Receiver<ProgressCommand>,
+        aborted: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            state,
+            commands,
+            aborted,
+            closing: None,
+        }
+    }
+
+    /// Polls the commands and the transport, less often the longer nothing happens.
+    fn run(&mut self) -> Result<ExitReason, CommError> {
+        let mut last = Instant::now();
+        loop {
+            let idle_time = last.elapsed();
+            let delay = delay(self.state.activity(), idle_time);
+            let Ok(command) = next(&self.commands, delay) else {
+                return Ok(ExitReason::Aborted);
+            };
+            if self.aborted.load(Ordering::Acquire) {
+                return Ok(ExitReason::Aborted);
+            }
+            let asked = command.is_some();
+            command.map_or(Ok(()), |command| self.execute(command))?;
+            let any_event = self.state.poll()?;
+            if self.closing.is_some() && self.state.is_closed()? {
+                return Ok(ExitReason::Closed);
+            }
+            match (asked || any_event, delay) {
+                (true, _) => last = Instant::now(),
+                (false, Some(_)) => {}
+                (false, None) => thread::yield_now(),
+            }
+        }
+    }
+
+    fn execute(&mut self, command: ProgressCommand) -> Result<(), CommError> {
+        match command {
+            ProgressCommand::Start(jobs) => self.start(jobs)?,
+            ProgressCommand::Share(bytes, reply) => self.state.share(bytes, reply)?,
+            ProgressCommand::Close(reply) => {
+                self.closing = Some(reply);
+                self.state.close()?;
+            }
+            // The caller may have given up.
+            ProgressCommand::Missing(key, reply) => drop(reply.send(self.state.missing(key))),
+            ProgressCommand::Unclosed(reply) => drop(reply.send(self.state.unclosed())),
+            ProgressCommand::Abort => {}
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, jobs: Vec<Job>) -> Result<(), CommError> {
+        let mut jobs = jobs.into_iter();
+        while let Some(job) = jobs.next() {
+            // The transport failed: the jobs after this one fail with it.
+            let started = self.state.start(job);
+            started.inspect_err(|error| refuse(jobs.by_ref().collect(), error))?;
+        }
+        Ok(())
+    }
+
+    /// Fails every call in flight and every command that is still sent.
+    fn fail(mut self, error: &CommError) {
+        self.state.fail_all(error);
+        if let Some(reply) = self.closing {
+            let _ = reply.send(Err(error.clone()));
+        }
+        // Memory of requests in flight is leaked, as it may still be written.
+        drop(self.state);
+        for command in self.commands {
+            match command {
+                ProgressCommand::Start(jobs) => refuse(jobs, error),
+                ProgressCommand::Share(_, reply) => drop(reply.send(Err(error.clone()))),
+                ProgressCommand::Close(reply) => drop(reply.send(Err(error.clone()))),
+                ProgressCommand::Missing(..) | ProgressCommand::Unclosed(_) => {}
+                ProgressCommand::Abort => return,
+            }
+        }
+    }
+}

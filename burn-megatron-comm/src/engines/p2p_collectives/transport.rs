@@ -1,0 +1,239 @@
+//! The rank's side of the thread that owns the transport.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::p2p::P2pTransport;
+use super::progress::{ProgressCommand, ProgressWorker, failure, refuse, serve};
+use super::rank::RankState;
+use super::requests::CallId;
+use crate::communicator::Group;
+use crate::error::{CommError, ranks_verb};
+use crate::pool::BufferPool;
+use crate::process::{GroupId, Job, Transport};
+
+/// How long a query to the thread waits for its reply.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
+
+const STOPPED: &str = "the engine has stopped and starts no more calls";
+
+/// A [`Transport`] whose collectives are composed of point-to-point messages.
+pub struct P2pCollectives {
+    engine: &'static str,
+    description: String,
+    rank: usize,
+    size: usize,
+    pool: Arc<BufferPool>,
+    commands: Sender<ProgressCommand>,
+    aborted: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl P2pCollectives {
+    /// Opens a point-to-point transport on a thread of its own; `open` also returns the description of the engine.
+    ///
+    /// # Errors
+    /// Those of `open`; [`CommError::Engine`] if it does not return within `timeout`.
+    pub fn launch<W: P2pTransport + 'static>(
+        engine: &'static str,
+        pool: Arc<BufferPool>,
+        timeout: Duration,
+        open: impl FnOnce() -> Result<(W, String), CommError> + Send + 'static,
+    ) -> Result<Self, CommError> {
+        let (commands, receiver) = mpsc::channel();
+        let (opened, started) = mpsc::channel();
+        let aborted = Arc::new(AtomicBool::new(false));
+        let (own_pool, own_aborted) = (Arc::clone(&pool), Arc::clone(&aborted));
+        let run = move || match open() {
+            Err(error) => drop(opened.send(Err(error))),
+            Ok((transport, description)) => {
+                // If the caller has given up, the command channel is closed.
+                let _ = opened.send(Ok((description, transport.rank(), transport.size())));
+                let state = RankState::new(transport, engine, own_pool);
+                serve(ProgressWorker::new(state, receiver, own_aborted), engine);
+            }
+        };
+        let builder = thread::Builder::new().name(format!("{engine}-progress"));
+        let thread = builder
+            .spawn(run)
+            .map_err(|error| failure(engine, format!("cannot start a thread: {error}")))?;
+        let opened = started.recv_timeout(timeout).unwrap_or_else(|why| {
+            Err(failure(
+                engine,
+                match why {
+                    RecvTimeoutError::Timeout => format!(
+                        "not started after {:.1} s; the start returns when all ranks of the world have called \
+                         it",
+                        timeout.as_secs_f64()
+                    ),
+                    RecvTimeoutError::Disconnected => "the start panicked".to_owned(),
+                },
+            ))
+        });
+        let (description, rank, size) = opened?;
+        Ok(Self {
+            engine,
+            description,
+            rank,
+            size,
+            pool,
+            commands,
+            aborted,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// This rank.
+    #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "for the rank in MPI"))]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    #[cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "for the rank in MPI"))]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Broadcasts bytes from rank 0, which passes them; the others pass `None`. For what the ranks must know
+    /// before they can make calls.
+    ///
+    /// # Errors
+    /// [`CommError::Engine`] if rank 0 has sent nothing within `timeout`, sends more than fits in a control message
+    /// (some 3.9 KiB), or the transport fails.
+    pub fn share(
+        &self,
+        from_rank_0: Option<&[u8]>,
+        timeout: Duration,
+    ) -> Result<Vec<u8>, CommError> {
+        let (reply, answer) = mpsc::channel();
+        let bytes = match (self.rank, from_rank_0) {
+            (0, Some(bytes)) => Some(bytes.to_vec()),
+            (0, None) => {
+                return Err(
+                    self.failure("rank 0 must give the bytes to share, but gave none".into())
+                );
+            }
+            _ => None,
+        };
+        self.submit(ProgressCommand::Share(bytes, reply))?;
+        answer.recv_timeout(timeout).unwrap_or_else(|why| {
+            Err(self.failure(match why {
+                RecvTimeoutError::Timeout => {
+                    format!(
+                        "nothing received from rank 0 after {:.1} s",
+                        timeout.as_secs_f64()
+                    )
+                }
+                RecvTimeoutError::Disconnected => STOPPED.to_owned(),
+            }))
+        })
+    }
+
+    fn submit(&self, command: ProgressCommand) -> Result<(), CommError> {
+        let sent = self.commands.send(command);
+        sent.map_err(|_| self.failure(STOPPED.to_owned()))
+    }
+
+    fn failure(&self, message: String) -> CommError {
+        failure(self.engine, message)
+    }
+
+    /// Why this rank cannot close yet.
+    fn close_blocker(&self) -> String {
+        let (reply, answer) = mpsc::channel();
+        let ranks = match self.submit(ProgressCommand::Unclosed(reply)) {
+            Ok(()) => answer.recv_timeout(QUERY_TIMEOUT).ok(),
+            Err(_) => None,
+        };
+        match ranks {
+            None => "the library does not return".to_owned(),
+            Some(ranks) if ranks.is_empty() => {
+                "messages of this rank are still in flight".to_owned()
+            }
+            Some(ranks) => format!("{} not closed the world", ranks_verb(&ranks, "has", "have")),
+        }
+    }
+}
+
+impl Transport for P2pCollectives {
+    fn name(&self) -> &'static str {
+        self.engine
+    }
+
+    fn description(&self) -> String {
+        self.description.clone()
+    }
+
+    fn share(&self, own: Option<&[u8]>, timeout: Duration) -> Result<Vec<u8>, CommError> {
+        P2pCollectives::share(self, own, timeout)
+    }
+
+    fn pool(&self) -> &Arc<BufferPool> {
+        &self.pool
+    }
+
+    fn start(&self, jobs: Vec<Job>) {
+        if let Err(mpsc::SendError(ProgressCommand::Start(jobs))) =
+            self.commands.send(ProgressCommand::Start(jobs))
+            && !self.aborted.load(Ordering::Acquire)
+        {
+            refuse(jobs, &self.failure(STOPPED.to_owned()));
+        }
+    }
+
+    fn split(&self, job: Job, _part: Arc<Group>, _part_id: GroupId) {
+        // A group needs nothing but its id, which every message carries.
+        self.start(vec![job]);
+    }
+
+    fn missing(&self, group: GroupId, sequence: u64) -> Option<Vec<usize>> {
+        let (reply, answer) = mpsc::channel();
+        self.submit(ProgressCommand::Missing(CallId { group, sequence }, reply))
+            .ok()?;
+        answer.recv_timeout(QUERY_TIMEOUT).ok()?
+    }
+
+    fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        // If the thread has ended, there is nothing to abort.
+        let _ = self.commands.send(ProgressCommand::Abort);
+    }
+
+    fn close(&self, deadline: Duration) -> Result<(), CommError> {
+        let (reply, answer) = mpsc::channel();
+        self.submit(ProgressCommand::Close(reply))?;
+        let closed = answer.recv_timeout(deadline).unwrap_or_else(|why| {
+            Err(self.failure(match why {
+                RecvTimeoutError::Timeout => format!(
+                    "the world is not closed after {:.1} s: {}",
+                    deadline.as_secs_f64(),
+                    self.close_blocker()
+                ),
+                RecvTimeoutError::Disconnected => STOPPED.to_owned(),
+            }))
+        });
+        closed?;
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // Its panics were turned into errors.
+        thread.map_or(Ok(()), |thread| thread.join().or(Ok(())))
+    }
+}
+
+impl fmt::Debug for P2pCollectives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "P2pCollectives({}, rank {} of {})",
+            self.engine, self.rank, self.size
+        )
+    }
+}

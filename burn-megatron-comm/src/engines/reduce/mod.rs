@@ -1,0 +1,102 @@
+//! Reductions in a fixed order: a tree over neighbours, in group order.
+//!
+//! Contributions 0 and 1 are combined, 2 and 3, and so on; then these pairs with each other, and so on
+//! up. One that has no partner is passed up unchanged. So a reduction over inner groups of 2^k
+//! neighbours and then over their results takes the same steps as one over all, and gives the same bits.
+
+use std::ops::Range;
+
+use crate::buffer::{Buffer, Element, with_elements};
+use crate::call::ReduceOp;
+use tree::{Accumulator, OtherInputs, ReduceElement, chunk_at};
+
+#[cfg(test)]
+mod tests;
+mod tree;
+
+/// Elements reduced at a time: the partial results of a chunk, one for each level of the tree, stay in
+/// the first-level cache while every rank's contribution passes by.
+const CHUNK: usize = 512;
+
+/// Reduces `rest`, in order, into `first`, the contribution before them. All have one type and length.
+pub(crate) fn reduce_into(first: &mut Buffer, rest: &[&Buffer], op: ReduceOp) {
+    with_elements!(first, values => {
+        let rest: Vec<&[_]> = rest.iter().map(|buffer| typed(buffer)).collect();
+        reduce_chunks(values, None, &rest, op);
+    });
+}
+
+/// Reduces the elements `range` of buffers of one type and length into `result`, which has the type
+/// and the length of the range.
+pub(crate) fn reduce_range(
+    inputs: &[&Buffer],
+    range: Range<usize>,
+    op: ReduceOp,
+    result: &mut Buffer,
+) {
+    with_elements!(result, values => {
+        let parts: Vec<&[_]> = inputs.iter().map(|b| &typed(b)[range.clone()]).collect();
+        reduce_chunks(values, Some(parts[0]), &parts[1..], op);
+    });
+}
+
+/// Sums the `parts` equal parts of a 16-bit buffer, in the order of a reduction over as many ranks, into
+/// `sums`, which has the length of one part. Nothing is rounded to 16 bits.
+///
+/// # Panics
+/// If the type is not a 16-bit float or the lengths do not fit.
+pub fn sum_parts_in_f32(whole: &Buffer, parts: usize, sums: &mut [f32]) {
+    assert_eq!(whole.len(), parts * sums.len(), "the parts fit the sums");
+    match whole {
+        Buffer::BF16(values) => sum_in_f32(values, parts, sums),
+        Buffer::F16(values) => sum_in_f32(values, parts, sums),
+        other => unreachable!("{} is not a 16-bit float", other.dtype()),
+    }
+}
+
+fn sum_in_f32<T: ReduceElement<Sum = f32>>(whole: &[T], parts: usize, sums: &mut [f32]) {
+    let len = sums.len();
+    let parts: Vec<&[T]> = (0..parts).map(|i| &whole[i * len..(i + 1) * len]).collect();
+    let mut scratch = scratch::<T>(parts.len(), len);
+    for (start, sums) in chunks(sums) {
+        T::load(chunk_at(parts[0], start, sums.len()), sums);
+        let rest = OtherInputs::<T> {
+            parts: &parts[1..],
+            start,
+        };
+        f32::reduce(sums, rest, ReduceOp::Sum, &mut scratch);
+    }
+}
+
+/// Reduces `rest` into `values`, which hold the contribution before them unless `first` does.
+fn reduce_chunks<T: ReduceElement>(
+    values: &mut [T],
+    first: Option<&[T]>,
+    rest: &[&[T]],
+    op: ReduceOp,
+) {
+    let mut scratch = scratch::<T>(rest.len() + 1, values.len());
+    for (start, chunk) in chunks(values) {
+        if let Some(first) = first {
+            chunk.copy_from_slice(chunk_at(first, start, chunk.len()));
+        }
+        let rest = OtherInputs { parts: rest, start };
+        T::reduce_chunk(chunk, rest, op, &mut scratch);
+    }
+}
+
+fn typed<T: Element>(buffer: &Buffer) -> &[T] {
+    T::view(buffer).expect("the types were compared when the contributions arrived")
+}
+
+/// The chunks, each with its start.
+fn chunks<T>(values: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
+    let numbered = values.chunks_mut(CHUNK).enumerate();
+    numbered.map(|(number, chunk)| (number * CHUNK, chunk))
+}
+
+/// Scratch for a chunk on each level of the tree below the first, and for what a type needs of its own.
+fn scratch<T: ReduceElement>(ranks: usize, len: usize) -> Vec<T::Sum> {
+    let levels = (ranks.ilog2() as usize).saturating_sub(1);
+    vec![T::Sum::default(); (levels + T::SCRATCH_CHUNKS) * len.min(CHUNK)]
+}

@@ -1,0 +1,90 @@
+//! The communicator of a world of one rank.
+
+use std::sync::Arc;
+
+use crate::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
+
+/// The communicator of a world of one rank: every collective returns its input.
+#[derive(Debug)]
+pub struct SingleRank {
+    group: Group,
+    pool: Arc<BufferPool>,
+}
+
+impl SingleRank {
+    /// The group `name` of rank 0.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self::with_pool(name, Arc::default())
+    }
+
+    fn with_pool(name: impl Into<String>, pool: Arc<BufferPool>) -> Self {
+        Self {
+            group: Group::new(name, vec![0], 0),
+            pool,
+        }
+    }
+}
+
+impl Communicator for SingleRank {
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        call.check(&self.group, &input)?;
+        match call {
+            Call::Send { .. } | Call::Receive { .. } => Err(CommError::InvalidCall {
+                group: self.group.to_string(),
+                call: call.name().to_string(),
+                reason: "a group of one rank has no peer for messages".to_string(),
+            }),
+            _ => Ok(Pending::ready(input)),
+        }
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        match groups {
+            [group] if group == self.group.ranks() => {
+                Ok(Arc::new(Self::with_pool(name, Arc::clone(&self.pool))))
+            }
+            _ => Err(CommError::InvalidCall {
+                group: self.group.to_string(),
+                call: "split".to_string(),
+                reason: format!("invalid groups {groups:?}: expected a partition of [0]"),
+            }),
+        }
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        Some(&self.pool)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ReduceOp;
+
+    #[test]
+    fn collectives_give_back_their_input() {
+        let comm = SingleRank::new("world");
+        let x = || Buffer::from(vec![1.0f32, 2.0]);
+        assert_eq!(comm.all_reduce(x(), ReduceOp::Sum).unwrap(), x());
+        assert_eq!(comm.reduce_scatter(x(), ReduceOp::Average).unwrap(), x());
+        assert_eq!(comm.all_to_all(x(), vec![2], vec![2]).unwrap(), x());
+        let part = comm.split("tensor", &[vec![0]]).unwrap();
+        assert_eq!(part.size(), 1);
+        assert!(Arc::ptr_eq(part.pool().unwrap(), comm.pool().unwrap()));
+    }
+
+    #[test]
+    fn calls_that_need_another_rank_are_refused() {
+        let comm = SingleRank::new("world");
+        assert!(comm.send(Buffer::from(vec![1u8]), 0).is_err());
+        assert!(comm.split("tensor", &[vec![0], vec![1]]).is_err());
+        assert!(
+            comm.all_to_all(Buffer::from(vec![1u8]), vec![2], vec![2])
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! A collective that all members have joined, and the result of each member.
+
+use std::mem;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::ThreadCall;
+use super::group_state::{CollectiveOutcome, GroupState};
+use super::state::{WorldState, lock};
+use crate::buffer::{Buffer, DType};
+use crate::call::{Call, Operation, ReduceOp, Signature};
+use crate::engines::reduce::{reduce_into, reduce_range};
+use crate::pool::PooledBuffer;
+
+/// One member's input of a collective.
+#[derive(Debug)]
+pub(super) struct Contribution {
+    pub signature: Arc<Signature>,
+    /// Returns to its pool when the last member has taken its result.
+    pub input: PooledBuffer,
+}
+
+/// The inputs of all members, and what they compute from them.
+#[derive(Debug)]
+pub(super) enum CompletedCollective {
+    /// Each member computes its own result from all inputs.
+    Inputs(Vec<Contribution>),
+    /// All results are equal: the first member to take one computes it in the memory of the first input, and
+    /// the other inputs return to their pools.
+    Reduction {
+        op: ReduceOp,
+        inputs: Mutex<Vec<PooledBuffer>>,
+        value: OnceLock<PooledBuffer>,
+    },
+    /// The same for many elements: the members share the work. Each starts with the part at its own index,
+    /// and then computes the parts that are still missing.
+    SharedReduction {
+        op: ReduceOp,
+        inputs: Vec<Contribution>,
+        parts: Vec<OnceLock<PooledBuffer>>,
+    },
+    /// The groups of a split.
+    Split(Vec<Arc<GroupState>>),
+}
+
+/// The least elements of a [`CompletedCollective::SharedReduction`].
+const MIN_SHARED: usize = 1 << 14;
+
+impl CompletedCollective {
+    /// From the contributions in group order, whose calls match. Cheap, as it runs under a lock.
+    pub fn new(contributions: Vec<Contribution>, world: &Arc<WorldState>) -> Self {
+        let signature = Arc::clone(&contributions[0].signature);
+        match &signature.operation {
+            Operation::Split { name, groups } => {
+                let group = |ranks: &Vec<usize>| GroupState::new(name, ranks.clone(), world);
+                CompletedCollective::Split(groups.iter().map(group).collect())
+            }
+            Operation::Call(Call::AllReduce(op)) if signature.len >= MIN_SHARED => {
+                CompletedCollective::SharedReduction {
+                    op: *op,
+                    parts: contributions.iter().map(|_| OnceLock::new()).collect(),
+                    inputs: contributions,
+                }
+            }
+            Operation::Call(Call::AllReduce(op)) => {
+                let inputs = contributions
+                    .into_iter()
+                    .map(|contribution| contribution.input)
+                    .collect();
+                let inputs = Mutex::new(inputs);
+                CompletedCollective::Reduction {
+                    op: *op,
+                    inputs,
+                    value: OnceLock::new(),
+                }
+            }
+            Operation::Call(_) => CompletedCollective::Inputs(contributions),
+        }
+    }
+}
+
+/// The result of a member, once all have joined. Takes no lock of the group.
+pub(super) fn result(outcome: Arc<CollectiveOutcome>, in_flight: &ThreadCall) -> Buffer {
+    match outcome.completed.get() {
+        Some(CompletedCollective::Inputs(contributions)) => from_inputs(contributions, in_flight),
+        Some(CompletedCollective::Reduction { op, inputs, value }) => {
+            value.get_or_init(|| reduced(mem::take(&mut *lock(inputs)), *op));
+            take_value(outcome, in_flight)
+        }
+        Some(CompletedCollective::SharedReduction { op, inputs, parts }) => {
+            share_reduction(*op, inputs, parts, in_flight)
+        }
+        Some(CompletedCollective::Split(_)) | None => {
+            unreachable!("the collective is complete and not a split")
+        }
+    }
+}
+
+/// Computes the parts that no member has computed yet, and concatenates all of them.
+fn share_reduction(
+    op: ReduceOp,
+    inputs: &[Contribution],
+    parts: &[OnceLock<PooledBuffer>],
+    in_flight: &ThreadCall,
+) -> Buffer {
+    let Signature { dtype, len, .. } = *in_flight.signature;
+    let size = len.div_ceil(parts.len());
+    let range = |part: usize| (part * size).min(len)..((part + 1) * size).min(len);
+    let inputs: Vec<&Buffer> = inputs
+        .iter()
+        .map(|contribution| &*contribution.input)
+        .collect();
+    let mut result = in_flight.pool().take(dtype, len);
+    for step in 0..parts.len() {
+        let part = (in_flight.group.index() + step) % parts.len();
+        let range = range(part);
+        let reduced = parts[part].get_or_init(|| {
+            let mut reduced = in_flight.pool().take(dtype, range.len());
+            reduce_range(&inputs, range.clone(), op, &mut reduced);
+            PooledBuffer::new(reduced, in_flight.pool())
+        });
+        copy_into(&mut result, range.start, reduced, 0..range.len());
+    }
+    result
+}
+
+fn reduced(mut inputs: Vec<PooledBuffer>, op: ReduceOp) -> PooledBuffer {
+    let rest = inputs.split_off(1);
+    let mut first = inputs.remove(0);
+    let rest: Vec<&Buffer> = rest.iter().map(|input| &**input).collect();
+    reduce_into(&mut first, &rest, op);
+    first
+}
+
+/// The common value: copied for every handle but the last, which swaps a buffer of its own for it. So each
+/// member takes one buffer from its pool, whatever the order.
+fn take_value(outcome: Arc<CollectiveOutcome>, in_flight: &ThreadCall) -> Buffer {
+    let Signature { dtype, len, .. } = *in_flight.signature;
+    let mut own = in_flight.pool().take(dtype, len);
+    let missing = "the value was computed before it is taken";
+    match Arc::try_unwrap(outcome).map(|last| last.completed.into_inner()) {
+        Err(shared) => match shared.completed.get() {
+            Some(CompletedCollective::Reduction { value, .. }) => {
+                copy_into(&mut own, 0, value.get().expect(missing), 0..len);
+            }
+            _ => unreachable!("{missing}"),
+        },
+        Ok(Some(CompletedCollective::Reduction { value, .. })) => {
+            mem::swap(&mut own, &mut value.into_inner().expect(missing));
+        }
+        Ok(_) => unreachable!("{missing}"),
+    }
+    own
+}
+
+/// The group of a split that contains a rank, and its index there.
+pub(super) fn part(outcome: &CollectiveOutcome, rank: usize) -> (&Arc<GroupState>, usize) {
+    let Some(CompletedCollective::Split(parts)) = outcome.completed.get() else {
+        unreachable!("the collective is a complete split")
+    };
+    let index = |part: &Arc<GroupState>| part.ranks().iter().position(|member| *member == rank);
+    let mut found = parts.iter().filter_map(|part| Some((part, index(part)?)));
+    found
+        .next()
+        .expect("the parts were checked to contain every rank")
+}
+
+fn from_inputs(contributions: &[Contribution], in_flight: &ThreadCall) -> Buffer {
+    let Operation::Call(call) = &in_flight.signature.operation else {
+        unreachable!("a split has no inputs")
+    };
+    let (index, pool) = (in_flight.group.index(), in_flight.pool());
+    let Signature { dtype, len, .. } = *in_flight.signature;
+    let inputs = contributions
+        .iter()
+        .map(|contribution| &*contribution.input);
+    match call {
+        Call::AllGather => assemble(
+            pool.take(dtype, len * contributions.len()),
+            inputs.map(|input| (input, 0, len)),
+        ),
+        Call::ReduceScatter(op) => {
+            let chunk = len / contributions.len();
+            let mut result = pool.take(dtype, chunk);
+            let inputs: Vec<&Buffer> = inputs.collect();
+            reduce_range(
+                &inputs,
+                index * chunk..(index + 1) * chunk,
+                *op,
+                &mut result,
+            );
+            result
+        }
+        Call::Broadcast { root } => {
+            let root = &*contributions[*root].input;
+            assemble(pool.take(dtype, len), [(root, 0, len)].into_iter())
+        }
+        Call::AllToAll { receive, .. } => {
+            let starts = contributions
+                .iter()
+                .map(|a| sent_before(&a.signature, index));
+            let chunks = inputs.zip(starts).zip(receive);
+            assemble(
+                pool.take(dtype, receive.iter().sum()),
+                chunks.map(|((input, start), count)| (input, start, *count)),
+            )
+        }
+        Call::Barrier => Buffer::empty(DType::U8),
+        Call::AllReduce(_) | Call::Send { .. } | Call::Receive { .. } => {
+            unreachable!("{} has no result of its own per member", call.name())
+        }
+    }
+}
+
+/// The elements that a member of an all_to_all sends to the members before `index`.
+fn sent_before(signature: &Signature, index: usize) -> usize {
+    match &signature.operation {
+        Operation::Call(Call::AllToAll { send, .. }) => send[..index].iter().sum(),
+        _ => 0,
+    }
+}
+
+/// Concatenates chunks, each `(source, start, count)`, into `result`.
+fn assemble<'a>(
+    mut result: Buffer,
+    chunks: impl Iterator<Item = (&'a Buffer, usize, usize)>,
+) -> Buffer {
+    let mut at = 0;
+    for (source, start, count) in chunks {
+        copy_into(&mut result, at, source, start..start + count);
+        at += count;
+    }
+    result
+}
+
+fn copy_into(target: &mut Buffer, at: usize, source: &Buffer, range: Range<usize>) {
+    let written = target.write(at, source, range);
+    written.expect("the types were compared when the contributions arrived");
+}

@@ -1,0 +1,122 @@
+//! Messages from one rank to another, matched in order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::ThreadCall;
+use super::group_state::GroupState;
+use crate::buffer::Buffer;
+use crate::call::{Call, Signature};
+use crate::error::CommError;
+
+/// The messages of one ordered pair of ranks.
+#[derive(Debug, Default)]
+pub(super) struct MessageQueue {
+    sent: u64,
+    received: u64,
+    /// Sent and not yet received, by number.
+    arrived: BTreeMap<u64, Buffer>,
+    /// Numbers whose receive was dropped before the message was sent.
+    discarded: BTreeSet<u64>,
+}
+
+#[cfg(test)]
+impl MessageQueue {
+    pub fn is_empty(&self) -> bool {
+        self.arrived.is_empty() && self.discarded.is_empty()
+    }
+}
+
+impl GroupState {
+    /// Assigns the number of the next message of a pair.
+    pub fn next_sent(&self, from: usize, to: usize) -> u64 {
+        self.change(to, |calls| {
+            let queue = calls.messages.entry((from, to)).or_default();
+            queue.sent += 1;
+            queue.sent - 1
+        })
+    }
+
+    /// Delivers a message.
+    pub fn deliver(&self, from: usize, to: usize, number: u64, message: Buffer) {
+        self.change(to, |calls| {
+            let queue = calls.messages.entry((from, to)).or_default();
+            if !queue.discarded.remove(&number) {
+                queue.arrived.insert(number, message);
+            }
+        });
+    }
+}
+
+/// A receive that was started. Dropping it discards its message.
+pub(super) struct PendingReceive {
+    group: Arc<GroupState>,
+    pair: (usize, usize),
+    number: u64,
+    done: bool,
+}
+
+impl PendingReceive {
+    pub fn new(group: &Arc<GroupState>, from: usize, to: usize) -> Self {
+        let number = group.change(to, |calls| {
+            let queue = calls.messages.entry((from, to)).or_default();
+            queue.received += 1;
+            queue.received - 1
+        });
+        Self {
+            group: Arc::clone(group),
+            pair: (from, to),
+            number,
+            done: false,
+        }
+    }
+
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Blocks until the message arrives and compares it with what the receive expects.
+    pub fn wait(mut self, in_flight: &ThreadCall) -> Result<Buffer, CommError> {
+        let message = in_flight.state.block_until(in_flight, |calls| {
+            let queue = calls.messages.entry(self.pair).or_default();
+            queue
+                .arrived
+                .remove(&self.number)
+                .map(Ok)
+                .ok_or_else(|| vec![self.pair.0])
+        })?;
+        self.done = true;
+        let expected = &in_flight.signature;
+        let reason = if message.dtype() != expected.dtype {
+            "the types differ"
+        } else if message.len() != expected.len {
+            "the lengths differ"
+        } else {
+            return Ok(message);
+        };
+        let (from, to) = self.pair;
+        Err(CommError::Mismatch {
+            group: in_flight.group.to_string(),
+            sequence: self.number,
+            first_rank: in_flight.group.ranks()[from],
+            first_call: Signature::new(Call::Send { to }, &message).describe(&in_flight.group),
+            second_rank: in_flight.group.world_rank(),
+            second_call: in_flight.describe(),
+            reason: reason.to_owned(),
+        })
+    }
+}
+
+impl Drop for PendingReceive {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        self.group.change(self.pair.1, |calls| {
+            let queue = calls.messages.entry(self.pair).or_default();
+            if queue.arrived.remove(&self.number).is_none() {
+                queue.discarded.insert(self.number);
+            }
+        });
+    }
+}

@@ -1,0 +1,142 @@
+//! The state that all ranks of a world share: the first failure, the returned ranks, the flight recorders.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use super::group_state::GroupState;
+use crate::error::{CommError, with_causes};
+use crate::pool::BufferPool;
+use crate::report::call_log::{RankPosition, describe_ranks};
+use crate::report::flight_recorder::{Deadlines, FlightRecorder};
+
+/// The first failure of a world.
+#[derive(Debug)]
+pub(crate) struct RankFailure {
+    pub rank: usize,
+    pub message: String,
+    /// What each rank was doing when it happened.
+    pub positions: String,
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+#[derive(Debug)]
+pub(crate) struct WorldState {
+    /// Rank and message of the first failure.
+    failed: OnceLock<(usize, String)>,
+    /// The first failure, as it is returned to the caller of the world.
+    failure: Mutex<Option<RankFailure>>,
+    returned: Vec<AtomicBool>,
+    recorders: Vec<Arc<FlightRecorder>>,
+    pools: Vec<Arc<BufferPool>>,
+    groups: Mutex<Vec<Weak<GroupState>>>,
+}
+
+/// Locks, even if poisoned: no code that can panic leaves the guarded state inconsistent.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl WorldState {
+    pub fn new(size: usize, deadlines: Deadlines) -> Arc<Self> {
+        let began = Instant::now();
+        let recorder = |_| FlightRecorder::new(began, deadlines);
+        Arc::new(Self {
+            failed: OnceLock::new(),
+            failure: Mutex::new(None),
+            returned: (0..size).map(|_| AtomicBool::new(false)).collect(),
+            recorders: (0..size).map(recorder).collect(),
+            pools: (0..size).map(|_| Arc::default()).collect(),
+            groups: Mutex::default(),
+        })
+    }
+
+    /// The flight recorder of one rank.
+    pub fn recorder(&self, rank: usize) -> &Arc<FlightRecorder> {
+        &self.recorders[rank]
+    }
+
+    /// The buffer pool of one rank.
+    pub fn pool(&self, rank: usize) -> &Arc<BufferPool> {
+        &self.pools[rank]
+    }
+
+    /// Fails once any rank has failed.
+    pub fn check(&self) -> Result<(), CommError> {
+        match self.failed.get() {
+            None => Ok(()),
+            Some((rank, message)) => Err(CommError::PeerFailed {
+                rank: *rank,
+                message: message.clone(),
+            }),
+        }
+    }
+
+    pub fn has_returned(&self, rank: usize) -> bool {
+        self.returned[rank].load(Ordering::Acquire)
+    }
+
+    /// Records that the closure of a rank has returned, and wakes all waiting ranks.
+    pub fn set_returned(&self, rank: usize) {
+        self.returned[rank].store(true, Ordering::Release);
+        self.wake_all();
+    }
+
+    /// Records that a rank has failed and wakes all waiting ranks. Later failures are ignored, as they follow
+    /// from the first.
+    pub fn fail(&self, rank: usize, source: Box<dyn Error + Send + Sync>) {
+        let mut failure = lock(&self.failure);
+        if failure.is_some() {
+            return;
+        }
+        let message = with_causes(&*source);
+        let positions = self.positions(rank);
+        let _ = self.failed.set((rank, message.clone()));
+        *failure = Some(RankFailure {
+            rank,
+            message,
+            positions,
+            source,
+        });
+        drop(failure);
+        self.wake_all();
+    }
+
+    /// The first failure; returned once.
+    pub fn take_failure(&self) -> Option<RankFailure> {
+        lock(&self.failure).take()
+    }
+
+    /// Registers a group, so that its members are woken when a rank ends.
+    pub(super) fn register(&self, group: &Arc<GroupState>) {
+        let mut groups = lock(&self.groups);
+        groups.retain(|known| known.strong_count() > 0);
+        groups.push(Arc::downgrade(group));
+    }
+
+    fn wake_all(&self) {
+        // The list is copied first: a split registers groups while it holds the lock of its own group.
+        let groups: Vec<_> = lock(&self.groups)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for group in groups {
+            group.wake_all();
+        }
+    }
+
+    fn positions(&self, failing: usize) -> String {
+        let position = |rank: usize| {
+            if rank == failing {
+                RankPosition::Failed(Box::new(self.recorders[rank].position()))
+            } else if self.has_returned(rank) {
+                RankPosition::Returned
+            } else {
+                self.recorders[rank].position()
+            }
+        };
+        let positions: Vec<RankPosition> = (0..self.recorders.len()).map(position).collect();
+        describe_ranks(&positions)
+    }
+}

@@ -1,0 +1,224 @@
+//! Finds NCCL, MPI and NVIDIA's driver on this machine.
+//!
+//! Needs no feature. Libraries are opened at run time, queried and closed again.
+
+use std::env;
+use std::ffi::{OsStr, c_int};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use libloading::{Library, Symbol};
+use serde::Serialize;
+
+/// The file names of NCCL's library.
+pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// How long a program may take to print its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// NCCL, as the dynamic linker finds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NcclLibrary {
+    /// Major, minor and patch, such as `(2, 23, 3)`.
+    pub version: (u32, u32, u32),
+    /// The file, or the name that was opened where the system does not report the file.
+    pub path: PathBuf,
+}
+
+/// OpenMPI's or another MPI's `mpirun`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MpirunProgram {
+    /// The program.
+    pub path: PathBuf,
+    /// The first line of its `--version`.
+    pub version: String,
+}
+
+/// NVIDIA's driver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CudaDriverInfo {
+    /// Major and minor of the newest CUDA that it supports, such as `(12, 4)`.
+    pub version: (u32, u32),
+    /// The number of visible GPUs.
+    pub devices: usize,
+}
+
+/// Opens NCCL under [`NCCL_NAMES`].
+///
+/// # Errors
+/// The error of the dynamic linker or the library, for each name.
+pub fn nccl() -> Result<NcclLibrary, String> {
+    first_nccl(&NCCL_NAMES)
+}
+
+/// Finds `mpirun` on `PATH` and gets its version.
+///
+/// # Errors
+/// If it is not found, does not start, or does not answer within 10 s.
+pub fn mpirun() -> Result<MpirunProgram, String> {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    let path = find(&folders, "mpirun").ok_or("mpirun not found in PATH")?;
+    let version = version_of(&path, VERSION_TIMEOUT)?;
+    Ok(MpirunProgram { path, version })
+}
+
+/// The version of the MPI library that this program was built with; `None` without the feature `mpi`.
+pub fn mpi_library_version() -> Option<String> {
+    #[cfg(feature = "mpi")]
+    return Some(crate::engines::mpi::library_version());
+    #[cfg(not(feature = "mpi"))]
+    None
+}
+
+/// Queries NVIDIA's driver.
+///
+/// # Errors
+/// If it is not installed, or the driver's error.
+pub fn cuda_driver() -> Result<CudaDriverInfo, String> {
+    let name = if cfg!(windows) {
+        "nvcuda.dll"
+    } else {
+        "libcuda.so.1"
+    };
+    let (mut version, mut devices): (c_int, c_int) = (0, 0);
+    let missing = |error: libloading::Error| format!("cannot load {name}: {error}");
+    // SAFETY: the driver API declares `cuDriverGetVersion(int*)`, `cuInit(unsigned)` and
+    // `cuDeviceGetCount(int*)`, each with an int as its result.
+    let codes = unsafe {
+        let driver = Library::new(name).map_err(missing)?;
+        let get_version: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
+            driver.get(b"cuDriverGetVersion").map_err(missing)?;
+        let init: Symbol<unsafe extern "C" fn(u32) -> c_int> =
+            driver.get(b"cuInit").map_err(missing)?;
+        let count: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
+            driver.get(b"cuDeviceGetCount").map_err(missing)?;
+        [get_version(&mut version), init(0), count(&mut devices)]
+    };
+    match codes.into_iter().find(|code| *code != 0) {
+        Some(code) => Err(format!("the CUDA driver reports error {code}")),
+        None => Ok(CudaDriverInfo {
+            version: (number(version / 1000), number(version % 1000 / 10)),
+            devices: number(devices) as usize,
+        }),
+    }
+}
+
+fn first_nccl(names: &[&str]) -> Result<NcclLibrary, String> {
+    let mut reasons = Vec::new();
+    for name in names {
+        match open_nccl(name) {
+            Ok(library) => return Ok(library),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+fn open_nccl(name: &str) -> Result<NcclLibrary, String> {
+    let mut code: c_int = 0;
+    let missing = |error: libloading::Error| match error.to_string() {
+        text if text.contains(name) => text,
+        text => format!("{name}: {text}"),
+    };
+    // SAFETY: nccl.h declares `ncclResult_t ncclGetVersion(int*)`, whose result is an int. The address
+    // of the function is read while the library is open.
+    let (result, path) = unsafe {
+        let library = Library::new(name).map_err(missing)?;
+        let version: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
+            library.get(b"ncclGetVersion").map_err(missing)?;
+        let path = mapped_file(*version as usize);
+        (version(&mut code), path)
+    };
+    match result {
+        0 => Ok(NcclLibrary {
+            version: nccl_version(number(code)),
+            path: path.unwrap_or_else(|| name.into()),
+        }),
+        _ => Err(format!("{name}: ncclGetVersion reports error {result}")),
+    }
+}
+
+/// Decodes NCCL's numbers: 22303 is 2.23.3; up to 2.8 they were shorter, and 2804 is 2.8.4.
+fn nccl_version(code: u32) -> (u32, u32, u32) {
+    let major = if code < 10_000 { 1_000 } else { 10_000 };
+    (code / major, code % major / 100, code % 100)
+}
+
+fn number(value: c_int) -> u32 {
+    value.try_into().unwrap_or(0)
+}
+
+/// The file that is mapped at an address of this process, on Linux.
+fn mapped_file(address: usize) -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    maps.lines().find_map(|line| {
+        let (range, rest) = line.split_once(' ')?;
+        let (begin, end) = range.split_once('-')?;
+        let bound = |hex| usize::from_str_radix(hex, 16).ok();
+        let inside = (bound(begin)?..bound(end)?).contains(&address);
+        let path = rest.find('/').map(|at| PathBuf::from(&rest[at..]))?;
+        inside.then_some(path)
+    })
+}
+
+/// The first executable of this name in the folders of a `PATH`.
+fn find(folders: &OsStr, name: &str) -> Option<PathBuf> {
+    let programs = env::split_paths(folders).map(|folder| folder.join(name));
+    programs.into_iter().find(|program| is_program(program))
+}
+
+#[cfg(unix)]
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+
+    fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(not(unix))]
+fn is_program(path: &Path) -> bool {
+    path.is_file()
+}
+
+/// The first line that a program prints for `--version`.
+fn version_of(program: &Path, timeout: Duration) -> Result<String, String> {
+    let shown = program.display();
+    let mut child = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| format!("cannot start {shown}: {error}"))?;
+    let (send, receive) = mpsc::channel();
+    if let Some(stdout) = child.stdout.take() {
+        // On a thread, as the pipe stays open while any process that inherited it runs.
+        thread::spawn(move || {
+            let mut output = Vec::new();
+            // What was read before an error is used.
+            let _ = stdout.take(1 << 16).read_to_end(&mut output);
+            let _ = send.send(output);
+        });
+    }
+    let output = receive.recv_timeout(timeout);
+    // It has printed everything, or timed out. A process that has ended cannot be killed.
+    let _ = child.kill();
+    let _ = child.wait();
+    let output = output.map_err(|_| {
+        format!(
+            "{shown} --version has not exited after {:.1} s",
+            timeout.as_secs_f64()
+        )
+    })?;
+    let output = String::from_utf8_lossy(&output);
+    let line = output.lines().map(str::trim).find(|line| !line.is_empty());
+    line.map(str::to_owned)
+        .ok_or_else(|| format!("{shown} --version prints nothing"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+use super::*;
+
+/// A folder that is removed on drop.
+struct TempFolder(PathBuf);
+
+impl TempFolder {
+    fn new(name: &str) -> TempFolder {
+        let id = std::process::id();
+        let folder = env::temp_dir().join(format!("burn-megatron-probe-{name}-{id}"));
+        fs::create_dir_all(&folder).unwrap();
+        TempFolder(folder)
+    }
+}
+
+impl Drop for TempFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn versions_of_nccl_are_read_old_and_new() {
+    assert_eq!(nccl_version(22_303), (2, 23, 3));
+    assert_eq!(nccl_version(23_007), (2, 30, 7));
+    assert_eq!(nccl_version(20_905), (2, 9, 5));
+    assert_eq!(nccl_version(2_804), (2, 8, 4));
+}
+
+/// Probes must be safe to call on any machine.
+#[test]
+fn what_is_missing_is_named() {
+    match nccl() {
+        Ok(library) => assert!(library.version.0 >= 2, "{library:?}"),
+        Err(reason) => assert!(
+            NCCL_NAMES.iter().all(|name| reason.contains(name)),
+            "{reason}"
+        ),
+    }
+    match cuda_driver() {
+        Ok(driver) => assert!(driver.version.0 > 0, "{driver:?}"),
+        Err(reason) => assert!(reason.to_lowercase().contains("cuda"), "{reason}"),
+    }
+    match mpirun() {
+        Ok(program) => assert!(program.path.is_file() && !program.version.is_empty()),
+        Err(reason) => assert!(reason.contains("mpirun"), "{reason}"),
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn library(folder: &TempFolder, name: &str, source: &str) -> String {
+        let (code, library) = (folder.0.join("fake.c"), folder.0.join(name));
+        fs::write(&code, source).unwrap();
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&library, &code])
+            .status();
+        assert!(built.unwrap().success());
+        library.to_str().unwrap().into()
+    }
+
+    #[test]
+    fn the_first_library_that_answers_counts() {
+        let folder = TempFolder::new("nccl");
+        let good = "int ncclGetVersion(int *v) { *v = 22303; return 0; }";
+        let good = library(&folder, "libgood.so", good);
+        let failing = library(
+            &folder,
+            "libfailing.so",
+            "int ncclGetVersion(int *v) { return 3; }",
+        );
+        let other = library(&folder, "libother.so", "int f(void) { return 0; }");
+        // The path is that of the file, not the link that was opened.
+        let link = folder.0.join("liblink.so");
+        symlink(&good, &link).unwrap();
+        let names = [
+            "libnot-there.so.2",
+            &other,
+            &failing,
+            link.to_str().unwrap(),
+        ];
+        let found = first_nccl(&names).unwrap();
+        assert_eq!(found.version, (2, 23, 3));
+        assert_eq!(found.path, fs::canonicalize(&good).unwrap());
+        let reason = first_nccl(&["libnot-there.so.2", &other, &failing]).unwrap_err();
+        assert!(reason.contains("libnot-there.so.2"), "{reason}");
+        assert!(reason.contains("ncclGetVersion"), "{reason}");
+        let error = format!("{failing}: ncclGetVersion reports error 3");
+        assert!(reason.contains(&error), "{reason}");
+    }
+
+    /// Another process writes the program: while this one had it open, a child that some other test
+    /// starts could inherit it, and a program that is open for writing does not start.
+    fn script(folder: &TempFolder, name: &str, text: &str) -> PathBuf {
+        let path = folder.0.join(name);
+        let written = Command::new("sh")
+            .args(["-c", "printf %s \"$2\" >\"$1\" && chmod +x \"$1\"", "sh"])
+            .args([path.as_os_str(), OsStr::new(text)])
+            .status();
+        assert!(written.unwrap().success());
+        path
+    }
+
+    #[test]
+    fn programs_are_looked_for_in_order() {
+        let (first, second) = (TempFolder::new("first"), TempFolder::new("second"));
+        fs::write(first.0.join("mpirun"), "no program").unwrap();
+        let program = script(&second, "mpirun", "#!/bin/sh\n");
+        let folders = env::join_paths([&first.0, &second.0]).unwrap();
+        assert_eq!(find(&folders, "mpirun"), Some(program));
+        assert_eq!(find(&folders, "mpiexec"), None);
+        assert_eq!(find(OsStr::new(""), "mpirun"), None);
+    }
+
+    #[test]
+    fn a_version_is_the_first_line() {
+        let folder = TempFolder::new("version");
+        let text = "#!/bin/sh\n[ \"$1\" = --version ] && printf '\\nmpirun (Open MPI) 4.1.4\\n\\nmore\\n'\n";
+        let output = version_of(&script(&folder, "good", text), VERSION_TIMEOUT);
+        assert_eq!(output.unwrap(), "mpirun (Open MPI) 4.1.4");
+        let silent = version_of(
+            &script(&folder, "silent", "#!/bin/sh\nexit 1\n"),
+            VERSION_TIMEOUT,
+        );
+        assert!(
+            silent
+                .unwrap_err()
+                .ends_with("silent --version prints nothing")
+        );
+        let broken = version_of(
+            &script(&folder, "broken", "#!/no/such/shell\n"),
+            VERSION_TIMEOUT,
+        );
+        assert!(broken.unwrap_err().contains("broken: "));
+    }
+
+    #[test]
+    fn a_program_that_does_not_answer_is_ended() {
+        let folder = TempFolder::new("hang");
+        let began = Instant::now();
+        let hang = script(&folder, "hang", "#!/bin/sh\nexec sleep 60\n");
+        let reason = version_of(&hang, Duration::from_millis(200)).unwrap_err();
+        assert!(
+            reason.ends_with("hang --version has not exited after 0.2 s"),
+            "{reason}"
+        );
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+}

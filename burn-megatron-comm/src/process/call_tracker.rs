@@ -1,0 +1,131 @@
+//! The calls of one rank, for status queries at any time.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::transport::GroupId;
+use crate::communicator::Group;
+use crate::rendezvous::{CallId, RankStatus, StatusProvider};
+use crate::report::call_log::RankPosition;
+use crate::report::flight_recorder::FlightRecorder;
+
+/// The flight recorder of a rank, and how many calls it has started on each of its groups.
+#[derive(Debug)]
+pub(crate) struct CallTracker {
+    recorder: Arc<FlightRecorder>,
+    groups: Mutex<HashMap<GroupId, StartedCalls>>,
+}
+
+/// The number of collectives that a rank has started on one group, or of messages sent to one peer.
+#[derive(Debug)]
+struct StartedCalls {
+    group: Arc<Group>,
+    count: Arc<AtomicU64>,
+}
+
+impl CallTracker {
+    /// The tracker of a rank that has no groups yet.
+    pub fn new(recorder: Arc<FlightRecorder>) -> Arc<Self> {
+        Arc::new(Self {
+            recorder,
+            groups: Mutex::default(),
+        })
+    }
+
+    /// The flight recorder.
+    pub fn recorder(&self) -> &Arc<FlightRecorder> {
+        &self.recorder
+    }
+
+    /// The counter of a group, created at 0.
+    pub fn counter(&self, id: GroupId, group: &Arc<Group>) -> Arc<AtomicU64> {
+        let mut groups = self.groups();
+        let started = groups.entry(id).or_insert_with(|| StartedCalls {
+            group: Arc::clone(group),
+            count: Arc::default(),
+        });
+        Arc::clone(&started.count)
+    }
+
+    /// The number of calls started, by group.
+    pub fn calls(&self) -> Vec<(u64, u64)> {
+        let groups = self.groups();
+        let count = |(id, started): (&GroupId, &StartedCalls)| {
+            (id.0, started.count.load(Ordering::Acquire))
+        };
+        groups.iter().map(count).collect()
+    }
+
+    /// A poisoned lock is used on: no code that can panic leaves the groups inconsistent.
+    fn groups(&self) -> MutexGuard<'_, HashMap<GroupId, StartedCalls>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StatusProvider for CallTracker {
+    fn position(&self) -> RankPosition {
+        self.recorder.position()
+    }
+
+    fn status(&self, call: Option<CallId>) -> RankStatus {
+        let position = self.position();
+        let groups = self.groups();
+        let group = call.and_then(|call| Some((call, groups.get(&GroupId(call.group))?)));
+        // A group that is unknown here may be about to be created by a split.
+        let (joined, call) = match group {
+            None => (false, None),
+            Some((call, started)) => (
+                started.count.load(Ordering::Acquire) > call.sequence,
+                self.recorder.call_of(&started.group, call.sequence),
+            ),
+        };
+        RankStatus {
+            position,
+            joined,
+            call,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::call::{Call, Signature};
+    use crate::report::flight_recorder::Deadlines;
+
+    #[test]
+    fn it_reports_whether_the_rank_has_joined_a_call() {
+        let second = Duration::from_secs(1);
+        let deadlines = Deadlines {
+            first: second,
+            later: second,
+        };
+        let tracker = CallTracker::new(FlightRecorder::new(Instant::now(), deadlines));
+        let group = Arc::new(Group::new("data", vec![1, 3], 0));
+        let id = GroupId::WORLD.part(2, 1);
+        let counter = tracker.counter(id, &group);
+        let call = |sequence| {
+            Some(CallId {
+                group: id.0,
+                sequence,
+            })
+        };
+        assert!(!tracker.status(call(0)).joined);
+        let signature = Arc::new(Signature::new(Call::Barrier, &Vec::<u8>::new().into()));
+        tracker.recorder().start(0, &group, &signature);
+        counter.fetch_add(1, Ordering::AcqRel);
+        let status = tracker.status(call(0));
+        assert!(status.joined);
+        assert_eq!(status.call.as_deref(), Some("barrier"));
+        assert!(!tracker.status(call(1)).joined);
+        assert_eq!(tracker.calls(), [(id.0, 1)]);
+        let unknown = tracker.status(Some(CallId {
+            group: 77,
+            sequence: 0,
+        }));
+        assert!(!unknown.joined);
+    }
+}

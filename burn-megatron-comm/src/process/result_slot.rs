@@ -1,0 +1,77 @@
+//! The slot through which an engine passes the result of a call to the waiting rank.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::buffer::Buffer;
+use crate::error::CommError;
+
+/// The result of one call, once it is available.
+#[derive(Debug, Default)]
+pub(crate) struct ResultSlot {
+    result: Mutex<Option<Result<Buffer, CommError>>>,
+    condvar: Condvar,
+}
+
+impl ResultSlot {
+    /// Sets the result and wakes the waiting thread. Ignored if a result is set.
+    pub fn fulfil(&self, result: Result<Buffer, CommError>) {
+        let mut current = self.lock();
+        if current.is_none() {
+            *current = Some(result);
+            self.condvar.notify_all();
+        }
+    }
+
+    /// Takes the result, waiting for it at most `timeout`.
+    pub fn take_within(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
+        let until = Instant::now() + timeout;
+        let mut current = self.lock();
+        loop {
+            if let Some(result) = current.take() {
+                return Some(result);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            (current, _) = self
+                .condvar
+                .wait_timeout(current, left)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Result<Buffer, CommError>>> {
+        self.result.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_result_is_taken_once() {
+        let slot = ResultSlot::default();
+        assert!(slot.take_within(Duration::ZERO).is_none());
+        slot.fulfil(Ok(vec![1u8].into()));
+        slot.fulfil(Ok(vec![2u8].into()));
+        let taken = slot.take_within(Duration::ZERO).unwrap();
+        assert_eq!(taken, Ok(vec![1u8].into()));
+        assert!(slot.take_within(Duration::ZERO).is_none());
+    }
+
+    #[test]
+    fn a_waiting_rank_is_woken() {
+        let slot = Arc::new(ResultSlot::default());
+        let other = slot.clone();
+        let thread = thread::spawn(move || other.take_within(Duration::from_secs(60)));
+        thread::sleep(Duration::from_millis(20));
+        slot.fulfil(Ok(vec![7u8].into()));
+        assert_eq!(thread.join().unwrap(), Some(Ok(vec![7u8].into())));
+    }
+}

@@ -1,0 +1,82 @@
+//! The slots of the ranks at the rendezvous, and the checks of a rank that joins.
+
+use std::time::Duration;
+
+use super::message::Hello;
+use crate::report::call_log::RankPosition;
+
+/// The slot of a rank.
+#[derive(Debug, Default)]
+pub(super) enum RankSlot {
+    #[default]
+    Vacant,
+    Registered(RegisteredRank),
+}
+
+/// A rank that has joined.
+#[derive(Debug)]
+pub(super) struct RegisteredRank {
+    pub hello: Hello,
+    /// The time of its last message.
+    pub last_message: Duration,
+    pub position: RankPosition,
+    pub returned: bool,
+    pub disconnected: bool,
+}
+
+impl RankSlot {
+    pub fn registered(&self) -> Option<&RegisteredRank> {
+        match self {
+            RankSlot::Registered(rank) => Some(rank),
+            RankSlot::Vacant => None,
+        }
+    }
+
+    pub fn registered_mut(&mut self) -> Option<&mut RegisteredRank> {
+        match self {
+            RankSlot::Registered(rank) => Some(rank),
+            RankSlot::Vacant => None,
+        }
+    }
+}
+
+/// Whether a position is final: the rank sends no further one.
+pub(super) fn is_final(position: &RankPosition) -> bool {
+    matches!(
+        position,
+        RankPosition::Failed(_)
+            | RankPosition::Exited(_)
+            | RankPosition::Returned
+            | RankPosition::NoHeartbeat(..)
+    )
+}
+
+/// Why a rank that has the token cannot join this world.
+pub(super) fn incompatibility(hello: &Hello, slots: &[RankSlot]) -> Option<String> {
+    let Hello { rank, size, .. } = *hello;
+    let world = slots.len();
+    let version = env!("CARGO_PKG_VERSION");
+    if hello.version != version {
+        return Some(format!(
+            "rank {rank} runs version {} of burn-megatron, the rendezvous {version}",
+            hello.version
+        ));
+    }
+    if size != world {
+        return Some(format!(
+            "rank {rank} expects {size} ranks, the rendezvous {world}: set the same WORLD_SIZE on all \
+             ranks"
+        ));
+    }
+    if rank >= world {
+        let last = world - 1;
+        return Some(format!(
+            "invalid rank {rank} of {size}: expected 0 to {last}"
+        ));
+    }
+    let other = &slots[rank].registered()?.hello;
+    Some(format!(
+        "two processes are started as rank {rank}: process {} on {} and process {} on {}",
+        other.process, other.host, hello.process, hello.host
+    ))
+}

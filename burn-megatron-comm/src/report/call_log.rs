@@ -1,0 +1,330 @@
+//! The recent calls of a rank, what each rank was doing when one failed, and the file with both.
+
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::buffer::DType;
+use crate::call::{Call, Operation, Signature};
+use crate::communicator::Group;
+use crate::error::{list_ranks, ranks_verb};
+
+/// The number of recent calls that each rank keeps.
+pub const CALLS_KEPT: usize = 2000;
+
+/// One call of one rank. A line of the call log is this record as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CallRecord {
+    /// The world rank that made the call.
+    pub rank: usize,
+    /// The step it was made in, if the program sets it: see
+    /// [`Communicator::begin_step`](crate::Communicator::begin_step).
+    pub step: Option<u64>,
+    /// The number of the call in the group, from 0; for a message, of the messages of the pair.
+    pub sequence: u64,
+    /// The name of the group.
+    pub group: String,
+    /// The world ranks of the group, in group order.
+    pub ranks: String,
+    /// The name of the operation, for example `"all_gather"`.
+    pub operation: &'static str,
+    /// The call with its shape and type, for example `"all_gather of 4096 f32"`.
+    pub call: String,
+    /// The elements of the rank's input; of a receive, those that it expects.
+    pub len: usize,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// When the call was started, in seconds since the world began.
+    pub started: f64,
+    /// When it completed, in seconds since the world began; `None` if it has not.
+    pub completed: Option<f64>,
+}
+
+#[derive(Debug)]
+struct CallEntry {
+    sequence: u64,
+    group: Arc<Group>,
+    signature: Arc<Signature>,
+    step: Option<u64>,
+    started: Duration,
+    completed: Option<Duration>,
+}
+
+impl CallEntry {
+    fn record(&self) -> CallRecord {
+        CallRecord {
+            rank: self.group.world_rank(),
+            step: self.step,
+            sequence: self.sequence,
+            group: self.group.name().to_owned(),
+            ranks: list_ranks(self.group.ranks()),
+            operation: self.signature.name(),
+            call: self.signature.describe(&self.group),
+            len: self.signature.len,
+            dtype: self.signature.dtype,
+            started: self.started.as_secs_f64(),
+            completed: self.completed.map(|time| time.as_secs_f64()),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let (sequence, call) = (self.sequence, self.signature.describe(&self.group));
+        let unit = if self.is_message() { "message" } else { "call" };
+        let step = match self.step {
+            Some(step) => format!(" in step {step}"),
+            None => String::new(),
+        };
+        format!("{unit} {sequence} {call} over {}{step}", self.group)
+    }
+
+    fn is_message(&self) -> bool {
+        let operation = &self.signature.operation;
+        matches!(
+            operation,
+            Operation::Call(Call::Send { .. } | Call::Receive { .. })
+        )
+    }
+}
+
+/// The ring buffer of the recent calls of one rank.
+#[derive(Debug, Default)]
+pub(crate) struct CallLog {
+    entries: VecDeque<CallEntry>,
+    /// The number of entries that were dropped from the ring.
+    dropped: u64,
+    /// Calls that the rank waits in, or waited in when they failed; the last one is its position.
+    waiting: Vec<u64>,
+}
+
+impl CallLog {
+    /// Records the start of a call and returns the key of its entry.
+    pub fn start(
+        &mut self,
+        sequence: u64,
+        group: &Arc<Group>,
+        signature: Arc<Signature>,
+        step: Option<u64>,
+        now: Duration,
+    ) -> u64 {
+        if self.entries.len() == CALLS_KEPT {
+            self.entries.pop_front();
+            self.dropped += 1;
+        }
+        let group = Arc::clone(group);
+        self.entries.push_back(CallEntry {
+            sequence,
+            group,
+            signature,
+            step,
+            started: now,
+            completed: None,
+        });
+        self.dropped + self.entries.len() as u64 - 1
+    }
+
+    /// Records that the rank waits in a call.
+    pub fn mark_waiting(&mut self, key: u64) {
+        self.waiting.retain(|waiting| *waiting >= self.dropped);
+        self.waiting.push(key);
+    }
+
+    /// Records that a call has completed.
+    pub fn complete(&mut self, key: u64, now: Duration) {
+        self.waiting.retain(|waiting| *waiting != key);
+        let index = key.checked_sub(self.dropped);
+        if let Some(entry) = index.and_then(|index| self.entries.get_mut(index as usize)) {
+            entry.completed.get_or_insert(now);
+        }
+    }
+
+    /// The recent calls, the oldest first.
+    pub fn records(&self) -> Vec<CallRecord> {
+        self.entries.iter().map(CallEntry::record).collect()
+    }
+
+    fn waiting_in(&self) -> Option<&CallEntry> {
+        let index = self.waiting.last()?.checked_sub(self.dropped)?;
+        self.entries.get(index as usize)
+    }
+
+    /// The call with number `sequence` on a group.
+    pub fn call_of(&self, group: &Group, sequence: u64) -> Option<String> {
+        let same = |entry: &&CallEntry| {
+            let of_group =
+                entry.group.name() == group.name() && entry.group.ranks() == group.ranks();
+            of_group && entry.sequence == sequence && !entry.is_message()
+        };
+        let entry = self.entries.iter().rev().find(same)?;
+        Some(entry.signature.describe(&entry.group))
+    }
+
+    /// What the rank is doing.
+    pub fn position(&self) -> RankPosition {
+        if let Some(entry) = self.waiting_in() {
+            return RankPosition::Waiting(entry.describe());
+        }
+        match self.entries.back() {
+            None => RankPosition::NoCalls,
+            Some(entry) if entry.completed.is_some() => RankPosition::Completed(entry.describe()),
+            Some(entry) => RankPosition::Started(entry.describe()),
+        }
+    }
+}
+
+/// What a rank is doing, or was doing when it was last heard from. Serialized names are those of the
+/// rendezvous' protocol.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum RankPosition {
+    /// It waits in a call.
+    #[serde(rename = "At")]
+    Waiting(String),
+    /// It has completed this call and is outside of calls.
+    #[serde(rename = "Past")]
+    Completed(String),
+    /// It has started this call, has not waited for it, and is outside of calls.
+    Started(String),
+    /// It has made no call.
+    #[serde(rename = "Nowhere")]
+    NoCalls,
+    /// Its closure has returned.
+    Returned,
+    /// Its closure has failed at this position.
+    Failed(Box<RankPosition>),
+    /// Its process has sent no heartbeat for so many seconds; with its last known position.
+    #[serde(rename = "Silent")]
+    NoHeartbeat(u64, Box<RankPosition>),
+    /// Its process has exited; with its last known position.
+    #[serde(rename = "Gone")]
+    Exited(Box<RankPosition>),
+    /// It never joined the rendezvous.
+    #[serde(rename = "Absent")]
+    NeverJoined,
+}
+
+impl RankPosition {
+    /// A clause about these ranks, such as `rank 3 is at call 4 barrier over world [0, 1, 2, 3]`.
+    fn clause(&self, ranks: &[usize]) -> String {
+        let verb = |singular, plural| ranks_verb(ranks, singular, plural);
+        match self {
+            RankPosition::Waiting(call) => format!("{} at {call}", verb("is", "are")),
+            RankPosition::Completed(call) => format!("{} past {call}", verb("is", "are")),
+            RankPosition::Started(call) => format!("{} started {call}", verb("has", "have")),
+            RankPosition::NoCalls => format!("{} made no call", verb("has", "have")),
+            RankPosition::Returned => verb("has returned", "have returned"),
+            RankPosition::Failed(last) => match &**last {
+                RankPosition::Waiting(call) => verb("failed at", "failed at") + " " + call,
+                RankPosition::Completed(call) => verb("failed past", "failed past") + " " + call,
+                RankPosition::Started(call) => verb("failed", "failed") + " having started " + call,
+                _ => verb("failed before any call", "failed before any call"),
+            },
+            RankPosition::NoHeartbeat(seconds, last) => {
+                let silent = verb("has sent no heartbeat for", "have sent no heartbeat for");
+                format!("{silent} {seconds} s, {}", last.last_seen())
+            }
+            RankPosition::Exited(last) => {
+                const EXITED: &str = "exited without reporting an error";
+                format!("{}, {}", verb(EXITED, EXITED), last.last_seen())
+            }
+            RankPosition::NeverJoined => verb("never joined", "never joined"),
+        }
+    }
+}
+
+impl RankPosition {
+    /// The last known position of a rank that no longer reports one.
+    fn last_seen(&self) -> String {
+        match self {
+            RankPosition::Waiting(call) => format!("last seen at {call}"),
+            RankPosition::Completed(call) => format!("last seen past {call}"),
+            RankPosition::Started(call) => format!("last seen having started {call}"),
+            _ => "last seen before any call".into(),
+        }
+    }
+}
+
+/// Describes what one rank is doing.
+pub(crate) fn describe_rank(rank: usize, position: &RankPosition) -> String {
+    position.clause(&[rank])
+}
+
+/// One line that describes what every rank is doing; ranks at the same position share a clause.
+pub(crate) fn describe_ranks(positions: &[RankPosition]) -> String {
+    let all: Vec<_> = positions.iter().cloned().enumerate().collect();
+    describe_some(&all)
+}
+
+/// [`describe_ranks`] for some of the ranks.
+pub(crate) fn describe_some(positions: &[(usize, RankPosition)]) -> String {
+    let mut clauses: Vec<(&RankPosition, Vec<usize>)> = Vec::new();
+    for (rank, position) in positions {
+        match clauses.iter_mut().find(|(shared, _)| *shared == position) {
+            Some((_, ranks)) => ranks.push(*rank),
+            None => clauses.push((position, vec![*rank])),
+        }
+    }
+    let texts: Vec<String> = clauses
+        .iter()
+        .map(|(position, ranks)| position.clause(ranks))
+        .collect();
+    texts.join("; ")
+}
+
+/// The first line of a call log.
+#[derive(Serialize)]
+pub(crate) struct CallLogHeader<'a> {
+    /// The number of ranks.
+    pub world: usize,
+    pub failed_rank: usize,
+    pub message: &'a str,
+    /// What every rank was doing.
+    #[serde(rename = "verdict")]
+    pub positions: &'a str,
+}
+
+/// Writes the header line and then one line per call into a new file in `folder`. `rank` is `None` for the
+/// calls of all ranks.
+pub(crate) fn write(
+    folder: &Path,
+    rank: Option<usize>,
+    header: &CallLogHeader<'_>,
+    records: impl Iterator<Item = CallRecord>,
+) -> io::Result<PathBuf> {
+    fs::create_dir_all(folder)?;
+    let (path, file) = create(folder, rank)?;
+    let mut out = BufWriter::new(file);
+    serde_json::to_writer(&mut out, header)?;
+    writeln!(out)?;
+    for record in records {
+        serde_json::to_writer(&mut out, &record)?;
+        writeln!(out)?;
+    }
+    out.flush()?;
+    Ok(path)
+}
+
+/// Creates a file with a new name: several worlds may fail at the same time.
+fn create(folder: &Path, rank: Option<usize>) -> io::Result<(PathBuf, File)> {
+    let time = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let of = rank.map_or(String::new(), |rank| format!("rank-{rank}-"));
+    for attempt in 0u64.. {
+        let name = format!(
+            "burn-megatron-calls-{of}{}-{}-{attempt}.jsonl",
+            time.as_millis(),
+            process::id()
+        );
+        let path = folder.join(name);
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            result => return result.map(|file| (path, file)),
+        }
+    }
+    unreachable!("2^64 files of one name")
+}

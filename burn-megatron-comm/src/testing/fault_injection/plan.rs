@@ -1,0 +1,196 @@
+//! The faults of one rank, and the position of its calls.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Fault, FaultError, FaultKind};
+
+/// The faults of one rank's communicators, which share it: it counts their calls and steps.
+///
+/// It may contain faults of other ranks, so that every rank can be given the same list. A fault triggers once.
+#[derive(Debug)]
+pub struct FaultPlan {
+    faults: Vec<Fault>,
+    deadline: Duration,
+    state: Mutex<PlanState>,
+}
+
+#[derive(Debug, Default)]
+struct PlanState {
+    next: CallPosition,
+    /// By the index of the fault.
+    triggered: Vec<bool>,
+}
+
+/// The position of a call among the calls of its rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CallPosition {
+    step: Option<u64>,
+    /// Since the start of the step, or of the run.
+    in_step: u64,
+    /// Since the start.
+    total: u64,
+}
+
+impl CallPosition {
+    /// The position `number` calls later.
+    pub fn after(self, number: u64) -> Self {
+        Self {
+            in_step: self.in_step + number,
+            total: self.total + number,
+            ..self
+        }
+    }
+
+    fn fits(self, fault: &Fault) -> bool {
+        match fault.step {
+            // It is queried before there are calls.
+            _ if fault.kind == FaultKind::NeverStarts => false,
+            None => fault.call == self.total,
+            step => step == self.step && fault.call == self.in_step,
+        }
+    }
+}
+
+impl fmt::Display for CallPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.step {
+            None => write!(f, "call {}", self.total),
+            Some(step) => write!(
+                f,
+                "step {step}, call {} ({} since the start)",
+                self.in_step, self.total
+            ),
+        }
+    }
+}
+
+impl FaultPlan {
+    /// A plan of these faults, in which the wait of a dropped call fails after 30 s.
+    pub fn new(faults: Vec<Fault>) -> Self {
+        let triggered = vec![false; faults.len()];
+        Self {
+            faults,
+            deadline: Duration::from_secs(30),
+            state: Mutex::new(PlanState {
+                triggered,
+                ..PlanState::default()
+            }),
+        }
+    }
+
+    /// How long the wait of a [dropped](FaultKind::Drop) call lasts before it fails.
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Checks that every fault names a rank of a world of `size`.
+    ///
+    /// # Errors
+    /// [`FaultError::Rank`] about the first that does not.
+    pub fn check(&self, size: usize) -> Result<(), FaultError> {
+        match self.faults.iter().find(|fault| fault.rank >= size) {
+            None => Ok(()),
+            Some(fault) => Err(FaultError::Rank {
+                fault: *fault,
+                size,
+            }),
+        }
+    }
+
+    /// Checks that every fault of a step names one of `steps`.
+    ///
+    /// # Errors
+    /// [`FaultError::Step`] about the first that does not.
+    pub fn check_steps(&self, steps: Range<u64>) -> Result<(), FaultError> {
+        let triggers = |fault: &Fault| fault.step.is_none_or(|step| steps.contains(&step));
+        match self.faults.iter().find(|fault| !triggers(fault)) {
+            None => Ok(()),
+            Some(fault) => Err(FaultError::Step {
+                fault: *fault,
+                steps,
+            }),
+        }
+    }
+
+    /// Whether a rank must not start at all; the program checks this.
+    pub fn never_starts(&self, rank: usize) -> bool {
+        let of_rank = |fault: &Fault| fault.rank == rank && fault.kind == FaultKind::NeverStarts;
+        self.faults.iter().any(of_rank)
+    }
+
+    /// The faults of calls of `rank` that have not triggered, because it did not make those calls.
+    pub fn not_triggered(&self, rank: usize) -> Vec<Fault> {
+        let state = self.state();
+        let faults = self.faults.iter().zip(&state.triggered);
+        let left = faults.filter(|(fault, triggered)| {
+            !**triggered && fault.rank == rank && fault.kind != FaultKind::NeverStarts
+        });
+        left.map(|(fault, _)| *fault).collect()
+    }
+
+    pub(super) fn drop_deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    pub(super) fn begin_step(&self, step: u64) {
+        let mut state = self.state();
+        state.next.step = Some(step);
+        state.next.in_step = 0;
+    }
+
+    /// Counts calls, and returns the position of the first of them.
+    pub(super) fn count(&self, calls: u64) -> CallPosition {
+        let mut state = self.state();
+        let first = state.next;
+        state.next = first.after(calls);
+        first
+    }
+
+    /// Whether a fault triggers at a call of `rank`.
+    pub(super) fn has(&self, rank: usize, position: CallPosition) -> bool {
+        let state = self.state();
+        let mut faults = self.faults.iter().zip(&state.triggered);
+        faults.any(|(fault, triggered)| !triggered && fault.rank == rank && position.fits(fault))
+    }
+
+    /// The faults that trigger at a call of `rank`, marked as triggered.
+    pub(super) fn take_due(&self, rank: usize, position: CallPosition) -> Vec<&Fault> {
+        let mut state = self.state();
+        let faults = self.faults.iter().zip(&mut state.triggered);
+        let due = faults.filter_map(|(fault, triggered)| {
+            let triggers = !*triggered && fault.rank == rank && position.fits(fault);
+            *triggered |= triggers;
+            triggers.then_some(fault)
+        });
+        due.collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, PlanState> {
+        // No code that can panic runs under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_does_not_come_is_refused() {
+        let plan = FaultPlan::new(vec!["error@rank=1,step=4,call=0".parse().unwrap()]);
+        assert!(plan.check_steps(4..5).is_ok());
+        for (steps, fits) in [
+            (0..4, "steps 0 to 3"),
+            (5..6, "step 5"),
+            (7..7, "a run with steps left"),
+        ] {
+            let wanted =
+                "invalid fault error@rank=1,step=4,call=0: step 4 is not in this run; expected ";
+            let error = plan.check_steps(steps).unwrap_err().to_string();
+            assert_eq!(error, format!("{wanted}{fits}"));
+        }
+    }
+}

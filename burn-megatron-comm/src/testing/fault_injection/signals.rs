@@ -1,0 +1,63 @@
+//! Signals and memory faults of the process itself.
+
+#[cfg(unix)]
+use std::{thread::sleep, time::Duration};
+
+use super::FaultKind;
+
+/// Whether this system supports it.
+#[cfg(unix)]
+pub(super) fn check(_kind: FaultKind) -> Result<(), String> {
+    Ok(())
+}
+
+/// Whether this system supports it.
+#[cfg(not(unix))]
+pub(super) fn check(kind: FaultKind) -> Result<(), String> {
+    match kind {
+        FaultKind::Kill
+        | FaultKind::Segfault
+        | FaultKind::Stop
+        | FaultKind::Terminate
+        | FaultKind::Interrupt => Err(format!("{kind} needs the signals of a Unix system")),
+        _ => Ok(()),
+    }
+}
+
+/// Raises the signal or fault. Returns if the process survives: a handled signal, or a stop that was continued.
+#[cfg(unix)]
+pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
+    let signal = match kind {
+        FaultKind::Kill => libc::SIGKILL,
+        FaultKind::Stop => libc::SIGSTOP,
+        FaultKind::Terminate => libc::SIGTERM,
+        FaultKind::Interrupt => libc::SIGINT,
+        FaultKind::Segfault => write_to_unmapped_page(),
+        other => return Err(format!("{other} is not a signal")),
+    };
+    // SAFETY: both calls take and return plain numbers, and the signal is one of those above.
+    let sent = unsafe { libc::kill(libc::getpid(), signal) };
+    if sent != 0 {
+        return Err(std::io::Error::last_os_error().to_string());
+    }
+    // Another thread may handle the signal: the call must not start before.
+    sleep(Duration::from_millis(20));
+    Ok(())
+}
+
+/// A real segmentation fault, not a raised signal, so that handlers see what they would see.
+#[cfg(unix)]
+fn write_to_unmapped_page() -> libc::c_int {
+    // The first page is never mapped; null itself would be caught before the write.
+    const UNMAPPED_ADDRESS: usize = 16;
+    // SAFETY: not safe, on purpose: no page is mapped there, so the write ends the process and nothing
+    // runs after it. It is volatile, so it is not optimised away or assumed never to happen.
+    unsafe { std::ptr::without_provenance_mut::<u8>(UNMAPPED_ADDRESS).write_volatile(1) };
+    libc::SIGSEGV
+}
+
+/// Not supported on this system.
+#[cfg(not(unix))]
+pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
+    check(kind)
+}

@@ -1,0 +1,122 @@
+//! An engine slowed down to the speed of a network, to measure how much of the communication is hidden.
+
+mod link;
+#[cfg(test)]
+mod tests;
+
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::buffer::Buffer;
+use crate::call::Call;
+use crate::communicator::{Communicator, Group};
+use crate::error::CommError;
+use crate::pending::Pending;
+use crate::pool::BufferPool;
+pub use link::{Link, LinkError, Transfer, hidden_share};
+
+/// A communicator whose calls take the time of a [`Link`]: `start` returns at once, and the wait lasts until the
+/// simulated transfer is done and the wrapped engine has the result.
+///
+/// The bytes are those of the ring algorithms; with `d` ranks and `n` bytes of the whole buffer,
+/// `n(d-1)/d` for an all_gather or a reduce_scatter and twice that for an all_reduce. Calls that are
+/// [started as one](Communicator::start_all) pay the latency once. A group of one has no link.
+#[derive(Debug)]
+pub struct SimulatedNetwork {
+    inner: Arc<dyn Communicator>,
+    link: Arc<Link>,
+}
+
+impl SimulatedNetwork {
+    /// `inner` over `link`. The communicators of one rank share its link.
+    pub fn over(inner: Arc<dyn Communicator>, link: &Arc<Link>) -> Arc<dyn Communicator> {
+        Arc::new(Self {
+            inner,
+            link: Arc::clone(link),
+        })
+    }
+}
+
+impl Communicator for SimulatedNetwork {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        if self.size() == 1 {
+            return self.inner.start(call, input);
+        }
+        call.check(self.group(), &input)?;
+        let part = TransferSize::of(&call, self.group(), &input);
+        let time = self.link.transfer_time(&part)?;
+        let pending = self.inner.start(call, input)?;
+        let transfer = self
+            .link
+            .schedule(self.group(), &part, self.link.latency() + time);
+        Ok(transfer.pending(pending))
+    }
+
+    fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {
+        if self.size() == 1 {
+            return self.inner.start_all(calls);
+        }
+        let mut latency = self.link.latency();
+        let mut parts = Vec::with_capacity(calls.len());
+        for (call, input) in &calls {
+            call.check(self.group(), input)?;
+            let part = TransferSize::of(call, self.group(), input);
+            let time = mem::take(&mut latency) + self.link.transfer_time(&part)?;
+            parts.push((part, time));
+        }
+        let book = |(pending, (part, time)): (Pending, (TransferSize, Duration))| {
+            self.link
+                .schedule(self.group(), &part, time)
+                .pending(pending)
+        };
+        let started = self.inner.start_all(calls)?.into_iter();
+        Ok(started.zip(parts).map(book).collect())
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        Ok(Self::over(self.inner.split(name, groups)?, &self.link))
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
+    }
+
+    fn begin_step(&self, step: u64) {
+        self.inner.begin_step(step);
+    }
+}
+
+/// The bytes that a call sends.
+struct TransferSize {
+    op: &'static str,
+    bytes: u64,
+}
+
+impl TransferSize {
+    /// The bytes that a rank sends with ring algorithms, each to its neighbour (Patarasuk and Yuan 2009,
+    /// doi:10.1016/j.jpdc.2008.09.002); of a receive, those that arrive.
+    fn of(call: &Call, group: &Group, input: &Buffer) -> Self {
+        let width = input.dtype().size_of() as u64;
+        let (own, ranks) = (input.len() as u64 * width, group.size() as u64);
+        let bytes = match call {
+            Call::AllReduce(_) => 2 * own * (ranks - 1) / ranks,
+            Call::ReduceScatter(_) => own * (ranks - 1) / ranks,
+            Call::AllGather => own * (ranks - 1),
+            Call::AllToAll { send, .. } => own - send[group.index()] as u64 * width,
+            Call::Broadcast { .. } | Call::Send { .. } => own,
+            Call::Receive { dtype, len, .. } => {
+                (*len as u64).saturating_mul(dtype.size_of() as u64)
+            }
+            Call::Barrier => 0,
+        };
+        Self {
+            op: call.name(),
+            bytes,
+        }
+    }
+}

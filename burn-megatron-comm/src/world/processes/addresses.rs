@@ -1,0 +1,172 @@
+//! The addresses of the rendezvous.
+
+use std::env;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::auth::Token;
+use crate::launch::{Address, Launch};
+use crate::process::Transport;
+use crate::rendezvous::{Coordinator, RendezvousError, RendezvousTimeouts, resolve};
+use crate::world::WorldError;
+
+/// The variable with the addresses of Open MPI's daemon on this machine: those of the interfaces in use.
+const DAEMON: &str = "OMPI_MCA_orte_local_daemon_uri";
+
+/// The socket addresses of a rendezvous; without a token only loopback ones.
+///
+/// # Errors
+/// [`RendezvousError::MissingToken`] for ranks on several machines without a token.
+pub(super) fn rendezvous_addresses(
+    address: &Address,
+    launch: &Launch,
+) -> Result<Vec<SocketAddr>, RendezvousError> {
+    if launch.token.is_none() && launch.is_multi_node() {
+        return Err(RendezvousError::MissingToken);
+    }
+    let mut addresses = resolve(&address.host, address.port)?;
+    let is_loopback = |address: &SocketAddr| address.ip().is_loopback();
+    // Some machines have their own name in /etc/hosts with a loopback address.
+    if launch.is_multi_node() && !address.is_loopback() && addresses.iter().all(is_loopback) {
+        return Err(RendezvousError::Address {
+            address: address.to_string(),
+            reason: format!(
+                "on this machine it resolves to the loopback address {}: set MASTER_ADDR to a network \
+                 address",
+                addresses[0].ip()
+            ),
+        });
+    }
+    if launch.token.is_none() {
+        addresses.retain(is_loopback);
+        if addresses.is_empty() {
+            addresses.push((Ipv4Addr::LOCALHOST, address.port).into());
+        }
+    }
+    Ok(addresses)
+}
+
+/// Hosts the rendezvous on the first of the addresses that belongs to this machine.
+pub(super) fn host_rendezvous(
+    addresses: &[SocketAddr],
+    size: usize,
+    world_id: u64,
+    token: Option<&Token>,
+    timeouts: RendezvousTimeouts,
+) -> Result<Coordinator, RendezvousError> {
+    let mut last = RendezvousError::System("the host has no address".into());
+    for address in addresses {
+        match Coordinator::listen(&[*address], size, world_id, token, timeouts) {
+            Ok(coordinator) => return Ok(coordinator),
+            Err(error) => {
+                last = RendezvousError::Address {
+                    address: address.to_string(),
+                    reason: reason(&error),
+                };
+            }
+        }
+    }
+    Err(last)
+}
+
+/// The error of the operating system, with the addresses of this machine.
+fn reason(error: &io::Error) -> String {
+    let own = own_addresses().unwrap_or_default();
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable if !own.is_empty() => {
+            let own: Vec<String> = own.iter().map(IpAddr::to_string).collect();
+            format!(
+                "{error}; expected an address of the machine of rank 0, which has {}",
+                own.join(", ")
+            )
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// The rendezvous, as rank 0 broadcasts it over MPI.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SharedRendezvous {
+    pub addresses: Vec<SocketAddr>,
+    pub number: u64,
+    pub token: String,
+}
+
+/// Rank 0 hosts the rendezvous on a free port, creates a token if none is set, and broadcasts both over the
+/// transport.
+///
+/// Collective: call on all ranks of the world.
+pub(super) fn share_rendezvous(
+    transport: &dyn Transport,
+    launch: &Launch,
+    timeouts: RendezvousTimeouts,
+) -> Result<(Option<Coordinator>, SharedRendezvous), WorldError> {
+    let system = |error: String| WorldError::from(RendezvousError::System(error));
+    let mut coordinator = None;
+    let mut own = None;
+    if launch.rank == 0 {
+        // An id that no other run is likely to have, so that ranks cannot join the wrong rendezvous.
+        let time = SystemTime::now().duration_since(UNIX_EPOCH);
+        let number = time.map_or(1, |time| time.as_nanos() as u64) ^ u64::from(process::id());
+        let token = launch.token.clone().map_or_else(Token::random, Ok);
+        let token = token.map_err(|error| system(error.to_string()))?;
+        let ips = if launch.is_multi_node() {
+            reachable_addresses().map_err(|error| system(error.to_string()))?
+        } else {
+            vec![Ipv4Addr::LOCALHOST.into()]
+        };
+        let free: Vec<_> = ips.iter().map(|ip| SocketAddr::new(*ip, 0)).collect();
+        let host = Coordinator::listen(&free, launch.world_size, number, Some(&token), timeouts);
+        let host = host.map_err(|error| system(error.to_string()))?;
+        let shared = SharedRendezvous {
+            addresses: host.addresses().to_vec(),
+            number,
+            token: token.reveal(),
+        };
+        own = Some(serde_json::to_vec(&shared).map_err(|error| system(error.to_string()))?);
+        coordinator = Some(host);
+    }
+    let received = transport.share(own.as_deref(), timeouts.join);
+    let received = received.map_err(WorldError::Engine)?;
+    let shared = serde_json::from_slice(&received);
+    let shared = shared.map_err(|_| system("invalid rendezvous data from rank 0".into()))?;
+    Ok((coordinator, shared))
+}
+
+/// The addresses of this machine that MPI's daemon uses, or, if unknown, all that are not loopback.
+fn reachable_addresses() -> io::Result<Vec<IpAddr>> {
+    let own = own_addresses()?;
+    let daemon = env::var(DAEMON).unwrap_or_default();
+    Ok(in_use(&own, &daemon))
+}
+
+/// Those of `own` that are in the URI of a daemon, such as `7.0;tcp://10.0.0.1,10.1.0.1:4711`; all if none
+/// is.
+pub(super) fn in_use(own: &[IpAddr], daemon: &str) -> Vec<IpAddr> {
+    let words = daemon.split([';', '/', ',', ':']);
+    let named: Vec<IpAddr> = words.filter_map(|word| word.parse().ok()).collect();
+    let used: Vec<IpAddr> = own
+        .iter()
+        .copied()
+        .filter(|ip| named.contains(ip))
+        .collect();
+    if used.is_empty() { own.to_vec() } else { used }
+}
+
+/// The IPv4 addresses of this machine that are not loopback.
+fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    let interfaces = if_addrs::get_if_addrs()?;
+    let mut ips: Vec<IpAddr> = interfaces.iter().map(if_addrs::Interface::ip).collect();
+    // IPv6 addresses may need a zone.
+    ips.retain(|ip| ip.is_ipv4() && !ip.is_loopback());
+    if ips.is_empty() {
+        return Err(io::Error::other(
+            "this machine has no IPv4 address other than loopback",
+        ));
+    }
+    Ok(ips)
+}

@@ -1,0 +1,116 @@
+//! Reacts to the failure of the world: aborts calls, writes the call log, and ends the process.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{DISCONNECT_TIMEOUT, ProcessRank};
+use crate::process::CallTracker;
+use crate::rendezvous::FailureReport;
+use crate::report::call_log::{self, CallLogHeader};
+use crate::world::WorldError;
+use crate::world::error::log_line;
+use crate::world::rank::CallLogDir;
+
+/// How long a rank may run on after another has failed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A thread that waits for the world to fail. The launcher may kill this process soon after, so the call log is
+/// written and the error printed at once, whatever the rank is doing.
+pub(super) struct FailureMonitor {
+    /// Whether the rank has ended.
+    pub ended: Arc<AtomicBool>,
+    /// The call log, or why it could not be written.
+    call_log: Receiver<Result<PathBuf, String>>,
+}
+
+impl FailureMonitor {
+    pub fn start(rank: &ProcessRank, call_log_dir: &Arc<CallLogDir>) -> std::io::Result<Self> {
+        let (written, call_log) = mpsc::channel();
+        let monitor = Self {
+            ended: Arc::default(),
+            call_log,
+        };
+        let (world, tracker) = (rank.world.clone(), rank.tracker.clone());
+        let (call_log_dir, ended) = (call_log_dir.clone(), monitor.ended.clone());
+        let (rank, size, launched) = (rank.rank, rank.size, rank.launched);
+        let work = move || {
+            let Some(failure) = world.rendezvous().await_end() else {
+                return;
+            };
+            world.transport().abort();
+            let call_log = write_log(&failure, size, rank, &tracker, &call_log_dir);
+            if is_reporter(rank, launched, world.rendezvous().is_lost()) {
+                print_failure(&failure, &call_log);
+            }
+            // There is no receiver if the rank has already ended.
+            let _ = written.send(call_log);
+            exit_after(GRACE, &ended);
+        };
+        let builder = thread::Builder::new().name("watch".into());
+        builder.spawn(work).map(|_| monitor)
+    }
+
+    /// The call log, once it is written.
+    pub fn call_log(&self) -> Result<PathBuf, String> {
+        let written = self.call_log.recv_timeout(DISCONNECT_TIMEOUT);
+        written.unwrap_or_else(|_| Err("it was not written in time".into()))
+    }
+}
+
+/// Exits this process if its rank has not ended within the grace period.
+fn exit_after(grace: Duration, ended: &AtomicBool) {
+    let until = Instant::now() + grace;
+    while Instant::now() < until {
+        if ended.load(Ordering::Acquire) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    process::exit(i32::from(WorldError::EXIT_PEER_FAILED));
+}
+
+/// Whether this process prints the failure: the launcher does; without one, rank 0, which hosts the rendezvous;
+/// if the host is lost, the next rank.
+pub(super) fn is_reporter(rank: usize, launched: bool, lost: bool) -> bool {
+    match (launched, lost) {
+        (true, false) => false,
+        (true, true) | (false, false) => rank == 0,
+        (false, true) => rank == 1,
+    }
+}
+
+fn print_failure(failure: &FailureReport, call_log: &Result<PathBuf, String>) {
+    let FailureReport {
+        rank,
+        message,
+        positions,
+    } = failure;
+    let log = log_line(call_log);
+    let text = format!("error: rank {rank} failed: {message}\n{positions}\n{log}\n");
+    // One write, so that output of others does not interleave. Errors are ignored.
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+fn write_log(
+    failure: &FailureReport,
+    size: usize,
+    rank: usize,
+    tracker: &CallTracker,
+    folder: &CallLogDir,
+) -> Result<PathBuf, String> {
+    let header = CallLogHeader {
+        world: size,
+        failed_rank: failure.rank,
+        message: &failure.message,
+        positions: &failure.positions,
+    };
+    let (folder, records) = (folder.path(), tracker.recorder().records());
+    call_log::write(&folder, Some(rank), &header, records.into_iter())
+        .map_err(|error| format!("{}: {error}", folder.display()))
+}

@@ -1,0 +1,177 @@
+//! AOT instances with the sizes of a large model.
+
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::elements::{backward_kernel, forward_kernel};
+use super::formula::ActivationVariant;
+use super::launch::ElementwiseLaunch;
+use super::sums::{FOLD_PARTS, FOLD_SUMS, SUM_UNITS, SumTiling, fold_kernel, sums_kernel};
+use crate::activation::Activation;
+use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
+use crate::cube::{Elementwise, SPLITS, Split};
+
+/// Width of the output.
+const WIDTH: usize = 4096;
+
+/// The AOT instances of the activations.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = Vec::new();
+    for (name, dtype, vector) in types() {
+        for kind in [
+            Activation::Gelu,
+            Activation::GeluTanh,
+            Activation::QuickGelu,
+            Activation::SquaredRelu,
+            Activation::SwiGlu,
+            Activation::GeGlu,
+            Activation::QuickGeGlu,
+        ] {
+            let variant = ActivationVariant {
+                curve: kind.curve(),
+                gated: kind.is_gated(),
+                clamped: kind == Activation::QuickGeGlu,
+            };
+            let kernel = InstanceVariant {
+                variant,
+                dtype,
+                vector,
+            };
+            let called = |kernel| format!("activation/{kernel}/{name}/{kind:?}-{WIDTH}");
+            // The splits differ alike in all kinds.
+            let splits = match kind {
+                Activation::SwiGlu => &SPLITS[..],
+                _ => &[ElementwiseLaunch::STATIC],
+            };
+            for split in splits {
+                let called = |kernel| format!("{}-{split}", called(kernel));
+                all.push(kernel.forward(target, called("forward"), *split));
+                all.push(kernel.backward(target, called("backward"), *split));
+            }
+            for [bias, weight] in [[true, false], [false, true], [true, true]] {
+                let name = format!("{}-bias-{bias}-weight-{weight}", called("sums"));
+                all.push(kernel.sums(target, name, bias, weight));
+            }
+        }
+        all.push(fold(target, format!("activation/fold/{name}"), dtype));
+    }
+    all
+}
+
+/// One form of the kernels.
+struct InstanceVariant {
+    variant: ActivationVariant,
+    dtype: ElemType,
+    vector: usize,
+}
+
+impl InstanceVariant {
+    fn columns(&self) -> usize {
+        WIDTH / self.vector
+    }
+
+    fn forward(&self, target: &AotTarget, name: String, split: Split) -> AotInstance {
+        let (device, compiler) = target.properties();
+        let kernel = forward_kernel::ForwardKernel::new(
+            target.settings(split.units),
+            device,
+            compiler,
+            tensor(),
+            ComptimeOptionCompilationArg::Some(tensor()),
+            ComptimeOptionCompilationArg::Some(tensor()),
+            tensor(),
+            (),
+            (),
+            (),
+            self.vector,
+            self.columns(),
+            self.variant,
+            split,
+            self.dtype,
+        );
+        AotInstance::streaming(name, kernel)
+    }
+
+    fn backward(&self, target: &AotTarget, name: String, split: Split) -> AotInstance {
+        let (device, compiler) = target.properties();
+        let kernel = backward_kernel::BackwardKernel::new(
+            target.settings(split.units),
+            device,
+            compiler,
+            tensor(),
+            ComptimeOptionCompilationArg::None,
+            ComptimeOptionCompilationArg::None,
+            tensor(),
+            tensor(),
+            (),
+            (),
+            (),
+            self.vector,
+            self.columns(),
+            self.variant,
+            split,
+            self.dtype,
+        );
+        AotInstance::streaming(name, kernel)
+    }
+
+    fn sums(&self, target: &AotTarget, name: String, bias: bool, weight: bool) -> AotInstance {
+        let (device, compiler) = target.properties();
+        let columns = self.columns();
+        let tiling = SumTiling {
+            columns,
+            tile: if bias { SUM_UNITS as usize } else { columns },
+            units: SUM_UNITS,
+            planes: true,
+        };
+        let option = |given: bool| {
+            if given {
+                ComptimeOptionCompilationArg::Some(tensor())
+            } else {
+                ComptimeOptionCompilationArg::None
+            }
+        };
+        let kernel = sums_kernel::SumsKernel::new(
+            target.settings(SUM_UNITS),
+            device,
+            compiler,
+            tensor(),
+            option(bias),
+            if weight {
+                ComptimeOptionCompilationArg::Some(tensor())
+            } else {
+                ComptimeOptionCompilationArg::None
+            },
+            tensor(),
+            [tensor()].into_iter().collect(),
+            bias.then(tensor).into_iter().collect(),
+            weight.then(tensor).into_iter().collect(),
+            (),
+            (),
+            (),
+            (),
+            self.vector,
+            tiling,
+            self.variant,
+            self.dtype,
+        );
+        AotInstance::streaming(name, kernel)
+    }
+}
+
+fn fold(target: &AotTarget, name: String, dtype: ElemType) -> AotInstance {
+    let (device, compiler) = target.properties();
+    let kernel = fold_kernel::FoldKernel::new(
+        target.settings(FOLD_SUMS * FOLD_PARTS),
+        device,
+        compiler,
+        tensor(),
+        tensor(),
+        (),
+        (),
+        (),
+        (),
+        dtype,
+    );
+    AotInstance::other(name, kernel)
+}

@@ -1,0 +1,29 @@
+//! Kernels for ahead-of-time compilation, with no device at hand.
+//!
+//! [`aot_instances`] lists the kernels of all operations, each in every element type and with typical
+//! sizes; `cargo xtask check-cuda` compiles them to machine code. The operations import
+//! [`AotInstance`] from a module below them, so only this list imports every operation.
+
+pub use crate::cube::instance::{AotInstance, AotTarget};
+
+/// All kernels of the crate, for one target.
+pub fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let operations = [
+        crate::activation::kernel::aot_instances,
+        crate::adamw::aot_instances,
+        crate::attention::kernel::aot_instances,
+        crate::cross_entropy::kernel::aot_instances,
+        crate::dropout::kernel::aot_instances,
+        crate::flat::kernel::aot_instances,
+        crate::fp8::codec::aot_instances,
+        crate::fp8::product::scales::kernel::aot_instances,
+        crate::fp8::quantize::kernel::aot_instances,
+        crate::norm::kernel::aot_instances,
+        crate::rope::kernel::aot_instances,
+        crate::softmax::kernel::aot_instances,
+    ];
+    operations
+        .into_iter()
+        .flat_map(|instances| instances(target))
+        .collect()
+}

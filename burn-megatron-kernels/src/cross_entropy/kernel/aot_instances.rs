@@ -1,0 +1,100 @@
+//! The kernels of cross entropy as values.
+
+use cubecl::ir::{ElemType, IntKind};
+
+use super::combine::{UNITS, combine_kernel};
+use super::gradient::{
+    GradientScalesCompilationArg, VocabularyColumnsCompilationArg, gradient_kernel,
+};
+use super::statistics::statistics_kernel;
+use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
+
+/// Units of the row kernels for a wide vocabulary.
+const ROW_UNITS: u32 = 1024;
+
+/// Every kernel of cross entropy, in every type.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let index = ElemType::Int(IntKind::I32);
+    let ignore = Some(-100);
+    let mut instances = Vec::new();
+    for (name, dtype, vector) in types() {
+        let (device, compiler) = target.properties();
+        let kernel = statistics_kernel::StatisticsKernel::new(
+            target.settings(ROW_UNITS),
+            device,
+            compiler,
+            tensor(),
+            tensor(),
+            tensor(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            vector,
+            ignore,
+            ROW_UNITS,
+            true,
+            [dtype, index],
+        );
+        let title = format!("cross_entropy/statistics/{name}/131072");
+        instances.push(AotInstance::streaming(title, kernel));
+
+        let (device, compiler) = target.properties();
+        let kernel = gradient_kernel::GradientKernel::new(
+            target.settings(ROW_UNITS),
+            device,
+            compiler,
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            (),
+            VocabularyColumnsCompilationArg {
+                width: (),
+                first: (),
+                valid: (),
+                tokens: (),
+            },
+            GradientScalesCompilationArg {
+                keep: (),
+                share: (),
+                twice_z: (),
+                nan: (),
+            },
+            vector,
+            ignore,
+            ROW_UNITS,
+            [dtype, index],
+        );
+        let title = format!("cross_entropy/gradient/{name}/131072");
+        instances.push(AotInstance::streaming(title, kernel));
+    }
+    let (device, compiler) = target.properties();
+    let kernel = combine_kernel::CombineKernel::new(
+        target.settings(UNITS),
+        device,
+        compiler,
+        tensor(),
+        tensor(),
+        tensor(),
+        tensor(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        true,
+        ignore,
+        index,
+    );
+    instances.push(AotInstance::other(
+        "cross_entropy/combine/f32".into(),
+        kernel,
+    ));
+    instances
+}

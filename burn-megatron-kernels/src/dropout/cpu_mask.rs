@@ -1,0 +1,117 @@
+//! Masks on the CPU: many Philox blocks side by side.
+
+use super::DropoutMask;
+use crate::cpu::Real;
+use crate::philox::{MULTIPLIERS, ROUNDS, WEYL, block};
+
+/// Blocks that are drawn at once: two registers of AVX-512, four of AVX2, for each word.
+const BLOCKS: usize = 16;
+/// Words of these blocks.
+const WORDS: usize = 4 * BLOCKS;
+/// Draws below which single blocks are less work.
+const MIN_BATCHED_DRAWS: usize = WORDS / 4;
+
+impl DropoutMask {
+    /// Multiplies `values`, elements `start..` of the tensor, with the mask.
+    #[inline(always)]
+    pub(super) fn multiply<W: Real>(&self, start: usize, values: &mut [W]) {
+        let mut done = 0;
+        while done < values.len() {
+            let element = start + done;
+            let count = (self.run - element % self.run).min(values.len() - done);
+            self.multiply_run(self.draw(element), &mut values[done..done + count]);
+            done += count;
+        }
+    }
+
+    /// Multiplies `values` with the factors of the draws from `draw` on.
+    #[inline(always)]
+    fn multiply_run<W: Real>(&self, mut draw: u64, mut values: &mut [W]) {
+        while !values.is_empty() {
+            let offset = (draw % 4) as usize;
+            let count;
+            if values.len() < MIN_BATCHED_DRAWS {
+                count = (4 - offset).min(values.len());
+                let words = block(self.key, self.counter(draw / 4));
+                let factors = words.map(self.factor::<W>());
+                scale(&mut values[..count], &factors[offset..]);
+            } else {
+                count = (WORDS - offset).min(values.len());
+                let factors = self.factors::<W>(draw / 4);
+                scale(&mut values[..count], &factors[offset..]);
+            }
+            draw += count as u64;
+            values = &mut std::mem::take(&mut values)[count..];
+        }
+    }
+
+    #[inline(always)]
+    fn counter(&self, index: u64) -> [u32; 4] {
+        [
+            index as u32,
+            (index >> 32) as u32,
+            self.position[0],
+            self.position[1],
+        ]
+    }
+
+    /// The factor of a word. Everything is loaded before the words: selecting between two numbers
+    /// in registers is no branch, which would be mispredicted as often as something is dropped.
+    #[inline(always)]
+    fn factor<W: Real>(&self) -> impl Fn(u32) -> W {
+        let (threshold, kept) = (self.threshold, W::of(f64::from(self.scale)));
+        #[inline(always)]
+        move |word| if word < threshold { kept } else { W::ZERO }
+    }
+
+    /// The factors of the draws of [`BLOCKS`] blocks.
+    #[inline(always)]
+    fn factors<W: Real>(&self, first: u64) -> [W; WORDS] {
+        let (blocks, factor) = (self.blocks(first), self.factor());
+        let mut factors = [W::ZERO; WORDS];
+        for (to, word) in factors.iter_mut().zip(blocks.as_flattened()) {
+            *to = factor(*word);
+        }
+        factors
+    }
+
+    /// [`block`] for [`BLOCKS`] indices from `first` on.
+    ///
+    /// A word lives in the lower half of a lane of 64 bits, where the product of two words has room:
+    /// vectors of 32 bits would be taken apart and put together again for each product. What is in the
+    /// upper half never counts.
+    #[inline(always)]
+    fn blocks(&self, first: u64) -> [[u32; 4]; BLOCKS] {
+        // Blocks past the last one are drawn, and never used.
+        let mut a: [u64; BLOCKS] = std::array::from_fn(|lane| first.wrapping_add(lane as u64));
+        let mut b = a.map(|index| index >> 32);
+        let mut c = [u64::from(self.position[0]); BLOCKS];
+        let mut d = [u64::from(self.position[1]); BLOCKS];
+        let mut key = self.key;
+        for _ in 0..ROUNDS {
+            for lane in 0..BLOCKS {
+                let first = u64::from(MULTIPLIERS[0]) * word(a[lane]);
+                let second = u64::from(MULTIPLIERS[1]) * word(c[lane]);
+                a[lane] = (second >> 32) ^ b[lane] ^ u64::from(key[0]);
+                b[lane] = second;
+                c[lane] = (first >> 32) ^ d[lane] ^ u64::from(key[1]);
+                d[lane] = first;
+            }
+            key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+        }
+        std::array::from_fn(|lane| [a[lane], b[lane], c[lane], d[lane]].map(|word| word as u32))
+    }
+}
+
+/// The lower half of a lane.
+#[inline(always)]
+fn word(lane: u64) -> u64 {
+    lane & u64::from(u32::MAX)
+}
+
+#[inline(always)]
+fn scale<W: Real>(values: &mut [W], factors: &[W]) {
+    for (value, factor) in values.iter_mut().zip(factors) {
+        *value = *value * *factor;
+    }
+}

@@ -1,0 +1,145 @@
+//! AOT instances of the quantisers.
+
+use super::super::Ways;
+use super::super::ops::ScalingKind;
+use super::copies::quantize_kernel;
+use super::plan::QuantizePlan;
+use super::reduce::{FinishVariant, UNITS, finish_kernel, scale_kernel};
+use super::values::{DequantizeVariant, amax_kernel, dequantize_kernel};
+use crate::cube::instance::{AotInstance, AotTarget, buffer, types};
+use crate::fp8::Format;
+
+const KINDS: [(&str, ScalingKind); 5] = [
+    ("tensor", ScalingKind::Tensor),
+    ("mx", ScalingKind::Mx),
+    ("1x128", blocks(false, true)),
+    ("128x128", blocks(true, true)),
+    ("1x128-f32", blocks(false, false)),
+];
+
+const fn blocks(square: bool, power_of_two: bool) -> ScalingKind {
+    ScalingKind::Blocks {
+        square,
+        power_of_two,
+    }
+}
+
+/// Both copies by every way of scaling and in every type; largest magnitudes; values.
+pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+    let mut all = vec![];
+    for (name, dtype, vector) in types() {
+        for (scaling, kind) in KINDS {
+            let plan = QuantizePlan {
+                kind,
+                format: Format::E4M3,
+                ways: Ways::BOTH,
+                vector,
+                planes: true,
+                plane: 32,
+                flushes: false,
+                unrolled: true,
+            };
+            let (device, compiler) = target.properties();
+            let kernel = quantize_kernel::QuantizeKernel::new(
+                target.settings(UNITS),
+                device,
+                compiler,
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                buffer(),
+                (),
+                (),
+                vector,
+                plan.patch() / 4,
+                4,
+                plan,
+                dtype,
+            );
+            let name = format!("fp8/quantize/{scaling}/{name}");
+            all.push(AotInstance::streaming(name, kernel));
+        }
+        let (device, compiler) = target.properties();
+        let settings = target.settings(UNITS);
+        let amax = amax_kernel::AmaxKernel::new(
+            settings,
+            device,
+            compiler,
+            buffer(),
+            buffer(),
+            (),
+            vector,
+            true,
+            dtype,
+        );
+        all.push(AotInstance::streaming(format!("fp8/amax/{name}"), amax));
+    }
+    // A word of codes for 128 bits of values.
+    for (scaling, kind) in KINDS {
+        let reading = DequantizeVariant {
+            kind,
+            format: Format::E4M3,
+            flushes: false,
+        };
+        let (device, compiler) = target.properties();
+        let kernel = dequantize_kernel::DequantizeKernel::new(
+            target.settings(UNITS),
+            device,
+            compiler,
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            4,
+            reading,
+            4,
+        );
+        all.push(AotInstance::other(
+            format!("fp8/dequantize/{scaling}"),
+            kernel,
+        ));
+    }
+    all.extend(small(target));
+    all.extend(crate::fp8::matrix::kernel::aot_instances(target));
+    all
+}
+
+/// The kernels of one cube.
+fn small(target: &AotTarget) -> [AotInstance; 2] {
+    let finish = FinishVariant {
+        counts: true,
+        descale: true,
+        planes: true,
+    };
+    let (device, compiler) = target.properties();
+    let finish = finish_kernel::FinishKernel::new(
+        target.settings(UNITS),
+        device,
+        compiler,
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        finish,
+    );
+    let (device, compiler) = target.properties();
+    let scale = scale_kernel::ScaleKernel::new(
+        target.settings(1),
+        device,
+        compiler,
+        buffer(),
+        buffer(),
+        (),
+        false,
+        Format::E4M3,
+    );
+    [
+        AotInstance::other("fp8/finish".into(), finish),
+        AotInstance::other("fp8/scale".into(), scale),
+    ]
+}

@@ -1,0 +1,88 @@
+//! The products as a [`DeviceOp`].
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+#[cfg(feature = "cubecl")]
+use burn_cubecl::tensor::CubeTensor;
+
+use super::cpu;
+use super::engine::Epilogue;
+use crate::launch::{DeviceOp, Spec};
+
+pub(super) const LINEAR: &str = "linear";
+pub(super) const WEIGHT_GRADIENT: &str = "accumulate_weight_gradient";
+pub(super) const WEIGHT_GRADIENT_AT: &str = "accumulate_weight_gradient_at";
+
+/// A product of the two first inputs; the third, if any, is added or written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GemmOp {
+    /// Inputs: `x`, the weight, and the bias if there is one.
+    Linear,
+    /// Inputs: `x`, the gradient, and the flat buffer.
+    WeightGradient {
+        /// The element of the buffer that the product begins at.
+        offset: usize,
+        /// Whether it is added to what is there.
+        add: bool,
+    },
+}
+
+impl GemmOp {
+    /// The epilogue for this number of inputs.
+    pub(super) fn epilogue(self, inputs: usize) -> Epilogue {
+        match self {
+            Self::WeightGradient { add, .. } => Epilogue::Flat { add },
+            Self::Linear if inputs == 3 => Epilogue::Bias,
+            Self::Linear => Epilogue::Nothing,
+        }
+    }
+
+    /// The offset of the result in the third input.
+    pub(super) fn offset(self) -> usize {
+        match self {
+            Self::Linear => 0,
+            Self::WeightGradient { offset, .. } => offset,
+        }
+    }
+
+    /// The type of the result.
+    pub(super) fn result(self, factors: DType) -> DType {
+        match self {
+            Self::Linear => factors,
+            Self::WeightGradient { .. } => crate::cpu::wide(factors),
+        }
+    }
+}
+
+impl DeviceOp for GemmOp {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Linear => LINEAR,
+            Self::WeightGradient { .. } => WEIGHT_GRADIENT,
+        }
+    }
+
+    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
+        vec![match self {
+            Self::Linear => {
+                let sizes = [inputs[0].shape[0], inputs[1].shape[1]];
+                Spec::new(sizes, inputs[0].dtype)
+            }
+            Self::WeightGradient { .. } => inputs[2].clone(),
+        }]
+    }
+
+    /// Transposed matrices are read in place.
+    fn strided(&self) -> bool {
+        true
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        vec![cpu::multiply(*self, inputs)]
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![super::cube::multiply(*self, inputs)]
+    }
+}

@@ -1,0 +1,81 @@
+//! A data file of a checkpoint, mapped into memory.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use memmap2::Mmap;
+
+use super::{CheckpointError, disk};
+
+/// A file of known size, mapped at the first read.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    size: u64,
+    mapped: OnceLock<(File, Mmap)>,
+}
+
+impl MappedFile {
+    /// Checks the file's size only.
+    pub fn open(path: PathBuf, size: u64) -> Result<Self, CheckpointError> {
+        let found = disk::check_is_file(&path)?;
+        let file = Self {
+            path,
+            size,
+            mapped: OnceLock::new(),
+        };
+        file.check_size(found)?;
+        Ok(file)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn check_size(&self, found: u64) -> Result<(), CheckpointError> {
+        if found == self.size {
+            Ok(())
+        } else {
+            Err(CheckpointError::corrupt(
+                &self.path,
+                format!("the file has {found} bytes, expected {}", self.size),
+            ))
+        }
+    }
+
+    /// Reads a range within the file without the mapping: an I/O error is returned, while a mapped page that
+    /// cannot be read kills the process.
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
+        let failed = |error: io::Error| CheckpointError::io("read", &self.path, error);
+        let mut file = disk::open_to_read(&self.path)?;
+        self.check_size(file.metadata().map_err(failed)?.len())?;
+        file.seek(SeekFrom::Start(range.start)).map_err(failed)?;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        file.read_exact(&mut bytes).map_err(failed)?;
+        Ok(bytes)
+    }
+
+    /// The bytes of a range within the file. The file must not shrink while they are used.
+    pub fn bytes(&self, range: Range<u64>) -> Result<&[u8], CheckpointError> {
+        let failed = |error: io::Error| CheckpointError::io("read", &self.path, error);
+        if self.mapped.get().is_none() {
+            let file = disk::open_to_read(&self.path)?;
+            // Checked before mapping: access to a page beyond the end of the file kills the process.
+            self.check_size(file.metadata().map_err(failed)?.len())?;
+            // Safety: published files are never written again, and the size was checked.
+            let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+            // Another thread may have mapped it meanwhile.
+            let _ = self.mapped.set((file, map));
+        }
+        let Some((file, map)) = self.mapped.get() else {
+            unreachable!("it was mapped above")
+        };
+        self.check_size(file.metadata().map_err(failed)?.len())?;
+        let known = || format!("it has {} bytes, and {range:?} was requested", map.len());
+        map.get(range.start as usize..range.end as usize)
+            .ok_or_else(|| CheckpointError::corrupt(&self.path, known()))
+    }
+}

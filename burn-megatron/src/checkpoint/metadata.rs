@@ -1,0 +1,61 @@
+//! The metadata of a checkpoint, and the retention policy.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The metadata of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointMetadata {
+    /// Completed steps.
+    pub step: u64,
+    /// Consumed samples.
+    pub samples: u64,
+    /// The layout that saved it, for display; it does not restrict the layout that loads it.
+    pub layout: String,
+    /// The recipe of the run.
+    pub config: Value,
+    /// The other state that a run needs to resume.
+    pub state: Value,
+}
+
+/// Which checkpoints are kept after a save. The newest one always is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// The number of newest checkpoints to keep; all if `None`.
+    pub last: Option<usize>,
+    /// Besides those, keep every checkpoint whose step is a multiple of this.
+    pub every: Option<u64>,
+}
+
+impl Retention {
+    /// The steps to remove, of these in any order.
+    pub fn removes(&self, steps: &[u64]) -> Vec<u64> {
+        let mut steps = steps.to_vec();
+        steps.sort_unstable();
+        let Some(last) = self.last else { return vec![] };
+        steps.truncate(steps.len().saturating_sub(last.max(1)));
+        let kept = |step: u64| self.every.is_some_and(|every| step.is_multiple_of(every));
+        steps.retain(|step| !kept(*step));
+        steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: [u64; 0] = [];
+
+    #[test]
+    fn the_last_and_each_kth_stay() {
+        let removes = |last, every| Retention { last, every }.removes(&[40, 10, 30, 20, 50]);
+        assert_eq!(removes(None, None), NONE);
+        assert_eq!(removes(None, Some(20)), NONE);
+        assert_eq!(removes(Some(2), None), [10, 20, 30]);
+        assert_eq!(removes(Some(2), Some(20)), [10, 30]);
+        assert_eq!(removes(Some(0), None), [10, 20, 30, 40]);
+        assert_eq!(removes(Some(9), None), NONE);
+        assert_eq!(removes(Some(1), Some(0)), [10, 20, 30, 40]);
+    }
+}

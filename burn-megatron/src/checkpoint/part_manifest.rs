@@ -1,0 +1,215 @@
+//! What one rank writes: a safetensors file and, until the checkpoint is published, a manifest of this
+//! part.
+
+use std::cmp::Reverse;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::disk::Disk;
+use super::header::{self, HeaderEntry};
+use super::part_writer::{EntryWriter, PartWriter};
+use super::{
+    CheckpointError, Checksum, FileEntry, ObjectEntry, ShardEntry, TensorEntry, TensorMeta,
+    TensorSlice, checksummed,
+};
+
+/// A slice of a tensor, to be written by one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorShard {
+    /// The tensor.
+    pub tensor: TensorMeta,
+    /// The slice; an empty one only declares the tensor.
+    pub slice: TensorSlice,
+}
+
+/// The manifest of one rank's part. Its file has index 0.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartManifest {
+    /// Its data file; `None` if the rank writes no data.
+    pub file: Option<FileEntry>,
+    /// Its tensors, each with the shards in this file.
+    pub tensors: Vec<TensorEntry>,
+    /// Its objects.
+    pub objects: Vec<ObjectEntry>,
+    #[serde(rename = "checksum", skip_serializing)]
+    _checksum: Option<Checksum>,
+}
+
+/// The name of a rank's data file.
+pub fn data_name(rank: usize) -> String {
+    format!("part-{rank:05}.safetensors")
+}
+
+/// The name of a rank's part manifest, which is written when the data file is complete.
+pub fn manifest_name(rank: usize) -> String {
+    format!("part-{rank:05}.json")
+}
+
+/// The name of the file in which a rank reports that it could not write its part.
+pub fn failed_name(rank: usize) -> String {
+    format!("part-{rank:05}.failed")
+}
+
+/// The source of an entry's bytes.
+enum EntryOrigin {
+    TensorShard(usize),
+    Object(usize),
+}
+
+/// Writes a rank's data file, syncs it, and writes its part manifest. `data` writes the elements of a shard
+/// into its entry, in one or more calls. See [`super::PendingCheckpoint::write_part`].
+pub fn write(
+    disk: &Disk,
+    folder: &Path,
+    rank: usize,
+    shards: &[TensorShard],
+    objects: &[(String, Vec<u8>)],
+    mut data: impl FnMut(usize, &mut EntryWriter) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let mut part = PartManifest {
+        file: None,
+        tensors: vec![],
+        objects: vec![],
+        _checksum: None,
+    };
+    let (mut entries, origins) = plan_entries(shards, objects)?;
+    let empty = shards.iter().filter(|shard| shard.slice.is_empty());
+    part.tensors
+        .extend(empty.map(|shard| entry_of(&shard.tensor, vec![])));
+    if !entries.is_empty() {
+        let name = data_name(rank);
+        let header = header::build(&name, &mut entries)?;
+        let size = header.len() as u64 + entries.iter().map(|entry| entry.size).sum::<u64>();
+        let path = folder.join(&name);
+        let mut file = PartWriter::create(disk, &path, size)?;
+        file.write(&header)?;
+        for (entry, origin) in entries.iter().zip(origins) {
+            match origin {
+                EntryOrigin::TensorShard(index) => {
+                    let shard = &shards[index];
+                    let mut to = file.entry(entry.size);
+                    data(index, &mut to)?;
+                    let written = ShardEntry {
+                        file: 0,
+                        begin: entry.begin,
+                        slice: shard.slice.clone(),
+                        checksums: to
+                            .finish()
+                            .map_err(|found| length(shard, entry.size, found))?,
+                    };
+                    part.tensors.push(entry_of(&shard.tensor, vec![written]));
+                }
+                EntryOrigin::Object(index) => {
+                    let (key, bytes) = &objects[index];
+                    let mut to = file.entry(entry.size);
+                    to.write(bytes)?;
+                    part.objects.push(ObjectEntry {
+                        key: key.clone(),
+                        file: 0,
+                        begin: entry.begin,
+                        size: entry.size,
+                        checksums: to.finish().expect("the entry has the size of the object"),
+                    });
+                }
+            }
+        }
+        file.finish()?;
+        part.file = Some(FileEntry {
+            name,
+            size,
+            header: header.len() as u64,
+            checksum: Checksum::of(&header),
+        });
+    }
+    disk.replace(&folder.join(manifest_name(rank)), &part.to_bytes())
+}
+
+impl PartManifest {
+    /// Reads a part manifest.
+    pub fn read(path: &Path) -> Result<Self, CheckpointError> {
+        let bytes =
+            std::fs::read(path).map_err(|error| CheckpointError::io("read", path, error))?;
+        let corrupt = |what: String| CheckpointError::corrupt(path, what);
+        checksummed::check(&bytes).map_err(corrupt)?;
+        serde_json::from_slice(&bytes).map_err(|error| corrupt(error.to_string()))
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let text = serde_json::to_string(self)
+            .expect("numbers, strings and lists of them serialize to JSON");
+        // The checksum replaces the closing brace.
+        checksummed::append_checksum(text[..text.len() - 1].to_string() + ",\n")
+    }
+}
+
+/// The entries of the file and their sources, the widest element types first, so that all entries are
+/// aligned.
+fn plan_entries(
+    shards: &[TensorShard],
+    objects: &[(String, Vec<u8>)],
+) -> Result<(Vec<HeaderEntry>, Vec<EntryOrigin>), CheckpointError> {
+    let mut all = vec![];
+    for (index, shard) in shards.iter().enumerate() {
+        let TensorShard { tensor, slice } = shard;
+        let (key, shape) = (&tensor.key, &tensor.shape);
+        if !slice.fits(shape) {
+            return Err(CheckpointError::OutOfBounds {
+                key: key.clone(),
+                shape: shape.clone(),
+                slice: slice.clone(),
+            });
+        }
+        let too_large = || CheckpointError::TooLarge {
+            key: key.clone(),
+            shape: shape.clone(),
+        };
+        tensor.bytes().ok_or_else(too_large)?;
+        let size = tensor.bytes_of(slice).ok_or_else(too_large)?;
+        if slice.is_empty() {
+            continue;
+        }
+        let entry = HeaderEntry {
+            name: entry_of(tensor, vec![]).name_of(slice),
+            dtype: header::dtype(tensor.dtype),
+            shape: slice.shape.clone(),
+            begin: 0,
+            size: size as u64,
+        };
+        all.push((tensor.dtype.size(), entry, EntryOrigin::TensorShard(index)));
+    }
+    for (index, (key, bytes)) in objects.iter().enumerate() {
+        let entry = HeaderEntry {
+            name: ObjectEntry::name(key),
+            dtype: safetensors::Dtype::U8,
+            shape: vec![bytes.len()],
+            begin: 0,
+            size: bytes.len() as u64,
+        };
+        all.push((1, entry, EntryOrigin::Object(index)));
+    }
+    all.sort_by_key(|(width, ..)| Reverse(*width));
+    Ok(all
+        .into_iter()
+        .map(|(_, entry, origin)| (entry, origin))
+        .unzip())
+}
+
+fn entry_of(tensor: &TensorMeta, shards: Vec<ShardEntry>) -> TensorEntry {
+    TensorEntry {
+        key: tensor.key.clone(),
+        dtype: tensor.dtype,
+        shape: tensor.shape.clone(),
+        shards,
+    }
+}
+
+fn length(shard: &TensorShard, wanted: u64, found: u64) -> CheckpointError {
+    CheckpointError::Length {
+        key: shard.tensor.key.clone(),
+        slice: shard.slice.clone(),
+        found: found as usize,
+        wanted: wanted as usize,
+    }
+}

@@ -1,0 +1,249 @@
+//! A checkpoint that is being written.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::disk;
+use super::folder::FolderLock;
+use super::manifest::MANIFEST;
+use super::part_manifest::{self, PartManifest};
+use super::part_writer::EntryWriter;
+use super::{
+    Checkpoint, CheckpointError, CheckpointFolder, CheckpointMetadata, Manifest, Retention,
+    TensorEntry, TensorShard, validate,
+};
+
+/// The shortest and longest time that the publisher sleeps between two polls. In between it sleeps for the
+/// time waited so far, divided by [`BACKOFF_DIVISOR`].
+const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+const BACKOFF_DIVISOR: u32 = 64;
+
+/// A checkpoint that is being written, in a folder with a temporary name.
+///
+/// All ranks write their parts into it, then one rank publishes it. It is removed when the handle of the
+/// rank that began it is dropped without publishing.
+#[derive(Debug)]
+pub struct PendingCheckpoint {
+    folder: CheckpointFolder,
+    name: String,
+    /// On the rank that began it: the folder's lock and the step.
+    owner: Option<(FolderLock, u64)>,
+}
+
+impl PendingCheckpoint {
+    pub(super) fn new(
+        folder: CheckpointFolder,
+        name: String,
+        owner: Option<(FolderLock, u64)>,
+    ) -> Self {
+        Self {
+            folder,
+            name,
+            owner,
+        }
+    }
+
+    /// The name by which other ranks [join](CheckpointFolder::join) it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join(&self.name)
+    }
+
+    /// Writes the part of a rank: shards of tensors, and objects, which are named bytes. Every rank calls this
+    /// once, with empty lists if it has nothing to write.
+    ///
+    /// `data` returns the elements of the shard of this index, row-major and little-endian. It is called once
+    /// for each shard that is not empty, the widest types first; one shard at a time is in memory. A failure is
+    /// also reported to the publisher.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::OutOfBounds`], [`CheckpointError::Length`], [`CheckpointError::TooLarge`] and
+    /// [`CheckpointError::Duplicate`] for invalid shards; [`CheckpointError::Write`] for a full disk;
+    /// [`CheckpointError::Io`]; the errors of `data`.
+    pub fn write_part(
+        &self,
+        rank: usize,
+        shards: &[TensorShard],
+        objects: &[(String, Vec<u8>)],
+        mut data: impl FnMut(usize) -> Result<Vec<u8>, CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        self.stream_part(rank, shards, objects, |index, to| to.write(&data(index)?))
+    }
+
+    /// [`Self::write_part`], where `data` writes the elements of a shard in one or more calls.
+    pub(crate) fn stream_part(
+        &self,
+        rank: usize,
+        shards: &[TensorShard],
+        objects: &[(String, Vec<u8>)],
+        data: impl FnMut(usize, &mut EntryWriter) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let disk = self.folder.disk();
+        let result = part_manifest::write(disk, &self.path(), rank, shards, objects, data);
+        if let Err(error) = &result {
+            self.fail_part(rank, &error.to_string());
+        }
+        result
+    }
+
+    /// Reports to the publisher that the part of a rank failed. If the report cannot be written either, the
+    /// publisher times out.
+    pub fn fail_part(&self, rank: usize, reason: &str) {
+        let path = self.path().join(part_manifest::failed_name(rank));
+        if let Err(error) = self.folder.disk().replace(&path, reason.as_bytes()) {
+            tracing::warn!("rank {rank} could not report its failed write: {error}");
+        }
+    }
+
+    /// Waits for the parts of all `ranks`, checks that each element was saved exactly once, and makes the
+    /// checkpoint the latest; then removes the checkpoints that `keep` does not retain and those that were
+    /// [discarded](CheckpointFolder::discard_after).
+    ///
+    /// The data is synced before the folder gets its final name. Whenever the process dies, `latest` names a
+    /// complete checkpoint: this one or the previous one.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::RankFailed`] as soon as a rank has failed, [`CheckpointError::Timeout`] after `deadline`;
+    /// [`CheckpointError::Overlap`], [`CheckpointError::Gap`], [`CheckpointError::Mismatch`] and
+    /// [`CheckpointError::Duplicate`] for parts that are inconsistent; [`CheckpointError::Io`] and
+    /// [`CheckpointError::Write`]. The pending checkpoint is then removed and `latest` is unchanged.
+    /// [`CheckpointError::Leftover`] if only the removal of older checkpoints failed.
+    pub fn publish(
+        mut self,
+        ranks: usize,
+        metadata: &CheckpointMetadata,
+        keep: &Retention,
+        deadline: Duration,
+    ) -> Result<Checkpoint, CheckpointError> {
+        let _lock = self.folder.lock()?;
+        let (path, disk) = (self.path(), self.folder.disk().clone());
+        self.wait(ranks, deadline)?;
+        let manifest = self.collect(ranks, metadata)?;
+        validate::check(&manifest, &path.join(MANIFEST))?;
+        disk.replace(&path.join(MANIFEST), &manifest.to_bytes())?;
+        for rank in 0..ranks {
+            disk.remove_file(&path.join(part_manifest::manifest_name(rank)))?;
+        }
+        disk.sync_folder(&path)?;
+        let name = self.folder.free_name(metadata.step)?;
+        let published = self.folder.path().join(name.text());
+        disk.rename(&path, &published)?;
+        // From here on `drop` has nothing to remove.
+        self.owner = None;
+        disk.sync_folder(self.folder.path())?;
+        self.folder.point_to(name)?;
+        let removed = self
+            .folder
+            .retain(keep, name)
+            .and_then(|()| self.folder.remove_discarded());
+        removed.map_err(|source| CheckpointError::Leftover {
+            path: published.clone(),
+            source: Box::new(source),
+        })?;
+        Checkpoint::with_manifest(published, manifest)
+    }
+
+    /// Waits until every rank's part manifest is there.
+    fn wait(&self, ranks: usize, deadline: Duration) -> Result<(), CheckpointError> {
+        let (path, begin) = (self.path(), Instant::now());
+        loop {
+            let names = disk::names(&path)?;
+            let has = |name: String| names.binary_search(&name).is_ok();
+            if let Some(rank) = (0..ranks).find(|rank| has(part_manifest::failed_name(*rank))) {
+                let reason =
+                    std::fs::read(path.join(part_manifest::failed_name(rank))).unwrap_or_default();
+                return Err(CheckpointError::RankFailed {
+                    rank,
+                    reason: String::from_utf8_lossy(&reason).into_owned(),
+                });
+            }
+            let missing: Vec<_> = (0..ranks)
+                .filter(|rank| !has(part_manifest::manifest_name(*rank)))
+                .collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let waited = begin.elapsed();
+            if waited >= deadline {
+                let ranks = missing;
+                return Err(CheckpointError::Timeout { ranks, waited });
+            }
+            let sleep = (waited / BACKOFF_DIVISOR).clamp(POLL_INTERVAL.0, POLL_INTERVAL.1);
+            thread::sleep(sleep.min(deadline - waited));
+        }
+    }
+
+    /// Merges the part manifests.
+    fn collect(
+        &self,
+        ranks: usize,
+        metadata: &CheckpointMetadata,
+    ) -> Result<Manifest, CheckpointError> {
+        let path = self.path();
+        let mut tensors: BTreeMap<String, TensorEntry> = BTreeMap::new();
+        let mut objects = BTreeMap::new();
+        let mut files = vec![];
+        for rank in 0..ranks {
+            let part = PartManifest::read(&path.join(part_manifest::manifest_name(rank)))?;
+            let number = files.len();
+            files.extend(part.file);
+            for mut tensor in part.tensors {
+                tensor
+                    .shards
+                    .iter_mut()
+                    .for_each(|shard| shard.file = number);
+                match tensors.get_mut(&tensor.key) {
+                    None => {
+                        tensors.insert(tensor.key.clone(), tensor);
+                    }
+                    Some(known) => join(known, tensor)?,
+                }
+            }
+            for mut object in part.objects {
+                object.file = number;
+                let key = object.key.clone();
+                if objects.insert(key.clone(), object).is_some() {
+                    return Err(CheckpointError::Duplicate { key });
+                }
+            }
+        }
+        Ok(Manifest {
+            metadata: metadata.clone(),
+            files,
+            tensors: tensors.into_values().collect(),
+            objects: objects.into_values().collect(),
+        })
+    }
+}
+
+impl Drop for PendingCheckpoint {
+    fn drop(&mut self) {
+        if self.owner.is_some()
+            && let Err(error) = self.folder.disk().remove(&self.path())
+        {
+            // The next save removes it.
+            tracing::warn!("could not remove an unfinished save: {error}");
+        }
+    }
+}
+
+/// Adds the shards that another part has of the same tensor.
+fn join(known: &mut TensorEntry, other: TensorEntry) -> Result<(), CheckpointError> {
+    let is = |tensor: &TensorEntry| format!("{} {:?}", tensor.dtype, tensor.shape);
+    if known.meta() != other.meta() {
+        return Err(CheckpointError::Mismatch {
+            key: other.key.clone(),
+            first: is(known),
+            second: is(&other),
+        });
+    }
+    known.shards.extend(other.shards);
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Which slices each rank writes, so that each element of the model is written once. Pure values.
+
+use std::ops::Range;
+
+use crate::checkpoint::{TensorSlice, local_shards};
+use crate::data_parallel::layout::BufferLayout;
+use crate::mesh::AxisRank;
+use crate::nn::{ParameterEntry, Placement};
+
+/// The most elements that are read or written at once: 64 MiB of f32. Small in tests, whose parameters are
+/// small.
+pub(super) const MAX_ELEMENTS: usize = if cfg!(test) { 40 } else { 1 << 24 };
+
+/// A replicated parameter is divided over the ranks of the tensor axis if each gets this many elements.
+const MIN_SHARE: usize = 1 << 12;
+
+/// A slice that a rank writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WriteItem {
+    /// The parameter's index in the table.
+    pub index: usize,
+    /// Its bucket.
+    pub bucket: usize,
+    /// The elements that contain it, counted from the start of the rank's shard of the bucket. Items of one
+    /// range are adjacent.
+    pub source: Range<usize>,
+    /// The flat index of the start of `source` in the rank's local tensor.
+    pub local_start: usize,
+    /// The slice of the whole parameter.
+    pub global: TensorSlice,
+    /// The slice of the rank's local tensor.
+    pub local: TensorSlice,
+}
+
+/// The slices that a rank writes. `place` is the rank on the tensor axis; `first` says whether it is on the
+/// first rank of the pipeline. `ranges` gives, per bucket, the range that the rank optimizes and, within
+/// that, the range that it writes among the ranks of the data axis; both from the start of the bucket.
+///
+/// Over the data axis a bucket is always divided, sharded or not. Over the tensor axis a replicated parameter
+/// is divided or, if it is small, assigned to one rank round-robin; a section that several ranks replicate is
+/// written by the first of them. A parameter tied across the pipeline is written by the first stage's rank.
+pub fn write_items(
+    layout: &BufferLayout,
+    entries: &[ParameterEntry],
+    place: AxisRank,
+    first: bool,
+    ranges: impl Fn(usize) -> (Range<usize>, Range<usize>),
+) -> Vec<WriteItem> {
+    let mut items = vec![];
+    for bucket in 0..layout.bucket_count() {
+        let (own, counted) = ranges(bucket);
+        for piece in layout.bucket(bucket).slices(counted.clone()) {
+            let entry = &entries[piece.index];
+            if entry.tied_across_pipeline && !first {
+                continue;
+            }
+            let before = counted.start - own.start + piece.local_range.start;
+            for chunk in chunks(share(
+                entry,
+                place,
+                piece.index,
+                piece.parameter_range.clone(),
+            )) {
+                let start = before + chunk.start - piece.parameter_range.start;
+                let shards = local_shards(entry, place, chunk.clone()).into_iter();
+                let replicated = entry.placement == Placement::Replicated;
+                let item = |shard: crate::checkpoint::LocalShard| WriteItem {
+                    index: piece.index,
+                    bucket,
+                    source: start..start + chunk.len(),
+                    local_start: chunk.start,
+                    global: shard.global,
+                    local: shard.local,
+                };
+                items.extend(
+                    shards
+                        .filter(|shard| shard.is_first || replicated)
+                        .map(item),
+                );
+            }
+        }
+    }
+    items
+}
+
+/// The part of a range that a rank of the tensor axis writes, if the parameter is replicated there.
+fn share(
+    entry: &ParameterEntry,
+    place: AxisRank,
+    index: usize,
+    range: Range<usize>,
+) -> Range<usize> {
+    let (start, len) = (range.start, range.len());
+    let cut = |number: usize| start + len * number / place.size;
+    match &entry.placement {
+        Placement::Split { .. } => range,
+        Placement::Replicated if len >= MIN_SHARE * place.size => {
+            cut(place.index)..cut(place.index + 1)
+        }
+        Placement::Replicated if index % place.size == place.index => range,
+        Placement::Replicated => start..start,
+    }
+}
+
+/// Divides a range into chunks of at most [`MAX_ELEMENTS`].
+pub(super) fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range
+        .step_by(MAX_ELEMENTS)
+        .map(move |start| start..end.min(start + MAX_ELEMENTS))
+}

@@ -1,0 +1,242 @@
+//! Collectives on plain tensors, outside of autodiff: asynchronous, with a handle to wait on.
+
+use burn::tensor::Tensor;
+
+use super::Comm;
+use super::dispatch::{InFlightTensorCall, launch};
+use super::host::invalid;
+use crate::comm::{Call, ReduceOp};
+
+/// A collective as an operation on this rank's tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CollectiveOp {
+    /// The identity; no communication.
+    Identity,
+    /// Reduction over all ranks; the shape stays.
+    AllReduce(ReduceOp),
+    /// This rank's part of `dim`; no communication.
+    Split {
+        /// The dimension to cut into as many parts as there are ranks.
+        dim: usize,
+    },
+    /// The parts of all ranks along `dim`.
+    Gather {
+        /// The dimension along which the parts are put side by side.
+        dim: usize,
+    },
+    /// The sum over all ranks, of which each keeps its part of `dim`.
+    ReduceScatter {
+        /// The dimension to cut into as many parts as there are ranks.
+        dim: usize,
+    },
+    /// An all-to-all of rows (dim 0).
+    AllToAll {
+        /// How many rows go to each rank.
+        send: Vec<usize>,
+        /// How many rows come from each rank.
+        receive: Vec<usize>,
+    },
+}
+
+/// A collective in flight.
+#[must_use = "a collective that is not waited for has no result"]
+pub struct PendingTensor<const D: usize> {
+    state: PendingTensorState<D>,
+}
+
+enum PendingTensorState<const D: usize> {
+    Ready(Box<Tensor<D>>),
+    InFlight {
+        call: InFlightTensorCall,
+        parts: usize,
+        shape: [usize; D],
+        dim: usize,
+    },
+}
+
+impl<const D: usize> PendingTensor<D> {
+    /// A handle with its result.
+    pub fn ready(tensor: Tensor<D>) -> Self {
+        Self {
+            state: PendingTensorState::Ready(Box::new(tensor)),
+        }
+    }
+
+    /// The result; waits for the other ranks.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
+    pub fn wait(self) -> Tensor<D> {
+        match self.state {
+            PendingTensorState::Ready(tensor) => *tensor,
+            PendingTensorState::InFlight {
+                call,
+                parts,
+                shape,
+                dim,
+            } => {
+                let mut stacked = shape;
+                stacked[0] *= parts;
+                let stacked = call.wait(stacked);
+                match dim {
+                    0 => stacked,
+                    // The parts follow each other along dim 0; concatenate them along `dim`.
+                    _ => Tensor::cat(stacked.chunk(parts, 0), dim),
+                }
+            }
+        }
+    }
+}
+
+/// Starts `op` on `x`, which must be a plain tensor.
+///
+/// Unwinds with [`raise`](crate::comm::raise) where the shape does not fit the group.
+pub fn start<const D: usize>(x: Tensor<D>, op: &CollectiveOp, comm: &Comm) -> PendingTensor<D> {
+    check(&x, op, comm);
+    if comm.size() == 1 {
+        return PendingTensor::ready(x);
+    }
+    match op {
+        CollectiveOp::Identity => PendingTensor::ready(x),
+        CollectiveOp::AllReduce(reduction) => start_all_reduce(x, *reduction, comm),
+        CollectiveOp::Split { dim } => {
+            let part = part_len(&x, *dim, comm);
+            PendingTensor::ready(x.narrow(*dim, comm.rank() * part, part))
+        }
+        CollectiveOp::Gather { dim } => start_all_gather(x, *dim, comm),
+        CollectiveOp::ReduceScatter { dim } => start_reduce_scatter(x, *dim, comm),
+        CollectiveOp::AllToAll { send, receive } => start_all_to_all(x, send, receive, comm),
+    }
+}
+
+/// Starts the reduction of `x` over the ranks of `comm`.
+pub fn start_all_reduce<const D: usize>(
+    x: Tensor<D>,
+    op: ReduceOp,
+    comm: &Comm,
+) -> PendingTensor<D> {
+    let shape = x.dims();
+    pending_call(launch(x, Call::AllReduce(op), comm), 1, shape, 0)
+}
+
+/// Starts gathering the parts of all ranks along `dim`.
+pub fn start_all_gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> PendingTensor<D> {
+    check_dim(&x, dim, comm);
+    let shape = x.dims();
+    pending_call(launch(x, Call::AllGather, comm), comm.size(), shape, dim)
+}
+
+/// Starts summing `x` over the ranks; each keeps its part of `dim`.
+pub fn start_reduce_scatter<const D: usize>(
+    x: Tensor<D>,
+    dim: usize,
+    comm: &Comm,
+) -> PendingTensor<D> {
+    let part = part_len(&x, dim, comm);
+    let mut shape = x.dims();
+    shape[dim] = part;
+    // Each rank's part must be contiguous.
+    let x = if dim == 0 {
+        x
+    } else {
+        Tensor::cat(x.chunk(comm.size(), dim), 0)
+    };
+    let call = Call::ReduceScatter(ReduceOp::Sum);
+    pending_call(launch(x, call, comm), 1, shape, 0)
+}
+
+/// Checks what a rank can check alone, also for a group of one, where nothing is sent.
+///
+/// Unwinds with [`raise`](crate::comm::raise) where the shape does not fit the group.
+pub(super) fn check<const D: usize>(x: &Tensor<D>, op: &CollectiveOp, comm: &Comm) {
+    match op {
+        CollectiveOp::Identity | CollectiveOp::AllReduce(_) => {}
+        CollectiveOp::Gather { dim } => check_dim(x, *dim, comm),
+        CollectiveOp::Split { dim } | CollectiveOp::ReduceScatter { dim } => {
+            part_len(x, *dim, comm);
+        }
+        CollectiveOp::AllToAll { send, receive } => check_counts(x, send, receive, comm),
+    }
+}
+
+fn check_counts<const D: usize>(x: &Tensor<D>, send: &[usize], receive: &[usize], comm: &Comm) {
+    let (shape, size, group) = (x.dims(), comm.size(), comm.group());
+    let rows: usize = send.iter().sum();
+    if (send.len(), receive.len()) != (size, size) {
+        invalid(format!(
+            "all_to_all over {group} sends to {} ranks ({send:?}) and receives from {} \
+             ({receive:?}); give one count per rank",
+            send.len(),
+            receive.len(),
+        ));
+    }
+    if rows != shape[0] {
+        invalid(format!(
+            "all_to_all over {group} sends {rows} rows ({send:?}) of a tensor {shape:?} that has {}",
+            shape[0],
+        ));
+    }
+    let own = comm.rank();
+    if send[own] != receive[own] {
+        invalid(format!(
+            "all_to_all over {group} sends {} rows to itself, but receives {}",
+            send[own], receive[own],
+        ));
+    }
+}
+
+fn start_all_to_all<const D: usize>(
+    x: Tensor<D>,
+    send: &[usize],
+    receive: &[usize],
+    comm: &Comm,
+) -> PendingTensor<D> {
+    let mut shape = x.dims();
+    let width: usize = shape[1..].iter().product();
+    let elements = |rows: &[usize]| rows.iter().map(|n| n * width).collect();
+    shape[0] = receive.iter().sum();
+    let call = Call::AllToAll {
+        send: elements(send),
+        receive: elements(receive),
+    };
+    pending_call(launch(x, call, comm), 1, shape, 0)
+}
+
+pub(super) fn pending_call<const D: usize>(
+    call: InFlightTensorCall,
+    parts: usize,
+    shape: [usize; D],
+    dim: usize,
+) -> PendingTensor<D> {
+    PendingTensor {
+        state: PendingTensorState::InFlight {
+            call,
+            parts,
+            shape,
+            dim,
+        },
+    }
+}
+
+/// The size of one rank's part of `dim`.
+pub(super) fn part_len<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) -> usize {
+    check_dim(x, dim, comm);
+    let (shape, size) = (x.dims(), comm.size());
+    if !shape[dim].is_multiple_of(size) {
+        invalid(format!(
+            "dim {dim} of a tensor {shape:?} cannot be split over the {size} ranks of {}; \
+             a multiple of {size} can",
+            comm.group(),
+        ));
+    }
+    shape[dim] / size
+}
+
+fn check_dim<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) {
+    if dim >= D {
+        invalid(format!(
+            "a tensor {:?} has no dim {dim} for a collective over {}",
+            x.dims(),
+            comm.group(),
+        ));
+    }
+}

@@ -1,0 +1,58 @@
+//! Collectives on several flat tensors, started as one call.
+
+use burn::tensor::Tensor;
+
+use super::Comm;
+use super::async_ops::{CollectiveOp, PendingTensor, check, pending_call};
+use super::dispatch::launch_all;
+use crate::comm::{Call, ReduceOp};
+
+/// Starts summing each of `xs` over the ranks; each rank keeps its part: `[n] -> [n / ranks]`.
+///
+/// They are started as one call ([`start_all`](crate::comm::Communicator::start_all)); the handles are
+/// in the order of `xs`. Unwinds with [`raise`](crate::comm::raise), with nothing sent, if a length is not a
+/// multiple of the number of ranks.
+pub fn start_reduce_scatter_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
+    let (op, call) = (
+        CollectiveOp::ReduceScatter { dim: 0 },
+        Call::ReduceScatter(ReduceOp::Sum),
+    );
+    for x in &xs {
+        check(x, &op, comm);
+    }
+    start_each(xs, &call, comm)
+}
+
+/// Starts the reduction of each of `xs` over the ranks: `[n] -> [n]`; see [`start_reduce_scatter_coalesced`].
+pub fn start_all_reduce_coalesced(
+    xs: Vec<Tensor<1>>,
+    op: ReduceOp,
+    comm: &Comm,
+) -> Vec<PendingTensor<1>> {
+    start_each(xs, &Call::AllReduce(op), comm)
+}
+
+/// Starts gathering the parts of all ranks of each of `xs`: `[n] -> [ranks * n]`; see
+/// [`start_reduce_scatter_coalesced`].
+pub fn start_all_gather_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
+    start_each(xs, &Call::AllGather, comm)
+}
+
+fn start_each(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<PendingTensor<1>> {
+    let ranks = comm.size();
+    if ranks == 1 {
+        return xs.into_iter().map(PendingTensor::ready).collect();
+    }
+    // The length of a result is that of the input divided by `cut`, `parts` times.
+    let (cut, parts) = match call {
+        Call::ReduceScatter(_) => (ranks, 1),
+        Call::AllGather => (1, ranks),
+        _ => (1, 1),
+    };
+    let lengths: Vec<_> = xs.iter().map(|x| x.dims()[0] / cut).collect();
+    let started = launch_all(xs, call, comm).into_iter();
+    started
+        .zip(lengths)
+        .map(|(call, len)| pending_call(call, parts, [len], 0))
+        .collect()
+}

@@ -1,0 +1,79 @@
+//! Decides whether a call on a tensor runs on its device or through host memory.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::Comm;
+use super::host::{from_buffer, or_raise, to_buffer};
+use crate::comm::{Call, DeviceCommunicator, DevicePending, Pending};
+
+/// A call in flight on one tensor.
+pub(super) enum InFlightTensorCall {
+    /// Through host memory.
+    Host {
+        pending: Pending,
+        device: Device,
+        dtype: DType,
+    },
+    /// On the device of the tensor.
+    Device(DevicePending),
+}
+
+/// Starts `call` on the elements of `x` in row-major order.
+pub(super) fn launch<const D: usize>(x: Tensor<D>, call: Call, comm: &Comm) -> InFlightTensorCall {
+    let (device, dtype) = (x.device(), x.dtype());
+    match device_engine(comm, &device) {
+        None => InFlightTensorCall::Host {
+            pending: or_raise(comm.start(call, to_buffer(x))),
+            device,
+            dtype,
+        },
+        Some(engine) => {
+            let len = x.shape().num_elements();
+            let mut started = or_raise(engine.start(vec![(call, x.reshape([len]))]));
+            InFlightTensorCall::Device(started.remove(0))
+        }
+    }
+}
+
+/// Starts `call` on each of `xs`, which lie on one device, as one call.
+pub(super) fn launch_all(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<InFlightTensorCall> {
+    let Some(first) = xs.first() else {
+        return vec![];
+    };
+    if let Some(engine) = device_engine(comm, &first.device()) {
+        let calls = xs.into_iter().map(|x| (call.clone(), x)).collect();
+        let started = or_raise(engine.start(calls)).into_iter();
+        return started.map(InFlightTensorCall::Device).collect();
+    }
+    let places: Vec<_> = xs.iter().map(|x| (x.device(), x.dtype())).collect();
+    let calls = xs.into_iter().map(|x| (call.clone(), to_buffer(x)));
+    let started = or_raise(comm.start_all(calls.collect())).into_iter();
+    let call = |(pending, (device, dtype))| InFlightTensorCall::Host {
+        pending,
+        device,
+        dtype,
+    };
+    started.zip(places).map(call).collect()
+}
+
+/// The engine's interface for tensors on `device`, if it has one.
+pub(super) fn device_engine<'a>(
+    comm: &'a Comm,
+    device: &Device,
+) -> Option<&'a dyn DeviceCommunicator> {
+    comm.on_device().filter(|engine| engine.takes(device))
+}
+
+impl InFlightTensorCall {
+    /// The result as a tensor of `shape`, in row-major order; waits for the other ranks.
+    pub fn wait<const D: usize>(self, shape: [usize; D]) -> Tensor<D> {
+        match self {
+            InFlightTensorCall::Host {
+                pending,
+                device,
+                dtype,
+            } => from_buffer(or_raise(pending.wait()), shape, &device, dtype),
+            InFlightTensorCall::Device(pending) => or_raise(pending.wait()).reshape(shape),
+        }
+    }
+}

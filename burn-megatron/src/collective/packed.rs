@@ -1,0 +1,109 @@
+//! Collectives on packed u32, such as the codes of 8-bit floats.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_megatron_kernels::bits;
+
+use super::Comm;
+use super::async_ops::PendingTensor;
+use super::coalesced::start_all_gather_coalesced;
+use super::dispatch::device_engine;
+use super::host::{invalid, or_raise};
+use crate::comm::{Buffer, Call, Pending};
+
+/// A gather of packed u32 in flight.
+#[must_use = "a collective that is not waited for has no result"]
+pub struct PendingPackedGather(PackedState);
+
+enum PackedState {
+    Ready(Tensor<1, Int>),
+    Host { pending: Pending, device: Device },
+    Device(Box<PendingTensor<1>>),
+}
+
+/// Starts gathering the parts of all ranks of each of `xs`, `[n]` of u32: `[n] -> [ranks * n]`.
+///
+/// Every bit is kept, whatever is packed; 4 bytes are sent for each element. They are started as one
+/// call ([`start_all`](crate::comm::Communicator::start_all)), in device memory where the engine takes
+/// tensors of the device; the handles are in the order of `xs`. Unwinds with
+/// [`raise`](crate::comm::raise), with nothing sent, for integers of another type.
+pub fn start_all_gather_packed_coalesced(
+    xs: Vec<Tensor<1, Int>>,
+    comm: &Comm,
+) -> Vec<PendingPackedGather> {
+    for x in &xs {
+        check(x, comm);
+    }
+    let Some(device) = xs.first().map(Tensor::device) else {
+        return vec![];
+    };
+    if comm.size() == 1 {
+        return xs.into_iter().map(PendingPackedGather::ready).collect();
+    }
+    if device_engine(comm, &device).is_some() {
+        // Engines take 32-bit floats, and a gather does not depend on the type.
+        let floats = xs.into_iter().map(bits::as_f32).collect();
+        let started = start_all_gather_coalesced(floats, comm).into_iter();
+        let pending_call = |pending| PendingPackedGather(PackedState::Device(Box::new(pending)));
+        return started.map(pending_call).collect();
+    }
+    let calls = xs.into_iter().map(|x| (Call::AllGather, to_buffer(x)));
+    let started = or_raise(comm.start_all(calls.collect())).into_iter();
+    let pending_call = |pending| {
+        let device = device.clone();
+        PendingPackedGather(PackedState::Host { pending, device })
+    };
+    started.map(pending_call).collect()
+}
+
+impl PendingPackedGather {
+    /// A handle with its result.
+    pub fn ready(words: Tensor<1, Int>) -> Self {
+        Self(PackedState::Ready(words))
+    }
+
+    /// The elements of all ranks in rank order, `[ranks * n]` of u32; waits for the other ranks.
+    ///
+    /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
+    pub fn wait(self) -> Tensor<1, Int> {
+        match self.0 {
+            PackedState::Ready(words) => words,
+            PackedState::Host { pending, device } => from_buffer(or_raise(pending.wait()), &device),
+            PackedState::Device(pending) => bits::as_u32(pending.wait()),
+        }
+    }
+}
+
+fn check(x: &Tensor<1, Int>, comm: &Comm) {
+    if x.dtype() != DType::U32 {
+        invalid(format!(
+            "packed words are of u32, but the tensor {:?} for {} is of {:?}",
+            x.dims(),
+            comm.group(),
+            x.dtype(),
+        ));
+    }
+}
+
+/// The elements as i32 of the same bits.
+fn to_buffer(x: Tensor<1, Int>) -> Buffer {
+    let words = x.try_into_data().map(TensorData::try_into_vec::<u32>);
+    match words {
+        Ok(Ok(words)) => {
+            let words: Vec<i32> = words.into_iter().map(u32::cast_signed).collect();
+            words.into()
+        }
+        Ok(Err(error)) => invalid(format!("packed words cannot be read: {error}")),
+        Err(error) => invalid(format!(
+            "packed words cannot be read from their device: {error}"
+        )),
+    }
+}
+
+fn from_buffer(buffer: Buffer, device: &Device) -> Tensor<1, Int> {
+    let words: Vec<u32> = match buffer {
+        Buffer::I32(words) => words.into_iter().map(i32::cast_unsigned).collect(),
+        other => unreachable!("i32 went in, {} came out", other.dtype()),
+    };
+    let len = words.len();
+    Tensor::from_data(TensorData::new(words, [len]), (device, DType::U32))
+}

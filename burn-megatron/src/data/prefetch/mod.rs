@@ -1,0 +1,214 @@
+//! Prefetches the batches of the next steps while the model computes.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::{Batch, DataError, Sample, Samples};
+
+/// How long to wait for a batch.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long to wait for the thread to end.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A batch and the numbers of its samples.
+type Prepared = (Range<u64>, Result<Batch, DataError>);
+
+/// Samples whose next batches a thread prefetches.
+///
+/// The thread gets the ranges of sample numbers in the order in which they will be requested, and keeps a few
+/// batches ready. A batch that is requested out of order is read synchronously. An error of reading a batch is
+/// returned when the batch is requested.
+pub struct Prefetcher {
+    samples: Arc<dyn Samples>,
+    state: Mutex<PrefetchState>,
+    deadline: Duration,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct PrefetchState {
+    /// `None` once the thread has ended.
+    prepared: Option<Receiver<Prepared>>,
+    /// A received batch that is for a later request.
+    next: Option<Prepared>,
+    /// The number of batches that are kept ready.
+    ready: u64,
+    stats: PrefetchStats,
+}
+
+/// How long training waited for data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefetchStats {
+    /// Requested batches.
+    pub batches: u64,
+    /// Batches that were not ready when they were requested.
+    pub late: u64,
+    /// The time waited for late batches.
+    pub time: Duration,
+    /// The time waited for the first batches, as many as are kept ready. They are requested before the thread
+    /// can get ahead, and do not count as late.
+    pub start: Duration,
+    /// Batches that were requested out of order and read synchronously.
+    pub out_of_order: u64,
+}
+
+impl Prefetcher {
+    /// Prefetches batches of `samples` for the given `ranges`: up to `ready` of them, and one more that is being
+    /// read.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Thread`] if the thread cannot be started.
+    pub fn new(
+        samples: Arc<dyn Samples>,
+        ranges: impl Iterator<Item = Range<u64>> + Send + 'static,
+        ready: usize,
+    ) -> Result<Self, DataError> {
+        let ready = ready.max(1);
+        let (sender, prepared) = sync_channel(ready);
+        let reader = Arc::clone(&samples);
+        let thread = thread::Builder::new()
+            .name("read ahead".to_string())
+            .spawn(move || prepare(&*reader, ranges, &sender));
+        Ok(Self {
+            samples,
+            state: Mutex::new(PrefetchState {
+                prepared: Some(prepared),
+                next: None,
+                ready: ready as u64,
+                stats: PrefetchStats::default(),
+            }),
+            deadline: BATCH_TIMEOUT,
+            thread: Some(thread.map_err(DataError::Thread)?),
+        })
+    }
+
+    /// The statistics so far.
+    pub fn stats(&self) -> PrefetchStats {
+        self.lock().stats
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, PrefetchState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads batches in order until the receiver is dropped.
+fn prepare(
+    samples: &dyn Samples,
+    ranges: impl Iterator<Item = Range<u64>>,
+    sender: &SyncSender<Prepared>,
+) {
+    for range in ranges {
+        let batch = samples.batch(range.clone());
+        if sender.send((range, batch)).is_err() {
+            return;
+        }
+    }
+}
+
+impl PrefetchState {
+    /// The batch of these numbers, if it is or will be prefetched; drops those before it.
+    fn take(
+        &mut self,
+        numbers: &Range<u64>,
+        deadline: Duration,
+    ) -> Result<Option<Result<Batch, DataError>>, DataError> {
+        loop {
+            let next = match self.next.take() {
+                Some(next) => Some(next),
+                None => self.receive(deadline)?,
+            };
+            match next {
+                None => return Ok(None),
+                Some((range, batch)) if range == *numbers => return Ok(Some(batch)),
+                Some((range, _)) if range.start < numbers.start => {}
+                Some(later) => {
+                    self.next = Some(later);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// The next prefetched batch; `None` if there are no more.
+    fn receive(&mut self, deadline: Duration) -> Result<Option<Prepared>, DataError> {
+        let Some(prepared) = &self.prepared else {
+            return Ok(None);
+        };
+        match prepared.try_recv() {
+            Ok(next) => return Ok(Some(next)),
+            Err(TryRecvError::Disconnected) => {
+                self.prepared = None;
+                return Ok(None);
+            }
+            Err(TryRecvError::Empty) => {}
+        }
+        let started = Instant::now();
+        let received = prepared.recv_timeout(deadline);
+        let waited = started.elapsed();
+        if self.stats.batches < self.ready {
+            self.stats.start += waited
+        } else {
+            self.stats.late += 1;
+            self.stats.time += waited;
+        }
+        match received {
+            Ok(next) => Ok(Some(next)),
+            Err(RecvTimeoutError::Disconnected) => {
+                self.prepared = None;
+                Ok(None)
+            }
+            Err(RecvTimeoutError::Timeout) => Err(DataError::Stalled(waited)),
+        }
+    }
+}
+
+impl Samples for Prefetcher {
+    fn seq(&self) -> usize {
+        self.samples.seq()
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        self.samples.sample(number)
+    }
+
+    fn batch(&self, numbers: Range<u64>) -> Result<Batch, DataError> {
+        let mut state = self.lock();
+        let taken = state.take(&numbers, self.deadline);
+        state.stats.batches += 1;
+        match taken? {
+            Some(batch) => batch,
+            None => {
+                state.stats.out_of_order += 1;
+                drop(state);
+                self.samples.batch(numbers)
+            }
+        }
+    }
+}
+
+impl Drop for Prefetcher {
+    fn drop(&mut self) {
+        // The thread ends when it cannot send its batch: at once, unless its read hangs.
+        self.lock().prepared = None;
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        let started = Instant::now();
+        while !thread.is_finished() {
+            if started.elapsed() > JOIN_TIMEOUT {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        // If it panicked, its batch was read again synchronously.
+        let _ = thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests;

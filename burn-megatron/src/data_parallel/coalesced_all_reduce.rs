@@ -1,0 +1,70 @@
+//! An all-reduce of many tensors, in which small ones are coalesced.
+
+use burn::tensor::Tensor;
+
+use crate::collective::{Comm, PendingTensor, start_all_reduce};
+use crate::comm::ReduceOp;
+
+/// Tensors of fewer elements share one collective; each larger one has its own.
+const COALESCE_BELOW: usize = 1 << 16;
+
+/// All-reduces that were started together.
+pub(super) struct CoalescedAllReduce {
+    groups: Vec<CoalescedTensors>,
+    /// The group that this rank waits for first: another one on each rank, so that the ranks share the
+    /// work with engines whose waiting rank computes the sum.
+    first: usize,
+}
+
+struct CoalescedTensors {
+    /// The number and length of each tensor.
+    members: Vec<(usize, usize)>,
+    pending: PendingTensor<1>,
+}
+
+impl CoalescedAllReduce {
+    /// Starts to sum numbered tensors over `comm`. Collective: call on all its ranks.
+    pub fn start(tensors: Vec<(usize, Tensor<1>)>, comm: &Comm) -> Self {
+        let is_large = |(_, tensor): &(usize, Tensor<1>)| tensor.dims()[0] >= COALESCE_BELOW;
+        let (large, small): (Vec<_>, Vec<_>) = tensors.into_iter().partition(is_large);
+        let mut tensor_groups: Vec<_> = large.into_iter().map(|tensor| vec![tensor]).collect();
+        tensor_groups.extend((!small.is_empty()).then_some(small));
+        let start = |group: Vec<(usize, Tensor<1>)>| {
+            let members = group
+                .iter()
+                .map(|(number, tensor)| (*number, tensor.dims()[0]))
+                .collect();
+            let parts = group.into_iter().map(|(_, tensor)| tensor).collect();
+            let pending = start_all_reduce(concatenate(parts), ReduceOp::Sum, comm);
+            CoalescedTensors { members, pending }
+        };
+        let groups: Vec<_> = tensor_groups.into_iter().map(start).collect();
+        let first = comm.rank() * groups.len() / comm.size();
+        Self { groups, first }
+    }
+
+    /// Waits for all sums, and passes each with its number to `put`.
+    pub fn finish(mut self, mut put: impl FnMut(usize, Tensor<1>)) {
+        self.groups.rotate_left(self.first);
+        for CoalescedTensors { members, pending } in self.groups {
+            let sum = pending.wait();
+            if let [(number, _)] = members[..] {
+                put(number, sum);
+                continue;
+            }
+            let mut start = 0;
+            for (number, len) in members {
+                put(number, sum.clone().narrow(0, start, len));
+                start += len;
+            }
+        }
+    }
+}
+
+/// Concatenates tensors; a single one is returned without a copy.
+fn concatenate(mut parts: Vec<Tensor<1>>) -> Tensor<1> {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => Tensor::cat(parts, 0),
+    }
+}

@@ -1,0 +1,409 @@
+//! The gradient buckets of one rank, from accumulation to reduction.
+//!
+//! Each bucket is a flat buffer in which the gradients of its parameters are accumulated. Its reduction
+//! over the ranks starts with the last expected gradient, while backward goes on. From ZeRO-2 on only the
+//! reduced shard of this rank is kept, so a bucket is reduced and its buffer freed after each micro-batch.
+//!
+//! Reductions start in the order of the buckets, whatever the order of the gradients: ranks that use their
+//! parameters differently, or run no micro-batch, still call the same collectives.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::Tensor;
+use burn_megatron_kernels::flat;
+
+use super::gradient_tracker::GradientTracker;
+use super::memory::ZeroStage;
+use super::memory_usage::{MemoryCategory, TrackedTensor};
+use super::reduction::{PendingReduction, start_reductions};
+use super::sharding_plan::ShardingPlan;
+use super::{DataParallelError, InvalidGradient, gradient_check};
+use crate::nn::hook::{Deferred, GradientSlice, WeightGradientFn};
+
+pub(super) struct GradientBuckets {
+    plan: Arc<ShardingPlan>,
+    state: Mutex<GradientBucketsState>,
+    /// Deferred weight gradients; `None` while they are computed at once.
+    deferred: Mutex<Option<Vec<Deferred>>>,
+}
+
+struct GradientBucketsState {
+    tracker: GradientTracker,
+    buckets: Vec<GradientBucket>,
+    in_flight: VecDeque<(usize, PendingReduction)>,
+    /// Hash of the buckets that were reduced in this step, to compare the ranks.
+    fingerprint: u64,
+    invalid_gradients: Vec<InvalidGradient>,
+    warned: BTreeSet<usize>,
+}
+
+#[derive(Default)]
+struct GradientBucket {
+    buffer: Option<TrackedTensor>,
+    /// For each parameter of the bucket: the gradients accumulated since the last reduction started.
+    accumulated: Vec<usize>,
+    /// Reductions of this step that were started.
+    reductions: usize,
+    /// The sum of the finished reductions.
+    reduced: Option<TrackedTensor>,
+}
+
+/// This rank's reduced gradients of a step.
+pub(super) struct ReducedGradients {
+    /// By bucket: this rank's shard, summed over the data axis.
+    pub shards: Vec<TrackedTensor>,
+    pub fingerprint: u64,
+    pub invalid_gradients: Vec<InvalidGradient>,
+}
+
+impl GradientBuckets {
+    pub fn new(plan: Arc<ShardingPlan>) -> Self {
+        let state = GradientBucketsState::new(&plan);
+        Self {
+            plan,
+            state: Mutex::new(state),
+            deferred: Mutex::new(None),
+        }
+    }
+
+    /// Called when a forward begins; `stage` is the pipeline stage, if there are stages.
+    pub fn begin_forward(&self, stage: Option<usize>) {
+        self.lock().tracker.begin_forward(stage);
+    }
+
+    /// Called when no forward of `stage` follows in this step, or none at all for `None`.
+    pub fn end_forwards(&self, stage: Option<usize>) {
+        let state = &mut *self.lock();
+        state.tracker.end_forwards(stage);
+        state.advance(&self.plan);
+    }
+
+    /// Called at the end of a backward of a module without stages.
+    pub fn end_backward(&self) {
+        self.lock().tracker.end_backward();
+    }
+
+    pub fn expect(&self, index: usize) {
+        self.lock().tracker.expect(index);
+    }
+
+    /// Accumulates the gradient of one use, flat.
+    pub fn accumulate(&self, index: usize, gradient: Tensor<1>) {
+        self.add(index, |place| {
+            flat::accumulate(place.flat, place.offset, gradient, place.add)
+        });
+    }
+
+    pub fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
+        // The lock is not held while a gradient is computed.
+        if let Some(deferred) = &mut *lock(&self.deferred) {
+            deferred.push((index, gradient));
+            return;
+        }
+        self.add(index, |place| gradient(Some(place)));
+    }
+
+    /// Passes the bucket's buffer to `compute`, which returns it with the gradient accumulated.
+    fn add(&self, index: usize, compute: impl FnOnce(GradientSlice) -> Tensor<1>) {
+        let (number, range) = self.plan.location(index);
+        let (place, allocation) = {
+            let state = &mut *self.lock();
+            if !state.tracker.is_pending(index) {
+                tracing::warn!(
+                    parameter = self.plan.parameters[index].path,
+                    "gradient received after the end of its step; ignored"
+                );
+                return;
+            }
+            let bucket = &mut state.buckets[number];
+            let add = bucket.accumulated[self.plan.position(number, index)] > 0;
+            let TrackedTensor { tensor, allocation } = bucket.take_buffer(number, &self.plan);
+            let offset = range.start;
+            let flat = tensor;
+            (GradientSlice { flat, offset, add }, allocation)
+        };
+        let tensor = compute(place);
+        let state = &mut *self.lock();
+        let bucket = &mut state.buckets[number];
+        bucket.buffer = Some(TrackedTensor { tensor, allocation });
+        bucket.accumulated[self.plan.position(number, index)] += 1;
+        state.tracker.complete(index);
+        state.advance(&self.plan);
+    }
+
+    pub fn set_deferring(&self, deferring: bool) {
+        *lock(&self.deferred) = deferring.then(Vec::new);
+    }
+
+    pub fn take_deferred(&self) -> Vec<Deferred> {
+        let mut deferred = lock(&self.deferred);
+        deferred.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Ends the step: starts the remaining reductions, and waits for all.
+    ///
+    /// A parameter that the step did not use has a gradient of zeros; a warning names it once.
+    pub fn finish(&self) -> Result<ReducedGradients, DataParallelError> {
+        let fresh = GradientBucketsState::new(&self.plan);
+        let mut state = std::mem::replace(&mut *self.lock(), fresh);
+        self.lock().warned = std::mem::take(&mut state.warned);
+        if let Some((index, uses)) = state.tracker.missing_backward() {
+            let path = self.plan.parameters[index].path.clone();
+            return Err(DataParallelError::NoBackward { path, uses });
+        }
+        let stage = self.plan.stage();
+        match state.tracker.micro_batches() {
+            0 if stage >= ZeroStage::Gradients && self.plan.groups.data.size() > 1 => {
+                return Err(DataParallelError::NoMicroBatches { stage });
+            }
+            0 => {}
+            _ => state.warn_of_unused(&self.plan, &mut self.lock().warned),
+        }
+        state.start_remaining(&self.plan);
+        state.wait_all(&self.plan);
+        let GradientBucketsState {
+            buckets,
+            fingerprint,
+            invalid_gradients,
+            ..
+        } = state;
+        let numbered = buckets.into_iter().enumerate();
+        let shards = numbered.map(|(number, bucket)| match bucket.reduced {
+            Some(shard) => shard,
+            None => unreachable!("bucket {number} was reduced"),
+        });
+        Ok(ReducedGradients {
+            shards: shards.collect(),
+            fingerprint,
+            invalid_gradients,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GradientBucketsState> {
+        lock(&self.state)
+    }
+}
+
+impl GradientBucketsState {
+    fn new(plan: &ShardingPlan) -> Self {
+        let bucket = |number| GradientBucket {
+            accumulated: vec![0; plan.layout.bucket(number).parameters.len()],
+            ..GradientBucket::default()
+        };
+        Self {
+            tracker: GradientTracker::new(plan.parameters.len()),
+            buckets: (0..plan.buckets()).map(bucket).collect(),
+            in_flight: VecDeque::new(),
+            fingerprint: 0,
+            invalid_gradients: vec![],
+            warned: BTreeSet::new(),
+        }
+    }
+
+    /// Starts the reductions that are ready.
+    fn advance(&mut self, plan: &ShardingPlan) {
+        if !plan.config.overlap_grad_reduce && plan.stage() < ZeroStage::Gradients {
+            return;
+        }
+        while let Some(ready) = self.next_ready(plan) {
+            self.start(ready, plan);
+            if !plan.config.overlap_grad_reduce {
+                self.wait_until_remaining(plan, 0);
+            }
+        }
+    }
+
+    /// The next buckets in order whose gradients are complete.
+    fn next_ready(&self, plan: &ShardingPlan) -> Option<Range<usize>> {
+        if self.buckets.is_empty() {
+            // The rank has no parameters, as in an empty stage of a pipeline.
+            return None;
+        }
+        let reductions = |number: usize| self.buckets[number].reductions;
+        // The first bucket that is a round behind the one before it, or else the first of all.
+        let behind =
+            (1..plan.buckets()).find(|number| reductions(*number) < reductions(number - 1));
+        let first = behind.unwrap_or(0);
+        let sharded = plan.stage() >= ZeroStage::Gradients;
+        let is_ready = |number: &usize| {
+            if sharded {
+                self.is_full(*number, plan)
+            } else {
+                reductions(*number) == 0 && self.is_final(*number, plan)
+            }
+        };
+        let round = reductions(first);
+        let ready = (first..plan.buckets())
+            .take_while(|number| reductions(*number) == round && is_ready(number))
+            .count();
+        (ready > 0).then(|| first..first + ready)
+    }
+
+    /// Whether no further gradient of this bucket is expected.
+    fn is_final(&self, number: usize, plan: &ShardingPlan) -> bool {
+        let parameters = &plan.layout.bucket(number).parameters;
+        parameters
+            .iter()
+            .all(|parameter| self.tracker.is_final(parameter.index))
+    }
+
+    /// Whether every parameter of this bucket has the gradients of a micro-batch.
+    fn is_full(&self, number: usize, plan: &ShardingPlan) -> bool {
+        let accumulated = &self.buckets[number].accumulated;
+        let parameters = plan.layout.bucket(number).parameters.iter();
+        accumulated.iter().any(|count| *count > 0)
+            && parameters.zip(accumulated).all(|(parameter, count)| {
+                *count >= self.tracker.uses_per_forward(parameter.index).max(1)
+            })
+    }
+
+    /// Starts the reductions of some buckets, in one call.
+    fn start(&mut self, numbers: Range<usize>, plan: &ShardingPlan) {
+        if plan.stage() >= ZeroStage::Gradients {
+            // One bucket is in flight while the next one is filled.
+            self.wait_until_remaining(plan, 0);
+        }
+        let buffers: Vec<_> = numbers
+            .clone()
+            .map(|number| {
+                let buffer = self.buckets[number].take_zero_filled(number, plan);
+                let invalid = gradient_check::find_invalid(number, &buffer.tensor, plan);
+                self.invalid_gradients.extend(invalid);
+                self.fingerprint = self
+                    .fingerprint
+                    .wrapping_mul(0x0000_0100_0000_01b3)
+                    .wrapping_add(number as u64 + 1);
+                self.buckets[number].reductions += 1;
+                buffer
+            })
+            .collect();
+        self.in_flight
+            .extend(numbers.zip(start_reductions(buffers, plan)));
+    }
+
+    /// Starts the remaining reductions: one of every bucket, or from ZeRO-2 on one per micro-batch.
+    fn start_remaining(&mut self, plan: &ShardingPlan) {
+        let rounds = if plan.stage() >= ZeroStage::Gradients {
+            self.tracker.micro_batches().max(1)
+        } else {
+            1
+        };
+        for round in 0..rounds {
+            self.start_round(round, plan);
+        }
+        let has_gradients =
+            |bucket: &GradientBucket| bucket.accumulated.iter().any(|count| *count > 0);
+        if self.buckets.iter().any(has_gradients) {
+            let most = self.buckets.iter().map(|bucket| bucket.reductions).max();
+            self.start_round(most.unwrap_or(0), plan);
+        }
+    }
+
+    fn start_round(&mut self, round: usize, plan: &ShardingPlan) {
+        for number in 0..plan.buckets() {
+            if self.buckets[number].reductions <= round {
+                self.start(number..number + 1, plan);
+            }
+        }
+    }
+
+    /// Waits for the oldest reductions until at most `remaining` are in flight.
+    fn wait_until_remaining(&mut self, plan: &ShardingPlan, remaining: usize) {
+        while self.in_flight.len() > remaining {
+            if let Some((number, reduction)) = self.in_flight.pop_front() {
+                self.buckets[number].finish_reduction(reduction, plan);
+            }
+        }
+    }
+
+    /// Waits for all reductions. Where nothing is sharded, each rank waits for a different one first, so
+    /// that they share the work with engines whose waiting rank computes the sum.
+    fn wait_all(&mut self, plan: &ShardingPlan) {
+        let groups = &plan.groups;
+        if groups.shard.size() == 1 && !self.in_flight.is_empty() {
+            let first = groups.data.rank() * self.in_flight.len() / groups.data.size();
+            self.in_flight.rotate_left(first);
+        }
+        self.wait_until_remaining(plan, 0);
+    }
+
+    fn warn_of_unused(&self, plan: &ShardingPlan, warned: &mut BTreeSet<usize>) {
+        for (index, parameter) in plan.parameters.iter().enumerate() {
+            if !self.tracker.has_gradient(index) && warned.insert(index) {
+                tracing::warn!(
+                    parameter = parameter.path,
+                    "no gradient received: the loss does not depend on it; its gradient is zero"
+                );
+            }
+        }
+    }
+}
+
+impl GradientBucket {
+    /// Takes the buffer, allocated if needed; it is uninitialised where nothing was accumulated.
+    fn take_buffer(&mut self, number: usize, plan: &ShardingPlan) -> TrackedTensor {
+        self.buffer.take().unwrap_or_else(|| {
+            let (_, main) = plan.model_and_main_dtypes(number);
+            let category = if plan.stage() >= ZeroStage::Gradients {
+                MemoryCategory::Buffers
+            } else {
+                MemoryCategory::Gradients
+            };
+            plan.track(plan.uninitialized(plan.elements(number), main), category)
+        })
+    }
+
+    /// Takes the buffer, with zeros where nothing was accumulated.
+    fn take_zero_filled(&mut self, number: usize, plan: &ShardingPlan) -> TrackedTensor {
+        let TrackedTensor {
+            mut tensor,
+            allocation,
+        } = self.take_buffer(number, plan);
+        let bucket = plan.layout.bucket(number);
+        let mut end = 0;
+        let mut clear = |range: Range<usize>| {
+            if !range.is_empty() {
+                let options = (&tensor.device(), tensor.dtype());
+                let zeros = Tensor::zeros([range.len()], options);
+                let flat = std::mem::replace(&mut tensor, Tensor::empty([0], options));
+                tensor = flat::accumulate(flat, range.start, zeros, false);
+            }
+        };
+        for (parameter, count) in bucket.parameters.iter().zip(&mut self.accumulated) {
+            let start = if *count == 0 {
+                parameter.range.end
+            } else {
+                parameter.range.start
+            };
+            clear(end..start);
+            end = parameter.range.end;
+            *count = 0;
+        }
+        clear(end..bucket.padded());
+        TrackedTensor { tensor, allocation }
+    }
+
+    /// Waits for a reduction, and accumulates its result onto those of earlier micro-batches.
+    fn finish_reduction(&mut self, reduction: PendingReduction, plan: &ShardingPlan) {
+        // A result that is accumulated onto an earlier one is freed at once.
+        let category = match self.reduced {
+            None => MemoryCategory::Gradients,
+            Some(_) => MemoryCategory::Buffers,
+        };
+        let shard = reduction.wait(category, plan);
+        self.reduced = Some(match self.reduced.take() {
+            None => shard,
+            Some(TrackedTensor { tensor, allocation }) => {
+                let tensor = flat::accumulate(tensor, 0, shard.tensor.clone(), true);
+                plan.recycle(shard.tensor);
+                TrackedTensor { tensor, allocation }
+            }
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

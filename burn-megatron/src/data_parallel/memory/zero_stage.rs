@@ -1,0 +1,76 @@
+//! The stages of ZeRO.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What is sharded over the ranks of a data-parallel group instead of replicated.
+///
+/// Written as its number. Each stage shards what the previous one does, and more.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum ZeroStage {
+    /// Nothing.
+    #[default]
+    Replicated = 0,
+    /// Master weights and moments.
+    Optimizer = 1,
+    /// The reduced gradients too.
+    Gradients = 2,
+    /// The parameters too; they are gathered one FSDP unit at a time.
+    Parameters = 3,
+}
+
+impl ZeroStage {
+    /// All stages.
+    pub const ALL: [Self; 4] = [
+        Self::Replicated,
+        Self::Optimizer,
+        Self::Gradients,
+        Self::Parameters,
+    ];
+}
+
+/// A text or number that is not a ZeRO stage.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid ZeRO stage \"{0}\": expected 0 (nothing is sharded), 1 (the optimizer state), 2 (the gradients \
+     too) or 3 (the parameters too)"
+)]
+pub struct ParseZeroStageError(pub String);
+
+impl From<ZeroStage> for u8 {
+    fn from(stage: ZeroStage) -> u8 {
+        stage as u8
+    }
+}
+
+impl TryFrom<u8> for ZeroStage {
+    type Error = ParseZeroStageError;
+
+    fn try_from(number: u8) -> Result<Self, ParseZeroStageError> {
+        let stage = Self::ALL.get(usize::from(number));
+        stage
+            .copied()
+            .ok_or(ParseZeroStageError(number.to_string()))
+    }
+}
+
+impl FromStr for ZeroStage {
+    type Err = ParseZeroStageError;
+
+    fn from_str(text: &str) -> Result<Self, ParseZeroStageError> {
+        let number: Result<u8, _> = text.parse();
+        let invalid = |_| ParseZeroStageError(text.into());
+        number.map_err(invalid)?.try_into()
+    }
+}
+
+impl fmt::Display for ZeroStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&u8::from(*self), f)
+    }
+}

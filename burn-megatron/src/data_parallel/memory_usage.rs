@@ -1,0 +1,140 @@
+//! The memory that a rank has allocated for training state: bytes by category, now and at the peak.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::tensor::Tensor;
+
+use super::memory::MemoryPlan;
+
+/// What memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryCategory {
+    /// Parameters, or the shards of them that a rank keeps.
+    Parameters,
+    /// Gradients that are kept from micro-batch to micro-batch, and gathered values that reuse their memory.
+    Gradients,
+    /// Master weights and moments.
+    Optimizer,
+    /// Temporary buffers of a collective or an FSDP unit.
+    Buffers,
+}
+
+/// The index of the counter of unsharded units, after those of the categories.
+const UNITS: usize = 4;
+
+/// The bytes that one rank has allocated by category, and its unsharded FSDP units.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryUsage(Arc<[PeakCounter; 5]>);
+
+#[derive(Debug, Default)]
+struct PeakCounter {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+/// Counts an amount until it is dropped.
+#[derive(Debug)]
+pub struct TrackedAllocation {
+    usage: MemoryUsage,
+    counter: usize,
+    amount: u64,
+}
+
+impl MemoryUsage {
+    /// Counts `bytes` until the result is dropped.
+    pub fn track(&self, category: MemoryCategory, bytes: usize) -> TrackedAllocation {
+        self.count(category as usize, bytes as u64)
+    }
+
+    /// Counts an unsharded FSDP unit until the result is dropped.
+    pub fn track_unit(&self) -> TrackedAllocation {
+        self.count(UNITS, 1)
+    }
+
+    /// The most FSDP units that were unsharded, or being gathered, at once.
+    pub fn peak_unsharded_units(&self) -> u64 {
+        self.0[UNITS].peak.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, counter: usize, amount: u64) -> TrackedAllocation {
+        let PeakCounter { now, peak } = &self.0[counter];
+        let sum = now.fetch_add(amount, Ordering::Relaxed) + amount;
+        peak.fetch_max(sum, Ordering::Relaxed);
+        TrackedAllocation {
+            usage: self.clone(),
+            counter,
+            amount,
+        }
+    }
+
+    /// Counts the bytes of a tensor until the result is dropped.
+    pub fn track_tensor(&self, category: MemoryCategory, tensor: &Tensor<1>) -> TrackedAllocation {
+        self.track(category, tensor.dims()[0] * tensor.dtype().size())
+    }
+
+    /// The peak of each category; the peaks need not coincide.
+    pub fn peak(&self) -> MemoryPlan {
+        self.read(|counter| &counter.peak)
+    }
+
+    /// What is allocated now.
+    pub fn now(&self) -> MemoryPlan {
+        self.read(|counter| &counter.now)
+    }
+
+    fn read(&self, which: impl Fn(&PeakCounter) -> &AtomicU64) -> MemoryPlan {
+        let of =
+            |category: MemoryCategory| which(&self.0[category as usize]).load(Ordering::Relaxed);
+        MemoryPlan {
+            parameters: of(MemoryCategory::Parameters),
+            gradients: of(MemoryCategory::Gradients),
+            optimizer: of(MemoryCategory::Optimizer),
+            buffers: of(MemoryCategory::Buffers),
+        }
+    }
+}
+
+impl Drop for TrackedAllocation {
+    fn drop(&mut self) {
+        let counter = &self.usage.0[self.counter];
+        counter.now.fetch_sub(self.amount, Ordering::Relaxed);
+    }
+}
+
+/// A flat tensor whose bytes are counted.
+#[derive(Debug)]
+pub(crate) struct TrackedTensor {
+    pub tensor: Tensor<1>,
+    pub allocation: TrackedAllocation,
+}
+
+impl TrackedTensor {
+    pub fn new(tensor: Tensor<1>, category: MemoryCategory, usage: &MemoryUsage) -> Self {
+        let allocation = usage.track_tensor(category, &tensor);
+        Self { tensor, allocation }
+    }
+
+    /// A tensor whose bytes are already counted.
+    pub fn from_parts(tensor: Tensor<1>, allocation: TrackedAllocation) -> Self {
+        Self { tensor, allocation }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_remains_after_a_release() {
+        let usage = MemoryUsage::default();
+        let first = usage.track(MemoryCategory::Buffers, 100);
+        let second = usage.track(MemoryCategory::Buffers, 20);
+        drop(first);
+        let third = usage.track(MemoryCategory::Gradients, 7);
+        assert_eq!((usage.now().buffers, usage.peak().buffers), (20, 120));
+        drop((second, third));
+        assert_eq!((usage.now().gradients, usage.peak().gradients), (0, 7));
+        assert_eq!(usage.now(), MemoryPlan::default());
+    }
+}

@@ -1,0 +1,46 @@
+//! The buffer layout and memory of a module on one rank, computed before anything is allocated.
+
+use burn::module::Module;
+
+use super::config::DataParallelConfig;
+use super::error::DataParallelError;
+use super::layout::BufferLayout;
+use super::memory::MemoryPlan;
+use super::{ShardingPlan, build};
+use crate::comm::ParallelContext;
+use crate::nn::ParallelModule;
+
+/// The layout and memory that a [`DistributedDataParallel`](super::DistributedDataParallel) of a module would
+/// have.
+///
+/// Only the shapes of the module are read, so it may be built as an
+/// [`outline`](crate::nn::ModelBuilder::outline). No collective is called, so the rank may be one
+/// [without a world](ParallelContext::offline).
+#[derive(Clone, Debug)]
+pub struct ShardingEstimate {
+    /// The buffers of the parameters and gradients.
+    pub layout: BufferLayout,
+    /// The memory of the rank.
+    pub memory: MemoryPlan,
+}
+
+impl ShardingEstimate {
+    /// Computes layout and memory for one rank.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelError`] for settings that do not fit the ranks or the module.
+    pub fn of<M: Module>(
+        model: &ParallelModule<M>,
+        groups: &ParallelContext,
+        config: &DataParallelConfig,
+    ) -> Result<Self, DataParallelError> {
+        let (module, table) = (&model.module, &model.table);
+        let quantizers = build::quantizers(table, config, model.fp8.weights())?;
+        let plan: ShardingPlan = build::build_plan(module, table, groups, config, quantizers)?;
+        Ok(Self {
+            memory: plan.memory()?,
+            layout: plan.layout,
+        })
+    }
+}

@@ -1,0 +1,270 @@
+//! The fixed context of a wrapped module on one rank: layout, parameters, groups, settings and memory pool.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::Flex;
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron_kernels::flat;
+
+use super::config::DataParallelConfig;
+use super::error::DataParallelError;
+use super::layout::{BufferLayout, ParameterSlice};
+use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
+use super::memory_usage::{MemoryCategory, MemoryUsage, TrackedTensor};
+use super::quantized;
+use super::sharding_groups::ShardingGroups;
+use crate::collective::{Comm, from_buffer, to_buffer};
+use crate::comm::{self, BufferPool};
+use crate::nn::fp8::WeightQuantizer;
+
+/// How the parameters of one rank are laid out in buckets and sharded. Constant during training.
+#[derive(Debug)]
+pub(crate) struct ShardingPlan {
+    pub layout: BufferLayout,
+    pub parameters: Vec<ParameterInfo>,
+    pub groups: ShardingGroups,
+    /// The group of the tensor axis.
+    pub tensor: Comm,
+    pub config: DataParallelConfig,
+    pub device: Device,
+    pub pool: Arc<BufferPool>,
+    pub usage: MemoryUsage,
+}
+
+/// A parameter of this rank.
+#[derive(Clone, Debug)]
+pub(crate) struct ParameterInfo {
+    pub path: String,
+    /// The shape of this rank's part.
+    pub shape: Vec<usize>,
+    /// The dtype in which the model computes with it.
+    pub model_dtype: DType,
+    /// The dtype of the master weight and of the gradient sums.
+    pub main_dtype: DType,
+    /// The quantizer of an FP8 weight.
+    pub quantizer: Option<Arc<dyn WeightQuantizer>>,
+}
+
+/// The format of the parameters of a bucket between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ParameterFormat {
+    /// The dtype of the model.
+    Float,
+    /// FP8 with per-tensor scales; codes are gathered.
+    Fp8PerTensor,
+    /// FP8 with block scales; values are gathered and quantised on every rank.
+    Fp8Blockwise,
+}
+
+impl ShardingPlan {
+    /// The memory of this rank, computed from the layout.
+    pub fn memory(&self) -> Result<MemoryPlan, DataParallelError> {
+        let rules = MemoryRules::of(&self.config, self.groups.shard.size());
+        Ok(MemoryPlan::new(&self.layout, &rules)?)
+    }
+
+    pub fn stage(&self) -> ZeroStage {
+        self.config.zero_stage
+    }
+
+    pub fn buckets(&self) -> usize {
+        self.layout.bucket_count()
+    }
+
+    /// The elements of a bucket, padding included.
+    pub fn elements(&self, bucket: usize) -> usize {
+        self.layout.bucket(bucket).padded()
+    }
+
+    /// The dtype in which the optimizer returns the parameters of a bucket to the model, and the dtype of their
+    /// masters. They are equal for FP8 weights, which are quantised from the masters.
+    pub fn model_and_main_dtypes(&self, bucket: usize) -> (DType, DType) {
+        let dtypes = |first: &ParameterInfo| match first.quantizer {
+            None => (first.model_dtype, first.main_dtype),
+            Some(_) => (first.main_dtype, first.main_dtype),
+        };
+        self.first_parameter(bucket)
+            .map_or((DType::F32, DType::F32), dtypes)
+    }
+
+    /// The dtype in which the model computes with the parameters of a bucket, FP8 aside.
+    pub fn compute_dtype(&self, bucket: usize) -> DType {
+        self.first_parameter(bucket)
+            .map_or(DType::F32, |first| first.model_dtype)
+    }
+
+    /// The format of the parameters of a bucket.
+    pub fn parameter_format(&self, bucket: usize) -> ParameterFormat {
+        let quantizer = self
+            .first_parameter(bucket)
+            .and_then(|first| first.quantizer.as_deref());
+        quantizer.map_or(ParameterFormat::Float, quantized::parameter_format)
+    }
+
+    /// The first parameter of a bucket. All parameters of a bucket have the same dtypes and format.
+    fn first_parameter(&self, bucket: usize) -> Option<&ParameterInfo> {
+        let first = self.layout.bucket(bucket).parameters.first();
+        first.map(|parameter| &self.parameters[parameter.index])
+    }
+
+    /// The quantizer of an FP8 weight.
+    pub fn quantizer(&self, index: usize) -> &dyn WeightQuantizer {
+        match &self.parameters[index].quantizer {
+            Some(quantizer) => &**quantizer,
+            None => unreachable!("parameter {index} is not an FP8 weight"),
+        }
+    }
+
+    /// Rows and columns of an FP8 weight.
+    pub fn matrix(&self, index: usize) -> [usize; 2] {
+        match self.parameters[index].shape[..] {
+            [rows, columns] => [rows, columns],
+            _ => unreachable!("FP8 weight {index} is a matrix"),
+        }
+    }
+
+    /// The position of a parameter in its bucket.
+    pub fn position(&self, bucket: usize, index: usize) -> usize {
+        let mut parameters = self.layout.bucket(bucket).parameters.iter();
+        match parameters.position(|parameter| parameter.index == index) {
+            Some(position) => position,
+            None => unreachable!("parameter {index} lies in bucket {bucket}"),
+        }
+    }
+
+    /// This rank's shard of a bucket.
+    pub fn shard_range(&self, bucket: usize) -> Range<usize> {
+        self.groups.shard_range(self.elements(bucket))
+    }
+
+    /// The parameter slices in this rank's shard of a bucket.
+    pub fn shard_slices(&self, bucket: usize) -> Vec<ParameterSlice> {
+        self.layout.bucket(bucket).slices(self.shard_range(bucket))
+    }
+
+    /// The bucket of a parameter, and its range in the bucket.
+    pub fn location(&self, index: usize) -> (usize, Range<usize>) {
+        match self.layout.find(index) {
+            Some(location) => (location.bucket, location.range.clone()),
+            None => unreachable!("parameter {index} is not in the table"),
+        }
+    }
+
+    /// An uninitialised flat tensor.
+    pub fn uninitialized(&self, elements: usize, dtype: DType) -> Tensor<1> {
+        match comm_dtype(dtype).filter(|_| is_cpu(&self.device)) {
+            Some(comm_dtype) => {
+                let buffer = self.pool.take(comm_dtype, elements);
+                from_buffer(buffer, [elements], &self.device, dtype)
+            }
+            None => Tensor::empty([elements], (&self.device, dtype)),
+        }
+    }
+
+    /// A flat tensor of zeros.
+    pub fn zeros(&self, elements: usize, dtype: DType) -> Tensor<1> {
+        match comm_dtype(dtype).filter(|_| is_cpu(&self.device)) {
+            Some(comm_dtype) => {
+                let buffer = self.pool.take_zeroed(comm_dtype, elements);
+                from_buffer(buffer, [elements], &self.device, dtype)
+            }
+            None => Tensor::zeros([elements], (&self.device, dtype)),
+        }
+    }
+
+    /// A copy of a tensor or view in new memory.
+    pub fn copy(&self, x: Tensor<1>) -> Tensor<1> {
+        let memory = self.uninitialized(x.dims()[0], x.dtype());
+        flat::accumulate(memory, 0, x, false)
+    }
+
+    /// Returns the memory of a tensor to the pool, if this is the only reference.
+    pub fn recycle(&self, x: Tensor<1>) {
+        if is_cpu(&self.device)
+            && let Some(x) = if_unique(x)
+        {
+            self.pool.give(to_buffer(x));
+        }
+    }
+
+    /// Fills the pool with the buffers that a step can need at once. Inputs of collectives return to the pool
+    /// only after the slowest rank has read them, so the need depends on timing; this reserves for the worst.
+    pub fn reserve_pool(&self) {
+        if !is_cpu(&self.device) {
+            return;
+        }
+        let mut needed: BTreeMap<(&str, usize), (comm::DType, usize)> = BTreeMap::new();
+        for bucket in 0..self.buckets() {
+            for (dtype, elements, count, most) in self.peak_buffers(bucket) {
+                if let Some(comm_dtype) = comm_dtype(dtype) {
+                    let (_, known) = needed
+                        .entry((comm_dtype.name(), elements))
+                        .or_insert((comm_dtype, 0));
+                    *known = (*known + count).min(most);
+                }
+            }
+        }
+        for ((_, elements), (comm_dtype, count)) in needed {
+            let taken: Vec<_> = (0..count)
+                .map(|_| self.pool.take(comm_dtype, elements))
+                .collect();
+            taken.into_iter().for_each(|buffer| self.pool.give(buffer));
+        }
+    }
+
+    /// The buffers that a step needs at once for a bucket: dtype, elements, count, and the most for all buckets
+    /// of equal dtype and size together.
+    fn peak_buffers(&self, bucket: usize) -> Vec<(DType, usize, usize, usize)> {
+        let (whole, shard) = (self.elements(bucket), self.shard_range(bucket).len());
+        let (model, main) = self.model_and_main_dtypes(bucket);
+        let unlimited = usize::MAX;
+        let mut buffers = match (self.stage(), self.groups.data.size()) {
+            (_, 1) => return vec![(main, whole, 1, unlimited)],
+            // All-reduce is not in place, and each rank computes a share of the sums.
+            (ZeroStage::Replicated, ranks) => {
+                return vec![
+                    (main, whole, 2, unlimited),
+                    (main, whole / ranks, 1, unlimited),
+                ];
+            }
+            (ZeroStage::Optimizer, _) => vec![(main, whole, 1, unlimited)],
+            // One is filled, one is being reduced, two may still be read by other ranks.
+            (ZeroStage::Gradients, _) => vec![(main, whole, 2, 4)],
+            (ZeroStage::Parameters, _) => vec![(main, whole, 2, 4), (model, whole, 2, 4)],
+        };
+        // The reduced shard, the stepped one, and one that other ranks may still read.
+        buffers.push((main, shard, 3, unlimited));
+        if self.parameter_format(bucket) == ParameterFormat::Float {
+            buffers.push((model, shard, 2, unlimited));
+        }
+        buffers
+    }
+
+    /// Counts the bytes of a tensor until it is dropped.
+    pub fn track(&self, tensor: Tensor<1>, category: MemoryCategory) -> TrackedTensor {
+        TrackedTensor::new(tensor, category, &self.usage)
+    }
+}
+
+/// The tensor, if this is the only reference to its memory.
+fn if_unique(x: Tensor<1>) -> Option<Tensor<1>> {
+    let x = x.try_into_primitive::<Flex>().ok()?;
+    x.is_unique().then(|| Tensor::from_primitive::<Flex>(x))
+}
+
+/// The dtype of a communication buffer for elements of `dtype`; `None` if it cannot be communicated.
+pub(super) fn comm_dtype(dtype: DType) -> Option<comm::DType> {
+    match dtype {
+        DType::F64 => Some(comm::DType::F64),
+        DType::F32 | DType::Flex32 => Some(comm::DType::F32),
+        DType::BF16 => Some(comm::DType::BF16),
+        DType::F16 => Some(comm::DType::F16),
+        _ => None,
+    }
+}
+
+fn is_cpu(device: &Device) -> bool {
+    *device == Device::flex()
+}

@@ -1,0 +1,154 @@
+//! When reductions start, and in which order.
+
+use std::sync::Mutex;
+
+use super::gradient_checks::{Blocks, blocks, run, stage};
+use super::*;
+use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
+
+/// Records the collectives that are started, and the marks of the test between them.
+#[derive(Clone, Debug, Default)]
+struct CallLog(Arc<Mutex<Vec<String>>>);
+
+impl CallLog {
+    fn record(&self, event: impl Into<String>) {
+        self.0.lock().unwrap().push(event.into());
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+#[derive(Debug)]
+struct RecordingComm {
+    inner: Arc<dyn Communicator>,
+    log: CallLog,
+}
+
+impl Communicator for RecordingComm {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        self.log.record(format!("{} {}", call.name(), input.len()));
+        self.inner.start(call, input)
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        let inner = self.inner.split(name, groups)?;
+        let log = self.log.clone();
+        Ok(Arc::new(Self { inner, log }))
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
+    }
+}
+
+/// The calls of a step of four blocks on the data axis, by rank, with marks of the test in between.
+fn step(config: DataParallelConfig, micro_batches: usize, closing: bool) -> Vec<Vec<String>> {
+    let events = |groups: &ParallelContext| {
+        let log = CallLog::default();
+        let data: Arc<dyn Communicator> = Arc::new(RecordingComm {
+            inner: groups.data().clone(),
+            log: log.clone(),
+        });
+        let groups = groups.clone().with_data(data);
+        let model: ParallelModule<Blocks> = ParallelModule::replicated(blocks(4));
+        let mut ddp = DistributedDataParallel::with(model, &groups, &config)?;
+        log.take();
+        for micro_batch in 0..micro_batches {
+            let loss = run(&ddp, &[0, 1, 2, 3]);
+            log.record("backward");
+            if closing && micro_batch + 1 == micro_batches {
+                ddp.backward_last(loss)
+            } else {
+                ddp.backward(loss)
+            };
+        }
+        log.record("reduce");
+        ddp.reduce(1)?;
+        Ok(log.take())
+    };
+    over(1, 2, events).unwrap()
+}
+
+/// Each block has a bucket of 128 elements: 16 + 4, the second on 64, padded to 128.
+fn buckets(number: u8) -> DataParallelConfig {
+    DataParallelConfig {
+        bucket_size: Some(20),
+        ..stage(number)
+    }
+}
+
+const TOKENS: &str = "all_gather 3";
+
+#[test]
+fn a_bucket_is_reduced_while_the_last_backward_goes_on() {
+    let sum = "reduce_scatter 128";
+    for events in step(buckets(1), 2, true) {
+        let expected = ["backward", "backward", sum, sum, sum, sum, "reduce", TOKENS];
+        assert_eq!(events, expected);
+    }
+}
+
+#[test]
+fn without_backward_last_or_overlap_buckets_are_reduced_at_the_end() {
+    let sum = "all_reduce 128";
+    let expected = ["backward", "reduce", sum, sum, sum, sum, TOKENS];
+    for events in step(buckets(0), 1, false) {
+        assert_eq!(events, expected);
+    }
+    let without = DataParallelConfig {
+        overlap_grad_reduce: false,
+        ..buckets(0)
+    };
+    for events in step(without, 1, true) {
+        assert_eq!(events, expected);
+    }
+}
+
+#[test]
+fn from_zero_2_on_each_micro_batch_is_reduced() {
+    let sum = "reduce_scatter 128";
+    for events in step(buckets(2), 2, false) {
+        let expected = [
+            "backward", sum, sum, sum, sum, "backward", sum, sum, sum, sum, "reduce", TOKENS,
+        ];
+        assert_eq!(events, expected);
+    }
+}
+
+#[test]
+fn zero_3_prefetches_one_unit() {
+    let (gather, sum) = ("all_gather 64", "reduce_scatter 128");
+    for events in step(stage(3), 1, true) {
+        // The graph keeps what unmodified layers save, so their backward gathers nothing.
+        let expected = [
+            gather, gather, gather, gather, "backward", sum, sum, sum, sum, "reduce", TOKENS,
+        ];
+        assert_eq!(events, expected);
+    }
+}
+
+#[test]
+fn hsdp_reduces_within_shard_groups_and_then_across() {
+    let events = over(1, 4, |groups| {
+        let config = DataParallelConfig {
+            hsdp: Some(2),
+            ..buckets(1)
+        };
+        let model: ParallelModule<Blocks> = ParallelModule::replicated(blocks(2));
+        let mut ddp = DistributedDataParallel::with(model, groups, &config)?;
+        let own = (1u64 << groups.rank()) as f64;
+        let loss = run(&ddp, &[0, 1]).mul_scalar(own);
+        ddp.backward_last(loss);
+        let gradients = ddp.reduce(1)?;
+        let bias = ddp.full_gradients(&gradients).remove(3);
+        Ok(values(bias.mul_scalar(4.0)))
+    });
+    // Two rows of ones, times 1 + 2 + 4 + 8.
+    assert_eq!(events.unwrap(), [[30.0; 4]; 4]);
+}

@@ -1,0 +1,176 @@
+//! Which tokens attend to each other, and at which positions they are.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_megatron_kernels::KernelError;
+use burn_megatron_kernels::attention::Documents;
+use burn_megatron_kernels::rope::Positions;
+use burn_megatron_kernels::softmax::Mask;
+
+use super::{KvCache, LayerKvCache};
+
+/// The format of a batch.
+#[derive(Debug)]
+pub enum BatchFormat<'a> {
+    /// Each row is one sequence, from position 0 on.
+    Rows,
+    /// Rows of packed documents.
+    Packed(Box<PackedSequences>),
+    /// Each row continues a sequence in the cache.
+    Cached(&'a mut KvCache),
+}
+
+impl BatchFormat<'_> {
+    /// The context of the attention layer `index` of this rank.
+    ///
+    /// # Panics
+    ///
+    /// If the cache has no such layer.
+    pub fn layer(&mut self, index: usize) -> AttentionContext<'_> {
+        match self {
+            Self::Rows => AttentionContext::Rows,
+            Self::Packed(packed) => AttentionContext::Packed(packed),
+            Self::Cached(cache) => AttentionContext::Cached(cache.layer(index)),
+        }
+    }
+}
+
+/// What the tokens of one attention layer attend to, always causally.
+#[derive(Debug)]
+pub enum AttentionContext<'a> {
+    /// Earlier tokens of their row.
+    Rows,
+    /// Earlier tokens of their document.
+    Packed(&'a PackedSequences),
+    /// All tokens in the cache and earlier tokens of their row, which is appended to the cache. For
+    /// generation: no dropout, no backward.
+    Cached(LayerKvCache<'a>),
+}
+
+impl AttentionContext<'_> {
+    /// The positions of the tokens.
+    pub(super) fn positions(&self) -> Positions {
+        match self {
+            Self::Rows => Positions::From(0),
+            Self::Packed(packed) => Positions::Each(packed.positions.clone()),
+            Self::Cached(layer) => Positions::From(layer.first()),
+        }
+    }
+}
+
+/// Packed documents in the rows of a batch `[batch, seq]`. Attention does not cross documents, and each
+/// starts at position 0.
+#[derive(Clone, Debug)]
+pub struct PackedSequences {
+    shape: [usize; 2],
+    /// Where the documents end in the concatenated rows.
+    bounds: Documents,
+    /// `[batch, seq]`: the position of each token in its document.
+    positions: Tensor<2, Int>,
+}
+
+/// Invalid document boundaries.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PackedSequencesError {
+    /// They do not cover the batch.
+    #[error(
+        "invalid document boundaries {bounds:?} for {rows} rows of {seq} tokens: expected boundaries from \
+         0 to {}",
+        rows * seq
+    )]
+    Bounds {
+        /// The first and the last boundary; empty if there is none.
+        bounds: Vec<i32>,
+        /// Rows of the batch.
+        rows: usize,
+        /// Tokens of a row.
+        seq: usize,
+    },
+    /// A document ends before it begins.
+    #[error("invalid document from {begin} to {end}: expected increasing boundaries")]
+    Order {
+        /// Where it begins.
+        begin: i32,
+        /// Where it ends.
+        end: i32,
+    },
+    /// A document is in two rows.
+    #[error("invalid document from {begin} to {end}: it crosses the end of a row of {seq} tokens")]
+    Row {
+        /// Where it begins.
+        begin: i32,
+        /// Where it ends.
+        end: i32,
+        /// Tokens of a row.
+        seq: usize,
+    },
+    /// More tokens than the attention kernels support.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl PackedSequences {
+    /// The documents of a batch `[batch, seq]`. `starts` are their offsets in the concatenated rows,
+    /// followed by the end of the last one: `0, ..., batch * seq`.
+    ///
+    /// # Errors
+    ///
+    /// [`PackedSequencesError`] if they do not cover the rows, or one crosses the end of a row.
+    pub fn new(
+        starts: &[i32],
+        shape: [usize; 2],
+        device: &Device,
+    ) -> Result<Self, PackedSequencesError> {
+        let [rows, seq] = shape;
+        let bounds = [starts.first(), starts.last()].into_iter().flatten();
+        let bounds: Vec<i32> = bounds.copied().collect();
+        if bounds.first() != Some(&0) || bounds[1] as usize != rows * seq {
+            return Err(PackedSequencesError::Bounds { bounds, rows, seq });
+        }
+        let mut positions = Vec::with_capacity(rows * seq);
+        for pair in starts.windows(2) {
+            let (begin, end) = (pair[0], pair[1]);
+            if end < begin {
+                return Err(PackedSequencesError::Order { begin, end });
+            }
+            if end > begin && begin as usize / seq != (end as usize - 1) / seq {
+                return Err(PackedSequencesError::Row { begin, end, seq });
+            }
+            positions.extend(0..end - begin);
+        }
+        let ends = starts[1..].iter().map(|end| *end as usize).collect();
+        Ok(Self {
+            shape,
+            bounds: Documents::new(ends, device)?,
+            positions: Tensor::from_data(TensorData::new(positions, shape), device),
+        })
+    }
+
+    /// `[batch, seq]`: the position of each token in its document.
+    pub fn positions(&self) -> &Tensor<2, Int> {
+        &self.positions
+    }
+
+    /// The documents in the concatenated rows, `batch * seq` tokens.
+    pub(super) fn bounds(&self) -> &Documents {
+        &self.bounds
+    }
+
+    /// The attention mask: hides other documents, later tokens, and tokens outside of the window.
+    pub(super) fn mask(&self, window: Option<usize>) -> Mask {
+        let [rows, seq] = self.shape;
+        let positions = self.positions.clone().inner();
+        let count = Tensor::<1, Int>::arange(0..seq as i64, &positions.device());
+        let count = count.cast(positions.dtype());
+        let query = count.clone().reshape([1, 1, seq, 1]);
+        let key = count.reshape([1, 1, 1, seq]).expand([rows, 1, seq, seq]);
+        let earlier = positions.reshape([rows, 1, seq, 1]);
+        let visible = match window {
+            Some(tokens) => earlier.clamp_max(tokens as i64 - 1),
+            None => earlier,
+        };
+        let query = query.expand([rows, 1, seq, 1]);
+        let first = (query.clone() - visible).expand([rows, 1, seq, seq]);
+        let later = key.clone().greater(query.expand([rows, 1, seq, seq]));
+        Mask::Hidden(key.lower(first).bool_or(later))
+    }
+}

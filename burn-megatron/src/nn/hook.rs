@@ -1,0 +1,335 @@
+//! Parameter hooks: how a parameter enters the autodiff graph, and how its gradient leaves backward.
+//!
+//! Under a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) a parameter
+//! is a plain tensor that enters the graph through one operation, which is anchored to the layer's
+//! input (the *anchor*). The backward of that operation runs right after that of the parameter's last
+//! use, when the gradient is final, and passes it to a [`GradientSink`]; Burn's gradients hold nothing
+//! of it. So a bucket is reduced while backward goes on, and no autodiff leaf is shared.
+//!
+//! The hook also supplies the value: a sink that holds the parameters itself (sharded, in another type,
+//! or not gathered yet) returns it from [`GradientSink::value`]. The module then holds the shape only.
+//!
+//! Our layers set the anchor with [`anchored_value`]; an unmodified module uses the one that the wrapper sets
+//! with [`with_anchor`], and may set closer ones at the boundaries of its blocks. Without a wrapper a
+//! module is an ordinary Burn module without hooks.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::module::{Module, Param, Reparameterization};
+use burn::tensor::Tensor;
+use burn_megatron_kernels::{Function, apply};
+
+use super::fp8::QuantizedWeight;
+
+/// The value of a parameter, flat, as its sink returns it.
+pub struct ParameterValue {
+    /// `[elements]`
+    pub flat: Tensor<1>,
+    /// Kept alive as long as the value is in use.
+    pub keep: KeepAlive,
+}
+
+/// Something that lives as long as a value is in use.
+pub type KeepAlive = Option<Arc<dyn Any + Send + Sync>>;
+
+/// The direction in which a model runs; it tells which parameters are needed next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// From the input to the loss.
+    Forward,
+    /// From the loss to the input.
+    Backward,
+}
+
+/// Supplies the values of parameters and receives their gradients, one per use.
+pub trait GradientSink: Send + Sync + 'static {
+    /// The value of parameter `index` of the table, where the module itself does not hold it.
+    fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
+        let _ = (index, pass);
+        None
+    }
+
+    /// The value of a weight that the sink holds in 8 bits. [`value`](Self::value) returns it as floats.
+    fn quantized(&self, index: usize, pass: Pass) -> Option<Arc<QuantizedWeight>> {
+        let _ = (index, pass);
+        None
+    }
+
+    /// Announces that parameter `index` of the table entered a graph: one more gradient will follow.
+    fn expect(&self, index: usize);
+
+    /// Receives the gradient of one use, a plain tensor of the parameter's shape.
+    fn accumulate(&self, index: usize, gradient: DispatchTensor);
+
+    /// Receives a weight gradient that is not computed yet. A [`DeferringSink`] stores it while
+    /// deferring is on; any other sink computes it at once, flat.
+    fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
+        self.accumulate(index, gradient(None).into_dispatch());
+    }
+}
+
+/// The computation of a weight gradient.
+///
+/// Called with a [`GradientSlice`], it returns the slice's whole buffer with this gradient in it;
+/// called without, it returns the gradient alone, flat.
+pub type WeightGradientFn = Box<dyn FnOnce(Option<GradientSlice>) -> Tensor<1> + Send>;
+
+/// The part of a flat gradient buffer that holds the gradient of one parameter.
+pub struct GradientSlice {
+    /// `[length]`: the gradients of several parameters.
+    pub flat: Tensor<1>,
+    /// Index of this parameter's first element.
+    pub offset: usize,
+    /// Whether to add to the elements; they are overwritten otherwise.
+    pub add: bool,
+}
+
+/// A deferred weight gradient, with the index of its parameter.
+pub type Deferred = (usize, WeightGradientFn);
+
+/// A sink that can defer weight gradients, so that a backward computes input gradients only.
+pub trait DeferringSink: GradientSink {
+    /// Turns deferring on or off; while it is off, weight gradients are computed at once.
+    fn set_deferring(&self, deferring: bool);
+
+    /// Returns the gradients deferred since the last call.
+    fn take_deferred(&self) -> Vec<Deferred>;
+
+    /// Assigns what enters a graph from now on to this pipeline stage.
+    fn begin_stage(&self, stage: usize) {
+        let _ = stage;
+    }
+
+    /// Ends the forwards of this stage for the current step: a gradient with no open use is final, and
+    /// its reduction can start.
+    fn close_stage(&self, stage: usize) {
+        let _ = stage;
+    }
+}
+
+thread_local! {
+    /// The tracked tensor to which parameters are anchored. A rank is a thread, so ranks share nothing
+    /// here.
+    static ANCHOR: RefCell<Option<DispatchTensor>> = const { RefCell::new(None) };
+    /// Whether the operation that uses a parameter saves it for its backward.
+    static SAVED: Cell<bool> = const { Cell::new(true) };
+    /// How the current forward is recorded.
+    static MODE: Cell<ForwardMode> = const { Cell::new(ForwardMode::Recorded) };
+}
+
+/// How a forward is recorded, which decides what the sink is told when a parameter is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ForwardMode {
+    /// On the graph: a gradient follows where there is an anchor.
+    Recorded,
+    /// First pass of a recomputed block, not recorded: a gradient follows, from the second pass.
+    FirstPass,
+    /// Second pass of a recomputed block, inside of the backward: its gradients are announced already.
+    SecondPass,
+}
+
+/// Runs the first pass of a recomputed block: it is not recorded, and
+/// [runs again](recompute_second_pass) in the backward. Announces the gradients of the parameters that
+/// it uses, unless it is nested in a second pass, whose gradients are announced already.
+pub(crate) fn recompute_first_pass<T>(body: impl FnOnce() -> T) -> T {
+    let mode = match MODE.get() {
+        ForwardMode::Recorded | ForwardMode::FirstPass => ForwardMode::FirstPass,
+        ForwardMode::SecondPass => ForwardMode::SecondPass,
+    };
+    let _restore = (
+        RestoreAnchor(ANCHOR.take()),
+        RestoreMode(MODE.replace(mode)),
+    );
+    body()
+}
+
+/// Runs the second pass of a recomputed block, inside of the backward, with parameters anchored to
+/// `anchor`.
+pub(crate) fn recompute_second_pass<const D: usize, T>(
+    anchor: &Tensor<D>,
+    body: impl FnOnce() -> T,
+) -> T {
+    let _restore = RestoreMode(MODE.replace(ForwardMode::SecondPass));
+    with_anchor(anchor, body)
+}
+
+/// The current anchor, inside of a recorded forward.
+pub(crate) fn anchor() -> Option<DispatchTensor> {
+    ANCHOR.with_borrow(Clone::clone)
+}
+
+/// Restores the outer mode when dropped.
+struct RestoreMode(ForwardMode);
+
+impl Drop for RestoreMode {
+    fn drop(&mut self) {
+        MODE.set(self.0);
+    }
+}
+
+/// The direction in which the model runs on this thread.
+pub(super) fn pass() -> Pass {
+    match MODE.get() {
+        ForwardMode::SecondPass => Pass::Backward,
+        ForwardMode::Recorded | ForwardMode::FirstPass => Pass::Forward,
+    }
+}
+
+/// Runs `body` with parameters anchored to `anchor`.
+///
+/// The loss must depend on `anchor`. An untracked tensor leaves the outer anchor in place, as nothing
+/// can be anchored to it.
+pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {
+    if !anchor.is_autodiff() || !anchor.is_tracked() {
+        return body();
+    }
+    let outer = ANCHOR.replace(Some(anchor.clone().into_dispatch()));
+    let _restore = RestoreAnchor(outer);
+    body()
+}
+
+/// Restores the outer anchor when dropped, also when the body panics.
+struct RestoreAnchor(Option<DispatchTensor>);
+
+impl Drop for RestoreAnchor {
+    fn drop(&mut self) {
+        ANCHOR.set(self.0.take());
+    }
+}
+
+/// The value of `param` for an operation whose backward does not need it, such as a lookup: it is not
+/// kept alive until then.
+pub(crate) fn forward_only_value<const D: usize>(param: &Param<Tensor<D>>) -> Tensor<D> {
+    struct RestoreSaved(bool);
+    impl Drop for RestoreSaved {
+        fn drop(&mut self) {
+            SAVED.set(self.0);
+        }
+    }
+    let _restore = RestoreSaved(SAVED.replace(false));
+    param.val()
+}
+
+/// The value of `param` for a layer with the input `x`, anchored to `x`.
+pub fn anchored_value<const D: usize, const E: usize>(
+    param: &Param<Tensor<D>>,
+    x: &Tensor<E>,
+) -> Tensor<D> {
+    with_anchor(x, || param.val())
+}
+
+/// The hook of one parameter, attached by [`Module::apply_reparameterization`].
+#[derive(Module, Debug)]
+pub struct ParameterHook {
+    #[module(skip)]
+    exit: HookHandle,
+}
+
+/// The sink of a hook, and the index of its parameter there.
+#[derive(Clone)]
+pub(super) struct HookHandle {
+    pub index: usize,
+    pub sink: Arc<dyn GradientSink>,
+}
+
+impl HookHandle {
+    /// Announces a gradient, unless a first pass has announced it.
+    pub fn expect(&self) {
+        if MODE.get() != ForwardMode::SecondPass {
+            self.sink.expect(self.index);
+        }
+    }
+
+    /// Announces the gradient of a use that is not recorded: there is one in the first pass of a
+    /// recomputed block only.
+    pub fn expect_unrecorded(&self) {
+        if MODE.get() == ForwardMode::FirstPass {
+            self.expect();
+        }
+    }
+
+    /// The value for the current pass.
+    pub fn value<const D: usize>(&self, base: Tensor<D>) -> (Tensor<D>, KeepAlive) {
+        self.value_in(base, pass())
+    }
+
+    /// The value, of the shape of `base`, which is the value itself where the sink has none.
+    pub fn value_in<const D: usize>(&self, base: Tensor<D>, pass: Pass) -> (Tensor<D>, KeepAlive) {
+        match self.sink.value(self.index, pass) {
+            Some(ParameterValue { flat, keep }) => (flat.reshape(base.dims()), keep),
+            None => (base, None),
+        }
+    }
+}
+
+/// The operation by which a parameter enters the graph; it keeps the value alive until its backward.
+struct HookFunction {
+    handle: HookHandle,
+    _keep: KeepAlive,
+}
+
+impl fmt::Debug for HookFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt(f)
+    }
+}
+
+impl fmt::Debug for HookHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "parameter {}", self.index)
+    }
+}
+
+impl ParameterHook {
+    /// The hook of parameter `index`.
+    pub fn new(index: usize, sink: Arc<dyn GradientSink>) -> Self {
+        Self {
+            exit: HookHandle { index, sink },
+        }
+    }
+
+    /// For an operation that passes the gradient to the sink itself, instead of through [`Self::apply`].
+    pub(super) fn handle(&self) -> &HookHandle {
+        &self.exit
+    }
+}
+
+impl Reparameterization for ParameterHook {
+    const NAME: &'static str = "gradient_door";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let (value, keep) = self.exit.value(base);
+        let anchor = anchor();
+        if anchor.is_some() || MODE.get() == ForwardMode::FirstPass {
+            self.exit.expect();
+        }
+        let Some(anchor) = anchor else {
+            return value;
+        };
+        let function = HookFunction {
+            handle: self.exit.clone(),
+            _keep: keep.filter(|_| SAVED.get()),
+        };
+        apply(vec![value.into_dispatch(), anchor], function)
+    }
+}
+
+impl Function for HookFunction {
+    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+        (inputs.swap_remove(0), vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        gradient: DispatchTensor,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        self.handle.sink.accumulate(self.handle.index, gradient);
+        vec![None, None]
+    }
+}

@@ -1,0 +1,454 @@
+//! Builds a model: creates and declares its parameters, with the ranks, device, seed and path of each.
+
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::fp8::{Fp8, Fp8Config, Fp8Error, Fp8Layer, SplitOperands};
+use super::init::stream_key;
+use super::{
+    AxisRank, DropoutPosition, Init, ParameterEntry, ParameterTable, Placement, TableError,
+};
+use crate::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
+use crate::comm::ParallelContext;
+use crate::mesh::MeshError;
+
+/// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
+///
+/// A layer declares the placement of a parameter in the call that creates it, so that the parameter table
+/// of the model ([`ModelBuilder::finish`]) is complete by construction.
+#[derive(Clone, Debug)]
+pub struct ModelBuilder {
+    shared: Arc<BuilderShared>,
+    groups: ParallelContext,
+    path: String,
+    tied_across_pipeline: bool,
+    stage: usize,
+    /// The type in which the model computes.
+    compute: DType,
+    /// Whether layers may use their 8-bit recipe.
+    allows_fp8: bool,
+    /// Whether parameters are placeholders without memory.
+    is_outline: bool,
+}
+
+#[derive(Debug)]
+struct BuilderShared {
+    device: Device,
+    dtype: DType,
+    seed: u64,
+    position: DropoutPosition,
+    kernels: Mutex<KernelSelection>,
+    fp8: Mutex<Fp8>,
+    declared: Mutex<Vec<ParameterEntry>>,
+}
+
+/// A tensor of this shape with one element of memory, NaN, so that reading it instead of the parameter
+/// shows.
+pub(crate) fn placeholder<const D: usize>(
+    shape: [usize; D],
+    options: (&Device, DType),
+) -> Tensor<D> {
+    if shape.contains(&0) {
+        return Tensor::empty(shape, options);
+    }
+    let one = Tensor::<1>::full([1], f64::NAN, options);
+    one.reshape([1; D]).expand(shape)
+}
+
+/// The specification of a parameter.
+#[derive(Clone, Debug)]
+pub struct ParameterSpec<const D: usize> {
+    /// The shape of the whole parameter.
+    pub shape: [usize; D],
+    /// Its placement on the tensor axis.
+    pub placement: Placement,
+    /// Its initial values.
+    pub init: Init,
+    /// See [`ParameterEntry::sum_over_tensor`].
+    pub sum_over_tensor: bool,
+    /// See [`ParameterEntry::decay`].
+    pub decay: bool,
+}
+
+impl<const D: usize> ParameterSpec<D> {
+    /// A replicated parameter, decayed by the optimizer if it has two or more dimensions.
+    pub fn new(shape: [usize; D], init: Init) -> Self {
+        let placement = Placement::Replicated;
+        Self {
+            shape,
+            placement,
+            init,
+            sum_over_tensor: false,
+            decay: D > 1,
+        }
+    }
+
+    /// Sets the placement.
+    pub fn with_placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// Sets whether its gradient is summed over the tensor axis.
+    pub fn with_sum_over_tensor(mut self, sum: bool) -> Self {
+        self.sum_over_tensor = sum;
+        self
+    }
+}
+
+/// An error of building a model.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A size does not fit the mesh.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// An invalid configuration of a layer.
+    #[error("{path}: {message}")]
+    Config {
+        /// The layer.
+        path: String,
+        /// What was given and what was expected.
+        message: String,
+    },
+    /// A requested kernel is not available.
+    #[error(transparent)]
+    Kernels(#[from] KernelChoiceError),
+    /// An error of the 8-bit layers.
+    #[error(transparent)]
+    Fp8(#[from] Fp8Error),
+    /// The declared parameters do not match the module.
+    #[error(transparent)]
+    Table(#[from] TableError),
+}
+
+/// A module with its parameter table and the position of its dropout streams.
+#[derive(Clone, Debug)]
+pub struct ParallelModule<M> {
+    /// The module, with this rank's part of each parameter.
+    pub module: M,
+    /// The parameter table.
+    pub table: ParameterTable,
+    /// The position of the dropout streams.
+    pub position: DropoutPosition,
+    /// Which operations are fused.
+    pub kernels: KernelSelection,
+    /// The layers that multiply in 8 bits.
+    pub fp8: Fp8,
+}
+
+impl<M: Module> ParallelModule<M> {
+    /// A module that is replicated on every rank, such as one of burn-nn's.
+    pub fn replicated(module: M) -> Self {
+        let table = ParameterTable::replicated(&module);
+        let device = module.devices().into_iter().next();
+        let kernels = automatic_kernels(&device.unwrap_or_else(Device::flex), DType::F32);
+        Self {
+            kernels,
+            module,
+            table,
+            position: DropoutPosition::default(),
+            fp8: Fp8::default(),
+        }
+    }
+
+    /// Sets the 8-bit layers of a module with [`Fp8Linear`](super::fp8::Fp8Linear)s, whose paths must be
+    /// those in the module. A [`ModelBuilder`] sets them itself.
+    pub fn with_fp8(mut self, fp8: &Fp8) -> Self {
+        self.fp8 = fp8.clone();
+        self
+    }
+}
+
+/// The default kernel selection.
+fn automatic_kernels(device: &Device, dtype: DType) -> KernelSelection {
+    match KernelSelection::new(&KernelChoices::default(), device, dtype) {
+        Ok(chosen) => chosen,
+        Err(error) => unreachable!("the default choices are valid on every device: {error}"),
+    }
+}
+
+impl ModelBuilder {
+    /// The builder of a model in f32 with seed 0.
+    pub fn new(groups: &ParallelContext, device: &Device) -> Self {
+        Self::with(groups, device, 0, DType::F32)
+    }
+
+    /// The builder of a model with this seed and type of parameters.
+    pub fn with(groups: &ParallelContext, device: &Device, seed: u64, dtype: DType) -> Self {
+        let shared = BuilderShared {
+            device: device.clone(),
+            dtype,
+            seed,
+            position: DropoutPosition::default(),
+            kernels: Mutex::new(automatic_kernels(device, dtype)),
+            fp8: Mutex::default(),
+            declared: Mutex::default(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            groups: groups.clone(),
+            path: String::new(),
+            tied_across_pipeline: false,
+            stage: 0,
+            compute: dtype,
+            allows_fp8: true,
+            is_outline: false,
+        }
+    }
+
+    /// Sets which operations of the model are fused. Call on the root builder.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Kernels`] if a requested kernel is not available on the device.
+    pub fn with_kernels(self, choices: &KernelChoices) -> Result<Self, BuildError> {
+        let chosen = KernelSelection::new(choices, self.device(), self.compute)?;
+        *self.lock_kernels() = chosen;
+        Ok(self)
+    }
+
+    /// Sets the type in which the model computes, if it is not that of the parameters. Call on the root
+    /// builder, before [`with_kernels`](Self::with_kernels).
+    pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
+        self.compute = dtype;
+        *self.lock_kernels() = automatic_kernels(self.device(), dtype);
+        self
+    }
+
+    /// Builds placeholders: parameters with shapes but without values and memory, as on PyTorch's meta
+    /// device. Call on the root builder.
+    pub fn outline(self) -> Self {
+        Self {
+            is_outline: true,
+            ..self
+        }
+    }
+
+    /// Whether parameters are placeholders, see [`outline`](Self::outline).
+    pub fn is_outline(&self) -> bool {
+        self.is_outline
+    }
+
+    /// Whether the layer uses the fused form of an operation.
+    pub fn is_fused(&self, operation: Operation) -> bool {
+        self.lock_kernels().is_fused(operation)
+    }
+
+    /// Disables the fused form of an operation that the layer cannot use, for this reason.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Kernels`] if the kernel was requested.
+    pub fn keep_unfused(
+        &self,
+        operation: Operation,
+        reason: impl Into<String>,
+    ) -> Result<(), BuildError> {
+        Ok(self.lock_kernels().keep_unfused(operation, reason)?)
+    }
+
+    /// Disables the fused form of an operation that is slower for this layer, unless it was requested.
+    pub fn prefer_unfused(&self, operation: Operation, reason: impl Into<String>) {
+        self.lock_kernels().prefer_unfused(operation, reason);
+    }
+
+    /// Sets the 8-bit configuration of the model's linear layers. Call on the root builder.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Fp8`] for invalid settings. [`Fp8::check_layers`] checks later that each pattern
+    /// matches a layer.
+    pub fn with_fp8(self, config: &Fp8Config) -> Result<Self, BuildError> {
+        *self.lock_fp8() = Fp8::new(config)?;
+        Ok(self)
+    }
+
+    /// A builder whose layers ignore their 8-bit recipe and compute in the type of the model.
+    pub fn without_fp8(&self) -> Self {
+        Self {
+            allows_fp8: false,
+            ..self.clone()
+        }
+    }
+
+    /// The 8-bit layers built so far.
+    pub fn fp8(&self) -> Fp8 {
+        self.lock_fp8().clone()
+    }
+
+    /// The 8-bit arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
+    /// over the tensor axis.
+    pub(super) fn fp8_layer(&self, split: SplitOperands) -> Result<Option<Fp8Layer>, BuildError> {
+        let comm = self.groups.tensor();
+        Ok(self.fp8().layer(&self.path, comm, split, self.allows_fp8)?)
+    }
+
+    fn lock_fp8(&self) -> MutexGuard<'_, Fp8> {
+        let fp8 = &self.shared.fp8;
+        fp8.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_kernels(&self) -> MutexGuard<'_, KernelSelection> {
+        let kernels = &self.shared.kernels;
+        kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The builder of the field `name`, or of a list element.
+    pub fn child(&self, name: impl Display) -> Self {
+        Self {
+            path: self.join(name),
+            ..self.clone()
+        }
+    }
+
+    /// The same builder with other groups.
+    pub fn with_groups(&self, groups: ParallelContext) -> Self {
+        Self {
+            groups,
+            ..self.clone()
+        }
+    }
+
+    /// The same builder; its parameters are held by both the first and the last rank of the pipeline if
+    /// the argument is true.
+    pub fn with_tied_across_pipeline(&self, tied_across_pipeline: bool) -> Self {
+        Self {
+            tied_across_pipeline,
+            ..self.clone()
+        }
+    }
+
+    /// The same builder, for the parameters of a pipeline stage.
+    pub fn in_stage(&self, stage: usize) -> Self {
+        Self {
+            stage,
+            ..self.clone()
+        }
+    }
+
+    /// The process groups.
+    pub fn groups(&self) -> &ParallelContext {
+        &self.groups
+    }
+
+    /// The device of the parameters.
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// The type of the parameters.
+    pub fn dtype(&self) -> DType {
+        self.shared.dtype
+    }
+
+    /// This rank's place on the tensor axis.
+    pub fn place(&self) -> AxisRank {
+        self.groups.place()
+    }
+
+    /// The path of the module.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The position of the dropout streams.
+    pub fn position(&self) -> &DropoutPosition {
+        &self.shared.position
+    }
+
+    /// The key of the module's random stream.
+    pub fn stream_key(&self) -> u64 {
+        stream_key(self.shared.seed, &self.path)
+    }
+
+    /// A configuration error of the module.
+    pub fn error(&self, message: impl Into<String>) -> BuildError {
+        BuildError::Config {
+            path: self.path.clone(),
+            message: message.into(),
+        }
+    }
+
+    /// Creates and declares the parameter in field `name`.
+    pub fn parameter<const D: usize>(
+        &self,
+        name: &str,
+        spec: ParameterSpec<D>,
+    ) -> Param<Tensor<D>> {
+        let ParameterSpec {
+            shape,
+            placement,
+            init,
+            sum_over_tensor,
+            decay,
+        } = spec;
+        let entry = ParameterEntry {
+            path: self.join(name),
+            shape: shape.to_vec(),
+            placement,
+            sum_over_tensor,
+            decay,
+            tied_across_pipeline: self.tied_across_pipeline,
+            stage: self.stage,
+        };
+        let (place, key) = (self.place(), stream_key(self.shared.seed, &entry.path));
+        let options = (&self.shared.device, self.shared.dtype);
+        let local = entry.local_shape(place);
+        let value = match <[usize; D]>::try_from(local.as_slice()) {
+            Ok(shape) if self.is_outline => placeholder(shape, options),
+            _ => Tensor::from_data(
+                TensorData::new(init.values(&entry, place, key), local),
+                options,
+            ),
+        };
+        self.shared
+            .declared
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(entry);
+        Param::from_tensor(value)
+    }
+
+    /// Finishes the model: checks that the declared parameters are those of the module.
+    ///
+    /// # Errors
+    ///
+    /// [`TableError`] if a parameter was not created by the builder, or not under its path in the module.
+    pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
+        self.finish_stages(module, |path| path)
+    }
+
+    /// Finishes the pipeline stages of this rank. `rename` maps a path in `module` to the path in the whole
+    /// model, under which the parameter was created.
+    ///
+    /// # Errors
+    ///
+    /// See [`finish`](Self::finish).
+    pub fn finish_stages<M: Module>(
+        self,
+        module: M,
+        rename: impl Fn(String) -> String,
+    ) -> Result<ParallelModule<M>, BuildError> {
+        let declared = self.shared.declared.lock();
+        let declared = declared.unwrap_or_else(PoisonError::into_inner).clone();
+        let table = ParameterTable::of_stages(&module, declared, self.place(), rename)?;
+        Ok(ParallelModule {
+            module,
+            table,
+            position: self.shared.position.clone(),
+            kernels: self.lock_kernels().clone(),
+            fp8: self.fp8(),
+        })
+    }
+
+    fn join(&self, name: impl Display) -> String {
+        if self.path.is_empty() {
+            name.to_string()
+        } else {
+            format!("{}.{name}", self.path)
+        }
+    }
+}

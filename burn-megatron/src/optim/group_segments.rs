@@ -1,0 +1,78 @@
+//! The multipliers of the parameter groups, for the segments of this rank's shards.
+
+use std::ops::Range;
+
+use burn::module::Module;
+
+use super::OptimizerError;
+use super::groups::{self, Multipliers, ParameterGroup};
+use crate::comm::{Buffer, CommError, ReduceOp};
+use crate::data_parallel::DistributedDataParallel;
+
+/// A range of a rank's shard of a bucket, and the multipliers of its parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct GroupSegment {
+    pub range: Range<usize>,
+    /// The multiplier of the weight decay.
+    pub decay: f64,
+    /// The multiplier of the learning rate.
+    pub rate: f64,
+}
+
+/// The segments of each bucket, without the padding between parameters. Collective: call on all ranks of the
+/// pipeline.
+pub(super) fn bucket_segments<M: Module>(
+    groups: &[ParameterGroup],
+    ddp: &DistributedDataParallel<M>,
+) -> Result<Vec<Vec<GroupSegment>>, OptimizerError> {
+    check_matches(groups, ddp)?;
+    let entries = ddp.table().entries();
+    let parameters = entries.iter().map(|entry| (&entry.path[..], entry.decay));
+    let multipliers = groups::resolve(groups, parameters)?;
+    let plan = ddp.plan();
+    let segments = |bucket| {
+        let slices = plan.shard_slices(bucket).into_iter();
+        slices
+            .map(|slice| {
+                let Multipliers { decay, rate } = multipliers[slice.index];
+                GroupSegment {
+                    range: slice.local_range,
+                    decay,
+                    rate,
+                }
+            })
+            .collect()
+    };
+    Ok((0..plan.buckets()).map(segments).collect())
+}
+
+/// Fails for a pattern that matches no parameter of any stage. Collective: call on all ranks of the pipeline.
+fn check_matches<M: Module>(
+    groups: &[ParameterGroup],
+    ddp: &DistributedDataParallel<M>,
+) -> Result<(), OptimizerError> {
+    groups::check(groups)?;
+    let paths = || ddp.table().entries().iter().map(|entry| &entry.path[..]);
+    let unmatched_here = groups::unmatched(groups, paths())?;
+    if groups.is_empty() {
+        return Ok(());
+    }
+    let flags: Vec<u8> = (0..groups.len())
+        .map(|group| u8::from(unmatched_here.contains(&group)))
+        .collect();
+    let comm = ddp.groups().pipeline();
+    let everywhere = match comm.all_reduce(Buffer::from(flags), ReduceOp::Min)? {
+        Buffer::U8(flags) => flags,
+        other => unreachable!("a collective of u8 returned {}", other.dtype()),
+    };
+    match everywhere.iter().position(|unmatched| *unmatched == 1) {
+        Some(group) => Err(groups::unmatched_error(&groups[group], paths()).into()),
+        None => Ok(()),
+    }
+}
+
+impl From<CommError> for OptimizerError {
+    fn from(error: CommError) -> Self {
+        Self::Comm(Box::new(error))
+    }
+}

@@ -1,0 +1,200 @@
+//! The counts of taken and skipped steps, and the limit of skips in a row.
+
+use std::num::NonZeroU64;
+
+use serde::{Deserialize, Serialize};
+
+/// The steps of a run so far, as saved in a checkpoint.
+///
+/// The learning rate of the next step follows from [`taken`](Self::taken): a skipped step changes no weight,
+/// and does not advance the learning rate schedule. The samples of the next step follow from
+/// [`made`](Self::made): the samples of a skipped step are not used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepCount {
+    /// Steps that updated the weights.
+    pub taken: u64,
+    /// Steps that did not.
+    pub skipped: u64,
+    /// Skipped steps since the last taken one. Steps without targets neither count nor reset it.
+    pub consecutive_skips: u64,
+    /// Skipped steps that had no target. Not in older checkpoints.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub without_targets: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// Too many steps in a row were skipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the last {} steps were all skipped, after {} that were taken, as the loss or a gradient was not \
+     finite in any of them; the limit is {limit}: lower the learning rate, or start with a lower loss \
+     scale if there is one", .count.consecutive_skips, .count.taken
+)]
+pub struct TooManySkips {
+    /// The steps of the run.
+    pub count: StepCount,
+    /// The number of skips in a row that ends a run.
+    pub limit: NonZeroU64,
+}
+
+impl StepCount {
+    /// The default limit of skips in a row: about three times the 17 steps in which a dynamic loss scale with
+    /// the default settings falls from 2^16 to 1. A run that skips more does not recover.
+    pub const DEFAULT_LIMIT: NonZeroU64 = NonZeroU64::new(50).unwrap();
+
+    /// Counts a step.
+    pub fn record(&mut self, taken: bool) {
+        if taken {
+            self.taken += 1;
+            self.consecutive_skips = 0;
+        } else {
+            self.skipped += 1;
+            self.consecutive_skips += 1;
+        }
+    }
+
+    /// Counts a step that was skipped because none of its targets has a loss. It does not count towards the
+    /// limit of skips in a row.
+    pub fn record_without_targets(&mut self) {
+        self.skipped += 1;
+        self.without_targets += 1;
+    }
+
+    /// All steps, taken or skipped.
+    pub fn made(&self) -> u64 {
+        self.taken + self.skipped
+    }
+
+    /// Checks whether the run may continue. Ranks with equal counts get the same result.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManySkips`] as soon as `limit` steps in a row were skipped; with a limit of 1 the first
+    /// skip ends the run.
+    pub fn check(&self, limit: NonZeroU64) -> Result<(), TooManySkips> {
+        if self.consecutive_skips < limit.get() {
+            return Ok(());
+        }
+        Err(TooManySkips {
+            count: *self,
+            limit,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optim::loss_scale::{LossScale, LossScaleConfig, LossScaler};
+
+    fn counted(steps: &[bool]) -> StepCount {
+        let mut count = StepCount::default();
+        steps.iter().for_each(|taken| count.record(*taken));
+        count
+    }
+
+    fn limit(limit: u64) -> NonZeroU64 {
+        NonZeroU64::new(limit).expect("is above 0")
+    }
+
+    #[test]
+    fn steps_are_counted() {
+        assert_eq!(counted(&[]).made(), 0);
+        let count = counted(&[true, false, false, true, true, false]);
+        let expected = StepCount {
+            taken: 3,
+            skipped: 3,
+            consecutive_skips: 1,
+            without_targets: 0,
+        };
+        assert_eq!((count, count.made()), (expected, 6));
+    }
+
+    #[test]
+    fn steps_without_targets_neither_count_nor_reset() {
+        let mut count = counted(&[true, false, false]);
+        for _ in 0..9 {
+            count.record_without_targets();
+            assert_eq!(count.check(limit(3)), Ok(()));
+        }
+        assert_eq!((count.made(), count.without_targets), (12, 9));
+        count.record(false);
+        assert!(count.check(limit(3)).is_err());
+        let saved = serde_json::to_string(&count).expect("is json");
+        assert_eq!(
+            serde_json::from_str::<StepCount>(&saved).expect("is a count"),
+            count
+        );
+        let before = r#"{"taken":3,"skipped":2,"consecutive_skips":1}"#;
+        let before: StepCount = serde_json::from_str(before).expect("of an older version");
+        assert_eq!((before.made(), before.without_targets), (5, 0));
+        assert!(
+            !serde_json::to_string(&before)
+                .expect("is json")
+                .contains("without")
+        );
+    }
+
+    /// A schedule that is indexed by the steps taken uses each rate once.
+    #[test]
+    fn a_skipped_step_does_not_advance_what_counts_taken_ones() {
+        let steps = [true, false, false, true, false, true, true];
+        let mut count = StepCount::default();
+        let mut used = vec![];
+        for taken in steps {
+            if taken {
+                used.push(count.taken);
+            }
+            count.record(taken);
+        }
+        assert_eq!(used, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn as_many_skips_in_a_row_as_the_limit_end_the_run() {
+        let mut count = counted(&[true, false, false, true]);
+        for _ in 0..2 {
+            count.record(false);
+            assert_eq!(count.check(limit(3)), Ok(()));
+        }
+        count.record(false);
+        let error = count.check(limit(3)).expect_err("three in a row");
+        assert_eq!(
+            error.to_string(),
+            "the last 3 steps were all skipped, after 2 that were taken, as the loss or a gradient \
+             was not finite in any of them; the limit is 3: lower the learning rate, or start with a \
+             lower loss scale if there is one",
+        );
+        count.record(true);
+        assert_eq!(count.check(limit(1)), Ok(()));
+        count.record(false);
+        assert!(count.check(limit(1)).is_err());
+    }
+
+    #[test]
+    fn the_default_limit_lets_a_dynamic_scale_reach_its_minimum() {
+        let setting = LossScale::Dynamic(LossScaleConfig::default());
+        let mut scaler = LossScaler::new(&setting).expect("the defaults fit");
+        let mut count = StepCount::default();
+        for _ in 0..17 {
+            assert!(scaler.scale() > 1.0);
+            scaler.update(true);
+            count.record(false);
+        }
+        assert_eq!(scaler.scale(), 1.0);
+        assert_eq!(count.check(StepCount::DEFAULT_LIMIT), Ok(()));
+    }
+
+    /// Skips before and after a checkpoint count as one row.
+    #[test]
+    fn skips_in_a_row_are_counted_across_a_checkpoint() {
+        let saved = serde_json::to_string(&counted(&[true, false, false])).expect("is json");
+        let mut count: StepCount = serde_json::from_str(&saved).expect("is a count");
+        count.record(false);
+        assert!(count.check(limit(3)).is_err());
+    }
+}

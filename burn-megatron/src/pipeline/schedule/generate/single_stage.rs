@@ -1,0 +1,57 @@
+//! Schedules with one stage per rank.
+
+use super::{Action, RankProgram};
+
+/// All forwards, then all backwards, both in the order of the micro-batches.
+pub(super) fn gpipe(rank: usize, m: usize) -> Vec<Action> {
+    let mut program = RankProgram::new([rank]);
+    for _ in 0..m {
+        program.forward(0);
+    }
+    for _ in 0..m {
+        program.backward(0);
+    }
+    program.finish(m)
+}
+
+/// Warm-up, then forwards and backwards alternate.
+pub(super) fn one_f_one_b(rank: usize, p: usize, m: usize) -> Vec<Action> {
+    let warm_up = (p - rank - 1).min(m);
+    let mut program = RankProgram::new([rank]);
+    for _ in 0..warm_up {
+        program.forward(0);
+    }
+    for _ in warm_up..m {
+        program.forward(0).backward(0);
+    }
+    for _ in 0..warm_up {
+        program.backward(0);
+    }
+    program.finish(m)
+}
+
+/// 1F1B in which rank r defers r weight gradients.
+///
+/// Rank r has p-r micro-batches between forward and input gradient, as in 1F1B, and r more until
+/// their weight gradient: p on every rank, as 1F1B has on the first. The r deferred weight gradients
+/// fill the cool-down, in which the rank waits for earlier ranks.
+pub(super) fn zb_h1(rank: usize, p: usize, m: usize) -> Vec<Action> {
+    let warm_up = (p - rank - 1).min(m);
+    let mut program = RankProgram::new([rank]);
+    for _ in 0..warm_up {
+        program.forward(0);
+    }
+    for micro_batch in 0..m {
+        if warm_up + micro_batch < m {
+            program.forward(0);
+        }
+        program.input_gradient(0);
+        if micro_batch >= rank {
+            program.weight_gradient();
+        }
+    }
+    while program.deferred() > 0 {
+        program.weight_gradient();
+    }
+    program.finish(m)
+}

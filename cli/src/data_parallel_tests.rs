@@ -1,0 +1,190 @@
+//! Flags to recipes, and what is refused.
+
+use super::*;
+use crate::flags::parse_text;
+
+/// The recipe of `pretrain` with these flags.
+fn resolve(flags: &str) -> Result<Recipe, Error> {
+    Recipe::resolve(&parse_text(flags)?)
+}
+
+/// What is said of these flags before anything starts.
+fn refusal(flags: &str) -> String {
+    match resolve(flags).and_then(|recipe| recipe.plan().map(drop)) {
+        Ok(()) => panic!("{flags} were not refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn each_flag_takes_the_place_of_a_key() {
+    let recipe = resolve(
+        "--data-parallel 4 --global-batch-size 16 --zero-stage 1 --hsdp 2 --precision bf16 \
+         --overlap-grad-reduce false --overlap-param-gather --bucket-size 5000 \
+         --reduce-in-16-bits --gradient-limit 30 --loss-scale 512 --check-replicas-every 7 \
+         --log-num-zeros-in-grad",
+    )
+    .unwrap();
+    recipe.plan().unwrap();
+    let config = &recipe.data_parallel;
+    assert_eq!(config.zero_stage, ZeroStage::Optimizer);
+    assert_eq!(config.precision, Precision::Bf16);
+    assert_eq!((config.hsdp, config.bucket_size), (Some(2), Some(5000)));
+    assert!(!config.overlap_grad_reduce && config.overlap_param_gather);
+    assert!(config.reduce_in_16_bits && !config.keep_gathered);
+    assert_eq!(config.gradient_limit, Some(30.0));
+    let train = recipe.train_config();
+    assert_eq!(train.loss_scale, Some(LossScale::Constant(512.0)));
+    assert_eq!(train.check_replicas_every, Some(7));
+    assert!(train.count_zeros);
+    assert_eq!(train.data_parallel, recipe.data_parallel);
+    assert!(
+        resolve("--zero-stage 3 --keep-gathered")
+            .unwrap()
+            .data_parallel
+            .keep_gathered
+    );
+}
+
+#[test]
+fn without_flags_nothing_changes() {
+    let recipe = resolve("").unwrap();
+    assert_eq!(recipe.data_parallel, Default::default());
+    assert_eq!(
+        (recipe.train.loss_scale, recipe.train.count_zeros),
+        (None, false)
+    );
+}
+
+#[test]
+fn what_is_printed_is_read_as_the_same() {
+    for flags in [
+        "--zero-stage 3 --keep-gathered --precision f16",
+        "--zero-stage 2 --precision bf16 --reduce-in-16-bits --loss-scale 1024.0",
+        "--zero-stage 1 --overlap-param-gather --loss-scale none --check-replicas-every 5",
+        "--precision f16 --loss-scale dynamic --gradient-limit 2.5",
+    ] {
+        let recipe = resolve(flags).unwrap();
+        recipe.plan().unwrap();
+        let text = toml::to_string(&recipe).unwrap();
+        assert_eq!(toml::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
+        assert!(!text.contains("[train.data_parallel]"), "{text}");
+    }
+}
+
+#[test]
+fn the_table_is_at_the_top() {
+    let recipe: Recipe = toml::from_str("[data_parallel]\nzero_stage = 2").unwrap();
+    assert_eq!(recipe.data_parallel.zero_stage, ZeroStage::Gradients);
+    let misspelt = toml::from_str::<Recipe>("[data_parallel]\nzero = 2").unwrap_err();
+    assert!(
+        misspelt.to_string().contains("unknown field `zero`"),
+        "{misspelt}"
+    );
+    let elsewhere = toml::from_str::<Recipe>("[train.data_parallel]\nzero_stage = 2");
+    let elsewhere = elsewhere.unwrap_err().to_string();
+    assert!(
+        elsewhere.contains("unknown field `data_parallel`"),
+        "{elsewhere}"
+    );
+    let stage = toml::from_str::<Recipe>("[data_parallel]\nzero_stage = 4").unwrap_err();
+    assert!(
+        stage.to_string().contains("invalid ZeRO stage \"4\""),
+        "{stage}"
+    );
+}
+
+#[test]
+fn a_group_that_cannot_be_is_refused_before_the_start() {
+    let groups = "[[train.optimizer.groups]]\npattern = \"**.bias\"\n";
+    let recipe: Recipe = toml::from_str(groups).unwrap();
+    assert_eq!(
+        recipe.plan().err().unwrap().to_string(),
+        "the parameter group `**.bias` sets nothing: give weight_decay, learning_rate or both"
+    );
+    let recipe: Recipe = toml::from_str(&format!("{groups}weight_decay = 1.0")).unwrap();
+    recipe.plan().unwrap();
+    let text = toml::to_string(&recipe).unwrap();
+    assert_eq!(toml::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
+}
+
+#[test]
+fn turning_sharding_off_takes_its_settings_along() {
+    let mut recipe: Recipe =
+        toml::from_str("[data_parallel]\nzero_stage = 3\nhsdp = 2\nkeep_gathered = true").unwrap();
+    let args = DataParallelArgs {
+        zero_stage: Some(ZeroStage::Replicated),
+        ..DataParallelArgs::default()
+    };
+    args.apply(&mut recipe);
+    assert_eq!(recipe.data_parallel, Default::default());
+}
+
+#[test]
+fn what_would_do_nothing_is_refused_before_the_start() {
+    assert_eq!(
+        refusal("--data-parallel 1 --zero-stage 1"),
+        "zero_stage = 1 shards over the data axis, and data = 1 has a single rank; set data \
+         (--data-parallel) to 2 or more, or zero_stage to 0"
+    );
+    assert_eq!(
+        refusal("--hsdp 2"),
+        "hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
+    );
+    assert_eq!(
+        refusal("--zero-stage 1 --hsdp 1 --overlap-param-gather"),
+        "overlap_param_gather applies to communication within a sharding group, and with hsdp = 1 each group \
+         has a single rank; set hsdp to 2 or more, or remove overlap_param_gather"
+    );
+    assert_eq!(
+        refusal("--tp 1 --pp 1 --zero-stage 1 --check-replicas-every 5"),
+        "check_replicas_every compares replicated weights, and this layout has none; remove it"
+    );
+    assert!(refusal("--keep-gathered").starts_with("keep_gathered requires zero_stage = 3"));
+    assert!(refusal("--zero-stage 1 --reduce-in-16-bits").contains("precision = f32"));
+    assert!(refusal("--precision bf16 --reduce-in-16-bits").contains("but zero_stage = 0"));
+    let mut recipe = resolve("--kernels optimizer=unfused").unwrap();
+    recipe.data_parallel.moments = Moments::Bf16;
+    let error = recipe.plan().err().unwrap().to_string();
+    assert!(
+        error.starts_with("moments = \"bf16\" needs the fused AdamW"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_compares_replicas_needs_some() {
+    for flags in [
+        "--tp 2 --pp 1 --zero-stage 3",
+        "--tp 1 --pp 2 --zero-stage 3",
+        "--tp 1 --pp 1 --zero-stage 3 --hsdp 1",
+        "--tp 1 --pp 1",
+    ] {
+        let recipe = resolve(&format!("{flags} --check-replicas-every 5")).unwrap();
+        recipe.plan().unwrap();
+    }
+}
+
+#[test]
+fn sizes_out_of_range_are_refused_before_the_start() {
+    assert_eq!(
+        refusal("--zero-stage 1 --hsdp 3"),
+        "invalid hsdp = 3: expected a divisor of the 2 ranks of the data axis (1, 2)"
+    );
+    let zero = "invalid bucket_size = 0: expected a number above 0";
+    assert_eq!(refusal("--bucket-size 0"), zero);
+    let limit = "invalid gradient_limit = 0: expected a number above 0";
+    assert_eq!(refusal("--gradient-limit 0"), limit);
+    assert!(refusal("--loss-scale 0").starts_with("invalid loss_scale: constant = 0 must"));
+    let every = "invalid check_replicas_every = 0: expected more than 0";
+    assert_eq!(refusal("--check-replicas-every 0"), every);
+    let stage = refusal("--zero-stage 4");
+    assert!(stage.contains("invalid ZeRO stage \"4\""), "{stage}");
+    let precision = refusal("--precision fp8");
+    assert!(
+        precision.contains("expected one of `f32`, `bf16`, `f16`"),
+        "{precision}"
+    );
+    let scale = refusal("--loss-scale large");
+    assert!(scale.contains("\"none\", \"dynamic\", a number"), "{scale}");
+}

@@ -1,0 +1,173 @@
+//! The memory that the ranks of a run need, estimated before anything is allocated.
+
+use burn::tensor::{DType, Device};
+use burn_megatron::choice::KernelSelection;
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::data_parallel::ShardingEstimate;
+use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit, RequiredMemory};
+use burn_megatron::device::DeviceKind;
+use burn_megatron::mesh::Mesh;
+use burn_megatron::nn::{ModelBuilder, ParallelModule, Vocabulary};
+use burn_megatron::train::LanguageModel;
+use burn_megatron_models::Transformer;
+
+use crate::error::Error;
+use crate::parallel_plan::ParallelPlan;
+use crate::ranks::RankSetup;
+use crate::recipe::Recipe;
+
+/// The estimates of all ranks; ranks with the same pipeline coordinate have the same.
+pub struct RankEstimates {
+    /// By pipeline coordinate.
+    ranks: Vec<RankEstimate>,
+    /// The parameters of the whole model, each counted once.
+    pub parameters: usize,
+}
+
+/// The estimate of a rank.
+pub struct RankEstimate {
+    pub sharing: ShardingEstimate,
+    /// Elements of its shards of the parameters.
+    pub parameters: usize,
+    pub kernels: KernelSelection,
+    pub flops_per_token: f64,
+    need: RequiredMemory,
+}
+
+/// Builds a rank's part of the model, or only its shapes.
+pub fn build(
+    recipe: &Recipe,
+    plan: &ParallelPlan,
+    groups: &ParallelContext,
+    device: &Device,
+    shapes_only: bool,
+) -> Result<ParallelModule<Transformer>, Error> {
+    let (model, train) = (&recipe.model, &recipe.train);
+    let sequence_parallel = recipe.parallel.sequence_parallel;
+    // Parameters are created in f32, and stay f32 as master weights where the model computes in 16 bits.
+    let computing = recipe.data_parallel.precision.of(DType::F32);
+    let scope = ModelBuilder::with(groups, device, train.seed, DType::F32)
+        .with_compute_dtype(computing)
+        .with_kernels(&recipe.kernels)?
+        .with_fp8(&recipe.fp8)?;
+    let scope = if shapes_only { scope.outline() } else { scope };
+    let Some(schedule) = &plan.schedule else {
+        return Ok(model.init(scope, sequence_parallel)?);
+    };
+    let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
+    let own: Vec<_> = own
+        .map(|stage| (stage, plan.stages[stage].clone()))
+        .collect();
+    Ok(model.init_stages(scope, sequence_parallel, &own)?)
+}
+
+impl RankEstimates {
+    /// Estimates the run on every rank, without communication.
+    pub fn new(recipe: &Recipe, plan: &ParallelPlan, device: &Device) -> Result<Self, Error> {
+        let (mut ranks, mut parameters) = (vec![], 0);
+        for pipeline in 0..recipe.parallel.pipeline {
+            let rank = first_of(&plan.mesh, pipeline);
+            let groups = ParallelContext::offline(plan.mesh.clone(), rank)?;
+            let model = build(recipe, plan, &groups, device, true)?;
+            let counted = model.table.entries().iter();
+            let counted = counted.filter(|entry| pipeline == 0 || !entry.tied_across_pipeline);
+            parameters += counted.map(|entry| entry.len()).sum::<usize>();
+            ranks.push(RankEstimate::new(recipe, plan, &groups, &model)?);
+        }
+        Ok(Self { ranks, parameters })
+    }
+
+    /// The estimate of rank 0.
+    pub fn first(&self) -> &RankEstimate {
+        &self.ranks[0]
+    }
+
+    /// Checks that the ranks fit into memory, where its size is known.
+    ///
+    /// # Errors
+    ///
+    /// The least memory that they need, and what there is.
+    pub fn check(&self, mesh: &Mesh, ranks: &RankSetup, device: DeviceKind) -> Result<(), Error> {
+        match device {
+            DeviceKind::Cpu => self.check_in(mesh, ranks, HostMemory::read()),
+            // The memory of a GPU is not queried.
+            DeviceKind::Wgpu | DeviceKind::Cuda => Ok(()),
+        }
+    }
+
+    fn check_in(&self, mesh: &Mesh, ranks: &RankSetup, memory: HostMemory) -> Result<(), Error> {
+        let need = |rank: usize| self.ranks[mesh.coordinates(rank).pipeline].need;
+        let mut all: Vec<RequiredMemory> = (0..mesh.world_size()).map(need).collect();
+        // Which ranks run on this machine is not known with several processes: take those that need the least.
+        all.sort_by_key(RequiredMemory::total);
+        let here = RequiredMemory::sum(all.into_iter().take(ranks.on_this_machine));
+        // Processes may each have a cgroup of their own.
+        let own = ranks.own_rank.map_or(here, need);
+        let check = |need: RequiredMemory, limit: Option<MemoryLimit>| {
+            need.check(limit)
+                .map_err(|error| format!("{error}; --ignore-memory skips this check"))
+        };
+        check(own, memory.cgroup)?;
+        Ok(check(here, memory.machine)?)
+    }
+}
+
+/// The first rank with this pipeline coordinate.
+fn first_of(mesh: &Mesh, pipeline: usize) -> usize {
+    let mut ranks = 0..mesh.world_size();
+    let found = ranks.find(|rank| mesh.coordinates(*rank).pipeline == pipeline);
+    found.unwrap_or(0)
+}
+
+impl RankEstimate {
+    fn new(
+        recipe: &Recipe,
+        plan: &ParallelPlan,
+        groups: &ParallelContext,
+        model: &ParallelModule<Transformer>,
+    ) -> Result<Self, Error> {
+        let (config, train) = (&recipe.model, &recipe.train);
+        let sharing = ShardingEstimate::of(model, groups, &recipe.data_parallel)?;
+        let length = train.sequence_length.unwrap_or(config.context);
+        let has_loss = match &plan.schedule {
+            None => true,
+            Some(schedule) => {
+                let own = schedule.stages_of(groups.pipeline().rank());
+                own.into_iter().any(|stage| plan.stages[stage].loss)
+            }
+        };
+        let tensor = recipe.parallel.tensor;
+        let vocabulary =
+            Vocabulary::padded(config.vocabulary, config.vocabulary_divisible_by, tensor);
+        let computing = recipe.data_parallel.precision.of(DType::F32);
+        let logits = [
+            train.micro_batch_size,
+            length,
+            vocabulary.padded / tensor,
+            computing.size(),
+        ];
+        let logits = logits.map(|n| n as u128).into_iter().product::<u128>();
+        let share = train.global_batch_size / recipe.parallel.data;
+        let need = RequiredMemory::new(
+            &sharing.memory,
+            if has_loss { logits } else { 0 },
+            share <= train.micro_batch_size,
+            train.steps <= 1,
+        );
+        let rotary = config.rotary_bytes();
+        Ok(Self {
+            need: RequiredMemory {
+                parameters: need.parameters.saturating_add(rotary),
+                ..need
+            },
+            parameters: model.table.local_elements(groups.place()),
+            kernels: model.kernels.clone(),
+            flops_per_token: model.module.flops_per_token(length),
+            sharing,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "estimate_tests.rs"]
+mod tests;

@@ -1,0 +1,113 @@
+//! The flags of `pretrain`.
+
+use std::path::PathBuf;
+
+use burn_megatron::comm::testing::fault_injection::Fault;
+use burn_megatron::device::DeviceKind;
+use clap::Args;
+
+use crate::data::settings::DataArgs;
+use crate::data_parallel::DataParallelArgs;
+use crate::fp8::Fp8Args;
+use crate::ranks::RankArgs;
+use crate::saving::SavingArgs;
+
+/// Flags of `pretrain`; each overrides a setting of the recipe.
+#[derive(Args)]
+pub struct PretrainArgs {
+    /// The recipe, a TOML file; by default that of the run that is resumed, or else
+    /// examples/recipes/tiny.toml.
+    #[arg(long, value_name = "FILE.toml")]
+    pub recipe: Option<PathBuf>,
+    /// The training data.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// RankSetup that share each layer.
+    #[arg(long, visible_alias = "tp", value_name = "N")]
+    pub tensor_parallel: Option<usize>,
+    /// RankSetup that share the batch.
+    #[arg(long, visible_alias = "dp", value_name = "N")]
+    pub data_parallel: Option<usize>,
+    /// Split the activations between the blocks along the sequence, over the ranks of
+    /// --tensor-parallel.
+    #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub sequence_parallel: Option<bool>,
+    /// RankSetup that share the layers, each with its stages.
+    #[arg(long, visible_alias = "pp", value_name = "N")]
+    pub pipeline_parallel: Option<usize>,
+    /// Stages per pipeline rank.
+    #[arg(long, value_name = "V")]
+    pub virtual_stages: Option<usize>,
+    /// Pipeline schedule: gpipe, 1f1b, interleaved, interleaved:N (in groups of N micro-batches), zb-h1,
+    /// zb-v, dualpipe-v, or a CSV file.
+    #[arg(long, value_name = "NAME|FILE.csv")]
+    pub schedule: Option<String>,
+    /// Let the last stage defer the weight gradients of the output layer to its cool-down, at most LIMIT of
+    /// them (0, or no number: all).
+    #[arg(long, value_name = "LIMIT", num_args = 0..=1, default_missing_value = "0")]
+    pub defer_embedding_wgrad: Option<usize>,
+    /// Micro-batches per step and data-parallel rank; sets --micro-batch-size.
+    #[arg(long, value_name = "M", conflicts_with = "micro_batch_size")]
+    pub micro_batches: Option<usize>,
+    /// Samples per micro-batch.
+    #[arg(long, value_name = "N")]
+    pub micro_batch_size: Option<usize>,
+    /// Samples per step, over all ranks and micro-batches.
+    #[arg(long, value_name = "N")]
+    pub global_batch_size: Option<usize>,
+    /// Optimizer steps.
+    #[arg(long, value_name = "N")]
+    pub steps: Option<usize>,
+    /// Peak learning rate; the final one is scaled with it.
+    #[arg(long, value_name = "RATE")]
+    pub lr: Option<f64>,
+    /// Seed of weights, dropout, sampling and generated text.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Data parallelism.
+    #[command(flatten)]
+    pub sharing: DataParallelArgs,
+    /// 8-bit layers.
+    #[command(flatten)]
+    pub fp8: Fp8Args,
+    /// Checkpoints and resuming.
+    #[command(flatten)]
+    pub saving: SavingArgs,
+    /// Device: cpu, wgpu or cuda. The last two must be compiled in (--features wgpu, --features cuda).
+    #[arg(long, default_value_t = DeviceKind::Cpu)]
+    pub device: DeviceKind,
+    /// Which operations use fused kernels: auto, fused or unfused, for all or for one, as in
+    /// `unfused,norm=fused`. The operations: norm, activation, dropout, rope, attention, softmax,
+    /// loss, linear, optimizer.
+    #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
+    pub kernels: Vec<String>,
+    /// Compute threads per rank on the CPU; by default the cores are divided evenly.
+    #[arg(long, value_name = "N")]
+    pub compute_threads: Option<usize>,
+    /// The ranks and their timeouts.
+    #[command(flatten)]
+    pub ranks: RankArgs,
+    /// Seconds after Ctrl-C or SIGTERM for the current step to finish, and as many again to save; twice the
+    /// longest step if that is more. Then the process exits with 130.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    pub grace: f64,
+    /// Folder in which the run folder is created; runs by default.
+    #[arg(long, value_name = "PATH", conflicts_with = "run_dir")]
+    pub runs: Option<PathBuf>,
+    /// Run folder; must not exist yet, unless the run is resumed (--resume).
+    #[arg(long, value_name = "PATH")]
+    pub run_dir: Option<PathBuf>,
+    /// StartResolver even where parameters, gradients, optimizer state and logits alone are more than the memory of
+    /// this machine, or of its cgroup.
+    #[arg(long)]
+    pub ignore_memory: bool,
+    /// Print the resolved recipe and exit.
+    #[arg(long)]
+    pub print_recipe: bool,
+    /// Inject a fault into a collective of one rank: KIND@rank=N,call=N, with calls counted from 0 since the
+    /// start, or KIND@rank=N,step=N,call=N, with calls counted since the beginning of the step. KIND is
+    /// delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,
+    /// terminate, interrupt or spin; never-starts@rank=N is a rank that never starts. May be repeated.
+    #[arg(long, value_name = "FAULT", help_heading = "Testing")]
+    pub inject: Vec<Fault>,
+}

@@ -1,0 +1,422 @@
+//! `burn-megatron pretrain`.
+
+pub mod args;
+mod resolve;
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
+
+use burn::tensor::DType;
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::comm::testing::fault_injection::{Fault, FaultKind, FaultPlan as Faults};
+use burn_megatron::data_parallel::Moments;
+use burn_megatron::device::DeviceKind;
+use burn_megatron::optim::LossScale;
+use burn_megatron::partial::replace_file;
+use burn_megatron::train::TrainOutcome;
+use burn_megatron::train::metrics::{HeldOutMetrics, read_metrics};
+use burn_megatron::train::plot::LossCurve;
+use burn_megatron::train::run_folder::RunFolder;
+
+use crate::data::{self, LossUnit};
+use crate::error::Error;
+use crate::estimate::RankEstimates;
+use crate::fp8::{self, report};
+use crate::interrupt::{self, Interrupt};
+use crate::rank_run::{RankMemory, RankResult, RankRun};
+use crate::ranks::{self, seconds};
+use crate::recipe::Recipe;
+use crate::start::{StartDecision, StartResolver};
+use crate::{trace, weights};
+use args::PretrainArgs;
+
+/// The longest interval at which rank 0 signals the others while it looks for a checkpoint.
+const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Trains, and prints the results.
+pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
+    let recipe = Recipe::resolve(args)?;
+    let plan = recipe.plan()?;
+    fp8::check_report(&recipe, &args.fp8)?;
+    args.saving.check()?;
+    if args.print_recipe {
+        print!("{}", toml::to_string(&recipe)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ranks = ranks::set_up(&args.ranks, args.device, plan.mesh.world_size())?;
+    let (own_rank, local_rank) = (ranks.own_rank, ranks.local_rank);
+    let mut world = ranks.world.clone();
+    let faults = Faults::new(args.inject.clone());
+    faults.check(plan.mesh.world_size())?;
+    let steps = recipe.train.steps as u64;
+    faults.check_steps(0..steps)?;
+    if own_rank.is_none() {
+        check_can_start(&args.inject)?;
+    }
+    if let Some(threads) = args.compute_threads {
+        if args.device != DeviceKind::Cpu {
+            let device = args.device;
+            return Err(format!(
+                "--compute-threads applies to --device cpu, not {device}; remove it"
+            )
+            .into());
+        }
+        world = world.compute_threads(threads);
+    }
+    world.check()?;
+    // The devices are queried once, here, so that errors are reported before anything starts.
+    let devices = args.device.devices()?;
+    check_types(&recipe, args.device, |dtype| {
+        devices[0].supports_dtype(dtype)
+    })?;
+    let computing = recipe.data_parallel.precision.of(DType::F32);
+    recipe
+        .model
+        .check_kernels(&recipe.kernels, &devices[0], computing)?;
+    let estimates = RankEstimates::new(&recipe, &plan, &devices[0])?;
+    if !args.ignore_memory {
+        estimates.check(&plan.mesh, &ranks, args.device)?;
+    }
+    let data = data::open(&recipe)?;
+    let tokenizer = data::sample_tokenizer(&recipe)?;
+    let load = args.saving.load.as_deref();
+    let weights = load.map(|path| weights::open(path, &recipe.model, &args.saving));
+    let weights = weights.transpose()?;
+    if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
+        return never_start(rank, args);
+    }
+    let deadline = seconds("deadline", args.ranks.deadline)?;
+    let first_deadline = seconds("first-deadline", args.ranks.first_deadline)?;
+    let interrupt = Interrupt::listen(seconds("grace", args.grace)?)?;
+    let has_first = own_rank.is_none_or(|rank| rank == 0);
+    let resolver = has_first.then(|| StartResolver::new(args, &recipe, &*data));
+    let resolver = resolver.transpose()?;
+    match (&resolver, own_rank) {
+        // Reading a checkpoint may take long: it is done after the rendezvous, while the other ranks wait.
+        (Some(resolver), Some(_)) => resolver.check()?,
+        (Some(resolver), None) => match resolver.decision()? {
+            StartDecision::Finished(over) => {
+                println!("{over}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            StartDecision::Train(start) => {
+                let first = start.from.as_ref().map_or(0, |from| from.step);
+                faults.check_steps(first..steps)?;
+            }
+        },
+        (None, _) => {}
+    }
+    let results = world.run(|rank| {
+        let place = if own_rank.is_some() {
+            local_rank
+        } else {
+            rank.rank()
+        };
+        let run = RankRun {
+            recipe: &recipe,
+            plan: &plan,
+            estimates: &estimates,
+            data: &*data,
+            resolver: resolver.as_ref().filter(|_| rank.rank() == 0),
+            saving: &args.saving,
+            weights: weights.as_deref(),
+            tokenizer: tokenizer.as_ref(),
+            faults: &args.inject,
+            deadline,
+            heartbeat_interval: MAX_HEARTBEAT_INTERVAL.min(deadline.min(first_deadline) / 4),
+            device: args.device,
+            fp8_report: args.fp8.fp8_report,
+        };
+        run.train(&rank, &devices[place % devices.len()], &interrupt)
+    });
+    let result = results?.swap_remove(0);
+    let decision = resolver.as_ref().map(StartResolver::decision).transpose()?;
+    match (decision, result) {
+        (Some(StartDecision::Train(start)), Some(result)) => {
+            let unfired_faults = result.unfired_faults.join(", ");
+            let is_wrong = !result.outcome.stopped && !unfired_faults.is_empty();
+            let code = finish(args, &recipe, data::unit(&*data), &start.folder, result)?;
+            if is_wrong {
+                return Err(
+                    format!("{unfired_faults} did not fire: the rank made no such call").into(),
+                );
+            }
+            Ok(code)
+        }
+        (Some(StartDecision::Finished(over)), _) => {
+            println!("{over}");
+            Ok(ExitCode::SUCCESS)
+        }
+        // Rank 0 is another process, which prints the results.
+        (_, Some(result)) if result.outcome.stopped => Ok(ExitCode::from(interrupt::EXIT_CODE)),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Checks that no fault keeps a thread from starting: only processes can be missing.
+fn check_can_start(faults: &[Fault]) -> Result<(), Error> {
+    let never = |fault: &&Fault| fault.kind == FaultKind::NeverStarts;
+    match faults.iter().find(never) {
+        None => Ok(()),
+        Some(fault) => Err(format!(
+            "{fault} applies to ranks that are processes, and all ranks are threads of this one; start \
+             processes with `burn-megatron launch` or mpirun"
+        )
+        .into()),
+    }
+}
+
+/// A rank with the fault never-starts: waits until the others have timed out.
+fn never_start(rank: usize, args: &PretrainArgs) -> Result<ExitCode, Error> {
+    sleep(seconds("first-deadline", args.ranks.first_deadline)? + Duration::from_secs(60));
+    Err(format!("rank {rank} never starts (injected fault)").into())
+}
+
+/// Checks that a device supports the types of the run; `has` tells which it supports.
+fn check_types(
+    recipe: &Recipe,
+    kind: DeviceKind,
+    has: impl Fn(DType) -> bool,
+) -> Result<(), Error> {
+    let config = &recipe.data_parallel;
+    let moments = match config.moments {
+        Moments::F32 => DType::F32,
+        Moments::Bf16 => DType::BF16,
+    };
+    let name = |dtype: DType| format!("{dtype:?}").to_lowercase();
+    for (key, dtype) in [
+        ("precision", config.precision.of(DType::F32)),
+        ("moments", moments),
+    ] {
+        if !has(dtype) {
+            let types = [DType::F32, DType::BF16, DType::F16].into_iter();
+            let fits: Vec<_> = types.filter(|dtype| has(*dtype)).map(name).collect();
+            return Err(format!(
+                "invalid {key} = {} for --device {kind}: expected {}",
+                name(dtype),
+                fits.join(" or "),
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// Writes the plots and the sample, and prints the closing lines.
+fn finish(
+    args: &PretrainArgs,
+    recipe: &Recipe,
+    unit: LossUnit,
+    folder: &RunFolder,
+    result: RankResult,
+) -> Result<ExitCode, Error> {
+    let RankResult {
+        outcome, sample, ..
+    } = &result;
+    trace::write(folder, result.ranks, &result.events)?;
+    let records = read_metrics(&folder.metrics())?;
+    let curve = LossCurve::from_records("Loss", &records);
+    curve.write_svg(&folder.loss_svg())?;
+    println!("{}", curve.terminal(90));
+    if let Some(sample) = sample {
+        replace_file(&folder.sample(), sample.as_bytes())?;
+        println!("sample after {:?}:\n{sample}\n", recipe.sample.prompt);
+    }
+    report::write(folder, &result.fp8)?;
+    print_memory(&result.memory);
+    let held_out = outcome.held_out;
+    println!("{}", describe_held_out(&held_out, unit, outcome.steps));
+    println!("written to {}", folder.path().display());
+    let loss_scale = recipe.train_config().loss_scale();
+    let is_dynamic = matches!(loss_scale, LossScale::Dynamic(_));
+    if outcome.without_targets > 0 {
+        println!(
+            "{} of {} steps were skipped, as all of their targets are masked",
+            outcome.without_targets, outcome.steps,
+        );
+    }
+    let not_finite = outcome.skipped - outcome.without_targets;
+    if not_finite > 0 {
+        let helps = if is_dynamic {
+            "expected with a dynamic loss scale"
+        } else {
+            "try a lower --lr"
+        };
+        println!(
+            "{not_finite} of {} steps were skipped, as a loss or a gradient was not finite: {helps}",
+            outcome.steps,
+        );
+    }
+    if loss_scale != LossScale::None {
+        println!("loss scale {} at the end", result.loss_scale);
+    }
+    if outcome.stopped {
+        println!(
+            "interrupted after {} of {} steps",
+            outcome.steps, recipe.train.steps
+        );
+        if recipe.checkpoint.save {
+            let device = match args.device {
+                DeviceKind::Cpu => String::new(),
+                device => format!(" --device {device}"),
+            };
+            let folder = folder.path().display();
+            println!("resume with pretrain --resume {folder}{device}");
+        }
+    }
+    println!("{}", describe_weights(recipe, folder)?);
+    if outcome.stopped {
+        return Ok(ExitCode::from(interrupt::EXIT_CODE));
+    }
+    check_outcome(outcome)
+}
+
+/// Fails if the run diverged or every step was skipped.
+fn check_outcome(outcome: &TrainOutcome) -> Result<ExitCode, Error> {
+    let (step, what) = match outcome.diverged {
+        Some(step) => (step + 1, "no loss is finite from there on"),
+        None => (outcome.steps, "the held-out loss is not finite"),
+    };
+    if outcome.has_diverged() {
+        return Err(format!(
+            "training diverged at step {step}: {what}; lower --lr, or lengthen the warm-up"
+        )
+        .into());
+    }
+    if outcome.skipped == outcome.steps {
+        Err("every step was skipped: the weights were never updated".into())
+    } else {
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The last held-out loss, and the other terms of the objective.
+fn describe_held_out(held_out: &HeldOutMetrics, unit: LossUnit, steps: usize) -> String {
+    if held_out.tokens == 0 {
+        return "held-out loss: none, as all held-out targets are masked".into();
+    }
+    let loss = unit.show(held_out.loss, held_out.bits_per_byte);
+    let tokens = held_out.tokens;
+    let mut text = format!("held-out loss {loss} after {steps} steps, on {tokens} tokens");
+    if let Some(objective) = held_out.minimised.objective {
+        text += &format!("\nobjective {objective:.4} there: the loss");
+        for (name, term) in held_out.minimised.terms() {
+            text += &format!(" + {name} {term:.4}");
+        }
+    }
+    text
+}
+
+/// The last line: where the weights are.
+fn describe_weights(recipe: &Recipe, folder: &RunFolder) -> Result<String, Error> {
+    if !recipe.checkpoint.save {
+        return Ok("the weights were not saved (--no-save)".into());
+    }
+    let latest = Checkpoint::open(folder.checkpoints())?;
+    Ok(format!("the weights are in {}", latest.path().display()))
+}
+
+/// Prints the estimated and the measured memory of rank 0.
+fn print_memory(memory: &RankMemory) {
+    println!("memory of rank 0, without activations; measured: the peak of each kind\n");
+    println!("{}\n", memory.planned.table(Some(&memory.peak)));
+    if !memory.counts_optimizer {
+        println!("the state of an unfused optimizer is not measured");
+    }
+    if let Some(blocks) = memory.peak_unsharded_units {
+        println!("most blocks gathered at once: {blocks}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_megatron::data_parallel::Precision;
+    use burn_megatron::train::metrics::Minimised;
+
+    use crate::flags::parse_text;
+
+    /// The flags as they are typed.
+    fn pretrain(flags: &str) -> Result<ExitCode, Error> {
+        run(&parse_text(flags)?)
+    }
+
+    #[test]
+    fn a_fault_strikes_at_the_step_of_the_run() {
+        let runs = std::env::temp_dir().join(format!("faults-of-a-run-{}", std::process::id()));
+        let flags = format!(
+            "--tp 2 --dp 1 --pp 1 --steps 3 --deadline 20 --runs {} --inject error@rank=1,step=1,call=2",
+            runs.display()
+        );
+        let error = pretrain(&flags).unwrap_err().to_string();
+        std::fs::remove_dir_all(&runs).unwrap();
+        let wanted = "error@rank=1,step=1,call=2 triggers on rank 1, step 1, call 2";
+        assert!(error.contains(wanted), "{error}");
+        for (flags, wanted) in [
+            (
+                "--steps 3 --inject nan@rank=0,step=3,call=0",
+                "invalid fault nan@rank=0,step=3,call=0: step 3 is not in this run; expected steps 0 to 2",
+            ),
+            (
+                "--inject never-starts@rank=1",
+                "never-starts@rank=1 applies to ranks that are processes, and all ranks are threads of this \
+                 one; start processes with `burn-megatron launch` or mpirun",
+            ),
+        ] {
+            assert_eq!(pretrain(flags).unwrap_err().to_string(), wanted);
+        }
+        let error = pretrain("--tp 2 --inject kill@rank=8,call=0").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "invalid fault kill@rank=8,call=0: the world has 8 ranks; expected rank 0 to 7"
+        );
+    }
+
+    #[test]
+    fn what_is_minimised_stands_under_the_held_out_loss() {
+        let mut held_out = HeldOutMetrics {
+            step: 3,
+            loss: 1.5,
+            bits_per_byte: 2.25,
+            minimised: Minimised::default(),
+            tokens: 16,
+        };
+        let plain = "held-out loss 1.5000 nats per byte (2.2500 bits) after 3 steps, on 16 tokens";
+        assert_eq!(describe_held_out(&held_out, LossUnit::Byte, 3), plain);
+        held_out.minimised = Minimised {
+            objective: Some(1.75),
+            label_smoothing: Some(0.125),
+            z_loss: Some(0.125),
+        };
+        assert_eq!(
+            describe_held_out(&held_out, LossUnit::Byte, 3),
+            format!(
+                "{plain}\nobjective 1.7500 there: the loss + label smoothing 0.1250 + z-loss 0.1250"
+            )
+        );
+        (held_out.tokens, held_out.loss) = (0, f64::NAN);
+        let none = "held-out loss: none, as all held-out targets are masked";
+        assert_eq!(describe_held_out(&held_out, LossUnit::Byte, 3), none);
+    }
+
+    #[test]
+    fn a_type_that_the_device_lacks_is_refused_before_the_start() {
+        let mut recipe = Recipe::default();
+        let check = |recipe: &Recipe| check_types(recipe, DeviceKind::Wgpu, |x| x != DType::BF16);
+        assert!(check(&recipe).is_ok());
+        recipe.data_parallel.moments = Moments::Bf16;
+        assert_eq!(
+            check(&recipe).unwrap_err().to_string(),
+            "invalid moments = bf16 for --device wgpu: expected f32 or f16"
+        );
+        recipe.data_parallel.precision = Precision::Bf16;
+        let error = check(&recipe).unwrap_err().to_string();
+        assert!(
+            error.starts_with("invalid precision = bf16 for --device wgpu"),
+            "{error}"
+        );
+        let devices = DeviceKind::Cpu.devices().unwrap();
+        check_types(&recipe, DeviceKind::Cpu, |x| devices[0].supports_dtype(x)).unwrap();
+    }
+}

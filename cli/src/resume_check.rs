@@ -1,0 +1,219 @@
+//! Checks that a resumed run has the settings of the run that was saved, but for those that may differ.
+
+use burn_megatron::data::Dataset;
+use serde_json::{Map, Value};
+
+use crate::data;
+use crate::error::Error;
+use crate::recipe::Recipe;
+use crate::retired;
+
+/// Keys and tables that may always differ: layout, paths, output.
+const MAY_DIFFER: [&str; 24] = [
+    "parallel",
+    "kernels",
+    "sample",
+    "checkpoint",
+    "data.path",
+    "data.cache",
+    "data.files",
+    "data.tokenizer",
+    "model.vocabulary_divisible_by",
+    "data_parallel.zero_stage",
+    "data_parallel.hsdp",
+    "data_parallel.bucket_size",
+    "data_parallel.pad_buckets",
+    "data_parallel.overlap_grad_reduce",
+    "data_parallel.overlap_param_gather",
+    "data_parallel.fp8_param_gather",
+    "data_parallel.keep_gathered",
+    "data_parallel.check_gradients",
+    "train.micro_batch_size",
+    "train.evaluate_every",
+    "train.held_out_samples",
+    "train.check_replicas_every",
+    "train.log_num_zeros_in_grad",
+    "train.skip_limit",
+];
+
+/// The key of the data's fingerprint, beside the tables of the recipe.
+const FINGERPRINT: &str = "data_fingerprint";
+
+/// The configuration that a checkpoint records: the recipe, and the fingerprint of the data.
+pub fn config(recipe: &Recipe, data: &dyn Dataset) -> Result<Value, Error> {
+    let mut config = serde_json::to_value(recipe)?;
+    if recipe.data.tokenizer.is_none()
+        && let Some(tokenizer) = data::tokenizer(recipe)?
+    {
+        // The checkpoint may be read without the data, which may be the only record of the tokenizer.
+        config["data"]["tokenizer"] = tokenizer.name().into();
+    }
+    config[FINGERPRINT] = format!("{:016x}", data.fingerprint()).into();
+    Ok(config)
+}
+
+/// Checks that the settings `now` are those that were `saved` in the checkpoint `name`, but for those that do not change
+/// what is computed, and `allowed` ones.
+pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Result<(), Error> {
+    let mut saved = saved.clone();
+    retired::translate_config(&mut saved);
+    let saved = &saved;
+    for key in allowed {
+        retired::check_key(key)?;
+        if at(saved, key).is_none() && at(now, key).is_none() {
+            return Err(format!(
+                "invalid --resume-allow-change {key}: expected a key of the recipe, as in train.steps"
+            )
+            .into());
+        }
+    }
+    let mut different = vec![];
+    compare("", saved, now, &mut different);
+    let is_of = |key: &str, table: &str| {
+        let rest = key.strip_prefix(table);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    let may = |key: &str| {
+        let mut free = MAY_DIFFER
+            .into_iter()
+            .chain(allowed.iter().map(String::as_str));
+        free.any(|table| is_of(key, table))
+    };
+    let refused: Vec<_> = different.into_iter().filter(|key| !may(key)).collect();
+    let text = |value: Option<&Value>| match value {
+        None | Some(Value::Null) => "not set".to_string(),
+        Some(value) => value.to_string(),
+    };
+    match &refused[..] {
+        [] => Ok(()),
+        [first, ..] => Err(format!(
+            "{name} was saved by a run with {first} = {}, and this run has {}: use the same, or allow the change \
+             with --resume-allow-change {}",
+            text(at(saved, first)),
+            text(at(now, first)),
+            refused.join(","),
+        )
+        .into()),
+    }
+}
+
+/// The value of a dotted key.
+fn at<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
+    key.split('.').try_fold(value, |value, key| value.get(key))
+}
+
+/// Collects the dotted keys of values that differ. A missing value equals null.
+fn compare(key: &str, a: &Value, b: &Value, different: &mut Vec<String>) {
+    let none = Map::new();
+    let (a, b) = match (a, b) {
+        (Value::Object(a), Value::Object(b)) => (a, b),
+        (Value::Object(a), Value::Null) => (a, &none),
+        (Value::Null, Value::Object(b)) => (&none, b),
+        (a, b) if a == b => return,
+        _ => return different.push(key.to_string()),
+    };
+    let mut keys: Vec<_> = a.keys().chain(b.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    for name in keys {
+        let key = if key.is_empty() {
+            name.clone()
+        } else {
+            format!("{key}.{name}")
+        };
+        let of = |table: &Map<String, Value>| table.get(name).cloned().unwrap_or_default();
+        compare(&key, &of(a), &of(b), different);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(change: impl Fn(&mut Recipe), allowed: &[&str]) -> Option<String> {
+        let mut recipe = Recipe::default();
+        let saved = serde_json::to_value(&recipe).unwrap();
+        change(&mut recipe);
+        let now = serde_json::to_value(&recipe).unwrap();
+        let allowed: Vec<_> = allowed.iter().map(|key| (*key).to_string()).collect();
+        let checked = check(&saved, &now, &allowed, "step-7");
+        checked.err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn how_the_work_is_shared_may_change() {
+        let shared = |recipe: &mut Recipe| {
+            recipe.parallel.tensor = 4;
+            recipe.parallel.virtual_stages = Some(2);
+            recipe.data_parallel.hsdp = Some(2);
+            recipe.train.micro_batch_size = 7;
+            recipe.data.path = Some("elsewhere".into());
+            recipe.checkpoint.every = Some(3);
+        };
+        assert_eq!(checked(shared, &[]), None);
+    }
+
+    #[test]
+    fn what_changes_the_mathematics_is_named() {
+        let longer = |recipe: &mut Recipe| {
+            recipe.train.steps = 200;
+            recipe.train.optimizer.beta2 = 0.5;
+        };
+        let error = checked(longer, &[]).unwrap();
+        assert_eq!(
+            error,
+            "step-7 was saved by a run with train.optimizer.beta2 = 0.95, and this run has 0.5: use the same, or allow \
+             the change with --resume-allow-change train.optimizer.beta2,train.steps"
+        );
+        let error = checked(longer, &["train.optimizer"]).unwrap();
+        assert!(
+            error.contains("train.steps = 100, and this run has 200"),
+            "{error}"
+        );
+        assert_eq!(
+            checked(longer, &["train.optimizer.beta2", "train.steps"]),
+            None
+        );
+        let wider = |recipe: &mut Recipe| recipe.model.groups = Some(1);
+        let error = checked(wider, &[]).unwrap();
+        assert!(
+            error.contains("model.groups = not set, and this run has 1"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_retired_key_of_an_older_checkpoint_is_translated() {
+        let recipe = Recipe::default();
+        let now = serde_json::to_value(&recipe).unwrap();
+        let mut saved = now.clone();
+        let train = saved["train"].as_object_mut().unwrap();
+        let value = train.remove("log_num_zeros_in_grad").unwrap();
+        train.insert("count_zeros".into(), value);
+        check(&saved, &now, &[], "step-7").unwrap();
+        let allowed = ["train.count_zeros".to_string()];
+        let error = check(&saved, &now, &allowed, "step-7").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "train.count_zeros was renamed: use train.log_num_zeros_in_grad"
+        );
+    }
+
+    #[test]
+    fn a_setting_that_is_none_cannot_be_allowed() {
+        let error = checked(|_| {}, &["train.step"]).unwrap();
+        assert!(
+            error.contains("train.step: expected a key of the recipe"),
+            "{error}"
+        );
+    }
+
+    /// Every key that may differ is one of the recipe.
+    #[test]
+    fn keys_that_may_differ_exist() {
+        let recipe = serde_json::to_value(Recipe::default()).unwrap();
+        for key in MAY_DIFFER {
+            assert!(at(&recipe, key).is_some(), "{key}");
+        }
+    }
+}

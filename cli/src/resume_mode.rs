@@ -1,0 +1,203 @@
+//! How a run starts, by its flags alone.
+
+use std::path::{Path, PathBuf, absolute};
+
+use burn_megatron::train::run_folder::CHECKPOINTS;
+
+use crate::error::Error;
+use crate::pretrain::args::PretrainArgs;
+use crate::recipe::Recipe;
+
+/// The value of `--resume` for the newest checkpoint of the run's own folder.
+const AUTO: &str = "auto";
+
+/// How a run starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResumeMode<'a> {
+    /// From the beginning, in a new folder.
+    Fresh,
+    /// From the newest checkpoint of this run folder, in the same folder.
+    InPlace(&'a Path),
+    /// From this checkpoint, or the latest of a folder of checkpoints or of a run.
+    NewFolder(&'a Path),
+}
+
+impl<'a> ResumeMode<'a> {
+    /// The mode of these flags.
+    ///
+    /// # Errors
+    /// Flags that do not apply in this mode.
+    pub fn of(args: &'a PretrainArgs) -> Result<Self, Error> {
+        let (saving, run_dir) = (&args.saving, args.run_dir.as_deref());
+        let mode = match (saving.resume.as_deref(), run_dir) {
+            (Some(AUTO), None) => {
+                return Err(
+                    "--resume auto resumes from the newest checkpoint of a run folder; name the folder \
+                     with --run-dir"
+                        .into(),
+                );
+            }
+            // A dangling link counts as existing.
+            (Some(AUTO), Some(folder)) if folder.symlink_metadata().is_ok() => {
+                Self::InPlace(folder)
+            }
+            (Some(AUTO) | None, _) => Self::Fresh,
+            (Some(path), run_dir) => {
+                let path = Path::new(path);
+                let same = |other: &Path| other.canonicalize().ok() == path.canonicalize().ok();
+                // --runs asks for a new folder.
+                let here = run_dir.map_or(args.runs.is_none(), same);
+                if here && config_of(path).is_some() {
+                    Self::InPlace(path)
+                } else {
+                    Self::NewFolder(path)
+                }
+            }
+        };
+        match mode {
+            Self::NewFolder(_) if !saving.resume_skip.is_empty() => Err(
+                "--resume-skip applies to the newest checkpoint of a run folder, and --resume names a checkpoint; \
+                 name another one"
+                    .into(),
+            ),
+            Self::NewFolder(_) if saving.discard_later && run_dir.is_none_or(|path| !path.exists()) => Err(
+                "--discard-later applies to resuming in the same run folder, and this run goes into a new folder; \
+                 remove it, or use the run's own --run-dir"
+                    .into(),
+            ),
+            Self::InPlace(_) if saving.discard_later => Err(
+                "--discard-later applies to resuming from an earlier checkpoint, and --resume takes the newest here; \
+                 remove it, or name a checkpoint"
+                    .into(),
+            ),
+            mode => Ok(mode),
+        }
+    }
+
+    /// The recipe of the run that is resumed, if its folder has one.
+    pub fn recipe(self) -> Result<Option<Recipe>, Error> {
+        let run = match self {
+            Self::Fresh => None,
+            Self::InPlace(folder) => Some(folder.to_path_buf()),
+            Self::NewFolder(path) => run_of(path),
+        };
+        let config = run.and_then(|run| config_of(&run));
+        config
+            .map(|config| Recipe::read_of_run(&config))
+            .transpose()
+    }
+
+    /// Whether the run is resumed in its own folder.
+    pub fn is_own(self, run_dir: Option<&Path>) -> bool {
+        match self {
+            Self::Fresh => false,
+            Self::InPlace(_) => true,
+            Self::NewFolder(path) => run_of(path)
+                .zip(run_dir)
+                .is_some_and(|(run, own)| run.canonicalize().ok() == own.canonicalize().ok()),
+        }
+    }
+}
+
+/// The recipe file of a run folder.
+fn config_of(run: &Path) -> Option<PathBuf> {
+    Some(run.join("config.toml")).filter(|config| config.is_file())
+}
+
+/// The run folder of a path to it, to its checkpoints, or to one of them.
+fn run_of(path: &Path) -> Option<PathBuf> {
+    let path = absolute(path).ok()?;
+    let mut checkpoints = path.ancestors().take(2);
+    let of_checkpoints = checkpoints.find(|path| path.ends_with(CHECKPOINTS));
+    let run = of_checkpoints.and_then(Path::parent).unwrap_or(&path);
+    config_of(run).map(|_| run.to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::flags::parse_text;
+
+    fn args(flags: &str) -> PretrainArgs {
+        parse_text(flags).unwrap()
+    }
+
+    #[test]
+    fn a_run_folder_is_resumed_in_place_and_a_checkpoint_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let step = run.join("checkpoints/step-00000003");
+        fs::create_dir_all(&step).unwrap();
+        fs::write(run.join("config.toml"), "[train]\nseed = 33\n").unwrap();
+        let path = |path: &Path| path.display().to_string();
+        let (own, other) = (path(&run), path(&folder.path().join("new")));
+        let own_step = path(&step);
+        for (flags, mode, is_own) in [
+            (String::new(), ResumeMode::Fresh, false),
+            (format!("--resume {own}"), ResumeMode::InPlace(&run), true),
+            (
+                format!("--resume auto --run-dir {own}"),
+                ResumeMode::InPlace(&run),
+                true,
+            ),
+            (
+                format!("--resume auto --run-dir {other}"),
+                ResumeMode::Fresh,
+                false,
+            ),
+            (
+                format!("--resume {own} --run-dir {own}"),
+                ResumeMode::InPlace(&run),
+                true,
+            ),
+            (
+                format!("--resume {own} --run-dir {other}"),
+                ResumeMode::NewFolder(&run),
+                false,
+            ),
+            (
+                format!("--resume {own} --runs {other}"),
+                ResumeMode::NewFolder(&run),
+                false,
+            ),
+            (
+                format!("--resume {own_step}"),
+                ResumeMode::NewFolder(&step),
+                false,
+            ),
+            (
+                format!("--resume {own_step} --run-dir {own}"),
+                ResumeMode::NewFolder(&step),
+                true,
+            ),
+        ] {
+            let args = args(&flags);
+            let found = ResumeMode::of(&args).unwrap();
+            assert_eq!(found, mode, "{flags}");
+            assert_eq!(found.is_own(args.run_dir.as_deref()), is_own, "{flags}");
+            let recipe = found.recipe().unwrap();
+            let seed = recipe.map(|recipe| recipe.train.seed);
+            assert_eq!(seed, (mode != ResumeMode::Fresh).then_some(33), "{flags}");
+        }
+        for (flags, says) in [
+            ("--resume auto".into(), "name the folder with --run-dir"),
+            (
+                format!("--resume {own} --discard-later"),
+                "remove it, or name a checkpoint",
+            ),
+            (
+                format!("--resume {own_step} --discard-later"),
+                "goes into a new folder",
+            ),
+            (
+                format!("--resume {own_step} --resume-skip 3"),
+                "name another one",
+            ),
+        ] {
+            let error = ResumeMode::of(&args(&flags)).unwrap_err().to_string();
+            assert!(error.contains(says), "{flags}: {error}");
+        }
+    }
+}

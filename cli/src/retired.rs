@@ -1,0 +1,149 @@
+//! Retired flags and recipe keys, each with its successor.
+//!
+//! A recipe or a command line with one of them is refused. What an earlier version wrote, the configuration of a
+//! checkpoint and the recipe of a run folder, is translated.
+
+use clap::error::{ContextKind, ContextValue};
+use serde_json::Value;
+use toml::Table;
+
+use crate::error::Error;
+
+/// Keys of a recipe: `table.key`.
+const KEYS: [(&str, &str); 1] = [("train.count_zeros", "train.log_num_zeros_in_grad")];
+
+/// Flags.
+const FLAGS: [(&str, &str); 3] = [
+    ("--count-zeros", "--log-num-zeros-in-grad"),
+    ("--resume-changing", "--resume-allow-change"),
+    ("--silence", "--heartbeat-timeout"),
+];
+
+/// Checks that a recipe has no retired key.
+///
+/// # Errors
+/// The key and its successor.
+pub fn check_recipe(recipe: &Table) -> Result<(), Error> {
+    let is_set = |(old, _): &&(&str, &str)| {
+        let (table, key) = split(old);
+        let table = recipe.get(table).and_then(toml::Value::as_table);
+        table.is_some_and(|table| table.contains_key(key))
+    };
+    match KEYS.iter().find(is_set) {
+        Some((old, new)) => Err(renamed(old, new).into()),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a key is not retired.
+///
+/// # Errors
+/// The key and its successor.
+pub fn check_key(key: &str) -> Result<(), Error> {
+    match KEYS.iter().find(|(old, _)| *old == key) {
+        Some((old, new)) => Err(renamed(old, new).into()),
+        None => Ok(()),
+    }
+}
+
+/// The error for an unknown flag, if it is a retired one.
+pub fn explain_flag(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let name = flag.split('=').next()?;
+    let (old, new) = FLAGS.iter().find(|(old, _)| *old == name)?;
+    Some(renamed(old, new))
+}
+
+/// Moves the values of retired keys in the configuration of a checkpoint to their successors.
+pub fn translate_config(config: &mut Value) {
+    for (old, new) in KEYS {
+        let ((table, key), (new_table, new_key)) = (split(old), split(new));
+        let tables = config.get_mut(table).and_then(Value::as_object_mut);
+        if let Some(value) = tables.and_then(|table| table.remove(key)) {
+            config[new_table][new_key] = value;
+        }
+    }
+}
+
+/// The same in a recipe; returns whether it had any.
+pub fn translate_recipe(recipe: &mut Table) -> bool {
+    let mut translated = false;
+    for (old, new) in KEYS {
+        let ((table, key), (new_table, new_key)) = (split(old), split(new));
+        let old_table = recipe.get_mut(table).and_then(toml::Value::as_table_mut);
+        let Some(value) = old_table.and_then(|table| table.remove(key)) else {
+            continue;
+        };
+        let successor = recipe.entry(new_table).or_insert(Table::new().into());
+        if let Some(successor) = successor.as_table_mut() {
+            successor.insert(new_key.to_owned(), value);
+        }
+        translated = true;
+    }
+    translated
+}
+
+fn renamed(old: &str, new: &str) -> String {
+    format!("{old} was renamed: use {new}")
+}
+
+fn split(key: &str) -> (&str, &str) {
+    key.split_once('.').unwrap_or(("", key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::parse_text;
+    use crate::pretrain::args::PretrainArgs;
+    use crate::recipe::Recipe;
+
+    #[test]
+    fn retired_flags_are_errors_that_name_their_successors() {
+        for (old, new) in FLAGS {
+            for flags in [format!("{old} 3"), format!("{old}=3")] {
+                let error = parse_text::<PretrainArgs>(&flags).map(drop).unwrap_err();
+                let wanted = format!("{old} was renamed: use {new}");
+                assert_eq!(explain_flag(&error), Some(wanted), "{flags}");
+            }
+            let flags = format!("{new}=true");
+            let known = parse_text::<PretrainArgs>(&flags).map(drop);
+            let is_unknown =
+                |error: &clap::Error| error.kind() == clap::error::ErrorKind::UnknownArgument;
+            assert!(!known.as_ref().is_err_and(is_unknown), "{flags}: {known:?}");
+        }
+        let error = parse_text::<PretrainArgs>("--no-such-flag").map(drop);
+        assert_eq!(explain_flag(&error.unwrap_err()), None);
+    }
+
+    #[test]
+    fn retired_keys_are_errors_that_name_their_successors() {
+        let recipe = serde_json::to_value(Recipe::default()).unwrap();
+        for (old, new) in KEYS {
+            let (table, key) = split(old);
+            let error = Recipe::parse(&format!("[{table}]\n{key} = true")).unwrap_err();
+            let wanted = format!("{old} was renamed: use {new}");
+            assert_eq!(error.to_string(), wanted);
+            assert_eq!(check_key(old).unwrap_err().to_string(), wanted);
+            let (table, key) = split(new);
+            assert!(recipe[table].get(key).is_some(), "{new}");
+        }
+        assert!(check_key("train.steps").is_ok());
+    }
+
+    #[test]
+    fn what_an_earlier_version_wrote_is_translated() {
+        let mut recipe: Table = "[train]\ncount_zeros = true\nsteps = 3".parse().unwrap();
+        assert!(translate_recipe(&mut recipe));
+        assert!(!translate_recipe(&mut recipe));
+        let recipe: Recipe = recipe.try_into().unwrap();
+        assert!(recipe.train.count_zeros);
+        assert_eq!(recipe.train.steps, 3);
+        let mut config = serde_json::json!({"train": {"count_zeros": true}, "data": {}});
+        translate_config(&mut config);
+        let wanted = serde_json::json!({"train": {"log_num_zeros_in_grad": true}, "data": {}});
+        assert_eq!(config, wanted);
+    }
+}

@@ -1,0 +1,124 @@
+//! The flags of `verify`.
+
+use std::path::PathBuf;
+
+use burn_megatron::verify::Layout;
+use clap::{Args, ValueEnum};
+
+use crate::fp8::Fp8Choice;
+
+/// Flags of `verify`.
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, dpN data,
+    /// ppN pipeline, mbN samples per micro-batch, zN ZeRO stage, hsdpN ranks per sharding group; then,
+    /// after a slash, the pipeline schedule and the stages per rank, as in `pp2-mb1/interleaved/v2`. The
+    /// default is tensor {1,2,4} x sequence parallel {off,on} x data {1,2}, twelve pipelines, twelve sharded
+    /// layouts, and further settings in some; for a recipe its own layout.
+    #[arg(long, value_delimiter = ',', value_name = "LAYOUT")]
+    pub layouts: Vec<Layout>,
+    /// Models to verify.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODEL",
+          default_values_t = [VerifyModel::Gpt, VerifyModel::GptUntied, VerifyModel::Llama, VerifyModel::LlamaTied])]
+    pub models: Vec<VerifyModel>,
+    /// Verify a recipe instead, with its batch size and all settings that decide what is computed, on random
+    /// tokens; --layouts override its layout, zero_stage, hsdp and micro-batches. Use a small model, as this
+    /// computes in f64.
+    #[arg(long, value_name = "FILE.toml", conflicts_with = "models")]
+    pub recipe: Option<PathBuf>,
+    /// Verify every model with three seeds, every setting, the types f32 and bf16, and all 8-bit scaling
+    /// recipes. Takes minutes.
+    #[arg(long, conflicts_with_all = ["recipe", "layouts", "fp8", "precision", "seed"])]
+    pub all: bool,
+    /// Which operations use fused kernels; see `pretrain --help`.
+    #[arg(long, value_name = "CHOICE|OPERATION=CHOICE,..")]
+    pub kernels: Vec<String>,
+    /// Pack several documents into each sample, which do not attend to each other.
+    #[arg(long)]
+    pub packed: bool,
+    /// Samples per step; by default 8, or the global batch size of the recipe.
+    #[arg(long, value_name = "N")]
+    pub samples: Option<usize>,
+    /// Optimizer steps before the weights are compared.
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub steps: u16,
+    /// Multiply in 8 bits in the linear layers of the blocks, with this scaling recipe, also on one rank.
+    #[arg(long, value_name = "delayed|current|blockwise|mxfp8|none")]
+    pub fp8: Option<Fp8Choice>,
+    /// The type to compute in; by default f64, whatever the precision of the recipe. The bound for narrower types
+    /// follows from the type, and is printed.
+    #[arg(long, value_enum, value_name = "f64|f32|bf16")]
+    pub precision: Option<VerifyType>,
+    /// Largest relative difference that passes where only the order of sums differs; by default 1e-10. Layouts
+    /// that round differently from one rank have a wider bound, which is printed.
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = tolerance)]
+    pub tolerance: Option<f64>,
+    /// Seed of weights, dropout and tokens; by default 1, or that of the recipe.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// The types in which `verify` computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyType {
+    /// 64 bits: rounding errors are far below any mistake.
+    F64,
+    /// 32 bits.
+    F32,
+    /// 16 bits, with master weights in f32.
+    Bf16,
+}
+
+/// Parses a tolerance.
+fn tolerance(text: &str) -> Result<f64, String> {
+    let tolerance = text.parse().ok();
+    let tolerance = tolerance.filter(|tolerance: &f64| tolerance.is_finite() && *tolerance >= 0.0);
+    tolerance.ok_or_else(|| "expected a finite number of at least 0, such as 1e-10".into())
+}
+
+/// The small models of `verify`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum VerifyModel {
+    /// GPT-2, output tied to the embedding, dropout, padded vocabulary.
+    Gpt,
+    /// The same with an output weight of its own, label smoothing, z-loss and zero-centred norms.
+    GptUntied,
+    /// Llama with two groups of keys and values, biases of queries, keys and values, norms of heads, and
+    /// positions scaled as in Llama 3.
+    Llama,
+    /// Llama with one group, output tied, a window, z-loss, zero-centred norms, and positions scaled by YaRN.
+    LlamaTied,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::parse;
+
+    #[test]
+    fn a_tolerance_is_a_bound() {
+        let verify = |tolerance: &str| {
+            let flag = format!("--tolerance={tolerance}");
+            let args = parse::<VerifyArgs>(&[&flag]);
+            args.map(|args| args.tolerance)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(verify("1e-9"), Ok(Some(1e-9)));
+        assert_eq!(verify("0"), Ok(Some(0.0)));
+        for wrong in [
+            "nan", "NaN", "inf", "-inf", "infinity", "-1", "-1e-300", "1e999", "x", "",
+        ] {
+            let error = verify(wrong).unwrap_err();
+            assert!(
+                error.contains("expected a finite number of at least 0, such as 1e-10"),
+                "{wrong}: {error}"
+            );
+        }
+        let apart = parse::<VerifyArgs>(&["--tolerance", "-1"]);
+        let error = apart.map(drop).unwrap_err();
+        assert!(
+            error.to_string().contains("a finite number of at least 0"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,105 @@
+//! A communicator with wrong reductions, for tests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn_megatron::collective::Comm;
+use burn_megatron::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
+
+/// How a [`CorruptedComm`] corrupts float reductions; other calls are forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corruption {
+    /// No reduction: each rank gets its own contribution back.
+    Skip,
+    /// No reduction of single numbers.
+    SkipScalars,
+    /// No reduction in groups that are split from this one.
+    SkipInSubgroups,
+    /// No reduction directly after another one: buckets after the first.
+    SkipAfterFirst,
+    /// The rank at index 1 gets slightly too large values.
+    Drift,
+}
+
+/// The relative error of [`Corruption::Drift`].
+pub const DRIFT: f64 = 1e-12;
+
+/// See [`Corruption`].
+#[derive(Debug)]
+pub struct CorruptedComm {
+    inner: Comm,
+    corruption: Corruption,
+    /// Whether the previous call was a float reduction.
+    after_sum: AtomicBool,
+}
+
+impl CorruptedComm {
+    /// Wraps `inner`.
+    pub fn wrap(inner: &Comm, corruption: Corruption) -> Comm {
+        Arc::new(Self {
+            inner: inner.clone(),
+            corruption,
+            after_sum: AtomicBool::new(false),
+        })
+    }
+}
+
+impl Communicator for CorruptedComm {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        let sums = matches!(call, Call::AllReduce(_) | Call::ReduceScatter(_));
+        let sums = sums && input.dtype().is_float();
+        let follows = self.after_sum.swap(sums, Ordering::Relaxed);
+        match self.corruption {
+            Corruption::SkipAfterFirst if sums && follows => Ok(self.own_part(&call, input)),
+            Corruption::Skip if sums => Ok(self.own_part(&call, input)),
+            Corruption::SkipScalars if sums && input.len() == 1 => Ok(self.own_part(&call, input)),
+            Corruption::Drift if sums && self.rank() == 1 => {
+                let pending = self.inner.start(call, input)?;
+                Ok(Pending::new(|| pending.wait().map(add_drift)))
+            }
+            _ => self.inner.start(call, input),
+        }
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Comm, CommError> {
+        let part = self.inner.split(name, groups)?;
+        Ok(match self.corruption {
+            Corruption::SkipInSubgroups => Self::wrap(&part, Corruption::Skip),
+            _ => part,
+        })
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
+    }
+
+    fn begin_step(&self, step: u64) {
+        self.inner.begin_step(step);
+    }
+}
+
+impl CorruptedComm {
+    /// The result of this rank if the others contribute zeros.
+    fn own_part(&self, call: &Call, input: Buffer) -> Pending {
+        let len = input.len() / self.size();
+        Pending::ready(match call {
+            Call::ReduceScatter(_) => input.slice(self.rank() * len..(self.rank() + 1) * len),
+            _ => input,
+        })
+    }
+}
+
+fn add_drift(buffer: Buffer) -> Buffer {
+    match buffer {
+        Buffer::F64(values) => values
+            .into_iter()
+            .map(|x| x * (1.0 + DRIFT))
+            .collect::<Vec<_>>()
+            .into(),
+        other => other,
+    }
+}

@@ -1,0 +1,40 @@
+//! Tolerances for runs in f32 that differ only by the order of sums.
+
+use burn_megatron::train::metrics::StepMetrics;
+
+/// The relative tolerance of losses and gradient norms: 16 ulp of f32, of which one or two occur on any
+/// processor.
+pub const CLOSE: f64 = 16.0 * f32::EPSILON as f64;
+
+/// Asserts that two runs have the same steps within [`CLOSE`].
+#[track_caller]
+pub fn assert_steps_near(what: &str, one: &[StepMetrics], other: &[StepMetrics]) {
+    assert_eq!(one.len(), other.len(), "{what}");
+    for (a, b) in one.iter().zip(other) {
+        let what = format!("{what}, step {}", a.step);
+        assert_eq!(
+            (a.step, a.tokens, a.skipped),
+            (b.step, b.tokens, b.skipped),
+            "{what}"
+        );
+        assert_eq!(a.learning_rate, b.learning_rate, "{what}");
+        assert_near(&format!("{what}: loss"), b.loss, a.loss, CLOSE);
+        assert_near(
+            &format!("{what}: norm"),
+            b.gradient_norm,
+            a.gradient_norm,
+            CLOSE,
+        );
+    }
+}
+
+/// Asserts that two numbers are equal within a relative tolerance.
+#[track_caller]
+pub fn assert_near(what: &str, found: f64, expected: f64, share: f64) {
+    let apart = (found / expected - 1.0).abs();
+    println!("{what}: {apart:.1e} apart");
+    assert!(
+        apart <= share,
+        "{what}: {found}, not {expected}: {apart:.1e} apart"
+    );
+}
