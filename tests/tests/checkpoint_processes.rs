@@ -135,7 +135,12 @@ fn child(path: &Path, task: &Task) -> Child {
         Task::Part(rank, draft) => format!("part {rank} {draft}"),
     };
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "as_a_child", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "checkpoint_processes::as_a_child",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(TASK, format!("{task}\n{}", path.display()))
         .stdout(Stdio::piped())
         .spawn()

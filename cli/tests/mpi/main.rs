@@ -1,5 +1,4 @@
 //! Ranks as processes: each test starts real ones, under mpirun or the launcher.
-#![cfg(feature = "mpi")]
 
 mod mpi_conformance;
 mod mpi_faults;

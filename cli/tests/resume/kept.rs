@@ -5,7 +5,7 @@ use std::fs;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::train::metrics::MetricsRecord;
 
-use crate::stage::{SAME, Stage, assert_timed_once, last_line, text};
+use super::stage::{SAME, Stage, assert_timed_once, last_line, text};
 
 /// A checkpoint that was moved to another disk, which is not mounted.
 #[test]

@@ -1,0 +1,11 @@
+//! The tests of this crate but those that Cargo.toml lists.
+
+mod checkpoint;
+mod diverged;
+mod earlier;
+mod hangs;
+mod hugging_face;
+mod launch;
+mod outputs;
+mod preprocess;
+mod resume;
