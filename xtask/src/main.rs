@@ -29,6 +29,7 @@ use clap::{Parser, Subcommand};
 use check::Check;
 use check_cuda::{Compilers, Options};
 use report::{Outcome, Report};
+use test::Extent;
 
 /// The checks of this repository.
 ///
@@ -43,7 +44,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all tests, those on a GPU device included where a driver allows it.
+    /// Run the tests, those on a GPU device included where a driver allows it.
+    ///
+    /// Without `--all` those marked as slow are skipped.
     ///
     /// First looks for a Vulkan driver and its loader. On Debian and Ubuntu, as root, missing ones
     /// are installed with apt-get (mesa-vulkan-drivers and libvulkan1: Vulkan on the CPU);
@@ -56,11 +59,15 @@ enum Command {
     /// Then runs `cargo test --workspace`, with the feature `mpi` where it can be built, and with a
     /// driver the files tests/tests/gpu*.rs too.
     ///
-    /// The last line is "N passed, N failed, N skipped". Skipped are ignored tests, those that need a
-    /// missing driver or MPI, and those that found at run time that something is missing, such as root
-    /// rights; the latter are listed with the reason. A test binary that aborts, and a step that does not
-    /// compile, count as one failed each.
-    Test,
+    /// Lists the ten slowest tests. The last line is "N passed, N failed, N skipped". Skipped are slow
+    /// tests, those that need a missing driver or MPI, and those that found at run time that something is
+    /// missing, such as root rights; the latter are listed with the reason. A test binary that aborts, and
+    /// a step that does not compile, count as one failed each.
+    Test {
+        /// Slow tests too, as `ci` does.
+        #[arg(long)]
+        all: bool,
+    },
     /// Check the source: format, retired words, lint, documentation, and the CUDA build.
     Check {
         /// What to check.
@@ -119,7 +126,10 @@ fn main() -> ExitCode {
     };
     let mut report = Report::default();
     match cli.command {
-        Command::Test => test::run(&root, &mut report),
+        Command::Test { all } => {
+            let extent = if all { Extent::All } else { Extent::Quick };
+            test::run(extent, &root, &mut report);
+        }
         Command::Check { check } => check::run(check, &root, &mut report),
         Command::CheckCuda(options) => {
             check_cuda::run(&options, Compilers::Needed, &root, &mut report);
@@ -146,7 +156,7 @@ fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Lint, root, report);
     check::run(Check::Docs, root, report);
     book::run(root, report);
-    test::run(root, report);
+    test::run(Extent::All, root, report);
     check::run(Check::Cuda, root, report);
     check_cuda::run(&Options::default(), Compilers::Optional, root, report);
     recipe::run(root, report);

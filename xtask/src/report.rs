@@ -63,6 +63,10 @@ impl Report {
     pub fn finish(self) -> ExitCode {
         print!("\n{}", self.table());
         if let Some(totals) = &self.totals {
+            let slowest = totals.slowest();
+            if !slowest.is_empty() {
+                print!("\nthe slowest tests:\n{slowest}");
+            }
             print!("\n{}", totals.skip_messages());
             println!("{totals}");
         }

@@ -1,5 +1,8 @@
-//! `cargo xtask test`: all tests, on the CPU, where there is MPI with ranks as processes too, and, where
+//! `cargo xtask test`: the tests, on the CPU, where there is MPI with ranks as processes too, and, where
 //! there is a driver, through wgpu.
+//!
+//! Slow tests are ignored (`#[ignore = "slow: .."]`) and run with `--all` only: they sweep many cases, of which
+//! other tests take a few, or wait for long timeouts.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +15,26 @@ use crate::{mpi, vulkan};
 
 /// The tests of the whole workspace, on the CPU. Without `--no-fail-fast` cargo would leave out
 /// every binary after the first that fails.
-const ON_CPU: &[&str] = &["test", "--workspace", "--no-fail-fast"];
+const ON_CPU: &[&str] = &["test", "--workspace", "--no-fail-fast", "--tests"];
+
+/// The tests in documentation. rustdoc runs them, and would refuse the unstable option of the others.
+const IN_DOCS: &[&str] = &["test", "--workspace", "--no-fail-fast", "--doc"];
+
+/// Times of single tests are an unstable option of the harness, which this variable allows. The runner sets it:
+/// set for cargo it would change the build.
+const RUNNER: &str = r#"target."cfg(unix)".runner=["env","RUSTC_BOOTSTRAP=1"]"#;
+
+/// Ignored, and no tests: processes that tests start, and a measurement.
+const NO_TESTS: [&str; 2] = ["as_a_child", "machine::tests::speed"];
+
+/// Which tests run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Extent {
+    /// All but slow ones.
+    Quick,
+    /// All.
+    All,
+}
 
 /// The tests of what the feature `wgpu` brings: each stands in a file named `gpu*.rs` in one of
 /// [`GPU_FOLDERS`]. Their build is also that of the command `kernel-check`: cargo builds everything
@@ -42,8 +64,8 @@ const GPU_FOLDERS: [&str; 3] = [
     "burn-megatron-kernels/tests",
 ];
 
-/// Runs every test and hands the totals to the report.
-pub fn run(root: &Path, report: &mut Report) {
+/// Runs the tests and hands the totals to the report.
+pub fn run(extent: Extent, root: &Path, report: &mut Report) {
     let mut totals = Totals::default();
     let mut driver = Ok(());
     report.step("vulkan driver", || {
@@ -58,10 +80,16 @@ pub fn run(root: &Path, report: &mut Report) {
         let found = processes.clone();
         found.map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });
+    let features: &[&str] = match processes {
+        Ok(()) => &["--features", mpi::FEATURES],
+        Err(_) => &[],
+    };
     report.step("tests", || {
-        let with_mpi = [ON_CPU, &["--features", mpi::FEATURES]].concat();
-        let args = if processes.is_ok() { &with_mpi } else { ON_CPU };
-        run_tests(&mut cargo(root, args), &mut totals)
+        run_timed(root, &[ON_CPU, features].concat(), extent, &mut totals)
+    });
+    report.step("tests in docs", || {
+        let args = [IN_DOCS, features].concat();
+        run_tests(&mut cargo(root, &args), &mut totals)
     });
     if processes.is_err() {
         report.step("tests of mpi", || {
@@ -69,10 +97,36 @@ pub fn run(root: &Path, report: &mut Report) {
         });
     }
     report.step("tests on wgpu", || match driver {
-        Ok(()) => run_tests(&mut cargo(root, ON_WGPU), &mut totals).into(),
+        Ok(()) => run_timed(root, ON_WGPU, extent, &mut totals).into(),
         Err(_) => skip(root, &GPU_FOLDERS, "gpu", "a Vulkan driver", &mut totals),
     });
     report.set_totals(totals);
+}
+
+/// Runs tests by cargo, where possible with the time of each, and adds their results to the totals.
+fn run_timed(
+    root: &Path,
+    args: &[&str],
+    extent: Extent,
+    totals: &mut Totals,
+) -> Result<(), String> {
+    let mut command = cargo(root, args);
+    if cfg!(unix) {
+        command.args(["--config", RUNNER]);
+    }
+    command.arg("--").args(harness_args(extent));
+    run_tests(&mut command, totals)
+}
+
+fn harness_args(extent: Extent) -> Vec<&'static str> {
+    let mut args = NO_TESTS.map(|name| ["--skip", name]).concat();
+    if extent == Extent::All {
+        args.push("--include-ignored");
+    }
+    if cfg!(unix) {
+        args.extend(["-Zunstable-options", "--report-time"]);
+    }
+    args
 }
 
 /// Runs test binaries and adds their results to the totals.
@@ -131,6 +185,27 @@ mod tests {
         folder.write("mpi_run.rs", test);
         assert_eq!(count_tests(folder.path(), "gpu"), Ok(3));
         assert_eq!(count_tests(folder.path(), "mpi"), Ok(1));
+    }
+
+    /// A file of tests that no main.rs and no Cargo.toml names would not run, without a word.
+    #[test]
+    fn every_file_of_tests_is_built() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        for folder in ["tests", "cli"].map(|package| root.join(package)) {
+            let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+            let main = fs::read_to_string(folder.join("tests/main.rs")).unwrap();
+            for entry in fs::read_dir(folder.join("tests")).unwrap() {
+                let path = entry.unwrap().path();
+                let holds = |file: &str| path.join(file).is_file();
+                let is_data = path.is_dir() && !holds("mod.rs") && !holds("main.rs");
+                let name = path.file_stem().unwrap().to_string_lossy();
+                let is_module = main.lines().any(|line| line == format!("mod {name};"));
+                let is_binary = [".rs", "/main.rs"]
+                    .iter()
+                    .any(|end| manifest.contains(&format!("path = \"tests/{name}{end}\"")));
+                assert!(is_data || is_module || is_binary, "{}", path.display());
+            }
+        }
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Counts of tests: read from the test harness, and counted in source text.
+//! Counts and times of tests: read from the test harness, and counted in source text.
+//!
+//! The harness's own JSON is no substitute: tests in documentation and emulated ones do not have it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,9 +19,22 @@ pub struct Totals {
     pub skipped: usize,
     /// Messages of tests that were skipped, or in part: `NAME: reason`.
     pub skip_messages: BTreeSet<Skip>,
+    /// Seconds and name of each test whose time the harness printed.
+    pub times: Vec<(f64, String)>,
 }
 
+/// As many tests are listed with their times.
+const SLOWEST: usize = 10;
+
 impl Totals {
+    /// The slowest tests, one per line; empty if no time is known.
+    pub fn slowest(&self) -> String {
+        let mut times: Vec<_> = self.times.iter().collect();
+        times.sort_by(|one, other| other.0.total_cmp(&one.0));
+        let line = |(seconds, name): &(f64, String)| format!("{seconds:7.1} s  {name}\n");
+        times.into_iter().take(SLOWEST).map(line).collect()
+    }
+
     /// The messages of skipped tests, one per line.
     pub fn skip_messages(&self) -> String {
         let line = |skip: &Skip| match skip {
@@ -36,6 +51,7 @@ impl AddAssign for Totals {
         self.failed += other.failed;
         self.skipped += other.skipped;
         self.skip_messages.extend(other.skip_messages);
+        self.times.extend(other.times);
     }
 }
 
@@ -73,6 +89,8 @@ impl Harness {
             self.running = false;
         } else if let Some(skip) = Skip::parse(line) {
             self.skip_messages.insert(skip);
+        } else {
+            self.totals.times.extend(parse_time(line));
         }
     }
 
@@ -87,6 +105,13 @@ impl Harness {
         self.totals.skip_messages.append(&mut self.skip_messages);
         self.running = false;
     }
+}
+
+/// Parses "test NAME ... ok <1.234s>".
+fn parse_time(line: &str) -> Option<(f64, String)> {
+    let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let (_, seconds) = result.trim_end().strip_suffix("s>")?.rsplit_once(" <")?;
+    Some((seconds.parse().ok()?, name.to_owned()))
 }
 
 /// Whether a line is "running N tests".
@@ -202,6 +227,23 @@ test result: ok. 2 passed; 0 failed; 1 ignored
                     skipped          disk::full: only root can mount\n\
                     skipped in part  ends::all: no mpirun\n";
         assert_eq!(totals.skip_messages(), skip_messages);
+    }
+
+    #[test]
+    fn the_slowest_tests_are_listed_slowest_first() {
+        let mut totals = read(
+            "\
+test a ... ok <0.300s>
+test b - should panic ... FAILED <62.000s>
+test c ... ignored, slow
+test d <0.1s> ... ok
+",
+        );
+        let slowest = "   62.0 s  b - should panic\n    0.3 s  a\n";
+        assert_eq!(totals.slowest(), slowest);
+        totals += read(&"test many ... ok <1.5s>\n".repeat(SLOWEST));
+        assert_eq!(totals.slowest().lines().count(), SLOWEST);
+        assert!(totals.slowest().starts_with("   62.0 s  b"));
     }
 
     #[test]

@@ -9,16 +9,17 @@ use crate::{Buffer, CommError, ReduceOp, World};
 
 const CHILD: &str = "BURN_MEGATRON_TEST_WATCHDOG";
 
-/// One rank never joins the call that the other waits in.
+/// One rank waits for one that never joins its call.
 #[test]
 #[ignore = "run as a child process, which the watchdog ends"]
-fn one_rank_waits_for_one_that_never_joins() {
+fn as_a_child() {
     let Ok(folder) = std::env::var(CHILD) else {
         return;
     };
     let world = World::threads(2).unwrap();
     let world = world
         .deadline(Duration::from_millis(100))
+        .first_deadline(TIMEOUT)
         .grace(Duration::from_millis(100));
     let _ = world
         .call_log_dir(folder)
@@ -36,7 +37,7 @@ fn one_rank_waits_for_one_that_never_joins() {
 #[test]
 fn a_rank_that_hangs_outside_of_calls_ends_the_process_with_the_report() {
     let folder = tempfile::tempdir().unwrap();
-    let name = "world::watchdog::tests::one_rank_waits_for_one_that_never_joins";
+    let name = "world::watchdog::tests::as_a_child";
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored", "--nocapture"])
         .env(CHILD, folder.path())

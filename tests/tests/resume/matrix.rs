@@ -43,6 +43,7 @@ fn every_pair(case: &Case, layouts: &[&str]) {
 }
 
 #[test]
+#[ignore = "slow: run by cargo xtask test --all"]
 fn every_pair_of_layouts_of_a_llama_with_few_groups() {
     every_pair(&Case::llama("tp1"), &LAYOUTS);
 }

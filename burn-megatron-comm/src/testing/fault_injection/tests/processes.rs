@@ -8,7 +8,7 @@ use super::*;
 const FAULT: &str = "BURN_MEGATRON_TEST_FAULT";
 
 fn child(fault: &str) -> Child {
-    let name = "testing::fault_injection::tests::processes::one_barrier";
+    let name = "testing::fault_injection::tests::processes::as_a_child";
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--ignored"])
         .env(FAULT, fault)
@@ -20,7 +20,7 @@ fn child(fault: &str) -> Child {
 
 #[test]
 #[ignore = "it is the other process, which a fault ends"]
-fn one_barrier() {
+fn as_a_child() {
     let Ok(fault) = std::env::var(FAULT) else {
         return;
     };
