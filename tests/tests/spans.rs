@@ -34,6 +34,9 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Names {
 fn the_phases_the_collectives_and_the_updates_of_a_step_are_spans() {
     let names = Names::default();
     let subscriber = tracing_subscriber::registry().with(names.clone());
+    // With a single subscriber, a thread of another test without one that reaches a span first would disable
+    // that span for all.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     tracing::subscriber::with_default(subscriber, || {
         let text = TextData::open(env!("CARGO_MANIFEST_DIR").as_ref()).unwrap();
         let layout = ParallelConfig::new().with_tensor(2).with_data(2);

@@ -1,6 +1,5 @@
 use std::fs;
 use std::process::Command;
-use std::time::Instant;
 
 use super::*;
 
@@ -144,13 +143,11 @@ mod linux {
     #[test]
     fn a_program_that_does_not_answer_is_ended() {
         let folder = TempFolder::new("hang");
-        let began = Instant::now();
-        let hang = script(&folder, "hang", "#!/bin/sh\nexec sleep 60\n");
+        let hang = script(&folder, "hang", "#!/bin/sh\nexec sleep 100000\n");
         let reason = version_of(&hang, Duration::from_millis(200)).unwrap_err();
         assert!(
             reason.ends_with("hang --version has not exited after 0.2 s"),
             "{reason}"
         );
-        assert!(began.elapsed() < Duration::from_secs(20));
     }
 }

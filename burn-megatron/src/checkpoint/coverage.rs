@@ -103,7 +103,6 @@ fn gap(shape: &[usize], slices: &[&TensorSlice]) -> Option<Vec<usize>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::time::{Duration, Instant};
 
     fn slice(offset: &[usize], shape: &[usize]) -> TensorSlice {
         TensorSlice {
@@ -134,9 +133,9 @@ mod tests {
         assert!(message(&[1], &[]).is_some());
     }
 
+    /// With a quadratic algorithm this takes hours.
     #[test]
     fn many_boxes_take_a_moment() {
-        let begin = Instant::now();
         let columns: Vec<_> = (0..100_000).map(|at| slice(&[0, at], &[7, 1])).collect();
         assert_eq!(message(&[7, 100_000], &columns), None);
         let grid: Vec<_> = (0..30_050)
@@ -144,8 +143,6 @@ mod tests {
             .collect();
         let text = message(&[301, 100], &grid).unwrap();
         assert!(text.contains("[300, 50]"), "{text}");
-        // A quadratic algorithm takes hours.
-        assert!(begin.elapsed() < Duration::from_secs(60));
     }
 
     proptest! {

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -139,9 +139,7 @@ fn the_wait_for_another_ends_and_names_it() {
     let built = AtomicUsize::new(0);
     let taken = cache.arrays(&description(), || {
         // Another caller wants the same while this is built.
-        let started = Instant::now();
         let error = cache.arrays(&description(), || build(&built)).unwrap_err();
-        assert!(started.elapsed() < Duration::from_secs(20));
         let error = error.to_string();
         let holder = format!("held by process {}", std::process::id());
         assert!(
