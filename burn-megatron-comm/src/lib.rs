@@ -22,7 +22,7 @@
 //! # Ok::<(), burn_megatron_comm::WorldError>(())
 //! ```
 
-pub mod auth;
+mod auth;
 mod buffer;
 mod bytes;
 mod call;
@@ -42,7 +42,7 @@ mod report;
 pub mod testing;
 mod world;
 
-pub use auth::{Token, TokenError};
+pub use auth::{ParseTokenError, Token, TokenError};
 pub use buffer::{Buffer, BufferError, DType, Element};
 pub use bytes::{all_gather_bytes, broadcast_bytes, broadcast_when_ready};
 pub use call::{Call, ReduceOp};

@@ -9,7 +9,7 @@ use crate::conformance::ConformanceArgs;
 use crate::convert::ConvertArgs;
 use crate::env::EnvArgs;
 use crate::generate::args::GenerateArgs;
-use crate::launch::args::{AgentArgs, LaunchArgs};
+use crate::launch::args::LaunchArgs;
 use crate::preprocess::args::PreprocessArgs;
 use crate::pretrain::args::PretrainArgs;
 use crate::schedule::ScheduleArgs;
@@ -51,15 +51,15 @@ pub enum Command {
     /// Streams the text to standard output, and writes the speed to standard error. The same seed gives
     /// the same text in every layout.
     Generate(Box<GenerateArgs>),
-    /// Start ranks as processes, on this machine or on several, through mpirun or without it.
+    /// Start ranks as processes of this machine, for MPI or NCCL.
     ///
     /// The command after -- is run by every rank, as in `launch --ranks 4 -- pretrain`. Each line of output
     /// is prefixed with its rank. When a rank fails, all others are ended, and its exit code is returned.
     /// Ctrl-C stops all ranks; a second one kills them.
     Launch(Box<LaunchArgs>),
-    /// Run the agent of one rank; `launch` starts it.
+    /// Take the place of one rank under mpirun; `launch` starts it.
     #[command(hide = true)]
-    LaunchAgent(AgentArgs),
+    LaunchSlot,
     /// Convert a Hugging Face model to a checkpoint, or back.
     ///
     /// `convert --from hf DIR --to DIR` or `convert --from checkpoint PATH --to DIR`. Families: GPT-2,

@@ -89,7 +89,7 @@ pub fn main() -> ExitCode {
         Command::Preprocess(args) => preprocess::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Launch(args) => launch::run(args),
-        Command::LaunchAgent(args) => launch::agent::run(args),
+        Command::LaunchSlot => launch::slot::run(),
         Command::Compare(args) => compare::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Verify(args) => verify::run(args),

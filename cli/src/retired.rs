@@ -19,6 +19,20 @@ const FLAGS: [(&str, &str); 3] = [
     ("--silence", "--heartbeat-timeout"),
 ];
 
+/// Flags of `launch` for several machines.
+const MULTI_NODE_FLAGS: [&str; 3] = ["--nodes", "--node-rank", "--master-addr"];
+
+/// What starts ranks on several machines.
+const MULTI_NODE: &str = "launch starts ranks on one machine; on several, use torchrun on each, or srun:
+  torchrun --no-python --nnodes MACHINES --nproc-per-node RANKS --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
+burn-megatron COMMAND
+  srun --nodes MACHINES --ntasks-per-node RANKS burn-megatron COMMAND";
+
+/// What starts MPI ranks on several machines.
+const MULTI_NODE_MPI: &str = "launch starts ranks on one machine; on several, use mpirun or srun:
+  mpirun --host HOST:RANKS,HOST:RANKS --bind-to none burn-megatron COMMAND
+  srun --mpi=pmix --nodes MACHINES --ntasks-per-node RANKS burn-megatron COMMAND";
+
 /// Checks that a recipe has no retired key.
 ///
 /// # Errors
@@ -52,6 +66,12 @@ pub fn explain_flag(error: &clap::Error) -> Option<String> {
         return None;
     };
     let name = flag.split('=').next()?;
+    if name == "--hosts" {
+        return Some(format!("--hosts was removed: {MULTI_NODE_MPI}"));
+    }
+    if MULTI_NODE_FLAGS.contains(&name) {
+        return Some(format!("{name} was removed: {MULTI_NODE}"));
+    }
     let (old, new) = FLAGS.iter().find(|(old, _)| *old == name)?;
     Some(renamed(old, new))
 }
@@ -97,6 +117,7 @@ fn split(key: &str) -> (&str, &str) {
 mod tests {
     use super::*;
     use crate::flags::parse_text;
+    use crate::launch::args::LaunchArgs;
     use crate::pretrain::args::PretrainArgs;
     use crate::recipe::Recipe;
 
@@ -116,6 +137,30 @@ mod tests {
         }
         let error = parse_text::<PretrainArgs>("--no-such-flag").map(drop);
         assert_eq!(explain_flag(&error.unwrap_err()), None);
+    }
+
+    #[test]
+    fn flags_for_several_machines_name_torchrun_and_srun() {
+        for (flag, commands) in [
+            (
+                "--nodes",
+                ["\n  torchrun --no-python --nnodes", "\n  srun --nodes"],
+            ),
+            ("--node-rank", ["\n  torchrun", "\n  srun --nodes"]),
+            ("--master-addr", ["\n  torchrun", "\n  srun --nodes"]),
+            ("--hosts", ["\n  mpirun --host", "\n  srun --mpi=pmix"]),
+        ] {
+            for flags in [format!("{flag} 2"), format!("{flag}=2")] {
+                let flags = format!("--ranks 2 {flags} -- pretrain");
+                let error = parse_text::<LaunchArgs>(&flags).map(drop).unwrap_err();
+                let text = explain_flag(&error).unwrap();
+                let start = format!("{flag} was removed: launch starts ranks on one machine; ");
+                assert!(text.starts_with(&start), "{text}");
+                for command in commands {
+                    assert!(text.contains(command), "{text}");
+                }
+            }
+        }
     }
 
     #[test]

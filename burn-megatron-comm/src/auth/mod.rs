@@ -12,7 +12,7 @@ mod printable;
 mod tests;
 mod token;
 
-pub use handshake::{HandshakeError, MAX_HELLO, client_handshake};
+pub use handshake::{HandshakeError, client_handshake};
 pub(crate) use handshake::{HandshakeOutcome, server_handshake};
 pub use listener::{Connection, Listener, ListenerLimits};
 pub use printable::{printable_name, printable_text};

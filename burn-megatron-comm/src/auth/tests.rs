@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use super::handshake::client_handshake_over;
+use super::handshake::{MAX_HELLO, client_handshake_over};
 use super::*;
 use crate::testing::TIMEOUT;
 

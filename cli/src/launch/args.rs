@@ -8,37 +8,23 @@ use clap::{Args, ValueEnum};
 /// Flags of `launch`.
 #[derive(Args)]
 pub struct LaunchArgs {
-    /// Ranks to start: those of this machine, or with --engine mpi all of them.
+    /// Ranks to start, all on this machine; torchrun, srun and mpirun start those of several machines.
     #[arg(long, value_name = "N")]
     pub ranks: usize,
-    /// Communication engine of the ranks: nccl starts them as children of this process, mpi through mpirun.
-    /// The default is nccl where the command has --device cuda, else mpi.
+    /// Communication engine of the ranks; mpi starts them through mpirun. The default is nccl where the
+    /// command has --device cuda, else mpi.
     #[arg(long, value_enum)]
     pub engine: Option<LaunchEngine>,
     /// Start this program instead of burn-megatron; what follows -- are its arguments.
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,
-    /// Number of machines; run this command on each one with the same --ranks (nccl).
-    #[arg(long, value_name = "M", default_value_t = 1)]
-    pub nodes: usize,
-    /// Index of this machine, from 0 (nccl).
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    pub node_rank: usize,
-    /// Host of the rendezvous: that of rank 0, by default 127.0.0.1 (nccl); or this machine as the other hosts
-    /// reach it, by default its address on the route to them (mpi with --hosts).
-    #[arg(long, value_name = "HOST")]
-    pub master_addr: Option<String>,
-    /// Port of the rendezvous; by default a free one, and 29500 with several machines (nccl).
+    /// Port of the rendezvous, by default a free one (nccl).
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
-    /// File of mode 0600 with the token that ranks authenticate with, the same on every machine: 64 hexadecimal
-    /// digits, as `openssl rand -hex 32` prints them. By default BURN_MEGATRON_TOKEN, and with one machine
-    /// or --hosts a new one.
+    /// File of mode 0600 with the token that ranks authenticate with: 64 hexadecimal digits, as
+    /// `openssl rand -hex 32` prints them. By default BURN_MEGATRON_TOKEN, or a new one.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Hosts and the number of ranks on each, as in a:2,b:2 (mpi).
-    #[arg(long, value_name = "HOST[:N],..")]
-    pub hosts: Option<String>,
     /// Path of Open MPI's mpirun; the one on PATH by default (mpi).
     #[arg(long, value_name = "PATH")]
     pub mpirun: Option<PathBuf>,
@@ -73,14 +59,6 @@ pub enum LaunchEngine {
     Nccl,
     /// MPI.
     Mpi,
-}
-
-/// Arguments of the hidden command that runs a rank for the launcher.
-#[derive(Args)]
-pub struct AgentArgs {
-    /// The program and its arguments.
-    #[arg(last = true, required = true)]
-    pub command: Vec<OsString>,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

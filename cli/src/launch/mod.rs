@@ -1,35 +1,35 @@
-//! `burn-megatron launch`: ranks as processes of this machine, or of several.
+//! `burn-megatron launch`: ranks as processes of this machine.
 //!
-//! Each rank is started by an *agent*, a process of this program between the launcher and the rank: it forwards the
-//! rank's output over a connection, reports its exit status, and kills it when the launcher is gone. The agents are
-//! children of the launcher or of mpirun; everything else is the same in both cases.
+//! Every rank is a child of the launcher, in a process group of its own, and its output comes through pipes. A guard
+//! process kills these groups when the launcher dies. For MPI the launcher also starts mpirun, which sets the variables
+//! that the ranks find each other by: see [`slot`].
 
 pub mod args;
 
-#[cfg(unix)]
-pub mod agent;
-#[cfg(unix)]
-mod agent_server;
 #[cfg(unix)]
 mod error;
 #[cfg(unix)]
 mod exit_status;
 #[cfg(unix)]
+mod guard;
+#[cfg(unix)]
 mod monitor;
 #[cfg(unix)]
 mod mpirun;
+#[cfg(unix)]
+mod mpirun_messages;
 #[cfg(unix)]
 mod output;
 #[cfg(unix)]
 mod plan;
 #[cfg(unix)]
-mod program;
+mod processes;
 #[cfg(unix)]
-mod protocol;
+mod program;
 #[cfg(unix)]
 mod run;
 #[cfg(unix)]
-mod start;
+pub mod slot;
 #[cfg(unix)]
 mod supervise;
 #[cfg(unix)]
@@ -39,8 +39,6 @@ mod tests;
 
 #[cfg(unix)]
 pub use run::run;
-#[cfg(unix)]
-use run::{agent_command, print_line};
 
 #[cfg(not(unix))]
 pub use missing::run;
@@ -60,6 +58,13 @@ mod missing {
 
 /// The hidden command, which is missing as well.
 #[cfg(not(unix))]
-pub mod agent {
-    pub use super::missing::run;
+pub mod slot {
+    use std::process::ExitCode;
+
+    use crate::error::Error;
+
+    /// Fails: there is no launcher on this system.
+    pub fn run() -> Result<ExitCode, Error> {
+        super::missing::run(&())
+    }
 }

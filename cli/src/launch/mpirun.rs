@@ -1,26 +1,27 @@
-//! Open MPI's mpirun: its command line and its messages.
+//! Open MPI's mpirun: its command line and its process.
 
+use std::collections::HashMap;
 use std::env;
-use std::io::{self, BufRead, BufReader, Read};
-use std::mem;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libc::pid_t;
 
 use super::error::LaunchError;
-use super::plan::LaunchPlan;
-use super::{agent_command, print_line, program, sys};
+use super::mpirun_messages::MpirunMessages;
+use super::slot::{self, Slot, SlotListener};
+use super::supervise::SupervisorEvent;
+use super::{program, sys};
 
-/// Prefixes of the environment variables that are forwarded to ranks on other machines.
-const FORWARDED_VARIABLES: [&str; 7] = [
-    "BURN_",
-    "CUBECL_",
-    "LD_LIBRARY_PATH",
-    "NCCL_",
-    "OMP_",
-    "RAYON_",
-    "RUST_",
-];
+/// The hidden command that runs a slot.
+const SLOT_COMMAND: &str = "launch-slot";
 
 /// The mpirun at a path, or the one on PATH, which must be Open MPI's.
 pub fn find(path: Option<&Path>) -> Result<PathBuf, LaunchError> {
@@ -48,23 +49,6 @@ pub fn find(path: Option<&Path>) -> Result<PathBuf, LaunchError> {
     }
 }
 
-/// The names in a list of hosts such as `a:2,b:2`.
-pub fn names(hosts: &str) -> Result<Vec<&str>, LaunchError> {
-    let name = |entry| {
-        let (name, ranks) = match str::split_once(entry, ':') {
-            Some((name, ranks)) => (name, ranks.parse().unwrap_or(0usize)),
-            None => (entry, 1),
-        };
-        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let fits = ranks > 0 && !name.is_empty() && name.chars().all(is_name);
-        fits.then_some(name).ok_or_else(|| LaunchError::Host {
-            hosts: hosts.to_owned(),
-            entry: entry.to_owned(),
-        })
-    };
-    hosts.split(',').map(name).collect()
-}
-
 /// Splits a line into words as a shell does: at blanks outside of quotes.
 pub fn words(line: &str) -> Result<Vec<String>, LaunchError> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
@@ -86,170 +70,164 @@ pub fn words(line: &str) -> Result<Vec<String>, LaunchError> {
     }
 }
 
-/// The mpirun command that starts the agents of all ranks with `variables`.
+/// The mpirun command that starts a slot for each rank.
 pub fn command(
-    plan: &LaunchPlan,
     mpirun: &Path,
-    hosts: Option<&str>,
     arguments: &[String],
-    variables: &[(&str, String)],
+    ranks: usize,
+    socket: &Path,
 ) -> Result<Command, LaunchError> {
+    let own = env::current_exe().map_err(LaunchError::system(
+        "the path of this program cannot be found",
+    ))?;
     let mut command = Command::new(mpirun);
-    command.args([
-        "-n",
-        &plan.ranks.to_string(),
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-    ]);
-    if let Some(hosts) = hosts {
-        command.args(["--host", hosts]);
-    }
-    let own = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let is_new = |name: &String| variables.iter().any(|(known, _)| known == name);
-    let forwarded = own.filter(|name| {
-        FORWARDED_VARIABLES
-            .iter()
-            .any(|start| name.starts_with(start))
-    });
-    let forwarded = forwarded.filter(|name| !is_new(name));
-    for name in forwarded {
-        command.args(["-x", &name]);
-    }
-    for (name, value) in variables {
-        command.env(name, value).args(["-x", name]);
-    }
-    // Aggregated messages can be lost when the failing rank exits at once.
-    command.env("OMPI_MCA_orte_base_help_aggregate", "0");
+    command
+        .args(["-n", &ranks.to_string(), "--oversubscribe"])
+        .args(["--bind-to", "none", "-x", slot::SOCKET])
+        .env(slot::SOCKET, socket)
+        // Aggregated messages can be lost when the failing rank exits at once.
+        .env("OMPI_MCA_orte_base_help_aggregate", "0");
     if sys::is_root() {
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
         command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     }
-    command.args(arguments).args(agent_command(plan)?);
+    command.args(arguments).arg(own).arg(SLOT_COMMAND);
     Ok(command)
 }
 
-/// mpirun's messages about ranks that exited, held back because the launcher reports the same.
-#[derive(Clone, Default)]
-pub struct MpirunMessages(Arc<Mutex<String>>);
+/// A running mpirun, with the slots of the ranks.
+pub struct Mpirun {
+    child: Child,
+    /// `None` once they were released: then a slot exits as soon as it connects.
+    slots: Option<Receiver<Slot>>,
+    /// The slots that were received, by rank.
+    received: HashMap<usize, Slot>,
+    /// The connections to the slots of ranks that were started.
+    connections: Vec<UnixStream>,
+    messages: MpirunMessages,
+}
 
-impl MpirunMessages {
-    /// Prints mpirun's output line by line, and holds back its messages about ranks that exited.
-    pub fn read(&self, from: impl Read) {
-        let mut blocks = MessageBlocks::default();
-        let mut lines = BufReader::new(from);
-        let mut line = Vec::new();
-        while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
-            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-            self.take(blocks.line(text));
-            line.clear();
+impl Mpirun {
+    /// Starts it. Call it on a thread that lives as long as the ranks.
+    pub fn start(
+        path: &Path,
+        arguments: &[String],
+        ranks: usize,
+        events: Sender<SupervisorEvent>,
+    ) -> Result<Self, LaunchError> {
+        let failed = LaunchError::system;
+        let listener = SlotListener::open().map_err(failed(
+            "a socket for mpirun's processes cannot be opened in the temporary folder",
+        ))?;
+        let mut command = command(path, arguments, ranks, &listener.path())?;
+        command
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        sys::signal_on_parent_exit(&mut command, libc::SIGTERM);
+        let mut child = command
+            .spawn()
+            .map_err(failed("mpirun cannot be started"))?;
+        let (send, slots) = mpsc::channel();
+        let ready = events.clone();
+        let on_slot = move |slot: Slot| {
+            let rank = slot.rank;
+            // The receivers are gone once the run is over.
+            let _ = send.send(slot);
+            let _ = ready.send(SupervisorEvent::RankReady(rank));
+        };
+        let thread = failed("a thread cannot be started");
+        listener.accept(ranks, on_slot).map_err(thread)?;
+        let messages = MpirunMessages::default();
+        watch(&mut child, &messages, events).map_err(failed("a thread cannot be started"))?;
+        Ok(Self {
+            child,
+            slots: Some(slots),
+            received: HashMap::new(),
+            connections: Vec::new(),
+            messages,
+        })
+    }
+
+    /// The variables of a rank whose slot has reported.
+    pub fn variables(&mut self, rank: usize) -> Vec<(OsString, OsString)> {
+        let slots = self.slots.iter().flat_map(Receiver::try_iter);
+        self.received.extend(slots.map(|slot| (slot.rank, slot)));
+        let slot = self.received.remove(&rank);
+        slot.map_or_else(Vec::new, |slot| {
+            self.connections.push(slot.connection);
+            slot.variables
+        })
+    }
+
+    /// Lets the slots exit, and with them mpirun.
+    pub fn release(&mut self) {
+        self.slots = None;
+        self.received.clear();
+        self.connections.clear();
+    }
+
+    /// Sends it a signal. On SIGTERM it ends its children, which takes a second or two.
+    pub fn signal(&self, signal: i32) {
+        sys::kill(self.child.id() as pid_t, signal);
+    }
+
+    /// Waits until it is gone, which it is unless the system cannot end it.
+    pub fn end(mut self) {
+        let until = Instant::now() + Duration::from_secs(1);
+        sys::wait_for_group(&mut self.child, until);
+    }
+
+    /// Prints the messages that were held back, where nothing else explains the failure.
+    pub fn show_messages(&self) {
+        self.messages.show();
+    }
+}
+
+/// Reads the output of mpirun and waits for its exit, in threads.
+fn watch(
+    child: &mut Child,
+    messages: &MpirunMessages,
+    events: Sender<SupervisorEvent>,
+) -> io::Result<()> {
+    let pid = child.id() as pid_t;
+    let readers = [
+        messages.read_in_thread(child.stdout.take())?,
+        messages.read_in_thread(child.stderr.take())?,
+    ];
+    let wait = move || {
+        let status = sys::wait_for_exit(pid);
+        for reader in readers.into_iter().flatten() {
+            // Its output has ended.
+            let _ = reader.join();
         }
-        self.take(blocks.rest());
-    }
-
-    /// Prints what was held back, where nothing else explains the failure.
-    pub fn show(&self) {
-        show(&mem::take(
-            &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner),
-        ));
-    }
-
-    fn take(&self, text: Option<String>) {
-        match text {
-            None => {}
-            Some(text) if is_exit_notice(&text) => {
-                self.0
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push_str(&text);
-            }
-            Some(text) => show(&text),
-        }
-    }
-}
-
-fn show(text: &str) {
-    for line in text.lines() {
-        print_line(&format!("[mpirun] {line}"));
-    }
-}
-
-fn is_exit_notice(text: &str) -> bool {
-    [
-        "Primary job  terminated normally, but",
-        "mpirun noticed that process rank",
-        "mpirun detected that one or more processes exited",
-        "mpirun has exited due to process rank",
-    ]
-    .iter()
-    .any(|start| text.starts_with(start))
-}
-
-/// Splits mpirun's output into messages: the text between two rules, or a single line.
-#[derive(Default)]
-struct MessageBlocks {
-    open: Option<String>,
-}
-
-impl MessageBlocks {
-    fn line(&mut self, line: String) -> Option<String> {
-        let is_rule = line.len() > 60 && line.bytes().all(|byte| byte == b'-');
-        match (&mut self.open, is_rule) {
-            (None, true) => {
-                self.open = Some(String::new());
-                None
-            }
-            (None, false) => Some(line + "\n"),
-            (Some(_), true) => self.open.take(),
-            (Some(block), false) => {
-                block.push_str(&line);
-                block.push('\n');
-                None
-            }
-        }
-    }
-
-    /// A message without its closing rule.
-    fn rest(&mut self) -> Option<String> {
-        self.open.take()
-    }
-}
-
-/// Reads a stream of mpirun in a thread.
-pub fn read_in_thread(
-    remarks: &MpirunMessages,
-    from: Option<impl Read + Send + 'static>,
-) -> io::Result<Option<std::thread::JoinHandle<()>>> {
-    let Some(from) = from else {
-        return Ok(None);
+        let _ = events.send(SupervisorEvent::StarterExited(status));
     };
-    let remarks = remarks.clone();
-    let builder = std::thread::Builder::new().name("mpirun".into());
-    builder.spawn(move || remarks.read(from)).map(Some)
+    thread::Builder::new().spawn(wait).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
 
     #[test]
-    fn hosts_are_read_or_the_wrong_one_is_named() {
-        assert_eq!(names("a:2,b.c-d:10").unwrap(), ["a", "b.c-d"]);
-        assert_eq!(names("10.0.0.1").unwrap(), ["10.0.0.1"]);
-        for (hosts, entry) in [
-            ("", ""),
-            ("a,,b", ""),
-            ("a:0", "a:0"),
-            ("a:x", "a:x"),
-            ("a b", "a b"),
-        ] {
-            assert_eq!(
-                names(hosts).unwrap_err().to_string(),
-                format!(
-                    "invalid --hosts {hosts:?}: {entry:?}: expected name or name:ranks, as in a:2,b:2"
-                )
-            );
-        }
+    fn mpirun_starts_a_slot_for_each_rank() {
+        let arguments = ["-q".to_owned()];
+        let socket = Path::new("/tmp/s");
+        let command = command(Path::new("mpirun"), &arguments, 4, socket).unwrap();
+        let words: Vec<_> = command
+            .get_args()
+            .map(|word| word.to_str().unwrap())
+            .collect();
+        let head = "-n 4 --oversubscribe --bind-to none -x BURN_MEGATRON_LAUNCH_LINK -q";
+        assert_eq!(words[..8].join(" "), head);
+        assert_eq!(words[9..], ["launch-slot"]);
+        let sets = |(name, value): (&OsStr, Option<&OsStr>)| {
+            name == slot::SOCKET && value == Some(socket.as_os_str())
+        };
+        assert!(command.get_envs().any(sets));
     }
 
     #[test]
@@ -264,28 +242,5 @@ mod tests {
             error.to_string(),
             "--mpirun-args \"-x 'A\": a quote is not closed"
         );
-    }
-
-    #[test]
-    fn messages_on_exited_ranks_are_held_back_and_others_are_printed() {
-        let rule = "-".repeat(74);
-        let text = format!(
-            "{rule}\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code.\n\
-             {rule}\n{rule}\nmpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 \
-             (Killed).\n{rule}\n"
-        );
-        let remarks = MpirunMessages::default();
-        remarks.read(text.as_bytes());
-        let kept = remarks.0.lock().unwrap().clone();
-        assert_eq!(kept.lines().count(), 3, "{kept}");
-        assert!(!kept.contains("--"), "{kept}");
-
-        let mut blocks = MessageBlocks::default();
-        assert_eq!(blocks.line("alone".into()).unwrap(), "alone\n");
-        assert_eq!(blocks.line(rule.clone()), None);
-        assert_eq!(blocks.line("There are not enough slots".into()), None);
-        let block = blocks.line(rule).unwrap();
-        assert_eq!(block, "There are not enough slots\n");
-        assert!(!is_exit_notice(&block));
     }
 }

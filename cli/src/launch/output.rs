@@ -3,24 +3,28 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::LaunchError;
-use super::print_line;
-use super::protocol::OutputStream;
 
 /// Longer lines are split.
 const MAX_LINE: usize = 1 << 20;
+
+/// One of the two output streams of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OutputStream {
+    Stdout,
+    Stderr,
+}
 
 /// Writes the output of all ranks to the terminal and to files.
 pub struct JobOutput {
     width: usize,
     quiet: bool,
     folder: PathBuf,
-    /// The files of each rank whose agent has not connected yet.
+    /// The files of each rank that has not started yet.
     files: Mutex<HashMap<usize, [File; 2]>>,
     terminal_error: ReportOnce,
     file_error: ReportOnce,
@@ -33,24 +37,19 @@ struct ReportOnce(AtomicBool);
 impl ReportOnce {
     fn once(&self, text: impl FnOnce() -> String) {
         if !self.0.swap(true, Ordering::Relaxed) {
-            print_line(&text());
+            eprintln!("{}", text());
         }
     }
 }
 
 impl JobOutput {
-    /// For `ranks` of a world of `world` ranks; `quiet` drops the standard output of all ranks but 0. With a folder, two
-    /// files per rank are opened there.
-    pub fn new(
-        world: usize,
-        ranks: Range<usize>,
-        quiet: bool,
-        folder: Option<&Path>,
-    ) -> Result<Self, LaunchError> {
+    /// For `ranks` ranks; `quiet` drops the standard output of all ranks but 0. With a folder, two files per rank are
+    /// opened there.
+    pub fn new(ranks: usize, quiet: bool, folder: Option<&Path>) -> Result<Self, LaunchError> {
         let mut files = HashMap::new();
         if let Some(folder) = folder {
             fs::create_dir_all(folder).map_err(unusable(folder))?;
-            for rank in ranks {
+            for rank in 0..ranks {
                 let open = |extension| {
                     let path = folder.join(format!("rank-{rank}.{extension}"));
                     // Appends to files of an earlier run.
@@ -61,7 +60,7 @@ impl JobOutput {
             }
         }
         Ok(Self {
-            width: world.saturating_sub(1).to_string().len(),
+            width: ranks.saturating_sub(1).to_string().len(),
             quiet,
             folder: folder.unwrap_or(Path::new("")).to_owned(),
             files: Mutex::new(files),
@@ -70,24 +69,18 @@ impl JobOutput {
         })
     }
 
-    /// The two streams of one rank; the first call for a rank takes its files.
-    pub fn rank(&self, rank: usize) -> RankOutput<'_> {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        let (out, err) = match files.remove(&rank) {
-            Some([out, err]) => (Some(out), Some(err)),
-            None => (None, None),
-        };
-        let sink = |stream, file| StreamSink {
+    /// Standard output and standard error of one rank; the first call for a rank takes its files.
+    pub fn rank(output: &Arc<Self>, rank: usize) -> [StreamOutput; 2] {
+        let mut files = output.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let (out, err) = files.remove(&rank).map(|[out, err]| (out, err)).unzip();
+        let of = |stream, file| StreamOutput {
             stream,
-            lines: PrefixedLines::new(format!("[rank {rank:>0$}] ", self.width)),
-            shown: stream == OutputStream::Stderr || rank == 0 || !self.quiet,
+            lines: PrefixedLines::new(format!("[rank {rank:>0$}] ", output.width)),
+            shown: stream == OutputStream::Stderr || rank == 0 || !output.quiet,
             file,
-            output: self,
+            output: Arc::clone(output),
         };
-        RankOutput {
-            out: sink(OutputStream::Stdout, out),
-            err: sink(OutputStream::Stderr, err),
-        }
+        [of(OutputStream::Stdout, out), of(OutputStream::Stderr, err)]
     }
 
     /// Prints whole lines. A failure is reported once and does not end the ranks.
@@ -121,38 +114,18 @@ fn unusable(path: &Path) -> impl FnOnce(io::Error) -> LaunchError {
     move |source| LaunchError::OutputFolder { path, source }
 }
 
-/// The two streams of one rank.
-pub struct RankOutput<'a> {
-    out: StreamSink<'a>,
-    err: StreamSink<'a>,
-}
-
-impl RankOutput<'_> {
-    /// Writes bytes of the rank's output.
-    pub fn write(&mut self, stream: OutputStream, bytes: &[u8]) {
-        match stream {
-            OutputStream::Stdout => self.out.write(bytes),
-            OutputStream::Stderr => self.err.write(bytes),
-        }
-    }
-
-    /// Prints what is left without a line end.
-    pub fn finish(&mut self) {
-        self.out.finish();
-        self.err.finish();
-    }
-}
-
-struct StreamSink<'a> {
+/// One stream of one rank.
+pub struct StreamOutput {
     stream: OutputStream,
     lines: PrefixedLines,
     shown: bool,
     file: Option<File>,
-    output: &'a JobOutput,
+    output: Arc<JobOutput>,
 }
 
-impl StreamSink<'_> {
-    fn write(&mut self, bytes: &[u8]) {
+impl StreamOutput {
+    /// Writes bytes of the rank's output.
+    pub fn write(&mut self, bytes: &[u8]) {
         if let Some(file) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
@@ -167,7 +140,8 @@ impl StreamSink<'_> {
         }
     }
 
-    fn finish(&mut self) {
+    /// Prints what is left without a line end.
+    pub fn finish(&mut self) {
         self.output.show(self.stream, &self.lines.rest());
     }
 }
@@ -291,17 +265,19 @@ mod tests {
     fn files_get_the_bytes_as_they_are() {
         let folder =
             std::env::temp_dir().join(format!("burn-megatron-output-{}", std::process::id()));
-        let output = JobOutput::new(11, 3..4, true, Some(&folder)).unwrap();
-        let mut rank = output.rank(3);
-        assert_eq!(rank.out.lines.prefix, "[rank  3] ");
-        rank.write(OutputStream::Stdout, b"a\rb");
-        rank.write(OutputStream::Stdout, b"c\xff");
-        rank.finish();
+        let output = Arc::new(JobOutput::new(11, true, Some(&folder)).unwrap());
+        let [mut out, mut err] = JobOutput::rank(&output, 3);
+        assert_eq!(out.lines.prefix, "[rank  3] ");
+        out.write(b"a\rb");
+        out.write(b"c\xff");
+        out.finish();
+        err.finish();
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xff");
         assert_eq!(fs::read(folder.join("rank-3.err")).unwrap(), b"");
         // Those of the next run follow.
-        let output = JobOutput::new(11, 3..4, true, Some(&folder)).unwrap();
-        output.rank(3).write(OutputStream::Stdout, b"d");
+        let output = Arc::new(JobOutput::new(11, true, Some(&folder)).unwrap());
+        let [mut out, _] = JobOutput::rank(&output, 3);
+        out.write(b"d");
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xffd");
         fs::remove_dir_all(&folder).unwrap();
     }
@@ -309,11 +285,11 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_full_disk_ends_the_file_only() {
-        let output = JobOutput::new(1, 0..1, true, None).unwrap();
-        let mut rank = output.rank(0);
-        rank.err.file = Some(File::options().write(true).open("/dev/full").unwrap());
-        rank.write(OutputStream::Stderr, b"a line that goes to the screen\n");
-        assert!(rank.err.file.is_none());
+        let output = Arc::new(JobOutput::new(1, true, None).unwrap());
+        let [_, mut err] = JobOutput::rank(&output, 0);
+        err.file = Some(File::options().write(true).open("/dev/full").unwrap());
+        err.write(b"a line that goes to the screen\n");
+        assert!(err.file.is_none());
         assert!(output.file_error.0.load(Ordering::Relaxed));
     }
 }

@@ -1,110 +1,129 @@
 //! Runs the launcher: from the flags to the exit code.
 
 use std::env;
-use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::agent_server::AgentServer;
+use burn_megatron::comm::Token;
+
 use super::args::LaunchArgs;
 use super::error::LaunchError;
 use super::exit_status::{RankExitStatus, signal_name};
 use super::monitor::{JobMonitor, RendezvousMonitor};
+use super::mpirun::Mpirun;
 use super::output::JobOutput;
 use super::plan::{LaunchPlan, Starter};
-use super::start::StartedProcesses;
+use super::processes::{RankCommand, RankProcesses};
 use super::supervise::{
     ActionHandler, JobFailure, Supervisor, SupervisorAction, SupervisorEvent, supervise,
 };
 use super::sys;
 use crate::error::Error;
 
-/// The hidden command that runs an agent.
-const AGENT_COMMAND: &str = "launch-agent";
+/// The variable with the address of the rendezvous.
+const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
 
 /// Starts the ranks and waits for their end; returns the exit code of the run.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode, Error> {
     let ended =
-        LaunchPlan::new(args, &|name| env::var_os(name)).and_then(|plan| launch(args, &plan));
+        LaunchPlan::new(args, &|name| env::var_os(name)).and_then(|plan| launch(args, plan));
     let code = ended.unwrap_or_else(|error| {
-        print_line(&format!("error: {error}"));
+        eprintln!("error: {error}");
         error.exit_code()
     });
     Ok(ExitCode::from(code))
 }
 
-/// Prints a line to standard error; failing to is ignored.
-pub fn print_line(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
-}
-
-/// The command line of an agent: this program with the rank's command.
-pub fn agent_command(plan: &LaunchPlan) -> Result<Vec<OsString>, LaunchError> {
-    let own = env::current_exe().map_err(LaunchError::system(
-        "the path of this program cannot be found",
-    ))?;
-    let head = [own.into_os_string(), AGENT_COMMAND.into(), "--".into()];
-    Ok(head
-        .into_iter()
-        .chain(plan.command.iter().cloned())
-        .collect())
-}
-
-fn launch(args: &LaunchArgs, plan: &LaunchPlan) -> Result<u8, LaunchError> {
+fn launch(args: &LaunchArgs, plan: LaunchPlan) -> Result<u8, LaunchError> {
     sys::raise_open_files();
-    let ranks = plan.first..plan.first + plan.ranks;
-    let output = JobOutput::new(
-        plan.world,
-        ranks,
-        args.quiet_ranks,
-        args.output_dir.as_deref(),
-    )?;
+    let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
     // Before any thread, as threads inherit the signal mask.
     sys::block_termination_signals().map_err(LaunchError::system("signals cannot be blocked"))?;
-    let monitor = RendezvousMonitor::open(plan)?;
+    let port = match plan.starter {
+        Starter::Spawn { port } => port,
+        Starter::Mpirun { .. } => 0,
+    };
+    let monitor = RendezvousMonitor::open(port, plan.ranks, &plan.token)?;
     let (events, happened) = mpsc::channel();
     watch_signals(events.clone(), args.grace)?;
-    let host = match &plan.starter {
-        Starter::Spawn { .. } => "127.0.0.1",
-        Starter::Mpirun { host, .. } => host,
+    let command = RankCommand {
+        variables: variables(&plan, &monitor.address())?,
+        words: plan.command,
+        ranks: plan.ranks,
     };
-    let (first, ranks) = (plan.first, plan.ranks);
-    let server = AgentServer::listen(host, &plan.token, first, ranks, output, events.clone())?;
-    let started = StartedProcesses::start(plan, &|host| server.link(host), &monitor, events)?;
+    let ranks = RankProcesses::new(command, output, events.clone())?;
+    let mpirun = match &plan.starter {
+        Starter::Spawn { .. } => {
+            for rank in 0..plan.ranks {
+                let _ = events.send(SupervisorEvent::RankReady(rank));
+            }
+            None
+        }
+        Starter::Mpirun { mpirun, arguments } => {
+            Some(Mpirun::start(mpirun, arguments, plan.ranks, events)?)
+        }
+    };
 
     let grace = Duration::from_secs_f64(args.grace);
-    let mut supervisor = Supervisor::new(plan.first, plan.ranks, grace, Instant::now());
-    let launcher = LauncherActions { server, started };
+    let mut supervisor = Supervisor::new(plan.ranks, mpirun.is_some(), grace, Instant::now());
+    let mut launcher = Launcher { ranks, mpirun };
     let over = AtomicBool::new(false);
     let reported = thread::scope(|scope| {
         let reporter = scope.spawn(|| report_failure(&monitor, &over));
-        supervise(&mut supervisor, &happened, &launcher, &monitor);
+        supervise(&mut supervisor, &happened, &mut launcher, &monitor);
         over.store(true, Ordering::Release);
         reporter.join().unwrap_or_default()
     });
-    if let Some(JobFailure::Starter(_) | JobFailure::NotStarted(_)) = &supervisor.failure {
-        launcher.started.remarks.show();
-    }
+    launcher.end(supervisor.failure.as_ref());
     if let Some(rank) = monitor.failed_rank() {
         supervisor.set_first_failure(rank);
     }
     // The report may have been made after the last poll.
     let late = monitor.failure_report().filter(|_| !reported);
     for line in late.into_iter().chain(summary(&supervisor)) {
-        print_line(&line);
+        eprintln!("{line}");
     }
     Ok(exit_code(&supervisor))
+}
+
+/// The variables that are the same for all ranks.
+fn variables(
+    plan: &LaunchPlan,
+    rendezvous: &str,
+) -> Result<Vec<(&'static str, String)>, LaunchError> {
+    let mut variables = vec![
+        (RENDEZVOUS, rendezvous.to_owned()),
+        (Token::VARIABLE, plan.token.reveal()),
+        (crate::ranks::ENGINE, plan.engine().to_owned()),
+    ];
+    if let Starter::Spawn { port } = plan.starter {
+        let port = match port {
+            0 => free_port().map_err(LaunchError::system("no free port for the ranks"))?,
+            port => port,
+        };
+        // For programs that know torchrun's variables.
+        variables.push(("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()));
+        variables.push(("MASTER_PORT", port.to_string()));
+    }
+    Ok(variables)
+}
+
+/// A free port of this machine.
+fn free_port() -> io::Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    Ok(listener.local_addr()?.port())
 }
 
 /// Prints the failure report as soon as there is one, while ranks may still be running; returns whether there was one.
 fn report_failure(monitor: &dyn JobMonitor, over: &AtomicBool) -> bool {
     while !over.load(Ordering::Acquire) {
         if let Some(report) = monitor.failure_report() {
-            print_line(&report);
+            eprintln!("{report}");
             return true;
         }
         thread::sleep(Duration::from_millis(20));
@@ -112,20 +131,37 @@ fn report_failure(monitor: &dyn JobMonitor, over: &AtomicBool) -> bool {
     false
 }
 
-/// Carries out the supervisor's decisions.
-struct LauncherActions {
-    server: AgentServer,
-    started: StartedProcesses,
+/// The running processes. It carries out the supervisor's decisions.
+struct Launcher {
+    ranks: RankProcesses,
+    mpirun: Option<Mpirun>,
 }
 
-impl ActionHandler for LauncherActions {
-    fn handle(&self, action: SupervisorAction) {
-        match action {
-            SupervisorAction::RequestStop => {}
-            SupervisorAction::Signal(signal) => self.server.signal(signal),
-            SupervisorAction::ReleaseAgents => self.server.release(),
-            SupervisorAction::TerminateStarter => self.started.end(),
-            SupervisorAction::KillStarter => self.started.kill(),
+impl Launcher {
+    /// Leaves no process, and prints what mpirun said if it is to blame for the failure.
+    fn end(self, failure: Option<&JobFailure>) {
+        self.ranks.end();
+        if let Some(mpirun) = self.mpirun {
+            if let Some(JobFailure::Starter(_) | JobFailure::NotStarted(_)) = failure {
+                mpirun.show_messages();
+            }
+            mpirun.end();
+        }
+    }
+}
+
+impl ActionHandler for Launcher {
+    fn handle(&mut self, action: SupervisorAction) {
+        match (action, &mut self.mpirun) {
+            (SupervisorAction::Start(rank), mpirun) => {
+                let variables = mpirun.as_mut().map(|mpirun| mpirun.variables(rank));
+                self.ranks.start(rank, variables.unwrap_or_default());
+            }
+            (SupervisorAction::Signal(signal), _) => self.ranks.signal(signal),
+            (SupervisorAction::ReleaseStarter, Some(mpirun)) => mpirun.release(),
+            (SupervisorAction::TerminateStarter, Some(mpirun)) => mpirun.signal(libc::SIGTERM),
+            (SupervisorAction::KillStarter, Some(mpirun)) => mpirun.signal(libc::SIGKILL),
+            (_, _) => {}
         }
     }
 }
@@ -135,11 +171,11 @@ fn watch_signals(events: Sender<SupervisorEvent>, grace: f64) -> Result<(), Laun
     let listen = move || {
         while let Ok(signal) = sys::wait_for_termination_signal() {
             if std::mem::take(&mut first) {
-                print_line(&format!(
+                eprintln!(
                     "\ninterrupted: the ranks have {grace} s to stop (interrupt again to kill them)"
-                ))
+                )
             } else {
-                print_line("\ninterrupted again: the ranks are killed")
+                eprintln!("\ninterrupted again: the ranks are killed")
             }
             if events.send(SupervisorEvent::Interrupted(signal)).is_err() {
                 return;
@@ -175,6 +211,7 @@ pub fn summary(supervisor: &Supervisor) -> Vec<String> {
         }
         JobFailure::Rank { rank, status, .. } => format!("rank {rank} {status}"),
         JobFailure::Starter(status) => format!("mpirun {status} before its ranks did"),
+        JobFailure::Guard(status) => format!("the guard process {status} before the ranks did"),
         JobFailure::NotStarted(ranks) => format!("{} did not start in time", list(ranks)),
     });
     let killed = match &supervisor.killed[..] {
@@ -199,8 +236,10 @@ pub fn exit_code(supervisor: &Supervisor) -> u8 {
         (_, Some(signal)) => RankExitStatus::Signal(signal).exit_code(),
         (None, None) => 0,
         (Some(JobFailure::Rank { status, .. }), None) => status.exit_code(),
-        // mpirun exited before its ranks, which is a failure even with exit code 0.
-        (Some(JobFailure::Starter(status)), None) => status.exit_code().max(1),
+        // Exiting before the ranks is a failure even with exit code 0.
+        (Some(JobFailure::Starter(status) | JobFailure::Guard(status)), None) => {
+            status.exit_code().max(1)
+        }
         (Some(JobFailure::NotStarted(_)), None) => 1,
     }
 }

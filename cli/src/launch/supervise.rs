@@ -22,37 +22,39 @@ const STARTER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// What the supervisor reacts to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SupervisorEvent {
-    /// The agent of a rank has connected: the rank is about to run.
-    AgentConnected(usize),
+    /// A rank can be started.
+    RankReady(usize),
     /// A rank has exited.
     RankExited(usize, RankExitStatus),
-    /// The agent of a rank has exited.
-    AgentExited(usize),
     /// SIGINT, SIGTERM or SIGHUP was received.
     Interrupted(i32),
-    /// mpirun has exited, with its status; or the last agent.
-    StarterExited(Option<RankExitStatus>),
+    /// mpirun has exited.
+    StarterExited(RankExitStatus),
+    /// The guard has exited.
+    GuardExited(RankExitStatus),
 }
 
 /// What the supervisor decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SupervisorAction {
+    /// Start a rank.
+    Start(usize),
     /// Ask the ranks to stop after their step.
     RequestStop,
     /// Send a signal to every rank.
     Signal(i32),
-    /// Let the agents exit: no rank runs.
-    ReleaseAgents,
-    /// End mpirun or the agents, and with them the ranks that still run.
+    /// Let mpirun exit: no rank runs.
+    ReleaseStarter,
+    /// End mpirun.
     TerminateStarter,
-    /// Kill mpirun or the agents.
+    /// Kill mpirun.
     KillStarter,
 }
 
 /// Carries out actions.
 pub trait ActionHandler {
     /// Carries out any action but [`SupervisorAction::RequestStop`].
-    fn handle(&self, action: SupervisorAction);
+    fn handle(&mut self, action: SupervisorAction);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,10 +74,10 @@ enum JobPhase {
     Failed,
     Terminated,
     Killed,
-    /// All ranks have exited; mpirun or the agents have not.
+    /// All ranks have exited; mpirun has not.
     AllExited,
-    /// mpirun or the agents were asked to exit.
-    RankExitStatus,
+    /// mpirun was asked to exit.
+    StarterTerminated,
     Done,
 }
 
@@ -90,17 +92,19 @@ pub enum JobFailure {
     },
     /// mpirun exited before its ranks.
     Starter(RankExitStatus),
+    /// The guard exited before the ranks.
+    Guard(RankExitStatus),
     /// Ranks that were not started in time.
     NotStarted(Vec<usize>),
 }
 
 /// The state of a run.
 pub struct Supervisor {
-    first: usize,
     ranks: Vec<RankState>,
     grace: Duration,
     phase: JobPhase,
     deadline: Option<Instant>,
+    /// Also if there is no mpirun.
     starter_ended: bool,
     /// The signal that stopped the run.
     pub interrupted: Option<i32>,
@@ -113,15 +117,14 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// For `ranks` ranks from `first` on, which have `grace` to stop on Ctrl-C.
-    pub fn new(first: usize, ranks: usize, grace: Duration, now: Instant) -> Self {
+    /// For `ranks` ranks, started through mpirun or not, which have `grace` to stop on Ctrl-C.
+    pub fn new(ranks: usize, through_mpirun: bool, grace: Duration, now: Instant) -> Self {
         Self {
-            first,
             ranks: vec![RankState::Pending; ranks],
             grace,
             phase: JobPhase::Starting,
             deadline: Some(now + START_TIMEOUT),
-            starter_ended: false,
+            starter_ended: !through_mpirun,
             interrupted: None,
             failure: None,
             failures: Vec::new(),
@@ -132,18 +135,11 @@ impl Supervisor {
     /// Handles an event; returns what to do.
     pub fn on_event(&mut self, event: SupervisorEvent, now: Instant) -> Option<SupervisorAction> {
         match event {
-            SupervisorEvent::AgentConnected(rank) => self.joined(rank, now),
+            SupervisorEvent::RankReady(rank) => self.ready(rank, now),
             SupervisorEvent::RankExited(rank, status) => self.ended(rank, status, now),
-            SupervisorEvent::AgentExited(rank) => match self.state(rank) {
-                Some(RankState::Pending) => {
-                    let reason = "its agent exited before".to_owned();
-                    self.ended(rank, RankExitStatus::NotStarted(reason), now)
-                }
-                // Its connection closes as well, after the rest of its output.
-                _ => None,
-            },
             SupervisorEvent::Interrupted(signal) => self.interrupted(signal, now),
             SupervisorEvent::StarterExited(status) => self.starter_ended(status, now),
+            SupervisorEvent::GuardExited(status) => self.guard_ended(status, now),
         }
     }
 
@@ -169,14 +165,14 @@ impl Supervisor {
             }
             JobPhase::StopRequested | JobPhase::Terminated => self.kill(now),
             JobPhase::Killed | JobPhase::AllExited if !self.starter_ended => {
-                self.enter(JobPhase::RankExitStatus, now, Some(KILL_GRACE));
+                self.enter(JobPhase::StarterTerminated, now, Some(KILL_GRACE));
                 Some(SupervisorAction::TerminateStarter)
             }
-            JobPhase::RankExitStatus if !self.starter_ended => {
+            JobPhase::StarterTerminated if !self.starter_ended => {
                 self.enter(JobPhase::Done, now, None);
                 Some(SupervisorAction::KillStarter)
             }
-            JobPhase::Killed | JobPhase::AllExited | JobPhase::RankExitStatus => {
+            JobPhase::Killed | JobPhase::AllExited | JobPhase::StarterTerminated => {
                 self.enter(JobPhase::Done, now, None);
                 None
             }
@@ -194,15 +190,21 @@ impl Supervisor {
         self.phase == JobPhase::Done
     }
 
-    fn joined(&mut self, rank: usize, now: Instant) -> Option<SupervisorAction> {
+    fn ready(&mut self, rank: usize, now: Instant) -> Option<SupervisorAction> {
+        if *self.state(rank)? != RankState::Pending {
+            return None;
+        }
+        if self.phase != JobPhase::Starting {
+            // The run is over before this rank has begun.
+            *self.state(rank)? = RankState::Exited;
+            let none_left = self.ranks.iter().all(|rank| *rank == RankState::Exited);
+            return none_left.then(|| self.all_ended(now)).flatten();
+        }
         *self.state(rank)? = RankState::Running(now);
-        let all = self
-            .ranks_where(|rank| rank == RankState::Pending)
-            .is_empty();
-        if all && self.phase == JobPhase::Starting {
+        if !self.ranks.contains(&RankState::Pending) {
             self.enter(JobPhase::Running, now, None);
         }
-        None
+        Some(SupervisorAction::Start(rank))
     }
 
     fn ended(
@@ -254,14 +256,14 @@ impl Supervisor {
 
     fn all_ended(&mut self, now: Instant) -> Option<SupervisorAction> {
         match (self.phase, self.starter_ended) {
-            (JobPhase::AllExited | JobPhase::RankExitStatus | JobPhase::Done, _) => None,
+            (JobPhase::AllExited | JobPhase::StarterTerminated | JobPhase::Done, _) => None,
             (_, true) => {
                 self.enter(JobPhase::Done, now, None);
                 None
             }
             (_, false) => {
                 self.enter(JobPhase::AllExited, now, Some(STARTER_EXIT_TIMEOUT));
-                Some(SupervisorAction::ReleaseAgents)
+                Some(SupervisorAction::ReleaseStarter)
             }
         }
     }
@@ -274,32 +276,37 @@ impl Supervisor {
                 Some(SupervisorAction::RequestStop)
             }
             JobPhase::StopRequested | JobPhase::Failed | JobPhase::Terminated => self.kill(now),
-            JobPhase::Killed | JobPhase::AllExited | JobPhase::RankExitStatus | JobPhase::Done => {
-                None
-            }
+            JobPhase::Killed
+            | JobPhase::AllExited
+            | JobPhase::StarterTerminated
+            | JobPhase::Done => None,
         }
     }
 
-    fn starter_ended(
-        &mut self,
-        status: Option<RankExitStatus>,
-        now: Instant,
-    ) -> Option<SupervisorAction> {
+    fn starter_ended(&mut self, status: RankExitStatus, now: Instant) -> Option<SupervisorAction> {
         self.starter_ended = true;
         match self.phase {
-            JobPhase::AllExited | JobPhase::RankExitStatus => {
+            JobPhase::AllExited | JobPhase::StarterTerminated => {
                 self.enter(JobPhase::Done, now, None);
                 None
             }
             JobPhase::Killed | JobPhase::Done => None,
             _ => {
-                // Each agent reports its own rank.
-                if let Some(status) = status {
-                    self.failure.get_or_insert(JobFailure::Starter(status));
-                }
+                self.failure.get_or_insert(JobFailure::Starter(status));
                 self.enter(JobPhase::Killed, now, Some(KILL_GRACE));
                 Some(SupervisorAction::Signal(libc::SIGKILL))
             }
+        }
+    }
+
+    /// Without the guard, processes could outlive the launcher.
+    fn guard_ended(&mut self, status: RankExitStatus, now: Instant) -> Option<SupervisorAction> {
+        match self.phase {
+            JobPhase::Starting | JobPhase::Running | JobPhase::Failed | JobPhase::StopRequested => {
+                self.failure.get_or_insert(JobFailure::Guard(status));
+                self.kill(now)
+            }
+            _ => None,
         }
     }
 
@@ -315,7 +322,7 @@ impl Supervisor {
     }
 
     fn state(&mut self, rank: usize) -> Option<&mut RankState> {
-        self.ranks.get_mut(rank.checked_sub(self.first)?)
+        self.ranks.get_mut(rank)
     }
 
     fn running(&self) -> Vec<usize> {
@@ -325,7 +332,7 @@ impl Supervisor {
     fn ranks_where(&self, is: impl Fn(RankState) -> bool) -> Vec<usize> {
         let numbered = self.ranks.iter().enumerate();
         let found = numbered.filter(|(_, rank)| is(**rank));
-        found.map(|(index, _)| self.first + index).collect()
+        found.map(|(rank, _)| rank).collect()
     }
 }
 
@@ -344,7 +351,7 @@ fn is_stop(status: &RankExitStatus) -> bool {
 pub fn supervise(
     supervisor: &mut Supervisor,
     events: &Receiver<SupervisorEvent>,
-    handler: &dyn ActionHandler,
+    handler: &mut dyn ActionHandler,
     monitor: &dyn JobMonitor,
 ) {
     while !supervisor.is_done() {

@@ -2,10 +2,10 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::TcpStream;
-use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, pid_t};
 
@@ -87,29 +87,58 @@ pub fn kill(process: pid_t, signal: c_int) {
     unsafe { libc::kill(process, signal) };
 }
 
-/// Waits until a child has exited, and leaves it as a zombie, so that its process id is not reused. `None` once there
-/// are no children.
-pub fn wait_for_exited_child() -> Option<(u32, RankExitStatus)> {
+/// Lets this process get SIGKILL when its parent exits (on Linux).
+pub fn die_with_parent() -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    // SAFETY: no pointers.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+    Ok(())
+}
+
+/// Waits until a child has exited, and leaves it as a zombie, so that its process id is not reused.
+pub fn wait_for_exit(child: pid_t) -> RankExitStatus {
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         let options = libc::WEXITED | libc::WNOWAIT;
         // SAFETY: the pointer is valid; the call fills it when it succeeds.
-        let result = check(unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), options) });
-        match result {
+        let result =
+            unsafe { libc::waitid(libc::P_PID, child as libc::id_t, info.as_mut_ptr(), options) };
+        match check(result) {
             Ok(_) => {
                 // SAFETY: filled by the call, for a child.
                 let info = unsafe { info.assume_init() };
-                let (process, status) = unsafe { (info.si_pid(), info.si_status()) };
-                let status = match info.si_code {
+                let status = unsafe { info.si_status() };
+                return match info.si_code {
                     libc::CLD_EXITED => RankExitStatus::Code(status),
                     _ => RankExitStatus::Signal(status),
                 };
-                return Some((u32::try_from(process).ok()?, status));
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return None,
+            Err(error) => {
+                return RankExitStatus::Lost(format!(
+                    "the system does not report its exit status: {error}"
+                ));
+            }
         }
     }
+}
+
+/// Waits until nothing is left of the process group that a child leads, which was killed; at most until a time.
+pub fn wait_for_group(child: &mut Child, until: Instant) {
+    let group = -(child.id() as pid_t);
+    // A zombie is in the group too. An orphan is, until the system's first process has collected it.
+    while matches!(child.try_wait(), Ok(None)) || exists(group) {
+        if Instant::now() >= until {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether there is a process, or a group if the number is negative.
+fn exists(process: pid_t) -> bool {
+    // SAFETY: no pointers.
+    unsafe { libc::kill(process, 0) == 0 }
 }
 
 /// Whether this process runs as root.
@@ -139,37 +168,6 @@ pub fn raise_open_files() {
 fn raised(limit: &libc::rlimit) -> Option<libc::rlim_t> {
     let wanted = limit.rlim_max.min(1 << 16);
     (limit.rlim_cur < wanted).then_some(wanted)
-}
-
-/// Closes the connection if the peer's machine does not answer for 20 s, whether data is in flight or not: a cut link
-/// alone does not close a connection.
-pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
-    set_option(stream, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-    #[cfg(target_os = "linux")]
-    for (option, value) in [
-        (libc::TCP_KEEPIDLE, 5),
-        (libc::TCP_KEEPINTVL, 5),
-        // In milliseconds; it takes the place of a number of probes.
-        (libc::TCP_USER_TIMEOUT, 20_000),
-    ] {
-        set_option(stream, libc::IPPROTO_TCP, option, value)?;
-    }
-    stream.set_nodelay(true)
-}
-
-fn set_option(stream: &TcpStream, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
-    let size = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the pointer is valid for `size` bytes.
-    let result = unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            level,
-            option,
-            (&raw const value).cast(),
-            size,
-        )
-    };
-    check(result).map(drop)
 }
 
 #[cfg(test)]

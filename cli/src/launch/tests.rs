@@ -1,6 +1,5 @@
 //! What the supervisor decides, event by event, and what the launcher says of it.
 
-use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ const GRACE: Duration = Duration::from_secs(30);
 const TERM: SupervisorAction = SupervisorAction::Signal(libc::SIGTERM);
 const KILL: SupervisorAction = SupervisorAction::Signal(libc::SIGKILL);
 
-/// A supervisor of ranks 4, 5 and 6, which all run, and a clock.
+/// A supervisor of ranks 0, 1 and 2, started through mpirun, and a clock.
 struct Story {
     supervisor: Supervisor,
     now: Instant,
@@ -26,15 +25,16 @@ impl Story {
     fn new() -> Self {
         let now = Instant::now();
         Self {
-            supervisor: Supervisor::new(4, 3, GRACE, now),
+            supervisor: Supervisor::new(3, true, GRACE, now),
             now,
         }
     }
 
     fn running() -> Self {
         let mut story = Self::new();
-        for rank in 4..7 {
-            assert_eq!(story.on(SupervisorEvent::AgentConnected(rank)), None);
+        for rank in 0..3 {
+            let start = Some(SupervisorAction::Start(rank));
+            assert_eq!(story.on(SupervisorEvent::RankReady(rank)), start);
         }
         story
     }
@@ -71,14 +71,16 @@ impl Story {
 fn a_run_without_trouble() {
     let mut story = Story::running();
     assert_eq!(story.supervisor.deadline(), None, "a run may last");
-    assert_eq!(story.ended(5, RankExitStatus::Code(0)), None);
-    assert_eq!(story.ended(4, RankExitStatus::Code(0)), None);
+    assert_eq!(story.ended(1, RankExitStatus::Code(0)), None);
+    assert_eq!(story.ended(0, RankExitStatus::Code(0)), None);
     assert_eq!(
-        story.ended(6, RankExitStatus::Code(0)),
-        Some(SupervisorAction::ReleaseAgents)
+        story.ended(2, RankExitStatus::Code(0)),
+        Some(SupervisorAction::ReleaseStarter)
     );
-    assert_eq!(story.on(SupervisorEvent::AgentExited(4)), None);
-    assert_eq!(story.on(SupervisorEvent::StarterExited(None)), None);
+    assert_eq!(
+        story.on(SupervisorEvent::StarterExited(RankExitStatus::Code(0))),
+        None
+    );
     story.ends(0, &[]);
 }
 
@@ -86,13 +88,13 @@ fn a_run_without_trouble() {
 fn a_rank_fails_and_the_others_do_not_end_by_themselves() {
     let mut story = Story::running();
     story.now += Duration::from_millis(12_300);
-    assert_eq!(story.ended(5, RankExitStatus::Signal(9)), None);
+    assert_eq!(story.ended(1, RankExitStatus::Signal(9)), None);
     assert_eq!(story.after(5), Some(TERM));
-    assert_eq!(story.ended(4, RankExitStatus::Signal(15)), None);
+    assert_eq!(story.ended(0, RankExitStatus::Signal(15)), None);
     assert_eq!(story.after(2), Some(KILL));
     assert_eq!(
-        story.ended(6, RankExitStatus::Signal(9)),
-        Some(SupervisorAction::ReleaseAgents)
+        story.ended(2, RankExitStatus::Signal(9)),
+        Some(SupervisorAction::ReleaseStarter)
     );
     // mpirun takes its time, and longer than that.
     assert_eq!(story.after(10), Some(SupervisorAction::TerminateStarter));
@@ -100,25 +102,28 @@ fn a_rank_fails_and_the_others_do_not_end_by_themselves() {
     story.ends(
         137,
         &[
-            "rank 5 ended by signal 9 (SIGKILL) after 12.3 s",
-            "rank 6 had to be killed",
+            "rank 1 ended by signal 9 (SIGKILL) after 12.3 s",
+            "rank 2 had to be killed",
         ],
     );
 }
 
 #[test]
-fn a_keeper_that_even_sigkill_does_not_reach() {
+fn a_rank_that_even_sigkill_does_not_end() {
     let mut story = Story::running();
-    assert_eq!(story.ended(4, RankExitStatus::Code(3)), None);
+    assert_eq!(story.ended(0, RankExitStatus::Code(3)), None);
     assert_eq!(story.after(5), Some(TERM));
     assert_eq!(story.after(2), Some(KILL));
     assert_eq!(story.after(2), Some(SupervisorAction::TerminateStarter));
-    assert_eq!(story.on(SupervisorEvent::StarterExited(None)), None);
+    assert_eq!(
+        story.on(SupervisorEvent::StarterExited(RankExitStatus::Code(0))),
+        None
+    );
     story.ends(
         3,
         &[
-            "rank 4 ended with exit code 3 after 0.0 s",
-            "ranks 5, 6 had to be killed",
+            "rank 0 ended with exit code 3 after 0.0 s",
+            "ranks 1, 2 had to be killed",
         ],
     );
 }
@@ -130,13 +135,13 @@ fn ctrl_c_lets_the_ranks_stop() {
         story.on(SupervisorEvent::Interrupted(2)),
         Some(SupervisorAction::RequestStop)
     );
-    assert_eq!(story.ended(4, RankExitStatus::Code(130)), None);
-    assert_eq!(story.ended(5, RankExitStatus::Signal(15)), None);
+    assert_eq!(story.ended(0, RankExitStatus::Code(130)), None);
+    assert_eq!(story.ended(1, RankExitStatus::Signal(15)), None);
     assert_eq!(
-        story.ended(6, RankExitStatus::Code(0)),
-        Some(SupervisorAction::ReleaseAgents)
+        story.ended(2, RankExitStatus::Code(0)),
+        Some(SupervisorAction::ReleaseStarter)
     );
-    story.on(SupervisorEvent::StarterExited(None));
+    story.on(SupervisorEvent::StarterExited(RankExitStatus::Code(0)));
     story.ends(130, &["stopped by signal 2 (SIGINT)"]);
 }
 
@@ -150,14 +155,14 @@ fn a_second_ctrl_c_and_the_end_of_the_grace_kill() {
     late.on(SupervisorEvent::Interrupted(15));
     assert_eq!(late.after(30), Some(KILL));
     for mut story in [twice, late] {
-        for rank in 4..7 {
+        for rank in 0..3 {
             story.ended(rank, RankExitStatus::Signal(9));
         }
-        story.on(SupervisorEvent::StarterExited(None));
+        story.on(SupervisorEvent::StarterExited(RankExitStatus::Code(0)));
         story.ends(
             143,
             &[
-                "ranks 4, 5, 6 had to be killed",
+                "ranks 0, 1, 2 had to be killed",
                 "stopped by signal 15 (SIGTERM)",
             ],
         );
@@ -168,15 +173,15 @@ fn a_second_ctrl_c_and_the_end_of_the_grace_kill() {
 fn a_fault_while_stopping_is_told() {
     let mut story = Story::running();
     story.on(SupervisorEvent::Interrupted(2));
-    assert_eq!(story.ended(4, RankExitStatus::Signal(11)), None);
-    story.ended(5, RankExitStatus::Code(130));
+    assert_eq!(story.ended(0, RankExitStatus::Signal(11)), None);
+    story.ended(1, RankExitStatus::Code(130));
     assert_eq!(
-        story.ended(6, RankExitStatus::Code(130)),
-        Some(SupervisorAction::ReleaseAgents)
+        story.ended(2, RankExitStatus::Code(130)),
+        Some(SupervisorAction::ReleaseStarter)
     );
-    story.on(SupervisorEvent::StarterExited(None));
+    story.on(SupervisorEvent::StarterExited(RankExitStatus::Code(0)));
     let lines = [
-        "rank 4 ended by signal 11 (SIGSEGV) after 0.0 s",
+        "rank 0 ended by signal 11 (SIGSEGV) after 0.0 s",
         "stopped by signal 2 (SIGINT)",
     ];
     story.ends(130, &lines);
@@ -185,9 +190,9 @@ fn a_fault_while_stopping_is_told() {
 #[test]
 fn mpirun_dies_first() {
     let mut story = Story::running();
-    let killed = SupervisorEvent::StarterExited(Some(RankExitStatus::Signal(9)));
+    let killed = SupervisorEvent::StarterExited(RankExitStatus::Signal(9));
     assert_eq!(story.on(killed), Some(KILL));
-    for rank in 4..7 {
+    for rank in 0..3 {
         assert_eq!(story.ended(rank, RankExitStatus::Signal(9)), None);
     }
     story.ends(
@@ -199,7 +204,7 @@ fn mpirun_dies_first() {
 #[test]
 fn mpirun_starts_nothing() {
     let mut story = Story::new();
-    let ended = SupervisorEvent::StarterExited(Some(RankExitStatus::Code(0)));
+    let ended = SupervisorEvent::StarterExited(RankExitStatus::Code(0));
     assert_eq!(story.on(ended), Some(KILL));
     assert_eq!(story.after(2), None);
     story.ends(1, &["mpirun ended with exit code 0 before its ranks did"]);
@@ -208,52 +213,80 @@ fn mpirun_starts_nothing() {
 #[test]
 fn ranks_that_never_start_have_a_deadline() {
     let mut story = Story::new();
-    story.on(SupervisorEvent::AgentConnected(5));
+    story.on(SupervisorEvent::RankReady(1));
     assert_eq!(story.after(120), Some(KILL));
     assert_eq!(
-        story.ended(5, RankExitStatus::Signal(9)),
+        story.ended(1, RankExitStatus::Signal(9)),
         Some(SupervisorAction::TerminateStarter)
     );
-    story.on(SupervisorEvent::StarterExited(Some(RankExitStatus::Code(
-        1,
-    ))));
+    story.on(SupervisorEvent::StarterExited(RankExitStatus::Code(1)));
     story.ends(
         1,
         &[
-            "ranks 4, 6 did not start in time",
-            "rank 5 had to be killed",
+            "ranks 0, 2 did not start in time",
+            "rank 1 had to be killed",
         ],
     );
 }
 
 #[test]
-fn a_keeper_that_fails_before_its_rank() {
+fn a_rank_that_cannot_be_started() {
     let mut story = Story::new();
-    story.on(SupervisorEvent::AgentConnected(4));
-    story.on(SupervisorEvent::AgentConnected(6));
-    assert_eq!(story.on(SupervisorEvent::AgentExited(5)), None);
+    story.on(SupervisorEvent::RankReady(0));
+    story.on(SupervisorEvent::RankReady(1));
+    let reason = "rank: no such file".to_owned();
+    assert_eq!(story.ended(1, RankExitStatus::NotStarted(reason)), None);
+    // It comes too late to be started.
+    assert_eq!(story.on(SupervisorEvent::RankReady(2)), None);
     assert_eq!(story.after(5), Some(TERM));
-    story.ended(4, RankExitStatus::Signal(15));
     assert_eq!(
-        story.ended(6, RankExitStatus::Signal(15)),
-        Some(SupervisorAction::ReleaseAgents)
+        story.ended(0, RankExitStatus::Signal(15)),
+        Some(SupervisorAction::ReleaseStarter)
     );
-    story.on(SupervisorEvent::StarterExited(None));
-    story.ends(
-        127,
-        &["rank 5 could not be started: its agent exited before"],
-    );
+    story.on(SupervisorEvent::StarterExited(RankExitStatus::Code(0)));
+    story.ends(127, &["rank 1 could not be started: rank: no such file"]);
+}
+
+#[test]
+fn ranks_that_become_ready_after_ctrl_c_are_not_started() {
+    let mut story = Story::new();
+    let stop = story.on(SupervisorEvent::Interrupted(2));
+    assert_eq!(stop, Some(SupervisorAction::RequestStop));
+    assert_eq!(story.on(SupervisorEvent::RankReady(0)), None);
+    assert_eq!(story.on(SupervisorEvent::RankReady(1)), None);
+    let release = story.on(SupervisorEvent::RankReady(2));
+    assert_eq!(release, Some(SupervisorAction::ReleaseStarter));
+    story.on(SupervisorEvent::StarterExited(RankExitStatus::Code(0)));
+    story.ends(130, &["stopped by signal 2 (SIGINT)"]);
+}
+
+/// Without it, processes of the ranks could outlive the launcher.
+#[test]
+fn the_run_ends_with_its_guard() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(1, false, GRACE, now);
+    let start = supervisor.on_event(SupervisorEvent::RankReady(0), now);
+    assert_eq!(start, Some(SupervisorAction::Start(0)));
+    let killed = SupervisorEvent::GuardExited(RankExitStatus::Signal(9));
+    assert_eq!(supervisor.on_event(killed, now), Some(KILL));
+    let ended = SupervisorEvent::RankExited(0, RankExitStatus::Signal(9));
+    assert_eq!(supervisor.on_event(ended, now), None);
+    let lines = [
+        "the guard process ended by signal 9 (SIGKILL) before the ranks did",
+        "rank 0 had to be killed",
+    ];
+    Story { supervisor, now }.ends(137, &lines);
 }
 
 /// One that heard of the failure may end before the rank that failed.
 #[test]
 fn the_rank_that_is_known_to_have_failed_is_blamed() {
     let now = Instant::now();
-    let mut supervisor = Supervisor::new(0, 3, GRACE, now);
+    let mut supervisor = Supervisor::new(3, true, GRACE, now);
     for event in [
-        SupervisorEvent::AgentConnected(0),
-        SupervisorEvent::AgentConnected(1),
-        SupervisorEvent::AgentConnected(2),
+        SupervisorEvent::RankReady(0),
+        SupervisorEvent::RankReady(1),
+        SupervisorEvent::RankReady(2),
         SupervisorEvent::RankExited(2, RankExitStatus::Code(3)),
         SupervisorEvent::RankExited(0, RankExitStatus::Code(1)),
     ] {
@@ -303,11 +336,11 @@ impl JobMonitor for Witness {
 }
 
 #[derive(Default)]
-struct Acts(RefCell<Vec<SupervisorAction>>);
+struct Acts(Vec<SupervisorAction>);
 
 impl ActionHandler for Acts {
-    fn handle(&self, action: SupervisorAction) {
-        self.0.borrow_mut().push(action);
+    fn handle(&mut self, action: SupervisorAction) {
+        self.0.push(action);
     }
 }
 
@@ -315,35 +348,34 @@ impl ActionHandler for Acts {
 fn supervised(monitor: &dyn JobMonitor) -> Vec<SupervisorAction> {
     let (tell, events) = mpsc::channel();
     for event in [
-        SupervisorEvent::AgentConnected(0),
-        SupervisorEvent::AgentConnected(1),
+        SupervisorEvent::RankReady(0),
+        SupervisorEvent::RankReady(1),
         SupervisorEvent::Interrupted(2),
         SupervisorEvent::RankExited(1, RankExitStatus::Code(0)),
         SupervisorEvent::RankExited(0, RankExitStatus::Signal(11)),
-        SupervisorEvent::StarterExited(None),
+        SupervisorEvent::StarterExited(RankExitStatus::Code(0)),
     ] {
         tell.send(event).unwrap();
     }
-    let mut supervisor = Supervisor::new(0, 2, GRACE, Instant::now());
-    let acts = Acts::default();
-    supervise(&mut supervisor, &events, &acts, monitor);
+    let mut supervisor = Supervisor::new(2, true, GRACE, Instant::now());
+    let mut acts = Acts::default();
+    supervise(&mut supervisor, &events, &mut acts, monitor);
     assert!(matches!(
         supervisor.failure,
         Some(JobFailure::Rank { rank: 0, .. })
     ));
-    acts.0.into_inner()
+    acts.0
 }
 
 #[test]
 fn ranks_that_listen_are_asked_to_stop_and_others_get_a_signal() {
-    for (hears, acts) in [
-        (true, &[SupervisorAction::ReleaseAgents][..]),
-        (false, &[TERM, SupervisorAction::ReleaseAgents]),
-    ] {
+    for (hears, acts) in [(true, &[][..]), (false, &[TERM])] {
         let witness = Witness {
             hears,
             ..Witness::default()
         };
+        let starts = [0, 1].map(SupervisorAction::Start);
+        let acts = [&starts, acts, &[SupervisorAction::ReleaseStarter]].concat();
         assert_eq!(supervised(&witness), acts);
         assert_eq!(*witness.stops.lock().unwrap(), 1);
         let told = witness.ended.into_inner().unwrap();

@@ -1,6 +1,5 @@
 //! When a part of a run ends, all of it does: no process is left.
 
-use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
@@ -93,25 +92,36 @@ fn nothing_outlives_mpirun() {
     ended.summary(&["mpirun ended by signal 9 (SIGKILL) before its ranks did"]);
 }
 
-/// The agent between the launcher and a rank may be killed as well.
+/// The process that ends the ranks when the launcher dies may be killed as well.
 #[test]
-fn a_rank_ends_with_its_agent() {
+fn nothing_outlives_the_guard() {
     both_ways(|way| {
-        let script = "if [ $R = 1 ]; then exec sleep 70; fi; sleep 0.5; exit 0";
-        let run = launch(way, 2, &[], script);
-        let rank = run.await_processes("sleep 70", 1)[0];
-        let status = fs::read_to_string(format!("/proc/{rank}/status")).unwrap();
-        let parent = status
-            .lines()
-            .find_map(|line| line.strip_prefix("PPid:"))
-            .unwrap();
-        kill(parent.trim().parse().unwrap(), libc::SIGKILL);
-        let ended = run.end();
-        assert_ne!(ended.status.code(), Some(0));
-        assert!(
-            ended.err.contains("rank 1 was lost after "),
-            "{}",
-            ended.err
+        let run = launch(way, 2, &[], "trap '' TERM; sleep 70; exit 0");
+        run.await_processes("sleep 70", 2);
+        kill(
+            run.await_processes("/bin/sh -c trap '' HUP", 1)[0],
+            libc::SIGKILL,
         );
+        let ended = run.end();
+        ended.code(137);
+        ended.summary(&[
+            "the guard process ended by signal 9 (SIGKILL) before the ranks did",
+            "ranks 0, 1 had to be killed",
+        ]);
     });
+}
+
+/// So may the process of mpirun that holds the place of a rank.
+#[test]
+fn a_rank_ends_with_its_slot() {
+    if !has_mpirun() {
+        return skipped(NO_MPIRUN);
+    }
+    let run = launch(Way::Mpirun, 2, &[], "trap '' TERM; sleep 73; exit 0");
+    run.await_processes("sleep 73", 2);
+    let slots = format!("{} launch-slot", env!("CARGO_BIN_EXE_burn-megatron"));
+    kill(run.await_processes(&slots, 2)[0], libc::SIGKILL);
+    let ended = run.end();
+    ended.code(137);
+    ended.summary(&["mpirun ended with exit code 137 before its ranks did"]);
 }

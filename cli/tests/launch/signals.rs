@@ -66,15 +66,15 @@ fn ctrl_c_in_a_terminal_reaches_the_launcher_only() {
             .collect();
         assert_eq!(with_it.len(), 1, "{with_it:?}");
         assert!(
-            all.len() >= 7,
-            "the launcher, two agents, two shells, what they run: {all:?}"
+            all.len() >= 6,
+            "the launcher, its guard, two shells, what they run: {all:?}"
         );
         run.signal(libc::SIGTERM);
         run.end().code(143);
     });
 }
 
-/// The launcher and the agents block signals; ranks must not inherit that. A shell would unblock them.
+/// The launcher blocks signals; ranks must not inherit that. A shell would unblock them.
 #[test]
 fn no_signal_is_held_in_a_rank() {
     both_ways(|way| {
