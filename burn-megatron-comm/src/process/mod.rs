@@ -32,7 +32,9 @@ use crate::pending::Pending;
 use crate::pool::BufferPool;
 pub(crate) use call_tracker::CallTracker;
 #[cfg(any(test, feature = "cuda"))]
-pub(crate) use key_value_store::{FileStore, KeyValueStore};
+pub(crate) use key_value_store::KeyValueStore;
+#[cfg(test)]
+pub(crate) use key_value_store::MemoryStore;
 use loopback::Loopback;
 #[cfg(test)]
 pub(crate) use on_device::device_type;

@@ -18,7 +18,7 @@ use crate::process::{KeyValueStore, ResultSlot};
 pub(super) struct EngineState {
     pub library: Arc<Library>,
     pub driver: Arc<dyn DeviceDriver>,
-    pub bulletin: Arc<dyn KeyValueStore>,
+    pub store: Arc<dyn KeyValueStore>,
     pub pool: Arc<BufferPool>,
     /// How long to wait for a unique id from the rank that publishes it.
     pub timeout: Duration,
@@ -68,7 +68,7 @@ impl EngineState {
     pub fn new(
         library: Arc<Library>,
         driver: Arc<dyn DeviceDriver>,
-        bulletin: Arc<dyn KeyValueStore>,
+        store: Arc<dyn KeyValueStore>,
         pool: Arc<BufferPool>,
         timeout: Duration,
         registered: bool,
@@ -77,7 +77,7 @@ impl EngineState {
         Arc::new(Self {
             library,
             driver,
-            bulletin,
+            store,
             pool,
             timeout,
             comms: LiveComms::default(),

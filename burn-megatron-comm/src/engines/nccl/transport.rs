@@ -50,7 +50,7 @@ pub(super) struct NcclComponents {
     pub library: Arc<Library>,
     pub driver: Arc<dyn DeviceDriver>,
     pub provider: Arc<dyn DeviceBufferProvider>,
-    pub bulletin: Arc<dyn KeyValueStore>,
+    pub store: Arc<dyn KeyValueStore>,
     pub pool: Arc<BufferPool>,
     /// Requests registered buffers.
     pub registered: bool,
@@ -73,12 +73,12 @@ impl NcclTransport {
             library,
             driver,
             provider,
-            bulletin,
+            store,
             pool,
             registered,
             use_for_one_rank,
         } = parts;
-        let state = EngineState::new(library, driver, bulletin, pool, timeout, registered);
+        let state = EngineState::new(library, driver, store, pool, timeout, registered);
         let worker = start_worker(&state, rank)?;
         let transport = Arc::new(Self {
             state,
@@ -300,10 +300,10 @@ impl Transport for NcclTransport {
 
     fn share(&self, own: Option<&[u8]>, timeout: Duration) -> Result<Vec<u8>, CommError> {
         const KEY: &str = "nccl/shared";
-        let bulletin = &self.state.bulletin;
+        let store = &self.state.store;
         match own {
-            Some(bytes) => bulletin.post(KEY, bytes).map(|()| bytes.to_vec()),
-            None => bulletin.read(KEY, timeout),
+            Some(bytes) => store.post(KEY, bytes).map(|()| bytes.to_vec()),
+            None => store.read(KEY, timeout),
         }
     }
 

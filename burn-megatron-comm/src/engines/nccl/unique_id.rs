@@ -38,12 +38,12 @@ pub(super) fn find(
 
 fn publish(key: CommKey, state: &EngineState) -> Result<UniqueId, String> {
     let id = state.library.unique_id()?;
-    let stored = state.bulletin.post(&key.store_key(), &id.0);
+    let stored = state.store.post(&key.store_key(), &id.0);
     stored.map(|()| id).map_err(|error| error.to_string())
 }
 
 fn read(key: CommKey, state: &EngineState) -> Result<UniqueId, String> {
-    let stored = state.bulletin.read(&key.store_key(), state.timeout);
+    let stored = state.store.read(&key.store_key(), state.timeout);
     let stored = stored.map_err(|error| error.to_string())?;
     let len = stored.len();
     let id = stored.try_into().map(UniqueId);

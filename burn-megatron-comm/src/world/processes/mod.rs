@@ -8,6 +8,7 @@ mod monitor;
 #[cfg(test)]
 mod tests;
 
+use std::env;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,6 +48,7 @@ where
 {
     static RAN: AtomicBool = AtomicBool::new(false);
     let engine = choose(engine, launch)?;
+    check_retired(engine, &|name| env::var_os(name).is_some())?;
     if RAN.swap(true, Ordering::Relaxed) {
         return Err(WorldError::RanAlready);
     }
@@ -80,6 +82,21 @@ fn choose(engine: Option<Engine>, launch: &Launch) -> Result<Engine, WorldError>
         }),
         engine => Ok(engine),
     }
+}
+
+/// Checks that no variable of an earlier version is set that would have no effect.
+fn check_retired(engine: Engine, is_set: &dyn Fn(&str) -> bool) -> Result<(), WorldError> {
+    const ID_FOLDER: &str = "BURN_MEGATRON_NCCL_ID_DIR";
+    if engine == Engine::Nccl && is_set(ID_FOLDER) {
+        return Err(WorldError::Engine(CommError::Engine {
+            engine: "nccl".into(),
+            message: format!(
+                "{ID_FOLDER} was removed: the ranks exchange NCCL's ids through the rendezvous, whose address \
+                 is BURN_MEGATRON_RENDEZVOUS, or MASTER_ADDR and MASTER_PORT; unset {ID_FOLDER}"
+            ),
+        }));
+    }
+    Ok(())
 }
 
 /// The rank of this process, once it has joined its world.

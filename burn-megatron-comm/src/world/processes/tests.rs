@@ -143,6 +143,23 @@ fn the_addresses_in_use_are_those_of_the_mpi_daemon() {
 }
 
 #[test]
+fn a_retired_variable_is_an_error_that_names_its_successor() {
+    let is_set = |name: &str| name == "BURN_MEGATRON_NCCL_ID_DIR";
+    let error = check_retired(Engine::Nccl, &is_set)
+        .unwrap_err()
+        .to_string();
+    for part in [
+        "BURN_MEGATRON_NCCL_ID_DIR was removed",
+        "through the rendezvous, whose address is BURN_MEGATRON_RENDEZVOUS, or MASTER_ADDR",
+        "unset BURN_MEGATRON_NCCL_ID_DIR",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(check_retired(Engine::Mpi, &is_set).is_ok());
+    assert!(check_retired(Engine::Nccl, &|_| false).is_ok());
+}
+
+#[test]
 fn one_process_reports_and_the_next_one_if_it_is_lost() {
     let reporters = |launched, lost| {
         (0..4)

@@ -3,10 +3,8 @@
 
 use std::any::Any;
 use std::env;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{fs, process, thread};
+use std::thread;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_test_skip::{skipped, skipped_in_part};
@@ -20,7 +18,7 @@ use super::super::tests::harness::{TIMEOUT, TestComm};
 use super::super::tests::programs;
 use super::super::transport::NcclTransport;
 use super::NcclOptions;
-use crate::process::{FileStore, Transport};
+use crate::process::{MemoryStore, Transport};
 use crate::{Buffer, CommError, Communicator, World, probe, sum_parts_in_f32};
 
 /// Set where there is a GPU.
@@ -28,7 +26,6 @@ const CUDA: &str = "BURN_MEGATRON_TEST_CUDA";
 
 /// GPUs are shared by the tests of a process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-static RUNS: AtomicUsize = AtomicUsize::new(0);
 
 /// The devices for ranks; `None`, and the reason, where the tests do not run.
 fn devices() -> Option<Vec<usize>> {
@@ -64,9 +61,7 @@ fn over<T: Send>(
     f: impl Fn(Arc<TestComm>, Device) -> T + Sync,
 ) -> Vec<T> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let number = RUNS.fetch_add(1, Ordering::Relaxed);
-    let name = format!("burn-megatron-cuda-{}-{number}", process::id());
-    let folder: PathBuf = env::temp_dir().join(name);
+    let store: Arc<MemoryStore> = Arc::default();
     let options = NcclOptions {
         use_for_one_rank: true,
         ..options
@@ -76,12 +71,11 @@ fn over<T: Send>(
             .iter()
             .enumerate()
             .map(|(rank, device)| {
-                let (f, folder, size) = (&f, &folder, devices.len());
+                let (f, store, size) = (&f, store.clone(), devices.len());
                 scope.spawn(move || {
-                    let board = Arc::new(FileStore::open(folder, "run").unwrap());
                     let pool = Arc::default();
                     let transport =
-                        NcclTransport::open(*device, rank, size, board, pool, TIMEOUT, options);
+                        NcclTransport::open(*device, rank, size, store, pool, TIMEOUT, options);
                     let transport = transport.unwrap();
                     println!("rank {rank} of {size}: {}", transport.description());
                     let comm = TestComm::world(&transport, rank, size);
@@ -96,7 +90,6 @@ fn over<T: Send>(
     });
     let results: Result<Vec<_>, _> = results.into_iter().collect();
     let results = results.unwrap_or_else(|reason| panic!("{reason}"));
-    fs::remove_dir_all(&folder).unwrap();
     results
 }
 

@@ -1,11 +1,10 @@
 //! Ranks as threads over the engine, on a fake device with a fake NCCL.
 
 use std::ffi::c_int;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
-use std::{env, fs, process, thread};
 
 use burn::tensor::{Device, Tensor};
 
@@ -23,7 +22,8 @@ use crate::error::CommError;
 use crate::pending::Pending;
 use crate::pool::BufferPool;
 use crate::process::{
-    DeviceJob, DeviceTransport, FileStore, GroupId, Job, ResultSlot, Transport, device_type,
+    DeviceJob, DeviceTransport, GroupId, Job, KeyValueStore, MemoryStore, ResultSlot, Transport,
+    device_type,
 };
 use crate::testing::wait_until;
 
@@ -32,7 +32,6 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The fake library is global, so its counters are only right for one world at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-static RUNS: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Clone, Copy)]
 pub struct TestSetup {
@@ -62,7 +61,7 @@ pub struct TestRun {
     setup: TestSetup,
     size: usize,
     pub device: Arc<FakeDevice>,
-    folder: PathBuf,
+    store: Arc<MemoryStore>,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -70,13 +69,11 @@ impl TestRun {
     pub fn new(size: usize, setup: TestSetup) -> Self {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         fake_nccl::reset();
-        let number = RUNS.fetch_add(1, Ordering::SeqCst);
-        let name = format!("burn-megatron-nccl-test-{}-{number}", process::id());
         Self {
             setup,
             size,
             device: Arc::default(),
-            folder: env::temp_dir().join(name),
+            store: Arc::default(),
             _alone: alone,
         }
     }
@@ -89,7 +86,7 @@ impl TestRun {
             library: Library::from_api(fake_nccl::api(self.setup.version), "fake".into()).unwrap(),
             driver: self.device.clone(),
             provider: Arc::new(provider),
-            bulletin: Arc::new(FileStore::open(&self.folder, "run").unwrap()),
+            store: self.store.clone(),
             pool: Arc::default(),
             registered: self.setup.registered,
             use_for_one_rank: self.setup.use_for_one_rank,
@@ -99,8 +96,7 @@ impl TestRun {
 
     /// The fake world below the communicator of all ranks.
     pub fn world(&self) -> Arc<fake_nccl::FakeWorld> {
-        let board = self.folder.join("burn-megatron-run");
-        fake_nccl::world(&fs::read(board.join("nccl_2fworld")).unwrap())
+        fake_nccl::world(&self.store.read("nccl/world", Duration::ZERO).unwrap())
     }
 
     /// Runs `f` on every rank, without closing.
@@ -122,12 +118,6 @@ impl TestRun {
             let joined = ranks.into_iter().map(|rank| rank.join().unwrap());
             joined.collect()
         })
-    }
-}
-
-impl Drop for TestRun {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
