@@ -207,7 +207,7 @@ fn a_link_is_cut_in_the_middle() {
     ];
     let mut child = start(command.args(flags));
     let told = Told::by(child.stderr.take().unwrap());
-    told.await_text("] step ", Duration::from_secs(60));
+    told.await_text("step 1/", Duration::from_secs(60));
     let [name, _] = &hosts.names;
     ip(&format!("-n {name} link set {name} down")).unwrap();
     let cut = Instant::now();
