@@ -29,7 +29,7 @@ pub(super) fn open(
         launch.local_rank % devices,
         launch.rank,
         launch.world_size,
-        Arc::clone(client) as _,
+        client.clone(),
         Arc::default(),
         timeout,
         options,
