@@ -74,7 +74,7 @@ pub use source::{ElementType, TensorMeta, TensorSource};
 pub use state::MODEL;
 pub use verify::CheckpointTotals;
 pub use weights::{LoadTolerance, load_weights};
-pub(crate) use weights::{read_buckets, replace_buckets, weights};
+pub(crate) use weights::{read_buckets, weights};
 
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,12 @@
 //! Loads the weights of a rank from any source.
 
 use burn::module::Module;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::TensorSource;
 use super::state::{BucketReader, ExpectedTensors, MODEL, ModelKeys, StateError, agree, check};
-use crate::data_parallel::DistributedDataParallel;
+use crate::data_parallel::{BucketShard, DistributedDataParallel};
 
 /// Deviations between model and source that loading tolerates. None by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,20 +46,15 @@ pub fn load_weights<M: Module>(
     let world = ddp.groups().world().clone();
     agree(fits, &*world)?;
     let buckets = agree(read_buckets(ddp, source), &*world)?;
-    replace_buckets(ddp, buckets);
+    ddp.replace_masters(buckets);
     Ok(())
 }
 
 /// The weights of a model, for [`check`].
 pub(crate) fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> ExpectedTensors<'static> {
-    let types = ddp
-        .plan()
-        .parameters
-        .iter()
-        .map(|parameter| parameter.main_dtype);
     ExpectedTensors {
         prefix: MODEL,
-        types: types.collect(),
+        types: ddp.master_dtypes().collect(),
     }
 }
 
@@ -70,25 +65,12 @@ pub(crate) fn read_buckets<M: Module>(
 ) -> Result<Vec<Tensor<1>>, StateError> {
     let reader = BucketReader {
         source,
-        plan: ddp.plan(),
         entries: ddp.table().entries(),
         place: ddp.groups().place(),
     };
-    let buckets = 0..ddp.plan().buckets();
-    let read = |bucket| reader.bucket(MODEL, bucket, &ddp.master_shard(bucket));
-    buckets.map(read).collect()
-}
-
-/// Replaces this rank's shard of each bucket, as an optimizer step does. Collective: call on all ranks.
-pub(crate) fn replace_buckets<M: Module>(
-    ddp: &mut DistributedDataParallel<M>,
-    buckets: Vec<Tensor<1>>,
-) {
-    // In order of the forward pass: the last bucket has the first layers.
-    for (bucket, master) in buckets.into_iter().enumerate().rev() {
-        let (model, main) = ddp.plan().model_and_main_dtypes(bucket);
-        let copy = (model != main).then(|| master.clone().cast(FloatDType::from(model)));
-        ddp.replace_master(bucket, master, copy);
-    }
-    ddp.finish_step();
+    let shards = ddp.shards().iter().enumerate();
+    let read = |(bucket, shard): (usize, &BucketShard)| {
+        reader.bucket(MODEL, &shard.slices, &ddp.master_shard(bucket))
+    };
+    shards.map(read).collect()
 }

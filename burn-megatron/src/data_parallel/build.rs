@@ -261,7 +261,6 @@ impl ModuleMapper for ParameterMover<'_> {
             match value {
                 Ok(value) => self
                     .buffers
-                    .parameters
                     .write(index, &to_main_dtype(value, self.buffers, index)),
                 Err(error) => self.error = Some(error),
             }
@@ -332,7 +331,7 @@ pub(super) struct ParameterLoader<'a> {
 impl ModuleVisitor for ParameterLoader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = to_main_dtype(without_autodiff(param.base()), self.buffers, self.next);
-        self.buffers.parameters.write(self.next, &value);
+        self.buffers.write(self.next, &value);
         self.next += 1;
     }
 }

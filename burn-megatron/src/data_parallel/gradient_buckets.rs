@@ -9,28 +9,20 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
 
 use super::gradient_tracker::GradientTracker;
 use super::memory::ZeroStage;
-use super::memory_usage::{MemoryCategory, TrackedTensor};
+use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::reduction::{PendingReduction, start_reductions};
 use super::sharding_plan::ShardingPlan;
 use super::{DataParallelError, InvalidGradient, gradient_check};
-use crate::nn::hook::{Deferred, GradientSlice, WeightGradientFn};
+use crate::nn::hook::GradientSlice;
 
 pub(super) struct GradientBuckets {
-    plan: Arc<ShardingPlan>,
-    state: Mutex<GradientBucketsState>,
-    /// Deferred weight gradients; `None` while they are computed at once.
-    deferred: Mutex<Option<Vec<Deferred>>>,
-}
-
-struct GradientBucketsState {
-    tracker: GradientTracker,
+    pub tracker: GradientTracker,
     buckets: Vec<GradientBucket>,
     in_flight: VecDeque<(usize, PendingReduction)>,
     /// Hash of the buckets that were reduced in this step, to compare the ranks.
@@ -59,135 +51,7 @@ pub(super) struct ReducedGradients {
 }
 
 impl GradientBuckets {
-    pub fn new(plan: Arc<ShardingPlan>) -> Self {
-        let state = GradientBucketsState::new(&plan);
-        Self {
-            plan,
-            state: Mutex::new(state),
-            deferred: Mutex::new(None),
-        }
-    }
-
-    /// Called when a forward begins; `stage` is the pipeline stage, if there are stages.
-    pub fn begin_forward(&self, stage: Option<usize>) {
-        self.lock().tracker.begin_forward(stage);
-    }
-
-    /// Called when no forward of `stage` follows in this step, or none at all for `None`.
-    pub fn end_forwards(&self, stage: Option<usize>) {
-        let state = &mut *self.lock();
-        state.tracker.end_forwards(stage);
-        state.advance(&self.plan);
-    }
-
-    /// Called at the end of a backward of a module without stages.
-    pub fn end_backward(&self) {
-        self.lock().tracker.end_backward();
-    }
-
-    pub fn expect(&self, index: usize) {
-        self.lock().tracker.expect(index);
-    }
-
-    /// Accumulates the gradient of one use, flat.
-    pub fn accumulate(&self, index: usize, gradient: Tensor<1>) {
-        self.add(index, |place| {
-            flat::accumulate(place.flat, place.offset, gradient, place.add)
-        });
-    }
-
-    pub fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
-        // The lock is not held while a gradient is computed.
-        if let Some(deferred) = &mut *lock(&self.deferred) {
-            deferred.push((index, gradient));
-            return;
-        }
-        self.add(index, |place| gradient(Some(place)));
-    }
-
-    /// Passes the bucket's buffer to `compute`, which returns it with the gradient accumulated.
-    fn add(&self, index: usize, compute: impl FnOnce(GradientSlice) -> Tensor<1>) {
-        let (number, range) = self.plan.location(index);
-        let (place, allocation) = {
-            let state = &mut *self.lock();
-            if !state.tracker.is_pending(index) {
-                tracing::warn!(
-                    parameter = self.plan.parameters[index].path,
-                    "gradient received after the end of its step; ignored"
-                );
-                return;
-            }
-            let bucket = &mut state.buckets[number];
-            let add = bucket.accumulated[self.plan.position(number, index)] > 0;
-            let TrackedTensor { tensor, allocation } = bucket.take_buffer(number, &self.plan);
-            let offset = range.start;
-            let flat = tensor;
-            (GradientSlice { flat, offset, add }, allocation)
-        };
-        let tensor = compute(place);
-        let state = &mut *self.lock();
-        let bucket = &mut state.buckets[number];
-        bucket.buffer = Some(TrackedTensor { tensor, allocation });
-        bucket.accumulated[self.plan.position(number, index)] += 1;
-        state.tracker.complete(index);
-        state.advance(&self.plan);
-    }
-
-    pub fn set_deferring(&self, deferring: bool) {
-        *lock(&self.deferred) = deferring.then(Vec::new);
-    }
-
-    pub fn take_deferred(&self) -> Vec<Deferred> {
-        let mut deferred = lock(&self.deferred);
-        deferred.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Ends the step: starts the remaining reductions, and waits for all.
-    ///
-    /// A parameter that the step did not use has a gradient of zeros; a warning names it once.
-    pub fn finish(&self) -> Result<ReducedGradients, DataParallelError> {
-        let fresh = GradientBucketsState::new(&self.plan);
-        let mut state = std::mem::replace(&mut *self.lock(), fresh);
-        self.lock().warned = std::mem::take(&mut state.warned);
-        if let Some((index, uses)) = state.tracker.missing_backward() {
-            let path = self.plan.parameters[index].path.clone();
-            return Err(DataParallelError::NoBackward { path, uses });
-        }
-        let stage = self.plan.stage();
-        match state.tracker.micro_batches() {
-            0 if stage >= ZeroStage::Gradients && self.plan.groups.data.size() > 1 => {
-                return Err(DataParallelError::NoMicroBatches { stage });
-            }
-            0 => {}
-            _ => state.warn_of_unused(&self.plan, &mut self.lock().warned),
-        }
-        state.start_remaining(&self.plan);
-        state.wait_all(&self.plan);
-        let GradientBucketsState {
-            buckets,
-            fingerprint,
-            invalid_gradients,
-            ..
-        } = state;
-        let numbered = buckets.into_iter().enumerate();
-        let shards = numbered.map(|(number, bucket)| match bucket.reduced {
-            Some(shard) => shard,
-            None => unreachable!("bucket {number} was reduced"),
-        });
-        Ok(ReducedGradients {
-            shards: shards.collect(),
-            fingerprint,
-            invalid_gradients,
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, GradientBucketsState> {
-        lock(&self.state)
-    }
-}
-
-impl GradientBucketsState {
-    fn new(plan: &ShardingPlan) -> Self {
+    pub fn new(plan: &ShardingPlan) -> Self {
         let bucket = |number| GradientBucket {
             accumulated: vec![0; plan.layout.bucket(number).parameters.len()],
             ..GradientBucket::default()
@@ -200,6 +64,76 @@ impl GradientBucketsState {
             invalid_gradients: vec![],
             warned: BTreeSet::new(),
         }
+    }
+
+    /// Called when no forward of `stage` follows in this step, or none at all for `None`.
+    pub fn end_forwards(&mut self, stage: Option<usize>, plan: &ShardingPlan) {
+        self.tracker.end_forwards(stage);
+        self.advance(plan);
+    }
+
+    /// Takes the buffer of a parameter's bucket, to accumulate a gradient; [`put_buffer`](Self::put_buffer) must
+    /// follow. `None` after the end of the step.
+    pub fn take_buffer(
+        &mut self,
+        index: usize,
+        plan: &ShardingPlan,
+    ) -> Option<(GradientSlice, TrackedAllocation)> {
+        if !self.tracker.is_pending(index) {
+            tracing::warn!(
+                parameter = plan.parameters[index].path,
+                "gradient received after the end of its step; ignored"
+            );
+            return None;
+        }
+        let (number, range) = plan.location(index);
+        let bucket = &mut self.buckets[number];
+        let add = bucket.accumulated[plan.position(number, index)] > 0;
+        let TrackedTensor { tensor, allocation } = bucket.take_buffer(number, plan);
+        let (flat, offset) = (tensor, range.start);
+        Some((GradientSlice { flat, offset, add }, allocation))
+    }
+
+    /// Returns the buffer with one more gradient of a parameter, and starts the reductions that are ready.
+    pub fn put_buffer(&mut self, index: usize, buffer: TrackedTensor, plan: &ShardingPlan) {
+        let (number, _) = plan.location(index);
+        let bucket = &mut self.buckets[number];
+        bucket.buffer = Some(buffer);
+        bucket.accumulated[plan.position(number, index)] += 1;
+        self.tracker.complete(index);
+        self.advance(plan);
+    }
+
+    /// Ends the step: starts the remaining reductions, and waits for all.
+    ///
+    /// A parameter that the step did not use has a gradient of zeros; a warning names it once.
+    pub fn finish(&mut self, plan: &ShardingPlan) -> Result<ReducedGradients, DataParallelError> {
+        let mut finished = std::mem::replace(self, Self::new(plan));
+        self.warned = std::mem::take(&mut finished.warned);
+        if let Some((index, uses)) = finished.tracker.missing_backward() {
+            let path = plan.parameters[index].path.clone();
+            return Err(DataParallelError::NoBackward { path, uses });
+        }
+        let stage = plan.stage();
+        match finished.tracker.micro_batches() {
+            0 if stage >= ZeroStage::Gradients && plan.groups.data.size() > 1 => {
+                return Err(DataParallelError::NoMicroBatches { stage });
+            }
+            0 => {}
+            _ => finished.warn_of_unused(plan, &mut self.warned),
+        }
+        finished.start_remaining(plan);
+        finished.wait_all(plan);
+        let numbered = finished.buckets.into_iter().enumerate();
+        let shards = numbered.map(|(number, bucket)| match bucket.reduced {
+            Some(shard) => shard,
+            None => unreachable!("bucket {number} was reduced"),
+        });
+        Ok(ReducedGradients {
+            shards: shards.collect(),
+            fingerprint: finished.fingerprint,
+            invalid_gradients: finished.invalid_gradients,
+        })
     }
 
     /// Starts the reductions that are ready.
@@ -357,18 +291,13 @@ impl GradientBucket {
 
     /// Takes the buffer, with zeros where nothing was accumulated.
     fn take_zero_filled(&mut self, number: usize, plan: &ShardingPlan) -> TrackedTensor {
-        let TrackedTensor {
-            mut tensor,
-            allocation,
-        } = self.take_buffer(number, plan);
+        let mut buffer = self.take_buffer(number, plan);
         let bucket = plan.layout.bucket(number);
         let mut end = 0;
         let mut clear = |range: Range<usize>| {
             if !range.is_empty() {
-                let options = (&tensor.device(), tensor.dtype());
-                let zeros = Tensor::zeros([range.len()], options);
-                let flat = std::mem::replace(&mut tensor, Tensor::empty([0], options));
-                tensor = flat::accumulate(flat, range.start, zeros, false);
+                let options = (&buffer.tensor.device(), buffer.tensor.dtype());
+                buffer.overwrite(range.start, Tensor::zeros([range.len()], options));
             }
         };
         for (parameter, count) in bucket.parameters.iter().zip(&mut self.accumulated) {
@@ -382,7 +311,7 @@ impl GradientBucket {
             *count = 0;
         }
         clear(end..bucket.padded());
-        TrackedTensor { tensor, allocation }
+        buffer
     }
 
     /// Waits for a reduction, and accumulates its result onto those of earlier micro-batches.
@@ -402,8 +331,4 @@ impl GradientBucket {
             }
         });
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

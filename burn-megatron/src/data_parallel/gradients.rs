@@ -54,7 +54,7 @@ impl Gradients {
     }
 
     /// The sums, for the optimizer, which may overwrite them.
-    pub(crate) fn into_sums(self) -> impl Iterator<Item = TrackedTensor> {
+    pub(super) fn into_sums(self) -> impl Iterator<Item = TrackedTensor> {
         self.shards.into_iter()
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::Tensor;
+use burn_megatron_kernels::flat;
 
 use super::memory::MemoryPlan;
 
@@ -118,6 +119,13 @@ impl TrackedTensor {
     /// A tensor whose bytes are already counted.
     pub fn from_parts(tensor: Tensor<1>, allocation: TrackedAllocation) -> Self {
         Self { tensor, allocation }
+    }
+
+    /// Overwrites the elements from `start` on.
+    pub fn overwrite(&mut self, start: usize, values: Tensor<1>) {
+        let nothing = Tensor::empty([0], (&values.device(), values.dtype()));
+        let tensor = std::mem::replace(&mut self.tensor, nothing);
+        self.tensor = flat::accumulate(tensor, start, values, false);
     }
 }
 

@@ -11,6 +11,19 @@
 //! let gradients = ddp.reduce(tokens)?;                              // tokens of this rank
 //! ```
 //!
+//! The way of a weight gradient, from the layer to the weight of the next step:
+//!
+//! 1. `nn::linear`: the backward passes the product `x^T dy`, not computed yet, to the sink of the weight's hook
+//!    (`nn::hook`). Other parameters' gradients arrive there computed.
+//! 2. `ParamAndGradBuffers`, the sink, takes the flat buffer of the weight's bucket, and the product is written or
+//!    added to it.
+//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums it over the data axis, while
+//!    backward goes on.
+//! 4. [`reduce`](DistributedDataParallel::reduce) waits, sums what are partial sums on other axes (`gradients`),
+//!    and returns [`Gradients`]; `optim::norm` reads them.
+//! 5. `bucket_step` hands the optimizer each bucket's masters and gradient; `parameter_buckets` keeps the new
+//!    masters and gathers the model's copy, which the hook returns in the next forward.
+//!
 //! [`DataParallelConfig`] sets what is sharded (ZeRO 1 to 3, HSDP), the dtype in which the model computes, and
 //! what overlaps. With `fp8_param_gather` the weights of FP8 layers are gathered in FP8: their buckets have
 //! one byte per element, and every rank keeps the two copies that the layers multiply with
@@ -30,6 +43,7 @@ use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, with_anchor};
 use crate::nn::{DropoutPosition, ParallelModule, ParameterTable};
 
+mod bucket_step;
 mod build;
 mod coalesced_all_reduce;
 mod config;
@@ -55,6 +69,7 @@ mod sharding_plan;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use bucket_step::{BucketShard, BucketStep, SteppedBucket};
 use build::NamedWeight;
 pub use config::{DataParallelConfig, DataParallelConfigError, Moments, Precision};
 pub use error::DataParallelError;
@@ -63,12 +78,11 @@ pub use gradients::Gradients;
 use gradients::ModelParallelAllReduce;
 pub use memory::host_memory;
 pub use memory::{MemoryError, MemoryPlan, MemoryRules, ParseZeroStageError, ZeroStage};
-pub(crate) use memory_usage::TrackedTensor;
 pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
 use param_and_grad_buffers::ParamAndGradBuffers;
 pub(crate) use segments::{ElementMask, ShardSegment};
 pub use sharding_estimate::ShardingEstimate;
-pub(crate) use sharding_plan::ShardingPlan;
+use sharding_plan::ShardingPlan;
 
 /// A module whose parameters and gradients are replicated or sharded over the data axis.
 ///
@@ -83,6 +97,7 @@ pub struct DistributedDataParallel<M> {
     groups: ParallelContext,
     buffers: Arc<ParamAndGradBuffers>,
     model_parallel: ModelParallelAllReduce,
+    shards: Vec<BucketShard>,
     unique_segments: Vec<ShardSegment>,
     kernels: KernelSelection,
     fp8: Fp8,
@@ -149,6 +164,7 @@ impl<M: Module> DistributedDataParallel<M> {
         let is_first_stage = groups.pipeline().rank() == 0;
         Ok(Self {
             model_parallel: ModelParallelAllReduce::new(&buffers.plan, &table, groups)?,
+            shards: BucketShard::all(&buffers.plan),
             unique_segments: segments::unique_segments(
                 &buffers.plan,
                 &table,
@@ -243,14 +259,15 @@ impl<M: Module> DistributedDataParallel<M> {
     pub fn backward(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
         let _span = tracing::debug_span!("backward").entered();
         let leaves = loss.backward();
-        self.buffers.gradients.end_backward();
+        self.buffers.gradients().tracker.end_backward();
         leaves
     }
 
     /// Runs the backward of the last micro-batch of a step. Since no forward follows, each bucket is reduced
     /// as soon as its gradients are final, while backward goes on.
     pub fn backward_last(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
-        self.buffers.gradients.end_forwards(None);
+        let plan = &self.buffers.plan;
+        self.buffers.gradients().end_forwards(None, plan);
         self.backward(loss)
     }
 
@@ -267,8 +284,9 @@ impl<M: Module> DistributedDataParallel<M> {
     /// [`DataParallelError`] if a backward is missing, the ranks ran differently, or a collective fails.
     pub fn reduce(&mut self, tokens: u64) -> Result<Gradients, DataParallelError> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
-        let prefetches = self.buffers.parameters.end_step();
-        let mut reduced = self.buffers.gradients.finish()?;
+        let plan = &self.buffers.plan;
+        let prefetches = self.buffers.parameters().end_step(plan);
+        let mut reduced = self.buffers.gradients().finish(plan)?;
         let tokens = self.total_tokens(tokens, [prefetches, reduced.fingerprint])?;
         self.model_parallel.apply(&mut reduced.shards);
         Ok(Gradients::new(
@@ -330,7 +348,7 @@ impl<M: Module> DistributedDataParallel<M> {
     /// part, in the order of the table. Collective: call on all ranks of the data axis.
     pub fn parameters(&self) -> Vec<Tensor<1>> {
         let plan = &self.buffers.plan;
-        let gather = |number| self.gather(number, self.buffers.parameters.master_shard(number));
+        let gather = |number| self.gather(number, self.master_shard(number));
         let buckets: Vec<_> = (0..plan.buckets()).map(gather).collect();
         let master = |index| {
             let (number, range) = plan.location(index);
@@ -365,8 +383,7 @@ impl<M: Module> DistributedDataParallel<M> {
             next: 0,
         };
         module.visit(&mut load);
-        self.fp8.invalidate_weights();
-        self.buffers.finish_gathers();
+        self.finish_step();
     }
 
     /// Checks that all replicas of a parameter have the same bits, on the data, tensor and pipeline axes.
@@ -377,62 +394,6 @@ impl<M: Module> DistributedDataParallel<M> {
     /// [`DataParallelError::ReplicaMismatch`] names a parameter that differs, and two ranks.
     pub fn check_replicas(&self) -> Result<(), DataParallelError> {
         replicas::check(&self.buffers, &self.table, &self.groups)
-    }
-
-    /// This rank's master shard of a bucket: all of the bucket, where the optimizer is not sharded.
-    pub(crate) fn master_shard(&self, bucket: usize) -> Tensor<1> {
-        self.buffers.parameters.master_shard(bucket)
-    }
-
-    /// Replaces a master shard, as a step does; [`finish_step`](Self::finish_step) must follow. `model` is its
-    /// copy in the dtype of the model, where that differs.
-    pub(crate) fn replace_master(
-        &mut self,
-        bucket: usize,
-        value: Tensor<1>,
-        model: Option<Tensor<1>>,
-    ) {
-        let TrackedTensor { allocation, .. } = self.take_master(bucket);
-        self.put_master(bucket, TrackedTensor::from_parts(value, allocation), model);
-    }
-
-    pub(crate) fn plan(&self) -> &ShardingPlan {
-        &self.buffers.plan
-    }
-
-    /// The segments of the gradients that this rank accounts for, so that each element counts once.
-    pub(crate) fn unique_segments(&self) -> &[ShardSegment] {
-        &self.unique_segments
-    }
-
-    /// Takes this rank's master shard of a bucket, to be stepped; [`put_master`](Self::put_master) must follow.
-    pub(crate) fn take_master(&mut self, bucket: usize) -> TrackedTensor {
-        self.buffers.parameters.take_master(bucket)
-    }
-
-    /// Returns a master shard, with its copy in the dtype of the model, where that differs.
-    pub(crate) fn put_master(
-        &mut self,
-        bucket: usize,
-        master: TrackedTensor,
-        model: Option<Tensor<1>>,
-    ) {
-        self.buffers.parameters.put_master(bucket, master, model);
-    }
-
-    /// Call instead of a step that all ranks skip. FP8 weights are quantised again, as the scales may have
-    /// changed: they depend on masters and scales only, as after loading a checkpoint.
-    pub(crate) fn finish_skipped_step(&mut self) {
-        if self.config().fp8_param_gather {
-            self.finish_step();
-        }
-    }
-
-    /// Call after the optimizer has stepped all buckets and freed their gradients. Collective: call on all ranks
-    /// of the stage.
-    pub(crate) fn finish_step(&mut self) {
-        self.fp8.invalidate_weights();
-        self.buffers.finish_gathers();
     }
 }
 

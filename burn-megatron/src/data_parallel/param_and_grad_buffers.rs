@@ -1,47 +1,88 @@
 //! The parameter and gradient buckets of one rank, as the sink of the parameters' hooks.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
+use burn_megatron_kernels::flat;
 
 use super::gradient_buckets::GradientBuckets;
+use super::memory_usage::TrackedTensor;
 use super::parameter_buckets::ParameterBuckets;
 use super::sharding_plan::ShardingPlan;
 use crate::nn::fp8::QuantizedWeight;
 use crate::nn::hook::{
-    Deferred, DeferringSink, GradientSink, ParameterValue, Pass, WeightGradientFn,
+    Deferred, DeferringSink, GradientSink, GradientSlice, ParameterValue, Pass, WeightGradientFn,
 };
 
+/// Buckets behind locks. Backward uses them from the closures of its graph, which hold this sink.
 pub(super) struct ParamAndGradBuffers {
     pub plan: Arc<ShardingPlan>,
-    pub parameters: ParameterBuckets,
-    pub gradients: GradientBuckets,
+    parameters: Mutex<ParameterBuckets>,
+    gradients: Mutex<GradientBuckets>,
+    /// Deferred weight gradients; `None` while they are computed at once.
+    deferred: Mutex<Option<Vec<Deferred>>>,
 }
 
 impl ParamAndGradBuffers {
     pub fn new(plan: ShardingPlan) -> Self {
         let plan = Arc::new(plan);
         Self {
-            parameters: ParameterBuckets::new(plan.clone()),
-            gradients: GradientBuckets::new(plan.clone()),
+            parameters: Mutex::new(ParameterBuckets::new(&plan)),
+            gradients: Mutex::new(GradientBuckets::new(&plan)),
+            deferred: Mutex::new(None),
             plan,
         }
+    }
+
+    pub fn parameters(&self) -> MutexGuard<'_, ParameterBuckets> {
+        lock(&self.parameters)
+    }
+
+    pub fn gradients(&self) -> MutexGuard<'_, GradientBuckets> {
+        lock(&self.gradients)
+    }
+
+    /// Sets a parameter to `value`, flat and in its main dtype, on this rank only.
+    pub fn write(&self, index: usize, value: &Tensor<1>) {
+        self.parameters().write(index, value, &self.plan);
+    }
+
+    /// This rank's master shard of a bucket, in the main dtype.
+    pub fn master_shard(&self, number: usize) -> Tensor<1> {
+        self.parameters().master_shard(number, &self.plan)
     }
 
     /// Quantises the FP8 weights from the masters, and waits for all gathers, unless they overlap with the
     /// next forward. Collective: call on all ranks of the stage.
     pub fn finish_gathers(&self) {
-        self.parameters.quantize();
+        let mut parameters = self.parameters();
+        parameters.quantize(&self.plan);
         if !self.plan.config.overlap_param_gather {
-            self.parameters.wait();
+            parameters.wait(&self.plan);
         }
     }
 
     /// Called when a forward begins; `stage` is the pipeline stage, if there are stages.
     pub fn begin_forward(&self, stage: Option<usize>) {
-        self.parameters.begin_forward();
-        self.gradients.begin_forward(stage);
+        self.parameters().prefetch.begin_forward();
+        self.gradients().tracker.begin_forward(stage);
+    }
+
+    /// Frees gathered values whose memory the gradients need. Call before a gradient is accumulated.
+    fn quantize_gathered(&self) {
+        if self.plan.config.fp8_param_gather {
+            self.parameters().quantize_gathered(&self.plan);
+        }
+    }
+
+    /// Passes the buffer of a parameter's bucket to `compute`, which returns it with the gradient accumulated.
+    fn accumulate_with(&self, index: usize, compute: impl FnOnce(GradientSlice) -> Tensor<1>) {
+        let taken = self.gradients().take_buffer(index, &self.plan);
+        if let Some((slice, allocation)) = taken {
+            // The lock is not held while a gradient is computed.
+            let buffer = TrackedTensor::from_parts(compute(slice), allocation);
+            self.gradients().put_buffer(index, buffer, &self.plan);
+        }
     }
 }
 
@@ -54,36 +95,42 @@ impl std::fmt::Debug for ParamAndGradBuffers {
 
 impl GradientSink for ParamAndGradBuffers {
     fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
-        Some(self.parameters.value(index, pass))
+        Some(self.parameters().value(index, pass, &self.plan))
     }
 
     fn quantized(&self, index: usize, _pass: Pass) -> Option<Arc<QuantizedWeight>> {
-        self.parameters.quantized(index)
+        self.parameters().quantized(index, &self.plan)
     }
 
     fn expect(&self, index: usize) {
-        self.gradients.expect(index);
+        self.gradients().tracker.expect(index);
     }
 
-    fn accumulate(&self, index: usize, gradient: DispatchTensor) {
-        self.parameters.quantize_gathered();
-        let dims = self.plan.parameters[index].shape.len();
-        self.gradients.accumulate(index, flatten(gradient, dims));
+    fn accumulate(&self, index: usize, gradient: Tensor<1>) {
+        self.quantize_gathered();
+        self.accumulate_with(index, |slice| {
+            flat::accumulate(slice.flat, slice.offset, gradient, slice.add)
+        });
     }
 
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
-        self.parameters.quantize_gathered();
-        self.gradients.accumulate_later(index, gradient);
+        self.quantize_gathered();
+        if let Some(deferred) = &mut *lock(&self.deferred) {
+            deferred.push((index, gradient));
+            return;
+        }
+        self.accumulate_with(index, |slice| gradient(Some(slice)));
     }
 }
 
 impl DeferringSink for ParamAndGradBuffers {
     fn set_deferring(&self, deferring: bool) {
-        self.gradients.set_deferring(deferring);
+        *lock(&self.deferred) = deferring.then(Vec::new);
     }
 
     fn take_deferred(&self) -> Vec<Deferred> {
-        self.gradients.take_deferred()
+        let mut deferred = lock(&self.deferred);
+        deferred.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn begin_stage(&self, stage: usize) {
@@ -91,26 +138,10 @@ impl DeferringSink for ParamAndGradBuffers {
     }
 
     fn close_stage(&self, stage: usize) {
-        self.gradients.end_forwards(Some(stage));
+        self.gradients().end_forwards(Some(stage), &self.plan);
     }
 }
 
-/// Flattens a tensor. `dims` is its number of dims, which a `DispatchTensor` does not carry in its type.
-fn flatten(tensor: DispatchTensor, dims: usize) -> Tensor<1> {
-    fn of<const D: usize>(tensor: DispatchTensor) -> Tensor<1> {
-        let tensor = Tensor::<D>::from_dispatch(tensor);
-        let len = tensor.shape().num_elements();
-        tensor.reshape([len])
-    }
-    match dims {
-        1 => of::<1>(tensor),
-        2 => of::<2>(tensor),
-        3 => of::<3>(tensor),
-        4 => of::<4>(tensor),
-        5 => of::<5>(tensor),
-        6 => of::<6>(tensor),
-        7 => of::<7>(tensor),
-        8 => of::<8>(tensor),
-        dims => panic!("a parameter has {dims} dims, expected 1 to 8"),
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,12 @@
 //! The parameters of one rank: unsharded in the dtype of the model or in FP8, or sharded and gathered one
 //! FSDP unit at a time.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::tensor::{FloatDType, Tensor};
 use burn_megatron_kernels::{flat, fp8};
 
+use super::bucket_step::SteppedBucket;
 use super::memory::ZeroStage;
 use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::prefetch_order::PrefetchOrder;
@@ -17,13 +18,8 @@ use crate::nn::hook::{ParameterValue, Pass};
 
 /// The flat parameters of one rank, by bucket.
 pub(super) struct ParameterBuckets {
-    plan: Arc<ShardingPlan>,
-    state: Mutex<ParameterBucketsState>,
-}
-
-struct ParameterBucketsState {
     buckets: Vec<ParameterBucket>,
-    prefetch: PrefetchOrder,
+    pub prefetch: PrefetchOrder,
     /// The unit in use; ZeRO-3 only.
     current: Option<usize>,
 }
@@ -90,7 +86,7 @@ impl Drop for UnshardedParams {
 
 impl ParameterBuckets {
     /// Buckets of zeros; [`write`](Self::write) sets the values.
-    pub fn new(plan: Arc<ShardingPlan>) -> Self {
+    pub fn new(plan: &Arc<ShardingPlan>) -> Self {
         let bucket = |number: usize| {
             let (model, main) = plan.model_and_main_dtypes(number);
             let shard_elements = plan.shard_range(number).len();
@@ -99,15 +95,8 @@ impl ParameterBuckets {
             let is_sharded = plan.stage() == ZeroStage::Parameters;
             let is_fp8 = plan.parameter_format(number) != ParameterFormat::Float;
             ParameterBucket {
-                master: (is_sharded || is_fp8 || model != main).then(|| {
-                    // A master that is also what the model computes with counts as a parameter.
-                    let category = if is_sharded && model == main {
-                        MemoryCategory::Parameters
-                    } else {
-                        MemoryCategory::Optimizer
-                    };
-                    zeros(shard_elements, main, category)
-                }),
+                master: master_category(number, plan)
+                    .map(|category| zeros(shard_elements, main, category)),
                 shard: (is_sharded && model != main)
                     .then(|| zeros(shard_elements, model, MemoryCategory::Parameters)),
                 model_params: if is_sharded || is_fp8 {
@@ -119,31 +108,25 @@ impl ParameterBuckets {
                         1 => Tensor::zeros([elements], (&plan.device, model)),
                         _ => plan.zeros(elements, model),
                     };
-                    UnshardedParams::persistent(zeros, &plan)
+                    UnshardedParams::persistent(zeros, plan)
                 },
                 fp8_weights: Fp8Weights::Stale,
             }
         };
-        let buckets = (0..plan.buckets()).map(bucket).collect();
-        let state = ParameterBucketsState {
-            buckets,
+        Self {
+            buckets: (0..plan.buckets()).map(bucket).collect(),
             prefetch: PrefetchOrder::default(),
             current: None,
-        };
-        Self {
-            plan,
-            state: Mutex::new(state),
         }
     }
 
     /// Sets a parameter to `value`, flat and in its main dtype, on this rank only. For FP8 weights call
     /// [`quantize`](Self::quantize) afterwards.
-    pub fn write(&self, index: usize, value: &Tensor<1>) {
-        let state = &mut *self.lock();
-        let (number, range) = self.plan.location(index);
-        let (model, _) = self.plan.model_and_main_dtypes(number);
-        let shard_range = self.plan.shard_range(number);
-        let bucket = &mut state.buckets[number];
+    pub fn write(&mut self, index: usize, value: &Tensor<1>, plan: &Arc<ShardingPlan>) {
+        let (number, range) = plan.location(index);
+        let (model, _) = plan.model_and_main_dtypes(number);
+        let shard_range = plan.shard_range(number);
+        let bucket = &mut self.buckets[number];
         let overlap = shard_range.start.max(range.start)..shard_range.end.min(range.end);
         let part = |x: &Tensor<1>| {
             let part = overlap.start - range.start..overlap.end - range.start;
@@ -153,23 +136,23 @@ impl ParameterBuckets {
         if !overlap.is_empty() {
             let start = overlap.start - shard_range.start;
             if let Some(master) = &mut bucket.master {
-                overwrite(master, start, part(value));
+                master.overwrite(start, part(value));
             }
             if let Some(shard) = &mut bucket.shard {
-                overwrite(shard, start, part(&model_value));
+                shard.overwrite(start, part(&model_value));
             }
         }
         bucket.fp8_weights = Fp8Weights::Stale;
         match &mut bucket.model_params {
-            ParamState::Unsharded(params) if self.plan.stage() != ZeroStage::Parameters => {
+            ParamState::Unsharded(params) if plan.stage() != ZeroStage::Parameters => {
                 let flat = Arc::get_mut(params).and_then(|params| params.flat.as_mut());
                 match flat {
-                    Some(flat) => overwrite(flat, range.start, model_value),
+                    Some(flat) => flat.overwrite(range.start, model_value),
                     // Other references keep the old values.
                     None => {
                         let flat =
                             flat::accumulate(params.tensor(), range.start, model_value, false);
-                        bucket.model_params = UnshardedParams::persistent(flat, &self.plan);
+                        bucket.model_params = UnshardedParams::persistent(flat, plan);
                     }
                 }
             }
@@ -179,27 +162,26 @@ impl ParameterBuckets {
     }
 
     /// The value of a parameter, and a reference to keep as long as it is in use.
-    pub fn value(&self, index: usize, pass: Pass) -> ParameterValue {
-        let state = &mut *self.lock();
-        let (number, range) = self.plan.location(index);
-        if let Some(weight) = state.quantized(index, &self.plan) {
-            let model = FloatDType::from(self.plan.parameters[index].model_dtype);
+    pub fn value(&mut self, index: usize, pass: Pass, plan: &Arc<ShardingPlan>) -> ParameterValue {
+        let (number, range) = plan.location(index);
+        if let Some(weight) = self.quantized(index, plan) {
+            let model = FloatDType::from(plan.parameters[index].model_dtype);
             let values: Tensor<1> = fp8::dequantize(&weight.rowwise).reshape([range.len()]);
             return ParameterValue {
                 flat: values.cast(model),
                 keep: None,
             };
         }
-        let is_sharded = self.plan.stage() == ZeroStage::Parameters;
-        if is_sharded && state.current != Some(number) {
-            state.switch_unit(number, pass, &self.plan);
+        let is_sharded = plan.stage() == ZeroStage::Parameters;
+        if is_sharded && self.current != Some(number) {
+            self.switch_unit(number, pass, plan);
         }
-        let params = state.buckets[number].unsharded(number, &self.plan);
+        let params = self.buckets[number].unsharded(number, plan);
         let flat = params.tensor().slice([range]);
         if !is_sharded {
             return ParameterValue { flat, keep: None };
         }
-        if self.plan.parameters[index].shape.len() < 2 {
+        if plan.parameters[index].shape.len() < 2 {
             // A vector is copied, as a graph that saves a view of it would keep the whole unit alive.
             let flat = flat.mul_scalar(1.0);
             return ParameterValue { flat, keep: None };
@@ -210,15 +192,9 @@ impl ParameterBuckets {
         }
     }
 
-    /// Both copies of an FP8 weight; `None` for other parameters.
-    pub fn quantized(&self, index: usize) -> Option<Arc<QuantizedWeight>> {
-        self.lock().quantized(index, &self.plan)
-    }
-
     /// Quantises the FP8 weights of all buckets from the masters. Collective: call on all ranks of the
     /// stage. Gathers of codes, and of the values of one bucket, may still be in flight when it returns.
-    pub fn quantize(&self) {
-        let (plan, state) = (&self.plan, &mut *self.lock());
+    pub fn quantize(&mut self, plan: &Arc<ShardingPlan>) {
         // The last bucket has the first layers, which the next forward needs first.
         let of_format = |format| {
             (0..plan.buckets())
@@ -226,50 +202,72 @@ impl ParameterBuckets {
                 .filter(move |number| plan.parameter_format(*number) == format)
         };
         let masters: Vec<_> = of_format(ParameterFormat::Fp8PerTensor)
-            .map(|number| (number, state.buckets[number].master_shard(number, plan)))
+            .map(|number| (number, self.buckets[number].master_shard(number, plan)))
             .collect();
         let weights = quantized::start_codes(&masters, plan);
         for ((number, _), weights) in masters.into_iter().zip(weights) {
-            state.buckets[number].fp8_weights = weights;
+            self.buckets[number].fp8_weights = weights;
         }
         for number in of_format(ParameterFormat::Fp8Blockwise) {
-            state.quantize_gathered(plan);
-            let bucket = &mut state.buckets[number];
+            self.quantize_gathered(plan);
+            let bucket = &mut self.buckets[number];
             let master = bucket.master_shard(number, plan);
             bucket.fp8_weights = quantized::start_values(number, &master, plan);
         }
     }
 
-    /// Quantises gathered values, whose memory the gradients need. Call before a gradient is accumulated.
-    pub fn quantize_gathered(&self) {
-        if self.plan.config.fp8_param_gather {
-            self.lock().quantize_gathered(&self.plan);
-        }
-    }
-
-    /// Called when a forward begins.
-    pub fn begin_forward(&self) {
-        self.lock().prefetch.begin_forward();
-    }
-
     /// Called after the last backward of a step: reshards all units. Returns the fingerprint of the order
     /// in which units were gathered.
-    pub fn end_step(&self) -> u64 {
-        let state = &mut *self.lock();
-        state.quantize_gathered(&self.plan);
-        if self.plan.stage() == ZeroStage::Parameters {
-            state.reshard_all();
+    pub fn end_step(&mut self, plan: &ShardingPlan) -> u64 {
+        self.quantize_gathered(plan);
+        if plan.stage() == ZeroStage::Parameters {
+            self.reshard_all();
         }
-        state.prefetch.end_step()
+        self.prefetch.end_step()
     }
 
-    /// Takes this rank's master shard of a bucket, for the optimizer;
-    /// [`put_master`](Self::put_master) must follow.
-    pub fn take_master(&self, number: usize) -> TrackedTensor {
-        let plan = &self.plan;
-        let bucket = &mut self.lock().buckets[number];
+    /// Replaces this rank's master shard of a bucket by what `step` makes of it, and starts to gather the shards
+    /// of the other ranks. FP8 buckets are [quantised](Self::quantize) once all buckets are stepped.
+    pub fn step(
+        &mut self,
+        number: usize,
+        step: impl FnOnce(Tensor<1>) -> SteppedBucket,
+        plan: &Arc<ShardingPlan>,
+    ) {
+        let TrackedTensor { tensor, allocation } = self.take_master(number, plan);
+        let SteppedBucket { master, model } = step(tensor);
+        drop(allocation);
+        let bucket = &mut self.buckets[number];
+        let copy = model.or_else(|| {
+            let (model, main) = plan.model_and_main_dtypes(number);
+            (model != main).then(|| master.clone().cast(FloatDType::from(model)))
+        });
+        let shard = match master_category(number, plan) {
+            Some(category) => {
+                bucket.master = Some(plan.track(master, category));
+                copy
+            }
+            None => Some(master),
+        };
+        let category = MemoryCategory::Parameters;
+        match (plan.stage(), shard) {
+            (_, None) => {}
+            (ZeroStage::Parameters, Some(shard)) => {
+                bucket.shard = Some(plan.track(shard, category));
+            }
+            (_, Some(params)) if plan.groups.shard.size() == 1 => {
+                bucket.model_params = UnshardedParams::persistent(params, plan);
+            }
+            (_, Some(shard)) => {
+                bucket.model_params = start_gather(number, shard, category, plan);
+            }
+        }
+    }
+
+    /// Takes this rank's master shard of a bucket, and frees the copies of the old values.
+    fn take_master(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> TrackedTensor {
+        let bucket = &mut self.buckets[number];
         if let Some(master) = bucket.master.take() {
-            // Copies of the old values are freed before the new ones are made.
             bucket.shard = None;
             bucket.model_params = ParamState::Sharded;
             bucket.fp8_weights = Fp8Weights::Stale;
@@ -291,73 +289,23 @@ impl ParameterBuckets {
         }
     }
 
-    /// Returns the stepped master shard, with its copy in the dtype of the model where that differs, and
-    /// starts to gather the shards of the other ranks. FP8 buckets are [quantised](Self::quantize) once
-    /// all buckets are stepped.
-    pub fn put_master(&self, number: usize, master: TrackedTensor, model: Option<Tensor<1>>) {
-        let TrackedTensor {
-            tensor: master,
-            allocation,
-        } = master;
-        drop(allocation);
-        let plan = &self.plan;
-        let bucket = &mut self.lock().buckets[number];
-        if plan.parameter_format(number) != ParameterFormat::Float {
-            bucket.master = Some(plan.track(master, MemoryCategory::Optimizer));
-            return;
-        }
-        let is_sharded = plan.stage() == ZeroStage::Parameters;
-        let (keeps_master, category) = match (is_sharded, model.is_some()) {
-            (true, false) => (true, MemoryCategory::Parameters),
-            (_, separate) => (separate, MemoryCategory::Optimizer),
-        };
-        let shard = if keeps_master {
-            bucket.master = Some(plan.track(master, category));
-            model
-        } else {
-            Some(master)
-        };
-        match (is_sharded, shard) {
-            (true, shard) => {
-                bucket.shard = shard.map(|shard| plan.track(shard, MemoryCategory::Parameters));
-                bucket.model_params = ParamState::Sharded;
-            }
-            (false, Some(params)) if plan.groups.shard.size() == 1 => {
-                bucket.model_params = UnshardedParams::persistent(params, plan);
-            }
-            (false, Some(shard)) => {
-                // The old values are freed before the new ones are allocated.
-                bucket.model_params = ParamState::Sharded;
-                bucket.model_params = start_gather(number, shard, MemoryCategory::Parameters, plan);
-            }
-            (false, None) => unreachable!("a sharded step has something to gather"),
-        }
-    }
-
     /// Waits for all gathers in flight.
-    pub fn wait(&self) {
-        let state = &mut *self.lock();
-        for (number, bucket) in state.buckets.iter_mut().enumerate() {
+    pub fn wait(&mut self, plan: &Arc<ShardingPlan>) {
+        for (number, bucket) in self.buckets.iter_mut().enumerate() {
             if matches!(bucket.model_params, ParamState::Gathering(..)) {
-                bucket.unsharded(number, &self.plan);
+                bucket.unsharded(number, plan);
             }
             if bucket.fp8_weights.is_gathering() {
-                bucket.fp8_weights.wait(number, &self.plan);
+                bucket.fp8_weights.wait(number, plan);
             }
         }
     }
 
     /// This rank's master shard of a bucket, in the main dtype.
-    pub fn master_shard(&self, number: usize) -> Tensor<1> {
-        self.lock().buckets[number].master_shard(number, &self.plan)
+    pub fn master_shard(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> Tensor<1> {
+        self.buckets[number].master_shard(number, plan)
     }
 
-    fn lock(&self) -> MutexGuard<'_, ParameterBucketsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl ParameterBucketsState {
     /// ZeRO-3: starts to gather a unit and prefetches the next one; reshards the others.
     fn switch_unit(&mut self, number: usize, pass: Pass, plan: &Arc<ShardingPlan>) {
         let next = self.prefetch.next(number, self.buckets.len(), pass);
@@ -374,15 +322,15 @@ impl ParameterBucketsState {
     }
 
     /// Both copies of an FP8 weight; `None` for other parameters.
-    fn quantized(&mut self, index: usize, plan: &ShardingPlan) -> Option<Arc<QuantizedWeight>> {
+    pub fn quantized(&mut self, index: usize, plan: &ShardingPlan) -> Option<Arc<QuantizedWeight>> {
         plan.parameters[index].quantizer.as_ref()?;
         let (number, _) = plan.location(index);
         let weights = self.buckets[number].fp8_weights.wait(number, plan);
         Some(weights[plan.position(number, index)].clone())
     }
 
-    /// Quantises gathered values. At most one bucket has any.
-    fn quantize_gathered(&mut self, plan: &ShardingPlan) {
+    /// Quantises gathered values, whose memory the gradients need. At most one bucket has any.
+    pub fn quantize_gathered(&mut self, plan: &ShardingPlan) {
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
             if bucket.fp8_weights.is_gathering_values() {
                 bucket.fp8_weights.wait(number, plan);
@@ -459,9 +407,14 @@ fn start_gather(
     ParamState::Gathering(Box::new(pending), allocations)
 }
 
-/// Overwrites the elements from `start` on.
-fn overwrite(flat: &mut TrackedTensor, start: usize, values: Tensor<1>) {
-    let nothing = Tensor::empty([0], (&values.device(), values.dtype()));
-    let tensor = std::mem::replace(&mut flat.tensor, nothing);
-    flat.tensor = flat::accumulate(tensor, start, values, false);
+/// How the master shard of a bucket counts; `None` where it is a view of `model_params`.
+fn master_category(number: usize, plan: &ShardingPlan) -> Option<MemoryCategory> {
+    let (model, main) = plan.model_and_main_dtypes(number);
+    let is_float = plan.parameter_format(number) == ParameterFormat::Float;
+    match plan.stage() {
+        // The model computes with it too.
+        ZeroStage::Parameters if is_float && model == main => Some(MemoryCategory::Parameters),
+        _ if is_float && model == main => None,
+        _ => Some(MemoryCategory::Optimizer),
+    }
 }

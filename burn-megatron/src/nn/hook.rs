@@ -62,13 +62,13 @@ pub trait GradientSink: Send + Sync + 'static {
     /// Announces that parameter `index` of the table entered a graph: one more gradient will follow.
     fn expect(&self, index: usize);
 
-    /// Receives the gradient of one use, a plain tensor of the parameter's shape.
-    fn accumulate(&self, index: usize, gradient: DispatchTensor);
+    /// Receives the gradient of one use, a plain tensor, flat.
+    fn accumulate(&self, index: usize, gradient: Tensor<1>);
 
     /// Receives a weight gradient that is not computed yet. A [`DeferringSink`] stores it while
     /// deferring is on; any other sink computes it at once, flat.
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
-        self.accumulate(index, gradient(None).into_dispatch());
+        self.accumulate(index, gradient(None));
     }
 }
 
@@ -267,12 +267,12 @@ impl HookHandle {
 }
 
 /// The operation by which a parameter enters the graph; it keeps the value alive until its backward.
-struct HookFunction {
+struct HookFunction<const D: usize> {
     handle: HookHandle,
     _keep: KeepAlive,
 }
 
-impl fmt::Debug for HookFunction {
+impl<const D: usize> fmt::Debug for HookFunction<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.handle.fmt(f)
     }
@@ -310,7 +310,7 @@ impl Reparameterization for ParameterHook {
         let Some(anchor) = anchor else {
             return value;
         };
-        let function = HookFunction {
+        let function = HookFunction::<D> {
             handle: self.exit.clone(),
             _keep: keep.filter(|_| SAVED.get()),
         };
@@ -318,7 +318,7 @@ impl Reparameterization for ParameterHook {
     }
 }
 
-impl Function for HookFunction {
+impl<const D: usize> Function for HookFunction<D> {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         (inputs.swap_remove(0), vec![])
     }
@@ -329,7 +329,10 @@ impl Function for HookFunction {
         gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        self.handle.sink.accumulate(self.handle.index, gradient);
+        let gradient = Tensor::<D>::from_dispatch(gradient);
+        let len = gradient.shape().num_elements();
+        let HookHandle { index, sink } = &self.handle;
+        sink.accumulate(*index, gradient.reshape([len]));
         vec![None, None]
     }
 }

@@ -54,9 +54,8 @@ impl Function for LookupFunction {
         let [_, width] = gradient.dims();
         let zeros = Tensor::zeros([self.rows, width], (&gradient.device(), gradient.dtype()));
         let sum: Tensor<2> = zeros.select_assign(0, ids, gradient, IndexingUpdateOp::Add);
-        self.handle
-            .sink
-            .accumulate(self.handle.index, sum.into_dispatch());
+        let HookHandle { index, sink } = &self.handle;
+        sink.accumulate(*index, sum.reshape([self.rows * width]));
         vec![None, None]
     }
 }

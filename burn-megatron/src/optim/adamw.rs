@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::optim::AdamWConfig as BurnAdamWConfig;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::adamw::{AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay, adamw};
 
 use super::element_wise::ElementWise;
@@ -10,8 +10,8 @@ use super::group_segments::{self, GroupSegment};
 use super::{AdamWConfig, OptimizerError};
 use crate::choice::Operation;
 use crate::data_parallel::{
-    DistributedDataParallel, Gradients, MemoryCategory, Moments as MomentType, ShardingPlan,
-    TrackedAllocation, TrackedTensor,
+    BucketShard, BucketStep, DistributedDataParallel, Gradients, MemoryCategory,
+    Moments as MomentType, SteppedBucket, TrackedAllocation,
 };
 
 /// The epsilon for Burn's AdamW where the setting is 0: the root of the smallest normal f32, below the root of
@@ -33,14 +33,13 @@ enum AdamWImpl {
 
 struct FusedAdamW {
     config: AdamWConfig,
-    /// By bucket.
-    decays: Vec<Decay>,
-    moments: Vec<BucketMoments>,
+    buckets: Vec<FusedBucket>,
     steps: u64,
 }
 
-/// The moments of this rank's shard of a bucket.
-struct BucketMoments {
+/// The moments of this rank's shard of a bucket, and its multipliers of decay and learning rate.
+struct FusedBucket {
+    decay: Decay,
     first: Tensor<1>,
     second: Tensor<1>,
     _allocations: [TrackedAllocation; 2],
@@ -101,26 +100,29 @@ impl ParallelAdamW {
 
 impl ParallelAdamW {
     /// Both moments of this rank's shard of a bucket; zeros before the first step.
-    pub(crate) fn moments(&self, bucket: usize, plan: &ShardingPlan) -> [Tensor<1>; 2] {
+    pub(crate) fn moments<M: Module>(
+        &self,
+        bucket: usize,
+        ddp: &DistributedDataParallel<M>,
+    ) -> [Tensor<1>; 2] {
         match &self.implementation {
             AdamWImpl::Fused(fused) => {
-                let BucketMoments { first, second, .. } = &fused.moments[bucket];
+                let FusedBucket { first, second, .. } = &fused.buckets[bucket];
                 [first.clone(), second.clone()]
             }
             AdamWImpl::Burn(burn) => {
-                let options = (&plan.device, plan.model_and_main_dtypes(bucket).1);
-                let zeros = || Tensor::zeros([plan.shard_range(bucket).len()], options);
+                let shard = &ddp.shards()[bucket];
+                let zeros = || Tensor::zeros([shard.range.len()], (ddp.device(), shard.dtype));
                 burn.moments(bucket, [zeros(), zeros()])
             }
         }
     }
 
-    /// The dtype of the moments of a bucket.
-    pub(crate) fn moment_dtype(&self, bucket: usize, plan: &ShardingPlan) -> DType {
-        match &self.implementation {
-            AdamWImpl::Fused(fused) => fused.moments[bucket].first.dtype(),
-            AdamWImpl::Burn(_) => plan.model_and_main_dtypes(bucket).1,
-        }
+    /// The dtype of the moments of each parameter, in the order of the table.
+    pub(crate) fn moment_dtypes<M: Module>(ddp: &DistributedDataParallel<M>) -> Vec<DType> {
+        let moments = ddp.config().moments;
+        let dtypes = ddp.master_dtypes();
+        dtypes.map(|main| moment_dtype(moments, main)).collect()
     }
 
     /// Restores both moments of this rank's shard of a bucket, in the dtypes that
@@ -129,7 +131,7 @@ impl ParallelAdamW {
         match &mut self.implementation {
             AdamWImpl::Fused(fused) => {
                 fused.steps = steps;
-                let state = &mut fused.moments[bucket];
+                let state = &mut fused.buckets[bucket];
                 [state.first, state.second] = moments;
             }
             AdamWImpl::Burn(burn) => burn.restore(bucket, moments, steps),
@@ -142,33 +144,12 @@ impl FusedAdamW {
         config: &AdamWConfig,
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
-        let plan = ddp.plan();
         let segments = group_segments::bucket_segments(&config.groups, ddp)?;
-        let decays = segments
-            .iter()
-            .enumerate()
-            .map(|(bucket, segments)| decay_of(plan, bucket, segments));
-        let moments = |bucket: usize| {
-            let (_, main) = plan.model_and_main_dtypes(bucket);
-            let dtype = match (plan.config.moments, main) {
-                (MomentType::Bf16, DType::F32) => DType::BF16,
-                _ => main,
-            };
-            let zeros =
-                || Tensor::<1>::zeros([plan.shard_range(bucket).len()], (&plan.device, dtype));
-            let (first, second) = (zeros(), zeros());
-            let allocation = [&first, &second];
-            BucketMoments {
-                _allocations: allocation
-                    .map(|of| plan.usage.track_tensor(MemoryCategory::Optimizer, of)),
-                first,
-                second,
-            }
-        };
+        let shards = ddp.shards().iter().zip(&segments);
+        let buckets = shards.map(|(shard, segments)| FusedBucket::new(shard, segments, ddp));
         Ok(Self {
             config: config.clone(),
-            decays: decays.collect(),
-            moments: (0..plan.buckets()).map(moments).collect(),
+            buckets: buckets.collect(),
             steps: 0,
         })
     }
@@ -189,44 +170,56 @@ impl FusedAdamW {
             step: self.steps,
             gradient_scale: gradients.factor(),
         };
-        let sums: Vec<_> = gradients.into_sums().enumerate().collect();
-        // The last bucket has the first layers, which the next forward needs first.
-        for (bucket, sum) in sums.into_iter().rev() {
-            let _span = tracing::trace_span!("update", bucket).entered();
-            self.step_bucket(bucket, &step, ddp, sum);
+        ddp.step_buckets(gradients, |bucket| {
+            self.buckets[bucket.number].step(&step, bucket)
+        });
+    }
+}
+
+impl FusedBucket {
+    fn new<M: Module>(
+        shard: &BucketShard,
+        segments: &[GroupSegment],
+        ddp: &DistributedDataParallel<M>,
+    ) -> Self {
+        let dtype = moment_dtype(ddp.config().moments, shard.dtype);
+        let zeros = || Tensor::<1>::zeros([shard.range.len()], (ddp.device(), dtype));
+        let (first, second) = (zeros(), zeros());
+        let track = |of| ddp.usage().track_tensor(MemoryCategory::Optimizer, of);
+        Self {
+            decay: decay_of(shard, segments, ddp.device()),
+            _allocations: [&first, &second].map(track),
+            first,
+            second,
         }
-        ddp.finish_step();
     }
 
-    fn step_bucket<M: Module>(
-        &mut self,
-        bucket: usize,
-        step: &AdamWStep,
-        ddp: &mut DistributedDataParallel<M>,
-        sum: TrackedTensor,
-    ) {
-        let TrackedTensor { tensor, allocation } = ddp.take_master(bucket);
-        let state = &mut self.moments[bucket];
-        let nothing = || Tensor::empty([0], &tensor.device());
+    fn step(&mut self, step: &AdamWStep, bucket: BucketStep<'_>) -> SteppedBucket {
+        let nothing = || Tensor::empty([0], &bucket.master.device());
         let buffers = AdamWBuffers {
-            first: std::mem::replace(&mut state.first, nothing()),
-            second: std::mem::replace(&mut state.second, nothing()),
-            master: tensor,
+            first: std::mem::replace(&mut self.first, nothing()),
+            second: std::mem::replace(&mut self.second, nothing()),
+            master: bucket.master,
         };
-        let (model, main) = ddp.plan().model_and_main_dtypes(bucket);
-        let model = (model != main).then(|| FloatDType::from(model));
-        let gradient = sum.tensor.clone();
-        let (buffers, model) = adamw(buffers, gradient, &self.decays[bucket], step, model);
-        state.first = buffers.first;
-        state.second = buffers.second;
-        let master = TrackedTensor::from_parts(buffers.master, allocation);
-        ddp.plan().recycle(sum.tensor);
-        ddp.put_master(bucket, master, model);
+        let model = bucket.shard.model_dtype;
+        let (buffers, model) = adamw(buffers, bucket.gradient, &self.decay, step, model);
+        self.first = buffers.first;
+        self.second = buffers.second;
+        let master = buffers.master;
+        SteppedBucket { master, model }
+    }
+}
+
+/// The dtype of the moments of a parameter, from that of its master.
+fn moment_dtype(moments: MomentType, main: DType) -> DType {
+    match (moments, main) {
+        (MomentType::Bf16, DType::F32) => DType::BF16,
+        (_, main) => main,
     }
 }
 
 /// The multipliers of decay and learning rate of a bucket, from its segments.
-fn decay_of(plan: &ShardingPlan, bucket: usize, segments: &[GroupSegment]) -> Decay {
+fn decay_of(shard: &BucketShard, segments: &[GroupSegment], device: &Device) -> Decay {
     let all = |predicate: fn(&GroupSegment) -> bool| segments.iter().all(predicate);
     if all(|segment| segment.rate == 1.0) && all(|segment| segment.decay == 1.0) {
         return Decay::All;
@@ -234,9 +227,8 @@ fn decay_of(plan: &ShardingPlan, bucket: usize, segments: &[GroupSegment]) -> De
     if all(|segment| segment.rate == 1.0) && all(|segment| segment.decay == 0.0) {
         return Decay::None;
     }
-    let shard = plan.shard_range(bucket);
-    let first = shard.start % DECAY_BLOCK;
-    let mut decay = vec![0f32; (first + shard.len()).div_ceil(DECAY_BLOCK)];
+    let first = shard.range.start % DECAY_BLOCK;
+    let mut decay = vec![0f32; (first + shard.range.len()).div_ceil(DECAY_BLOCK)];
     let mut rate = vec![1f32; decay.len()];
     for segment in segments {
         // Parameters start at block boundaries, so no block has elements of two parameters.
@@ -245,8 +237,7 @@ fn decay_of(plan: &ShardingPlan, bucket: usize, segments: &[GroupSegment]) -> De
         decay[blocks.clone()].fill(segment.decay as f32);
         rate[blocks].fill(segment.rate as f32);
     }
-    let tensor =
-        |factors: Vec<f32>| Tensor::<1>::from_data(&factors[..], (&plan.device, DType::F32));
+    let tensor = |factors: Vec<f32>| Tensor::<1>::from_data(&factors[..], (device, DType::F32));
     let has_rates = rate.iter().any(|rate| *rate != 1.0);
     Decay::Blocks(Blocks {
         decay: tensor(decay),

@@ -2,13 +2,13 @@
 
 use burn::module::Module;
 use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
 
 use super::OptimizerError;
 use super::group_segments::{self, GroupSegment};
 use super::groups::ParameterGroup;
-use crate::data_parallel::{DistributedDataParallel, Gradients, TrackedTensor};
+use crate::data_parallel::{DistributedDataParallel, Gradients, SteppedBucket};
 
 /// One of Burn's optimizers over the parameters of a model.
 ///
@@ -57,21 +57,16 @@ impl<O: Optimizer> ElementWise<O> {
         gradients: Gradients,
     ) {
         let factor = gradients.factor();
-        let sums: Vec<_> = gradients.into_sums().enumerate().collect();
-        for (bucket, sum) in sums.into_iter().rev() {
-            let TrackedTensor {
-                mut tensor,
-                allocation,
-            } = ddp.take_master(bucket);
-            for segment_optimizer in &mut self.buckets[bucket] {
-                tensor = segment_optimizer.step(learning_rate, tensor, &sum.tensor, factor);
+        ddp.step_buckets(gradients, |bucket| {
+            let mut master = bucket.master;
+            for segment_optimizer in &mut self.buckets[bucket.number] {
+                master = segment_optimizer.step(learning_rate, master, &bucket.gradient, factor);
             }
-            let (model, main) = ddp.plan().model_and_main_dtypes(bucket);
-            let copy = (model != main).then(|| tensor.clone().cast(FloatDType::from(model)));
-            ddp.plan().recycle(sum.tensor);
-            ddp.put_master(bucket, TrackedTensor::from_parts(tensor, allocation), copy);
-        }
-        ddp.finish_step();
+            SteppedBucket {
+                master,
+                model: None,
+            }
+        });
     }
 }
 

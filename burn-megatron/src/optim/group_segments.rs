@@ -7,7 +7,8 @@ use burn::module::Module;
 use super::OptimizerError;
 use super::groups::{self, Multipliers, ParameterGroup};
 use crate::comm::{Buffer, CommError, ReduceOp};
-use crate::data_parallel::DistributedDataParallel;
+use crate::data_parallel::layout::ParameterSlice;
+use crate::data_parallel::{BucketShard, DistributedDataParallel};
 
 /// A range of a rank's shard of a bucket, and the multipliers of its parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,21 +30,16 @@ pub(super) fn bucket_segments<M: Module>(
     let entries = ddp.table().entries();
     let parameters = entries.iter().map(|entry| (&entry.path[..], entry.decay));
     let multipliers = groups::resolve(groups, parameters)?;
-    let plan = ddp.plan();
-    let segments = |bucket| {
-        let slices = plan.shard_slices(bucket).into_iter();
-        slices
-            .map(|slice| {
-                let Multipliers { decay, rate } = multipliers[slice.index];
-                GroupSegment {
-                    range: slice.local_range,
-                    decay,
-                    rate,
-                }
-            })
-            .collect()
+    let segment = |slice: &ParameterSlice| {
+        let Multipliers { decay, rate } = multipliers[slice.index];
+        GroupSegment {
+            range: slice.local_range.clone(),
+            decay,
+            rate,
+        }
     };
-    Ok((0..plan.buckets()).map(segments).collect())
+    let segments = |shard: &BucketShard| shard.slices.iter().map(segment).collect();
+    Ok(ddp.shards().iter().map(segments).collect())
 }
 
 /// Fails for a pattern that matches no parameter of any stage. Collective: call on all ranks of the pipeline.

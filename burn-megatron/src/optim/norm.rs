@@ -95,7 +95,7 @@ fn unique_values<'a, M: Module>(
 
 /// The sum of `own` over all ranks, in a fixed order of partitions on the data axis.
 fn sum_over_model<M: Module>(own: f64, ddp: &DistributedDataParallel<M>) -> Result<f64, CommError> {
-    let (groups, sharding) = (ddp.groups(), &ddp.plan().groups);
+    let (groups, sharding) = (ddp.groups(), ddp.sharding_groups());
     let by_rank = match sharding.data.all_gather(Buffer::from(vec![own]))? {
         Buffer::F64(parts) => parts,
         other => unreachable!("a collective of f64 returned {}", other.dtype()),

@@ -12,10 +12,11 @@ use crate::checkpoint::state::{
 };
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMetadata, LoadTolerance, TensorSource, load_weights,
-    read_buckets, replace_buckets, weights,
+    read_buckets, weights,
 };
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::fp8::Fp8LayerState;
+use crate::optim::ParallelAdamW;
 
 /// The scales of FP8 layers, by path.
 type Scales = BTreeMap<String, Fp8LayerState>;
@@ -78,7 +79,7 @@ impl<M: LanguageModel> Trainer<M> {
         let restored = self.ddp.fp8().load(&scales).map_err(StateError::from);
         let missing = scales.is_empty() && leniency.missing;
         agree(if missing { Ok(()) } else { restored }, &*world)?;
-        replace_buckets(&mut self.ddp, buckets);
+        self.ddp.replace_masters(buckets);
         if let Some(state) = state.loss_scaler.filter(|_| self.scaler.state().is_some()) {
             self.scaler.restore(state).map_err(StateError::from)?;
         }
@@ -214,12 +215,9 @@ impl<M: LanguageModel> Trainer<M> {
 
     /// The first or second moments, for a check.
     fn moments(&self, prefix: &'static str) -> ExpectedTensors<'static> {
-        let plan = self.ddp.plan();
-        let parameters = 0..plan.parameters.len();
-        let dtype = |index| self.optimizer.moment_dtype(plan.location(index).0, plan);
         ExpectedTensors {
             prefix,
-            types: parameters.map(dtype).collect(),
+            types: ParallelAdamW::moment_dtypes(&self.ddp),
         }
     }
 
@@ -230,17 +228,15 @@ impl<M: LanguageModel> Trainer<M> {
         state: &RunState,
     ) -> Result<Vec<Tensor<1>>, StateError> {
         let (ddp, optimizer) = (&self.ddp, &mut self.optimizer);
-        let plan = ddp.plan();
         let reader = BucketReader {
             source: checkpoint,
-            plan,
             entries: ddp.table().entries(),
             place: ddp.groups().place(),
         };
-        for bucket in 0..plan.buckets() {
-            let [first, second] = optimizer.moments(bucket, plan);
-            let first = reader.bucket(FIRST, bucket, &first)?;
-            let second = reader.bucket(SECOND, bucket, &second)?;
+        for (bucket, shard) in ddp.shards().iter().enumerate() {
+            let [first, second] = optimizer.moments(bucket, ddp);
+            let first = reader.bucket(FIRST, &shard.slices, &first)?;
+            let second = reader.bucket(SECOND, &shard.slices, &second)?;
             optimizer.restore(bucket, [first, second], state.count.taken);
         }
         read_buckets(ddp, checkpoint)

@@ -6,34 +6,33 @@ use super::StateError;
 use super::snapshot::read;
 use super::write_items::chunks;
 use crate::checkpoint::{ContiguousRun, ElementType, TensorSource, local_shards};
-use crate::data_parallel::ShardingPlan;
+use crate::data_parallel::layout::ParameterSlice;
 use crate::mesh::AxisRank;
 use crate::nn::ParameterEntry;
 
 /// Reads the shards of one rank.
 pub(crate) struct BucketReader<'a> {
     pub source: &'a dyn TensorSource,
-    pub plan: &'a ShardingPlan,
     pub entries: &'a [ParameterEntry],
     /// The rank on the tensor axis.
     pub place: AxisRank,
 }
 
 impl BucketReader<'_> {
-    /// Reads the rank's shard of a bucket, from tensors whose keys begin with `prefix`, in the type of `now`.
-    /// Tensors that the source does not have keep the values of `now`. Padding is zero.
+    /// Reads the rank's shard of a bucket, which has these parameters, from tensors whose keys begin with
+    /// `prefix`, in the type of `now`. Tensors that the source does not have keep the values of `now`. Padding is
+    /// zero.
     ///
     /// The tensors must have been [checked](super::check).
     pub fn bucket(
         &self,
         prefix: &str,
-        bucket: usize,
+        slices: &[ParameterSlice],
         now: &Tensor<1>,
     ) -> Result<Tensor<1>, StateError> {
-        let Self { plan, entries, .. } = self;
-        let (dtype, pieces) = (now.dtype(), plan.shard_slices(bucket));
+        let (entries, dtype) = (self.entries, now.dtype());
         let key = |index: usize| format!("{prefix}{}", entries[index].path);
-        let has_all = pieces
+        let has_all = slices
             .iter()
             .all(|piece| self.source.tensor(&key(piece.index)).is_some());
         let start = if has_all {
@@ -42,7 +41,7 @@ impl BucketReader<'_> {
             now.clone()
         };
         let mut bytes = read(start, prefix)?;
-        for piece in pieces {
+        for piece in slices {
             let (entry, key) = (&entries[piece.index], key(piece.index));
             let Some(meta) = self.source.tensor(&key) else {
                 continue;
@@ -72,7 +71,7 @@ impl BucketReader<'_> {
             }
         }
         let data = TensorData::from_bytes(bytes, now.dims(), dtype);
-        Ok(Tensor::from_data(data, (&plan.device, dtype)))
+        Ok(Tensor::from_data(data, (&now.device(), dtype)))
     }
 }
 

@@ -7,7 +7,7 @@ use burn::tensor::{Bytes, Device, Tensor};
 
 use super::{FIRST, MODEL, SECOND, StateError, WriteItem, write_items};
 use crate::checkpoint::{CheckpointError, ElementType, TensorMeta, TensorShard};
-use crate::data_parallel::DistributedDataParallel;
+use crate::data_parallel::{BucketShard, DistributedDataParallel};
 use crate::optim::ParallelAdamW;
 
 /// Bytes of a tensor that are read at once: few enough for the allocator to reuse and for the cache. Small in
@@ -62,25 +62,24 @@ impl Snapshot {
         ddp: &DistributedDataParallel<M>,
         optimizer: &ParallelAdamW,
     ) -> Result<Self, StateError> {
-        let (plan, groups) = (ddp.plan(), ddp.groups());
+        let (shards, groups) = (ddp.shards(), ddp.groups());
         let (entries, place) = (ddp.table().entries(), groups.place());
-        let ranges = |bucket| {
-            let elements = plan.elements(bucket);
-            (
-                plan.groups.shard_range(elements),
-                plan.groups.partition_range(elements),
-            )
+        let ranges = |bucket: usize| {
+            let BucketShard {
+                range, partition, ..
+            } = &shards[bucket];
+            (range.clone(), partition.clone())
         };
         let first = groups.pipeline().rank() == 0;
-        let own = write_items(&plan.layout, entries, place, first, ranges);
-        let moments: Vec<_> = (0..plan.buckets())
-            .map(|bucket| optimizer.moments(bucket, plan))
+        let own = write_items(ddp.layout(), entries, place, first, ranges);
+        let buckets = 0..shards.len();
+        let moments: Vec<_> = buckets
+            .clone()
+            .map(|bucket| optimizer.moments(bucket, ddp))
             .collect();
         let moment = |which: usize| moments.iter().map(|of| of[which].clone()).collect();
         let kinds: Vec<Vec<_>> = vec![
-            (0..plan.buckets())
-                .map(|bucket| ddp.master_shard(bucket))
-                .collect(),
+            buckets.map(|bucket| ddp.master_shard(bucket)).collect(),
             moment(0),
             moment(1),
         ];

@@ -186,7 +186,7 @@ fn values_are_freed_before_a_gradient_is_accumulated() {
         assert_eq!(values, bytes);
         let sink = net.ddp.sink();
         net.ddp.forward(&Device::flex(), |_| sink.expect(1));
-        sink.accumulate(1, Tensor::<1>::zeros([48], &Device::flex()).into_dispatch());
+        sink.accumulate(1, Tensor::zeros([48], &Device::flex()));
         assert_eq!(quantized() - made, 2);
         assert_eq!(net.ddp.usage().now().gradients, 128 * 4);
         Ok(net.ddp.usage().peak().gradients)

@@ -237,10 +237,11 @@ impl Trained {
         let y = forward(&z, &weights[2]);
         let accumulate = |index: usize, gradient: Tensor<2>| {
             let gradient = match index {
-                SHIFT => gradient.sum_dim(0).reshape([SIZES[1]]).into_dispatch(),
-                _ => gradient.into_dispatch(),
+                SHIFT => gradient.sum_dim(0),
+                _ => gradient,
             };
-            sink.accumulate(index, gradient);
+            let len = gradient.shape().num_elements();
+            sink.accumulate(index, gradient.reshape([len]));
         };
         accumulate(3, z.transpose().matmul(y.clone()));
         let dz = backward(&y, &weights[2]);

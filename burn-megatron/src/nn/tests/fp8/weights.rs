@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, Reparameterizer};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::fp8;
@@ -43,10 +42,8 @@ impl GradientSink for Counting {
 
     fn expect(&self, _: usize) {}
 
-    fn accumulate(&self, index: usize, gradient: DispatchTensor) {
-        // The bias comes with two dims less.
+    fn accumulate(&self, index: usize, gradient: Tensor<1>) {
         if index == 0 {
-            let gradient = Tensor::<1>::from_dispatch(gradient);
             self.gradients.lock().unwrap().push(floats(gradient));
         }
     }

@@ -122,7 +122,7 @@ impl GradientSink for NoSum {
         self.0.expect(index);
     }
 
-    fn accumulate(&self, index: usize, gradient: DispatchTensor) {
+    fn accumulate(&self, index: usize, gradient: Tensor<1>) {
         self.0.accumulate(index, gradient);
     }
 

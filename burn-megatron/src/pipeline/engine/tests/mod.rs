@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, Reparameterizer};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 
@@ -46,9 +45,9 @@ struct Sums {
 impl GradientSink for Sums {
     fn expect(&self, _index: usize) {}
 
-    fn accumulate(&self, index: usize, gradient: DispatchTensor) {
+    fn accumulate(&self, index: usize, gradient: Tensor<1>) {
         self.clock.compute();
-        let gradient = Tensor::<2>::from_dispatch(gradient);
+        let gradient = gradient.reshape([WIDTH, WIDTH]);
         let (stage, sum) = &mut self.weights.lock().unwrap()[index];
         self.seen.lock().unwrap().push(Seen::Weight(*stage));
         *sum = Some(match sum.take() {
@@ -60,10 +59,7 @@ impl GradientSink for Sums {
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         match &mut *self.deferred.lock().unwrap() {
             Some(deferred) => deferred.push((index, gradient)),
-            None => {
-                let gradient = gradient(None).reshape([WIDTH, WIDTH]);
-                self.accumulate(index, gradient.into_dispatch());
-            }
+            None => self.accumulate(index, gradient(None)),
         }
     }
 }

@@ -1,0 +1,152 @@
+//! What the optimizer and the checkpoint see of the buckets: this rank's shard of each.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use super::layout::ParameterSlice;
+use super::memory_usage::TrackedTensor;
+use super::sharding_groups::ShardingGroups;
+use super::sharding_plan::ShardingPlan;
+use super::{DistributedDataParallel, Gradients, ShardSegment};
+
+/// This rank's shard of a bucket: all of it, where the optimizer is not sharded. Constant during training.
+#[derive(Clone, Debug)]
+pub(crate) struct BucketShard {
+    /// Its elements in the bucket, padding included.
+    pub range: Range<usize>,
+    /// The elements in `range` that this rank saves, so that the data axis saves each element once.
+    pub partition: Range<usize>,
+    /// The parameters in the shard; what lies between them is padding.
+    pub slices: Vec<ParameterSlice>,
+    /// The dtype of the masters and of the gradients.
+    pub dtype: DType,
+    /// The dtype of the copy that the model computes with, where it differs.
+    pub model_dtype: Option<FloatDType>,
+}
+
+impl BucketShard {
+    /// The shard of each bucket.
+    pub(super) fn all(plan: &ShardingPlan) -> Vec<Self> {
+        let shard = |bucket| {
+            let (model, dtype) = plan.model_and_main_dtypes(bucket);
+            Self {
+                range: plan.shard_range(bucket),
+                partition: plan.groups.partition_range(plan.elements(bucket)),
+                slices: plan.shard_slices(bucket),
+                dtype,
+                model_dtype: (model != dtype).then(|| FloatDType::from(model)),
+            }
+        };
+        (0..plan.buckets()).map(shard).collect()
+    }
+}
+
+/// One bucket in a step of the optimizer.
+pub(crate) struct BucketStep<'a> {
+    /// The number of the bucket.
+    pub number: usize,
+    pub shard: &'a BucketShard,
+    /// The masters of the shard, `[elements]`: an operation in place copies them only if a snapshot holds them.
+    pub master: Tensor<1>,
+    /// The gradients of the shard, `[elements]`, as sums; multiply by [`Gradients::factor`].
+    pub gradient: Tensor<1>,
+}
+
+/// What the optimizer makes of a bucket.
+pub(crate) struct SteppedBucket {
+    /// The new masters.
+    pub master: Tensor<1>,
+    /// The same in [`BucketShard::model_dtype`], if the optimizer has computed it; it is cast otherwise.
+    pub model: Option<Tensor<1>>,
+}
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// This rank's shard of each bucket.
+    pub(crate) fn shards(&self) -> &[BucketShard] {
+        &self.shards
+    }
+
+    /// The device of the parameters.
+    pub(crate) fn device(&self) -> &Device {
+        &self.buffers.plan.device
+    }
+
+    /// The dtype of the master of each parameter, in the order of the table.
+    pub(crate) fn master_dtypes(&self) -> impl Iterator<Item = DType> {
+        let parameters = self.buffers.plan.parameters.iter();
+        parameters.map(|parameter| parameter.main_dtype)
+    }
+
+    /// The masters of this rank's shard of a bucket.
+    pub(crate) fn master_shard(&self, bucket: usize) -> Tensor<1> {
+        self.buffers.master_shard(bucket)
+    }
+
+    /// The segments of the gradients that this rank accounts for, so that each element counts once.
+    pub(crate) fn unique_segments(&self) -> &[ShardSegment] {
+        &self.unique_segments
+    }
+
+    /// The groups over which the buckets are sharded and replicated.
+    pub(crate) fn sharding_groups(&self) -> &ShardingGroups {
+        &self.buffers.plan.groups
+    }
+
+    /// Replaces the masters of this rank's shards by what `step` makes of them and of the gradients. Each bucket
+    /// is gathered, and its gradient freed, before the next one is stepped. Collective: call on all ranks.
+    pub(crate) fn step_buckets(
+        &mut self,
+        gradients: Gradients,
+        mut step: impl FnMut(BucketStep<'_>) -> SteppedBucket,
+    ) {
+        let plan = &self.buffers.plan;
+        let sums: Vec<_> = gradients.into_sums().enumerate().collect();
+        // The last bucket has the first layers, which the next forward needs first.
+        for (number, TrackedTensor { tensor, allocation }) in sums.into_iter().rev() {
+            let _span = tracing::trace_span!("update", bucket = number).entered();
+            let shard = &self.shards[number];
+            let step = |master| {
+                let gradient = tensor.clone();
+                let stepped = step(BucketStep {
+                    number,
+                    shard,
+                    master,
+                    gradient,
+                });
+                plan.recycle(tensor);
+                stepped
+            };
+            self.buffers.parameters().step(number, step, plan);
+            drop(allocation);
+        }
+        self.finish_step();
+    }
+
+    /// Replaces the masters of this rank's shards, as a step does. Collective: call on all ranks.
+    pub(crate) fn replace_masters(&mut self, masters: Vec<Tensor<1>>) {
+        for (number, master) in masters.into_iter().enumerate().rev() {
+            let model = None;
+            let step = |_| SteppedBucket { master, model };
+            let plan = &self.buffers.plan;
+            self.buffers.parameters().step(number, step, plan);
+        }
+        self.finish_step();
+    }
+
+    /// Call instead of a step that all ranks skip. FP8 weights are quantised again, as the scales may have
+    /// changed: they depend on masters and scales only, as after loading a checkpoint.
+    pub(crate) fn finish_skipped_step(&mut self) {
+        if self.config().fp8_param_gather {
+            self.finish_step();
+        }
+    }
+
+    /// Call after all masters have changed and the gradients are freed. Collective: call on all ranks of the
+    /// stage.
+    pub(super) fn finish_step(&mut self) {
+        self.fp8.invalidate_weights();
+        self.buffers.finish_gathers();
+    }
+}
