@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use crate::nn::{KvCache, LossTerm, Losses};
+use crate::nn::{BatchFormat, KvCache, LossTerm, Losses, PackedSequences};
 
 /// The input of a decoder.
 #[derive(Clone, Debug)]
@@ -15,6 +15,23 @@ pub struct Tokens {
     /// The offsets of packed documents in the concatenated rows, followed by the end of the last one:
     /// `0, ..., batch * seq`. None if every row is one sequence.
     pub documents: Option<Arc<[i32]>>,
+}
+
+impl Tokens {
+    /// Their format, for the layers of a decoder.
+    ///
+    /// # Panics
+    ///
+    /// If the documents do not fit the rows: see [`PackedSequences::new`].
+    pub fn format(&self) -> BatchFormat<'static> {
+        let Some(documents) = &self.documents else {
+            return BatchFormat::Rows;
+        };
+        match PackedSequences::new(documents, self.ids.dims(), &self.ids.device()) {
+            Ok(packed) => BatchFormat::Packed(Box::new(packed)),
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 impl From<Tensor<2, Int>> for Tokens {
@@ -33,20 +50,10 @@ pub trait LanguageModel: Module {
     /// Runs the layers of a stage, from `tokens` (first stage) or the `input` from the previous stage, to
     /// the residual stream `[batch, seq, hidden]`.
     ///
-    /// `offset` (`[batch, seq, hidden]`), if any, is added to the input after embedding; its gradient is
-    /// that of the input.
-    ///
     /// # Panics
     ///
-    /// If the documents of the tokens do not fit their rows: see
-    /// [`PackedSequences::new`](crate::nn::PackedSequences::new).
-    fn hidden(
-        &self,
-        stage: usize,
-        input: Option<Tensor<3>>,
-        tokens: Tokens,
-        offset: Option<Tensor<3>>,
-    ) -> Tensor<3>;
+    /// If the documents of the tokens do not fit their rows: see [`Tokens::format`].
+    fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3>;
 
     /// Runs the layers of a stage on tokens `[sequences, new]` that follow those in the `cache`; returns
     /// what [`hidden`](Self::hidden) returns for them on the whole sequences. Writes their keys and values
@@ -102,18 +109,13 @@ pub trait LanguageModel: Module {
     fn flops_per_token(&self, seq: usize) -> f64;
 
     /// The objective of each token, of a model with one stage.
-    fn losses(
-        &self,
-        tokens: impl Into<Tokens>,
-        targets: Tensor<2, Int>,
-        offset: Option<Tensor<3>>,
-    ) -> Tensor<2> {
-        let hidden = self.hidden(0, None, tokens.into(), offset);
+    fn losses(&self, tokens: impl Into<Tokens>, targets: Tensor<2, Int>) -> Tensor<2> {
+        let hidden = self.hidden(0, None, tokens.into());
         self.losses_of(hidden, targets).objective
     }
 
     /// The logits of the next tokens, of a model with one stage.
     fn logits(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
-        self.logits_of(self.hidden(0, None, tokens.into(), None))
+        self.logits_of(self.hidden(0, None, tokens.into()))
     }
 }

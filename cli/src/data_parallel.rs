@@ -21,8 +21,8 @@ pub struct DataParallelArgs {
     /// Ranks per sharding group (hybrid sharding); all data-parallel ranks by default.
     #[arg(long, value_name = "N")]
     pub hsdp: Option<usize>,
-    /// The type that the model computes in; master weights are f32 in any case.
-    #[arg(long, value_name = "f32|bf16|f16", value_parser = precision)]
+    /// The type that the model computes in. Master weights are f32, or f64 with f64, which is for --device cpu.
+    #[arg(long, value_name = "f64|f32|bf16|f16", value_parser = precision)]
     pub precision: Option<Precision>,
     /// Reduce each bucket of gradients as soon as it is ready, during the backward; the default.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]

@@ -142,6 +142,9 @@ fn what_would_do_nothing_is_refused_before_the_start() {
     );
     assert!(refusal("--keep-gathered").starts_with("keep_gathered requires zero_stage = 3"));
     assert!(refusal("--zero-stage 1 --reduce-in-16-bits").contains("precision = f32"));
+    assert!(
+        refusal("--zero-stage 1 --precision f64 --reduce-in-16-bits").contains("precision = f64")
+    );
     assert!(refusal("--precision bf16 --reduce-in-16-bits").contains("but zero_stage = 0"));
     let mut recipe = resolve("--kernels optimizer=unfused").unwrap();
     recipe.data_parallel.moments = Moments::Bf16;
@@ -182,7 +185,7 @@ fn sizes_out_of_range_are_refused_before_the_start() {
     assert!(stage.contains("invalid ZeRO stage \"4\""), "{stage}");
     let precision = refusal("--precision fp8");
     assert!(
-        precision.contains("expected one of `f32`, `bf16`, `f16`"),
+        precision.contains("expected one of `f64`, `f32`, `bf16`, `f16`"),
         "{precision}"
     );
     let scale = refusal("--loss-scale large");

@@ -45,9 +45,9 @@ pub fn build(
     let (model, train) = (&recipe.model, &recipe.train);
     let sequence_parallel = recipe.parallel.sequence_parallel;
     // Parameters are created in f32, and stay f32 as master weights where the model computes in 16 bits.
-    let computing = recipe.data_parallel.precision.of(DType::F32);
-    let scope = ModelBuilder::with(groups, device, train.seed, DType::F32)
-        .with_compute_dtype(computing)
+    let precision = recipe.data_parallel.precision;
+    let scope = ModelBuilder::with(groups, device, train.seed, precision.master())
+        .with_compute_dtype(precision.of(precision.master()))
         .with_kernels(&recipe.kernels)?
         .with_fp8(&recipe.fp8)?;
     let scope = if shapes_only { scope.outline() } else { scope };

@@ -158,6 +158,7 @@ fn sharding(config: &DataParallelConfig, ranks: usize) -> String {
 
 fn types(config: &DataParallelConfig) -> String {
     let computes = match config.precision {
+        Precision::F64 => "computes in f64",
         Precision::F32 => "computes in f32",
         Precision::Bf16 => "computes in bf16, master weights and gradient sums in f32",
         Precision::F16 => "computes in f16, master weights and gradient sums in f32",

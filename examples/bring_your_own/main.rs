@@ -11,14 +11,17 @@ mod plain;
 
 use std::error::Error;
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{Buffer, ParallelContext, ReduceOp, World};
+use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
+use burn_megatron::train::LanguageModel;
 use burn_megatron::verify::{Layout, Subject, VerifyOptions, verify};
 
 use parallel::ParallelGpt;
@@ -91,7 +94,7 @@ fn train_parallel(config: &GptConfig, groups: &ParallelContext) -> Result<f64, A
         let device = device.clone().autodiff();
         let (tokens, targets) = batch(config, step, first..first + own, &device);
         let count = (own * config.context) as u64;
-        let loss = ddp.forward(&device, |model| model.losses(tokens, targets, None).sum());
+        let loss = ddp.forward(&device, |model| model.losses(tokens, targets).sum());
         last = loss.clone().into_scalar::<f64>();
         ddp.backward(loss);
         let gradients = ddp.reduce(count)?;
@@ -122,7 +125,11 @@ fn batch(
     (matrix(0), matrix(1))
 }
 
-/// The subject of `verify`: how to build the model, and the loss of some samples.
+/// Samples of a step of `verify`.
+const SAMPLES: usize = 4;
+
+/// The subject of `verify`: how to build the model, and its samples.
+#[derive(Clone)]
 struct Counting(GptConfig);
 
 impl Subject for Counting {
@@ -140,25 +147,31 @@ impl Subject for Counting {
     }
 
     fn samples(&self) -> usize {
-        4
+        SAMPLES
     }
 
-    fn input_shape(&self) -> [usize; 2] {
-        [self.0.context, self.0.hidden]
+    fn data(&self, _: &ParallelContext) -> Arc<dyn Samples> {
+        Arc::new(self.clone())
+    }
+}
+
+/// Rows that count up from a number that depends on step and sample.
+impl Samples for Counting {
+    fn seq(&self) -> usize {
+        self.0.context
     }
 
-    fn tokens(&self, _step: usize, samples: Range<usize>) -> u64 {
-        (samples.len() * self.0.context) as u64
-    }
-
-    fn loss(
-        &self,
-        model: &ParallelGpt,
-        step: usize,
-        samples: Range<usize>,
-        offset: Tensor<3>,
-    ) -> Tensor<1> {
-        let (tokens, targets) = batch(&self.0, step, samples, &offset.device());
-        model.losses(tokens, targets, Some(offset)).sum()
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        let row = |shift: usize| {
+            let (step, sample) = (number as usize / SAMPLES, number as usize % SAMPLES);
+            let first = 7 * step + 11 * sample + shift;
+            let row = (first..first + self.0.context).map(|i| (i % self.0.vocabulary) as i32);
+            row.collect()
+        };
+        Ok(Sample {
+            tokens: row(0),
+            targets: row(1),
+            documents: vec![],
+        })
     }
 }

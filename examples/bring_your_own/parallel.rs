@@ -5,11 +5,12 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm}; //*
 use burn_megatron::nn::{
-    Activation, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
-    LearnedPositions, ModelBuilder, Norm, NormKind, OutputLayer, ParallelAttention,
-    ParallelAttentionConfig, RowParallelLinear, RowParallelLinearConfig, SEQUENCE_DIM,
-    VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
+    Activation, AttentionContext, BatchFormat, BuildError, ColumnParallelLinear,
+    ColumnParallelLinearConfig, Init, KvCache, LearnedPositions, ModelBuilder, Norm, NormKind,
+    OutputLayer, ParallelAttention, ParallelAttentionConfig, RowParallelLinear,
+    RowParallelLinearConfig, VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
 }; //*
+use burn_megatron::train::{LanguageModel, Losses, Tokens}; //*
 
 use crate::plain::GptConfig;
 
@@ -23,7 +24,11 @@ pub struct ParallelGpt {
     #[module(skip)]
     loss: VocabParallelCrossEntropy, //*
     #[module(skip)]
-    sequence: Option<Comm>, //*
+    tensor: Comm, //*
+    #[module(skip)]
+    sequence_parallel: bool, //*
+    #[module(skip)]
+    config: GptConfig,
 }
 
 #[derive(Module, Debug)]
@@ -86,39 +91,97 @@ impl GptConfig {
             norm: norm(scope.child("norm")),
             output: OutputLayer::new(vocabulary, hidden, INIT, false, sp, &output)?, //*
             loss: VocabParallelCrossEntropy::new(vocabulary, scope.groups().tensor()), //*
-            sequence: sp.then(|| scope.groups().tensor().clone()),                   //*
+            tensor: scope.groups().tensor().clone(),                                 //*
+            sequence_parallel: sp,                                                   //*
+            config: self.clone(),
         })
     }
 }
 
 impl ParallelGpt {
-    /// The loss of each token: the wrapper divides by the tokens of all ranks. //*
-    /// `offset` is added to the embedded tokens, so that `verify` can see their gradient. //*
-    pub fn losses(
+    /// The residual stream `[batch, seq, hidden]`.
+    fn run(&self, tokens: Tensor<2, Int>, mut format: BatchFormat<'_>) -> Tensor<3> {
+        let x = self.tokens.forward(tokens);
+        let mut x = self.positions.forward_with_format(x, &format);
+        for (i, block) in self.blocks.iter().enumerate() {
+            x = block.forward(x, format.layer(i));
+        }
+        x
+    }
+
+    /// The logits `[batch, seq, padded vocabulary / tensor]` of this rank.
+    fn head(&self, x: Tensor<3>) -> Tensor<3> {
+        self.output.forward(self.norm.forward(x), &self.tokens)
+    }
+}
+
+/// What the trainer, `verify` and generation call. //*
+impl LanguageModel for ParallelGpt {
+    fn hidden(&self, _stage: usize, _input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
+        let format = tokens.format();
+        self.run(tokens.ids, format)
+    }
+
+    fn hidden_cached(
         &self,
-        tokens: Tensor<2, Int>,
-        targets: Tensor<2, Int>,
-        offset: Option<Tensor<3>>,
-    ) -> Tensor<2> {
-        let mut x = self.tokens.forward(tokens);
-        if let Some(offset) = offset {
-            x = x + match &self.sequence {
-                Some(comm) => collective::scatter_sequence(offset, SEQUENCE_DIM, comm), //*
-                None => offset,
-            };
+        _stage: usize,
+        _input: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        self.run(ids, BatchFormat::Cached(cache))
+    }
+
+    fn cache(&self) -> KvCache {
+        KvCache::new(self.blocks.len(), self.config.context)
+    }
+
+    /// The loss of each token: the wrapper divides by the tokens of all ranks.
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
+        self.loss.losses(self.head(hidden), targets)
+    }
+
+    fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
+        let logits = collective::gather(self.head(hidden), 2, &self.tensor);
+        logits.narrow(2, 0, self.config.vocabulary)
+    }
+
+    fn sequence_multiple(&self) -> usize {
+        if self.sequence_parallel {
+            self.tensor.size()
+        } else {
+            1
         }
-        x = self.positions.forward(x);
-        for block in &self.blocks {
-            x = block.forward(x);
-        }
-        let logits = self.output.forward(self.norm.forward(x), &self.tokens);
-        self.loss.forward(logits, targets) //*
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.config.vocabulary
+    }
+
+    fn output_weight(&self) -> &str {
+        "output.weight"
+    }
+
+    fn context(&self) -> usize {
+        self.config.context
+    }
+
+    fn flops_per_token(&self, seq: usize) -> f64 {
+        let GptConfig {
+            vocabulary,
+            hidden,
+            layers,
+            ..
+        } = self.config;
+        let weights = 12 * layers * hidden * hidden + vocabulary * hidden;
+        (6 * weights + 12 * layers * seq * hidden) as f64
     }
 }
 
 impl Block {
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), None);
+    fn forward(&self, x: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
+        let normed = self.attention_norm.forward(x.clone());
+        let x = x + self.attention.forward_with_context(normed, None, context);
         let up = self.up.forward(self.mlp_norm.forward(x.clone()));
         x + self.down.forward(Activation::Gelu.forward(up))
     }

@@ -1,18 +1,16 @@
 //! A transformer as a subject of `verify`, with random tokens.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::data::{DataError, IGNORE, Sample, Samples};
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
-use burn_megatron::pipeline::engine::StageOutput;
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
-use burn_megatron::train::{LanguageModel, Tokens};
-use burn_megatron::verify::{Layout, Rounding, StageCall, Subject};
+use burn_megatron::verify::{Layout, Rounding, Subject};
 
 use crate::{Transformer, TransformerConfig, rounding};
 
@@ -56,66 +54,54 @@ impl TransformerSubject {
     }
 
     /// `[seq]` random integers below `below`.
-    fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i64> {
+    fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i32> {
         let seq = self.sequence();
         let mut draws = Vec::with_capacity(seq);
         let stream = Stream::new(self.seed ^ key, step as u64);
         stream.words((sample * seq) as u64, seq, |_, word| {
-            draws.push(((u64::from(word) * below as u64) >> 32) as i64);
+            draws.push(((u64::from(word) * below as u64) >> 32) as i32);
         });
         draws
     }
 
-    /// The starts of the documents of some samples, on average every third token, and the end of the last one.
-    fn documents(&self, step: usize, samples: Range<usize>) -> Arc<[i32]> {
-        let (seq, first) = (self.sequence(), samples.start);
-        let begins = samples
-            .clone()
-            .flat_map(|sample| {
-                let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
-                let begins: Vec<_> = draws
-                    .filter(|(at, draw)| *at == 0 || *draw == 0)
-                    .map(|(at, _)| (sample - first) * seq + at)
-                    .collect();
-                begins
-            })
-            .chain([samples.len() * seq]);
-        begins.map(|at| at as i32).collect()
-    }
-
-    /// Tokens and targets `[samples, seq]`, on the device of `verify`.
-    fn batch(&self, step: usize, samples: Range<usize>) -> (Tokens, Tensor<2, Int>) {
-        let shape = [samples.len(), self.sequence()];
-        let device = Device::flex().autodiff();
-        let rows = |row: &dyn Fn(usize) -> Vec<i64>| {
-            let data = TensorData::new(samples.clone().flat_map(row).collect(), shape);
-            Tensor::<2, Int>::from_data(data, &device)
-        };
-        let tokens = Tokens {
-            ids: rows(&|sample| self.tokens(step, sample)),
-            documents: self.packed.then(|| self.documents(step, samples.clone())),
-        };
-        (tokens, rows(&|sample| self.targets(step, sample)))
-    }
-
-    fn tokens(&self, step: usize, sample: usize) -> Vec<i64> {
-        self.draws(1, step, sample, self.config.vocabulary)
+    /// The starts of the documents of a sample, on average every third token.
+    fn documents(&self, step: usize, sample: usize) -> Vec<usize> {
+        let draws = self.draws(4, step, sample, 3).into_iter().enumerate();
+        let starts = draws.filter(|(at, draw)| *at == 0 || *draw == 0);
+        starts.map(|(at, _)| at).collect()
     }
 
     /// One target in eight is ignored.
-    fn targets(&self, step: usize, sample: usize) -> Vec<i64> {
+    fn targets(&self, step: usize, sample: usize) -> Vec<i32> {
         let targets = self
             .draws(2, step, sample, self.config.vocabulary)
             .into_iter();
         let ignored = self.draws(3, step, sample, 8);
         let target = |(target, ignored)| {
-            if ignored == 0 {
-                Transformer::IGNORE
-            } else {
-                target
-            }
+            if ignored == 0 { IGNORE } else { target }
         };
         targets.zip(ignored).map(target).collect()
+    }
+}
+
+/// The training samples, in order.
+impl Samples for TransformerSubject {
+    fn seq(&self) -> usize {
+        self.sequence()
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        let number = number as usize;
+        let (step, sample) = (number / self.samples, number % self.samples);
+        Ok(Sample {
+            tokens: self.draws(1, step, sample, self.config.vocabulary),
+            targets: self.targets(step, sample),
+            documents: if self.packed {
+                self.documents(step, sample)
+            } else {
+                vec![]
+            },
+        })
     }
 }
 
@@ -136,29 +122,8 @@ impl Subject for TransformerSubject {
         self.samples
     }
 
-    fn input_shape(&self) -> [usize; 2] {
-        [self.sequence(), self.config.hidden]
-    }
-
-    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
-        let counted = |sample| {
-            self.targets(step, sample)
-                .into_iter()
-                .filter(|t| *t >= 0)
-                .count()
-        };
-        samples.map(|sample| counted(sample) as u64).sum()
-    }
-
-    fn loss(
-        &self,
-        model: &Transformer,
-        step: usize,
-        samples: Range<usize>,
-        offset: Tensor<3>,
-    ) -> Tensor<1> {
-        let (tokens, targets) = self.batch(step, samples);
-        model.losses(tokens, targets, Some(offset)).sum()
+    fn data(&self, _: &ParallelContext) -> Arc<dyn Samples> {
+        Arc::new(self.clone())
     }
 
     fn dtype(&self) -> DType {
@@ -167,10 +132,6 @@ impl Subject for TransformerSubject {
 
     fn rounding(&self, layout: &Layout) -> Option<Rounding> {
         rounding::of(self, layout)
-    }
-
-    fn output_weight<'a>(&self, model: &'a Transformer) -> Option<&'a str> {
-        Some(LanguageModel::output_weight(model))
     }
 
     fn layers(&self) -> usize {
@@ -190,15 +151,5 @@ impl Subject for TransformerSubject {
     ) -> Result<ParallelModule<Transformer>, BuildError> {
         let scope = self.scope(groups, device)?;
         self.config.init_stages(scope, sequence_parallel, stages)
-    }
-
-    fn stage(&self, model: &Transformer, call: StageCall) -> StageOutput {
-        let (tokens, targets) = self.batch(call.step, call.samples);
-        let hidden = model.hidden(call.stage, call.input, tokens, call.offset);
-        if call.last {
-            StageOutput::Loss(model.losses_of(hidden, targets).objective.sum())
-        } else {
-            StageOutput::Activation(hidden)
-        }
     }
 }

@@ -10,7 +10,7 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::nn::{
     ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions, LossTerm,
-    Losses, ModelBuilder, Norm, OutputLayer, PackedSequences, ParallelModule, SEQUENCE_DIM,
+    Losses, ModelBuilder, Norm, OutputLayer, ParallelModule, SEQUENCE_DIM,
     VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
 };
 use burn_megatron::pipeline::split::StageLayout;
@@ -274,24 +274,11 @@ impl Transformer {
     }
 
     /// Embeds tokens `[batch, seq]` into the residual stream.
-    fn embed(
-        &self,
-        tokens: Tensor<2, Int>,
-        offset: Option<Tensor<3>>,
-        reading: &BatchFormat<'_>,
-    ) -> Tensor<3> {
+    fn embed(&self, tokens: Tensor<2, Int>, reading: &BatchFormat<'_>) -> Tensor<3> {
         let Some(embedding) = &self.embedding else {
             not_on_this_rank("the embedding")
         };
         let mut x = embedding.forward(tokens);
-        if let Some(offset) = offset {
-            x = x + match self.lies {
-                ActivationLayout::Whole => offset,
-                ActivationLayout::SplitAlong { dim, .. } => {
-                    collective::scatter_sequence(offset, dim, &self.comm)
-                }
-            };
-        }
         if let Some(positions) = &self.positions {
             x = positions.forward_with_format(x, reading);
         }
@@ -304,7 +291,6 @@ impl Transformer {
         stage: usize,
         input: Option<Tensor<3>>,
         tokens: Tensor<2, Int>,
-        offset: Option<Tensor<3>>,
         mut reading: BatchFormat<'_>,
     ) -> Tensor<3> {
         let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
@@ -312,7 +298,7 @@ impl Transformer {
         };
         let x = match input {
             Some(x) => x,
-            None if part.embedding => self.embed(tokens, offset, &reading),
+            None if part.embedding => self.embed(tokens, &reading),
             None => not_on_this_rank("an input"),
         };
         part.blocks.clone().fold(x, |x, i| {
@@ -336,22 +322,9 @@ fn not_on_this_rank(what: &str) -> ! {
 }
 
 impl LanguageModel for Transformer {
-    fn hidden(
-        &self,
-        stage: usize,
-        input: Option<Tensor<3>>,
-        tokens: Tokens,
-        offset: Option<Tensor<3>>,
-    ) -> Tensor<3> {
-        let Tokens { ids, documents } = tokens;
-        let reading = match documents {
-            None => BatchFormat::Rows,
-            Some(documents) => match PackedSequences::new(&documents, ids.dims(), &ids.device()) {
-                Ok(packed) => BatchFormat::Packed(Box::new(packed)),
-                Err(error) => panic!("{error}"),
-            },
-        };
-        self.run_stage(stage, input, ids, offset, reading)
+    fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
+        let reading = tokens.format();
+        self.run_stage(stage, input, tokens.ids, reading)
     }
 
     fn hidden_cached(
@@ -361,7 +334,7 @@ impl LanguageModel for Transformer {
         ids: Tensor<2, Int>,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        self.run_stage(stage, input, ids, None, BatchFormat::Cached(cache))
+        self.run_stage(stage, input, ids, BatchFormat::Cached(cache))
     }
 
     fn cache(&self) -> KvCache {

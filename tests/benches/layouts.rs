@@ -239,7 +239,7 @@ fn parallel_step<'a>(
     let device = Device::flex().autodiff();
     Ok(Box::new(move |step| {
         let (tokens, targets) = batch(sampler, step, first..first + own, &device)?;
-        let loss = ddp.forward(&device, |model| model.losses(tokens, targets, None).sum());
+        let loss = ddp.forward(&device, |model| model.losses(tokens, targets).sum());
         ddp.backward(loss);
         let gradients = ddp.reduce((own * CONTEXT) as u64)?;
         optimizer.step(LEARNING_RATE, &mut ddp, gradients);

@@ -15,7 +15,7 @@ pub enum Corruption {
     SkipScalars,
     /// No reduction in groups that are split from this one.
     SkipInSubgroups,
-    /// No reduction directly after another one: buckets after the first.
+    /// No reduction directly after another one, except for single numbers: buckets after the first.
     SkipAfterFirst,
     /// The rank at index 1 gets slightly too large values.
     Drift,
@@ -29,7 +29,7 @@ pub const DRIFT: f64 = 1e-12;
 pub struct CorruptedComm {
     inner: Comm,
     corruption: Corruption,
-    /// Whether the previous call was a float reduction.
+    /// Whether the previous call was a float reduction of several numbers.
     after_sum: AtomicBool,
 }
 
@@ -52,9 +52,10 @@ impl Communicator for CorruptedComm {
     fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
         let sums = matches!(call, Call::AllReduce(_) | Call::ReduceScatter(_));
         let sums = sums && input.dtype().is_float();
-        let follows = self.after_sum.swap(sums, Ordering::Relaxed);
+        let is_bucket = sums && input.len() > 1;
+        let follows = self.after_sum.swap(is_bucket, Ordering::Relaxed);
         match self.corruption {
-            Corruption::SkipAfterFirst if sums && follows => Ok(self.own_part(&call, input)),
+            Corruption::SkipAfterFirst if is_bucket && follows => Ok(self.own_part(&call, input)),
             Corruption::Skip if sums => Ok(self.own_part(&call, input)),
             Corruption::SkipScalars if sums && input.len() == 1 => Ok(self.own_part(&call, input)),
             Corruption::Drift if sums && self.rank() == 1 => {

@@ -1,11 +1,12 @@
 //! A small decoder with an injected fault, for `verify` to find.
 
-use std::ops::Range;
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::collective::{self, Comm, from_buffer, to_buffer};
-use burn_megatron::comm::ParallelContext;
+use burn_megatron::comm::{ParallelContext, ReduceOp};
+use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
@@ -13,11 +14,12 @@ use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::{
     Activation, ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig,
-    Dropout, Init, LearnedPositions, ModelBuilder, Norm, NormKind, OutputLayer, ParallelAttention,
-    ParallelAttentionConfig, ParallelModule, ParameterEntry, Placement, RowParallelLinear,
-    RowParallelLinearConfig, SEQUENCE_DIM, Section, VocabParallelCrossEntropy,
+    Dropout, Init, KvCache, LearnedPositions, ModelBuilder, Norm, NormKind, OutputLayer,
+    ParallelAttention, ParallelAttentionConfig, ParallelModule, ParameterEntry, Placement,
+    RowParallelLinear, RowParallelLinearConfig, SEQUENCE_DIM, Section, VocabParallelCrossEntropy,
     VocabParallelEmbedding, Vocabulary,
 };
+use burn_megatron::train::{LanguageModel, Losses, Tokens};
 use burn_megatron::verify::{Layout, Rounding, Subject};
 
 use crate::corrupted::{CorruptedComm, Corruption, DRIFT};
@@ -29,7 +31,7 @@ pub enum Fault {
     NoBackwardSum,
     /// The output of a row-parallel layer is not summed.
     NoForwardSum,
-    /// The gradient of the input is complete on every rank, and is summed nevertheless.
+    /// The gradient of the embedding is complete on every rank, and is summed nevertheless.
     SummedTwice,
     /// The bias of a row-parallel layer is added on every rank, before the sum.
     BiasBeforeSum,
@@ -77,6 +79,8 @@ pub struct Decoder {
     loss: VocabParallelCrossEntropy,
     #[module(skip)]
     comm: Comm,
+    #[module(skip)]
+    data: Comm,
     #[module(skip)]
     lies: ActivationLayout,
     #[module(skip)]
@@ -162,6 +166,7 @@ impl Decoder {
             output: OutputLayer::new(vocabulary, HIDDEN, init, false, sp, &child("output"))?,
             loss: VocabParallelCrossEntropy::new(vocabulary, &comm).with_ignore(Some(IGNORE)),
             comm,
+            data: scope.groups().data().clone(),
             lies: if sp && fault != Some(Fault::MaskOfFirstPart) {
                 ActivationLayout::SplitAlong {
                     dim: SEQUENCE_DIM,
@@ -174,31 +179,6 @@ impl Decoder {
         })
     }
 
-    fn losses(
-        &self,
-        tokens: Tensor<2, Int>,
-        targets: Tensor<2, Int>,
-        offset: Tensor<3>,
-    ) -> Tensor<2> {
-        let x = self.embedding.forward(tokens);
-        let offset = match self.fault {
-            Some(Fault::SummedTwice) => collective::copy(offset, &self.comm),
-            _ => offset,
-        };
-        let x = if x.dims() == offset.dims() {
-            x + offset
-        } else {
-            x + collective::scatter_sequence(offset, SEQUENCE_DIM, &self.comm)
-        };
-        let x = self.positions.forward(x);
-        let attended = self.attention.forward(self.norm.forward(x.clone()), None);
-        let x = x + self.dropout.forward(attended, self.lies);
-        let up = self.up.forward(self.mlp_norm.forward(x.clone()));
-        let x = x + self.down(Activation::GeluTanh.forward(up));
-        self.loss
-            .forward(self.output.forward(x, &self.embedding), targets)
-    }
-
     fn down(&self, x: Tensor<3>) -> Tensor<3> {
         match (self.down.forward_without_bias(x), self.fault) {
             ((y, Some(bias)), Some(Fault::BiasBeforeSum)) => {
@@ -207,6 +187,72 @@ impl Decoder {
             ((y, Some(bias)), _) => y + bias.unsqueeze(),
             ((y, None), _) => y,
         }
+    }
+}
+
+impl LanguageModel for Decoder {
+    fn hidden(&self, _: usize, _: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
+        let x = self.embedding.forward(tokens.ids);
+        let x = match self.fault {
+            Some(Fault::SummedTwice) => collective::copy(x, &self.comm),
+            _ => x,
+        };
+        let x = self.positions.forward(x);
+        let attended = self.attention.forward(self.norm.forward(x.clone()), None);
+        let x = x + self.dropout.forward(attended, self.lies);
+        let up = self.up.forward(self.mlp_norm.forward(x.clone()));
+        x + self.down(Activation::GeluTanh.forward(up))
+    }
+
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
+        let logits = self.output.forward(hidden, &self.embedding);
+        let own = targets.clone().not_equal_elem(IGNORE).int().sum();
+        let mut losses = self.loss.losses(logits, targets);
+        if self.fault == Some(Fault::MeanOfMeans) {
+            // Their sum over the ranks, divided by the tokens of all of them, is the mean of their means.
+            let own = own.into_scalar::<f64>();
+            let all = self
+                .data
+                .all_reduce(vec![own].into(), ReduceOp::Sum)
+                .unwrap();
+            let mean = all.as_slice::<f64>().unwrap()[0] / self.data.size() as f64;
+            losses.objective = losses.objective.mul_scalar(mean / own);
+        }
+        losses
+    }
+
+    fn hidden_cached(
+        &self,
+        _: usize,
+        _: Option<Tensor<3>>,
+        _: Tensor<2, Int>,
+        _: &mut KvCache,
+    ) -> Tensor<3> {
+        unreachable!("verify does not generate")
+    }
+
+    fn cache(&self) -> KvCache {
+        unreachable!("verify does not generate")
+    }
+
+    fn logits_of(&self, _: Tensor<3>) -> Tensor<3> {
+        unreachable!("verify does not generate")
+    }
+
+    fn vocabulary(&self) -> usize {
+        TOKENS
+    }
+
+    fn output_weight(&self) -> &str {
+        "output.weight"
+    }
+
+    fn context(&self) -> usize {
+        SEQ
+    }
+
+    fn flops_per_token(&self, _: usize) -> f64 {
+        unreachable!("verify does not measure its speed")
     }
 }
 
@@ -227,35 +273,43 @@ impl FaultySubject {
         }
     }
 
-    /// `[samples * seq]` random tokens.
-    fn draws(&self, key: u64, samples: Range<usize>, step: usize) -> Vec<i64> {
-        let (start, len) = (samples.start * SEQ, samples.len() * SEQ);
-        let mut draws = Vec::with_capacity(len);
-        let draw = |word: u32| ((u64::from(word) * TOKENS as u64) >> 32) as i64;
+    /// `[seq]` random tokens.
+    fn draws(&self, key: u64, step: usize, sample: usize) -> Vec<i32> {
+        let mut draws = Vec::with_capacity(SEQ);
+        let draw = |word: u32| ((u64::from(word) * TOKENS as u64) >> 32) as i32;
         let stream = Stream::new(key, step as u64);
-        stream.words(start as u64, len, |_, word| draws.push(draw(word)));
+        stream.words((sample * SEQ) as u64, SEQ, |_, word| draws.push(draw(word)));
         draws
     }
+}
 
-    fn targets(&self, samples: Range<usize>, step: usize) -> Vec<i64> {
-        let first = samples.start * SEQ;
-        let counts = |at: usize| at % SEQ <= 2 * (at / SEQ);
-        let target = |(i, target)| if counts(first + i) { target } else { IGNORE };
-        let draws = self.draws(2, samples, step).into_iter();
-        draws.enumerate().map(target).collect()
+/// The training samples. The fault [`Fault::SameSamples`] repeats the first `distinct` of each step.
+struct FaultySamples {
+    subject: FaultySubject,
+    distinct: usize,
+}
+
+impl Samples for FaultySamples {
+    fn seq(&self) -> usize {
+        SEQ
     }
 
-    /// The samples that are read instead of `samples`.
-    fn read(&self, samples: Range<usize>) -> Range<usize> {
-        match self.fault {
-            Some(Fault::SameSamples) => 0..samples.len(),
-            _ => samples,
-        }
-    }
-
-    fn counted(&self, samples: Range<usize>, step: usize) -> usize {
-        let targets = self.targets(self.read(samples), step).into_iter();
-        targets.filter(|target| *target != IGNORE).count()
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        let (step, sample) = (number as usize / SAMPLES, number as usize % SAMPLES);
+        let sample = sample % self.distinct;
+        let draws = self.subject.draws(2, step, sample).into_iter().enumerate();
+        let target = |(at, target)| {
+            if at <= 2 * sample {
+                target
+            } else {
+                IGNORE as i32
+            }
+        };
+        Ok(Sample {
+            tokens: self.subject.draws(1, step, sample),
+            targets: draws.map(target).collect(),
+            documents: vec![],
+        })
     }
 }
 
@@ -324,36 +378,13 @@ impl Subject for FaultySubject {
         SAMPLES
     }
 
-    fn input_shape(&self) -> [usize; 2] {
-        [SEQ, HIDDEN]
-    }
-
-    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
-        match self.fault {
-            // One mean per rank; ranks have one micro-batch.
-            Some(Fault::MeanOfMeans) => 1,
-            _ => self.counted(samples, step) as u64,
-        }
-    }
-
-    fn loss(
-        &self,
-        model: &Decoder,
-        step: usize,
-        samples: Range<usize>,
-        offset: Tensor<3>,
-    ) -> Tensor<1> {
-        let (shape, device) = ([samples.len(), SEQ], offset.device());
-        let matrix = |values: Vec<i64>| Tensor::from_data(TensorData::new(values, shape), &device);
-        let read = self.read(samples.clone());
-        let tokens = matrix(self.draws(1, read.clone(), step));
-        let loss = model
-            .losses(tokens, matrix(self.targets(read, step)), offset)
-            .sum();
-        match self.fault {
-            Some(Fault::MeanOfMeans) => loss.mul_scalar(1.0 / self.counted(samples, step) as f64),
-            _ => loss,
-        }
+    fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
+        let distinct = match self.fault {
+            Some(Fault::SameSamples) => SAMPLES / groups.data().size(),
+            _ => SAMPLES,
+        };
+        let subject = *self;
+        Arc::new(FaultySamples { subject, distinct })
     }
 }
 

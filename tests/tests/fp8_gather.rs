@@ -75,7 +75,7 @@ fn train(
                         tokens(model, key, &inputs),
                         tokens(model, key + 5000, &inputs),
                     );
-                    model_.losses(x, y, None).cast(DType::F32).sum()
+                    model_.losses(x, y).cast(DType::F32).sum()
                 });
                 losses.push(loss.clone().into_scalar::<f64>().to_bits());
                 match micro_batch {

@@ -1,10 +1,10 @@
 //! `verify` of models with FP8 layers.
 
-use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
@@ -155,22 +155,8 @@ impl Subject for Seen {
         self.inner.samples()
     }
 
-    fn input_shape(&self) -> [usize; 2] {
-        self.inner.input_shape()
-    }
-
-    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
-        Subject::tokens(&self.inner, step, samples)
-    }
-
-    fn loss(
-        &self,
-        model: &Transformer,
-        step: usize,
-        samples: Range<usize>,
-        offset: Tensor<3>,
-    ) -> Tensor<1> {
-        self.inner.loss(model, step, samples, offset)
+    fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
+        self.inner.data(groups)
     }
 }
 

@@ -62,9 +62,7 @@ fn train(config: &TransformerConfig, choices: &KernelChoices, dtype: DType) -> T
                 let data = TensorData::new(data, [SAMPLES, config.context]);
                 Tensor::<2, Int>::from_data(data, &device.clone().autodiff())
             };
-            let loss = ddp.forward(&device, |model| {
-                model.losses(tokens(1), tokens(2), None).sum()
-            });
+            let loss = ddp.forward(&device, |model| model.losses(tokens(1), tokens(2)).sum());
             sum += values(loss.clone().inner())[0];
             ddp.backward(loss);
         }

@@ -281,7 +281,7 @@ fn of_model(config: &TransformerConfig, choice: KernelChoice, layers: usize) -> 
     let model = config.init(scope, false).unwrap().module;
     let tokens = Tensor::<2, Int>::zeros([2, config.context], &device);
     let step = || {
-        let loss = model.losses(tokens.clone(), tokens.clone(), None).sum();
+        let loss = model.losses(tokens.clone(), tokens.clone()).sum();
         loss.backward()
     };
     // The first one tunes the products.

@@ -41,7 +41,7 @@ fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
                     Tensor::<1, Int>::from_data(&tokens[..], &inputs).unsqueeze::<2>()
                 };
                 let loss = ddp.forward(device, |model| {
-                    model.losses(tokens(first), tokens(first + 1), None).sum()
+                    model.losses(tokens(first), tokens(first + 1)).sum()
                 });
                 match micro_batch {
                     1 => ddp.backward_last(loss),

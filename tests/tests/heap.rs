@@ -1,6 +1,7 @@
 //! The memory that ranks report equals the heap of the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -11,9 +12,9 @@ use burn_megatron::data_parallel::{
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::LanguageModel;
-use burn_megatron_models::TransformerConfig;
-use burn_megatron_tests::small_llama;
+use burn_megatron::train::{LanguageModel, NoopObserver, TrainConfig, Trainer};
+use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_tests::{Text, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -22,10 +23,17 @@ struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
+/// The most bytes since it was reset.
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// The tests share the heap.
+static ALONE: Mutex<()> = Mutex::new(());
+
 // Safety: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        let before = LIVE.fetch_add(layout.size(), Ordering::Relaxed);
+        PEAK.fetch_max(before + layout.size(), Ordering::Relaxed);
         unsafe { System.alloc(layout) }
     }
 
@@ -67,9 +75,7 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
         for _ in 0..2 {
             let inputs = device.clone().autodiff();
             let tokens = Tensor::<2, Int>::zeros([1, config.context], &inputs);
-            let loss = ddp.forward(&device, |model| {
-                model.losses(tokens.clone(), tokens, None).sum()
-            });
+            let loss = ddp.forward(&device, |model| model.losses(tokens.clone(), tokens).sum());
             ddp.backward_last(loss);
             let gradients = ddp.reduce(1)?;
             optimizer.step(0.001, &mut ddp, gradients);
@@ -87,8 +93,41 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
     (ranks[0].0 - before) as f64 / said as f64
 }
 
+/// The bytes by which the heap grows at most in the second step of a trainer with so many micro-batches.
+fn peak_of_a_step(micro_batches: usize) -> usize {
+    let model = TransformerConfig {
+        context: 64,
+        dropout: 0.1,
+        ..config()
+    };
+    let config = TrainConfig {
+        micro_batch_size: 2,
+        global_batch_size: 2 * micro_batches,
+        ..TrainConfig::default()
+    };
+    let text = Text::new();
+    let samples = text.open().samples(model.context, 1).unwrap();
+    let groups = ParallelContext::single();
+    let model = Transformer::on(&model, &groups, &Device::flex(), 1, false).unwrap();
+    let mut trainer = Trainer::new(model, &groups, &Device::flex(), &config).unwrap();
+    trainer.step(&samples, &mut NoopObserver).unwrap();
+    let before = LIVE.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    trainer.step(&samples, &mut NoopObserver).unwrap();
+    PEAK.load(Ordering::Relaxed) - before
+}
+
+/// The graph of a micro-batch is freed before the next one goes forward.
+#[test]
+fn more_micro_batches_need_no_more_memory() {
+    let _alone = ALONE.lock();
+    let (one, four) = (peak_of_a_step(1), peak_of_a_step(4));
+    assert!(4 * four < 5 * one, "{one} bytes for one, {four} for four");
+}
+
 #[test]
 fn the_heap_is_what_the_ranks_report() {
+    let _alone = ALONE.lock();
     for precision in [Precision::F32, Precision::Bf16] {
         for stage in ZeroStage::ALL {
             let settings = DataParallelConfig {

@@ -184,7 +184,7 @@ fn compute(fixture: &Fixture, tensor: usize, pipeline: usize) -> Vec<(Option<Vec
             let tokens = Tensor::<2, Int>::from_data(tokens, &device);
             let module = trainer.model().module();
             let hidden = forward_only(&placement, groups.pipeline(), &device, |stage, input| {
-                module.hidden(stage, input, tokens.clone().into(), None)
+                module.hidden(stage, input, tokens.clone().into())
             })?;
             let logits = hidden.map(|hidden| {
                 let logits = module.logits_of(hidden).into_data();

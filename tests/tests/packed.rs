@@ -7,6 +7,7 @@ use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::nn::ModelBuilder;
+use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{LanguageModel, Tokens};
 use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::{TransformerConfig, TransformerSubject};
@@ -61,7 +62,11 @@ fn gradients(
     let (groups, device) = (ParallelContext::single(), Device::flex());
     let scope = ModelBuilder::with(&groups, &device, 3, DType::F64);
     let scope = scope.with_kernels(choices).unwrap();
-    let model = config.init(scope, false).unwrap();
+    // The embedding is a stage of its own, so that its output is an input.
+    let split = LayerSplit::Layout(format!("E|t*{}L", config.layers));
+    let stages = split.stages(config.layers, 2).unwrap();
+    let stages: Vec<_> = stages.into_iter().enumerate().collect();
+    let model = config.init_stages(scope, false, &stages).unwrap();
     let mut ddp = DistributedDataParallel::new(model, &groups).unwrap();
     let device = device.autodiff();
     let (mut loss, mut input) = (0.0, vec![]);
@@ -77,7 +82,9 @@ fn gradients(
         let size = [shape[0], shape[1], config.hidden];
         let offset = Tensor::<3>::zeros(size, (&device, DType::F64)).require_grad();
         let sum = ddp.forward(&device, |model| {
-            model.losses(tokens, ids(5), Some(offset.clone())).sum()
+            let embedded = model.hidden(0, None, tokens.clone()) + offset.clone();
+            let hidden = model.hidden(1, Some(embedded), tokens);
+            model.losses_of(hidden, ids(5)).objective.sum()
         });
         loss += values(sum.clone().inner())[0];
         let leaves = ddp.backward(sum);

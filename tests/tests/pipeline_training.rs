@@ -101,7 +101,7 @@ fn train(kind: Option<ScheduleKind>, defer: Option<usize>, steps: usize) -> Vec<
         };
         let mut seen = Seen::default();
         trainer.fit(&text, &mut seen)?;
-        assert_eq!(trainer.events().is_empty(), kind.is_none());
+        assert!(!trainer.events().is_empty());
         let sample = GenerateConfig {
             prompt: "fn".into(),
             tokens: 24,

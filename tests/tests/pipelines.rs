@@ -1,14 +1,14 @@
 //! Every schedule computes what one rank computes.
 
-use std::ops::Range;
+use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::data::Samples;
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::pipeline::engine::StageOutput;
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind};
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
-use burn_megatron::verify::{Layout, StageCall, Subject, VerifyOptions, observe_layout, verify};
+use burn_megatron::verify::{Layout, Subject, VerifyOptions, observe_layout, verify};
 use burn_megatron_models::{Transformer, TransformerConfig, TransformerSubject};
 use burn_megatron_tests::{small_gpt, small_llama};
 
@@ -192,12 +192,8 @@ impl Subject for Uneven {
         self.subject.samples()
     }
 
-    fn input_shape(&self) -> [usize; 2] {
-        self.subject.input_shape()
-    }
-
-    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
-        Subject::tokens(&self.subject, step, samples)
+    fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
+        self.subject.data(groups)
     }
 
     fn build(
@@ -218,20 +214,6 @@ impl Subject for Uneven {
     ) -> Result<ParallelModule<Transformer>, BuildError> {
         self.subject
             .build_stages(groups, device, sequence_parallel, stages)
-    }
-
-    fn loss(
-        &self,
-        model: &Transformer,
-        step: usize,
-        samples: Range<usize>,
-        offset: Tensor<3>,
-    ) -> Tensor<1> {
-        self.subject.loss(model, step, samples, offset)
-    }
-
-    fn stage(&self, model: &Transformer, call: StageCall) -> StageOutput {
-        self.subject.stage(model, call)
     }
 }
 

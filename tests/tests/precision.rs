@@ -86,7 +86,7 @@ struct Trained {
     outcome: TrainOutcome,
     steps: Vec<StepMetrics>,
     /// The bits of its parameters, and their types.
-    weights: Vec<Vec<u32>>,
+    weights: Vec<Vec<u64>>,
     /// The loss scale at the end.
     scale: f64,
 }
@@ -102,9 +102,9 @@ fn train(layout: Layout, config: &TrainConfig) -> Vec<Trained> {
     let run = world.run(|rank| -> Result<_, AnyError> {
         let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
-        let computing = config.data_parallel.precision.of(DType::F32);
-        let scope =
-            ModelBuilder::with(&groups, &device, 1, DType::F32).with_compute_dtype(computing);
+        let precision = config.data_parallel.precision;
+        let scope = ModelBuilder::with(&groups, &device, 1, precision.master())
+            .with_compute_dtype(precision.of(precision.master()));
         let mut trainer = match layout.pipeline {
             1 => Trainer::new(model().init(scope, false)?, &groups, &device, config)?,
             ranks => {
@@ -137,10 +137,10 @@ fn train(layout: Layout, config: &TrainConfig) -> Vec<Trained> {
     run.unwrap()
 }
 
-fn weights<M: burn::module::Module>(ddp: &DistributedDataParallel<M>) -> Vec<Vec<u32>> {
+fn weights<M: burn::module::Module>(ddp: &DistributedDataParallel<M>) -> Vec<Vec<u64>> {
     let bits = |tensor: Tensor<1>| {
-        let values: Vec<f32> = tensor.into_data().try_into_vec().unwrap();
-        values.into_iter().map(f32::to_bits).collect()
+        let values = tensor.into_data().iter::<f64>().map(f64::to_bits);
+        values.collect()
     };
     ddp.parameters().into_iter().map(bits).collect()
 }
@@ -177,6 +177,21 @@ fn sixteen_bits_end_where_thirty_two_do() {
             assert!(run.steps.iter().all(|step| step.loss_scale == scale));
         }
     }
+}
+
+#[test]
+fn sixty_four_bits_end_where_thirty_two_do() {
+    let wide = &train(FLAT, &config(8, Precision::F64))[0];
+    let run = &train(FLAT, &config(8, Precision::F32))[0];
+    let (found, expected) = (run.outcome.held_out.loss, wide.outcome.held_out.loss);
+    assert!((found / expected - 1.0).abs() < 1e-5, "{found} {expected}");
+    assert_ne!(found, expected);
+    // Most f64 values are no f32 values.
+    let is_f32 = |bits: &&u64| f64::from(f64::from_bits(**bits) as f32).to_bits() == **bits;
+    let all = wide.weights.iter().flatten();
+    assert!(all.clone().filter(is_f32).count() < all.count() / 2);
+    assert!(run.weights.iter().flatten().all(|bits| is_f32(&bits)));
+    assert!(wide.steps.iter().all(|step| step.loss_scale.is_none()));
 }
 
 /// Gradients of f16 that are not finite at first.
@@ -276,7 +291,7 @@ const STEPS: usize = 6;
 /// The observations of a rank of [`shard`].
 #[derive(Clone, Debug, PartialEq)]
 struct Sharded {
-    weights: Vec<Vec<u32>>,
+    weights: Vec<Vec<u64>>,
     losses: Vec<u64>,
     norms: Vec<u64>,
     memory: [MemoryPlan; 2],
@@ -312,7 +327,7 @@ fn shard(
             let key = 10 * step + groups.rank();
             let batch = |key| tokens(config, key, &inputs);
             let loss = ddp.forward(&device, |model| {
-                model.losses(batch(key), batch(key + 5000), None).sum()
+                model.losses(batch(key), batch(key + 5000)).sum()
             });
             losses.push(loss.clone().into_scalar::<f64>().to_bits());
             ddp.backward_last(loss);

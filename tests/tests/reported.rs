@@ -176,7 +176,7 @@ fn first(
     let data = Random(|number, at| (at as u64 <= number % BATCH).then_some(IGNORE));
     let all = on_ranks(sizes, model, kernels, &config(1), |trainer| {
         let held_out = trainer.evaluate(&data, 0)?;
-        Ok((trainer.step(&data)?, held_out))
+        Ok((trainer.step(&data, &mut NoopObserver)?, held_out))
     });
     let text = format!("{:?}", all[0]);
     assert!(
@@ -281,7 +281,7 @@ fn a_step_without_targets_is_skipped_for_that_reason_and_leaves_the_loss_scale()
             let mut states = vec![];
             let mut held_out = vec![];
             for _ in 0..3 {
-                steps.push(trainer.step(&data)?);
+                steps.push(trainer.step(&data, &mut NoopObserver)?);
                 states.push(trainer.scaler().state());
                 held_out.push(trainer.evaluate(&data, 0)?.loss);
             }
@@ -323,7 +323,7 @@ fn a_rank_without_targets_gives_nothing_to_a_step_that_others_take() {
             &config(3),
             |trainer| {
                 (0..3)
-                    .map(|_| trainer.step(&masked))
+                    .map(|_| trainer.step(&masked, &mut NoopObserver))
                     .collect::<Result<Vec<_>, _>>()
             },
         )

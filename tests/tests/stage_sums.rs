@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{
     Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending, World,
 };
+use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::verify::{StageCall, Subject};
+use burn_megatron::train::LanguageModel;
+use burn_megatron::verify::Subject;
 use burn_megatron_models::{Transformer, TransformerSubject};
 use burn_megatron_tests::small_gpt;
 
@@ -58,15 +60,20 @@ impl Stage for Stages<'_> {
         self.seen
             .borrow_mut()
             .push(self.started.load(Ordering::SeqCst));
-        let call = StageCall {
-            stage,
-            last: stage == self.last,
-            step: 0,
-            samples: micro_batch..micro_batch + 1,
-            input,
-            offset: None,
+        let device = Device::flex().autodiff();
+        let number = micro_batch as u64;
+        let batch = self.subject.batch(number..number + 1).unwrap();
+        let matrix = |values: Vec<i32>| {
+            let data = TensorData::new(values, [batch.rows, batch.seq]);
+            Tensor::<2, Int>::from_data(data, &device)
         };
-        self.subject.stage(self.model, call)
+        let tokens = matrix(batch.tokens.clone());
+        let hidden = self.model.hidden(stage, input, tokens.into());
+        if stage < self.last {
+            return StageOutput::Activation(hidden);
+        }
+        let losses = self.model.losses_of(hidden, matrix(batch.targets.clone()));
+        StageOutput::Loss(losses.objective.sum())
     }
 }
 

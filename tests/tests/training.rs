@@ -8,11 +8,12 @@ use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::{KvCache, ModelBuilder, ParallelModule};
+use burn_megatron::optim::LossScale;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    GenerateConfig, LanguageModel, Losses, Observer, ObserverError, Tokens, TrainConfig,
-    TrainOutcome, Trainer,
+    GenerateConfig, LanguageModel, Losses, NoopObserver, Observer, ObserverError, StepGradients,
+    Tokens, TrainConfig, TrainOutcome, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::Text;
@@ -208,6 +209,63 @@ fn one_rank_that_stops_stops_all() {
     );
 }
 
+/// Compares what `gradients` shows with the metrics of the step.
+#[derive(Default)]
+struct GradientNorms {
+    /// By step: the norm, and that of the gathered gradients.
+    norms: Vec<(f64, f64)>,
+}
+
+impl Observer for GradientNorms {
+    fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
+        assert_eq!(gradients.step, self.norms.len());
+        let full = gradients.full();
+        let entries = gradients.table.entries();
+        assert_eq!(full.len(), entries.len());
+        let mut squares = 0.0;
+        for (gradient, entry) in full.into_iter().zip(entries) {
+            assert_eq!(gradient.dims(), [entry.len()], "{}", entry.path);
+            squares += gradient.powi_scalar(2).sum().into_scalar::<f64>();
+        }
+        self.norms.push((gradients.norm, squares.sqrt()));
+        Ok(())
+    }
+
+    fn step(&mut self, metrics: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        let (norm, gathered) = self.norms[metrics.step];
+        assert_eq!(norm, metrics.gradient_norm);
+        assert_near("norm", gathered, norm, CLOSE);
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn an_observer_sees_the_gradients_before_they_are_clipped() {
+    let text = Text::new();
+    let text = text.open();
+    for zero_stage in [ZeroStage::Replicated, ZeroStage::Gradients] {
+        let norms = ranks(1, 2, |_, groups| {
+            let device = Device::flex();
+            let mut config = TrainConfig {
+                clip: 1e-3,
+                loss_scale: Some(LossScale::Constant(1024.0)),
+                ..config(3)
+            };
+            config.data_parallel.zero_stage = zero_stage;
+            let model = Transformer::on(&model(), groups, &device, 1, false)?;
+            let mut seen = GradientNorms::default();
+            Trainer::new(model, groups, &device, &config)?.fit(&text, &mut seen)?;
+            Ok(seen.norms)
+        });
+        assert!(norms.iter().all(|norms| norms.len() == 3));
+        assert!(norms.iter().flatten().all(|(norm, _)| *norm > 0.1));
+    }
+}
+
 /// A model whose losses are not finite at one training call.
 #[derive(Module, Debug)]
 struct Poisoned {
@@ -224,14 +282,8 @@ struct Poisoned {
 struct Calls(std::sync::Arc<AtomicUsize>);
 
 impl LanguageModel for Poisoned {
-    fn hidden(
-        &self,
-        stage: usize,
-        input: Option<Tensor<3>>,
-        tokens: Tokens,
-        offset: Option<Tensor<3>>,
-    ) -> Tensor<3> {
-        self.inner.hidden(stage, input, tokens, offset)
+    fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
+        self.inner.hidden(stage, input, tokens)
     }
 
     fn hidden_cached(
@@ -295,11 +347,11 @@ fn no_rank_takes_a_step_with_a_loss_that_is_not_finite_on_one() {
             let model = poisoned(model, poisoned_call, value);
             let mut trainer = Trainer::new(model, groups, &device, &config)?;
             let sampler = text.samples(16, config.seed)?;
-            let mut steps = vec![trainer.step(&sampler)?];
+            let mut steps = vec![trainer.step(&sampler, &mut NoopObserver)?];
             let before = trainer.evaluate(&text, 1)?.loss;
-            steps.push(trainer.step(&sampler)?);
+            steps.push(trainer.step(&sampler, &mut NoopObserver)?);
             let after = trainer.evaluate(&text, 1)?.loss;
-            steps.push(trainer.step(&sampler)?);
+            steps.push(trainer.step(&sampler, &mut NoopObserver)?);
             let last = trainer.evaluate(&text, 2)?.loss;
             Ok((steps, [before, after, last]))
         });

@@ -1,19 +1,16 @@
 //! `verify` with the settings of a run: they are applied, make no difference, and faults with them are found.
 
-use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device};
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel, Moments, Precision,
 };
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::pipeline::engine::StageOutput;
 use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
-use burn_megatron::verify::{
-    Layout, Rounding, StageCall, Subject, VerifyOptions, VerifyReport, verify,
-};
+use burn_megatron::verify::{Layout, Rounding, Subject, VerifyOptions, VerifyReport, verify};
 use burn_megatron_models::{Transformer, TransformerSubject};
 use burn_megatron_tests::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_tests::{small_gpt, small_llama};
@@ -86,30 +83,12 @@ impl Subject for RecordingSubject {
         self.inner.rounding(layout)
     }
 
-    fn output_weight<'a>(&self, model: &'a Transformer) -> Option<&'a str> {
-        self.inner.output_weight(model)
-    }
-
     fn samples(&self) -> usize {
         self.inner.samples()
     }
 
-    fn input_shape(&self) -> [usize; 2] {
-        self.inner.input_shape()
-    }
-
-    fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
-        Subject::tokens(&self.inner, step, samples)
-    }
-
-    fn loss(
-        &self,
-        model: &Transformer,
-        step: usize,
-        samples: Range<usize>,
-        offset: Tensor<3>,
-    ) -> Tensor<1> {
-        self.inner.loss(model, step, samples, offset)
+    fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
+        self.inner.data(groups)
     }
 
     fn layers(&self) -> usize {
@@ -130,10 +109,6 @@ impl Subject for RecordingSubject {
         self.stages.lock().unwrap().extend(stages.to_vec());
         self.inner
             .build_stages(groups, device, sequence_parallel, stages)
-    }
-
-    fn stage(&self, model: &Transformer, call: StageCall) -> StageOutput {
-        self.inner.stage(model, call)
     }
 }
 
@@ -213,12 +188,12 @@ fn stages_hold_the_layers_that_the_split_gives_them() {
     }
 }
 
-/// Deferred gradients need a weight that the subject names.
+/// Deferred gradients need the weight that the model names.
 #[test]
 fn deferring_without_an_output_weight_is_an_error() {
-    struct WithoutOutputWeight(RecordingSubject);
-    // Forwards everything except the output weight.
-    impl Subject for WithoutOutputWeight {
+    /// Its table has another path for the output layer's weight.
+    struct Renamed(TransformerSubject);
+    impl Subject for Renamed {
         type Model = Transformer;
 
         fn build(
@@ -234,22 +209,8 @@ fn deferring_without_an_output_weight_is_an_error() {
             self.0.samples()
         }
 
-        fn input_shape(&self) -> [usize; 2] {
-            self.0.input_shape()
-        }
-
-        fn tokens(&self, step: usize, samples: Range<usize>) -> u64 {
-            Subject::tokens(&self.0, step, samples)
-        }
-
-        fn loss(
-            &self,
-            model: &Transformer,
-            step: usize,
-            samples: Range<usize>,
-            offset: Tensor<3>,
-        ) -> Tensor<1> {
-            self.0.loss(model, step, samples, offset)
+        fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
+            self.0.data(groups)
         }
 
         fn layers(&self) -> usize {
@@ -263,12 +224,13 @@ fn deferring_without_an_output_weight_is_an_error() {
             sequence_parallel: bool,
             stages: &[(usize, StageLayout)],
         ) -> Result<ParallelModule<Transformer>, BuildError> {
-            self.0
-                .build_stages(groups, device, sequence_parallel, stages)
-        }
-
-        fn stage(&self, model: &Transformer, call: StageCall) -> StageOutput {
-            self.0.stage(model, call)
+            let mut model = self
+                .0
+                .build_stages(groups, device, sequence_parallel, stages)?;
+            for entry in model.table.entries_mut() {
+                entry.path = entry.path.replace("embedding", "vocabulary");
+            }
+            Ok(model)
         }
     }
     let options = VerifyOptions {
@@ -276,13 +238,10 @@ fn deferring_without_an_output_weight_is_an_error() {
         ..sharing(|_| ())
     };
     let layouts = ["pp2-mb1/1f1b".parse().unwrap()];
-    let error = verify(
-        &WithoutOutputWeight(RecordingSubject::new(small_gpt())),
-        &layouts,
-        &options,
-    );
-    let error = error.unwrap_err().to_string();
-    assert!(error.contains("defer_embedding_wgrad needs"), "{error}");
+    let error = verify(&Renamed(small_gpt()), &layouts, &options).unwrap_err();
+    let error = error.to_string();
+    let expected = "the last stage has no parameter embedding.weight";
+    assert!(error.contains(expected), "{error}");
 }
 
 /// A training run skips such steps; here that is an error that names the setting.

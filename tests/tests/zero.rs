@@ -81,7 +81,7 @@ fn train(
                 let key = (step * 10 + groups.rank()) * 10 + micro_batch;
                 let batch = |key| tokens(config, key, &inputs);
                 let loss = ddp.forward(&device, |model| {
-                    model.losses(batch(key), batch(key + 5000), None).sum()
+                    model.losses(batch(key), batch(key + 5000)).sum()
                 });
                 if micro_batch + 1 == micro_batches {
                     ddp.backward_last(loss)

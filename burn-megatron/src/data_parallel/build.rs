@@ -45,6 +45,7 @@ pub(super) fn build_plan<M: Module>(
     let mut collected = ParameterCollector::default();
     module.visit(&mut collected);
     let device = collected.device.unwrap_or_else(Device::flex);
+    config.precision.check(&device)?;
     let info = |(entry, (shape, built)): (&crate::nn::ParameterEntry, (Vec<usize>, DType))| {
         let model_dtype = config.precision.of(built);
         let path = entry.path.clone();

@@ -1,6 +1,8 @@
 //! Settings of data parallelism: sharding, precision, buckets and overlap.
 
-use burn::tensor::{DType, FloatDType};
+use std::fmt;
+
+use burn::tensor::{DType, Device, FloatDType};
 use serde::{Deserialize, Serialize};
 
 use super::memory::ZeroStage;
@@ -65,11 +67,13 @@ impl Default for DataParallelConfig {
     }
 }
 
-/// The dtype of the parameters in forward and backward. Gradients are always summed, and masters stepped, in
-/// f32.
+/// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in
+/// f64 where the model computes in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
+    /// 64 bits, to compare results; on the CPU only.
+    F64,
     /// The dtype in which the module was built, usually f32.
     #[default]
     F32,
@@ -85,13 +89,47 @@ impl Precision {
         self.float().map_or(built, DType::from)
     }
 
+    /// The dtype in which to build the parameters: that of their masters.
+    pub fn master(self) -> DType {
+        match self {
+            Self::F64 => DType::F64,
+            Self::F32 | Self::Bf16 | Self::F16 => DType::F32,
+        }
+    }
+
+    /// Checks that models on `device` can compute in it.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelConfigError::F64Device`] for f64 elsewhere than on the CPU.
+    pub fn check(self, device: &Device) -> Result<(), DataParallelConfigError> {
+        let device = device.clone().inner();
+        if self == Self::F64 && device != Device::flex() {
+            let device = format!("{device:?}");
+            return Err(DataParallelConfigError::F64Device { device });
+        }
+        Ok(())
+    }
+
     /// The dtype; `None` for the one in which the module was built.
     pub fn float(self) -> Option<FloatDType> {
         match self {
+            Self::F64 => Some(FloatDType::F64),
             Self::F32 => None,
             Self::Bf16 => Some(FloatDType::BF16),
             Self::F16 => Some(FloatDType::F16),
         }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        })
     }
 }
 
@@ -133,12 +171,20 @@ pub enum DataParallelConfigError {
         /// The stage of the run.
         stage: ZeroStage,
     },
-    /// A setting of 16-bit models for an f32 model.
+    /// A setting of 16-bit models for another model.
     #[error(
-        "reduce_in_16_bits requires precision = bf16 or f16, but precision = f32; change the precision, or \
+        "reduce_in_16_bits requires precision = bf16 or f16, but precision = {0}; change the precision, or \
          leave reduce_in_16_bits out"
     )]
-    NotHalfPrecision,
+    NotHalfPrecision(Precision),
+    /// f64 on a GPU.
+    #[error(
+        "invalid precision = f64 for a model on {device}: expected f32, bf16 or f16, or a model on the CPU"
+    )]
+    F64Device {
+        /// The device of the model.
+        device: String,
+    },
     /// Nothing is gathered, as each copy is on one rank.
     #[error(
         "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and \
@@ -218,8 +264,8 @@ impl DataParallelConfig {
         if self.fp8_param_gather {
             self.check_fp8_param_gather(ranks)?;
         }
-        if self.reduce_in_16_bits && self.precision == Precision::F32 {
-            return Err(DataParallelConfigError::NotHalfPrecision);
+        if self.reduce_in_16_bits && matches!(self.precision, Precision::F64 | Precision::F32) {
+            return Err(DataParallelConfigError::NotHalfPrecision(self.precision));
         }
         if self.reduce_in_16_bits && stage == ZeroStage::Replicated {
             return requires("reduce_in_16_bits", "1, 2 or 3");

@@ -190,7 +190,7 @@ impl TrainConfig {
     pub fn loss_scale(&self) -> LossScale {
         let default = || match self.data_parallel.precision {
             Precision::F16 => LossScale::Dynamic(Default::default()),
-            Precision::F32 | Precision::Bf16 => LossScale::None,
+            Precision::F64 | Precision::F32 | Precision::Bf16 => LossScale::None,
         };
         self.loss_scale.unwrap_or_else(default)
     }

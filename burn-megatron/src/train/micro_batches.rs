@@ -1,4 +1,4 @@
-//! Runs the micro-batches of a step: in sequence, or in the order of a pipeline schedule.
+//! Runs the micro-batches of a step in the order of the schedule.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -12,8 +12,7 @@ use super::{LanguageModel, Tokens, Trainer};
 use crate::comm::CommError;
 use crate::data::{Batch, DataError, Prefetcher, Samples};
 use crate::data_parallel::DistributedDataParallel;
-use crate::pipeline::engine::{ActionEvent, Engine, EngineError, Stage, StageOutput, forward_only};
-use crate::pipeline::schedule::Schedule;
+use crate::pipeline::engine::{Engine, EngineError, Stage, StageOutput, forward_only};
 
 impl<M: LanguageModel> Trainer<M> {
     /// The micro-batches of this rank.
@@ -36,76 +35,41 @@ impl<M: LanguageModel> Trainer<M> {
         Prefetcher::new(samples, numbers, ready)
     }
 
-    /// Runs forward and backward of the micro-batches in sequence; returns the sums of their losses.
-    pub(super) fn run_batches(&self, batches: &[Batch], step: usize) -> LossSums {
-        let device = self.device.clone().autodiff();
-        let firsts = self.own_samples().step_by(self.config.micro_batch_size);
-        let last = batches.len().saturating_sub(1);
-        let scale = self.scaler.scale();
-        let mut sums = LossSums::new(self.ddp.module().loss_terms());
-        for (number, (batch, first)) in batches.iter().zip(firsts).enumerate() {
-            self.ddp.position().set(step as u64, first as u64);
-            let (sum, parts) = {
-                let _span = tracing::debug_span!("forward").entered();
-                let tokens = tokens(batch, &device);
-                let targets = matrix(&batch.targets, batch, &device);
-                self.ddp.forward(&device, |model| {
-                    let hidden = model.hidden(0, None, tokens, None);
-                    let losses = model.losses_of(hidden, targets);
-                    let parts = losses.sums_of_parts();
-                    (losses.objective.sum(), parts)
-                })
-            };
-            sums.add(sum.clone().into_scalar::<f64>(), parts, 1.0);
-            let scaled = scaled(sum, scale);
-            if number == last {
-                self.ddp.backward_last(scaled)
-            } else {
-                self.ddp.backward(scaled)
-            };
-        }
-        sums
-    }
-
-    /// The same in the order of a pipeline schedule.
-    pub(super) fn run_schedule(
-        &self,
-        schedule: &Schedule,
+    /// Runs the forwards and backwards of a step in the order of the schedule; returns the sums of the losses
+    /// on the rank of the last stage, zeros on others.
+    pub(super) fn run_batches(
+        &mut self,
         batches: &[Batch],
         step: usize,
-    ) -> Result<(LossSums, Vec<ActionEvent>), EngineError> {
+    ) -> Result<LossSums, EngineError> {
         let sink = self.ddp.sink();
-        let pipeline = self.ddp.groups().pipeline();
         let stages = TrainStages {
             ddp: &self.ddp,
             device: self.device.clone().autodiff(),
             batches,
             step: step as u64,
             first_sample: self.own_samples().start as u64,
-            scale: self.scaler.scale(),
-            last: schedule.stages() - 1,
+            last: self.schedule.stages() - 1,
             parts: RefCell::default(),
         };
-        let engine = Engine::new(schedule, pipeline, &self.device, &*sink)?;
-        let run = engine
+        let pipeline = self.ddp.groups().pipeline();
+        let run = Engine::new(&self.schedule, pipeline, &self.device, &*sink)?
             .with_deferred_wgrad(self.deferred_wgrad)
+            .with_loss_scale(self.scaler.scale())
             .run(&stages)?;
         let mut sums = LossSums::new(self.ddp.module().loss_terms());
-        sums.0[0] = run.loss / stages.scale;
+        sums.0[0] = run.loss;
         for parts in stages.parts.into_inner() {
-            sums.add_parts(Some(parts), 1.0);
+            sums.add_parts(parts, 1.0);
         }
-        Ok((sums, run.events))
+        self.events = run.events;
+        Ok(sums)
     }
 
     /// By stage, its pipeline rank.
     pub(super) fn placement(&self) -> Vec<usize> {
-        match &self.schedule {
-            Some(schedule) => (0..schedule.stages())
-                .map(|stage| schedule.rank_of(stage))
-                .collect(),
-            None => vec![0],
-        }
+        let stages = 0..self.schedule.stages();
+        stages.map(|stage| self.schedule.rank_of(stage)).collect()
     }
 
     /// The output of the last stage for a batch, on the rank that holds it, without autodiff.
@@ -113,7 +77,7 @@ impl<M: LanguageModel> Trainer<M> {
         let (module, pipeline) = (self.ddp.module(), self.ddp.groups().pipeline());
         forward_only(&self.placement(), pipeline, &self.device, |stage, input| {
             let tokens = tokens(batch, &self.device);
-            module.hidden(stage, input, tokens, None)
+            module.hidden(stage, input, tokens)
         })
     }
 }
@@ -157,11 +121,9 @@ struct TrainStages<'a, M> {
     batches: &'a [Batch],
     step: u64,
     first_sample: u64,
-    /// The loss scale.
-    scale: f64,
     last: usize,
-    /// The sums of the parts of the losses, read after the run.
-    parts: RefCell<Vec<Tensor<1>>>,
+    /// By micro-batch, the sums of the parts of the losses, read after the run.
+    parts: RefCell<Vec<Option<Tensor<1>>>>,
 }
 
 impl<M: LanguageModel> Stage for TrainStages<'_, M> {
@@ -172,22 +134,13 @@ impl<M: LanguageModel> Stage for TrainStages<'_, M> {
             .position()
             .set(self.step, self.first_sample + before);
         let tokens = tokens(batch, &self.device);
-        let hidden = model.hidden(stage, input, tokens, None);
+        let hidden = model.hidden(stage, input, tokens);
         if stage < self.last {
             return StageOutput::Activation(hidden);
         }
         let targets = matrix(&batch.targets, batch, &self.device);
         let losses = model.losses_of(hidden, targets);
-        self.parts.borrow_mut().extend(losses.sums_of_parts());
-        StageOutput::Loss(scaled(losses.objective.sum(), self.scale))
-    }
-}
-
-/// The loss times the loss scale.
-fn scaled(loss: Tensor<1>, scale: f64) -> Tensor<1> {
-    if scale == 1.0 {
-        loss
-    } else {
-        loss.mul_scalar(scale)
+        self.parts.borrow_mut().push(losses.sums_of_parts());
+        StageOutput::Loss(losses.objective.sum())
     }
 }

@@ -4,6 +4,7 @@
 //! measurements go to an [`Observer`], for instance one that shows [`progress`], writes [`metrics`] and
 //! draws a [`plot`] into a [`run_folder`].
 
+mod build;
 mod config;
 mod error;
 mod json_float;
@@ -23,8 +24,9 @@ mod trainer;
 pub use crate::generate::GenerateConfig;
 pub use crate::model::{LanguageModel, Tokens};
 pub use crate::nn::{LossTerm, Losses};
+pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;
-pub use observer::{NoopObserver, Observer, ObserverError};
+pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
 pub use save::{SaveConfig, SavedCheckpoint, Saver};
-pub use trainer::{PipelineConfig, TrainOutcome, Trainer};
+pub use trainer::{TrainOutcome, Trainer};

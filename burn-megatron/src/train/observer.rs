@@ -1,13 +1,49 @@
 //! Receives the measurements of a run.
 
+use burn::tensor::Tensor;
+
 use super::SavedCheckpoint;
 use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use crate::data_parallel::InvalidGradient;
+use crate::nn::ParameterTable;
 
 /// An error of an observer, such as a full disk.
 pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 
+/// The gradients of a step, reduced over all ranks, without the loss scale and before clipping.
+pub struct StepGradients<'a> {
+    /// The step, from 0.
+    pub step: usize,
+    /// The norm of the gradients of all parameters on all ranks.
+    pub norm: f64,
+    /// The parameters, and how they are placed on the ranks.
+    pub table: &'a ParameterTable,
+    /// The invalid gradients that this rank found before the reduction.
+    pub invalid: &'a [InvalidGradient],
+    pub(super) gather: &'a dyn Fn() -> Vec<Tensor<1>>,
+}
+
+impl StepGradients<'_> {
+    /// The gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
+    /// part, in the order of the table. Collective: call on all ranks of the data axis.
+    pub fn full(&self) -> Vec<Tensor<1>> {
+        (self.gather)()
+    }
+}
+
 /// Observes a run, and may stop it.
 pub trait Observer {
+    /// Called in each step after the reduction of the gradients and before clipping, also if the step is going
+    /// to be skipped. Nothing is gathered unless the observer calls [`StepGradients::full`].
+    ///
+    /// # Errors
+    ///
+    /// An error ends the run; the other ranks fail in their next collective.
+    fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
+        let _ = gradients;
+        Ok(())
+    }
+
     /// Called after each step.
     ///
     /// # Errors

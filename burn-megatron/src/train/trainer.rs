@@ -5,20 +5,18 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 
-use super::config::{ConfigError, TrainConfig};
+use super::config::TrainConfig;
 use super::error::TrainError;
 use super::losses::LossSums;
 use super::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
 use super::micro_batches::matrix;
 use super::schedule::LrSchedule;
-use super::{LanguageModel, Observer, Saver};
+use super::{LanguageModel, Observer, Saver, StepGradients};
 use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp};
+use crate::comm::{Buffer, CommError, ReduceOp};
 use crate::data::{Batch, Dataset, Samples, Sampling};
 use crate::data_parallel::{DistributedDataParallel, Gradients, ZeroStage};
 use crate::generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
-use crate::mesh::Axis;
-use crate::nn::ParallelModule;
 use crate::optim::{LossScaler, ParallelAdamW, StepCount, all_finite, count_zeros, global_norm};
 use crate::pipeline::engine::{ActionEvent, DeferredWgrad};
 use crate::pipeline::schedule::Schedule;
@@ -30,33 +28,22 @@ pub struct Trainer<M> {
     pub(super) optimizer: ParallelAdamW,
     pub(super) scaler: LossScaler,
     pub(super) count: StepCount,
-    learning_rates: LrSchedule,
+    pub(super) learning_rates: LrSchedule,
     pub(super) config: TrainConfig,
     pub(super) device: Device,
-    /// The pipeline schedule, if there are several pipeline ranks.
-    pub(super) schedule: Option<Schedule>,
+    pub(super) schedule: Schedule,
     pub(super) deferred_wgrad: Option<DeferredWgrad>,
-    /// The timed actions of this rank in the last step of a pipeline.
-    events: Vec<ActionEvent>,
+    /// The timed actions of this rank in the last step.
+    pub(super) events: Vec<ActionEvent>,
     /// Of the training data; 1 if unknown.
-    bytes_per_token: f64,
+    pub(super) bytes_per_token: f64,
     /// The number of samples trained on.
     pub(super) samples: u64,
     pub(super) saver: Option<Saver>,
     /// The number of steps at the last save or load.
     pub(super) saved_at: u64,
     /// See [`TrainOutcome::diverged`].
-    diverged: Option<usize>,
-}
-
-/// The schedule and the options of a pipeline.
-#[derive(Clone, Debug)]
-pub struct PipelineConfig {
-    /// The schedule.
-    pub schedule: Schedule,
-    /// The maximum number of gradients of the output layer's weight that the last stage defers to its
-    /// cool-down: 0 for no limit, `None` to defer none. For schedules without split backwards.
-    pub defer_embedding_wgrad: Option<usize>,
+    pub(super) diverged: Option<usize>,
 }
 
 /// How a run ended.
@@ -85,94 +72,6 @@ impl TrainOutcome {
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    /// A trainer of `model` on `device`, without a pipeline.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] if the settings do not fit the mesh or the model.
-    pub fn new(
-        model: ParallelModule<M>,
-        groups: &ParallelContext,
-        device: &Device,
-        config: &TrainConfig,
-    ) -> Result<Self, TrainError> {
-        match groups.mesh().size(Axis::Pipeline) {
-            1 => Self::build(model, groups, device, config, None, None),
-            ranks => Err(TrainError::NoSchedule(ranks)),
-        }
-    }
-
-    /// A trainer of the pipeline stages of `model` on this rank.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] if the settings do not fit the mesh, the model or the schedule.
-    pub fn with_pipeline(
-        model: ParallelModule<M>,
-        groups: &ParallelContext,
-        device: &Device,
-        config: &TrainConfig,
-        pipeline: PipelineConfig,
-    ) -> Result<Self, TrainError> {
-        let PipelineConfig {
-            schedule,
-            defer_embedding_wgrad,
-        } = pipeline;
-        let share = config.global_batch_size / groups.mesh().size(Axis::Data);
-        let micro_batches = share / config.micro_batch_size.max(1);
-        if schedule.micro_batches() != micro_batches {
-            let schedule = schedule.micro_batches();
-            return Err(TrainError::MicroBatches {
-                schedule,
-                micro_batches,
-            });
-        }
-        let last = schedule.rank_of(schedule.stages() - 1) == groups.pipeline().rank();
-        let deferred_wgrad = model
-            .table
-            .index(model.module.output_weight())
-            .filter(|_| last)
-            .zip(defer_embedding_wgrad)
-            .map(|(index, limit)| DeferredWgrad { index, limit });
-        Self::build(
-            model,
-            groups,
-            device,
-            config,
-            Some(schedule),
-            deferred_wgrad,
-        )
-    }
-
-    fn build(
-        model: ParallelModule<M>,
-        groups: &ParallelContext,
-        device: &Device,
-        config: &TrainConfig,
-        schedule: Option<Schedule>,
-        deferred_wgrad: Option<DeferredWgrad>,
-    ) -> Result<Self, TrainError> {
-        config.check(groups.mesh().size(Axis::Data), model.module.context())?;
-        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
-        Ok(Self {
-            optimizer: ParallelAdamW::new(&config.optimizer, &ddp)?,
-            scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
-            count: StepCount::default(),
-            learning_rates: config.learning_rates().map_err(ConfigError::from)?,
-            ddp,
-            config: config.clone(),
-            device: device.clone().inner(),
-            schedule,
-            deferred_wgrad,
-            events: vec![],
-            bytes_per_token: 1.0,
-            samples: 0,
-            saver: None,
-            saved_at: 0,
-            diverged: None,
-        })
-    }
-
     /// The model and its parameters.
     pub fn model(&self) -> &DistributedDataParallel<M> {
         &self.ddp
@@ -183,7 +82,7 @@ impl<M: LanguageModel> Trainer<M> {
         &self.scaler
     }
 
-    /// The timed actions of this rank in the last step, in order; empty without a pipeline.
+    /// The timed actions of this rank in the last step, in order.
     pub fn events(&self) -> &[ActionEvent] {
         &self.events
     }
@@ -219,7 +118,7 @@ impl<M: LanguageModel> Trainer<M> {
         let (mut stopped, mut evaluated) = (false, None);
         while self.steps() < self.config.steps && !stopped {
             let started = Instant::now();
-            let metrics = self.step(&samples)?;
+            let metrics = self.step(&samples, observer)?;
             let timing = self.timing(&metrics, started);
             observer
                 .step(&metrics, &timing)
@@ -263,7 +162,8 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// One update: all micro-batches, the reduction, clipping and the optimizer. `samples` are those of the
-    /// whole run; the step reads the next ones. Collective: call on all ranks of the world.
+    /// whole run; the step reads the next ones. Of the observer only
+    /// [`gradients`](Observer::gradients) is called. Collective: call on all ranks of the world.
     ///
     /// All ranks skip the update if a loss or a gradient is not finite on any rank, or if all targets of the
     /// global batch are masked; the latter does not change the loss scale.
@@ -271,26 +171,33 @@ impl<M: LanguageModel> Trainer<M> {
     /// # Errors
     ///
     /// See [`fit`](Self::fit).
-    pub fn step(&mut self, samples: &dyn Samples) -> Result<StepMetrics, TrainError> {
+    pub fn step(
+        &mut self,
+        samples: &dyn Samples,
+        observer: &mut impl Observer,
+    ) -> Result<StepMetrics, TrainError> {
         let step = self.steps();
         let _span = tracing::info_span!("step", step).entered();
         self.ddp.groups().world().begin_step(step as u64);
         let batches = self.batches(samples)?;
         let tokens = batches.iter().map(Batch::counted).sum();
-        let losses = match &self.schedule {
-            None => self.run_batches(&batches, step),
-            Some(schedule) => {
-                let (losses, events) = self.run_schedule(schedule, &batches, step)?;
-                self.events = events;
-                losses
-            }
-        };
+        let losses = self.run_batches(&batches, step)?;
         let scale = self.scaler.scale();
         let mut gradients = self.ddp.reduce(tokens)?;
         // Before the weights change: weights that are gathered in FP8 use the scales of the next step.
         self.ddp.fp8().end_step(self.ddp.groups())?;
         gradients.scale(1.0 / scale);
         let norm = global_norm(&gradients, &self.ddp)?;
+        let observed = StepGradients {
+            step,
+            norm,
+            table: self.ddp.table(),
+            invalid: &gradients.invalid_gradients,
+            gather: &|| self.ddp.full_gradients(&gradients),
+        };
+        observer
+            .gradients(&observed)
+            .map_err(TrainError::Observer)?;
         let losses = LossSums(self.sum_over_model(losses.0)?);
         let terms = self.ddp.module().loss_terms();
         let mean = losses.over(gradients.tokens as f64, terms);

@@ -21,8 +21,6 @@ pub struct Comparison {
     pub unequal_replicas: Vec<String>,
     /// Loss of any step.
     pub loss: Difference,
-    /// Gradient of the input.
-    pub input_gradient: Difference,
     /// Gradients of the parameters, in the first step.
     pub gradients: Difference,
     /// The same in the last step.
@@ -45,9 +43,6 @@ impl Comparison {
             ),
             unequal_replicas: paths(all().flat_map(|rank| rank.unequal_replicas.clone())),
             loss: worst(all().map(|rank| difference(&reference.losses, &rank.losses))),
-            input_gradient: worst(
-                all().map(|rank| difference(&reference.input_gradient, &rank.input_gradient)),
-            ),
             gradients: worst(
                 all().map(|rank| by_path(reference, &reference.gradients, rank, &rank.gradients)),
             ),
@@ -78,7 +73,6 @@ impl Comparison {
     pub fn failing(&self, tolerance: f64) -> Vec<&'static str> {
         let differences = [
             ("loss", &self.loss),
-            ("input grad", &self.input_gradient),
             ("parameter grad", &self.gradients),
             ("last grad", &self.last_gradients),
             ("grad norm", &self.gradient_norm),
@@ -233,7 +227,6 @@ mod tests {
             paths: vec!["a".into(), "b".into()],
             initial_weights: vec![vec![1.0], vec![2.0, -2.0]],
             losses: vec![3.0, 2.0],
-            input_gradient: vec![0.5],
             gradients: vec![vec![1.0], vec![4.0, 2.0]],
             last_gradients: vec![vec![3.0], vec![5.0, 1.0]],
             gradient_norms: vec![5.0, 6.0],
@@ -259,10 +252,6 @@ mod tests {
             ["initial weights"]
         );
         assert_eq!(failing(|o| o.losses[1] = 1.0).0, ["loss"]);
-        assert_eq!(
-            failing(|o| o.input_gradient[0] = f64::NAN).0,
-            ["input grad"]
-        );
         assert_eq!(failing(|o| o.gradients[1][1] = 1.0).0, ["parameter grad"]);
         assert_eq!(failing(|o| o.last_gradients[0][0] = 2.0).0, ["last grad"]);
         assert_eq!(failing(|o| o.gradient_norms[1] = 7.0).0, ["grad norm"]);
@@ -280,10 +269,9 @@ mod tests {
     #[test]
     fn nan_fails_in_each_column_on_either_side_and_on_both() {
         type Field = fn(&mut Observation) -> &mut f64;
-        let fields: [(Field, &str); 7] = [
+        let fields: [(Field, &str); 6] = [
             (|o| &mut o.initial_weights[1][0], "initial weights"),
             (|o| &mut o.losses[1], "loss"),
-            (|o| &mut o.input_gradient[0], "input grad"),
             (|o| &mut o.gradients[1][1], "parameter grad"),
             (|o| &mut o.last_gradients[1][1], "last grad"),
             (|o| &mut o.gradient_norms[1], "grad norm"),

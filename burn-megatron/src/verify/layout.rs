@@ -1,7 +1,6 @@
 //! Layouts of `verify`, such as `tp2-sp-dp2`.
 
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
 
 use crate::data_parallel::{DataParallelConfig, ZeroStage};
@@ -105,12 +104,6 @@ impl Layout {
         let config = ScheduleConfig::new(self.schedule, self.pipeline, micro_batches);
         let stages = self.virtual_stages.unwrap_or(config.virtual_stages);
         generate(&config.with_virtual_stages(stages))
-    }
-
-    /// The samples of a rank of the data axis.
-    pub(super) fn samples_of(&self, rank: usize, samples: usize) -> Range<usize> {
-        let own = samples / self.data;
-        rank * own..(rank + 1) * own
     }
 
     /// Tensor {1, 2, 4} x sequence parallelism {off, on} x data {1, 2}, two micro-batches each.

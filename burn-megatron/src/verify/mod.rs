@@ -1,8 +1,9 @@
 //! Checks that a layout computes the same as one rank.
 //!
-//! [`verify`] runs a small model in each [`Layout`] and on one rank, usually in f64 on the CPU, and compares
-//! the initial weights (bit for bit), the loss and the gradient norm of each step, the gradient of the input,
-//! every parameter's gradient in the first and in the last step, and the weights after these steps. Shards are
+//! [`verify`] trains a small model in each [`Layout`] and on one rank, usually in f64 on the CPU, with the
+//! [`Trainer`](crate::train::Trainer) of a run, and compares the initial weights (bit for bit), the loss and the
+//! gradient norm of each step, every parameter's gradient in the first and in the last step, before clipping,
+//! and the weights after these steps. Shards are
 //! assembled with the model's [`ParameterTable`](crate::nn::ParameterTable), and replicas, on the tensor or
 //! the data axis, must be bit-equal.
 //!
@@ -15,27 +16,28 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::ops::Range;
+use std::num::NonZeroU64;
+use std::sync::Arc;
 
-use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device};
 
 use crate::comm::{ParallelContext, World, WorldError};
+use crate::data::Samples;
 use crate::data_parallel::{
     DataParallelConfig, DataParallelConfigError, DataParallelError, DistributedDataParallel,
     Precision,
 };
 use crate::mesh::{MeshError, ParallelConfig, samples_per_rank};
 use crate::nn::{BuildError, ParallelModule};
-use crate::optim::AdamWConfig;
-use crate::pipeline::engine::StageOutput;
+use crate::optim::{AdamWConfig, LossScale};
 use crate::pipeline::schedule::ScheduleError;
 use crate::pipeline::split::{LayerSplit, SplitError, StageLayout};
+use crate::train::schedule::LrStyle;
+use crate::train::{LanguageModel, TrainConfig};
 
 mod compare;
 mod layout;
 mod observe;
-mod pass;
 mod report;
 mod rounding;
 
@@ -48,7 +50,7 @@ pub use rounding::Rounding;
 /// A model to verify, with its data.
 pub trait Subject: Sync {
     /// The module.
-    type Model: Module;
+    type Model: LanguageModel;
 
     /// Builds this rank's shard of the model, with the same seed for all layouts. Parameters are f64 if the
     /// [`dtype`](Self::dtype) is, else f32.
@@ -92,32 +94,13 @@ pub trait Subject: Sync {
         None
     }
 
-    /// The path of the output layer's weight, whose gradients the last stage can defer.
-    fn output_weight<'a>(&self, model: &'a Self::Model) -> Option<&'a str> {
-        let _ = model;
-        None
-    }
-
     /// The number of samples per step, over all ranks.
     fn samples(&self) -> usize;
 
-    /// The shape `[seq, hidden]` of one sample after the embedding.
-    fn input_shape(&self) -> [usize; 2];
-
-    /// The number of unmasked tokens of `samples`.
-    fn tokens(&self, step: usize, samples: Range<usize>) -> u64;
-
-    /// The loss of `samples`, summed over their tokens.
-    ///
-    /// `offset` (`[samples, seq, hidden]`, zero) must be added to the output of the embedding: its gradient is
-    /// the gradient of the input.
-    fn loss(
-        &self,
-        model: &Self::Model,
-        step: usize,
-        samples: Range<usize>,
-        offset: Tensor<3>,
-    ) -> Tensor<1>;
+    /// The training samples: step `s` reads those from number `s * samples()` on. They must be the same for all
+    /// layouts and on all ranks; an implementation can return others on some ranks of `groups` to test that
+    /// `verify` finds it.
+    fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples>;
 
     /// The number of layers that a pipeline can split; 0 if the model does not support pipelines.
     fn layers(&self) -> usize {
@@ -147,28 +130,6 @@ pub trait Subject: Sync {
             message: "this model does not support pipelines: use a layout with pipeline = 1".into(),
         })
     }
-
-    /// Runs one stage that [`build_stages`](Self::build_stages) has built.
-    fn stage(&self, model: &Self::Model, call: StageCall) -> StageOutput {
-        let _ = model;
-        unreachable!("stage {} was not built", call.stage)
-    }
-}
-
-/// One forward of one stage.
-pub struct StageCall {
-    /// The index of the stage.
-    pub stage: usize,
-    /// Whether it is the last stage, which returns the loss.
-    pub last: bool,
-    /// The step.
-    pub step: usize,
-    /// The samples of the micro-batch.
-    pub samples: Range<usize>,
-    /// The output of the previous stage; `None` for the first.
-    pub input: Option<Tensor<3>>,
-    /// See [`Subject::loss`]; `Some` only for the first stage.
-    pub offset: Option<Tensor<3>>,
 }
 
 /// The options of [`verify`].
@@ -227,12 +188,34 @@ impl VerifyOptions {
             zero_stage,
             hsdp,
             precision: match dtype {
+                DType::F64 => Precision::F64,
                 DType::BF16 => Precision::Bf16,
                 DType::F16 => Precision::F16,
                 _ => Precision::F32,
             },
             bucket_size: self.data_parallel.bucket_size.or(bucket_size),
             ..self.data_parallel.clone()
+        }
+    }
+
+    /// The settings of the trainer: a constant learning rate, and no loss scale.
+    fn train_config<S: Subject>(&self, subject: &S, layout: &Layout) -> TrainConfig {
+        let samples = subject.samples();
+        TrainConfig {
+            steps: self.steps,
+            micro_batch_size: layout.micro_batch.unwrap_or(samples / layout.data),
+            global_batch_size: samples,
+            learning_rate: self.learning_rate,
+            min_learning_rate: 0.0,
+            warmup_steps: 0,
+            schedule: LrStyle::Constant,
+            optimizer: self.optimizer.clone(),
+            data_parallel: self.data_parallel_for(layout, subject.dtype()),
+            loss_scale: Some(LossScale::None),
+            // A step that is skipped shows in the report.
+            skip_limit: NonZeroU64::MAX,
+            clip: self.clip,
+            ..TrainConfig::default()
         }
     }
 

@@ -3,13 +3,12 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 
-use super::pass::StepPlan;
 use super::{Layout, RankError, Subject, VerifyOptions};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, CommError, ParallelContext};
-use crate::data_parallel::InvalidGradient;
-use crate::nn::{AxisRank, ParameterTable};
-use crate::optim::{ParallelAdamW, global_norm};
+use crate::nn::{AxisRank, ParallelModule, ParameterTable};
+use crate::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use crate::train::{Observer, ObserverError, PipelineConfig, StepGradients, Trainer};
 
 /// The results of a run on one rank, with assembled weights and gradients.
 #[derive(Clone, Debug)]
@@ -20,15 +19,13 @@ pub struct Observation {
     pub initial_weights: Vec<Vec<f64>>,
     /// Mean loss per token of each step.
     pub losses: Vec<f64>,
-    /// The gradient of the full input in the first step: `[samples, seq, hidden]`.
-    pub input_gradient: Vec<f64>,
     /// Full gradients of the first step.
     pub gradients: Vec<Vec<f64>>,
     /// Full gradients of the last step.
     pub last_gradients: Vec<Vec<f64>>,
-    /// The gradient norm of each step, before clipping.
+    /// The gradient norm of each step, before clipping, as the trainer reports it.
     pub gradient_norms: Vec<f64>,
-    /// Full parameters after the last step.
+    /// Full parameters after the last step, as a checkpoint has them.
     pub final_weights: Vec<Vec<f64>>,
     /// Parameters with replicas that are not bit-equal.
     pub unequal_replicas: Vec<String>,
@@ -41,54 +38,41 @@ pub(super) fn observe<S: Subject>(
     options: &VerifyOptions,
 ) -> Result<Observation, RankError> {
     let device = Device::flex();
-    let plan = StepPlan::new(subject, layout, groups, options)?;
-    let model = plan.build(subject, groups, &device)?;
+    let (model, pipeline) = build(subject, layout, groups, options, &device)?;
     let weights = AssembledParameters::from_module(&model.module, &model.table, groups)?;
-    let mut ddp = subject.wrap(
-        model,
-        groups,
-        &options.data_parallel_for(layout, subject.dtype()),
-    )?;
-    let mut optimizer = ParallelAdamW::new(&options.optimizer, &ddp)?;
-    let mut observation = Observation {
-        paths: ddp
-            .table()
+    let observation = Observation {
+        paths: model
+            .table
             .entries()
             .iter()
             .map(|entry| entry.path.clone())
             .collect(),
         initial_weights: weights.full,
         losses: vec![],
-        input_gradient: vec![],
         gradients: vec![],
         last_gradients: vec![],
         gradient_norms: vec![],
         final_weights: vec![],
         unequal_replicas: weights.unequal,
     };
-    for step in 0..options.steps {
-        let pass = plan.pass(subject, &mut ddp, groups, step)?;
-        let mut gradients = pass.gradients;
-        check_limit(&gradients.invalid_gradients, options, step)?;
-        let norm = global_norm(&gradients, &ddp)?;
-        observation.losses.push(pass.loss);
-        observation.gradient_norms.push(norm);
-        if step == 0 || step + 1 == options.steps {
-            let parts = ddp.full_gradients(&gradients).into_iter();
-            let parts = parts.map(elements).collect();
-            let assembled = AssembledParameters::new(parts, ddp.table(), groups)?;
-            observation.unequal_replicas.extend(assembled.unequal);
-            if step == 0 {
-                observation.gradients = assembled.full.clone();
-                observation.input_gradient = pass.input_gradient;
-            }
-            observation.last_gradients = assembled.full;
-        }
-        if norm > options.clip {
-            gradients.scale(options.clip / norm);
-        }
-        optimizer.step(options.learning_rate, &mut ddp, gradients);
+    let config = options.train_config(subject, layout);
+    let ddp = subject.wrap(model, groups, &config.data_parallel)?;
+    let mut trainer = Trainer::from_wrapped(ddp, &device, &config, pipeline)?;
+    let data = subject.data(groups);
+    let mut observer = GradientObserver {
+        observation,
+        groups,
+        options,
+    };
+    for _ in 0..options.steps {
+        let metrics = trainer.step(&*data, &mut observer)?;
+        let objective = metrics.minimised.objective.unwrap_or(metrics.loss);
+        observer.observation.losses.push(objective);
+        let norms = &mut observer.observation.gradient_norms;
+        norms.push(metrics.gradient_norm);
     }
+    let mut observation = observer.observation;
+    let ddp = trainer.model();
     let parts = ddp.parameters().into_iter().map(elements).collect();
     let weights = AssembledParameters::new(parts, ddp.table(), groups)?;
     observation.final_weights = weights.full;
@@ -96,21 +80,70 @@ pub(super) fn observe<S: Subject>(
     Ok(observation)
 }
 
-/// A training run skips a step with a gradient beyond the limit; here that is an error.
-fn check_limit(
-    invalid_gradients: &[InvalidGradient],
+/// The shard of this rank, with the schedule of a pipeline.
+fn build<S: Subject>(
+    subject: &S,
+    layout: &Layout,
+    groups: &ParallelContext,
     options: &VerifyOptions,
-    step: usize,
-) -> Result<(), RankError> {
-    match (
-        options.data_parallel.gradient_limit,
-        invalid_gradients.first(),
-    ) {
-        (Some(limit), Some(culprit)) => Err(format!(
-            "gradient_limit = {limit} would skip step {step}, which cannot be compared: {culprit}"
-        )
-        .into()),
-        _ => Ok(()),
+    device: &Device,
+) -> Result<(ParallelModule<S::Model>, Option<PipelineConfig>), RankError> {
+    let sequence_parallel = layout.sequence_parallel;
+    if layout.pipeline == 1 {
+        let model = subject.build(groups, device, sequence_parallel)?;
+        return Ok((model, None));
+    }
+    let schedule = layout.schedule(subject.samples() / layout.data)?;
+    let stages = subject
+        .split()
+        .stages(subject.layers(), schedule.stages())?;
+    let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
+    let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
+    let model = subject.build_stages(groups, device, sequence_parallel, &own)?;
+    let pipeline = PipelineConfig {
+        schedule,
+        defer_embedding_wgrad: options.defer_embedding_wgrad,
+    };
+    Ok((model, Some(pipeline)))
+}
+
+/// Assembles the gradients of the first and of the last step.
+struct GradientObserver<'a> {
+    observation: Observation,
+    groups: &'a ParallelContext,
+    options: &'a VerifyOptions,
+}
+
+impl Observer for GradientObserver<'_> {
+    fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
+        let (step, limit) = (gradients.step, self.options.data_parallel.gradient_limit);
+        // A training run skips a step with a gradient beyond the limit; here that is an error.
+        if let (Some(limit), Some(culprit)) = (limit, gradients.invalid.first()) {
+            return Err(format!(
+                "gradient_limit = {limit} would skip step {step}, which cannot be compared: {culprit}"
+            )
+            .into());
+        }
+        if step > 0 && step + 1 < self.options.steps {
+            return Ok(());
+        }
+        let parts = gradients.full().into_iter().map(elements).collect();
+        let assembled = AssembledParameters::new(parts, gradients.table, self.groups)?;
+        let observation = &mut self.observation;
+        observation.unequal_replicas.extend(assembled.unequal);
+        if step == 0 {
+            observation.gradients = assembled.full.clone();
+        }
+        observation.last_gradients = assembled.full;
+        Ok(())
+    }
+
+    fn step(&mut self, _: &StepMetrics, _: &StepTiming) -> Result<(), ObserverError> {
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
     }
 }
 
@@ -184,11 +217,11 @@ impl ModuleVisitor for CollectElements {
     }
 }
 
-pub(super) fn elements<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+fn elements<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     f64s(to_buffer(tensor.cast(DType::F64)))
 }
 
-pub(super) fn f64s(buffer: Buffer) -> Vec<f64> {
+fn f64s(buffer: Buffer) -> Vec<f64> {
     match buffer {
         Buffer::F64(values) => values,
         other => unreachable!("expected f64, got {}", other.dtype()),

@@ -68,7 +68,7 @@ impl VerifyReport {
         reasons
     }
 
-    fn cells(&self, layout: &Layout, comparison: &Comparison, bound: f64) -> [String; 10] {
+    fn cells(&self, layout: &Layout, comparison: &Comparison, bound: f64) -> [String; 9] {
         let number = |difference: &Difference| match difference.relative {
             0.0 => "0".to_string(),
             relative => format!("{relative:.1e}"),
@@ -90,7 +90,6 @@ impl VerifyReport {
             layout.to_string(),
             weights,
             number(&comparison.loss),
-            number(&comparison.input_gradient),
             format!("{} {worst}", number(&comparison.gradients))
                 .trim_end()
                 .to_string(),
@@ -114,7 +113,6 @@ impl fmt::Display for VerifyReport {
             "layout",
             "initial weights",
             "loss",
-            "input grad",
             "parameter grad (worst)",
             "last grad",
             "grad norm",
@@ -125,9 +123,9 @@ impl fmt::Display for VerifyReport {
         .map(str::to_string);
         let rows = self.rows.iter().zip(self.bounds());
         let rows = rows.map(|((layout, comparison), bound)| self.cells(layout, comparison, bound));
-        let rows: Vec<[String; 10]> = std::iter::once(header).chain(rows).collect();
+        let rows: Vec<[String; 9]> = std::iter::once(header).chain(rows).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-        let line = |row: &[String; 10]| {
+        let line = |row: &[String; 9]| {
             let cells = row.iter().enumerate();
             let cells = cells.map(|(column, cell)| format!("{cell:<0$}", width(column)));
             cells.collect::<Vec<_>>().join("  ").trim_end().to_string()

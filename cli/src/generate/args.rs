@@ -58,7 +58,7 @@ pub struct GenerateArgs {
     #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 1)]
     pub pipeline_parallel: usize,
     /// The type that the model computes in.
-    #[arg(long, value_name = "f32|bf16|f16", default_value = "f32", value_parser = precision)]
+    #[arg(long, value_name = "f64|f32|bf16|f16", default_value = "f32", value_parser = precision)]
     pub precision: Precision,
     /// Recompute the whole sequence for each token instead of using the KV cache.
     #[arg(long)]

@@ -4,7 +4,7 @@ use std::io::{self, Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::Device;
 use burn_megatron::checkpoint::{LoadTolerance, load_weights};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank};
@@ -175,8 +175,9 @@ impl<'a> GenerationRun<'a> {
             precision: self.args.precision,
             ..DataParallelConfig::default()
         };
-        let scope = ModelBuilder::with(groups, device, 0, DType::F32)
-            .with_compute_dtype(self.args.precision.of(DType::F32))
+        let parameters = self.args.precision.master();
+        let scope = ModelBuilder::with(groups, device, 0, parameters)
+            .with_compute_dtype(self.args.precision.of(parameters))
             .with_kernels(&self.kernels)?;
         let own = groups.pipeline().rank();
         let stages = [(own, self.stages[own].clone())];

@@ -185,6 +185,8 @@ fn check_types(
         Moments::Bf16 => DType::BF16,
     };
     let name = |dtype: DType| format!("{dtype:?}").to_lowercase();
+    // Some GPUs have f64, at a small fraction of their speed.
+    let has = |dtype: DType| has(dtype) && (dtype != DType::F64 || kind == DeviceKind::Cpu);
     for (key, dtype) in [
         ("precision", config.precision.of(DType::F32)),
         ("moments", moments),
@@ -415,6 +417,11 @@ mod tests {
         assert!(
             error.starts_with("invalid precision = bf16 for --device wgpu"),
             "{error}"
+        );
+        recipe.data_parallel.precision = Precision::F64;
+        assert_eq!(
+            check(&recipe).unwrap_err().to_string(),
+            "invalid precision = f64 for --device wgpu: expected f32 or f16"
         );
         let devices = DeviceKind::Cpu.devices().unwrap();
         check_types(&recipe, DeviceKind::Cpu, |x| devices[0].supports_dtype(x)).unwrap();

@@ -15,8 +15,8 @@ use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    Observer, ObserverError, PipelineConfig, SaveConfig, SavedCheckpoint, Saver, TrainConfig,
-    TrainError, Trainer,
+    NoopObserver, Observer, ObserverError, PipelineConfig, SaveConfig, SavedCheckpoint, Saver,
+    TrainConfig, TrainError, Trainer,
 };
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};
@@ -236,7 +236,7 @@ impl Case {
             trainer.save_with(Saver::open(self.saving(into), groups)?);
             trainer.save()?;
             let samples = text.samples(self.model.context, self.train.seed)?;
-            Ok(trainer.step(&samples)?.loss)
+            Ok(trainer.step(&samples, &mut NoopObserver)?.loss)
         };
         self.on_ranks(run).unwrap()[0]
     }

@@ -145,6 +145,7 @@ pub struct Engine<'a> {
     device: Device,
     sink: &'a dyn DeferringSink,
     deferred_wgrad: Option<DeferredWgrad>,
+    loss_scale: f64,
 }
 
 /// A weight whose gradient the last stage defers to the cool-down.
@@ -183,6 +184,7 @@ impl<'a> Engine<'a> {
             device,
             sink,
             deferred_wgrad: None,
+            loss_scale: 1.0,
         })
     }
 
@@ -194,13 +196,20 @@ impl<'a> Engine<'a> {
         self
     }
 
+    /// Multiplies the losses by `loss_scale` for the backward; [`EngineRun::loss`] stays unscaled.
+    pub fn with_loss_scale(mut self, loss_scale: f64) -> Self {
+        self.loss_scale = loss_scale;
+        self
+    }
+
     /// Runs all actions of this rank.
     ///
     /// # Errors
     ///
     /// [`EngineError::Action`] with the action in which communication failed or a stage
     /// [raised](crate::comm::raise) an error; [`EngineError::Panic`] with the action that panicked;
-    /// [`EngineError::Send`] if a send did not complete.
+    /// [`EngineError::Send`] if a send did not complete. On a pipeline of one rank, panics and raised errors
+    /// unwind.
     pub fn run(&self, model: &impl Stage) -> Result<EngineRun, EngineError> {
         let mut state = EngineState::new(
             self.schedule,
@@ -208,6 +217,7 @@ impl<'a> Engine<'a> {
             &self.device,
             self.sink,
             self.deferred_wgrad,
+            self.loss_scale,
         );
         let mut events = vec![];
         let mut closes = grad_sync_points::grad_sync_points(self.schedule, self.comm.rank());
@@ -257,10 +267,22 @@ impl<'a> Engine<'a> {
         work: impl FnOnce() -> Result<(), CommError>,
     ) -> Result<(), EngineError> {
         let rank = self.comm.rank();
-        let _span = tracing::debug_span!("action", %action).entered();
-        // The state is dropped after a panic, so no inconsistent state is observed.
-        let result = catch_unwind(AssertUnwindSafe(work))
-            .map_err(|payload| EngineError::from_panic(rank, *action, payload))?;
+        let _span = match action.kind {
+            ActionKind::Forward => tracing::debug_span!("forward", %action),
+            ActionKind::Backward | ActionKind::InputGradient => {
+                tracing::debug_span!("backward", %action)
+            }
+            _ => tracing::debug_span!("action", %action),
+        }
+        .entered();
+        let result = if self.comm.size() == 1 {
+            // There are no pipeline ranks to tell apart: a panic unwinds as it is.
+            work()
+        } else {
+            // The state is dropped after a panic, so no inconsistent state is observed.
+            catch_unwind(AssertUnwindSafe(work))
+                .map_err(|payload| EngineError::from_panic(rank, *action, payload))?
+        };
         result.map_err(|source| EngineError::Action {
             rank,
             action: *action,

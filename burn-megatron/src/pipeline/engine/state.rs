@@ -37,6 +37,7 @@ pub(super) struct EngineState<'a> {
     losses: Vec<Tensor<1>>,
     peak: usize,
     deferred_wgrad: Option<DeferredWgrad>,
+    loss_scale: f64,
     /// Gradients of the weight that is deferred to the cool-down.
     deferred_wgrads: Vec<Deferred>,
 }
@@ -48,6 +49,7 @@ impl<'a> EngineState<'a> {
         device: &'a Device,
         sink: &'a dyn DeferringSink,
         deferred_wgrad: Option<DeferredWgrad>,
+        loss_scale: f64,
     ) -> Self {
         Self {
             schedule,
@@ -61,6 +63,7 @@ impl<'a> EngineState<'a> {
             losses: vec![],
             peak: 0,
             deferred_wgrad,
+            loss_scale,
             deferred_wgrads: vec![],
         }
     }
@@ -179,11 +182,19 @@ impl<'a> EngineState<'a> {
             }
             StageOutput::Loss(loss) => {
                 self.losses.push(loss.clone().inner());
-                (loss, None)
+                (self.scaled(loss), None)
             }
         };
         self.graphs.insert(key, StageGraph { root, slot, input });
         self.peak = self.peak.max(self.graphs.len() + self.pending_wgrads.len());
+    }
+
+    fn scaled(&self, loss: Tensor<1>) -> Tensor<1> {
+        if self.loss_scale == 1.0 {
+            loss
+        } else {
+            loss.mul_scalar(self.loss_scale)
+        }
     }
 
     /// A backward that returns the weight gradients instead of computing them.

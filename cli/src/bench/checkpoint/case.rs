@@ -13,7 +13,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig, Trainer,
+    NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 
@@ -130,7 +130,7 @@ impl CheckpointBench {
         trainer.save_with(self.saver(groups, "in-turns", None)?);
         let samples = text.samples(TOKENS, 1)?;
         for round in 0..=self.samples {
-            trainer.step(&samples)?;
+            trainer.step(&samples, &mut NoopObserver)?;
             world.barrier()?;
             let (saved, save) = timed(|| Ok(trainer.save()?))?;
             let path = saved.last().map(|saved| saved.path.clone());

@@ -154,7 +154,7 @@ impl TrainingRun<'_> {
             .set(step as u64, (rank * samples) as u64);
 
         let start = self.now();
-        let forward = |model: &Transformer| model.losses(tokens, targets, None).sum();
+        let forward = |model: &Transformer| model.losses(tokens, targets).sum();
         let loss = self.ddp.forward(&device, forward);
         let start = self.phase(EventKind::Compute, "forward", step, start);
         self.ddp.backward_last(loss);

@@ -94,6 +94,26 @@ fn one_rank_runs_a_schedule_of_one() {
 }
 
 #[test]
+fn a_loss_scale_scales_the_gradients_and_not_the_loss() {
+    let run = |scale: f64| {
+        let schedule = schedule(ScheduleKind::OneFOneB, 1, 3);
+        let ranks = World::threads(1).unwrap().run(|rank| {
+            let chain = Chain::new(&schedule, 0, &even(3));
+            let comm = rank.communicator();
+            let engine = Engine::new(&schedule, &comm, &Device::flex(), &*chain.sums)?;
+            let run = engine.with_loss_scale(scale).run(&chain)?;
+            Ok::<_, RankError>((run.loss, by_stage(vec![chain.gradients()])))
+        });
+        ranks.unwrap().swap_remove(0)
+    };
+    let ((loss, gradients), (same, scaled)) = (run(1.0), run(1024.0));
+    assert_eq!(loss, same);
+    for (gradient, scaled) in gradients.iter().flatten().zip(scaled.iter().flatten()) {
+        assert_eq!(1024.0 * gradient, *scaled);
+    }
+}
+
+#[test]
 fn a_split_backward_has_the_bits_of_a_whole_one() {
     let bits = |kind| {
         let gradients = weight_gradients(&schedule(kind, 4, 8), &even(8));

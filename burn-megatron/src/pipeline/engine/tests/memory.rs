@@ -7,6 +7,12 @@ use burn::backend::Flex;
 use super::*;
 
 #[test]
+fn one_stage_keeps_one_micro_batch() {
+    let schedule = schedule(ScheduleKind::OneFOneB, 1, 8);
+    assert_eq!(run(&schedule, &even(8), |run, _| run.peak_activations), [1]);
+}
+
+#[test]
 fn no_more_activations_are_kept_than_the_validator_says() {
     for kind in ScheduleKind::ALL {
         for (ranks, micro_batches) in [(2, 4), (4, 8), (4, 12)] {

@@ -1,0 +1,168 @@
+//! Builds a trainer, with one pipeline stage or several.
+
+use burn::tensor::Device;
+
+use super::config::{ConfigError, TrainConfig};
+use super::{LanguageModel, TrainError, Trainer};
+use crate::comm::ParallelContext;
+use crate::data_parallel::DistributedDataParallel;
+use crate::mesh::Axis;
+use crate::nn::ParallelModule;
+use crate::optim::{LossScaler, ParallelAdamW, StepCount};
+use crate::pipeline::engine::DeferredWgrad;
+use crate::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleKind, generate};
+
+/// The schedule and the options of a pipeline.
+#[derive(Clone, Debug)]
+pub struct PipelineConfig {
+    /// The schedule.
+    pub schedule: Schedule,
+    /// The maximum number of gradients of the output layer's weight that the last stage defers to its
+    /// cool-down: 0 for no limit, `None` to defer none. For schedules without split backwards.
+    pub defer_embedding_wgrad: Option<usize>,
+}
+
+impl<M: LanguageModel> Trainer<M> {
+    /// A trainer of `model` on `device`, in one pipeline stage.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] if the settings do not fit the mesh or the model.
+    pub fn new(
+        model: ParallelModule<M>,
+        groups: &ParallelContext,
+        device: &Device,
+        config: &TrainConfig,
+    ) -> Result<Self, TrainError> {
+        check(config, groups, &model.module)?;
+        let pipeline = one_stage(config, groups)?;
+        Self::with_pipeline(model, groups, device, config, pipeline)
+    }
+
+    /// A trainer of the pipeline stages of `model` on this rank.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] if the settings do not fit the mesh, the model or the schedule.
+    pub fn with_pipeline(
+        model: ParallelModule<M>,
+        groups: &ParallelContext,
+        device: &Device,
+        config: &TrainConfig,
+        pipeline: PipelineConfig,
+    ) -> Result<Self, TrainError> {
+        check_micro_batches(&pipeline.schedule, config, groups)?;
+        check(config, groups, &model.module)?;
+        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
+        Self::build(ddp, device, config, pipeline)
+    }
+
+    /// A trainer of a model that is wrapped already, with the settings `config.data_parallel`. `pipeline` is
+    /// `None` for one stage.
+    ///
+    /// # Errors
+    ///
+    /// See [`with_pipeline`](Self::with_pipeline).
+    pub fn from_wrapped(
+        ddp: DistributedDataParallel<M>,
+        device: &Device,
+        config: &TrainConfig,
+        pipeline: Option<PipelineConfig>,
+    ) -> Result<Self, TrainError> {
+        check(config, ddp.groups(), ddp.module())?;
+        let pipeline = match pipeline {
+            Some(pipeline) => pipeline,
+            None => one_stage(config, ddp.groups())?,
+        };
+        check_micro_batches(&pipeline.schedule, config, ddp.groups())?;
+        Self::build(ddp, device, config, pipeline)
+    }
+
+    fn build(
+        ddp: DistributedDataParallel<M>,
+        device: &Device,
+        config: &TrainConfig,
+        pipeline: PipelineConfig,
+    ) -> Result<Self, TrainError> {
+        Ok(Self {
+            optimizer: ParallelAdamW::new(&config.optimizer, &ddp)?,
+            scaler: LossScaler::new(&config.loss_scale()).map_err(ConfigError::from)?,
+            count: StepCount::default(),
+            learning_rates: config.learning_rates().map_err(ConfigError::from)?,
+            deferred_wgrad: deferred_wgrad(&ddp, &pipeline)?,
+            schedule: pipeline.schedule,
+            ddp,
+            config: config.clone(),
+            device: device.clone().inner(),
+            events: vec![],
+            bytes_per_token: 1.0,
+            samples: 0,
+            saver: None,
+            saved_at: 0,
+            diverged: None,
+        })
+    }
+}
+
+fn check(
+    config: &TrainConfig,
+    groups: &ParallelContext,
+    model: &impl LanguageModel,
+) -> Result<(), ConfigError> {
+    config.check(groups.mesh().size(Axis::Data), model.context())
+}
+
+/// The micro-batches of a rank in a step.
+fn micro_batches(config: &TrainConfig, groups: &ParallelContext) -> usize {
+    let share = config.global_batch_size / groups.mesh().size(Axis::Data);
+    share / config.micro_batch_size.max(1)
+}
+
+fn check_micro_batches(
+    schedule: &Schedule,
+    config: &TrainConfig,
+    groups: &ParallelContext,
+) -> Result<(), TrainError> {
+    let micro_batches = micro_batches(config, groups);
+    match schedule.micro_batches() {
+        schedule if schedule != micro_batches => Err(TrainError::MicroBatches {
+            schedule,
+            micro_batches,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The schedule of one stage: forward and backward of each micro-batch in turn.
+fn one_stage(config: &TrainConfig, groups: &ParallelContext) -> Result<PipelineConfig, TrainError> {
+    let ranks = groups.mesh().size(Axis::Pipeline);
+    if ranks > 1 {
+        return Err(TrainError::NoSchedule(ranks));
+    }
+    let micro_batches = micro_batches(config, groups);
+    let schedule = ScheduleConfig::new(ScheduleKind::OneFOneB, ranks, micro_batches);
+    Ok(PipelineConfig {
+        schedule: generate(&schedule)?,
+        defer_embedding_wgrad: None,
+    })
+}
+
+/// The weight gradient that the last stage defers, on its rank.
+fn deferred_wgrad<M: LanguageModel>(
+    ddp: &DistributedDataParallel<M>,
+    pipeline: &PipelineConfig,
+) -> Result<Option<DeferredWgrad>, TrainError> {
+    let schedule = &pipeline.schedule;
+    let last = schedule.rank_of(schedule.stages() - 1);
+    let Some(limit) = pipeline
+        .defer_embedding_wgrad
+        .filter(|_| ddp.groups().pipeline().rank() == last)
+    else {
+        return Ok(None);
+    };
+    let path = ddp.module().output_weight();
+    match ddp.table().index(path) {
+        Some(index) => Ok(Some(DeferredWgrad { index, limit })),
+        None => Err(TrainError::OutputWeight(path.into())),
+    }
+}
