@@ -95,9 +95,11 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
 
 /// The bytes by which the heap grows at most in the second step of a trainer with so many micro-batches.
 fn peak_of_a_step(micro_batches: usize) -> usize {
+    // Small, so that activations outweigh parameters.
     let model = TransformerConfig {
         context: 64,
-        dropout: 0.1,
+        hidden: 64,
+        mlp_width: Some(192),
         ..config()
     };
     let config = TrainConfig {

@@ -139,8 +139,8 @@ fn train(layout: Layout, config: &TrainConfig) -> Vec<Trained> {
 
 fn weights<M: burn::module::Module>(ddp: &DistributedDataParallel<M>) -> Vec<Vec<u64>> {
     let bits = |tensor: Tensor<1>| {
-        let values = tensor.into_data().iter::<f64>().map(f64::to_bits);
-        values.collect()
+        let data = tensor.into_data();
+        data.iter::<f64>().map(f64::to_bits).collect()
     };
     ddp.parameters().into_iter().map(bits).collect()
 }

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use burn::tensor::DType;
 use burn_megatron::checkpoint::{
     CheckpointFolder, CheckpointMetadata, ElementType, Retention, TensorMeta, TensorShard,
     TensorSlice,
