@@ -1,24 +1,32 @@
 //! The coordinates of one rank in a mesh, with a communicator for each of its process groups.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::mesh::{Axis, AxisRank, Coordinates, Mesh, MeshError, ParallelConfig};
+use crate::mesh::{
+    Axis, AxisRank, AxisSet, Coordinates, Grid, Mesh, MeshError, MeshRank, ParallelConfig,
+};
 use crate::{CommError, Communicator, OfflineCommunicator, Rank, SingleRank};
 
 /// The mesh, the coordinates of this rank, and the communicators of its process groups.
 ///
-/// There is no global state: this handle is passed to the `init` of every module.
+/// There is no global state: this handle is passed to the `init` of every module. [`group`](Self::group)
+/// returns the group over any set of axes; those that every run needs have an accessor.
 #[derive(Clone, Debug)]
 pub struct ParallelContext {
-    mesh: Arc<Mesh>,
-    rank: usize,
+    rank: MeshRank,
     world: Arc<dyn Communicator>,
     tensor: Arc<dyn Communicator>,
     data: Arc<dyn Communicator>,
     pipeline: Arc<dyn Communicator>,
     stage: Arc<dyn Communicator>,
     embedding: Arc<dyn Communicator>,
+    /// The groups made on demand, shared by all clones.
+    others: Arc<Mutex<Groups>>,
 }
+
+/// Communicators by the groups into which they split the ranks.
+type Groups = BTreeMap<Vec<Vec<usize>>, Arc<dyn Communicator>>;
 
 /// Why the process groups could not be created.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -46,7 +54,7 @@ impl From<CommError> for ParallelContextError {
 }
 
 impl ParallelContext {
-    /// Creates the process groups of `config` in the world of `rank`.
+    /// Creates the process groups that every run needs, of `config` in the world of `rank`.
     ///
     /// Collective: call on all ranks of the world, with the same config.
     ///
@@ -68,8 +76,8 @@ impl ParallelContext {
         world: Arc<dyn Communicator>,
     ) -> Result<Self, ParallelContextError> {
         let mesh = Mesh::new(config, world.size())?;
-        for axis in [Axis::Context, Axis::Expert] {
-            let size = mesh.size(axis);
+        for (grid, axis) in [(Grid::Dense, Axis::Context), (Grid::Expert, Axis::Expert)] {
+            let size = mesh.size(grid, axis);
             if size > 1 {
                 return Err(ParallelContextError::Unused { axis, size });
             }
@@ -86,16 +94,16 @@ impl ParallelContext {
     ///
     /// [`CommError`] if a rank is missing or has another mesh.
     pub fn from_mesh(mesh: Mesh, world: Arc<dyn Communicator>) -> Result<Self, CommError> {
-        let split = |name: &str, axes: &[Axis]| world.split(name, &mesh.groups(axes));
+        let split = |name, axes| world.split(name, &mesh.groups(Grid::Dense, axes));
         Ok(Self {
-            rank: world.rank(),
-            tensor: split("tensor", &[Axis::Tensor])?,
-            data: split("data", &[Axis::Data])?,
-            pipeline: split("pipeline", &[Axis::Pipeline])?,
-            stage: split("stage", &[Axis::Tensor, Axis::Data])?,
+            tensor: split("tensor", TENSOR)?,
+            data: split("data", DATA)?,
+            pipeline: split("pipeline", PIPELINE)?,
+            stage: split("stage", STAGE)?,
             embedding: world.split("embedding", &embedding_groups(&mesh))?,
-            mesh: Arc::new(mesh),
+            rank: MeshRank::new(Arc::new(mesh), world.rank()),
             world,
+            others: Arc::default(),
         })
     }
 
@@ -103,14 +111,14 @@ impl ParallelContext {
     pub fn single() -> Self {
         let single: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
         Self {
-            mesh: Arc::new(Mesh::single()),
-            rank: 0,
+            rank: MeshRank::single(),
             world: single.clone(),
             tensor: single.clone(),
             data: single.clone(),
             pipeline: single.clone(),
             stage: single.clone(),
             embedding: single,
+            others: Arc::default(),
         }
     }
 
@@ -127,17 +135,22 @@ impl ParallelContext {
 
     /// The mesh.
     pub fn mesh(&self) -> &Mesh {
-        &self.mesh
+        self.rank.mesh()
     }
 
     /// The world rank.
     pub fn rank(&self) -> usize {
-        self.rank
+        self.rank.rank()
+    }
+
+    /// This rank and its mesh, from which its part of each parameter follows.
+    pub fn mesh_rank(&self) -> &MeshRank {
+        &self.rank
     }
 
     /// This rank's coordinates.
     pub fn coordinates(&self) -> Coordinates {
-        self.mesh.coordinates(self.rank)
+        self.mesh().coordinates(self.rank())
     }
 
     /// This rank's index on the tensor axis.
@@ -158,7 +171,11 @@ impl ParallelContext {
         &self.tensor
     }
 
-    /// The ranks that differ from this one in the data axis alone.
+    /// The ranks that differ from this one in the data axis of the dense grid alone.
+    ///
+    /// Gradients are summed over the [`group`](Self::group) of a parameter's
+    /// [`data_axes`](Grid::data_axes), which has more axes in the dense grid and other ranks in the expert
+    /// grid.
     pub fn data(&self) -> &Arc<dyn Communicator> {
         &self.data
     }
@@ -168,7 +185,7 @@ impl ParallelContext {
         &self.pipeline
     }
 
-    /// The ranks that hold the same pipeline stages: tensor and data axis.
+    /// The ranks that hold the same pipeline stages: all axes but the pipeline, of either grid.
     pub fn stage(&self) -> &Arc<dyn Communicator> {
         &self.stage
     }
@@ -179,36 +196,191 @@ impl ParallelContext {
         &self.embedding
     }
 
-    /// Replaces the communicator of the tensor axis, for instance by a wrapper that records, delays or
-    /// disturbs calls.
-    pub fn with_tensor(mut self, tensor: Arc<dyn Communicator>) -> Self {
-        self.tensor = tensor;
-        self
-    }
-
-    /// Replaces the communicator of the data axis; see [`with_tensor`](Self::with_tensor).
-    pub fn with_data(mut self, data: Arc<dyn Communicator>) -> Self {
-        self.data = data;
-        self
-    }
-
-    /// Splits the tensor group into groups of `size` consecutive ranks.
+    /// The ranks that differ from this one in `axes` of `grid` alone.
     ///
-    /// Collective: call on all ranks of the tensor group, with the same size.
+    /// The communicator is made by the first call and cached; clones of the context share the cache. Axes of
+    /// size 1 do not count, and two sets of axes with the same groups have one communicator: without context
+    /// parallelism that of context and data is [`data`](Self::data). A new one is named by its axes in errors
+    /// and reports, such as `tensor x context`, and `expert: data` in the expert grid.
+    ///
+    /// Collective, with the same grid and axes, in the same order among all such calls: without the pipeline
+    /// axis on all ranks of the [`stage`](Self::stage), so that layers of one stage can ask for groups that
+    /// other stages do not need; with it on all ranks of the world. A cached group is returned without
+    /// waiting.
     ///
     /// # Errors
     ///
-    /// [`CommError`] if a rank is missing or has another size.
-    pub fn tensor_subgroups(&self, size: usize) -> Result<Arc<dyn Communicator>, CommError> {
-        let ranks = self.tensor.group().ranks();
+    /// [`CommError::InvalidCall`] if the grid does not have one of the axes; other errors if a rank is missing
+    /// or asks for another group.
+    pub fn group(
+        &self,
+        grid: Grid,
+        axes: impl Into<AxisSet>,
+    ) -> Result<Arc<dyn Communicator>, CommError> {
+        let axes = axes.into();
+        let unknown = axes.difference(grid.axes());
+        if !unknown.is_empty() {
+            return Err(CommError::InvalidCall {
+                group: self.world.group().to_string(),
+                call: format!("group {grid}: {axes}"),
+                reason: format!(
+                    "invalid axis {unknown}: expected axes of the {grid} grid, which has {}",
+                    grid.axes()
+                ),
+            });
+        }
+        if let Some(standard) = self.standard(grid, axes) {
+            return Ok(self.standard_group(standard).clone());
+        }
+        let groups = self.mesh().groups(grid, axes);
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(comm) = others.get(&groups) {
+            return Ok(comm.clone());
+        }
+        let comm = self.create(grid, axes, &groups)?;
+        others.insert(groups, comm.clone());
+        Ok(comm)
+    }
+
+    fn create(
+        &self,
+        grid: Grid,
+        axes: AxisSet,
+        groups: &[Vec<usize>],
+    ) -> Result<Arc<dyn Communicator>, CommError> {
+        let axes = self.mesh().without_trivial_axes(grid, axes);
+        let name = match grid {
+            Grid::Dense => axes.to_string(),
+            Grid::Expert => format!("{grid}: {axes}"),
+        };
+        if axes.is_empty() {
+            let pool = self.world.pool().cloned().unwrap_or_default();
+            return Ok(Arc::new(SingleRank::of_rank("single", self.rank(), pool)));
+        }
+        if axes.contains(Axis::Pipeline) {
+            return self.world.split(&name, groups);
+        }
+        // Both grids have the same pipelines, so that each group lies inside of a stage.
+        let own = self.stage.group().ranks();
+        let inside = groups.iter().filter(|group| own.contains(&group[0]));
+        self.stage
+            .split(&name, &inside.cloned().collect::<Vec<_>>())
+    }
+
+    /// The standard group that has the same ranks as the group over `axes`, if one does.
+    fn standard(&self, grid: Grid, axes: AxisSet) -> Option<Standard> {
+        let same = |(_, other): &&(Standard, AxisSet)| grid == Grid::Dense && *other == axes;
+        if let Some((standard, _)) = STANDARD.iter().find(same) {
+            return Some(*standard);
+        }
+        let mesh = self.mesh();
+        if mesh.without_trivial_axes(grid, axes).is_empty() {
+            return None;
+        }
+        let groups = mesh.groups(grid, axes);
+        let same = |(_, axes): &&(Standard, AxisSet)| mesh.groups(Grid::Dense, *axes) == groups;
+        STANDARD.iter().find(same).map(|(standard, _)| *standard)
+    }
+
+    fn standard_group(&self, standard: Standard) -> &Arc<dyn Communicator> {
+        match standard {
+            Standard::Tensor => &self.tensor,
+            Standard::Data => &self.data,
+            Standard::Pipeline => &self.pipeline,
+            Standard::Stage => &self.stage,
+            Standard::World => &self.world,
+        }
+    }
+
+    /// Replaces the communicator of the tensor axis, for instance by a wrapper that records, delays or
+    /// disturbs calls. Clones made before keep theirs.
+    pub fn with_tensor(self, tensor: Arc<dyn Communicator>) -> Self {
+        self.with_group(Grid::Dense, TENSOR, tensor)
+    }
+
+    /// Replaces the communicator of the data axis of the dense grid; see [`with_tensor`](Self::with_tensor).
+    pub fn with_data(self, data: Arc<dyn Communicator>) -> Self {
+        self.with_group(Grid::Dense, DATA, data)
+    }
+
+    /// Replaces the communicator that [`group`](Self::group) returns for `axes` of `grid`; see
+    /// [`with_tensor`](Self::with_tensor).
+    ///
+    /// # Panics
+    ///
+    /// If the grid does not have one of the axes.
+    #[track_caller]
+    pub fn with_group(
+        mut self,
+        grid: Grid,
+        axes: impl Into<AxisSet>,
+        comm: Arc<dyn Communicator>,
+    ) -> Self {
+        let axes = axes.into();
+        match self.standard(grid, axes) {
+            Some(Standard::Tensor) => self.tensor = comm,
+            Some(Standard::Data) => self.data = comm,
+            Some(Standard::Pipeline) => self.pipeline = comm,
+            Some(Standard::Stage) => self.stage = comm,
+            Some(Standard::World) => self.world = comm,
+            None => {
+                let others = self.others.lock();
+                let mut others = others.unwrap_or_else(PoisonError::into_inner).clone();
+                others.insert(self.mesh().groups(grid, axes), comm);
+                self.others = Arc::new(Mutex::new(others));
+            }
+        }
+        self
+    }
+
+    /// Splits the group of an axis into groups of `size` consecutive ranks, named `tensor/2` or the like.
+    ///
+    /// Collective: call on all ranks of the group of the axis, with the same arguments; for the group itself
+    /// see [`group`](Self::group).
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if the grid does not have the axis, or a rank is missing or has another size.
+    pub fn subgroups(
+        &self,
+        grid: Grid,
+        axis: Axis,
+        size: usize,
+    ) -> Result<Arc<dyn Communicator>, CommError> {
+        let comm = self.group(grid, axis)?;
+        let (name, ranks) = (comm.group().name(), comm.group().ranks());
         let groups: Vec<_> = ranks.chunks(size).map(<[usize]>::to_vec).collect();
-        self.tensor.split(&format!("tensor/{size}"), &groups)
+        comm.split(&format!("{name}/{size}"), &groups)
     }
 }
 
+/// A group that every run needs, made by [`ParallelContext::new`].
+#[derive(Clone, Copy, Debug)]
+enum Standard {
+    Tensor,
+    Data,
+    Pipeline,
+    Stage,
+    World,
+}
+
+const TENSOR: AxisSet = AxisSet::of(Axis::Tensor);
+const DATA: AxisSet = AxisSet::of(Axis::Data);
+const PIPELINE: AxisSet = AxisSet::of(Axis::Pipeline);
+const STAGE: AxisSet = Grid::Dense.axes().without(Axis::Pipeline);
+
+/// The axes of the standard groups in the dense grid; where two have the same ranks, the first serves both.
+const STANDARD: [(Standard, AxisSet); 5] = [
+    (Standard::Tensor, TENSOR),
+    (Standard::Data, DATA),
+    (Standard::Pipeline, PIPELINE),
+    (Standard::Stage, STAGE),
+    (Standard::World, Grid::Dense.axes()),
+];
+
 /// The embedding group of each pipeline, and a group of its own for every other rank.
 fn embedding_groups(mesh: &Mesh) -> Vec<Vec<usize>> {
-    let pipelines = mesh.groups(&[Axis::Pipeline]).into_iter();
+    let pipelines = mesh.groups(Grid::Dense, PIPELINE).into_iter();
     let groups = pipelines.flat_map(|pipeline| {
         let embedding = mesh.embedding_group(pipeline[0]);
         let others = pipeline

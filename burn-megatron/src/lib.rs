@@ -80,7 +80,7 @@ pub mod verify;
 pub mod prelude {
     pub use crate::comm::{Communicator, ParallelContext, Rank, World};
     pub use crate::data_parallel::DistributedDataParallel;
-    pub use crate::mesh::{Axis, Mesh, ParallelConfig};
+    pub use crate::mesh::{Axis, Grid, Mesh, ParallelConfig};
     pub use crate::nn::{
         ColumnParallelLinear, ColumnParallelLinearConfig, ModelBuilder, ParallelModule,
         RowParallelLinear, RowParallelLinearConfig,

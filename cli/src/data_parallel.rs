@@ -149,9 +149,9 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
 fn has_replicas(recipe: &Recipe) -> bool {
     let (config, parallel) = (&recipe.data_parallel, &recipe.parallel);
     let over_data = config.shard_ranks(parallel.data) < parallel.data;
-    let tied_across_pipeline = parallel.pipeline > 1 && recipe.model.tied;
+    let tied = parallel.pipeline > 1 && recipe.model.tied;
     // Norms are replicated over the tensor axis.
-    over_data || parallel.tensor > 1 || tied_across_pipeline
+    over_data || parallel.tensor > 1 || tied
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl RankEstimates {
             let groups = ParallelContext::offline(plan.mesh.clone(), rank)?;
             let model = build(recipe, plan, &groups, device, true)?;
             let counted = model.table.entries().iter();
-            let counted = counted.filter(|entry| pipeline == 0 || !entry.tied_across_pipeline);
+            let counted = counted.filter(|entry| entry.is_first_copy(groups.mesh_rank()));
             parameters += counted.map(|entry| entry.len()).sum::<usize>();
             ranks.push(RankEstimate::new(recipe, plan, &groups, &model)?);
         }
@@ -160,7 +160,7 @@ impl RankEstimate {
                 parameters: need.parameters.saturating_add(rotary),
                 ..need
             },
-            parameters: model.table.local_elements(groups.place()),
+            parameters: model.table.local_elements(groups.mesh_rank()),
             kernels: model.kernels.clone(),
             flops_per_token: model.module.flops_per_token(length),
             sharing,

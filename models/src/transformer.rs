@@ -198,11 +198,12 @@ impl Transformer {
                 scope
                     .child("embedding")
                     .in_stage(if first { first_stage } else { last_stage });
-            // A tied weight on two pipeline ranks is replicated on both.
-            let scope = if first && last {
-                scope
+            // A tied weight has a copy on the first and on the last rank, unless one rank holds both stages.
+            let ranks = scope.groups().pipeline().size();
+            let scope = if config.tied && !(first && last) {
+                scope.with_pipeline_copies([0, ranks - 1])
             } else {
-                scope.with_tied_across_pipeline(config.tied)
+                scope
             };
             VocabParallelEmbedding::new(vocabulary, hidden, init, sequence_parallel, &scope)
         };

@@ -11,6 +11,7 @@ use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel,
 };
 use burn_megatron::kernels::philox::Stream;
+use burn_megatron::mesh::Axis;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::{
     Activation, ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig,
@@ -329,12 +330,14 @@ impl Subject for FaultySubject {
         let entries = model.table.entries_mut();
         match self.fault {
             Some(Fault::NormNotSummed) => {
-                named(entries, "norm.weight").sum_over_tensor = false;
+                let norm = named(entries, "norm.weight");
+                norm.sum_over = norm.sum_over.without(Axis::Tensor);
             }
             Some(Fault::CountedTwice) => {
                 let (size, parts) = (HIDDEN * groups.place().size, groups.place().size);
                 let sections = vec![Section { size, parts }];
-                named(entries, "norm.weight").placement = Placement::Split { dim: 0, sections };
+                let placement = Placement::Split { dim: 0, sections };
+                named(entries, "norm.weight").placements = (Axis::Tensor, placement).into();
             }
             Some(Fault::OwnWeights) if groups.data().rank() == 1 => {
                 model.module = model.module.map(&mut AddDrift);

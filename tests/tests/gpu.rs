@@ -9,7 +9,7 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::kernels::{Function, apply};
-use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::mesh::{AxisRank, ParallelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron::train::LanguageModel;
@@ -263,7 +263,13 @@ fn step(
     let assembled = |parts: &dyn Fn(usize, usize) -> Vec<f32>| {
         let one = |(i, entry): (usize, &burn_megatron::nn::ParameterEntry)| {
             let parts: Vec<_> = (0..tensor).map(|rank| parts(rank, i)).collect();
-            entry.placement.assemble(&entry.shape, &parts)
+            let place = |index| AxisRank {
+                index,
+                size: tensor,
+            };
+            let parts = parts.iter().enumerate();
+            let parts = parts.map(|(rank, part)| (move |_| place(rank), &part[..]));
+            entry.placements.assemble(&entry.shape, parts)
         };
         table
             .entries()

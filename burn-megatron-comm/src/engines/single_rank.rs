@@ -1,10 +1,10 @@
-//! The communicator of a world of one rank.
+//! The communicator of a group of one rank.
 
 use std::sync::Arc;
 
 use crate::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
 
-/// The communicator of a world of one rank: every collective returns its input.
+/// The communicator of a group of one rank: every collective returns its input.
 #[derive(Debug)]
 pub struct SingleRank {
     group: Group,
@@ -14,12 +14,13 @@ pub struct SingleRank {
 impl SingleRank {
     /// The group `name` of rank 0.
     pub fn new(name: impl Into<String>) -> Self {
-        Self::with_pool(name, Arc::default())
+        Self::of_rank(name, 0, Arc::default())
     }
 
-    fn with_pool(name: impl Into<String>, pool: Arc<BufferPool>) -> Self {
+    /// The group `name` of one rank of a larger world, which takes its results from `pool`.
+    pub(crate) fn of_rank(name: impl Into<String>, rank: usize, pool: Arc<BufferPool>) -> Self {
         Self {
-            group: Group::new(name, vec![0], 0),
+            group: Group::new(name, vec![rank], 0),
             pool,
         }
     }
@@ -45,12 +46,16 @@ impl Communicator for SingleRank {
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
         match groups {
             [group] if group == self.group.ranks() => {
-                Ok(Arc::new(Self::with_pool(name, Arc::clone(&self.pool))))
+                let rank = self.group.world_rank();
+                Ok(Arc::new(Self::of_rank(name, rank, self.pool.clone())))
             }
             _ => Err(CommError::InvalidCall {
                 group: self.group.to_string(),
                 call: "split".to_string(),
-                reason: format!("invalid groups {groups:?}: expected a partition of [0]"),
+                reason: format!(
+                    "invalid groups {groups:?}: expected a partition of {:?}",
+                    self.group.ranks()
+                ),
             }),
         }
     }

@@ -1,9 +1,9 @@
 //! Builds a mesh from a configuration: all checks of sizes, and the search for valid alternatives.
 
 use super::error::{MeshFault, RequiredRanks, Suggestions};
-use super::grid::Grid;
+use super::rank_grid::RankGrid;
 use super::split::{divisors, nearest};
-use super::{Axis, Mesh, ParallelConfig};
+use super::{Axis, Grid, Mesh, ParallelConfig};
 
 /// The number of suggested sizes of an axis.
 const MAX_SUGGESTED: usize = 4;
@@ -136,7 +136,7 @@ fn check_order(config: &ParallelConfig, data: usize, expert_data: usize) -> Resu
 }
 
 /// The dense grid, without the expert axis, and the expert grid, without the context axis.
-fn grids(resolved: &ParallelConfig, data: usize, expert_data: usize) -> (Grid, Grid) {
+fn grids(resolved: &ParallelConfig, data: usize, expert_data: usize) -> (RankGrid, RankGrid) {
     let dense = |axis: &Axis| match axis {
         Axis::Tensor => Some((Axis::Tensor, resolved.tensor)),
         Axis::Context => Some((Axis::Context, resolved.context)),
@@ -153,17 +153,21 @@ fn grids(resolved: &ParallelConfig, data: usize, expert_data: usize) -> (Grid, G
     };
     let axes = resolved.order.axes();
     (
-        Grid::new(axes.iter().filter_map(dense)),
-        Grid::new(axes.iter().filter_map(expert)),
+        RankGrid::new(Grid::Dense, axes.iter().filter_map(dense)),
+        RankGrid::new(Grid::Expert, axes.iter().filter_map(expert)),
     )
 }
 
 /// A stage must hold the same ranks in both grids, so that a layer's experts are on its stage.
 ///
 /// That is so if the pipeline varies slowest. Otherwise equal data sizes are required too, as by Megatron.
-fn check_pipelines(config: &ParallelConfig, dense: &Grid, expert: &Grid) -> Result<(), MeshFault> {
-    let stride = |grid: &Grid| grid.stride(Axis::Pipeline);
-    let data = |grid: &Grid| grid.size(Axis::Data);
+fn check_pipelines(
+    config: &ParallelConfig,
+    dense: &RankGrid,
+    expert: &RankGrid,
+) -> Result<(), MeshFault> {
+    let stride = |grid: &RankGrid| grid.stride(Axis::Pipeline);
+    let data = |grid: &RankGrid| grid.size(Axis::Data);
     let last = [dense, expert]
         .iter()
         .all(|grid| grid.slowest() == Some(Axis::Pipeline));

@@ -36,11 +36,12 @@
 //! ```
 
 mod axis;
-mod axis_rank;
+mod axis_set;
 mod config;
 mod error;
-mod grid;
 mod layout;
+mod mesh_rank;
+mod rank_grid;
 mod split;
 mod table;
 
@@ -48,12 +49,13 @@ mod table;
 mod tests;
 
 pub use axis::{Axis, AxisOrder};
-pub use axis_rank::AxisRank;
+pub use axis_set::{AxisSet, Grid};
 pub use config::ParallelConfig;
 pub use error::{MeshError, MeshFault, RequiredRanks, Suggestions};
+pub use mesh_rank::{AxisRank, MeshRank};
 pub use split::{divisors_near, samples_per_rank, split_evenly};
 
-use grid::Grid;
+use rank_grid::RankGrid;
 
 /// A checked layout of a world of ranks. A plain value: cheap to clone, the same on every rank.
 ///
@@ -62,39 +64,39 @@ use grid::Grid;
 /// # Panics
 ///
 /// Methods that take a rank panic if it is not below [`world_size`](Mesh::world_size). Methods that take axes
-/// treat them as a set, and panic if one is an axis of the other grid only: the axes of a group are written in
-/// code and do not depend on a configuration.
+/// panic if one is not an axis of the grid: the axes of a group are written in code and do not depend on a
+/// configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     config: ParallelConfig,
     world: usize,
-    dense: Grid,
-    expert: Grid,
+    dense: RankGrid,
+    expert: RankGrid,
 }
 
 /// The coordinates of a rank in the dense grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Coordinates {
-    /// Which slice of each weight matrix, below `size(Axis::Tensor)`.
+    /// Which slice of each weight matrix, below the size of [`Axis::Tensor`].
     pub tensor: usize,
-    /// Which slice of each sequence, below `size(Axis::Context)`.
+    /// Which slice of each sequence, below the size of [`Axis::Context`].
     pub context: usize,
-    /// Which replica of the model, below `size(Axis::Data)`.
+    /// Which replica of the model, below the size of [`Axis::Data`].
     pub data: usize,
-    /// Which stage of the pipeline, below `size(Axis::Pipeline)`.
+    /// Which stage of the pipeline, below the size of [`Axis::Pipeline`].
     pub pipeline: usize,
 }
 
 /// The coordinates of a rank in the expert grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExpertCoordinates {
-    /// Which slice of each expert's weight matrices, below `size(Axis::ExpertTensor)`.
+    /// Which slice of each expert's weight matrices, below the size of [`Axis::ExpertTensor`].
     pub expert_tensor: usize,
-    /// Which share of the experts, below `size(Axis::Expert)`.
+    /// Which share of the experts, below the size of [`Axis::Expert`].
     pub expert: usize,
-    /// Which replica of the experts, below [`Mesh::expert_data`].
+    /// Which replica of the experts, below the size of [`Axis::Data`] in the expert grid.
     pub expert_data: usize,
-    /// Which stage of the pipeline, below `size(Axis::Pipeline)`; the same as in [`Coordinates`].
+    /// Which stage of the pipeline, below the size of [`Axis::Pipeline`]; the same as in [`Coordinates`].
     pub pipeline: usize,
 }
 
@@ -133,17 +135,25 @@ impl Mesh {
         self.world
     }
 
-    /// The number of ranks along `axis`; for [`Axis::Data`] in the dense grid.
-    pub fn size(&self, axis: Axis) -> usize {
-        match axis {
-            Axis::Expert | Axis::ExpertTensor => self.expert.size(axis),
-            _ => self.dense.size(axis),
-        }
+    /// The number of ranks along `axis` of `grid`.
+    ///
+    /// # Panics
+    ///
+    /// If the grid does not have the axis.
+    #[track_caller]
+    pub fn size(&self, grid: Grid, axis: Axis) -> usize {
+        self.grid(grid).size(axis)
     }
 
-    /// The data size of the expert grid: how many copies of each expert there are.
-    pub fn expert_data(&self) -> usize {
-        self.expert.size(Axis::Data)
+    /// The axes of `axes` that have more than one rank in `grid`.
+    ///
+    /// # Panics
+    ///
+    /// If the grid does not have one of the axes.
+    #[track_caller]
+    pub fn without_trivial_axes(&self, grid: Grid, axes: impl Into<AxisSet>) -> AxisSet {
+        let axes = axes.into().iter();
+        axes.filter(|axis| self.size(grid, *axis) > 1).collect()
     }
 
     /// The coordinates of `rank` in the dense grid.
@@ -199,32 +209,17 @@ impl Mesh {
             + self.expert.offset(Axis::Pipeline, coordinates.pipeline)
     }
 
-    /// Every group of the dense grid over `axes`: ranks that differ in these axes only.
+    /// Every group of `grid` over `axes`: ranks that differ in these axes only.
     ///
-    /// `axes` is a set of [`Axis::Tensor`], [`Axis::Context`], [`Axis::Data`] and
-    /// [`Axis::Pipeline`]; the order of the groups and of their members follows the order of the
-    /// mesh, not that of the slice. The groups partition the world; over no axes each rank is a
-    /// group.
+    /// The order of the groups and of their members follows the order of the mesh. The groups partition the
+    /// world; over no axes each rank is a group.
     ///
     /// # Panics
     ///
-    /// If `axes` contains [`Axis::Expert`] or [`Axis::ExpertTensor`].
+    /// If the grid does not have one of the axes.
     #[track_caller]
-    pub fn groups(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
-        self.dense.group_set(axes).groups()
-    }
-
-    /// Every group of the expert grid over `axes`: ranks that differ in these axes only.
-    ///
-    /// `axes` is a set of [`Axis::ExpertTensor`], [`Axis::Expert`], [`Axis::Data`], which here is
-    /// the data axis of the experts, and [`Axis::Pipeline`]. Otherwise as [`groups`](Mesh::groups).
-    ///
-    /// # Panics
-    ///
-    /// If `axes` contains [`Axis::Tensor`] or [`Axis::Context`].
-    #[track_caller]
-    pub fn expert_groups(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
-        self.expert.group_set(axes).groups()
+    pub fn groups(&self, grid: Grid, axes: impl Into<AxisSet>) -> Vec<Vec<usize>> {
+        self.grid(grid).group_set(axes.into()).groups()
     }
 
     /// The one of [`groups`](Mesh::groups) that contains `rank`.
@@ -233,18 +228,9 @@ impl Mesh {
     ///
     /// As `groups`, and if `rank` is outside the world.
     #[track_caller]
-    pub fn members(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
-        self.dense.group_set(axes).group_of(self.checked(rank))
-    }
-
-    /// The one of [`expert_groups`](Mesh::expert_groups) that contains `rank`.
-    ///
-    /// # Panics
-    ///
-    /// As `expert_groups`, and if `rank` is outside the world.
-    #[track_caller]
-    pub fn expert_members(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
-        self.expert.group_set(axes).group_of(self.checked(rank))
+    pub fn members(&self, grid: Grid, axes: impl Into<AxisSet>, rank: usize) -> Vec<usize> {
+        let groups = self.grid(grid).group_set(axes.into());
+        groups.group_of(self.checked(rank))
     }
 
     /// The rank with the same coordinates on the next pipeline stage; the first follows the last.
@@ -266,7 +252,7 @@ impl Mesh {
         let pipeline = own
             .pipeline
             .checked_sub(1)
-            .unwrap_or(self.size(Axis::Pipeline) - 1);
+            .unwrap_or(self.size(Grid::Dense, Axis::Pipeline) - 1);
         self.rank_at(Coordinates { pipeline, ..own })
     }
 
@@ -279,7 +265,7 @@ impl Mesh {
     /// Whether `rank` holds the last stage, which computes the loss.
     #[track_caller]
     pub fn is_last_stage(&self, rank: usize) -> bool {
-        self.coordinates(rank).pipeline + 1 == self.size(Axis::Pipeline)
+        self.coordinates(rank).pipeline + 1 == self.size(Grid::Dense, Axis::Pipeline)
     }
 
     /// The embedding group: the first and the last rank of the pipeline of `rank`, which hold tied embeddings.
@@ -288,10 +274,17 @@ impl Mesh {
     /// For a rank of a middle stage it is the group of its pipeline, of which it is not a member.
     #[track_caller]
     pub fn embedding_group(&self, rank: usize) -> Vec<usize> {
-        let stages = self.members(&[Axis::Pipeline], rank);
+        let stages = self.members(Grid::Dense, Axis::Pipeline, rank);
         match stages.as_slice() {
             [first, .., last] => vec![*first, *last],
             _ => stages,
+        }
+    }
+
+    fn grid(&self, grid: Grid) -> &RankGrid {
+        match grid {
+            Grid::Dense => &self.dense,
+            Grid::Expert => &self.expert,
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::grid::Grid;
-use super::{Axis, Mesh};
+use super::rank_grid::RankGrid;
+use super::{Axis, AxisSet, Grid, Mesh};
 
 /// The largest world that is printed rank by rank.
 const ROWS: usize = 32;
@@ -15,7 +15,7 @@ const LISTED: usize = 8;
 struct Column<'a> {
     name: &'static str,
     axis: Axis,
-    grid: &'a Grid,
+    grid: &'a RankGrid,
 }
 
 impl Column<'_> {
@@ -67,7 +67,9 @@ impl Mesh {
     }
 
     fn expert_columns(&self) -> Vec<Column<'_>> {
-        if self.size(Axis::Expert) == 1 && self.size(Axis::ExpertTensor) == self.size(Axis::Tensor)
+        let size = |axis| self.size(Grid::Expert, axis);
+        if size(Axis::Expert) == 1
+            && size(Axis::ExpertTensor) == self.size(Grid::Dense, Axis::Tensor)
         {
             return Vec::new();
         }
@@ -127,7 +129,7 @@ fn write_groups(f: &mut fmt::Formatter<'_>, columns: &[Column]) -> fmt::Result {
         write!(f, "\n\ngroups")?;
     }
     for column in shown() {
-        let groups_of_axis = column.grid.group_set(&[column.axis]);
+        let groups_of_axis = column.grid.group_set(AxisSet::of(column.axis));
         let groups = abridged(groups_of_axis.count(), LISTED).map(|group| {
             let Some(group) = group else {
                 return "...".to_string();

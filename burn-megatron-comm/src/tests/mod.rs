@@ -1,6 +1,7 @@
 //! Tests of the engine of threads: faults, matching, logs, memory. Operations and random programs, which every
 //! engine must pass, are in the conformance suite.
 
+mod context;
 mod faults;
 mod log;
 mod matching;

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use super::TensorSlice;
-use crate::mesh::AxisRank;
-use crate::nn::{ParameterEntry, Placement};
+use crate::nn::{MeshRank, ParameterEntry};
 
 /// A slice of a parameter that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,70 +12,61 @@ pub struct LocalShard {
     pub global: TensorSlice,
     /// Its place in the rank's local tensor.
     pub local: TensorSlice,
-    /// Whether this is the first rank of the tensor axis that holds the slice.
+    /// Whether this is the first rank that holds the slice on each axis that splits the parameter.
     pub is_first: bool,
 }
 
-/// The slices in a flat range of the local tensor that the rank at `place` has of a parameter. Padding is
-/// in none of them.
+/// The slices in a flat range of the local tensor that `rank` has of a parameter. Padding is in none of them.
 pub fn local_shards(
     entry: &ParameterEntry,
-    place: AxisRank,
+    rank: &MeshRank,
     range: Range<usize>,
 ) -> Vec<LocalShard> {
-    let shape = entry.local_shape(place);
-    let slices = TensorSlice::from_flat_range(&shape, range);
-    let Placement::Split { dim, .. } = &entry.placement else {
-        let whole = slices.into_iter().map(|part| LocalShard {
-            global: part.clone(),
-            local: part,
-            is_first: place.index == 0,
-        });
-        return whole.collect();
-    };
-    let ranges = entry.placement.ranges(place).into_iter();
-    let sections = entry.placement.local_sections(place).into_iter();
-    let sections: Vec<_> = ranges.zip(sections).collect();
-    let mut found = vec![];
-    for part in slices {
-        for (in_whole, (in_part, section)) in &sections {
-            // Beyond the end of the whole parameter there is only padding.
-            let real = in_whole.end.min(entry.shape[*dim]);
-            let len = real.saturating_sub(in_whole.start);
-            let mut of_section = TensorSlice::whole(&shape);
-            (of_section.offset[*dim], of_section.shape[*dim]) = (in_part.start, len);
-            let Some(part) = part.intersection(&of_section) else {
-                continue;
-            };
-            let mut whole = part.clone();
-            whole.offset[*dim] = part.offset[*dim] - in_part.start + in_whole.start;
-            found.push(LocalShard {
-                global: whole,
-                local: part,
-                is_first: section.is_first_replica(place),
-            });
+    let shape = entry.local_shape(rank);
+    let slices = TensorSlice::from_flat_range(&shape, range).into_iter();
+    let mut shards: Vec<_> = slices
+        .map(|slice| LocalShard {
+            global: slice.clone(),
+            local: slice,
+            is_first: true,
+        })
+        .collect();
+    for (axis, dim, _) in entry.placements.splits() {
+        let place = rank.on(entry.grid, axis);
+        let sections = entry.placements.on(axis).local_sections(place);
+        let mut found = vec![];
+        for shard in &shards {
+            for section in &sections {
+                // Beyond the end of the whole parameter there is only padding.
+                let real = section.whole.end.min(entry.shape[dim]);
+                let len = real.saturating_sub(section.whole.start);
+                let mut of_section = TensorSlice::whole(&shape);
+                (of_section.offset[dim], of_section.shape[dim]) = (section.local.start, len);
+                let Some(local) = shard.local.intersection(&of_section) else {
+                    continue;
+                };
+                let mut global = shard.global.clone();
+                global.shape.clone_from(&local.shape);
+                global.offset[dim] = local.offset[dim] - section.local.start + section.whole.start;
+                found.push(LocalShard {
+                    global,
+                    local,
+                    is_first: shard.is_first && section.section.is_first_replica(place),
+                });
+            }
         }
+        shards = found;
     }
-    found
+    shards
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::Section;
+    use crate::mesh::{Axis, Mesh, ParallelConfig};
+    use crate::nn::{Placement, Section};
     use proptest::prelude::*;
-
-    fn entry(shape: &[usize], placement: Placement) -> ParameterEntry {
-        ParameterEntry {
-            path: "weight".into(),
-            shape: shape.to_vec(),
-            placement,
-            sum_over_tensor: false,
-            decay: true,
-            tied_across_pipeline: false,
-            stage: 0,
-        }
-    }
+    use std::sync::Arc;
 
     proptest! {
         /// Over all ranks and ranges each element is a first replica once, at the index that the placement gives.
@@ -96,24 +86,27 @@ mod tests {
             ];
             for (size, placement) in cases {
                 shape[dim] = size;
-                let entry = entry(&shape, placement);
+                let mut entry = ParameterEntry::replicated("weight", shape.to_vec());
+                entry.placements = (Axis::Tensor, placement).into();
+                let mesh = Mesh::new(&ParallelConfig::new().with_tensor(ranks), ranks).unwrap();
+                let mesh = Arc::new(mesh);
                 let len: usize = shape.iter().product();
                 let whole: Vec<usize> = (0..len).collect();
                 let mut times = vec![0; len];
                 for index in 0..ranks {
-                    let place = AxisRank { index, size: ranks };
-                    let part = entry.placement.part(&shape, &whole, place);
-                    let local = entry.local_shape(place);
+                    let rank = MeshRank::new(mesh.clone(), index);
+                    let part = entry.part(&whole, &rank);
+                    let local = entry.local_shape(&rank);
                     for cut in 0..cuts {
                         let range = part.len() * cut / cuts..part.len() * (cut + 1) / cuts;
-                        for shard in local_shards(&entry, place, range) {
+                        for shard in local_shards(&entry, &rank, range) {
                             let runs = shard.global.runs(&shape);
                             let whole = runs.iter().flat_map(|r| r.in_tensor..r.in_tensor + r.len);
                             let runs = shard.local.runs(&local);
                             let own = runs.iter().flat_map(|r| r.in_tensor..r.in_tensor + r.len);
                             for (whole, own) in whole.zip(own) {
                                 prop_assert_eq!(part[own], whole);
-                                times[whole] += usize::from(shard.is_first);
+                                times[whole] += usize::from(shard.is_first && entry.counts_on(&rank));
                             }
                         }
                     }

@@ -66,7 +66,7 @@ pub(crate) fn read_buckets<M: Module>(
     let reader = BucketReader {
         source,
         entries: ddp.table().entries(),
-        place: ddp.groups().place(),
+        rank: ddp.groups().mesh_rank(),
     };
     let shards = ddp.shards().iter().enumerate();
     let read = |(bucket, shard): (usize, &BucketShard)| {

@@ -18,9 +18,10 @@ use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::{ParameterInfo, ShardingPlan, comm_dtype};
 use crate::collective::{from_buffer, to_buffer};
 use crate::comm::{self, Buffer, BufferPool, CommError, ParallelContext, ReduceOp};
+use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
 use crate::nn::hook::{GradientSink, ParameterHook};
-use crate::nn::{ParameterTable, Placement, placeholder};
+use crate::nn::{ParameterTable, placeholder};
 
 /// The alignment of a view in bytes on devices other than the CPU; CUDA requires the most.
 const VIEW_BYTES: usize = 512;
@@ -169,8 +170,8 @@ fn parameter_sizes(
             gradient: comm_dtype(parameter.main_dtype).unwrap_or(comm::DType::F32),
             quantized_bytes: quantized
                 .map(|(quantizer, matrix)| quantized::quantized_bytes(quantizer, *matrix, device)),
-            expert: false,
-            shared: entry.tied_across_pipeline,
+            expert: entry.grid == Grid::Expert,
+            shared: entry.is_tied(),
             unit: 0,
         }
     };
@@ -242,10 +243,7 @@ impl ModuleMapper for ParameterMover<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let index = self.next;
         self.next += 1;
-        let holders = match self.table.entries()[index].placement {
-            Placement::Replicated => self.groups.stage(),
-            Placement::Split { .. } => self.groups.data(),
-        };
+        let entry = &self.table.entries()[index];
         param.map(|tensor| {
             let tensor = without_autodiff(tensor);
             let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());
@@ -253,12 +251,13 @@ impl ModuleMapper for ParameterMover<'_> {
             if self.error.is_some() {
                 return placeholder(shape, options);
             }
-            let value = match holders.size() {
+            let holders = self.groups.group(entry.grid, entry.replicated_axes());
+            let value = holders.and_then(|holders| match holders.size() {
                 1 => Ok(tensor),
                 _ => holders
                     .broadcast(to_buffer(tensor), 0)
                     .map(|buffer| from_buffer(buffer, shape, &device, dtype)),
-            };
+            });
             match value {
                 Ok(value) => self
                     .buffers

@@ -1,6 +1,6 @@
 //! The gradients of one step, reduced and ready for the optimizer.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
@@ -12,7 +12,8 @@ use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_r
 use super::sharding_plan::ShardingPlan;
 use crate::collective::Comm;
 use crate::comm::{CommError, ParallelContext};
-use crate::nn::{ParameterTable, Placement};
+use crate::mesh::{Axis, AxisSet, Grid};
+use crate::nn::{ParameterEntry, ParameterTable};
 
 /// This rank's shards of the gradient buckets (the whole buckets, where gradients are not sharded).
 ///
@@ -67,27 +68,30 @@ impl Gradients {
 /// The all-reduces over the model-parallel ranks, of the gradients that are partial sums there.
 #[derive(Debug)]
 pub(super) struct ModelParallelAllReduce {
-    /// Over the tensor axis, between the first and the last pipeline rank, and over replica groups of the
-    /// tensor axis, in this order on every rank.
+    /// Over sets of model axes, between the copies of the pipeline, and over replicas of sections, in this
+    /// order on every rank.
     reductions: Vec<(Comm, Vec<ShardSegment>)>,
 }
 
 impl ModelParallelAllReduce {
-    /// Creates the groups that `table` requires. Collective: call on all ranks of the tensor axis.
+    /// Creates the groups that `table` requires. Collective: call on all ranks of the stage.
     pub fn new(
         plan: &ShardingPlan,
         table: &ParameterTable,
         groups: &ParallelContext,
     ) -> Result<Self, CommError> {
-        let place = groups.place();
-        let partial = segments_where(plan, table, |entry| entry.sum_over_tensor);
-        let tied = segments_where(plan, table, |entry| entry.tied_across_pipeline);
-        let mut reductions = vec![
-            (groups.tensor().clone(), partial),
-            (groups.embedding().clone(), tied),
-        ];
+        let mut reductions = vec![];
+        for (grid, axes) in axis_sets(table, |entry| entry.summed_model_axes()) {
+            let partial = segments_where(plan, table, |entry| {
+                (entry.grid, entry.summed_model_axes()) == (grid, axes)
+            });
+            reductions.push((groups.group(grid, axes)?, partial));
+        }
+        let tied = segments_where(plan, table, ParameterEntry::is_tied);
+        reductions.push((groups.embedding().clone(), tied));
         for (replicas, comm) in replica_groups(table, groups)? {
-            reductions.push((comm, segments_with_replicas(plan, table, place, replicas)));
+            let shared = segments_with_replicas(plan, table, groups.mesh_rank(), replicas);
+            reductions.push((comm, shared));
         }
         reductions.retain(|(comm, segments)| comm.size() > 1 && !segments.is_empty());
         Ok(Self { reductions })
@@ -125,27 +129,45 @@ impl ShardSegment {
     }
 }
 
-/// The groups of tensor ranks that hold the same sections, by their size. Collective: call on all ranks of
-/// the tensor axis.
+/// The sets of axes that `of` gives for the entries of a table, in a fixed order, without empty ones.
+pub(super) fn axis_sets(
+    table: &ParameterTable,
+    of: impl Fn(&ParameterEntry) -> AxisSet,
+) -> BTreeSet<(Grid, AxisSet)> {
+    let entries = table.entries().iter();
+    let sets = entries.map(|entry| (entry.grid, of(entry)));
+    sets.filter(|(_, axes)| !axes.is_empty()).collect()
+}
+
+/// Sections of which several consecutive ranks of an axis hold the same part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SectionReplicas {
+    pub grid: Grid,
+    pub axis: Axis,
+    /// The ranks that hold the same part.
+    pub ranks: usize,
+}
+
+/// The groups of ranks that hold the same sections. Collective: call on all ranks of the stage.
 pub(super) fn replica_groups(
     table: &ParameterTable,
     groups: &ParallelContext,
-) -> Result<BTreeMap<usize, Comm>, CommError> {
-    let ranks = groups.place().size;
-    let mut sizes: Vec<usize> = table
-        .entries()
-        .iter()
-        .flat_map(|entry| match &entry.placement {
-            Placement::Replicated => vec![],
-            Placement::Split { sections, .. } => sections
-                .iter()
-                .map(|section| section.replicas(ranks))
-                .collect(),
-        })
-        .filter(|replicas| *replicas > 1)
-        .collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let create = |size| Ok((size, groups.tensor_subgroups(size)?));
-    sizes.into_iter().map(create).collect()
+) -> Result<Vec<(SectionReplicas, Comm)>, CommError> {
+    let mut found = BTreeSet::new();
+    for entry in table.entries() {
+        let grid = entry.grid;
+        for (axis, _, sections) in entry.placements.splits() {
+            let size = groups.mesh().size(grid, axis);
+            for section in sections {
+                let ranks = section.replicas(size);
+                found.insert(SectionReplicas { grid, axis, ranks });
+            }
+        }
+    }
+    let found = found.into_iter().filter(|replicas| replicas.ranks > 1);
+    let create = |replicas: SectionReplicas| {
+        let SectionReplicas { grid, axis, ranks } = replicas;
+        Ok((replicas, groups.subgroups(grid, axis, ranks)?))
+    };
+    found.map(create).collect()
 }

@@ -118,7 +118,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Wraps a module. Collective: call on all ranks. Parameters are broadcast from the first rank that holds
     /// them, so the ranks need not build them from one seed. Only sections that are replicated over some
-    /// ranks of the tensor axis must be equal already, as [`ModelBuilder`](crate::nn::ModelBuilder) builds them.
+    /// ranks of an axis must be equal already, as [`ModelBuilder`](crate::nn::ModelBuilder) builds them.
     ///
     /// # Errors
     ///
@@ -161,16 +161,10 @@ impl<M: Module> DistributedDataParallel<M> {
         let module = build::move_parameters(module, &table, groups, &buffers)?;
         buffers.plan.reserve_pool();
         buffers.finish_gathers();
-        let is_first_stage = groups.pipeline().rank() == 0;
         Ok(Self {
             model_parallel: ModelParallelAllReduce::new(&buffers.plan, &table, groups)?,
             shards: BucketShard::all(&buffers.plan),
-            unique_segments: segments::unique_segments(
-                &buffers.plan,
-                &table,
-                groups.place(),
-                is_first_stage,
-            ),
+            unique_segments: segments::unique_segments(&buffers.plan, &table, groups.mesh_rank()),
             module,
             table: Arc::new(table),
             position,
@@ -411,7 +405,8 @@ fn check_same_table(
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     for entry in table.entries() {
-        (&entry.path, &entry.shape, format!("{:?}", entry.placement)).hash(&mut hasher);
+        (&entry.path, &entry.shape, entry.grid, entry.sum_over).hash(&mut hasher);
+        format!("{:?}", entry.placements).hash(&mut hasher);
     }
     let own = hasher.finish() as i64;
     let all = i64s(groups.stage().all_gather(Buffer::from(vec![own]))?);
@@ -429,10 +424,7 @@ fn check_tied_parameters(
     groups: &ParallelContext,
 ) -> Result<(), DataParallelError> {
     let (rank, ranks) = (groups.pipeline().rank(), groups.pipeline().size());
-    let tied = table
-        .entries()
-        .iter()
-        .find(|entry| entry.tied_across_pipeline);
+    let tied = table.entries().iter().find(|entry| entry.is_tied());
     match tied {
         Some(entry) if rank != 0 && rank + 1 != ranks => {
             Err(DataParallelError::TiedParameterPlacement {

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
 
-use super::gradients::{Gradients, replica_groups};
+use super::gradients::{Gradients, axis_sets, replica_groups};
 use super::memory_usage::MemoryCategory;
 use super::param_and_grad_buffers::ParamAndGradBuffers;
 use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_replicas};
@@ -13,7 +13,7 @@ use super::sharding_plan::ShardingPlan;
 use super::{DataParallelError, i64s};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, ParallelContext};
-use crate::nn::{ParameterTable, Placement};
+use crate::nn::{ParameterEntry, ParameterTable};
 
 /// This rank's gradient shards, from gradients that are replicated over the data axis.
 pub(super) fn gradients_of(
@@ -58,26 +58,20 @@ pub(super) fn check(
     table: &ParameterTable,
     groups: &ParallelContext,
 ) -> Result<(), DataParallelError> {
-    let (plan, place) = (&buffers.plan, groups.place());
+    let plan = &buffers.plan;
     let all = segments_where(plan, table, |_| true);
     compare(buffers, &all, &plan.groups.replicas)?;
-    let replicated = |entry: &crate::nn::ParameterEntry| entry.placement == Placement::Replicated;
-    compare(
-        buffers,
-        &segments_where(plan, table, replicated),
-        groups.tensor(),
-    )?;
-    compare(
-        buffers,
-        &segments_where(plan, table, |entry| entry.tied_across_pipeline),
-        groups.embedding(),
-    )?;
+    for (grid, axes) in axis_sets(table, ParameterEntry::replicated_model_axes) {
+        let replicated = segments_where(plan, table, |entry| {
+            (entry.grid, entry.replicated_model_axes()) == (grid, axes)
+        });
+        compare(buffers, &replicated, &groups.group(grid, axes)?)?;
+    }
+    let tied = segments_where(plan, table, ParameterEntry::is_tied);
+    compare(buffers, &tied, groups.embedding())?;
     for (replicas, comm) in replica_groups(table, groups)? {
-        compare(
-            buffers,
-            &segments_with_replicas(plan, table, place, replicas),
-            &comm,
-        )?;
+        let shared = segments_with_replicas(plan, table, groups.mesh_rank(), replicas);
+        compare(buffers, &shared, &comm)?;
     }
     Ok(())
 }

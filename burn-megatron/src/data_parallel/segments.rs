@@ -1,12 +1,14 @@
 //! Segments of a rank's shards: those that the rank accounts for where each element of the model counts
-//! once, and those that are replicated over some ranks of the tensor axis.
+//! once, and those of which some ranks of an axis hold replicas.
 
 use std::ops::Range;
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
+use super::gradients::SectionReplicas;
 use super::sharding_plan::ShardingPlan;
-use crate::nn::{AxisRank, ParameterEntry, ParameterTable, Placement, Section};
+use crate::mesh::Axis;
+use crate::nn::{MeshRank, ParameterEntry, ParameterTable, Section};
 
 /// The selected elements of a segment.
 #[derive(Clone, Debug)]
@@ -28,41 +30,40 @@ pub(crate) struct ShardSegment {
     pub mask: ElementMask,
 }
 
-/// The segments that this rank accounts for where each element of the model counts once: those of its
-/// partition of each bucket, without what another rank of the tensor axis, or the first rank of the
-/// pipeline, accounts for.
+/// The segments that `rank` accounts for where each element of the model counts once: those of its partition
+/// of each bucket, without what another rank of a model axis or of the pipeline accounts for.
 pub(super) fn unique_segments(
     plan: &ShardingPlan,
     table: &ParameterTable,
-    place: AxisRank,
-    is_first_stage: bool,
+    rank: &MeshRank,
 ) -> Vec<ShardSegment> {
     let select = |entry: &ParameterEntry| {
-        if entry.tied_across_pipeline && !is_first_stage {
+        if !entry.counts_on(rank) {
             return SelectedElements::None;
         }
-        match (&entry.placement, place.index) {
-            (Placement::Replicated, 0) => SelectedElements::All,
-            (Placement::Replicated, _) => SelectedElements::None,
-            (Placement::Split { .. }, _) => {
-                select_sections(entry, place, |section| section.is_first_replica(place))
-            }
-        }
+        select_sections(entry, rank, |axis, section| {
+            section.is_first_replica(rank.on(entry.grid, axis))
+        })
     };
     let range = |number| plan.groups.partition_range(plan.elements(number));
     segments(plan, table, range, select)
 }
 
-/// The segments that are replicated over groups of `replicas` ranks of the tensor axis.
+/// The segments of the sections that have these replicas.
 pub(super) fn segments_with_replicas(
     plan: &ShardingPlan,
     table: &ParameterTable,
-    place: AxisRank,
-    replicas: usize,
+    rank: &MeshRank,
+    replicas: SectionReplicas,
 ) -> Vec<ShardSegment> {
+    let SectionReplicas { grid, axis, ranks } = replicas;
+    let size = rank.on(grid, axis).size;
     let select = |entry: &ParameterEntry| {
-        select_sections(entry, place, |section| {
-            section.replicas(place.size) == replicas
+        if entry.grid != grid || entry.is_replicated_over(axis) {
+            return SelectedElements::None;
+        }
+        select_sections(entry, rank, |other, section| {
+            other != axis || section.replicas(size) == ranks
         })
     };
     segments(plan, table, |number| plan.shard_range(number), select)
@@ -135,29 +136,33 @@ fn element_mask(elements: &[bool], device: &Device) -> ElementMask {
     }
 }
 
-/// The elements of a split parameter that lie in the sections that satisfy `predicate`.
+/// The elements of a parameter that lie in sections that satisfy `predicate` on each axis that splits it.
 fn select_sections(
     entry: &ParameterEntry,
-    place: AxisRank,
-    predicate: impl Fn(&Section) -> bool,
+    rank: &MeshRank,
+    predicate: impl Fn(Axis, &Section) -> bool,
 ) -> SelectedElements {
-    let Placement::Split { dim, .. } = entry.placement else {
-        return SelectedElements::None;
-    };
-    let local = entry.local_shape(place);
-    let sections = entry.placement.local_sections(place);
-    let is_selected = sections.iter().map(|(_, section)| predicate(section));
-    if is_selected.clone().all(|selected| selected) {
+    let local = entry.local_shape(rank);
+    let mut by_dim: Vec<_> = local.iter().map(|size| vec![true; *size]).collect();
+    let mut is_whole = true;
+    for (axis, dim, sections) in entry.placements.splits() {
+        let is_selected: Vec<_> = sections.iter().map(|s| predicate(axis, s)).collect();
+        if !is_selected.contains(&true) {
+            return SelectedElements::None;
+        }
+        is_whole &= !is_selected.contains(&false);
+        let sections = entry.placements.on(axis);
+        let sections = sections.local_sections(rank.on(entry.grid, axis));
+        for (section, selected) in sections.into_iter().zip(is_selected) {
+            by_dim[dim][section.local].fill(selected);
+        }
+    }
+    if is_whole {
         return SelectedElements::All;
     }
-    if is_selected.clone().all(|selected| !selected) {
-        return SelectedElements::None;
-    }
-    let outer: usize = local[..dim].iter().product();
-    let inner: usize = local[dim + 1..].iter().product();
-    let mut row = vec![false; local[dim] * inner];
-    for ((range, _), selected) in sections.iter().zip(is_selected) {
-        row[range.start * inner..range.end * inner].fill(selected);
-    }
-    SelectedElements::Some(row.repeat(outer))
+    let product = |rows: Vec<bool>, dim: Vec<bool>| {
+        let row = |selected: bool| dim.iter().map(move |inner| selected && *inner);
+        rows.into_iter().flat_map(row).collect()
+    };
+    SelectedElements::Some(by_dim.into_iter().fold(vec![true], product))
 }

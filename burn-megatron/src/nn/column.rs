@@ -102,9 +102,10 @@ impl ColumnParallelLinearConfig {
             sections: sections.clone(),
         };
 
-        let weight =
-            ParameterSpec::new([self.input, output], self.init).with_placement(split_along(1));
-        let bias = ParameterSpec::new([output], Init::Constant(0.0)).with_placement(split_along(0));
+        let weight = ParameterSpec::new([self.input, output], self.init)
+            .with_placement(Axis::Tensor, split_along(1));
+        let bias = ParameterSpec::new([output], Init::Constant(0.0))
+            .with_placement(Axis::Tensor, split_along(0));
         Ok(ColumnParallelLinear {
             weight: builder.parameter("weight", weight),
             bias: self.bias.then(|| builder.parameter("bias", bias)),

@@ -43,7 +43,7 @@ impl Vocabulary {
             parts: ranks,
         }];
         ParameterSpec::new([self.tokens, hidden], init)
-            .with_placement(Placement::Split { dim: 0, sections })
+            .with_placement(Axis::Tensor, Placement::Split { dim: 0, sections })
     }
 }
 
@@ -143,7 +143,7 @@ impl LearnedPositions {
         builder: &ModelBuilder,
     ) -> Self {
         let spec = ParameterSpec::new([max_positions, hidden], init)
-            .with_sum_over_tensor(sequence_parallel);
+            .with_sum_over(sequence_parallel.then_some(Axis::Tensor));
         let place = builder.place();
         Self {
             weight: builder.parameter("weight", spec),

@@ -6,8 +6,7 @@
 use burn_megatron_kernels::philox::Stream;
 use serde::{Deserialize, Serialize};
 
-use super::placement::for_each_contiguous_run;
-use super::{AxisRank, ParameterEntry, Placement};
+use super::{MeshRank, ParameterEntry};
 
 /// The distribution of a parameter's initial values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,23 +18,14 @@ pub enum Init {
 }
 
 impl Init {
-    /// The elements of the rank at `place`, in row-major order; padding is zero.
-    pub(super) fn values(&self, entry: &ParameterEntry, place: AxisRank, key: u64) -> Vec<f64> {
-        let mut values = Vec::with_capacity(entry.local_shape(place).iter().product());
-        match &entry.placement {
-            Placement::Replicated => self.fill(&mut values, key, 0, entry.len()),
-            Placement::Split { dim, .. } => {
-                for_each_contiguous_run(
-                    &entry.shape,
-                    *dim,
-                    &entry.placement.ranges(place),
-                    |run| {
-                        self.fill(&mut values, key, run.at.unwrap_or(0), run.len);
-                        values.resize(values.len() + run.padded_len - run.len, 0.0);
-                    },
-                );
-            }
-        }
+    /// The elements of `rank`, in row-major order; padding is zero.
+    pub(super) fn values(&self, entry: &ParameterEntry, rank: &MeshRank, key: u64) -> Vec<f64> {
+        let mut values = Vec::with_capacity(entry.local_shape(rank).iter().product());
+        let placements = &entry.placements;
+        placements.for_each_contiguous_run(&entry.shape, entry.on(rank), |run| {
+            self.fill(&mut values, key, run.at.unwrap_or(0), run.len);
+            values.resize(values.len() + run.padded_len - run.len, 0.0);
+        });
         values
     }
 
@@ -62,36 +52,29 @@ pub(super) fn stream_key(seed: u64, path: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::Section;
-
-    fn entry(placement: Placement) -> ParameterEntry {
-        ParameterEntry {
-            path: "weight".into(),
-            shape: vec![5, 16],
-            placement,
-            sum_over_tensor: false,
-            tied_across_pipeline: false,
-            stage: 0,
-            decay: true,
-        }
-    }
+    use crate::mesh::{Axis, Mesh, ParallelConfig};
+    use crate::nn::{Placement, Section};
 
     #[test]
     fn parts_assemble_to_the_values_of_one_rank() {
         let init = Init::Normal(0.02);
-        let one = AxisRank { index: 0, size: 1 };
-        let whole = init.values(&entry(Placement::Replicated), one, 9);
+        let mut entry = ParameterEntry::replicated("weight", vec![5, 16]);
+        let whole = init.values(&entry, &MeshRank::single(), 9);
         for ranks in [1, 2, 4] {
             let shared = ranks.min(2);
             let sections = [(8, ranks), (4, shared), (4, shared)];
             let sections = sections
                 .map(|(size, parts)| Section { size, parts })
                 .to_vec();
-            let entry = entry(Placement::Split { dim: 1, sections });
-            let parts: Vec<_> = (0..ranks)
-                .map(|index| init.values(&entry, AxisRank { index, size: ranks }, 9))
+            entry.placements = (Axis::Tensor, Placement::Split { dim: 1, sections }).into();
+            let mesh = Mesh::new(&ParallelConfig::new().with_tensor(ranks), ranks).unwrap();
+            let mesh = std::sync::Arc::new(mesh);
+            let ranks = (0..ranks).map(|rank| MeshRank::new(mesh.clone(), rank));
+            let parts: Vec<_> = ranks
+                .map(|rank| (init.values(&entry, &rank, 9), rank))
                 .collect();
-            assert_eq!(entry.placement.assemble(&entry.shape, &parts), whole);
+            let parts = parts.iter().map(|(part, rank)| (rank.clone(), &part[..]));
+            assert_eq!(entry.assemble(parts), whole);
         }
     }
 

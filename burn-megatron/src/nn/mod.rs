@@ -33,6 +33,7 @@ mod column;
 mod dropout;
 mod dropout_position;
 mod embedding;
+mod entry;
 pub mod fp8;
 pub mod hook;
 mod init;
@@ -50,7 +51,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use crate::mesh::AxisRank;
+pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
 pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
 pub use batch_format::{AttentionContext, BatchFormat, PackedSequences, PackedSequencesError};
@@ -58,6 +59,7 @@ pub use column::{ColumnParallelLinear, ColumnParallelLinearConfig, OutputSection
 pub use dropout::{ActivationLayout, Dropout};
 pub use dropout_position::DropoutPosition;
 pub use embedding::{LearnedPositions, OutputLayer, VocabParallelEmbedding, Vocabulary};
+pub use entry::ParameterEntry;
 pub use hook::anchored_value;
 pub use init::Init;
 pub use kv_cache::{KvCache, LayerKvCache};
@@ -67,7 +69,7 @@ pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub(crate) use model_builder::placeholder;
 pub use model_builder::{BuildError, ModelBuilder, ParallelModule, ParameterSpec};
 pub use norm::{Norm, NormConfig, NormKind};
-pub use placement::{Placement, Section};
+pub use placement::{LocalSection, Placement, Placements, Section};
 pub use recompute::{recompute, recompute_at};
 pub use row::{RowParallelLinear, RowParallelLinearConfig};
-pub use table::{ParameterEntry, ParameterTable, TableError};
+pub use table::{ParameterTable, TableError};

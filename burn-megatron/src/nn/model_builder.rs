@@ -9,11 +9,12 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use super::fp8::{Fp8, Fp8Config, Fp8Error, Fp8Layer, SplitOperands};
 use super::init::stream_key;
 use super::{
-    AxisRank, DropoutPosition, Init, ParameterEntry, ParameterTable, Placement, TableError,
+    AxisRank, DropoutPosition, Init, ParameterEntry, ParameterTable, Placement, Placements,
+    TableError,
 };
 use crate::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
 use crate::comm::ParallelContext;
-use crate::mesh::MeshError;
+use crate::mesh::{Axis, AxisSet, Grid, MeshError};
 
 /// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
 ///
@@ -24,7 +25,7 @@ pub struct ModelBuilder {
     shared: Arc<BuilderShared>,
     groups: ParallelContext,
     path: String,
-    tied_across_pipeline: bool,
+    pipeline_copies: Vec<usize>,
     stage: usize,
     /// The type in which the model computes.
     compute: DType,
@@ -63,38 +64,46 @@ pub(crate) fn placeholder<const D: usize>(
 pub struct ParameterSpec<const D: usize> {
     /// The shape of the whole parameter.
     pub shape: [usize; D],
-    /// Its placement on the tensor axis.
-    pub placement: Placement,
+    /// See [`ParameterEntry::grid`].
+    pub grid: Grid,
+    /// See [`ParameterEntry::placements`].
+    pub placements: Placements,
     /// Its initial values.
     pub init: Init,
-    /// See [`ParameterEntry::sum_over_tensor`].
-    pub sum_over_tensor: bool,
+    /// The axes of [`ParameterEntry::sum_over`] besides the data axes of the grid.
+    pub sum_over: AxisSet,
     /// See [`ParameterEntry::decay`].
     pub decay: bool,
 }
 
 impl<const D: usize> ParameterSpec<D> {
-    /// A replicated parameter, decayed by the optimizer if it has two or more dimensions.
+    /// A replicated parameter of the dense grid, decayed by the optimizer if it has two or more dimensions.
     pub fn new(shape: [usize; D], init: Init) -> Self {
-        let placement = Placement::Replicated;
         Self {
             shape,
-            placement,
+            grid: Grid::Dense,
+            placements: Placements::default(),
             init,
-            sum_over_tensor: false,
+            sum_over: AxisSet::EMPTY,
             decay: D > 1,
         }
     }
 
-    /// Sets the placement.
-    pub fn with_placement(mut self, placement: Placement) -> Self {
-        self.placement = placement;
+    /// Sets the grid, for the weights of experts.
+    pub fn in_grid(mut self, grid: Grid) -> Self {
+        self.grid = grid;
         self
     }
 
-    /// Sets whether its gradient is summed over the tensor axis.
-    pub fn with_sum_over_tensor(mut self, sum: bool) -> Self {
-        self.sum_over_tensor = sum;
+    /// Sets the placement on an axis of the grid.
+    pub fn with_placement(mut self, axis: Axis, placement: Placement) -> Self {
+        self.placements = self.placements.with(axis, placement);
+        self
+    }
+
+    /// Adds axes over which its gradient is summed, besides the data axes of the grid; `None` adds none.
+    pub fn with_sum_over(mut self, axes: impl Into<AxisSet>) -> Self {
+        self.sum_over = self.sum_over.union(axes.into());
         self
     }
 }
@@ -191,7 +200,7 @@ impl ModelBuilder {
             shared: Arc::new(shared),
             groups: groups.clone(),
             path: String::new(),
-            tied_across_pipeline: false,
+            pipeline_copies: vec![],
             stage: 0,
             compute: dtype,
             allows_fp8: true,
@@ -312,11 +321,16 @@ impl ModelBuilder {
         }
     }
 
-    /// The same builder; its parameters are held by both the first and the last rank of the pipeline if
-    /// the argument is true.
-    pub fn with_tied_across_pipeline(&self, tied_across_pipeline: bool) -> Self {
+    /// The same builder; each of these ranks of the pipeline axis, this one among them, holds a copy of its
+    /// parameters. See [`ParameterEntry::pipeline_copies`].
+    pub fn with_pipeline_copies(&self, ranks: impl IntoIterator<Item = usize>) -> Self {
+        let mut ranks: Vec<_> = ranks.into_iter().collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        // One copy needs no list.
+        let pipeline_copies = if ranks.len() > 1 { ranks } else { vec![] };
         Self {
-            tied_across_pipeline,
+            pipeline_copies,
             ..self.clone()
         }
     }
@@ -380,29 +394,40 @@ impl ModelBuilder {
     ) -> Param<Tensor<D>> {
         let ParameterSpec {
             shape,
-            placement,
+            grid,
+            placements,
             init,
-            sum_over_tensor,
+            sum_over,
             decay,
         } = spec;
         let entry = ParameterEntry {
             path: self.join(name),
             shape: shape.to_vec(),
-            placement,
-            sum_over_tensor,
+            grid,
+            placements,
+            sum_over: sum_over.union(grid.data_axes()),
             decay,
-            tied_across_pipeline: self.tied_across_pipeline,
             stage: self.stage,
+            pipeline_copies: self.pipeline_copies.clone(),
         };
-        let (place, key) = (self.place(), stream_key(self.shared.seed, &entry.path));
+        let (rank, key) = (
+            self.groups.mesh_rank(),
+            stream_key(self.shared.seed, &entry.path),
+        );
         let options = (&self.shared.device, self.shared.dtype);
-        let local = entry.local_shape(place);
-        let value = match <[usize; D]>::try_from(local.as_slice()) {
-            Ok(shape) if self.is_outline => placeholder(shape, options),
-            _ => Tensor::from_data(
-                TensorData::new(init.values(&entry, place, key), local),
-                options,
-            ),
+        let value = match entry.check(rank.mesh()) {
+            // `finish` returns the error.
+            Err(_) => placeholder(shape, options),
+            Ok(()) => {
+                let local = entry.local_shape(rank);
+                match <[usize; D]>::try_from(local.as_slice()) {
+                    Ok(shape) if self.is_outline => placeholder(shape, options),
+                    _ => Tensor::from_data(
+                        TensorData::new(init.values(&entry, rank, key), local),
+                        options,
+                    ),
+                }
+            }
         };
         self.shared
             .declared
@@ -416,7 +441,8 @@ impl ModelBuilder {
     ///
     /// # Errors
     ///
-    /// [`TableError`] if a parameter was not created by the builder, or not under its path in the module.
+    /// [`TableError`] if a parameter was not created by the builder, not under its path in the module, or with
+    /// an [inconsistent](ParameterEntry::check) declaration.
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
         self.finish_stages(module, |path| path)
     }
@@ -434,7 +460,7 @@ impl ModelBuilder {
     ) -> Result<ParallelModule<M>, BuildError> {
         let declared = self.shared.declared.lock();
         let declared = declared.unwrap_or_else(PoisonError::into_inner).clone();
-        let table = ParameterTable::of_stages(&module, declared, self.place(), rename)?;
+        let table = ParameterTable::of_stages(&module, declared, self.groups.mesh_rank(), rename)?;
         Ok(ParallelModule {
             module,
             table,

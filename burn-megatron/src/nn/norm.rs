@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Init, ModelBuilder, ParameterSpec, anchored_value};
 use crate::choice::Operation;
+use crate::mesh::Axis;
 
 /// The kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +55,7 @@ impl NormConfig {
     pub fn init(&self, builder: &ModelBuilder) -> Norm {
         let spec = |value| {
             ParameterSpec::new([self.hidden], Init::Constant(value))
-                .with_sum_over_tensor(self.sequence_parallel)
+                .with_sum_over(self.sequence_parallel.then_some(Axis::Tensor))
         };
         let weight = if self.zero_centered { 0.0 } else { 1.0 };
         Norm {

@@ -1,12 +1,13 @@
-//! The placement of a parameter on the tensor axis. Pure values.
+//! The placement of a parameter on the axes of its grid. Pure values.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::mesh::AxisRank;
+use crate::mesh::{Axis, AxisRank, AxisSet};
 
-/// The placement of a parameter on the tensor axis.
+/// The placement of a parameter on one axis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Placement {
     /// Every rank has the whole parameter.
@@ -49,6 +50,17 @@ impl Section {
     }
 }
 
+/// The part of a section on one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalSection {
+    /// Its range of the whole dimension, which may end beyond a padded parameter.
+    pub whole: Range<usize>,
+    /// Its range of the rank's local dimension.
+    pub local: Range<usize>,
+    /// The section.
+    pub section: Section,
+}
+
 impl Placement {
     /// One section along `dim`, split over all ranks.
     pub fn split(dim: usize, size: usize, ranks: usize) -> Self {
@@ -58,55 +70,82 @@ impl Placement {
         }
     }
 
-    /// The shape of the part on the rank at `place`, of a parameter of `shape`.
+    /// The parts of the sections on the rank at `place`, in order. Empty for a replicated parameter.
+    pub fn local_sections(&self, place: AxisRank) -> Vec<LocalSection> {
+        let Self::Split { sections, .. } = self else {
+            return vec![];
+        };
+        let (mut start, mut local) = (0, 0);
+        let part = |section: &Section| {
+            let range = section.range(place);
+            let whole = start + range.start..start + range.end;
+            start += section.size;
+            local += range.len();
+            LocalSection {
+                whole,
+                local: local - range.len()..local,
+                section: *section,
+            }
+        };
+        sections.iter().map(part).collect()
+    }
+}
+
+/// The placement of a parameter on each axis; on an axis that is not named it is replicated.
+///
+/// `Placements::from((Axis::Tensor, Placement::split(1, 8, 2)))`. Axes split different dimensions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placements(BTreeMap<Axis, Placement>);
+
+impl Placements {
+    /// The same with another placement on `axis`.
+    pub fn with(mut self, axis: Axis, placement: Placement) -> Self {
+        match placement {
+            Placement::Replicated => self.0.remove(&axis),
+            split @ Placement::Split { .. } => self.0.insert(axis, split),
+        };
+        self
+    }
+
+    /// The placement on `axis`.
+    pub fn on(&self, axis: Axis) -> &Placement {
+        self.0.get(&axis).unwrap_or(&Placement::Replicated)
+    }
+
+    /// The axes along which the parameter is split, each with the dimension and its sections.
+    pub fn splits(&self) -> impl Iterator<Item = (Axis, usize, &[Section])> {
+        self.0
+            .iter()
+            .filter_map(|(axis, placement)| match placement {
+                Placement::Replicated => None,
+                Placement::Split { dim, sections } => Some((*axis, *dim, &sections[..])),
+            })
+    }
+
+    /// The axes along which the parameter is split.
+    pub fn split_axes(&self) -> AxisSet {
+        self.splits().map(|(axis, ..)| axis).collect()
+    }
+
+    /// The shape of the part of a parameter of `shape` on the rank that is at `on(axis)` on each axis.
     ///
     /// The sections are longer than a padded parameter: see
     /// [`ParameterEntry::shape`](super::ParameterEntry::shape).
-    pub fn local_shape(&self, shape: &[usize], place: AxisRank) -> Vec<usize> {
-        let mut local = shape.to_vec();
-        if let Self::Split { dim, .. } = self {
-            local[*dim] = self.ranges(place).iter().map(Range::len).sum();
-        }
-        local
+    pub fn local_shape(&self, shape: &[usize], on: impl Fn(Axis) -> AxisRank) -> Vec<usize> {
+        let ranges = self.ranges(shape, on);
+        let len = |ranges: &Vec<Range<usize>>| ranges.iter().map(Range::len).sum();
+        ranges.iter().map(len).collect()
     }
 
-    /// The ranges of the split dimension on the rank at `place`, in their local order. Empty for a
-    /// replicated parameter.
-    pub fn ranges(&self, place: AxisRank) -> Vec<Range<usize>> {
-        let Self::Split { sections, .. } = self else {
-            return vec![];
-        };
-        let mut start = 0;
-        let mut ranges = Vec::with_capacity(sections.len());
-        for section in sections {
-            let range = section.range(place);
-            ranges.push(start + range.start..start + range.end);
-            start += section.size;
-        }
-        ranges
-    }
-
-    /// The ranges of the *local* split dimension, each with its section.
-    pub fn local_sections(&self, place: AxisRank) -> Vec<(Range<usize>, Section)> {
-        let Self::Split { sections, .. } = self else {
-            return vec![];
-        };
-        let mut start = 0;
-        let local = |section: &Section| {
-            let len = section.range(place).len();
-            start += len;
-            (start - len..start, *section)
-        };
-        sections.iter().map(local).collect()
-    }
-
-    /// The elements of a whole parameter on the rank at `place`; padding is zero.
-    pub fn part<T: Copy + Default>(&self, shape: &[usize], whole: &[T], place: AxisRank) -> Vec<T> {
-        let Self::Split { dim, .. } = self else {
-            return whole.to_vec();
-        };
-        let mut part = Vec::with_capacity(self.local_shape(shape, place).iter().product());
-        for_each_contiguous_run(shape, *dim, &self.ranges(place), |run| {
+    /// The elements of a whole parameter on the rank that is at `on(axis)` on each axis; padding is zero.
+    pub fn part<T: Copy + Default>(
+        &self,
+        shape: &[usize],
+        whole: &[T],
+        on: impl Fn(Axis) -> AxisRank,
+    ) -> Vec<T> {
+        let mut part = vec![];
+        self.for_each_contiguous_run(shape, on, |run| {
             let at = run.at.unwrap_or(0);
             part.extend_from_slice(&whole[at..at + run.len]);
             part.resize(part.len() + run.padded_len - run.len, T::default());
@@ -114,21 +153,21 @@ impl Placement {
         part
     }
 
-    /// Assembles a parameter from the parts of all ranks; padding beyond `shape` is dropped.
-    ///
-    /// `parts[i]` holds the elements of rank `i` in row-major order.
-    pub fn assemble<T: Copy + Default>(&self, shape: &[usize], parts: &[Vec<T>]) -> Vec<T> {
-        let Self::Split { dim, .. } = self else {
-            return parts[0].clone();
-        };
+    /// Assembles a parameter from the parts of the ranks that differ on the split axes, each with where it is
+    /// on an axis; padding beyond `shape` is dropped. Of several whole parameters the first counts.
+    pub fn assemble<'a, T: Copy + Default + 'a, F: Fn(Axis) -> AxisRank>(
+        &self,
+        shape: &[usize],
+        parts: impl IntoIterator<Item = (F, &'a [T])>,
+    ) -> Vec<T> {
+        let mut parts = parts.into_iter();
+        if self.0.is_empty() {
+            return parts.next().map_or(vec![], |(_, whole)| whole.to_vec());
+        }
         let mut whole = vec![T::default(); shape.iter().product()];
-        for (index, part) in parts.iter().enumerate() {
-            let place = AxisRank {
-                index,
-                size: parts.len(),
-            };
+        for (on, part) in parts {
             let mut taken = 0;
-            for_each_contiguous_run(shape, *dim, &self.ranges(place), |run| {
+            self.for_each_contiguous_run(shape, on, |run| {
                 if let Some(at) = run.at {
                     whole[at..at + run.len].copy_from_slice(&part[taken..taken + run.len]);
                 }
@@ -136,6 +175,46 @@ impl Placement {
             });
         }
         whole
+    }
+
+    /// Calls `visit` for each contiguous run of a rank's part of a parameter of `shape`, in row-major order.
+    pub(super) fn for_each_contiguous_run(
+        &self,
+        shape: &[usize],
+        on: impl Fn(Axis) -> AxisRank,
+        mut visit: impl FnMut(ContiguousRun),
+    ) {
+        let last = self.splits().map(|(_, dim, _)| dim).max();
+        let walk = Walk {
+            shape,
+            ranges: &self.ranges(shape, on),
+            last: last.unwrap_or(0),
+        };
+        match shape {
+            // A scalar is one run.
+            [] => visit(ContiguousRun {
+                at: Some(0),
+                len: 1,
+                padded_len: 1,
+            }),
+            _ => walk.dim(0, Some(0), &mut visit),
+        }
+    }
+
+    /// The ranges of each dimension on a rank, in their local order.
+    fn ranges(&self, shape: &[usize], on: impl Fn(Axis) -> AxisRank) -> Vec<Vec<Range<usize>>> {
+        let mut ranges: Vec<_> = shape.iter().map(|size| vec![0..*size]).collect();
+        for (axis, dim, _) in self.splits() {
+            let sections = self.on(axis).local_sections(on(axis)).into_iter();
+            ranges[dim] = sections.map(|section| section.whole).collect();
+        }
+        ranges
+    }
+}
+
+impl From<(Axis, Placement)> for Placements {
+    fn from((axis, placement): (Axis, Placement)) -> Self {
+        Self::default().with(axis, placement)
     }
 }
 
@@ -150,25 +229,36 @@ pub(super) struct ContiguousRun {
     pub padded_len: usize,
 }
 
-/// Calls `visit` for each contiguous run of a rank's part, in row-major order.
-///
-/// `shape` is the whole parameter's; `ranges` are the rank's ranges of `dim`.
-pub(super) fn for_each_contiguous_run(
-    shape: &[usize],
-    dim: usize,
-    ranges: &[Range<usize>],
-    mut visit: impl FnMut(ContiguousRun),
-) {
-    let outer: usize = shape[..dim].iter().product();
-    let inner: usize = shape[dim + 1..].iter().product();
-    for row in 0..outer {
-        for range in ranges {
-            let end = range.end.min(shape[dim]);
-            let len = end.saturating_sub(range.start) * inner;
-            let at = (len > 0).then_some((row * shape[dim] + range.start) * inner);
+/// The walk over the elements of a rank's part.
+struct Walk<'a> {
+    shape: &'a [usize],
+    /// The rank's ranges of each dimension.
+    ranges: &'a [Vec<Range<usize>>],
+    /// The last split dimension: what follows is contiguous.
+    last: usize,
+}
+
+impl Walk<'_> {
+    /// Walks the dimensions from `dim` on. `row` is the index so far, flat over the dimensions before, and
+    /// `None` in padding.
+    fn dim(&self, dim: usize, row: Option<usize>, visit: &mut impl FnMut(ContiguousRun)) {
+        let size = self.shape[dim];
+        if dim < self.last {
+            for index in self.ranges[dim].iter().cloned().flatten() {
+                let row = row.filter(|_| index < size).map(|row| row * size + index);
+                self.dim(dim + 1, row, visit);
+            }
+            return;
+        }
+        let inner: usize = self.shape[dim + 1..].iter().product();
+        for range in &self.ranges[dim] {
+            let len = range.end.min(size).saturating_sub(range.start) * inner;
+            let at = row
+                .filter(|_| len > 0)
+                .map(|row| (row * size + range.start) * inner);
             visit(ContiguousRun {
                 at,
-                len,
+                len: if at.is_some() { len } else { 0 },
                 padded_len: range.len() * inner,
             });
         }
@@ -180,18 +270,31 @@ mod tests {
     use super::*;
 
     /// The parts of 0, 1, 2, ... on each rank.
-    fn parts(placement: &Placement, shape: &[usize], ranks: usize) -> Vec<Vec<i32>> {
+    fn parts(placements: &Placements, shape: &[usize], ranks: usize) -> Vec<Vec<i32>> {
         let whole: Vec<i32> = (0..shape.iter().product::<usize>() as i32).collect();
-        let part = |index| placement.part(shape, &whole, AxisRank { index, size: ranks });
+        let part = |index| placements.part(shape, &whole, |_| AxisRank { index, size: ranks });
         (0..ranks).map(part).collect()
+    }
+
+    fn assembled(placements: &Placements, shape: &[usize], parts: &[Vec<i32>]) -> Vec<i32> {
+        let size = parts.len();
+        let parts = parts.iter().enumerate().map(|(index, part)| {
+            let on = move |_| AxisRank { index, size };
+            (on, &part[..])
+        });
+        placements.assemble(shape, parts)
+    }
+
+    fn on_tensor(placement: Placement) -> Placements {
+        Placements::from((Axis::Tensor, placement))
     }
 
     #[test]
     fn a_column_split_interleaves_rows() {
-        let placement = Placement::split(1, 4, 2);
-        assert_eq!(parts(&placement, &[2, 4], 2), [[0, 1, 4, 5], [2, 3, 6, 7]]);
+        let placements = on_tensor(Placement::split(1, 4, 2));
+        assert_eq!(parts(&placements, &[2, 4], 2), [[0, 1, 4, 5], [2, 3, 6, 7]]);
         assert_eq!(
-            placement.local_shape(&[2, 4], AxisRank { index: 1, size: 2 }),
+            placements.local_shape(&[2, 4], |_| AxisRank { index: 1, size: 2 }),
             [2, 2]
         );
     }
@@ -201,11 +304,11 @@ mod tests {
         // Four query heads and two groups of keys and values over four ranks.
         let q = Section { size: 4, parts: 4 };
         let kv = Section { size: 2, parts: 2 };
-        let placement = Placement::Split {
+        let placements = on_tensor(Placement::Split {
             dim: 0,
             sections: vec![q, kv, kv],
-        };
-        let local = parts(&placement, &[8], 4);
+        });
+        let local = parts(&placements, &[8], 4);
         assert_eq!(local, [[0, 4, 6], [1, 4, 6], [2, 5, 7], [3, 5, 7]]);
         assert_eq!(kv.replicas(4), 2);
         let first = |index| kv.is_first_replica(AxisRank { index, size: 4 });
@@ -225,11 +328,12 @@ mod tests {
             for dim in 0..3 {
                 let mut shape = [3, 2, 5];
                 shape[dim] = 16;
-                let placement = Placement::Split {
+                let placements = on_tensor(Placement::Split {
                     dim,
                     sections: sections.clone(),
-                };
-                let whole = placement.assemble(&shape, &parts(&placement, &shape, ranks));
+                });
+                let parts = parts(&placements, &shape, ranks);
+                let whole = assembled(&placements, &shape, &parts);
                 assert!(whole.iter().enumerate().all(|(i, x)| *x == i as i32));
             }
         }
@@ -237,14 +341,14 @@ mod tests {
 
     #[test]
     fn padding_is_dropped_when_assembled() {
-        let placement = Placement::split(0, 8, 4);
-        let local = parts(&placement, &[5, 2], 4);
+        let placements = on_tensor(Placement::split(0, 8, 4));
+        let local = parts(&placements, &[5, 2], 4);
         assert_eq!(
             local,
             [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0], [0, 0, 0, 0]]
         );
         assert_eq!(
-            placement.assemble(&[5, 2], &local),
+            assembled(&placements, &[5, 2], &local),
             (0..10).collect::<Vec<_>>()
         );
     }

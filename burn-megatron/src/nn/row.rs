@@ -69,10 +69,10 @@ impl RowParallelLinearConfig {
         let ranks = builder.place().size;
         split_evenly("input features", self.input, Axis::Tensor, ranks)?;
         let weight = ParameterSpec::new([self.input, self.output], self.init)
-            .with_placement(Placement::split(0, self.input, ranks));
+            .with_placement(Axis::Tensor, Placement::split(0, self.input, ranks));
         // Added after the reduction, so to this rank's part of the sequence under sequence parallelism.
         let bias = ParameterSpec::new([self.output], Init::Constant(0.0))
-            .with_sum_over_tensor(self.sequence_parallel);
+            .with_sum_over(self.sequence_parallel.then_some(Axis::Tensor));
         Ok(RowParallelLinear {
             weight: builder.parameter("weight", weight),
             bias: self.bias.then(|| builder.parameter("bias", bias)),

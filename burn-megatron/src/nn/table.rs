@@ -9,45 +9,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::{AxisRank, Placement};
-
-/// The properties of one parameter, the same on every rank.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ParameterEntry {
-    /// Its path in the module, such as `blocks.0.mlp.up.weight`.
-    pub path: String,
-    /// The shape of the whole parameter, without padding.
-    pub shape: Vec<usize>,
-    /// Its placement on the tensor axis.
-    pub placement: Placement,
-    /// Whether its gradient is a partial sum that must be summed over the tensor axis: that of a replicated
-    /// parameter which each rank applies to a part of the sequence.
-    pub sum_over_tensor: bool,
-    /// Whether the optimizer's weight decay applies to it.
-    pub decay: bool,
-    /// Whether the first and the last rank of the pipeline both hold it (a tied embedding): its gradient
-    /// is summed over the two, and norms and counts include the copy of the first only.
-    pub tied_across_pipeline: bool,
-    /// Its pipeline stage; 0 if there is one stage.
-    pub stage: usize,
-}
-
-impl ParameterEntry {
-    /// The shape of its part on the rank at `place`.
-    pub fn local_shape(&self, place: AxisRank) -> Vec<usize> {
-        self.placement.local_shape(&self.shape, place)
-    }
-
-    /// The number of elements of the whole parameter.
-    pub fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Whether it has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
+use super::ParameterEntry;
+use crate::mesh::MeshRank;
 
 /// The parameters of one model, in the order of Burn's module visitors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -67,6 +30,14 @@ pub enum TableError {
     /// A path was declared twice.
     #[error("{0} was declared twice: two layers share the path of one builder")]
     Duplicate(String),
+    /// A declaration is inconsistent or does not fit the mesh.
+    #[error("{path}: {reason}")]
+    Invalid {
+        /// The parameter.
+        path: String,
+        /// What was given and what was expected.
+        reason: String,
+    },
     /// The shape of a parameter differs from its declaration.
     #[error("{path} has the shape {found:?}, expected {declared:?} on this rank")]
     Shape {
@@ -84,14 +55,14 @@ impl ParameterTable {
     ///
     /// # Errors
     ///
-    /// [`TableError`] if a parameter was not declared, was declared twice or with another shape, or is not
-    /// in the module.
+    /// [`TableError`] if a parameter was not declared, was declared twice, with another shape or
+    /// [inconsistently](ParameterEntry::check), or is not in the module.
     pub fn new<M: Module>(
         module: &M,
         declared: Vec<ParameterEntry>,
-        place: AxisRank,
+        rank: &MeshRank,
     ) -> Result<Self, TableError> {
-        Self::of_stages(module, declared, place, |path| path)
+        Self::of_stages(module, declared, rank, |path| path)
     }
 
     /// The table of the pipeline stages in `module`. `rename` maps a path in `module` to the path in the
@@ -103,11 +74,12 @@ impl ParameterTable {
     pub fn of_stages<M: Module>(
         module: &M,
         declared: Vec<ParameterEntry>,
-        place: AxisRank,
+        rank: &MeshRank,
         rename: impl Fn(String) -> String,
     ) -> Result<Self, TableError> {
         let mut by_path = BTreeMap::new();
         for entry in declared {
+            entry.check(rank.mesh())?;
             if let Some(entry) = by_path.insert(entry.path.clone(), entry) {
                 return Err(TableError::Duplicate(entry.path));
             }
@@ -138,7 +110,7 @@ impl ParameterTable {
             let Some(entry) = by_path.remove(&path) else {
                 return Err(TableError::Duplicate(path));
             };
-            let declared = entry.local_shape(place);
+            let declared = entry.local_shape(rank);
             if declared != shape {
                 return Err(TableError::Shape {
                     path,
@@ -155,15 +127,7 @@ impl ParameterTable {
     ///
     /// Weight decay applies to parameters of two and more dimensions.
     pub fn replicated<M: Module>(module: &M) -> Self {
-        let entry = |(path, shape): (String, Vec<usize>)| ParameterEntry {
-            decay: shape.len() > 1,
-            path,
-            shape,
-            placement: Placement::Replicated,
-            sum_over_tensor: false,
-            tied_across_pipeline: false,
-            stage: 0,
-        };
+        let entry = |(path, shape): (String, _)| ParameterEntry::replicated(path, shape);
         Self {
             entries: shapes(module).into_iter().map(entry).collect(),
         }
@@ -189,9 +153,9 @@ impl ParameterTable {
         self.entries.iter().map(ParameterEntry::len).sum()
     }
 
-    /// The number of elements on the rank at `place`.
-    pub fn local_elements(&self, place: AxisRank) -> usize {
-        let local = |entry: &ParameterEntry| entry.local_shape(place).iter().product::<usize>();
+    /// The number of elements on `rank`.
+    pub fn local_elements(&self, rank: &MeshRank) -> usize {
+        let local = |entry: &ParameterEntry| entry.local_shape(rank).iter().product::<usize>();
         self.entries.iter().map(local).sum()
     }
 }

@@ -84,11 +84,11 @@ fn full_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
     table.entries().iter().enumerate().map(gradient).collect()
 }
 
-/// The part of it that the rank at `place` holds.
+/// The part of it that this rank holds.
 fn gradients<M: Module>(ddp: &DistributedDataParallel<M>, step: usize) -> Gradients {
-    let (table, place) = (ddp.table(), ddp.groups().place());
+    let (table, rank) = (ddp.table(), ddp.groups().mesh_rank());
     let parts = table.entries().iter().zip(full_gradients(table, step));
-    let part = parts.map(|(entry, whole)| entry.placement.part(&entry.shape, &whole, place));
+    let part = parts.map(|(entry, whole)| entry.part(&whole, rank));
     ddp.gradients_of(part.map(tensor).collect(), 1).unwrap()
 }
 
@@ -199,14 +199,20 @@ fn a_split_model_steps_as_a_whole_one() {
             let gradients = gradients(&ddp, step);
             optimizer.step(RATE, &mut ddp, gradients);
         }
-        Ok((weights(&ddp), ddp.table().clone()))
+        Ok((
+            weights(&ddp),
+            ddp.table().clone(),
+            groups.mesh_rank().clone(),
+        ))
     };
     let whole = over(1, 1, run).remove(0).0;
     for ranks in [2, 4] {
-        let (parts, tables): (Vec<_>, Vec<_>) = over(ranks, 1, run).into_iter().unzip();
-        for (i, entry) in tables[0].entries().iter().enumerate() {
-            let parts: Vec<_> = parts.iter().map(|part| part[i].clone()).collect();
-            let assembled = entry.placement.assemble(&entry.shape, &parts);
+        let parts = over(ranks, 1, run);
+        for (i, entry) in parts[0].1.entries().iter().enumerate() {
+            let parts = parts
+                .iter()
+                .map(|(part, _, rank)| (rank.clone(), &part[i][..]));
+            let assembled = entry.assemble(parts);
             assert_eq!(assembled, whole[i], "{} over {ranks} ranks", entry.path);
         }
     }

@@ -6,7 +6,6 @@ use super::config::{ConfigError, TrainConfig};
 use super::{LanguageModel, TrainError, Trainer};
 use crate::comm::ParallelContext;
 use crate::data_parallel::DistributedDataParallel;
-use crate::mesh::Axis;
 use crate::nn::ParallelModule;
 use crate::optim::{LossScaler, ParallelAdamW, StepCount};
 use crate::pipeline::engine::DeferredWgrad;
@@ -109,12 +108,12 @@ fn check(
     groups: &ParallelContext,
     model: &impl LanguageModel,
 ) -> Result<(), ConfigError> {
-    config.check(groups.mesh().size(Axis::Data), model.context())
+    config.check(groups.data().size(), model.context())
 }
 
 /// The micro-batches of a rank in a step.
 fn micro_batches(config: &TrainConfig, groups: &ParallelContext) -> usize {
-    let share = config.global_batch_size / groups.mesh().size(Axis::Data);
+    let share = config.global_batch_size / groups.data().size();
     share / config.micro_batch_size.max(1)
 }
 
@@ -135,7 +134,7 @@ fn check_micro_batches(
 
 /// The schedule of one stage: forward and backward of each micro-batch in turn.
 fn one_stage(config: &TrainConfig, groups: &ParallelContext) -> Result<PipelineConfig, TrainError> {
-    let ranks = groups.mesh().size(Axis::Pipeline);
+    let ranks = groups.pipeline().size();
     if ranks > 1 {
         return Err(TrainError::NoSchedule(ranks));
     }

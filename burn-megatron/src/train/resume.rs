@@ -231,7 +231,7 @@ impl<M: LanguageModel> Trainer<M> {
         let reader = BucketReader {
             source: checkpoint,
             entries: ddp.table().entries(),
-            place: ddp.groups().place(),
+            rank: ddp.groups().mesh_rank(),
         };
         for (bucket, shard) in ddp.shards().iter().enumerate() {
             let [first, second] = optimizer.moments(bucket, ddp);

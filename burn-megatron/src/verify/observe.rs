@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use super::{Layout, RankError, Subject, VerifyOptions};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, CommError, ParallelContext};
-use crate::nn::{AxisRank, ParallelModule, ParameterTable};
+use crate::nn::{MeshRank, ParallelModule, ParameterTable};
 use crate::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use crate::train::{Observer, ObserverError, PipelineConfig, StepGradients, Trainer};
 
@@ -169,21 +169,23 @@ impl AssembledParameters {
         table: &ParameterTable,
         groups: &ParallelContext,
     ) -> Result<Self, CommError> {
-        let size = groups.place().size;
         let (mut full, mut unequal) = (vec![], vec![]);
         for (part, entry) in parts.into_iter().zip(table.entries()) {
-            let peers = gather_shards(&part, groups.data())?;
-            let all = gather_shards(&part, groups.tensor())?;
-            let assembled = entry.placement.assemble(&entry.shape, &all);
-            let same = |(index, part): (usize, &Vec<f64>)| {
-                let expected =
-                    entry
-                        .placement
-                        .part(&entry.shape, &assembled, AxisRank { index, size });
-                bits(&expected) == bits(part)
+            let data = groups.group(entry.grid, entry.grid.data_axes())?;
+            let model = groups.group(entry.grid, entry.grid.model_axes())?;
+            let peers = gather_shards(&part, &data)?;
+            let all = gather_shards(&part, &model)?;
+            let ranks = model.group().ranks().iter();
+            let ranks: Vec<_> = ranks
+                .map(|rank| groups.mesh_rank().with_rank(*rank))
+                .collect();
+            let parts = ranks.iter().cloned().zip(all.iter().map(Vec::as_slice));
+            let assembled = entry.assemble(parts);
+            let same = |(rank, part): (&MeshRank, &Vec<f64>)| {
+                bits(&entry.part(&assembled, rank)) == bits(part)
             };
             let drifted = peers.iter().any(|peer| bits(peer) != bits(&part));
-            if drifted || !all.iter().enumerate().all(same) {
+            if drifted || !ranks.iter().zip(&all).all(same) {
                 unequal.push(entry.path.clone());
             }
             full.push(assembled);

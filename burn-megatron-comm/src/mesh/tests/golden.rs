@@ -1,7 +1,7 @@
 //! The groups, worked out by hand, in the order in which Megatron-LM creates them.
 
 use super::super::Axis::{Context, Data, Expert, ExpertTensor, Pipeline, Tensor};
-use super::super::{Mesh, ParallelConfig};
+use super::super::{Grid, Mesh, ParallelConfig};
 
 /// 16 ranks, two along each dense axis.
 fn sixteen() -> ParallelConfig {
@@ -69,7 +69,7 @@ fn dense_groups_of_sixteen_ranks() {
         ),
     ];
     for (axes, expected) in families {
-        assert_groups(mesh.groups(axes), expected);
+        assert_groups(mesh.groups(Grid::Dense, axes.to_vec()), expected);
     }
     for rank in 0..16 {
         assert_eq!(mesh.embedding_group(rank), vec![rank % 8, rank % 8 + 8]);
@@ -79,17 +79,17 @@ fn dense_groups_of_sixteen_ranks() {
 #[test]
 fn experts_over_four_ranks() {
     let mesh = mesh(&sixteen().with_expert_tensor(1).with_expert(4));
-    assert_eq!(mesh.expert_data(), 2);
+    assert_eq!(mesh.size(Grid::Expert, Data), 2);
     assert_groups(
-        mesh.expert_groups(&[Expert]),
+        mesh.groups(Grid::Expert, [Expert]),
         "0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13 14 15",
     );
     assert_groups(
-        mesh.expert_groups(&[Data]),
+        mesh.groups(Grid::Expert, [Data]),
         "0 4 | 1 5 | 2 6 | 3 7 | 8 12 | 9 13 | 10 14 | 11 15",
     );
     assert_groups(
-        mesh.expert_groups(&[ExpertTensor, Expert, Pipeline]),
+        mesh.groups(Grid::Expert, [ExpertTensor, Expert, Pipeline]),
         "0 1 2 3 8 9 10 11 | 4 5 6 7 12 13 14 15",
     );
 }
@@ -99,22 +99,22 @@ fn experts_over_two_ranks_sliced_in_two() {
     let mesh = mesh(&sixteen().with_expert(2));
     assert_eq!(
         (
-            mesh.size(ExpertTensor),
-            mesh.size(Expert),
-            mesh.expert_data()
+            mesh.size(Grid::Expert, ExpertTensor),
+            mesh.size(Grid::Expert, Expert),
+            mesh.size(Grid::Expert, Data)
         ),
         (2, 2, 2)
     );
     assert_groups(
-        mesh.expert_groups(&[ExpertTensor]),
+        mesh.groups(Grid::Expert, [ExpertTensor]),
         "0 1 | 2 3 | 4 5 | 6 7 | 8 9 | 10 11 | 12 13 | 14 15",
     );
     assert_groups(
-        mesh.expert_groups(&[Expert]),
+        mesh.groups(Grid::Expert, [Expert]),
         "0 2 | 1 3 | 4 6 | 5 7 | 8 10 | 9 11 | 12 14 | 13 15",
     );
     assert_groups(
-        mesh.expert_groups(&[Data]),
+        mesh.groups(Grid::Expert, [Data]),
         "0 4 | 1 5 | 2 6 | 3 7 | 8 12 | 9 13 | 10 14 | 11 15",
     );
 }
@@ -130,11 +130,11 @@ fn pipelines_inside_the_data_axis() {
     for (order, config) in tail_of_data {
         let mesh = mesh(&config.with_order(order.parse().unwrap()));
         let pipelines = "0 4 | 1 5 | 2 6 | 3 7 | 8 12 | 9 13 | 10 14 | 11 15";
-        assert_groups(mesh.groups(&[Pipeline]), pipelines);
-        assert_groups(mesh.expert_groups(&[Pipeline]), pipelines);
+        assert_groups(mesh.groups(Grid::Dense, [Pipeline]), pipelines);
+        assert_groups(mesh.groups(Grid::Expert, [Pipeline]), pipelines);
         let copies = "0 8 | 1 9 | 2 10 | 3 11 | 4 12 | 5 13 | 6 14 | 7 15";
-        assert_groups(mesh.groups(&[Data]), copies);
-        assert_groups(mesh.expert_groups(&[Data]), copies);
+        assert_groups(mesh.groups(Grid::Dense, [Data]), copies);
+        assert_groups(mesh.groups(Grid::Expert, [Data]), copies);
     }
 }
 
@@ -142,17 +142,17 @@ fn pipelines_inside_the_data_axis() {
 fn two_way_tensor_and_four_stages() {
     let config = ParallelConfig::new().with_tensor(2).with_pipeline(4);
     let mesh = mesh(&config);
-    assert_eq!(mesh.size(Data), 2);
+    assert_eq!(mesh.size(Grid::Dense, Data), 2);
     assert_groups(
-        mesh.groups(&[Tensor]),
+        mesh.groups(Grid::Dense, [Tensor]),
         "0 1 | 2 3 | 4 5 | 6 7 | 8 9 | 10 11 | 12 13 | 14 15",
     );
     assert_groups(
-        mesh.groups(&[Data]),
+        mesh.groups(Grid::Dense, [Data]),
         "0 2 | 1 3 | 4 6 | 5 7 | 8 10 | 9 11 | 12 14 | 13 15",
     );
     assert_groups(
-        mesh.groups(&[Pipeline]),
+        mesh.groups(Grid::Dense, [Pipeline]),
         "0 4 8 12 | 1 5 9 13 | 2 6 10 14 | 3 7 11 15",
     );
     assert_eq!(mesh.embedding_group(6), vec![2, 14]);

@@ -7,7 +7,7 @@ use proptest::sample::{Index, subsequence};
 
 use super::super::Axis::{Context, Data, Expert, ExpertTensor, Pipeline, Tensor};
 use super::super::split::divisors;
-use super::super::{Axis, AxisOrder, Coordinates, ExpertCoordinates, MeshFault};
+use super::super::{Axis, AxisOrder, Coordinates, ExpertCoordinates, Grid, MeshFault};
 use super::super::{Mesh, MeshError, ParallelConfig, split_evenly};
 
 const DENSE: [Axis; 4] = [Tensor, Context, Data, Pipeline];
@@ -139,8 +139,8 @@ proptest! {
     ) {
         let (dense, expert) = odometers(mesh.config(), mesh.world_size());
         let families = [
-            (mesh.groups(&dense_axes), gathered(&dense, &dense_axes)),
-            (mesh.expert_groups(&expert_axes), gathered(&expert, &expert_axes)),
+            (mesh.groups(Grid::Dense, dense_axes.clone()), gathered(&dense, &dense_axes)),
+            (mesh.groups(Grid::Expert, expert_axes.clone()), gathered(&expert, &expert_axes)),
         ];
         for (groups, expected) in families {
             // Sorted as they come: members ascend, and groups ascend by their first rank.
@@ -154,16 +154,16 @@ proptest! {
     #[test]
     fn members_are_the_group_of_a_rank(mesh in meshes()) {
         for axes in [&[Tensor][..], &[Tensor, Data], &[Context, Data], &[Pipeline], &DENSE] {
-            for group in mesh.groups(axes) {
+            for group in mesh.groups(Grid::Dense, axes.to_vec()) {
                 for rank in &group {
-                    prop_assert_eq!(&mesh.members(axes, *rank), &group);
+                    prop_assert_eq!(&mesh.members(Grid::Dense, axes.to_vec(), *rank), &group);
                 }
             }
         }
         for axes in [&[Expert][..], &[ExpertTensor, Expert], &[Data], &EXPERT] {
-            for group in mesh.expert_groups(axes) {
+            for group in mesh.groups(Grid::Expert, axes.to_vec()) {
                 for rank in &group {
-                    prop_assert_eq!(&mesh.expert_members(axes, *rank), &group);
+                    prop_assert_eq!(&mesh.members(Grid::Expert, axes.to_vec(), *rank), &group);
                 }
             }
         }
@@ -173,8 +173,8 @@ proptest! {
     #[test]
     fn tensor_and_data_groups_meet_in_one_rank(mesh in meshes()) {
         for rank in 0..mesh.world_size() {
-            let tensor = mesh.members(&[Tensor], rank);
-            let reduced = mesh.members(&[Data, Context], rank);
+            let tensor = mesh.members(Grid::Dense, Tensor, rank);
+            let reduced = mesh.members(Grid::Dense, [Data, Context], rank);
             let both: Vec<_> = tensor.into_iter().filter(|r| reduced.contains(r)).collect();
             prop_assert_eq!(both, vec![rank]);
         }
@@ -182,7 +182,7 @@ proptest! {
 
     #[test]
     fn both_grids_have_the_same_pipelines(mesh in meshes()) {
-        prop_assert_eq!(mesh.groups(&[Pipeline]), mesh.expert_groups(&[Pipeline]));
+        prop_assert_eq!(mesh.groups(Grid::Dense, Pipeline), mesh.groups(Grid::Expert, Pipeline));
         for rank in 0..mesh.world_size() {
             let (dense, expert) = (mesh.coordinates(rank), mesh.expert_coordinates(rank));
             prop_assert_eq!(dense.pipeline, expert.pipeline);
@@ -218,7 +218,7 @@ proptest! {
         for rank in 0..mesh.world_size() {
             prop_assert_eq!(mesh.previous_stage(mesh.next_stage(rank)), rank);
             prop_assert_eq!(mesh.next_stage(mesh.previous_stage(rank)), rank);
-            let stages = mesh.members(&[Pipeline], rank);
+            let stages = mesh.members(Grid::Dense, Pipeline, rank);
             let here = stages.iter().position(|stage| *stage == rank).unwrap();
             prop_assert_eq!(mesh.next_stage(rank), stages[(here + 1) % stages.len()]);
             prop_assert_eq!(mesh.is_first_stage(rank), here == 0);
@@ -239,9 +239,10 @@ proptest! {
     fn an_axis_of_size_one_may_be_left_out(mesh in meshes()) {
         let config = mesh.config();
         let used = |axis: &&Axis| match axis {
-            Tensor => mesh.size(Tensor).max(mesh.size(ExpertTensor)) > 1,
-            Data => mesh.size(Data).max(mesh.expert_data()) > 1,
-            axis => mesh.size(**axis) > 1,
+            Tensor => mesh.size(Grid::Dense, Tensor).max(mesh.size(Grid::Expert, ExpertTensor)) > 1,
+            Data => Grid::ALL.into_iter().any(|grid| mesh.size(grid, Data) > 1),
+            Expert => mesh.size(Grid::Expert, Expert) > 1,
+            axis => mesh.size(Grid::Dense, **axis) > 1,
         };
         let names: Vec<_> =
             config.order.axes().iter().filter(used).map(|axis| axis.abbreviation()).collect();
@@ -286,9 +287,9 @@ proptest! {
         };
         match Mesh::new(&config, world) {
             Ok(mesh) => {
-                prop_assert_eq!(DENSE.map(|axis| mesh.size(axis)).iter().product::<usize>(), world);
-                let expert = [ExpertTensor, Expert, Pipeline].map(|axis| mesh.size(axis));
-                prop_assert_eq!(expert.iter().product::<usize>() * mesh.expert_data(), world);
+                prop_assert_eq!(DENSE.map(|axis| mesh.size(Grid::Dense, axis)).iter().product::<usize>(), world);
+                let expert = EXPERT.map(|axis| mesh.size(Grid::Expert, axis));
+                prop_assert_eq!(expert.iter().product::<usize>(), world);
             }
             Err(MeshError::InvalidLayout { fits, .. }) => {
                 for other in fits.worlds {

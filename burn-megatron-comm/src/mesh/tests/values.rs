@@ -1,6 +1,8 @@
 //! Configurations and orders as values: text, files, defaults.
 
-use super::super::{Axis, AxisOrder, Mesh, ParallelConfig};
+use std::sync::Arc;
+
+use super::super::{Axis, AxisOrder, AxisRank, AxisSet, Grid, Mesh, MeshRank, ParallelConfig};
 
 #[test]
 fn a_configuration_survives_a_file() {
@@ -77,7 +79,7 @@ fn a_mesh_fills_its_configuration_in() {
     assert_eq!((resolved.data, resolved.expert_tensor), (Some(4), Some(2)));
     assert_eq!(resolved.order.to_string(), "dp-tp-cp-ep-pp");
     // The order left to right: data has stride 1.
-    assert_eq!(mesh.groups(&[Axis::Data])[0], [0, 1, 2, 3]);
+    assert_eq!(mesh.groups(Grid::Dense, Axis::Data)[0], [0, 1, 2, 3]);
 }
 
 #[test]
@@ -87,28 +89,82 @@ fn one_rank_is_every_stage() {
     assert!(mesh.is_first_stage(0) && mesh.is_last_stage(0));
     assert_eq!((mesh.next_stage(0), mesh.previous_stage(0)), (0, 0));
     assert_eq!(mesh.embedding_group(0), [0]);
-    assert_eq!(Axis::ALL.map(|axis| mesh.size(axis)), [1; 6]);
+    for grid in Grid::ALL {
+        assert!(grid.axes().iter().all(|axis| mesh.size(grid, axis) == 1));
+    }
 }
 
 #[test]
 fn axes_are_a_set() {
     let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2).with_pipeline(2), 8).unwrap();
-    let once = mesh.groups(&[Axis::Tensor, Axis::Pipeline]);
+    let once = mesh.groups(Grid::Dense, [Axis::Tensor, Axis::Pipeline]);
     assert_eq!(
-        mesh.groups(&[Axis::Pipeline, Axis::Tensor, Axis::Pipeline]),
+        mesh.groups(Grid::Dense, [Axis::Pipeline, Axis::Tensor, Axis::Pipeline]),
         once
     );
-    assert_eq!(mesh.groups(&[]).len(), 8);
+    assert_eq!(mesh.groups(Grid::Dense, AxisSet::EMPTY).len(), 8);
 }
 
 #[test]
-#[should_panic = "axis expert is not in this grid, which has tensor, context, data, pipeline"]
+#[should_panic = "axis expert is not in the dense grid, which has tensor, context, data, pipeline"]
 fn the_dense_grid_has_no_experts() {
-    Mesh::single().groups(&[Axis::Expert]);
+    Mesh::single().groups(Grid::Dense, Axis::Expert);
 }
 
 #[test]
 #[should_panic = "rank 8 is outside a mesh of 8 ranks"]
 fn a_rank_outside_the_world() {
     Mesh::new(&ParallelConfig::new(), 8).unwrap().coordinates(8);
+}
+
+#[test]
+fn a_set_of_axes_has_one_order() {
+    let axes = AxisSet::from([Axis::Data, Axis::Context, Axis::Data]);
+    assert_eq!(axes.to_string(), "context x data");
+    assert_eq!(axes, Grid::Dense.data_axes());
+    assert_eq!(
+        serde_json::to_string(&axes).unwrap(),
+        r#"["context","data"]"#
+    );
+    let read: AxisSet = serde_json::from_str(r#"["data","context"]"#).unwrap();
+    assert_eq!(read, axes);
+    assert_eq!(serde_json::to_string(&Grid::Expert).unwrap(), r#""expert""#);
+    assert_eq!(axes.without(Axis::Data), AxisSet::of(Axis::Context));
+    assert!(AxisSet::from(None).is_empty() && !axes.contains(Axis::Tensor));
+    assert_eq!(Axis::ALL.into_iter().collect::<AxisSet>().iter().count(), 6);
+}
+
+#[test]
+fn each_axis_of_a_grid_splits_or_sums_or_is_the_pipeline() {
+    for grid in Grid::ALL {
+        let (data, model) = (grid.data_axes(), grid.model_axes());
+        assert!(data.intersection(model).is_empty());
+        assert_eq!(data.union(model).with(Axis::Pipeline), grid.axes());
+    }
+}
+
+#[test]
+fn a_rank_is_on_every_axis_of_both_grids() {
+    let config = ParallelConfig::new().with_tensor(2).with_expert(2);
+    let mesh = Arc::new(Mesh::new(&config, 8).unwrap());
+    let rank = MeshRank::new(mesh.clone(), 6);
+    let on = |grid, axis| {
+        let AxisRank { index, size } = rank.on(grid, axis);
+        (index, size)
+    };
+    assert_eq!(on(Grid::Dense, Axis::Data), (3, 4));
+    assert_eq!(on(Grid::Expert, Axis::Data), (1, 2));
+    assert_eq!(on(Grid::Expert, Axis::Expert), (1, 2));
+    assert_eq!(on(Grid::Dense, Axis::Pipeline), (0, 1));
+    // Ranks 4, 5, 6 and 7 differ in expert and expert-tensor.
+    let place = rank.among(Grid::Expert, Grid::Expert.model_axes());
+    assert_eq!((place.index, place.size), (2, 4));
+    assert_eq!(rank.with_rank(7), MeshRank::new(mesh, 7));
+}
+
+#[test]
+#[should_panic = "rank 8 is outside a mesh of 8 ranks"]
+fn a_mesh_rank_is_in_its_mesh() {
+    let mesh = Mesh::new(&ParallelConfig::new(), 8).unwrap();
+    MeshRank::new(Arc::new(mesh), 8);
 }

@@ -7,15 +7,13 @@ use super::snapshot::read;
 use super::write_items::chunks;
 use crate::checkpoint::{ContiguousRun, ElementType, TensorSource, local_shards};
 use crate::data_parallel::layout::ParameterSlice;
-use crate::mesh::AxisRank;
-use crate::nn::ParameterEntry;
+use crate::nn::{MeshRank, ParameterEntry};
 
 /// Reads the shards of one rank.
 pub(crate) struct BucketReader<'a> {
     pub source: &'a dyn TensorSource,
     pub entries: &'a [ParameterEntry],
-    /// The rank on the tensor axis.
-    pub place: AxisRank,
+    pub rank: &'a MeshRank,
 }
 
 impl BucketReader<'_> {
@@ -46,11 +44,11 @@ impl BucketReader<'_> {
             let Some(meta) = self.source.tensor(&key) else {
                 continue;
             };
-            let shape = entry.local_shape(self.place);
+            let shape = entry.local_shape(self.rank);
             let before = piece.local_range.start;
             let size = dtype.size();
             for chunk in chunks(piece.parameter_range.clone()) {
-                for shard in local_shards(entry, self.place, chunk) {
+                for shard in local_shards(entry, self.rank, chunk) {
                     let runs = shard.local.runs(&shape);
                     let at = |run: &ContiguousRun| {
                         let begin = (before + run.in_tensor - piece.parameter_range.start) * size;

@@ -63,15 +63,14 @@ impl Snapshot {
         optimizer: &ParallelAdamW,
     ) -> Result<Self, StateError> {
         let (shards, groups) = (ddp.shards(), ddp.groups());
-        let (entries, place) = (ddp.table().entries(), groups.place());
+        let (entries, rank) = (ddp.table().entries(), groups.mesh_rank());
         let ranges = |bucket: usize| {
             let BucketShard {
                 range, partition, ..
             } = &shards[bucket];
             (range.clone(), partition.clone())
         };
-        let first = groups.pipeline().rank() == 0;
-        let own = write_items(ddp.layout(), entries, place, first, ranges);
+        let own = write_items(ddp.layout(), entries, rank, ranges);
         let buckets = 0..shards.len();
         let moments: Vec<_> = buckets
             .clone()
@@ -100,7 +99,7 @@ impl Snapshot {
                 sources.push(ShardSource {
                     kind,
                     item: item.clone(),
-                    shape: entry.local_shape(place),
+                    shape: entry.local_shape(rank),
                 });
             }
         }

@@ -1,6 +1,7 @@
 //! Write items as pure values: each element once, from the right place, evenly; and which types convert.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::DType;
 use proptest::prelude::*;
@@ -8,22 +9,17 @@ use proptest::prelude::*;
 use super::check::fits;
 use super::write_items::MAX_ELEMENTS;
 use super::{RunState, WriteItem, write_items};
-use crate::checkpoint::ElementType;
+use crate::checkpoint::{ElementType, local_shards};
 use crate::comm;
 use crate::data_parallel::layout::{BucketRules, BufferLayout, ParameterSize};
-use crate::mesh::AxisRank;
-use crate::nn::{ParameterEntry, Placement, Section};
+use crate::mesh::{Axis, Coordinates, Grid, Mesh, ParallelConfig};
+use crate::nn::{MeshRank, ParameterEntry, Placement, Placements, Section};
 use crate::optim::{LossScalerState, StepCount};
 
 fn entry(path: &str, shape: &[usize], placement: Placement) -> ParameterEntry {
     ParameterEntry {
-        path: path.into(),
-        shape: shape.to_vec(),
-        placement,
-        sum_over_tensor: false,
-        decay: true,
-        tied_across_pipeline: false,
-        stage: 0,
+        placements: (Axis::Tensor, placement).into(),
+        ..ParameterEntry::replicated(path, shape.to_vec())
     }
 }
 
@@ -35,7 +31,7 @@ fn model(ranks: usize) -> Vec<ParameterEntry> {
         .map(|(size, parts)| Section { size, parts })
         .to_vec();
     let mut embedding = entry("embedding", &[13, 6], Placement::split(0, 16, ranks));
-    embedding.tied_across_pipeline = true;
+    embedding.pipeline_copies = vec![0, 1];
     vec![
         embedding,
         entry("qkv", &[5, 16], Placement::Split { dim: 1, sections }),
@@ -50,7 +46,7 @@ fn model(ranks: usize) -> Vec<ParameterEntry> {
 fn buckets(
     layout: &BufferLayout,
     entries: &[ParameterEntry],
-    place: AxisRank,
+    rank: &MeshRank,
 ) -> Vec<Vec<Option<usize>>> {
     let mut buckets: Vec<_> = layout
         .buckets()
@@ -58,7 +54,7 @@ fn buckets(
         .collect();
     for (index, entry) in entries.iter().enumerate() {
         let whole: Vec<_> = (0..entry.len()).map(Some).collect();
-        let part = entry.placement.part(&entry.shape, &whole, place);
+        let part = entry.part(&whole, rank);
         let at = layout.find(index).unwrap();
         buckets[at.bucket][at.range.clone()].copy_from_slice(&part);
     }
@@ -76,17 +72,29 @@ struct TestMesh {
 }
 
 impl TestMesh {
+    /// A rank of two stages.
+    fn rank(&self, tensor: usize, data: usize, pipeline: usize) -> MeshRank {
+        let config = ParallelConfig::new()
+            .with_tensor(self.tensor)
+            .with_pipeline(2);
+        let mesh = Mesh::new(&config, 2 * self.tensor * self.data).unwrap();
+        let rank = mesh.rank_at(Coordinates {
+            tensor,
+            data,
+            pipeline,
+            ..Coordinates::default()
+        });
+        MeshRank::new(mesh.into(), rank)
+    }
+
     fn layout(&self, entries: &[ParameterEntry]) -> BufferLayout {
-        let place = AxisRank {
-            index: 0,
-            size: self.tensor,
-        };
+        let rank = self.rank(0, 0, 0);
         let size = |entry: &ParameterEntry| ParameterSize {
-            elements: entry.local_shape(place).iter().product(),
+            elements: entry.local_shape(&rank).iter().product(),
             parameter: comm::DType::F32,
             gradient: comm::DType::F32,
             expert: false,
-            shared: entry.tied_across_pipeline,
+            shared: entry.is_tied(),
             unit: 0,
             quantized_bytes: None,
         };
@@ -109,22 +117,20 @@ impl TestMesh {
         )
     }
 
-    /// The items of each rank, with its place on the tensor and the data axis.
+    /// The items of each rank of the first or the last stage, with its index on the data axis.
     fn written(
         &self,
         entries: &[ParameterEntry],
         first: bool,
-    ) -> Vec<(AxisRank, usize, Vec<WriteItem>)> {
+    ) -> Vec<(MeshRank, usize, Vec<WriteItem>)> {
         let layout = self.layout(entries);
         let mut written = vec![];
-        for index in 0..self.tensor {
-            let place = AxisRank {
-                index,
-                size: self.tensor,
-            };
+        for tensor in 0..self.tensor {
             for data in 0..self.data {
+                let rank = self.rank(tensor, data, usize::from(!first));
                 let of = |bucket| self.ranges(data, layout.bucket(bucket).padded());
-                written.push((place, data, write_items(&layout, entries, place, first, of)));
+                let items = write_items(&layout, entries, &rank, of);
+                written.push((rank, data, items));
             }
         }
         written
@@ -159,15 +165,15 @@ proptest! {
         let entries = model(ranks.tensor);
         let layout = ranks.layout(&entries);
         let mut times: Vec<_> = entries.iter().map(|entry| vec![0; entry.len()]).collect();
-        for (place, data, items) in ranks.written(&entries, true) {
-            let buckets = buckets(&layout, &entries, place);
+        for (rank, data, items) in ranks.written(&entries, true) {
+            let buckets = buckets(&layout, &entries, &rank);
             for item in items {
                 let (own, _) = ranks.ranges(data, buckets[item.bucket].len());
                 let range = &buckets[item.bucket][own][item.source.clone()];
                 let entry = &entries[item.index];
                 let whole = item.global.runs(&entry.shape);
                 let whole = whole.iter().flat_map(|run| run.in_tensor..run.in_tensor + run.len);
-                let runs = item.local.runs(&entry.local_shape(place));
+                let runs = item.local.runs(&entry.local_shape(&rank));
                 let found: Vec<_> = runs.iter().flat_map(|run| {
                     let at = run.in_tensor - item.local_start;
                     range[at..at + run.len].iter()
@@ -221,6 +227,117 @@ fn the_work_is_shared_evenly() {
         assert_eq!(shares.iter().sum::<usize>(), all);
         let most = *shares.iter().max().unwrap() as f64;
         assert!(most / (all as f64 / 8.0) < 1.06, "{shares:?}");
+    }
+}
+
+/// Experts split over two axes of the expert grid, of which ranks of its data axis hold replicas.
+fn experts(config: &ParallelConfig, ranks: usize) -> (Vec<ParameterEntry>, Vec<MeshRank>) {
+    let mesh = Arc::new(Mesh::new(config, ranks).unwrap());
+    let [expert, tensor] =
+        [Axis::Expert, Axis::ExpertTensor].map(|axis| mesh.size(Grid::Expert, axis));
+    let in_grid = |entry| ParameterEntry {
+        grid: Grid::Expert,
+        sum_over: Grid::Expert.data_axes(),
+        ..entry
+    };
+    // Two sections over the tensor ranks, the second in replicas; the experts are padded from 7 to 8.
+    let sections = [(8, tensor), (4, 1)].map(|(size, parts)| Section { size, parts });
+    let mut up = in_grid(entry("up", &[7, 3, 12], Placement::Replicated));
+    up.placements = Placements::from((Axis::Expert, Placement::split(0, 8, expert))).with(
+        Axis::ExpertTensor,
+        Placement::Split {
+            dim: 2,
+            sections: sections.to_vec(),
+        },
+    );
+    let mut bias = in_grid(entry("bias", &[7, 5], Placement::Replicated));
+    bias.placements = (Axis::Expert, Placement::split(0, 8, expert)).into();
+    let entries = vec![
+        up,
+        bias,
+        in_grid(entry("scale", &[9], Placement::Replicated)),
+    ];
+    for entry in &entries {
+        entry.check(&mesh).unwrap();
+    }
+    let ranks = (0..ranks).map(|rank| MeshRank::new(mesh.clone(), rank));
+    (entries, ranks.collect())
+}
+
+#[test]
+fn a_parameter_split_over_two_axes_is_saved_once_and_loaded_by_another_mesh() {
+    let config = ParallelConfig::new().with_expert_tensor(2).with_expert(2);
+    let (entries, ranks) = experts(&config, 8);
+    let mut saved: Vec<_> = entries
+        .iter()
+        .map(|entry| vec![None; entry.len()])
+        .collect();
+    for rank in &ranks {
+        let size = |entry: &ParameterEntry| ParameterSize {
+            elements: entry.local_shape(rank).iter().product(),
+            parameter: comm::DType::F32,
+            gradient: comm::DType::F32,
+            expert: true,
+            shared: false,
+            unit: 0,
+            quantized_bytes: None,
+        };
+        let sizes: Vec<_> = entries.iter().map(size).collect();
+        let data = rank.on(Grid::Expert, Axis::Data);
+        let layout = BufferLayout::new(&sizes, &BucketRules::sharded(data.size)).unwrap();
+        let buckets = buckets(&layout, &entries, rank);
+        let ranges = |bucket: usize| {
+            let (all, part) = (buckets[bucket].len(), buckets[bucket].len() / data.size);
+            (0..all, part * data.index..part * (data.index + 1))
+        };
+        for item in write_items(&layout, &entries, rank, ranges) {
+            let entry = &entries[item.index];
+            let values = &buckets[item.bucket][item.source.clone()];
+            let local = item.local.runs(&entry.local_shape(rank));
+            let local = local
+                .iter()
+                .flat_map(|run| run.in_tensor..run.in_tensor + run.len);
+            let global = item.global.runs(&entry.shape);
+            let global = global
+                .iter()
+                .flat_map(|run| run.in_tensor..run.in_tensor + run.len);
+            for (from, to) in local.zip(global) {
+                let value = values[from - item.local_start];
+                assert_eq!(
+                    saved[item.index][to].replace(value),
+                    None,
+                    "{} twice",
+                    entry.path
+                );
+            }
+        }
+    }
+    let whole =
+        |entry: &ParameterEntry| (0..entry.len()).map(|i| Some(Some(i))).collect::<Vec<_>>();
+    assert_eq!(saved, entries.iter().map(whole).collect::<Vec<_>>());
+
+    let config = ParallelConfig::new().with_expert_tensor(1).with_expert(4);
+    let (entries, ranks) = experts(&config, 4);
+    for rank in &ranks {
+        for (entry, saved) in entries.iter().zip(&saved) {
+            let (shape, saved) = (entry.local_shape(rank), saved.iter().copied().flatten());
+            let saved: Vec<Option<usize>> = saved.collect();
+            let mut loaded = vec![None; shape.iter().product()];
+            for shard in local_shards(entry, rank, 0..loaded.len()) {
+                let global = shard.global.runs(&entry.shape);
+                let global = global
+                    .iter()
+                    .flat_map(|run| run.in_tensor..run.in_tensor + run.len);
+                let local = shard.local.runs(&shape);
+                let local = local
+                    .iter()
+                    .flat_map(|run| run.in_tensor..run.in_tensor + run.len);
+                for (from, to) in global.zip(local) {
+                    loaded[to] = saved[from];
+                }
+            }
+            assert_eq!(loaded, entry.part(&saved, rank), "{}", entry.path);
+        }
     }
 }
 

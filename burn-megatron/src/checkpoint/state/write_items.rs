@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use crate::checkpoint::{TensorSlice, local_shards};
 use crate::data_parallel::layout::BufferLayout;
-use crate::mesh::AxisRank;
-use crate::nn::{ParameterEntry, Placement};
+use crate::nn::{MeshRank, ParameterEntry};
 
 /// The most elements that are read or written at once: 64 MiB of f32. Small in tests, whose parameters are
 /// small.
 pub(super) const MAX_ELEMENTS: usize = if cfg!(test) { 40 } else { 1 << 24 };
 
-/// A replicated parameter is divided over the ranks of the tensor axis if each gets this many elements.
+/// A replicated parameter is divided over the ranks that hold it if each gets this many elements.
 const MIN_SHARE: usize = 1 << 12;
 
 /// A slice that a rank writes.
@@ -32,18 +31,16 @@ pub struct WriteItem {
     pub local: TensorSlice,
 }
 
-/// The slices that a rank writes. `place` is the rank on the tensor axis; `first` says whether it is on the
-/// first rank of the pipeline. `ranges` gives, per bucket, the range that the rank optimizes and, within
+/// The slices that `rank` writes. `ranges` gives, per bucket, the range that the rank optimizes and, within
 /// that, the range that it writes among the ranks of the data axis; both from the start of the bucket.
 ///
-/// Over the data axis a bucket is always divided, sharded or not. Over the tensor axis a replicated parameter
-/// is divided or, if it is small, assigned to one rank round-robin; a section that several ranks replicate is
-/// written by the first of them. A parameter tied across the pipeline is written by the first stage's rank.
+/// Over the data axis a bucket is always divided, sharded or not. Over the model axes on which a parameter is
+/// replicated it is divided or, if it is small, assigned to one rank round-robin; a section that several ranks
+/// replicate is written by the first of them. Of the pipeline's copies the first is written.
 pub fn write_items(
     layout: &BufferLayout,
     entries: &[ParameterEntry],
-    place: AxisRank,
-    first: bool,
+    rank: &MeshRank,
     ranges: impl Fn(usize) -> (Range<usize>, Range<usize>),
 ) -> Vec<WriteItem> {
     let mut items = vec![];
@@ -51,19 +48,14 @@ pub fn write_items(
         let (own, counted) = ranges(bucket);
         for piece in layout.bucket(bucket).slices(counted.clone()) {
             let entry = &entries[piece.index];
-            if entry.tied_across_pipeline && !first {
+            if !entry.is_first_copy(rank) {
                 continue;
             }
             let before = counted.start - own.start + piece.local_range.start;
-            for chunk in chunks(share(
-                entry,
-                place,
-                piece.index,
-                piece.parameter_range.clone(),
-            )) {
+            let range = piece.parameter_range.clone();
+            for chunk in chunks(share(entry, rank, piece.index, range)) {
                 let start = before + chunk.start - piece.parameter_range.start;
-                let shards = local_shards(entry, place, chunk.clone()).into_iter();
-                let replicated = entry.placement == Placement::Replicated;
+                let shards = local_shards(entry, rank, chunk.clone()).into_iter();
                 let item = |shard: crate::checkpoint::LocalShard| WriteItem {
                     index: piece.index,
                     bucket,
@@ -72,33 +64,29 @@ pub fn write_items(
                     global: shard.global,
                     local: shard.local,
                 };
-                items.extend(
-                    shards
-                        .filter(|shard| shard.is_first || replicated)
-                        .map(item),
-                );
+                items.extend(shards.filter(|shard| shard.is_first).map(item));
             }
         }
     }
     items
 }
 
-/// The part of a range that a rank of the tensor axis writes, if the parameter is replicated there.
+/// The part of a range that a rank writes, among those of the model axes that hold the same.
 fn share(
     entry: &ParameterEntry,
-    place: AxisRank,
+    rank: &MeshRank,
     index: usize,
     range: Range<usize>,
 ) -> Range<usize> {
+    let place = rank.among(entry.grid, entry.replicated_model_axes());
     let (start, len) = (range.start, range.len());
     let cut = |number: usize| start + len * number / place.size;
-    match &entry.placement {
-        Placement::Split { .. } => range,
-        Placement::Replicated if len >= MIN_SHARE * place.size => {
-            cut(place.index)..cut(place.index + 1)
-        }
-        Placement::Replicated if index % place.size == place.index => range,
-        Placement::Replicated => start..start,
+    if len >= MIN_SHARE * place.size {
+        cut(place.index)..cut(place.index + 1)
+    } else if index % place.size == place.index {
+        range
+    } else {
+        start..start
     }
 }
 

@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::*;
 use crate::comm::{ParallelContext, World, WorldError};
-use crate::mesh::ParallelConfig;
+use crate::mesh::{Axis, ParallelConfig};
 use crate::nn::{ParallelModule, ParameterEntry, Placement, Section};
 use crate::testing::warnings;
 
@@ -97,7 +97,9 @@ fn gradients_are_summed_over_the_data_axis_alone() {
 
 #[test]
 fn partial_sums_are_summed_over_the_tensor_axis_too() {
-    let found = sums(2, 2, |entries| entries[1].sum_over_tensor = true);
+    let found = sums(2, 2, |entries| {
+        entries[1].sum_over = entries[1].sum_over.with(Axis::Tensor)
+    });
     for (rank, [first, second]) in found.into_iter().enumerate() {
         let own = [5.0, 10.0][rank % 2];
         assert_eq!(
@@ -115,7 +117,7 @@ fn replicated_sections_are_summed_over_the_ranks_that_hold_them() {
     let found = sums(4, 2, |entries| {
         let section = |size, parts| Section { size, parts };
         let sections = vec![section(8, 4), section(2, 2), section(1, 1)];
-        entries[0].placement = Placement::Split { dim: 1, sections };
+        entries[0].placements = (Axis::Tensor, Placement::Split { dim: 1, sections }).into();
         entries[0].shape = vec![2, 11];
     });
     let all = |places: &[usize]| {
@@ -202,7 +204,7 @@ fn no_tokens_at_all_give_no_gradient() {
 fn weights_are_those_of_the_first_rank_that_holds_them() {
     let run = |groups: &ParallelContext| {
         let mut model = ParallelModule::replicated(pair(groups.rank() as f32, &Device::flex()));
-        model.table.entries_mut()[0].placement = Placement::split(1, 8, 2);
+        model.table.entries_mut()[0].placements = (Axis::Tensor, Placement::split(1, 8, 2)).into();
         model.table.entries_mut()[0].shape = vec![2, 8];
         let ddp = DistributedDataParallel::new(model, groups)?;
         let pair = ddp.to_module();

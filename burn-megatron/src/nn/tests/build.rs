@@ -119,7 +119,7 @@ fn local_sizes_add_up() {
             .unwrap();
         let elements = layer.num_params();
         let table = builder.finish(layer).unwrap().table;
-        assert_eq!(table.local_elements(groups.place()), elements);
+        assert_eq!(table.local_elements(groups.mesh_rank()), elements);
         (table.num_elements(), elements)
     });
     assert_eq!(tables, [(56, 14); 4]);

@@ -3,9 +3,12 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
 
-use super::{assert_close, autodiff, filled, leaf, over, part, values, wave};
+use super::{assemble, assert_close, autodiff, filled, leaf, over, part, values, wave};
 use crate::comm::ParallelContext;
-use crate::nn::{AxisRank, BuildError, ModelBuilder, ParameterEntry, ParameterTable, Placement};
+use crate::mesh::Axis;
+use crate::nn::{
+    AxisRank, BuildError, LocalSection, ModelBuilder, ParameterEntry, ParameterTable, Placement,
+};
 
 /// The placement of a tensor, by the number of ranks.
 pub type PlacementFor<'a> = &'a (dyn Fn(usize) -> Placement + Sync);
@@ -85,11 +88,11 @@ impl<M: Module> Case<'_, M> {
                     "all ranks have the same"
                 );
             }
-            placement.assemble(shape, &parts)
+            assemble(&placement, shape, &parts)
         };
         let collect = |of: &dyn Fn(&RankResult) -> Vec<f64>| all.iter().map(of).collect::<Vec<_>>();
         let parameters = table.entries().iter().enumerate().map(|(i, entry)| {
-            let placement = || entry.placement.clone();
+            let placement = || entry.placements.on(Axis::Tensor).clone();
             let initial = collect(&|outcome| outcome.initial[i].clone());
             let gradients = summed(entry, &collect(&|outcome| outcome.gradients[i].clone()));
             (
@@ -144,8 +147,8 @@ impl<M: Module> Case<'_, M> {
         let Placement::Split { dim, .. } = placement else {
             return weight;
         };
-        let share = |(range, section): (std::ops::Range<usize>, crate::nn::Section)| {
-            let stretch = weight.clone().narrow(dim, range.start, range.len());
+        let share = |LocalSection { local, section, .. }| {
+            let stretch = weight.clone().narrow(dim, local.start, local.len());
             stretch.div_scalar(section.replicas(place.size) as f64)
         };
         Tensor::cat(
@@ -166,16 +169,14 @@ fn summed(entry: &ParameterEntry, parts: &[Vec<f64>]) -> Vec<Vec<f64>> {
         size: parts.len(),
     };
     // Whether two ranks hold replicas of element `i` and so sum their gradients.
-    let together = |a: usize, b: usize, i: usize| match &entry.placement {
-        Placement::Replicated => a == b || entry.sum_over_tensor,
-        Placement::Split { dim, .. } => {
-            let local = entry.local_shape(place(a));
+    let together = |a: usize, b: usize, i: usize| match entry.placements.on(Axis::Tensor) {
+        Placement::Replicated => a == b || entry.sum_over.contains(Axis::Tensor),
+        split @ Placement::Split { dim, .. } => {
+            let local = entry.placements.local_shape(&entry.shape, |_| place(a));
             let at = i / local[dim + 1..].iter().product::<usize>() % local[*dim];
-            let sections = entry.placement.local_sections(place(a));
-            let (_, section) = sections
-                .into_iter()
-                .find(|(range, _)| range.contains(&at))
-                .unwrap();
+            let sections = split.local_sections(place(a)).into_iter();
+            let mut found = sections.filter(|section| section.local.contains(&at));
+            let section = found.next().unwrap().section;
             section.range(place(a)) == section.range(place(b))
         }
     };

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{autodiff, leaf, over, part, values, wave};
+use super::{assemble, autodiff, leaf, over, part, values, wave};
 use crate::nn::*;
 
 const SHAPE: [usize; 3] = [2, 8, 4];
@@ -55,7 +55,7 @@ fn ranks_with_other_elements_drop_parts_of_one_mask() {
         for dim in [1, 2] {
             let (parts, placement) = dropped(ranks, Some(dim));
             assert_eq!(
-                placement.assemble(&SHAPE, &parts),
+                assemble(&placement, &SHAPE, &parts),
                 one[0],
                 "dim {dim} over {ranks}"
             );

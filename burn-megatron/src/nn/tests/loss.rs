@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-use super::{leaf, over, part, values, wave};
+use super::{assemble, leaf, over, part, values, wave};
 use crate::nn::*;
 
 const BATCH: usize = 2;
@@ -150,7 +150,7 @@ impl Question {
         let gradients: Vec<_> = all.iter().map(|(_, gradient)| gradient.clone()).collect();
         // With the padding, which comes last.
         let padded = [BATCH, SEQ, vocabulary.padded];
-        (all[0].0.clone(), placement.assemble(&padded, &gradients))
+        (all[0].0.clone(), assemble(&placement, &padded, &gradients))
     }
 
     /// The gradients of the tokens, and those of the padding.

@@ -18,9 +18,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use burn_megatron_kernels::rope::{RopeConfig, RopeTable, Scaling};
 
-use super::{AxisRank, ParameterTable, Placement};
+use super::{AxisRank, ParameterTable, Placement, Placements};
 use crate::comm::{ParallelContext, ParallelContextError, World};
-use crate::mesh::ParallelConfig;
+use crate::mesh::{Axis, ParallelConfig};
 
 /// Runs `f` on `ranks` threads that share the tensor axis.
 fn over<T: Send>(ranks: usize, f: impl Fn(ParallelContext) -> T + Sync) -> Vec<T> {
@@ -77,9 +77,22 @@ fn part<const D: usize>(whole: Tensor<D>, placement: &Placement, place: AxisRank
             *dim,
         ),
     };
-    let ranges = placement.ranges(place).into_iter();
+    let ranges = placement
+        .local_sections(place)
+        .into_iter()
+        .map(|section| section.whole);
     let ranges_of_dim = ranges.map(|range| padded.clone().narrow(*dim, range.start, range.len()));
     Tensor::cat(ranges_of_dim.collect(), *dim)
+}
+
+/// A tensor from the parts of all tensor ranks.
+fn assemble<T: Copy + Default>(placement: &Placement, shape: &[usize], parts: &[Vec<T>]) -> Vec<T> {
+    let size = parts.len();
+    let parts = parts.iter().enumerate().map(|(index, part)| {
+        let on = move |_| AxisRank { index, size };
+        (on, &part[..])
+    });
+    Placements::from((Axis::Tensor, placement.clone())).assemble(shape, parts)
 }
 
 /// Gives every parameter values of about one, so that biases count too.
@@ -103,7 +116,7 @@ impl ModuleMapper for FillParameters<'_> {
         self.index += 1;
         let shape: [usize; D] = entry.shape.clone().try_into().unwrap();
         let whole = wave(shape, self.index as f64);
-        param.map(|_| leaf(part(whole, &entry.placement, self.place)))
+        param.map(|_| leaf(part(whole, entry.placements.on(Axis::Tensor), self.place)))
     }
 }
 

@@ -84,7 +84,7 @@ impl OverlapSetup {
         let device = Device::flex();
         let scope = ModelBuilder::with(&groups, &device, SEED, DType::F32);
         let model = self.model.init(scope, false)?;
-        let elements = model.table.local_elements(groups.place());
+        let elements = model.table.local_elements(groups.mesh_rank());
         let settings = self.settings(case, elements);
         let ddp = DistributedDataParallel::with(model, &groups, &settings)?;
         let optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;

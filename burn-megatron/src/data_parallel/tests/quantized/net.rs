@@ -158,7 +158,8 @@ pub fn model(recipe: Recipe, groups: &ParallelContext) -> (ParallelModule<Net>, 
     let mut model = ParallelModule::replicated(net(100 * place.index));
     for entry in model.table.entries_mut() {
         entry.shape[0] *= place.size;
-        entry.placement = Placement::split(0, entry.shape[0], place.size);
+        let placement = Placement::split(0, entry.shape[0], place.size);
+        entry.placements = (Axis::Tensor, placement).into();
     }
     let layers = WEIGHTS.map(|_| Arc::new(Layer::new(recipe, groups)));
     (model, layers.to_vec())

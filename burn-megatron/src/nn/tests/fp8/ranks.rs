@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::super::over;
+use super::super::{assemble, over};
 use super::*;
 use crate::nn::{Placement, SEQUENCE_DIM};
 
@@ -150,7 +150,7 @@ fn whole(setting: Setting, mut all: Vec<Outcome>) -> [Vec<f32>; 4] {
         if placements[i] == Placement::Replicated {
             assert!(parts.iter().all(|part| bits(part) == bits(&parts[0])));
         }
-        placements[i].assemble(&shapes[i], &parts)
+        assemble(&placements[i], &shapes[i], &parts)
     })
 }
 

@@ -1,10 +1,11 @@
 //! A rectangular numbering of ranks, and the groups over any set of its axes.
 
-use super::Axis;
+use super::{Axis, AxisSet, Grid};
 
 /// Ranks numbered by axes: `rank = sum of coordinate x stride`, the first axis having stride 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Grid {
+pub(super) struct RankGrid {
+    name: Grid,
     levels: Vec<GridAxis>,
 }
 
@@ -22,20 +23,22 @@ impl GridAxis {
     }
 }
 
-impl Grid {
+impl RankGrid {
     /// A grid of these sizes, which must not be 0, and whose product must not overflow.
-    pub(super) fn new(sizes: impl IntoIterator<Item = (Axis, usize)>) -> Grid {
+    pub(super) fn new(name: Grid, sizes: impl IntoIterator<Item = (Axis, usize)>) -> RankGrid {
         let mut next = 1;
         let levels = sizes.into_iter().map(|(axis, size)| {
             let stride = next;
             next *= size;
             GridAxis { axis, size, stride }
         });
-        Grid {
+        RankGrid {
+            name,
             levels: levels.collect(),
         }
     }
 
+    #[track_caller]
     pub(super) fn size(&self, axis: Axis) -> usize {
         self.level(axis).size
     }
@@ -44,6 +47,7 @@ impl Grid {
         self.level(axis).stride
     }
 
+    #[track_caller]
     pub(super) fn coordinate(&self, axis: Axis, rank: usize) -> usize {
         self.level(axis).coordinate(rank)
     }
@@ -70,14 +74,14 @@ impl Grid {
 
     /// The groups in which the set `axes` varies and all other axes are constant.
     #[track_caller]
-    pub(super) fn group_set(&self, axes: &[Axis]) -> GroupSet {
-        for axis in axes {
-            self.level(*axis);
+    pub(super) fn group_set(&self, axes: AxisSet) -> GroupSet {
+        for axis in axes.iter() {
+            self.level(axis);
         }
         let (varying, fixed) = self
             .levels
             .iter()
-            .partition(|level| axes.contains(&level.axis));
+            .partition(|level| axes.contains(level.axis));
         GroupSet { varying, fixed }
     }
 
@@ -87,9 +91,10 @@ impl Grid {
             .iter()
             .find(|level| level.axis == axis)
             .unwrap_or_else(|| {
-                let names: Vec<_> = self.levels.iter().map(|level| level.axis.name()).collect();
+                let names: Vec<_> = self.name.axes().iter().map(Axis::name).collect();
                 panic!(
-                    "axis {axis} is not in this grid, which has {}",
+                    "axis {axis} is not in the {} grid, which has {}",
+                    self.name,
                     names.join(", ")
                 )
             })

@@ -1,0 +1,176 @@
+//! The two grids of a mesh, and sets of their axes.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Axis;
+
+/// Which of the two numberings of the ranks an axis belongs to. `data` is an axis of both, with different
+/// ranks in its groups.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Grid {
+    /// For all layers except experts: tensor, context, data, pipeline.
+    #[default]
+    Dense,
+    /// For experts: expert-tensor, expert, data, pipeline.
+    Expert,
+}
+
+impl Grid {
+    /// Both grids.
+    pub const ALL: [Grid; 2] = [Grid::Dense, Grid::Expert];
+
+    /// The name, as in [`Display`](fmt::Display) and in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Grid::Dense => "dense",
+            Grid::Expert => "expert",
+        }
+    }
+
+    /// The axes of the grid.
+    pub const fn axes(self) -> AxisSet {
+        let shared = AxisSet::of(Axis::Data).with(Axis::Pipeline);
+        match self {
+            Grid::Dense => shared.with(Axis::Tensor).with(Axis::Context),
+            Grid::Expert => shared.with(Axis::ExpertTensor).with(Axis::Expert),
+        }
+    }
+
+    /// The axes whose ranks read different tokens, so that the gradient of every parameter of the grid is a
+    /// partial sum over them: context and data in the dense grid, data in the expert grid.
+    pub const fn data_axes(self) -> AxisSet {
+        let data = AxisSet::of(Axis::Data);
+        match self {
+            Grid::Dense => data.with(Axis::Context),
+            Grid::Expert => data,
+        }
+    }
+
+    /// The axes along which a parameter can be split: all axes but the pipeline and the
+    /// [data axes](Self::data_axes).
+    pub const fn model_axes(self) -> AxisSet {
+        match self {
+            Grid::Dense => AxisSet::of(Axis::Tensor),
+            Grid::Expert => AxisSet::of(Axis::ExpertTensor).with(Axis::Expert),
+        }
+    }
+}
+
+impl fmt::Display for Grid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A set of axes: `AxisSet::from([Axis::Context, Axis::Data])`.
+///
+/// Its axes come in the order of [`Axis::ALL`]. Written `context x data`; serialised as a list.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "Vec<Axis>", into = "Vec<Axis>")]
+pub struct AxisSet(u8);
+
+impl AxisSet {
+    /// No axis.
+    pub const EMPTY: AxisSet = AxisSet(0);
+
+    /// The set of one axis.
+    pub const fn of(axis: Axis) -> Self {
+        Self(1 << axis as u8)
+    }
+
+    /// This set and `axis`.
+    pub const fn with(self, axis: Axis) -> Self {
+        self.union(Self::of(axis))
+    }
+
+    /// This set without `axis`.
+    pub const fn without(self, axis: Axis) -> Self {
+        self.difference(Self::of(axis))
+    }
+
+    /// The axes of either set.
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The axes of both sets.
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// The axes of this set that are not in the other.
+    pub const fn difference(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Whether `axis` is in the set.
+    pub const fn contains(self, axis: Axis) -> bool {
+        self.0 & Self::of(axis).0 != 0
+    }
+
+    /// Whether the set has no axis.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The axes, in the order of [`Axis::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = Axis> + Clone {
+        Axis::ALL
+            .into_iter()
+            .filter(move |axis| self.contains(*axis))
+    }
+}
+
+impl FromIterator<Axis> for AxisSet {
+    fn from_iter<I: IntoIterator<Item = Axis>>(axes: I) -> Self {
+        axes.into_iter().fold(Self::EMPTY, Self::with)
+    }
+}
+
+impl<const N: usize> From<[Axis; N]> for AxisSet {
+    fn from(axes: [Axis; N]) -> Self {
+        axes.into_iter().collect()
+    }
+}
+
+impl From<Axis> for AxisSet {
+    fn from(axis: Axis) -> Self {
+        Self::of(axis)
+    }
+}
+
+impl From<Option<Axis>> for AxisSet {
+    fn from(axis: Option<Axis>) -> Self {
+        axis.into_iter().collect()
+    }
+}
+
+impl From<Vec<Axis>> for AxisSet {
+    fn from(axes: Vec<Axis>) -> Self {
+        axes.into_iter().collect()
+    }
+}
+
+impl From<AxisSet> for Vec<Axis> {
+    fn from(axes: AxisSet) -> Self {
+        axes.iter().collect()
+    }
+}
+
+impl fmt::Display for AxisSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.iter().map(Axis::name).collect();
+        f.pad(&names.join(" x "))
+    }
+}
+
+impl fmt::Debug for AxisSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}

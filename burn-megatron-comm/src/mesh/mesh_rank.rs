@@ -1,0 +1,88 @@
+//! One rank of a mesh, and its index on one axis.
+
+use std::sync::Arc;
+
+use super::{Axis, AxisSet, Grid, Mesh};
+
+/// Index of a rank on an axis, and the size of the axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AxisRank {
+    /// This rank's index.
+    pub index: usize,
+    /// The number of ranks.
+    pub size: usize,
+}
+
+/// One rank of a mesh: its index on every axis of both grids. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeshRank {
+    mesh: Arc<Mesh>,
+    rank: usize,
+}
+
+impl MeshRank {
+    /// The rank `rank` of `mesh`.
+    ///
+    /// # Panics
+    ///
+    /// If the mesh has no such rank.
+    #[track_caller]
+    pub fn new(mesh: Arc<Mesh>, rank: usize) -> Self {
+        mesh.checked(rank);
+        Self { mesh, rank }
+    }
+
+    /// The only rank of a world of one.
+    pub fn single() -> Self {
+        Self::new(Arc::new(Mesh::single()), 0)
+    }
+
+    /// Another rank of the same mesh.
+    ///
+    /// # Panics
+    ///
+    /// If the mesh has no such rank.
+    #[track_caller]
+    pub fn with_rank(&self, rank: usize) -> Self {
+        Self::new(self.mesh.clone(), rank)
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Arc<Mesh> {
+        &self.mesh
+    }
+
+    /// The world rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Its index on an axis of a grid, and the size of the axis.
+    ///
+    /// # Panics
+    ///
+    /// If the grid does not have the axis.
+    #[track_caller]
+    pub fn on(&self, grid: Grid, axis: Axis) -> AxisRank {
+        let ranks = self.mesh.grid(grid);
+        AxisRank {
+            index: ranks.coordinate(axis, self.rank),
+            size: ranks.size(axis),
+        }
+    }
+
+    /// Its index among the ranks that differ from it in `axes` of a grid alone, and their number.
+    ///
+    /// # Panics
+    ///
+    /// If the grid does not have one of the axes.
+    #[track_caller]
+    pub fn among(&self, grid: Grid, axes: impl Into<AxisSet>) -> AxisRank {
+        let members = self.mesh.members(grid, axes, self.rank);
+        let before = members.iter().take_while(|rank| **rank != self.rank);
+        AxisRank {
+            index: before.count(),
+            size: members.len(),
+        }
+    }
+}
