@@ -10,13 +10,16 @@ use super::memory_usage::TrackedTensor;
 use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
 use super::{DistributedDataParallel, Gradients, ShardSegment};
+use crate::mesh::Grid;
 
 /// This rank's shard of a bucket: all of it, where the optimizer is not sharded. Constant during training.
 #[derive(Clone, Debug)]
 pub(crate) struct BucketShard {
+    /// The grid of its parameters.
+    pub grid: Grid,
     /// Its elements in the bucket, padding included.
     pub range: Range<usize>,
-    /// The elements in `range` that this rank saves, so that the data axis saves each element once.
+    /// The elements in `range` that this rank saves, so that its data-parallel group saves each element once.
     pub partition: Range<usize>,
     /// The parameters in the shard; what lies between them is padding.
     pub slices: Vec<ParameterSlice>,
@@ -32,8 +35,9 @@ impl BucketShard {
         let shard = |bucket| {
             let (model, dtype) = plan.model_and_main_dtypes(bucket);
             Self {
+                grid: plan.grid(bucket),
                 range: plan.shard_range(bucket),
-                partition: plan.groups.partition_range(plan.elements(bucket)),
+                partition: plan.groups(bucket).partition_range(plan.elements(bucket)),
                 slices: plan.shard_slices(bucket),
                 dtype,
                 model_dtype: (model != dtype).then(|| FloatDType::from(model)),
@@ -89,9 +93,9 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.unique_segments
     }
 
-    /// The groups over which the buckets are sharded and replicated.
-    pub(crate) fn sharding_groups(&self) -> &ShardingGroups {
-        &self.buffers.plan.groups
+    /// The groups over which the buckets of each grid are reduced and sharded.
+    pub(crate) fn sharding_groups(&self) -> impl Iterator<Item = (Grid, &ShardingGroups)> {
+        self.buffers.plan.all_groups()
     }
 
     /// Replaces the masters of this rank's shards by what `step` makes of them and of the gradients. Each bucket

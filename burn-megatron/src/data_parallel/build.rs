@@ -41,7 +41,7 @@ pub(super) fn build_plan<M: Module>(
     config: &DataParallelConfig,
     mut quantizers: Quantizers,
 ) -> Result<ShardingPlan, DataParallelError> {
-    let ranks = groups.data().size();
+    let ranks = data_ranks(groups, Grid::Dense);
     config.check(ranks)?;
     let mut collected = ParameterCollector::default();
     module.visit(&mut collected);
@@ -88,17 +88,24 @@ pub(super) fn build_plan<M: Module>(
         },
         align,
         pad_for_bandwidth: config.pad_buckets,
+        expert_ranks: Some(data_ranks(groups, Grid::Expert)),
         ..BucketRules::sharded(ranks)
     };
     let sizes = parameter_sizes(&parameters, table, config.zero_stage, &device);
     let layout = BufferLayout::new(&sizes, &rules)?;
     tracing::debug!("{layout}");
-    let pool = groups.data().pool().cloned();
+    let dense = ShardingGroups::new(groups, Grid::Dense, config)?;
+    let has_experts = table
+        .entries()
+        .iter()
+        .any(|entry| entry.grid == Grid::Expert);
+    let expert = has_experts.then(|| ShardingGroups::new(groups, Grid::Expert, config));
+    let pool = dense.data.pool().cloned();
     Ok(ShardingPlan {
         layout,
         parameters,
-        groups: ShardingGroups::new(groups, config.shard_ranks(ranks))?,
-        tensor: groups.tensor().clone(),
+        dense,
+        expert: expert.transpose()?,
         config: config.clone(),
         device,
         pool: pool.unwrap_or_else(|| Arc::new(BufferPool::new())),
@@ -145,6 +152,11 @@ pub(super) fn quantizers(
     }
 }
 
+/// The ranks over which the gradients of a grid are summed.
+pub(super) fn data_ranks(groups: &ParallelContext, grid: Grid) -> usize {
+    groups.mesh_rank().among(grid, grid.data_axes()).size
+}
+
 /// The dtype in which a parameter is gathered.
 fn gather_dtype(parameter: &ParameterInfo) -> comm::DType {
     match &parameter.quantizer {
@@ -170,7 +182,7 @@ fn parameter_sizes(
             gradient: comm_dtype(parameter.main_dtype).unwrap_or(comm::DType::F32),
             quantized_bytes: quantized
                 .map(|(quantizer, matrix)| quantized::quantized_bytes(quantizer, *matrix, device)),
-            expert: entry.grid == Grid::Expert,
+            grid: entry.grid,
             shared: entry.is_tied(),
             unit: 0,
         }

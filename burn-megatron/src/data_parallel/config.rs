@@ -237,22 +237,10 @@ impl DataParallelConfig {
                 stage,
             })
         };
-        if let Some(hsdp) = self.hsdp {
-            if stage == ZeroStage::Replicated {
-                return requires("hsdp", "1, 2 or 3");
-            }
-            if hsdp == 0 || !ranks.is_multiple_of(hsdp) {
-                let divisors: Vec<_> = (1..=ranks)
-                    .filter(|n| ranks.is_multiple_of(*n))
-                    .map(|n| n.to_string())
-                    .collect();
-                return Err(DataParallelConfigError::Hsdp {
-                    hsdp,
-                    ranks,
-                    divisors: divisors.join(", "),
-                });
-            }
+        if self.hsdp.is_some() && stage == ZeroStage::Replicated {
+            return requires("hsdp", "1, 2 or 3");
         }
+        self.check_hsdp(ranks)?;
         if self.overlap_param_gather
             && !matches!(stage, ZeroStage::Optimizer | ZeroStage::Gradients)
         {
@@ -281,6 +269,22 @@ impl DataParallelConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that shard groups divide a data-parallel group of `ranks` ranks.
+    pub(super) fn check_hsdp(&self, ranks: usize) -> Result<(), DataParallelConfigError> {
+        let Some(hsdp) = self.hsdp.filter(|n| *n == 0 || !ranks.is_multiple_of(*n)) else {
+            return Ok(());
+        };
+        let divisors: Vec<_> = (1..=ranks)
+            .filter(|n| ranks.is_multiple_of(*n))
+            .map(|n| n.to_string())
+            .collect();
+        Err(DataParallelConfigError::Hsdp {
+            hsdp,
+            ranks,
+            divisors: divisors.join(", "),
+        })
     }
 
     fn check_fp8_param_gather(&self, ranks: usize) -> Result<(), DataParallelConfigError> {

@@ -116,7 +116,7 @@ impl GradientBuckets {
         }
         let stage = plan.stage();
         match finished.tracker.micro_batches() {
-            0 if stage >= ZeroStage::Gradients && plan.groups.data.size() > 1 => {
+            0 if stage >= ZeroStage::Gradients && plan.reduces_over_ranks() => {
                 return Err(DataParallelError::NoMicroBatches { stage });
             }
             0 => {}
@@ -213,8 +213,11 @@ impl GradientBuckets {
                 buffer
             })
             .collect();
-        self.in_flight
-            .extend(numbers.zip(start_reductions(buffers, plan)));
+        self.in_flight.extend(
+            numbers
+                .clone()
+                .zip(start_reductions(numbers, buffers, plan)),
+        );
     }
 
     /// Starts the remaining reductions: one of every bucket, or from ZeRO-2 on one per micro-batch.
@@ -255,7 +258,7 @@ impl GradientBuckets {
     /// Waits for all reductions. Where nothing is sharded, each rank waits for a different one first, so
     /// that they share the work with engines whose waiting rank computes the sum.
     fn wait_all(&mut self, plan: &ShardingPlan) {
-        let groups = &plan.groups;
+        let groups = &plan.dense;
         if groups.shard.size() == 1 && !self.in_flight.is_empty() {
             let first = groups.data.rank() * self.in_flight.len() / groups.data.size();
             self.in_flight.rotate_left(first);

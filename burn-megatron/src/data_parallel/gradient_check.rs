@@ -65,7 +65,7 @@ pub(super) fn find_invalid(
     let (index, found) = norms.max_by(|a, b| severity(a.1).total_cmp(&severity(b.1)))?;
     Some(InvalidGradient {
         path: plan.parameters[index].path.clone(),
-        rank: plan.groups.data.group().world_rank(),
+        rank: plan.dense.data.group().world_rank(),
         norm: if is_invalid(found) {
             found
         } else {

@@ -39,6 +39,7 @@ use burn::tensor::{Device, Tensor};
 use crate::choice::KernelSelection;
 use crate::collective::start_all_gather;
 use crate::comm::{Buffer, ParallelContext};
+use crate::mesh::Grid;
 use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, with_anchor};
 use crate::nn::{DropoutPosition, ParallelModule, ParameterTable};
@@ -82,6 +83,7 @@ pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
 use param_and_grad_buffers::ParamAndGradBuffers;
 pub(crate) use segments::{ElementMask, ShardSegment};
 pub use sharding_estimate::ShardingEstimate;
+pub(crate) use sharding_groups::ShardingGroups;
 use sharding_plan::ShardingPlan;
 
 /// A module whose parameters and gradients are replicated or sharded over the data axis.
@@ -153,7 +155,7 @@ impl<M: Module> DistributedDataParallel<M> {
         // Under ZeRO-3 layers must not cache quantised copies of weights, which would stay unsharded.
         fp8.cache_quantized_weights(config.zero_stage != ZeroStage::Parameters);
         // Invalid settings are reported before errors that follow from them.
-        config.check(groups.data().size())?;
+        config.check(build::data_ranks(groups, Grid::Dense))?;
         let quantizers = build::quantizers(&table, config, weights)?;
         build::check_quantizers(&quantizers, groups, config)?;
         let plan = build::build_plan(&module, &table, groups, config, quantizers)?;
@@ -292,7 +294,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// The tokens of all ranks. From ZeRO-2 on, `fingerprints` must be equal on all of them.
     fn total_tokens(&self, tokens: u64, fingerprints: [u64; 2]) -> Result<u64, DataParallelError> {
-        let data = self.groups.data();
+        let data = &self.buffers.plan.dense.data;
         let own = [tokens, fingerprints[0], fingerprints[1]].map(|x| x as i64);
         let all = i64s(data.all_gather(Buffer::from(own.to_vec()))?);
         let stage = self.config().zero_stage;
@@ -353,7 +355,7 @@ impl<M: Module> DistributedDataParallel<M> {
 
     /// Gathers a bucket from the shards of the ranks.
     fn gather(&self, number: usize, shard: Tensor<1>) -> Tensor<1> {
-        let comm = &self.buffers.plan.groups.shard;
+        let comm = &self.buffers.plan.groups(number).shard;
         match (comm.size(), self.buffers.plan.elements(number)) {
             (1, _) | (_, 0) => shard,
             _ => start_all_gather(shard, 0, comm).wait(),

@@ -103,7 +103,7 @@ impl ParameterBuckets {
                     ParamState::Sharded
                 } else {
                     let elements = plan.elements(number);
-                    let zeros = match plan.groups.shard.size() {
+                    let zeros = match plan.groups(number).shard.size() {
                         // Nothing is ever gathered, so the memory need not come from the pool.
                         1 => Tensor::zeros([elements], (&plan.device, model)),
                         _ => plan.zeros(elements, model),
@@ -201,12 +201,15 @@ impl ParameterBuckets {
                 .rev()
                 .filter(move |number| plan.parameter_format(*number) == format)
         };
-        let masters: Vec<_> = of_format(ParameterFormat::Fp8PerTensor)
-            .map(|number| (number, self.buckets[number].master_shard(number, plan)))
-            .collect();
-        let weights = quantized::start_codes(&masters, plan);
-        for ((number, _), weights) in masters.into_iter().zip(weights) {
-            self.buckets[number].fp8_weights = weights;
+        for (grid, groups) in plan.all_groups() {
+            let masters: Vec<_> = of_format(ParameterFormat::Fp8PerTensor)
+                .filter(|number| plan.grid(*number) == grid)
+                .map(|number| (number, self.buckets[number].master_shard(number, plan)))
+                .collect();
+            let weights = quantized::start_codes(groups, &masters, plan);
+            for ((number, _), weights) in masters.into_iter().zip(weights) {
+                self.buckets[number].fp8_weights = weights;
+            }
         }
         for number in of_format(ParameterFormat::Fp8Blockwise) {
             self.quantize_gathered(plan);
@@ -255,7 +258,7 @@ impl ParameterBuckets {
             (ZeroStage::Parameters, Some(shard)) => {
                 bucket.shard = Some(plan.track(shard, category));
             }
-            (_, Some(params)) if plan.groups.shard.size() == 1 => {
+            (_, Some(params)) if plan.groups(number).shard.size() == 1 => {
                 bucket.model_params = UnshardedParams::persistent(params, plan);
             }
             (_, Some(shard)) => {
@@ -280,7 +283,7 @@ impl ParameterBuckets {
             plan.track(plan.copy(shard), MemoryCategory::Buffers)
         };
         match Arc::try_unwrap(params) {
-            Ok(mut params) if plan.groups.shard.size() == 1 => match params.flat.take() {
+            Ok(mut params) if plan.groups(number).shard.size() == 1 => match params.flat.take() {
                 Some(flat) => flat,
                 None => unreachable!("only `drop` takes it"),
             },
@@ -403,7 +406,7 @@ fn start_gather(
 ) -> ParamState {
     let bytes = plan.elements(number) * shard.dtype().size();
     let allocations = [plan.usage.track(category, bytes), plan.usage.track_unit()];
-    let pending = start_all_gather(shard, 0, &plan.groups.shard);
+    let pending = start_all_gather(shard, 0, &plan.groups(number).shard);
     ParamState::Gathering(Box::new(pending), allocations)
 }
 

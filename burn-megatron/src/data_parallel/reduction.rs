@@ -1,8 +1,11 @@
-//! The reduction of gradient buckets over the data axis.
+//! The reduction of gradient buckets over their data-parallel groups.
+
+use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
 
 use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
+use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
 use crate::collective::{
     PendingReduceScatterInF32, PendingTensor, start_all_reduce, start_all_reduce_coalesced,
@@ -12,13 +15,14 @@ use crate::comm::ReduceOp;
 
 /// The reduction of one bucket, in flight.
 pub(super) struct PendingReduction {
+    bucket: usize,
     state: ReductionState,
     /// The memory of the bucket.
     allocation: TrackedAllocation,
 }
 
 enum ReductionState {
-    /// The data axis has one rank; nothing is sent.
+    /// The group has one rank; nothing is sent.
     Local(Tensor<1>),
     /// An all-reduce of the whole bucket.
     AllReduce(PendingTensor<1>),
@@ -28,8 +32,23 @@ enum ReductionState {
     ReduceScatterWide(PendingReduceScatterInF32),
 }
 
-/// Starts the reductions of buckets in one call. Collective: call on all ranks of the data axis.
+/// Starts the reductions of consecutive buckets, in one call where they are reduced over the same group.
+/// Collective: call on all ranks of the groups.
 pub(super) fn start_reductions(
+    buckets: Range<usize>,
+    buffers: Vec<TrackedTensor>,
+    plan: &ShardingPlan,
+) -> Vec<PendingReduction> {
+    let mut buffers = buffers.into_iter();
+    let buckets: Vec<usize> = buckets.collect();
+    let same_grid = |a: &usize, b: &usize| plan.grid(*a) == plan.grid(*b);
+    let start = |run: &[usize]| start_run(run, buffers.by_ref().take(run.len()).collect(), plan);
+    buckets.chunk_by(same_grid).flat_map(start).collect()
+}
+
+/// Starts the reductions of buckets of one grid in one call.
+fn start_run(
+    buckets: &[usize],
     buffers: Vec<TrackedTensor>,
     plan: &ShardingPlan,
 ) -> Vec<PendingReduction> {
@@ -37,7 +56,7 @@ pub(super) fn start_reductions(
         .into_iter()
         .map(|TrackedTensor { tensor, allocation }| (tensor, allocation))
         .unzip();
-    let groups = &plan.groups;
+    let groups = plan.groups(buckets[0]);
     let states: Vec<_> = match (groups.shard.size(), groups.replicas.size()) {
         (1, 1) => tensors.into_iter().map(ReductionState::Local).collect(),
         (1, _) => start_all_reduce_coalesced(tensors, ReduceOp::Sum, &groups.replicas)
@@ -45,7 +64,7 @@ pub(super) fn start_reductions(
             .map(ReductionState::AllReduce)
             .collect(),
         _ if plan.config.reduce_in_16_bits => {
-            let start = |x| start_in_16_bits(x, plan);
+            let start = |x| start_in_16_bits(x, groups, plan);
             tensors.into_iter().map(start).collect()
         }
         _ => start_reduce_scatter_coalesced(tensors, &groups.shard)
@@ -53,19 +72,24 @@ pub(super) fn start_reductions(
             .map(ReductionState::ReduceScatter)
             .collect(),
     };
-    let reduction = |(state, allocation)| PendingReduction { state, allocation };
-    states.into_iter().zip(allocations).map(reduction).collect()
+    let states = buckets.iter().zip(states);
+    let reduction = |((bucket, state), allocation): ((&usize, _), _)| PendingReduction {
+        bucket: *bucket,
+        state,
+        allocation,
+    };
+    states.zip(allocations).map(reduction).collect()
 }
 
-fn start_in_16_bits(x: Tensor<1>, plan: &ShardingPlan) -> ReductionState {
+fn start_in_16_bits(x: Tensor<1>, groups: &ShardingGroups, plan: &ShardingPlan) -> ReductionState {
     let model = plan.config.precision.of(DType::F32);
     let small = x.clone().cast(model);
     plan.recycle(x);
-    ReductionState::ReduceScatterWide(start_reduce_scatter_in_f32(small, &plan.groups.shard))
+    ReductionState::ReduceScatterWide(start_reduce_scatter_in_f32(small, &groups.shard))
 }
 
 impl PendingReduction {
-    /// Waits for this rank's shard of the bucket, summed over the data axis. The memory of a reduce-scattered
+    /// Waits for this rank's shard of the bucket, summed over its group. The memory of a reduce-scattered
     /// shard is counted as `category`.
     pub fn wait(self, category: MemoryCategory, plan: &ShardingPlan) -> TrackedTensor {
         let shard = match self.state {
@@ -79,7 +103,7 @@ impl PendingReduction {
             ReductionState::ReduceScatterWide(pending) => pending.wait(),
         };
         drop(self.allocation);
-        let replicas = &plan.groups.replicas;
+        let replicas = &plan.groups(self.bucket).replicas;
         let reduced = match replicas.size() {
             1 => shard,
             _ => start_all_reduce(shard, ReduceOp::Sum, replicas).wait(),

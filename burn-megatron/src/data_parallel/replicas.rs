@@ -59,8 +59,10 @@ pub(super) fn check(
     groups: &ParallelContext,
 ) -> Result<(), DataParallelError> {
     let plan = &buffers.plan;
-    let all = segments_where(plan, table, |_| true);
-    compare(buffers, &all, &plan.groups.replicas)?;
+    for (grid, groups) in plan.all_groups() {
+        let of_grid = segments_where(plan, table, |entry| entry.grid == grid);
+        compare(buffers, &of_grid, &groups.replicas)?;
+    }
     for (grid, axes) in axis_sets(table, ParameterEntry::replicated_model_axes) {
         let replicated = segments_where(plan, table, |entry| {
             (entry.grid, entry.replicated_model_axes()) == (grid, axes)

@@ -45,7 +45,7 @@ pub(super) fn unique_segments(
             section.is_first_replica(rank.on(entry.grid, axis))
         })
     };
-    let range = |number| plan.groups.partition_range(plan.elements(number));
+    let range = |number| plan.groups(number).partition_range(plan.elements(number));
     segments(plan, table, range, select)
 }
 

@@ -1,28 +1,48 @@
-//! The process groups over which the buckets of the data axis are sharded and replicated.
+//! The process groups over which the buckets of one grid are reduced, sharded and replicated.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::config::DataParallelConfig;
+use super::error::DataParallelError;
 use crate::collective::Comm;
-use crate::comm::{CommError, ParallelContext, SingleRank};
+use crate::comm::{ParallelContext, SingleRank};
+use crate::mesh::{Axis, Grid};
 
-/// The data axis, split into shard groups of consecutive ranks. Each shard group holds one sharded copy.
+/// The data-parallel group of one grid, split into shard groups of consecutive ranks. Each shard group holds one
+/// sharded copy.
 ///
-/// Where nothing is sharded a shard group is one rank; without HSDP it is the whole axis.
+/// Where nothing is sharded a shard group is one rank; without HSDP it is the whole group.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardingGroups {
+    /// The ranks over which gradients are summed.
     pub data: Comm,
     /// The ranks over which one copy is sharded.
     pub shard: Comm,
     /// The ranks that hold the same shard.
     pub replicas: Comm,
+    /// The ranks over which a weight is split: the tensor axis of the grid.
+    pub tensor: Comm,
+    /// The ranks that hold the other parameters of the stage: all axes of the grid but those of `data` and the
+    /// pipeline.
+    pub model: Comm,
 }
 
 impl ShardingGroups {
-    /// Splits the data axis of `groups` into shard groups of `shard_ranks` ranks, which must divide it.
-    /// Collective: call on all ranks of the data axis.
-    pub fn new(groups: &ParallelContext, shard_ranks: usize) -> Result<Self, CommError> {
-        let data = groups.data().clone();
+    /// The groups of `grid`. Collective: call on all ranks of the stage.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelConfigError::Hsdp`](super::DataParallelConfigError::Hsdp) if shard groups do not divide the
+    /// data-parallel group.
+    pub fn new(
+        groups: &ParallelContext,
+        grid: Grid,
+        config: &DataParallelConfig,
+    ) -> Result<Self, DataParallelError> {
+        let data = groups.group(grid, grid.data_axes())?;
+        config.check_hsdp(data.size())?;
+        let shard_ranks = config.shard_ranks(data.size());
         let single = |name: &str| -> Comm { Arc::new(SingleRank::new(name)) };
         let (shard, replicas) = match (shard_ranks, data.size()) {
             (1, _) => (single("shard"), data.clone()),
@@ -38,10 +58,16 @@ impl ShardingGroups {
                 )
             }
         };
+        let tensor = match grid {
+            Grid::Dense => Axis::Tensor,
+            Grid::Expert => Axis::ExpertTensor,
+        };
         Ok(Self {
             data,
             shard,
             replicas,
+            tensor: groups.group(grid, tensor)?,
+            model: groups.group(grid, grid.model_axes())?,
         })
     }
 
@@ -50,7 +76,7 @@ impl ShardingGroups {
         nth_chunk(self.shard.rank(), elements / self.shard.size())
     }
 
-    /// This rank's partition of a bucket: one of as many equal parts as the data axis has ranks, whatever
+    /// This rank's partition of a bucket: one of as many equal parts as the group has ranks, whatever
     /// is sharded, so that each element belongs to one rank. It lies in the rank's shard, and depends on
     /// its [index](Self::partition_index) alone.
     pub fn partition_range(&self, elements: usize) -> Range<usize> {
@@ -60,7 +86,7 @@ impl ShardingGroups {
         )
     }
 
-    /// The index of the partition that belongs to a rank of the data axis.
+    /// The index of the partition that belongs to a rank of the group.
     pub fn partition_index(&self, rank: usize) -> usize {
         let (shards, replicas) = (self.shard.size(), self.replicas.size());
         rank % shards * replicas + rank / shards
@@ -73,6 +99,7 @@ fn nth_chunk(index: usize, elements: usize) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::ZeroStage;
     use super::*;
     use crate::comm::World;
     use crate::mesh::ParallelConfig;
@@ -81,10 +108,15 @@ mod tests {
     fn partitions_lie_in_shards_and_cover_each_element_once() {
         for shard_ranks in [1, 2, 3, 6] {
             let layout = ParallelConfig::new().with_data(6);
+            let config = DataParallelConfig {
+                zero_stage: ZeroStage::Optimizer,
+                hsdp: Some(shard_ranks),
+                ..DataParallelConfig::default()
+            };
             let parts = World::threads(6).unwrap().run(|rank| {
                 let groups = ParallelContext::new(&layout, &rank).map_err(|e| e.to_string())?;
-                let sharding =
-                    ShardingGroups::new(&groups, shard_ranks).map_err(|e| e.to_string())?;
+                let sharding = ShardingGroups::new(&groups, Grid::Dense, &config)
+                    .map_err(|e| e.to_string())?;
                 assert_eq!(sharding.shard.size() * sharding.replicas.size(), 6);
                 let (shard, partition) = (sharding.shard_range(384), sharding.partition_range(384));
                 assert!(shard.start <= partition.start && partition.end <= shard.end);

@@ -15,8 +15,9 @@ use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
 use super::memory_usage::{MemoryCategory, MemoryUsage, TrackedTensor};
 use super::quantized;
 use super::sharding_groups::ShardingGroups;
-use crate::collective::{Comm, from_buffer, to_buffer};
+use crate::collective::{from_buffer, to_buffer};
 use crate::comm::{self, BufferPool};
+use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
 
 /// How the parameters of one rank are laid out in buckets and sharded. Constant during training.
@@ -24,9 +25,9 @@ use crate::nn::fp8::WeightQuantizer;
 pub(crate) struct ShardingPlan {
     pub layout: BufferLayout,
     pub parameters: Vec<ParameterInfo>,
-    pub groups: ShardingGroups,
-    /// The group of the tensor axis.
-    pub tensor: Comm,
+    /// The groups of each grid that has parameters here; always of the dense one.
+    pub dense: ShardingGroups,
+    pub expert: Option<ShardingGroups>,
     pub config: DataParallelConfig,
     pub device: Device,
     pub pool: Arc<BufferPool>,
@@ -61,8 +62,40 @@ pub(crate) enum ParameterFormat {
 impl ShardingPlan {
     /// The memory of this rank, computed from the layout.
     pub fn memory(&self) -> Result<MemoryPlan, DataParallelError> {
-        let rules = MemoryRules::of(&self.config, self.groups.shard.size());
-        Ok(MemoryPlan::new(&self.layout, &rules)?)
+        Ok(MemoryPlan::new(
+            &self.layout,
+            &MemoryRules::of(&self.config),
+        )?)
+    }
+
+    /// The groups over which a bucket is reduced and sharded: those of the grid of its parameters.
+    pub fn groups(&self, bucket: usize) -> &ShardingGroups {
+        self.groups_of(self.grid(bucket))
+    }
+
+    /// The grid of the parameters of a bucket.
+    pub fn grid(&self, bucket: usize) -> Grid {
+        self.layout.buffer_of(bucket).key.grid
+    }
+
+    /// Whether any bucket is summed over more than one rank.
+    pub fn reduces_over_ranks(&self) -> bool {
+        self.all_groups().any(|(_, groups)| groups.data.size() > 1)
+    }
+
+    /// The groups of each grid that has parameters here.
+    pub fn all_groups(&self) -> impl Iterator<Item = (Grid, &ShardingGroups)> {
+        let expert = self.expert.iter().map(|groups| (Grid::Expert, groups));
+        std::iter::once((Grid::Dense, &self.dense)).chain(expert)
+    }
+
+    /// The groups of a grid that has parameters here.
+    pub fn groups_of(&self, grid: Grid) -> &ShardingGroups {
+        match (grid, &self.expert) {
+            (Grid::Dense, _) => &self.dense,
+            (Grid::Expert, Some(expert)) => expert,
+            (Grid::Expert, None) => unreachable!("no parameter lies in the expert grid"),
+        }
     }
 
     pub fn stage(&self) -> ZeroStage {
@@ -136,7 +169,7 @@ impl ShardingPlan {
 
     /// This rank's shard of a bucket.
     pub fn shard_range(&self, bucket: usize) -> Range<usize> {
-        self.groups.shard_range(self.elements(bucket))
+        self.groups(bucket).shard_range(self.elements(bucket))
     }
 
     /// The parameter slices in this rank's shard of a bucket.
@@ -220,7 +253,7 @@ impl ShardingPlan {
         let (whole, shard) = (self.elements(bucket), self.shard_range(bucket).len());
         let (model, main) = self.model_and_main_dtypes(bucket);
         let unlimited = usize::MAX;
-        let mut buffers = match (self.stage(), self.groups.data.size()) {
+        let mut buffers = match (self.stage(), self.groups(bucket).data.size()) {
             (_, 1) => return vec![(main, whole, 1, unlimited)],
             // All-reduce is not in place, and each rank computes a share of the sums.
             (ZeroStage::Replicated, ranks) => {

@@ -7,15 +7,16 @@ use burn_megatron_kernels::adamw::{composed, sum_of_squares_of};
 use crate::choice::Operation;
 use crate::collective::Comm;
 use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp};
-use crate::data_parallel::{DistributedDataParallel, ElementMask, Gradients};
+use crate::data_parallel::{DistributedDataParallel, ElementMask, Gradients, ShardingGroups};
+use crate::mesh::Grid;
 
 /// The 2-norm of the whole model's gradient, the same on every rank.
 ///
-/// On the data axis each rank sums its partition of every bucket, in f64 on devices that have it. The norm of
+/// In its data-parallel group each rank sums its partition of every bucket, in f64 on devices that have it. The norm of
 /// f32 gradients is rounded to f32, so it has the same bits whatever the buckets and the sharding, except for
-/// about one sum in a hundred million on a rounding boundary. A replicated parameter counts on the first rank
-/// of the tensor axis only, a replicated section on the first rank that holds it, a parameter tied across the
-/// pipeline on the first stage. Collective: call on all ranks.
+/// about one sum in a hundred million on a rounding boundary. A replicated parameter or section
+/// counts on the first rank that holds it only, a parameter of several pipeline stages on the first of them.
+/// Collective: call on all ranks.
 ///
 /// # Errors
 ///
@@ -25,9 +26,12 @@ pub fn global_norm<M: Module>(
     ddp: &DistributedDataParallel<M>,
 ) -> Result<f64, CommError> {
     let _span = tracing::debug_span!("gradient_norm").entered();
-    let parts: Vec<_> = unique_values(gradients, ddp).collect();
     let fused = ddp.kernels().is_fused(Operation::Optimizer);
-    let norm = sum_over_model(sum_of_squares(parts, fused), ddp)?.sqrt();
+    let squares = |grid| {
+        let values = unique_values(gradients, ddp, grid);
+        sum_of_squares(values.map(|(value, _)| value).collect(), fused)
+    };
+    let norm = sum_over_model(squares, ddp)?.sqrt();
     let is_f64 = gradients.sums().any(|sum| sum.dtype() == DType::F64);
     let norm = if is_f64 { norm } else { f64::from(norm as f32) };
     Ok(norm * gradients.factor())
@@ -65,47 +69,60 @@ pub fn count_zeros<M: Module>(
     gradients: &Gradients,
     ddp: &DistributedDataParallel<M>,
 ) -> Result<u64, CommError> {
-    let mut elements = 0.0;
-    let mut nonzeros = 0.0;
-    for (part, segment) in unique_values(gradients, ddp).zip(ddp.unique_segments()) {
-        elements += match &segment.mask {
+    let zeros = |(part, mask): (Tensor<1>, &ElementMask)| {
+        let elements = match mask {
             ElementMask::Some(mask) => mask.clone().int().sum().into_scalar::<f64>(),
             ElementMask::All | ElementMask::None => part.dims()[0] as f64,
         };
         let is_nonzero = part.equal_elem(0.0).bool_not();
-        nonzeros += is_nonzero.int().sum().into_scalar::<f64>();
-    }
-    Ok(sum_over_model(elements - nonzeros, ddp)?.round() as u64)
+        elements - is_nonzero.int().sum().into_scalar::<f64>()
+    };
+    let zeros = |grid| unique_values(gradients, ddp, grid).map(zeros).sum();
+    Ok(sum_over_model(zeros, ddp)?.round() as u64)
 }
 
-/// The gradient sums of the segments that this rank accounts for; elements that are not selected are zero.
+/// The gradient sums of the segments of a grid that this rank accounts for, with the selected elements; the others
+/// are zero.
 fn unique_values<'a, M: Module>(
     gradients: &'a Gradients,
     ddp: &'a DistributedDataParallel<M>,
-) -> impl Iterator<Item = Tensor<1>> + 'a {
+    grid: Grid,
+) -> impl Iterator<Item = (Tensor<1>, &'a ElementMask)> {
     let sums: Vec<_> = gradients.sums().collect();
-    ddp.unique_segments().iter().map(move |segment| {
+    let segments = ddp.unique_segments().iter();
+    let of_grid = segments.filter(move |segment| ddp.shards()[segment.bucket].grid == grid);
+    of_grid.map(move |segment| {
         let part = sums[segment.bucket].clone().slice([segment.range.clone()]);
-        match &segment.mask {
+        let part = match &segment.mask {
             ElementMask::Some(mask) => part.mask_fill(mask.clone().bool_not(), 0.0),
             ElementMask::All | ElementMask::None => part,
-        }
+        };
+        (part, &segment.mask)
     })
 }
 
-/// The sum of `own` over all ranks, in a fixed order of partitions on the data axis.
-fn sum_over_model<M: Module>(own: f64, ddp: &DistributedDataParallel<M>) -> Result<f64, CommError> {
-    let (groups, sharding) = (ddp.groups(), ddp.sharding_groups());
-    let by_rank = match sharding.data.all_gather(Buffer::from(vec![own]))? {
+/// The sum over all ranks of what `own` returns for the parameters of each grid.
+fn sum_over_model<M: Module>(
+    own: impl Fn(Grid) -> f64,
+    ddp: &DistributedDataParallel<M>,
+) -> Result<f64, CommError> {
+    let sum_of = |(grid, groups)| sum_over_stage(own(grid), groups);
+    let over_stage: f64 = ddp.sharding_groups().map(sum_of).sum::<Result<_, _>>()?;
+    sum(over_stage, ddp.groups().pipeline())
+}
+
+/// The sum of `own` over the ranks of a stage, in a fixed order of partitions in the data-parallel group.
+fn sum_over_stage(own: f64, groups: &ShardingGroups) -> Result<f64, CommError> {
+    let by_rank = match groups.data.all_gather(Buffer::from(vec![own]))? {
         Buffer::F64(parts) => parts,
         other => unreachable!("a collective of f64 returned {}", other.dtype()),
     };
     let mut parts = vec![0.0; by_rank.len()];
     for (rank, value) in by_rank.into_iter().enumerate() {
-        parts[sharding.partition_index(rank)] = value;
+        parts[groups.partition_index(rank)] = value;
     }
     let over_data: f64 = parts.into_iter().sum();
-    sum(sum(over_data, groups.tensor())?, groups.pipeline())
+    sum(over_data, &groups.model)
 }
 
 fn sum(value: f64, comm: &Comm) -> Result<f64, CommError> {

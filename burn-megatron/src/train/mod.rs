@@ -7,6 +7,8 @@
 mod build;
 mod config;
 mod error;
+#[cfg(test)]
+mod grid_tests;
 mod json_float;
 mod json_lines;
 mod losses;

@@ -156,7 +156,7 @@ impl<M: LanguageModel> Trainer<M> {
     /// The scales of the FP8 layers of this stage, on the first of the ranks that hold them.
     fn objects(&self) -> Result<Vec<(String, Vec<u8>)>, StateError> {
         let groups = self.ddp.groups();
-        if groups.data().rank() != 0 || groups.tensor().rank() != 0 {
+        if groups.stage().rank() != 0 {
             return Ok(vec![]);
         }
         let states = self.ddp.fp8().states().into_iter();

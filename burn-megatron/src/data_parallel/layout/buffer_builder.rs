@@ -76,7 +76,7 @@ impl BufferBuilder<'_> {
         let open = self.open.get_or_insert_with(|| Bucket {
             unit: size.unit,
             shared: size.shared,
-            shards: self.rules.shards(self.key.expert),
+            shards: self.rules.shards(self.key.grid),
             range: begin..begin,
             parameters: vec![],
         });

@@ -21,6 +21,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::comm::DType;
+use crate::mesh::Grid;
 
 mod bucket;
 mod buffer_builder;
@@ -56,8 +57,8 @@ pub struct BufferKey {
     pub parameter: DType,
     /// The dtype in which their gradients are summed.
     pub gradient: DType,
-    /// Whether they belong to experts.
-    pub expert: bool,
+    /// Their grid.
+    pub grid: Grid,
     /// Whether they are FP8 weights, stored as two copies with their scales. FP8 codes are gathered if
     /// [`parameter`](Self::parameter) is [`DType::U8`]; values, which are then quantised, if it is a float.
     pub quantized: bool,
@@ -209,7 +210,7 @@ impl BufferKey {
         Self {
             parameter: size.parameter,
             gradient: size.gradient,
-            expert: size.expert,
+            grid: size.grid,
             quantized: size.quantized_bytes.is_some(),
         }
     }
@@ -217,9 +218,8 @@ impl BufferKey {
 
 impl fmt::Display for BufferKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.expert { "expert" } else { "dense" };
         let fp8 = if self.quantized { " fp8" } else { "" };
-        write!(f, "{}/{} {kind}{fp8}", self.parameter, self.gradient)
+        write!(f, "{}/{} {}{fp8}", self.parameter, self.gradient, self.grid)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::BufferKey;
 use crate::comm::DType;
+use crate::mesh::Grid;
 
 /// Bucket sizes are padded to a multiple of this many elements, so that a bucket of 16-bit elements starts at a
 /// multiple of 256 bytes, as GEMMs require.
@@ -27,8 +28,8 @@ pub struct ParameterSize {
     pub parameter: DType,
     /// The dtype in which its gradient is summed.
     pub gradient: DType,
-    /// Whether it belongs to an expert, whose gradients are summed over fewer ranks.
-    pub expert: bool,
+    /// Its grid, which decides over which ranks its gradient is summed.
+    pub grid: Grid,
     /// Whether the first and the last stage share it: it gets a bucket of its own.
     pub shared: bool,
     /// The unit of the model whose parameters may share a bucket: a pipeline stage, or under ZeRO-3 an FSDP
@@ -120,17 +121,17 @@ impl BucketRules {
     }
 
     /// The shards of a bucket: 1 where buckets are not sharded.
-    pub(super) fn shards(&self, expert: bool) -> usize {
-        match (self.sharded, expert) {
+    pub(super) fn shards(&self, grid: Grid) -> usize {
+        match (self.sharded, grid) {
             (false, _) => 1,
-            (true, false) => self.ranks,
-            (true, true) => self.expert_ranks.unwrap_or(self.ranks),
+            (true, Grid::Dense) => self.ranks,
+            (true, Grid::Expert) => self.expert_ranks.unwrap_or(self.ranks),
         }
     }
 
     /// The multiple of elements to which bucket sizes are padded.
     pub(super) fn bucket_multiple(&self, key: &BufferKey) -> Result<usize, LayoutError> {
-        let ranks = self.shards(key.expert);
+        let ranks = self.shards(key.grid);
         let codes = match (key.quantized, key.parameter) {
             (true, DType::U8) => FP8_CODES_MULTIPLE,
             _ => 1,

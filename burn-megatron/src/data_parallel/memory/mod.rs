@@ -64,10 +64,10 @@ impl MemoryRules {
         }
     }
 
-    /// The rules of `config`, with copies that are sharded over `shards` ranks each.
-    pub fn of(config: &DataParallelConfig, shards: usize) -> Self {
+    /// The rules of `config`.
+    pub fn of(config: &DataParallelConfig) -> Self {
         Self {
-            shards: Some(shards),
+            shards: config.hsdp,
             moment: match config.moments {
                 Moments::F32 => DType::F32,
                 Moments::Bf16 => DType::BF16,

@@ -3,6 +3,7 @@
 use super::super::layout::{BucketRules, ParameterSize};
 use super::*;
 use crate::comm::DType::{BF16, F16, F32};
+use crate::mesh::Grid;
 use ZeroStage::{Gradients, Optimizer, Parameters, Replicated};
 
 /// Elements of one layer; every padding of up to 8 ranks divides it.
@@ -13,7 +14,7 @@ fn size(elements: usize, parameter: DType, gradient: DType) -> ParameterSize {
         elements,
         parameter,
         gradient,
-        expert: false,
+        grid: Grid::Dense,
         shared: false,
         unit: 0,
         quantized_bytes: None,
@@ -160,7 +161,7 @@ fn fp8_weights() {
 #[test]
 fn experts_are_sharded_over_their_own_ranks() {
     let expert = ParameterSize {
-        expert: true,
+        grid: Grid::Expert,
         ..size(LAYER, BF16, F32)
     };
     let rules = BucketRules {

@@ -8,19 +8,21 @@ use crate::collective::{self, CollectiveOp, start_all_gather_packed_coalesced};
 use crate::comm::ReduceOp;
 use crate::data_parallel::layout::BucketParameter;
 use crate::data_parallel::memory_usage::MemoryCategory;
+use crate::data_parallel::sharding_groups::ShardingGroups;
 use crate::data_parallel::sharding_plan::ShardingPlan;
 use crate::nn::fp8::QuantizedWeight;
 
 /// FP8 codes per 32-bit word.
 const CODES_PER_WORD: usize = 4;
 
-/// Starts to gather the codes of some buckets, each given with this rank's master shard: one amax
+/// Starts to gather the codes of some buckets of one grid, each given with this rank's master shard: one amax
 /// reduction and one gather call for all of them. Collective: call on all ranks of the stage.
 pub(in crate::data_parallel) fn start(
+    groups: &ShardingGroups,
     masters: &[(usize, Tensor<1>)],
     plan: &ShardingPlan,
 ) -> Vec<Fp8Weights> {
-    let mut all_scales = scales(masters, plan).into_iter();
+    let mut all_scales = scales(groups, masters, plan).into_iter();
     let mut descales = vec![];
     let encode_bucket = |(number, master): &(usize, Tensor<1>)| {
         let count = plan.layout.bucket(*number).parameters.len();
@@ -30,7 +32,7 @@ pub(in crate::data_parallel) fn start(
         words
     };
     let words: Vec<_> = masters.iter().map(encode_bucket).collect();
-    let pending = start_all_gather_packed_coalesced(words, &plan.groups.shard).into_iter();
+    let pending = start_all_gather_packed_coalesced(words, &groups.shard).into_iter();
     let gathering = |((pending, descales), (number, _)): ((_, _), &(usize, Tensor<1>))| {
         let allocation = plan
             .usage
@@ -48,7 +50,11 @@ pub(in crate::data_parallel) fn start(
 }
 
 /// The scale of each weight, `[1]`, in the order of the buckets.
-fn scales(masters: &[(usize, Tensor<1>)], plan: &ShardingPlan) -> Vec<Tensor<1>> {
+fn scales(
+    groups: &ShardingGroups,
+    masters: &[(usize, Tensor<1>)],
+    plan: &ShardingPlan,
+) -> Vec<Tensor<1>> {
     let by_weight: Vec<_> = masters
         .iter()
         .flat_map(|(number, master)| amaxes(*number, master, plan))
@@ -59,7 +65,7 @@ fn scales(masters: &[(usize, Tensor<1>)], plan: &ShardingPlan) -> Vec<Tensor<1>>
     let amaxes = Tensor::cat(by_weight, 0);
     // Not all engines propagate NaN in a maximum; infinity gives the same scale.
     let local = amaxes.clone().mask_fill(amaxes.is_nan(), f32::INFINITY);
-    let largest = [&plan.groups.data, &plan.tensor]
+    let largest = [&groups.data, &groups.tensor]
         .into_iter()
         .fold(local, |amax, comm| {
             collective::start(amax, &CollectiveOp::AllReduce(ReduceOp::Max), comm).wait()

@@ -32,7 +32,7 @@ pub(in crate::data_parallel) fn start(
     let allocation = plan
         .usage
         .track(category, plan.elements(number) * dtype.size());
-    let pending = Box::new(start_all_gather(shard, 0, &plan.groups.shard));
+    let pending = Box::new(start_all_gather(shard, 0, &plan.groups(number).shard));
     Fp8Weights::GatheringValues(PendingGather {
         pending,
         allocation,

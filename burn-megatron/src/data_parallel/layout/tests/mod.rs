@@ -13,7 +13,7 @@ fn dense(elements: usize) -> ParameterSize {
         elements,
         parameter: DType::BF16,
         gradient: DType::F32,
-        expert: false,
+        grid: Grid::Dense,
         shared: false,
         unit: 0,
     }
@@ -281,7 +281,7 @@ fn a_device_may_require_more_alignment() {
 #[test]
 fn dtypes_and_experts_have_their_own_buffers() {
     let expert = ParameterSize {
-        expert: true,
+        grid: Grid::Expert,
         ..dense(1000)
     };
     let single = ParameterSize {

@@ -9,21 +9,19 @@ fn parameters() -> impl Strategy<Value = Vec<ParameterSize>> {
     let size = (
         0..300usize,
         dtype,
-        prop::bool::weighted(0.2),
+        prop::sample::select(vec![Grid::Dense, Grid::Dense, Grid::Dense, Grid::Expert]),
         prop::bool::weighted(0.2),
         0..3usize,
     );
-    let size = size.prop_map(
-        |(elements, parameter, expert, shared, unit)| ParameterSize {
-            elements,
-            parameter,
-            expert,
-            shared,
-            unit,
-            quantized_bytes: None,
-            gradient: DType::F32,
-        },
-    );
+    let size = size.prop_map(|(elements, parameter, grid, shared, unit)| ParameterSize {
+        elements,
+        parameter,
+        grid,
+        shared,
+        unit,
+        quantized_bytes: None,
+        gradient: DType::F32,
+    });
     prop::collection::vec(size, 0..12)
 }
 
@@ -74,7 +72,10 @@ proptest! {
     fn buckets_follow_the_rules(parameters in parameters(), rules in some_rules()) {
         let layout = layout(&parameters, &rules);
         for buffer in &layout.buffers {
-            let ranks = if buffer.key.expert { rules.expert_ranks } else { None };
+            let ranks = match buffer.key.grid {
+                Grid::Dense => None,
+                Grid::Expert => rules.expert_ranks,
+            };
             let ranks = ranks.unwrap_or(rules.ranks);
             let mut end = 0;
             let mut walk = vec![];
