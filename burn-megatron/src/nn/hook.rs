@@ -14,7 +14,6 @@
 //! module is an ordinary Burn module without hooks.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::Arc;
 
@@ -23,7 +22,10 @@ use burn::module::{Module, Param, Reparameterization};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 
+use super::forward_context::{self, ForwardMode, without_saving};
 use super::fp8::QuantizedWeight;
+
+pub use super::forward_context::{Pass, with_anchor};
 
 /// The value of a parameter, flat, as its sink returns it.
 pub struct ParameterValue {
@@ -35,15 +37,6 @@ pub struct ParameterValue {
 
 /// Something that lives as long as a value is in use.
 pub type KeepAlive = Option<Arc<dyn Any + Send + Sync>>;
-
-/// The direction in which a model runs; it tells which parameters are needed next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    /// From the input to the loss.
-    Forward,
-    /// From the loss to the input.
-    Backward,
-}
 
 /// Supplies the values of parameters and receives their gradients, one per use.
 pub trait GradientSink: Send + Sync + 'static {
@@ -104,114 +97,18 @@ pub trait DeferringSink: GradientSink {
         let _ = stage;
     }
 
-    /// Ends the forwards of this stage for the current step: a gradient with no open use is final, and
-    /// its reduction can start.
+    /// Ends the forwards of this stage for the current step: a gradient with no outstanding use is final,
+    /// and its reduction can start. The pipeline engine calls it where the schedule
+    /// [reduces the stage's gradients](crate::pipeline::schedule::ActionKind::ReduceGradients).
     fn close_stage(&self, stage: usize) {
         let _ = stage;
-    }
-}
-
-thread_local! {
-    /// The tracked tensor to which parameters are anchored. A rank is a thread, so ranks share nothing
-    /// here.
-    static ANCHOR: RefCell<Option<DispatchTensor>> = const { RefCell::new(None) };
-    /// Whether the operation that uses a parameter saves it for its backward.
-    static SAVED: Cell<bool> = const { Cell::new(true) };
-    /// How the current forward is recorded.
-    static MODE: Cell<ForwardMode> = const { Cell::new(ForwardMode::Recorded) };
-}
-
-/// How a forward is recorded, which decides what the sink is told when a parameter is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ForwardMode {
-    /// On the graph: a gradient follows where there is an anchor.
-    Recorded,
-    /// First pass of a recomputed block, not recorded: a gradient follows, from the second pass.
-    FirstPass,
-    /// Second pass of a recomputed block, inside of the backward: its gradients are announced already.
-    SecondPass,
-}
-
-/// Runs the first pass of a recomputed block: it is not recorded, and
-/// [runs again](recompute_second_pass) in the backward. Announces the gradients of the parameters that
-/// it uses, unless it is nested in a second pass, whose gradients are announced already.
-pub(crate) fn recompute_first_pass<T>(body: impl FnOnce() -> T) -> T {
-    let mode = match MODE.get() {
-        ForwardMode::Recorded | ForwardMode::FirstPass => ForwardMode::FirstPass,
-        ForwardMode::SecondPass => ForwardMode::SecondPass,
-    };
-    let _restore = (
-        RestoreAnchor(ANCHOR.take()),
-        RestoreMode(MODE.replace(mode)),
-    );
-    body()
-}
-
-/// Runs the second pass of a recomputed block, inside of the backward, with parameters anchored to
-/// `anchor`.
-pub(crate) fn recompute_second_pass<const D: usize, T>(
-    anchor: &Tensor<D>,
-    body: impl FnOnce() -> T,
-) -> T {
-    let _restore = RestoreMode(MODE.replace(ForwardMode::SecondPass));
-    with_anchor(anchor, body)
-}
-
-/// The current anchor, inside of a recorded forward.
-pub(crate) fn anchor() -> Option<DispatchTensor> {
-    ANCHOR.with_borrow(Clone::clone)
-}
-
-/// Restores the outer mode when dropped.
-struct RestoreMode(ForwardMode);
-
-impl Drop for RestoreMode {
-    fn drop(&mut self) {
-        MODE.set(self.0);
-    }
-}
-
-/// The direction in which the model runs on this thread.
-pub(super) fn pass() -> Pass {
-    match MODE.get() {
-        ForwardMode::SecondPass => Pass::Backward,
-        ForwardMode::Recorded | ForwardMode::FirstPass => Pass::Forward,
-    }
-}
-
-/// Runs `body` with parameters anchored to `anchor`.
-///
-/// The loss must depend on `anchor`. An untracked tensor leaves the outer anchor in place, as nothing
-/// can be anchored to it.
-pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {
-    if !anchor.is_autodiff() || !anchor.is_tracked() {
-        return body();
-    }
-    let outer = ANCHOR.replace(Some(anchor.clone().into_dispatch()));
-    let _restore = RestoreAnchor(outer);
-    body()
-}
-
-/// Restores the outer anchor when dropped, also when the body panics.
-struct RestoreAnchor(Option<DispatchTensor>);
-
-impl Drop for RestoreAnchor {
-    fn drop(&mut self) {
-        ANCHOR.set(self.0.take());
     }
 }
 
 /// The value of `param` for an operation whose backward does not need it, such as a lookup: it is not
 /// kept alive until then.
 pub(crate) fn forward_only_value<const D: usize>(param: &Param<Tensor<D>>) -> Tensor<D> {
-    struct RestoreSaved(bool);
-    impl Drop for RestoreSaved {
-        fn drop(&mut self) {
-            SAVED.set(self.0);
-        }
-    }
-    let _restore = RestoreSaved(SAVED.replace(false));
-    param.val()
+    without_saving(|| param.val())
 }
 
 /// The value of `param` for a layer with the input `x`, anchored to `x`.
@@ -239,7 +136,7 @@ pub(super) struct HookHandle {
 impl HookHandle {
     /// Announces a gradient, unless a first pass has announced it.
     pub fn expect(&self) {
-        if MODE.get() != ForwardMode::SecondPass {
+        if forward_context::mode() != ForwardMode::SecondPass {
             self.sink.expect(self.index);
         }
     }
@@ -247,14 +144,14 @@ impl HookHandle {
     /// Announces the gradient of a use that is not recorded: there is one in the first pass of a
     /// recomputed block only.
     pub fn expect_unrecorded(&self) {
-        if MODE.get() == ForwardMode::FirstPass {
+        if forward_context::mode() == ForwardMode::FirstPass {
             self.expect();
         }
     }
 
     /// The value for the current pass.
     pub fn value<const D: usize>(&self, base: Tensor<D>) -> (Tensor<D>, KeepAlive) {
-        self.value_in(base, pass())
+        self.value_in(base, forward_context::pass())
     }
 
     /// The value, of the shape of `base`, which is the value itself where the sink has none.
@@ -303,8 +200,8 @@ impl Reparameterization for ParameterHook {
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let (value, keep) = self.exit.value(base);
-        let anchor = anchor();
-        if anchor.is_some() || MODE.get() == ForwardMode::FirstPass {
+        let anchor = forward_context::anchor();
+        if anchor.is_some() || forward_context::mode() == ForwardMode::FirstPass {
             self.exit.expect();
         }
         let Some(anchor) = anchor else {
@@ -312,7 +209,7 @@ impl Reparameterization for ParameterHook {
         };
         let function = HookFunction::<D> {
             handle: self.exit.clone(),
-            _keep: keep.filter(|_| SAVED.get()),
+            _keep: keep.filter(|_| forward_context::saved()),
         };
         apply(vec![value.into_dispatch(), anchor], function)
     }

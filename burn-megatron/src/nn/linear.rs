@@ -9,8 +9,9 @@ use super::anchored_value;
 use super::arithmetic::{
     FloatArithmetic, LinearArithmetic, NeededGradients, SavedInput, WeightSource,
 };
+use super::forward_context;
 use super::fp8::{Fp8Arithmetic, Fp8Layer};
-use super::hook::{self, HookHandle, ParameterHook, Pass};
+use super::hook::{HookHandle, ParameterHook, Pass};
 use crate::collective::{
     Comm, PendingTensor, start_all_gather, start_all_reduce, start_reduce_scatter,
 };
@@ -91,7 +92,7 @@ impl Weight {
                 takes_gradient: false,
             }
         };
-        let tensor = match (hooked.takes_gradient, hook::anchor().is_some()) {
+        let tensor = match (hooked.takes_gradient, forward_context::anchor().is_some()) {
             (true, _) => hooked.base.clone(),
             // The gradient comes back through the graph.
             (false, true) => param.val(),

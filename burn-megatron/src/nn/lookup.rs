@@ -5,7 +5,8 @@ use burn::module::Param;
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Int, Tensor};
 use burn_megatron_kernels::{Function, apply};
 
-use super::hook::{self, HookHandle, ParameterHook, forward_only_value};
+use super::forward_context;
+use super::hook::{HookHandle, ParameterHook, forward_only_value};
 
 /// The rows `ids` of `[rows, width]`: `[ids, width]`.
 ///
@@ -13,7 +14,7 @@ use super::hook::{self, HookHandle, ParameterHook, forward_only_value};
 /// hundred times a single gradient. With a [`ParameterHook`] it is accumulated in f32.
 pub(super) fn lookup(param: &Param<Tensor<2>>, ids: Tensor<1, Int>) -> Tensor<2> {
     let hook = param.reparameterization::<ParameterHook>();
-    let (Some(hook), Some(anchor)) = (hook, hook::anchor()) else {
+    let (Some(hook), Some(anchor)) = (hook, forward_context::anchor()) else {
         return forward_only_value(param).select(0, ids);
     };
     let (handle, base) = (hook.handle().clone(), param.base());

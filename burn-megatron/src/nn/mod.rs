@@ -34,6 +34,7 @@ mod dropout;
 mod dropout_position;
 mod embedding;
 mod entry;
+mod forward_context;
 pub mod fp8;
 pub mod hook;
 mod init;

@@ -15,7 +15,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 
-use super::{DropoutPosition, hook};
+use super::{DropoutPosition, forward_context};
 
 /// Returns `body(x)` and runs `body` again in the backward: only `x` is saved.
 ///
@@ -58,7 +58,7 @@ pub fn recompute<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
 ) -> Tensor<E> {
-    let Some(anchor) = hook::anchor() else {
+    let Some(anchor) = forward_context::anchor() else {
         return body(x);
     };
     let autodiff = x.is_autodiff();
@@ -111,7 +111,7 @@ where
 {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let x = inputs.swap_remove(0);
-        let y = hook::recompute_first_pass(|| (self.body)(self.input(x.clone())));
+        let y = forward_context::recompute_first_pass(|| (self.body)(self.input(x.clone())));
         assert!(
             !(y.is_autodiff() && y.is_tracked()),
             "a recomputed block uses a tracked tensor that is not its input, whose gradient would be \
@@ -132,7 +132,7 @@ where
             x = x.require_grad();
         }
         let anchor = Tensor::<1>::zeros([1], &x.device().inner().autodiff()).require_grad();
-        let y = hook::recompute_second_pass(&anchor, || (self.body)(x.clone()));
+        let y = forward_context::recompute_second_pass(&anchor, || (self.body)(x.clone()));
         let mut leaves = from_gradient(y, gradient, anchor).backward();
         let input = needed[0].then(|| {
             let gradient = x.grad_remove(&mut leaves);

@@ -13,7 +13,8 @@ use super::{Fp8Layer, Operand, QuantizedWeight};
 use crate::nn::arithmetic::{
     LinearArithmetic, NeededGradients, SavedInput, SavedTensors, WeightSource, flatten,
 };
-use crate::nn::hook::{self, GradientSlice, Pass};
+use crate::nn::forward_context;
+use crate::nn::hook::{GradientSlice, Pass};
 use crate::nn::linear::rows;
 
 /// Products in 8 bits, accumulated in f32 (in f64 for an input in f64), with results in the type of the
@@ -66,7 +67,7 @@ impl Fp8Arithmetic {
 
     /// The columnwise copy of the weight, and the scale with which the backward quantises it again.
     fn weight(&self, weight: WeightSource<'_>) -> (Fp8Matrix, Option<Tensor<1>>) {
-        let pass = hook::pass();
+        let pass = forward_context::pass();
         if let Some(weight) = self.quantized_weight(&weight, pass) {
             return (weight.columnwise.clone(), None);
         }

@@ -16,7 +16,8 @@ use crate::data_parallel::{
     DataParallelConfig, DataParallelError, DistributedDataParallel, ZeroStage,
 };
 use crate::mesh::ParallelConfig;
-use crate::nn::hook::{self, with_anchor};
+use crate::nn::forward_context;
+use crate::nn::hook::with_anchor;
 use crate::nn::*;
 
 const WIDTH: usize = 6;
@@ -387,7 +388,7 @@ fn a_fault_in_a_block_leaves_nothing_behind() {
     for faulty_run in [0, 1] {
         let fault = catch_unwind(AssertUnwindSafe(|| step(&ddp, faulty_run)));
         assert!(fault.is_err(), "run {faulty_run}");
-        assert!(hook::anchor().is_none());
+        assert!(forward_context::anchor().is_none());
         let over = ddp.reduce(1);
         assert!(
             matches!(over, Err(DataParallelError::NoBackward { .. })),

@@ -1,0 +1,222 @@
+//! How parameters enter the autodiff graph in the current forward.
+//!
+//! A layer reads its parameters with [`Param::val`](burn::module::Param::val), which takes no arguments. What
+//! else the parameter's hook needs is the [`ForwardContext`] of the thread, which only a
+//! [`ForwardContextGuard`] changes:
+//!
+//! | entered by | changes |
+//! |---|---|
+//! | the data-parallel wrapper and the pipeline engine, for each forward | the anchor |
+//! | a layer, for its own parameters ([`with_anchor`]) | the anchor |
+//! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (none) and the mode |
+//! | its second pass, in the backward ([`recompute_second_pass`]) | the anchor and the mode |
+//! | an operation whose backward does not need the value ([`without_saving`]) | whether it is saved |
+//!
+//! - **Life**: each of these functions enters the context, calls its body, and restores the outer context when
+//!   the body returns or unwinds. Outside of all of them the context is [`ForwardContext::NONE`].
+//! - **Nesting**: the inner context has the fields of the outer one, except for those that it changes.
+//! - **Threads**: a rank is a thread and has a context of its own; a thread that a body starts begins with
+//!   [`ForwardContext::NONE`]. A backward may run on any thread, as it takes no anchor from the context: the
+//!   second pass of a recomputed block enters one of its own.
+
+use std::cell::RefCell;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+
+/// The direction in which a model runs; it tells which parameters are needed next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// From the input to the loss.
+    Forward,
+    /// From the loss to the input.
+    Backward,
+}
+
+/// How a forward is recorded, which decides what the sink is told when a parameter is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ForwardMode {
+    /// On the graph: a gradient follows where there is an anchor.
+    Recorded,
+    /// First pass of a recomputed block, not recorded: a gradient follows, from the second pass.
+    FirstPass,
+    /// Second pass of a recomputed block, inside of the backward: its gradients are announced already.
+    SecondPass,
+}
+
+/// What the hooks of this thread read: see the [module](self).
+#[derive(Clone)]
+struct ForwardContext {
+    /// The tracked tensor to which parameters are anchored.
+    anchor: Option<DispatchTensor>,
+    /// Whether the operation that uses a parameter saves it for its backward.
+    saved: bool,
+    mode: ForwardMode,
+}
+
+impl ForwardContext {
+    /// Outside of any forward: nothing is anchored.
+    const NONE: Self = Self {
+        anchor: None,
+        saved: true,
+        mode: ForwardMode::Recorded,
+    };
+}
+
+thread_local! {
+    static CURRENT: RefCell<ForwardContext> = const { RefCell::new(ForwardContext::NONE) };
+}
+
+/// The scope of a [`ForwardContext`]: restores the outer one when dropped, also when the body panics.
+///
+/// Guards of a thread must be dropped in reverse order, so no function returns one: each calls a body.
+struct ForwardContextGuard {
+    outer: ForwardContext,
+}
+
+impl ForwardContextGuard {
+    /// Enters a context that is the current one with a change.
+    fn enter(change: impl FnOnce(&mut ForwardContext)) -> Self {
+        let mut inner = CURRENT.with_borrow(Clone::clone);
+        change(&mut inner);
+        let outer = CURRENT.replace(inner);
+        Self { outer }
+    }
+}
+
+impl Drop for ForwardContextGuard {
+    fn drop(&mut self) {
+        CURRENT.replace(std::mem::replace(&mut self.outer, ForwardContext::NONE));
+    }
+}
+
+/// Runs `body` with parameters anchored to `anchor`.
+///
+/// The loss must depend on `anchor`. An untracked tensor leaves the outer anchor in place, as nothing
+/// can be anchored to it.
+pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {
+    if !anchor.is_autodiff() || !anchor.is_tracked() {
+        return body();
+    }
+    let anchor = anchor.clone().into_dispatch();
+    let _guard = ForwardContextGuard::enter(|context| context.anchor = Some(anchor));
+    body()
+}
+
+/// Runs the first pass of a recomputed block: it is not recorded, and
+/// [runs again](recompute_second_pass) in the backward. Announces the gradients of the parameters that
+/// it uses, unless it is nested in a second pass, whose gradients are announced already.
+pub(super) fn recompute_first_pass<T>(body: impl FnOnce() -> T) -> T {
+    let _guard = ForwardContextGuard::enter(|context| {
+        context.anchor = None;
+        context.mode = match context.mode {
+            ForwardMode::Recorded | ForwardMode::FirstPass => ForwardMode::FirstPass,
+            ForwardMode::SecondPass => ForwardMode::SecondPass,
+        };
+    });
+    body()
+}
+
+/// Runs the second pass of a recomputed block, inside of the backward, with parameters anchored to
+/// `anchor`.
+pub(super) fn recompute_second_pass<const D: usize, T>(
+    anchor: &Tensor<D>,
+    body: impl FnOnce() -> T,
+) -> T {
+    let _guard = ForwardContextGuard::enter(|context| context.mode = ForwardMode::SecondPass);
+    with_anchor(anchor, body)
+}
+
+/// Runs `body`, an operation whose backward does not need the values of its parameters, such as a lookup:
+/// they are not kept alive until then.
+pub(super) fn without_saving<T>(body: impl FnOnce() -> T) -> T {
+    let _guard = ForwardContextGuard::enter(|context| context.saved = false);
+    body()
+}
+
+/// The current anchor, inside of a recorded forward.
+pub(super) fn anchor() -> Option<DispatchTensor> {
+    CURRENT.with_borrow(|context| context.anchor.clone())
+}
+
+/// Whether the operation that uses a parameter saves it for its backward.
+pub(super) fn saved() -> bool {
+    CURRENT.with_borrow(|context| context.saved)
+}
+
+/// How the current forward is recorded.
+pub(super) fn mode() -> ForwardMode {
+    CURRENT.with_borrow(|context| context.mode)
+}
+
+/// The direction in which the model runs on this thread.
+pub(super) fn pass() -> Pass {
+    match mode() {
+        ForwardMode::SecondPass => Pass::Backward,
+        ForwardMode::Recorded | ForwardMode::FirstPass => Pass::Forward,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{catch_unwind, resume_unwind};
+
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// Whether there is an anchor, whether parameters are saved, and the mode.
+    fn current() -> (bool, bool, ForwardMode) {
+        (anchor().is_some(), saved(), mode())
+    }
+
+    const NONE: (bool, bool, ForwardMode) = (false, true, ForwardMode::Recorded);
+
+    fn tracked() -> Tensor<1> {
+        Tensor::zeros([1], &Device::flex().autodiff()).require_grad()
+    }
+
+    #[test]
+    fn an_inner_context_changes_its_own_fields_only() {
+        with_anchor(&tracked(), || {
+            without_saving(|| {
+                assert_eq!(current(), (true, false, ForwardMode::Recorded));
+                recompute_first_pass(|| {
+                    assert_eq!(current(), (false, false, ForwardMode::FirstPass));
+                    assert_eq!(pass(), Pass::Forward);
+                });
+                assert_eq!(current(), (true, false, ForwardMode::Recorded));
+            });
+            recompute_second_pass(&tracked(), || {
+                assert_eq!(current(), (true, true, ForwardMode::SecondPass));
+                // A recomputed block inside of one.
+                recompute_first_pass(|| {
+                    assert_eq!(current(), (false, true, ForwardMode::SecondPass));
+                    assert_eq!(pass(), Pass::Backward);
+                });
+            });
+            assert_eq!(current(), (true, true, ForwardMode::Recorded));
+        });
+        assert_eq!(current(), NONE);
+    }
+
+    #[test]
+    fn a_panic_restores_the_outer_context() {
+        let unwound = catch_unwind(|| {
+            recompute_second_pass(&tracked(), || {
+                without_saving(|| resume_unwind(Box::new("a fault")))
+            })
+        });
+        assert!(unwound.is_err());
+        assert_eq!(current(), NONE);
+    }
+
+    #[test]
+    fn another_thread_has_no_context() {
+        with_anchor(&tracked(), || {
+            let other = std::thread::spawn(current).join().unwrap();
+            assert_eq!(other, NONE);
+            assert_eq!(current(), (true, true, ForwardMode::Recorded));
+        });
+    }
+}
