@@ -25,14 +25,15 @@ pub struct ScheduleArgs {
     /// Micro-batches of a step.
     #[arg(long, value_name = "M", default_value_t = 8)]
     pub micro_batches: usize,
-    /// StageTimes of a forward, an input gradient, a weight gradient and a transfer, in any unit.
+    /// Times of a forward, an input gradient, a weight gradient and a transfer, in any unit.
     #[arg(long, value_name = "F,I,W,T", value_delimiter = ',', num_args = 1,
           default_values_t = [1.0, 1.0, 1.0, 0.0])]
     pub times: Vec<f64>,
     /// Write the Gantt chart to this file.
     #[arg(long, value_name = "FILE.svg", default_value = "schedule.svg")]
     pub svg: PathBuf,
-    /// Write the schedule to this file, as a table that --kind and --schedule read.
+    /// Write the schedule to this file, with sends, receives and reductions of gradients, as a table that
+    /// --kind and --schedule read.
     #[arg(long, value_name = "FILE.csv")]
     pub csv: Option<PathBuf>,
     /// Width of the table in characters.

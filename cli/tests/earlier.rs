@@ -130,10 +130,23 @@ fn a_schedule_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("chart.svg");
     let csv = fixture("schedule.csv");
-    let shape = ["--stages", "2", "--micro-batches", "4", "--svg", text(&svg)];
-    let said = run(&[&["schedule", "--kind", text(&csv)], &shape[..]].concat());
-    assert!(
-        said.contains("2 ranks, 2 stages, 4 micro-batches; total 13"),
-        "{said}"
-    );
+    let rewritten = |kind| {
+        let to = folder.path().join("rewritten.csv");
+        let files = ["--svg", text(&svg), "--csv", text(&to)];
+        let shape = ["--stages", "2", "--micro-batches", "4"];
+        let said = run(&[&["schedule", "--kind", kind], &shape[..], &files].concat());
+        assert!(
+            said.contains("2 ranks, 2 stages, 4 micro-batches; total 13"),
+            "{said}"
+        );
+        std::fs::read_to_string(to).unwrap()
+    };
+    // It was written before schedules had reductions of gradients, and gets them where they are written now.
+    let before = std::fs::read_to_string(&csv).unwrap();
+    let now = rewritten(text(&csv));
+    assert!(!before.contains("RG") && now.contains("RG 1"), "{now}");
+    assert_eq!(now, rewritten("zb-h1"));
+    // It trains, too: a run of earlier goes on with it.
+    let flags = ["--dp", "1", "--zero-stage", "0", "--schedule", text(&csv)];
+    resumes("dense", 4, &flags, 1e-5);
 }

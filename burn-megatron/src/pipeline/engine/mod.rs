@@ -16,7 +16,6 @@ use crate::comm::CommError;
 use crate::nn::hook::DeferringSink;
 
 mod forward_only;
-mod grad_sync_points;
 mod gradient_slot;
 mod p2p;
 mod state;
@@ -220,13 +219,12 @@ impl<'a> Engine<'a> {
             self.loss_scale,
         );
         let mut events = vec![];
-        let mut closes = grad_sync_points::grad_sync_points(self.schedule, self.comm.rank());
         let last = self.schedule.stages() - 1;
         let deferring_stage = self
             .deferred_wgrad
             .map(|_| last)
             .filter(|_| self.schedule.rank_of(last) == self.comm.rank());
-        for (position, action) in self.schedule.actions(self.comm.rank()).iter().enumerate() {
+        for action in self.schedule.actions(self.comm.rank()) {
             let start = Instant::now();
             self.with_context(action, || state.perform(action, model))?;
             events.push(ActionEvent {
@@ -234,12 +232,6 @@ impl<'a> Engine<'a> {
                 start,
                 end: Instant::now(),
             });
-            for stage in closes.remove(&position).unwrap_or_default() {
-                self.with_context(action, || {
-                    self.sink.close_stage(stage);
-                    Ok(())
-                })?;
-            }
         }
         if let Some(stage) = deferring_stage {
             let micro_batch = self.schedule.micro_batches() - 1;

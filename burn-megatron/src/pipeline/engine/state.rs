@@ -119,6 +119,7 @@ impl<'a> EngineState<'a> {
                 let x = self.channel.receive(from, &sent)?;
                 self.gradients.insert(key, x);
             }
+            (ActionKind::ReduceGradients, ..) => self.sink.close_stage(action.stage),
             (_, None, _) | (_, _, None) => {
                 unreachable!(
                     "a valid schedule sends to another rank: {}",

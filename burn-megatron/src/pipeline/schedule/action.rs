@@ -23,11 +23,15 @@ pub enum ActionKind {
     SendGradient,
     /// Receives the gradient of the stage's output from the next stage.
     ReceiveGradient,
+    /// Starts the reduction of the stage's gradients over the data axis: no forward of the stage follows,
+    /// and from here on a gradient is reduced as soon as no use of its parameter is outstanding, while the
+    /// rank goes on. It takes no time, and has no micro-batch.
+    ReduceGradients,
 }
 
 impl ActionKind {
     /// Every kind.
-    pub const ALL: [ActionKind; 8] = [
+    pub const ALL: [ActionKind; 9] = [
         ActionKind::Forward,
         ActionKind::Backward,
         ActionKind::InputGradient,
@@ -36,9 +40,10 @@ impl ActionKind {
         ActionKind::ReceiveActivation,
         ActionKind::SendGradient,
         ActionKind::ReceiveGradient,
+        ActionKind::ReduceGradients,
     ];
 
-    /// The code of the kind: `F`, `B`, `I`, `W`, `SF`, `RF`, `SB` and `RB`.
+    /// The code of the kind: `F`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` and `RG`.
     pub const fn code(self) -> &'static str {
         match self {
             ActionKind::Forward => "F",
@@ -49,6 +54,7 @@ impl ActionKind {
             ActionKind::ReceiveActivation => "RF",
             ActionKind::SendGradient => "SB",
             ActionKind::ReceiveGradient => "RB",
+            ActionKind::ReduceGradients => "RG",
         }
     }
 
@@ -63,12 +69,19 @@ impl ActionKind {
             ActionKind::ReceiveActivation => "receiving the activation",
             ActionKind::SendGradient => "sending the gradient",
             ActionKind::ReceiveGradient => "receiving the gradient",
+            ActionKind::ReduceGradients => "reducing the gradients",
         }
     }
 
-    /// Whether this is a computation, not a send or a receive.
+    /// Whether this is a computation: a forward, or all of a backward or half of it.
     pub const fn is_compute(self) -> bool {
-        !self.is_send() && !self.is_receive()
+        matches!(
+            self,
+            ActionKind::Forward
+                | ActionKind::Backward
+                | ActionKind::InputGradient
+                | ActionKind::WeightGradient
+        )
     }
 
     /// Whether this is a send to another rank.
@@ -82,6 +95,11 @@ impl ActionKind {
             self,
             ActionKind::ReceiveActivation | ActionKind::ReceiveGradient
         )
+    }
+
+    /// Whether this is a send or a receive.
+    pub const fn is_transfer(self) -> bool {
+        self.is_send() || self.is_receive()
     }
 
     /// Whether this computes the gradient of a stage's input, with or without those of the weights.
@@ -99,19 +117,20 @@ impl fmt::Display for ActionKind {
 /// One action of a rank.
 ///
 /// The text form is the kind, the stage and the micro-batch, both counted from 0: `F 2 5` is the
-/// forward of micro-batch 5 through stage 2, and `RF 2 5` receives its input.
+/// forward of micro-batch 5 through stage 2, and `RF 2 5` receives its input. `RG 2` reduces the gradients
+/// of stage 2: it has no micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
     /// The kind.
     pub kind: ActionKind,
     /// The stage, one of the rank's own.
     pub stage: usize,
-    /// The micro-batch.
+    /// The micro-batch; 0 for [`ActionKind::ReduceGradients`], which has none.
     pub micro_batch: usize,
 }
 
 impl Action {
-    /// An action.
+    /// An action of a micro-batch.
     pub const fn new(kind: ActionKind, stage: usize, micro_batch: usize) -> Self {
         Action {
             kind,
@@ -120,10 +139,15 @@ impl Action {
         }
     }
 
+    /// The reduction of a stage's gradients.
+    pub const fn reduce_gradients(stage: usize) -> Self {
+        Action::new(ActionKind::ReduceGradients, stage, 0)
+    }
+
     /// The matching receive of a send, or send of a receive: `SF 1 0` and `RF 2 0`, or `SB 2 0` and
     /// `RB 1 0`.
     ///
-    /// `None` for a computation, and if the adjacent stage would be below 0. The number of stages is
+    /// `None` for any other action, and if the adjacent stage would be below 0. The number of stages is
     /// not checked.
     pub fn counterpart(&self) -> Option<Action> {
         let below = self.stage.checked_sub(1);
@@ -140,17 +164,21 @@ impl Action {
 
     /// A description: `forward of stage 2, micro-batch 5`.
     pub fn describe(&self) -> String {
-        format!(
-            "{} of stage {}, micro-batch {}",
-            self.kind, self.stage, self.micro_batch
-        )
+        let stage = format!("{} of stage {}", self.kind, self.stage);
+        match self.kind {
+            ActionKind::ReduceGradients => stage,
+            _ => format!("{stage}, micro-batch {}", self.micro_batch),
+        }
     }
 }
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = format!("{} {} {}", self.kind.code(), self.stage, self.micro_batch);
-        f.pad(&text)
+        let stage = format!("{} {}", self.kind.code(), self.stage);
+        match self.kind {
+            ActionKind::ReduceGradients => f.pad(&stage),
+            _ => f.pad(&format!("{stage} {}", self.micro_batch)),
+        }
     }
 }
 
@@ -158,7 +186,7 @@ impl fmt::Display for Action {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid action \"{text}\": expected a kind (F, B, I, W, SF, RF, SB or RB), a stage and a \
-     micro-batch, as in \"F 2 5\""
+     micro-batch, as in \"F 2 5\", or RG and a stage, as in \"RG 2\""
 )]
 pub struct ParseActionError {
     /// The text.
@@ -176,7 +204,10 @@ impl FromStr for Action {
                 .into_iter()
                 .find(|kind| kind.code() == code)?;
             let stage = words.next()?.parse().ok()?;
-            let micro_batch = words.next()?.parse().ok()?;
+            let micro_batch = match kind {
+                ActionKind::ReduceGradients => 0,
+                _ => words.next()?.parse().ok()?,
+            };
             words
                 .next()
                 .is_none()

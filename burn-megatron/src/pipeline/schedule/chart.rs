@@ -32,6 +32,7 @@ type DrawResult = Result<(), Box<dyn std::error::Error>>;
 impl Simulation {
     /// The schedule as an SVG, 1200 pixels wide: one row per rank, time from left to right, each
     /// computation with its micro-batch, lighter for later chunks of a rank, with transfers below.
+    /// Reductions of gradients, which take no time, are not drawn.
     ///
     /// # Errors
     ///
@@ -189,6 +190,7 @@ impl<'a, 'b> Chart<'a, 'b> {
     }
 }
 
+/// The color of a kind of action that takes time.
 fn color(kind: ActionKind) -> RGBColor {
     match kind {
         ActionKind::Forward => RGBColor(107, 163, 214),
@@ -197,6 +199,7 @@ fn color(kind: ActionKind) -> RGBColor {
         ActionKind::WeightGradient => RGBColor(121, 178, 110),
         ActionKind::SendActivation | ActionKind::ReceiveActivation => RGBColor(49, 88, 130),
         ActionKind::SendGradient | ActionKind::ReceiveGradient => RGBColor(150, 75, 25),
+        ActionKind::ReduceGradients => IDLE,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::validate::{RuleViolation, check_rank};
+use super::validate::{Required, RuleViolation, check_rank};
 use super::wait_cycle::wait_cycle;
 use super::{Action, ActionKind, InvalidSchedule, Schedule};
 
@@ -18,16 +18,24 @@ impl Schedule {
     /// transfers have one global order that every rank follows, so the schedule does not deadlock
     /// whether or not sends block.
     ///
+    /// A reduction of gradients stays directly after the computation that it follows, before the send of that
+    /// computation's result.
+    ///
     /// # Errors
     ///
-    /// [`InvalidSchedule`] if the computations alone are invalid.
+    /// [`InvalidSchedule`] if the computations alone are invalid, or if the schedule has reductions of
+    /// gradients, but not a valid one for each stage.
     pub fn with_communication(self) -> Result<Self, InvalidSchedule> {
         let mut bare = self;
         for actions in &mut bare.ranks {
-            actions.retain(|action| action.kind.is_compute());
+            actions.retain(|action| !action.kind.is_transfer());
         }
+        let required = Required {
+            transfers: false,
+            reductions: bare.has_reductions(),
+        };
         for rank in 0..bare.ranks() {
-            check_rank(&bare, rank, false)?;
+            check_rank(&bare, rank, required)?;
         }
         let ranks = TransferScheduler::new(&bare).run()?;
         Ok(Schedule { ranks, ..bare })
@@ -43,7 +51,7 @@ struct TransferScheduler<'a> {
 /// The progress of one rank.
 #[derive(Default)]
 struct RankProgress {
-    /// The index of the next computation.
+    /// The index of the next computation or reduction.
     next: usize,
     /// End of the last computation, if sends do not block.
     clock: usize,
@@ -117,6 +125,7 @@ impl<'a> TransferScheduler<'a> {
                     progress.recorded.push(action);
                     progress.unsent = unsent;
                     progress.next += 1;
+                    self.record_reductions(rank);
                 }
                 NextStep::Transfer(transfer) => {
                     let (peer, counterpart) = self.matching_transfer(&transfer);
@@ -131,6 +140,18 @@ impl<'a> TransferScheduler<'a> {
                 }
                 NextStep::End => return vec![],
             }
+        }
+    }
+
+    /// Records the reductions that directly follow a computation; they take no time.
+    fn record_reductions(&mut self, rank: usize) {
+        let list = &self.schedule.ranks[rank];
+        let progress = &mut self.ranks[rank];
+        while let Some(action) = list.get(progress.next)
+            && action.kind == ActionKind::ReduceGradients
+        {
+            progress.recorded.push(*action);
+            progress.next += 1;
         }
     }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{Action, CsvFault, Schedule, ScheduleError};
+use super::validate::{Required, check_schedule};
+use super::{Action, ActionKind, CsvFault, Schedule, ScheduleError};
 
 /// A cell. Rank, row (which also counts skipped lines) and column are counted from 0.
 struct Cell<'a> {
@@ -25,10 +26,12 @@ impl Schedule {
     ///
     /// Row r is rank r, and each cell is an action as in `F 2 5`: `F` forward, `B` backward, `I` input
     /// gradient, `W` weight gradient, `SF` and `RF` send and receive an activation, `SB` and `RB` a
-    /// gradient; then the stage and the micro-batch, counted from 0. A stage is placed on the rank
-    /// whose row has it. Empty cells, empty lines and lines that begin with `#` are skipped. If the
-    /// table has no sends and receives, [they are added](Self::with_communication); otherwise it must
-    /// have all of them.
+    /// gradient; then the stage and the micro-batch, counted from 0. `RG 2` reduces the gradients of stage
+    /// 2. A stage is placed on the rank whose row has it. Empty cells, empty lines and lines that begin
+    /// with `#` are skipped. If the table has no sends and receives,
+    /// [they are added](Self::with_communication); otherwise it must have all of them. If it has no `RG`,
+    /// [each stage gets one after its last forward](Self::with_reduce_gradients); otherwise it must have
+    /// one for each stage.
     ///
     /// ```text
     /// F 0 0,F 0 1,B 0 0,B 0 1
@@ -38,24 +41,38 @@ impl Schedule {
     /// # Errors
     ///
     /// [`ScheduleError::Csv`] with the row, the column and the text; [`ScheduleError::Invalid`] if the
-    /// table has no sends and is invalid. A table with sends is not checked here: see
+    /// table has no sends or no `RG`, and is invalid. A table with both is not checked here: see
     /// [`validate`](super::validate).
     pub fn from_csv(name: impl Into<String>, text: &str) -> Result<Self, ScheduleError> {
         let cells = cells(text)?;
         let placement = placement(&cells)?;
-        let micro_batches = count(&cells, "micro-batch", |action| action.micro_batch)?;
+        let with_micro_batch = cells
+            .iter()
+            .filter(|cell| cell.action.kind != ActionKind::ReduceGradients)
+            .map(|cell| (cell, cell.action.micro_batch));
+        let micro_batches = count("micro-batch", with_micro_batch)?;
         let mut ranks = vec![vec![]; cells.last().map_or(0, |cell| cell.rank + 1)];
         for cell in &cells {
             ranks[cell.rank].push(cell.action);
         }
-        let schedule = Schedule::new(name, placement, micro_batches, ranks)?;
-        if cells.iter().all(|cell| cell.action.kind.is_compute()) {
-            return Ok(schedule.with_communication()?);
+        let mut schedule = Schedule::new(name, placement, micro_batches, ranks)?;
+        let has_transfers = cells.iter().any(|cell| cell.action.kind.is_transfer());
+        if !has_transfers {
+            schedule = schedule.with_communication()?;
+        } else if !schedule.has_reductions() {
+            let required = Required {
+                transfers: true,
+                reductions: false,
+            };
+            check_schedule(&schedule, required)?;
+        }
+        if !schedule.has_reductions() {
+            schedule = schedule.with_reduce_gradients();
         }
         Ok(schedule)
     }
 
-    /// The schedule in the format of [`Schedule::from_csv`], with sends and receives.
+    /// The schedule in the format of [`Schedule::from_csv`], with all its actions.
     pub fn to_csv(&self) -> String {
         let mut text = String::new();
         for list in &self.ranks {
@@ -119,31 +136,29 @@ fn placement(cells: &[Cell<'_>]) -> Result<Vec<usize>, ScheduleError> {
             }));
         }
     }
-    count(cells, "stage", |action| action.stage)?;
+    count("stage", cells.iter().map(|cell| (cell, cell.action.stage)))?;
     Ok(ranks.into_values().map(|(rank, _)| rank).collect())
 }
 
-/// The number of stages or micro-batches; an error if the numbers have a gap.
-fn count(
-    cells: &[Cell<'_>],
+/// The number of stages or micro-batches; an error if the numbers of the cells have a gap.
+fn count<'a>(
     what: &'static str,
-    number: impl Fn(&Action) -> usize,
+    mut numbered: impl Iterator<Item = (&'a Cell<'a>, usize)> + Clone,
 ) -> Result<usize, ScheduleError> {
-    let mut numbers: Vec<_> = cells.iter().map(|cell| number(&cell.action)).collect();
+    let mut numbers: Vec<_> = numbered.clone().map(|(_, number)| number).collect();
     numbers.sort_unstable();
     numbers.dedup();
     let gap = numbers.iter().enumerate().find(|(i, number)| i != *number);
     let Some((missing, _)) = gap else {
         return Ok(numbers.len());
     };
-    let first = cells
-        .iter()
-        .find(|cell| number(&cell.action) > missing)
+    let (first, number) = numbered
+        .find(|(_, number)| *number > missing)
         .expect("some cell has a number after the gap");
     Err(first.error(CsvFault::Gap {
         text: first.text.into(),
         what,
-        number: number(&first.action),
+        number,
         missing,
     }))
 }

@@ -12,13 +12,28 @@
 //!   [`WeightGradient`](ActionKind::WeightGradient).
 //! - Every tensor that passes between two ranks is sent once and received once, after it is computed
 //!   and before it is used. Adjacent stages on one rank, as at the turn of a V, send nothing.
+//! - The gradients of each stage are reduced once
+//!   ([`ReduceGradients`](ActionKind::ReduceGradients)), by the rank that holds the stage, anywhere after
+//!   the stage's last forward there.
 //! - The schedule does not deadlock, even if each send blocks until the matching receive starts.
 //!
 //! # Positions of sends and receives
 //!
-//! A send directly follows the computation of its tensor. A receive is as late as possible: directly
-//! before the use, unless ranks would then wait for each other in a cycle, as two adjacent ranks of
-//! 1F1B that send to each other would. See [`Schedule::with_communication`].
+//! A send directly follows the computation of its tensor and the reductions that stand there. A receive is
+//! as late as possible: directly before the use, unless ranks would then wait for each other in a cycle, as
+//! two adjacent ranks of 1F1B that send to each other would. See [`Schedule::with_communication`].
+//!
+//! # Positions of reductions
+//!
+//! A [`ReduceGradients`](ActionKind::ReduceGradients) does not wait for the stage's backwards: the gradients
+//! that have no outstanding use are reduced at once, each other one directly after its last use, deferred
+//! weight gradients included. So the earliest valid position, after the last forward, overlaps the
+//! reductions with the last backward; before it, a further forward could use any parameter again. Positions
+//! decide when the reductions start, never their results. Generators choose the earliest one, except for the
+//! interleaved kind: there rank r ends the last backward of a stage r backwards before rank 0, and reduces r
+//! backwards later, so that all ranks start at the same time.
+//!
+//! # Engines
 //!
 //! An engine that overlaps communication with computation starts a send when its tensor is computed,
 //! and waits for a receive only before the use; [`simulate`] assumes that. An engine that blocks in
@@ -31,6 +46,7 @@ mod config;
 mod csv;
 mod error;
 mod generate;
+mod reduce_gradients;
 mod simulate;
 mod table;
 mod validate;
@@ -154,7 +170,7 @@ impl Schedule {
 
     /// The peer rank of a send or a receive.
     ///
-    /// `None` for a computation, and if the stages are out of range or on the same rank.
+    /// `None` for any other action, and if the stages are out of range or on the same rank.
     pub fn peer(&self, action: &Action) -> Option<usize> {
         let own = *self.placement.get(action.stage)?;
         let other = *self.placement.get(action.counterpart()?.stage)?;

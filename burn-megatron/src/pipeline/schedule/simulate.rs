@@ -36,7 +36,7 @@ impl StageTimes {
         }
     }
 
-    /// The time of an action; 0 for a receive, which only waits.
+    /// The time of an action; 0 for a receive, which only waits, and for a reduction, which only starts.
     fn of(&self, action: &Action) -> f64 {
         let stage = action.stage;
         match action.kind {
@@ -45,7 +45,9 @@ impl StageTimes {
             ActionKind::InputGradient => self.input_gradient[stage],
             ActionKind::WeightGradient => self.weight_gradient[stage],
             ActionKind::SendActivation | ActionKind::SendGradient => self.transfer[stage],
-            ActionKind::ReceiveActivation | ActionKind::ReceiveGradient => 0.0,
+            ActionKind::ReceiveActivation
+            | ActionKind::ReceiveGradient
+            | ActionKind::ReduceGradients => 0.0,
         }
     }
 
@@ -74,7 +76,7 @@ impl StageTimes {
     }
 }
 
-/// An action with its start and end.
+/// An action with its start and end; a reduction of gradients ends when it starts.
 ///
 /// A send lasts until its tensor has arrived, a receive from its position in the list until the tensor
 /// has arrived; neither blocks its rank.
@@ -207,7 +209,8 @@ pub(in super::super) fn idle_fraction(busy: f64, total: f64) -> f64 {
 /// Simulates a schedule.
 ///
 /// Sends and receives do not block their ranks: a tensor is sent at the end of its computation, and a
-/// computation waits only for its own inputs.
+/// computation waits only for its own inputs. Reductions of gradients take no time: what they move over the
+/// data axis overlaps with the computations.
 ///
 /// # Errors
 ///

@@ -82,6 +82,12 @@ pub enum RuleViolation {
     /// The transfer does not cross ranks.
     #[error("both stages are on this rank, or one does not exist: nothing to send or receive")]
     NoTransfer,
+    /// A reduction of gradients with a micro-batch.
+    #[error("a reduction has no micro-batch: expected micro_batch 0, got {given}")]
+    MicroBatchOfReduction {
+        /// The given micro-batch.
+        given: usize,
+    },
     /// A repeated action.
     #[error("already done by \"{action}\", action {} of the rank", position + 1)]
     Repeated {
@@ -125,23 +131,49 @@ fn cycle_text(cycle: &[(usize, Action)]) -> String {
 ///
 /// [`InvalidSchedule`] with the first invalid action.
 pub fn validate(schedule: &Schedule) -> Result<ActivationReport, InvalidSchedule> {
+    let required = Required {
+        transfers: true,
+        reductions: true,
+    };
+    check_schedule(schedule, required).map(|()| activation_report(schedule))
+}
+
+/// The actions that a list must have beside its computations.
+#[derive(Clone, Copy)]
+pub(super) struct Required {
+    /// All sends and receives; without it, the list must have none.
+    pub transfers: bool,
+    /// One reduction of gradients for each stage.
+    pub reductions: bool,
+}
+
+/// Checks the lists of all ranks, each by itself and then together.
+pub(super) fn check_schedule(
+    schedule: &Schedule,
+    required: Required,
+) -> Result<(), InvalidSchedule> {
     let first_invalid = (0..schedule.ranks())
-        .filter_map(|rank| check_rank(schedule, rank, true).err())
+        .filter_map(|rank| check_rank(schedule, rank, required).err())
         .min_by_key(|invalid| (invalid.position, invalid.rank));
     match first_invalid {
         Some(invalid) => Err(invalid),
-        None => check_deadlock(schedule).map(|()| activation_report(schedule)),
+        None => check_deadlock(schedule),
     }
 }
 
-/// An operation that is done once for each stage and micro-batch, by one or another kind of action.
+/// An operation that is done once for each stage and micro-batch, by one or another kind of action;
+/// reductions once for each stage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Operation {
     Forward,
     InputGradient,
     WeightGradient,
     Transfer(ActionKind),
+    Reduction,
 }
+
+/// An operation, its stage and its micro-batch.
+type OperationKey = (Operation, usize, usize);
 
 impl Operation {
     fn of_kind(kind: ActionKind) -> &'static [Operation] {
@@ -154,6 +186,7 @@ impl Operation {
             ActionKind::ReceiveActivation => &[Operation::Transfer(ActionKind::ReceiveActivation)],
             ActionKind::SendGradient => &[Operation::Transfer(ActionKind::SendGradient)],
             ActionKind::ReceiveGradient => &[Operation::Transfer(ActionKind::ReceiveGradient)],
+            ActionKind::ReduceGradients => &[Operation::Reduction],
         }
     }
 
@@ -164,24 +197,25 @@ impl Operation {
             Operation::InputGradient => ActionKind::InputGradient,
             Operation::WeightGradient => ActionKind::WeightGradient,
             Operation::Transfer(kind) => kind,
+            Operation::Reduction => ActionKind::ReduceGradients,
         };
         Action::new(kind, stage, micro_batch)
     }
 }
 
-/// Checks the list of one rank; its sends and receives only with `transfers`.
+/// Checks the list of one rank.
 ///
 /// With transfers, all dependencies of a rank are in its own list, so lists that are valid by themselves
 /// can only fail by a deadlock.
 pub(super) fn check_rank(
     schedule: &Schedule,
     rank: usize,
-    transfers: bool,
+    required: Required,
 ) -> Result<(), InvalidSchedule> {
     let list = &schedule.ranks[rank];
     let mut checker = Checker {
         schedule,
-        transfers,
+        required,
         done: HashMap::new(),
     };
     let invalid = |position, action, reason| InvalidSchedule {
@@ -204,9 +238,9 @@ pub(super) fn check_rank(
 
 struct Checker<'a> {
     schedule: &'a Schedule,
-    transfers: bool,
-    /// By operation, stage and micro-batch, the action that did it and its position.
-    done: HashMap<(Operation, usize, usize), (Action, usize)>,
+    required: Required,
+    /// By operation, the action that did it and its position.
+    done: HashMap<OperationKey, (Action, usize)>,
 }
 
 impl Checker<'_> {
@@ -222,8 +256,12 @@ impl Checker<'_> {
         if owner != rank {
             return Err(RuleViolation::WrongRank { owner });
         }
-        if !action.kind.is_compute() && self.schedule.peer(action).is_none() {
+        if action.kind.is_transfer() && self.schedule.peer(action).is_none() {
             return Err(RuleViolation::NoTransfer);
+        }
+        if action.kind == ActionKind::ReduceGradients && action.micro_batch > 0 {
+            let given = action.micro_batch;
+            return Err(RuleViolation::MicroBatchOfReduction { given });
         }
         let operations = Operation::of_kind(action.kind);
         for operation in operations {
@@ -234,12 +272,10 @@ impl Checker<'_> {
                 return Err(RuleViolation::Repeated { action, position });
             }
         }
-        for (operation, stage) in self.needs(action) {
-            if !self
-                .done
-                .contains_key(&(operation, stage, action.micro_batch))
-            {
-                let needs = operation.action(stage, action.micro_batch);
+        for key in self.needs(action) {
+            if !self.done.contains_key(&key) {
+                let (operation, stage, micro_batch) = key;
+                let needs = operation.action(stage, micro_batch);
                 return Err(RuleViolation::TooEarly { needs });
             }
         }
@@ -250,9 +286,10 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The dependencies of an action, on the same rank and micro-batch.
-    fn needs(&self, action: &Action) -> Vec<(Operation, usize)> {
+    /// The dependencies of an action on the same rank.
+    fn needs(&self, action: &Action) -> Vec<OperationKey> {
         let stage = action.stage;
+        let own = |operation| (operation, stage, action.micro_batch);
         match action.kind {
             ActionKind::Forward => {
                 let below = stage.checked_sub(1);
@@ -262,16 +299,20 @@ impl Checker<'_> {
             ActionKind::Backward | ActionKind::InputGradient => {
                 let above = Some(stage + 1).filter(|above| *above < self.schedule.stages());
                 let gradient = self.arrival(action, ActionKind::ReceiveGradient, above);
-                [(Operation::Forward, stage)]
+                [own(Operation::Forward)]
                     .into_iter()
                     .chain(gradient)
                     .collect()
             }
             ActionKind::WeightGradient | ActionKind::SendGradient => {
-                vec![(Operation::InputGradient, stage)]
+                vec![own(Operation::InputGradient)]
             }
-            ActionKind::SendActivation => vec![(Operation::Forward, stage)],
+            ActionKind::SendActivation => vec![own(Operation::Forward)],
             ActionKind::ReceiveActivation | ActionKind::ReceiveGradient => vec![],
+            // A forward after it could use any parameter of the stage again.
+            ActionKind::ReduceGradients => (0..self.schedule.micro_batches())
+                .map(|micro_batch| (Operation::Forward, stage, micro_batch))
+                .collect(),
         }
     }
 
@@ -281,26 +322,28 @@ impl Checker<'_> {
         action: &Action,
         receive: ActionKind,
         adjacent: Option<usize>,
-    ) -> Option<(Operation, usize)> {
+    ) -> Option<OperationKey> {
         let adjacent = adjacent?;
         if self.schedule.transfer(receive, action).is_none() {
             let here = match receive {
                 ActionKind::ReceiveActivation => Operation::Forward,
                 _ => Operation::InputGradient,
             };
-            return Some((here, adjacent));
+            return Some((here, adjacent, action.micro_batch));
         }
-        self.transfers
-            .then_some((Operation::Transfer(receive), action.stage))
+        let received = Operation::Transfer(receive);
+        self.required
+            .transfers
+            .then_some((received, action.stage, action.micro_batch))
     }
 
-    /// The first missing action of a rank, by micro-batch and stage.
+    /// The first missing action of a rank, by micro-batch and stage; then reductions by stage.
     fn missing(&self, rank: usize) -> Option<Action> {
         let stages = self.schedule.stages_of(rank);
         let required: Vec<_> = ActionKind::ALL
             .into_iter()
             .filter(|kind| *kind != ActionKind::Backward)
-            .filter(|kind| self.transfers || kind.is_compute())
+            .filter(|kind| kind.is_compute() || self.required.transfers && kind.is_transfer())
             .collect();
         for micro_batch in 0..self.schedule.micro_batches() {
             for stage in &stages {
@@ -313,7 +356,10 @@ impl Checker<'_> {
                 }
             }
         }
-        None
+        let reductions = stages.into_iter().map(Action::reduce_gradients);
+        reductions
+            .filter(|_| self.required.reductions)
+            .find(|reduction| !self.is_done(reduction))
     }
 
     fn is_done(&self, action: &Action) -> bool {

@@ -146,7 +146,7 @@ impl DeferringSink for NoSum {
 }
 
 #[test]
-fn a_reduction_that_cannot_start_names_the_action_that_closed_its_stage() {
+fn a_reduction_that_cannot_start_names_its_action() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);
     let result = World::threads(2).unwrap().run(|rank| {
         let comm = rank.communicator();
@@ -156,7 +156,7 @@ fn a_reduction_that_cannot_start_names_the_action_that_closed_its_stage() {
         Ok::<_, RankError>(engine.run(&chain).map(drop)?)
     });
     let expected =
-        "pipeline rank 1, forward of stage 1, micro-batch 3: panicked: no sum of stage 1";
+        "pipeline rank 1, reducing the gradients of stage 1: panicked: no sum of stage 1";
     assert!(result.unwrap_err().to_string().contains(expected));
 }
 

@@ -127,26 +127,56 @@ fn a_split_backward_has_the_bits_of_a_whole_one() {
     assert_eq!(interleaved, dualpipe_v);
 }
 
+/// Asserts that weight gradients arrive, and reductions may start, in their own actions.
+fn assert_in_order(schedule: &Schedule) {
+    let seen = run(schedule, &even(8), |_, chain| {
+        chain.sums.seen.lock().unwrap().clone()
+    });
+    for (rank, seen) in seen.iter().enumerate() {
+        let expected = schedule.actions(rank).iter().flat_map(|action| {
+            let weight = Seen::Weight(action.stage);
+            let backward = Seen::Backward(action.stage, action.micro_batch);
+            match action.kind {
+                ActionKind::Backward => vec![weight, backward],
+                ActionKind::InputGradient => vec![backward],
+                ActionKind::WeightGradient => vec![weight],
+                ActionKind::ReduceGradients => vec![Seen::Reduce(action.stage)],
+                _ => vec![],
+            }
+        });
+        let expected: Vec<_> = expected.collect();
+        assert_eq!(*seen, expected, "{}, rank {rank}", schedule.name());
+    }
+}
+
 #[test]
 fn a_weight_gradient_arrives_in_its_own_action() {
     for kind in ScheduleKind::ALL {
-        let schedule = schedule(kind, 4, 8);
-        let seen = run(&schedule, &even(8), |_, chain| {
-            chain.sums.seen.lock().unwrap().clone()
-        });
-        for (rank, seen) in seen.iter().enumerate() {
-            let expected = schedule.actions(rank).iter().flat_map(|action| {
-                let weight = Seen::Weight(action.stage);
-                let backward = Seen::Backward(action.stage, action.micro_batch);
-                match action.kind {
-                    ActionKind::Backward => vec![weight, backward],
-                    ActionKind::InputGradient => vec![backward],
-                    ActionKind::WeightGradient => vec![weight],
-                    _ => vec![],
-                }
-            });
-            assert_eq!(*seen, expected.collect::<Vec<_>>(), "{kind}, rank {rank}");
-        }
+        assert_in_order(&schedule(kind, 4, 8));
+    }
+}
+
+/// Stages lie as under an interleaved schedule, but each is reduced where the table says.
+#[test]
+fn a_table_is_reduced_at_its_own_positions() {
+    let generated = schedule(ScheduleKind::Interleaved { group: None }, 4, 8);
+    let earliest = generated.clone().with_reduce_gradients();
+    let mut lists: Vec<_> = (0..4)
+        .map(|rank| generated.actions(rank).to_vec())
+        .collect();
+    for list in &mut lists {
+        let at_end = |action: &Action| action.kind == ActionKind::ReduceGradients;
+        let (mut last, first): (Vec<_>, Vec<_>) = list.drain(..).partition(at_end);
+        *list = first;
+        list.append(&mut last);
+    }
+    let placement = (0..8).map(|stage| stage % 4).collect();
+    let latest = Schedule::new("latest", placement, 8, lists).unwrap();
+    for own in [earliest, latest] {
+        assert_ne!(own.actions(1), generated.actions(1));
+        let read = Schedule::from_csv(own.name(), &own.to_csv()).unwrap();
+        assert_eq!(read, own);
+        assert_in_order(&read);
     }
 }
 

@@ -29,6 +29,8 @@ enum Seen {
     Weight(usize),
     /// The backward of a stage and a micro-batch is over.
     Backward(usize, usize),
+    /// The reduction of a stage's gradients may start.
+    Reduce(usize),
 }
 
 /// Sums the weight gradients of a rank.
@@ -72,6 +74,10 @@ impl DeferringSink for Sums {
     fn take_deferred(&self) -> Vec<Deferred> {
         let mut deferred = self.deferred.lock().unwrap();
         deferred.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn close_stage(&self, stage: usize) {
+        self.seen.lock().unwrap().push(Seen::Reduce(stage));
     }
 }
 

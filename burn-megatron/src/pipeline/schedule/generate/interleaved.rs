@@ -1,5 +1,7 @@
 //! Interleaved 1F1B: several stages per rank, p apart.
 
+use std::collections::BTreeMap;
+
 use super::super::{Action, ActionKind, ScheduleConfig};
 
 /// The (micro-batch, chunk) pairs in the order of the forwards of a rank; a chunk is the index of a stage
@@ -45,4 +47,19 @@ pub(super) fn list(rank: usize, config: &ScheduleConfig, group: usize) -> Vec<Ac
     let steady_state = (0..steady).flat_map(|i| [forward(warm_up + i), backward(i)]);
     let last = (steady..table.len()).map(backward);
     first.chain(steady_state).chain(last).collect()
+}
+
+/// By stage of a rank, the index of the action after which its gradients are reduced.
+///
+/// Rank r ends the last backward of a stage r backwards before rank 0. The reduction follows the r-th
+/// backward after it, or the last one, so that all ranks start to reduce at the same time.
+pub(super) fn reductions_after(rank: usize, actions: &[Action]) -> BTreeMap<usize, usize> {
+    let backwards: Vec<_> = (0..actions.len())
+        .filter(|position| actions[*position].kind == ActionKind::Backward)
+        .collect();
+    let delayed = |nth: usize| backwards[(nth + rank).min(backwards.len() - 1)];
+    let by_stage = backwards.iter().enumerate();
+    by_stage
+        .map(|(nth, position)| (actions[*position].stage, delayed(nth)))
+        .collect()
 }

@@ -15,7 +15,7 @@ pub(super) use interleaved::table as interleaved_table;
 /// The most computations of a schedule.
 const MAX_COMPUTATIONS: usize = 1 << 24;
 
-/// Generates a schedule, with sends and receives.
+/// Generates a schedule, with sends, receives and reductions of gradients.
 ///
 /// Stage s is on rank s mod p; for a [V-shaped](ScheduleKind::is_v_shaped) kind, rank r holds stages r
 /// and 2p-1-r.
@@ -44,7 +44,13 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     });
     let lists = (0..p).map(list).collect();
     let schedule = Schedule::new(config.kind.to_string(), placement.collect(), m, lists)?;
-    Ok(schedule.with_communication()?)
+    let schedule = schedule.with_communication()?;
+    Ok(match config.kind {
+        ScheduleKind::Interleaved { .. } => {
+            schedule.with_reductions_after(interleaved::reductions_after)
+        }
+        _ => schedule.with_reduce_gradients(),
+    })
 }
 
 /// The number of warm-up forwards of a rank, before its steady state of one forward, one backward.

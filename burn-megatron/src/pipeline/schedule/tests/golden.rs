@@ -44,15 +44,15 @@ fn an_interleaved_schedule_row_by_row() {
 fn sends_and_receives_of_two_ranks() {
     assert_eq!(
         schedule(ScheduleKind::OneFOneB, 2, 3).to_csv(),
-        "F 0 0,SF 0 0,F 0 1,SF 0 1,RB 0 0,B 0 0,F 0 2,SF 0 2,RB 0 1,B 0 1,RB 0 2,B 0 2\n\
-         RF 1 0,F 1 0,B 1 0,RF 1 1,SB 1 0,F 1 1,B 1 1,RF 1 2,SB 1 1,F 1 2,B 1 2,SB 1 2\n"
+        "F 0 0,SF 0 0,F 0 1,SF 0 1,RB 0 0,B 0 0,F 0 2,RG 0,SF 0 2,RB 0 1,B 0 1,RB 0 2,B 0 2\n\
+         RF 1 0,F 1 0,B 1 0,RF 1 1,SB 1 0,F 1 1,B 1 1,RF 1 2,SB 1 1,F 1 2,RG 1,B 1 2,SB 1 2\n"
     );
     // The turn of the V sends nothing.
     let turn = schedule(ScheduleKind::ZbV, 2, 1).to_csv();
     assert_eq!(
         turn,
-        "F 0 0,SF 0 0,RF 3 0,F 3 0,I 3 0,SB 3 0,W 3 0,RB 0 0,I 0 0,W 0 0\n\
-         RF 1 0,F 1 0,F 2 0,SF 2 0,RB 2 0,I 2 0,W 2 0,I 1 0,SB 1 0,W 1 0\n"
+        "F 0 0,RG 0,SF 0 0,RF 3 0,F 3 0,RG 3,I 3 0,SB 3 0,W 3 0,RB 0 0,I 0 0,W 0 0\n\
+         RF 1 0,F 1 0,RG 1,F 2 0,RG 2,SF 2 0,RB 2 0,I 2 0,W 2 0,I 1 0,SB 1 0,W 1 0\n"
     );
 }
 

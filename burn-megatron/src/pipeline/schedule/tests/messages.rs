@@ -175,52 +175,52 @@ fn the_first_wrong_action() {
     let action = |text: &str| text.parse().expect("an action");
     assert_eq!(
         message(|ranks| ranks[1][0] = action("RF 2 0")),
-        "rank 1, action 1 of 8, \"RF 2 0\" (receiving the activation of stage 2, micro-batch 0): \
+        "rank 1, action 1 of 9, \"RF 2 0\" (receiving the activation of stage 2, micro-batch 0): \
          out of range for 2 stages and 2 micro-batches, both counted from 0"
     );
     assert_eq!(
         message(|ranks| ranks[1][0] = action("F 0 1")),
-        "rank 1, action 1 of 8, \"F 0 1\" (forward of stage 0, micro-batch 1): the stage is on \
+        "rank 1, action 1 of 9, \"F 0 1\" (forward of stage 0, micro-batch 1): the stage is on \
          rank 0"
     );
     assert_eq!(
         message(|ranks| ranks[0].insert(1, action("RF 0 0"))),
-        "rank 0, action 2 of 9, \"RF 0 0\" (receiving the activation of stage 0, micro-batch 0): \
+        "rank 0, action 2 of 10, \"RF 0 0\" (receiving the activation of stage 0, micro-batch 0): \
          both stages are on this rank, or one does not exist: nothing to send or receive"
     );
     assert_eq!(
         message(|ranks| ranks[0].push(action("W 0 0"))),
-        "rank 0, action 9 of 9, \"W 0 0\" (weight gradient of stage 0, micro-batch 0): already \
-         done by \"B 0 0\", action 6 of the rank"
+        "rank 0, action 10 of 10, \"W 0 0\" (weight gradient of stage 0, micro-batch 0): already \
+         done by \"B 0 0\", action 7 of the rank"
     );
     assert_eq!(
         message(|ranks| {
             ranks[1].remove(0);
         }),
-        "rank 1, action 1 of 7, \"F 1 0\" (forward of stage 1, micro-batch 0): it needs \"RF 1 0\" \
+        "rank 1, action 1 of 8, \"F 1 0\" (forward of stage 1, micro-batch 0): it needs \"RF 1 0\" \
          (receiving the activation of stage 1, micro-batch 0) before it"
     );
     assert_eq!(
         message(|ranks| {
             ranks[0].pop();
         }),
-        "rank 0 ends after 7 actions without \"B 0 1\" (backward of stage 0, micro-batch 1)"
+        "rank 0 ends after 8 actions without \"B 0 1\" (backward of stage 0, micro-batch 1)"
     );
     // Ordered by position, then by rank.
     let first = message(|ranks| {
         ranks[0].remove(2);
         ranks[1].remove(0);
     });
-    assert!(first.starts_with("rank 1, action 1 of 7"), "{first}");
+    assert!(first.starts_with("rank 1, action 1 of 8"), "{first}");
     let first = message(|ranks| {
         ranks[0][0] = action("F 1 0");
         ranks[1][0] = action("F 0 0");
     });
-    assert!(first.starts_with("rank 0, action 1 of 8"), "{first}");
+    assert!(first.starts_with("rank 0, action 1 of 9"), "{first}");
     // Both ranks send before they receive, as 1F1B would in its plain order.
     assert_eq!(
         message(|ranks| ranks[1].swap(3, 4)),
-        "rank 0, action 4 of 8, \"SF 0 1\" (sending the activation of stage 0, micro-batch 1): \
+        "rank 0, action 5 of 9, \"SF 0 1\" (sending the activation of stage 0, micro-batch 1): \
          rank 0 waits in \"SF 0 1\" for rank 1, which waits in \"SB 1 0\" for rank 0"
     );
 }
@@ -230,7 +230,7 @@ fn an_error_can_be_taken_apart() {
     let mut schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
     schedule.ranks[1].swap(3, 4);
     let invalid = validate(&schedule).expect_err("a cycle");
-    assert_eq!((invalid.rank, invalid.position), (0, 3));
+    assert_eq!((invalid.rank, invalid.position), (0, 4));
     let RuleViolation::Deadlock { cycle } = invalid.reason else {
         panic!("{invalid}")
     };

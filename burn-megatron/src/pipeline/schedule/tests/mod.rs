@@ -5,6 +5,7 @@ mod drawing;
 mod golden;
 mod messages;
 mod properties;
+mod reductions;
 mod table;
 
 use std::collections::HashMap;
@@ -25,7 +26,7 @@ fn interleaved(ranks: usize, v: usize, micro_batches: usize, group: usize) -> Sc
     generate(&config).expect("runs")
 }
 
-/// The computations of a rank, without sends and receives.
+/// The computations of a rank, without its other actions.
 fn computations(schedule: &Schedule, rank: usize) -> Vec<Action> {
     let actions = schedule.actions(rank).iter().copied();
     actions.filter(|action| action.kind.is_compute()).collect()

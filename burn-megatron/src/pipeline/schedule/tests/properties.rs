@@ -37,13 +37,15 @@ fn has_every_action(schedule: &Schedule) -> bool {
         let whole = [ActionKind::Backward];
         let halves = [ActionKind::InputGradient, ActionKind::WeightGradient];
         for micro_batch in 0..schedule.micro_batches() {
+            // The reduction of the stage is written as an action of micro-batch 0.
+            let reduction = (micro_batch == 0).then_some(ActionKind::ReduceGradients);
             let found = found
                 .remove(&(rank, stage, micro_batch))
                 .unwrap_or_default();
             let once = found.values().all(|count| *count == 1);
             let kinds: BTreeSet<_> = found.into_keys().collect();
             let with = |backward: &[ActionKind]| {
-                let backward = backward.iter().copied();
+                let backward = backward.iter().copied().chain(reduction);
                 kinds == expected.iter().copied().chain(backward).collect()
             };
             if !once || !(with(&whole) || with(&halves)) {
@@ -93,6 +95,10 @@ fn has_no_cycle(schedule: &Schedule) -> bool {
             ActionKind::SendGradient => {
                 needs.push(at(ActionKind::Backward, stage));
                 needs.push(at(ActionKind::InputGradient, stage));
+            }
+            ActionKind::ReduceGradients => {
+                let all = 0..schedule.micro_batches();
+                needs.extend(all.map(|one| Action::new(ActionKind::Forward, stage, one)));
             }
             _ => {}
         }
@@ -197,7 +203,7 @@ fn apply(fault: &Fault, schedule: &mut Schedule, rank: usize) {
             other.insert(to.index(other.len() + 1), action);
         }
         Fault::Alter(a, kind, stage, micro_batch) => {
-            let kind = ActionKind::ALL[kind.index(8)];
+            let kind = ActionKind::ALL[kind.index(ActionKind::ALL.len())];
             list[a.index(n)] = Action::new(kind, *stage, *micro_batch);
         }
         Fault::Halve(a, to) => halve(list, a.index(n), to),
@@ -224,10 +230,10 @@ fn valid_schedule() -> impl Strategy<Value = Schedule> {
     })
 }
 
-/// Any order of computations that respects dependencies, on random ranks.
+/// Any order of computations and reductions that respects dependencies, on random ranks.
 fn random_order() -> impl Strategy<Value = Schedule> {
     let sizes = (1..5_usize, 1..7_usize, 1..5_usize, any::<bool>());
-    let choices = prop::collection::vec(any::<Index>(), 6 * 4 * 3 + 6);
+    let choices = prop::collection::vec(any::<Index>(), 6 * 4 * 3 + 2 * 6);
     (sizes, choices).prop_map(|((ranks, stages, m, split), choices)| {
         let mut choices = choices.into_iter();
         let mut choose = |n: usize| choices.next().map_or(0, |index| index.index(n));
@@ -242,6 +248,13 @@ fn random_order() -> impl Strategy<Value = Schedule> {
             let action = free[choose(free.len())];
             done.insert(action);
             lists[placement[action.stage]].push(action);
+        }
+        for (stage, rank) in placement.iter().enumerate() {
+            let list = &mut lists[*rank];
+            let is_own = |one: &Action| one.stage == stage && one.kind == ActionKind::Forward;
+            let last = list.iter().rposition(is_own).expect("each stage has one");
+            let at = last + 1 + choose(list.len() - last);
+            list.insert(at, Action::reduce_gradients(stage));
         }
         let schedule = Schedule::new("random", placement, m, lists).expect("shaped");
         schedule.with_communication().expect("in order")
@@ -295,7 +308,7 @@ fn in_order(schedule: &Schedule) -> f64 {
                     clocks[rank] = clocks[rank].max(*time);
                 } else if action.kind.is_send() {
                     sent.insert(*action, clocks[rank]);
-                } else {
+                } else if action.kind.is_compute() {
                     let double = action.kind == ActionKind::Backward;
                     clocks[rank] += if double { 2.0 } else { 1.0 };
                 }
@@ -342,10 +355,12 @@ proptest! {
         prop_assert_eq!(total, dataflow(&schedule, &times));
         prop_assert_eq!(total, in_order(&schedule), "{}", schedule.to_csv());
         for rank in 0..schedule.ranks() {
-            for pair in schedule.actions(rank).windows(2) {
-                let sends = schedule.send_after(&pair[0]);
-                if let Some(send) = sends && pair[1].kind.is_compute() {
-                    prop_assert!(false, "{send} does not follow {}", pair[0]);
+            let actions = schedule.actions(rank);
+            for (i, action) in actions.iter().enumerate() {
+                if let Some(send) = schedule.send_after(action) {
+                    let mut rest = actions[i + 1..].iter();
+                    let mut before_next = rest.by_ref().take_while(|one| !one.kind.is_compute());
+                    prop_assert!(before_next.any(|one| *one == send), "{send} after {action}");
                 }
             }
         }

@@ -10,12 +10,18 @@ fn actions_are_read_as_they_are_written() {
     for kind in ActionKind::ALL {
         let action = Action::new(kind, 2, 15);
         let written = action.to_string();
+        if kind == ActionKind::ReduceGradients {
+            assert_eq!(written, "RG 2");
+            assert_eq!(written.parse(), Ok(Action::reduce_gradients(2)));
+            continue;
+        }
         assert_eq!(written, format!("{} 2 15", kind.code()));
         assert_eq!(written.parse(), Ok(action));
         assert_eq!(kind.is_compute(), written.len() == 6);
+        assert_ne!(kind.is_compute(), kind.is_transfer());
     }
     for text in [
-        "", "F", "F 1", "F 1 2 3", "X 1 2", "f 1 2", "F -1 2", "F 1 2.0", "F1 2",
+        "", "F", "F 1", "F 1 2 3", "X 1 2", "f 1 2", "F -1 2", "F 1 2.0", "F1 2", "RG", "RG 1 2",
     ] {
         assert!(text.parse::<Action>().is_err(), "{text}");
     }
@@ -31,7 +37,9 @@ fn a_send_and_its_receive_name_each_other() {
     assert_eq!(other("RF 2 4").as_deref(), Some("SF 1 4"));
     assert_eq!(other("SB 2 4").as_deref(), Some("RB 1 4"));
     assert_eq!(other("RB 1 4").as_deref(), Some("SB 2 4"));
-    for none in ["F 1 4", "B 1 4", "I 1 4", "W 1 4", "RF 0 4", "SB 0 4"] {
+    for none in [
+        "F 1 4", "B 1 4", "I 1 4", "W 1 4", "RF 0 4", "SB 0 4", "RG 1",
+    ] {
         assert_eq!(other(none), None);
     }
 }
@@ -43,21 +51,25 @@ fn schedules_are_read_as_they_are_written() {
             let written = schedule(kind, p, m);
             let read = Schedule::from_csv(written.name(), &written.to_csv()).expect("readable");
             assert_eq!(read, written);
-            // A table of computations alone gets the same sends and receives.
-            let rows = (0..p).map(|rank| {
-                let cells = computations(&written, rank).into_iter();
-                cells
-                    .map(|cell| cell.to_string())
-                    .collect::<Vec<_>>()
-                    .join(",")
-            });
-            let bare = rows.collect::<Vec<_>>().join("\n");
-            assert_eq!(
-                Schedule::from_csv(written.name(), &bare).expect("readable"),
-                written
-            );
+            // A table without sends and receives gets the same ones, with or without reductions.
+            let bare = csv_of(&written, |kind| !kind.is_transfer());
+            let read = Schedule::from_csv(written.name(), &bare).expect("readable");
+            assert_eq!(read, written);
+            let bare = csv_of(&written, ActionKind::is_compute);
+            let read = Schedule::from_csv(written.name(), &bare).expect("readable");
+            assert_eq!(read, written.with_reduce_gradients());
         }
     }
+}
+
+/// The actions of some kinds as CSV.
+fn csv_of(schedule: &Schedule, keep: fn(ActionKind) -> bool) -> String {
+    let rows = (0..schedule.ranks()).map(|rank| {
+        let kept = schedule.actions(rank).iter().filter(|one| keep(one.kind));
+        let cells: Vec<_> = kept.map(Action::to_string).collect();
+        cells.join(",")
+    });
+    rows.collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -95,6 +107,15 @@ fn errors_name_row_column_and_text() {
             "F 0 1,B 0 1",
             "row 1, column 1: \"F 0 1\" has micro-batch 1, but no cell has micro-batch 0",
         ),
+        // A reduction has no micro-batch that could fill the gap.
+        (
+            "F 0 1,RG 0,B 0 1",
+            "row 1, column 1: \"F 0 1\" has micro-batch 1, but no cell has micro-batch 0",
+        ),
+        (
+            "F 0 0,B 0 0\nRG 0,F 1 0,B 1 0",
+            "row 2, column 1: \"RG 0\" has stage 0 on rank 1, but row 1 has it too",
+        ),
         (
             "F 0 18446744073709551615",
             "row 1, column 1: \"F 0 18446744073709551615\" has micro-batch",
@@ -129,7 +150,7 @@ fn a_table_whose_ranks_deadlock() {
 
 proptest! {
     #[test]
-    fn no_text_makes_the_parser_panic(text in "([FBIWSR]{1,2} [0-3] [0-3][,\n]{1,2}|.){0,30}") {
+    fn no_text_makes_the_parser_panic(text in "([FBIWSR]{1,2} [0-3] [0-3][,\n]{1,2}|RG [0-3][,\n]{1,2}|.){0,30}") {
         if let Ok(schedule) = Schedule::from_csv("", &text) {
             let again = Schedule::from_csv("", &schedule.to_csv());
             prop_assert_eq!(again.expect("readable"), schedule);

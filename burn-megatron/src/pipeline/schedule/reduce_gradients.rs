@@ -1,0 +1,47 @@
+//! Inserts the reductions of gradients between the other actions of a schedule.
+
+use std::collections::BTreeMap;
+
+use super::{Action, ActionKind, Schedule};
+
+impl Schedule {
+    /// This schedule with a [`ReduceGradients`](ActionKind::ReduceGradients) directly after the last forward
+    /// of each stage, the earliest valid position, in place of its own.
+    pub fn with_reduce_gradients(self) -> Self {
+        self.with_reductions_after(|_, actions| {
+            let forwards = actions.iter().enumerate();
+            forwards
+                .filter(|(_, action)| action.kind == ActionKind::Forward)
+                .map(|(position, action)| (action.stage, position))
+                .collect()
+        })
+    }
+
+    /// The same at positions of the caller's: `after(rank, actions)` returns, by stage, the index of the
+    /// action that the reduction follows.
+    pub(super) fn with_reductions_after(
+        mut self,
+        after: impl Fn(usize, &[Action]) -> BTreeMap<usize, usize>,
+    ) -> Self {
+        for (rank, actions) in self.ranks.iter_mut().enumerate() {
+            actions.retain(|action| action.kind != ActionKind::ReduceGradients);
+            let mut stages_at: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+            for (stage, position) in after(rank, actions) {
+                stages_at.entry(position).or_default().push(stage);
+            }
+            let with_reductions = actions.iter().enumerate().flat_map(|(position, action)| {
+                let stages = stages_at.remove(&position).unwrap_or_default();
+                let reductions = stages.into_iter().map(Action::reduce_gradients);
+                std::iter::once(*action).chain(reductions)
+            });
+            *actions = with_reductions.collect();
+        }
+        self
+    }
+
+    /// Whether any rank reduces gradients.
+    pub(super) fn has_reductions(&self) -> bool {
+        let mut actions = self.ranks.iter().flatten();
+        actions.any(|action| action.kind == ActionKind::ReduceGradients)
+    }
+}
