@@ -138,6 +138,11 @@ impl ParallelContext {
         self.rank.mesh()
     }
 
+    /// The layout, with `data` and `expert_tensor` filled in.
+    pub fn config(&self) -> &ParallelConfig {
+        self.mesh().config()
+    }
+
     /// The world rank.
     pub fn rank(&self) -> usize {
         self.rank.rank()

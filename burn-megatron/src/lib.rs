@@ -79,6 +79,7 @@ pub mod verify;
 /// The items that most programs need.
 pub mod prelude {
     pub use crate::comm::{Communicator, ParallelContext, Rank, World};
+    pub use crate::data::TextData;
     pub use crate::data_parallel::DistributedDataParallel;
     pub use crate::mesh::{Axis, Grid, Mesh, ParallelConfig};
     pub use crate::nn::{
@@ -86,6 +87,9 @@ pub mod prelude {
         RowParallelLinear, RowParallelLinearConfig,
     };
     pub use crate::optim::{AdamWConfig, ParallelAdamW};
-    pub use crate::train::{LanguageModel, TrainConfig, Trainer};
+    pub use crate::train::{LanguageModel, NoopObserver, TrainConfig, Trainer};
     pub use crate::verify::{Layout, verify};
+
+    /// Any error of a rank or of a program.
+    pub type AnyError = Box<dyn std::error::Error + Send + Sync>;
 }

@@ -111,7 +111,7 @@ impl DataParallelArgs {
 /// `DataParallelConfig::check`.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let (config, parallel) = (&recipe.data_parallel, &recipe.parallel);
-    if config.zero_stage > ZeroStage::Replicated && parallel.data == 1 {
+    if config.zero_stage > ZeroStage::Replicated && parallel.data_size() == 1 {
         return Err(format!(
             "zero_stage = {} shards over the data axis, and data = 1 has a single rank; set data \
              (--data-parallel) to 2 or more, or zero_stage to 0",
@@ -123,7 +123,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
         ("overlap_param_gather", config.overlap_param_gather),
         ("reduce_in_16_bits", config.reduce_in_16_bits),
     ] {
-        if given && config.shard_ranks(parallel.data) == 1 {
+        if given && config.shard_ranks(parallel.data_size()) == 1 {
             return Err(format!(
                 "{name} applies to communication within a sharding group, and with hsdp = 1 each group has a single \
                  rank; set hsdp to 2 or more, or remove {name}"
@@ -148,7 +148,8 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
 /// Whether two ranks always hold the same shard of a parameter.
 fn has_replicas(recipe: &Recipe) -> bool {
     let (config, parallel) = (&recipe.data_parallel, &recipe.parallel);
-    let over_data = config.shard_ranks(parallel.data) < parallel.data;
+    let data = parallel.data_size();
+    let over_data = config.shard_ranks(data) < data;
     let tied = parallel.pipeline > 1 && recipe.model.tied;
     // Norms are replicated over the tensor axis.
     over_data || parallel.tensor > 1 || tied

@@ -37,13 +37,11 @@ pub struct RankEstimate {
 /// Builds a rank's part of the model, or only its shapes.
 pub fn build(
     recipe: &Recipe,
-    plan: &ParallelPlan,
     groups: &ParallelContext,
     device: &Device,
     shapes_only: bool,
 ) -> Result<ParallelModule<Transformer>, Error> {
     let (model, train) = (&recipe.model, &recipe.train);
-    let sequence_parallel = recipe.parallel.sequence_parallel;
     // Parameters are created in f32, and stay f32 as master weights where the model computes in 16 bits.
     let precision = recipe.data_parallel.precision;
     let scope = ModelBuilder::with(groups, device, train.seed, precision.master())
@@ -51,14 +49,7 @@ pub fn build(
         .with_kernels(&recipe.kernels)?
         .with_fp8(&recipe.fp8)?;
     let scope = if shapes_only { scope.outline() } else { scope };
-    let Some(schedule) = &plan.schedule else {
-        return Ok(model.init(scope, sequence_parallel)?);
-    };
-    let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-    let own: Vec<_> = own
-        .map(|stage| (stage, plan.stages[stage].clone()))
-        .collect();
-    Ok(model.init_stages(scope, sequence_parallel, &own)?)
+    Ok(model.init_with(scope)?)
 }
 
 impl RankEstimates {
@@ -68,7 +59,7 @@ impl RankEstimates {
         for pipeline in 0..recipe.parallel.pipeline {
             let rank = first_of(&plan.mesh, pipeline);
             let groups = ParallelContext::offline(plan.mesh.clone(), rank)?;
-            let model = build(recipe, plan, &groups, device, true)?;
+            let model = build(recipe, &groups, device, true)?;
             let counted = model.table.entries().iter();
             let counted = counted.filter(|entry| entry.is_first_copy(groups.mesh_rank()));
             parameters += counted.map(|entry| entry.len()).sum::<usize>();
@@ -147,7 +138,7 @@ impl RankEstimate {
             computing.size(),
         ];
         let logits = logits.map(|n| n as u128).into_iter().product::<u128>();
-        let share = train.global_batch_size / recipe.parallel.data;
+        let share = train.global_batch_size / recipe.parallel.data_size();
         let need = RequiredMemory::new(
             &sharing.memory,
             if has_loss { logits } else { 0 },

@@ -44,7 +44,7 @@ pub fn print_run(
     let train = &recipe.train;
     let length = train.sequence_length.unwrap_or(recipe.model.context);
     println!("data     {}", data.describe());
-    let share = train.global_batch_size / recipe.parallel.data;
+    let share = train.global_batch_size / recipe.parallel.data_size();
     println!(
         "batch    {} samples of {length} tokens: {} per rank in micro-batches of {}; {} tokens per \
          step, {} steps",
@@ -125,7 +125,10 @@ pub fn layout(recipe: &Recipe) -> String {
     };
     format!(
         "tensor {}{sequence}, pipeline {}{virtual_stages}, data {}, ZeRO-{}",
-        parallel.tensor, parallel.pipeline, parallel.data, recipe.data_parallel.zero_stage,
+        parallel.tensor,
+        parallel.pipeline,
+        parallel.data_size(),
+        recipe.data_parallel.zero_stage,
     )
 }
 
@@ -295,7 +298,7 @@ mod tests {
             elements,
             parameter: F32,
             gradient: F32,
-            expert: false,
+            grid: burn_megatron::mesh::Grid::Dense,
             shared: false,
             unit: 0,
             quantized_bytes: None,

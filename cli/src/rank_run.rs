@@ -17,7 +17,7 @@ use burn_megatron::device::DeviceKind;
 use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
-use burn_megatron::train::{PipelineConfig, SaveConfig, Saver, TrainOutcome, Trainer};
+use burn_megatron::train::{SaveConfig, Saver, TrainOutcome, Trainer};
 use burn_megatron_models::Transformer;
 
 use crate::error::Error;
@@ -271,7 +271,7 @@ impl RankRun<'_> {
             own.parameters,
             own.flops_per_token,
         );
-        let (config, data) = (&recipe.data_parallel, recipe.parallel.data);
+        let (config, data) = (&recipe.data_parallel, recipe.parallel.data_size());
         print_sharing(config, data, &own.sharing.layout);
         println!("kernels  {}", own.kernels);
         if fp8::is_on(&recipe.fp8) {
@@ -292,17 +292,8 @@ impl RankRun<'_> {
         device: &Device,
     ) -> Result<Trainer<Transformer>, Error> {
         let train = &self.recipe.train_config();
-        let model = estimate::build(self.recipe, self.plan, groups, device, false)?;
-        let Some(schedule) = &self.plan.schedule else {
-            return Ok(Trainer::new(model, groups, device, train)?);
-        };
-        let pipeline = PipelineConfig {
-            schedule: schedule.clone(),
-            defer_embedding_wgrad: self.recipe.parallel.defer_embedding_wgrad,
-        };
-        Ok(Trainer::with_pipeline(
-            model, groups, device, train, pipeline,
-        )?)
+        let model = estimate::build(self.recipe, groups, device, false)?;
+        Ok(Trainer::new(model, groups, device, train)?)
     }
 }
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use burn_megatron::bounded;
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::data_parallel::DataParallelConfig;
+use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::{GenerateConfig, TrainConfig};
 use burn_megatron_models::TransformerConfig;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
 use crate::data::settings::DataConfig;
@@ -21,13 +21,14 @@ use crate::saving::CheckpointConfig;
 pub const DEFAULT_RECIPE: &str = include_str!("../../examples/recipes/tiny.toml");
 
 /// The tables of a recipe.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recipe {
     /// The model.
     pub model: TransformerConfig,
-    /// The parallel layout.
-    pub parallel: Parallel,
+    /// The parallel layout, without its sharding of the data axis: see [`Recipe::layout`].
+    #[serde(deserialize_with = "layout")]
+    pub parallel: ParallelConfig,
     /// What is sharded over the data axis, and the type that the model computes in.
     pub data_parallel: DataParallelConfig,
     /// Which operations use fused kernels.
@@ -44,41 +45,29 @@ pub struct Recipe {
     pub checkpoint: CheckpointConfig,
 }
 
-/// The parallel layout.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Parallel {
-    /// Tensor-parallel ranks.
-    pub tensor: usize,
-    /// Data-parallel ranks.
-    pub data: usize,
-    /// Whether activations between the blocks are split along the sequence.
-    pub sequence_parallel: bool,
-    /// Pipeline-parallel ranks.
-    pub pipeline: usize,
-    /// The pipeline schedule: a kind, or a CSV file; `1f1b` by default.
-    pub schedule: Option<String>,
-    /// Stages per pipeline rank; by default the usual number for the schedule.
-    pub virtual_stages: Option<usize>,
-    /// How the layers are split over the stages.
-    pub split: LayerSplit,
-    /// The most weight gradients of the output layer that the last stage defers to its cool-down; 0 defers all.
-    pub defer_embedding_wgrad: Option<usize>,
-}
-
-impl Default for Parallel {
+impl Default for Recipe {
     fn default() -> Self {
         Self {
-            tensor: 1,
-            data: 1,
-            sequence_parallel: false,
-            pipeline: 1,
-            schedule: None,
-            virtual_stages: None,
-            split: LayerSplit::Even,
-            defer_embedding_wgrad: None,
+            model: Default::default(),
+            parallel: ParallelConfig::new().with_data(1),
+            data_parallel: Default::default(),
+            kernels: Default::default(),
+            fp8: Default::default(),
+            train: Default::default(),
+            sample: Default::default(),
+            data: Default::default(),
+            checkpoint: Default::default(),
         }
     }
+}
+
+/// Reads the layout, whose data axis has one rank where it has no size.
+fn layout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ParallelConfig, D::Error> {
+    let layout = ParallelConfig::deserialize(deserializer)?;
+    Ok(ParallelConfig {
+        data: layout.data.or(Some(1)),
+        ..layout
+    })
 }
 
 /// The largest recipe that is read, in bytes.
@@ -121,6 +110,15 @@ impl Recipe {
         Ok(toml::from_str(text)?)
     }
 
+    /// The parallel layout with its sharding of the data axis.
+    pub fn layout(&self) -> ParallelConfig {
+        ParallelConfig {
+            zero_stage: self.data_parallel.zero_stage,
+            hsdp: self.data_parallel.hsdp,
+            ..self.parallel.clone()
+        }
+    }
+
     /// The training run with its [`DataParallelConfig`].
     pub fn train_config(&self) -> TrainConfig {
         TrainConfig {
@@ -150,6 +148,44 @@ mod tests {
             recipes += 1;
         }
         assert!(recipes >= 2);
+    }
+
+    /// The keys that earlier versions wrote, and no others.
+    #[test]
+    fn the_layout_is_written_as_before() {
+        let keys = |recipe: &Recipe| {
+            let recipe = serde_json::to_value(recipe).unwrap();
+            let layout = recipe["parallel"].as_object().unwrap().clone();
+            layout.keys().cloned().collect::<Vec<_>>()
+        };
+        let mut expected = [
+            "tensor",
+            "data",
+            "sequence_parallel",
+            "pipeline",
+            "schedule",
+            "virtual_stages",
+            "split",
+            "defer_embedding_wgrad",
+        ];
+        let mut found = keys(&Recipe::default());
+        found.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        for text in ["", "[parallel]\ntensor = 2"] {
+            assert_eq!(
+                Recipe::parse(text).unwrap().parallel.data,
+                Some(1),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_layout_of_a_run_has_its_sharding() {
+        let text = "[parallel]\ndata = 4\n[data_parallel]\nzero_stage = 2\nhsdp = 2";
+        let layout = Recipe::parse(text).unwrap().layout();
+        assert_eq!((u8::from(layout.zero_stage), layout.hsdp), (2, Some(2)));
     }
 
     #[test]

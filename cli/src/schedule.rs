@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use burn_megatron::mesh::{ParallelConfig, ScheduleSource};
 use burn_megatron::partial::replace_file;
 use burn_megatron::pipeline::schedule::{ScheduleKind, StageTimes, simulate, validate};
+use burn_megatron::pipeline::schedule_of;
 use clap::Args;
 
 use crate::error::Error;
-use crate::parallel_plan::read_schedule;
 
 /// Flags of `schedule`.
 #[derive(Args)]
@@ -56,8 +57,13 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode, Error> {
         .into());
     }
     let ranks = args.stages / virtual_stages;
-    let given = args.virtual_stages;
-    let schedule = read_schedule(&args.kind, ranks, given, args.micro_batches)?;
+    let layout = ParallelConfig {
+        virtual_stages: args.virtual_stages,
+        ..ParallelConfig::new()
+            .with_pipeline(ranks)
+            .with_schedule(args.kind.parse::<ScheduleSource>()?)
+    };
+    let schedule = schedule_of(&layout, args.micro_batches)?;
     let &[forward, input, weight, transfer] = &args.times[..] else {
         let count = args.times.len();
         return Err(

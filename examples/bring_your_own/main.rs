@@ -84,7 +84,7 @@ fn train_plain(config: &GptConfig) -> f64 {
 fn train_parallel(config: &GptConfig, groups: &ParallelContext) -> Result<f64, AnyError> {
     let device = Device::flex();
     let scope = ModelBuilder::new(groups, &device);
-    let model = config.init_parallel(&scope, false)?;
+    let model = config.init_parallel(&scope)?;
     let mut ddp = DistributedDataParallel::new(scope.finish(model)?, groups)?;
     let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
     let own = BATCH / groups.data().size();
@@ -139,10 +139,9 @@ impl Subject for Counting {
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
     ) -> Result<ParallelModule<ParallelGpt>, BuildError> {
         let scope = ModelBuilder::with(groups, device, 0, DType::F64);
-        let model = self.0.init_parallel(&scope, sequence_parallel)?;
+        let model = self.0.init_parallel(&scope)?;
         scope.finish(model)
     }
 

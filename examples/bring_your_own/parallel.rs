@@ -6,9 +6,10 @@ use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm}; //*
 use burn_megatron::nn::{
     Activation, AttentionContext, BatchFormat, BuildError, ColumnParallelLinear,
-    ColumnParallelLinearConfig, Init, KvCache, LearnedPositions, ModelBuilder, Norm, NormKind,
-    OutputLayer, ParallelAttention, ParallelAttentionConfig, RowParallelLinear,
-    RowParallelLinearConfig, VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
+    ColumnParallelLinearConfig, KvCache, LearnedPositions, LearnedPositionsConfig, ModelBuilder,
+    Norm, NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
+    ParallelAttentionConfig, RowParallelLinear, RowParallelLinearConfig, VocabParallelCrossEntropy,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 }; //*
 use burn_megatron::train::{LanguageModel, Losses, Tokens}; //*
 
@@ -40,59 +41,39 @@ struct Block {
     down: RowParallelLinear,      //*
 }
 
-const INIT: Init = Init::Normal(0.02);
-
 impl GptConfig {
     /// The shard of this rank. The path of each `child` must be the name of its field: parameters are
     /// identified by path on all ranks.
-    pub fn init_parallel(&self, scope: &ModelBuilder, sp: bool) -> Result<ParallelGpt, BuildError> {
+    pub fn init_parallel(&self, scope: &ModelBuilder) -> Result<ParallelGpt, BuildError> {
         let (hidden, ranks) = (self.hidden, scope.place().size); //*
         let vocabulary = Vocabulary::padded(self.vocabulary, 1, ranks); //*
-        let norm = |scope: ModelBuilder| Norm::new(NormKind::Layer, hidden, 1e-5, sp, &scope); //*
+        let norm =
+            |scope: ModelBuilder| NormConfig::new(NormKind::Layer, hidden, 1e-5).init(&scope); //*
         let block = |i: usize| -> Result<Block, BuildError> {
             let scope = scope.child("blocks").child(i); //*
-            let attention = ParallelAttentionConfig {
-                hidden,
-                heads: self.heads,
-                groups: self.heads,
-                head_width: hidden / self.heads,
-                bias: true,
-                qkv_bias: true,
-                qk_norm: None,
-                window: None,
-                dropout: 0.0,
-                init: INIT,
-                output_init: INIT,
-                sequence_parallel: sp, //*
-            };
+            let heads = self.heads;
+            let attention = ParallelAttentionConfig::new(hidden, heads, heads, hidden / heads); //*
             Ok(Block {
                 attention_norm: norm(scope.child("attention_norm")),
                 attention: attention.init(&scope.child("attention"))?,
                 mlp_norm: norm(scope.child("mlp_norm")),
                 up: ColumnParallelLinearConfig::new(hidden, 4 * hidden) //*
-                    .with_sequence_parallel(sp) //*
                     .init(&scope.child("up"))?,
                 down: RowParallelLinearConfig::new(4 * hidden, hidden) //*
-                    .with_sequence_parallel(sp) //*
                     .init(&scope.child("down"))?,
             })
         };
         let (embed, output) = (scope.child("tokens"), scope.child("output"));
         Ok(ParallelGpt {
-            tokens: VocabParallelEmbedding::new(vocabulary, hidden, INIT, sp, &embed)?, //*
-            positions: LearnedPositions::new(
-                self.context,
-                hidden,
-                INIT,
-                sp,
-                &scope.child("positions"),
-            ),
+            tokens: VocabParallelEmbeddingConfig::new(vocabulary, hidden).init(&embed)?, //*
+            positions: LearnedPositionsConfig::new(self.context, hidden)
+                .init(&scope.child("positions")),
             blocks: (0..self.layers).map(block).collect::<Result<_, _>>()?,
             norm: norm(scope.child("norm")),
-            output: OutputLayer::new(vocabulary, hidden, INIT, false, sp, &output)?, //*
+            output: OutputLayerConfig::new(vocabulary, hidden).init(&output)?, //*
             loss: VocabParallelCrossEntropy::new(vocabulary, scope.groups().tensor()), //*
-            tensor: scope.groups().tensor().clone(),                                 //*
-            sequence_parallel: sp,                                                   //*
+            tensor: scope.groups().tensor().clone(),                           //*
+            sequence_parallel: scope.sequence_parallel(),                      //*
             config: self.clone(),
         })
     }

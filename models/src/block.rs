@@ -25,35 +25,25 @@ impl Block {
     pub(crate) fn new(
         config: &TransformerConfig,
         head_width: usize,
-        sequence_parallel: bool,
         scope: &ModelBuilder,
     ) -> Result<Self, BuildError> {
         let init = Init::Normal(config.init_std);
         let output_init = Init::Normal(config.init_std / (2.0 * config.layers as f64).sqrt());
-        let attention = ParallelAttentionConfig {
-            hidden: config.hidden,
-            heads: config.heads,
-            groups: config.groups(),
-            head_width,
-            bias: config.bias,
-            qkv_bias: config.qkv_bias.unwrap_or(config.bias),
-            qk_norm: config.qk_norm.then_some(config.norm_epsilon),
-            window: config.window,
-            dropout: config.attention_dropout,
-            init,
-            output_init,
-            sequence_parallel,
-        };
-        let mlp = ParallelMlpConfig {
-            hidden: config.hidden,
-            width: config.mlp_width(),
-            activation: config.activation,
-            bias: config.bias,
-            init,
-            output_init,
-            sequence_parallel,
-        };
-        let norm = config.norm(sequence_parallel);
+        let hidden = config.hidden;
+        let attention =
+            ParallelAttentionConfig::new(hidden, config.heads, config.groups(), head_width)
+                .with_bias(config.bias)
+                .with_qkv_bias(config.qkv_bias.unwrap_or(config.bias))
+                .with_qk_norm(config.qk_norm.then_some(config.norm_epsilon))
+                .with_window(config.window)
+                .with_dropout(config.attention_dropout)
+                .with_init(init)
+                .with_output_init(output_init);
+        let mlp = ParallelMlpConfig::new(hidden, config.mlp_width(), config.activation)
+            .with_bias(config.bias)
+            .with_init(init)
+            .with_output_init(output_init);
+        let norm = config.norm();
         let norm = |name| norm.init(&scope.child(name));
         let dropout = |name| Dropout::new(config.dropout, &scope.child(name));
         Ok(Self {

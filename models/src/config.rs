@@ -363,14 +363,9 @@ impl TransformerConfig {
         }
     }
 
-    pub(crate) fn norm(&self, sequence_parallel: bool) -> NormConfig {
-        NormConfig {
-            kind: self.norm,
-            hidden: self.hidden,
-            epsilon: self.norm_epsilon,
-            zero_centered: self.norm_zero_centered,
-            sequence_parallel,
-        }
+    pub(crate) fn norm(&self) -> NormConfig {
+        NormConfig::new(self.norm, self.hidden, self.norm_epsilon)
+            .with_zero_centered(self.norm_zero_centered)
     }
 
     pub(crate) fn groups(&self) -> usize {
@@ -386,7 +381,7 @@ impl TransformerConfig {
     }
 }
 
-fn refused(message: String) -> BuildError {
+pub(crate) fn refused(message: String) -> BuildError {
     BuildError::Config {
         path: "model".into(),
         message,

@@ -21,3 +21,8 @@ pub use open::ModelSource;
 pub use scaling::RotaryScaling;
 pub use subject::TransformerSubject;
 pub use transformer::Transformer;
+
+/// Compiles the examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -9,7 +9,7 @@ use burn_megatron::data::{DataError, IGNORE, Sample, Samples};
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
-use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
+use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron::verify::{Layout, Rounding, Subject};
 
 use crate::{Transformer, TransformerConfig, rounding};
@@ -32,8 +32,6 @@ pub struct TransformerSubject {
     pub fp8: Fp8Config,
     /// Tokens per sample; by default the model's context.
     pub sequence_length: Option<usize>,
-    /// How layers are split over pipeline stages.
-    pub split: LayerSplit,
     /// The compute type; parameters are f64 for f64, and f32 for others.
     pub dtype: DType,
 }
@@ -112,10 +110,8 @@ impl Subject for TransformerSubject {
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.config
-            .init(self.scope(groups, device)?, sequence_parallel)
+        self.config.init_with(self.scope(groups, device)?)
     }
 
     fn samples(&self) -> usize {
@@ -138,18 +134,13 @@ impl Subject for TransformerSubject {
         self.config.layers
     }
 
-    fn split(&self) -> LayerSplit {
-        self.split.clone()
-    }
-
     fn build_stages(
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
     ) -> Result<ParallelModule<Transformer>, BuildError> {
         let scope = self.scope(groups, device)?;
-        self.config.init_stages(scope, sequence_parallel, stages)
+        self.config.init_stages(scope, stages)
     }
 }

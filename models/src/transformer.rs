@@ -3,19 +3,22 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_megatron::choice::Operation;
 use burn_megatron::collective::{self, Comm};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::nn::{
-    ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions, LossTerm,
-    Losses, ModelBuilder, Norm, OutputLayer, ParallelModule, SEQUENCE_DIM,
-    VocabParallelCrossEntropy, VocabParallelEmbedding, Vocabulary,
+    ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions,
+    LearnedPositionsConfig, LossTerm, Losses, ModelBuilder, Norm, OutputLayer, OutputLayerConfig,
+    ParallelModule, SEQUENCE_DIM, VocabParallelCrossEntropy, VocabParallelEmbedding,
+    VocabParallelEmbeddingConfig, Vocabulary,
 };
 use burn_megatron::pipeline::split::StageLayout;
+use burn_megatron::pipeline::stages_on_rank;
 use burn_megatron::train::{LanguageModel, Tokens};
 
+use crate::config::refused;
 use crate::{Block, Positions, TransformerConfig};
 
 /// A GPT-2 or a Llama, depending on its config: the whole model, or the stages of one pipeline rank.
@@ -47,7 +50,21 @@ pub struct Transformer {
 }
 
 impl TransformerConfig {
-    /// Builds this rank's part of the model with its parameter table.
+    /// Builds this rank's part of the model in the layout of `ctx`, with its parameter table: in f32 on `device`,
+    /// initialized with seed 0. See [`init_with`](Self::init_with) for other settings.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for sizes that do not fit each other or the layout.
+    pub fn init(
+        &self,
+        ctx: &ParallelContext,
+        device: &Device,
+    ) -> Result<ParallelModule<Transformer>, BuildError> {
+        self.init_with(ModelBuilder::new(ctx, device))
+    }
+
+    /// The same with the seed, the types and the kernels of a builder.
     ///
     /// If the scope [enables FP8](ModelBuilder::with_fp8), the attention projections and the MLP layers compute in 8
     /// bits, except for the first and last
@@ -55,13 +72,16 @@ impl TransformerConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for sizes that do not fit each other or the mesh.
-    pub fn init(
+    /// See [`init`](Self::init).
+    pub fn init_with(
         &self,
         scope: ModelBuilder,
-        sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.init_stages(scope, sequence_parallel, &[(0, whole(self.layers))])
+        let ctx = scope.groups();
+        self.check(scope.place().size, scope.sequence_parallel())?;
+        let stages = stages_on_rank(ctx.config(), ctx.pipeline().rank(), self.layers)
+            .map_err(|error| refused(error.to_string()))?;
+        self.init_stages(scope, &stages)
     }
 
     /// Builds the stages of one pipeline rank, given as stage number and content.
@@ -72,10 +92,9 @@ impl TransformerConfig {
     pub fn init_stages(
         &self,
         scope: ModelBuilder,
-        sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        let model = Transformer::new(self, sequence_parallel, &scope, stages)?;
+        let model = Transformer::new(self, &scope, stages)?;
         let layers: Vec<usize> = stages
             .iter()
             .flat_map(|(_, stage)| stage.layers.clone())
@@ -110,15 +129,6 @@ fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildErr
     }
 }
 
-/// The single stage of a model that is not pipelined.
-fn whole(layers: usize) -> StageLayout {
-    StageLayout {
-        embedding: true,
-        layers: 0..layers,
-        loss: true,
-    }
-}
-
 /// The blocks of one stage on this rank.
 #[derive(Clone, Debug)]
 struct StageBlocks {
@@ -148,10 +158,10 @@ impl StageBlocks {
 impl Transformer {
     fn new(
         config: &TransformerConfig,
-        sequence_parallel: bool,
         scope: &ModelBuilder,
         stages: &[(usize, StageLayout)],
     ) -> Result<Self, BuildError> {
+        let sequence_parallel = scope.sequence_parallel();
         let head_width = config.check(scope.place().size, sequence_parallel)?;
         let (place, init) = (scope.place(), Init::Normal(config.init_std));
         let hidden = config.hidden;
@@ -182,7 +192,7 @@ impl Transformer {
             } else {
                 scope
             };
-            Block::new(config, head_width, sequence_parallel, &scope)
+            Block::new(config, head_width, &scope)
         };
         let stage_where = |has: fn(&StageLayout) -> bool| {
             let stage = stages.iter().find(|(_, stage)| has(stage));
@@ -205,24 +215,24 @@ impl Transformer {
             } else {
                 scope
             };
-            VocabParallelEmbedding::new(vocabulary, hidden, init, sequence_parallel, &scope)
+            VocabParallelEmbeddingConfig::new(vocabulary, hidden)
+                .with_init(init)
+                .init(&scope)
         };
         let output = || {
             let scope = scope.child("output").in_stage(last_stage);
-            OutputLayer::new(
-                vocabulary,
-                hidden,
-                init,
-                config.tied,
-                sequence_parallel,
-                &scope,
-            )
+            OutputLayerConfig::new(vocabulary, hidden)
+                .with_init(init)
+                .with_tied(config.tied)
+                .init(&scope)
         };
         Ok(Self {
             embedding: (first || last && config.tied).then(embedding).transpose()?,
             positions: (first && learned).then(|| {
                 let scope = scope.child("positions").in_stage(first_stage);
-                LearnedPositions::new(config.context, hidden, init, sequence_parallel, &scope)
+                LearnedPositionsConfig::new(config.context, hidden)
+                    .with_init(init)
+                    .init(&scope)
             }),
             dropout: Dropout::new(config.dropout, &scope.child("dropout"))?,
             blocks: stages
@@ -232,7 +242,7 @@ impl Transformer {
                 .collect::<Result<_, _>>()?,
             norm: last.then(|| {
                 let scope = scope.child("norm").in_stage(last_stage);
-                config.norm(sequence_parallel).init(&scope)
+                config.norm().init(&scope)
             }),
             output: last.then(output).transpose()?,
             stages: StageBlocks::number(stages),
@@ -257,22 +267,6 @@ impl Transformer {
 
     /// The target that the loss ignores.
     pub const IGNORE: i64 = -1;
-
-    /// Builds a model in f32 on `device`, initialized with `seed`.
-    ///
-    /// # Errors
-    ///
-    /// See [`TransformerConfig::init`].
-    pub fn on(
-        config: &TransformerConfig,
-        groups: &ParallelContext,
-        device: &burn::tensor::Device,
-        seed: u64,
-        sequence_parallel: bool,
-    ) -> Result<ParallelModule<Self>, BuildError> {
-        let scope = ModelBuilder::with(groups, device, seed, burn::tensor::DType::F32);
-        config.init(scope, sequence_parallel)
-    }
 
     /// Embeds tokens `[batch, seq]` into the residual stream.
     fn embed(&self, tokens: Tensor<2, Int>, reading: &BatchFormat<'_>) -> Tensor<3> {

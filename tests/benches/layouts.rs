@@ -25,7 +25,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::Activation;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 use burn_megatron::train::LanguageModel;
-use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_models::TransformerConfig;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -172,11 +172,14 @@ impl Variant {
         let (tensor, data, sequence_parallel) = self.layout.unwrap_or((1, 1, false));
         let world = World::threads(tensor * data)?.compute_threads(self.threads);
         let seconds = world.run(|rank| -> Result<f64, AnyError> {
-            let layout = ParallelConfig::new().with_tensor(tensor).with_data(data);
+            let layout = ParallelConfig::new()
+                .with_tensor(tensor)
+                .with_data(data)
+                .with_sequence_parallel(sequence_parallel);
             let groups = ParallelContext::new(&layout, &rank)?;
             let mut step: Step = match self.layout {
                 None => plain_step(sampler),
-                Some(_) => parallel_step(&groups, sequence_parallel, sampler)?,
+                Some(_) => parallel_step(&groups, sampler)?,
             };
             for number in 0..WARM_UP.min(steps) {
                 step(number)?;
@@ -218,7 +221,6 @@ fn plain_step(sampler: &TextSamples) -> Step<'_> {
 
 fn parallel_step<'a>(
     groups: &ParallelContext,
-    sequence_parallel: bool,
     sampler: &'a TextSamples,
 ) -> Result<Step<'a>, AnyError> {
     let config = TransformerConfig {
@@ -231,7 +233,7 @@ fn parallel_step<'a>(
         tied: false,
         ..TransformerConfig::gpt2()
     };
-    let model = Transformer::on(&config, groups, &Device::flex(), 1, sequence_parallel)?;
+    let model = config.init(groups, &Device::flex())?;
     let mut ddp = DistributedDataParallel::new(model, groups)?;
     let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
     let own = BATCH / groups.data().size();

@@ -15,10 +15,11 @@ use burn_megatron::mesh::Axis;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::{
     Activation, ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig,
-    Dropout, Init, KvCache, LearnedPositions, ModelBuilder, Norm, NormKind, OutputLayer,
-    ParallelAttention, ParallelAttentionConfig, ParallelModule, ParameterEntry, Placement,
-    RowParallelLinear, RowParallelLinearConfig, SEQUENCE_DIM, Section, VocabParallelCrossEntropy,
-    VocabParallelEmbedding, Vocabulary,
+    Dropout, Init, KvCache, LearnedPositions, LearnedPositionsConfig, ModelBuilder, Norm,
+    NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
+    ParallelAttentionConfig, ParallelModule, ParameterEntry, Placement, RowParallelLinear,
+    RowParallelLinearConfig, SEQUENCE_DIM, Section, VocabParallelCrossEntropy,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 };
 use burn_megatron::train::{LanguageModel, Losses, Tokens};
 use burn_megatron::verify::{Layout, Rounding, Subject};
@@ -99,12 +100,8 @@ const IGNORE: i64 = -1;
 const SAMPLES: usize = 4;
 
 impl Decoder {
-    fn new(
-        fault: Option<Fault>,
-        sequence_parallel: bool,
-        scope: &ModelBuilder,
-    ) -> Result<Self, BuildError> {
-        let sp = sequence_parallel;
+    fn new(fault: Option<Fault>, scope: &ModelBuilder) -> Result<Self, BuildError> {
+        let sp = scope.sequence_parallel();
         let (place, init) = (scope.place(), Init::Normal(0.3));
         let vocabulary = Vocabulary::padded(TOKENS, 1, place.size);
         let comm = scope.groups().tensor().clone();
@@ -121,7 +118,6 @@ impl Decoder {
             dropout: 0.1,
             init,
             output_init: init,
-            sequence_parallel,
         };
         let first_positions = fault == Some(Fault::PositionsOfFirstPart);
         // The scope of a layer whose reductions are skipped by the fault.
@@ -141,30 +137,28 @@ impl Decoder {
         };
         let (child, rms) = (|name: &str| scope.child(name), NormKind::Rms);
         Ok(Self {
-            embedding: VocabParallelEmbedding::new(
-                vocabulary,
-                HIDDEN,
-                init,
-                sp,
-                &child("embedding"),
-            )?,
+            embedding: VocabParallelEmbeddingConfig::new(vocabulary, HIDDEN)
+                .with_init(init)
+                .init(&child("embedding"))?,
             positions: {
-                let (scope, sp) = (child("positions"), sp && !first_positions);
-                LearnedPositions::new(SEQ, HIDDEN, init, sp, &scope)
+                let scope = child("positions").with_sequence_parallel(sp && !first_positions);
+                LearnedPositionsConfig::new(SEQ, HIDDEN)
+                    .with_init(init)
+                    .init(&scope)
             },
-            norm: Norm::new(rms, HIDDEN, 1e-5, sp, &child("norm")),
+            norm: NormConfig::new(rms, HIDDEN, 1e-5).init(&child("norm")),
             attention: attention.init(&child("attention"))?,
             dropout: Dropout::new(0.2, &child(&stream))?,
-            mlp_norm: Norm::new(NormKind::Layer, HIDDEN, 1e-5, sp, &child("mlp_norm")),
+            mlp_norm: NormConfig::new(NormKind::Layer, HIDDEN, 1e-5).init(&child("mlp_norm")),
             up: ColumnParallelLinearConfig::new(HIDDEN, WIDTH)
                 .with_init(init)
-                .with_sequence_parallel(sp)
                 .init(&without_sums("up", Fault::NoBackwardSum))?,
             down: RowParallelLinearConfig::new(WIDTH, HIDDEN)
                 .with_init(init)
-                .with_sequence_parallel(sp)
                 .init(&without_sums("down", Fault::NoForwardSum))?,
-            output: OutputLayer::new(vocabulary, HIDDEN, init, false, sp, &child("output"))?,
+            output: OutputLayerConfig::new(vocabulary, HIDDEN)
+                .with_init(init)
+                .init(&child("output"))?,
             loss: VocabParallelCrossEntropy::new(vocabulary, &comm).with_ignore(Some(IGNORE)),
             comm,
             data: scope.groups().data().clone(),
@@ -321,11 +315,10 @@ impl Subject for FaultySubject {
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
     ) -> Result<ParallelModule<Decoder>, BuildError> {
         let scope =
             ModelBuilder::with(groups, device, 3, DType::F64).with_fp8(&self.fp8_config())?;
-        let decoder = Decoder::new(self.fault, sequence_parallel, &scope)?;
+        let decoder = Decoder::new(self.fault, &scope)?;
         let mut model = scope.finish(decoder)?;
         let entries = model.table.entries_mut();
         match self.fault {

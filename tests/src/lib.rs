@@ -18,7 +18,6 @@ use burn::tensor::DType;
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{Activation, NormKind};
-use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron_models::{Positions, TransformerConfig, TransformerSubject};
 
 /// A small GPT with dropout and a vocabulary that must be padded.
@@ -41,7 +40,6 @@ pub fn small_gpt() -> TransformerSubject {
         packed: false,
         fp8: Fp8Config::default(),
         sequence_length: None,
-        split: LayerSplit::Even,
         dtype: DType::F64,
     }
 }

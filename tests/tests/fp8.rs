@@ -9,10 +9,8 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8LayerState, Fp8Layers, Fp8Recipe};
 use burn_megatron::nn::{BuildError, ModelBuilder};
 use burn_megatron::optim::LossScale;
-use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
-use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError, PipelineConfig, TrainConfig, Trainer};
+use burn_megatron::train::{Observer, ObserverError, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::Text;
 
@@ -93,6 +91,7 @@ fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<RankResul
     } = layout;
     let mesh = ParallelConfig::new()
         .with_tensor(tensor)
+        .with_sequence_parallel(tensor > 1)
         .with_pipeline(pipeline)
         .with_data(data);
     let config = TrainConfig {
@@ -108,24 +107,7 @@ fn train(layout: Layout, fp8: &Fp8Config, config: &TrainConfig) -> Vec<RankResul
     let run = |groups: ParallelContext| -> Result<_, AnyError> {
         let device = Device::flex();
         let scope = ModelBuilder::new(&groups, &device).with_fp8(fp8)?;
-        let parallel = tensor > 1;
-        let mut trainer = match pipeline {
-            1 => Trainer::new(model().init(scope, parallel)?, &groups, &device, &config)?,
-            _ => {
-                let micro_batches = config.global_batch_size / data / config.micro_batch_size;
-                let kind = ScheduleKind::OneFOneB;
-                let schedule = generate(&ScheduleConfig::new(kind, pipeline, micro_batches))?;
-                let stages = LayerSplit::Even.stages(4, schedule.stages())?;
-                let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-                let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-                let pipeline = PipelineConfig {
-                    schedule,
-                    defer_embedding_wgrad: None,
-                };
-                let model = model().init_stages(scope, parallel, &own)?;
-                Trainer::with_pipeline(model, &groups, &device, &config, pipeline)?
-            }
-        };
+        let mut trainer = Trainer::new(model().init_with(scope)?, &groups, &device, &config)?;
         let mut losses = Losses::default();
         let ended = trainer.fit(&text, &mut losses)?;
         let fp8 = trainer.model().fp8();
@@ -336,7 +318,7 @@ fn settings_that_do_not_fit_the_model_are_refused() {
         first_last_bf16: 3,
         ..fp8("current")
     };
-    let refused = model().init(scope(&ends).unwrap(), false).unwrap_err();
+    let refused = model().init_with(scope(&ends).unwrap()).unwrap_err();
     assert!(matches!(refused, BuildError::Config { .. }));
     assert_eq!(
         refused.to_string(),
@@ -350,7 +332,7 @@ fn settings_that_do_not_fit_the_model_are_refused() {
         }],
         ..fp8("current")
     };
-    let model = model().init(scope(&pattern).unwrap(), false).unwrap();
+    let model = model().init_with(scope(&pattern).unwrap()).unwrap();
     let refused = Trainer::new(
         model,
         &ParallelContext::single(),

@@ -60,7 +60,7 @@ fn train(
         let groups = ParallelContext::new(mesh, &rank)?;
         let device = Device::flex();
         let scope = ModelBuilder::with(&groups, &device, 3, DType::F32).with_fp8(&fp8)?;
-        let built = model.init(scope, groups.tensor().size() > 1)?;
+        let built = model.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(built, &groups, settings)?;
         let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
         let (mut losses, mut norms) = (vec![], vec![]);
@@ -169,7 +169,10 @@ fn four_ranks_in_two_groups_train_the_same_bits() {
 
 #[test]
 fn tensor_ranks_train_the_same_bits() {
-    let mesh = ParallelConfig::new().with_tensor(2).with_data(2);
+    let mesh = ParallelConfig::new()
+        .with_tensor(2)
+        .with_data(2)
+        .with_sequence_parallel(true);
     for recipe in recipes() {
         for number in [1, 2] {
             assert_same(

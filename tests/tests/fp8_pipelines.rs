@@ -42,7 +42,6 @@ impl Blocks {
             bias: true,
             init: Init::Normal(0.3),
             output_init: Init::Normal(0.3),
-            sequence_parallel: false,
         };
         let first = blocks.start;
         let block = |i: usize| {

@@ -55,7 +55,7 @@ fn layouts_compute_what_one_rank_computes_in_8_bits() {
             assert!(report.passes(), "{recipe}\n{report}");
             let blocks = matches!(recipe, "blockwise" | "mxfp8");
             for ((layout, _), bound) in report.rows().iter().zip(report.bounds()) {
-                let otherwise = blocks && layout.tensor > 1;
+                let otherwise = blocks && layout.parallel.tensor > 1;
                 assert_eq!(bound > 1e-10, otherwise, "{recipe} {layout}: {bound}");
             }
         }
@@ -130,9 +130,8 @@ impl Subject for Seen {
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.inner.build(groups, device, sequence_parallel)
+        self.inner.build(groups, device)
     }
 
     fn wrap(

@@ -36,7 +36,7 @@ fn train(config: &TransformerConfig, choices: &KernelChoices, dtype: DType) -> T
     let (groups, device) = (ParallelContext::single(), Device::flex());
     let scope = ModelBuilder::with(&groups, &device, 3, dtype);
     let model = config
-        .init(scope.with_kernels(choices).unwrap(), false)
+        .init_with(scope.with_kernels(choices).unwrap())
         .unwrap();
     let mut ddp = DistributedDataParallel::new(model, &groups).unwrap();
     // Burn's AdamW rounds its settings to f32; these are numbers that f32 holds.
@@ -155,7 +155,7 @@ fn a_requested_kernel_that_the_model_cannot_use_is_an_error() {
     let scope = scope
         .with_kernels(&KernelChoices::all(KernelChoice::Fused))
         .unwrap();
-    let error = small_gpt().config.init(scope, false).unwrap_err();
+    let error = small_gpt().config.init_with(scope).unwrap_err();
     assert_eq!(
         error.to_string(),
         "kernels: attention cannot be fused: the attention's dropout acts on its probabilities; \

@@ -67,6 +67,7 @@ impl TestLayout {
     ) -> Result<Vec<T>, AnyError> {
         let layout = ParallelConfig::new()
             .with_tensor(self.tensor)
+            .with_sequence_parallel(self.sequence_parallel)
             .with_pipeline(self.pipeline);
         let run = World::threads(self.tensor * self.pipeline)?.run(|rank| {
             let groups = ParallelContext::new(&layout, &rank)?;
@@ -77,7 +78,7 @@ impl TestLayout {
             let own = stages.into_iter().enumerate();
             let own = own.filter(|(s, _)| placement[*s] == groups.pipeline().rank());
             let own: Vec<_> = own.collect();
-            let model = config.init_stages(scope, self.sequence_parallel, &own)?;
+            let model = config.init_stages(scope, &own)?;
             body(&model.module, &groups, placement)
         });
         Ok(run?)
@@ -365,10 +366,14 @@ fn invalid_settings_are_an_error_on_every_rank() {
 #[test]
 fn a_trainer_writes_in_every_sharding() {
     let write = |data: usize, stage: ZeroStage| {
-        let layout = ParallelConfig::new().with_data(data).with_tensor(2);
+        let layout = ParallelConfig::new()
+            .with_data(data)
+            .with_tensor(2)
+            .with_sequence_parallel(true);
         let run = World::threads(2 * data).unwrap().run(|rank| {
             let groups = ParallelContext::new(&layout, &rank)?;
-            let model = Transformer::on(&of_bytes(), &groups, &Device::flex(), 3, true)?;
+            let scope = ModelBuilder::with(&groups, &Device::flex(), 3, DType::F32);
+            let model = of_bytes().init_with(scope)?;
             let mut config = TrainConfig {
                 micro_batch_size: 1,
                 global_batch_size: 2,

@@ -174,23 +174,16 @@ fn build(
     config: &TransformerConfig,
     groups: &ParallelContext,
     device: &Device,
-    sequence_parallel: bool,
 ) -> Result<DistributedDataParallel<Transformer>, RankError> {
     let scope = ModelBuilder::with(groups, device, 1, DType::F32);
-    let model = config.init(scope, sequence_parallel)?;
+    let model = config.init_with(scope)?;
     Ok(DistributedDataParallel::new(model, groups)?)
 }
 
 #[test]
 fn initial_weights_are_bit_equal() {
     let weights = |device: &Device| {
-        let ddp = build(
-            &small_gpt().config,
-            &ParallelContext::single(),
-            device,
-            false,
-        )
-        .unwrap();
+        let ddp = build(&small_gpt().config, &ParallelContext::single(), device).unwrap();
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         weights(&ddp.to_module())
             .into_iter()
@@ -227,10 +220,12 @@ fn step(
     tensor: usize,
     sequence_parallel: bool,
 ) -> Step {
-    let mesh = ParallelConfig::new().with_tensor(tensor);
+    let mesh = ParallelConfig::new()
+        .with_tensor(tensor)
+        .with_sequence_parallel(sequence_parallel);
     let run = |rank| {
         let groups = ParallelContext::new(&mesh, &rank)?;
-        let mut ddp = build(config, &groups, device, sequence_parallel)?;
+        let mut ddp = build(config, &groups, device)?;
         let training = device.clone().autodiff();
         let (inputs, targets) = (tokens(5, config, &training), tokens(6, config, &training));
         let loss = ddp.forward(&training, |model| model.losses(inputs, targets).sum());

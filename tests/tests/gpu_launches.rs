@@ -278,7 +278,7 @@ fn of_model(config: &TransformerConfig, choice: KernelChoice, layers: usize) -> 
     let device = self::device().autodiff();
     let scope = ModelBuilder::new(&ParallelContext::single(), &device);
     let scope = scope.with_kernels(&KernelChoices::all(choice)).unwrap();
-    let model = config.init(scope, false).unwrap().module;
+    let model = config.init_with(scope).unwrap().module;
     let tokens = Tensor::<2, Int>::zeros([2, config.context], &device);
     let step = || {
         let loss = model.losses(tokens.clone(), tokens.clone()).sum();

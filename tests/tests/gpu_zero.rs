@@ -22,7 +22,7 @@ fn train(device: &Device, settings: &DataParallelConfig) -> Vec<f32> {
         let groups = ParallelContext::new(&mesh, &rank)?;
         let scope = ModelBuilder::with(&groups, device, 3, DType::F32);
         let scope = scope.with_compute_dtype(settings.precision.of(DType::F32));
-        let model = config.init(scope, false)?;
+        let model = config.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         // A large epsilon keeps what rounding makes of small gradients small.
         let adam = AdamWConfig {

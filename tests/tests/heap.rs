@@ -13,7 +13,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 use burn_megatron::train::{LanguageModel, NoopObserver, TrainConfig, Trainer};
-use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{Text, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -69,7 +69,7 @@ fn ratio(settings: &DataParallelConfig) -> f64 {
         let device = Device::flex();
         let scope = ModelBuilder::with(&groups, &device, 3, DType::F32);
         let scope = scope.with_compute_dtype(settings.precision.of(DType::F32));
-        let model = config.init(scope, false)?;
+        let model = config.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
         for _ in 0..2 {
@@ -110,7 +110,7 @@ fn peak_of_a_step(micro_batches: usize) -> usize {
     let text = Text::new();
     let samples = text.open().samples(model.context, 1).unwrap();
     let groups = ParallelContext::single();
-    let model = Transformer::on(&model, &groups, &Device::flex(), 1, false).unwrap();
+    let model = model.init(&groups, &Device::flex()).unwrap();
     let mut trainer = Trainer::new(model, &groups, &Device::flex(), &config).unwrap();
     trainer.step(&samples, &mut NoopObserver).unwrap();
     let before = LIVE.load(Ordering::Relaxed);

@@ -11,13 +11,9 @@ use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::engine::forward_only;
-use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
-use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::schedule::LrStyle;
-use burn_megatron::train::{
-    LanguageModel, Observer, ObserverError, PipelineConfig, TrainConfig, Trainer,
-};
+use burn_megatron::train::{LanguageModel, Observer, ObserverError, TrainConfig, Trainer};
 use burn_megatron_models::hf::HfFolder;
 use safetensors::SafeTensors;
 
@@ -147,6 +143,7 @@ fn config() -> TrainConfig {
 fn compute(fixture: &Fixture, tensor: usize, pipeline: usize) -> Vec<(Option<Vec<f32>>, Vec<f64>)> {
     let layout = ParallelConfig::new()
         .with_tensor(tensor)
+        .with_sequence_parallel(tensor > 1 && tensor * pipeline == 4)
         .with_pipeline(pipeline);
     let model = &fixture.folder.config().model;
     let run = World::threads(tensor * pipeline)
@@ -155,30 +152,9 @@ fn compute(fixture: &Fixture, tensor: usize, pipeline: usize) -> Vec<(Option<Vec
             let groups = ParallelContext::new(&layout, &rank)?;
             let (device, config) = (Device::flex(), config());
             let scope = ModelBuilder::new(&groups, &device);
-            let sequence_parallel = tensor * pipeline == 4;
-            let mut placement = vec![0];
-            let mut trainer = match pipeline {
-                1 => {
-                    let model = model.init(scope, sequence_parallel)?;
-                    Trainer::new(model, &groups, &device, &config)?
-                }
-                ranks => {
-                    let kind = ScheduleKind::OneFOneB;
-                    let schedule = generate(&ScheduleConfig::new(kind, ranks, ROWS))?;
-                    let stages = LayerSplit::Even.stages(model.layers, schedule.stages())?;
-                    let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-                    let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-                    placement = (0..schedule.stages())
-                        .map(|s| schedule.rank_of(s))
-                        .collect();
-                    let model = model.init_stages(scope, sequence_parallel, &own)?;
-                    let pipeline = PipelineConfig {
-                        schedule,
-                        defer_embedding_wgrad: None,
-                    };
-                    Trainer::with_pipeline(model, &groups, &device, &config, pipeline)?
-                }
-            };
+            let mut trainer = Trainer::new(model.init_with(scope)?, &groups, &device, &config)?;
+            // One stage on each rank.
+            let placement: Vec<_> = (0..pipeline).collect();
             trainer.load_weights(&fixture.folder, LoadTolerance::default())?;
             let tokens = TensorData::new(fixture.tokens.clone(), [2, SEQ]);
             let tokens = Tensor::<2, Int>::from_data(tokens, &device);

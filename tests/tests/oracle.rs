@@ -12,13 +12,9 @@ use burn_megatron::checkpoint::{
 };
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
-use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    Observer, ObserverError, PipelineConfig, SaveConfig, Saver, TrainConfig, Trainer,
-};
+use burn_megatron::train::{Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Positions, Transformer, TransformerConfig};
 use safetensors::SafeTensors;
@@ -225,7 +221,9 @@ impl Case {
     fn config(&self, layout: &Layout) -> TrainConfig {
         TrainConfig {
             steps: STEPS,
-            micro_batch_size: layout.micro_batch.unwrap_or(ROWS / layout.data),
+            micro_batch_size: layout
+                .micro_batch
+                .unwrap_or(ROWS / layout.parallel.data_size()),
             global_batch_size: ROWS,
             learning_rate: 1e-2,
             min_learning_rate: 1e-3,
@@ -244,32 +242,14 @@ impl Case {
     ) -> Result<Trainer<Transformer>, AnyError> {
         let (device, config) = (Device::flex(), self.config(layout));
         let scope = ModelBuilder::with(groups, &device, config.seed, DType::F64);
-        let parallel = layout.sequence_parallel;
-        if layout.pipeline == 1 {
-            let model = self.model.init(scope, parallel)?;
-            return Ok(Trainer::new(model, groups, &device, &config)?);
-        }
-        let schedule = layout.schedule(ROWS / layout.data)?;
-        let stages = LayerSplit::Even.stages(self.model.layers, schedule.stages())?;
-        let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-        let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-        let model = self.model.init_stages(scope, parallel, &own)?;
-        let pipeline = PipelineConfig {
-            schedule,
-            defer_embedding_wgrad: None,
-        };
-        let trainer = Trainer::with_pipeline(model, groups, &device, &config, pipeline);
-        Ok(trainer?)
+        let model = self.model.init_with(scope)?;
+        Ok(Trainer::new(model, groups, &device, &config)?)
     }
 
     /// The observations of each rank; the last step is saved into `path`.
     fn train(&self, layout: &Layout, fixture: &Fixture, path: &Path) -> Vec<Seen> {
-        let mesh = ParallelConfig::new()
-            .with_tensor(layout.tensor)
-            .with_pipeline(layout.pipeline)
-            .with_data(layout.data);
         let run = World::threads(layout.ranks()).unwrap().run(|rank| {
-            let groups = ParallelContext::new(&mesh, &rank)?;
+            let groups = ParallelContext::new(&layout.parallel, &rank)?;
             let mut trainer = self.trainer(layout, &groups)?;
             trainer.load_weights(fixture, LoadTolerance::default())?;
             trainer.save_with(Saver::open(SaveConfig::into_folder(path), &groups)?);

@@ -66,7 +66,7 @@ fn gradients(
     let split = LayerSplit::Layout(format!("E|t*{}L", config.layers));
     let stages = split.stages(config.layers, 2).unwrap();
     let stages: Vec<_> = stages.into_iter().enumerate().collect();
-    let model = config.init_stages(scope, false, &stages).unwrap();
+    let model = config.init_stages(scope, &stages).unwrap();
     let mut ddp = DistributedDataParallel::new(model, &groups).unwrap();
     let device = device.autodiff();
     let (mut loss, mut input) = (0.0, vec![]);

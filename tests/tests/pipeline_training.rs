@@ -9,13 +9,11 @@ use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleKind, generate};
+use burn_megatron::pipeline::schedule::{Schedule, ScheduleKind};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    GenerateConfig, Observer, ObserverError, PipelineConfig, TrainConfig, Trainer,
-};
+use burn_megatron::train::{GenerateConfig, Observer, ObserverError, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
 
@@ -78,27 +76,17 @@ impl Observer for Seen {
 fn train(kind: Option<ScheduleKind>, defer: Option<usize>, steps: usize) -> Vec<Seen> {
     let (text, config) = (text(), config(steps));
     let pipeline = if kind.is_some() { 2 } else { 1 };
-    let layout = ParallelConfig::new().with_pipeline(pipeline).with_data(2);
+    let layout = ParallelConfig {
+        schedule: kind.map(Into::into),
+        defer_embedding_wgrad: defer,
+        ..ParallelConfig::new().with_pipeline(pipeline).with_data(2)
+    };
     let world = World::threads(2 * pipeline).unwrap();
     let run = world.run(|rank| -> Result<_, AnyError> {
         let groups = ParallelContext::new(&layout, &rank)?;
         let device = Device::flex();
         let scope = ModelBuilder::new(&groups, &device);
-        let mut trainer = match kind {
-            None => Trainer::new(model().init(scope, false)?, &groups, &device, &config)?,
-            Some(kind) => {
-                let schedule = generate(&ScheduleConfig::new(kind, 2, 4))?;
-                let stages = LayerSplit::Even.stages(4, schedule.stages())?;
-                let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-                let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-                let model = model().init_stages(scope, false, &own)?;
-                let pipeline = PipelineConfig {
-                    schedule,
-                    defer_embedding_wgrad: defer,
-                };
-                Trainer::with_pipeline(model, &groups, &device, &config, pipeline)?
-            }
-        };
+        let mut trainer = Trainer::new(model().init_with(scope)?, &groups, &device, &config)?;
         let mut seen = Seen::default();
         trainer.fit(&text, &mut seen)?;
         assert!(!trainer.events().is_empty());
@@ -152,8 +140,8 @@ fn a_tied_weight_that_is_not_reduced_is_refused() {
             let stages = LayerSplit::Even.stages(4, 4)?;
             let own = schedule.stages_of(rank.rank()).into_iter();
             let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-            let model =
-                model().init_stages(ModelBuilder::new(&groups, &Device::flex()), false, &own)?;
+            let scope = ModelBuilder::new(&groups, &Device::flex());
+            let model = model().init_stages(scope, &own)?;
             DistributedDataParallel::new(model, &groups)?;
             Ok(())
         });

@@ -1,15 +1,9 @@
 //! Every schedule computes what one rank computes.
 
-use std::sync::Arc;
-
-use burn::tensor::Device;
-use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::Samples;
-use burn_megatron::nn::{BuildError, ParallelModule};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind};
-use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
-use burn_megatron::verify::{Layout, Subject, VerifyOptions, observe_layout, verify};
-use burn_megatron_models::{Transformer, TransformerConfig, TransformerSubject};
+use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::verify::{Layout, VerifyOptions, observe_layout, verify};
+use burn_megatron_models::{TransformerConfig, TransformerSubject};
 use burn_megatron_tests::{small_gpt, small_llama};
 
 /// The subject with other numbers of layers and samples.
@@ -45,8 +39,15 @@ fn tied_llama(layers: usize, samples: usize) -> TransformerSubject {
     subject
 }
 
-fn assert_passes(subject: &impl Subject, layouts: &[&str]) {
-    let layouts: Vec<Layout> = layouts.iter().map(|text| text.parse().unwrap()).collect();
+fn assert_passes(subject: &TransformerSubject, layouts: &[&str]) {
+    assert_split_passes(subject, layouts, &LayerSplit::Even);
+}
+
+fn assert_split_passes(subject: &TransformerSubject, layouts: &[&str], split: &LayerSplit) {
+    let mut layouts: Vec<Layout> = layouts.iter().map(|text| text.parse().unwrap()).collect();
+    for layout in &mut layouts {
+        layout.parallel.split = split.clone();
+    }
     let options = VerifyOptions {
         steps: 2,
         ..VerifyOptions::default()
@@ -141,8 +142,7 @@ fn stages_that_are_not_even() {
     ];
     for (split, layouts) in cases {
         for subject in [gpt(7, 4), llama(7, 4)] {
-            let split = split.clone();
-            assert_passes(&Uneven { subject, split }, layouts);
+            assert_split_passes(&subject, layouts, &split);
         }
     }
 }
@@ -169,52 +169,6 @@ fn four_ranks_with_tensor_sequence_and_data() {
         "tp2-sp-pp4-mb2/zb-v",
     ];
     assert_passes(&gpt(8, 8), &layouts);
-}
-
-/// A transformer with an uneven split of layers.
-struct Uneven {
-    subject: TransformerSubject,
-    split: LayerSplit,
-}
-
-impl Subject for Uneven {
-    type Model = Transformer;
-
-    fn split(&self) -> LayerSplit {
-        self.split.clone()
-    }
-
-    fn layers(&self) -> usize {
-        self.subject.layers()
-    }
-
-    fn samples(&self) -> usize {
-        self.subject.samples()
-    }
-
-    fn data(&self, groups: &ParallelContext) -> Arc<dyn Samples> {
-        self.subject.data(groups)
-    }
-
-    fn build(
-        &self,
-        groups: &ParallelContext,
-        device: &Device,
-        sequence_parallel: bool,
-    ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.subject.build(groups, device, sequence_parallel)
-    }
-
-    fn build_stages(
-        &self,
-        groups: &ParallelContext,
-        device: &Device,
-        sequence_parallel: bool,
-        stages: &[(usize, StageLayout)],
-    ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.subject
-            .build_stages(groups, device, sequence_parallel, stages)
-    }
 }
 
 /// The bits of the weights after 20 steps.

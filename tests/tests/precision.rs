@@ -12,11 +12,9 @@ use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{
     AdamWConfig, LossScale, LossScaleConfig, OptimizerError, ParallelAdamW, global_norm,
 };
-use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
-use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    LanguageModel, Observer, ObserverError, PipelineConfig, TrainConfig, TrainOutcome, Trainer,
+    LanguageModel, Observer, ObserverError, TrainConfig, TrainOutcome, Trainer,
 };
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{Text, small_gpt, small_llama};
@@ -105,24 +103,7 @@ fn train(layout: Layout, config: &TrainConfig) -> Vec<Trained> {
         let precision = config.data_parallel.precision;
         let scope = ModelBuilder::with(&groups, &device, 1, precision.master())
             .with_compute_dtype(precision.of(precision.master()));
-        let mut trainer = match layout.pipeline {
-            1 => Trainer::new(model().init(scope, false)?, &groups, &device, config)?,
-            ranks => {
-                let share = config.global_batch_size / layout.data;
-                let micro_batches = share / config.micro_batch_size;
-                let kind: ScheduleKind = "1f1b".parse()?;
-                let schedule = generate(&ScheduleConfig::new(kind, ranks, micro_batches))?;
-                let stages = LayerSplit::Even.stages(model().layers, schedule.stages())?;
-                let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-                let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-                let pipeline = PipelineConfig {
-                    schedule,
-                    defer_embedding_wgrad: None,
-                };
-                let model = model().init_stages(scope, false, &own)?;
-                Trainer::with_pipeline(model, &groups, &device, config, pipeline)?
-            }
-        };
+        let mut trainer = Trainer::new(model().init_with(scope)?, &groups, &device, config)?;
         let mut seen = Seen::default();
         let outcome = trainer.fit(&text, &mut seen)?;
         let scale = trainer.scaler().scale();
@@ -317,7 +298,7 @@ fn shard(
         let scope = ModelBuilder::with(&groups, &device, 3, DType::F32)
             .with_compute_dtype(settings.precision.of(DType::F32))
             .with_kernels(&KernelChoices::all(kernels))?;
-        let model = config.init(scope, false)?;
+        let model = config.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
         let inputs = device.clone().autodiff();
@@ -454,7 +435,7 @@ fn moments_in_16_bits_need_the_fused_optimizer() {
         let groups = ParallelContext::new(&mesh, &rank)?;
         let scope = ModelBuilder::new(&groups, &Device::flex())
             .with_kernels(&KernelChoices::all(KernelChoice::Unfused))?;
-        let model = small_gpt().config.init(scope, false)?;
+        let model = small_gpt().config.init_with(scope)?;
         let settings = DataParallelConfig {
             moments: Moments::Bf16,
             ..DataParallelConfig::default()

@@ -10,12 +10,8 @@ use burn_megatron::data::{DataError, Dataset, IGNORE, Sample, Samples, Sampling}
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{LossScale, LossScaleConfig, LossScalerState};
-use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
-use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, SkipReason, StepMetrics};
-use burn_megatron::train::{
-    NoopObserver, PipelineConfig, TrainConfig, TrainError, TrainOutcome, Trainer,
-};
+use burn_megatron::train::{NoopObserver, TrainConfig, TrainError, TrainOutcome, Trainer};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
@@ -145,22 +141,7 @@ fn on_ranks<T: Send>(
             KernelChoices::default()
         };
         let scope = ModelBuilder::with(&groups, &device, 3, DType::F32).with_kernels(&choices)?;
-        let mut trainer = if pipeline == 1 {
-            Trainer::new(model.init(scope, false)?, &groups, &device, config)?
-        } else {
-            let micro_batches = config.global_batch_size / data / config.micro_batch_size;
-            let kind = ScheduleKind::OneFOneB;
-            let schedule = generate(&ScheduleConfig::new(kind, pipeline, micro_batches))?;
-            let stages = LayerSplit::Even.stages(model.layers, schedule.stages())?;
-            let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-            let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-            let model = model.init_stages(scope, false, &own)?;
-            let pipeline = PipelineConfig {
-                schedule,
-                defer_embedding_wgrad: None,
-            };
-            Trainer::with_pipeline(model, &groups, &device, config, pipeline)?
-        };
+        let mut trainer = Trainer::new(model.init_with(scope)?, &groups, &device, config)?;
         Ok(run(&mut trainer)?)
     });
     results.unwrap()

@@ -8,7 +8,7 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::TextData;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::train::{NoopObserver, TrainConfig, Trainer};
-use burn_megatron_models::{Transformer, TransformerConfig};
+use burn_megatron_models::TransformerConfig;
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
@@ -50,7 +50,7 @@ fn the_phases_the_collectives_and_the_updates_of_a_step_are_spans() {
                 ..TransformerConfig::gpt2()
             };
             let device = Device::flex();
-            let model = Transformer::on(&model, &groups, &device, 1, false)?;
+            let model = model.init(&groups, &device)?;
             let config = TrainConfig {
                 steps: 1,
                 warmup_steps: 1,

@@ -92,7 +92,7 @@ fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
             let stages = LayerSplit::Even.stages(4, schedule.stages())?;
             let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
             let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-            let model = subject.build_stages(&groups, &device, false, &own)?;
+            let model = subject.build_stages(&groups, &device, &own)?;
 
             let started = Arc::new(AtomicUsize::new(0));
             let counted = Counted {

@@ -13,13 +13,9 @@ use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
 use burn_megatron::data::{
     DataError, Dataset, Sample, Samples, Sampling, TokenFile, TokenFiles, TokenFilesConfig,
 };
-use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{
-    Observer, ObserverError, PipelineConfig, SaveConfig, Saver, TrainConfig, Trainer,
-};
+use burn_megatron::train::{Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
@@ -192,22 +188,8 @@ fn trainer(layout: &Layout, groups: &ParallelContext) -> Result<Trainer<Transfor
     };
     let device = Device::flex();
     let scope = ModelBuilder::new(groups, &device);
-    if layout.pipeline == 1 {
-        let model = model.init(scope, layout.sequence_parallel)?;
-        return Ok(Trainer::new(model, groups, &device, &config)?);
-    }
-    let schedule = layout.schedule(BATCH / layout.data)?;
-    let stages = LayerSplit::Even.stages(model.layers, schedule.stages())?;
-    let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-    let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-    let model = model.init_stages(scope, layout.sequence_parallel, &own)?;
-    let pipeline = PipelineConfig {
-        schedule,
-        defer_embedding_wgrad: None,
-    };
-    Ok(Trainer::with_pipeline(
-        model, groups, &device, &config, pipeline,
-    )?)
+    let model = model.init_with(scope)?;
+    Ok(Trainer::new(model, groups, &device, &config)?)
 }
 
 /// Trains from a checkpoint or from the start until `stop` steps are made, and saves into `into`.
@@ -219,17 +201,13 @@ fn train(
     into: Option<&Path>,
 ) -> Run {
     let layout: Layout = layout.parse().unwrap();
-    let mesh = ParallelConfig::new()
-        .with_tensor(layout.tensor)
-        .with_pipeline(layout.pipeline)
-        .with_data(layout.data);
     let data = Watched {
         files: config.clone().open().unwrap(),
         read: Arc::default(),
     };
     let world = World::threads(layout.ranks()).unwrap();
     let run = world.deadline(Duration::from_secs(60)).run(|rank| {
-        let groups = ParallelContext::new(&mesh, &rank)?;
+        let groups = ParallelContext::new(&layout.parallel, &rank)?;
         let mut trainer = trainer(&layout, &groups)?;
         if let Some(from) = from {
             trainer.load(&Checkpoint::open(from)?, LoadTolerance::default())?;

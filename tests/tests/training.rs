@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
@@ -84,13 +84,17 @@ fn ranks<T: Send>(
         .unwrap()
 }
 
+fn scope(groups: &ParallelContext, seed: u64) -> ModelBuilder {
+    ModelBuilder::with(groups, &Device::flex(), seed, DType::F32)
+}
+
 /// Trains; returns the observations of each rank, and some generated text.
 fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(TrainOutcome, Seen, Vec<u32>)> {
     let text = Text::new();
     let text = text.open();
     ranks(tensor, data, |_, groups| {
         let device = Device::flex();
-        let model = Transformer::on(&model(), groups, &device, config.seed, false)?;
+        let model = model().init_with(scope(groups, config.seed))?;
         let mut trainer = Trainer::new(model, groups, &device, config)?;
         let mut seen = Seen::default();
         let outcome = trainer.fit(&text, &mut seen)?;
@@ -194,7 +198,7 @@ fn one_rank_that_stops_stops_all() {
             global_batch_size: 6,
             ..config(50)
         };
-        let model = Transformer::on(&model(), groups, &device, 1, false)?;
+        let model = model().init_with(scope(groups, 1))?;
         let stop_after = (rank.rank() == 2).then_some(4);
         let mut seen = Seen {
             stop_after,
@@ -256,7 +260,8 @@ fn an_observer_sees_the_gradients_before_they_are_clipped() {
                 ..config(3)
             };
             config.data_parallel.zero_stage = zero_stage;
-            let model = Transformer::on(&model(), groups, &device, 1, false)?;
+            let scope = ModelBuilder::with(groups, &device, 1, DType::F32);
+            let model = model().init_with(scope)?;
             let mut seen = GradientNorms::default();
             Trainer::new(model, groups, &device, &config)?.fit(&text, &mut seen)?;
             Ok(seen.norms)
@@ -340,7 +345,7 @@ fn no_rank_takes_a_step_with_a_loss_that_is_not_finite_on_one() {
     for value in [f32::NAN, f32::INFINITY] {
         let results = ranks(2, 2, |_, groups| {
             let device = Device::flex();
-            let model = model().init(ModelBuilder::new(groups, &device), false)?;
+            let model = model().init(groups, &device)?;
             // Two micro-batches per step: call 3 is the second one of step 1. Both ranks of the
             // tensor group have it, as their losses are the same.
             let poisoned_call = (groups.data().rank() == 1).then_some(3);

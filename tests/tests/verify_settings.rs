@@ -50,9 +50,8 @@ impl Subject for RecordingSubject {
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
     ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.inner.build(groups, device, sequence_parallel)
+        self.inner.build(groups, device)
     }
 
     fn wrap(
@@ -95,20 +94,14 @@ impl Subject for RecordingSubject {
         self.inner.layers()
     }
 
-    fn split(&self) -> LayerSplit {
-        self.inner.split()
-    }
-
     fn build_stages(
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
     ) -> Result<ParallelModule<Transformer>, BuildError> {
         self.stages.lock().unwrap().extend(stages.to_vec());
-        self.inner
-            .build_stages(groups, device, sequence_parallel, stages)
+        self.inner.build_stages(groups, device, stages)
     }
 }
 
@@ -169,18 +162,32 @@ fn buckets_after_the_first_that_are_not_summed() {
     );
 }
 
+/// A setting without effect is not ignored.
+#[test]
+fn a_schedule_without_a_pipeline_is_an_error() {
+    for (layout, name) in [
+        ("dp2-mb1/zb-h1", "schedule"),
+        ("dp2-mb1/v2", "virtual_stages"),
+    ] {
+        let layouts = [layout.parse().unwrap()];
+        let error = verify(&small_gpt(), &layouts, &VerifyOptions::default());
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("layout tp1-dp2-mb1"), "{error}");
+        let expected = format!("{name} applies to pipelines, and pipeline = 1 has none");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
 #[test]
 fn stages_hold_the_layers_that_the_split_gives_them() {
     let split = LayerSplit::Layout("Et*3|t,L".into());
     let mut inner = small_gpt();
     inner.config.layers = 4;
-    inner.split = split.clone();
     let subject = RecordingSubject::new(inner);
-    let options = VerifyOptions {
-        defer_embedding_wgrad: Some(1),
-        ..sharing(|_| ())
-    };
-    let report = run(&subject, &["pp2-mb1/1f1b"], &options);
+    let mut layout: Layout = "pp2-mb1/1f1b".parse().unwrap();
+    layout.parallel.split = split.clone();
+    layout.parallel.defer_embedding_wgrad = Some(1);
+    let report = verify(&subject, &[layout], &sharing(|_| ())).unwrap();
     assert!(report.passes(), "{report}");
     let expected = split.stages(4, 2).unwrap();
     for (stage, layout) in subject.stages.into_inner().unwrap() {
@@ -200,9 +207,8 @@ fn deferring_without_an_output_weight_is_an_error() {
             &self,
             groups: &ParallelContext,
             device: &Device,
-            sequence_parallel: bool,
         ) -> Result<ParallelModule<Transformer>, BuildError> {
-            self.0.build(groups, device, sequence_parallel)
+            self.0.build(groups, device)
         }
 
         fn samples(&self) -> usize {
@@ -221,24 +227,18 @@ fn deferring_without_an_output_weight_is_an_error() {
             &self,
             groups: &ParallelContext,
             device: &Device,
-            sequence_parallel: bool,
             stages: &[(usize, StageLayout)],
         ) -> Result<ParallelModule<Transformer>, BuildError> {
-            let mut model = self
-                .0
-                .build_stages(groups, device, sequence_parallel, stages)?;
+            let mut model = self.0.build_stages(groups, device, stages)?;
             for entry in model.table.entries_mut() {
                 entry.path = entry.path.replace("embedding", "vocabulary");
             }
             Ok(model)
         }
     }
-    let options = VerifyOptions {
-        defer_embedding_wgrad: Some(0),
-        ..sharing(|_| ())
-    };
-    let layouts = ["pp2-mb1/1f1b".parse().unwrap()];
-    let error = verify(&Renamed(small_gpt()), &layouts, &options).unwrap_err();
+    let mut layout: Layout = "pp2-mb1/1f1b".parse().unwrap();
+    layout.parallel.defer_embedding_wgrad = Some(0);
+    let error = verify(&Renamed(small_gpt()), &[layout], &sharing(|_| ())).unwrap_err();
     let error = error.to_string();
     let expected = "the last stage has no parameter embedding.weight";
     assert!(error.contains(expected), "{error}");

@@ -60,7 +60,7 @@ fn train(
         let groups = ParallelContext::new(&mesh, &rank)?;
         let device = Device::flex();
         let scope = ModelBuilder::with(&groups, &device, 3, DType::F32).with_kernels(choices)?;
-        let model = config.init(scope, false)?;
+        let model = config.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(model, &groups, settings)?;
         let adam = AdamWConfig {
             weight_decay: 0.1,

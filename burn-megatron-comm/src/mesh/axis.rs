@@ -101,6 +101,11 @@ impl AxisOrder {
         AxisOrder(self.0.iter().copied().chain(left_out).collect())
     }
 
+    /// Whether this is the default order.
+    pub(super) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// This order, completed, with the pipeline moved to the end.
     pub(super) fn pipeline_last(&self) -> AxisOrder {
         let mut axes = self.completed().0;

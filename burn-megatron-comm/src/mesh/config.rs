@@ -1,17 +1,20 @@
-//! The requested parallel sizes.
+//! The parallel layout of a run.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Axis, AxisOrder};
+use super::stages::LayerSplit;
+use super::{Axis, AxisOrder, ScheduleSource, ZeroStage};
 
-/// The size of each axis.
+/// The parallel layout of a run: the size of each axis, and how the axes are used.
 ///
-/// A plain value, checked by [`Mesh::new`](super::Mesh::new). In a file every field is optional, and an
-/// unknown field is an error.
+/// A plain value: [`Mesh::new`](super::Mesh::new) checks it, and a
+/// [`ParallelContext`](crate::ParallelContext) hands it to everything that is built for the layout. In a file
+/// every field is optional, and an unknown field is an error.
 ///
 /// ```text
 /// tensor = 2
 /// pipeline = 4
+/// schedule = "interleaved"
 /// order = "tp-cp-ep-dp-pp"
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -19,40 +22,117 @@ use super::{Axis, AxisOrder};
 pub struct ParallelConfig {
     /// Ranks that share every weight matrix outside the experts.
     pub tensor: usize,
-    /// Ranks that share every sequence.
-    pub context: usize,
-    /// Ranks that share the layers.
-    pub pipeline: usize,
     /// Replicas of the model; `None` is the size of the world divided by the other axes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<usize>,
+    /// Whether activations between the blocks are split along the sequence, over the tensor axis.
+    pub sequence_parallel: bool,
+    /// Ranks that share the layers.
+    pub pipeline: usize,
+    /// The pipeline schedule; `None` is 1F1B.
+    pub schedule: Option<ScheduleSource>,
+    /// Stages per pipeline rank; `None` is the usual number for the schedule.
+    pub virtual_stages: Option<usize>,
+    /// How the layers are split over the pipeline stages.
+    pub split: LayerSplit,
+    /// The most weight gradients of the output layer that the last stage defers to its cool-down: 0 for no
+    /// limit, `None` to defer none. For schedules without split backwards.
+    pub defer_embedding_wgrad: Option<usize>,
+    /// Ranks that share every sequence.
+    #[serde(skip_serializing_if = "is_one")]
+    pub context: usize,
     /// Ranks that share the experts.
+    #[serde(skip_serializing_if = "is_one")]
     pub expert: usize,
     /// Ranks that share every expert's weight matrices; `None` is the same as `tensor`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_tensor: Option<usize>,
     /// The order in which the axes number ranks.
+    #[serde(skip_serializing_if = "AxisOrder::is_default")]
     pub order: AxisOrder,
+    /// What is sharded over the data axis. Not serialized: a recipe has it in `[data_parallel]`.
+    #[serde(skip)]
+    pub zero_stage: ZeroStage,
+    /// Hybrid sharding: the size of a sharding group of the data axis; `None` is the whole axis. Not
+    /// serialized: a recipe has it in `[data_parallel]`.
+    #[serde(skip)]
+    pub hsdp: Option<usize>,
 }
 
 impl Default for ParallelConfig {
     fn default() -> Self {
         ParallelConfig {
             tensor: 1,
-            context: 1,
-            pipeline: 1,
             data: None,
+            sequence_parallel: false,
+            pipeline: 1,
+            schedule: None,
+            virtual_stages: None,
+            split: LayerSplit::Even,
+            defer_embedding_wgrad: None,
+            context: 1,
             expert: 1,
             expert_tensor: None,
             order: AxisOrder::default(),
+            zero_stage: ZeroStage::Replicated,
+            hsdp: None,
         }
     }
+}
+
+fn is_one(size: &usize) -> bool {
+    *size == 1
+}
+
+/// A setting of a layout that contradicts another one, or would have no effect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Sequence parallelism without tensor parallelism.
+    #[error(
+        "sequence_parallel = true splits the sequence over the tensor axis, and tensor = 1 does not split it; set \
+         tensor (--tensor-parallel) to 2 or more, or turn it off"
+    )]
+    SequenceParallel,
+    /// A setting of pipelines without a pipeline.
+    #[error(
+        "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pipeline-parallel) to 2 or more, \
+         or remove {name}"
+    )]
+    NoPipeline {
+        /// The setting.
+        name: &'static str,
+    },
 }
 
 impl ParallelConfig {
     /// Every size 1, and data parallelism over the whole world.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Checks that no setting contradicts another one or has no effect. The sizes are checked by
+    /// [`Mesh::new`](super::Mesh::new), which calls this too.
+    ///
+    /// # Errors
+    ///
+    /// [`LayoutError`] for the first such setting.
+    pub fn check(&self) -> Result<(), LayoutError> {
+        if self.sequence_parallel && self.tensor == 1 {
+            return Err(LayoutError::SequenceParallel);
+        }
+        let pipeline_settings = [
+            ("schedule", self.schedule.is_some()),
+            ("virtual_stages", self.virtual_stages.is_some()),
+            ("split", self.split != LayerSplit::Even),
+            (
+                "defer_embedding_wgrad",
+                self.defer_embedding_wgrad.is_some(),
+            ),
+        ];
+        match pipeline_settings.into_iter().find(|(_, is_set)| *is_set) {
+            Some((name, _)) if self.pipeline == 1 => Err(LayoutError::NoPipeline { name }),
+            _ => Ok(()),
+        }
     }
 
     /// Sets the number of ranks that share every weight matrix outside the experts.
@@ -95,6 +175,47 @@ impl ParallelConfig {
     pub fn with_order(mut self, order: AxisOrder) -> Self {
         self.order = order;
         self
+    }
+
+    /// Sets whether activations between the blocks are split along the sequence.
+    pub fn with_sequence_parallel(mut self, sequence_parallel: bool) -> Self {
+        self.sequence_parallel = sequence_parallel;
+        self
+    }
+
+    /// Sets the pipeline schedule.
+    pub fn with_schedule(mut self, schedule: impl Into<ScheduleSource>) -> Self {
+        self.schedule = Some(schedule.into());
+        self
+    }
+
+    /// Sets the number of stages per pipeline rank.
+    pub fn with_virtual_stages(mut self, stages: usize) -> Self {
+        self.virtual_stages = Some(stages);
+        self
+    }
+
+    /// Sets how the layers are split over the pipeline stages.
+    pub fn with_split(mut self, split: LayerSplit) -> Self {
+        self.split = split;
+        self
+    }
+
+    /// Sets what is sharded over the data axis.
+    pub fn with_zero_stage(mut self, stage: ZeroStage) -> Self {
+        self.zero_stage = stage;
+        self
+    }
+
+    /// Sets the size of a sharding group of the data axis.
+    pub fn with_hsdp(mut self, ranks: usize) -> Self {
+        self.hsdp = Some(ranks);
+        self
+    }
+
+    /// The number of replicas of the model; 1 if it is left to the world.
+    pub fn data_size(&self) -> usize {
+        self.data.unwrap_or(1)
     }
 
     /// Sets the size of any axis.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::split::listed;
-use super::{Axis, AxisOrder};
+use super::{Axis, AxisOrder, LayoutError};
 
 /// Why a mesh, an order or a split was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,6 +16,9 @@ pub enum MeshError {
         /// Changes that would be valid.
         fits: Box<Suggestions>,
     },
+    /// A setting contradicts another one, or has no effect.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
     /// A name in an [`AxisOrder`] is not an axis.
     #[error("invalid axis \"{name}\" in the order \"{order}\": expected tp, cp, ep, dp or pp")]
     UnknownAxis {

@@ -1,7 +1,7 @@
 //! The device mesh: sizes of the axes, coordinates of the ranks, members of the groups.
 //!
-//! A [`ParallelConfig`] holds the size of each axis; [`Mesh::new`] applies it to a world of ranks and checks
-//! every size. All methods are pure arithmetic. All ranks build the same mesh, and so know all groups without
+//! A [`ParallelConfig`] is the layout: the size of each axis, and how the axes are used. [`Mesh::new`] applies it
+//! to a world of ranks and checks every size. All methods are pure arithmetic. All ranks build the same mesh, and so know all groups without
 //! communication.
 //!
 //! Two grids number the same ranks: the *dense* grid (tensor, context, data, pipeline) for all layers except
@@ -42,18 +42,23 @@ mod error;
 mod layout;
 mod mesh_rank;
 mod rank_grid;
+mod schedule;
 mod split;
+pub mod stages;
 mod table;
+mod zero_stage;
 
 #[cfg(test)]
 mod tests;
 
 pub use axis::{Axis, AxisOrder};
 pub use axis_set::{AxisSet, Grid};
-pub use config::ParallelConfig;
+pub use config::{LayoutError, ParallelConfig};
 pub use error::{MeshError, MeshFault, RequiredRanks, Suggestions};
 pub use mesh_rank::{AxisRank, MeshRank};
+pub use schedule::{ScheduleKind, ScheduleSource, UnknownScheduleKind};
 pub use split::{divisors_near, samples_per_rank, split_evenly};
+pub use zero_stage::{ParseZeroStageError, ZeroStage};
 
 use rank_grid::RankGrid;
 
@@ -105,6 +110,7 @@ impl Mesh {
     ///
     /// # Errors
     ///
+    /// [`MeshError::Layout`] for a setting without effect: see [`ParallelConfig::check`].
     /// [`MeshError::InvalidLayout`], with the given sizes and valid ones, if
     /// - the world or an axis is empty;
     /// - `tensor x context x pipeline x data` is not the size of the world, or without `data` does not
@@ -114,6 +120,7 @@ impl Mesh {
     /// - the pipelines of the two grids differ: unless the order ends with `pp` (ignoring axes of size 1) or
     ///   there is one stage, their pipelines and their data sizes must be equal.
     pub fn new(config: &ParallelConfig, world_size: usize) -> Result<Mesh, MeshError> {
+        config.check()?;
         layout::build(config, world_size).map_err(|fault| MeshError::InvalidLayout {
             fault,
             fits: Box::new(layout::suggestions(config, world_size)),

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, FloatDType};
 use serde::{Deserialize, Serialize};
 
 use super::memory::ZeroStage;
+use crate::mesh::ParallelConfig;
 
 /// Settings of a [`DistributedDataParallel`](super::DistributedDataParallel).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -171,6 +172,16 @@ pub enum DataParallelConfigError {
         /// The stage of the run.
         stage: ZeroStage,
     },
+    /// A setting that the layout has too, with another value.
+    #[error("{name} = {own}, but {name} = {layout} in the layout: set it in one place")]
+    Contradiction {
+        /// The setting.
+        name: &'static str,
+        /// Its value here.
+        own: String,
+        /// Its value in the layout.
+        layout: String,
+    },
     /// A setting of 16-bit models for another model.
     #[error(
         "reduce_in_16_bits requires precision = bf16 or f16, but precision = {0}; change the precision, or \
@@ -223,6 +234,37 @@ pub enum DataParallelConfigError {
 }
 
 impl DataParallelConfig {
+    /// These settings with the [`zero_stage`](ParallelConfig::zero_stage) and the
+    /// [`hsdp`](ParallelConfig::hsdp) of the layout, where they have none themselves.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelConfigError::Contradiction`] if both have one, with different values.
+    pub fn in_layout(&self, layout: &ParallelConfig) -> Result<Self, DataParallelConfigError> {
+        let contradiction = |name, own: String, layout: String| {
+            Err(DataParallelConfigError::Contradiction { name, own, layout })
+        };
+        let zero_stage = match (self.zero_stage, layout.zero_stage) {
+            (own, ZeroStage::Replicated) => own,
+            (ZeroStage::Replicated, stage) => stage,
+            (own, stage) if own == stage => own,
+            (own, stage) => {
+                return contradiction("zero_stage", own.to_string(), stage.to_string());
+            }
+        };
+        let hsdp = match (self.hsdp, layout.hsdp) {
+            (Some(own), Some(ranks)) if own != ranks => {
+                return contradiction("hsdp", own.to_string(), ranks.to_string());
+            }
+            (own, ranks) => own.or(ranks),
+        };
+        Ok(Self {
+            zero_stage,
+            hsdp,
+            ..self.clone()
+        })
+    }
+
     /// Checks the settings for a data axis of `ranks` ranks.
     ///
     /// # Errors
@@ -344,6 +386,41 @@ mod tests {
             };
             assert_eq!((config.check(4), config.shard_ranks(4)), (Ok(()), hsdp));
         }
+    }
+
+    #[test]
+    fn the_layout_says_what_is_sharded() {
+        let layout = ParallelConfig::new()
+            .with_zero_stage(ZeroStage::Gradients)
+            .with_hsdp(2);
+        let own = DataParallelConfig {
+            pad_buckets: true,
+            ..stage(0)
+        };
+        let both = DataParallelConfig {
+            zero_stage: ZeroStage::Gradients,
+            hsdp: Some(2),
+            ..own.clone()
+        };
+        assert_eq!(own.in_layout(&layout), Ok(both.clone()));
+        assert_eq!(both.in_layout(&layout), Ok(both.clone()));
+        assert_eq!(both.in_layout(&ParallelConfig::new()), Ok(both.clone()));
+        let message = |config: &DataParallelConfig| {
+            let error = config.in_layout(&layout).unwrap_err();
+            error.to_string()
+        };
+        assert_eq!(
+            message(&stage(1)),
+            "zero_stage = 1, but zero_stage = 2 in the layout: set it in one place"
+        );
+        let other = DataParallelConfig {
+            hsdp: Some(4),
+            ..both
+        };
+        assert_eq!(
+            message(&other),
+            "hsdp = 4, but hsdp = 2 in the layout: set it in one place"
+        );
     }
 
     #[test]

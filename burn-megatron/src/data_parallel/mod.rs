@@ -118,7 +118,8 @@ impl<M: Module> DistributedDataParallel<M> {
         Self::with(model, groups, &DataParallelConfig::default())
     }
 
-    /// Wraps a module. Collective: call on all ranks. Parameters are broadcast from the first rank that holds
+    /// Wraps a module. The ZeRO stage and `hsdp` are those of the layout of `groups` or of `config`.
+    /// Collective: call on all ranks. Parameters are broadcast from the first rank that holds
     /// them, so the ranks need not build them from one seed. Only sections that are replicated over some
     /// ranks of an axis must be equal already, as [`ModelBuilder`](crate::nn::ModelBuilder) builds them.
     ///
@@ -142,6 +143,7 @@ impl<M: Module> DistributedDataParallel<M> {
         config: &DataParallelConfig,
         weights: Vec<NamedWeight>,
     ) -> Result<Self, DataParallelError> {
+        let config = &config.in_layout(groups.config())?;
         let ParallelModule {
             module,
             table,

@@ -36,6 +36,7 @@ impl ShardingEstimate {
         config: &DataParallelConfig,
     ) -> Result<Self, DataParallelError> {
         let (module, table) = (&model.module, &model.table);
+        let config = &config.in_layout(groups.config())?;
         let quantizers = build::quantizers(table, config, model.fp8.weights())?;
         let plan: ShardingPlan = build::build_plan(module, table, groups, config, quantizers)?;
         Ok(Self {

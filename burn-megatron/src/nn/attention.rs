@@ -1,5 +1,6 @@
 //! Causal self-attention with its heads split over the tensor axis.
 
+use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -16,7 +17,7 @@ use crate::choice::Operation;
 use crate::mesh::{Axis, split_evenly};
 
 /// Configuration of a [`ParallelAttention`].
-#[derive(Clone, Debug)]
+#[derive(Config, Debug)]
 pub struct ParallelAttentionConfig {
     /// Features of the residual stream.
     pub hidden: usize,
@@ -27,21 +28,24 @@ pub struct ParallelAttentionConfig {
     /// Features of one head.
     pub head_width: usize,
     /// Whether the output projection has a bias.
+    #[config(default = true)]
     pub bias: bool,
     /// Whether the QKV projection has a bias.
+    #[config(default = true)]
     pub qkv_bias: bool,
     /// The epsilon of an RMSNorm of each head's queries and keys; none by default.
     pub qk_norm: Option<f64>,
     /// The sliding window: how many tokens a query attends to, including itself. None: all earlier ones.
     pub window: Option<usize>,
     /// Dropout of the attention probabilities.
+    #[config(default = 0.0)]
     pub dropout: f64,
     /// Initial values of the fused QKV weight.
+    #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
     /// Initial values of the output weight.
+    #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
-    /// Whether the input and the output are split along the sequence.
-    pub sequence_parallel: bool,
 }
 
 /// Causal self-attention: multi-head, grouped-query or multi-query.
@@ -86,23 +90,18 @@ impl ParallelAttentionConfig {
                 self.heads, self.groups,
             )));
         }
-        let section = |unit, units, shared| OutputSection {
-            unit,
-            units,
-            width: self.head_width,
-            shared,
-        };
-        let kv = section("groups of keys and values", self.groups, true);
-        let sections = vec![section("heads", self.heads, false), kv.clone(), kv];
-        let qkv = ColumnParallelLinearConfig::with_sections(self.hidden, sections)
+        let section = |unit: &str, units| OutputSection::new(unit.into(), units, self.head_width);
+        let kv = section("groups of keys and values", self.groups).with_shared(true);
+        let sections = vec![section("heads", self.heads), kv.clone(), kv];
+        let output = (self.heads + 2 * self.groups) * self.head_width;
+        let qkv = ColumnParallelLinearConfig::new(self.hidden, output)
+            .with_sections(sections)
             .with_init(self.init)
             .with_bias(self.qkv_bias)
-            .with_sequence_parallel(self.sequence_parallel)
             .init(&builder.child("qkv"))?;
         let output = RowParallelLinearConfig::new(self.heads * self.head_width, self.hidden)
             .with_init(self.output_init)
             .with_bias(self.bias)
-            .with_sequence_parallel(self.sequence_parallel)
             .init(&builder.child("output"))?;
         self.check_fused(builder)?;
         if self.window == Some(0) {
@@ -131,14 +130,11 @@ impl ParallelAttentionConfig {
 
     /// The norm of each head. Ranks have different heads, so its gradient is summed over the tensor axis.
     fn head_norm(&self, name: &str, builder: &ModelBuilder) -> Option<Norm> {
-        let norm = |epsilon| NormConfig {
-            kind: NormKind::Rms,
-            hidden: self.head_width,
-            epsilon,
-            zero_centered: false,
-            sequence_parallel: builder.place().size > 1,
-        };
-        Some(norm(self.qk_norm?).init(&builder.child(name)))
+        let norm = NormConfig::new(NormKind::Rms, self.head_width, self.qk_norm?);
+        let builder = builder
+            .child(name)
+            .with_sequence_parallel(builder.place().size > 1);
+        Some(norm.init(&builder))
     }
 
     /// Marks attention as unfused if the kernels do not support this configuration.

@@ -1,5 +1,6 @@
 //! A linear layer whose output columns are split over the tensor axis.
 
+use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -11,92 +12,67 @@ use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
 /// Configuration of a [`ColumnParallelLinear`].
-#[derive(Clone, Debug)]
+#[derive(Config, Debug)]
 pub struct ColumnParallelLinearConfig {
-    input: usize,
-    sections: Vec<OutputSection>,
-    init: Init,
-    bias: bool,
-    gather_output: bool,
-    sequence_parallel: bool,
+    /// Input features.
+    pub input: usize,
+    /// Output features, over all ranks.
+    pub output: usize,
+    /// The parts of the output that are split on their own; by default the whole output is one.
+    #[config(default = "vec![]")]
+    pub sections: Vec<OutputSection>,
+    /// The initial values of the weight; those of the bias are 0.
+    #[config(default = "Init::Normal(0.02)")]
+    pub init: Init,
+    /// Whether the layer has a bias.
+    #[config(default = true)]
+    pub bias: bool,
+    /// Whether the output is all-gathered; otherwise each rank returns its part.
+    #[config(default = false)]
+    pub gather_output: bool,
 }
 
 /// A part of the output features that is split on its own, such as the queries of a QKV projection.
-#[derive(Clone, Debug)]
+#[derive(Config, Debug)]
 pub struct OutputSection {
     /// The name of the units in errors, such as "heads".
-    pub unit: &'static str,
+    pub unit: String,
     /// The number of units; each rank has whole ones.
     pub units: usize,
     /// Features per unit.
     pub width: usize,
     /// Whether adjacent ranks may hold replicas of one unit if there are fewer units than ranks.
+    #[config(default = false)]
     pub shared: bool,
 }
 
 impl ColumnParallelLinearConfig {
-    /// A layer from `input` to `output` features, with a bias and a split output.
-    pub fn new(input: usize, output: usize) -> Self {
-        let output = OutputSection {
-            unit: "output features",
-            units: output,
-            width: 1,
-            shared: false,
-        };
-        Self::with_sections(input, vec![output])
-    }
-
-    /// A layer whose output has several sections, each split on its own.
-    pub fn with_sections(input: usize, sections: Vec<OutputSection>) -> Self {
-        let init = Init::Normal(0.02);
-        Self {
-            input,
-            sections,
-            init,
-            bias: true,
-            gather_output: false,
-            sequence_parallel: false,
-        }
-    }
-
-    /// Sets the initial values of the weight; those of the bias are 0.
-    pub fn with_init(mut self, init: Init) -> Self {
-        self.init = init;
-        self
-    }
-
-    /// Sets whether the layer has a bias (default: true).
-    pub fn with_bias(mut self, bias: bool) -> Self {
-        self.bias = bias;
-        self
-    }
-
-    /// Sets whether the output is all-gathered (default: false, each rank returns its part).
-    pub fn with_gather_output(mut self, gather: bool) -> Self {
-        self.gather_output = gather;
-        self
-    }
-
-    /// Sets whether the input is split along the sequence (default: false).
-    pub fn with_sequence_parallel(mut self, sequence_parallel: bool) -> Self {
-        self.sequence_parallel = sequence_parallel;
-        self
-    }
-
     /// Builds this rank's part of the layer.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if a section cannot be split over the tensor axis, if an output of several sections is
-    /// to be gathered (its parts would be out of order), or if an 8-bit layer with this path exists.
+    /// [`BuildError`] if a section cannot be split over the tensor axis, if the sections are not the output, if
+    /// an output of several sections is to be gathered (its parts would be out of order), or if an 8-bit layer
+    /// with this path exists.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ColumnParallelLinear, BuildError> {
         let ranks = builder.place().size;
-        let sections = self.sections.iter().map(|section| section.split(ranks));
+        let whole = [OutputSection::new("output features".into(), self.output, 1)];
+        let sections = match &self.sections[..] {
+            [] => &whole[..],
+            sections => sections,
+        };
+        let sections = sections.iter().map(|section| section.split(ranks));
         let sections = sections.collect::<Result<Vec<_>, _>>()?;
         if self.gather_output && sections.len() > 1 {
             return Err(builder.error("an output of several sections cannot be gathered"));
         }
-        let output = sections.iter().map(|section| section.size).sum();
+        let output = self.output;
+        let size: usize = sections.iter().map(|section| section.size).sum();
+        if output != size {
+            return Err(builder.error(format!(
+                "the sections have {size} features in all: expected the {output} of the output"
+            )));
+        }
         let split_along = |dim| Placement::Split {
             dim,
             sections: sections.clone(),
@@ -111,7 +87,7 @@ impl ColumnParallelLinearConfig {
             bias: self.bias.then(|| builder.parameter("bias", bias)),
             comm: builder.groups().tensor().clone(),
             gather_output: self.gather_output,
-            sequence_parallel: self.sequence_parallel,
+            sequence_parallel: builder.sequence_parallel(),
             fused: builder.is_fused(Operation::Linear),
             fp8: builder.fp8_layer(SplitOperands {
                 input: false,
@@ -130,7 +106,7 @@ impl OutputSection {
                 parts: self.units,
             });
         }
-        split_evenly(self.unit, self.units, Axis::Tensor, ranks)?;
+        split_evenly(&self.unit, self.units, Axis::Tensor, ranks)?;
         Ok(Section { size, parts: ranks })
     }
 }

@@ -1,7 +1,9 @@
 //! Token embeddings split over the vocabulary, learned positions, and the output layer.
 
+use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
+use serde::{Deserialize, Serialize};
 
 use super::hook::{forward_only_value, with_anchor};
 use super::linear::{InputLayout, SEQUENCE_DIM, Weight, linear};
@@ -14,7 +16,7 @@ use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
 /// The size of a vocabulary, and how it is split.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vocabulary {
     /// The number of tokens.
     pub tokens: usize,
@@ -63,35 +65,43 @@ pub struct VocabParallelEmbedding {
     sequence_parallel: bool,
 }
 
-impl VocabParallelEmbedding {
+/// Configuration of a [`VocabParallelEmbedding`].
+#[derive(Config, Debug)]
+pub struct VocabParallelEmbeddingConfig {
+    /// The vocabulary.
+    pub vocabulary: Vocabulary,
+    /// Features.
+    pub hidden: usize,
+    /// The initial values.
+    #[config(default = "Init::Normal(0.02)")]
+    pub init: Init,
+}
+
+impl VocabParallelEmbeddingConfig {
     /// Builds this rank's rows.
     ///
     /// # Errors
     ///
     /// [`BuildError::Mesh`] if the padded vocabulary cannot be split over the tensor axis.
-    pub fn new(
-        vocabulary: Vocabulary,
-        hidden: usize,
-        init: Init,
-        sequence_parallel: bool,
-        builder: &ModelBuilder,
-    ) -> Result<Self, BuildError> {
-        let place = builder.place();
+    pub fn init(&self, builder: &ModelBuilder) -> Result<VocabParallelEmbedding, BuildError> {
+        let (vocabulary, place) = (self.vocabulary, builder.place());
         split_evenly(
             "padded vocabulary",
             vocabulary.padded,
             Axis::Tensor,
             place.size,
         )?;
-        let spec = vocabulary.weight(hidden, init, place.size);
-        Ok(Self {
+        let spec = vocabulary.weight(self.hidden, self.init, place.size);
+        Ok(VocabParallelEmbedding {
             weight: builder.parameter("weight", spec),
             comm: builder.groups().tensor().clone(),
             first: vocabulary.part(place).0,
-            sequence_parallel,
+            sequence_parallel: builder.sequence_parallel(),
         })
     }
+}
 
+impl VocabParallelEmbedding {
     /// `[batch, seq]` tokens to `[batch, seq, hidden]`, or to `[batch, seq / tensor, hidden]` under
     /// sequence parallelism.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
@@ -133,25 +143,33 @@ pub struct LearnedPositions {
     sequence_parallel: bool,
 }
 
-impl LearnedPositions {
-    /// Builds the embeddings of `max_positions` positions.
-    pub fn new(
-        max_positions: usize,
-        hidden: usize,
-        init: Init,
-        sequence_parallel: bool,
-        builder: &ModelBuilder,
-    ) -> Self {
-        let spec = ParameterSpec::new([max_positions, hidden], init)
+/// Configuration of [`LearnedPositions`].
+#[derive(Config, Debug)]
+pub struct LearnedPositionsConfig {
+    /// The number of positions.
+    pub max_positions: usize,
+    /// Features.
+    pub hidden: usize,
+    /// The initial values.
+    #[config(default = "Init::Normal(0.02)")]
+    pub init: Init,
+}
+
+impl LearnedPositionsConfig {
+    /// Builds the embeddings.
+    pub fn init(&self, builder: &ModelBuilder) -> LearnedPositions {
+        let sequence_parallel = builder.sequence_parallel();
+        let spec = ParameterSpec::new([self.max_positions, self.hidden], self.init)
             .with_sum_over(sequence_parallel.then_some(Axis::Tensor));
-        let place = builder.place();
-        Self {
+        LearnedPositions {
             weight: builder.parameter("weight", spec),
-            place,
+            place: builder.place(),
             sequence_parallel,
         }
     }
+}
 
+impl LearnedPositions {
     /// Adds the position embeddings to `[batch, seq, hidden]`, or to this rank's part
     /// `[batch, seq / tensor, hidden]` under sequence parallelism. Each row begins at position 0.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
@@ -201,31 +219,41 @@ pub struct OutputLayer {
     fused: bool,
 }
 
-impl OutputLayer {
-    /// Builds this rank's rows, or none if the weight is `tied` to the embedding's.
+/// Configuration of an [`OutputLayer`].
+#[derive(Config, Debug)]
+pub struct OutputLayerConfig {
+    /// The vocabulary.
+    pub vocabulary: Vocabulary,
+    /// Features.
+    pub hidden: usize,
+    /// The initial values.
+    #[config(default = "Init::Normal(0.02)")]
+    pub init: Init,
+    /// Whether the weight is that of the embedding, so that the layer has none itself.
+    #[config(default = false)]
+    pub tied: bool,
+}
+
+impl OutputLayerConfig {
+    /// Builds this rank's rows, or none if the weight is tied to the embedding's.
     ///
     /// # Errors
     ///
     /// [`BuildError::Mesh`] if the padded vocabulary cannot be split over the tensor axis.
-    pub fn new(
-        vocabulary: Vocabulary,
-        hidden: usize,
-        init: Init,
-        tied: bool,
-        sequence_parallel: bool,
-        builder: &ModelBuilder,
-    ) -> Result<Self, BuildError> {
-        let ranks = builder.place().size;
+    pub fn init(&self, builder: &ModelBuilder) -> Result<OutputLayer, BuildError> {
+        let (vocabulary, ranks) = (self.vocabulary, builder.place().size);
         split_evenly("padded vocabulary", vocabulary.padded, Axis::Tensor, ranks)?;
-        let spec = vocabulary.weight(hidden, init, ranks);
-        Ok(Self {
-            weight: (!tied).then(|| builder.parameter("weight", spec)),
+        let spec = vocabulary.weight(self.hidden, self.init, ranks);
+        Ok(OutputLayer {
+            weight: (!self.tied).then(|| builder.parameter("weight", spec)),
             comm: builder.groups().tensor().clone(),
-            sequence_parallel,
+            sequence_parallel: builder.sequence_parallel(),
             fused: builder.is_fused(Operation::Linear),
         })
     }
+}
 
+impl OutputLayer {
     /// `[batch, seq, hidden]` (`[batch, seq / tensor, hidden]` under sequence parallelism) to this
     /// rank's logits `[batch, seq, padded vocabulary / tensor]`.
     ///

@@ -1,5 +1,6 @@
 //! The MLP with its width split over the tensor axis.
 
+use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
@@ -11,7 +12,7 @@ use super::{
 };
 
 /// Configuration of a [`ParallelMlp`].
-#[derive(Clone, Debug)]
+#[derive(Config, Debug)]
 pub struct ParallelMlpConfig {
     /// Features of the residual stream.
     pub hidden: usize,
@@ -20,13 +21,14 @@ pub struct ParallelMlpConfig {
     /// The nonlinearity; a gated one doubles the output of the first layer.
     pub activation: Activation,
     /// Whether the linear layers have biases.
+    #[config(default = true)]
     pub bias: bool,
     /// Initial values of the first weight.
+    #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
     /// Initial values of the second weight.
+    #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
-    /// Whether the input and the output are split along the sequence.
-    pub sequence_parallel: bool,
 }
 
 /// Two linear layers with an activation between them; one collective each way.
@@ -53,22 +55,16 @@ impl ParallelMlpConfig {
             let reason = "Burn's squared ReLU is faster on the CPU";
             builder.prefer_unfused(Operation::Activation, reason);
         }
-        let section = OutputSection {
-            unit: "MLP width",
-            units: self.width,
-            width: 1,
-            shared: false,
-        };
+        let section = OutputSection::new("MLP width".into(), self.width, 1);
         let sections = vec![section; if self.activation.is_gated() { 2 } else { 1 }];
-        let up = ColumnParallelLinearConfig::with_sections(self.hidden, sections)
+        let up = ColumnParallelLinearConfig::new(self.hidden, sections.len() * self.width)
+            .with_sections(sections)
             .with_init(self.init)
             .with_bias(self.bias)
-            .with_sequence_parallel(self.sequence_parallel)
             .init(&builder.child("up"))?;
         let down = RowParallelLinearConfig::new(self.width, self.hidden)
             .with_init(self.output_init)
             .with_bias(self.bias)
-            .with_sequence_parallel(self.sequence_parallel)
             .init(&builder.child("down"))?;
         Ok(ParallelMlp {
             up,

@@ -5,7 +5,8 @@
 //! the operations that it calls communicate. On one rank each layer is the plain one.
 //!
 //! Activations are `[batch, seq, hidden]`; under sequence parallelism (Korthikanti et al. 2022) those
-//! between the blocks are `[batch, seq / tensor, hidden]`.
+//! between the blocks are `[batch, seq / tensor, hidden]`. A layer reads from the builder whether it is on:
+//! [`ModelBuilder::sequence_parallel`].
 //!
 //! | layer | split |
 //! |---|---|
@@ -59,7 +60,10 @@ pub use batch_format::{AttentionContext, BatchFormat, PackedSequences, PackedSeq
 pub use column::{ColumnParallelLinear, ColumnParallelLinearConfig, OutputSection};
 pub use dropout::{ActivationLayout, Dropout};
 pub use dropout_position::DropoutPosition;
-pub use embedding::{LearnedPositions, OutputLayer, VocabParallelEmbedding, Vocabulary};
+pub use embedding::{
+    LearnedPositions, LearnedPositionsConfig, OutputLayer, OutputLayerConfig,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
+};
 pub use entry::ParameterEntry;
 pub use hook::anchored_value;
 pub use init::Init;

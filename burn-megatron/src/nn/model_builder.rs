@@ -31,6 +31,8 @@ pub struct ModelBuilder {
     compute: DType,
     /// Whether layers may use their 8-bit recipe.
     allows_fp8: bool,
+    /// Whether the activations between the layers are split along the sequence.
+    sequence_parallel: bool,
     /// Whether parameters are placeholders without memory.
     is_outline: bool,
 }
@@ -204,6 +206,7 @@ impl ModelBuilder {
             stage: 0,
             compute: dtype,
             allows_fp8: true,
+            sequence_parallel: groups.config().sequence_parallel,
             is_outline: false,
         }
     }
@@ -281,6 +284,20 @@ impl ModelBuilder {
             allows_fp8: false,
             ..self.clone()
         }
+    }
+
+    /// A builder of layers whose inputs and outputs are split along the sequence if the argument is true; by
+    /// default as the layout says.
+    pub fn with_sequence_parallel(&self, sequence_parallel: bool) -> Self {
+        Self {
+            sequence_parallel,
+            ..self.clone()
+        }
+    }
+
+    /// Whether the activations between the layers are split along the sequence.
+    pub fn sequence_parallel(&self) -> bool {
+        self.sequence_parallel
     }
 
     /// The 8-bit layers built so far.

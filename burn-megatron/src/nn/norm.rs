@@ -1,5 +1,6 @@
 //! LayerNorm and RMSNorm over the last dimension.
 
+use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::norm::{self, NormOptions};
@@ -20,7 +21,7 @@ pub enum NormKind {
 }
 
 /// Configuration of a [`Norm`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Config, Debug)]
 pub struct NormConfig {
     /// The kind of normalisation.
     pub kind: NormKind,
@@ -29,9 +30,8 @@ pub struct NormConfig {
     /// Added to the variance.
     pub epsilon: f64,
     /// Whether the weight is stored as its difference from 1, so that weight decay pulls it to 1.
+    #[config(default = false)]
     pub zero_centered: bool,
-    /// Whether each rank normalises its part of the sequence.
-    pub sequence_parallel: bool,
 }
 
 /// LayerNorm or RMSNorm of `[batch, seq, hidden]`.
@@ -55,7 +55,7 @@ impl NormConfig {
     pub fn init(&self, builder: &ModelBuilder) -> Norm {
         let spec = |value| {
             ParameterSpec::new([self.hidden], Init::Constant(value))
-                .with_sum_over(self.sequence_parallel.then_some(Axis::Tensor))
+                .with_sum_over(builder.sequence_parallel().then_some(Axis::Tensor))
         };
         let weight = if self.zero_centered { 0.0 } else { 1.0 };
         Norm {
@@ -71,24 +71,6 @@ impl NormConfig {
 }
 
 impl Norm {
-    /// A norm over `hidden` features; see [`NormConfig`] for more options.
-    pub fn new(
-        kind: NormKind,
-        hidden: usize,
-        epsilon: f64,
-        sequence_parallel: bool,
-        builder: &ModelBuilder,
-    ) -> Self {
-        let config = NormConfig {
-            kind,
-            hidden,
-            epsilon,
-            zero_centered: false,
-            sequence_parallel,
-        };
-        config.init(builder)
-    }
-
     /// `[batch, seq, hidden]` to the same.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let weight = anchored_value(&self.weight, &x);

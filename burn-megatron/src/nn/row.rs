@@ -1,5 +1,6 @@
 //! A linear layer whose input features are split over the tensor axis.
 
+use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -11,54 +12,24 @@ use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
 /// Configuration of a [`RowParallelLinear`].
-#[derive(Clone, Debug)]
+#[derive(Config, Debug)]
 pub struct RowParallelLinearConfig {
-    input: usize,
-    output: usize,
-    init: Init,
-    bias: bool,
-    input_is_split: bool,
-    sequence_parallel: bool,
+    /// Input features, over all ranks.
+    pub input: usize,
+    /// Output features.
+    pub output: usize,
+    /// The initial values of the weight; those of the bias are 0.
+    #[config(default = "Init::Normal(0.02)")]
+    pub init: Init,
+    /// Whether the layer has a bias.
+    #[config(default = true)]
+    pub bias: bool,
+    /// Whether the input is split over the ranks, or replicated.
+    #[config(default = true)]
+    pub input_is_split: bool,
 }
 
 impl RowParallelLinearConfig {
-    /// A layer from `input` features, split over the ranks, to `output` features, with a bias.
-    pub fn new(input: usize, output: usize) -> Self {
-        let init = Init::Normal(0.02);
-        Self {
-            input,
-            output,
-            init,
-            bias: true,
-            input_is_split: true,
-            sequence_parallel: false,
-        }
-    }
-
-    /// Sets the initial values of the weight; those of the bias are 0.
-    pub fn with_init(mut self, init: Init) -> Self {
-        self.init = init;
-        self
-    }
-
-    /// Sets whether the layer has a bias (default: true).
-    pub fn with_bias(mut self, bias: bool) -> Self {
-        self.bias = bias;
-        self
-    }
-
-    /// Sets whether the input is split over the ranks (default: true) or replicated.
-    pub fn with_input_is_split(mut self, input_is_split: bool) -> Self {
-        self.input_is_split = input_is_split;
-        self
-    }
-
-    /// Sets whether the output is split along the sequence (default: false).
-    pub fn with_sequence_parallel(mut self, sequence_parallel: bool) -> Self {
-        self.sequence_parallel = sequence_parallel;
-        self
-    }
-
     /// Builds this rank's part of the layer.
     ///
     /// # Errors
@@ -72,13 +43,13 @@ impl RowParallelLinearConfig {
             .with_placement(Axis::Tensor, Placement::split(0, self.input, ranks));
         // Added after the reduction, so to this rank's part of the sequence under sequence parallelism.
         let bias = ParameterSpec::new([self.output], Init::Constant(0.0))
-            .with_sum_over(self.sequence_parallel.then_some(Axis::Tensor));
+            .with_sum_over(builder.sequence_parallel().then_some(Axis::Tensor));
         Ok(RowParallelLinear {
             weight: builder.parameter("weight", weight),
             bias: self.bias.then(|| builder.parameter("bias", bias)),
             comm: builder.groups().tensor().clone(),
             input_is_split: self.input_is_split,
-            sequence_parallel: self.sequence_parallel,
+            sequence_parallel: builder.sequence_parallel(),
             fused: builder.is_fused(Operation::Linear),
             fp8: builder.fp8_layer(SplitOperands {
                 input: true,

@@ -9,8 +9,9 @@ use crate::comm::{ParallelContext, World};
 use crate::data_parallel::{DataParallelConfig, DistributedDataParallel, Gradients};
 use crate::mesh::ParallelConfig;
 use crate::nn::{
-    Init, ModelBuilder, Norm, NormKind, ParallelAttention, ParallelAttentionConfig, ParallelModule,
-    ParameterTable, VocabParallelEmbedding, Vocabulary,
+    Init, ModelBuilder, Norm, NormConfig, NormKind, ParallelAttention, ParallelAttentionConfig,
+    ParallelModule, ParameterTable, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    Vocabulary,
 };
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
@@ -47,12 +48,13 @@ fn mixed_with(
         dropout: 0.0,
         init,
         output_init: init,
-        sequence_parallel: false,
     };
     let embedding = scope.child("embedding");
     let model = Mixed {
-        embedding: VocabParallelEmbedding::new(vocabulary, hidden, init, false, &embedding)?,
-        norm: Norm::new(NormKind::Layer, hidden, 1e-5, false, &scope.child("norm")),
+        embedding: VocabParallelEmbeddingConfig::new(vocabulary, hidden)
+            .with_init(init)
+            .init(&embedding)?,
+        norm: NormConfig::new(NormKind::Layer, hidden, 1e-5).init(&scope.child("norm")),
         attention: attention.init(&scope.child("attention"))?,
     };
     Ok(DistributedDataParallel::with(

@@ -3,11 +3,16 @@
 //! - [`schedule`]: the actions of each rank, in order. Pure values: generators make a schedule, one
 //!   validator checks it, one simulator computes its time and bubble.
 //! - [`split`]: which layers form a stage.
+//! - [`schedule_of`] and [`stages_on_rank`]: the schedule and the stages of a
+//!   [`ParallelConfig`](crate::mesh::ParallelConfig).
 //! - [`engine`]: runs any valid schedule with Burn's autodiff, for any model that implements
 //!   [`Stage`](engine::Stage).
 //! - [`trace`]: timelines in the Chrome trace format.
 
 pub mod engine;
+mod layout;
 pub mod schedule;
-pub mod split;
 pub mod trace;
+
+pub use crate::mesh::stages as split;
+pub use layout::{LayoutScheduleError, schedule_of, stages_of, stages_on_rank};

@@ -9,7 +9,8 @@ use crate::data_parallel::DistributedDataParallel;
 use crate::nn::ParallelModule;
 use crate::optim::{LossScaler, ParallelAdamW, StepCount};
 use crate::pipeline::engine::DeferredWgrad;
-use crate::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleKind, generate};
+use crate::pipeline::schedule::Schedule;
+use crate::pipeline::schedule_of;
 
 /// The schedule and the options of a pipeline.
 #[derive(Clone, Debug)]
@@ -22,11 +23,12 @@ pub struct PipelineConfig {
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    /// A trainer of `model` on `device`, in one pipeline stage.
+    /// A trainer of `model` on `device`, in the layout of `groups`: with its pipeline schedule and its sharding of
+    /// the data axis.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] if the settings do not fit the mesh or the model.
+    /// [`TrainError`] if the settings do not fit the layout or the model.
     pub fn new(
         model: ParallelModule<M>,
         groups: &ParallelContext,
@@ -34,11 +36,11 @@ impl<M: LanguageModel> Trainer<M> {
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
         check(config, groups, &model.module)?;
-        let pipeline = one_stage(config, groups)?;
+        let pipeline = pipeline_of(config, groups)?;
         Self::with_pipeline(model, groups, device, config, pipeline)
     }
 
-    /// A trainer of the pipeline stages of `model` on this rank.
+    /// A trainer of the pipeline stages of `model` on this rank, with a schedule of your own.
     ///
     /// # Errors
     ///
@@ -51,13 +53,13 @@ impl<M: LanguageModel> Trainer<M> {
         pipeline: PipelineConfig,
     ) -> Result<Self, TrainError> {
         check_micro_batches(&pipeline.schedule, config, groups)?;
+        let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         Self::build(ddp, device, config, pipeline)
     }
 
-    /// A trainer of a model that is wrapped already, with the settings `config.data_parallel`. `pipeline` is
-    /// `None` for one stage.
+    /// A trainer of a model that is wrapped already, with the settings `config.data_parallel`.
     ///
     /// # Errors
     ///
@@ -66,14 +68,9 @@ impl<M: LanguageModel> Trainer<M> {
         ddp: DistributedDataParallel<M>,
         device: &Device,
         config: &TrainConfig,
-        pipeline: Option<PipelineConfig>,
     ) -> Result<Self, TrainError> {
         check(config, ddp.groups(), ddp.module())?;
-        let pipeline = match pipeline {
-            Some(pipeline) => pipeline,
-            None => one_stage(config, ddp.groups())?,
-        };
-        check_micro_batches(&pipeline.schedule, config, ddp.groups())?;
+        let pipeline = pipeline_of(config, ddp.groups())?;
         Self::build(ddp, device, config, pipeline)
     }
 
@@ -132,17 +129,23 @@ fn check_micro_batches(
     }
 }
 
-/// The schedule of one stage: forward and backward of each micro-batch in turn.
-fn one_stage(config: &TrainConfig, groups: &ParallelContext) -> Result<PipelineConfig, TrainError> {
-    let ranks = groups.pipeline().size();
-    if ranks > 1 {
-        return Err(TrainError::NoSchedule(ranks));
-    }
-    let micro_batches = micro_batches(config, groups);
-    let schedule = ScheduleConfig::new(ScheduleKind::OneFOneB, ranks, micro_batches);
+/// The schedule of the layout. That of one stage is forward and backward of each micro-batch in turn.
+fn pipeline_of(
+    config: &TrainConfig,
+    groups: &ParallelContext,
+) -> Result<PipelineConfig, TrainError> {
+    let layout = groups.config();
     Ok(PipelineConfig {
-        schedule: generate(&schedule)?,
-        defer_embedding_wgrad: None,
+        schedule: schedule_of(layout, micro_batches(config, groups))?,
+        defer_embedding_wgrad: layout.defer_embedding_wgrad,
+    })
+}
+
+/// The settings with the sharding of the layout.
+fn in_layout(config: &TrainConfig, groups: &ParallelContext) -> Result<TrainConfig, ConfigError> {
+    Ok(TrainConfig {
+        data_parallel: config.data_parallel.in_layout(groups.config())?,
+        ..config.clone()
     })
 }
 

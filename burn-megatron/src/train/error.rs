@@ -7,8 +7,8 @@ use crate::data::DataError;
 use crate::data_parallel::DataParallelError;
 use crate::generate::GenerateError;
 use crate::optim::{OptimizerError, TooManySkips};
+use crate::pipeline::LayoutScheduleError;
 use crate::pipeline::engine::EngineError;
-use crate::pipeline::schedule::ScheduleError;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -39,18 +39,15 @@ pub enum TrainError {
     /// An error of the pipeline engine.
     #[error(transparent)]
     Pipeline(#[from] EngineError),
-    /// A pipeline axis without a schedule.
-    #[error("pipeline = {0} needs a schedule: use Trainer::with_pipeline")]
-    NoSchedule(usize),
-    /// A schedule that cannot be generated.
-    #[error(transparent)]
-    Schedule(#[from] ScheduleError),
     /// A deferred weight gradient of a weight that the last stage does not have.
     #[error(
         "defer_embedding_wgrad needs the output layer's weight, and the last stage has no parameter {0}, which \
          LanguageModel::output_weight returns"
     )]
     OutputWeight(String),
+    /// The layout has no schedule for these sizes.
+    #[error(transparent)]
+    Schedule(#[from] LayoutScheduleError),
     /// The numbers of micro-batches of the schedule and of a step differ.
     #[error(
         "the schedule has {schedule} micro-batches: expected {micro_batches} per rank of the data axis"

@@ -1,47 +1,28 @@
-//! Layouts of `verify`, such as `tp2-sp-dp2`.
+//! Layouts of `verify` as texts, such as `tp2-sp-dp2`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::data_parallel::{DataParallelConfig, ZeroStage};
-use crate::pipeline::schedule::{Schedule, ScheduleConfig, ScheduleError, ScheduleKind, generate};
+use crate::mesh::{ParallelConfig, ScheduleKind};
+use crate::pipeline::schedule::Schedule;
+use crate::pipeline::{LayoutScheduleError, schedule_of};
 
-/// A parallel layout: the sizes of the axes and the options of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A parallel layout, and the size of its micro-batches. The size of the data axis is always set.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Size of the tensor axis.
-    pub tensor: usize,
-    /// Size of the data axis.
-    pub data: usize,
-    /// Whether sequence parallelism is on.
-    pub sequence_parallel: bool,
+    /// The parallel layout.
+    pub parallel: ParallelConfig,
     /// Samples per micro-batch; by default all samples of a rank at once.
     pub micro_batch: Option<usize>,
-    /// Size of the pipeline axis.
-    pub pipeline: usize,
-    /// The pipeline schedule.
-    pub schedule: ScheduleKind,
-    /// Stages per pipeline rank; by default that of the schedule.
-    pub virtual_stages: Option<usize>,
-    /// The ZeRO stage.
-    pub zero_stage: ZeroStage,
-    /// Size of a sharding group of the data axis (HSDP); by default the whole axis.
-    pub hsdp: Option<usize>,
 }
 
 impl Default for Layout {
     /// One rank.
     fn default() -> Self {
         Self {
-            tensor: 1,
-            data: 1,
-            sequence_parallel: false,
+            parallel: ParallelConfig::new().with_data(1),
             micro_batch: None,
-            pipeline: 1,
-            schedule: ScheduleKind::OneFOneB,
-            virtual_stages: None,
-            zero_stage: ZeroStage::Replicated,
-            hsdp: None,
         }
     }
 }
@@ -81,29 +62,30 @@ const BUCKET: usize = 5000;
 impl Layout {
     /// The data-parallel settings.
     pub fn data_parallel(&self) -> DataParallelConfig {
+        let ParallelConfig {
+            zero_stage, hsdp, ..
+        } = self.parallel;
         DataParallelConfig {
-            zero_stage: self.zero_stage,
-            hsdp: self.hsdp,
-            bucket_size: (self.zero_stage < ZeroStage::Parameters).then_some(BUCKET),
+            zero_stage,
+            hsdp,
+            bucket_size: (zero_stage < ZeroStage::Parameters).then_some(BUCKET),
             ..DataParallelConfig::default()
         }
     }
 
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
-        self.tensor * self.data * self.pipeline
+        self.parallel.world_size().unwrap_or(usize::MAX)
     }
 
     /// The schedule for `samples` samples per rank of the data axis.
     ///
     /// # Errors
     ///
-    /// [`ScheduleError`] if the sizes do not fit the schedule.
-    pub fn schedule(&self, samples: usize) -> Result<Schedule, ScheduleError> {
+    /// [`LayoutScheduleError`] if the sizes do not fit the schedule.
+    pub fn schedule(&self, samples: usize) -> Result<Schedule, LayoutScheduleError> {
         let micro_batches = samples / self.micro_batch.unwrap_or(samples).max(1);
-        let config = ScheduleConfig::new(self.schedule, self.pipeline, micro_batches);
-        let stages = self.virtual_stages.unwrap_or(config.virtual_stages);
-        generate(&config.with_virtual_stages(stages))
+        schedule_of(&self.parallel, micro_batches)
     }
 
     /// Tensor {1, 2, 4} x sequence parallelism {off, on} x data {1, 2}, two micro-batches each.
@@ -112,13 +94,12 @@ impl Layout {
         for tensor in [1, 2, 4] {
             for sequence_parallel in [false, true] {
                 for data in [1, 2] {
-                    let micro_batch = Some(2 / data);
                     let layout = Self {
-                        tensor,
-                        data,
-                        sequence_parallel,
-                        micro_batch,
-                        ..Self::default()
+                        parallel: ParallelConfig::new()
+                            .with_tensor(tensor)
+                            .with_data(data)
+                            .with_sequence_parallel(sequence_parallel),
+                        micro_batch: Some(2 / data),
                     };
                     if tensor > 1 || !sequence_parallel {
                         layouts.push(layout);
@@ -176,27 +157,28 @@ impl Layout {
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tp{}", self.tensor)?;
-        if self.sequence_parallel {
+        let parallel = &self.parallel;
+        write!(f, "tp{}", parallel.tensor)?;
+        if parallel.sequence_parallel {
             write!(f, "-sp")?;
         }
-        if self.pipeline > 1 {
-            write!(f, "-pp{}", self.pipeline)?;
+        if parallel.pipeline > 1 {
+            write!(f, "-pp{}", parallel.pipeline)?;
         }
-        write!(f, "-dp{}", self.data)?;
+        write!(f, "-dp{}", parallel.data_size())?;
         if let Some(size) = self.micro_batch {
             write!(f, "-mb{size}")?;
         }
-        if self.zero_stage != ZeroStage::Replicated {
-            write!(f, "-z{}", self.zero_stage)?;
+        if parallel.zero_stage != ZeroStage::Replicated {
+            write!(f, "-z{}", parallel.zero_stage)?;
         }
-        if let Some(ranks) = self.hsdp {
+        if let Some(ranks) = parallel.hsdp {
             write!(f, "-hsdp{ranks}")?;
         }
-        if self.pipeline > 1 {
-            write!(f, "/{}", self.schedule)?;
+        if parallel.pipeline > 1 {
+            write!(f, "/{}", parallel.schedule.clone().unwrap_or_default())?;
         }
-        match self.virtual_stages {
+        match parallel.virtual_stages {
             Some(stages) => write!(f, "/v{stages}"),
             None => Ok(()),
         }
@@ -247,21 +229,22 @@ impl Layout {
     /// Sets a part after a slash and returns its name; `None` if it is unknown.
     fn set_schedule(&mut self, part: &str) -> Option<&'static str> {
         if let Some(stages) = size(part, "v") {
-            self.virtual_stages = Some(stages);
+            self.parallel.virtual_stages = Some(stages);
             return Some("v");
         }
-        self.schedule = part.parse().ok()?;
+        let kind: ScheduleKind = part.parse().ok()?;
+        self.parallel.schedule = Some(kind.into());
         Some("schedule")
     }
 
     /// Sets a part before a slash and returns its name; `None` if it is unknown.
     fn set_size(&mut self, part: &str) -> Option<&'static str> {
         if part == "sp" {
-            self.sequence_parallel = true;
+            self.parallel.sequence_parallel = true;
             return Some("sp");
         }
         if let Some(stage) = part.strip_prefix("z").and_then(|n| n.parse().ok()) {
-            self.zero_stage = stage;
+            self.parallel.zero_stage = stage;
             return Some("z");
         }
         let names = ["hsdp", "tp", "dp", "pp", "mb"].into_iter();
@@ -269,10 +252,10 @@ impl Layout {
             .filter_map(|name| Some((name, size(part, name)?)))
             .next()?;
         match name {
-            "hsdp" => self.hsdp = Some(size),
-            "tp" => self.tensor = size,
-            "dp" => self.data = size,
-            "pp" => self.pipeline = size,
+            "hsdp" => self.parallel.hsdp = Some(size),
+            "tp" => self.parallel.tensor = size,
+            "dp" => self.parallel.data = Some(size),
+            "pp" => self.parallel.pipeline = size,
             _ => self.micro_batch = Some(size),
         }
         Some(name)
@@ -316,6 +299,7 @@ mod tests {
             ("", ""),
             ("tp2-dpx", "dpx"),
             ("dp4-z4", "z4"),
+            ("pp2-mb1/own.csv", "own.csv"),
         ] {
             let error = text.parse::<Layout>().unwrap_err();
             assert_eq!(

@@ -27,11 +27,11 @@ use crate::data_parallel::{
     DataParallelConfig, DataParallelConfigError, DataParallelError, DistributedDataParallel,
     Precision,
 };
-use crate::mesh::{MeshError, ParallelConfig, samples_per_rank};
+use crate::mesh::{MeshError, samples_per_rank};
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::{AdamWConfig, LossScale};
-use crate::pipeline::schedule::ScheduleError;
-use crate::pipeline::split::{LayerSplit, SplitError, StageLayout};
+use crate::pipeline::split::StageLayout;
+use crate::pipeline::{LayoutScheduleError, stages_of};
 use crate::train::schedule::LrStyle;
 use crate::train::{LanguageModel, TrainConfig};
 
@@ -52,8 +52,8 @@ pub trait Subject: Sync {
     /// The module.
     type Model: LanguageModel;
 
-    /// Builds this rank's shard of the model, with the same seed for all layouts. Parameters are f64 if the
-    /// [`dtype`](Self::dtype) is, else f32.
+    /// Builds this rank's shard of the model in the layout of `groups`, with the same seed for all layouts.
+    /// Parameters are f64 if the [`dtype`](Self::dtype) is, else f32.
     ///
     /// # Errors
     ///
@@ -62,7 +62,6 @@ pub trait Subject: Sync {
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
     ) -> Result<ParallelModule<Self::Model>, BuildError>;
 
     /// Wraps the module for data parallelism with the settings of the layout. An implementation can replace the
@@ -107,11 +106,6 @@ pub trait Subject: Sync {
         0
     }
 
-    /// The distribution of layers over pipeline stages.
-    fn split(&self) -> LayerSplit {
-        LayerSplit::Even
-    }
-
     /// Builds the stages of this rank, given as pairs of index and layout.
     ///
     /// # Errors
@@ -121,10 +115,9 @@ pub trait Subject: Sync {
         &self,
         groups: &ParallelContext,
         device: &Device,
-        sequence_parallel: bool,
         stages: &[(usize, StageLayout)],
     ) -> Result<ParallelModule<Self::Model>, BuildError> {
-        let _ = (groups, device, sequence_parallel, stages);
+        let _ = (groups, device, stages);
         Err(BuildError::Config {
             path: "model".into(),
             message: "this model does not support pipelines: use a layout with pipeline = 1".into(),
@@ -149,9 +142,6 @@ pub struct VerifyOptions {
     /// which is the [type](Subject::dtype) of the subject. The default bucket size is small, so that small models
     /// have several buckets. The single rank only uses the type of the moments.
     pub data_parallel: DataParallelConfig,
-    /// The maximum number of gradients of the output layer's weight that the last stage defers: see
-    /// [`PipelineConfig::defer_embedding_wgrad`](crate::train::PipelineConfig::defer_embedding_wgrad).
-    pub defer_embedding_wgrad: Option<usize>,
     /// Whether the single rank uses micro-batches of the size of the layout instead of all samples at once, as
     /// FP8 scales may depend on the micro-batch.
     pub same_micro_batches: bool,
@@ -168,7 +158,6 @@ impl Default for VerifyOptions {
             optimizer: AdamWConfig::default(),
             clip: 0.1,
             data_parallel: DataParallelConfig::default(),
-            defer_embedding_wgrad: None,
             same_micro_batches: false,
             progress: |_| (),
         }
@@ -203,7 +192,9 @@ impl VerifyOptions {
         let samples = subject.samples();
         TrainConfig {
             steps: self.steps,
-            micro_batch_size: layout.micro_batch.unwrap_or(samples / layout.data),
+            micro_batch_size: layout
+                .micro_batch
+                .unwrap_or(samples / layout.parallel.data_size()),
             global_batch_size: samples,
             learning_rate: self.learning_rate,
             min_learning_rate: 0.0,
@@ -226,7 +217,6 @@ impl VerifyOptions {
                 moments: self.data_parallel.moments,
                 ..DataParallelConfig::default()
             },
-            defer_embedding_wgrad: None,
             ..self.clone()
         }
     }
@@ -257,15 +247,12 @@ pub struct VerifyError {
 /// Why a layout cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutRunError {
-    /// The samples are not divisible over its ranks.
+    /// A setting has no effect, or the samples are not divisible over its ranks.
     #[error(transparent)]
     Samples(#[from] MeshError),
-    /// Its schedule does not fit the samples.
+    /// Its schedule does not fit the samples, or its stages the layers.
     #[error(transparent)]
-    Schedule(#[from] ScheduleError),
-    /// The layers cannot be distributed over its stages.
-    #[error(transparent)]
-    Split(#[from] SplitError),
+    Schedule(#[from] LayoutScheduleError),
     /// Invalid sharding of the data axis.
     #[error(transparent)]
     Sharding(#[from] DataParallelConfigError),
@@ -299,7 +286,7 @@ pub fn verify<S: Subject>(
             Some(_) => &options.with_gradient_steps(),
             None => options,
         };
-        let own = subject.samples() / layout.data;
+        let own = subject.samples() / layout.parallel.data_size();
         let size = layout.micro_batch.unwrap_or(own);
         let micro_batch = options.same_micro_batches.then_some(size);
         let reference = match references.entry((micro_batch, rounding.is_some())) {
@@ -308,7 +295,11 @@ pub fn verify<S: Subject>(
         };
         (options.progress)(&layout.to_string());
         let ranks = observe_layout(subject, layout, options)?;
-        rows.push((*layout, Comparison::worst(reference, &ranks), rounding));
+        rows.push((
+            layout.clone(),
+            Comparison::worst(reference, &ranks),
+            rounding,
+        ));
     }
     Ok(VerifyReport::new(rows, options))
 }
@@ -342,17 +333,13 @@ pub fn observe_layout<S: Subject>(
 ) -> Result<Vec<Observation>, VerifyError> {
     let run = || {
         World::threads(layout.ranks())?.run(|rank| {
-            let config = ParallelConfig::new()
-                .with_tensor(layout.tensor)
-                .with_pipeline(layout.pipeline)
-                .with_data(layout.data);
-            let groups = ParallelContext::new(&config, &rank)?;
+            let groups = ParallelContext::new(&layout.parallel, &rank)?;
             observe::observe(subject, layout, &groups, options)
         })
     };
     check_layout(subject, layout, options)?;
     run().map_err(|error: WorldError| VerifyError {
-        layout: *layout,
+        layout: layout.clone(),
         error: error.into(),
     })
 }
@@ -362,24 +349,26 @@ fn check_layout<S: Subject>(
     layout: &Layout,
     options: &VerifyOptions,
 ) -> Result<(), VerifyError> {
-    let failed = |error: LayoutRunError| VerifyError {
-        layout: *layout,
+    check_run(subject, layout, options).map_err(|error| VerifyError {
+        layout: layout.clone(),
         error,
-    };
-    let share = samples_per_rank(subject.samples(), layout.data, layout.micro_batch)
-        .map_err(|error| failed(error.into()))?;
+    })
+}
+
+fn check_run<S: Subject>(
+    subject: &S,
+    layout: &Layout,
+    options: &VerifyOptions,
+) -> Result<(), LayoutRunError> {
+    let parallel = &layout.parallel;
+    parallel.check().map_err(MeshError::from)?;
+    let share = samples_per_rank(subject.samples(), parallel.data_size(), layout.micro_batch)?;
     options
         .data_parallel_for(layout, subject.dtype())
-        .check(layout.data)
-        .map_err(|error| failed(error.into()))?;
-    if layout.pipeline > 1 {
-        let schedule = layout
-            .schedule(share)
-            .map_err(|error| failed(error.into()))?;
-        subject
-            .split()
-            .stages(subject.layers(), schedule.stages())
-            .map_err(|error| failed(error.into()))?;
+        .check(parallel.data_size())?;
+    if parallel.pipeline > 1 {
+        layout.schedule(share)?;
+        stages_of(parallel, subject.layers())?;
     }
     Ok(())
 }

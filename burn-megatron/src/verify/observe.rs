@@ -7,8 +7,9 @@ use super::{Layout, RankError, Subject, VerifyOptions};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, CommError, ParallelContext};
 use crate::nn::{MeshRank, ParallelModule, ParameterTable};
+use crate::pipeline::stages_on_rank;
 use crate::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use crate::train::{Observer, ObserverError, PipelineConfig, StepGradients, Trainer};
+use crate::train::{Observer, ObserverError, StepGradients, Trainer};
 
 /// The results of a run on one rank, with assembled weights and gradients.
 #[derive(Clone, Debug)]
@@ -38,7 +39,7 @@ pub(super) fn observe<S: Subject>(
     options: &VerifyOptions,
 ) -> Result<Observation, RankError> {
     let device = Device::flex();
-    let (model, pipeline) = build(subject, layout, groups, options, &device)?;
+    let model = build(subject, groups, &device)?;
     let weights = AssembledParameters::from_module(&model.module, &model.table, groups)?;
     let observation = Observation {
         paths: model
@@ -57,7 +58,7 @@ pub(super) fn observe<S: Subject>(
     };
     let config = options.train_config(subject, layout);
     let ddp = subject.wrap(model, groups, &config.data_parallel)?;
-    let mut trainer = Trainer::from_wrapped(ddp, &device, &config, pipeline)?;
+    let mut trainer = Trainer::from_wrapped(ddp, &device, &config)?;
     let data = subject.data(groups);
     let mut observer = GradientObserver {
         observation,
@@ -80,31 +81,18 @@ pub(super) fn observe<S: Subject>(
     Ok(observation)
 }
 
-/// The shard of this rank, with the schedule of a pipeline.
+/// The shard of this rank.
 fn build<S: Subject>(
     subject: &S,
-    layout: &Layout,
     groups: &ParallelContext,
-    options: &VerifyOptions,
     device: &Device,
-) -> Result<(ParallelModule<S::Model>, Option<PipelineConfig>), RankError> {
-    let sequence_parallel = layout.sequence_parallel;
+) -> Result<ParallelModule<S::Model>, RankError> {
+    let layout = groups.config();
     if layout.pipeline == 1 {
-        let model = subject.build(groups, device, sequence_parallel)?;
-        return Ok((model, None));
+        return Ok(subject.build(groups, device)?);
     }
-    let schedule = layout.schedule(subject.samples() / layout.data)?;
-    let stages = subject
-        .split()
-        .stages(subject.layers(), schedule.stages())?;
-    let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-    let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-    let model = subject.build_stages(groups, device, sequence_parallel, &own)?;
-    let pipeline = PipelineConfig {
-        schedule,
-        defer_embedding_wgrad: options.defer_embedding_wgrad,
-    };
-    Ok((model, Some(pipeline)))
+    let own = stages_on_rank(layout, groups.pipeline().rank(), subject.layers())?;
+    Ok(subject.build_stages(groups, device, &own)?)
 }
 
 /// Assembles the gradients of the first and of the last step.

@@ -46,12 +46,12 @@ impl Rounding {
         widths: &[usize],
     ) -> Option<Self> {
         let cut = |block: usize| {
-            let mut parts = widths.iter().map(|width| width / layout.tensor);
-            layout.tensor > 1 && parts.any(|part| !part.is_multiple_of(block))
+            let mut parts = widths.iter().map(|width| width / layout.parallel.tensor);
+            layout.parallel.tensor > 1 && parts.any(|part| !part.is_multiple_of(block))
         };
         let of = |recipe: &Fp8Recipe| {
             let what = match recipe {
-                _ if layout.tensor > groups => {
+                _ if layout.parallel.tensor > groups => {
                     "FP8, ranks that replicate keys and values round their partial gradients".into()
                 }
                 Fp8Recipe::Blockwise(_) if cut(BLOCK) => cut_blocks(BLOCK),

@@ -12,7 +12,7 @@ use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::pipeline::split::{LayerSplit, StageLayout};
+use burn_megatron::pipeline::stages_of;
 use burn_megatron_models::Transformer;
 
 use crate::error::Error;
@@ -71,7 +71,6 @@ struct GenerationRun<'a> {
     saved: &'a SavedModel,
     prompt: Vec<u32>,
     layout: ParallelConfig,
-    stages: Vec<StageLayout>,
     kernels: KernelChoices,
 }
 
@@ -105,15 +104,16 @@ impl<'a> GenerationRun<'a> {
         } else {
             config.prompt_tokens(&saved.tokenizer)?
         };
+        let layout = ParallelConfig::new()
+            .with_tensor(tensor)
+            .with_pipeline(pipeline);
+        stages_of(&layout, saved.config.layers)?;
         Ok(Self {
             args,
             config,
             saved,
             prompt,
-            layout: ParallelConfig::new()
-                .with_tensor(tensor)
-                .with_pipeline(pipeline),
-            stages: LayerSplit::Even.stages(saved.config.layers, pipeline)?,
+            layout,
             kernels,
         })
     }
@@ -179,9 +179,7 @@ impl<'a> GenerationRun<'a> {
         let scope = ModelBuilder::with(groups, device, 0, parameters)
             .with_compute_dtype(self.args.precision.of(parameters))
             .with_kernels(&self.kernels)?;
-        let own = groups.pipeline().rank();
-        let stages = [(own, self.stages[own].clone())];
-        let model = self.saved.config.init_stages(scope, false, &stages)?;
+        let model = self.saved.config.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(model, groups, &data_parallel)?;
         load_weights(&mut ddp, &*self.saved.source, LoadTolerance::default())?;
         Ok(ddp)

@@ -29,7 +29,7 @@ impl Folder {
     /// Saves a model of bytes with random weights as the only checkpoint of a run.
     fn save(&self, config: &TransformerConfig, recipe: serde_json::Value) -> &Path {
         let scope = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 1, DType::F32);
-        let table = config.init(scope, false).unwrap().table;
+        let table = config.init_with(scope).unwrap().table;
         let piece = |shape: &Vec<usize>, path: &str| TensorShard {
             tensor: TensorMeta {
                 key: format!("model/{path}"),

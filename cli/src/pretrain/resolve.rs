@@ -31,7 +31,7 @@ impl Recipe {
         }
         let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
         set(&mut recipe.parallel.tensor, args.tensor_parallel);
-        set(&mut recipe.parallel.data, args.data_parallel);
+        recipe.parallel.data = args.data_parallel.or(recipe.parallel.data);
         if let Some(pipeline) = args.pipeline_parallel {
             recipe.parallel.pipeline = pipeline;
             if pipeline == 1 {
@@ -42,8 +42,8 @@ impl Recipe {
                 recipe.parallel.defer_embedding_wgrad = None;
             }
         }
-        if args.schedule.is_some() {
-            recipe.parallel.schedule = args.schedule.clone();
+        if let Some(schedule) = &args.schedule {
+            recipe.parallel.schedule = Some(schedule.parse()?);
             recipe.parallel.virtual_stages = None;
         }
         if args.defer_embedding_wgrad.is_some() {
@@ -55,7 +55,10 @@ impl Recipe {
         set(&mut recipe.train.micro_batch_size, args.micro_batch_size);
         set(&mut recipe.train.global_batch_size, args.global_batch_size);
         if let Some(micro_batches) = args.micro_batches {
-            let (batch, ranks) = (recipe.train.global_batch_size, recipe.parallel.data.max(1));
+            let (batch, ranks) = (
+                recipe.train.global_batch_size,
+                recipe.parallel.data_size().max(1),
+            );
             recipe.train.micro_batch_size = micro_batch_size(batch, ranks, micro_batches)?;
         }
         if let Some(steps) = args.steps {

@@ -62,10 +62,8 @@ fn uneven_stages() {
     let layout = "pp2-dp2-mb2-z2/1f1b";
     for case in [Case::llama(layout), Case::gpt(layout)] {
         let folder = Folder::new();
-        let [one, two] = [split(Some(1), None), split(None, Some(1))].map(|split| Case {
-            split,
-            ..case.clone()
-        });
+        let [one, two] =
+            [split(Some(1), None), split(None, Some(1))].map(|split| case.split(split));
         let [from, to] = ["from", "to"].map(|name| folder.join(name));
         one.run(None, 3, Some(&from));
         let a = one.pass_on(&from, &folder.join("same"));

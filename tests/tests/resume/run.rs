@@ -9,14 +9,13 @@ use burn_megatron::checkpoint::state::StateError;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSlice, TensorSource};
 use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    NoopObserver, Observer, ObserverError, PipelineConfig, SaveConfig, SavedCheckpoint, Saver,
-    TrainConfig, TrainError, Trainer,
+    NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig,
+    TrainError, Trainer,
 };
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};
@@ -53,7 +52,6 @@ impl Drop for Folder {
 pub struct Case {
     pub model: TransformerConfig,
     pub layout: Layout,
-    pub split: LayerSplit,
     pub fp8: Fp8Config,
     pub kernels: KernelChoices,
     /// Data parallelism is that of the layout, except for types.
@@ -89,7 +87,6 @@ impl Case {
         Self {
             model,
             layout: layout.parse().unwrap(),
-            split: LayerSplit::Even,
             fp8: Fp8Config::default(),
             kernels: KernelChoices::default(),
             train,
@@ -120,6 +117,13 @@ impl Case {
         }
     }
 
+    /// The same with another split of the layers over the stages.
+    pub fn split(&self, split: LayerSplit) -> Self {
+        let mut case = self.clone();
+        case.layout.parallel.split = split;
+        case
+    }
+
     pub fn layout(&self, layout: &str) -> Self {
         Self {
             layout: layout.parse().unwrap(),
@@ -131,8 +135,6 @@ impl Case {
         let own = &self.train.data_parallel;
         let mut config = self.train.clone();
         config.micro_batch_size = self.layout.micro_batch.unwrap_or(1);
-        config.data_parallel.zero_stage = self.layout.zero_stage;
-        config.data_parallel.hsdp = self.layout.hsdp;
         // Several buckets, and parameters that span two shards.
         config.data_parallel.bucket_size = self.layout.data_parallel().bucket_size;
         config.data_parallel.bucket_size = own.bucket_size.or(config.data_parallel.bucket_size);
@@ -151,24 +153,8 @@ impl Case {
             .with_compute_dtype(computing)
             .with_kernels(&self.kernels)?
             .with_fp8(&self.fp8)?;
-        let parallel = self.layout.sequence_parallel;
-        if self.layout.pipeline == 1 {
-            let model = self.model.init(scope, parallel)?;
-            return Ok(Trainer::new(model, groups, &device, &config)?);
-        }
-        let share = config.global_batch_size / self.layout.data;
-        let schedule = self.layout.schedule(share)?;
-        let stages = self.split.stages(self.model.layers, schedule.stages())?;
-        let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
-        let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-        let model = self.model.init_stages(scope, parallel, &own)?;
-        let pipeline = PipelineConfig {
-            schedule,
-            defer_embedding_wgrad: None,
-        };
-        Ok(Trainer::with_pipeline(
-            model, groups, &device, &config, pipeline,
-        )?)
+        let model = self.model.init_with(scope)?;
+        Ok(Trainer::new(model, groups, &device, &config)?)
     }
 
     /// Runs something on every rank.
@@ -176,13 +162,10 @@ impl Case {
         &self,
         run: impl Fn(&ParallelContext) -> Result<T, AnyError> + Sync,
     ) -> Result<Vec<T>, String> {
-        let mesh = ParallelConfig::new()
-            .with_tensor(self.layout.tensor)
-            .with_pipeline(self.layout.pipeline)
-            .with_data(self.layout.data);
+        let mesh = &self.layout.parallel;
         let world = World::threads(self.ranks()).unwrap();
         let world = world.deadline(std::time::Duration::from_secs(60));
-        let run = world.run(|rank| run(&ParallelContext::new(&mesh, &rank)?));
+        let run = world.run(|rank| run(&ParallelContext::new(mesh, &rank)?));
         run.map_err(|error| error.to_string())
     }
 

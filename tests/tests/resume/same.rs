@@ -66,8 +66,7 @@ fn pipelines_with_virtual_and_uneven_stages() {
         ("pp2-dp2-mb3-z3/1f1b", ends),
     ] {
         for case in [Case::gpt(layout), Case::llama(layout)] {
-            let split = split.clone();
-            goes_on(layout, &Case { split, ..case });
+            goes_on(layout, &case.split(split.clone()));
         }
     }
 }

@@ -102,6 +102,7 @@ fn layouts() -> impl Strategy<Value = (ParallelConfig, usize)> {
             expert,
             expert_tensor,
             order,
+            ..ParallelConfig::new()
         };
         (config, stage * pipeline)
     })
@@ -284,6 +285,7 @@ proptest! {
             expert: sizes[4],
             expert_tensor: given.1.then_some(sizes[5]),
             order,
+            ..ParallelConfig::new()
         };
         match Mesh::new(&config, world) {
             Ok(mesh) => {

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::{Axis, AxisOrder, AxisRank, AxisSet, Grid, Mesh, MeshRank, ParallelConfig};
+use super::super::stages::LayerSplit;
+use super::super::{
+    Axis, AxisOrder, AxisRank, AxisSet, Grid, LayoutError, Mesh, MeshError, MeshRank,
+    ParallelConfig, ScheduleKind, ScheduleSource, ZeroStage,
+};
 
 #[test]
 fn a_configuration_survives_a_file() {
@@ -14,6 +18,15 @@ fn a_configuration_survives_a_file() {
         .with_order("tp-pp-dp".parse().unwrap());
     for config in [
         config.clone().with_data(6).with_expert_tensor(7),
+        config
+            .clone()
+            .with_sequence_parallel(true)
+            .with_schedule(ScheduleKind::Interleaved { group: Some(6) })
+            .with_virtual_stages(2)
+            .with_split(LayerSplit::Layout("Et|L".into())),
+        config
+            .clone()
+            .with_schedule(ScheduleSource::File("own.csv".into())),
         config,
         Default::default(),
     ] {
@@ -35,6 +48,63 @@ fn a_file_names_only_what_it_changes() {
     assert_eq!(read, built);
 }
 
+/// What a recipe writes of its layout.
+#[test]
+fn a_file_has_the_axes_of_every_run_and_others_where_they_are_used() {
+    let recipe = ParallelConfig::new().with_data(1);
+    let text = "tensor = 1\ndata = 1\nsequence_parallel = false\npipeline = 1\nsplit = \"even\"\n";
+    assert_eq!(toml::to_string(&recipe).unwrap(), text);
+    // What is sharded over the data axis stands in another table.
+    let sharded = recipe
+        .clone()
+        .with_zero_stage(ZeroStage::Optimizer)
+        .with_hsdp(2);
+    assert_eq!(toml::to_string(&sharded).unwrap(), text);
+    let used = toml::to_string(&recipe.with_context(2)).unwrap();
+    assert!(used.ends_with("context = 2\n"), "{used}");
+}
+
+#[test]
+fn a_setting_without_effect_is_refused() {
+    let refusal = |config: &ParallelConfig| match Mesh::new(config, 4).unwrap_err() {
+        MeshError::Layout(error) => error,
+        other => panic!("{other}"),
+    };
+    let config = ParallelConfig::new();
+    assert_eq!(
+        refusal(&config.clone().with_sequence_parallel(true)),
+        LayoutError::SequenceParallel
+    );
+    let pipeline_settings = [
+        ("schedule", config.clone().with_schedule(ScheduleKind::ZbV)),
+        ("virtual_stages", config.clone().with_virtual_stages(1)),
+        (
+            "split",
+            config
+                .clone()
+                .with_split(LayerSplit::Layout("Et|tL".into())),
+        ),
+        (
+            "defer_embedding_wgrad",
+            ParallelConfig {
+                defer_embedding_wgrad: Some(0),
+                ..config
+            },
+        ),
+    ];
+    for (name, config) in pipeline_settings {
+        assert_eq!(refusal(&config), LayoutError::NoPipeline { name });
+        assert_eq!(
+            refusal(&config).to_string(),
+            format!(
+                "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pipeline-parallel) to 2 \
+                 or more, or remove {name}"
+            )
+        );
+        assert!(Mesh::new(&config.with_pipeline(2), 4).is_ok(), "{name}");
+    }
+}
+
 #[test]
 fn a_file_with_an_error_is_refused() {
     let refusal = |text| {
@@ -42,6 +112,8 @@ fn a_file_with_an_error_is_refused() {
             .unwrap_err()
             .to_string()
     };
+    assert!(refusal("schedule = '2f1b'").contains("invalid schedule \"2f1b\": expected gpipe"));
+    assert!(refusal("zero_stage = 1").contains("unknown field `zero_stage`"));
     assert!(refusal("tensr = 2").contains("unknown field `tensr`"));
     assert!(refusal("order = 'tp-tp'").contains("duplicate axis tp in the order \"tp-tp\""));
 }

@@ -22,17 +22,16 @@ use serde::{Deserialize, Serialize};
 use super::config::{DataParallelConfig, Moments};
 use super::layout::{BufferKey, BufferLayout, FlatBuffer};
 use crate::comm::DType;
+pub use crate::mesh::{ParseZeroStageError, ZeroStage};
 
 pub mod host_memory;
 mod table;
 #[cfg(test)]
 mod tests;
 mod transient_buffers;
-mod zero_stage;
 
 pub use table::format_bytes;
 use transient_buffers::{element_bytes, transient_buffers};
-pub use zero_stage::{ParseZeroStageError, ZeroStage};
 
 /// The training state per parameter, and which of it is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

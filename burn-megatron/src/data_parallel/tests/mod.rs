@@ -340,7 +340,6 @@ fn an_estimate_equals_what_is_built() {
             bias: true,
             init: Init::Normal(0.1),
             output_init: Init::Normal(0.1),
-            sequence_parallel: false,
         };
         let module = config.init(&scope).unwrap();
         scope.finish(module).unwrap()

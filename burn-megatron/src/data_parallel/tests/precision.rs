@@ -4,7 +4,9 @@ use burn::tensor::{DType, Int};
 
 use super::gradient_checks::stage;
 use super::*;
-use crate::nn::{Init, ModelBuilder, VocabParallelEmbedding, Vocabulary};
+use crate::nn::{
+    Init, ModelBuilder, VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
+};
 use crate::optim::{AdamWConfig, ParallelAdamW};
 
 fn half(precision: Precision, number: u8) -> DataParallelConfig {
@@ -127,7 +129,9 @@ fn the_gradient_of_a_frequent_token_is_accumulated_in_f32() {
     let scope = ModelBuilder::new(&groups, &Device::flex());
     let vocabulary = Vocabulary::padded(3, 1, 1);
     let child = scope.child("embedding");
-    let embedding = VocabParallelEmbedding::new(vocabulary, 2, Init::Constant(0.5), false, &child);
+    let embedding = VocabParallelEmbeddingConfig::new(vocabulary, 2)
+        .with_init(Init::Constant(0.5))
+        .init(&child);
     #[derive(Module, Debug)]
     struct Model {
         embedding: VocabParallelEmbedding,

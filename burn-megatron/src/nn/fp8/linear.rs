@@ -1,5 +1,6 @@
 //! Linear layers in 8 bits for any Burn module, without a mesh.
 
+use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
@@ -10,29 +11,18 @@ use crate::nn::linear::linear_fp8;
 use crate::nn::{InputLayout, Weight, anchored_value, linear};
 
 /// Configuration of an [`Fp8Linear`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Config, Debug)]
 pub struct Fp8LinearConfig {
-    input: usize,
-    output: usize,
-    bias: bool,
+    /// Input features.
+    pub input: usize,
+    /// Output features.
+    pub output: usize,
+    /// Whether the layer has a bias.
+    #[config(default = true)]
+    pub bias: bool,
 }
 
 impl Fp8LinearConfig {
-    /// A layer from `input` to `output` features, with a bias.
-    pub fn new(input: usize, output: usize) -> Self {
-        Self {
-            input,
-            output,
-            bias: true,
-        }
-    }
-
-    /// Sets whether the layer has a bias (default: true).
-    pub fn with_bias(mut self, bias: bool) -> Self {
-        self.bias = bias;
-        self
-    }
-
     /// Builds the layer with burn-nn's initial values. `path` is its path in the model, which settings and
     /// reports use.
     ///
@@ -156,20 +146,18 @@ impl Fp8Linear {
 pub type MxFp8Linear = Fp8Linear;
 
 /// Configuration of an [`MxFp8Linear`].
-#[derive(Clone, Copy, Debug)]
-pub struct MxFp8LinearConfig(Fp8LinearConfig);
+#[derive(Config, Debug)]
+pub struct MxFp8LinearConfig {
+    /// Input features.
+    pub input: usize,
+    /// Output features.
+    pub output: usize,
+    /// Whether the layer has a bias.
+    #[config(default = true)]
+    pub bias: bool,
+}
 
 impl MxFp8LinearConfig {
-    /// A layer from `input` to `output` features, with a bias.
-    pub fn new(input: usize, output: usize) -> Self {
-        Self(Fp8LinearConfig::new(input, output))
-    }
-
-    /// Sets whether the layer has a bias (default: true).
-    pub fn with_bias(self, bias: bool) -> Self {
-        Self(self.0.with_bias(bias))
-    }
-
     /// Builds the layer with burn-nn's initial values. Settings and reports do not include it: for those
     /// build it with [`Fp8LinearConfig::init`].
     pub fn init(&self, device: &Device) -> MxFp8Linear {
@@ -177,7 +165,8 @@ impl MxFp8LinearConfig {
             recipe: Some(Fp8Recipe::MxFp8),
             ..Fp8Config::default()
         };
-        let built = Fp8::new(&config).and_then(|fp8| self.0.init("linear", &fp8, device));
+        let layer = Fp8LinearConfig::new(self.input, self.output).with_bias(self.bias);
+        let built = Fp8::new(&config).and_then(|fp8| layer.init("linear", &fp8, device));
         match built {
             Ok(layer) => layer,
             Err(error) => unreachable!("a recipe without settings is valid: {error}"),

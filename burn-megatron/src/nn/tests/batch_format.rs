@@ -62,7 +62,6 @@ impl Form {
             dropout: 0.0,
             init: Init::Normal(0.5),
             output_init: Init::Normal(0.5),
-            sequence_parallel: false,
         };
         let layer = config.init(&builder).unwrap();
         let model = builder.finish(layer).unwrap();

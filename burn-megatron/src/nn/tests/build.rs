@@ -18,7 +18,7 @@ fn builder() -> ModelBuilder {
 }
 
 fn norm(builder: &ModelBuilder) -> Norm {
-    Norm::new(NormKind::Rms, 4, 1e-5, false, builder)
+    NormConfig::new(NormKind::Rms, 4, 1e-5).init(builder)
 }
 
 fn scale(builder: &ModelBuilder) -> Param<Tensor<1>> {
@@ -138,7 +138,6 @@ fn attention(heads: usize, groups: usize) -> ParallelAttentionConfig {
         dropout: 0.0,
         init: Init::Normal(0.02),
         output_init: Init::Normal(0.02),
-        sequence_parallel: false,
     }
 }
 
@@ -211,13 +210,21 @@ fn widths_that_do_not_fit_are_named() {
     );
     for message in [
         refused(4, |builder| {
-            VocabParallelEmbedding::new(vocabulary, 4, init, false, builder)
+            VocabParallelEmbeddingConfig::new(vocabulary, 4)
+                .with_init(init)
+                .init(builder)
         }),
         refused(4, |builder| {
-            OutputLayer::new(vocabulary, 4, init, false, false, builder)
+            OutputLayerConfig::new(vocabulary, 4)
+                .with_init(init)
+                .with_tied(false)
+                .init(builder)
         }),
         refused(4, |builder| {
-            OutputLayer::new(vocabulary, 4, init, true, false, builder)
+            OutputLayerConfig::new(vocabulary, 4)
+                .with_init(init)
+                .with_tied(true)
+                .init(builder)
         }),
     ] {
         let expected = "padded vocabulary 10 cannot be split over tensor = 4; 1, 2, 5, 10 can";
@@ -226,14 +233,21 @@ fn widths_that_do_not_fit_are_named() {
 }
 
 #[test]
+fn sections_are_the_whole_output() {
+    let section = OutputSection::new("features".into(), 4, 2);
+    let config = ColumnParallelLinearConfig::new(4, 6).with_sections(vec![section]);
+    let message = refused(2, |builder| config.init(builder));
+    assert_eq!(
+        message,
+        "block: the sections have 8 features in all: expected the 6 of the output"
+    );
+}
+
+#[test]
 fn sections_cannot_be_gathered() {
-    let section = OutputSection {
-        unit: "features",
-        units: 4,
-        width: 1,
-        shared: false,
-    };
-    let config = ColumnParallelLinearConfig::with_sections(4, vec![section.clone(), section])
+    let section = OutputSection::new("features".into(), 4, 1);
+    let config = ColumnParallelLinearConfig::new(4, 8)
+        .with_sections(vec![section.clone(), section])
         .with_gather_output(true);
     let message = refused(2, |builder| config.init(builder));
     assert_eq!(

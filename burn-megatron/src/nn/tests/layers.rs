@@ -48,7 +48,6 @@ fn column_parallel_linear() {
         let config = ColumnParallelLinearConfig::new(HIDDEN, 20)
             .with_init(INIT)
             .with_bias(bias)
-            .with_sequence_parallel(sequence_parallel)
             .with_gather_output(gather);
         let split = TestTensor {
             shape: shape(20),
@@ -57,21 +56,18 @@ fn column_parallel_linear() {
         let case = Case {
             input: sequence(HIDDEN, sequence_parallel),
             output: if gather { whole(20) } else { split },
-            build: &|builder| config.init(builder),
+            build: &|builder| config.init(&builder.with_sequence_parallel(sequence_parallel)),
             forward: &|layer: &ColumnParallelLinear, x| layer.forward(x),
         };
-        case.check(&format!("{config:?}"));
+        case.check(&format!(
+            "{config:?}, sequence parallel {sequence_parallel}"
+        ));
     }
 }
 
 #[test]
 fn column_parallel_linear_with_sections() {
-    let section = |units, shared| OutputSection {
-        unit: "heads",
-        units,
-        width: 3,
-        shared,
-    };
+    let section = |units, shared| OutputSection::new("heads".into(), units, 3).with_shared(shared);
     for groups in [4, 2, 1] {
         for sequence_parallel in [false, true] {
             let sections = vec![
@@ -79,9 +75,9 @@ fn column_parallel_linear_with_sections() {
                 section(groups, true),
                 section(groups, true),
             ];
-            let config = ColumnParallelLinearConfig::with_sections(HIDDEN, sections)
-                .with_init(INIT)
-                .with_sequence_parallel(sequence_parallel);
+            let config = ColumnParallelLinearConfig::new(HIDDEN, (8 + 2 * groups) * 3)
+                .with_sections(sections)
+                .with_init(INIT);
             let parts = |units: usize, n: usize| Section {
                 size: units * 3,
                 parts: units.min(n),
@@ -95,10 +91,12 @@ fn column_parallel_linear_with_sections() {
                         sections: vec![parts(8, n), parts(groups, n), parts(groups, n)],
                     },
                 },
-                build: &|builder| config.init(builder),
+                build: &|builder| config.init(&builder.with_sequence_parallel(sequence_parallel)),
                 forward: &|layer: &ColumnParallelLinear, x| layer.forward(x),
             };
-            case.check(&format!("{config:?}"));
+            case.check(&format!(
+                "{config:?}, sequence parallel {sequence_parallel}"
+            ));
         }
     }
 }
@@ -114,8 +112,7 @@ fn row_parallel_linear() {
         let config = RowParallelLinearConfig::new(16, HIDDEN)
             .with_init(INIT)
             .with_bias(bias)
-            .with_input_is_split(split)
-            .with_sequence_parallel(sequence_parallel);
+            .with_input_is_split(split);
         let features = TestTensor {
             shape: shape(16),
             placement: &|n| Placement::split(2, 16, n),
@@ -123,26 +120,26 @@ fn row_parallel_linear() {
         let case = Case {
             input: if split { features } else { whole(16) },
             output: sequence(HIDDEN, sequence_parallel),
-            build: &|builder| config.init(builder),
+            build: &|builder| config.init(&builder.with_sequence_parallel(sequence_parallel)),
             forward: &|layer: &RowParallelLinear, x| layer.forward(x),
         };
-        case.check(&format!("{config:?}"));
+        case.check(&format!(
+            "{config:?}, sequence parallel {sequence_parallel}"
+        ));
     }
 }
 
 #[test]
 fn row_parallel_linear_hands_its_bias_back() {
     for sequence_parallel in [false, true] {
-        let config = RowParallelLinearConfig::new(16, HIDDEN)
-            .with_init(INIT)
-            .with_sequence_parallel(sequence_parallel);
+        let config = RowParallelLinearConfig::new(16, HIDDEN).with_init(INIT);
         let case = Case {
             input: TestTensor {
                 shape: shape(16),
                 placement: &|n| Placement::split(2, 16, n),
             },
             output: sequence(HIDDEN, sequence_parallel),
-            build: &|builder| config.init(builder),
+            build: &|builder| config.init(&builder.with_sequence_parallel(sequence_parallel)),
             forward: &|layer: &RowParallelLinear, x| {
                 let (y, bias) = layer.forward_without_bias(x.clone());
                 let added = layer.forward(x) - y.clone();
@@ -152,7 +149,9 @@ fn row_parallel_linear_hands_its_bias_back() {
                 y * bias
             },
         };
-        case.check(&format!("{config:?}"));
+        case.check(&format!(
+            "{config:?}, sequence parallel {sequence_parallel}"
+        ));
     }
 }
 
@@ -167,7 +166,9 @@ fn embedding(
     sequence_parallel: bool,
 ) -> Result<VocabParallelEmbedding, BuildError> {
     let vocabulary = Vocabulary::padded(10, 4, builder.place().size);
-    VocabParallelEmbedding::new(vocabulary, HIDDEN, INIT, sequence_parallel, builder)
+    VocabParallelEmbeddingConfig::new(vocabulary, HIDDEN)
+        .with_init(INIT)
+        .init(&builder.with_sequence_parallel(sequence_parallel))
 }
 
 #[test]
@@ -212,8 +213,9 @@ fn learned_positions() {
             input: sequence(HIDDEN, sequence_parallel),
             output: sequence(HIDDEN, sequence_parallel),
             build: &|builder| {
-                let layer =
-                    LearnedPositions::new(SEQ + 3, HIDDEN, INIT, sequence_parallel, builder);
+                let layer = LearnedPositionsConfig::new(SEQ + 3, HIDDEN)
+                    .with_init(INIT)
+                    .init(&builder.with_sequence_parallel(sequence_parallel));
                 Ok(layer)
             },
             forward: &|layer: &LearnedPositions, x: Tensor<3>| {
@@ -242,9 +244,13 @@ fn output_layer_with_a_weight_of_its_own_and_with_the_embeddings() {
             },
             build: &|builder| {
                 let vocabulary = Vocabulary::padded(10, 4, builder.place().size);
-                let at = builder.child("output");
-                let output =
-                    OutputLayer::new(vocabulary, HIDDEN, INIT, tied, sequence_parallel, &at)?;
+                let at = builder
+                    .child("output")
+                    .with_sequence_parallel(sequence_parallel);
+                let output = OutputLayerConfig::new(vocabulary, HIDDEN)
+                    .with_init(INIT)
+                    .with_tied(tied)
+                    .init(&at)?;
                 let embedding = embedding(&builder.child("embedding"), sequence_parallel)?;
                 Ok(Ends { embedding, output })
             },
@@ -266,7 +272,10 @@ fn norms() {
             let case = Case {
                 input: sequence(HIDDEN, sequence_parallel),
                 output: sequence(HIDDEN, sequence_parallel),
-                build: &|builder| Ok(Norm::new(kind, HIDDEN, 1e-5, sequence_parallel, builder)),
+                build: &|builder| {
+                    let builder = builder.with_sequence_parallel(sequence_parallel);
+                    Ok(NormConfig::new(kind, HIDDEN, 1e-5).init(&builder))
+                },
                 forward: &|layer: &Norm, x| layer.forward(x),
             };
             case.check(&format!("{kind:?}, sequence parallel {sequence_parallel}"));
@@ -297,16 +306,17 @@ fn attention() {
             dropout,
             init: INIT,
             output_init: INIT,
-            sequence_parallel,
         };
         let rotary = turned.then(|| super::rotary(SEQ, 4, 100.0, DType::F64));
         let case = Case {
             input: sequence(HIDDEN, sequence_parallel),
             output: sequence(HIDDEN, sequence_parallel),
-            build: &|builder| config.init(builder),
+            build: &|builder| config.init(&builder.with_sequence_parallel(sequence_parallel)),
             forward: &|layer: &ParallelAttention, x| layer.forward(x, rotary.as_ref()),
         };
-        case.check(&format!("{config:?}"));
+        case.check(&format!(
+            "{config:?}, sequence parallel {sequence_parallel}"
+        ));
     }
 }
 
@@ -325,15 +335,16 @@ fn mlp() {
                 bias,
                 init: INIT,
                 output_init: INIT,
-                sequence_parallel,
             };
             let case = Case {
                 input: sequence(HIDDEN, sequence_parallel),
                 output: sequence(HIDDEN, sequence_parallel),
-                build: &|builder| config.init(builder),
+                build: &|builder| config.init(&builder.with_sequence_parallel(sequence_parallel)),
                 forward: &|layer: &ParallelMlp, x| layer.forward(x),
             };
-            case.check(&format!("{config:?}"));
+            case.check(&format!(
+                "{config:?}, sequence parallel {sequence_parallel}"
+            ));
         }
     }
 }

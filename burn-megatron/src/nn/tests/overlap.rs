@@ -79,8 +79,7 @@ impl Subscriber for Spans {
 fn layer(groups: &ParallelContext, sequence_parallel: bool) -> ColumnParallelLinear {
     let builder = ModelBuilder::with(groups, &super::autodiff(), 7, burn::tensor::DType::F64);
     ColumnParallelLinearConfig::new(6, 8)
-        .with_sequence_parallel(sequence_parallel)
-        .init(&builder)
+        .init(&builder.with_sequence_parallel(sequence_parallel))
         .unwrap()
 }
 

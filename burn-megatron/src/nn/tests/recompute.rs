@@ -266,7 +266,6 @@ fn our_own_layers_can_be_run_again() {
             bias: true,
             init: Init::Normal(0.5),
             output_init: Init::Normal(0.5),
-            sequence_parallel: false,
         };
         let mlp = config.init(&builder).unwrap();
         let config = DataParallelConfig {

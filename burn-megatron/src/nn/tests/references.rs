@@ -92,7 +92,7 @@ fn both_linear_layers_are_the_plain_one_to_the_bit() {
 /// Output and gradients of input, weight and bias of a norm.
 fn norm(kind: NormKind, dtype: DType) -> Vec<Vec<f64>> {
     let cast = |x: Tensor<1>| leaf(x.cast(dtype));
-    let mut layer = Norm::new(kind, 6, 1e-3, false, &builder());
+    let mut layer = NormConfig::new(kind, 6, 1e-3).init(&builder());
     layer.weight = Param::from_tensor(cast(wave([6], 1.0)));
     layer.bias = layer.bias.map(|_| Param::from_tensor(cast(wave([6], 2.0))));
     let x = leaf(wave([2, 5, 6], 0.5).cast(dtype));
@@ -247,8 +247,10 @@ fn an_embedding_is_burns() {
         tokens: 10,
         padded: 10,
     };
-    let mut layer =
-        VocabParallelEmbedding::new(vocabulary, 6, Init::Normal(1.0), false, &builder()).unwrap();
+    let mut layer = VocabParallelEmbeddingConfig::new(vocabulary, 6)
+        .with_init(Init::Normal(1.0))
+        .init(&builder())
+        .unwrap();
     layer.weight = Param::from_tensor(leaf(weight));
     // Token 3 comes three times, token 1 never.
     let tokens = || Tensor::<2, Int>::from_data([[3, 0, 3], [9, 3, 2]], &autodiff());

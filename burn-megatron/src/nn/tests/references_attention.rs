@@ -27,7 +27,6 @@ fn config(groups: usize, dropout: f64) -> ParallelAttentionConfig {
         dropout,
         init: Init::Normal(0.5),
         output_init: Init::Normal(0.5),
-        sequence_parallel: false,
     }
 }
 
@@ -158,7 +157,6 @@ fn gradient_checkpointing_changes_nothing() {
             bias: true,
             init: Init::Normal(0.5),
             output_init: Init::Normal(0.5),
-            sequence_parallel: false,
         };
         let mlp = mlp.init(&builder.child("mlp")).unwrap();
         let values_of_x = wave([BATCH, SEQ, HIDDEN], 0.5).into_data();

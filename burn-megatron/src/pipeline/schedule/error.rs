@@ -4,19 +4,14 @@ use std::io;
 use std::path::PathBuf;
 
 use super::{InvalidSchedule, ParseActionError, ScheduleKind};
+use crate::mesh::UnknownScheduleKind;
 
 /// Why a schedule, a simulation or a drawing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
     /// An unknown name.
-    #[error(
-        "invalid schedule \"{name}\": expected gpipe, 1f1b, interleaved (or interleaved:N with groups \
-         of N micro-batches), zb-h1, zb-v or dualpipe-v"
-    )]
-    UnknownKind {
-        /// The name.
-        name: String,
-    },
+    #[error(transparent)]
+    UnknownKind(#[from] UnknownScheduleKind),
     /// A size is 0.
     #[error("invalid number of {what} 0: a schedule needs at least 1")]
     Zero {

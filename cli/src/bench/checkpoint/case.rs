@@ -10,7 +10,6 @@ use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data::TextData;
 use burn_megatron::data_parallel::{DataParallelConfig, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::ModelBuilder;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
     NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig, Trainer,
@@ -83,7 +82,7 @@ impl CheckpointBench {
         steps: usize,
     ) -> Result<Trainer<Transformer>, Error> {
         let device = Device::flex();
-        let model = self.model.init(ModelBuilder::new(groups, &device), false)?;
+        let model = self.model.init(groups, &device)?;
         let config = TrainConfig {
             steps,
             warmup_steps: 1,

@@ -83,7 +83,7 @@ impl OverlapSetup {
         let groups = groups.with_data(data);
         let device = Device::flex();
         let scope = ModelBuilder::with(&groups, &device, SEED, DType::F32);
-        let model = self.model.init(scope, false)?;
+        let model = self.model.init_with(scope)?;
         let elements = model.table.local_elements(groups.mesh_rank());
         let settings = self.settings(case, elements);
         let ddp = DistributedDataParallel::with(model, &groups, &settings)?;

@@ -3,6 +3,7 @@
 use burn::tensor::DType;
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::{DataParallelConfig, Moments};
+use burn_megatron::mesh::ScheduleSource;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, ParameterGroup};
 use burn_megatron::pipeline::split::LayerSplit;
@@ -257,8 +258,7 @@ fn of_recipe(name: &str, recipe: Recipe, args: &VerifyArgs) -> Result<VerifyCase
 fn own_layout(recipe: &Recipe) -> Result<Layout, Error> {
     recipe.plan()?;
     let parallel = &recipe.parallel;
-    let schedule = parallel.schedule.as_deref().unwrap_or("1f1b");
-    if schedule.ends_with(".csv") {
+    if let Some(ScheduleSource::File(schedule)) = &parallel.schedule {
         return Err(format!(
             "parallel.schedule = \"{schedule}\" is a CSV file, and verify supports named schedules only; give \
              --layouts with one, as in pp2-mb1/1f1b"
@@ -266,15 +266,8 @@ fn own_layout(recipe: &Recipe) -> Result<Layout, Error> {
         .into());
     }
     Ok(Layout {
-        tensor: parallel.tensor,
-        data: parallel.data,
-        sequence_parallel: parallel.sequence_parallel,
+        parallel: recipe.layout(),
         micro_batch: Some(recipe.train.micro_batch_size),
-        pipeline: parallel.pipeline,
-        schedule: schedule.parse()?,
-        virtual_stages: parallel.virtual_stages,
-        zero_stage: recipe.data_parallel.zero_stage,
-        hsdp: recipe.data_parallel.hsdp,
     })
 }
 
@@ -291,6 +284,14 @@ impl VerifyCase {
             None => {}
         }
         recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
+        let own = &recipe.parallel;
+        for layout in &mut self.layouts {
+            let parallel = &mut layout.parallel;
+            if parallel.pipeline > 1 {
+                parallel.split = own.split.clone();
+                parallel.defer_embedding_wgrad = own.defer_embedding_wgrad;
+            }
+        }
         self.samples = args.samples.unwrap_or(self.samples);
         self.packed |= args.packed;
         self.computing = args.precision.unwrap_or(self.computing);
@@ -321,7 +322,10 @@ impl VerifyCase {
             }
         }
         let parallel = &recipe.parallel;
-        let pipelines = self.layouts.iter().any(|layout| layout.pipeline > 1);
+        let pipelines = self
+            .layouts
+            .iter()
+            .any(|layout| layout.parallel.pipeline > 1);
         for (name, given) in [
             ("split", parallel.split != LayerSplit::Even),
             (
@@ -338,7 +342,10 @@ impl VerifyCase {
             }
         }
         for layout in &self.layouts {
-            let fits = recipe.model.check(layout.tensor, layout.sequence_parallel);
+            let parallel = &layout.parallel;
+            let fits = recipe
+                .model
+                .check(parallel.tensor, parallel.sequence_parallel);
             fits.map_err(|error| format!("layout {layout}: {error}"))?;
         }
         Ok(())
@@ -354,7 +361,6 @@ impl VerifyCase {
             packed: self.packed,
             fp8: self.recipe.fp8.clone(),
             sequence_length: self.recipe.train.sequence_length,
-            split: self.recipe.parallel.split.clone(),
             dtype: self.computing.dtype(),
         }
     }
@@ -364,7 +370,6 @@ impl VerifyCase {
         let Recipe {
             train,
             data_parallel,
-            parallel,
             ..
         } = &self.recipe;
         let usual = VerifyOptions::default();
@@ -379,7 +384,6 @@ impl VerifyCase {
                 hsdp: None,
                 ..data_parallel.clone()
             },
-            defer_embedding_wgrad: parallel.defer_embedding_wgrad,
             same_micro_batches: fp8::is_on(&self.recipe.fp8),
             progress: |layout| eprintln!("  {layout}"),
         }

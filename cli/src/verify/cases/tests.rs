@@ -1,3 +1,5 @@
+use burn_megatron::mesh::ParallelConfig;
+
 use super::*;
 use crate::flags::parse_text;
 
@@ -67,8 +69,8 @@ fn a_recipe_is_verified_as_it_runs() {
         (5, 4, true)
     );
     assert_eq!(subject.sequence_length, Some(12));
-    assert_eq!(subject.split, recipe.parallel.split);
-    assert_ne!(subject.split, LayerSplit::Even);
+    assert_eq!(case.layouts[0].parallel.split, recipe.parallel.split);
+    assert_ne!(recipe.parallel.split, LayerSplit::Even);
     assert_eq!(subject.kernels.norm, KernelChoice::Unfused);
     assert_eq!(options.optimizer, recipe.train.optimizer);
     assert_eq!(options.optimizer.groups.len(), 1);
@@ -126,7 +128,8 @@ fn what_cannot_be_honoured_is_named() {
     assert!(of(pipeline, "").is_ok());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("own.csv");
-    let schedule = crate::parallel_plan::read_schedule("1f1b", 2, None, 4).unwrap();
+    let layout = ParallelConfig::new().with_pipeline(2);
+    let schedule = burn_megatron::pipeline::schedule_of(&layout, 4).unwrap();
     std::fs::write(&file, schedule.to_csv()).unwrap();
     let recipe = format!("[parallel]\npipeline = 2\nschedule = {:?}\n", file);
     assert_refused(&recipe, "", "parallel.schedule = ");
@@ -146,12 +149,12 @@ fn every_setting_fits_its_layouts() {
     for case in plain.iter().chain(&all) {
         for layout in &case.layouts {
             let mut sharing = case.options(&args("")).data_parallel;
-            sharing.zero_stage = layout.zero_stage;
-            sharing.hsdp = layout.hsdp;
+            sharing.zero_stage = layout.parallel.zero_stage;
+            sharing.hsdp = layout.parallel.hsdp;
             if case.computing == VerifyType::Bf16 {
                 sharing.precision = burn_megatron::data_parallel::Precision::Bf16;
             }
-            let fits = sharing.check(layout.data);
+            let fits = sharing.check(layout.parallel.data_size());
             assert!(fits.is_ok(), "{} {layout}: {fits:?}", case.name);
         }
     }

@@ -90,11 +90,13 @@ fn run(groups: &ParallelContext, setting: Setting, fp8: &Fp8Config) -> Outcome {
     let dy = part_of(setting.values([SHAPE[0], SHAPE[1], outputs], 3.0), &of_y);
 
     let builder = builder(groups, fp8);
+    let layer_builder = builder
+        .child("layer")
+        .with_sequence_parallel(setting.sequence_parallel);
     let (y, weight, bias) = match setting.kind {
         Kind::Column => {
             let mut layer = ColumnParallelLinearConfig::new(inputs, outputs)
-                .with_sequence_parallel(setting.sequence_parallel)
-                .init(&builder.child("layer"))
+                .init(&layer_builder)
                 .unwrap();
             let (weight, bias) = (weight, Some(bias));
             layer.weight = weight;
@@ -104,8 +106,7 @@ fn run(groups: &ParallelContext, setting: Setting, fp8: &Fp8Config) -> Outcome {
         }
         Kind::Row => {
             let mut layer = RowParallelLinearConfig::new(inputs, outputs)
-                .with_sequence_parallel(setting.sequence_parallel)
-                .init(&builder.child("layer"))
+                .init(&layer_builder)
                 .unwrap();
             let (weight, bias) = (weight, Some(bias));
             layer.weight = weight;

@@ -25,7 +25,6 @@ fn mlp(fp8: &Fp8Config) -> (ParallelMlp, Fp8) {
         bias: true,
         init: Init::Normal(0.5),
         output_init: Init::Normal(0.5),
-        sequence_parallel: false,
     };
     let mlp = config.init(&builder.child("mlp")).unwrap();
     let model = builder

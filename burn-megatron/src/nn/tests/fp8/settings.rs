@@ -23,7 +23,6 @@ fn mlp(builder: &ModelBuilder) -> Result<ParallelMlp, BuildError> {
         bias: false,
         init: Init::Normal(0.5),
         output_init: Init::Normal(0.5),
-        sequence_parallel: false,
     };
     config.init(builder)
 }

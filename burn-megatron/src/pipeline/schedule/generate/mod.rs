@@ -38,10 +38,7 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
         ScheduleKind::ZbV => v_shaped::zb_v(rank, p, m),
         ScheduleKind::DualPipeV => v_shaped::dualpipe_v(rank, p, m),
     };
-    let placement = (0..p * config.virtual_stages).map(|stage| match config.kind {
-        kind if kind.is_v_shaped() && stage >= p => 2 * p - 1 - stage,
-        _ => stage % p,
-    });
+    let placement = (0..p * config.virtual_stages).map(|stage| config.kind.rank_of(stage, p));
     let lists = (0..p).map(list).collect();
     let schedule = Schedule::new(config.kind.to_string(), placement.collect(), m, lists)?;
     let schedule = schedule.with_communication()?;

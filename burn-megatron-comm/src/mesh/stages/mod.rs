@@ -29,7 +29,7 @@ pub struct StageLayout {
 /// split = { ends = { first = 1, last = 1 } }
 /// split = { layout = "Et*3|(tt|)*2,L" }
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerSplit {
     /// The same number of layers per stage.

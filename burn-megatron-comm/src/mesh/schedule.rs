@@ -1,0 +1,197 @@
+//! The kinds of pipeline schedules, and where the schedule of a run comes from.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The kind of a schedule.
+///
+/// The text form, also in files, is `gpipe`, `1f1b`, `interleaved` (`interleaved:6` with groups of 6
+/// micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ScheduleKind {
+    /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
+    GPipe,
+    /// One forward, one backward: at most as many live micro-batches as there are later stages and one
+    /// (Narayanan et al. 2021, arXiv:2104.04473).
+    OneFOneB,
+    /// 1F1B with several stages per rank, `ranks` apart (Narayanan et al. 2021).
+    Interleaved {
+        /// Consecutive micro-batches of one stage before the rank switches to its next stage; `None`
+        /// for the number of ranks.
+        group: Option<usize>,
+    },
+    /// 1F1B with split backwards, whose weight gradients fill the bubble; peak memory is that of 1F1B
+    /// on the first rank (Qi et al. 2023, arXiv:2401.10241).
+    ZbH1,
+    /// Two stages per rank in a V, with no bubble within a rank if forward, input gradient and weight
+    /// gradient take the same time (Qi et al. 2024, arXiv:2405.15362).
+    ZbV,
+    /// Two stages per rank in a V, forwards of one next to backwards of the other (the DualPipeV of DeepSeek-AI's DualPipe, 2025).
+    DualPipeV,
+}
+
+impl ScheduleKind {
+    /// Every kind, interleaved with the default group size.
+    pub const ALL: [ScheduleKind; 6] = [
+        ScheduleKind::GPipe,
+        ScheduleKind::OneFOneB,
+        ScheduleKind::Interleaved { group: None },
+        ScheduleKind::ZbH1,
+        ScheduleKind::ZbV,
+        ScheduleKind::DualPipeV,
+    ];
+
+    /// The default number of stages per rank: 1, or 2 for kinds that need more.
+    pub const fn default_virtual_stages(self) -> usize {
+        match self {
+            ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => 1,
+            _ => 2,
+        }
+    }
+
+    /// Whether rank r of p holds stages r and 2p-1-r.
+    pub const fn is_v_shaped(self) -> bool {
+        matches!(self, ScheduleKind::ZbV | ScheduleKind::DualPipeV)
+    }
+
+    /// The rank that holds a stage of a pipeline of `ranks` ranks.
+    pub const fn rank_of(self, stage: usize, ranks: usize) -> usize {
+        let offset = stage % ranks;
+        let returns = stage / ranks % 2 == 1;
+        if self.is_v_shaped() && returns {
+            ranks - 1 - offset
+        } else {
+            offset
+        }
+    }
+
+    /// Whether weight gradients are separate actions from input gradients.
+    pub const fn splits_backward(self) -> bool {
+        matches!(self, ScheduleKind::ZbH1) || self.is_v_shaped()
+    }
+
+    /// The name without the group.
+    const fn name(self) -> &'static str {
+        match self {
+            ScheduleKind::GPipe => "gpipe",
+            ScheduleKind::OneFOneB => "1f1b",
+            ScheduleKind::Interleaved { .. } => "interleaved",
+            ScheduleKind::ZbH1 => "zb-h1",
+            ScheduleKind::ZbV => "zb-v",
+            ScheduleKind::DualPipeV => "dualpipe-v",
+        }
+    }
+}
+
+impl fmt::Display for ScheduleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ScheduleKind::Interleaved { group: Some(group) } => {
+                f.pad(&format!("{}:{group}", self.name()))
+            }
+            kind => f.pad(kind.name()),
+        }
+    }
+}
+
+impl FromStr for ScheduleKind {
+    type Err = UnknownScheduleKind;
+
+    fn from_str(name: &str) -> Result<Self, UnknownScheduleKind> {
+        let group = name
+            .strip_prefix("interleaved:")
+            .and_then(|group| group.parse::<NonZeroUsize>().ok());
+        if let Some(group) = group {
+            let group = Some(group.get());
+            return Ok(ScheduleKind::Interleaved { group });
+        }
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| UnknownScheduleKind(name.into()))
+    }
+}
+
+impl TryFrom<String> for ScheduleKind {
+    type Error = UnknownScheduleKind;
+
+    fn try_from(name: String) -> Result<Self, UnknownScheduleKind> {
+        name.parse()
+    }
+}
+
+impl From<ScheduleKind> for String {
+    fn from(kind: ScheduleKind) -> String {
+        kind.to_string()
+    }
+}
+
+/// A text that is not a [`ScheduleKind`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid schedule \"{0}\": expected gpipe, 1f1b, interleaved (or interleaved:N with groups \
+     of N micro-batches), zb-h1, zb-v or dualpipe-v"
+)]
+pub struct UnknownScheduleKind(pub String);
+
+/// The schedule of a pipeline: generated, or read from a CSV file.
+///
+/// The text form, also in files, is that of the kind, or a path that ends with `.csv`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ScheduleSource {
+    /// A generated schedule.
+    Kind(ScheduleKind),
+    /// The path of a CSV file.
+    File(String),
+}
+
+impl Default for ScheduleSource {
+    fn default() -> Self {
+        ScheduleKind::OneFOneB.into()
+    }
+}
+
+impl From<ScheduleKind> for ScheduleSource {
+    fn from(kind: ScheduleKind) -> Self {
+        Self::Kind(kind)
+    }
+}
+
+impl fmt::Display for ScheduleSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kind(kind) => kind.fmt(f),
+            Self::File(path) => f.pad(path),
+        }
+    }
+}
+
+impl FromStr for ScheduleSource {
+    type Err = UnknownScheduleKind;
+
+    fn from_str(text: &str) -> Result<Self, UnknownScheduleKind> {
+        if text.ends_with(".csv") {
+            return Ok(Self::File(text.into()));
+        }
+        Ok(Self::Kind(text.parse()?))
+    }
+}
+
+impl TryFrom<String> for ScheduleSource {
+    type Error = UnknownScheduleKind;
+
+    fn try_from(text: String) -> Result<Self, UnknownScheduleKind> {
+        text.parse()
+    }
+}
+
+impl From<ScheduleSource> for String {
+    fn from(source: ScheduleSource) -> String {
+        source.to_string()
+    }
+}

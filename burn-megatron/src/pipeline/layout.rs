@@ -1,0 +1,208 @@
+//! The schedule and the stages of a parallel layout.
+
+use std::fs;
+
+use super::schedule::{
+    InvalidSchedule, Schedule, ScheduleConfig, ScheduleError, generate, validate,
+};
+use super::split::{SplitError, StageLayout};
+use crate::mesh::{ParallelConfig, ScheduleKind, ScheduleSource};
+
+/// Why a layout has no schedule or no stages.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutScheduleError {
+    /// The sizes do not fit the schedule, or the file has no schedule.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// The schedule in the file is invalid.
+    #[error(transparent)]
+    Invalid(#[from] InvalidSchedule),
+    /// The layers cannot be distributed over the stages.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// The file cannot be read.
+    #[error("cannot read the schedule {path}: {error}")]
+    Read {
+        /// The file.
+        path: String,
+        /// The cause.
+        error: std::io::Error,
+    },
+    /// The schedule in the file is for other sizes.
+    #[error(
+        "the schedule {path} is for {} ranks and {} micro-batches, the run has {} and {}",
+        found.0, found.1, expected.0, expected.1
+    )]
+    Sizes {
+        /// The file.
+        path: String,
+        /// Its ranks and micro-batches.
+        found: (usize, usize),
+        /// Those of the run.
+        expected: (usize, usize),
+    },
+    /// The schedule in the file has another number of stages than `virtual_stages` asks for.
+    #[error("the schedule {path} has {stages} stages; remove virtual_stages")]
+    Stages {
+        /// The file.
+        path: String,
+        /// Its stages.
+        stages: usize,
+    },
+}
+
+/// The schedule of a layout for `micro_batches` micro-batches per step and replica: generated, or read from its
+/// CSV file and validated.
+///
+/// # Errors
+///
+/// [`LayoutScheduleError`] if the sizes do not fit the schedule.
+pub fn schedule_of(
+    layout: &ParallelConfig,
+    micro_batches: usize,
+) -> Result<Schedule, LayoutScheduleError> {
+    let path = match layout.schedule.clone().unwrap_or_default() {
+        ScheduleSource::Kind(kind) => {
+            let config = ScheduleConfig::new(kind, layout.pipeline, micro_batches)
+                .with_virtual_stages(stages_per_rank(layout, kind));
+            return Ok(generate(&config)?);
+        }
+        ScheduleSource::File(path) => path,
+    };
+    let schedule = read(&path)?;
+    let found = (schedule.ranks(), schedule.micro_batches());
+    let expected = (layout.pipeline, micro_batches);
+    if found != expected {
+        return Err(LayoutScheduleError::Sizes {
+            path,
+            found,
+            expected,
+        });
+    }
+    let stages = schedule.stages();
+    if layout
+        .virtual_stages
+        .is_some_and(|own| own.saturating_mul(layout.pipeline) != stages)
+    {
+        return Err(LayoutScheduleError::Stages { path, stages });
+    }
+    Ok(schedule)
+}
+
+/// The content of every stage of a layout, for a model of `layers` layers. Without a pipeline it is one stage.
+///
+/// # Errors
+///
+/// [`LayoutScheduleError`] if the layers cannot be distributed over the stages.
+pub fn stages_of(
+    layout: &ParallelConfig,
+    layers: usize,
+) -> Result<Vec<StageLayout>, LayoutScheduleError> {
+    let stages = match layout.schedule.clone().unwrap_or_default() {
+        ScheduleSource::Kind(kind) => stages_per_rank(layout, kind).saturating_mul(layout.pipeline),
+        ScheduleSource::File(path) => read(&path)?.stages(),
+    };
+    Ok(layout.split.stages(layers, stages)?)
+}
+
+/// The stages of one pipeline rank, each with its index and content.
+///
+/// # Errors
+///
+/// See [`stages_of`].
+pub fn stages_on_rank(
+    layout: &ParallelConfig,
+    rank: usize,
+    layers: usize,
+) -> Result<Vec<(usize, StageLayout)>, LayoutScheduleError> {
+    let stages = stages_of(layout, layers)?.into_iter().enumerate();
+    let own = match layout.schedule.clone().unwrap_or_default() {
+        ScheduleSource::Kind(kind) => stages
+            .filter(|(stage, _)| kind.rank_of(*stage, layout.pipeline) == rank)
+            .collect(),
+        ScheduleSource::File(path) => {
+            let schedule = read(&path)?;
+            let is_own = |(stage, _): &(usize, StageLayout)| schedule.rank_of(*stage) == rank;
+            stages.filter(is_own).collect()
+        }
+    };
+    Ok(own)
+}
+
+fn stages_per_rank(layout: &ParallelConfig, kind: ScheduleKind) -> usize {
+    layout
+        .virtual_stages
+        .unwrap_or(kind.default_virtual_stages())
+}
+
+fn read(path: &str) -> Result<Schedule, LayoutScheduleError> {
+    let text = fs::read_to_string(path).map_err(|error| LayoutScheduleError::Read {
+        path: path.into(),
+        error,
+    })?;
+    let schedule = Schedule::from_csv(path, &text)?;
+    validate(&schedule)?;
+    Ok(schedule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The placement of the schedule, and that of the stages that are built before there is one.
+    #[test]
+    fn stages_are_built_where_the_schedule_has_them() {
+        for kind in ScheduleKind::ALL {
+            let layout = ParallelConfig::new().with_pipeline(4).with_schedule(kind);
+            let schedule = schedule_of(&layout, 8).unwrap();
+            for rank in 0..4 {
+                let stages = stages_on_rank(&layout, rank, 16).unwrap();
+                let mut indices: Vec<_> = stages.iter().map(|(stage, _)| *stage).collect();
+                let mut expected = schedule.stages_of(rank);
+                indices.sort_unstable();
+                expected.sort_unstable();
+                assert_eq!(indices, expected, "{kind}, rank {rank}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_pipeline_there_is_one_stage() {
+        let whole = StageLayout {
+            embedding: true,
+            layers: 0..3,
+            loss: true,
+        };
+        assert_eq!(
+            stages_on_rank(&ParallelConfig::new(), 0, 3).unwrap(),
+            [(0, whole)]
+        );
+    }
+
+    #[test]
+    fn a_file_is_checked_against_the_layout() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("own.csv");
+        let layout = ParallelConfig::new().with_pipeline(2);
+        let schedule = schedule_of(&layout, 4).unwrap();
+        fs::write(&path, schedule.to_csv()).unwrap();
+        let path = path.display().to_string();
+        let layout = layout.with_schedule(ScheduleSource::File(path.clone()));
+        assert_eq!(schedule_of(&layout, 4).unwrap().stages(), 2);
+        assert_eq!(stages_on_rank(&layout, 1, 4).unwrap()[0].1.layers, 2..4);
+        let refused = |layout: &ParallelConfig, micro_batches| {
+            let error = schedule_of(layout, micro_batches).unwrap_err();
+            error.to_string()
+        };
+        assert_eq!(
+            refused(&layout, 8),
+            format!("the schedule {path} is for 2 ranks and 4 micro-batches, the run has 2 and 8")
+        );
+        assert_eq!(
+            refused(&layout.clone().with_virtual_stages(2), 4),
+            format!("the schedule {path} has 2 stages; remove virtual_stages")
+        );
+        let missing = layout.with_schedule(ScheduleSource::File("none.csv".into()));
+        assert!(refused(&missing, 4).starts_with("cannot read the schedule none.csv: "));
+    }
+}
