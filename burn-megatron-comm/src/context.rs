@@ -60,8 +60,9 @@ impl ParallelContext {
     ///
     /// # Errors
     ///
-    /// [`ParallelContextError::Mesh`] if the sizes do not match the world; [`ParallelContextError::Comm`] if a rank is
-    /// missing or has another config.
+    /// [`ParallelContextError::Mesh`] if the sizes do not match the world or a setting has no effect;
+    /// [`ParallelContextError::Unused`] for context and expert parallelism, which are not supported yet;
+    /// [`ParallelContextError::Comm`] if a rank is missing or has another config.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, ParallelContextError> {
         Self::from_world(config, rank.communicator())
     }

@@ -18,7 +18,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The thread of a connection needs little stack.
 const STACK_BYTES: usize = 256 << 10;
 
-/// ListenerLimits on connections that are not authenticated yet.
+/// Limits on connections that are not authenticated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerLimits {
     /// The most that are open at once: one more closes the oldest.

@@ -6,7 +6,7 @@
 //! | `burn-megatron launch` | `BURN_MEGATRON_RENDEZVOUS` and `RANK` | the same |
 //! | OpenMPI's mpirun | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` |
 //! | `srun` | `SLURM_STEP_ID` of a step | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` at `SLURM_NODEID` |
-//! | `srun --mpi=pmix` | the same, and `PMIX_RANK` | the same; `PMIX_RANK` must check_equal |
+//! | `srun --mpi=pmix` | the same, and `PMIX_RANK` | the same; `PMIX_RANK` must be equal |
 //! | by hand | `RANK` or `WORLD_SIZE` | the same as torchrun; the local ones may be left out where all ranks are on one machine |
 //!
 //! The first matching row is used. Launchers that may run inside of another one come first: one torchrun per
@@ -29,7 +29,7 @@
 //!   15000 + (`SLURM_JOB_ID` + 997 `SLURM_STEP_ID`) mod 10000; 15000 + (64-bit FNV-1a of
 //!   `PMIX_NAMESPACE`, OpenMPI's name of the job) mod 10000.
 //!
-//! The [token](crate::auth) that ranks need to join is `BURN_MEGATRON_TOKEN`.
+//! The [token](crate::Token) that ranks need to join is `BURN_MEGATRON_TOKEN`.
 
 mod address;
 mod error;

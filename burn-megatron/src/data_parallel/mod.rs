@@ -17,8 +17,8 @@
 //!    (`nn::hook`). Other parameters' gradients arrive there computed.
 //! 2. `ParamAndGradBuffers`, the sink, takes the flat buffer of the weight's bucket, and the product is written or
 //!    added to it.
-//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums it over the data axis, while
-//!    backward goes on.
+//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums it over the data-parallel group of
+//!    its grid (context and data for dense parameters, the expert grid's data for experts), while backward goes on.
 //! 4. [`reduce`](DistributedDataParallel::reduce) waits, sums what are partial sums on other axes (`gradients`),
 //!    and returns [`Gradients`]; `optim::norm` reads them.
 //! 5. `bucket_step` hands the optimizer each bucket's masters and gradient; `parameter_buckets` keeps the new

@@ -203,7 +203,8 @@ impl Placements {
 
     /// The ranges of each dimension on a rank, in their local order.
     fn ranges(&self, shape: &[usize], on: impl Fn(Axis) -> AxisRank) -> Vec<Vec<Range<usize>>> {
-        let mut ranges: Vec<_> = shape.iter().map(|size| vec![0..*size]).collect();
+        let whole = |size: &usize| std::iter::once(0..*size).collect();
+        let mut ranges: Vec<Vec<_>> = shape.iter().map(whole).collect();
         for (axis, dim, _) in self.splits() {
             let sections = self.on(axis).local_sections(on(axis)).into_iter();
             ranges[dim] = sections.map(|section| section.whole).collect();

@@ -35,6 +35,7 @@ impl<M: LanguageModel> Trainer<M> {
         device: &Device,
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
+        let config = &in_layout(config, groups)?;
         check(config, groups, &model.module)?;
         let pipeline = pipeline_of(config, groups)?;
         Self::with_pipeline(model, groups, device, config, pipeline)

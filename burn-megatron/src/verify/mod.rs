@@ -239,7 +239,7 @@ impl VerifyOptions {
 #[error("layout {layout}: {error}")]
 pub struct VerifyError {
     /// The layout.
-    pub layout: Layout,
+    pub layout: Box<Layout>,
     /// The cause.
     pub error: LayoutRunError,
 }
@@ -339,7 +339,7 @@ pub fn observe_layout<S: Subject>(
     };
     check_layout(subject, layout, options)?;
     run().map_err(|error: WorldError| VerifyError {
-        layout: layout.clone(),
+        layout: Box::new(layout.clone()),
         error: error.into(),
     })
 }
@@ -350,7 +350,7 @@ fn check_layout<S: Subject>(
     options: &VerifyOptions,
 ) -> Result<(), VerifyError> {
     check_run(subject, layout, options).map_err(|error| VerifyError {
-        layout: layout.clone(),
+        layout: Box::new(layout.clone()),
         error,
     })
 }

@@ -22,17 +22,17 @@ pub struct PretrainArgs {
     /// The training data.
     #[command(flatten)]
     pub data: DataArgs,
-    /// RankSetup that share each layer.
+    /// Ranks that share each layer.
     #[arg(long, visible_alias = "tp", value_name = "N")]
     pub tensor_parallel: Option<usize>,
-    /// RankSetup that share the batch.
+    /// Ranks that share the batch.
     #[arg(long, visible_alias = "dp", value_name = "N")]
     pub data_parallel: Option<usize>,
     /// Split the activations between the blocks along the sequence, over the ranks of
     /// --tensor-parallel.
     #[arg(long, visible_alias = "sp", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub sequence_parallel: Option<bool>,
-    /// RankSetup that share the layers, each with its stages.
+    /// Ranks that share the layers, each with its stages.
     #[arg(long, visible_alias = "pp", value_name = "N")]
     pub pipeline_parallel: Option<usize>,
     /// Stages per pipeline rank.
@@ -97,7 +97,7 @@ pub struct PretrainArgs {
     /// Run folder; must not exist yet, unless the run is resumed (--resume).
     #[arg(long, value_name = "PATH")]
     pub run_dir: Option<PathBuf>,
-    /// StartResolver even where parameters, gradients, optimizer state and logits alone are more than the memory of
+    /// Start even where parameters, gradients, optimizer state and logits alone are more than the memory of
     /// this machine, or of its cgroup.
     #[arg(long)]
     pub ignore_memory: bool,

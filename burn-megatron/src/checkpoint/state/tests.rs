@@ -66,7 +66,7 @@ fn buckets(
 struct TestMesh {
     tensor: usize,
     data: usize,
-    /// TestMesh of one sharding group.
+    /// Ranks of one sharding group.
     shard: usize,
     bucket: usize,
 }

@@ -143,7 +143,7 @@ pub struct MemoryPlan {
     /// Parameters in the dtype of the model: all, or the rank's shard in stage 3. f32 parameters are their own
     /// masters, and count here only. FP8 weights count with both copies and their scales.
     pub parameters: u64,
-    /// ReducedGradients gradients: all, or the rank's shard from stage 2 on.
+    /// Gradients: all, or the rank's shard from stage 2 on.
     pub gradients: u64,
     /// Masters of 16-bit parameters, f32 copies of 16-bit gradients, and moments: all, or the rank's
     /// shard from stage 1 on.

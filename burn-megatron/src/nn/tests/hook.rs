@@ -71,7 +71,11 @@ impl GradientSink for RecordingSink {
     fn accumulate(&self, index: usize, gradient: Tensor<1>) {
         assert!(!gradient.is_autodiff());
         // Weights come first in each layer.
-        let elements = if index % 2 == 0 { WIDTH * WIDTH } else { WIDTH };
+        let elements = if index.is_multiple_of(2) {
+            WIDTH * WIDTH
+        } else {
+            WIDTH
+        };
         assert_eq!(gradient.dims(), [elements]);
         let gradient = values(gradient);
         self.events

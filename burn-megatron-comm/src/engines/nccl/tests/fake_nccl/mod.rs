@@ -34,6 +34,8 @@ struct FakeComm {
     finalized: AtomicBool,
     dead: AtomicBool,
     registered: AtomicUsize,
+    /// The test that opened it.
+    test: usize,
 }
 
 static WORLDS: LazyLock<Mutex<HashMap<[u8; 128], Arc<FakeWorld>>>> = LazyLock::new(Mutex::default);
@@ -41,9 +43,13 @@ static IDS: AtomicUsize = AtomicUsize::new(1);
 /// Communicators that are neither destroyed nor aborted, and those that were aborted.
 pub static ALIVE: AtomicI32 = AtomicI32::new(0);
 pub static ABORTED: AtomicI32 = AtomicI32::new(0);
+/// The number of the current test. Communicators of earlier tests, which their transports may still close in the
+/// background, do not count.
+static TEST: AtomicUsize = AtomicUsize::new(0);
 
 /// Forgets the state of earlier tests.
 pub fn reset() {
+    TEST.fetch_add(1, Ordering::SeqCst);
     ALIVE.store(0, Ordering::SeqCst);
     ABORTED.store(0, Ordering::SeqCst);
     memory::forget();
@@ -65,12 +71,17 @@ impl FakeComm {
             finalized: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             registered: AtomicUsize::new(0),
+            test: TEST.load(Ordering::SeqCst),
         }))
     }
 
     fn of(raw: RawComm) -> &'static Self {
         // SAFETY: made by `new` and never freed.
         unsafe { &*(raw as *const Self) }
+    }
+
+    fn is_of_current_test(&self) -> bool {
+        self.test == TEST.load(Ordering::SeqCst)
     }
 
     fn raw(&'static self) -> RawComm {
@@ -196,7 +207,9 @@ extern "C" fn comm_destroy(comm: RawComm) -> c_int {
     if !fit || comm.dead.swap(true, Ordering::SeqCst) {
         return INVALID_USAGE;
     }
-    ALIVE.fetch_sub(1, Ordering::SeqCst);
+    if comm.is_of_current_test() {
+        ALIVE.fetch_sub(1, Ordering::SeqCst);
+    }
     SUCCESS
 }
 
@@ -208,8 +221,10 @@ extern "C" fn comm_abort(comm: RawComm) -> c_int {
     comm.world.aborted.store(true, Ordering::SeqCst);
     let _state = comm.world.state.lock().unwrap();
     comm.world.condvar.notify_all();
-    ALIVE.fetch_sub(1, Ordering::SeqCst);
-    ABORTED.fetch_add(1, Ordering::SeqCst);
+    if comm.is_of_current_test() {
+        ALIVE.fetch_sub(1, Ordering::SeqCst);
+        ABORTED.fetch_add(1, Ordering::SeqCst);
+    }
     SUCCESS
 }
 
