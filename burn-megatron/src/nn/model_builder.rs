@@ -13,7 +13,7 @@ use super::{
     TableError,
 };
 use crate::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
-use crate::comm::ParallelContext;
+use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, AxisSet, Grid, MeshError};
 
 /// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
@@ -133,6 +133,15 @@ pub enum BuildError {
     /// The declared parameters do not match the module.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// A process group could not be created.
+    #[error(transparent)]
+    Comm(Box<CommError>),
+}
+
+impl From<CommError> for BuildError {
+    fn from(error: CommError) -> Self {
+        Self::Comm(Box::new(error))
+    }
 }
 
 /// A module with its parameter table and the position of its dropout streams.

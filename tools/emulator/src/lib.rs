@@ -24,8 +24,8 @@
 //! - `BURN_MEGATRON_EMULATOR_PTX`: a folder to which the text of each kernel is written, whose lines
 //!   messages name.
 //! - `BURN_MEGATRON_EMULATOR_CHECKS`: what is looked for beside bad addresses, separated by commas, of
-//!   `races`, `lanes`, `unwritten` and `conflicts` ([`Checks`](machine::Checks)), or `none`; `races`
-//!   and `unwritten` if nothing is said.
+//!   `races`, `lanes`, `unwritten` and `conflicts` ([`Checks`](machine::Checks)), or `none`;
+//!   `races` by default.
 //! - `BURN_MEGATRON_EMULATOR_THREADS`: threads of the host that run blocks; one for each core if
 //!   nothing is said. Results are the same for any number.
 
