@@ -89,8 +89,7 @@ fn over<T: Send>(
         joined.collect::<Vec<_>>()
     });
     let results: Result<Vec<_>, _> = results.into_iter().collect();
-    let results = results.unwrap_or_else(|reason| panic!("{reason}"));
-    results
+    results.unwrap_or_else(|reason| panic!("{reason}"))
 }
 
 /// Why a rank ended. A failed call ends it with its error.
