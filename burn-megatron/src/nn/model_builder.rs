@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::fp8::{Fp8, Fp8Config, Fp8Error, Fp8Layer, SplitOperands};
+use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use super::init::stream_key;
 use super::{
-    AxisRank, DropoutPosition, Init, ParameterEntry, ParameterTable, Placement, Placements,
-    TableError,
+    AxisRank, BuildError, DropoutPosition, Init, ParameterEntry, ParameterTable, Placement,
+    Placements,
 };
-use crate::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
-use crate::comm::{CommError, ParallelContext};
-use crate::mesh::{Axis, AxisSet, Grid, MeshError};
+use crate::choice::{KernelChoices, KernelSelection, Operation};
+use crate::comm::ParallelContext;
+use crate::mesh::{Axis, AxisSet, Grid};
 
 /// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
 ///
@@ -107,40 +107,6 @@ impl<const D: usize> ParameterSpec<D> {
     pub fn with_sum_over(mut self, axes: impl Into<AxisSet>) -> Self {
         self.sum_over = self.sum_over.union(axes.into());
         self
-    }
-}
-
-/// An error of building a model.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum BuildError {
-    /// A size does not fit the mesh.
-    #[error(transparent)]
-    Mesh(#[from] MeshError),
-    /// An invalid configuration of a layer.
-    #[error("{path}: {message}")]
-    Config {
-        /// The layer.
-        path: String,
-        /// What was given and what was expected.
-        message: String,
-    },
-    /// A requested kernel is not available.
-    #[error(transparent)]
-    Kernels(#[from] KernelChoiceError),
-    /// An error of the 8-bit layers.
-    #[error(transparent)]
-    Fp8(#[from] Fp8Error),
-    /// The declared parameters do not match the module.
-    #[error(transparent)]
-    Table(#[from] TableError),
-    /// A process group could not be created.
-    #[error(transparent)]
-    Comm(Box<CommError>),
-}
-
-impl From<CommError> for BuildError {
-    fn from(error: CommError) -> Self {
-        Self::Comm(Box::new(error))
     }
 }
 
@@ -467,7 +433,7 @@ impl ModelBuilder {
     ///
     /// # Errors
     ///
-    /// [`TableError`] if a parameter was not created by the builder, not under its path in the module, or with
+    /// [`TableError`](super::TableError) if a parameter was not created by the builder, not under its path in the module, or with
     /// an [inconsistent](ParameterEntry::check) declaration.
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
         self.finish_stages(module, |path| path)

@@ -1,0 +1,41 @@
+//! Why a model cannot be built.
+
+use super::TableError;
+use super::fp8::Fp8Error;
+use crate::choice::KernelChoiceError;
+use crate::comm::CommError;
+use crate::mesh::MeshError;
+
+/// An error of building a model.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A size does not fit the mesh.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// An invalid configuration of a layer.
+    #[error("{path}: {message}")]
+    Config {
+        /// The layer.
+        path: String,
+        /// What was given and what was expected.
+        message: String,
+    },
+    /// A requested kernel is not available.
+    #[error(transparent)]
+    Kernels(#[from] KernelChoiceError),
+    /// An error of the 8-bit layers.
+    #[error(transparent)]
+    Fp8(#[from] Fp8Error),
+    /// The declared parameters do not match the module.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// A process group could not be created.
+    #[error(transparent)]
+    Comm(Box<CommError>),
+}
+
+impl From<CommError> for BuildError {
+    fn from(error: CommError) -> Self {
+        Self::Comm(Box::new(error))
+    }
+}
