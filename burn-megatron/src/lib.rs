@@ -18,7 +18,7 @@
 //! | [`data_parallel`] | data parallelism and full sharding of any Burn module |
 //! | [`optim`] | sharded AdamW, gradient norm and clipping |
 //! | [`checkpoint`] | checkpoints that load in any layout |
-//! | [`model`] | the `LanguageModel` trait |
+//! | [`model`] | what a model implements, and the pipeline stages of its configuration |
 //! | [`tokenizer`] | text to tokens and back |
 //! | [`generate`] | text generation |
 //! | [`data`] | token data sets and their sampling, independent of the layout |
@@ -87,7 +87,7 @@ pub mod prelude {
         RowParallelLinear, RowParallelLinearConfig,
     };
     pub use crate::optim::{AdamWConfig, ParallelAdamW};
-    pub use crate::train::{LanguageModel, NoopObserver, TrainConfig, Trainer};
+    pub use crate::train::{LanguageModel, ModelConfig, NoopObserver, TrainConfig, Trainer};
     pub use crate::verify::{Layout, verify};
 
     /// Any error of a rank or of a program.

@@ -131,11 +131,12 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
             .into());
         }
     }
-    if recipe.train.check_replicas_every.is_some() && !has_replicas(recipe) {
-        return Err(
-            "check_replicas_every compares replicated weights, and this layout has none; remove it"
-                .into(),
-        );
+    if recipe.train.check_replicas_every.is_some() {
+        // Whether a pipeline has any depends on the model: see `RankEstimates`.
+        let one_stage = parallel.pipeline == 1 && parallel.tensor == 1;
+        if one_stage && !has_data_replicas(recipe) {
+            return Err(NO_REPLICAS.into());
+        }
     }
     let optimizer = recipe.kernels.of(Operation::Optimizer);
     match (config.moments, optimizer) {
@@ -145,14 +146,14 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     }
 }
 
-/// Whether two ranks always hold the same shard of a parameter.
-fn has_replicas(recipe: &Recipe) -> bool {
-    let (config, parallel) = (&recipe.data_parallel, &recipe.parallel);
-    let data = parallel.data_size();
-    let over_data = config.shard_ranks(data) < data;
-    let tied = parallel.pipeline > 1 && recipe.model.tied;
-    // Norms are replicated over the tensor axis.
-    over_data || parallel.tensor > 1 || tied
+/// The error for replica checks without replicas.
+pub const NO_REPLICAS: &str =
+    "check_replicas_every compares replicated weights, and this layout has none; remove it";
+
+/// Whether ranks of the data axis always hold the same shard of a parameter.
+pub fn has_data_replicas(recipe: &Recipe) -> bool {
+    let data = recipe.parallel.data_size();
+    recipe.data_parallel.shard_ranks(data) < data
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Flags to recipes, and what is refused.
 
 use super::*;
+use crate::command_line::CommandLine;
 use crate::flags::parse_text;
 
 /// The recipe of `pretrain` with these flags.
 fn resolve(flags: &str) -> Result<Recipe, Error> {
-    Recipe::resolve(&parse_text(flags)?)
+    Recipe::resolve(&parse_text(flags)?, &CommandLine::default())
 }
 
 /// What is said of these flags before anything starts.
@@ -67,27 +68,27 @@ fn what_is_printed_is_read_as_the_same() {
         let recipe = resolve(flags).unwrap();
         recipe.plan().unwrap();
         let text = toml::to_string(&recipe).unwrap();
-        assert_eq!(toml::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
+        assert_eq!(crate::recipe::parsed(&text).unwrap(), recipe, "{text}");
         assert!(!text.contains("[train.data_parallel]"), "{text}");
     }
 }
 
 #[test]
 fn the_table_is_at_the_top() {
-    let recipe: Recipe = toml::from_str("[data_parallel]\nzero_stage = 2").unwrap();
+    let recipe = crate::recipe::parsed("[data_parallel]\nzero_stage = 2").unwrap();
     assert_eq!(recipe.data_parallel.zero_stage, ZeroStage::Gradients);
-    let misspelt = toml::from_str::<Recipe>("[data_parallel]\nzero = 2").unwrap_err();
+    let misspelt = crate::recipe::parsed("[data_parallel]\nzero = 2").unwrap_err();
     assert!(
         misspelt.to_string().contains("unknown field `zero`"),
         "{misspelt}"
     );
-    let elsewhere = toml::from_str::<Recipe>("[train.data_parallel]\nzero_stage = 2");
+    let elsewhere = crate::recipe::parsed("[train.data_parallel]\nzero_stage = 2");
     let elsewhere = elsewhere.unwrap_err().to_string();
     assert!(
         elsewhere.contains("unknown field `data_parallel`"),
         "{elsewhere}"
     );
-    let stage = toml::from_str::<Recipe>("[data_parallel]\nzero_stage = 4").unwrap_err();
+    let stage = crate::recipe::parsed("[data_parallel]\nzero_stage = 4").unwrap_err();
     assert!(
         stage.to_string().contains("invalid ZeRO stage \"4\""),
         "{stage}"
@@ -97,21 +98,22 @@ fn the_table_is_at_the_top() {
 #[test]
 fn a_group_that_cannot_be_is_refused_before_the_start() {
     let groups = "[[train.optimizer.groups]]\npattern = \"**.bias\"\n";
-    let recipe: Recipe = toml::from_str(groups).unwrap();
+    let recipe = crate::recipe::parsed(groups).unwrap();
     assert_eq!(
         recipe.plan().err().unwrap().to_string(),
         "the parameter group `**.bias` sets nothing: give weight_decay, learning_rate or both"
     );
-    let recipe: Recipe = toml::from_str(&format!("{groups}weight_decay = 1.0")).unwrap();
+    let recipe = crate::recipe::parsed(&format!("{groups}weight_decay = 1.0")).unwrap();
     recipe.plan().unwrap();
     let text = toml::to_string(&recipe).unwrap();
-    assert_eq!(toml::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
+    assert_eq!(crate::recipe::parsed(&text).unwrap(), recipe, "{text}");
 }
 
 #[test]
 fn turning_sharding_off_takes_its_settings_along() {
     let mut recipe: Recipe =
-        toml::from_str("[data_parallel]\nzero_stage = 3\nhsdp = 2\nkeep_gathered = true").unwrap();
+        crate::recipe::parsed("[data_parallel]\nzero_stage = 3\nhsdp = 2\nkeep_gathered = true")
+            .unwrap();
     let args = DataParallelArgs {
         zero_stage: Some(ZeroStage::Replicated),
         ..DataParallelArgs::default()

@@ -6,12 +6,12 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::ShardingEstimate;
 use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit, RequiredMemory};
 use burn_megatron::device::DeviceKind;
-use burn_megatron::mesh::Mesh;
-use burn_megatron::nn::{ModelBuilder, ParallelModule, Vocabulary};
-use burn_megatron::train::LanguageModel;
-use burn_megatron_models::Transformer;
+use burn_megatron::mesh::{Axis, Mesh};
+use burn_megatron::nn::ModelBuilder;
 
+use crate::data_parallel::{NO_REPLICAS, has_data_replicas};
 use crate::error::Error;
+use crate::family::Outline;
 use crate::parallel_plan::ParallelPlan;
 use crate::ranks::RankSetup;
 use crate::recipe::Recipe;
@@ -34,36 +34,43 @@ pub struct RankEstimate {
     need: RequiredMemory,
 }
 
-/// Builds a rank's part of the model, or only its shapes.
-pub fn build(
+/// The builder of a rank's part of the model.
+pub fn builder(
     recipe: &Recipe,
     groups: &ParallelContext,
     device: &Device,
-    shapes_only: bool,
-) -> Result<ParallelModule<Transformer>, Error> {
-    let (model, train) = (&recipe.model, &recipe.train);
+) -> Result<ModelBuilder, Error> {
     // Parameters are created in f32, and stay f32 as master weights where the model computes in 16 bits.
     let precision = recipe.data_parallel.precision;
-    let scope = ModelBuilder::with(groups, device, train.seed, precision.master())
+    let builder = ModelBuilder::with(groups, device, recipe.train.seed, precision.master())
         .with_compute_dtype(precision.of(precision.master()))
-        .with_kernels(&recipe.kernels)?
-        .with_fp8(&recipe.fp8)?;
-    let scope = if shapes_only { scope.outline() } else { scope };
-    Ok(model.init_with(scope)?)
+        .with_kernels(&recipe.kernels)?;
+    Ok(builder.with_fp8(&recipe.fp8)?)
 }
 
 impl RankEstimates {
     /// Estimates the run on every rank, without communication.
     pub fn new(recipe: &Recipe, plan: &ParallelPlan, device: &Device) -> Result<Self, Error> {
         let (mut ranks, mut parameters) = (vec![], 0);
+        let tensor = recipe.parallel.tensor;
+        let mut has_replicas = has_data_replicas(recipe);
         for pipeline in 0..recipe.parallel.pipeline {
             let rank = first_of(&plan.mesh, pipeline);
             let groups = ParallelContext::offline(plan.mesh.clone(), rank)?;
-            let model = build(recipe, &groups, device, true)?;
-            let counted = model.table.entries().iter();
+            let builder = builder(recipe, &groups, device)?;
+            let (model, sharing) = (&recipe.model, &recipe.data_parallel);
+            let outline = model.outline(builder, sharing, length(recipe))?;
+            has_replicas |= outline.table.entries().iter().any(|entry| {
+                let over_tensor = tensor > 1 && entry.is_replicated_over(Axis::Tensor);
+                over_tensor || entry.is_tied()
+            });
+            let counted = outline.table.entries().iter();
             let counted = counted.filter(|entry| entry.is_first_copy(groups.mesh_rank()));
             parameters += counted.map(|entry| entry.len()).sum::<usize>();
-            ranks.push(RankEstimate::new(recipe, plan, &groups, &model)?);
+            ranks.push(RankEstimate::new(recipe, plan, &groups, outline));
+        }
+        if recipe.train.check_replicas_every.is_some() && !has_replicas {
+            return Err(NO_REPLICAS.into());
         }
         Ok(Self { ranks, parameters })
     }
@@ -110,16 +117,26 @@ fn first_of(mesh: &Mesh, pipeline: usize) -> usize {
     found.unwrap_or(0)
 }
 
+/// The tokens of a sample.
+fn length(recipe: &Recipe) -> usize {
+    let length = recipe.train.sequence_length;
+    length.unwrap_or(recipe.model.context())
+}
+
 impl RankEstimate {
     fn new(
         recipe: &Recipe,
         plan: &ParallelPlan,
         groups: &ParallelContext,
-        model: &ParallelModule<Transformer>,
-    ) -> Result<Self, Error> {
-        let (config, train) = (&recipe.model, &recipe.train);
-        let sharing = ShardingEstimate::of(model, groups, &recipe.data_parallel)?;
-        let length = train.sequence_length.unwrap_or(config.context);
+        outline: Outline,
+    ) -> Self {
+        let Outline {
+            table,
+            kernels,
+            sharing,
+            flops_per_token,
+        } = outline;
+        let train = &recipe.train;
         let has_loss = match &plan.schedule {
             None => true,
             Some(schedule) => {
@@ -127,14 +144,11 @@ impl RankEstimate {
                 own.into_iter().any(|stage| plan.stages[stage].loss)
             }
         };
-        let tensor = recipe.parallel.tensor;
-        let vocabulary =
-            Vocabulary::padded(config.vocabulary, config.vocabulary_divisible_by, tensor);
         let computing = recipe.data_parallel.precision.of(DType::F32);
         let logits = [
             train.micro_batch_size,
-            length,
-            vocabulary.padded / tensor,
+            length(recipe),
+            recipe.model.local_logits(&plan.layout),
             computing.size(),
         ];
         let logits = logits.map(|n| n as u128).into_iter().product::<u128>();
@@ -145,17 +159,16 @@ impl RankEstimate {
             share <= train.micro_batch_size,
             train.steps <= 1,
         );
-        let rotary = config.rotary_bytes();
-        Ok(Self {
+        Self {
             need: RequiredMemory {
-                parameters: need.parameters.saturating_add(rotary),
+                parameters: need.parameters.saturating_add(recipe.model.table_bytes()),
                 ..need
             },
-            parameters: model.table.local_elements(groups.mesh_rank()),
-            kernels: model.kernels.clone(),
-            flops_per_token: model.module.flops_per_token(length),
+            parameters: table.local_elements(groups.mesh_rank()),
+            kernels,
+            flops_per_token,
             sharing,
-        })
+        }
     }
 }
 

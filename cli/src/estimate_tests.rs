@@ -13,7 +13,7 @@ fn ranks(world: usize, own_rank: Option<usize>, on_this_machine: usize) -> RankS
 }
 
 fn estimates(text: &str) -> (ParallelPlan, RankEstimates) {
-    let recipe: Recipe = toml::from_str(text).unwrap();
+    let recipe = crate::recipe::parsed(text).unwrap();
     let plan = recipe.plan().unwrap();
     let estimates = RankEstimates::new(&recipe, &plan, &Device::flex()).unwrap();
     (plan, estimates)

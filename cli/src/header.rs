@@ -42,7 +42,7 @@ pub fn print_run(
         );
     }
     let train = &recipe.train;
-    let length = train.sequence_length.unwrap_or(recipe.model.context);
+    let length = train.sequence_length.unwrap_or(recipe.model.context());
     println!("data     {}", data.describe());
     let share = train.global_batch_size / recipe.parallel.data_size();
     println!(
@@ -58,14 +58,9 @@ pub fn print_run(
 
 /// Prints the size of the model: its parameters, and those of rank 0.
 pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_token: f64) {
-    let model = &recipe.model;
     println!(
-        "model    {} layers, hidden {}, {} heads, context {}: {} parameters, {} on rank 0; {:.1} \
-         MFLOP per token",
-        model.layers,
-        model.hidden,
-        model.heads,
-        model.context,
+        "model    {}: {} parameters, {} on rank 0; {:.1} MFLOP per token",
+        recipe.model.describe(),
         count(parameters),
         count(own),
         flops_per_token / 1e6,

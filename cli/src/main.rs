@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use burn_megatron_cli::CommandLine;
+
 fn main() -> ExitCode {
-    burn_megatron_cli::main()
+    CommandLine::default().run()
 }

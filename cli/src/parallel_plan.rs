@@ -35,21 +35,21 @@ impl Recipe {
             }
         }
         let mesh = Mesh::new(&layout, layout.world_size().unwrap_or(usize::MAX))?;
-        self.model.check(tensor, layout.sequence_parallel)?;
-        self.train_config().check(data, self.model.context)?;
+        self.model.check_layout(&layout)?;
+        self.train_config().check(data, self.model.context())?;
         data_parallel::check(self)?;
         self.checkpoint.check()?;
         fp8::check(self)?;
         self.data.check()?;
         if layout.sequence_parallel {
-            let length = self.train.sequence_length.unwrap_or(self.model.context);
+            let length = self.train.sequence_length.unwrap_or(self.model.context());
             split_evenly("sequence length", length, Axis::Tensor, tensor)?;
         }
         let sample = self.sample.check();
         sample.map_err(|error| format!("[sample] {error}"))?;
         let (schedule, stages) = if layout.pipeline > 1 {
             // Before the schedule is generated: one for more stages than layers can be very long.
-            let stages = stages_of(&layout, self.model.layers)?;
+            let stages = stages_of(&layout, self.model.layers())?;
             (Some(self.schedule(&layout)?), stages)
         } else {
             (None, vec![])
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn axes_that_no_layer_uses_are_refused() {
         for setting in ["context = 2", "expert = 2", "expert_tensor = 1"] {
-            let recipe = Recipe::parse(&format!("[parallel]\n{setting}")).unwrap();
+            let recipe = crate::recipe::parsed(&format!("[parallel]\n{setting}")).unwrap();
             let error = recipe.plan().err().unwrap().to_string();
             let name = setting.split(' ').next().unwrap();
             assert_eq!(

@@ -14,11 +14,11 @@ use burn_megatron::comm::{
 use burn_megatron::data::Dataset;
 use burn_megatron::data_parallel::{DistributedDataParallel, MemoryPlan, ZeroStage};
 use burn_megatron::device::DeviceKind;
+use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::pipeline::trace::TraceEvent;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::run_folder::{CHECKPOINTS, RunFolder};
 use burn_megatron::train::{SaveConfig, Saver, TrainOutcome, Trainer};
-use burn_megatron_models::Transformer;
 
 use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
@@ -89,7 +89,7 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    fn of(ddp: &DistributedDataParallel<Transformer>) -> Result<Self, Error> {
+    fn of<M: LanguageModel>(ddp: &DistributedDataParallel<M>) -> Result<Self, Error> {
         let usage = ddp.usage();
         let full = ddp.config().zero_stage == ZeroStage::Parameters;
         Ok(Self {
@@ -103,8 +103,9 @@ impl RankMemory {
 
 impl RankRun<'_> {
     /// Trains, if there are steps left; rank 0 prints and writes.
-    pub fn train(
+    pub fn train<C: ModelConfig>(
         &self,
+        config: &C,
         rank: &Rank,
         device: &Device,
         interrupt: &Interrupt,
@@ -127,7 +128,7 @@ impl RankRun<'_> {
             print_run(recipe, self.plan, self.data, self.device, rank);
             self.print_training(&start.folder, device);
         }
-        let mut trainer = self.trainer(&groups, device)?;
+        let mut trainer = self.trainer(config, &groups, device)?;
         self.load(&mut trainer, from.as_ref())?;
         if start.is_some() {
             print_start(from.as_ref(), self.saving.load.as_deref());
@@ -222,9 +223,9 @@ impl RankRun<'_> {
     }
 
     /// Loads the checkpoint or the initial weights.
-    fn load(
+    fn load<M: LanguageModel>(
         &self,
-        trainer: &mut Trainer<Transformer>,
+        trainer: &mut Trainer<M>,
         from: Option<&ResumePoint>,
     ) -> Result<(), Error> {
         let leniency = self.saving.leniency();
@@ -278,7 +279,7 @@ impl RankRun<'_> {
             let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
             println!(
                 "fp8      {}",
-                fp8::describe(&recipe.fp8, recipe.model.layers, &engine)
+                fp8::describe(&recipe.fp8, recipe.model.layers(), &engine)
             );
         }
         println!("folder   {}", folder.path().display());
@@ -286,13 +287,14 @@ impl RankRun<'_> {
         println!("{}\n", own.sharing.memory);
     }
 
-    fn trainer(
+    fn trainer<C: ModelConfig>(
         &self,
+        config: &C,
         groups: &ParallelContext,
         device: &Device,
-    ) -> Result<Trainer<Transformer>, Error> {
+    ) -> Result<Trainer<C::Model>, Error> {
         let train = &self.recipe.train_config();
-        let model = estimate::build(self.recipe, groups, device, false)?;
+        let model = config.init_with(estimate::builder(self.recipe, groups, device)?)?;
         Ok(Trainer::new(model, groups, device, train)?)
     }
 }

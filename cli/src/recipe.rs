@@ -8,24 +8,28 @@ use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::train::{GenerateConfig, TrainConfig};
-use burn_megatron_models::TransformerConfig;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
 use crate::data::settings::DataConfig;
 use crate::error::Error;
+use crate::family::{Families, Model};
 use crate::retired;
 use crate::saving::CheckpointConfig;
 
 /// The recipe that runs without flags.
 pub const DEFAULT_RECIPE: &str = include_str!("../../examples/recipes/tiny.toml");
 
-/// The tables of a recipe.
+/// A recipe.
+pub type Recipe = RecipeOf<Model>;
+
+/// The tables of a recipe. While it is read, `M` is the table `[model]`, whose family is not looked up yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Recipe {
-    /// The model.
-    pub model: TransformerConfig,
+#[serde(bound(deserialize = "M: Default + Deserialize<'de>"))]
+pub struct RecipeOf<M> {
+    /// The model: its `family`, and the settings of that family.
+    pub model: M,
     /// The parallel layout, without its sharding of the data axis: see [`Recipe::layout`].
     #[serde(deserialize_with = "layout")]
     pub parallel: ParallelConfig,
@@ -45,7 +49,7 @@ pub struct Recipe {
     pub checkpoint: CheckpointConfig,
 }
 
-impl Default for Recipe {
+impl<M: Default> Default for RecipeOf<M> {
     fn default() -> Self {
         Self {
             model: Default::default(),
@@ -82,32 +86,56 @@ fn invalid(path: &Path, error: &dyn std::fmt::Display) -> Error {
     format!("invalid recipe {}: {error}", path.display()).into()
 }
 
+impl RecipeOf<Table> {
+    /// The recipe with its model in one of these families.
+    fn in_family(self, families: &Families) -> Result<Recipe, Error> {
+        let model = families.model(self.model);
+        Ok(Recipe {
+            model: model.map_err(|error| format!("[model] {error}"))?,
+            parallel: self.parallel,
+            data_parallel: self.data_parallel,
+            kernels: self.kernels,
+            fp8: self.fp8,
+            train: self.train,
+            sample: self.sample,
+            data: self.data,
+            checkpoint: self.checkpoint,
+        })
+    }
+}
+
 impl Recipe {
     /// Reads a recipe; unknown and retired keys are errors.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        Self::parse(&read_text(path)?).map_err(|error| invalid(path, &*error))
+    pub fn read(path: &Path, families: &Families) -> Result<Self, Error> {
+        Self::parse(&read_text(path)?, families).map_err(|error| invalid(path, &*error))
     }
 
     /// Reads the recipe of a run folder, which an earlier version may have written: retired keys are translated.
-    pub fn read_of_run(path: &Path) -> Result<Self, Error> {
+    pub fn read_of_run(path: &Path, families: &Families) -> Result<Self, Error> {
         let text = read_text(path)?;
         if let Ok(mut table) = text.parse::<Table>()
             && retired::translate_recipe(&mut table)
         {
-            return table.try_into().map_err(|error| invalid(path, &error));
+            return Self::from_table(table, families).map_err(|error| invalid(path, &*error));
         }
-        Self::parse(&text).map_err(|error| invalid(path, &*error))
+        Self::parse(&text, families).map_err(|error| invalid(path, &*error))
     }
 
     /// Parses a recipe in TOML.
     ///
     /// # Errors
     /// Unknown keys, retired keys with their successors, and values of the wrong type.
-    pub fn parse(text: &str) -> Result<Self, Error> {
+    pub fn parse(text: &str, families: &Families) -> Result<Self, Error> {
         if let Ok(table) = text.parse::<Table>() {
             retired::check_recipe(&table)?;
         }
-        Ok(toml::from_str(text)?)
+        toml::from_str::<RecipeOf<Table>>(text)?.in_family(families)
+    }
+
+    /// The recipe of a table; its errors have no line numbers.
+    pub fn from_table(table: Table, families: &Families) -> Result<Self, Error> {
+        let recipe: RecipeOf<Table> = table.try_into()?;
+        recipe.in_family(families)
     }
 
     /// The parallel layout with its sharding of the data axis.
@@ -128,6 +156,12 @@ impl Recipe {
     }
 }
 
+/// A recipe of the families of burn-megatron-models.
+#[cfg(test)]
+pub fn parsed(text: &str) -> Result<Recipe, Error> {
+    Recipe::parse(text, &Families::transformers())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -139,12 +173,10 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes");
         let mut recipes = 0;
         for file in fs::read_dir(folder).unwrap() {
-            let recipe = Recipe::read(&file.unwrap().path()).unwrap();
+            let path = file.unwrap().path();
+            let recipe = Recipe::read(&path, &Families::transformers()).unwrap();
             recipe.plan().unwrap();
-            assert_eq!(
-                toml::from_str::<Recipe>(&toml::to_string(&recipe).unwrap()).unwrap(),
-                recipe
-            );
+            assert_eq!(parsed(&toml::to_string(&recipe).unwrap()).unwrap(), recipe);
             recipes += 1;
         }
         assert!(recipes >= 2);
@@ -173,26 +205,20 @@ mod tests {
         expected.sort_unstable();
         assert_eq!(found, expected);
         for text in ["", "[parallel]\ntensor = 2"] {
-            assert_eq!(
-                Recipe::parse(text).unwrap().parallel.data,
-                Some(1),
-                "{text}"
-            );
+            assert_eq!(parsed(text).unwrap().parallel.data, Some(1), "{text}");
         }
     }
 
     #[test]
     fn the_layout_of_a_run_has_its_sharding() {
         let text = "[parallel]\ndata = 4\n[data_parallel]\nzero_stage = 2\nhsdp = 2";
-        let layout = Recipe::parse(text).unwrap().layout();
+        let layout = parsed(text).unwrap().layout();
         assert_eq!((u8::from(layout.zero_stage), layout.hsdp), (2, Some(2)));
     }
 
     #[test]
     fn a_misspelt_key_is_named() {
-        let error = toml::from_str::<Recipe>("[train]\nstep = 3")
-            .unwrap_err()
-            .to_string();
+        let error = parsed("[train]\nstep = 3").unwrap_err().to_string();
         assert!(error.contains("unknown field `step`"), "{error}");
         assert!(error.contains("`steps`"), "{error}");
     }

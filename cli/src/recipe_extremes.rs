@@ -7,6 +7,7 @@ use toml::{Table, Value};
 
 use super::*;
 use crate::estimate::RankEstimates;
+use crate::family::Families;
 use crate::recipe::DEFAULT_RECIPE;
 
 /// A recipe with every number that a recipe can have, but for those that exclude each other.
@@ -150,10 +151,12 @@ fn at<'a>(recipe: &'a mut Value, path: &str) -> &'a mut Value {
 
 /// Plans a recipe up to the memory estimate of its ranks; returns the error, if any.
 fn planned(recipe: &Value) -> Option<String> {
-    let recipe: Recipe = match recipe.clone().try_into() {
+    let Value::Table(recipe) = recipe.clone() else {
+        unreachable!("a recipe is a table")
+    };
+    let recipe = match Recipe::from_table(recipe, &Families::transformers()) {
         Ok(recipe) => recipe,
-        // Without the position in the text, which does not exist here.
-        Err(error) => return Some(error.message().to_string()),
+        Err(error) => return Some(error.to_string().trim_end().replace('\n', " ")),
     };
     let outlined = recipe
         .plan()

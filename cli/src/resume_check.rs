@@ -9,7 +9,7 @@ use crate::recipe::Recipe;
 use crate::retired;
 
 /// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 24] = [
+const MAY_DIFFER: [&str; 25] = [
     "parallel",
     "kernels",
     "sample",
@@ -18,6 +18,8 @@ const MAY_DIFFER: [&str; 24] = [
     "data.cache",
     "data.files",
     "data.tokenizer",
+    // All settings of the model are recorded; the family gives their defaults.
+    "model.family",
     "model.vocabulary_divisible_by",
     "data_parallel.zero_stage",
     "data_parallel.hsdp",
@@ -129,6 +131,8 @@ fn compare(key: &str, a: &Value, b: &Value, different: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Model;
+    use burn_megatron_models::TransformerConfig;
 
     fn checked(change: impl Fn(&mut Recipe), allowed: &[&str]) -> Option<String> {
         let mut recipe = Recipe::default();
@@ -174,7 +178,12 @@ mod tests {
             checked(longer, &["train.optimizer.beta2", "train.steps"]),
             None
         );
-        let wider = |recipe: &mut Recipe| recipe.model.groups = Some(1);
+        let wider = |recipe: &mut Recipe| {
+            recipe.model = Model::transformer(TransformerConfig {
+                groups: Some(1),
+                ..TransformerConfig::default()
+            });
+        };
         let error = checked(wider, &[]).unwrap();
         assert!(
             error.contains("model.groups = not set, and this run has 1"),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf, absolute};
 use burn_megatron::train::run_folder::CHECKPOINTS;
 
 use crate::error::Error;
+use crate::family::Families;
 use crate::pretrain::args::PretrainArgs;
 use crate::recipe::Recipe;
 
@@ -75,7 +76,7 @@ impl<'a> ResumeMode<'a> {
     }
 
     /// The recipe of the run that is resumed, if its folder has one.
-    pub fn recipe(self) -> Result<Option<Recipe>, Error> {
+    pub fn recipe(self, families: &Families) -> Result<Option<Recipe>, Error> {
         let run = match self {
             Self::Fresh => None,
             Self::InPlace(folder) => Some(folder.to_path_buf()),
@@ -83,7 +84,7 @@ impl<'a> ResumeMode<'a> {
         };
         let config = run.and_then(|run| config_of(&run));
         config
-            .map(|config| Recipe::read_of_run(&config))
+            .map(|config| Recipe::read_of_run(&config, families))
             .transpose()
     }
 
@@ -177,7 +178,7 @@ mod tests {
             let found = ResumeMode::of(&args).unwrap();
             assert_eq!(found, mode, "{flags}");
             assert_eq!(found.is_own(args.run_dir.as_deref()), is_own, "{flags}");
-            let recipe = found.recipe().unwrap();
+            let recipe = found.recipe(&Families::transformers()).unwrap();
             let seed = recipe.map(|recipe| recipe.train.seed);
             assert_eq!(seed, (mode != ResumeMode::Fresh).then_some(33), "{flags}");
         }

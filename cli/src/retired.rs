@@ -116,6 +116,7 @@ fn split(key: &str) -> (&str, &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Families;
     use crate::flags::parse_text;
     use crate::launch::args::LaunchArgs;
     use crate::pretrain::args::PretrainArgs;
@@ -168,7 +169,7 @@ mod tests {
         let recipe = serde_json::to_value(Recipe::default()).unwrap();
         for (old, new) in KEYS {
             let (table, key) = split(old);
-            let error = Recipe::parse(&format!("[{table}]\n{key} = true")).unwrap_err();
+            let error = crate::recipe::parsed(&format!("[{table}]\n{key} = true")).unwrap_err();
             let wanted = format!("{old} was renamed: use {new}");
             assert_eq!(error.to_string(), wanted);
             assert_eq!(check_key(old).unwrap_err().to_string(), wanted);
@@ -183,7 +184,7 @@ mod tests {
         let mut recipe: Table = "[train]\ncount_zeros = true\nsteps = 3".parse().unwrap();
         assert!(translate_recipe(&mut recipe));
         assert!(!translate_recipe(&mut recipe));
-        let recipe: Recipe = recipe.try_into().unwrap();
+        let recipe = Recipe::from_table(recipe, &Families::transformers()).unwrap();
         assert!(recipe.train.count_zeros);
         assert_eq!(recipe.train.steps, 3);
         let mut config = serde_json::json!({"train": {"count_zeros": true}, "data": {}});

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::TensorSource;
-use burn_megatron_models::{ConfigDifference, ModelSource, TransformerConfig};
+use burn_megatron::model::ConfigDifference;
 use serde_json::Value;
 
 use crate::error::Error;
+use crate::family::{Families, Model};
 use crate::saving::{Lenient, SavingArgs};
 
 /// Settings that decide which tensors exist: these may differ if missing or unexpected tensors are accepted.
@@ -19,25 +20,32 @@ const TENSOR_SETTINGS: [&str; 5] = ["layers", "bias", "qkv_bias", "qk_norm", "ti
 /// What cannot be read, and the settings of `model` that are not those of the weights.
 pub fn open(
     path: &Path,
-    model: &TransformerConfig,
+    model: &Model,
     saving: &SavingArgs,
+    families: &Families,
 ) -> Result<Box<dyn TensorSource>, Error> {
-    let found = ModelSource::open(path)?;
+    let (found, source) = families.open(path)?;
     let all = saving.allows(Lenient::Settings);
     let tensors = saving.allows(Lenient::Missing) || saving.allows(Lenient::Unexpected);
-    let mut differing = model.differences(&found.model);
+    let Some(mut differing) = model.differences(&*found) else {
+        let name = source.name();
+        let (own, other) = (model.family(), found.family());
+        return Err(
+            format!("{name} is a model of the family {other:?}, and this run has {own:?}").into(),
+        );
+    };
     differing.retain(|difference| {
         let of_tensors = TENSOR_SETTINGS.contains(&&difference.setting[..]);
         let may_differ = all || (tensors && of_tensors);
         !may_differ
     });
     if differing.is_empty() {
-        Ok(found.source)
+        Ok(source)
     } else {
         Err(format!(
             "[model] differs from the model of {}: {}; use the same settings, or accept the difference with --lenient \
              settings",
-            found.source.name(),
+            source.name(),
             listed(&differing),
         )
         .into())
@@ -59,6 +67,7 @@ fn listed(differing: &[ConfigDifference]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn_megatron_models::TransformerConfig;
     use burn_megatron_models::hf::HfFolder;
 
     fn fixture() -> &'static Path {
@@ -77,7 +86,8 @@ mod tests {
             ..SavingArgs::default()
         };
         let open = |model: &TransformerConfig, lenient: &[Lenient]| {
-            let opened = super::open(fixture(), model, &with(lenient));
+            let (model, families) = (Model::transformer(model.clone()), Families::transformers());
+            let opened = super::open(fixture(), &model, &with(lenient), &families);
             opened.map(drop).map_err(|error| error.to_string())
         };
         assert_eq!(open(&model, &[]), Ok(()));
@@ -106,7 +116,9 @@ mod tests {
         assert_eq!(open(&deeper, &[Lenient::Unexpected]), Ok(()));
         assert_eq!(open(&narrow, &[Lenient::Settings]), Ok(()));
         assert!(open(&narrow, &[Lenient::Rounding]).is_err());
-        let nowhere = super::open(Path::new("/nowhere/at/all"), &deeper, &with(&[]));
+        let deeper = Model::transformer(deeper);
+        let families = Families::transformers();
+        let nowhere = super::open(Path::new("/nowhere/at/all"), &deeper, &with(&[]), &families);
         let error = nowhere.map(drop).unwrap_err().to_string();
         assert!(error.contains("/nowhere/at/all"), "{error}");
     }

@@ -4,10 +4,11 @@
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm}; //*
+use burn_megatron::model::RecomputePrefix; //*
 use burn_megatron::nn::{
     Activation, AttentionContext, BatchFormat, BuildError, ColumnParallelLinear,
-    ColumnParallelLinearConfig, KvCache, LearnedPositions, LearnedPositionsConfig, ModelBuilder,
-    Norm, NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
+    ColumnParallelLinearConfig, LearnedPositions, LearnedPositionsConfig, ModelBuilder, Norm,
+    NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
     ParallelAttentionConfig, RowParallelLinear, RowParallelLinearConfig, VocabParallelCrossEntropy,
     VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 }; //*
@@ -98,23 +99,11 @@ impl ParallelGpt {
 
 /// What the trainer, `verify` and generation call. //*
 impl LanguageModel for ParallelGpt {
+    type Cache = RecomputePrefix;
+
     fn hidden(&self, _stage: usize, _input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
         let format = tokens.format();
         self.run(tokens.ids, format)
-    }
-
-    fn hidden_cached(
-        &self,
-        _stage: usize,
-        _input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
-        cache: &mut KvCache,
-    ) -> Tensor<3> {
-        self.run(ids, BatchFormat::Cached(cache))
-    }
-
-    fn cache(&self) -> KvCache {
-        KvCache::new(self.blocks.len(), self.config.context)
     }
 
     /// The loss of each token: the wrapper divides by the tokens of all ranks.
@@ -137,10 +126,6 @@ impl LanguageModel for ParallelGpt {
 
     fn vocabulary(&self) -> usize {
         self.config.vocabulary
-    }
-
-    fn output_weight(&self) -> &str {
-        "output.weight"
     }
 
     fn context(&self) -> usize {

@@ -1,10 +1,8 @@
 //! The configuration of a transformer.
 
-use burn::tensor::{DType, Device};
-use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
-use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary, unfused_reason};
+use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, Vocabulary};
 use serde::{Deserialize, Serialize};
 
 use crate::{RotaryScaling, scaling};
@@ -293,23 +291,9 @@ impl TransformerConfig {
         }
     }
 
-    /// Checks that the selected kernels support this model and device, before anything is allocated.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelChoiceError`] for the first that does not.
-    pub fn check_kernels(
-        &self,
-        choices: &KernelChoices,
-        device: &Device,
-        dtype: DType,
-    ) -> Result<KernelSelection, KernelChoiceError> {
-        let mut chosen = KernelSelection::new(choices, device, dtype)?;
-        let head_width = self.head_width.unwrap_or(self.hidden / self.heads.max(1));
-        if let Some(reason) = unfused_reason(self.attention_dropout, head_width) {
-            chosen.keep_unfused(Operation::Attention, reason)?;
-        }
-        Ok(chosen)
+    /// The width of a head, for sizes that are not checked yet.
+    pub(crate) fn width_of_heads(&self) -> usize {
+        self.head_width.unwrap_or(self.hidden / self.heads.max(1))
     }
 
     fn check_head_width(&self, tensor: usize) -> Result<usize, BuildError> {
@@ -351,16 +335,6 @@ impl TransformerConfig {
             )));
         }
         Ok(width)
-    }
-
-    /// Bytes of the rotary table on each rank: two f32 per position and pair of features; 0 for learned
-    /// positions.
-    pub fn rotary_bytes(&self) -> u128 {
-        let width = self.head_width.unwrap_or(self.hidden / self.heads.max(1));
-        match self.positions {
-            Positions::Learned => 0,
-            Positions::Rotary { .. } => 2 * 4 * self.context as u128 * (width / 2) as u128,
-        }
     }
 
     pub(crate) fn norm(&self) -> NormConfig {

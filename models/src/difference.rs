@@ -1,42 +1,10 @@
-//! Compares the configurations of two models.
-
-use serde_json::{Value, json};
+//! What counts when two transformers are compared.
 
 use crate::{Positions, TransformerConfig};
 
-/// A setting in which two models differ.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ConfigDifference {
-    /// Its key in a recipe's `[model]`.
-    pub setting: String,
-    /// The value in the first model.
-    pub own: Value,
-    /// The value in the second model.
-    pub other: Value,
-}
-
-impl TransformerConfig {
-    /// The settings in which the two models have different weights or compute something else with them.
-    ///
-    /// Settings of training and layout only are ignored: dropout, initialization, loss terms, padding of the
-    /// vocabulary. `context` counts only with learned positions. Defaults are resolved before comparing.
-    pub fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
-        let (own, other) = (json!(plain(self)), json!(plain(other)));
-        let settings = own.as_object().into_iter().flatten();
-        let differing = settings.filter_map(|(setting, own)| {
-            let other = &other[setting];
-            (!alike(own, other)).then(|| ConfigDifference {
-                setting: setting.clone(),
-                own: own.clone(),
-                other: other.clone(),
-            })
-        });
-        differing.collect()
-    }
-}
-
-/// The same model with defaults resolved and ignored settings removed.
-fn plain(model: &TransformerConfig) -> TransformerConfig {
+/// The same model with defaults resolved, and without the settings that only concern training and the layout: dropout,
+/// initialization, loss terms, padding of the vocabulary. `context` counts only with learned positions.
+pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
     TransformerConfig {
         groups: Some(model.groups()),
         head_width: model.head_width.or(model.hidden.checked_div(model.heads)),
@@ -56,24 +24,10 @@ fn plain(model: &TransformerConfig) -> TransformerConfig {
     }
 }
 
-/// Whether two values are equal. Floats may differ in their last bits, as after a round trip through text.
-fn alike(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Number(a), Value::Number(b)) => match (a.as_f64(), b.as_f64()) {
-            (Some(a), Some(b)) => (a - b).abs() <= 1e-12 * a.abs(),
-            _ => a == b,
-        },
-        (Value::Object(a), Value::Object(b)) => {
-            let same = |(key, value)| b.get(key).is_some_and(|other| alike(value, other));
-            a.len() == b.len() && a.iter().all(same)
-        }
-        (a, b) => a == b,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn_megatron::train::ModelConfig;
 
     fn named(a: &TransformerConfig, b: &TransformerConfig) -> Vec<String> {
         let found = a.differences(b).into_iter();

@@ -7,20 +7,18 @@
 mod block;
 mod config;
 mod difference;
+mod family;
 pub mod hf;
-mod open;
-mod rounding;
 mod scaling;
-mod subject;
 mod transformer;
 
 pub use block::Block;
 pub use config::{Positions, TransformerConfig};
-pub use difference::ConfigDifference;
-pub use open::ModelSource;
 pub use scaling::RotaryScaling;
-pub use subject::TransformerSubject;
 pub use transformer::Transformer;
+
+/// A transformer to verify.
+pub type TransformerSubject = burn_megatron::verify::ModelSubject<TransformerConfig>;
 
 /// Compiles the examples of the README.
 #[cfg(doctest)]

@@ -1,24 +1,19 @@
 //! A decoder-only transformer.
 
-use std::ops::Range;
-
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use burn_megatron::choice::Operation;
 use burn_megatron::collective::{self, Comm};
-use burn_megatron::comm::ParallelContext;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
+use burn_megatron::model::{CachedAttention, StageBuilder, StageLayers, on_stage};
 use burn_megatron::nn::{
     ActivationLayout, BatchFormat, BuildError, Dropout, Init, KvCache, LearnedPositions,
     LearnedPositionsConfig, LossTerm, Losses, ModelBuilder, Norm, OutputLayer, OutputLayerConfig,
-    ParallelModule, SEQUENCE_DIM, VocabParallelCrossEntropy, VocabParallelEmbedding,
-    VocabParallelEmbeddingConfig, Vocabulary,
+    SEQUENCE_DIM, VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    Vocabulary,
 };
-use burn_megatron::pipeline::split::StageLayout;
-use burn_megatron::pipeline::stages_on_rank;
 use burn_megatron::train::{LanguageModel, Tokens};
 
-use crate::config::refused;
 use crate::{Block, Positions, TransformerConfig};
 
 /// A GPT-2 or a Llama, depending on its config: the whole model, or the stages of one pipeline rank.
@@ -32,11 +27,9 @@ pub struct Transformer {
     positions: Option<LearnedPositions>,
     dropout: Dropout,
     /// The blocks of all stages of this rank.
-    blocks: Vec<Block>,
+    blocks: StageLayers<Block>,
     norm: Option<Norm>,
     output: Option<OutputLayer>,
-    #[module(skip)]
-    stages: Vec<StageBlocks>,
     #[module(skip)]
     rotary: Option<RopeTable>,
     #[module(skip)]
@@ -49,70 +42,28 @@ pub struct Transformer {
     config: TransformerConfig,
 }
 
-impl TransformerConfig {
-    /// Builds this rank's part of the model in the layout of `ctx`, with its parameter table: in f32 on `device`,
-    /// initialized with seed 0. See [`init_with`](Self::init_with) for other settings.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`] for sizes that do not fit each other or the layout.
-    pub fn init(
-        &self,
-        ctx: &ParallelContext,
-        device: &Device,
-    ) -> Result<ParallelModule<Transformer>, BuildError> {
-        self.init_with(ModelBuilder::new(ctx, device))
-    }
-
-    /// The same with the seed, the types and the kernels of a builder.
-    ///
-    /// If the scope [enables FP8](ModelBuilder::with_fp8), the attention projections and the MLP layers compute in 8
-    /// bits, except for the first and last
-    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the whole model.
-    ///
-    /// # Errors
-    ///
-    /// See [`init`](Self::init).
-    pub fn init_with(
-        &self,
-        scope: ModelBuilder,
-    ) -> Result<ParallelModule<Transformer>, BuildError> {
-        let ctx = scope.groups();
-        self.check(scope.place().size, scope.sequence_parallel())?;
-        let stages = stages_on_rank(ctx.config(), ctx.pipeline().rank(), self.layers)
-            .map_err(|error| refused(error.to_string()))?;
-        self.init_stages(scope, &stages)
-    }
-
-    /// Builds the stages of one pipeline rank, given as stage number and content.
-    ///
-    /// # Errors
-    ///
-    /// See [`init`](Self::init).
-    pub fn init_stages(
-        &self,
-        scope: ModelBuilder,
-        stages: &[(usize, StageLayout)],
-    ) -> Result<ParallelModule<Transformer>, BuildError> {
-        let model = Transformer::new(self, &scope, stages)?;
-        let layers: Vec<usize> = stages
-            .iter()
-            .flat_map(|(_, stage)| stage.layers.clone())
-            .collect();
-        // A rank numbers its blocks from 0; the table uses the layer in the whole model.
-        scope.finish_stages(model, |path| {
-            let Some(rest) = path.strip_prefix("blocks.") else {
-                return path;
-            };
-            let block = rest
-                .split_once('.')
-                .and_then(|(block, rest)| Some((layers.get(block.parse::<usize>().ok()?)?, rest)));
-            match block {
-                Some((layer, rest)) => format!("blocks.{layer}.{rest}"),
-                None => path,
-            }
-        })
-    }
+/// The table of rotary positions, if the model has them.
+fn rotary(
+    config: &TransformerConfig,
+    head_width: usize,
+    builder: &ModelBuilder,
+) -> Result<Option<RopeTable>, BuildError> {
+    let Some(rope) = config.rope(head_width) else {
+        return Ok(None);
+    };
+    let rope = RopeConfig {
+        // An outline needs no table.
+        max_positions: if builder.is_outline() {
+            1
+        } else {
+            rope.max_positions
+        },
+        ..rope
+    };
+    let table = RopeTable::new(&rope, builder.device(), builder.dtype());
+    Ok(Some(
+        table.map_err(|error| builder.error(error.to_string()))?,
+    ))
 }
 
 /// The number of blocks at each end of the whole model that do not compute in 8 bits.
@@ -129,131 +80,69 @@ fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildErr
     }
 }
 
-/// The blocks of one stage on this rank.
-#[derive(Clone, Debug)]
-struct StageBlocks {
-    stage: usize,
-    embedding: bool,
-    /// Indices into the blocks of this rank.
-    blocks: Range<usize>,
-}
-
-impl StageBlocks {
-    /// Assigns consecutive blocks of this rank to its stages.
-    fn number(stages: &[(usize, StageLayout)]) -> Vec<Self> {
-        let mut first = 0;
-        let part = |(stage, layout): &(usize, StageLayout)| {
-            let blocks = first..first + layout.layers.len();
-            first = blocks.end;
-            Self {
-                stage: *stage,
-                embedding: layout.embedding,
-                blocks,
-            }
-        };
-        stages.iter().map(part).collect()
-    }
-}
-
 impl Transformer {
-    fn new(
+    pub(crate) fn new(
         config: &TransformerConfig,
-        scope: &ModelBuilder,
-        stages: &[(usize, StageLayout)],
+        stages: &StageBuilder,
     ) -> Result<Self, BuildError> {
-        let sequence_parallel = scope.sequence_parallel();
-        let head_width = config.check(scope.place().size, sequence_parallel)?;
-        let (place, init) = (scope.place(), Init::Normal(config.init_std));
+        let root = stages.root();
+        let (place, init) = (root.place(), Init::Normal(config.init_std));
+        let head_width = config.check(place.size, root.sequence_parallel())?;
         let hidden = config.hidden;
         let vocabulary = Vocabulary::padded(
             config.vocabulary,
             config.vocabulary_divisible_by,
             place.size,
         );
-        let learned = config.positions == Positions::Learned;
-        let rotary = config.rope(head_width).map(|rope| RopeConfig {
-            // An outline needs no table.
-            max_positions: if scope.is_outline() {
-                1
-            } else {
-                rope.max_positions
-            },
-            ..rope
-        });
-        let rotary = rotary
-            .map(|rope| RopeTable::new(&rope, scope.device(), scope.dtype()))
-            .transpose()
-            .map_err(|error| scope.error(error.to_string()))?;
-        let ends = blocks_at_ends(config.layers, scope)?;
-        let block = |(stage, i): (usize, usize)| {
-            let scope = scope.child("blocks").child(i).in_stage(stage);
-            let scope = if i < ends || i + ends >= config.layers {
-                scope.without_fp8()
-            } else {
-                scope
-            };
-            Block::new(config, head_width, &scope)
+        let comm = root.groups().tensor().clone();
+        let embedding = if config.tied {
+            stages.first_and_last("embedding")
+        } else {
+            stages.first("embedding")
         };
-        let stage_where = |has: fn(&StageLayout) -> bool| {
-            let stage = stages.iter().find(|(_, stage)| has(stage));
-            stage.map_or(0, |(stage, _)| *stage)
-        };
-        let first_stage = stage_where(|stage| stage.embedding);
-        let last_stage = stage_where(|stage| stage.loss);
-        let comm = scope.groups().tensor().clone();
-        let first = stages.iter().any(|(_, stage)| stage.embedding);
-        let last = stages.iter().any(|(_, stage)| stage.loss);
-        let embedding = || {
-            let scope =
-                scope
-                    .child("embedding")
-                    .in_stage(if first { first_stage } else { last_stage });
-            // A tied weight has a copy on the first and on the last rank, unless one rank holds both stages.
-            let ranks = scope.groups().pipeline().size();
-            let scope = if config.tied && !(first && last) {
-                scope.with_pipeline_copies([0, ranks - 1])
-            } else {
-                scope
-            };
+        let embedding = embedding.map(|builder| {
             VocabParallelEmbeddingConfig::new(vocabulary, hidden)
                 .with_init(init)
-                .init(&scope)
-        };
-        let output = || {
-            let scope = scope.child("output").in_stage(last_stage);
+                .init(&builder)
+        });
+        let learned = config.positions == Positions::Learned;
+        let positions = stages.first("positions").filter(|_| learned);
+        let output = stages.last("output").map(|builder| {
             OutputLayerConfig::new(vocabulary, hidden)
                 .with_init(init)
                 .with_tied(config.tied)
-                .init(&scope)
-        };
+                .init(&builder)
+        });
+        let ends = blocks_at_ends(config.layers, root)?;
         Ok(Self {
-            embedding: (first || last && config.tied).then(embedding).transpose()?,
-            positions: (first && learned).then(|| {
-                let scope = scope.child("positions").in_stage(first_stage);
+            embedding: embedding.transpose()?,
+            positions: positions.map(|builder| {
                 LearnedPositionsConfig::new(config.context, hidden)
                     .with_init(init)
-                    .init(&scope)
+                    .init(&builder)
             }),
-            dropout: Dropout::new(config.dropout, &scope.child("dropout"))?,
-            blocks: stages
-                .iter()
-                .flat_map(|(stage, layout)| layout.layers.clone().map(|i| (*stage, i)))
-                .map(block)
-                .collect::<Result<_, _>>()?,
-            norm: last.then(|| {
-                let scope = scope.child("norm").in_stage(last_stage);
-                config.norm().init(&scope)
-            }),
-            output: last.then(output).transpose()?,
-            stages: StageBlocks::number(stages),
-            rotary,
+            dropout: Dropout::new(config.dropout, &root.child("dropout"))?,
+            blocks: stages.layers("blocks", |i, builder| {
+                let in_8_bits = i >= ends && i + ends < config.layers;
+                let builder = if in_8_bits {
+                    builder
+                } else {
+                    builder.without_fp8()
+                };
+                Block::new(config, head_width, &builder)
+            })?,
+            norm: stages
+                .last("norm")
+                .map(|builder| config.norm().init(&builder)),
+            output: output.transpose()?,
+            rotary: rotary(config, head_width, root)?,
             loss: VocabParallelCrossEntropy::new(vocabulary, &comm)
                 .with_label_smoothing(config.label_smoothing)
                 .with_z_loss(config.z_loss)
-                .with_fused(scope.is_fused(Operation::Loss))
+                .with_fused(root.is_fused(Operation::Loss))
                 .with_ignore(Some(Self::IGNORE)),
             comm,
-            lies: if sequence_parallel {
+            lies: if root.sequence_parallel() {
                 ActivationLayout::SplitAlong {
                     dim: SEQUENCE_DIM,
                     place,
@@ -269,13 +158,10 @@ impl Transformer {
     pub const IGNORE: i64 = -1;
 
     /// Embeds tokens `[batch, seq]` into the residual stream.
-    fn embed(&self, tokens: Tensor<2, Int>, reading: &BatchFormat<'_>) -> Tensor<3> {
-        let Some(embedding) = &self.embedding else {
-            not_on_this_rank("the embedding")
-        };
-        let mut x = embedding.forward(tokens);
+    fn embed(&self, tokens: Tensor<2, Int>, format: &BatchFormat<'_>) -> Tensor<3> {
+        let mut x = on_stage(&self.embedding, "the embedding").forward(tokens);
         if let Some(positions) = &self.positions {
-            x = positions.forward_with_format(x, reading);
+            x = positions.forward_with_format(x, format);
         }
         self.dropout.forward(x, self.lies)
     }
@@ -286,54 +172,27 @@ impl Transformer {
         stage: usize,
         input: Option<Tensor<3>>,
         tokens: Tensor<2, Int>,
-        mut reading: BatchFormat<'_>,
+        mut format: BatchFormat<'_>,
     ) -> Tensor<3> {
-        let Some(part) = self.stages.iter().find(|part| part.stage == stage) else {
-            not_on_this_rank(&format!("stage {stage}"))
-        };
-        let x = match input {
-            Some(x) => x,
-            None if part.embedding => self.embed(tokens, &reading),
-            None => not_on_this_rank("an input"),
-        };
-        part.blocks.clone().fold(x, |x, i| {
-            let (rotary, context) = (self.rotary.as_ref(), reading.layer(i));
-            self.blocks[i].forward(x, rotary, self.lies, context)
+        let x = input.unwrap_or_else(|| self.embed(tokens, &format));
+        self.blocks.of_stage(stage).fold(x, |x, (i, block)| {
+            block.forward(x, self.rotary.as_ref(), self.lies, format.layer(i))
         })
     }
 
     /// The residual stream to this rank's logits `[batch, seq, padded vocabulary / tensor]`.
     fn head(&self, x: Tensor<3>) -> Tensor<3> {
-        match (&self.norm, &self.output) {
-            (Some(norm), Some(output)) => output.forward(norm.forward(x), self.embedding.as_ref()),
-            _ => not_on_this_rank("the output layer"),
-        }
+        let x = on_stage(&self.norm, "the last norm").forward(x);
+        on_stage(&self.output, "the output layer").forward(x, self.embedding.as_ref())
     }
-}
-
-/// Panics: a stage was called on a rank that does not have it, which is a bug of the caller.
-fn not_on_this_rank(what: &str) -> ! {
-    panic!("{what} is not on this rank of the pipeline")
 }
 
 impl LanguageModel for Transformer {
+    type Cache = KvCache;
+
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
-        let reading = tokens.format();
-        self.run_stage(stage, input, tokens.ids, reading)
-    }
-
-    fn hidden_cached(
-        &self,
-        stage: usize,
-        input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
-        cache: &mut KvCache,
-    ) -> Tensor<3> {
-        self.run_stage(stage, input, ids, BatchFormat::Cached(cache))
-    }
-
-    fn cache(&self) -> KvCache {
-        KvCache::new(self.blocks.len(), self.config.context)
+        let format = tokens.format();
+        self.run_stage(stage, input, tokens.ids, format)
     }
 
     fn sequence_multiple(&self) -> usize {
@@ -360,12 +219,12 @@ impl LanguageModel for Transformer {
         self.config.vocabulary
     }
 
-    fn output_weight(&self) -> &str {
-        if self.config.tied {
+    fn output_weight(&self) -> Option<&str> {
+        Some(if self.config.tied {
             "embedding.weight"
         } else {
             "output.weight"
-        }
+        })
     }
 
     fn context(&self) -> usize {
@@ -383,5 +242,21 @@ impl LanguageModel for Transformer {
         let weights = config.layers * block + config.hidden * config.vocabulary;
         // In f64: for long sequences the second product would overflow a usize.
         6.0 * weights as f64 + 12.0 * config.layers as f64 * seq as f64 * heads as f64
+    }
+}
+
+impl CachedAttention for Transformer {
+    fn attention_layers(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn hidden_cached(
+        &self,
+        stage: usize,
+        input: Option<Tensor<3>>,
+        ids: Tensor<2, Int>,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        self.run_stage(stage, input, ids, BatchFormat::Cached(cache))
     }
 }

@@ -24,7 +24,7 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::Activation;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
 
 type AnyError = Box<dyn Error + Send + Sync>;

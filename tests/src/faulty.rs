@@ -12,14 +12,15 @@ use burn_megatron::data_parallel::{
 };
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::mesh::Axis;
+use burn_megatron::model::RecomputePrefix;
 use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe};
 use burn_megatron::nn::{
     Activation, ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig,
-    Dropout, Init, KvCache, LearnedPositions, LearnedPositionsConfig, ModelBuilder, Norm,
-    NormConfig, NormKind, OutputLayer, OutputLayerConfig, ParallelAttention,
-    ParallelAttentionConfig, ParallelModule, ParameterEntry, Placement, RowParallelLinear,
-    RowParallelLinearConfig, SEQUENCE_DIM, Section, VocabParallelCrossEntropy,
-    VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
+    Dropout, Init, LearnedPositions, LearnedPositionsConfig, ModelBuilder, Norm, NormConfig,
+    NormKind, OutputLayer, OutputLayerConfig, ParallelAttention, ParallelAttentionConfig,
+    ParallelModule, ParameterEntry, Placement, RowParallelLinear, RowParallelLinearConfig,
+    SEQUENCE_DIM, Section, VocabParallelCrossEntropy, VocabParallelEmbedding,
+    VocabParallelEmbeddingConfig, Vocabulary,
 };
 use burn_megatron::train::{LanguageModel, Losses, Tokens};
 use burn_megatron::verify::{Layout, Rounding, Subject};
@@ -186,6 +187,8 @@ impl Decoder {
 }
 
 impl LanguageModel for Decoder {
+    type Cache = RecomputePrefix;
+
     fn hidden(&self, _: usize, _: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
         let x = self.embedding.forward(tokens.ids);
         let x = match self.fault {
@@ -216,30 +219,12 @@ impl LanguageModel for Decoder {
         losses
     }
 
-    fn hidden_cached(
-        &self,
-        _: usize,
-        _: Option<Tensor<3>>,
-        _: Tensor<2, Int>,
-        _: &mut KvCache,
-    ) -> Tensor<3> {
-        unreachable!("verify does not generate")
-    }
-
-    fn cache(&self) -> KvCache {
-        unreachable!("verify does not generate")
-    }
-
     fn logits_of(&self, _: Tensor<3>) -> Tensor<3> {
         unreachable!("verify does not generate")
     }
 
     fn vocabulary(&self) -> usize {
         TOKENS
-    }
-
-    fn output_weight(&self) -> &str {
-        "output.weight"
     }
 
     fn context(&self) -> usize {

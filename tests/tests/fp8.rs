@@ -10,7 +10,7 @@ use burn_megatron::nn::fp8::{Fp8Config, Fp8LayerState, Fp8Layers, Fp8Recipe};
 use burn_megatron::nn::{BuildError, ModelBuilder};
 use burn_megatron::optim::LossScale;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError, TrainConfig, Trainer};
+use burn_megatron::train::{ModelConfig, Observer, ObserverError, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::Text;
 

@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use burn_megatron::comm::{ParallelContext, ParallelContextError, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{StageBuilder, StageLayers};
 use burn_megatron::nn::fp8::{Fp8Config, Fp8LayerState};
 use burn_megatron::nn::{
     Activation, Init, ModelBuilder, ParallelMlp, ParallelMlpConfig, ParallelModule, recompute,
@@ -15,6 +16,7 @@ use burn_megatron::nn::{
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
+use burn_megatron::pipeline::split::StageLayout;
 
 const HIDDEN: usize = 24;
 const BLOCKS: usize = 4;
@@ -23,7 +25,7 @@ const STEPS: usize = 3;
 
 #[derive(Module, Debug)]
 struct Blocks {
-    blocks: Vec<ParallelMlp>,
+    blocks: StageLayers<ParallelMlp>,
 }
 
 impl Blocks {
@@ -43,23 +45,19 @@ impl Blocks {
             init: Init::Normal(0.3),
             output_init: Init::Normal(0.3),
         };
-        let first = blocks.start;
-        let block = |i: usize| {
-            let stage = groups.pipeline().rank();
-            config
-                .init(&scope.child("blocks").child(i).in_stage(stage))
-                .unwrap()
+        let stage = StageLayout {
+            embedding: false,
+            layers: blocks,
+            loss: false,
         };
-        let blocks = blocks.map(block).collect();
-        let renamed = |path: String| {
-            let (block, rest) = path["blocks.".len()..].split_once('.').unwrap();
-            format!("blocks.{}.{rest}", first + block.parse::<usize>().unwrap())
-        };
-        scope.finish_stages(Self { blocks }, renamed).unwrap()
+        let stages = StageBuilder::new(scope, &[(groups.pipeline().rank(), stage)]);
+        let blocks = stages.layers("blocks", |_, scope| config.init(&scope));
+        let blocks = blocks.unwrap();
+        stages.finish(Self { blocks }).unwrap()
     }
 
-    fn forward(&self, x: Tensor<3>, recomputed: bool) -> Tensor<3> {
-        self.blocks.iter().fold(x, |x, block| {
+    fn forward(&self, stage: usize, x: Tensor<3>, recomputed: bool) -> Tensor<3> {
+        self.blocks.of_stage(stage).fold(x, |x, (_, block)| {
             let block = block.clone();
             let body = move |x: Tensor<3>| x.clone() + block.forward(x);
             if recomputed {
@@ -95,7 +93,7 @@ struct Stages<'a> {
 impl Stage for Stages<'_> {
     fn forward(&self, stage: usize, micro_batch: usize, x: Option<Tensor<3>>) -> StageOutput {
         let x = x.unwrap_or_else(|| Tensor::from_inner(input(self.step, micro_batch)));
-        let y = self.ddp.module().forward(x, self.recomputed);
+        let y = self.ddp.module().forward(stage, x, self.recomputed);
         if stage == self.last {
             StageOutput::Loss(loss(y))
         } else {
@@ -135,7 +133,7 @@ fn train(kind: Option<ScheduleKind>, recomputed: bool, fp8: &Fp8Config) -> Outco
                 }
                 None => (0..MICRO_BATCHES).for_each(|micro_batch| {
                     let x = Tensor::from_inner(input(step, micro_batch));
-                    let forward = |model: &Blocks| loss(model.forward(x, recomputed));
+                    let forward = |model: &Blocks| loss(model.forward(0, x, recomputed));
                     let loss = ddp.forward(&Device::flex(), forward);
                     ddp.backward(loss);
                 }),

@@ -6,7 +6,7 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::tolerance::CLOSE;
 use burn_megatron_tests::{small_gpt, small_llama};

@@ -6,10 +6,12 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::CachedAttention;
+use burn_megatron::nn::KvCache;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::{LanguageModel, TrainConfig, Trainer};
+use burn_megatron::train::{LanguageModel, ModelConfig, TrainConfig, Trainer};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::{small_gpt, small_llama, words};
 
@@ -231,7 +233,7 @@ fn sequences_of_one_length_are_read_together() {
                 let whole: Vec<_> = rows.iter().map(|row| ids(row)).collect();
                 let whole = Tensor::cat(whole, 0);
                 let expected = model.logits(whole.clone());
-                let mut cache = model.cache();
+                let mut cache = KvCache::new(LAYERS, config.context);
                 for (first, len) in [(0, 3), (3, 1), (4, 1), (5, 3)] {
                     let piece = whole.clone().narrow(1, first, len);
                     let hidden = model.hidden_cached(0, None, piece, &mut cache);

@@ -12,7 +12,7 @@ use burn_megatron::kernels::{Function, apply};
 use burn_megatron::mesh::{AxisRank, ParallelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::{gpu, small_gpt, small_llama};
 

@@ -24,7 +24,7 @@ use burn_megatron::kernels::rope::{
 use burn_megatron::kernels::softmax::{Mask, Sink, masked_softmax};
 use burn_megatron::kernels::{Function, apply};
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{gpu, small_gpt, small_llama};
 use tracing::span::{Attributes, Id};

@@ -9,7 +9,7 @@ use burn_megatron::data_parallel::{
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_tests::{gpu, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;

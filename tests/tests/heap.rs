@@ -12,7 +12,7 @@ use burn_megatron::data_parallel::{
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
-use burn_megatron::train::{LanguageModel, NoopObserver, TrainConfig, Trainer};
+use burn_megatron::train::{LanguageModel, ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{Text, small_llama};
 

@@ -13,7 +13,9 @@ use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::engine::forward_only;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::schedule::LrStyle;
-use burn_megatron::train::{LanguageModel, Observer, ObserverError, TrainConfig, Trainer};
+use burn_megatron::train::{
+    LanguageModel, ModelConfig, Observer, ObserverError, TrainConfig, Trainer,
+};
 use burn_megatron_models::hf::HfFolder;
 use safetensors::SafeTensors;
 

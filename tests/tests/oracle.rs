@@ -14,7 +14,9 @@ use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::{DataError, Dataset, Sample, Samples, Sampling};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer};
+use burn_megatron::train::{
+    ModelConfig, Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer,
+};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Positions, Transformer, TransformerConfig};
 use safetensors::SafeTensors;

@@ -8,7 +8,7 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::{LanguageModel, Tokens};
+use burn_megatron::train::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::verify::{Layout, VerifyOptions, verify};
 use burn_megatron_models::{TransformerConfig, TransformerSubject};
 use burn_megatron_tests::{small_gpt, small_llama};

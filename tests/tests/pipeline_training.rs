@@ -13,7 +13,9 @@ use burn_megatron::pipeline::schedule::{Schedule, ScheduleKind};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{GenerateConfig, Observer, ObserverError, TrainConfig, Trainer};
+use burn_megatron::train::{
+    GenerateConfig, ModelConfig, Observer, ObserverError, TrainConfig, Trainer,
+};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};
 

@@ -14,7 +14,7 @@ use burn_megatron::optim::{
 };
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    LanguageModel, Observer, ObserverError, TrainConfig, TrainOutcome, Trainer,
+    LanguageModel, ModelConfig, Observer, ObserverError, TrainConfig, TrainOutcome, Trainer,
 };
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::{Text, small_gpt, small_llama};

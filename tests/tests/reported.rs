@@ -11,7 +11,9 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{LossScale, LossScaleConfig, LossScalerState};
 use burn_megatron::train::metrics::{HeldOutMetrics, SkipReason, StepMetrics};
-use burn_megatron::train::{NoopObserver, TrainConfig, TrainError, TrainOutcome, Trainer};
+use burn_megatron::train::{
+    ModelConfig, NoopObserver, TrainConfig, TrainError, TrainOutcome, Trainer,
+};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 

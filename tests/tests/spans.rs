@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data::TextData;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::train::{NoopObserver, TrainConfig, Trainer};
+use burn_megatron::train::{ModelConfig, NoopObserver, TrainConfig, Trainer};
 use burn_megatron_models::TransformerConfig;
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::comm::{
     Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending, World,
 };
 use burn_megatron::data::Samples;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
-use burn_megatron::train::LanguageModel;
-use burn_megatron::verify::Subject;
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{Transformer, TransformerSubject};
 use burn_megatron_tests::small_gpt;
 
@@ -92,7 +92,8 @@ fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
             let stages = LayerSplit::Even.stages(4, schedule.stages())?;
             let own = schedule.stages_of(groups.pipeline().rank()).into_iter();
             let own: Vec<_> = own.map(|stage| (stage, stages[stage].clone())).collect();
-            let model = subject.build_stages(&groups, &device, &own)?;
+            let builder = ModelBuilder::with(&groups, &device, subject.seed, DType::F64);
+            let model = subject.config.init_stages(builder, &own)?;
 
             let started = Arc::new(AtomicUsize::new(0));
             let counted = Counted {

@@ -15,7 +15,9 @@ use burn_megatron::data::{
 };
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use burn_megatron::train::{Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer};
+use burn_megatron::train::{
+    ModelConfig, Observer, ObserverError, SaveConfig, Saver, TrainConfig, Trainer,
+};
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::tolerance::{CLOSE, assert_near, assert_steps_near};

@@ -7,13 +7,14 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::nn::{KvCache, ModelBuilder, ParallelModule};
+use burn_megatron::model::RecomputePrefix;
+use burn_megatron::nn::{ModelBuilder, ParallelModule};
 use burn_megatron::optim::LossScale;
 use burn_megatron::tokenizer::Tokenizer;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    GenerateConfig, LanguageModel, Losses, NoopObserver, Observer, ObserverError, StepGradients,
-    Tokens, TrainConfig, TrainOutcome, Trainer,
+    GenerateConfig, LanguageModel, Losses, ModelConfig, NoopObserver, Observer, ObserverError,
+    StepGradients, Tokens, TrainConfig, TrainOutcome, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::Text;
@@ -287,22 +288,10 @@ struct Poisoned {
 struct Calls(std::sync::Arc<AtomicUsize>);
 
 impl LanguageModel for Poisoned {
+    type Cache = RecomputePrefix;
+
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
         self.inner.hidden(stage, input, tokens)
-    }
-
-    fn hidden_cached(
-        &self,
-        stage: usize,
-        input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
-        cache: &mut KvCache,
-    ) -> Tensor<3> {
-        self.inner.hidden_cached(stage, input, ids, cache)
-    }
-
-    fn cache(&self) -> KvCache {
-        self.inner.cache()
     }
 
     fn vocabulary(&self) -> usize {
@@ -324,7 +313,7 @@ impl LanguageModel for Poisoned {
         self.inner.logits_of(hidden)
     }
 
-    fn output_weight(&self) -> &str {
+    fn output_weight(&self) -> Option<&str> {
         self.inner.output_weight()
     }
 

@@ -8,8 +8,7 @@ use burn_megatron_kernels::philox::{Stream, uniform};
 use super::stop::StopStringFilter;
 use super::{GenerateConfig, GenerateError};
 use crate::comm::{Buffer, CommError, ParallelContext};
-use crate::model::LanguageModel;
-use crate::nn::KvCache;
+use crate::model::{GenerationCache, LanguageModel};
 use crate::pipeline::engine::forward_only;
 use crate::tokenizer::Tokenizer;
 
@@ -19,14 +18,14 @@ const PREFILL_CHUNK: usize = 512;
 /// Generates text with this rank's part of a model. Every method is collective: call it on all ranks of the
 /// tensor and pipeline groups with the same arguments; each gets the same text.
 #[derive(Debug)]
-pub struct Generator<'a, M> {
+pub struct Generator<'a, M: LanguageModel> {
     model: &'a M,
     groups: &'a ParallelContext,
     device: Device,
     /// The pipeline rank of each stage.
     placement: Vec<usize>,
     use_cache: bool,
-    cache: KvCache,
+    cache: M::Cache,
     /// The tokens in the cache, including padding.
     cached: Vec<u32>,
 }
@@ -68,7 +67,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
             device: device.clone().inner(),
             placement: (0..groups.pipeline().size()).collect(),
             use_cache: true,
-            cache: model.cache(),
+            cache: M::Cache::new(model),
             cached: vec![],
         }
     }
@@ -85,7 +84,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         self
     }
 
-    /// The bytes of this rank's KV cache.
+    /// The bytes of this rank's [cache](LanguageModel::Cache).
     pub fn cache_bytes(&self) -> usize {
         self.cache.bytes()
     }
@@ -180,7 +179,10 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         ids.resize(multiple, 0);
         let hidden = self.forward(&ids)?;
         Ok(hidden.map(|hidden| {
-            let logits = self.model.logits_of(hidden).narrow(1, at - last_start, 1);
+            let logits = self.model.logits_of(hidden);
+            // The cache returns the last tokens, at least those of this call.
+            let first = logits.dims()[1] - multiple;
+            let logits = logits.narrow(1, first + at - last_start, 1);
             logits.into_data().iter::<f64>().collect()
         }))
     }
@@ -221,7 +223,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         let tokens = Tensor::<2, Int>::from_data(data, &self.device);
         let pipeline = self.groups.pipeline();
         let hidden = forward_only(&self.placement, pipeline, &self.device, |stage, input| {
-            model.hidden_cached(stage, input, tokens.clone(), cache)
+            cache.hidden(model, stage, input, tokens.clone())
         })?;
         self.cached.extend(ids);
         Ok(hidden)

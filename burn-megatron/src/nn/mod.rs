@@ -49,6 +49,7 @@ mod model_builder;
 mod norm;
 mod placement;
 mod recompute;
+mod replicated;
 mod row;
 mod table;
 #[cfg(test)]

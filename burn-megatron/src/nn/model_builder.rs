@@ -365,6 +365,21 @@ impl ModelBuilder {
         &self.shared.position
     }
 
+    /// The seed of the model.
+    pub(super) fn seed(&self) -> u64 {
+        self.shared.seed
+    }
+
+    /// See [`with_pipeline_copies`](Self::with_pipeline_copies).
+    pub(super) fn pipeline_copies(&self) -> &[usize] {
+        &self.pipeline_copies
+    }
+
+    /// The pipeline stage of the parameters.
+    pub(super) fn stage(&self) -> usize {
+        self.stage
+    }
+
     /// The key of the module's random stream.
     pub fn stream_key(&self) -> u64 {
         stream_key(self.shared.seed, &self.path)
@@ -421,12 +436,14 @@ impl ModelBuilder {
                 }
             }
         };
-        self.shared
-            .declared
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(entry);
+        self.declare(entry);
         Param::from_tensor(value)
+    }
+
+    /// Adds an entry to the parameter table.
+    pub(super) fn declare(&self, entry: ParameterEntry) {
+        let declared = self.shared.declared.lock();
+        declared.unwrap_or_else(PoisonError::into_inner).push(entry);
     }
 
     /// Finishes the model: checks that the declared parameters are those of the module.
@@ -436,23 +453,9 @@ impl ModelBuilder {
     /// [`TableError`](super::TableError) if a parameter was not created by the builder, not under its path in the module, or with
     /// an [inconsistent](ParameterEntry::check) declaration.
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
-        self.finish_stages(module, |path| path)
-    }
-
-    /// Finishes the pipeline stages of this rank. `rename` maps a path in `module` to the path in the whole
-    /// model, under which the parameter was created.
-    ///
-    /// # Errors
-    ///
-    /// See [`finish`](Self::finish).
-    pub fn finish_stages<M: Module>(
-        self,
-        module: M,
-        rename: impl Fn(String) -> String,
-    ) -> Result<ParallelModule<M>, BuildError> {
         let declared = self.shared.declared.lock();
         let declared = declared.unwrap_or_else(PoisonError::into_inner).clone();
-        let table = ParameterTable::of_stages(&module, declared, self.groups.mesh_rank(), rename)?;
+        let table = ParameterTable::new(&module, declared, self.groups.mesh_rank())?;
         Ok(ParallelModule {
             module,
             table,
@@ -462,7 +465,7 @@ impl ModelBuilder {
         })
     }
 
-    fn join(&self, name: impl Display) -> String {
+    pub(super) fn join(&self, name: impl Display) -> String {
         if self.path.is_empty() {
             name.to_string()
         } else {

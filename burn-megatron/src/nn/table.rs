@@ -62,21 +62,6 @@ impl ParameterTable {
         declared: Vec<ParameterEntry>,
         rank: &MeshRank,
     ) -> Result<Self, TableError> {
-        Self::of_stages(module, declared, rank, |path| path)
-    }
-
-    /// The table of the pipeline stages in `module`. `rename` maps a path in `module` to the path in the
-    /// whole model.
-    ///
-    /// # Errors
-    ///
-    /// See [`new`](Self::new).
-    pub fn of_stages<M: Module>(
-        module: &M,
-        declared: Vec<ParameterEntry>,
-        rank: &MeshRank,
-        rename: impl Fn(String) -> String,
-    ) -> Result<Self, TableError> {
         let mut by_path = BTreeMap::new();
         for entry in declared {
             entry.check(rank.mesh())?;
@@ -84,10 +69,7 @@ impl ParameterTable {
                 return Err(TableError::Duplicate(entry.path));
             }
         }
-        let found: Vec<_> = shapes(module)
-            .into_iter()
-            .map(|(path, shape)| (rename(path), shape))
-            .collect();
+        let found = shapes(module);
         let paths: BTreeSet<_> = found.iter().map(|(path, _)| path).collect();
         let missing: Vec<_> = by_path
             .keys()

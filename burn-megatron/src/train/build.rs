@@ -163,7 +163,9 @@ fn deferred_wgrad<M: LanguageModel>(
     else {
         return Ok(None);
     };
-    let path = ddp.module().output_weight();
+    let Some(path) = ddp.module().output_weight() else {
+        return Err(TrainError::NoOutputWeight);
+    };
     match ddp.table().index(path) {
         Some(index) => Ok(Some(DeferredWgrad { index, limit })),
         None => Err(TrainError::OutputWeight(path.into())),

@@ -45,6 +45,12 @@ pub enum TrainError {
          LanguageModel::output_weight returns"
     )]
     OutputWeight(String),
+    /// A deferred weight gradient of a model that names no such weight.
+    #[error(
+        "defer_embedding_wgrad needs the output layer's weight, and this model names none in \
+         LanguageModel::output_weight; remove it"
+    )]
+    NoOutputWeight,
     /// The layout has no schedule for these sizes.
     #[error(transparent)]
     Schedule(#[from] LayoutScheduleError),

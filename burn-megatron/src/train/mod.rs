@@ -24,7 +24,7 @@ pub mod schedule;
 mod trainer;
 
 pub use crate::generate::GenerateConfig;
-pub use crate::model::{LanguageModel, Tokens};
+pub use crate::model::{LanguageModel, ModelConfig, Tokens};
 pub use crate::nn::{LossTerm, Losses};
 pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};

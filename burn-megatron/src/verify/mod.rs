@@ -30,7 +30,6 @@ use crate::data_parallel::{
 use crate::mesh::{MeshError, samples_per_rank};
 use crate::nn::{BuildError, ParallelModule};
 use crate::optim::{AdamWConfig, LossScale};
-use crate::pipeline::split::StageLayout;
 use crate::pipeline::{LayoutScheduleError, stages_of};
 use crate::train::schedule::LrStyle;
 use crate::train::{LanguageModel, TrainConfig};
@@ -40,20 +39,22 @@ mod layout;
 mod observe;
 mod report;
 mod rounding;
+mod subject;
 
 pub use compare::{Comparison, Difference};
 pub use layout::{Layout, LayoutPartError, ParseLayoutError};
 pub use observe::Observation;
 pub use report::VerifyReport;
 pub use rounding::Rounding;
+pub use subject::ModelSubject;
 
 /// A model to verify, with its data.
 pub trait Subject: Sync {
     /// The module.
     type Model: LanguageModel;
 
-    /// Builds this rank's shard of the model in the layout of `groups`, with the same seed for all layouts.
-    /// Parameters are f64 if the [`dtype`](Self::dtype) is, else f32.
+    /// Builds this rank's part of the model in the layout of `groups`, its pipeline stages included, with the same
+    /// seed for all layouts. Parameters are f64 if the [`dtype`](Self::dtype) is, else f32.
     ///
     /// # Errors
     ///
@@ -104,24 +105,6 @@ pub trait Subject: Sync {
     /// The number of layers that a pipeline can split; 0 if the model does not support pipelines.
     fn layers(&self) -> usize {
         0
-    }
-
-    /// Builds the stages of this rank, given as pairs of index and layout.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`] if the model does not fit the mesh or does not support pipelines.
-    fn build_stages(
-        &self,
-        groups: &ParallelContext,
-        device: &Device,
-        stages: &[(usize, StageLayout)],
-    ) -> Result<ParallelModule<Self::Model>, BuildError> {
-        let _ = (groups, device, stages);
-        Err(BuildError::Config {
-            path: "model".into(),
-            message: "this model does not support pipelines: use a layout with pipeline = 1".into(),
-        })
     }
 }
 

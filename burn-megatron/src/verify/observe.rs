@@ -6,8 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use super::{Layout, RankError, Subject, VerifyOptions};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, CommError, ParallelContext};
-use crate::nn::{MeshRank, ParallelModule, ParameterTable};
-use crate::pipeline::stages_on_rank;
+use crate::nn::{MeshRank, ParameterTable};
 use crate::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use crate::train::{Observer, ObserverError, StepGradients, Trainer};
 
@@ -39,7 +38,7 @@ pub(super) fn observe<S: Subject>(
     options: &VerifyOptions,
 ) -> Result<Observation, RankError> {
     let device = Device::flex();
-    let model = build(subject, groups, &device)?;
+    let model = subject.build(groups, &device)?;
     let weights = AssembledParameters::from_module(&model.module, &model.table, groups)?;
     let observation = Observation {
         paths: model
@@ -79,20 +78,6 @@ pub(super) fn observe<S: Subject>(
     observation.final_weights = weights.full;
     observation.unequal_replicas.extend(weights.unequal);
     Ok(observation)
-}
-
-/// The shard of this rank.
-fn build<S: Subject>(
-    subject: &S,
-    groups: &ParallelContext,
-    device: &Device,
-) -> Result<ParallelModule<S::Model>, RankError> {
-    let layout = groups.config();
-    if layout.pipeline == 1 {
-        return Ok(subject.build(groups, device)?);
-    }
-    let own = stages_on_rank(layout, groups.pipeline().rank(), subject.layers())?;
-    Ok(subject.build_stages(groups, device, &own)?)
 }
 
 /// Assembles the gradients of the first and of the last step.

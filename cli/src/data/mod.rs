@@ -27,9 +27,9 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
         }
         (_, true) => Arc::new(TextData::open(&text_path(recipe))?),
     };
-    check_vocabulary(recipe.model.vocabulary, &*data, tokenizer.as_ref())?;
+    check_vocabulary(recipe.model.vocabulary(), &*data, tokenizer.as_ref())?;
     let train = &recipe.train;
-    let seq = train.sequence_length.unwrap_or(recipe.model.context);
+    let seq = train.sequence_length.unwrap_or(recipe.model.context());
     data.training(&Sampling {
         seq,
         seed: train.seed,
@@ -94,7 +94,7 @@ pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
         )
         .into());
     };
-    let (needed, model) = (tokenizer.vocabulary(), recipe.model.vocabulary);
+    let (needed, model) = (tokenizer.vocabulary(), recipe.model.vocabulary());
     if needed > model {
         return Err(format!(
             "invalid model.vocabulary = {model}: expected at least {needed}, the tokens of data.tokenizer \
@@ -122,7 +122,7 @@ fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFi
     if beside.vocabulary.is_none() {
         // Every token that is read is checked against it.
         let known = tokenizer.map(Tokenizer::vocabulary);
-        config.vocabulary = Some(known.unwrap_or(recipe.model.vocabulary));
+        config.vocabulary = Some(known.unwrap_or(recipe.model.vocabulary()));
         let eod = tokenizer
             .and_then(Tokenizer::eod)
             .filter(|_| beside.eod.is_none());

@@ -5,6 +5,8 @@ use burn_megatron::data::indexed::{IndexedDatasetBuilder, TokenType};
 
 use super::settings::{DataArgs, DataConfig, TokenFileEntry, WeightedTokenFiles};
 use super::*;
+use crate::family::Model;
+use burn_megatron_models::TransformerConfig;
 
 const BPE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -44,7 +46,10 @@ impl Folder {
             data: toml::from_str(&data).unwrap(),
             ..Recipe::default()
         };
-        recipe.model.vocabulary = vocabulary;
+        recipe.model = Model::transformer(TransformerConfig {
+            vocabulary,
+            ..TransformerConfig::default()
+        });
         recipe.train.sequence_length = Some(8);
         recipe.train.steps = 3;
         recipe
@@ -89,7 +94,7 @@ fn the_table_decides_what_is_read() {
     let weighted = folder.recipe(256, weighted);
     assert_ne!(open(&weighted).unwrap().fingerprint(), files.fingerprint());
     let written = toml::to_string(&weighted).unwrap();
-    assert_eq!(toml::from_str::<Recipe>(&written).unwrap(), weighted);
+    assert_eq!(crate::recipe::parsed(&written).unwrap(), weighted);
 }
 
 #[test]

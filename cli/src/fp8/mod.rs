@@ -102,7 +102,7 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let config = &recipe.fp8;
     if is_on(config) {
         config.check()?;
-        let (ends, layers) = (config.first_last_bf16, recipe.model.layers);
+        let (ends, layers) = (config.first_last_bf16, recipe.model.layers());
         return if ends.saturating_mul(2) < layers {
             Ok(())
         } else {

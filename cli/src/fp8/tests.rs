@@ -3,11 +3,12 @@
 use burn_megatron::nn::fp8::DelayedScaling;
 
 use super::*;
+use crate::command_line::CommandLine;
 use crate::flags::parse_text;
 
 /// The recipe of `pretrain` with these flags.
 fn resolve(flags: &str) -> Result<Recipe, Error> {
-    Recipe::resolve(&parse_text(flags)?)
+    Recipe::resolve(&parse_text(flags)?, &CommandLine::default())
 }
 
 /// What is said of these flags before anything starts.
@@ -38,14 +39,15 @@ fn each_flag_takes_the_place_of_a_key() {
     assert!(config.save_activations && recipe.data_parallel.fp8_param_gather);
     assert_eq!(resolve("").unwrap().fp8, Fp8Config::default());
     let text = toml::to_string(&recipe).unwrap();
-    assert_eq!(toml::from_str::<Recipe>(&text).unwrap(), recipe, "{text}");
+    assert_eq!(crate::recipe::parsed(&text).unwrap(), recipe, "{text}");
 }
 
 #[test]
 fn a_name_keeps_the_settings_that_the_recipe_has_for_it() {
-    let mut recipe: Recipe =
-        toml::from_str("[fp8]\nrecipe = { delayed = { history = 16 } }\nfirst_last_bf16 = 1")
-            .unwrap();
+    let mut recipe: Recipe = crate::recipe::parsed(
+        "[fp8]\nrecipe = { delayed = { history = 16 } }\nfirst_last_bf16 = 1",
+    )
+    .unwrap();
     let apply = |recipe: &mut Recipe, name: &str| {
         let args = Fp8Args {
             fp8: Some(name.parse().unwrap()),
@@ -87,7 +89,7 @@ fn what_would_do_nothing_is_refused() {
     assert!(error.starts_with("--fp8-report applies to"), "{error}");
     // Patterns alone make 8-bit layers too.
     let text = "[[fp8.layers]]\npattern = \"blocks.0.**\"\nrecipe = \"mxfp8\"";
-    let recipe: Recipe = toml::from_str(text).unwrap();
+    let recipe = crate::recipe::parsed(text).unwrap();
     assert!(is_on(&recipe.fp8) && check_report(&recipe, &args).is_ok());
 }
 

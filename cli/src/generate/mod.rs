@@ -11,10 +11,11 @@ use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::stages_of;
-use burn_megatron_models::Transformer;
 
+use crate::command_line::CommandLine;
 use crate::error::Error;
 use crate::ranks::{self, RankSetup};
 
@@ -27,9 +28,9 @@ use args::GenerateArgs;
 use model::SavedModel;
 
 /// Generates text from a prompt.
-pub fn run(args: &GenerateArgs) -> Result<ExitCode, Error> {
+pub fn run(args: &GenerateArgs, command: &CommandLine) -> Result<ExitCode, Error> {
     let config = args.config()?;
-    let saved = SavedModel::open(&args.model, args.tokenizer.as_deref())?;
+    let saved = SavedModel::open(&args.model, args.tokenizer.as_deref(), &command.families)?;
     let run = GenerationRun::new(args, &config, &saved)?;
     let ranks = args.tensor_parallel * args.pipeline_parallel;
     let RankSetup {
@@ -42,7 +43,9 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode, Error> {
     let results = world.run(|rank| {
         let place = own_rank.map_or(rank.rank(), |_| local_rank);
         let show = |text: &str| show(text, own_rank.is_none());
-        run.write(&rank, &devices[place % devices.len()], &show)
+        saved
+            .model
+            .generate(&run, &rank, &devices[place % devices.len()], &show)
     });
     if let Some(written) = results?.swap_remove(0) {
         eprintln!("{}", written.summary());
@@ -64,8 +67,11 @@ fn show(text: &str, has_all_ranks: bool) -> io::Result<()> {
     }
 }
 
+/// Shows new text.
+pub type ShowText<'a> = dyn Fn(&str) -> io::Result<()> + Sync + 'a;
+
 /// The inputs of every rank.
-struct GenerationRun<'a> {
+pub struct GenerationRun<'a> {
     args: &'a GenerateArgs,
     config: &'a GenerateConfig,
     saved: &'a SavedModel,
@@ -75,7 +81,7 @@ struct GenerationRun<'a> {
 }
 
 /// The generated text and its cost.
-struct GenerationResult {
+pub struct GenerationResult {
     generated: GenerationOutput,
     cache_bytes: usize,
 }
@@ -93,7 +99,6 @@ impl<'a> GenerationRun<'a> {
                 return Err(format!("invalid {name} = 0: expected at least 1").into());
             }
         }
-        saved.config.check(tensor, false)?;
         let mut kernels = KernelChoices::default();
         for choices in &args.kernels {
             kernels.set(choices)?;
@@ -107,7 +112,8 @@ impl<'a> GenerationRun<'a> {
         let layout = ParallelConfig::new()
             .with_tensor(tensor)
             .with_pipeline(pipeline);
-        stages_of(&layout, saved.config.layers)?;
+        saved.model.check_layout(&layout)?;
+        stages_of(&layout, saved.model.layers())?;
         Ok(Self {
             args,
             config,
@@ -119,14 +125,15 @@ impl<'a> GenerationRun<'a> {
     }
 
     /// Builds and loads the model part of a rank and generates; rank 0 prints the text.
-    fn write(
+    pub fn write<C: ModelConfig>(
         &self,
+        config: &C,
         rank: &Rank,
         device: &Device,
-        show: &(dyn Fn(&str) -> io::Result<()> + Sync),
+        show: &ShowText<'_>,
     ) -> Result<Option<GenerationResult>, Error> {
         let groups = ParallelContext::new(&self.layout, rank)?;
-        let model = self.model(&groups, device)?;
+        let model = self.model(config, &groups, device)?;
         let mut generator = Generator::new(model.module(), &groups, device);
         if self.args.no_cache {
             generator = generator.without_cache();
@@ -149,28 +156,25 @@ impl<'a> GenerationRun<'a> {
 
     /// The line that describes the model.
     fn describe(&self, rank: &Rank) -> String {
-        let (model, args) = (&self.saved.config, self.args);
+        let args = self.args;
         let (engine, threads) = (rank.engine(), rank.compute_threads());
         let plural = if threads == 1 { "" } else { "s" };
         format!(
-            "model    {}: {} layers, hidden {}, {} heads, context {}; tensor {} x pipeline {}, {engine}; {}, \
-             {threads} compute thread{plural} per rank",
+            "model    {}: {}; tensor {} x pipeline {}, {engine}; {}, {threads} compute thread{plural} per rank",
             self.saved.source.name(),
-            model.layers,
-            model.hidden,
-            model.heads,
-            model.context,
+            self.saved.model.describe(),
             args.tensor_parallel,
             args.pipeline_parallel,
             args.device,
         )
     }
 
-    fn model(
+    fn model<C: ModelConfig>(
         &self,
+        config: &C,
         groups: &ParallelContext,
         device: &Device,
-    ) -> Result<DistributedDataParallel<Transformer>, Error> {
+    ) -> Result<DistributedDataParallel<C::Model>, Error> {
         let data_parallel = DataParallelConfig {
             precision: self.args.precision,
             ..DataParallelConfig::default()
@@ -179,7 +183,7 @@ impl<'a> GenerationRun<'a> {
         let scope = ModelBuilder::with(groups, device, 0, parameters)
             .with_compute_dtype(self.args.precision.of(parameters))
             .with_kernels(&self.kernels)?;
-        let model = self.saved.config.init_with(scope)?;
+        let model = config.init_with(scope)?;
         let mut ddp = DistributedDataParallel::with(model, groups, &data_parallel)?;
         load_weights(&mut ddp, &*self.saved.source, LoadTolerance::default())?;
         Ok(ddp)
@@ -210,7 +214,7 @@ impl GenerationResult {
         // The first token is computed by the prefill.
         let drawn = tokens.len().saturating_sub(1);
         format!(
-            "{}\n{}; {:.2} MB of keys and values on rank 0\nend      {ended}",
+            "{}\n{}; {:.2} MB of cache on rank 0\nend      {ended}",
             line("prefill ", *prompt, prefill),
             line("decode  ", drawn, decode),
             self.cache_bytes as f64 / 1e6,

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron_models::TransformerConfig;
-use burn_megatron_models::hf::{HfFolder, is_hf_folder, model_of, stored_hf_files};
+use burn_megatron_models::hf::{is_hf_folder, stored_hf_files};
 
 use crate::error::Error;
+use crate::family::{Families, Model};
 
 /// The file name of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
@@ -17,8 +17,8 @@ const TOKENIZER: &str = "tokenizer.json";
 pub struct SavedModel {
     /// Its weights.
     pub source: Box<dyn TensorSource>,
-    /// The configuration of the model.
-    pub config: TransformerConfig,
+    /// The model.
+    pub model: Model,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// Whether the tokenizer's special tokens are added to a prompt.
@@ -28,32 +28,32 @@ pub struct SavedModel {
 impl SavedModel {
     /// Opens a checkpoint, a folder of checkpoints or of a run, or a Hugging Face folder; `tokenizer` overrides its
     /// own.
-    pub fn open(path: &Path, tokenizer: Option<&str>) -> Result<Self, Error> {
+    pub fn open(path: &Path, tokenizer: Option<&str>, families: &Families) -> Result<Self, Error> {
         let given = tokenizer.map(Tokenizer::named).transpose()?;
         if is_hf_folder(path) {
-            let folder = HfFolder::open(path)?;
+            let (model, source) = families.open_hf(path)?;
             let tokenizer = match given {
                 Some(tokenizer) => tokenizer,
                 None => Tokenizer::open(path)?,
             };
             return Self {
-                config: folder.config().model.clone(),
-                source: Box::new(folder),
+                model,
+                source,
                 tokenizer,
                 framed: true,
             }
             .checked();
         }
         let checkpoint = Checkpoint::open(path)?;
-        let config = model_of(&checkpoint)?;
+        let model = families.model_of(&checkpoint)?;
         let kept = stored_hf_files(&checkpoint)?;
         let tokenizer = match given {
             Some(tokenizer) => tokenizer,
-            None => own_tokenizer(&checkpoint, &kept, config.vocabulary)?,
+            None => own_tokenizer(&checkpoint, &kept, model.vocabulary())?,
         };
         Self {
             source: Box::new(checkpoint),
-            config,
+            model,
             tokenizer,
             // A converted checkpoint behaves as its Hugging Face folder.
             framed: !kept.is_empty(),
@@ -63,7 +63,7 @@ impl SavedModel {
 
     /// Checks the vocabulary: a model may have more tokens than its tokenizer, as padding, but not fewer.
     fn checked(self) -> Result<Self, Error> {
-        let (model, tokenizer) = (self.config.vocabulary, self.tokenizer.vocabulary());
+        let (model, tokenizer) = (self.model.vocabulary(), self.tokenizer.vocabulary());
         if tokenizer <= model {
             Ok(self)
         } else {

@@ -9,10 +9,12 @@ use burn_megatron::checkpoint::{
     TensorSlice,
 };
 use burn_megatron::kernels::philox::{Stream, uniform};
+use burn_megatron::train::ModelConfig;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::{self, HfFolder};
 
 use super::*;
+use crate::family::Families;
 use crate::flags::parse;
 
 /// A folder of its own for each test.
@@ -91,7 +93,11 @@ fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
     let flags: Vec<_> = model.into_iter().chain(flags.split_whitespace()).collect();
     let args: GenerateArgs = parse(&flags)?;
     let config = args.config()?;
-    let saved = SavedModel::open(&args.model, args.tokenizer.as_deref())?;
+    let saved = SavedModel::open(
+        &args.model,
+        args.tokenizer.as_deref(),
+        &Families::transformers(),
+    )?;
     let run = GenerationRun::new(&args, &config, &saved)?;
     let ranks = args.tensor_parallel * args.pipeline_parallel;
     let world = ranks::set_up(&args.ranks, args.device, ranks)?.world;
@@ -100,7 +106,7 @@ fn generate(model: &Path, flags: &str) -> Result<GenerationOutput, Error> {
         shown.lock().unwrap().push_str(text);
         Ok(())
     };
-    let written = world.run(|rank| run.write(&rank, &Device::flex(), &show))?;
+    let written = world.run(|rank| saved.model.generate(&run, &rank, &Device::flex(), &show))?;
     let written = written.into_iter().next().flatten().unwrap().generated;
     let whole = format!("{}{}\n", config.prompt, written.text);
     assert_eq!(shown.into_inner().unwrap(), whole);
@@ -266,7 +272,7 @@ fn figures_say_how_fast_it_was() {
     assert_eq!(
         written.summary(),
         "prefill  30 tokens in 0.100 s, 300.0 per second\n\
-         decode   10 tokens in 0.500 s, 20.0 per second; 1.23 MB of keys and values on rank 0\n\
+         decode   10 tokens in 0.500 s, 20.0 per second; 1.23 MB of cache on rank 0\n\
          end      a stop text (--stop)"
     );
 }

@@ -19,6 +19,7 @@ use burn_megatron::train::metrics::{HeldOutMetrics, read_metrics};
 use burn_megatron::train::plot::LossCurve;
 use burn_megatron::train::run_folder::RunFolder;
 
+use crate::command_line::CommandLine;
 use crate::data::{self, LossUnit};
 use crate::error::Error;
 use crate::estimate::RankEstimates;
@@ -35,8 +36,8 @@ use args::PretrainArgs;
 const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Trains, and prints the results.
-pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
-    let recipe = Recipe::resolve(args)?;
+pub fn run(args: &PretrainArgs, command: &CommandLine) -> Result<ExitCode, Error> {
+    let recipe = Recipe::resolve(args, command)?;
     let plan = recipe.plan()?;
     fp8::check_report(&recipe, &args.fp8)?;
     args.saving.check()?;
@@ -81,7 +82,8 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let load = args.saving.load.as_deref();
-    let weights = load.map(|path| weights::open(path, &recipe.model, &args.saving));
+    let weights =
+        load.map(|path| weights::open(path, &recipe.model, &args.saving, &command.families));
     let weights = weights.transpose()?;
     if let Some(rank) = own_rank.filter(|rank| faults.never_starts(*rank)) {
         return never_start(rank, args);
@@ -128,7 +130,8 @@ pub fn run(args: &PretrainArgs) -> Result<ExitCode, Error> {
             device: args.device,
             fp8_report: args.fp8.fp8_report,
         };
-        run.train(&rank, &devices[place % devices.len()], &interrupt)
+        let device = &devices[place % devices.len()];
+        recipe.model.train(&run, &rank, device, &interrupt)
     });
     let result = results?.swap_remove(0);
     let decision = resolver.as_ref().map(StartResolver::decision).transpose()?;
@@ -341,7 +344,7 @@ mod tests {
 
     /// The flags as they are typed.
     fn pretrain(flags: &str) -> Result<ExitCode, Error> {
-        run(&parse_text(flags)?)
+        run(&parse_text(flags)?, &CommandLine::default())
     }
 
     #[test]

@@ -17,10 +17,11 @@ pub struct VerifyArgs {
     /// layouts, and further settings in some; for a recipe its own layout.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT")]
     pub layouts: Vec<Layout>,
-    /// Models to verify.
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "MODEL",
-          default_values_t = [VerifyModel::Gpt, VerifyModel::GptUntied, VerifyModel::Llama, VerifyModel::LlamaTied])]
-    pub models: Vec<VerifyModel>,
+    /// Models to verify: small transformers (gpt, gpt-untied, llama, llama-tied), or registered families with their
+    /// default settings, in the layouts of the default that they support. By default the former in the
+    /// `burn-megatron` command, and the families in other commands.
+    #[arg(long, value_delimiter = ',', value_name = "MODEL")]
+    pub models: Vec<String>,
     /// Verify a recipe instead, with its batch size and all settings that decide what is computed, on random
     /// tokens; --layouts override its layout, zero_stage, hsdp and micro-batches. Use a small model, as this
     /// computes in f64.
@@ -74,20 +75,6 @@ fn tolerance(text: &str) -> Result<f64, String> {
     let tolerance = text.parse().ok();
     let tolerance = tolerance.filter(|tolerance: &f64| tolerance.is_finite() && *tolerance >= 0.0);
     tolerance.ok_or_else(|| "expected a finite number of at least 0, such as 1e-10".into())
-}
-
-/// The small models of `verify`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum VerifyModel {
-    /// GPT-2, output tied to the embedding, dropout, padded vocabulary.
-    Gpt,
-    /// The same with an output weight of its own, label smoothing, z-loss and zero-centred norms.
-    GptUntied,
-    /// Llama with two groups of keys and values, biases of queries, keys and values, norms of heads, and
-    /// positions scaled as in Llama 3.
-    Llama,
-    /// Llama with one group, output tied, a window, z-loss, zero-centred norms, and positions scaled by YaRN.
-    LlamaTied,
 }
 
 #[cfg(test)]

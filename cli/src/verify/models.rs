@@ -3,9 +3,33 @@
 use burn_megatron::nn::{Activation, NormKind};
 use burn_megatron_models::{Positions, RotaryScaling, TransformerConfig};
 
-use super::args::VerifyModel;
+/// The small transformers of `verify`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VerifyModel {
+    /// GPT-2, output tied to the embedding, dropout, padded vocabulary.
+    Gpt,
+    /// The same with an output weight of its own, label smoothing, z-loss and zero-centred norms.
+    GptUntied,
+    /// Llama with two groups of keys and values, biases of queries, keys and values, norms of heads, and
+    /// positions scaled as in Llama 3.
+    Llama,
+    /// Llama with one group, output tied, a window, z-loss, zero-centred norms, and positions scaled by YaRN.
+    LlamaTied,
+}
 
 impl VerifyModel {
+    pub const ALL: [Self; 4] = [Self::Gpt, Self::GptUntied, Self::Llama, Self::LlamaTied];
+
+    /// Its name in `--models`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpt => "gpt",
+            Self::GptUntied => "gpt-untied",
+            Self::Llama => "llama",
+            Self::LlamaTied => "llama-tied",
+        }
+    }
+
     /// A small model with dropout and a vocabulary that needs padding.
     pub fn config(self) -> TransformerConfig {
         let gpt = TransformerConfig {

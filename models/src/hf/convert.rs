@@ -8,14 +8,17 @@ use burn_megatron::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointMetadata, Retention, TensorShard,
     TensorSource,
 };
-use serde::Deserialize;
+use burn_megatron::model::{ConfigDifference, ModelConfig};
 use serde_json::{Map, Value, json};
 
 use super::folder::CONFIG;
 use super::names::{CHUNK, mapped};
 use super::shard::read_text;
 use super::{HfConfig, HfError, HfFolder, companion_files};
-use crate::{ConfigDifference, TransformerConfig};
+use crate::TransformerConfig;
+
+/// The key of a model's family among its settings.
+const FAMILY: &str = "family";
 
 /// Prefix of a file name in the key of a checkpoint's object.
 const OBJECTS: &str = "hf/";
@@ -59,11 +62,13 @@ pub fn import(
     let objects: Vec<_> = keyed
         .map(|(name, bytes)| (format!("{OBJECTS}{name}"), bytes))
         .collect();
+    let mut settings = json!(config.model);
+    settings[FAMILY] = config.family.name().into();
     let metadata = CheckpointMetadata {
         step: 0,
         samples: 0,
         layout: "converted from Hugging Face".into(),
-        config: json!({ "model": config.model }),
+        config: json!({ "model": settings }),
         state: Value::Object(Map::new()),
     };
     let pending = CheckpointFolder::create(to)?.begin(0)?;
@@ -95,16 +100,14 @@ fn check_free(to: &Path) -> Result<(), CheckpointError> {
 }
 
 /// The model configuration of a checkpoint.
-///
-/// # Errors
-///
-/// [`CheckpointError::Corrupt`] if its recipe has no valid `model`.
-pub fn model_of(checkpoint: &Checkpoint) -> Result<TransformerConfig, CheckpointError> {
+fn model_of(checkpoint: &Checkpoint) -> Result<TransformerConfig, CheckpointError> {
     let corrupt = |what: String| CheckpointError::corrupt(checkpoint.path(), what);
-    let Some(model) = checkpoint.metadata().config.get("model") else {
+    let Some(Value::Object(settings)) = checkpoint.metadata().config.get("model") else {
         return Err(corrupt("its recipe has no model".into()));
     };
-    let model = TransformerConfig::deserialize(model)
+    let mut settings = settings.clone();
+    settings.remove(FAMILY);
+    let model: TransformerConfig = serde_json::from_value(settings.into())
         .map_err(|error| corrupt(format!("invalid model in its recipe: {error}")))?;
     match model.check(1, false) {
         Ok(_) => Ok(model),

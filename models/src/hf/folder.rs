@@ -314,6 +314,22 @@ impl TensorSource for HfFolder {
     }
 }
 
+/// The `model_type` of a Hugging Face folder; empty if its `config.json` has none.
+///
+/// # Errors
+///
+/// [`HfError`] for a `config.json` that cannot be read or is not a JSON object.
+pub fn model_type(folder: &Path) -> Result<String, HfError> {
+    let path = folder.join(CONFIG);
+    let config: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&read_text(&path)?).map_err(|error| HfError::Config {
+            path,
+            source: super::HfConfigError::Json(error),
+        })?;
+    let name = config.get("model_type").and_then(|name| name.as_str());
+    Ok(name.unwrap_or_default().into())
+}
+
 /// Whether a folder is a Hugging Face folder: it has a `config.json`.
 pub fn is_hf_folder(path: &Path) -> bool {
     path.join(CONFIG).is_file()

@@ -25,8 +25,8 @@ mod tests;
 mod transpose;
 
 pub use config::{HfConfig, ModelFamily, SpecialTokenIds};
-pub use convert::{export_config, import, model_of, stored_hf_files};
+pub use convert::{export_config, import, stored_hf_files};
 pub use error::{HfConfigError, HfError};
 pub use export::{ExportOptions, ExportSummary, companion_files, export};
-pub use folder::{HfFolder, is_hf_folder};
+pub use folder::{HfFolder, is_hf_folder, model_type};
 pub use shard::ShardIndex;

@@ -14,8 +14,8 @@ use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig,
-    TrainError, Trainer,
+    ModelConfig, NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver,
+    TrainConfig, TrainError, Trainer,
 };
 use burn_megatron::verify::Layout;
 use burn_megatron_models::{Transformer, TransformerConfig};

@@ -12,7 +12,8 @@ use burn_megatron::data_parallel::{DataParallelConfig, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron::train::{
-    NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig, Trainer,
+    ModelConfig, NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver,
+    TrainConfig, Trainer,
 };
 use burn_megatron_models::{Transformer, TransformerConfig};
 

@@ -9,7 +9,7 @@ use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, 
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
-use burn_megatron::train::LanguageModel;
+use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::{Transformer, TransformerConfig};
 
 use super::trace::{EventKind, TimelineEvent};

@@ -1,20 +1,25 @@
 //! The cases of `verify`: models, layouts and settings.
 
+mod settings;
+
 use burn::tensor::DType;
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::{DataParallelConfig, Moments};
 use burn_megatron::mesh::ScheduleSource;
 use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::optim::{LossScale, ParameterGroup};
+use burn_megatron::optim::LossScale;
 use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::pipeline::stages_of;
 use burn_megatron::train::TrainConfig;
 use burn_megatron::verify::{Layout, VerifyOptions};
-use burn_megatron_models::TransformerSubject;
+use burn_megatron_models::hf::ModelFamily;
 
-use super::args::{VerifyArgs, VerifyModel, VerifyType};
+use super::args::{VerifyArgs, VerifyType};
+use super::models::VerifyModel;
 use crate::error::Error;
+use crate::family::{Families, Model};
 use crate::fp8::{self, Fp8Choice};
 use crate::recipe::Recipe;
+use settings::{IN_16_BITS, SETTINGS, SettingCase};
 
 /// A case: a model with the settings of a recipe, in some layouts. One table of the report.
 #[derive(Clone)]
@@ -27,153 +32,125 @@ pub struct VerifyCase {
     pub packed: bool,
 }
 
-/// A setting that must not change the result, with a model and layouts in which it has an effect.
-type SettingCase = (
-    &'static str,
-    VerifyModel,
-    &'static [&'static str],
-    fn(&mut Recipe),
-);
-
-const SETTINGS: [SettingCase; 11] = [
-    (
-        "overlap_grad_reduce = false",
-        VerifyModel::Gpt,
-        &["tp2-dp2-mb2", "dp4-mb1-z2"],
-        |recipe| recipe.data_parallel.overlap_grad_reduce = false,
-    ),
-    (
-        "overlap_param_gather",
-        VerifyModel::Llama,
-        &["dp4-mb1-z1", "tp2-dp2-mb2-z2", "pp2-dp2-mb1-z1/1f1b"],
-        |recipe| recipe.data_parallel.overlap_param_gather = true,
-    ),
-    (
-        "keep_gathered",
-        VerifyModel::GptUntied,
-        &["dp4-mb1-z3", "tp2-pp2-dp2-mb1-z3/1f1b"],
-        |recipe| recipe.data_parallel.keep_gathered = true,
-    ),
-    (
-        "bucket_size = 700",
-        VerifyModel::LlamaTied,
-        &["dp4-mb1", "tp2-dp2-mb2-z1", "dp4-mb1-z3"],
-        |recipe| recipe.data_parallel.bucket_size = Some(700),
-    ),
-    ("pad_buckets", VerifyModel::Gpt, &["dp4-mb1-z1"], |recipe| {
-        recipe.data_parallel.pad_buckets = true
-    }),
-    (
-        "split by its ends",
-        VerifyModel::LlamaTied,
-        &["pp4-mb1/1f1b", "tp2-pp2-mb2/interleaved"],
-        |recipe| {
-            let (first, last) = (Some(1), Some(1));
-            recipe.parallel.split = LayerSplit::Ends { first, last };
-        },
-    ),
-    (
-        "split by a layout",
-        VerifyModel::Gpt,
-        &["pp2-dp2-mb1/1f1b"],
-        |recipe| recipe.parallel.split = LayerSplit::Layout("Et*5|t*3,L".into()),
-    ),
-    (
-        "defer_embedding_wgrad = 2",
-        VerifyModel::Gpt,
-        &["pp2-mb1/1f1b", "tp2-pp2-dp2-mb1-z1/gpipe"],
-        |recipe| recipe.parallel.defer_embedding_wgrad = Some(2),
-    ),
-    (
-        "kernels unfused",
-        VerifyModel::Llama,
-        &["tp2-sp-dp2-mb1", "pp2-mb2/zb-h1", "dp4-mb1-z3"],
-        |recipe| recipe.kernels = KernelChoices::all(KernelChoice::Unfused),
-    ),
-    (
-        "unclipped, with parameter groups",
-        VerifyModel::GptUntied,
-        &["tp2-sp-dp2-mb1-z1", "pp2-mb2/1f1b"],
-        |recipe| {
-            recipe.train.clip = f64::INFINITY;
-            let group = |pattern: &str, weight_decay, learning_rate| ParameterGroup {
-                pattern: pattern.into(),
-                weight_decay,
-                learning_rate,
-            };
-            recipe.train.optimizer.groups = vec![
-                group("embedding.*", Some(0.0), None),
-                group("blocks.*.mlp.**", None, Some(0.5)),
-            ];
-        },
-    ),
-    (
-        "fp8 delayed, fp8_param_gather",
-        VerifyModel::Llama,
-        &["dp4-mb1-z1", "tp2-dp2-mb1-z2"],
-        |recipe| {
-            recipe.fp8.recipe = "delayed".parse().ok();
-            recipe.data_parallel.fp8_param_gather = true;
-        },
-    ),
-];
-
-/// Settings for 16-bit types, for `--all`.
-const IN_16_BITS: [SettingCase; 1] = [(
-    "reduce_in_16_bits, moments = bf16",
-    VerifyModel::Llama,
-    &["dp4-mb1-z1", "tp2-dp2-mb2-z2", "dp4-mb1-z3"],
-    |recipe| {
-        recipe.data_parallel.reduce_in_16_bits = true;
-        recipe.data_parallel.moments = Moments::Bf16;
-    },
-)];
-
 /// The seeds of `--all`.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 /// The cases of the flags.
-pub fn cases(args: &VerifyArgs) -> Result<Vec<VerifyCase>, Error> {
-    if let Some(path) = &args.recipe {
-        let recipe = Recipe::read(path)?;
-        let case = of_recipe(&path.display().to_string(), recipe, args)?;
-        return Ok(vec![case]);
-    }
-    let usual = [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat();
-    let layouts = if args.layouts.is_empty() {
-        usual.clone()
-    } else {
-        args.layouts.clone()
+pub fn cases(args: &VerifyArgs, families: &Families) -> Result<Vec<VerifyCase>, Error> {
+    let mut cases = match &args.recipe {
+        Some(path) => {
+            let recipe = Recipe::read(path, families)?;
+            vec![of_recipe(&path.display().to_string(), recipe, args)?]
+        }
+        None => of_models(args, families)?,
     };
-    let models = || args.models.iter();
-    let seed = args.seed.unwrap_or(1);
-    let mut cases: Vec<_> = models()
-        .map(|model| small(*model, seed, &layouts))
-        .collect();
     for case in &mut cases {
         case.apply(args)?;
     }
-    let is_usual = args.layouts.is_empty() && args.fp8.is_none() && args.precision.is_none();
-    if is_usual && !args.all {
-        let settings = SETTINGS.iter();
-        let settings = settings.filter(|(_, model, ..)| args.models.contains(model));
-        for setting in settings {
-            let mut case = set(setting, setting.1, seed)?;
-            case.apply(args)?;
-            cases.push(case);
-        }
-    }
+    Ok(cases)
+}
+
+/// The cases of `--models`, without the other flags.
+fn of_models(args: &VerifyArgs, families: &Families) -> Result<Vec<VerifyCase>, Error> {
+    let usual = [Layout::standard(), Layout::pipelines(), Layout::sharded()].concat();
+    let layouts = if args.layouts.is_empty() {
+        &usual
+    } else {
+        &args.layouts
+    };
+    let (transformers, models) = selected(&args.models, families)?;
     if args.all {
-        cases = all(&args.models, &usual)?;
-        for case in &mut cases {
-            case.apply(args)?;
+        let mut cases = all_transformers(&transformers, &usual)?;
+        for model in &models {
+            cases.extend(all_of_family(model, &usual)?);
+        }
+        return Ok(cases);
+    }
+    let seed = args.seed.unwrap_or(1);
+    let mut cases: Vec<_> = transformers
+        .iter()
+        .map(|model| small(*model, seed, layouts))
+        .collect();
+    for model in &models {
+        let layouts = if args.layouts.is_empty() {
+            supported(model, &usual)?
+        } else {
+            layouts.clone()
+        };
+        cases.push(case(model.family(), model.clone(), seed, layouts));
+    }
+    let is_usual = args.layouts.is_empty() && args.fp8.is_none() && args.precision.is_none();
+    if is_usual {
+        let settings = SETTINGS.iter();
+        for setting in settings.filter(|(_, model, ..)| transformers.contains(model)) {
+            cases.push(set(setting, setting.1, seed)?);
         }
     }
     Ok(cases)
 }
 
-/// Every model with every seed, setting, type and 8-bit scaling recipe.
-fn all(models: &[VerifyModel], layouts: &[Layout]) -> Result<Vec<VerifyCase>, Error> {
+/// The small transformers and the families of these names. Without names: the transformers where their families are
+/// registered, and all other families.
+fn selected(
+    names: &[String],
+    families: &Families,
+) -> Result<(Vec<VerifyModel>, Vec<Model>), Error> {
+    let is_transformer = |family: &Model| ModelFamily::of_name(family.family()).is_some();
+    let registered = families.models().iter();
+    let small = if registered.clone().any(is_transformer) {
+        &VerifyModel::ALL[..]
+    } else {
+        &[]
+    };
+    if names.is_empty() {
+        let others = registered.filter(|family| !is_transformer(family));
+        return Ok((small.to_vec(), others.cloned().collect()));
+    }
+    let (mut transformers, mut models) = (vec![], vec![]);
+    for name in names {
+        let family = families
+            .models()
+            .iter()
+            .find(|model| model.family() == name);
+        match (small.iter().find(|model| model.name() == name), family) {
+            (Some(model), _) => transformers.push(*model),
+            (None, Some(model)) => models.push(model.clone()),
+            (None, None) => {
+                let small = small.iter().map(|model| model.name());
+                let known = small.chain(registered.clone().map(|model| model.family()));
+                let known: Vec<_> = known.collect();
+                return Err(
+                    format!("invalid model {name:?}: expected {}", known.join(", ")).into(),
+                );
+            }
+        }
+    }
+    Ok((transformers, models))
+}
+
+/// The layouts that a model supports.
+fn supported(model: &Model, layouts: &[Layout]) -> Result<Vec<Layout>, Error> {
+    let error = |layout: &Layout| -> Option<Error> {
+        let parallel = &layout.parallel;
+        let fits = model.check_layout(parallel).map_err(Error::from);
+        let stages = fits.and_then(|()| Ok(stages_of(parallel, model.layers())?));
+        stages.err()
+    };
+    let mut reasons = layouts.iter().map(error);
+    let fitting: Vec<_> = layouts
+        .iter()
+        .zip(reasons.by_ref())
+        .filter(|(_, reason)| reason.is_none())
+        .map(|(layout, _)| layout.clone())
+        .collect();
+    match layouts.iter().find_map(error) {
+        Some(reason) if fitting.is_empty() => Err(reason),
+        _ => Ok(fitting),
+    }
+}
+
+/// Every transformer with every seed, setting, type and 8-bit scaling recipe.
+fn all_transformers(models: &[VerifyModel], layouts: &[Layout]) -> Result<Vec<VerifyCase>, Error> {
     let mut cases = vec![];
     for model in models {
         for seed in SEEDS {
@@ -204,13 +181,42 @@ fn all(models: &[VerifyModel], layouts: &[Layout]) -> Result<Vec<VerifyCase>, Er
     Ok(cases)
 }
 
-/// A small model, with gradient clipping at every step.
+/// A family with every seed and type.
+fn all_of_family(model: &Model, layouts: &[Layout]) -> Result<Vec<VerifyCase>, Error> {
+    let layouts = supported(model, layouts)?;
+    let (seeds, types) = (SEEDS.into_iter(), [VerifyType::F32, VerifyType::Bf16]);
+    let seeds = seeds.map(|seed| (seed, VerifyType::F64));
+    let all = seeds.chain(types.map(|computing| (1, computing)));
+    let case = |(seed, computing)| VerifyCase {
+        computing,
+        ..case(
+            &format!("{}, seed {seed}", model.family()),
+            model.clone(),
+            seed,
+            layouts.clone(),
+        )
+    };
+    Ok(all.map(case).collect())
+}
+
+/// A small transformer.
 fn small(model: VerifyModel, seed: u64, layouts: &[Layout]) -> VerifyCase {
+    let name = format!("{model:?}");
+    case(
+        &name,
+        Model::transformer(model.config()),
+        seed,
+        layouts.to_vec(),
+    )
+}
+
+/// A model, with gradient clipping at every step.
+fn case(name: &str, model: Model, seed: u64, layouts: Vec<Layout>) -> VerifyCase {
     let usual = VerifyOptions::default();
     VerifyCase {
-        name: format!("{model:?}"),
+        name: name.into(),
         recipe: Recipe {
-            model: model.config(),
+            model,
             train: TrainConfig {
                 seed,
                 learning_rate: usual.learning_rate,
@@ -219,7 +225,7 @@ fn small(model: VerifyModel, seed: u64, layouts: &[Layout]) -> VerifyCase {
             },
             ..Recipe::default()
         },
-        layouts: layouts.to_vec(),
+        layouts,
         computing: VerifyType::F64,
         samples: 8,
         packed: false,
@@ -242,16 +248,14 @@ fn of_recipe(name: &str, recipe: Recipe, args: &VerifyArgs) -> Result<VerifyCase
     } else {
         args.layouts.clone()
     };
-    let mut case = VerifyCase {
+    Ok(VerifyCase {
         name: name.into(),
         samples: recipe.train.global_batch_size,
         packed: recipe.data.packing || recipe.data.reset_attention,
         recipe,
         layouts,
         computing: VerifyType::F64,
-    };
-    case.apply(args)?;
-    Ok(case)
+    })
 }
 
 /// The layout of a recipe.
@@ -342,27 +346,10 @@ impl VerifyCase {
             }
         }
         for layout in &self.layouts {
-            let parallel = &layout.parallel;
-            let fits = recipe
-                .model
-                .check(parallel.tensor, parallel.sequence_parallel);
+            let fits = recipe.model.check_layout(&layout.parallel);
             fits.map_err(|error| format!("layout {layout}: {error}"))?;
         }
         Ok(())
-    }
-
-    /// The model and its data.
-    pub fn subject(&self) -> TransformerSubject {
-        TransformerSubject {
-            config: self.recipe.model.clone(),
-            seed: self.recipe.train.seed,
-            samples: self.samples,
-            kernels: self.recipe.kernels,
-            packed: self.packed,
-            fp8: self.recipe.fp8.clone(),
-            sequence_length: self.recipe.train.sequence_length,
-            dtype: self.computing.dtype(),
-        }
     }
 
     /// The options of `verify`.
@@ -391,7 +378,7 @@ impl VerifyCase {
 }
 
 impl VerifyType {
-    fn dtype(self) -> DType {
+    pub fn dtype(self) -> DType {
         match self {
             Self::F64 => DType::F64,
             Self::F32 => DType::F32,

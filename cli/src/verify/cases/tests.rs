@@ -1,3 +1,4 @@
+use burn_megatron::choice::KernelChoice;
 use burn_megatron::mesh::ParallelConfig;
 
 use super::*;
@@ -9,8 +10,11 @@ fn args(flags: &str) -> VerifyArgs {
 
 /// The case of a recipe in a file, with these flags.
 fn of(recipe: &str, flags: &str) -> Result<VerifyCase, Error> {
-    let recipe = toml::from_str(recipe).unwrap();
-    of_recipe("recipe.toml", recipe, &args(flags))
+    let recipe = crate::recipe::parsed(recipe).unwrap();
+    let args = args(flags);
+    let mut case = of_recipe("recipe.toml", recipe, &args)?;
+    case.apply(&args)?;
+    Ok(case)
 }
 
 #[track_caller]
@@ -63,15 +67,12 @@ fn a_recipe_is_verified_as_it_runs() {
     let case = of(PIPELINE, "").unwrap();
     let names: Vec<_> = case.layouts.iter().map(Layout::to_string).collect();
     assert_eq!(names, ["tp2-sp-pp2-dp2-mb1-z1/interleaved"]);
-    let (subject, options, recipe) = (case.subject(), case.options(&args("")), &case.recipe);
-    assert_eq!(
-        (subject.seed, subject.samples, subject.packed),
-        (5, 4, true)
-    );
-    assert_eq!(subject.sequence_length, Some(12));
+    let (options, recipe) = (case.options(&args("")), &case.recipe);
+    assert_eq!((recipe.train.seed, case.samples, case.packed), (5, 4, true));
+    assert_eq!(recipe.train.sequence_length, Some(12));
     assert_eq!(case.layouts[0].parallel.split, recipe.parallel.split);
     assert_ne!(recipe.parallel.split, LayerSplit::Even);
-    assert_eq!(subject.kernels.norm, KernelChoice::Unfused);
+    assert_eq!(recipe.kernels.norm, KernelChoice::Unfused);
     assert_eq!(options.optimizer, recipe.train.optimizer);
     assert_eq!(options.optimizer.groups.len(), 1);
     assert_eq!((options.learning_rate, options.clip), (0.002, 0.5));
@@ -86,9 +87,8 @@ fn flags_take_the_place_of_settings() {
     let flags =
         "--kernels norm=fused --samples 8 --seed 7 --layouts pp2-dp2-mb2-z2/interleaved,pp4-mb1";
     let case = of(PIPELINE, flags).unwrap();
-    let subject = case.subject();
-    assert_eq!((subject.seed, subject.samples), (7, 8));
-    assert_eq!(subject.kernels.norm, KernelChoice::Fused);
+    assert_eq!((case.recipe.train.seed, case.samples), (7, 8));
+    assert_eq!(case.recipe.kernels.norm, KernelChoice::Fused);
     assert_eq!(case.layouts.len(), 2);
 }
 
@@ -138,7 +138,7 @@ fn what_cannot_be_honoured_is_named() {
 /// Each setting is valid in the layouts in which it is tried.
 #[test]
 fn every_setting_fits_its_layouts() {
-    let named = |args: &VerifyArgs| cases(args).unwrap();
+    let named = |args: &VerifyArgs| cases(args, &Families::transformers()).unwrap();
     let plain = named(&args(""));
     assert_eq!(plain.len(), 4 + SETTINGS.len());
     let all = named(&args("--all"));
@@ -164,13 +164,7 @@ fn every_setting_fits_its_layouts() {
 /// Every feature of a model is in one of the small ones.
 #[test]
 fn the_small_models_have_every_feature() {
-    let models = [
-        VerifyModel::Gpt,
-        VerifyModel::GptUntied,
-        VerifyModel::Llama,
-        VerifyModel::LlamaTied,
-    ]
-    .map(VerifyModel::config);
+    let models = VerifyModel::ALL.map(VerifyModel::config);
     let some = |has: fn(&burn_megatron_models::TransformerConfig) -> bool| models.iter().any(has);
     assert!(some(|model| model.qk_norm));
     assert!(some(|model| model

@@ -97,9 +97,8 @@ impl ConfigKeys {
             family: ModelFamily::Llama,
         };
         let found = keys.take("model_type");
-        let known =
-            |family: &ModelFamily| found.as_ref().and_then(Value::as_str) == Some(family.name());
-        let Some(family) = ModelFamily::ALL.into_iter().find(known) else {
+        let name = found.as_ref().and_then(Value::as_str);
+        let Some(family) = name.and_then(ModelFamily::of_name) else {
             let found = shown(&found.unwrap_or_default());
             return Err(HfConfigError::Family { found });
         };

@@ -41,6 +41,32 @@ impl ModelFamily {
         Self::Qwen3,
     ];
 
+    /// A small model of the family, of bytes.
+    pub fn defaults(self) -> TransformerConfig {
+        match self {
+            Self::Gpt2 => TransformerConfig::gpt2(),
+            Self::Llama => TransformerConfig::llama(),
+            Self::Mistral => TransformerConfig {
+                window: Some(64),
+                ..TransformerConfig::llama()
+            },
+            Self::Qwen2 => TransformerConfig {
+                qkv_bias: Some(true),
+                ..TransformerConfig::llama()
+            },
+            Self::Qwen3 => TransformerConfig {
+                qk_norm: true,
+                ..TransformerConfig::llama()
+            },
+        }
+    }
+
+    /// The family of a `model_type`.
+    pub fn of_name(name: &str) -> Option<Self> {
+        let mut families = Self::ALL.into_iter();
+        families.find(|family| family.name() == name)
+    }
+
     /// Its `model_type`.
     pub fn name(self) -> &'static str {
         match self {

@@ -16,6 +16,11 @@ fn delayed() -> Fp8Config {
     config((Fp8Recipe::Delayed(settings), Fp8Format::Hybrid))
 }
 
+#[derive(Module, Debug)]
+struct Model {
+    mlp: ParallelMlp,
+}
+
 fn mlp(fp8: &Fp8Config) -> (ParallelMlp, Fp8) {
     let builder = builder(&ParallelContext::single(), fp8);
     let config = ParallelMlpConfig {
@@ -27,10 +32,8 @@ fn mlp(fp8: &Fp8Config) -> (ParallelMlp, Fp8) {
         output_init: Init::Normal(0.5),
     };
     let mlp = config.init(&builder.child("mlp")).unwrap();
-    let model = builder
-        .finish_stages(mlp, |path| format!("mlp.{path}"))
-        .unwrap();
-    (model.module, model.fp8)
+    let model = builder.finish(Model { mlp }).unwrap();
+    (model.module.mlp, model.fp8)
 }
 
 fn train(mlp: &ParallelMlp, fp8: &Fp8, phase: f64) -> Vec<f32> {

@@ -1,11 +1,27 @@
-//! The trait of language models, for training and generation.
+//! What a model implements to be trained, verified and sampled from.
+//!
+//! - [`LanguageModel`]: the module, with its forward through a pipeline stage.
+//! - [`ModelConfig`]: its configuration, from which every rank builds its part of the model. This is a model
+//!   family: a command line reads it from `[model]` of a recipe.
+//! - [`StageBuilder`] and [`StageLayers`]: the modules that a rank of the pipeline has.
+//! - [`GenerationCache`]: what is kept of the text while a model generates.
+
+mod cache;
+mod config;
+mod stages;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use crate::nn::{BatchFormat, KvCache, LossTerm, Losses, PackedSequences};
+use crate::nn::{BatchFormat, LossTerm, Losses, PackedSequences};
+
+pub use cache::{CachedAttention, GenerationCache, RecomputePrefix};
+pub use config::{ConfigDifference, ModelConfig, RoundingSizes, compare_settings};
+pub use stages::{StageBuilder, StageLayers, on_stage};
 
 /// The input of a decoder.
 #[derive(Clone, Debug)]
@@ -47,6 +63,10 @@ impl From<Tensor<2, Int>> for Tokens {
 ///
 /// A model without pipeline parallelism has one stage, number 0.
 pub trait LanguageModel: Module {
+    /// What generation keeps of the text that it has read: [`KvCache`](crate::nn::KvCache) for a model with
+    /// [`CachedAttention`], or [`RecomputePrefix`] for any model.
+    type Cache: GenerationCache<Self>;
+
     /// Runs the layers of a stage, from `tokens` (first stage) or the `input` from the previous stage, to
     /// the residual stream `[batch, seq, hidden]`.
     ///
@@ -54,25 +74,6 @@ pub trait LanguageModel: Module {
     ///
     /// If the documents of the tokens do not fit their rows: see [`Tokens::format`].
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3>;
-
-    /// Runs the layers of a stage on tokens `[sequences, new]` that follow those in the `cache`; returns
-    /// what [`hidden`](Self::hidden) returns for them on the whole sequences. Writes their keys and values
-    /// to the cache; the caller sets its length by [`KvCache::set_len`] when all stages of this rank are
-    /// done. For generation: there is no backward.
-    ///
-    /// # Panics
-    ///
-    /// If the capacity of the cache is exceeded.
-    fn hidden_cached(
-        &self,
-        stage: usize,
-        input: Option<Tensor<3>>,
-        ids: Tensor<2, Int>,
-        cache: &mut KvCache,
-    ) -> Tensor<3>;
-
-    /// An empty cache for the stages of this rank.
-    fn cache(&self) -> KvCache;
 
     /// Sequence lengths must be multiples of this: the size of the tensor axis under sequence
     /// parallelism.
@@ -97,8 +98,11 @@ pub trait LanguageModel: Module {
     /// the tensor axis.
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3>;
 
-    /// The path of the output layer's weight.
-    fn output_weight(&self) -> &str;
+    /// The path of the output layer's weight, if its gradient can be deferred
+    /// ([`defer_embedding_wgrad`](crate::mesh::ParallelConfig::defer_embedding_wgrad)).
+    fn output_weight(&self) -> Option<&str> {
+        None
+    }
 
     /// The longest sequence.
     fn context(&self) -> usize;

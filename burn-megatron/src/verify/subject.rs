@@ -1,25 +1,24 @@
-//! A transformer as a subject of `verify`, with random tokens.
+//! A model on random tokens.
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::KernelChoices;
-use burn_megatron::comm::ParallelContext;
-use burn_megatron::data::{DataError, IGNORE, Sample, Samples};
-use burn_megatron::kernels::philox::Stream;
-use burn_megatron::nn::fp8::Fp8Config;
-use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule};
-use burn_megatron::pipeline::split::StageLayout;
-use burn_megatron::verify::{Layout, Rounding, Subject};
+use burn_megatron_kernels::philox::Stream;
 
-use crate::{Transformer, TransformerConfig, rounding};
+use super::{Layout, Rounding, Subject};
+use crate::choice::KernelChoices;
+use crate::comm::ParallelContext;
+use crate::data::{DataError, IGNORE, Sample, Samples};
+use crate::model::{ModelConfig, RoundingSizes};
+use crate::nn::fp8::Fp8Config;
+use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 
-/// A small transformer on random tokens, some of whose targets are ignored, so that the ranks of
-/// the data axis have different numbers of tokens.
+/// A small model on random tokens, some of whose targets are ignored, so that the ranks of the data axis have
+/// different numbers of tokens.
 #[derive(Clone, Debug)]
-pub struct TransformerSubject {
+pub struct ModelSubject<C> {
     /// The model.
-    pub config: TransformerConfig,
+    pub config: C,
     /// The seed of its weights, its dropout and its tokens.
     pub seed: u64,
     /// Samples per step.
@@ -36,7 +35,7 @@ pub struct TransformerSubject {
     pub dtype: DType,
 }
 
-impl TransformerSubject {
+impl<C: ModelConfig> ModelSubject<C> {
     fn scope(&self, groups: &ParallelContext, device: &Device) -> Result<ModelBuilder, BuildError> {
         let parameters = match self.dtype {
             DType::F64 => DType::F64,
@@ -47,8 +46,28 @@ impl TransformerSubject {
         scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)
     }
 
-    pub(crate) fn sequence(&self) -> usize {
-        self.sequence_length.unwrap_or(self.config.context)
+    fn sequence(&self) -> usize {
+        self.sequence_length.unwrap_or(self.config.context())
+    }
+
+    /// The bound for a type narrower than f64.
+    fn rounding_of_type(&self, sizes: &RoundingSizes) -> Option<Rounding> {
+        let values = sizes.values_per_layer * self.config.layers();
+        let narrow = |bits: i32, name: &str| {
+            let what = format!("each value between operations rounded to {name}");
+            Some(Rounding::new(&[(values, 2f64.powi(-bits))], &what))
+        };
+        match self.dtype {
+            DType::F64 => None,
+            DType::BF16 => narrow(8, "bf16"),
+            DType::F16 => narrow(11, "f16"),
+            _ => {
+                // The longest sums: over features, classes, or the tokens of a step.
+                let longest = sizes.longest_sum.max(self.samples * self.sequence());
+                let what = format!("sums of up to {longest} in another order in f32");
+                Some(Rounding::new(&[(values * longest, 2f64.powi(-24))], &what))
+            }
+        }
     }
 
     /// `[seq]` random integers below `below`.
@@ -72,7 +91,7 @@ impl TransformerSubject {
     /// One target in eight is ignored.
     fn targets(&self, step: usize, sample: usize) -> Vec<i32> {
         let targets = self
-            .draws(2, step, sample, self.config.vocabulary)
+            .draws(2, step, sample, self.config.vocabulary())
             .into_iter();
         let ignored = self.draws(3, step, sample, 8);
         let target = |(target, ignored)| {
@@ -83,7 +102,7 @@ impl TransformerSubject {
 }
 
 /// The training samples, in order.
-impl Samples for TransformerSubject {
+impl<C: ModelConfig> Samples for ModelSubject<C> {
     fn seq(&self) -> usize {
         self.sequence()
     }
@@ -92,7 +111,7 @@ impl Samples for TransformerSubject {
         let number = number as usize;
         let (step, sample) = (number / self.samples, number % self.samples);
         Ok(Sample {
-            tokens: self.draws(1, step, sample, self.config.vocabulary),
+            tokens: self.draws(1, step, sample, self.config.vocabulary()),
             targets: self.targets(step, sample),
             documents: if self.packed {
                 self.documents(step, sample)
@@ -103,14 +122,14 @@ impl Samples for TransformerSubject {
     }
 }
 
-impl Subject for TransformerSubject {
-    type Model = Transformer;
+impl<C: ModelConfig> Subject for ModelSubject<C> {
+    type Model = C::Model;
 
     fn build(
         &self,
         groups: &ParallelContext,
         device: &Device,
-    ) -> Result<ParallelModule<Transformer>, BuildError> {
+    ) -> Result<ParallelModule<C::Model>, BuildError> {
         self.config.init_with(self.scope(groups, device)?)
     }
 
@@ -127,20 +146,18 @@ impl Subject for TransformerSubject {
     }
 
     fn rounding(&self, layout: &Layout) -> Option<Rounding> {
-        rounding::of(self, layout)
+        let (sizes, fp8) = (self.config.rounding_sizes(), &self.fp8);
+        let in_8_bits = match self.dtype {
+            DType::F64 => Rounding::in_8_bits(fp8, layout, sizes.kv_groups, &sizes.split_widths),
+            _ => Rounding::at_ties(fp8),
+        };
+        in_8_bits
+            .into_iter()
+            .chain(self.rounding_of_type(&sizes))
+            .reduce(Rounding::or)
     }
 
     fn layers(&self) -> usize {
-        self.config.layers
-    }
-
-    fn build_stages(
-        &self,
-        groups: &ParallelContext,
-        device: &Device,
-        stages: &[(usize, StageLayout)],
-    ) -> Result<ParallelModule<Transformer>, BuildError> {
-        let scope = self.scope(groups, device)?;
-        self.config.init_stages(scope, stages)
+        self.config.layers()
     }
 }

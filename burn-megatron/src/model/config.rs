@@ -1,0 +1,214 @@
+//! The configuration of a model, from which every rank builds its part.
+
+use std::fmt::Debug;
+
+use burn::tensor::{DType, Device};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::{LanguageModel, StageBuilder};
+use crate::choice::{KernelChoiceError, KernelChoices, KernelSelection};
+use crate::comm::ParallelContext;
+use crate::mesh::ParallelConfig;
+use crate::nn::{BuildError, ModelBuilder, ParallelModule};
+use crate::pipeline::split::StageLayout;
+use crate::pipeline::stages_on_rank;
+
+/// The configuration of a model: its sizes, and how a rank builds its pipeline stages. With a name it is a model
+/// family, whose settings a recipe gives in `[model]`.
+///
+/// Derive `Serialize` and `Deserialize` with `#[serde(default, deny_unknown_fields)]`, so that a recipe can leave
+/// settings out and a misspelt one is an error.
+pub trait ModelConfig:
+    Clone + Debug + Default + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static
+{
+    /// The module.
+    type Model: LanguageModel;
+
+    /// The number of layers that a pipeline distributes over its stages.
+    fn layers(&self) -> usize;
+
+    /// The vocabulary size.
+    fn vocabulary(&self) -> usize;
+
+    /// The longest sequence, in tokens.
+    fn context(&self) -> usize;
+
+    /// Builds the modules of the stages on this rank.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for sizes that do not fit each other or the layout.
+    fn build(&self, stages: &StageBuilder) -> Result<Self::Model, BuildError>;
+
+    /// Checks the sizes against each other and the layout, before anything is allocated. By default it only
+    /// refuses tensor and sequence parallelism, for a model without parallel layers.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for the first size that does not fit.
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        if layout.tensor == 1 {
+            return Ok(());
+        }
+        Err(BuildError::Config {
+            path: "model".into(),
+            message: format!(
+                "invalid tensor = {}: expected 1, as this model has no tensor-parallel layers",
+                layout.tensor
+            ),
+        })
+    }
+
+    /// Checks that the requested kernels support this model and device, before anything is allocated.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelChoiceError`] for the first that does not.
+    fn check_kernels(
+        &self,
+        choices: &KernelChoices,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<KernelSelection, KernelChoiceError> {
+        KernelSelection::new(choices, device, dtype)
+    }
+
+    /// The sizes in a few words, for the header of a run.
+    fn describe(&self) -> String {
+        format!("{} layers, context {}", self.layers(), self.context())
+    }
+
+    /// The number of logits of a token on a rank, whose memory is estimated before a run.
+    fn local_logits(&self, layout: &ParallelConfig) -> usize {
+        self.vocabulary().div_ceil(layout.tensor)
+    }
+
+    /// Bytes of constant tables on each rank, such as that of rotary positions.
+    fn table_bytes(&self) -> u128 {
+        0
+    }
+
+    /// Sizes from which `verify` derives its bounds for types that are narrower than f64.
+    fn rounding_sizes(&self) -> RoundingSizes {
+        RoundingSizes {
+            longest_sum: self.vocabulary(),
+            ..RoundingSizes::default()
+        }
+    }
+
+    /// The settings in which the two models have different weights, or compute something else with them.
+    fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
+        compare_settings(self, other)
+    }
+
+    /// Builds this rank's part of the model in the layout of `ctx`, with its parameter table: in f32 on `device`,
+    /// initialized with seed 0. See [`init_with`](Self::init_with) for other settings.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for sizes that do not fit each other or the layout.
+    fn init(
+        &self,
+        ctx: &ParallelContext,
+        device: &Device,
+    ) -> Result<ParallelModule<Self::Model>, BuildError> {
+        self.init_with(ModelBuilder::new(ctx, device))
+    }
+
+    /// The same with the seed, the types and the kernels of a builder.
+    ///
+    /// # Errors
+    ///
+    /// See [`init`](Self::init).
+    fn init_with(&self, builder: ModelBuilder) -> Result<ParallelModule<Self::Model>, BuildError> {
+        let ctx = builder.groups();
+        let layers = self.layers();
+        let stages = stages_on_rank(ctx.config(), ctx.pipeline().rank(), layers);
+        let stages = stages.map_err(|error| builder.error(error.to_string()))?;
+        self.init_stages(builder, &stages)
+    }
+
+    /// Builds the stages of one pipeline rank, given as stage number and content.
+    ///
+    /// # Errors
+    ///
+    /// See [`init`](Self::init).
+    fn init_stages(
+        &self,
+        builder: ModelBuilder,
+        stages: &[(usize, StageLayout)],
+    ) -> Result<ParallelModule<Self::Model>, BuildError> {
+        let stages = StageBuilder::new(builder, stages);
+        let model = self.build(&stages)?;
+        stages.finish(model)
+    }
+}
+
+/// Sizes of a model that decide how far rounding may move its results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoundingSizes {
+    /// The values between operations in each layer that are rounded one after the other, forwards and backwards.
+    pub values_per_layer: usize,
+    /// The most terms of a sum over features or classes.
+    pub longest_sum: usize,
+    /// The feature sizes that the tensor axis splits.
+    pub split_widths: Vec<usize>,
+    /// The number of groups of keys and values; more tensor ranks than these hold copies of them.
+    pub kv_groups: usize,
+}
+
+impl Default for RoundingSizes {
+    fn default() -> Self {
+        Self {
+            // Norm, projection, rotary positions, scores, probabilities, heads, projection, dropout, sum; norm,
+            // projection, activation, projection, dropout, sum.
+            values_per_layer: 2 * 15,
+            longest_sum: 1,
+            split_widths: vec![],
+            kv_groups: usize::MAX,
+        }
+    }
+}
+
+/// A setting in which two models differ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConfigDifference {
+    /// Its key in a recipe's `[model]`.
+    pub setting: String,
+    /// The value in the first model.
+    pub own: Value,
+    /// The value in the second model.
+    pub other: Value,
+}
+
+/// The keys of two configurations that have different values.
+pub fn compare_settings<C: Serialize>(own: &C, other: &C) -> Vec<ConfigDifference> {
+    let (own, other) = (json!(own), json!(other));
+    let settings = own.as_object().into_iter().flatten();
+    let differing = settings.filter_map(|(setting, own)| {
+        let other = &other[setting];
+        (!alike(own, other)).then(|| ConfigDifference {
+            setting: setting.clone(),
+            own: own.clone(),
+            other: other.clone(),
+        })
+    });
+    differing.collect()
+}
+
+/// Whether two values are equal. Floats may differ in their last bits, as after a round trip through text.
+fn alike(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => match (a.as_f64(), b.as_f64()) {
+            (Some(a), Some(b)) => (a - b).abs() <= 1e-12 * a.abs(),
+            _ => a == b,
+        },
+        (Value::Object(a), Value::Object(b)) => {
+            let same = |(key, value)| b.get(key).is_some_and(|other| alike(value, other));
+            a.len() == b.len() && a.iter().all(same)
+        }
+        (a, b) => a == b,
+    }
+}

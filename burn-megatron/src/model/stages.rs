@@ -1,0 +1,231 @@
+//! The modules that one rank of a pipeline has.
+
+use std::ops::Range;
+
+use burn::module::{
+    Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+};
+use burn::tensor::Device;
+
+use crate::nn::{BuildError, ModelBuilder, ParallelModule};
+use crate::pipeline::split::StageLayout;
+
+/// Builds the modules of the pipeline stages on one rank: [`first`](Self::first) and [`last`](Self::last) return
+/// the builder of a module at an end of the model, or `None` where the rank does not have that end;
+/// [`layers`](Self::layers) builds the layers in between. A model without a pipeline has one stage with
+/// everything.
+#[derive(Clone, Debug)]
+pub struct StageBuilder {
+    root: ModelBuilder,
+    stages: Vec<(usize, StageLayout)>,
+}
+
+impl StageBuilder {
+    /// The builder of these stages, given as number and content.
+    pub fn new(root: ModelBuilder, stages: &[(usize, StageLayout)]) -> Self {
+        Self {
+            root,
+            stages: stages.to_vec(),
+        }
+    }
+
+    /// The builder of what every rank has.
+    pub fn root(&self) -> &ModelBuilder {
+        &self.root
+    }
+
+    /// The builder of module `name` at the start of the model; `None` on ranks without the first stage.
+    pub fn first(&self, name: &str) -> Option<ModelBuilder> {
+        let stage = self.stage(|stage| stage.embedding)?;
+        Some(self.root.child(name).in_stage(stage))
+    }
+
+    /// The builder of module `name` at the end of the model; `None` on ranks without the last stage.
+    pub fn last(&self, name: &str) -> Option<ModelBuilder> {
+        let stage = self.stage(|stage| stage.loss)?;
+        Some(self.root.child(name).in_stage(stage))
+    }
+
+    /// The builder of module `name` that both ends of the model use, such as an embedding that is tied to the
+    /// output layer; `None` on ranks with neither end. Where the ends are on different ranks, each has a copy, whose
+    /// gradients are [summed](crate::nn::ParameterEntry::pipeline_copies).
+    pub fn first_and_last(&self, name: &str) -> Option<ModelBuilder> {
+        match (self.first(name), self.last(name)) {
+            (Some(builder), Some(_)) => Some(builder),
+            (builder, other) => {
+                let ranks = self.root.groups().pipeline().size();
+                let builder = builder.or(other)?;
+                Some(builder.with_pipeline_copies([0, ranks - 1]))
+            }
+        }
+    }
+
+    /// Builds the layers of this rank with `new`, from the layer's number in the whole model and the builder of
+    /// `name.NUMBER`.
+    ///
+    /// # Errors
+    ///
+    /// The first error of `new`.
+    pub fn layers<T>(
+        &self,
+        name: &str,
+        mut new: impl FnMut(usize, ModelBuilder) -> Result<T, BuildError>,
+    ) -> Result<StageLayers<T>, BuildError> {
+        let list = self.root.child(name);
+        let (mut layers, mut stages) = (vec![], vec![]);
+        for (stage, layout) in &self.stages {
+            let start = layers.len();
+            for number in layout.layers.clone() {
+                let layer = new(number, list.child(number).in_stage(*stage))?;
+                layers.push((number, layer));
+            }
+            stages.push((*stage, start..layers.len()));
+        }
+        Ok(StageLayers { layers, stages })
+    }
+
+    /// Finishes the model, see [`ModelBuilder::finish`].
+    ///
+    /// # Errors
+    ///
+    /// See [`ModelBuilder::finish`].
+    pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
+        self.root.finish(module)
+    }
+
+    fn stage(&self, has: impl Fn(&StageLayout) -> bool) -> Option<usize> {
+        let mut stages = self.stages.iter();
+        stages
+            .find(|(_, stage)| has(stage))
+            .map(|(stage, _)| *stage)
+    }
+}
+
+/// A module at an end of the model, which only the ranks of that stage have.
+///
+/// # Panics
+///
+/// If this rank does not have it: it was called for another stage, which is a bug of the caller.
+pub fn on_stage<'a, T>(module: &'a Option<T>, name: &str) -> &'a T {
+    match module {
+        Some(module) => module,
+        None => panic!("{name} is not on this rank of the pipeline"),
+    }
+}
+
+/// The layers of the pipeline stages on one rank, made by [`StageBuilder::layers`].
+///
+/// As a module it is a list whose elements are named by their numbers in the whole model, so that a parameter
+/// has the same path on every rank and in every layout.
+#[derive(Clone, Debug)]
+pub struct StageLayers<T> {
+    /// With their numbers in the whole model.
+    layers: Vec<(usize, T)>,
+    /// Each stage with its range of the list.
+    stages: Vec<(usize, Range<usize>)>,
+}
+
+impl<T> StageLayers<T> {
+    /// The layers of a stage in order, each with its index on this rank.
+    ///
+    /// # Panics
+    ///
+    /// If the stage is not on this rank.
+    pub fn of_stage(&self, stage: usize) -> impl Iterator<Item = (usize, &T)> {
+        let Some((_, range)) = self.stages.iter().find(|(own, _)| *own == stage) else {
+            panic!("stage {stage} is not on this rank of the pipeline")
+        };
+        range.clone().map(|index| (index, &self.layers[index].1))
+    }
+
+    /// The number of layers on this rank.
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Whether this rank has no layers.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    fn map_layers(self, mut change: impl FnMut(usize, T) -> T) -> Self {
+        let layers = self.layers.into_iter();
+        let layers = layers.map(|(number, layer)| (number, change(number, layer)));
+        Self {
+            layers: layers.collect(),
+            stages: self.stages,
+        }
+    }
+}
+
+/// The type that module visitors are told, as that of Burn's lists.
+const CONTAINER: &str = "Vec";
+
+impl<T: Module> Module for StageLayers<T> {
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        for (number, layer) in &self.layers {
+            let name = number.to_string();
+            visitor.enter_module(&name, CONTAINER);
+            layer.visit(visitor);
+            visitor.exit_module(&name, CONTAINER);
+        }
+    }
+
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        self.map_layers(|number, layer| {
+            let name = number.to_string();
+            mapper.enter_module(&name, CONTAINER);
+            let layer = layer.map(mapper);
+            mapper.exit_module(&name, CONTAINER);
+            layer
+        })
+    }
+
+    fn num_params(&self) -> usize {
+        self.layers
+            .iter()
+            .map(|(_, layer)| layer.num_params())
+            .sum()
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        self.map_layers(|_, layer| layer.to_device(device))
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.map_layers(|_, layer| layer.fork(device))
+    }
+
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        let layers = self.layers.iter();
+        layers.fold(devices, |devices, (_, layer)| {
+            layer.collect_devices(devices)
+        })
+    }
+
+    fn valid(&self) -> Self {
+        self.clone().map_layers(|_, layer| layer.valid())
+    }
+
+    fn train(self) -> Self {
+        self.map_layers(|_, layer| layer.train())
+    }
+
+    fn materialize(self) -> Self {
+        self.map_layers(|_, layer| layer.materialize())
+    }
+}
+
+impl<T: ModuleDisplay> ModuleDisplayDefault for StageLayers<T> {
+    fn content(&self, content: Content) -> Option<Content> {
+        let layers = self.layers.iter();
+        layers
+            .fold(content, |content, (number, layer)| {
+                content.add(&number.to_string(), layer)
+            })
+            .set_top_level_type(&format!("StageLayers<{}>", self.len()))
+            .optional()
+    }
+}
+
+impl<T: ModuleDisplay> ModuleDisplay for StageLayers<T> {}

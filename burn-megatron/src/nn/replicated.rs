@@ -1,0 +1,80 @@
+//! Modules of Burn in a model: replicated on every rank of their stage, with the same initial values in every layout.
+
+use std::sync::{Mutex, PoisonError};
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Tensor};
+
+use super::init::stream_key;
+use super::model_builder::placeholder;
+use super::{ModelBuilder, ParameterEntry};
+
+/// Burn's random generators belong to the process, and ranks may be threads of one.
+static GENERATOR: Mutex<()> = Mutex::new(());
+
+impl ModelBuilder {
+    /// Builds a module that is not ours, such as one of burn-nn, and declares its parameters, which are replicated on
+    /// every rank of the pipeline stage and decayed by the optimizer if they have two or more dimensions.
+    ///
+    /// The values are those of the module's own initializers. Burn's generator is seeded for each parameter from the
+    /// seed of the model and its path, so that they depend on neither the layout nor the rank. The forward of the
+    /// module must not draw random numbers (use [`Dropout`](super::Dropout) of this library), and what it keeps
+    /// outside of parameters, as the running means of a batch norm, is neither averaged over ranks nor saved.
+    ///
+    /// ```
+    /// # use burn::nn::LayerNormConfig;
+    /// # use burn::tensor::Device;
+    /// # use burn_megatron::comm::ParallelContext;
+    /// # use burn_megatron::nn::ModelBuilder;
+    /// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+    /// let norm = builder.child("norm").replicated(|device| LayerNormConfig::new(8).init(device));
+    /// # assert_eq!(norm.gamma.val().dims(), [8]);
+    /// ```
+    pub fn replicated<M: Module>(&self, init: impl FnOnce(&Device) -> M) -> M {
+        let _guard = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+        // For parameters that are drawn here already; most are drawn when their value is first read.
+        self.device().seed(self.stream_key());
+        let module = init(self.device());
+        module.map(&mut Declare {
+            builder: self,
+            path: vec![],
+        })
+    }
+}
+
+/// Initializes and declares each parameter.
+struct Declare<'a> {
+    builder: &'a ModelBuilder,
+    /// Below the builder's path.
+    path: Vec<String>,
+}
+
+impl ModuleMapper for Declare<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let builder = self.builder;
+        let path = builder.join(self.path.join("."));
+        let options = (builder.device(), builder.dtype());
+        let shape = param.lazy_shape();
+        let value = if builder.is_outline() {
+            placeholder(shape.dims(), options)
+        } else {
+            builder.device().seed(stream_key(builder.seed(), &path));
+            // Read at once: a lazy device would draw the values later, with another seed.
+            Tensor::from_data(param.val().into_data(), options)
+        };
+        builder.declare(ParameterEntry {
+            stage: builder.stage(),
+            pipeline_copies: builder.pipeline_copies().to_vec(),
+            ..ParameterEntry::replicated(path, shape.to_vec())
+        });
+        Param::from_tensor(value)
+    }
+}

@@ -1,0 +1,154 @@
+//! A command line for the models of a user.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use burn_megatron::comm::WorldError;
+use burn_megatron::model::ModelConfig;
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::cli::{BenchCommand, Cli, Command};
+use crate::error::Error;
+use crate::family::Families;
+use crate::recipe::DEFAULT_RECIPE;
+use crate::{
+    bench, checkpoint, compare, conformance, convert, env, generate, launch, preprocess, pretrain,
+    retired, schedule, stdio, verify,
+};
+
+/// The exit code of wrong usage, as with clap.
+const USAGE: u8 = 2;
+
+/// A command line with `pretrain`, `verify`, `generate`, `checkpoint`, `launch` and the other commands of
+/// `burn-megatron`, for the model families that are registered.
+///
+/// ```no_run
+/// # use burn_megatron_models::TransformerConfig as MyConfig;
+/// use std::process::ExitCode;
+///
+/// use burn_megatron_cli::CommandLine;
+///
+/// fn main() -> ExitCode {
+///     CommandLine::new("my-model")
+///         .with_family("mine", MyConfig::default())
+///         .with_recipe("[model]\nfamily = \"mine\"")
+///         .run()
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct CommandLine {
+    name: &'static str,
+    pub(crate) families: Families,
+    /// The recipe that runs without flags, in TOML.
+    pub(crate) recipe: String,
+}
+
+/// The `burn-megatron` command.
+impl Default for CommandLine {
+    fn default() -> Self {
+        Self {
+            name: "burn-megatron",
+            families: Families::transformers(),
+            recipe: DEFAULT_RECIPE.into(),
+        }
+    }
+}
+
+impl CommandLine {
+    /// A command line of this name, without model families.
+    pub fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            families: Families::none(),
+            recipe: String::new(),
+        }
+    }
+
+    /// Registers a model family: `[model] family = "NAME"` in a recipe selects it, and the settings that a recipe
+    /// leaves out are those of `defaults`. The first family is that of a recipe that names none. A family of the
+    /// same name is replaced.
+    pub fn with_family<C: ModelConfig>(mut self, name: &'static str, defaults: C) -> Self {
+        self.families.add(name, defaults);
+        self
+    }
+
+    /// Sets the recipe, in TOML, that `pretrain` runs without `--recipe`.
+    pub fn with_recipe(mut self, recipe: impl Into<String>) -> Self {
+        self.recipe = recipe.into();
+        self
+    }
+
+    /// Runs the command of the program's arguments, and returns its exit code: 2 for wrong usage.
+    pub fn run(&self) -> ExitCode {
+        self.run_from(std::env::args_os())
+    }
+
+    /// Runs the command of these arguments; the first is the program.
+    pub fn run_from(
+        &self,
+        args: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> ExitCode {
+        let matches = Cli::command().name(self.name).try_get_matches_from(args);
+        let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+            Ok(cli) => cli,
+            Err(error) => match retired::explain_flag(&error) {
+                Some(renamed) => {
+                    eprintln!("error: {renamed}");
+                    return ExitCode::from(USAGE);
+                }
+                None => error.exit(),
+            },
+        };
+        tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::new(cli.log_level.filter()))
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            // The names of a rank's threads contain the rank.
+            .with_thread_names(true)
+            .with_span_events(cli.log_level.span_events())
+            .init();
+        let code = match self.command(&cli.command) {
+            Ok(code) => code,
+            Err(error) => fail(&*error),
+        };
+        if code == ExitCode::SUCCESS && !stdio::finish() {
+            return ExitCode::FAILURE;
+        }
+        code
+    }
+
+    fn command(&self, command: &Command) -> Result<ExitCode, Error> {
+        match command {
+            Command::Pretrain(args) => pretrain::run(args, self),
+            Command::Preprocess(args) => preprocess::run(args),
+            Command::Generate(args) => generate::run(args, self),
+            Command::Launch(args) => launch::run(args),
+            Command::LaunchSlot => launch::slot::run(),
+            Command::Compare(args) => compare::run(args),
+            Command::Convert(args) => convert::run(args),
+            Command::Verify(args) => verify::run(args, self),
+            Command::Schedule(args) => schedule::run(args),
+            Command::Conformance(args) => conformance::run(args),
+            Command::Env(args) => env::run(args),
+            Command::Checkpoint(command) => checkpoint::run(command),
+            Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
+            Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
+            Command::Bench(BenchCommand::Preprocess(args)) => bench::preprocess::run(args),
+            Command::Bench(BenchCommand::Checkpoint(args)) => bench::checkpoint::run(args),
+        }
+    }
+}
+
+/// Prints the error, unless it was already printed for all ranks, and returns its exit code.
+fn fail(error: &(dyn std::error::Error + Send + Sync + 'static)) -> ExitCode {
+    let of_world = error.downcast_ref::<WorldError>();
+    if !of_world.is_some_and(WorldError::is_reported) {
+        // In one piece: several processes may write at once.
+        let _ = std::io::stderr().write_all(format!("error: {error}\n").as_bytes());
+    }
+    match of_world {
+        Some(error) => ExitCode::from(error.exit_code()),
+        None => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,242 @@
+//! What commands do with a model of any family.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::path::Path;
+
+use burn::tensor::{DType, Device};
+use burn_megatron::checkpoint::TensorSource;
+use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection};
+use burn_megatron::comm::Rank;
+use burn_megatron::data_parallel::{DataParallelConfig, ShardingEstimate};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig};
+use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
+use burn_megatron::verify::{ModelSubject, VerifyError, VerifyOptions, VerifyReport, verify};
+use serde::Serialize;
+use toml::Table;
+
+use super::Model;
+use crate::error::Error;
+use crate::generate::{GenerationResult, GenerationRun, ShowText};
+use crate::interrupt::Interrupt;
+use crate::rank_run::{RankResult, RankRun};
+use crate::verify::VerifyCase;
+
+/// Opens a Hugging Face folder: the configuration and the weights.
+pub type OpenHf<C> = fn(&Path) -> Result<(C, Box<dyn TensorSource>), Error>;
+
+/// The shapes of a rank's part of a model, without its values.
+pub struct Outline {
+    pub table: ParameterTable,
+    pub kernels: KernelSelection,
+    pub sharing: ShardingEstimate,
+    pub flops_per_token: f64,
+}
+
+/// A model of a registered family; see [`ModelConfig`] for most methods.
+pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
+    fn family(&self) -> &'static str;
+    fn layers(&self) -> usize;
+    fn vocabulary(&self) -> usize;
+    fn context(&self) -> usize;
+    fn describe(&self) -> String;
+    fn local_logits(&self, layout: &ParallelConfig) -> usize;
+    fn table_bytes(&self) -> u128;
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError>;
+    fn check_kernels(
+        &self,
+        choices: &KernelChoices,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<KernelSelection, KernelChoiceError>;
+
+    /// The same family with these settings; others have their values in this model.
+    fn with_settings(&self, settings: Table) -> Result<Model, toml::de::Error>;
+
+    /// The settings in which another model differs; `None` if it has another type of configuration.
+    fn differences(&self, other: &dyn AnyModel) -> Option<Vec<ConfigDifference>>;
+
+    /// Whether both have the same family and settings.
+    fn equals(&self, other: &dyn AnyModel) -> bool;
+
+    /// Opens a Hugging Face folder of this family; `None` if the family has no such exchange.
+    fn open_hf(&self, path: &Path) -> Option<Result<(Model, Box<dyn TensorSource>), Error>>;
+
+    /// A rank's part of the model in outline, for sequences of `seq` tokens.
+    fn outline(
+        &self,
+        builder: ModelBuilder,
+        sharing: &DataParallelConfig,
+        seq: usize,
+    ) -> Result<Outline, Error>;
+
+    /// Runs `pretrain` on one rank.
+    fn train(
+        &self,
+        run: &RankRun<'_>,
+        rank: &Rank,
+        device: &Device,
+        interrupt: &Interrupt,
+    ) -> Result<Option<RankResult>, Error>;
+
+    /// Runs `generate` on one rank.
+    fn generate(
+        &self,
+        run: &GenerationRun<'_>,
+        rank: &Rank,
+        device: &Device,
+        show: &ShowText<'_>,
+    ) -> Result<Option<GenerationResult>, Error>;
+
+    /// Runs a case of `verify`.
+    fn verify(
+        &self,
+        case: &VerifyCase,
+        options: &VerifyOptions,
+    ) -> Result<VerifyReport, VerifyError>;
+
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A model with its configuration, and what it takes from the registration of its family.
+#[derive(Clone, Debug, Serialize)]
+pub struct FamilyModel<C> {
+    pub family: &'static str,
+    #[serde(flatten)]
+    pub config: C,
+    #[serde(skip)]
+    pub open_hf: Option<OpenHf<C>>,
+}
+
+impl<C: ModelConfig> FamilyModel<C> {
+    fn with_config(&self, config: C) -> Model {
+        Model::new(self.family, config, self.open_hf)
+    }
+}
+
+impl<C: ModelConfig> AnyModel for FamilyModel<C> {
+    fn family(&self) -> &'static str {
+        self.family
+    }
+
+    fn layers(&self) -> usize {
+        self.config.layers()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.config.vocabulary()
+    }
+
+    fn context(&self) -> usize {
+        self.config.context()
+    }
+
+    fn describe(&self) -> String {
+        self.config.describe()
+    }
+
+    fn local_logits(&self, layout: &ParallelConfig) -> usize {
+        self.config.local_logits(layout)
+    }
+
+    fn table_bytes(&self) -> u128 {
+        self.config.table_bytes()
+    }
+
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        self.config.check_layout(layout)
+    }
+
+    fn check_kernels(
+        &self,
+        choices: &KernelChoices,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<KernelSelection, KernelChoiceError> {
+        self.config.check_kernels(choices, device, dtype)
+    }
+
+    fn with_settings(&self, settings: Table) -> Result<Model, toml::de::Error> {
+        let mut all = match Table::try_from(&self.config) {
+            Ok(all) => all,
+            Err(error) => return Err(serde::de::Error::custom(error)),
+        };
+        all.extend(settings);
+        Ok(self.with_config(all.try_into()?))
+    }
+
+    fn differences(&self, other: &dyn AnyModel) -> Option<Vec<ConfigDifference>> {
+        let other = other.as_any().downcast_ref::<Self>()?;
+        Some(self.config.differences(&other.config))
+    }
+
+    fn equals(&self, other: &dyn AnyModel) -> bool {
+        let other = other.as_any().downcast_ref::<Self>();
+        other.is_some_and(|other| other.family == self.family && other.config == self.config)
+    }
+
+    fn open_hf(&self, path: &Path) -> Option<Result<(Model, Box<dyn TensorSource>), Error>> {
+        let opened = self.open_hf?(path);
+        Some(opened.map(|(config, source)| (self.with_config(config), source)))
+    }
+
+    fn outline(
+        &self,
+        builder: ModelBuilder,
+        sharing: &DataParallelConfig,
+        seq: usize,
+    ) -> Result<Outline, Error> {
+        let groups = builder.groups().clone();
+        let model = self.config.init_with(builder.outline())?;
+        Ok(Outline {
+            sharing: ShardingEstimate::of(&model, &groups, sharing)?,
+            flops_per_token: model.module.flops_per_token(seq),
+            table: model.table,
+            kernels: model.kernels,
+        })
+    }
+
+    fn train(
+        &self,
+        run: &RankRun<'_>,
+        rank: &Rank,
+        device: &Device,
+        interrupt: &Interrupt,
+    ) -> Result<Option<RankResult>, Error> {
+        run.train(&self.config, rank, device, interrupt)
+    }
+
+    fn generate(
+        &self,
+        run: &GenerationRun<'_>,
+        rank: &Rank,
+        device: &Device,
+        show: &ShowText<'_>,
+    ) -> Result<Option<GenerationResult>, Error> {
+        run.write(&self.config, rank, device, show)
+    }
+
+    fn verify(
+        &self,
+        case: &VerifyCase,
+        options: &VerifyOptions,
+    ) -> Result<VerifyReport, VerifyError> {
+        let train = &case.recipe.train;
+        let subject = ModelSubject {
+            config: self.config.clone(),
+            seed: train.seed,
+            samples: case.samples,
+            kernels: case.recipe.kernels,
+            packed: case.packed,
+            fp8: case.recipe.fp8.clone(),
+            sequence_length: train.sequence_length,
+            dtype: case.computing.dtype(),
+        };
+        verify(&subject, &case.layouts, options)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,175 @@
+//! The model families of a command line: names, and the models that recipes and checkpoints configure in them.
+
+mod any_model;
+mod saved;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use burn_megatron::model::ModelConfig;
+use burn_megatron_models::TransformerConfig;
+use burn_megatron_models::hf::{self, HfFolder};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+use toml::Table;
+
+use crate::error::Error;
+
+pub use any_model::{AnyModel, Outline};
+use any_model::{FamilyModel, OpenHf};
+
+/// The key of a model's family among its settings.
+const FAMILY: &str = "family";
+
+/// The registered model families, each as a model with its default settings. The first is that of a recipe that
+/// names none.
+#[derive(Clone, Debug)]
+pub struct Families(Vec<Model>);
+
+/// A model of a registered family.
+#[derive(Clone)]
+pub struct Model(Arc<dyn AnyModel>);
+
+impl Families {
+    /// No family.
+    pub fn none() -> Self {
+        Self(vec![])
+    }
+
+    /// The families of burn-megatron-models: GPT-2, Llama, Mistral, Qwen 2 and Qwen 3.
+    pub fn transformers() -> Self {
+        let families = hf::ModelFamily::ALL.into_iter();
+        Self(families.map(transformer).collect())
+    }
+
+    /// Adds a family; it replaces one of the same name.
+    pub fn add<C: ModelConfig>(&mut self, name: &'static str, defaults: C) {
+        self.0.retain(|family| family.family() != name);
+        self.0.push(Model::new(name, defaults, None));
+    }
+
+    /// Each family, as a model with its default settings.
+    pub fn models(&self) -> &[Model] {
+        &self.0
+    }
+
+    /// The names, for an error.
+    fn names(&self) -> String {
+        let names: Vec<_> = self.0.iter().map(|family| family.family()).collect();
+        names.join(", ")
+    }
+
+    /// The family of this name, or the first.
+    fn find(&self, name: Option<&str>) -> Result<&Model, Error> {
+        let found = match name {
+            Some(name) => self.0.iter().find(|family| family.family() == name),
+            None => self.0.first(),
+        };
+        found.ok_or_else(|| match name {
+            Some(name) => format!("invalid family {name:?}: expected {}", self.names()).into(),
+            None => "this command has no model family".into(),
+        })
+    }
+
+    /// The model with the settings of a recipe's `[model]`; those that it leaves out are the family's defaults.
+    ///
+    /// # Errors
+    /// An unknown family or setting, and a value of the wrong type.
+    pub fn model(&self, mut settings: Table) -> Result<Model, Error> {
+        let name = settings.remove(FAMILY);
+        let name = match &name {
+            None => None,
+            Some(toml::Value::String(name)) => Some(&name[..]),
+            Some(other) => {
+                return Err(format!("invalid family = {other}: expected a string").into());
+            }
+        };
+        Ok(self.find(name)?.with_settings(settings)?)
+    }
+
+    /// The model of the settings in a checkpoint.
+    fn model_of_json(&self, settings: &Value) -> Result<Model, Error> {
+        match toml_of(settings) {
+            Some(toml::Value::Table(settings)) => self.model(settings),
+            _ => Err("the settings of the model are not a table".into()),
+        }
+    }
+}
+
+/// The same value without nulls, which TOML does not have.
+fn toml_of(value: &Value) -> Option<toml::Value> {
+    Some(match value {
+        Value::Null => return None,
+        Value::Object(map) => {
+            let entries = map.iter();
+            toml::Value::Table(
+                entries
+                    .filter_map(|(key, value)| Some((key.clone(), toml_of(value)?)))
+                    .collect(),
+            )
+        }
+        Value::Array(list) => toml::Value::Array(list.iter().filter_map(toml_of).collect()),
+        other => toml::Value::try_from(other).ok()?,
+    })
+}
+
+/// A family of burn-megatron-models.
+fn transformer(family: hf::ModelFamily) -> Model {
+    let open: OpenHf<TransformerConfig> = |path| {
+        let folder = HfFolder::open(path)?;
+        Ok((folder.config().model.clone(), Box::new(folder)))
+    };
+    Model::new(family.name(), family.defaults(), Some(open))
+}
+
+impl Model {
+    fn new<C: ModelConfig>(family: &'static str, config: C, open_hf: Option<OpenHf<C>>) -> Self {
+        Self(Arc::new(FamilyModel {
+            family,
+            config,
+            open_hf,
+        }))
+    }
+
+    /// A transformer.
+    pub fn transformer(config: TransformerConfig) -> Self {
+        Self::new(hf::ModelFamily::Gpt2.name(), config, None)
+    }
+}
+
+/// The default of the first family of burn-megatron-models.
+impl Default for Model {
+    fn default() -> Self {
+        transformer(hf::ModelFamily::Gpt2)
+    }
+}
+
+impl Deref for Model {
+    type Target = dyn AnyModel;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PartialEq for Model {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.equals(&**other)
+    }
+}
+
+/// The settings, with the name of the family.
+impl Serialize for Model {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        erased_serde::serialize(&*self.0, serializer)
+    }
+}

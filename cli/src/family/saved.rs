@@ -1,0 +1,63 @@
+//! Models on disk: checkpoints, and folders of Hugging Face.
+
+use std::path::Path;
+
+use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron_models::hf::{is_hf_folder, model_type};
+
+use super::{Families, Model};
+use crate::error::Error;
+
+impl Families {
+    /// Opens a Hugging Face folder, a checkpoint, or the latest checkpoint of a folder of checkpoints or of a run:
+    /// the model and its weights.
+    ///
+    /// # Errors
+    /// What cannot be read, and a model of no registered family.
+    pub fn open(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
+        if is_hf_folder(path) {
+            return self.open_hf(path);
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        let model = self.model_of(&checkpoint)?;
+        Ok((model, Box::new(checkpoint)))
+    }
+
+    /// The model of a checkpoint.
+    ///
+    /// # Errors
+    /// Settings that are missing, of no registered family, or invalid.
+    pub fn model_of(&self, checkpoint: &Checkpoint) -> Result<Model, Error> {
+        let invalid = |error: &dyn std::fmt::Display| {
+            let path = checkpoint.path().display();
+            Error::from(format!("{path}: invalid model in its recipe: {error}"))
+        };
+        let Some(settings) = checkpoint.metadata().config.get("model") else {
+            return Err(invalid(&"there is none"));
+        };
+        let model = self.model_of_json(settings);
+        let model = model.map_err(|error| invalid(&error))?;
+        match model.check_layout(&Default::default()) {
+            Ok(()) => Ok(model),
+            Err(error) => Err(invalid(&error)),
+        }
+    }
+
+    /// Opens a Hugging Face folder, in the family of its `model_type`.
+    pub fn open_hf(&self, path: &Path) -> Result<(Model, Box<dyn TensorSource>), Error> {
+        let name = model_type(path)?;
+        let named = self.0.iter().filter(|family| family.family() == name);
+        // A family reports a `model_type` that it does not know.
+        let mut families = named.chain(&self.0);
+        families
+            .find_map(|family| family.open_hf(path))
+            .unwrap_or_else(|| {
+                Err(format!(
+                    "{}: model_type = {name:?} is of no family of this command: expected {}",
+                    path.display(),
+                    self.names()
+                )
+                .into())
+            })
+    }
+}

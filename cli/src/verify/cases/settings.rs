@@ -1,0 +1,111 @@
+//! Settings that `verify` tries on its small transformers.
+
+use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::data_parallel::Moments;
+use burn_megatron::optim::ParameterGroup;
+use burn_megatron::pipeline::split::LayerSplit;
+
+use super::VerifyModel;
+use crate::recipe::Recipe;
+
+/// A setting that must not change the result, with a model and layouts in which it has an effect.
+pub type SettingCase = (
+    &'static str,
+    VerifyModel,
+    &'static [&'static str],
+    fn(&mut Recipe),
+);
+
+pub const SETTINGS: [SettingCase; 11] = [
+    (
+        "overlap_grad_reduce = false",
+        VerifyModel::Gpt,
+        &["tp2-dp2-mb2", "dp4-mb1-z2"],
+        |recipe| recipe.data_parallel.overlap_grad_reduce = false,
+    ),
+    (
+        "overlap_param_gather",
+        VerifyModel::Llama,
+        &["dp4-mb1-z1", "tp2-dp2-mb2-z2", "pp2-dp2-mb1-z1/1f1b"],
+        |recipe| recipe.data_parallel.overlap_param_gather = true,
+    ),
+    (
+        "keep_gathered",
+        VerifyModel::GptUntied,
+        &["dp4-mb1-z3", "tp2-pp2-dp2-mb1-z3/1f1b"],
+        |recipe| recipe.data_parallel.keep_gathered = true,
+    ),
+    (
+        "bucket_size = 700",
+        VerifyModel::LlamaTied,
+        &["dp4-mb1", "tp2-dp2-mb2-z1", "dp4-mb1-z3"],
+        |recipe| recipe.data_parallel.bucket_size = Some(700),
+    ),
+    ("pad_buckets", VerifyModel::Gpt, &["dp4-mb1-z1"], |recipe| {
+        recipe.data_parallel.pad_buckets = true
+    }),
+    (
+        "split by its ends",
+        VerifyModel::LlamaTied,
+        &["pp4-mb1/1f1b", "tp2-pp2-mb2/interleaved"],
+        |recipe| {
+            let (first, last) = (Some(1), Some(1));
+            recipe.parallel.split = LayerSplit::Ends { first, last };
+        },
+    ),
+    (
+        "split by a layout",
+        VerifyModel::Gpt,
+        &["pp2-dp2-mb1/1f1b"],
+        |recipe| recipe.parallel.split = LayerSplit::Layout("Et*5|t*3,L".into()),
+    ),
+    (
+        "defer_embedding_wgrad = 2",
+        VerifyModel::Gpt,
+        &["pp2-mb1/1f1b", "tp2-pp2-dp2-mb1-z1/gpipe"],
+        |recipe| recipe.parallel.defer_embedding_wgrad = Some(2),
+    ),
+    (
+        "kernels unfused",
+        VerifyModel::Llama,
+        &["tp2-sp-dp2-mb1", "pp2-mb2/zb-h1", "dp4-mb1-z3"],
+        |recipe| recipe.kernels = KernelChoices::all(KernelChoice::Unfused),
+    ),
+    (
+        "unclipped, with parameter groups",
+        VerifyModel::GptUntied,
+        &["tp2-sp-dp2-mb1-z1", "pp2-mb2/1f1b"],
+        |recipe| {
+            recipe.train.clip = f64::INFINITY;
+            let group = |pattern: &str, weight_decay, learning_rate| ParameterGroup {
+                pattern: pattern.into(),
+                weight_decay,
+                learning_rate,
+            };
+            recipe.train.optimizer.groups = vec![
+                group("embedding.*", Some(0.0), None),
+                group("blocks.*.mlp.**", None, Some(0.5)),
+            ];
+        },
+    ),
+    (
+        "fp8 delayed, fp8_param_gather",
+        VerifyModel::Llama,
+        &["dp4-mb1-z1", "tp2-dp2-mb1-z2"],
+        |recipe| {
+            recipe.fp8.recipe = "delayed".parse().ok();
+            recipe.data_parallel.fp8_param_gather = true;
+        },
+    ),
+];
+
+/// Settings for 16-bit types, for `--all`.
+pub const IN_16_BITS: [SettingCase; 1] = [(
+    "reduce_in_16_bits, moments = bf16",
+    VerifyModel::Llama,
+    &["dp4-mb1-z1", "tp2-dp2-mb2-z2", "dp4-mb1-z3"],
+    |recipe| {
+        recipe.data_parallel.reduce_in_16_bits = true;
+        recipe.data_parallel.moments = Moments::Bf16;
+    },
+)];

@@ -1,0 +1,96 @@
+//! The transformer as a model family.
+
+use burn::tensor::{DType, Device};
+use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{
+    ConfigDifference, ModelConfig, RoundingSizes, StageBuilder, compare_settings,
+};
+use burn_megatron::nn::{BuildError, Vocabulary, unfused_reason};
+
+use crate::difference::plain;
+use crate::{Positions, Transformer, TransformerConfig};
+
+impl ModelConfig for TransformerConfig {
+    type Model = Transformer;
+
+    fn layers(&self) -> usize {
+        self.layers
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    /// If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention projections and the MLP
+    /// layers compute in 8 bits, except for the first and last
+    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the whole model.
+    fn build(&self, stages: &StageBuilder) -> Result<Transformer, BuildError> {
+        Transformer::new(self, stages)
+    }
+
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        self.check(layout.tensor, layout.sequence_parallel)
+            .map(drop)
+    }
+
+    fn check_kernels(
+        &self,
+        choices: &KernelChoices,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<KernelSelection, KernelChoiceError> {
+        let mut chosen = KernelSelection::new(choices, device, dtype)?;
+        if let Some(reason) = unfused_reason(self.attention_dropout, self.width_of_heads()) {
+            chosen.keep_unfused(Operation::Attention, reason)?;
+        }
+        Ok(chosen)
+    }
+
+    fn describe(&self) -> String {
+        let Self {
+            layers,
+            hidden,
+            heads,
+            context,
+            ..
+        } = self;
+        format!("{layers} layers, hidden {hidden}, {heads} heads, context {context}")
+    }
+
+    fn local_logits(&self, layout: &ParallelConfig) -> usize {
+        let tensor = layout.tensor;
+        let vocabulary = Vocabulary::padded(self.vocabulary, self.vocabulary_divisible_by, tensor);
+        vocabulary.padded / tensor
+    }
+
+    /// Two f32 per position and pair of features; 0 for learned positions.
+    fn table_bytes(&self) -> u128 {
+        match self.positions {
+            Positions::Learned => 0,
+            Positions::Rotary { .. } => {
+                2 * 4 * self.context as u128 * (self.width_of_heads() / 2) as u128
+            }
+        }
+    }
+
+    fn rounding_sizes(&self) -> RoundingSizes {
+        let (head, mlp) = (self.width_of_heads(), self.mlp_width());
+        RoundingSizes {
+            longest_sum: mlp.max(self.vocabulary),
+            split_widths: vec![head * self.heads, head * self.groups(), mlp],
+            kv_groups: self.groups(),
+            ..RoundingSizes::default()
+        }
+    }
+
+    /// Settings of training and layout only are ignored: dropout, initialization, loss terms, padding of the
+    /// vocabulary. `context` counts only with learned positions. Defaults are resolved before comparing.
+    fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
+        compare_settings(&plain(self), &plain(other))
+    }
+}
