@@ -1,17 +1,19 @@
 //! Text generation with a KV cache, in any layout.
 
+use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::generate::{FinishReason, GenerateConfig, GenerationOutput, Generator};
 use burn_megatron::mesh::ParallelConfig;
-use burn_megatron::model::CachedAttention;
-use burn_megatron::nn::KvCache;
-use burn_megatron::nn::ModelBuilder;
+use burn_megatron::model::{CachedAttention, RecomputePrefix};
+use burn_megatron::nn::{KvCache, ModelBuilder};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::{LanguageModel, ModelConfig, TrainConfig, Trainer};
+use burn_megatron::train::{
+    LanguageModel, Losses, ModelConfig, Tokens, TrainConfig, Trainer,
+};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::{small_gpt, small_llama, words};
 
@@ -183,6 +185,44 @@ fn logits_of_each_step_equal_those_of_the_full_text() {
     }
 }
 
+/// A transformer without a cache of keys and values.
+#[derive(Module, Debug)]
+struct Recomputing {
+    inner: Transformer,
+}
+
+impl LanguageModel for Recomputing {
+    type Cache = RecomputePrefix;
+
+    fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
+        self.inner.hidden(stage, input, tokens)
+    }
+
+    fn sequence_multiple(&self) -> usize {
+        self.inner.sequence_multiple()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.inner.vocabulary()
+    }
+
+    fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
+        self.inner.losses_of(hidden, targets)
+    }
+
+    fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.inner.logits_of(hidden)
+    }
+
+    fn context(&self) -> usize {
+        self.inner.context()
+    }
+
+    fn flops_per_token(&self, seq: usize) -> f64 {
+        self.inner.flops_per_token(seq)
+    }
+}
+
 /// A text with the same prefix, a shorter one, and one without a common prefix.
 #[test]
 fn the_cache_is_reused_for_texts_with_the_same_prefix() {
@@ -195,13 +235,22 @@ fn the_cache_is_reused_for_texts_with_the_same_prefix() {
             let mut generator =
                 Generator::new(model, groups, &device).with_placement(placement.clone());
             let mut plain = Generator::new(model, groups, &device)
-                .with_placement(placement)
+                .with_placement(placement.clone())
                 .without_cache();
+            let recomputing = Recomputing {
+                inner: model.clone(),
+            };
+            let mut recomputing =
+                Generator::new(&recomputing, groups, &device).with_placement(placement);
             let mut other = text(7);
             other[4] = 20 - other[4];
             let mut check = |tokens: &[u32], expected: Option<&[f64]>| {
                 let found = generator.logits_after(tokens)?;
                 let again = plain.logits_after(tokens)?;
+                let recomputed = recomputing.logits_after(tokens)?;
+                if let (Some(recomputed), Some(again)) = (&recomputed, &again) {
+                    assert_near(&format!("{layout:?}"), recomputed, again, 1e-12);
+                }
                 if let (Some(found), Some(again)) = (&found, &again) {
                     assert_near(&format!("{layout:?}"), found, again, 1e-12);
                     if let Some(expected) = expected {

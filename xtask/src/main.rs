@@ -8,6 +8,7 @@ mod emulate;
 mod links;
 mod metrics;
 mod mpi;
+mod own_model;
 mod process;
 mod recipe;
 mod report;

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::metrics::{check_losses, losses, losses_in};
 use crate::mpi;
+use crate::own_model;
 use crate::process::{cargo, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 use crate::temp::TempDir;
@@ -27,6 +28,7 @@ pub fn run(root: &Path, report: &mut Report) {
     for name in EXAMPLES {
         report.step(name, || example(root, name));
     }
+    report.step("conv_lm", || own_model::run(root));
 }
 
 fn example(root: &Path, name: &str) -> Result<(), String> {

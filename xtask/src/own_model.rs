@@ -1,0 +1,113 @@
+//! The example `conv_lm`: a model of Burn's own modules has the whole command line.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::metrics::{check_losses, losses_in};
+use crate::process::{cargo, read_quietly, run as run_command, target_folder};
+use crate::temp::TempDir;
+
+const STEPS: usize = 8;
+
+/// Verifies, trains, kills, resumes, reshards and generates.
+pub fn run(root: &Path) -> Result<(), String> {
+    let build = ["build", "--release", "-p", "burn-megatron-examples"];
+    run_command(&mut cargo(root, &build))?;
+    let folder = TempDir::new("conv-lm").map_err(|e| format!("a temporary folder: {e}"))?;
+    let example = Example {
+        root,
+        program: target_folder(root)?.join("release/conv_lm"),
+        runs: folder.path(),
+    };
+    run_command(&mut example.command(&["verify"]))?;
+    let save = ["--save-every", "4"];
+    example.pretrain("whole", &save)?;
+    let whole = losses_in(&example.run_dir("whole"))?;
+    check_losses(&whole, STEPS)?;
+    example.kill("killed", &save)?;
+    example.pretrain("killed", &["--resume", "auto"])?;
+    let resumed = losses_in(&example.run_dir("killed"))?;
+    if resumed != whole {
+        return Err(format!("killed and resumed: {resumed:?}, not {whole:?}"));
+    }
+    example.reshard(&whole[STEPS / 2..])?;
+    example.generate()
+}
+
+struct Example<'a> {
+    root: &'a Path,
+    program: PathBuf,
+    runs: &'a Path,
+}
+
+impl Example<'_> {
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.current_dir(self.root).args(args);
+        command
+    }
+
+    fn run_dir(&self, name: &str) -> PathBuf {
+        self.runs.join(name)
+    }
+
+    fn pretrain_command(&self, name: &str, flags: &[&str]) -> Command {
+        let steps = STEPS.to_string();
+        let mut command = self.command(&["pretrain", "--steps", &steps, "--run-dir"]);
+        command.arg(self.run_dir(name)).args(flags);
+        command
+    }
+
+    fn pretrain(&self, name: &str, flags: &[&str]) -> Result<(), String> {
+        run_command(&mut self.pretrain_command(name, flags))
+    }
+
+    /// Trains until the process is killed in step 6, after the checkpoint of step 4.
+    fn kill(&self, name: &str, flags: &[&str]) -> Result<(), String> {
+        let fault = ["--inject", "kill@rank=1,step=6,call=0"];
+        let mut command = self.pretrain_command(name, &[flags, &fault].concat());
+        let status = command.status().map_err(|e| format!("{command:?}: {e}"))?;
+        if status.code().is_some() {
+            return Err(format!("the run was not killed: {status}"));
+        }
+        Ok(())
+    }
+
+    /// The checkpoint of step 4 continues in another layout with nearly the same losses, and its files can be changed.
+    fn reshard(&self, expected: &[f64]) -> Result<(), String> {
+        let checkpoint = self.run_dir("whole/checkpoints/step-00000004");
+        let checkpoint = checkpoint.to_string_lossy();
+        let other = ["--dp", "4", "--pp", "1", "--zero-stage", "1"];
+        self.pretrain("other", &[&other[..], &["--resume", &checkpoint]].concat())?;
+        let found = losses_in(&self.run_dir("other"))?;
+        let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs();
+        if found.len() != expected.len() || !found.iter().zip(expected).all(is_near) {
+            return Err(format!("in another layout: {found:?}, not {expected:?}"));
+        }
+        let files = self.run_dir("one-file");
+        let files = files.to_string_lossy();
+        let reshard = ["checkpoint", "reshard", &checkpoint, "--to", &files, "--files", "1"];
+        run_command(&mut self.command(&reshard))?;
+        run_command(&mut self.command(&["checkpoint", "diff", &checkpoint, &files]))
+    }
+
+    /// Generates the same text with one rank and with a pipeline of two.
+    fn generate(&self) -> Result<(), String> {
+        let model = self.run_dir("killed");
+        let model = model.to_string_lossy();
+        let text = |pipeline: &str| {
+            let mut lines = vec![];
+            let flags = ["generate", "--model", &model, "--prompt", "pub fn ", "--tokens", "40"];
+            let mut command = self.command(&flags);
+            command.args(["--pp", pipeline]);
+            read_quietly(&mut command, |line| lines.push(line.to_string()))?;
+            Ok::<_, String>(lines.join("\n"))
+        };
+        let (one, two) = (text("1")?, text("2")?);
+        if one != two || one.len() <= "pub fn ".len() {
+            return Err(format!("one rank generated {one:?}, a pipeline {two:?}"));
+        }
+        println!("{one}");
+        Ok(())
+    }
+}
