@@ -36,8 +36,8 @@ pub struct Cli {
 pub enum Command {
     /// Train a language model on text or token files. Ranks are threads of this process, or processes.
     ///
-    /// Without flags: a small Llama on the text of this repository, tensor 2 x pipeline 2 x data 2 on the
-    /// CPU. Writes metrics.jsonl, timings.jsonl, config.toml, loss.svg and sample.txt to a run folder, and a
+    /// Without flags `burn-megatron` trains a small Llama on the text of its repository, tensor 2 x pipeline 2 x
+    /// data 2 on the CPU. Writes metrics.jsonl, timings.jsonl, config.toml, loss.svg and sample.txt to a run folder, and a
     /// checkpoint at the end and when the run is interrupted.
     Pretrain(Box<PretrainArgs>),
     /// Tokenize text into token files: PREFIX.bin and PREFIX.idx in Megatron's format, and PREFIX.json, which

@@ -10,7 +10,9 @@ use burn_megatron::data::IGNORE;
 use burn_megatron::model::{
     LanguageModel, ModelConfig, RecomputePrefix, StageBuilder, StageLayers, Tokens, on_stage,
 };
-use burn_megatron::nn::{BuildError, Losses, ModelBuilder, VocabParallelCrossEntropy, Vocabulary};
+use burn_megatron::nn::{
+    BuildError, Losses, ModelBuilder, VocabParallelCrossEntropy, Vocabulary, recompute,
+};
 use serde::{Deserialize, Serialize};
 
 /// The settings of `[model]`.
@@ -122,7 +124,12 @@ impl LanguageModel for ConvLm {
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
         let embed = || on_stage(&self.embedding, "the embedding").forward(tokens.ids);
         let blocks = self.blocks.of_stage(stage);
-        blocks.fold(input.unwrap_or_else(embed), |x, (_, block)| block.forward(x))
+        blocks.fold(input.unwrap_or_else(embed), |x, (_, block)| {
+            // Burn's layers save their weights for the backward. Recomputed, they are freed after the forward, so that
+            // ZeRO-3 has those of a few layers at once.
+            let block = block.clone();
+            recompute(x, move |x| block.forward(x))
+        })
     }
 
     fn logits_of(&self, hidden: Tensor<3>) -> Tensor<3> {
@@ -143,7 +150,13 @@ impl LanguageModel for ConvLm {
     }
 
     fn flops_per_token(&self, _seq: usize) -> f64 {
-        let ConvLmConfig { vocabulary, hidden, layers, kernel, .. } = self.config;
+        let ConvLmConfig {
+            vocabulary,
+            hidden,
+            layers,
+            kernel,
+            ..
+        } = self.config;
         6.0 * (layers * kernel * hidden * 2 * hidden + hidden * vocabulary) as f64
     }
 }

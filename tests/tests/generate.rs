@@ -11,9 +11,7 @@ use burn_megatron::model::{CachedAttention, RecomputePrefix};
 use burn_megatron::nn::{KvCache, ModelBuilder};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::tokenizer::Tokenizer;
-use burn_megatron::train::{
-    LanguageModel, Losses, ModelConfig, Tokens, TrainConfig, Trainer,
-};
+use burn_megatron::train::{LanguageModel, Losses, ModelConfig, Tokens, TrainConfig, Trainer};
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_tests::{small_gpt, small_llama, words};
 

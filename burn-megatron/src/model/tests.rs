@@ -98,12 +98,18 @@ fn a_rank_has_the_modules_of_its_stages() {
             };
             assert_eq!(entry.stage, stage, "{}", entry.path);
             let copies = entry.path.starts_with("embedding");
-            assert_eq!(entry.pipeline_copies, if copies { vec![0, 1] } else { vec![] });
+            assert_eq!(
+                entry.pipeline_copies,
+                if copies { vec![0, 1] } else { vec![] }
+            );
         }
         let own = |stage: usize| part.module.blocks.of_stage(stage);
         let sizes = |stage| own(stage).map(|(i, norm)| (i, norm.gamma.dims()[0]));
         let first = 4 * rank;
-        assert_eq!(sizes(rank).collect::<Vec<_>>(), [(0, 2 * rank + 1), (1, 2 * rank + 2)]);
+        assert_eq!(
+            sizes(rank).collect::<Vec<_>>(),
+            [(0, 2 * rank + 1), (1, 2 * rank + 2)]
+        );
         let second: Vec<_> = sizes(rank + 2).collect();
         assert_eq!(second, [(2, 2 * rank + 5), (3, 2 * rank + 6)], "{first}");
     }
@@ -117,7 +123,12 @@ fn an_outline_has_shapes_without_values() {
     let whole = build(builder(1, 0), &[(0, stages[0].clone())]);
     assert_eq!(outline.table, whole.table);
     assert!(values(&outline.module).iter().flatten().all(|x| x.is_nan()));
-    assert!(values(&whole.module).iter().flatten().all(|x| x.is_finite()));
+    assert!(
+        values(&whole.module)
+            .iter()
+            .flatten()
+            .all(|x| x.is_finite())
+    );
 }
 
 /// As Burn's own lists, a list of layers is traversed, moved and mapped.

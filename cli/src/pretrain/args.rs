@@ -15,8 +15,8 @@ use crate::saving::SavingArgs;
 /// Flags of `pretrain`; each overrides a setting of the recipe.
 #[derive(Args)]
 pub struct PretrainArgs {
-    /// The recipe, a TOML file; by default that of the run that is resumed, or else
-    /// examples/recipes/tiny.toml.
+    /// The recipe, a TOML file; by default that of the run that is resumed, or else the one that is
+    /// compiled in (in `burn-megatron`: examples/recipes/tiny.toml).
     #[arg(long, value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// The training data.

@@ -128,24 +128,26 @@ fn selected(
     Ok((transformers, models))
 }
 
-/// The layouts that a model supports.
+/// The layouts that a model supports; how many it does not is printed.
 fn supported(model: &Model, layouts: &[Layout]) -> Result<Vec<Layout>, Error> {
-    let error = |layout: &Layout| -> Option<Error> {
+    let (mut fitting, mut reason) = (vec![], None);
+    for layout in layouts {
         let parallel = &layout.parallel;
         let fits = model.check_layout(parallel).map_err(Error::from);
-        let stages = fits.and_then(|()| Ok(stages_of(parallel, model.layers())?));
-        stages.err()
-    };
-    let mut reasons = layouts.iter().map(error);
-    let fitting: Vec<_> = layouts
-        .iter()
-        .zip(reasons.by_ref())
-        .filter(|(_, reason)| reason.is_none())
-        .map(|(layout, _)| layout.clone())
-        .collect();
-    match layouts.iter().find_map(error) {
+        match fits.and_then(|()| Ok(stages_of(parallel, model.layers())?)) {
+            Ok(_) => fitting.push(layout.clone()),
+            Err(error) => reason = reason.or(Some(error)),
+        }
+    }
+    match reason {
         Some(reason) if fitting.is_empty() => Err(reason),
-        _ => Ok(fitting),
+        Some(reason) => {
+            let (left_out, all) = (layouts.len() - fitting.len(), layouts.len());
+            let family = model.family();
+            eprintln!("{family}: {left_out} of {all} layouts are left out: {reason}");
+            Ok(fitting)
+        }
+        None => Ok(fitting),
     }
 }
 

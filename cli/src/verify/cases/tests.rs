@@ -181,3 +181,39 @@ fn the_small_models_have_every_feature() {
         2
     );
 }
+
+/// Without names a command verifies its own families, in the layouts that each supports.
+#[test]
+fn a_registered_family_is_verified_where_it_can_run() {
+    let mut families = Families::none();
+    // Two heads: no layout with tensor 4.
+    let small = burn_megatron_models::TransformerConfig {
+        heads: 2,
+        hidden: 8,
+        ..VerifyModel::Llama.config()
+    };
+    families.add("mine", small);
+    let found = cases(&args(""), &families).unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(
+        (&found[0].name[..], found[0].recipe.model.family()),
+        ("mine", "mine")
+    );
+    let tensor = found[0].layouts.iter().map(|layout| layout.parallel.tensor);
+    assert_eq!(tensor.max(), Some(2));
+    assert_eq!(
+        cases(&args("--models mine --all"), &families)
+            .unwrap()
+            .len(),
+        5
+    );
+    let error = cases(&args("--models gpt"), &families).err().unwrap();
+    assert_eq!(error.to_string(), "invalid model \"gpt\": expected mine");
+    let named = cases(&args("--models gpt,mine --layouts dp2"), &{
+        let mut all = Families::transformers();
+        all.add("mine", VerifyModel::Gpt.config());
+        all
+    });
+    let named: Vec<_> = named.unwrap().into_iter().map(|case| case.name).collect();
+    assert_eq!(named, ["Gpt", "mine"]);
+}
