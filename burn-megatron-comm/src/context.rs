@@ -1,7 +1,9 @@
 //! The coordinates of one rank in a mesh, with a communicator for each of its process groups.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::mesh::{
     Axis, AxisRank, AxisSet, Coordinates, Grid, Mesh, MeshError, MeshRank, ParallelConfig,
@@ -239,7 +241,7 @@ impl ParallelContext {
             return Ok(self.standard_group(standard).clone());
         }
         let groups = self.mesh().groups(grid, axes);
-        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut others = self.others.lock();
         if let Some(comm) = others.get(&groups) {
             return Ok(comm.clone());
         }
@@ -330,8 +332,7 @@ impl ParallelContext {
             Some(Standard::Stage) => self.stage = comm,
             Some(Standard::World) => self.world = comm,
             None => {
-                let others = self.others.lock();
-                let mut others = others.unwrap_or_else(PoisonError::into_inner).clone();
+                let mut others = self.others.lock().clone();
                 others.insert(self.mesh().groups(grid, axes), comm);
                 self.others = Arc::new(Mutex::new(others));
             }

@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::buffer::{Buffer, DType};
 
@@ -63,7 +65,7 @@ impl BufferPool {
         if buffer.len() < MIN_POOLED_LEN {
             return;
         }
-        let mut classes = self.classes();
+        let mut classes = self.classes.lock();
         if let Entry::Occupied(mut class) = classes.entry((buffer.dtype(), buffer.len()))
             && class.get().in_use > 0
         {
@@ -78,7 +80,7 @@ impl BufferPool {
 
     /// Frees all unused buffers and resets the counts of those in use.
     pub fn trim(&self) {
-        let classes = std::mem::take(&mut *self.classes());
+        let classes = std::mem::take(&mut *self.classes.lock());
         drop(classes);
     }
 
@@ -97,7 +99,7 @@ impl BufferPool {
         let bytes = |((dtype, len), class): (&(DType, usize), &SizeClass)| {
             (dtype.size_of() * len * class.free.len()) as u64
         };
-        self.classes().iter().map(bytes).sum()
+        self.classes.lock().iter().map(bytes).sum()
     }
 
     /// A free buffer; `None` if the caller must allocate one, which is then counted.
@@ -105,7 +107,7 @@ impl BufferPool {
         if len < MIN_POOLED_LEN {
             return None;
         }
-        let mut classes = self.classes();
+        let mut classes = self.classes.lock();
         let class = classes.entry((dtype, len)).or_default();
         class.in_use += 1;
         let used = class.free.pop();
@@ -116,11 +118,6 @@ impl BufferPool {
             self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         used
-    }
-
-    /// A poisoned lock is used on: no code that can panic leaves the classes inconsistent.
-    fn classes(&self) -> MutexGuard<'_, HashMap<(DType, usize), SizeClass>> {
-        self.classes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,9 +2,11 @@
 //! process also ends if the ranks do not finish their step in time.
 
 use std::process;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// The exit code after an interrupt, as shells have it for SIGINT.
 pub const EXIT_CODE: u8 = 130;
@@ -66,19 +68,19 @@ impl Interrupt {
 
     /// The first step begins: from now on a signal lets the step finish.
     pub fn steps_begin(&self) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.last_step_end = Some(Instant::now());
     }
 
     /// Whether to stop. Ranks call it between two steps.
     pub fn pressed(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.record_step_end(Instant::now());
         state.pressed
     }
 
     fn press(&self, now: Instant) -> SignalResponse {
-        let state = &mut *self.lock();
+        let state = &mut *self.0.lock();
         let first = !std::mem::replace(&mut state.pressed, true);
         match &mut state.last_step_end {
             Some(last_step_end) if first => {
@@ -92,7 +94,7 @@ impl Interrupt {
     /// Ends the process when the ranks have not finished a step in time.
     fn exit_on_timeout(&self) -> ! {
         loop {
-            let allowance = self.lock().allowance();
+            let allowance = self.0.lock().allowance();
             match self.left(Instant::now()) {
                 Some(left) => thread::sleep(left),
                 None => {
@@ -108,14 +110,10 @@ impl Interrupt {
 
     /// The time that the ranks still have; `None` when it is over.
     fn left(&self, now: Instant) -> Option<Duration> {
-        let state = self.lock();
+        let state = self.0.lock();
         let since = now.saturating_duration_since(state.last_step_end.unwrap_or(now));
         let left = state.allowance().checked_sub(since);
         left.filter(|left| !left.is_zero())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, InterruptState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -166,8 +164,8 @@ mod tests {
         let seconds = Duration::from_secs;
         let interrupt = Interrupt::new(seconds(10));
         let now = Instant::now();
-        let state = |now| interrupt.lock().record_step_end(now);
-        interrupt.lock().last_step_end = Some(now);
+        let state = |now| interrupt.0.lock().record_step_end(now);
+        interrupt.0.lock().last_step_end = Some(now);
         for end in [3, 33, 40] {
             state(now + seconds(end));
         }

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::handshake::{HandshakeOutcome, server_handshake};
 use super::token::Token;
@@ -148,14 +150,14 @@ impl ListenerState {
                 thread::sleep(POLL_INTERVAL);
             }
         }
-        for stream in self.pending().drain(..) {
+        for stream in self.pending.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
     fn spawn_handshake(self: &Arc<Self>, stream: TcpStream) {
         let stream = Arc::new(stream);
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         if pending.len() >= self.limits.pending
             && let Some(oldest) = pending.pop_front()
         {
@@ -167,7 +169,7 @@ impl ListenerState {
         let state = Arc::clone(self);
         if spawn("connection", move || state.serve(stream)).is_err() {
             // Without a thread the connection is closed.
-            self.pending().pop_back();
+            self.pending.lock().pop_back();
             thread::sleep(RETRY_INTERVAL);
         }
     }
@@ -211,14 +213,10 @@ impl ListenerState {
 
     /// Removes a connection from the pending ones; returns whether it was one of them.
     fn forget(&self, stream: &Arc<TcpStream>) -> bool {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         let before = pending.len();
         pending.retain(|other| !Arc::ptr_eq(other, stream));
         pending.len() < before
-    }
-
-    fn pending(&self) -> MutexGuard<'_, VecDeque<Arc<TcpStream>>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

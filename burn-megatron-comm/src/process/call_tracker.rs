@@ -1,8 +1,10 @@
 //! The calls of one rank, for status queries at any time.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::transport::GroupId;
 use crate::communicator::Group;
@@ -40,7 +42,7 @@ impl CallTracker {
 
     /// The counter of a group, created at 0.
     pub fn counter(&self, id: GroupId, group: &Arc<Group>) -> Arc<AtomicU64> {
-        let mut groups = self.groups();
+        let mut groups = self.groups.lock();
         let started = groups.entry(id).or_insert_with(|| StartedCalls {
             group: Arc::clone(group),
             count: Arc::default(),
@@ -50,16 +52,11 @@ impl CallTracker {
 
     /// The number of calls started, by group.
     pub fn calls(&self) -> Vec<(u64, u64)> {
-        let groups = self.groups();
+        let groups = self.groups.lock();
         let count = |(id, started): (&GroupId, &StartedCalls)| {
             (id.0, started.count.load(Ordering::Acquire))
         };
         groups.iter().map(count).collect()
-    }
-
-    /// A poisoned lock is used on: no code that can panic leaves the groups inconsistent.
-    fn groups(&self) -> MutexGuard<'_, HashMap<GroupId, StartedCalls>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,7 +67,7 @@ impl StatusProvider for CallTracker {
 
     fn status(&self, call: Option<CallId>) -> RankStatus {
         let position = self.position();
-        let groups = self.groups();
+        let groups = self.groups.lock();
         let group = call.and_then(|call| Some((call, groups.get(&GroupId(call.group))?)));
         // A group that is unknown here may be about to be created by a split.
         let (joined, call) = match group {

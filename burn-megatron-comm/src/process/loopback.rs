@@ -1,7 +1,9 @@
 //! Messages of a rank to itself.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::result_slot::ResultSlot;
 use crate::buffer::Buffer;
@@ -19,7 +21,7 @@ impl Loopback {
 
     /// The slot of message `number`. Called once by the send and once by the receive.
     pub fn slot(&self, number: u64) -> Arc<ResultSlot> {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.0.lock();
         match slots.remove(&number) {
             Some(slot) => slot,
             None => slots.entry(number).or_default().clone(),
@@ -44,6 +46,6 @@ mod tests {
             [take(second), take(first)],
             [vec![2u8].into(), vec![1u8].into()]
         );
-        assert!(loopback.0.lock().unwrap().is_empty());
+        assert!(loopback.0.lock().is_empty());
     }
 }

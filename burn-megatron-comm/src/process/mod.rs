@@ -18,9 +18,10 @@ mod world;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tracing::trace_span;
 
 use crate::buffer::{Buffer, DType};
@@ -118,7 +119,7 @@ impl ProcessCommunicator {
     }
 
     fn next_sent(&self, to: usize) -> u64 {
-        let mut messages = self.messages();
+        let mut messages = self.messages.lock();
         let pair = self.id.pair(self.group.index(), to);
         let count = messages
             .sent
@@ -128,15 +129,10 @@ impl ProcessCommunicator {
     }
 
     fn next_received(&self, from: usize) -> u64 {
-        let mut messages = self.messages();
+        let mut messages = self.messages.lock();
         let received = messages.received.entry(from).or_default();
         *received += 1;
         *received - 1
-    }
-
-    /// A poisoned lock is used on: no code that can panic leaves the numbers inconsistent.
-    fn messages(&self) -> MutexGuard<'_, Messages> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a call needs no other rank.

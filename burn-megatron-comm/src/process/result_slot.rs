@@ -1,7 +1,8 @@
 //! The slot through which an engine passes the result of a call to the waiting rank.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::Buffer;
 use crate::error::CommError;
@@ -16,7 +17,7 @@ pub(crate) struct ResultSlot {
 impl ResultSlot {
     /// Sets the result and wakes the waiting thread. Ignored if a result is set.
     pub fn fulfil(&self, result: Result<Buffer, CommError>) {
-        let mut current = self.lock();
+        let mut current = self.result.lock();
         if current.is_none() {
             *current = Some(result);
             self.condvar.notify_all();
@@ -25,25 +26,10 @@ impl ResultSlot {
 
     /// Takes the result, waiting for it at most `timeout`.
     pub fn take_within(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
-        let until = Instant::now() + timeout;
-        let mut current = self.lock();
-        loop {
-            if let Some(result) = current.take() {
-                return Some(result);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            (current, _) = self
-                .condvar
-                .wait_timeout(current, left)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Buffer, CommError>>> {
-        self.result.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut current = self.result.lock();
+        self.condvar
+            .wait_while_for(&mut current, |result| result.is_none(), timeout);
+        current.take()
     }
 }
 

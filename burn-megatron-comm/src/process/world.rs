@@ -1,7 +1,9 @@
 //! The state that all communicators of one process share.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::call_tracker::CallTracker;
 use super::device::DeadlineWatcher;
@@ -77,20 +79,13 @@ impl ProcessWorld {
 
     /// Records that a call has failed.
     pub fn record_failed_call(&self, error: &CommError) {
-        let mut failed = self
-            .failed_call
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *failed = Some(error.clone());
+        *self.failed_call.lock() = Some(error.clone());
     }
 
     /// The cause of this rank's failure, from the message that it ended with; `None` if it follows from the
     /// failure of another rank.
     pub fn cause_of(&self, message: String) -> Option<FailureCause> {
-        let failed = self
-            .failed_call
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let failed = self.failed_call.lock();
         let call = failed.as_ref();
         let kind = match call.filter(|call| message.contains(&call.to_string())) {
             Some(CommError::PeerFailed { .. }) => return None,

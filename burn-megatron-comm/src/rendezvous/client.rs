@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::message::{
     self, CallId, CoordinatorMessage, FailureCause, FailureReport, Hello, MissingRanks,
@@ -57,7 +59,7 @@ pub(crate) trait StatusProvider: Send + Sync {
 pub(crate) struct RendezvousClient {
     request: JoinRequest,
     address: SocketAddr,
-    stream: Mutex<TcpStream>,
+    pub(super) stream: Mutex<TcpStream>,
     state: Mutex<ClientState>,
     condvar: Condvar,
 }
@@ -211,7 +213,7 @@ impl RendezvousClient {
     }
 
     fn handle(&self, message: CoordinatorMessage, provider: &dyn StatusProvider) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match message {
             CoordinatorMessage::Heartbeat => return,
             CoordinatorMessage::AllJoined => state.complete = true,
@@ -244,7 +246,7 @@ impl RendezvousClient {
 
     /// Without the coordinator the world fails, unless it has ended.
     fn connection_lost(&self, reason: &str, provider: &dyn StatusProvider) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.leaving && state.refused.is_none() && !state.all_returned {
             let own = describe_rank(self.request.rank, &provider.position());
             state.lost = state.failure.is_none();
@@ -286,7 +288,7 @@ impl RendezvousClient {
 
     /// Sends the next heartbeat at once, at the start of a step: a failure report then has the step.
     pub fn send_heartbeat_now(&self) {
-        self.state().heartbeat_due = true;
+        self.state.lock().heartbeat_due = true;
         self.condvar.notify_all();
     }
 
@@ -300,22 +302,22 @@ impl RendezvousClient {
 
     /// The failure of the world, once a rank has failed.
     pub fn failure(&self) -> Option<FailureReport> {
-        self.state().failure.clone()
+        self.state.lock().failure.clone()
     }
 
     /// Whether the world failed because the connection to the coordinator was lost.
     pub fn is_lost(&self) -> bool {
-        self.state().lost
+        self.state.lock().lost
     }
 
     /// Whether the launcher requests that all ranks stop after the current step.
     pub fn stop_requested(&self) -> bool {
-        self.state().stop
+        self.state.lock().stop
     }
 
     /// Whether a rank has returned without joining a collective.
     pub fn has_returned_before(&self, rank: usize, call: CallId) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         let calls = state.returned.get(&rank);
         calls.is_some_and(|calls| {
             calls
@@ -327,7 +329,7 @@ impl RendezvousClient {
     /// Queries all ranks whether they have joined a collective.
     pub fn missing_ranks(&self, call: CallId) -> MissingRanks {
         let question = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.questions += 1;
             state.questions
         };
@@ -357,13 +359,10 @@ impl RendezvousClient {
 
     /// Waits until the world ends; `None` if it has not failed.
     pub fn await_end(&self) -> Option<FailureReport> {
-        let mut state = self.state();
-        while state.failure.is_none() && !state.all_returned && !state.leaving {
-            state = self
-                .condvar
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut state = self.state.lock();
+        self.condvar.wait_while(&mut state, |state| {
+            state.failure.is_none() && !state.all_returned && !state.leaving
+        });
         state.failure.clone()
     }
 
@@ -380,27 +379,18 @@ impl RendezvousClient {
 
     /// Closes the connection.
     pub fn leave(&self) {
-        self.state().leaving = true;
+        self.state.lock().leaving = true;
         self.condvar.notify_all();
-        let _ = self.stream().shutdown(Shutdown::Both);
+        let _ = self.stream.lock().shutdown(Shutdown::Both);
     }
 
     fn is_closed(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.leaving || state.refused.is_some()
     }
 
     fn send(&self, message: &RankMessage) -> io::Result<()> {
-        message::write(&mut *self.stream(), message)
-    }
-
-    pub(super) fn stream(&self) -> MutexGuard<'_, TcpStream> {
-        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A poisoned lock is used on: no code that can panic leaves the state inconsistent.
-    fn state(&self) -> MutexGuard<'_, ClientState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        message::write(&mut *self.stream.lock(), message)
     }
 
     fn wait_until(
@@ -408,18 +398,10 @@ impl RendezvousClient {
         until: Instant,
         condition: impl Fn(&ClientState) -> bool,
     ) -> Option<MutexGuard<'_, ClientState>> {
-        let mut state = self.state();
-        while !condition(&state) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            (state, _) = self
-                .condvar
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        Some(state)
+        let mut state = self.state.lock();
+        self.condvar
+            .wait_while_until(&mut state, |state| !condition(state), until);
+        condition(&state).then_some(state)
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::io::{self, BufReader};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::PURPOSE;
 use super::message::{self, CoordinatorMessage, FailureReport, Hello, RankMessage};
@@ -86,7 +88,7 @@ impl Coordinator {
         let (server, timer) = (state.clone(), state.clone());
         let serve = move |connection| match connection {
             Connection::Authenticated { hello, stream } => server.serve_rank(&hello, stream),
-            Connection::WrongToken(from) => server.registry().wrong_token(from.ip()),
+            Connection::WrongToken(from) => server.registry.lock().wrong_token(from.ip()),
         };
         let limits = ListenerLimits::for_ranks(size);
         let listener = Listener::open(addresses, token.cloned(), PURPOSE, limits, serve)?;
@@ -116,7 +118,7 @@ impl Coordinator {
     /// Requests that all ranks stop after the current step. Returns whether they have joined, as the request is
     /// lost otherwise.
     pub fn request_stop(&self) -> bool {
-        let complete = self.state.registry().is_complete();
+        let complete = self.state.registry.lock().is_complete();
         if complete {
             self.state
                 .send(vec![(Recipient::All, CoordinatorMessage::Stop)]);
@@ -129,7 +131,8 @@ impl Coordinator {
     pub fn process_ended(&self, rank: usize, how: &str) {
         let outgoing = self
             .state
-            .registry()
+            .registry
+            .lock()
             .process_ended(rank, how, self.state.now());
         self.state.send(outgoing);
     }
@@ -140,7 +143,7 @@ impl Coordinator {
     }
 
     fn failure_of_joined_ranks(&self) -> Option<FailureReport> {
-        let registry = self.state.registry();
+        let registry = self.state.registry.lock();
         registry
             .failure()
             .filter(|_| registry.has_registered_ranks())
@@ -162,7 +165,7 @@ impl Coordinator {
     /// Waits at most `timeout` until all ranks that joined have disconnected; returns whether they have.
     pub fn wait_for_disconnects(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
-        while !self.state.registry().all_disconnected() {
+        while !self.state.registry.lock().all_disconnected() {
             if Instant::now() >= until {
                 return false;
             }
@@ -177,7 +180,7 @@ impl Drop for Coordinator {
         self.state.closing.store(true, Ordering::Release);
         drop(self.listener.take());
         for connection in &self.state.connections {
-            if let Some(stream) = &*lock(connection) {
+            if let Some(stream) = &*connection.lock() {
                 let _ = stream.shutdown(std::net::Shutdown::Both);
             }
         }
@@ -187,15 +190,7 @@ impl Drop for Coordinator {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl CoordinatorState {
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        lock(&self.registry)
-    }
-
     fn now(&self) -> Duration {
         self.began.elapsed()
     }
@@ -215,20 +210,20 @@ impl CoordinatorState {
         };
         let mut from = BufReader::new(copy);
         while let Ok(Some(message)) = message::read::<RankMessage>(&mut from) {
-            let outgoing = self.registry().handle(rank, message, self.now());
+            let outgoing = self.registry.lock().handle(rank, message, self.now());
             self.send(outgoing);
         }
-        let outgoing = self.registry().disconnected(rank, self.now());
+        let outgoing = self.registry.lock().disconnected(rank, self.now());
         self.send(outgoing);
     }
 
     /// Registers a rank; `None` if it is refused.
     fn register(&self, hello: Hello, mut stream: TcpStream) -> Option<usize> {
         let rank = hello.rank;
-        let mut registry = self.registry();
+        let mut registry = self.registry.lock();
         match registry.join(hello, self.now()) {
             Ok(outgoing) => {
-                *lock(&self.connections[rank]) = Some(stream);
+                *self.connections[rank].lock() = Some(stream);
                 drop(registry);
                 self.send(outgoing);
                 Some(rank)
@@ -251,7 +246,7 @@ impl CoordinatorState {
         while !self.is_closing() {
             thread::sleep(TICK_INTERVAL);
             let now = self.now();
-            let mut outgoing = self.registry().tick(now);
+            let mut outgoing = self.registry.lock().tick(now);
             if now >= next_heartbeat {
                 next_heartbeat = now + HEARTBEAT_INTERVAL;
                 outgoing.push((Recipient::All, CoordinatorMessage::Heartbeat));
@@ -268,7 +263,7 @@ impl CoordinatorState {
                 Recipient::Rank(rank) => rank..rank + 1,
             };
             for rank in ranks {
-                let mut connection = lock(&self.connections[rank]);
+                let mut connection = self.connections[rank].lock();
                 if let Some(stream) = &mut *connection
                     && message::write(stream, &message).is_err()
                 {

@@ -1,7 +1,9 @@
 //! The flight recorder of one rank: its recent calls and its current step.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::call::Signature;
 use crate::communicator::Group;
@@ -43,7 +45,7 @@ impl FlightRecorder {
 
     /// Records the start of a step.
     pub fn begin_step(&self, step: u64) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.step = Some(step);
         state.steps_begun += 1;
     }
@@ -51,7 +53,7 @@ impl FlightRecorder {
     /// Records the start of a call and returns the key of its entry.
     pub fn start(&self, sequence: u64, group: &Arc<Group>, signature: &Arc<Signature>) -> u64 {
         let now = self.began.elapsed();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let step = state.step;
         state
             .calls
@@ -60,42 +62,37 @@ impl FlightRecorder {
 
     /// Records that the rank waits in a call.
     pub fn mark_waiting(&self, key: u64) {
-        self.state().calls.mark_waiting(key);
+        self.state.lock().calls.mark_waiting(key);
     }
 
     /// Records that a call has completed.
     pub fn complete(&self, key: u64) {
         let now = self.began.elapsed();
-        self.state().calls.complete(key, now);
+        self.state.lock().calls.complete(key, now);
     }
 
     /// The recent calls, the oldest first.
     pub fn records(&self) -> Vec<CallRecord> {
-        self.state().calls.records()
+        self.state.lock().calls.records()
     }
 
     /// What the rank is doing, for a failure report.
     pub fn position(&self) -> RankPosition {
-        self.state().calls.position()
+        self.state.lock().calls.position()
     }
 
     /// The rank's call with number `sequence` on a group, if it is among the recent calls.
     pub fn call_of(&self, group: &Group, sequence: u64) -> Option<String> {
-        self.state().calls.call_of(group, sequence)
+        self.state.lock().calls.call_of(group, sequence)
     }
 
     /// The deadline of call `sequence` of a group.
     pub fn deadline(&self, sequence: u64) -> Duration {
-        if sequence == 0 || self.state().steps_begun == 1 {
+        if sequence == 0 || self.state.lock().steps_begun == 1 {
             self.deadlines.first
         } else {
             self.deadlines.later
         }
-    }
-
-    /// A poisoned lock is used on: no code that can panic leaves the state inconsistent.
-    fn state(&self) -> MutexGuard<'_, RecorderState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,9 +5,10 @@ use std::error::Error;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
+use parking_lot::Mutex;
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, dispatcher};
@@ -34,12 +35,11 @@ impl CallLogDir {
     }
 
     pub fn path(&self) -> PathBuf {
-        let folder = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        folder.clone()
+        self.0.lock().clone()
     }
 
     fn set(&self, folder: PathBuf) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = folder;
+        *self.0.lock() = folder;
     }
 }
 

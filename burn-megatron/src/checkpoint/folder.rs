@@ -3,8 +3,10 @@
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
+
+use parking_lot::Mutex;
 
 use super::disk::{self, Disk, DiskFile};
 use super::{Checkpoint, CheckpointError, PendingCheckpoint, Retention};
@@ -130,7 +132,7 @@ impl CheckpointFolder {
     ///
     /// [`CheckpointError::Locked`] if another process holds the lock; [`CheckpointError::Io`].
     pub fn lock(&self) -> Result<FolderLock, CheckpointError> {
-        let mut shared = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.lock.lock();
         if let Some(_file) = shared.upgrade() {
             return Ok(FolderLock { _file });
         }

@@ -1,9 +1,10 @@
 //! The parameter and gradient buckets of one rank, as the sink of the parameters' hooks.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::gradient_buckets::GradientBuckets;
 use super::memory_usage::TrackedTensor;
@@ -35,11 +36,11 @@ impl ParamAndGradBuffers {
     }
 
     pub fn parameters(&self) -> MutexGuard<'_, ParameterBuckets> {
-        lock(&self.parameters)
+        self.parameters.lock()
     }
 
     pub fn gradients(&self) -> MutexGuard<'_, GradientBuckets> {
-        lock(&self.gradients)
+        self.gradients.lock()
     }
 
     /// Sets a parameter to `value`, flat and in its main dtype, on this rank only.
@@ -115,7 +116,7 @@ impl GradientSink for ParamAndGradBuffers {
 
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         self.quantize_gathered();
-        if let Some(deferred) = &mut *lock(&self.deferred) {
+        if let Some(deferred) = &mut *self.deferred.lock() {
             deferred.push((index, gradient));
             return;
         }
@@ -125,11 +126,11 @@ impl GradientSink for ParamAndGradBuffers {
 
 impl DeferringSink for ParamAndGradBuffers {
     fn set_deferring(&self, deferring: bool) {
-        *lock(&self.deferred) = deferring.then(Vec::new);
+        *self.deferred.lock() = deferring.then(Vec::new);
     }
 
     fn take_deferred(&self) -> Vec<Deferred> {
-        let mut deferred = lock(&self.deferred);
+        let mut deferred = self.deferred.lock();
         deferred.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
@@ -140,8 +141,4 @@ impl DeferringSink for ParamAndGradBuffers {
     fn close_stage(&self, stage: usize) {
         self.gradients().end_forwards(Some(stage), &self.plan);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,8 @@
 //! The current step and sample, for the random streams of dropout.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// The step and the first sample of the current micro-batch, shared by all modules of a model.
 ///
@@ -13,12 +15,12 @@ pub struct DropoutPosition(Arc<Mutex<(u64, u64)>>);
 impl DropoutPosition {
     /// Sets the step, and which sample of the global batch row 0 of the next input is.
     pub fn set(&self, step: u64, first_sample: u64) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (step, first_sample);
+        *self.0.lock() = (step, first_sample);
     }
 
     /// The step, and the sample of row 0.
     pub fn get(&self) -> (u64, u64) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     /// Runs `body` at another position, as returned by [`get`](Self::get), and restores the current one,

@@ -1,10 +1,11 @@
 //! Builds a model: creates and declares its parameters, with the ranks, device, seed and path of each.
 
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use parking_lot::Mutex;
 
 use super::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
 use super::init::stream_key;
@@ -193,7 +194,7 @@ impl ModelBuilder {
     /// [`BuildError::Kernels`] if a requested kernel is not available on the device.
     pub fn with_kernels(self, choices: &KernelChoices) -> Result<Self, BuildError> {
         let chosen = KernelSelection::new(choices, self.device(), self.compute)?;
-        *self.lock_kernels() = chosen;
+        *self.shared.kernels.lock() = chosen;
         Ok(self)
     }
 
@@ -201,7 +202,7 @@ impl ModelBuilder {
     /// builder, before [`with_kernels`](Self::with_kernels).
     pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
         self.compute = dtype;
-        *self.lock_kernels() = automatic_kernels(self.device(), dtype);
+        *self.shared.kernels.lock() = automatic_kernels(self.device(), dtype);
         self
     }
 
@@ -221,7 +222,7 @@ impl ModelBuilder {
 
     /// Whether the layer uses the fused form of an operation.
     pub fn is_fused(&self, operation: Operation) -> bool {
-        self.lock_kernels().is_fused(operation)
+        self.shared.kernels.lock().is_fused(operation)
     }
 
     /// Disables the fused form of an operation that the layer cannot use, for this reason.
@@ -234,12 +235,12 @@ impl ModelBuilder {
         operation: Operation,
         reason: impl Into<String>,
     ) -> Result<(), BuildError> {
-        Ok(self.lock_kernels().keep_unfused(operation, reason)?)
+        Ok(self.shared.kernels.lock().keep_unfused(operation, reason)?)
     }
 
     /// Disables the fused form of an operation that is slower for this layer, unless it was requested.
     pub fn prefer_unfused(&self, operation: Operation, reason: impl Into<String>) {
-        self.lock_kernels().prefer_unfused(operation, reason);
+        self.shared.kernels.lock().prefer_unfused(operation, reason);
     }
 
     /// Sets the 8-bit configuration of the model's linear layers. Call on the root builder.
@@ -249,7 +250,7 @@ impl ModelBuilder {
     /// [`BuildError::Fp8`] for invalid settings. [`Fp8::check_layers`] checks later that each pattern
     /// matches a layer.
     pub fn with_fp8(self, config: &Fp8Config) -> Result<Self, BuildError> {
-        *self.lock_fp8() = Fp8::new(config)?;
+        *self.shared.fp8.lock() = Fp8::new(config)?;
         Ok(self)
     }
 
@@ -277,7 +278,7 @@ impl ModelBuilder {
 
     /// The 8-bit layers built so far.
     pub fn fp8(&self) -> Fp8 {
-        self.lock_fp8().clone()
+        self.shared.fp8.lock().clone()
     }
 
     /// The 8-bit arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
@@ -285,16 +286,6 @@ impl ModelBuilder {
     pub(super) fn fp8_layer(&self, split: SplitOperands) -> Result<Option<Fp8Layer>, BuildError> {
         let comm = self.groups.tensor();
         Ok(self.fp8().layer(&self.path, comm, split, self.allows_fp8)?)
-    }
-
-    fn lock_fp8(&self) -> MutexGuard<'_, Fp8> {
-        let fp8 = &self.shared.fp8;
-        fp8.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_kernels(&self) -> MutexGuard<'_, KernelSelection> {
-        let kernels = &self.shared.kernels;
-        kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The builder of the field `name`, or of a list element.
@@ -442,8 +433,7 @@ impl ModelBuilder {
 
     /// Adds an entry to the parameter table.
     pub(super) fn declare(&self, entry: ParameterEntry) {
-        let declared = self.shared.declared.lock();
-        declared.unwrap_or_else(PoisonError::into_inner).push(entry);
+        self.shared.declared.lock().push(entry);
     }
 
     /// Finishes the model: checks that the declared parameters are those of the module.
@@ -453,14 +443,13 @@ impl ModelBuilder {
     /// [`TableError`](super::TableError) if a parameter was not created by the builder, not under its path in the module, or with
     /// an [inconsistent](ParameterEntry::check) declaration.
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
-        let declared = self.shared.declared.lock();
-        let declared = declared.unwrap_or_else(PoisonError::into_inner).clone();
+        let declared = self.shared.declared.lock().clone();
         let table = ParameterTable::new(&module, declared, self.groups.mesh_rank())?;
         Ok(ParallelModule {
             module,
             table,
             position: self.shared.position.clone(),
-            kernels: self.lock_kernels().clone(),
+            kernels: self.shared.kernels.lock().clone(),
             fp8: self.fp8(),
         })
     }

@@ -1,9 +1,8 @@
 //! Modules of Burn in a model: replicated on every rank of their stage, with the same initial values in every layout.
 
-use std::sync::{Mutex, PoisonError};
-
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
+use parking_lot::Mutex;
 
 use super::init::stream_key;
 use super::model_builder::placeholder;
@@ -31,7 +30,7 @@ impl ModelBuilder {
     /// # assert_eq!(norm.gamma.val().dims(), [8]);
     /// ```
     pub fn replicated<M: Module>(&self, init: impl FnOnce(&Device) -> M) -> M {
-        let _guard = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = GENERATOR.lock();
         // For parameters that are drawn here already; most are drawn when their value is first read.
         self.device().seed(self.stream_key());
         let module = init(self.device());

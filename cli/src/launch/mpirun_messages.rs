@@ -2,8 +2,10 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+
+use parking_lot::Mutex;
 
 /// mpirun's messages about ranks that exited, held back because the launcher reports the same.
 #[derive(Clone, Default)]
@@ -38,19 +40,14 @@ impl MpirunMessages {
 
     /// Prints what was held back, where nothing else explains the failure.
     pub fn show(&self) {
-        show(&mem::take(
-            &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner),
-        ));
+        show(&mem::take(&mut *self.0.lock()));
     }
 
     fn take(&self, text: Option<String>) {
         match text {
             None => {}
             Some(text) if is_exit_notice(&text) => {
-                self.0
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push_str(&text);
+                self.0.lock().push_str(&text);
             }
             Some(text) => show(&text),
         }
@@ -118,7 +115,7 @@ mod tests {
         );
         let remarks = MpirunMessages::default();
         remarks.read(text.as_bytes());
-        let kept = remarks.0.lock().unwrap().clone();
+        let kept = remarks.0.lock().clone();
         assert_eq!(kept.lines().count(), 3, "{kept}");
         assert!(!kept.contains("--"), "{kept}");
 

@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::error::LaunchError;
 
@@ -71,7 +73,7 @@ impl JobOutput {
 
     /// Standard output and standard error of one rank; the first call for a rank takes its files.
     pub fn rank(output: &Arc<Self>, rank: usize) -> [StreamOutput; 2] {
-        let mut files = output.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = output.files.lock();
         let (out, err) = files.remove(&rank).map(|[out, err]| (out, err)).unzip();
         let of = |stream, file| StreamOutput {
             stream,

@@ -2,7 +2,9 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
 
 use super::driver::{DeviceDriver, RecordedEvent, Stream};
 use super::library::Addresses;
@@ -48,12 +50,12 @@ impl DeviceBuffers {
 
     /// Sets the memory, or why there is none.
     pub fn resolve(&self, resolved: Result<ResolvedBuffers, String>) {
-        *self.lock() = Some(resolved);
+        *self.resolved.lock() = Some(resolved);
     }
 
     /// The addresses and the event to wait for, once they are known.
     pub fn addresses(&self) -> Option<Result<ReadyAddresses, String>> {
-        let resolved = self.lock();
+        let resolved = self.resolved.lock();
         let known = |resolved: &ResolvedBuffers| (resolved.addresses, resolved.ready.clone());
         resolved
             .as_ref()
@@ -83,16 +85,12 @@ impl DeviceBuffers {
     }
 
     pub fn release(&self) {
-        self.lock().take();
+        self.resolved.lock().take();
     }
 
     /// Leaks the memory, as the device may still write it.
     pub fn leak(&self) {
-        std::mem::forget(self.lock().take());
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Result<ResolvedBuffers, String>>> {
-        self.resolved.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::forget(self.resolved.lock().take());
     }
 }
 

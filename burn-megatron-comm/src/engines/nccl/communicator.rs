@@ -2,8 +2,10 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::driver::Stream;
 use super::library::{Comm, Library, Progress};
@@ -138,32 +140,28 @@ pub(super) struct LiveComms {
 
 impl LiveComms {
     pub fn add(&self, comm: Comm) {
-        self.lock().push(comm);
+        self.alive.lock().push(comm);
     }
 
     /// Removes one; returns whether it was there.
     pub fn remove(&self, comm: Comm) -> bool {
-        let mut alive = self.lock();
+        let mut alive = self.alive.lock();
         let before = alive.len();
         alive.retain(|other| *other != comm);
         alive.len() < before
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.alive.lock().is_empty()
     }
 
     /// Aborts all; errors of the library are logged and ignored.
     pub fn abort_all(&self, library: &Library) {
-        let all = std::mem::take(&mut *self.lock());
+        let all = std::mem::take(&mut *self.alive.lock());
         for comm in all {
             if let Err(reason) = library.abort(comm) {
                 tracing::warn!("nccl: {reason}");
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Comm>> {
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,10 @@
 //! What the transport and its worker share.
 
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::api::UniqueId;
 use super::call::NcclCall;
@@ -88,28 +90,24 @@ impl EngineState {
 
     /// The first error, if any.
     pub fn first_error(&self) -> Option<CommError> {
-        lock(&self.first_error).clone()
+        self.first_error.lock().clone()
     }
 
     /// Records an error; only the first is kept.
     pub fn fail(&self, error: &CommError) {
-        lock(&self.first_error).get_or_insert_with(|| {
+        self.first_error.lock().get_or_insert_with(|| {
             tracing::error!("{error}");
             error.clone()
         });
     }
 
     pub fn registration(&self) -> Registration {
-        lock(&self.registration).clone()
+        self.registration.lock().clone()
     }
 
     /// Stops using registered memory.
     pub fn disable_registration(&self, reason: String) {
         tracing::warn!("nccl: registered buffers are not available: {reason}");
-        *lock(&self.registration) = Registration::Unavailable(reason);
+        *self.registration.lock() = Registration::Unavailable(reason);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

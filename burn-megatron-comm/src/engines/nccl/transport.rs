@@ -1,13 +1,14 @@
 //! The engine as the communicators of a process use it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
 use super::buffer_provider::{DeviceBufferProvider, Wake};
 use super::buffers::DeviceBuffers;
@@ -143,13 +144,13 @@ impl NcclTransport {
                 // Sends are buffered: an error is reported by the calls that follow.
                 slot.fulfil(Ok(Buffer::empty(plan.dtype)));
                 if to == own {
-                    self.loopback().send(group_id, input);
+                    self.loopback.lock().send(group_id, input);
                     return None;
                 }
                 Arc::default()
             }
             (_, CommScope::Message { from, .. }) if from == own => {
-                self.loopback().receive(group_id, signature, slot);
+                self.loopback.lock().receive(group_id, signature, slot);
                 return None;
             }
             _ => slot,
@@ -224,10 +225,6 @@ impl NcclTransport {
     fn is_local(&self, plan: &NcclPlan, group: &Group, id: GroupId) -> bool {
         let alone = group.size() == 1 && plan.scope == CommScope::Group;
         plan.steps.is_empty() || (alone && !(self.use_for_one_rank && id == GroupId::WORLD))
-    }
-
-    fn loopback(&self) -> MutexGuard<'_, NcclLoopback> {
-        self.loopback.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,11 +1,13 @@
 //! The rank's side of the thread that owns the transport.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::p2p::P2pTransport;
 use super::progress::{ProgressCommand, ProgressWorker, failure, refuse, serve};
@@ -218,11 +220,7 @@ impl Transport for P2pCollectives {
             }))
         });
         closed?;
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = self.thread.lock().take();
         // Its panics were turned into errors.
         thread.map_or(Ok(()), |thread| thread.join().or(Ok(())))
     }

@@ -2,11 +2,13 @@
 
 use std::mem;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
 
 use super::ThreadCall;
 use super::group_state::{CollectiveOutcome, GroupState};
-use super::state::{WorldState, lock};
+use super::state::WorldState;
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, Operation, ReduceOp, Signature};
 use crate::engines::reduce::{reduce_into, reduce_range};
@@ -84,7 +86,7 @@ pub(super) fn result(outcome: Arc<CollectiveOutcome>, in_flight: &ThreadCall) ->
     match outcome.completed.get() {
         Some(CompletedCollective::Inputs(contributions)) => from_inputs(contributions, in_flight),
         Some(CompletedCollective::Reduction { op, inputs, value }) => {
-            value.get_or_init(|| reduced(mem::take(&mut *lock(inputs)), *op));
+            value.get_or_init(|| reduced(mem::take(&mut *inputs.lock()), *op));
             take_value(outcome, in_flight)
         }
         Some(CompletedCollective::SharedReduction { op, inputs, parts }) => {

@@ -1,13 +1,15 @@
 //! The state that the members of a group share: open collectives, message queues, and waiting members.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::ThreadCall;
 use super::completed::{CompletedCollective, Contribution};
 use super::messages::MessageQueue;
-use super::state::{WorldState, lock};
+use super::state::WorldState;
 use crate::buffer::Buffer;
 use crate::communicator::Group;
 use crate::error::CommError;
@@ -85,7 +87,7 @@ impl GroupState {
         in_flight: &ThreadCall,
         input: Buffer,
     ) -> Result<Arc<CollectiveOutcome>, CommError> {
-        let mut calls = lock(&self.calls);
+        let mut calls = self.calls.lock();
         let open = calls
             .open
             .entry(in_flight.sequence)
@@ -151,7 +153,7 @@ impl GroupState {
         mut poll: impl FnMut(&mut GroupCalls) -> Result<Result<R, CommError>, Vec<usize>>,
     ) -> Result<R, CommError> {
         let (began, own) = (Instant::now(), in_flight.group.index());
-        let mut calls = lock(&self.calls);
+        let mut calls = self.calls.lock();
         loop {
             let missing: Vec<usize> = match poll(&mut calls) {
                 Ok(result) => return result,
@@ -164,9 +166,7 @@ impl GroupState {
                 return Err(in_flight.deadline_error(missing, waited));
             }
             calls.waiting[own] += 1;
-            (calls, _) = self.condvars[own]
-                .wait_timeout(calls, left)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.condvars[own].wait_for(&mut calls, left);
             calls.waiting[own] -= 1;
         }
     }
@@ -187,14 +187,14 @@ impl GroupState {
 
     /// Runs `change` on the calls and wakes one member if it waits.
     pub fn change<R>(&self, member: usize, change: impl FnOnce(&mut GroupCalls) -> R) -> R {
-        let mut calls = lock(&self.calls);
+        let mut calls = self.calls.lock();
         let result = change(&mut calls);
         self.notify(&calls, member);
         result
     }
 
     pub fn wake_all(&self) {
-        self.notify_all(&lock(&self.calls));
+        self.notify_all(&self.calls.lock());
     }
 
     fn notify_all(&self, calls: &GroupCalls) {
@@ -296,7 +296,9 @@ mod tests {
     }
 
     fn open_outcomes(group: &GroupState) -> Vec<Weak<CollectiveOutcome>> {
-        lock(&group.calls)
+        group
+            .calls
+            .lock()
             .open
             .values()
             .map(|open| Arc::downgrade(&open.outcome))
@@ -337,7 +339,7 @@ mod tests {
             comms[1].receive(0, DType::U8, 1).unwrap(),
             Buffer::from(vec![3u8])
         );
-        let calls = lock(&group.calls);
+        let calls = group.calls.lock();
         assert!(calls.messages.values().all(MessageQueue::is_empty));
     }
 

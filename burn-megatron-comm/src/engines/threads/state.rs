@@ -2,8 +2,10 @@
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use super::group_state::GroupState;
 use crate::error::{CommError, with_causes};
@@ -31,11 +33,6 @@ pub(crate) struct WorldState {
     recorders: Vec<Arc<FlightRecorder>>,
     pools: Vec<Arc<BufferPool>>,
     groups: Mutex<Vec<Weak<GroupState>>>,
-}
-
-/// Locks, even if poisoned: no code that can panic leaves the guarded state inconsistent.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl WorldState {
@@ -86,7 +83,7 @@ impl WorldState {
     /// Records that a rank has failed and wakes all waiting ranks. Later failures are ignored, as they follow
     /// from the first.
     pub fn fail(&self, rank: usize, source: Box<dyn Error + Send + Sync>) {
-        let mut failure = lock(&self.failure);
+        let mut failure = self.failure.lock();
         if failure.is_some() {
             return;
         }
@@ -105,19 +102,21 @@ impl WorldState {
 
     /// The first failure; returned once.
     pub fn take_failure(&self) -> Option<RankFailure> {
-        lock(&self.failure).take()
+        self.failure.lock().take()
     }
 
     /// Registers a group, so that its members are woken when a rank ends.
     pub(super) fn register(&self, group: &Arc<GroupState>) {
-        let mut groups = lock(&self.groups);
+        let mut groups = self.groups.lock();
         groups.retain(|known| known.strong_count() > 0);
         groups.push(Arc::downgrade(group));
     }
 
     fn wake_all(&self) {
         // The list is copied first: a split registers groups while it holds the lock of its own group.
-        let groups: Vec<_> = lock(&self.groups)
+        let groups: Vec<_> = self
+            .groups
+            .lock()
             .iter()
             .filter_map(Weak::upgrade)
             .collect();

@@ -156,7 +156,8 @@ fn a_closed_connection_is_detected_before_the_heartbeat_timeout() {
     let clients = clients(server.address(), 2);
     // As the operating system does when a process is killed.
     clients[1]
-        .stream()
+        .stream
+        .lock()
         .shutdown(std::net::Shutdown::Both)
         .unwrap();
     let failure = clients[0].await_failure(TIMEOUT).unwrap();

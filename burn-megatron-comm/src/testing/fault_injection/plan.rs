@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::{Fault, FaultError, FaultKind};
 
@@ -123,7 +124,7 @@ impl FaultPlan {
 
     /// The faults of calls of `rank` that have not triggered, because it did not make those calls.
     pub fn not_triggered(&self, rank: usize) -> Vec<Fault> {
-        let state = self.state();
+        let state = self.state.lock();
         let faults = self.faults.iter().zip(&state.triggered);
         let left = faults.filter(|(fault, triggered)| {
             !**triggered && fault.rank == rank && fault.kind != FaultKind::NeverStarts
@@ -136,14 +137,14 @@ impl FaultPlan {
     }
 
     pub(super) fn begin_step(&self, step: u64) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.next.step = Some(step);
         state.next.in_step = 0;
     }
 
     /// Counts calls, and returns the position of the first of them.
     pub(super) fn count(&self, calls: u64) -> CallPosition {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let first = state.next;
         state.next = first.after(calls);
         first
@@ -151,14 +152,14 @@ impl FaultPlan {
 
     /// Whether a fault triggers at a call of `rank`.
     pub(super) fn has(&self, rank: usize, position: CallPosition) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         let mut faults = self.faults.iter().zip(&state.triggered);
         faults.any(|(fault, triggered)| !triggered && fault.rank == rank && position.fits(fault))
     }
 
     /// The faults that trigger at a call of `rank`, marked as triggered.
     pub(super) fn take_due(&self, rank: usize, position: CallPosition) -> Vec<&Fault> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let faults = self.faults.iter().zip(&mut state.triggered);
         let due = faults.filter_map(|(fault, triggered)| {
             let triggers = !*triggered && fault.rank == rank && position.fits(fault);
@@ -166,11 +167,6 @@ impl FaultPlan {
             triggers.then_some(fault)
         });
         due.collect()
-    }
-
-    fn state(&self) -> MutexGuard<'_, PlanState> {
-        // No code that can panic runs under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

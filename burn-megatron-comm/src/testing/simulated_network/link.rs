@@ -1,10 +1,11 @@
 //! The link of one rank, and a record of its transfers.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::TransferSize;
@@ -134,7 +135,7 @@ impl Link {
     /// Advances the time, as a computation does: the virtual clock, or by a sleep.
     pub fn advance(&self, time: Duration) {
         match &self.virtual_clock {
-            Some(now) => *now.lock().unwrap_or_else(PoisonError::into_inner) += time,
+            Some(now) => *now.lock() += time,
             None => sleep(time),
         }
     }
@@ -147,7 +148,7 @@ impl Link {
     /// Takes the transfers since the last call, in the order of their starts. One in flight is among them with its
     /// wait so far, and is not returned again.
     pub fn take_transfers(&self) -> Vec<Transfer> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.taken += state.transfers.len() as u64;
         mem::take(&mut state.transfers)
     }
@@ -158,13 +159,9 @@ impl Link {
 
     fn now(&self) -> Duration {
         match &self.virtual_clock {
-            Some(now) => *now.lock().unwrap_or_else(PoisonError::into_inner),
+            Some(now) => *now.lock(),
             None => self.epoch.elapsed(),
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, LinkState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How long a transfer takes, without the latency.
@@ -192,7 +189,7 @@ impl Link {
         part: &TransferSize,
         time: Duration,
     ) -> ScheduledTransfer {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // Read under the lock, so that the order of the transfers is that of their times.
         let asked = self.now();
         let started = asked.max(state.free_at);
@@ -229,7 +226,7 @@ impl ScheduledTransfer {
         self.link.advance(self.done.saturating_sub(begin));
         let result = inner.wait();
         let waited = self.link.now() - begin;
-        let mut state = self.link.state();
+        let mut state = self.link.state.lock();
         let index = self.number.checked_sub(state.taken);
         if let Some(transfer) = index.and_then(|index| state.transfers.get_mut(index as usize)) {
             transfer.begin_wait = Some(begin);

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tracing::Dispatch;
 
 use super::rank::{AnyError, CallLogDir, Rank, StopSignal, start_error};
@@ -208,10 +209,10 @@ impl ProcessRank {
             stop: StopSignal(Arc::new(move || client.stop_requested())),
             engine: engine_of(&**self.world.transport()).into(),
         };
-        let ended = std::sync::Mutex::new(None);
+        let ended = Mutex::new(None);
         let report_end = |end: Result<(), AnyError>| {
             let end = end.err().map(|error| (self.report_failure(&*error), error));
-            *ended.lock().unwrap_or_else(|e| e.into_inner()) = end;
+            *ended.lock() = end;
         };
         let name = rank.thread_name();
         let value = thread::scope(|scope| {
@@ -228,8 +229,7 @@ impl ProcessRank {
                 }
             }
         });
-        let ended = ended.into_inner().unwrap_or_else(|e| e.into_inner());
-        match (value, ended) {
+        match (value, ended.into_inner()) {
             (Some(value), _) => self.finish(value, monitor),
             (None, Some((failure, error))) => Err(self.fail(failure, Some(error), monitor)),
             (None, None) => unreachable!("a rank without a value has reported an error"),

@@ -1,10 +1,12 @@
 //! Prefetches the batches of the next steps while the model computes.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::{Batch, DataError, Sample, Samples};
 
@@ -88,11 +90,7 @@ impl Prefetcher {
 
     /// The statistics so far.
     pub fn stats(&self) -> PrefetchStats {
-        self.lock().stats
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, PrefetchState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().stats
     }
 }
 
@@ -177,7 +175,7 @@ impl Samples for Prefetcher {
     }
 
     fn batch(&self, numbers: Range<u64>) -> Result<Batch, DataError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let taken = state.take(&numbers, self.deadline);
         state.stats.batches += 1;
         match taken? {
@@ -194,7 +192,7 @@ impl Samples for Prefetcher {
 impl Drop for Prefetcher {
     fn drop(&mut self) {
         // The thread ends when it cannot send its batch: at once, unless its read hangs.
-        self.lock().prepared = None;
+        self.state.lock().prepared = None;
         let Some(thread) = self.thread.take() else {
             return;
         };

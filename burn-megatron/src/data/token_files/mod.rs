@@ -3,9 +3,10 @@
 mod sidecar;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use indicatif::HumanCount;
+use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::blend::{
@@ -319,7 +320,7 @@ impl Dataset for TokenFiles {
     }
 
     fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
-        let mut training = self.training.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut training = self.training.lock();
         if let Some((_, made)) = training.as_ref().filter(|made| made.0 == *sampling) {
             return Ok(made.clone());
         }

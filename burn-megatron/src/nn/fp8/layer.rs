@@ -1,8 +1,8 @@
 //! The 8-bit state of one linear layer, beside its parameters.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::DispatchTensor;
 use burn::module::ParamId;
@@ -10,6 +10,7 @@ use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::fp8::{
     self, BLOCK, CurrentScale, Format, Fp8Matrix, Quantized, Scales, Scaling, Ways,
 };
+use parking_lot::{Mutex, MutexGuard};
 
 use super::amax_log::AmaxLog;
 use super::config::{Fp8Config, Fp8Recipe};
@@ -140,8 +141,7 @@ impl Fp8Layer {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, [OperandState; 3]> {
-        let operands = self.shared.operands.lock();
-        operands.unwrap_or_else(PoisonError::into_inner)
+        self.shared.operands.lock()
     }
 
     /// The scale of this tensor, where it has one scale. Collective with current scaling: call on all

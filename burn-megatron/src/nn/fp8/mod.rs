@@ -34,8 +34,8 @@
 //! # fn unused(_: Linear) {}
 //! ```
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 mod amax_log;
 mod arithmetic;
@@ -65,6 +65,7 @@ pub use layer::Fp8Layer;
 pub use linear::{Fp8Linear, Fp8LinearConfig, MxFp8Linear, MxFp8LinearConfig};
 pub use operand::Operand;
 pub(crate) use operand::SplitOperands;
+use parking_lot::Mutex;
 pub use recipe::UnknownFp8Recipe;
 pub use report::OperandReport;
 pub use state::Fp8LayerState;
@@ -127,7 +128,7 @@ impl Fp8 {
 
     /// The layers, in build order.
     pub fn layers(&self) -> Vec<Fp8Layer> {
-        lock(&self.shared.layers).clone()
+        self.shared.layers.lock().clone()
     }
 
     /// The paths of the weights in 8 bits, such as `blocks.0.mlp.up.weight`, each with its quantiser.
@@ -190,7 +191,7 @@ impl Fp8 {
         if self.shared.globs.is_empty() {
             return Ok(());
         }
-        let paths = lock(&self.shared.capable).clone();
+        let paths = self.shared.capable.lock().clone();
         let matches_none = |glob: &Glob| !paths.iter().any(|path| glob.matches(path));
         let flags = self
             .shared
@@ -225,11 +226,11 @@ impl Fp8 {
         split: SplitOperands,
         enabled: bool,
     ) -> Result<Option<Fp8Layer>, Fp8Error> {
-        lock(&self.shared.capable).push(path.into());
+        self.shared.capable.lock().push(path.into());
         let Some(recipe) = self.recipe(path).filter(|_| enabled) else {
             return Ok(None);
         };
-        let mut layers = lock(&self.shared.layers);
+        let mut layers = self.shared.layers.lock();
         if layers.iter().any(|layer| layer.path() == path) {
             return Err(Fp8Error::Duplicate { path: path.into() });
         }
@@ -238,8 +239,4 @@ impl Fp8 {
         layers.push(layer.clone());
         Ok(Some(layer))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
 //! Weights in 8 bits.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::fp8::{Format, Fp8Matrix, Ways};
@@ -56,7 +56,7 @@ impl Fp8Layer {
         value: impl Fn() -> Tensor<2>,
         is_recorded: bool,
     ) -> Arc<QuantizedWeight> {
-        let mut cached = self.lock_weight();
+        let mut cached = self.shared.weight.lock();
         let CachedWeight { weight, seen } = cached.get_or_insert_with(|| {
             let value = value();
             let elements = value.shape().num_elements();
@@ -77,12 +77,7 @@ impl Fp8Layer {
 
     /// Drops the cached copies.
     pub(super) fn drop_cached_weight(&self) {
-        *self.lock_weight() = None;
-    }
-
-    fn lock_weight(&self) -> MutexGuard<'_, Option<CachedWeight>> {
-        let weight = self.shared.weight.lock();
-        weight.unwrap_or_else(PoisonError::into_inner)
+        *self.shared.weight.lock() = None;
     }
 
     fn both_copies(&self, weight: Tensor<2>) -> (QuantizedWeight, Tensor<1>) {

@@ -1,9 +1,10 @@
 //! Cross-entropy of logits that are split over the vocabulary.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, VocabularyShard};
+use parking_lot::Mutex;
 
 use super::{AxisRank, Vocabulary};
 use crate::collective::Comm;
@@ -169,11 +170,10 @@ struct ComponentsCell(Arc<Mutex<Option<LossComponents>>>);
 
 impl ComponentsCell {
     fn put(&self, components: LossComponents) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(components);
+        *self.0.lock() = Some(components);
     }
 
     fn take(&self) -> Option<LossComponents> {
-        let mut components = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        components.take()
+        self.0.lock().take()
     }
 }

@@ -1,11 +1,12 @@
 //! Starts a backward from a gradient that is supplied after the forward.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
+use parking_lot::Mutex;
 
 /// Holds the gradient of a stage's output until its backward.
 #[derive(Clone, Default)]
@@ -25,7 +26,7 @@ impl GradientSlot {
 
     /// Stores the gradient.
     pub fn set(&self, gradient: Tensor<3>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient.into_dispatch());
+        *self.0.lock() = Some(gradient.into_dispatch());
     }
 }
 
@@ -48,7 +49,7 @@ impl Function for GradientSlot {
         _gradient: DispatchTensor,
         _needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let gradient = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let gradient = self.0.lock().take();
         assert!(
             gradient.is_some(),
             "a valid schedule receives the gradient before the backward"

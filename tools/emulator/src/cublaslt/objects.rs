@@ -3,7 +3,8 @@
 //! A handle is a number, not an address: one that was destroyed, or never was, is found out.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::attributes::Attributes;
 use super::{NOT_INITIALIZED, Refusal, invalid};
@@ -29,7 +30,7 @@ static OBJECTS: Mutex<Objects> = Mutex::new(Objects {
 });
 
 pub(super) fn objects() -> MutexGuard<'static, Objects> {
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+    OBJECTS.lock()
 }
 
 impl Objects {

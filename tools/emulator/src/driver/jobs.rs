@@ -91,7 +91,8 @@ pub(crate) fn is_idle(stream: usize) -> bool {
 #[cfg(test)]
 pub(crate) mod testing {
     use std::ptr::null_mut;
-    use std::sync::MutexGuard;
+
+    use parking_lot::MutexGuard;
 
     use super::super::OutPointer;
     use super::super::options::Options;

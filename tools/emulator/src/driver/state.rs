@@ -2,9 +2,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use cudarc::driver::sys::{CUgraphNodeType, CUresult};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Answer;
 use super::events::Event;
@@ -83,34 +84,31 @@ static WORLD: OnceLock<Mutex<DriverState>> = OnceLock::new();
 static CHANGED: Condvar = Condvar::new();
 
 /// The state, while a call has it to itself.
-pub(super) struct DriverGuard(Option<MutexGuard<'static, DriverState>>);
-
-const HELD: &str = "the state is held but while it waits";
+pub(super) struct DriverGuard(MutexGuard<'static, DriverState>);
 
 impl Deref for DriverGuard {
     type Target = DriverState;
 
     fn deref(&self) -> &DriverState {
-        self.0.as_ref().expect(HELD)
+        &self.0
     }
 }
 
 impl DerefMut for DriverGuard {
     fn deref_mut(&mut self) -> &mut DriverState {
-        self.0.as_mut().expect(HELD)
+        &mut self.0
     }
 }
 
 impl DriverGuard {
     fn now() -> Self {
         let world = WORLD.get_or_init(|| Mutex::new(DriverState::new(Options::from_environment())));
-        Self(Some(world.lock().unwrap_or_else(PoisonError::into_inner)))
+        Self(world.lock())
     }
 
     /// Lets other calls in until one of them has ended.
     pub fn wait(&mut self) {
-        let waited = self.0.take().map(|guard| CHANGED.wait(guard));
-        self.0 = waited.map(|guard| guard.unwrap_or_else(PoisonError::into_inner));
+        CHANGED.wait(&mut self.0);
     }
 }
 
@@ -165,7 +163,7 @@ pub(super) fn by_handle(answer: impl FnOnce(&mut DriverGuard) -> Answer) -> CUre
 #[cfg(test)]
 pub(super) fn fresh(options: Options) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = TURN.lock();
     anywhere(|world| {
         **world = DriverState::new(options);
         world.ready = true;

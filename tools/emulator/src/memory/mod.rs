@@ -6,7 +6,9 @@
 mod pages;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Generic addresses of shared memory begin here, at a place where no host has memory.
 pub const SHARED: u64 = 0x7f00 << 48;
@@ -47,7 +49,7 @@ impl Memory {
     /// `None` if `limit` bytes would be exceeded, or the host has no more.
     pub fn allocate(&self, bytes: usize, limit: u64) -> Option<u64> {
         let bytes = bytes.max(1);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.bytes.checked_add(bytes as u64)? > limit {
             return None;
         }
@@ -60,7 +62,7 @@ impl Memory {
 
     /// Frees. Whether there was an allocation that begins there.
     pub fn free(&self, start: u64) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(bytes) = state.allocations.remove(&start) else {
             return false;
         };
@@ -73,12 +75,12 @@ impl Memory {
 
     /// Bytes that are allocated.
     pub fn bytes(&self) -> u64 {
-        self.lock().bytes
+        self.state.lock().bytes
     }
 
     /// What is allocated now.
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let AllocatorState {
             allocations,
             snapshot,
@@ -93,10 +95,6 @@ impl Memory {
             })
         };
         snapshot.get_or_insert_with(make).clone()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, AllocatorState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

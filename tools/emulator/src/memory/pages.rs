@@ -56,7 +56,9 @@ mod mapped {
     use std::fs::File;
     use std::io::Write;
     use std::os::fd::{AsRawFd, FromRawFd};
-    use std::sync::{Mutex, OnceLock, PoisonError};
+    use std::sync::OnceLock;
+
+    use parking_lot::Mutex;
 
     /// Bytes of the file.
     const FILE: usize = 32 << 20;
@@ -104,13 +106,13 @@ mod mapped {
                 return None;
             }
         }
-        lock().push(start as usize);
+        MAPPED.lock().push(start as usize);
         Some(start.cast())
     }
 
     /// Whether it was mapped here.
     pub unsafe fn free(start: *mut u8, bytes: usize) -> bool {
-        let mut mapped = lock();
+        let mut mapped = MAPPED.lock();
         let Some(place) = mapped.iter().position(|other| *other == start as usize) else {
             return false;
         };
@@ -118,10 +120,6 @@ mod mapped {
         // SAFETY: mapped with this size, and the caller promises that nothing refers to it.
         unsafe { libc::munmap(start.cast(), bytes) };
         true
-    }
-
-    fn lock() -> std::sync::MutexGuard<'static, Vec<usize>> {
-        MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

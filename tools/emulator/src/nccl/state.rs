@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::c_void;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::calls::{Launch, Operation};
 use super::memory::RegisteredMemory;
@@ -77,7 +79,7 @@ static BELL: Condvar = Condvar::new();
 
 /// The state. While it is held nothing of the driver's may be called: the driver itself comes here.
 pub(super) fn state() -> MutexGuard<'static, NcclState> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+    STATE.lock()
 }
 
 /// Tells those who wait that something has happened.
@@ -91,13 +93,16 @@ pub(super) fn ring() {
 /// What went wrong on it.
 pub(super) fn wait(handle: usize) -> Result<(), Failure> {
     loop {
-        let state = state();
+        let mut state = state();
         if !state.comm(handle)?.blocking {
             return Ok(());
         }
         match state.progress(handle)? {
             SUCCESS => return Ok(()),
-            IN_PROGRESS => drop(BELL.wait_timeout(state, Duration::from_millis(1))),
+            IN_PROGRESS => {
+                BELL.wait_for(&mut state, Duration::from_millis(1));
+                drop(state);
+            }
             code => {
                 let reason = "a rank has failed, or is at odds with the others".into();
                 return Err(Failure { code, reason });

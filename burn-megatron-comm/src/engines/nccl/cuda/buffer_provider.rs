@@ -1,9 +1,10 @@
 //! Provides the device memory of tensors on a CUDA device.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use parking_lot::Mutex;
 
 use super::super::buffer_provider::{DeviceBufferProvider, TakeResult, Wake};
 use super::super::buffers::{DeviceBuffers, ResolvedBuffers};
@@ -107,7 +108,7 @@ impl DeviceBufferProvider for CudaBufferProvider {
                 self.driver.name()
             )));
         }
-        if let Some(reason) = &*lock(&self.failure) {
+        if let Some(reason) = &*self.failure.lock() {
             return Err(error(format!("an earlier result was lost: {reason}")));
         }
         let pair = TensorPair::new(input, output).map_err(error)?;
@@ -146,7 +147,7 @@ impl CudaBufferProvider {
                 let hold = |streams: [_; 2]| streams.into_iter().try_for_each(|s| done.block(s));
                 if let Err(reason) = streams.and_then(hold) {
                     tracing::error!("nccl: cannot wait for a result: {reason}");
-                    lock(&failure).get_or_insert(reason);
+                    failure.lock().get_or_insert(reason);
                 }
             });
             Ok(pair.into_output())
@@ -199,10 +200,6 @@ fn provide_after_host(
     wake();
     // The buffers are marked as launched only when the device is done, so nothing is left to wait for.
     Ok(Box::new(move || Ok(pair.into_output())))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn done(buffers: &DeviceBuffers) -> Result<Arc<RecordedEvent>, CommError> {

@@ -3,11 +3,12 @@
 
 use std::any::Any;
 use std::env;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_test_skip::{skipped, skipped_in_part};
+use parking_lot::Mutex;
 
 use super::super::stream_order::StreamOrder;
 use super::super::tests::collectives::{
@@ -60,7 +61,7 @@ fn over<T: Send>(
     options: NcclOptions,
     f: impl Fn(Arc<TestComm>, Device) -> T + Sync,
 ) -> Vec<T> {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ONE_AT_A_TIME.lock();
     let store: Arc<MemoryStore> = Arc::default();
     let options = NcclOptions {
         use_for_one_rank: true,

@@ -1,12 +1,13 @@
 //! Ranks as threads over the engine, on a fake device with a fake NCCL.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use burn::tensor::{Device, Tensor};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::super::library::Library;
 use super::super::stream_order::StreamOrder;
@@ -67,7 +68,7 @@ pub struct TestRun {
 
 impl TestRun {
     pub fn new(size: usize, setup: TestSetup) -> Self {
-        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = ONE_AT_A_TIME.lock();
         fake_nccl::reset();
         Self {
             setup,
