@@ -109,6 +109,13 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
     const DTYPE: DType;
     /// The elements of `buffer`, if they are of this type.
     fn view(buffer: &Buffer) -> Option<&[Self]>;
+    /// The buffer that holds `values`.
+    fn into_buffer(values: Vec<Self>) -> Buffer;
+    /// The elements of `buffer`.
+    ///
+    /// # Errors
+    /// [`BufferError::WrongType`] if the buffer holds another type.
+    fn from_buffer(buffer: Buffer) -> Result<Vec<Self>, BufferError>;
 }
 
 /// Runs `$body` with `$values` bound to the typed contents of a buffer.
@@ -140,11 +147,22 @@ macro_rules! elements {
                     _ => None,
                 }
             }
+
+            fn into_buffer(values: Vec<Self>) -> Buffer {
+                Buffer::$variant(values)
+            }
+
+            fn from_buffer(buffer: Buffer) -> Result<Vec<Self>, BufferError> {
+                match buffer {
+                    Buffer::$variant(values) => Ok(values),
+                    other => Err(other.wrong_type(DType::$variant)),
+                }
+            }
         }
 
         impl From<Vec<$type>> for Buffer {
             fn from(values: Vec<$type>) -> Self {
-                Buffer::$variant(values)
+                Element::into_buffer(values)
             }
         }
 
@@ -152,10 +170,7 @@ macro_rules! elements {
             type Error = BufferError;
 
             fn try_from(buffer: Buffer) -> Result<Self, BufferError> {
-                match buffer {
-                    Buffer::$variant(values) => Ok(values),
-                    other => Err(other.wrong_type(DType::$variant)),
-                }
+                Element::from_buffer(buffer)
             }
         }
     )*};
@@ -223,6 +238,14 @@ impl Buffer {
     /// [`BufferError::WrongType`] if the buffer holds another type.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], BufferError> {
         T::view(self).ok_or_else(|| self.wrong_type(T::DTYPE))
+    }
+
+    /// The elements of a buffer whose type is known, such as the result of a call, which has the type of its input.
+    ///
+    /// # Panics
+    /// If the buffer holds another type. [`Vec::try_from`] returns an error instead.
+    pub fn into_vec<T: Element>(self) -> Vec<T> {
+        T::from_buffer(self).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// A copy of the elements of `range`.

@@ -5,7 +5,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use crate::buffer::Buffer;
 use crate::communicator::Communicator;
 use crate::error::CommError;
 
@@ -19,14 +18,11 @@ const NOT_READY: i64 = -1;
 /// # Errors
 /// Those of two [`all_gather`](Communicator::all_gather)s.
 pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-    let lengths = match comm.all_gather(vec![own.len() as i64].into())? {
-        Buffer::I64(lengths) => lengths,
-        other => unreachable!("expected i64, got {}", other.dtype()),
-    };
+    let lengths: Vec<i64> = comm.all_gather(vec![own.len() as i64].into())?.into_vec();
     let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
     let mut padded = own.to_vec();
     padded.resize(longest, 0);
-    let all = as_bytes(comm.all_gather(padded.into())?);
+    let all: Vec<u8> = comm.all_gather(padded.into())?.into_vec();
     let part = |(rank, length): (usize, i64)| {
         all[rank * longest..rank * longest + length as usize].to_vec()
     };
@@ -44,7 +40,7 @@ pub fn broadcast_bytes(
     own: &[u8],
     root: usize,
 ) -> Result<Vec<u8>, CommError> {
-    let length = broadcast_length(comm, own.len() as i64, root)?;
+    let length = comm.broadcast_scalar(own.len() as i64, root)?;
     broadcast_of(comm, own, length, root)
 }
 
@@ -65,7 +61,7 @@ pub fn broadcast_when_ready<E: Send>(
 ) -> Result<Result<Vec<u8>, E>, CommError> {
     let Some(make) = make else {
         loop {
-            let length = broadcast_length(comm, 0, root)?;
+            let length = comm.broadcast_scalar(0, root)?;
             if length != NOT_READY {
                 return broadcast_of(comm, &[], length, root).map(Ok);
             }
@@ -80,24 +76,17 @@ pub fn broadcast_when_ready<E: Send>(
             made
         });
         while finished.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-            broadcast_length(comm, NOT_READY, root)?;
+            comm.broadcast_scalar(NOT_READY, root)?;
         }
         let made = producer.join().unwrap_or_else(|panic| resume_unwind(panic));
         match made {
             Ok(own) => {
-                let length = broadcast_length(comm, own.len() as i64, root)?;
+                let length = comm.broadcast_scalar(own.len() as i64, root)?;
                 broadcast_of(comm, &own, length, root).map(Ok)
             }
             Err(error) => Ok(Err(error)),
         }
     })
-}
-
-fn broadcast_length(comm: &dyn Communicator, own: i64, root: usize) -> Result<i64, CommError> {
-    match comm.broadcast(vec![own].into(), root)? {
-        Buffer::I64(length) => Ok(length[0]),
-        other => unreachable!("expected i64, got {}", other.dtype()),
-    }
 }
 
 fn broadcast_of(
@@ -108,14 +97,7 @@ fn broadcast_of(
 ) -> Result<Vec<u8>, CommError> {
     let mut bytes = own.to_vec();
     bytes.resize(length as usize, 0);
-    Ok(as_bytes(comm.broadcast(bytes.into(), root)?))
-}
-
-fn as_bytes(buffer: Buffer) -> Vec<u8> {
-    match buffer {
-        Buffer::U8(bytes) => bytes,
-        other => unreachable!("expected u8, got {}", other.dtype()),
-    }
+    Ok(comm.broadcast(bytes.into(), root)?.into_vec())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::buffer::{Buffer, DType};
+use crate::buffer::{Buffer, DType, Element};
 use crate::call::{Call, ReduceOp};
 use crate::device::DeviceCommunicator;
 use crate::error::{CommError, list_ranks};
@@ -229,5 +229,19 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     /// Returns once every rank of the group has called it.
     fn barrier(&self) -> Result<(), CommError> {
         self.start_barrier()?.wait().map(drop)
+    }
+}
+
+impl dyn Communicator + '_ {
+    /// The reduction of one value of each rank.
+    pub fn all_reduce_scalar<T: Element>(&self, value: T, op: ReduceOp) -> Result<T, CommError> {
+        Ok(self.all_reduce(T::into_buffer(vec![value]), op)?.into_vec()[0])
+    }
+
+    /// The value of the root. That of the others is not read.
+    pub fn broadcast_scalar<T: Element>(&self, value: T, root: usize) -> Result<T, CommError> {
+        Ok(self
+            .broadcast(T::into_buffer(vec![value]), root)?
+            .into_vec()[0])
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use burn::optim::{AdamWConfig as BurnAdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::comm::{Buffer, ParallelContext, ReduceOp, World};
+use burn_megatron::comm::{ParallelContext, ReduceOp, World};
 use burn_megatron::data::{DataError, Sample, Samples};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
@@ -100,10 +100,8 @@ fn train_parallel(config: &GptConfig, groups: &ParallelContext) -> Result<f64, A
         let gradients = ddp.reduce(count)?;
         optimizer.step(LEARNING_RATE, &mut ddp, gradients);
     }
-    let sum = groups
-        .data()
-        .all_reduce(Buffer::from(vec![last]), ReduceOp::Sum)?;
-    Ok(sum.as_slice::<f64>()?[0] / (BATCH * config.context) as f64)
+    let sum = groups.data().all_reduce_scalar(last, ReduceOp::Sum)?;
+    Ok(sum / (BATCH * config.context) as f64)
 }
 
 /// Rows that count up from a number that depends on step and sample.

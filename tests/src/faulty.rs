@@ -209,11 +209,8 @@ impl LanguageModel for Decoder {
         if self.fault == Some(Fault::MeanOfMeans) {
             // Their sum over the ranks, divided by the tokens of all of them, is the mean of their means.
             let own = own.into_scalar::<f64>();
-            let all = self
-                .data
-                .all_reduce(vec![own].into(), ReduceOp::Sum)
-                .unwrap();
-            let mean = all.as_slice::<f64>().unwrap()[0] / self.data.size() as f64;
+            let all = self.data.all_reduce_scalar(own, ReduceOp::Sum).unwrap();
+            let mean = all / self.data.size() as f64;
             losses.objective = losses.objective.mul_scalar(mean / own);
         }
         losses

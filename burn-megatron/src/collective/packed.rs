@@ -100,10 +100,8 @@ fn to_buffer(x: Tensor<1, Int>) -> Buffer {
 }
 
 fn from_buffer(buffer: Buffer, device: &Device) -> Tensor<1, Int> {
-    let words: Vec<u32> = match buffer {
-        Buffer::I32(words) => words.into_iter().map(i32::cast_unsigned).collect(),
-        other => unreachable!("i32 went in, {} came out", other.dtype()),
-    };
+    let words = buffer.into_vec::<i32>().into_iter();
+    let words: Vec<u32> = words.map(i32::cast_unsigned).collect();
     let len = words.len();
     Tensor::from_data(TensorData::new(words, [len]), (device, DType::U32))
 }

@@ -17,7 +17,7 @@ use super::quantized;
 use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::{ParameterInfo, ShardingPlan, comm_dtype};
 use crate::collective::{from_buffer, to_buffer};
-use crate::comm::{self, Buffer, BufferPool, CommError, ParallelContext, ReduceOp};
+use crate::comm::{self, BufferPool, CommError, ParallelContext, ReduceOp};
 use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
 use crate::nn::hook::{GradientSink, ParameterHook};
@@ -124,9 +124,8 @@ pub(super) fn check_quantizers(
         return Ok(());
     }
     // A stage without FP8 weights is fine where another one has some.
-    let own = Buffer::from(vec![quantizers.len() as i64]);
-    let all = groups.pipeline().all_reduce(own, ReduceOp::Sum)?;
-    if super::i64s(all) == [0] {
+    let own = quantizers.len() as i64;
+    if groups.pipeline().all_reduce_scalar(own, ReduceOp::Sum)? == 0 {
         return Err(DataParallelConfigError::NoFp8Weights.into());
     }
     Ok(())

@@ -38,7 +38,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::choice::KernelSelection;
 use crate::collective::start_all_gather;
-use crate::comm::{Buffer, ParallelContext};
+use crate::comm::ParallelContext;
 use crate::mesh::Grid;
 use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, with_anchor};
@@ -298,7 +298,7 @@ impl<M: Module> DistributedDataParallel<M> {
     fn total_tokens(&self, tokens: u64, fingerprints: [u64; 2]) -> Result<u64, DataParallelError> {
         let data = &self.buffers.plan.dense.data;
         let own = [tokens, fingerprints[0], fingerprints[1]].map(|x| x as i64);
-        let all = i64s(data.all_gather(Buffer::from(own.to_vec()))?);
+        let all: Vec<i64> = data.all_gather(own.to_vec().into())?.into_vec();
         let stage = self.config().zero_stage;
         let differs = |other: &[i64]| stage >= ZeroStage::Gradients && other[1..] != own[1..];
         if let Some(other) = all.chunks(3).position(differs) {
@@ -395,13 +395,6 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 }
 
-fn i64s(buffer: Buffer) -> Vec<i64> {
-    match buffer {
-        Buffer::I64(values) => values,
-        other => unreachable!("a collective of i64 returned {}", other.dtype()),
-    }
-}
-
 fn check_same_table(
     table: &ParameterTable,
     groups: &ParallelContext,
@@ -413,7 +406,7 @@ fn check_same_table(
         format!("{:?}", entry.placements).hash(&mut hasher);
     }
     let own = hasher.finish() as i64;
-    let all = i64s(groups.stage().all_gather(Buffer::from(vec![own]))?);
+    let all: Vec<i64> = groups.stage().all_gather(vec![own].into())?.into_vec();
     match all.iter().position(|other| *other != own) {
         Some(other) => Err(DataParallelError::ModelMismatch {
             rank: groups.rank(),

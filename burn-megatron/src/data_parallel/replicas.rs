@@ -5,12 +5,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
 
+use super::DataParallelError;
 use super::gradients::{Gradients, axis_sets, replica_groups};
 use super::memory_usage::MemoryCategory;
 use super::param_and_grad_buffers::ParamAndGradBuffers;
 use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_replicas};
 use super::sharding_plan::ShardingPlan;
-use super::{DataParallelError, i64s};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, ParallelContext};
 use crate::nn::{ParameterEntry, ParameterTable};
@@ -91,7 +91,7 @@ fn compare(
         .iter()
         .map(|segment| hash(buffers, segment))
         .collect();
-    let all = i64s(comm.all_gather(Buffer::from(own.clone()))?);
+    let all: Vec<i64> = comm.all_gather(own.clone().into())?.into_vec();
     if own.is_empty() {
         return Ok(());
     }

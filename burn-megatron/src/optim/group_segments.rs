@@ -6,7 +6,7 @@ use burn::module::Module;
 
 use super::OptimizerError;
 use super::groups::{self, Multipliers, ParameterGroup};
-use crate::comm::{Buffer, CommError, ReduceOp};
+use crate::comm::{CommError, ReduceOp};
 use crate::data_parallel::layout::ParameterSlice;
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 
@@ -57,10 +57,7 @@ fn check_matches<M: Module>(
         .map(|group| u8::from(unmatched_here.contains(&group)))
         .collect();
     let comm = ddp.groups().pipeline();
-    let everywhere = match comm.all_reduce(Buffer::from(flags), ReduceOp::Min)? {
-        Buffer::U8(flags) => flags,
-        other => unreachable!("a collective of u8 returned {}", other.dtype()),
-    };
+    let everywhere: Vec<u8> = comm.all_reduce(flags.into(), ReduceOp::Min)?.into_vec();
     match everywhere.iter().position(|unmatched| *unmatched == 1) {
         Some(group) => Err(groups::unmatched_error(&groups[group], paths()).into()),
         None => Ok(()),

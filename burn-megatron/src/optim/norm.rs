@@ -5,8 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::adamw::{composed, sum_of_squares_of};
 
 use crate::choice::Operation;
-use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp};
+use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::data_parallel::{DistributedDataParallel, ElementMask, Gradients, ShardingGroups};
 use crate::mesh::Grid;
 
@@ -108,28 +107,19 @@ fn sum_over_model<M: Module>(
 ) -> Result<f64, CommError> {
     let sum_of = |(grid, groups)| sum_over_stage(own(grid), groups);
     let over_stage: f64 = ddp.sharding_groups().map(sum_of).sum::<Result<_, _>>()?;
-    sum(over_stage, ddp.groups().pipeline())
+    let pipeline = ddp.groups().pipeline();
+    pipeline.all_reduce_scalar(over_stage, ReduceOp::Sum)
 }
 
 /// The sum of `own` over the ranks of a stage, in a fixed order of partitions in the data-parallel group.
 fn sum_over_stage(own: f64, groups: &ShardingGroups) -> Result<f64, CommError> {
-    let by_rank = match groups.data.all_gather(Buffer::from(vec![own]))? {
-        Buffer::F64(parts) => parts,
-        other => unreachable!("a collective of f64 returned {}", other.dtype()),
-    };
+    let by_rank: Vec<f64> = groups.data.all_gather(vec![own].into())?.into_vec();
     let mut parts = vec![0.0; by_rank.len()];
     for (rank, value) in by_rank.into_iter().enumerate() {
         parts[groups.partition_index(rank)] = value;
     }
     let over_data: f64 = parts.into_iter().sum();
-    sum(over_data, &groups.model)
-}
-
-fn sum(value: f64, comm: &Comm) -> Result<f64, CommError> {
-    match comm.all_reduce(Buffer::from(vec![value]), ReduceOp::Sum)? {
-        Buffer::F64(sum) => Ok(sum[0]),
-        other => unreachable!("a collective of f64 returned {}", other.dtype()),
-    }
+    groups.model.all_reduce_scalar(over_data, ReduceOp::Sum)
 }
 
 /// Whether `is_finite` holds on every rank of the world. Collective: call on all ranks.
@@ -138,8 +128,6 @@ fn sum(value: f64, comm: &Comm) -> Result<f64, CommError> {
 ///
 /// [`CommError`] if a collective fails.
 pub fn all_finite(is_finite: bool, groups: &ParallelContext) -> Result<bool, CommError> {
-    let flags = groups
-        .world()
-        .all_reduce(Buffer::from(vec![u8::from(is_finite)]), ReduceOp::Min)?;
-    Ok(flags == Buffer::from(vec![1u8]))
+    let own = u8::from(is_finite);
+    Ok(groups.world().all_reduce_scalar(own, ReduceOp::Min)? == 1)
 }

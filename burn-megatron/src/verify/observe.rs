@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::{Layout, RankError, Subject, VerifyOptions};
 use crate::collective::{Comm, to_buffer};
-use crate::comm::{Buffer, CommError, ParallelContext};
+use crate::comm::{CommError, ParallelContext};
 use crate::nn::{MeshRank, ParameterTable};
 use crate::train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use crate::train::{Observer, ObserverError, StepGradients, Trainer};
@@ -169,7 +169,7 @@ impl AssembledParameters {
 
 /// The values of each rank of `comm`; all have the same length.
 fn gather_shards(part: &[f64], comm: &Comm) -> Result<Vec<Vec<f64>>, CommError> {
-    let all = f64s(comm.all_gather(Buffer::from(part.to_vec()))?);
+    let all: Vec<f64> = comm.all_gather(part.to_vec().into())?.into_vec();
     Ok(all.chunks(part.len().max(1)).map(<[f64]>::to_vec).collect())
 }
 
@@ -193,12 +193,5 @@ impl ModuleVisitor for CollectElements {
 }
 
 fn elements<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    f64s(to_buffer(tensor.cast(DType::F64)))
-}
-
-fn f64s(buffer: Buffer) -> Vec<f64> {
-    match buffer {
-        Buffer::F64(values) => values,
-        other => unreachable!("expected f64, got {}", other.dtype()),
-    }
+    to_buffer(tensor.cast(DType::F64)).into_vec()
 }

@@ -72,7 +72,7 @@ pub use state::Fp8LayerState;
 pub use weight::{QuantizedWeight, WeightQuantizer};
 
 use crate::collective::Comm;
-use crate::comm::{Buffer, ParallelContext, ReduceOp};
+use crate::comm::{ParallelContext, ReduceOp};
 use crate::glob::{Glob, nearest};
 
 /// The 8-bit layers of one rank's part of a model. Clones share one state.
@@ -199,13 +199,9 @@ impl Fp8 {
             .iter()
             .map(|glob| u8::from(matches_none(glob)));
         let flags: Vec<u8> = flags.collect();
-        let reduced = groups
-            .pipeline()
-            .all_reduce(Buffer::from(flags), ReduceOp::Min)?;
-        let unmatched_everywhere = match reduced {
-            Buffer::U8(flags) => flags,
-            other => unreachable!("u8 went in, {} came out", other.dtype()),
-        };
+        let comm = groups.pipeline();
+        let unmatched_everywhere: Vec<u8> =
+            comm.all_reduce(flags.into(), ReduceOp::Min)?.into_vec();
         match unmatched_everywhere
             .iter()
             .position(|unmatched| *unmatched == 1)

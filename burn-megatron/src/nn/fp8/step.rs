@@ -3,7 +3,7 @@
 use super::amax_log::{AmaxLog, AmaxStatistics};
 use super::{Fp8, Fp8Layer, Operand};
 use crate::collective::Comm;
-use crate::comm::{Buffer, CommError, ParallelContext, ReduceOp};
+use crate::comm::{CommError, ParallelContext, ReduceOp};
 
 /// Sent by a rank that had no tensor.
 const NO_AMAX: i32 = -1;
@@ -67,14 +67,12 @@ fn all_reduce(statistics: &mut [AmaxStatistics], comm: &Comm) -> Result<(), Comm
         .iter()
         .flat_map(|statistics| [statistics.beyond as i64, statistics.elements as i64]);
     let local_counts: Vec<i64> = counts.collect();
-    let bits = match comm.all_reduce(Buffer::from(local_bits), ReduceOp::Max)? {
-        Buffer::I32(bits) => bits,
-        other => unreachable!("i32 went in, {} came out", other.dtype()),
-    };
-    let counts = match comm.all_reduce(Buffer::from(local_counts), ReduceOp::Sum)? {
-        Buffer::I64(counts) => counts,
-        other => unreachable!("i64 went in, {} came out", other.dtype()),
-    };
+    let bits: Vec<i32> = comm
+        .all_reduce(local_bits.into(), ReduceOp::Max)?
+        .into_vec();
+    let counts: Vec<i64> = comm
+        .all_reduce(local_counts.into(), ReduceOp::Sum)?
+        .into_vec();
     for ((statistics, bits), counts) in statistics.iter_mut().zip(bits).zip(counts.chunks(2)) {
         *statistics = AmaxStatistics {
             amax: (bits != NO_AMAX).then(|| f32::from_bits(bits as u32)),

@@ -71,10 +71,7 @@ impl<'a> P2pChannel<'a> {
 
     fn next(&self, from: usize) -> Result<(Action, Tensor<3>), CommError> {
         let header = self.comm.receive(from, comm::DType::I64, HEADER)?;
-        let header = match header {
-            Buffer::I64(values) => values,
-            other => unreachable!("received {} instead of i64", other.dtype()),
-        };
+        let header: Vec<i64> = header.into_vec();
         let &[kind, stage, micro_batch, batch, seq, hidden, dtype] = &header[..] else {
             unreachable!("a header has {HEADER} numbers")
         };
