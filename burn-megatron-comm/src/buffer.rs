@@ -27,6 +27,17 @@ pub enum DType {
 }
 
 impl DType {
+    /// All types. Control messages hold the index of a type in this list.
+    pub const ALL: [DType; 7] = [
+        DType::F64,
+        DType::F32,
+        DType::BF16,
+        DType::F16,
+        DType::I64,
+        DType::I32,
+        DType::U8,
+    ];
+
     /// Bytes per element.
     pub fn size_of(self) -> usize {
         match self {

@@ -24,6 +24,16 @@ pub enum ReduceOp {
     Min,
 }
 
+impl ReduceOp {
+    /// All reductions. Control messages hold the index of a reduction in this list.
+    pub const ALL: [ReduceOp; 4] = [
+        ReduceOp::Sum,
+        ReduceOp::Average,
+        ReduceOp::Max,
+        ReduceOp::Min,
+    ];
+}
+
 impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -15,16 +15,6 @@ use half::{bf16, f16};
 use crate::testing::{TIMEOUT, wait_until};
 use crate::*;
 
-const DTYPES: [DType; 7] = [
-    DType::F64,
-    DType::F32,
-    DType::BF16,
-    DType::F16,
-    DType::I64,
-    DType::I32,
-    DType::U8,
-];
-
 /// Small integers as a buffer; all types hold them exactly.
 fn buffer(dtype: DType, values: &[i64]) -> Buffer {
     let values = values.iter().copied();

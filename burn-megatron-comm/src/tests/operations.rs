@@ -29,7 +29,7 @@ fn inner_groups_first_give_the_bits_of_all_at_once() {
 
 #[test]
 fn buffers_convert_slice_and_concatenate() {
-    for dtype in DTYPES {
+    for dtype in DType::ALL {
         let whole = buffer(dtype, &[1, 2, 3, 4, 5]);
         assert_eq!(
             (whole.dtype(), whole.len(), whole.is_empty()),
@@ -52,5 +52,5 @@ fn buffers_convert_slice_and_concatenate() {
             .to_string(),
         "invalid buffer type: it holds 1 f32, expected u8"
     );
-    assert_eq!(DTYPES.map(DType::size_of), [8, 4, 2, 2, 8, 4, 1]);
+    assert_eq!(DType::ALL.map(DType::size_of), [8, 4, 2, 2, 8, 4, 1]);
 }

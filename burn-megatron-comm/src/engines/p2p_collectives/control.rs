@@ -82,23 +82,6 @@ pub struct ControlMessage {
     pub body: Vec<u8>,
 }
 
-const DTYPES: [DType; 7] = [
-    DType::F64,
-    DType::F32,
-    DType::BF16,
-    DType::F16,
-    DType::I64,
-    DType::I32,
-    DType::U8,
-];
-
-const REDUCTIONS: [ReduceOp; 4] = [
-    ReduceOp::Sum,
-    ReduceOp::Average,
-    ReduceOp::Max,
-    ReduceOp::Min,
-];
-
 fn code<T: PartialEq>(table: &[T], value: &T) -> u8 {
     let place = table.iter().position(|entry| entry == value);
     place.expect("the table has every value") as u8
@@ -107,7 +90,7 @@ fn code<T: PartialEq>(table: &[T], value: &T) -> u8 {
 impl MessageKind {
     /// A code and two numbers.
     fn encode(self) -> (u8, [u64; 2]) {
-        let reduction = |op: ReduceOp| u64::from(code(&REDUCTIONS, &op));
+        let reduction = |op: ReduceOp| u64::from(code(&ReduceOp::ALL, &op));
         match self {
             MessageKind::AllReduce(op) => (0, [reduction(op), 0]),
             MessageKind::AllGather => (1, [0, 0]),
@@ -123,7 +106,7 @@ impl MessageKind {
     }
 
     fn decode(code: u8, [a, b]: [u64; 2]) -> Option<Self> {
-        let reduction = || REDUCTIONS.get(usize::try_from(a).ok()?).copied();
+        let reduction = || ReduceOp::ALL.get(usize::try_from(a).ok()?).copied();
         Some(match code {
             0 => MessageKind::AllReduce(reduction()?),
             1 => MessageKind::AllGather,
@@ -188,7 +171,7 @@ impl ControlMessage {
         for number in [header.group.0, header.sequence, header.len, a, b, bytes] {
             encoded.extend_from_slice(&number.to_le_bytes());
         }
-        let dtype = code(&DTYPES, &header.dtype);
+        let dtype = code(&DType::ALL, &header.dtype);
         encoded.extend_from_slice(&[PROTOCOL_VERSION, kind, header.round, dtype, payload_mode]);
         encoded.extend_from_slice(&tag.to_le_bytes());
         encoded.resize(HEADER_BYTES, 0);
@@ -242,7 +225,7 @@ impl ControlHeader {
             sequence,
             round,
             kind: MessageKind::decode(kind, [a, b])?,
-            dtype: *DTYPES.get(usize::from(dtype))?,
+            dtype: *DType::ALL.get(usize::from(dtype))?,
             len,
             payload_mode: PayloadMode::decode(
                 payload_mode,
@@ -294,8 +277,8 @@ mod tests {
             MessageKind::Share,
             MessageKind::Close,
         ];
-        kinds.extend(REDUCTIONS.map(MessageKind::AllReduce));
-        kinds.extend(REDUCTIONS.map(MessageKind::ReduceScatter));
+        kinds.extend(ReduceOp::ALL.map(MessageKind::AllReduce));
+        kinds.extend(ReduceOp::ALL.map(MessageKind::ReduceScatter));
         let carriages = [
             PayloadMode::None,
             PayloadMode::Inline,
@@ -306,7 +289,7 @@ mod tests {
             },
         ];
         for (i, kind) in kinds.into_iter().enumerate() {
-            let written = message(kind, DTYPES[i % 7], carriages[i % 4], b"body");
+            let written = message(kind, DType::ALL[i % 7], carriages[i % 4], b"body");
             let bytes = written.encode();
             assert_eq!(bytes.len(), HEADER_BYTES + 4);
             assert_eq!(ControlMessage::decode(bytes, "mpi", 3), Ok(written));

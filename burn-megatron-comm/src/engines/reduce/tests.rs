@@ -7,13 +7,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::DType;
 
-const OPS: [ReduceOp; 4] = [
-    ReduceOp::Sum,
-    ReduceOp::Average,
-    ReduceOp::Max,
-    ReduceOp::Min,
-];
-
 /// Numbers of many magnitudes, so that every order of a sum has bits of its own.
 fn wild(rank: usize, i: usize) -> f64 {
     let hash = (rank as u64 * 7919 + i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -104,7 +97,7 @@ fn the_tree_is_that_of_the_model() {
     for ranks in 1..=9 {
         for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I32] {
             let inputs: Vec<_> = (0..ranks).map(|r| contribution(dtype, r, len)).collect();
-            for op in OPS {
+            for op in ReduceOp::ALL {
                 if op == ReduceOp::Average && !dtype.is_float() {
                     continue;
                 }

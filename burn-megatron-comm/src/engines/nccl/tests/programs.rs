@@ -10,16 +10,6 @@ use crate::{Buffer, Call, CommError, Communicator, DType, ReduceOp, World};
 
 type Comm = Arc<dyn Communicator>;
 
-const DTYPES: [DType; 7] = [
-    DType::F64,
-    DType::F32,
-    DType::BF16,
-    DType::F16,
-    DType::I64,
-    DType::I32,
-    DType::U8,
-];
-
 /// Small integers that differ by rank, call and position.
 pub fn values(dtype: DType, rank: usize, seed: usize, len: usize) -> Buffer {
     let number = move |i: usize| (i * 7 + seed * 3 + rank * 11) % 23;
@@ -53,7 +43,7 @@ pub fn same(ranks: usize, setup: TestSetup, program: impl Fn(Comm) -> Vec<Buffer
 pub fn collectives(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     let mut results = vec![];
-    for dtype in DTYPES {
+    for dtype in DType::ALL {
         for (seed, len) in [0, 1, 5, 1000].into_iter().enumerate() {
             let input = || values(dtype, rank, seed, len);
             let mut ops = vec![ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];

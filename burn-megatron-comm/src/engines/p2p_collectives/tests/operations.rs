@@ -5,16 +5,6 @@ use super::*;
 use crate::engines::p2p_collectives::control::MAX_INLINE_BYTES;
 use crate::{Call, CommError, ReduceOp};
 
-const DTYPES: [DType; 7] = [
-    DType::F64,
-    DType::F32,
-    DType::BF16,
-    DType::F16,
-    DType::I64,
-    DType::I32,
-    DType::U8,
-];
-
 /// Lengths around what fits a control message, fewer than ranks, and longer than a short broadcast.
 const LENGTHS: [usize; 9] = [0, 1, 3, 7, 991, 992, 993, 4000, 40_003];
 
@@ -34,7 +24,7 @@ fn collectives_give_what_the_reference_gives() {
                 let wanted = expected(&call, this.rank, &inputs);
                 assert_eq!(result, wanted, "{call:?} of {len} {dtype}");
             };
-            for dtype in DTYPES {
+            for dtype in DType::ALL {
                 for len in LENGTHS {
                     check(Call::AllGather, dtype, len);
                     for root in [0, size - 1] {

@@ -20,16 +20,6 @@ impl Random {
     }
 }
 
-const DTYPES: [DType; 7] = [
-    DType::F64,
-    DType::F32,
-    DType::BF16,
-    DType::F16,
-    DType::I64,
-    DType::I32,
-    DType::U8,
-];
-
 /// Elements that differ by rank, call and position, with sums that depend on their order.
 pub fn contribution(dtype: DType, len: usize, rank: usize, call: usize) -> Buffer {
     let value = |i: usize| {
@@ -88,7 +78,7 @@ struct ProgramStep {
 }
 
 fn step(random: &mut Random, groups: usize, size: usize, longest: usize) -> ProgramStep {
-    let dtype = DTYPES[random.below(7)];
+    let dtype = DType::ALL[random.below(7)];
     let op = match random.below(4) {
         0 => ReduceOp::Max,
         1 => ReduceOp::Min,

@@ -54,13 +54,8 @@ fn dtype(number: c_int) -> DType {
 }
 
 fn reduce_op(number: c_int) -> ReduceOp {
-    let all = [
-        ReduceOp::Sum,
-        ReduceOp::Average,
-        ReduceOp::Max,
-        ReduceOp::Min,
-    ];
-    all.into_iter().find(|op| reduction(*op) == number).unwrap()
+    let mut all = ReduceOp::ALL.into_iter();
+    all.find(|op| reduction(*op) == number).unwrap()
 }
 
 /// Input and output must not overlap, unless the call is in place. Both are given in parts.
