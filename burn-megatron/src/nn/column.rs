@@ -5,7 +5,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::fp8::{Fp8Layer, SplitOperands};
-use super::linear::{InputLayout, Weight, linear, linear_fp8};
+use super::linear::{InputLayout, linear_param};
 use super::{BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section, anchored_value};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
@@ -169,15 +169,7 @@ impl ColumnParallelLinear {
             (_, false) => InputLayout::Replicated(comm),
             (_, true) => InputLayout::SplitSequence(comm),
         };
-        match &self.fp8 {
-            Some(layer) => {
-                let weight = Weight::unfetched(&self.weight, &x);
-                linear_fp8(x, weight, bias, input, layer)
-            }
-            None => {
-                let weight = Weight::of(&self.weight, &x);
-                linear(x, weight, bias, input, self.fused)
-            }
-        }
+        let layer = self.fp8.as_ref();
+        linear_param(x, &self.weight, bias, input, layer, self.fused)
     }
 }

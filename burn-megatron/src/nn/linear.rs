@@ -79,7 +79,7 @@ impl Weight {
 
     /// The same for a product that reads the value from the hook itself, which may hold it in 8 bits
     /// only.
-    pub(super) fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
+    fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         let Some(hook) = param.reparameterization::<ParameterHook>() else {
             return anchored_value(param, x).into();
         };
@@ -168,14 +168,20 @@ pub fn linear(
     run(x, weight, bias, input, arithmetic)
 }
 
-/// The same in 8 bits, with a weight that the product [fetches](Weight::unfetched).
-pub(super) fn linear_fp8(
+/// [`linear`] with a parameter as the weight, in 8 bits for an [`Fp8Layer`].
+pub(super) fn linear_param(
     x: Tensor<3>,
-    weight: Weight,
+    weight: &Param<Tensor<2>>,
     bias: Option<Tensor<1>>,
     input: InputLayout,
-    layer: &Fp8Layer,
+    layer: Option<&Fp8Layer>,
+    fused: bool,
 ) -> Tensor<3> {
+    let Some(layer) = layer else {
+        let weight = Weight::of(weight, &x);
+        return linear(x, weight, bias, input, fused);
+    };
+    let weight = Weight::unfetched(weight, &x);
     let is_recorded = is_tracked(&x) || is_tracked(&weight.tensor);
     let whole = !matches!(input, InputLayout::SplitSequence(_));
     let arithmetic = Fp8Arithmetic::new(layer, is_recorded, whole);

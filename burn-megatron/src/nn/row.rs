@@ -5,7 +5,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::fp8::{Fp8Layer, SplitOperands};
-use super::linear::{InputLayout, SEQUENCE_DIM, Weight, linear, linear_fp8};
+use super::linear::{InputLayout, SEQUENCE_DIM, linear_param};
 use super::{BuildError, Init, ModelBuilder, ParameterSpec, Placement, anchored_value};
 use crate::choice::Operation;
 use crate::collective::{self, Comm};
@@ -96,16 +96,8 @@ impl RowParallelLinear {
         } else {
             collective::split(x, 2, &self.comm)
         };
-        let partial = match &self.fp8 {
-            Some(layer) => {
-                let weight = Weight::unfetched(&self.weight, &x);
-                linear_fp8(x, weight, None, InputLayout::Local, layer)
-            }
-            None => {
-                let weight = Weight::of(&self.weight, &x);
-                linear(x, weight, None, InputLayout::Local, self.fused)
-            }
-        };
+        let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
+        let partial = linear_param(x, &self.weight, None, input, layer, self.fused);
         let y = if self.sequence_parallel {
             collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm)
         } else {

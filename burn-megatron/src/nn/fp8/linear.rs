@@ -7,8 +7,8 @@ use burn::tensor::{Device, Tensor};
 
 use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, SplitOperands};
 use crate::comm::ParallelContext;
-use crate::nn::linear::linear_fp8;
-use crate::nn::{InputLayout, Weight, anchored_value, linear};
+use crate::nn::linear::linear_param;
+use crate::nn::{InputLayout, anchored_value};
 
 /// Configuration of an [`Fp8Linear`].
 #[derive(Config, Debug)]
@@ -125,17 +125,8 @@ impl Fp8Linear {
         }
         let x = x.reshape([1, rows, input]);
         let bias = self.bias.as_ref().map(|bias| anchored_value(bias, &x));
-        let y = match &self.fp8 {
-            Some(layer) => {
-                let weight = Weight::unfetched(&self.weight, &x);
-                linear_fp8(x, weight, bias, InputLayout::Local, layer)
-            }
-            None => {
-                let weight = Weight::of(&self.weight, &x);
-                linear(x, weight, bias, InputLayout::Local, false)
-            }
-        };
-        y.reshape(shape)
+        let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
+        linear_param(x, &self.weight, bias, input, layer, false).reshape(shape)
     }
 }
 
