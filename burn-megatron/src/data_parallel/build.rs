@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::config::{DataParallelConfig, DataParallelConfigError};
@@ -20,7 +20,7 @@ use crate::collective::{from_buffer, to_buffer};
 use crate::comm::{self, BufferPool, CommError, ParallelContext, ReduceOp};
 use crate::mesh::Grid;
 use crate::nn::fp8::WeightQuantizer;
-use crate::nn::hook::{GradientSink, ParameterHook};
+use crate::nn::hook::attach_hooks;
 use crate::nn::{ParameterTable, placeholder};
 
 /// The alignment of a view in bytes on devices other than the CPU; CUDA requires the most.
@@ -238,8 +238,7 @@ pub(super) fn move_parameters<M: Module>(
     if let Some(error) = mover.error {
         return Err(error);
     }
-    let sink: Arc<dyn GradientSink> = buffers.clone();
-    Ok(module.apply_reparameterization(HookAttacher { sink, next: 0 }))
+    Ok(attach_hooks(module.no_grad(), buffers.clone()))
 }
 
 struct ParameterMover<'a> {
@@ -297,26 +296,6 @@ fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
         tensor.inner()
     } else {
         tensor
-    }
-}
-
-/// Attaches a hook to each parameter, in the order of the table.
-struct HookAttacher {
-    sink: Arc<dyn GradientSink>,
-    next: usize,
-}
-
-impl Reparameterizer for HookAttacher {
-    type Reparam = ParameterHook;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        _path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<ParameterHook>) {
-        let hook = ParameterHook::new(self.next, self.sink.clone());
-        self.next += 1;
-        (param.set_require_grad(false), Some(hook))
     }
 }
 

@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::module::{Module, Param, Reparameterization};
+use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 
@@ -192,6 +192,30 @@ impl ParameterHook {
     /// For an operation that passes the gradient to the sink itself, instead of through [`Self::apply`].
     pub(super) fn handle(&self) -> &HookHandle {
         &self.exit
+    }
+}
+
+/// Attaches a hook to each parameter of a module, numbered in the order of the module.
+pub(crate) fn attach_hooks<M: Module>(module: M, sink: Arc<dyn GradientSink>) -> M {
+    module.apply_reparameterization(HookAttacher { sink, next: 0 })
+}
+
+struct HookAttacher {
+    sink: Arc<dyn GradientSink>,
+    next: usize,
+}
+
+impl Reparameterizer for HookAttacher {
+    type Reparam = ParameterHook;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<ParameterHook>) {
+        let hook = ParameterHook::new(self.next, self.sink.clone());
+        self.next += 1;
+        (param, Some(hook))
     }
 }
 

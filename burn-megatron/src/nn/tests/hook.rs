@@ -4,13 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use burn::backend::DispatchTensor;
-use burn::module::{Module, Param, Reparameterizer};
+use burn::module::{Module, Param};
 use burn::tensor::{Gradients, Tensor};
 use burn_megatron_kernels::{Function, apply};
 
 use super::case::elements;
 use super::{autodiff, leaf, values, wave};
-use crate::nn::hook::{GradientSink, ParameterHook, anchored_value, with_anchor};
+use crate::nn::hook::{GradientSink, anchored_value, attach_hooks, with_anchor};
 
 #[derive(Module, Debug)]
 struct Stack {
@@ -110,35 +110,9 @@ impl Function for Mark {
     }
 }
 
-/// Attaches a hook to each parameter, numbered in the order of the module.
-struct Hooks {
-    sink: Arc<RecordingSink>,
-    next: usize,
-}
-
-impl Reparameterizer for Hooks {
-    type Reparam = ParameterHook;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        _path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<ParameterHook>) {
-        self.next += 1;
-        (
-            param,
-            Some(ParameterHook::new(self.next - 1, self.sink.clone())),
-        )
-    }
-}
-
 fn with_hooks(stack: Stack) -> (Stack, Arc<RecordingSink>) {
     let sink = Arc::new(RecordingSink::default());
-    let hooks = Hooks {
-        sink: sink.clone(),
-        next: 0,
-    };
-    (stack.apply_reparameterization(hooks), sink)
+    (attach_hooks(stack, sink.clone()), sink)
 }
 
 fn input() -> Tensor<2> {

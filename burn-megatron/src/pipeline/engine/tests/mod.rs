@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::module::{Module, Param, Reparameterizer};
+use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 
 use super::*;
 use crate::comm::World;
-use crate::nn::hook::{Deferred, GradientSink, ParameterHook, WeightGradientFn};
+use crate::nn::hook::{Deferred, GradientSink, WeightGradientFn, attach_hooks};
 use crate::nn::{InputLayout, Weight, linear};
 use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use timing::Clock;
@@ -87,25 +87,6 @@ struct Weights {
     of_stages: Vec<Param<Tensor<2>>>,
 }
 
-struct Attach {
-    sink: Arc<dyn GradientSink>,
-    next: usize,
-}
-
-impl Reparameterizer for Attach {
-    type Reparam = ParameterHook;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        _path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<ParameterHook>) {
-        let hook = ParameterHook::new(self.next, self.sink.clone());
-        self.next += 1;
-        (param.set_require_grad(false), Some(hook))
-    }
-}
-
 /// The stages of one rank: `y = x w`, and at the end the sum of squares.
 struct Chain {
     stages: usize,
@@ -134,8 +115,7 @@ impl Chain {
             .iter()
             .map(|stage| Param::from_tensor(weight(*stage, &Device::flex())))
             .collect();
-        let sink: Arc<dyn GradientSink> = sums.clone();
-        let weights = Weights { of_stages }.apply_reparameterization(Attach { sink, next: 0 });
+        let weights = attach_hooks(Weights { of_stages }.no_grad(), sums.clone());
         Self {
             stages: schedule.stages(),
             own,
