@@ -38,6 +38,7 @@ mod embedding;
 mod entry;
 mod forward_context;
 pub mod fp8;
+pub(crate) mod gradient_slot;
 pub mod hook;
 mod init;
 mod kv_cache;

@@ -15,6 +15,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 
+use super::gradient_slot::GradientSlot;
 use super::{DropoutPosition, forward_context};
 
 /// Returns `body(x)` and runs `body` again in the backward: only `x` is saved.
@@ -133,7 +134,9 @@ where
         }
         let anchor = Tensor::<1>::zeros([1], &x.device().inner().autodiff()).require_grad();
         let y = forward_context::recompute_second_pass(&anchor, || (self.body)(x.clone()));
-        let mut leaves = from_gradient(y, gradient, anchor).backward();
+        let slot = GradientSlot::default();
+        slot.set(gradient);
+        let mut leaves = slot.backward_root(y, anchor).backward();
         let input = needed[0].then(|| {
             let gradient = x.grad_remove(&mut leaves);
             // Zero if the block does not depend on its input.
@@ -148,40 +151,5 @@ where
 impl<const D: usize, const E: usize, F> fmt::Debug for RecomputedBlock<D, E, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a recomputed block from {D} to {E} dims")
-    }
-}
-
-/// A scalar whose backward starts with `gradient` at `y`, of its shape. `anchor`, `[1]`, is tracked, so
-/// that there is a backward even if `y` is not.
-fn from_gradient<const E: usize>(
-    y: Tensor<E>,
-    gradient: DispatchTensor,
-    anchor: Tensor<1>,
-) -> Tensor<1> {
-    let inputs = vec![y.into_dispatch(), anchor.into_dispatch()];
-    apply(inputs, OutputGradient(gradient))
-}
-
-/// The gradient that the backward starts from.
-struct OutputGradient(DispatchTensor);
-
-impl fmt::Debug for OutputGradient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the gradient of a recomputed block's output")
-    }
-}
-
-impl Function for OutputGradient {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(1), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        _gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        vec![Some(self.0.clone()), None]
     }
 }

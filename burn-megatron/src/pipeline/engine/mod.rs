@@ -16,7 +16,6 @@ use crate::comm::CommError;
 use crate::nn::hook::DeferringSink;
 
 mod forward_only;
-mod gradient_slot;
 mod p2p;
 mod state;
 #[cfg(test)]

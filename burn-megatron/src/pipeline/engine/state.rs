@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use burn::tensor::{Device, Tensor};
 
 use super::super::schedule::{Action, ActionKind, Schedule};
-use super::gradient_slot::GradientSlot;
 use super::p2p::P2pChannel;
 use super::{DeferredWgrad, Stage, StageOutput};
 use crate::collective::Comm;
 use crate::comm::CommError;
+use crate::nn::gradient_slot::GradientSlot;
 use crate::nn::hook::{Deferred, DeferringSink, with_anchor};
 
 /// A stage and a micro-batch.
@@ -209,7 +209,8 @@ impl<'a> EngineState<'a> {
         let (stage, micro_batch) = key;
         let StageGraph { root, slot, input } = expect_present(self.graphs.remove(&key));
         if let Some(slot) = slot {
-            slot.set(expect_present(self.gradients.remove(&key)));
+            let gradient = expect_present(self.gradients.remove(&key));
+            slot.set(gradient.into_dispatch());
         }
         let mut leaves = root.backward();
         model.after_backward(stage, micro_batch, &mut leaves);

@@ -8,25 +8,23 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 use parking_lot::Mutex;
 
-/// Holds the gradient of a stage's output until its backward.
+/// Holds the gradient of an output until its backward.
 #[derive(Clone, Default)]
-pub(super) struct GradientSlot(Arc<Mutex<Option<DispatchTensor>>>);
+pub(crate) struct GradientSlot(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl GradientSlot {
     /// A scalar whose backward passes the gradient in this slot to `output`.
     ///
-    /// Only the graph of `output` is kept, not its data. `anchor` is tracked, so that a stage without
-    /// trainable parameters has a backward too.
-    pub fn backward_root(&self, output: Tensor<3>, anchor: Tensor<1>) -> Tensor<1> {
-        apply(
-            vec![output.into_dispatch(), anchor.into_dispatch()],
-            self.clone(),
-        )
+    /// Only the graph of `output` is kept, not its data. `anchor`, `[1]`, is tracked, so that there is a backward even
+    /// if `output` is not.
+    pub fn backward_root<const D: usize>(&self, output: Tensor<D>, anchor: Tensor<1>) -> Tensor<1> {
+        let inputs = vec![output.into_dispatch(), anchor.into_dispatch()];
+        apply(inputs, self.clone())
     }
 
     /// Stores the gradient.
-    pub fn set(&self, gradient: Tensor<3>) {
-        *self.0.lock() = Some(gradient.into_dispatch());
+    pub fn set(&self, gradient: DispatchTensor) {
+        *self.0.lock() = Some(gradient);
     }
 }
 
@@ -38,9 +36,7 @@ impl fmt::Debug for GradientSlot {
 
 impl Function for GradientSlot {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let output = Tensor::<3>::from_dispatch(inputs.remove(0));
-        let root = Tensor::<1>::zeros([1], (&output.device(), output.dtype()));
-        (root.into_dispatch(), vec![])
+        (inputs.swap_remove(1), vec![])
     }
 
     fn backward(
@@ -52,7 +48,7 @@ impl Function for GradientSlot {
         let gradient = self.0.lock().take();
         assert!(
             gradient.is_some(),
-            "a valid schedule receives the gradient before the backward"
+            "the gradient is set before the backward"
         );
         vec![gradient, None]
     }
