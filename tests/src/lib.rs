@@ -5,6 +5,7 @@ pub mod faulty;
 pub mod fuzz;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod gpu;
+pub mod inputs;
 mod text;
 pub mod tolerance;
 mod words;

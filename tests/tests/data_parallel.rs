@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
@@ -14,6 +14,7 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
+use burn_megatron_tests::inputs::{fill, wave};
 
 const SAMPLES: usize = 6;
 const SEQ: usize = 4;
@@ -42,7 +43,7 @@ impl Model {
             encoder: encoder.init(device),
             output: LinearConfig::new(WIDTH, OUT).init(device),
         };
-        model.map(&mut Fill(phase))
+        fill(model, phase)
     }
 
     /// The squared error, summed over the tokens of `samples` that count.
@@ -62,30 +63,6 @@ impl Model {
         let y = self.output.forward(self.encoder.forward(input));
         let error = (y - part([rows, SEQ, OUT], 7.0)) * mask;
         (error.clone() * error).sum()
-    }
-}
-
-fn wave(i: usize, phase: f64) -> f64 {
-    0.5 * (phase + 1.3 * i as f64).sin() + 0.2 * (2.0 * phase + i as f64).cos()
-}
-
-struct Fill(f64);
-
-impl ModuleMapper for Fill {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.0 += 10.0;
-        param.map(|tensor| {
-            let (shape, device) = (tensor.dims(), tensor.device());
-            let values: Vec<f64> = (0..shape.iter().product())
-                .map(|i| wave(i, self.0))
-                .collect();
-            let filled = Tensor::from_data(TensorData::new(values, shape), (&device, DType::F64));
-            if tensor.is_require_grad() {
-                filled.require_grad()
-            } else {
-                filled
-            }
-        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Gathering the weights of FP8 layers in FP8: bit-equal to gathering floats that the layers quantize.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
@@ -11,6 +11,7 @@ use burn_megatron::nn::fp8::{BlockScaling, CurrentScaling, DelayedScaling, Fp8Co
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::inputs::tokens;
 use burn_megatron_tests::{small_gpt, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -36,13 +37,6 @@ fn recipes() -> [Fp8Recipe; 4] {
         Fp8Recipe::Blockwise(BlockScaling::default()),
         Fp8Recipe::MxFp8,
     ]
-}
-
-fn tokens(config: &TransformerConfig, key: usize, device: &Device) -> Tensor<2, Int> {
-    let shape = [2, config.context];
-    let token = |i: usize| ((i * i * 7 + key * 31 + i) % config.vocabulary) as i64;
-    let data = (0..shape[0] * shape[1]).map(token).collect::<Vec<_>>();
-    Tensor::from_data(TensorData::new(data, shape), device)
 }
 
 fn train(

@@ -1,7 +1,7 @@
 //! 16-bit training with f32 master weights: it learns as in f32, recovers from overflows, and sharding is
 //! bit-equal.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
@@ -17,6 +17,7 @@ use burn_megatron::train::{
     LanguageModel, ModelConfig, Observer, ObserverError, TrainConfig, TrainOutcome, Trainer,
 };
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::inputs::tokens;
 use burn_megatron_tests::{Text, small_gpt, small_llama};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -276,13 +277,6 @@ struct Sharded {
     losses: Vec<u64>,
     norms: Vec<u64>,
     memory: [MemoryPlan; 2],
-}
-
-fn tokens(config: &TransformerConfig, key: usize, device: &Device) -> Tensor<2, Int> {
-    let shape = [2, config.context];
-    let token = |i: usize| ((i * i * 7 + key * 31 + i) % config.vocabulary) as i64;
-    let data = (0..shape[0] * shape[1]).map(token).collect::<Vec<_>>();
-    Tensor::from_data(TensorData::new(data, shape), device)
 }
 
 /// Trains with data parallelism only, with clipping.

@@ -1,6 +1,6 @@
 //! Sharding over the data axis is bit-equal in every ZeRO stage.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
@@ -11,6 +11,7 @@ use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, count_zeros, global_norm};
 use burn_megatron::train::{LanguageModel, ModelConfig};
 use burn_megatron_models::TransformerConfig;
+use burn_megatron_tests::inputs::tokens;
 use burn_megatron_tests::tolerance::CLOSE;
 use burn_megatron_tests::{small_gpt, small_llama};
 
@@ -39,13 +40,6 @@ struct Run {
     peak_unsharded_units: u64,
     /// Communication buffers that had been allocated after each step.
     allocated: Vec<u64>,
-}
-
-fn tokens(config: &TransformerConfig, key: usize, device: &Device) -> Tensor<2, Int> {
-    let shape = [2, config.context];
-    let token = |i: usize| ((i * i * 7 + key * 31 + i) % config.vocabulary) as i64;
-    let data = (0..shape[0] * shape[1]).map(token).collect::<Vec<_>>();
-    Tensor::from_data(TensorData::new(data, shape), device)
 }
 
 fn train(
