@@ -2,10 +2,8 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use crate::apt;
-use crate::process::run;
+use crate::pip;
 
 /// One wheel, and a file that it brings.
 struct Wheel {
@@ -37,14 +35,6 @@ const WHEELS: [Wheel; 4] = [
         file: "cu13/bin/nvdisasm",
     },
 ];
-
-/// Debian's python3 comes before one that stands earlier on the path and has no pip.
-const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
-
-const ADVICE: &str = "python3 with pip is missing, which brings NVIDIA's compilers
-  Debian, Ubuntu:  sudo apt-get install python3-pip
-  Fedora:          sudo dnf install python3-pip
-  Arch:            sudo pacman -S python-pip";
 
 impl Wheel {
     /// Whether this version of it is in a folder that pip filled.
@@ -79,8 +69,7 @@ pub fn find_or_install(folder: &Path) -> Result<(), String> {
             "NVIDIA's compilers come as wheels for Linux, and this is {os}"
         ));
     }
-    let python = find_or_install_pip()?;
-    install(python, folder)?;
+    pip::install(&WHEELS.map(|wheel| wheel.pinned()), folder)?;
     match missing(folder).as_slice() {
         [] => Ok(()),
         missing => {
@@ -95,47 +84,6 @@ pub fn find_or_install(folder: &Path) -> Result<(), String> {
 fn missing(folder: &Path) -> Vec<String> {
     let missing = WHEELS.iter().filter(|wheel| !wheel.is_in(folder));
     missing.map(Wheel::pinned).collect()
-}
-
-/// A Python that has pip.
-fn find_or_install_pip() -> Result<&'static str, String> {
-    if let Some(python) = with_pip() {
-        return Ok(python);
-    }
-    if apt::may_install() {
-        apt::install(&["python3-pip"]).map_err(|reason| format!("{ADVICE}\n{reason}"))?;
-    }
-    with_pip().ok_or_else(|| ADVICE.into())
-}
-
-fn with_pip() -> Option<&'static str> {
-    PYTHONS.into_iter().find(|python| {
-        let mut command = Command::new(python);
-        command.args(["-m", "pip", "--version"]);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().is_ok_and(|status| status.success())
-    })
-}
-
-/// Installs all wheels at once: they share a folder, which pip replaces as a whole.
-fn install(python: &str, folder: &Path) -> Result<(), String> {
-    let mut command = Command::new(python);
-    command
-        .args(["-m", "pip", "install", "--no-deps", "--upgrade"])
-        .args([
-            "--only-binary",
-            ":all:",
-            "--no-input",
-            "--progress-bar",
-            "off",
-        ])
-        .arg("--target")
-        .arg(folder)
-        .args(WHEELS.iter().map(Wheel::pinned))
-        // Nothing outside of the folder is changed.
-        .env("PIP_ROOT_USER_ACTION", "ignore")
-        .env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
-    run(&mut command)
 }
 
 #[cfg(test)]
