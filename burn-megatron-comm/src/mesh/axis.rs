@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::MeshError;
+use super::as_text::serde_as_text;
 
 /// One kind of parallelism.
 ///
@@ -75,8 +76,7 @@ impl fmt::Display for Axis {
 /// Written `tp-cp-ep-dp-pp`, which is the default. In the expert grid `tp` stands for
 /// expert-tensor, which has no name of its own here. An axis of size 1 may be left
 /// out.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AxisOrder(Vec<Axis>);
 
 impl AxisOrder {
@@ -153,16 +153,4 @@ impl fmt::Display for AxisOrder {
     }
 }
 
-impl TryFrom<String> for AxisOrder {
-    type Error = MeshError;
-
-    fn try_from(order: String) -> Result<Self, MeshError> {
-        order.parse()
-    }
-}
-
-impl From<AxisOrder> for String {
-    fn from(order: AxisOrder) -> String {
-        order.to_string()
-    }
-}
+serde_as_text!(AxisOrder);

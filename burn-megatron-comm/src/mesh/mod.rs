@@ -35,6 +35,7 @@
 //! pipeline  [0 2] [1 3]
 //! ```
 
+mod as_text;
 mod axis;
 mod axis_set;
 mod config;

@@ -4,14 +4,13 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use super::as_text::serde_as_text;
 
 /// The kind of a schedule.
 ///
 /// The text form, also in files, is `gpipe`, `1f1b`, `interleaved` (`interleaved:6` with groups of 6
 /// micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
     GPipe,
@@ -116,19 +115,7 @@ impl FromStr for ScheduleKind {
     }
 }
 
-impl TryFrom<String> for ScheduleKind {
-    type Error = UnknownScheduleKind;
-
-    fn try_from(name: String) -> Result<Self, UnknownScheduleKind> {
-        name.parse()
-    }
-}
-
-impl From<ScheduleKind> for String {
-    fn from(kind: ScheduleKind) -> String {
-        kind.to_string()
-    }
-}
+serde_as_text!(ScheduleKind);
 
 /// A text that is not a [`ScheduleKind`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -141,8 +128,7 @@ pub struct UnknownScheduleKind(pub String);
 /// The schedule of a pipeline: generated, or read from a CSV file.
 ///
 /// The text form, also in files, is that of the kind, or a path that ends with `.csv`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleSource {
     /// A generated schedule.
     Kind(ScheduleKind),
@@ -182,16 +168,4 @@ impl FromStr for ScheduleSource {
     }
 }
 
-impl TryFrom<String> for ScheduleSource {
-    type Error = UnknownScheduleKind;
-
-    fn try_from(text: String) -> Result<Self, UnknownScheduleKind> {
-        text.parse()
-    }
-}
-
-impl From<ScheduleSource> for String {
-    fn from(source: ScheduleSource) -> String {
-        source.to_string()
-    }
-}
+serde_as_text!(ScheduleSource);
