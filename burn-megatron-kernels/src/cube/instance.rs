@@ -65,25 +65,84 @@ impl AotTarget {
         let dim = CubeDim::new_1d(units);
         KernelSettings::new(*dim, ExecutionMode::Unchecked, AddressType::U32)
     }
+}
 
-    /// The arguments of a kernel's `new` after the settings.
-    pub(crate) fn properties(&self) -> (Arc<DeviceProperties>, Arc<TargetProperties>) {
-        (self.device.clone(), self.compiler.clone())
+/// The argument of a kernel's `new` for a parameter that leaves no choice.
+pub(crate) trait DefaultArg {
+    fn default_arg() -> Self;
+}
+
+/// A scalar.
+impl DefaultArg for () {
+    fn default_arg() -> Self {}
+}
+
+/// `&[..]` or `&mut [..]`.
+impl DefaultArg for BufferCompilationArg {
+    fn default_arg() -> Self {
+        Self { inplace: None }
     }
 }
 
-/// The argument of a kernel's `new` for a parameter `&Tensor<..>` or `&mut Tensor<..>`.
-pub(crate) fn tensor() -> TensorCompilationArg {
-    TensorCompilationArg {
-        meta: TensorMetaCompilationArg { len: (), rank: () },
-        buffer: buffer(),
+/// `&Tensor<..>` or `&mut Tensor<..>`.
+impl DefaultArg for TensorCompilationArg {
+    fn default_arg() -> Self {
+        Self {
+            meta: TensorMetaCompilationArg { len: (), rank: () },
+            buffer: DefaultArg::default_arg(),
+        }
     }
 }
 
-/// The argument of a kernel's `new` for a parameter `&[..]` or `&mut [..]`.
-pub(crate) fn buffer() -> BufferCompilationArg {
-    BufferCompilationArg { inplace: None }
+/// Implements [`DefaultArg`] for structs of scalars.
+macro_rules! struct_of_scalars {
+    ($argument:ident [$($field:ident)*]) => {
+        impl $crate::cube::instance::DefaultArg for $argument {
+            fn default_arg() -> Self {
+                Self { $($field: ()),* }
+            }
+        }
+    };
 }
+pub(crate) use struct_of_scalars;
+
+/// The argument for an optional tensor.
+pub(crate) fn given<T>(is_given: bool) -> ComptimeOptionCompilationArg<T>
+where
+    T: LaunchArg<CompilationArg = TensorCompilationArg>,
+{
+    if is_given {
+        ComptimeOptionCompilationArg::Some(DefaultArg::default_arg())
+    } else {
+        ComptimeOptionCompilationArg::None
+    }
+}
+
+/// The argument for a list of `count` tensors.
+pub(crate) fn sequence<T>(count: usize) -> SequenceCompilationArg<T>
+where
+    T: LaunchArg<CompilationArg = TensorCompilationArg>,
+{
+    (0..count).map(|_| DefaultArg::default_arg()).collect()
+}
+
+/// `kernel!(target, units, Kernel [_ (given(true)) _] (a, b))`: a kernel for cubes of `units`
+/// units, with its runtime arguments in brackets, `_` for a [`DefaultArg`], and its compile-time
+/// arguments in parentheses.
+macro_rules! kernel {
+    (@argument _) => { $crate::cube::instance::DefaultArg::default_arg() };
+    (@argument ($argument:expr)) => { $argument };
+    ($target:expr, $units:expr, $kernel:ty [$($argument:tt)*] ($($comptime:expr),*)) => {
+        <$kernel>::new(
+            $target.settings($units),
+            $target.device.clone(),
+            $target.compiler.clone(),
+            $($crate::cube::instance::kernel!(@argument $argument),)*
+            $($comptime),*
+        )
+    };
+}
+pub(crate) use kernel;
 
 /// The types that kernels are compiled in, each with its name and the vector of a 128-bit load.
 pub(crate) fn types() -> [(&'static str, ElemType, usize); 3] {

@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::cube::instance::{AotInstance, AotTarget, buffer, types};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
 use crate::cube::{RowPlan, grid, own};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
@@ -96,17 +96,5 @@ fn instance(
     add: bool,
     dtypes: [ElemType; 2],
 ) -> accumulate_kernel::AccumulateKernel {
-    let (device, compiler) = target.properties();
-    accumulate_kernel::AccumulateKernel::new(
-        target.settings(UNITS),
-        device,
-        compiler,
-        buffer(),
-        buffer(),
-        (),
-        (),
-        vector,
-        add,
-        dtypes,
-    )
+    kernel!(target, UNITS, accumulate_kernel::AccumulateKernel [_ _ _ _] (vector, add, dtypes))
 }

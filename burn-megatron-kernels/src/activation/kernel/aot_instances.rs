@@ -1,14 +1,13 @@
 //! AOT instances with the sizes of a large model.
 
 use cubecl::ir::ElemType;
-use cubecl::prelude::*;
 
 use super::elements::{backward_kernel, forward_kernel};
 use super::formula::ActivationVariant;
 use super::launch::ElementwiseLaunch;
 use super::sums::{FOLD_PARTS, FOLD_SUMS, SUM_UNITS, SumTiling, fold_kernel, sums_kernel};
 use crate::activation::Activation;
-use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, given, kernel, sequence, types};
 use crate::cube::{Elementwise, SPLITS, Split};
 
 /// Width of the output.
@@ -71,52 +70,24 @@ impl InstanceVariant {
     }
 
     fn forward(&self, target: &AotTarget, name: String, split: Split) -> AotInstance {
-        let (device, compiler) = target.properties();
-        let kernel = forward_kernel::ForwardKernel::new(
-            target.settings(split.units),
-            device,
-            compiler,
-            tensor(),
-            ComptimeOptionCompilationArg::Some(tensor()),
-            ComptimeOptionCompilationArg::Some(tensor()),
-            tensor(),
-            (),
-            (),
-            (),
-            self.vector,
-            self.columns(),
-            self.variant,
-            split,
-            self.dtype,
+        let kernel = kernel!(
+            target, split.units, forward_kernel::ForwardKernel
+            [_ (given(true)) (given(true)) _ _ _ _]
+            (self.vector, self.columns(), self.variant, split, self.dtype)
         );
         AotInstance::streaming(name, kernel)
     }
 
     fn backward(&self, target: &AotTarget, name: String, split: Split) -> AotInstance {
-        let (device, compiler) = target.properties();
-        let kernel = backward_kernel::BackwardKernel::new(
-            target.settings(split.units),
-            device,
-            compiler,
-            tensor(),
-            ComptimeOptionCompilationArg::None,
-            ComptimeOptionCompilationArg::None,
-            tensor(),
-            tensor(),
-            (),
-            (),
-            (),
-            self.vector,
-            self.columns(),
-            self.variant,
-            split,
-            self.dtype,
+        let kernel = kernel!(
+            target, split.units, backward_kernel::BackwardKernel
+            [_ (given(false)) (given(false)) _ _ _ _ _]
+            (self.vector, self.columns(), self.variant, split, self.dtype)
         );
         AotInstance::streaming(name, kernel)
     }
 
     fn sums(&self, target: &AotTarget, name: String, bias: bool, weight: bool) -> AotInstance {
-        let (device, compiler) = target.properties();
         let columns = self.columns();
         let tiling = SumTiling {
             columns,
@@ -124,54 +95,19 @@ impl InstanceVariant {
             units: SUM_UNITS,
             planes: true,
         };
-        let option = |given: bool| {
-            if given {
-                ComptimeOptionCompilationArg::Some(tensor())
-            } else {
-                ComptimeOptionCompilationArg::None
-            }
-        };
-        let kernel = sums_kernel::SumsKernel::new(
-            target.settings(SUM_UNITS),
-            device,
-            compiler,
-            tensor(),
-            option(bias),
-            if weight {
-                ComptimeOptionCompilationArg::Some(tensor())
-            } else {
-                ComptimeOptionCompilationArg::None
-            },
-            tensor(),
-            [tensor()].into_iter().collect(),
-            bias.then(tensor).into_iter().collect(),
-            weight.then(tensor).into_iter().collect(),
-            (),
-            (),
-            (),
-            (),
-            self.vector,
-            tiling,
-            self.variant,
-            self.dtype,
+        let kernel = kernel!(
+            target, SUM_UNITS, sums_kernel::SumsKernel
+            [_ (given(bias)) (given(weight)) _ (sequence(1)) (sequence(bias.into()))
+            (sequence(weight.into())) _ _ _ _]
+            (self.vector, tiling, self.variant, self.dtype)
         );
         AotInstance::streaming(name, kernel)
     }
 }
 
 fn fold(target: &AotTarget, name: String, dtype: ElemType) -> AotInstance {
-    let (device, compiler) = target.properties();
-    let kernel = fold_kernel::FoldKernel::new(
-        target.settings(FOLD_SUMS * FOLD_PARTS),
-        device,
-        compiler,
-        tensor(),
-        tensor(),
-        (),
-        (),
-        (),
-        (),
-        dtype,
+    let kernel = kernel!(
+        target, FOLD_SUMS * FOLD_PARTS, fold_kernel::FoldKernel [_ _ _ _ _ _] (dtype)
     );
     AotInstance::other(name, kernel)
 }

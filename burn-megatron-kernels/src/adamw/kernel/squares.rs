@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::cube::instance::{AotInstance, AotTarget, buffer, types};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum};
 
 /// Units of the cube that adds up one group.
@@ -113,36 +113,16 @@ pub(in crate::adamw) fn sum_of_squares(inputs: Vec<CubeTensor>) -> CubeTensor {
 pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let mut all = vec![];
     for (name, dtype, vector) in types() {
-        let (device, compiler) = target.properties();
         all.push(AotInstance::streaming(
             format!("sum_of_squares/{name}"),
-            squares_kernel::SquaresKernel::new(
-                target.settings(UNITS),
-                device,
-                compiler,
-                buffer(),
-                buffer(),
-                (),
-                (),
-                (),
-                vector,
-                true,
-                dtype,
+            kernel!(
+                target, UNITS, squares_kernel::SquaresKernel [_ _ _ _ _] (vector, true, dtype)
             ),
         ));
     }
-    let (device, compiler) = target.properties();
     all.push(AotInstance::other(
         "sum_of_squares/total".to_string(),
-        total_kernel::TotalKernel::new(
-            target.settings(LAST_UNITS),
-            device,
-            compiler,
-            buffer(),
-            buffer(),
-            (),
-            true,
-        ),
+        kernel!(target, LAST_UNITS, total_kernel::TotalKernel [_ _ _] (true)),
     ));
     all
 }

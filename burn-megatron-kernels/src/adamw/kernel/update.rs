@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use crate::adamw::DECAY_BLOCK;
 use crate::adamw::update::StepScalars;
-use crate::cube::instance::{AotInstance, AotTarget, buffer, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, sequence, types};
 use crate::cube::{RowPlan, empty, grid, own};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
@@ -160,32 +160,12 @@ pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
 }
 
 fn instance(target: &AotTarget, name: &str, vector: usize, dtypes: [ElemType; 3]) -> AotInstance {
-    let (device, compiler) = target.properties();
     AotInstance::streaming(
         name.to_string(),
-        adamw_kernel::AdamwKernel::new(
-            target.settings(UNITS),
-            device,
-            compiler,
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            [tensor(), tensor()].into_iter().collect(),
-            [tensor()].into_iter().collect(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            vector,
-            dtypes,
+        kernel!(
+            target, UNITS, adamw_kernel::AdamwKernel
+            [_ _ _ _ (sequence(2)) (sequence(1)) _ _ _ _ _ _ _ _ _ _ _]
+            (vector, dtypes)
         ),
     )
 }

@@ -7,7 +7,10 @@ use super::gradient::{
     GradientScalesCompilationArg, VocabularyColumnsCompilationArg, gradient_kernel,
 };
 use super::statistics::statistics_kernel;
-use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, struct_of_scalars, types};
+
+struct_of_scalars!(VocabularyColumnsCompilationArg [width first valid tokens]);
+struct_of_scalars!(GradientScalesCompilationArg [keep share twice_z nan]);
 
 /// Units of the row kernels for a wide vocabulary.
 const ROW_UNITS: u32 = 1024;
@@ -18,79 +21,26 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     let ignore = Some(-100);
     let mut instances = Vec::new();
     for (name, dtype, vector) in types() {
-        let (device, compiler) = target.properties();
-        let kernel = statistics_kernel::StatisticsKernel::new(
-            target.settings(ROW_UNITS),
-            device,
-            compiler,
-            tensor(),
-            tensor(),
-            tensor(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            vector,
-            ignore,
-            ROW_UNITS,
-            true,
-            [dtype, index],
+        let kernel = kernel!(
+            target, ROW_UNITS, statistics_kernel::StatisticsKernel
+            [_ _ _ _ _ _ _ _]
+            (vector, ignore, ROW_UNITS, true, [dtype, index])
         );
         let title = format!("cross_entropy/statistics/{name}/131072");
         instances.push(AotInstance::streaming(title, kernel));
 
-        let (device, compiler) = target.properties();
-        let kernel = gradient_kernel::GradientKernel::new(
-            target.settings(ROW_UNITS),
-            device,
-            compiler,
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            (),
-            VocabularyColumnsCompilationArg {
-                width: (),
-                first: (),
-                valid: (),
-                tokens: (),
-            },
-            GradientScalesCompilationArg {
-                keep: (),
-                share: (),
-                twice_z: (),
-                nan: (),
-            },
-            vector,
-            ignore,
-            ROW_UNITS,
-            [dtype, index],
+        let kernel = kernel!(
+            target, ROW_UNITS, gradient_kernel::GradientKernel
+            [_ _ _ _ _ _ _ _]
+            (vector, ignore, ROW_UNITS, [dtype, index])
         );
         let title = format!("cross_entropy/gradient/{name}/131072");
         instances.push(AotInstance::streaming(title, kernel));
     }
-    let (device, compiler) = target.properties();
-    let kernel = combine_kernel::CombineKernel::new(
-        target.settings(UNITS),
-        device,
-        compiler,
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        true,
-        ignore,
-        index,
+    let kernel = kernel!(
+        target, UNITS, combine_kernel::CombineKernel
+        [_ _ _ _ _ _ _ _ _ _ _ _]
+        (true, ignore, index)
     );
     instances.push(AotInstance::other(
         "cross_entropy/combine/f32".into(),

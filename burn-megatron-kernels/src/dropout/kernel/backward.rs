@@ -13,7 +13,7 @@ use super::super::RowSizes;
 use super::super::backward::DropoutBackwardOp;
 use super::forward::elementwise;
 use super::*;
-use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
 use crate::cube::{empty, grid};
 
 /// Minimum rows per partial sum, so that there are few partial sums.
@@ -195,41 +195,16 @@ pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             MaskAlignment::Aligned,
             MaskAlignment::Any,
         ] {
-            let (device, compiler) = target.properties();
-            let kernel = summed_gradient_kernel::SummedGradientKernel::new(
-                target.settings(UNITS),
-                device,
-                compiler,
-                tensor(),
-                tensor(),
-                tensor(),
-                MaskArgs::compiled(),
-                (),
-                (),
-                (),
-                (),
-                vector,
-                UNITS as usize,
-                WORDS.div_ceil(vector),
-                draws,
-                UNITS,
-                [element; 2],
+            let kernel = kernel!(
+                target, UNITS, summed_gradient_kernel::SummedGradientKernel
+                [_ _ _ _ _ _ _ _]
+                (vector, UNITS as usize, WORDS.div_ceil(vector), draws, UNITS, [element; 2])
             );
             let name = format!("bias_dropout_add/backward/{name}/4096/{draws:?}");
             all.push(AotInstance::streaming(name, kernel));
         }
     }
-    let (device, compiler) = target.properties();
-    let kernel = sum_partials_kernel::SumPartialsKernel::new(
-        target.settings(1024),
-        device,
-        compiler,
-        tensor(),
-        tensor(),
-        (),
-        (),
-        1024,
-    );
+    let kernel = kernel!(target, 1024, sum_partials_kernel::SumPartialsKernel [_ _ _ _] (1024));
     all.push(AotInstance::other(
         "bias_dropout_add/strips/f32/1024".into(),
         kernel,

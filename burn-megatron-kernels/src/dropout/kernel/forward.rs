@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::super::backward::DropoutForwardOp;
 use super::*;
-use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
 use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, grid, launch_tuned};
 
 /// A portion of the split is a group of `each` vectors.
@@ -207,23 +207,9 @@ fn instance(
     draws: MaskAlignment,
     split: Split,
 ) -> bias_dropout_add_kernel::BiasDropoutAddKernel {
-    let (device, compiler) = target.properties();
-    bias_dropout_add_kernel::BiasDropoutAddKernel::new(
-        target.settings(split.units),
-        device,
-        compiler,
-        tensor(),
-        ComptimeOptionCompilationArg::Some(tensor()),
-        ComptimeOptionCompilationArg::Some(tensor()),
-        tensor(),
-        MaskArgs::compiled(),
-        (),
-        (),
-        (),
-        vector,
-        WORDS.div_ceil(vector),
-        draws,
-        split,
-        [element; 3],
+    kernel!(
+        target, split.units, bias_dropout_add_kernel::BiasDropoutAddKernel
+        [_ (given(true)) (given(true)) _ _ _ _ _]
+        (vector, WORDS.div_ceil(vector), draws, split, [element; 3])
     )
 }

@@ -4,6 +4,7 @@
 use cubecl::prelude::*;
 
 use super::{DropoutMask, MaskAlignment, WORDS};
+use crate::cube::instance::struct_of_scalars;
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL};
 
 /// A [`DropoutMask`] as the kernels take it: numbers of 64 bits in two halves.
@@ -49,24 +50,13 @@ impl MaskArgs {
             mask.scale,
         )
     }
-
-    /// The argument of a kernel's `new`.
-    pub(super) fn compiled() -> MaskArgsCompilationArg {
-        MaskArgsCompilationArg {
-            key_low: (),
-            key_high: (),
-            position_low: (),
-            position_high: (),
-            first_low: (),
-            first_high: (),
-            pitch_low: (),
-            pitch_high: (),
-            run: (),
-            threshold: (),
-            scale: (),
-        }
-    }
 }
+
+struct_of_scalars!(
+    MaskArgsCompilationArg
+    [key_low key_high position_low position_high first_low first_high pitch_low pitch_high run
+    threshold scale]
+);
 
 /// The words of one block.
 #[derive(CubeType)]

@@ -9,7 +9,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::Coding;
-use crate::cube::instance::{AotInstance, AotTarget, buffer, types};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
 use crate::cube::{RowPlan, empty, grid};
 use crate::fp8::kernel as code;
 use crate::fp8::{Format, Rounding};
@@ -230,39 +230,19 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     for (format, coding) in codings {
         for (name, dtype, vector) in types() {
             let plan = CodecPlan::of(vector, coding, false);
-            let (device, compiler) = target.properties();
-            let encode = encode_kernel::EncodeKernel::new(
-                target.settings(UNITS),
-                device,
-                compiler,
-                buffer(),
-                buffer(),
-                (),
-                (),
-                vector,
-                plan.words,
-                plan,
-                coding,
-                dtype,
+            let encode = kernel!(
+                target, UNITS, encode_kernel::EncodeKernel
+                [_ _ _ _]
+                (vector, plan.words, plan, coding, dtype)
             );
             all.push(AotInstance::streaming(
                 format!("fp8/encode/{name}/{format}"),
                 encode,
             ));
-            let (device, compiler) = target.properties();
-            let decode = decode_kernel::DecodeKernel::new(
-                target.settings(UNITS),
-                device,
-                compiler,
-                buffer(),
-                buffer(),
-                (),
-                (),
-                vector,
-                plan.words,
-                plan,
-                coding,
-                dtype,
+            let decode = kernel!(
+                target, UNITS, decode_kernel::DecodeKernel
+                [_ _ _ _]
+                (vector, plan.words, plan, coding, dtype)
             );
             // It reads a quarter or half of the bytes that it writes.
             all.push(AotInstance::other(

@@ -10,7 +10,7 @@ use super::super::quantize::kernel::tile::{
     GROUPS, PATCH_ROWS, STAGED, staged_index, transposed_words, write_columns,
 };
 use super::words;
-use crate::cube::instance::{AotInstance, AotTarget, buffer};
+use crate::cube::instance::{AotInstance, AotTarget, kernel};
 use crate::cube::{empty, grid};
 use crate::fp8::BLOCK;
 
@@ -136,20 +136,8 @@ pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
 
 /// Both kernels.
 pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let (device, compiler) = target.properties();
-    let transpose = transpose_kernel::TransposeKernel::new(
-        target.settings(UNITS),
-        device,
-        compiler,
-        buffer(),
-        buffer(),
-        (),
-        (),
-        4,
-    );
-    let (device, compiler) = target.properties();
-    let settings = target.settings(UNITS);
-    let pad = pad_kernel::PadKernel::new(settings, device, compiler, buffer(), buffer(), (), ());
+    let transpose = kernel!(target, UNITS, transpose_kernel::TransposeKernel [_ _ _ _] (4));
+    let pad = kernel!(target, UNITS, pad_kernel::PadKernel [_ _ _ _] ());
     vec![
         AotInstance::streaming("fp8/transpose".into(), transpose),
         AotInstance::other("fp8/pad".into(), pad),

@@ -8,7 +8,7 @@ use super::backward::{
 use super::forward::{NormVariant, norm_forward};
 use super::layout::RowLayout;
 use super::{BACKWARD, FORWARD, PARTIAL_UNITS};
-use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
 
 /// Every kernel in every type: LayerNorm with a residual and a bias, on narrow rows, on rows that
 /// stay in registers and on rows that are read twice.
@@ -25,22 +25,12 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             let name = format!("{name}+f32/4096");
             all.extend(of_width(target, &name, mixed, vector, 4096));
         }
-        let (device, compiler) = target.properties();
         all.push(AotInstance::other(
             format!("norm/finish/{name}/4096"),
-            norm_finish::NormFinish::new(
-                target.settings(FINISH_UNITS),
-                device,
-                compiler,
-                tensor(),
-                tensor(),
-                tensor(),
-                (),
-                (),
-                0,
-                2,
-                FINISH_UNITS,
-                dtype,
+            kernel!(
+                target, FINISH_UNITS, norm_finish::NormFinish
+                [_ _ _ _ _]
+                (0, 2, FINISH_UNITS, dtype)
             ),
         ));
     }
@@ -69,61 +59,21 @@ fn of_width(
     };
     let columns = width / vector;
     let layout = RowLayout::of(columns, true, 32, FORWARD.units, FORWARD);
-    let (device, compiler) = target.properties();
-    let forward = norm_forward::NormForward::new(
-        target.settings(layout.units),
-        device,
-        compiler,
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        (),
-        (),
-        vector,
-        forward_variant,
-        layout,
-        types,
+    let forward = kernel!(
+        target, layout.units, norm_forward::NormForward
+        [_ _ _ _ _ _ _ _ _]
+        (vector, forward_variant, layout, types)
     );
     let layout = RowLayout::of(columns, true, 32, BACKWARD.units, BACKWARD);
-    let (device, compiler) = target.properties();
-    let backward = norm_backward::NormBackward::new(
-        target.settings(layout.units),
-        device,
-        compiler,
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        (),
-        (),
-        vector,
-        backward_variant,
-        layout,
-        types,
+    let backward = kernel!(
+        target, layout.units, norm_backward::NormBackward
+        [_ _ _ _ _ _ _ _ _]
+        (vector, backward_variant, layout, types)
     );
-    let (device, compiler) = target.properties();
-    let partials = norm_partials::NormPartials::new(
-        target.settings(PARTIAL_UNITS),
-        device,
-        compiler,
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        (),
-        (),
-        vector,
-        backward_variant,
-        columns,
-        PARTIAL_UNITS,
-        [types[0], types[1]],
+    let partials = kernel!(
+        target, PARTIAL_UNITS, norm_partials::NormPartials
+        [_ _ _ _ _ _]
+        (vector, backward_variant, columns, PARTIAL_UNITS, [types[0], types[1]])
     );
     vec![
         AotInstance::streaming(format!("norm/forward/{name}"), forward),

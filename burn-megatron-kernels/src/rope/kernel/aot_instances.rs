@@ -1,13 +1,12 @@
 //! AOT instances of rotary positions.
 
 use cubecl::ir::ElemType;
-use cubecl::prelude::*;
 
 use super::mla::{in_vectors, mla_backward_kernel, mla_forward_kernel};
 use super::rotate::rotate_kernel;
 use super::{RopePlan, UNITS};
 use crate::cube::SPLITS;
-use crate::cube::instance::{AotInstance, AotTarget, tensor, types};
+use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
 use crate::rope::{MlaDims, Pairing, RotaryHeads};
 
 /// Grouped heads of 128 features, and DeepSeek's latent attention.
@@ -41,40 +40,22 @@ fn rotate_instances(
     };
     let plan = RopePlan::with_vector(heads, vector);
     let rotate = |plan: RopePlan, each, items, units| {
-        let (device, compiler) = target.properties();
-        rotate_kernel::RotateKernel::new(
-            target.settings(units),
-            device,
-            compiler,
-            tensor(),
-            tensor(),
-            tensor(),
-            each,
-            tensor(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            plan.vector,
-            plan.lanes,
-            plan,
-            items,
-            units,
-            dtype,
+        kernel!(
+            target, units, rotate_kernel::RotateKernel
+            [_ _ _ (each) _ _ _ _ _ _]
+            (plan.vector, plan.lanes, plan, items, units, dtype)
         )
     };
     let each = rotate(
         plan,
-        ComptimeOptionCompilationArg::Some(tensor()),
+        given(true),
         plan.rotated_units() + plan.unrotated_vectors(),
         UNITS,
     );
     let each = AotInstance::streaming(format!("rope/each/{name}/{pairing:?}"), each);
     let in_place = SPLITS.map(|split| {
         let plan = plan.grouped(split.each);
-        let none = ComptimeOptionCompilationArg::None;
-        let kernel = rotate(plan, none, plan.rotated_units(), split.units);
+        let kernel = rotate(plan, given(false), plan.rotated_units(), split.units);
         AotInstance::streaming(format!("rope/in_place/{name}/{pairing:?}-{split}"), kernel)
     });
     core::iter::once(each).chain(in_place).collect()
@@ -100,51 +81,15 @@ fn mla_instances(
         value: 128,
     };
     let mla = in_vectors(mla, plan);
-    let (device, compiler) = target.properties();
-    let keys = mla_forward_kernel::MlaForwardKernel::new(
-        target.settings(UNITS),
-        device.clone(),
-        compiler.clone(),
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        tensor(),
-        ComptimeOptionCompilationArg::None,
-        tensor(),
-        tensor(),
-        (),
-        (),
-        (),
-        (),
-        (),
-        plan.vector,
-        plan.lanes,
-        plan,
-        mla,
-        plan.rotated_units(),
-        dtype,
+    let keys = kernel!(
+        target, UNITS, mla_forward_kernel::MlaForwardKernel
+        [_ _ _ _ _ (given(false)) _ _ _ _ _ _ _]
+        (plan.vector, plan.lanes, plan, mla, plan.rotated_units(), dtype)
     );
-    let back = mla_backward_kernel::MlaBackwardKernel::new(
-        target.settings(UNITS),
-        device,
-        compiler,
-        tensor(),
-        tensor(),
-        tensor(),
-        ComptimeOptionCompilationArg::None,
-        tensor(),
-        tensor(),
-        (),
-        (),
-        (),
-        (),
-        (),
-        plan.vector,
-        plan.lanes,
-        plan,
-        mla,
-        dtype,
+    let back = kernel!(
+        target, UNITS, mla_backward_kernel::MlaBackwardKernel
+        [_ _ _ (given(false)) _ _ _ _ _ _ _]
+        (plan.vector, plan.lanes, plan, mla, dtype)
     );
     [
         AotInstance::streaming(format!("rope/keys/{name}/{pairing:?}"), keys),

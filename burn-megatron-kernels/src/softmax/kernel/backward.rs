@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::*;
-use crate::cube::instance::{AotInstance, AotTarget, tensor, types as elements};
+use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types as elements};
 use crate::cube::{cube_sum, empty, grid, lane_sum};
 
 /// Elements that a unit keeps at most, of the output and of its gradient each.
@@ -218,43 +218,17 @@ pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             (PREFERRED_VALUES / vector, 4096 / PREFERRED_VALUES as u32),
             (REGISTER_VALUES / vector, 1024),
         ] {
-            let (device, compiler) = target.properties();
-            let kernel = gradient_kernel::GradientKernel::new(
-                target.settings(units),
-                device,
-                compiler,
-                tensor(),
-                tensor(),
-                ComptimeOptionCompilationArg::Some(tensor()),
-                ComptimeOptionCompilationArg::None,
-                tensor(),
-                ComptimeOptionCompilationArg::Some(tensor()),
-                SoftmaxLayout::compiled(),
-                (),
-                (),
-                vector,
-                KeyRangeKind::Window,
-                register_vectors,
-                units,
-                true,
-                element,
+            let kernel = kernel!(
+                target, units, gradient_kernel::GradientKernel
+                [_ _ (given(true)) (given(false)) _ (given(true)) _ _ _]
+                (vector, KeyRangeKind::Window, register_vectors, units, true, element)
             );
             let keys = units as usize * (vector * register_vectors).max(PREFERRED_VALUES);
             let name = format!("masked_softmax/backward/{name}/{keys}/held{register_vectors}");
             all.push(AotInstance::streaming(name, kernel));
         }
     }
-    let (device, compiler) = target.properties();
-    let kernel = sink_kernel::SinkKernel::new(
-        target.settings(1024),
-        device,
-        compiler,
-        tensor(),
-        tensor(),
-        SoftmaxLayout::compiled(),
-        1024,
-        true,
-    );
+    let kernel = kernel!(target, 1024, sink_kernel::SinkKernel [_ _ _] (1024, true));
     all.push(AotInstance::other(
         "masked_softmax/sink/f32/1024".into(),
         kernel,

@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::*;
-use crate::cube::instance::{AotInstance, AotTarget, tensor, types as elements};
+use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types as elements};
 use crate::cube::{cube_max, cube_sum, empty, grid, lane_max, lane_sum};
 
 /// Values in f32 that a unit keeps at most: a cube of 1024 units has 64 registers per unit.
@@ -263,29 +263,12 @@ pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
     for (name, element, vector) in elements() {
         for register_vectors in [0, 4] {
             let units = 4096 / (vector * 4) as u32;
-            let (device, compiler) = target.properties();
-            let kernel = softmax_kernel::SoftmaxKernel::new(
-                target.settings(units),
-                device,
-                compiler,
-                tensor(),
-                ComptimeOptionCompilationArg::Some(tensor()),
-                ComptimeOptionCompilationArg::None,
-                ComptimeOptionCompilationArg::None,
-                tensor(),
-                ComptimeOptionCompilationArg::Some(tensor()),
-                SoftmaxLayout::compiled(),
-                (),
-                (),
-                (),
-                (),
-                vector,
-                KeyRangeKind::Window,
-                false,
-                register_vectors,
-                units,
-                true,
-                [element, ElemType::UInt(UIntKind::U8)],
+            let kernel = kernel!(
+                target, units, softmax_kernel::SoftmaxKernel
+                [_ (given(true)) (given(false)) (given(false)) _ (given(true)) _ _ _ _
+                _]
+                (vector, KeyRangeKind::Window, false, register_vectors, units, true, [element,
+                ElemType::UInt(UIntKind::U8)])
             );
             let name = format!("masked_softmax/forward/{name}/4096/held{register_vectors}");
             all.push(AotInstance::streaming(name, kernel));

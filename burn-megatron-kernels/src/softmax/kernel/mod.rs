@@ -10,7 +10,7 @@ use cubecl::ir::{ElemType, UIntKind};
 use cubecl::prelude::*;
 
 use super::{KeyRange, SinkKind, SoftmaxProblem};
-use crate::cube::instance::{AotInstance, AotTarget};
+use crate::cube::instance::{AotInstance, AotTarget, struct_of_scalars};
 use crate::cube::{Reduction, RowPlan};
 
 mod backward;
@@ -51,19 +51,9 @@ impl SoftmaxLayout {
         };
         SoftmaxLayoutLaunch::new(plan.rows(), heads, queries, keys, left, right)
     }
-
-    /// The argument of a kernel's `new`.
-    fn compiled() -> SoftmaxLayoutCompilationArg {
-        SoftmaxLayoutCompilationArg {
-            rows: (),
-            heads: (),
-            queries: (),
-            keys: (),
-            left: (),
-            right: (),
-        }
-    }
 }
+
+struct_of_scalars!(SoftmaxLayoutCompilationArg [rows heads queries keys left right]);
 
 /// The keys that row `row` sees, before the mask tensor is applied.
 #[cube]

@@ -7,7 +7,7 @@ use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use cubecl::prelude::*;
 
 use super::{ScaleOrder, TILE};
-use crate::cube::instance::{AotInstance, AotTarget, buffer};
+use crate::cube::instance::{AotInstance, AotTarget, kernel};
 use crate::cube::{empty, grid};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
@@ -97,18 +97,8 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         ("tiled", ScaleOrder::Tiled, codes),
     ]
     .map(|(name, order, dtype)| {
-        let (device, compiler) = target.properties();
-        let kernel = arrange_kernel::ArrangeKernel::new(
-            target.settings(UNITS),
-            device,
-            compiler,
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            order,
-            dtype,
+        let kernel = kernel!(
+            target, UNITS, arrange_kernel::ArrangeKernel [_ _ _ _ _] (order, dtype)
         );
         AotInstance::other(format!("library_scales/{name}"), kernel)
     })

@@ -6,7 +6,7 @@ use super::copies::quantize_kernel;
 use super::plan::QuantizePlan;
 use super::reduce::{FinishVariant, UNITS, finish_kernel, scale_kernel};
 use super::values::{DequantizeVariant, amax_kernel, dequantize_kernel};
-use crate::cube::instance::{AotInstance, AotTarget, buffer, types};
+use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
 use crate::fp8::Format;
 
 const KINDS: [(&str, ScalingKind); 5] = [
@@ -39,41 +39,16 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 flushes: false,
                 unrolled: true,
             };
-            let (device, compiler) = target.properties();
-            let kernel = quantize_kernel::QuantizeKernel::new(
-                target.settings(UNITS),
-                device,
-                compiler,
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                (),
-                (),
-                vector,
-                plan.patch() / 4,
-                4,
-                plan,
-                dtype,
+            let kernel = kernel!(
+                target, UNITS, quantize_kernel::QuantizeKernel
+                [_ _ _ _ _ _ _ _ _]
+                (vector, plan.patch() / 4, 4, plan, dtype)
             );
             let name = format!("fp8/quantize/{scaling}/{name}");
             all.push(AotInstance::streaming(name, kernel));
         }
-        let (device, compiler) = target.properties();
-        let settings = target.settings(UNITS);
-        let amax = amax_kernel::AmaxKernel::new(
-            settings,
-            device,
-            compiler,
-            buffer(),
-            buffer(),
-            (),
-            vector,
-            true,
-            dtype,
+        let amax = kernel!(
+            target, UNITS, amax_kernel::AmaxKernel [_ _ _] (vector, true, dtype)
         );
         all.push(AotInstance::streaming(format!("fp8/amax/{name}"), amax));
     }
@@ -84,19 +59,8 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             format: Format::E4M3,
             flushes: false,
         };
-        let (device, compiler) = target.properties();
-        let kernel = dequantize_kernel::DequantizeKernel::new(
-            target.settings(UNITS),
-            device,
-            compiler,
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            4,
-            reading,
-            4,
+        let kernel = kernel!(
+            target, UNITS, dequantize_kernel::DequantizeKernel [_ _ _ _ _] (4, reading, 4)
         );
         all.push(AotInstance::other(
             format!("fp8/dequantize/{scaling}"),
@@ -115,29 +79,8 @@ fn small(target: &AotTarget) -> [AotInstance; 2] {
         descale: true,
         planes: true,
     };
-    let (device, compiler) = target.properties();
-    let finish = finish_kernel::FinishKernel::new(
-        target.settings(UNITS),
-        device,
-        compiler,
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        (),
-        finish,
-    );
-    let (device, compiler) = target.properties();
-    let scale = scale_kernel::ScaleKernel::new(
-        target.settings(1),
-        device,
-        compiler,
-        buffer(),
-        buffer(),
-        (),
-        false,
-        Format::E4M3,
-    );
+    let finish = kernel!(target, UNITS, finish_kernel::FinishKernel [_ _ _ _ _] (finish));
+    let scale = kernel!(target, 1, scale_kernel::ScaleKernel [_ _ _] (false, Format::E4M3));
     [
         AotInstance::other("fp8/finish".into(), finish),
         AotInstance::other("fp8/scale".into(), scale),
