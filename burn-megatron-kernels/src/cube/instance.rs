@@ -94,17 +94,17 @@ impl DefaultArg for TensorCompilationArg {
     }
 }
 
-/// Implements [`DefaultArg`] for structs of scalars.
-macro_rules! struct_of_scalars {
+/// Implements [`DefaultArg`] for a struct whose fields have it.
+macro_rules! default_fields {
     ($argument:ident [$($field:ident)*]) => {
         impl $crate::cube::instance::DefaultArg for $argument {
             fn default_arg() -> Self {
-                Self { $($field: ()),* }
+                Self { $($field: $crate::cube::instance::DefaultArg::default_arg()),* }
             }
         }
     };
 }
-pub(crate) use struct_of_scalars;
+pub(crate) use default_fields;
 
 /// The argument for an optional tensor.
 pub(crate) fn given<T>(is_given: bool) -> ComptimeOptionCompilationArg<T>

@@ -3,11 +3,16 @@
 use super::backward::{attention_delta, attention_keys, attention_queries, attention_sink};
 use super::forward::attention_forward;
 use super::plan::typical;
-use super::tile::{DeviceMaskRangeCompilationArg, DeviceStridesCompilationArg};
-use crate::cube::instance::{AotInstance, AotTarget, given, kernel, struct_of_scalars, types};
+use super::tile::{
+    AttentionSizesCompilationArg, AttentionStridesCompilationArg, DeviceMaskRangeCompilationArg,
+    DeviceStridesCompilationArg,
+};
+use crate::cube::instance::{AotInstance, AotTarget, default_fields, given, kernel, types};
 
-struct_of_scalars!(DeviceStridesCompilationArg [offset batch row head]);
-struct_of_scalars!(DeviceMaskRangeCompilationArg [shift before after columns rows]);
+default_fields!(DeviceStridesCompilationArg [offset batch row head]);
+default_fields!(DeviceMaskRangeCompilationArg [shift before after columns rows]);
+default_fields!(AttentionStridesCompilationArg [q k v out]);
+default_fields!(AttentionSizesCompilationArg [mask_range scale batches heads heads_per_group]);
 
 /// Every kernel in every type for heads of width 64, 96 and 128.
 pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
@@ -21,7 +26,7 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             let label = |kernel: &str| format!("attention/{kernel}/{name}/{width}");
             let kernel = kernel!(
                 target, forward.units() as u32, attention_forward::AttentionForward
-                [_ _ _ (given(true)) (given(true)) _ _ _ _ _ _ _ _ _ _ _]
+                [_ _ _ (given(true)) (given(true)) _ _ _ _]
                 (vector, forward, dtype)
             );
             all.push(AotInstance::other(label("forward"), kernel));
@@ -34,13 +39,13 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             let units = backward.units() as u32;
             let kernel = kernel!(
                 target, units, attention_queries::AttentionQueries
-                [_ _ _ _ _ _ (given(true)) _ _ _ _ _ _ _ _ _ _ _]
+                [_ _ _ _ _ _ (given(true)) _ _ _ _]
                 (vector, backward, dtype)
             );
             all.push(AotInstance::other(label("queries"), kernel));
             let kernel = kernel!(
                 target, units, attention_keys::AttentionKeys
-                [_ _ _ _ _ _ (given(true)) _ _ _ _ _ _ _ _ _ _ _ _]
+                [_ _ _ _ _ _ (given(true)) _ _ _ _ _]
                 (vector, backward, dtype)
             );
             all.push(AotInstance::other(label("keys"), kernel));

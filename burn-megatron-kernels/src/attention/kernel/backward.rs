@@ -4,8 +4,8 @@
 use cubecl::prelude::*;
 
 use super::tile::{
-    DeviceMaskRange, DeviceStrides, LANES, TileShape, accumulate, dots, load, start, store,
-    visible_end, visible_ranges, visible_start, zeros,
+    AttentionSizes, AttentionStrides, DeviceStrides, LANES, TileShape, accumulate, dots, load,
+    start, store, visible_end, visible_ranges, visible_start, zeros,
 };
 use crate::cube::{cube_sum, lane_sum};
 
@@ -91,32 +91,25 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     dq: &mut [Vector<F, N>],
-    q_strides: &DeviceStrides,
-    k_strides: &DeviceStrides,
-    v_strides: &DeviceStrides,
-    out_strides: &DeviceStrides,
+    strides: &AttentionStrides,
     dq_strides: &DeviceStrides,
-    mask_range: &DeviceMaskRange,
-    scale: f32,
-    batches: u32,
-    heads: u32,
-    heads_per_group: u32,
+    sizes: &AttentionSizes,
     #[comptime] shape: TileShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
-    let queries = mask_range.rows as usize;
-    let keys = mask_range.columns as usize;
+    let queries = sizes.mask_range.rows as usize;
+    let keys = sizes.mask_range.columns as usize;
     let tiles = queries.div_ceil(shape.rows);
-    let sequences = (batches * heads) as usize;
+    let sequences = (sizes.batches * sizes.heads) as usize;
     let cube = CUBE_POS;
     if cube < tiles * sequences {
         let tile = tiles - 1 - cube / sequences;
-        let head = cube % sequences % heads as usize;
-        let batch = cube % sequences / heads as usize;
-        let group = head / heads_per_group as usize;
+        let head = cube % sequences % sizes.heads as usize;
+        let batch = cube % sequences / sizes.heads as usize;
+        let group = head / sizes.heads_per_group as usize;
         let first = tile * shape.rows;
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
@@ -128,21 +121,21 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         let mut streamed =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
-        let q_start = start(q_strides, batch, head);
-        let out_start = start(out_strides, batch, head);
+        let q_start = start(&strides.q, batch, head);
+        let out_start = start(&strides.out, batch, head);
         let (k_start, v_start) = (
-            start(k_strides, batch, group),
-            start(v_strides, batch, group),
+            start(&strides.k, batch, group),
+            start(&strides.v, batch, group),
         );
-        let (q_row, out_row) = (q_strides.row as usize, out_strides.row as usize);
-        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
+        let (q_row, out_row) = (strides.q.row as usize, strides.out.row as usize);
+        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
         load(
             q,
             q_start,
             q_row,
             first,
             queries,
-            scale,
+            sizes.scale,
             &mut resident,
             shape.rows,
             shape,
@@ -164,16 +157,23 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         let mut row_delta = Shared::<[f32]>::new_slice(shape.rows);
         let mut lows = Shared::<[i32]>::new_slice(shape.rows);
         let mut highs = Shared::<[i32]>::new_slice(shape.rows);
-        visible_ranges(first, mask_range, bounds, &mut lows, &mut highs, shape);
-        let statistics = (batch * heads as usize + head) * queries;
+        visible_ranges(
+            first,
+            &sizes.mask_range,
+            bounds,
+            &mut lows,
+            &mut highs,
+            shape,
+        );
+        let statistics = (batch * sizes.heads as usize + head) * queries;
         if (UNIT_POS as usize) < shape.rows {
             let at = statistics + min(first + UNIT_POS as usize, queries - 1);
             row_lse[UNIT_POS as usize] = lse[at];
             row_delta[UNIT_POS as usize] = delta[at];
         }
         let last = min(first + shape.rows, queries) - 1;
-        let mut at = visible_start(first as i32, mask_range, bounds);
-        let end = visible_end(last as i32, mask_range, bounds);
+        let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
         while at < end {
             sync_cube();
             let key = at as usize;
@@ -231,7 +231,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         let mut factors = Array::<f32>::new(own);
         #[unroll]
         for r in 0..own {
-            factors[r] = scale;
+            factors[r] = sizes.scale;
         }
         let dq_start = start(dq_strides, batch, head);
         store(
@@ -248,7 +248,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
 }
 
 /// `dv = p^T dout` and `dk = ds^T (scale * q)`: one cube takes `shape.rows` keys of one group, and
-/// all the heads of it one after the other. `mask_range`: which queries see a key.
+/// all the heads of it one after the other. `sizes.mask_range`: which queries see a key.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_keys<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -259,28 +259,21 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     gradients: &mut [Vector<F, N>],
-    q_strides: &DeviceStrides,
-    k_strides: &DeviceStrides,
-    v_strides: &DeviceStrides,
-    out_strides: &DeviceStrides,
+    strides: &AttentionStrides,
     dk_strides: &DeviceStrides,
     dv_strides: &DeviceStrides,
-    mask_range: &DeviceMaskRange,
-    scale: f32,
-    batches: u32,
-    heads: u32,
-    heads_per_group: u32,
+    sizes: &AttentionSizes,
     #[comptime] shape: TileShape,
     #[define(F)] _dtype: ElemType,
 ) {
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
-    let keys = mask_range.rows as usize;
-    let queries = mask_range.columns as usize;
+    let keys = sizes.mask_range.rows as usize;
+    let queries = sizes.mask_range.columns as usize;
     let tiles = keys.div_ceil(shape.rows);
-    let groups = (heads / heads_per_group) as usize;
-    let sequences = batches as usize * groups;
+    let groups = (sizes.heads / sizes.heads_per_group) as usize;
+    let sequences = sizes.batches as usize * groups;
     let cube = CUBE_POS;
     if cube < tiles * sequences {
         let first = cube / sequences * shape.rows;
@@ -297,11 +290,11 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let (k_start, v_start) = (
-            start(k_strides, batch, group),
-            start(v_strides, batch, group),
+            start(&strides.k, batch, group),
+            start(&strides.v, batch, group),
         );
-        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
-        let (q_row, out_row) = (q_strides.row as usize, out_strides.row as usize);
+        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
+        let (q_row, out_row) = (strides.q.row as usize, strides.out.row as usize);
         load(
             k,
             k_start,
@@ -329,17 +322,24 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         let mut dv = zeros::<N>(shape);
         let mut lows = Shared::<[i32]>::new_slice(shape.rows);
         let mut highs = Shared::<[i32]>::new_slice(shape.rows);
-        visible_ranges(first, mask_range, bounds, &mut lows, &mut highs, shape);
+        visible_ranges(
+            first,
+            &sizes.mask_range,
+            bounds,
+            &mut lows,
+            &mut highs,
+            shape,
+        );
         let last = min(first + shape.rows, keys) - 1;
-        let begin = visible_start(first as i32, mask_range, bounds);
-        let end = visible_end(last as i32, mask_range, bounds);
-        for member in 0..heads_per_group as usize {
-            let head = group * heads_per_group as usize + member;
+        let begin = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
+        for member in 0..sizes.heads_per_group as usize {
+            let head = group * sizes.heads_per_group as usize + member;
             let (q_start, out_start) = (
-                start(q_strides, batch, head),
-                start(out_strides, batch, head),
+                start(&strides.q, batch, head),
+                start(&strides.out, batch, head),
             );
-            let statistics = (batch * heads as usize + head) * queries;
+            let statistics = (batch * sizes.heads as usize + head) * queries;
             let mut at = begin;
             while at < end {
                 let query = at as usize;
@@ -350,7 +350,7 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     q_row,
                     query,
                     queries,
-                    scale,
+                    sizes.scale,
                     &mut streamed,
                     shape.columns,
                     shape,
@@ -360,7 +360,7 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                 #[unroll]
                 for c in 0..columns {
                     let i = at + (lane + c * LANES) as i32;
-                    let of_query = lse[statistics + min(i, mask_range.columns - 1) as usize];
+                    let of_query = lse[statistics + min(i, sizes.mask_range.columns - 1) as usize];
                     #[unroll]
                     for r in 0..own {
                         let p = (scores[comptime!(r * columns + c)] - of_query).exp();
@@ -387,7 +387,7 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                 sync_cube();
                 #[unroll]
                 for c in 0..columns {
-                    let i = min(at + (lane + c * LANES) as i32, mask_range.columns - 1);
+                    let i = min(at + (lane + c * LANES) as i32, sizes.mask_range.columns - 1);
                     let of_query = delta[statistics + i as usize];
                     #[unroll]
                     for r in 0..own {
@@ -401,7 +401,7 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     q_row,
                     query,
                     queries,
-                    scale,
+                    sizes.scale,
                     &mut streamed,
                     shape.columns,
                     shape,

@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::tile::{
-    DeviceMaskRange, DeviceStrides, LANES, TileShape, accumulate, dots, load, reduce_lanes, start,
-    store, visible_end, visible_start, zeros,
+    AttentionSizes, AttentionStrides, LANES, TileShape, accumulate, dots, load, reduce_lanes,
+    start, store, visible_end, visible_start, zeros,
 };
 
 /// Below every score. Not infinity, because not every shader language has a literal for it.
@@ -21,15 +21,8 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     out: &mut [Vector<F, N>],
     lse: &mut [f32],
-    q_strides: &DeviceStrides,
-    k_strides: &DeviceStrides,
-    v_strides: &DeviceStrides,
-    out_strides: &DeviceStrides,
-    mask_range: &DeviceMaskRange,
-    scale: f32,
-    batches: u32,
-    heads: u32,
-    heads_per_group: u32,
+    strides: &AttentionStrides,
+    sizes: &AttentionSizes,
     #[comptime] shape: TileShape,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -37,16 +30,16 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     let columns = comptime!(shape.columns_per_unit());
     let vectors_per_unit = comptime!(shape.vectors_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
-    let queries = mask_range.rows as usize;
-    let keys = mask_range.columns as usize;
+    let queries = sizes.mask_range.rows as usize;
+    let keys = sizes.mask_range.columns as usize;
     let tiles = queries.div_ceil(shape.rows);
-    let sequences = (batches * heads) as usize;
+    let sequences = (sizes.batches * sizes.heads) as usize;
     let cube = CUBE_POS;
     if cube < tiles * sequences {
         let tile = tiles - 1 - cube / sequences;
-        let head = cube % sequences % heads as usize;
-        let batch = cube % sequences / heads as usize;
-        let group = head / heads_per_group as usize;
+        let head = cube % sequences % sizes.heads as usize;
+        let batch = cube % sequences / sizes.heads as usize;
+        let group = head / sizes.heads_per_group as usize;
         let first = tile * shape.rows;
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
@@ -57,20 +50,20 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let mut exchange = Shared::<[f32]>::new_slice(comptime!(shape.exchange()));
-        let q_start = start(q_strides, batch, head);
+        let q_start = start(&strides.q, batch, head);
         let (k_start, v_start) = (
-            start(k_strides, batch, group),
-            start(v_strides, batch, group),
+            start(&strides.k, batch, group),
+            start(&strides.v, batch, group),
         );
-        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
-        let q_row = q_strides.row as usize;
+        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
+        let q_row = strides.q.row as usize;
         load(
             q,
             q_start,
             q_row,
             first,
             queries,
-            scale,
+            sizes.scale,
             &mut resident,
             shape.rows,
             shape,
@@ -86,12 +79,12 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             largest[r] = MASKED_SCORE;
             totals[r] = 0.0f32;
             let at = min(first + row + r, queries - 1) as i32;
-            lows[r] = visible_start(at, mask_range, bounds);
-            highs[r] = visible_end(at, mask_range, bounds);
+            lows[r] = visible_start(at, &sizes.mask_range, bounds);
+            highs[r] = visible_end(at, &sizes.mask_range, bounds);
         }
         let last = min(first + shape.rows, queries) - 1;
-        let mut at = visible_start(first as i32, mask_range, bounds);
-        let end = visible_end(last as i32, mask_range, bounds);
+        let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
         while at < end {
             sync_cube();
             let key = at as usize;
@@ -175,11 +168,11 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             factors[r] = (largest[r] - most).exp() / seen;
             let query = first + row + r;
             if lane == 0 && query < queries {
-                lse[(batch * heads as usize + head) * queries + query] = most + total.ln();
+                lse[(batch * sizes.heads as usize + head) * queries + query] = most + total.ln();
             }
         }
-        let out_start = start(out_strides, batch, head);
-        let out_row = out_strides.row as usize;
+        let out_start = start(&strides.out, batch, head);
+        let out_row = strides.out.row as usize;
         store(
             &sums, &factors, out, out_start, out_row, first, queries, shape,
         );

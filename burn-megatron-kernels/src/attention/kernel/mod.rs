@@ -7,11 +7,13 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::{ComptimeOptionArgs, CubeDim};
+use cubecl::client::Client;
+use cubecl::prelude::*;
 
 mod aot_instances;
 mod backward;
 mod forward;
+mod launch;
 pub(super) mod matrix;
 mod plan;
 mod tile;
@@ -20,130 +22,127 @@ pub(crate) use aot_instances::aot_instances;
 
 use backward::{attention_delta, attention_keys, attention_queries, attention_sink};
 use forward::attention_forward;
+use launch::{LaunchArgs, Tiles, launch};
 use plan::TilePlan;
-use tile::{DeviceMaskRangeLaunch, DeviceStridesLaunch, LANES, TileShape};
+use tile::{
+    AttentionSizesLaunch, AttentionStridesLaunch, DeviceMaskRangeLaunch, DeviceStridesLaunch,
+    LANES, TileShape,
+};
 
 use super::mask::MaskRange;
 use super::ops::HeadStrides;
 use super::problem::AttentionProblem;
 use crate::cpu::wide;
-use crate::cube::{Reduction, empty, grid};
+use crate::cube::{Reduction, RowPlan, empty, grid};
 
 /// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
 pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let (call, mut rest) = AttentionCall::new(problem, inputs);
-    let sink = problem.sink.then(|| rest.remove(0));
-    let bounds = rest.pop();
-    let like = &call.tensors[0];
-    let out = empty(like, problem.out_shape(), problem.dtype);
-    let lse = empty(like, problem.lse_shape(), wide(problem.dtype));
-    let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
-    let shape = call.plan.forward;
-    let [q, k, v] = call.head_strides;
-    unsafe {
-        attention_forward::launch_unchecked(
-            &like.client,
-            grid(
-                &like.client,
-                call.cubes(problem.queries, problem.heads.heads, shape),
-            ),
-            CubeDim::new_1d(shape.units() as u32),
-            call.plan.vector,
-            call.projection(0).into_buffer_arg(),
-            call.projection(1).into_buffer_arg(),
-            call.projection(2).into_buffer_arg(),
-            ComptimeOptionArgs::from(sink.map(CubeTensor::into_tensor_arg)),
-            ComptimeOptionArgs::from(bounds.map(CubeTensor::into_tensor_arg)),
-            out.clone().into_buffer_arg(),
-            lse.clone().into_buffer_arg(),
-            call.device_strides(q),
-            call.device_strides(k),
-            call.device_strides(v),
-            call.device_strides(call.out),
-            mask_range(range, problem.queries),
-            problem.scale as f32,
-            problem.batch as u32,
-            problem.heads.heads as u32,
-            call.heads_per_group(),
-            shape,
-            dtype_to_storage_type(problem.dtype),
-        );
-    }
-    vec![out, lse]
+    AttentionCall::new(problem, inputs, TilePlan::new).forward()
 }
 
 /// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
 pub(super) fn backward(problem: &AttentionProblem, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let (call, rest) = AttentionCall::new(problem, inputs);
-    call.gradients(
-        rest,
-        |statistics, bounds, dq| call.queries(statistics, bounds, dq),
-        |statistics, bounds, gradients| call.keys(statistics, bounds, gradients),
-    )
+    AttentionCall::new(problem, inputs, TilePlan::new).backward()
+}
+
+impl Tiles for TileShape {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn forward(
+        args: LaunchArgs<Self>,
+        sink: ComptimeOptionArgs<OwnedTensor<f32>>,
+        [out, lse]: [BufferArg; 2],
+    ) {
+        launch!(attention_forward, args, [sink], [out, lse], [])
+    }
+
+    fn queries(
+        args: LaunchArgs<Self>,
+        [dout, lse, delta]: [BufferArg; 3],
+        dq: BufferArg,
+        strides: DeviceStridesLaunch,
+    ) {
+        launch!(attention_queries, args, [dout, lse, delta], [dq], [strides])
+    }
+
+    fn keys(
+        args: LaunchArgs<Self>,
+        [dout, lse, delta]: [BufferArg; 3],
+        gradients: BufferArg,
+        [dk, dv]: [DeviceStridesLaunch; 2],
+    ) {
+        launch!(
+            attention_keys,
+            args,
+            [dout, lse, delta],
+            [gradients],
+            [dk, dv]
+        )
+    }
 }
 
 /// One problem on one device.
 #[derive(Debug)]
-struct AttentionCall<'a> {
+struct AttentionCall<'a, T> {
     problem: &'a AttentionProblem,
-    tensors: Vec<CubeTensor>,
+    projections: Vec<CubeTensor>,
+    /// The inputs after the projections, contiguous.
+    rest: Vec<CubeTensor>,
     head_strides: [HeadStrides; 3],
     gradients: [HeadStrides; 3],
-    out: HeadStrides,
-    plan: TilePlan,
+    plan: TilePlan<T>,
 }
 
-impl<'a> AttentionCall<'a> {
-    /// The call, and the inputs after the projections, contiguous.
-    fn new(problem: &'a AttentionProblem, mut inputs: Vec<CubeTensor>) -> (Self, Vec<CubeTensor>) {
+impl<'a, T: Tiles> AttentionCall<'a, T> {
+    fn new(
+        problem: &'a AttentionProblem,
+        mut inputs: Vec<CubeTensor>,
+        plan: impl FnOnce(&Client, &AttentionProblem, &[HeadStrides]) -> TilePlan<T>,
+    ) -> Self {
         let rest = inputs.split_off(if problem.packed { 1 } else { 3 });
-        let tensors: Vec<_> = inputs.into_iter().map(readable).collect();
-        let layouts: Vec<_> = tensors
+        let projections: Vec<_> = inputs.into_iter().map(readable).collect();
+        let layouts: Vec<_> = projections
             .iter()
             .map(|tensor| (0, tensor.meta.strides().iter().copied().collect()))
             .collect();
         let head_strides = problem.head_strides(&layouts);
-        let row = problem.heads.heads * problem.heads.width;
-        let out = HeadStrides {
-            offset: 0,
-            batch: problem.queries * row,
-            row,
-            head: problem.heads.width,
-        };
         let gradients = problem.gradient_strides();
-        let all: Vec<_> = head_strides.into_iter().chain(gradients).collect();
-        let plan = TilePlan::new(&tensors[0].client, problem, &all);
-        let call = Self {
+        let all = [head_strides, gradients].concat();
+        Self {
             problem,
-            tensors,
+            plan: plan(&projections[0].client, problem, &all),
+            projections,
+            rest: rest.into_iter().map(into_contiguous).collect(),
             head_strides,
             gradients,
-            out,
-            plan,
-        };
-        (call, rest.into_iter().map(into_contiguous).collect())
+        }
     }
 
-    /// The tensor of the queries (0), keys (1) or values (2).
-    fn projection(&self, part: usize) -> CubeTensor {
-        self.tensors[part.min(self.tensors.len() - 1)].clone()
-    }
-
-    /// All gradients, from the inputs after the projections. `queries` and `keys` launch the
-    /// kernels of the gradients of queries, and of keys and values. Their arguments are the
-    /// gradient of the output, the log-sum-exp and delta, then the document bounds.
-    fn gradients(
-        &self,
-        mut rest: Vec<CubeTensor>,
-        queries: impl FnOnce(&[CubeTensor; 3], &Option<CubeTensor>, &CubeTensor),
-        keys: impl FnOnce(&[CubeTensor; 3], &Option<CubeTensor>, &CubeTensor),
-    ) -> Vec<CubeTensor> {
+    fn forward(mut self) -> Vec<CubeTensor> {
         let problem = self.problem;
+        let sink = problem.sink.then(|| self.rest.remove(0));
+        let bounds = self.rest.pop();
+        let like = &self.projections[0];
+        let out = empty(like, problem.out_shape(), problem.dtype);
+        let lse = empty(like, problem.lse_shape(), wide(problem.dtype));
+        T::forward(
+            self.of_queries(self.plan.forward, bounds),
+            ComptimeOptionArgs::from(sink.map(CubeTensor::into_tensor_arg)),
+            [&out, &lse].map(buffer),
+        );
+        vec![out, lse]
+    }
+
+    fn backward(mut self) -> Vec<CubeTensor> {
+        let problem = self.problem;
+        let mut rest = std::mem::take(&mut self.rest);
         let (out, lse, dout) = (rest.remove(0), rest.remove(0), rest.remove(0));
         let sink = problem.sink.then(|| rest.remove(0));
         let bounds = rest.pop();
         let delta = self.delta(out, &dout);
-        let like = &self.tensors[0];
+        let like = &self.projections[0];
         let mut outputs = if problem.packed {
             vec![empty(like, like.shape(), problem.dtype)]
         } else {
@@ -152,22 +151,87 @@ impl<'a> AttentionCall<'a> {
                 empty(like, problem.pair_shape(), problem.dtype),
             ]
         };
-        let statistics = [dout, lse, delta];
-        queries(&statistics, &bounds, &outputs[0]);
-        keys(&statistics, &bounds, &outputs[outputs.len() - 1]);
+        let statistics = || [&dout, &lse, &delta].map(buffer);
+        let [dq, dk, dv] = self.gradients.map(|strides| self.device_strides(strides));
+        T::queries(
+            self.of_queries(self.plan.backward, bounds.clone()),
+            statistics(),
+            buffer(&outputs[0]),
+            dq,
+        );
+        T::keys(
+            self.of_keys(self.plan.backward, bounds),
+            statistics(),
+            buffer(&outputs[outputs.len() - 1]),
+            [dk, dv],
+        );
         if let Some(sink) = sink {
-            let [_, lse, delta] = statistics;
             outputs.push(self.sink(sink, lse, delta));
         }
         outputs
     }
 
-    fn heads_per_group(&self) -> u32 {
-        (self.problem.heads.heads / self.problem.heads.groups) as u32
+    /// The arguments of a kernel with resident queries.
+    fn of_queries(&self, tiles: T, bounds: Option<CubeTensor>) -> LaunchArgs<T> {
+        let (queries, heads) = (self.problem.queries, self.problem.heads.heads);
+        self.launch_args(tiles, queries, heads, self.mask_range(), bounds)
     }
 
-    fn cubes(&self, rows: usize, heads: usize, shape: TileShape) -> usize {
-        rows.div_ceil(shape.rows) * heads * self.problem.batch
+    /// The arguments of a kernel with resident keys.
+    fn of_keys(&self, tiles: T, bounds: Option<CubeTensor>) -> LaunchArgs<T> {
+        let (keys, groups) = (self.problem.keys, self.problem.heads.groups);
+        let range = self.mask_range().transposed(self.problem.queries);
+        self.launch_args(tiles, keys, groups, range, bounds)
+    }
+
+    fn mask_range(&self) -> MaskRange {
+        let problem = self.problem;
+        MaskRange::new(problem.queries, problem.keys, &problem.options)
+    }
+
+    fn launch_args(
+        &self,
+        tiles: T,
+        rows: usize,
+        heads: usize,
+        range: MaskRange,
+        bounds: Option<CubeTensor>,
+    ) -> LaunchArgs<T> {
+        let problem = self.problem;
+        let last = self.projections.len() - 1;
+        let row = problem.heads.heads * problem.heads.width;
+        let out = HeadStrides {
+            offset: 0,
+            batch: problem.queries * row,
+            row,
+            head: problem.heads.width,
+        };
+        let [q, k, v] = self
+            .head_strides
+            .map(|strides| self.device_strides(strides));
+        LaunchArgs {
+            client: self.projections[0].client.clone(),
+            cubes: rows.div_ceil(tiles.rows()) * heads * problem.batch,
+            tiles,
+            vector: self.plan.vector,
+            projections: [0, 1, 2].map(|part| buffer(&self.projections[part.min(last)])),
+            bounds: ComptimeOptionArgs::from(bounds.map(CubeTensor::into_tensor_arg)),
+            strides: AttentionStridesLaunch::new(q, k, v, self.device_strides(out)),
+            sizes: AttentionSizesLaunch::new(
+                DeviceMaskRangeLaunch::new(
+                    range.shift,
+                    range.before,
+                    range.after,
+                    range.columns,
+                    rows as i32,
+                ),
+                problem.scale as f32,
+                problem.batch as u32,
+                problem.heads.heads as u32,
+                (problem.heads.heads / problem.heads.groups) as u32,
+            ),
+            dtype: dtype_to_storage_type(problem.dtype),
+        }
     }
 
     fn device_strides(&self, strides: HeadStrides) -> DeviceStridesLaunch {
@@ -207,94 +271,12 @@ impl<'a> AttentionCall<'a> {
         delta
     }
 
-    fn queries(
-        &self,
-        [dout, lse, delta]: &[CubeTensor; 3],
-        bounds: &Option<CubeTensor>,
-        dq: &CubeTensor,
-    ) {
-        let problem = self.problem;
-        let shape = self.plan.backward;
-        let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
-        let cubes = self.cubes(problem.queries, problem.heads.heads, shape);
-        let [q, k, v] = self.head_strides;
-        unsafe {
-            attention_queries::launch_unchecked(
-                &dq.client,
-                grid(&dq.client, cubes),
-                CubeDim::new_1d(shape.units() as u32),
-                self.plan.vector,
-                self.projection(0).into_buffer_arg(),
-                self.projection(1).into_buffer_arg(),
-                self.projection(2).into_buffer_arg(),
-                dout.clone().into_buffer_arg(),
-                lse.clone().into_buffer_arg(),
-                delta.clone().into_buffer_arg(),
-                ComptimeOptionArgs::from(bounds.clone().map(CubeTensor::into_tensor_arg)),
-                dq.clone().into_buffer_arg(),
-                self.device_strides(q),
-                self.device_strides(k),
-                self.device_strides(v),
-                self.device_strides(self.out),
-                self.device_strides(self.gradients[0]),
-                mask_range(range, problem.queries),
-                problem.scale as f32,
-                problem.batch as u32,
-                problem.heads.heads as u32,
-                self.heads_per_group(),
-                shape,
-                dtype_to_storage_type(problem.dtype),
-            );
-        }
-    }
-
-    fn keys(
-        &self,
-        [dout, lse, delta]: &[CubeTensor; 3],
-        bounds: &Option<CubeTensor>,
-        gradients: &CubeTensor,
-    ) {
-        let problem = self.problem;
-        let shape = self.plan.backward;
-        let range = MaskRange::new(problem.queries, problem.keys, &problem.options);
-        let cubes = self.cubes(problem.keys, problem.heads.groups, shape);
-        let [q, k, v] = self.head_strides;
-        unsafe {
-            attention_keys::launch_unchecked(
-                &gradients.client,
-                grid(&gradients.client, cubes),
-                CubeDim::new_1d(shape.units() as u32),
-                self.plan.vector,
-                self.projection(0).into_buffer_arg(),
-                self.projection(1).into_buffer_arg(),
-                self.projection(2).into_buffer_arg(),
-                dout.clone().into_buffer_arg(),
-                lse.clone().into_buffer_arg(),
-                delta.clone().into_buffer_arg(),
-                ComptimeOptionArgs::from(bounds.clone().map(CubeTensor::into_tensor_arg)),
-                gradients.clone().into_buffer_arg(),
-                self.device_strides(q),
-                self.device_strides(k),
-                self.device_strides(v),
-                self.device_strides(self.out),
-                self.device_strides(self.gradients[1]),
-                self.device_strides(self.gradients[2]),
-                mask_range(range.transposed(problem.queries), problem.keys),
-                problem.scale as f32,
-                problem.batch as u32,
-                problem.heads.heads as u32,
-                self.heads_per_group(),
-                shape,
-                dtype_to_storage_type(problem.dtype),
-            );
-        }
-    }
-
     fn sink(&self, sink: CubeTensor, lse: CubeTensor, delta: CubeTensor) -> CubeTensor {
         let problem = self.problem;
         let heads = problem.heads.heads;
         let dsink = empty(&sink, [heads], wide(problem.dtype));
         let client = sink.client.clone();
+        let reduction = RowPlan::new(&client, problem.dtype, problem.heads.width).reduction;
         let units = client.properties().hardware.plane_size_max.max(256);
         unsafe {
             attention_sink::launch_unchecked(
@@ -309,21 +291,15 @@ impl<'a> AttentionCall<'a> {
                 heads as u32,
                 problem.queries as u32,
                 units,
-                self.plan.reduction == Reduction::Planes,
+                reduction == Reduction::Planes,
             );
         }
         dsink
     }
 }
 
-fn mask_range(range: MaskRange, rows: usize) -> DeviceMaskRangeLaunch {
-    DeviceMaskRangeLaunch::new(
-        range.shift,
-        range.before,
-        range.after,
-        range.columns,
-        rows as i32,
-    )
+fn buffer(tensor: &CubeTensor) -> BufferArg {
+    tensor.clone().into_buffer_arg()
 }
 
 /// The tensor itself if rows of a head are contiguous, otherwise a copy.

@@ -34,14 +34,13 @@ const BACKWARD: [[usize; 3]; 6] = [
 
 /// Elements of a load, and the tiles of both directions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TilePlan {
+pub(super) struct TilePlan<T> {
     pub vector: usize,
-    pub forward: TileShape,
-    pub backward: TileShape,
-    pub reduction: Reduction,
+    pub forward: T,
+    pub backward: T,
 }
 
-impl TilePlan {
+impl TilePlan<TileShape> {
     /// For tensors with these `head_strides`.
     pub(super) fn new(
         client: &Client,
@@ -61,7 +60,6 @@ impl TilePlan {
             vector,
             forward: shape(FORWARD, 1),
             backward: shape(BACKWARD, 2),
-            reduction,
         }
     }
 }

@@ -37,6 +37,26 @@ pub(crate) struct DeviceMaskRange {
     pub rows: i32,
 }
 
+/// The strides of the inputs and of the output.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct AttentionStrides {
+    pub q: DeviceStrides,
+    pub k: DeviceStrides,
+    pub v: DeviceStrides,
+    pub out: DeviceStrides,
+}
+
+/// The sizes of a problem, with the mask as the rows of the resident tiles see it.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct AttentionSizes {
+    pub mask_range: DeviceMaskRange,
+    /// The factor of the scores.
+    pub scale: f32,
+    pub batches: u32,
+    pub heads: u32,
+    pub heads_per_group: u32,
+}
+
 /// The sizes of a kernel's tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileShape {

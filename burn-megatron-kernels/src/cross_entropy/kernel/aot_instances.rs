@@ -7,10 +7,10 @@ use super::gradient::{
     GradientScalesCompilationArg, VocabularyColumnsCompilationArg, gradient_kernel,
 };
 use super::statistics::statistics_kernel;
-use crate::cube::instance::{AotInstance, AotTarget, kernel, struct_of_scalars, types};
+use crate::cube::instance::{AotInstance, AotTarget, default_fields, kernel, types};
 
-struct_of_scalars!(VocabularyColumnsCompilationArg [width first valid tokens]);
-struct_of_scalars!(GradientScalesCompilationArg [keep share twice_z nan]);
+default_fields!(VocabularyColumnsCompilationArg [width first valid tokens]);
+default_fields!(GradientScalesCompilationArg [keep share twice_z nan]);
 
 /// Units of the row kernels for a wide vocabulary.
 const ROW_UNITS: u32 = 1024;

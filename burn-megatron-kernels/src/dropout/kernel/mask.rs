@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 
 use super::{DropoutMask, MaskAlignment, WORDS};
-use crate::cube::instance::struct_of_scalars;
+use crate::cube::instance::default_fields;
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL};
 
 /// A [`DropoutMask`] as the kernels take it: numbers of 64 bits in two halves.
@@ -52,7 +52,7 @@ impl MaskArgs {
     }
 }
 
-struct_of_scalars!(
+default_fields!(
     MaskArgsCompilationArg
     [key_low key_high position_low position_high first_low first_high pitch_low pitch_high run
     threshold scale]

@@ -10,7 +10,7 @@ use cubecl::ir::{ElemType, UIntKind};
 use cubecl::prelude::*;
 
 use super::{KeyRange, SinkKind, SoftmaxProblem};
-use crate::cube::instance::{AotInstance, AotTarget, struct_of_scalars};
+use crate::cube::instance::{AotInstance, AotTarget, default_fields};
 use crate::cube::{Reduction, RowPlan};
 
 mod backward;
@@ -53,7 +53,7 @@ impl SoftmaxLayout {
     }
 }
 
-struct_of_scalars!(SoftmaxLayoutCompilationArg [rows heads queries keys left right]);
+default_fields!(SoftmaxLayoutCompilationArg [rows heads queries keys left right]);
 
 /// The keys that row `row` sees, before the mask tensor is applied.
 #[cube]

@@ -2,10 +2,9 @@
 
 use cubecl::ir::{ElemType, FloatKind};
 
-use super::MAX_VECTOR;
 use super::forward::matrix_forward::MatrixForward;
 use super::keys::matrix_keys::MatrixKeys;
-use super::plan::{TileMultiplier, blocks};
+use super::plan::{MAX_VECTOR, TileMultiplier, blocks};
 use super::queries::matrix_queries::MatrixQueries;
 use crate::cube::instance::{AotInstance, AotTarget, given, kernel};
 
@@ -21,20 +20,20 @@ pub(in crate::attention::kernel) fn aot_instances(target: &AotTarget) -> Vec<Aot
                 blocks(width, MAX_VECTOR, memory, TileMultiplier::MatrixUnits);
             let kernel = kernel!(
                 target, forward.units() as u32, MatrixForward
-                [_ _ _ (given(true)) (given(true)) _ _ _ _ _ _ _ _ _ _ _]
+                [_ _ _ (given(true)) (given(true)) _ _ _ _]
                 (MAX_VECTOR, forward, dtype)
             );
             all.push(AotInstance::multiplying(label("forward"), kernel));
             let units = backward.units() as u32;
             let kernel = kernel!(
                 target, units, MatrixQueries
-                [_ _ _ _ _ _ (given(true)) _ _ _ _ _ _ _ _ _ _ _]
+                [_ _ _ _ _ _ (given(true)) _ _ _ _]
                 (MAX_VECTOR, backward, dtype)
             );
             all.push(AotInstance::multiplying(label("queries"), kernel));
             let kernel = kernel!(
                 target, units, MatrixKeys
-                [_ _ _ _ _ _ (given(true)) _ _ _ _ _ _ _ _ _ _ _ _]
+                [_ _ _ _ _ _ (given(true)) _ _ _ _ _]
                 (MAX_VECTOR, backward, dtype)
             );
             all.push(AotInstance::multiplying(label("keys"), kernel));

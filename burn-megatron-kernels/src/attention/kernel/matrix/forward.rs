@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::super::forward::MASKED_SCORE;
-use super::super::tile::{DeviceMaskRange, DeviceStrides, start, visible_end, visible_start};
+use super::super::tile::{AttentionSizes, AttentionStrides, start, visible_end, visible_start};
 use super::plan::{MatrixTiles, TILE};
 use super::tile::{column, load, load_scores, load_vector, store_weights};
 use super::warp_tile::{
@@ -25,15 +25,8 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     out: &mut [Vector<F, N>],
     lse: &mut [f32],
-    q_strides: &DeviceStrides,
-    k_strides: &DeviceStrides,
-    v_strides: &DeviceStrides,
-    out_strides: &DeviceStrides,
-    mask_range: &DeviceMaskRange,
-    scale: f32,
-    batches: u32,
-    heads: u32,
-    heads_per_group: u32,
+    strides: &AttentionStrides,
+    sizes: &AttentionSizes,
     #[comptime] blocks: MatrixTiles,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -42,16 +35,16 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
     let own = comptime!(columns / 2);
     let vectors_per_unit = comptime!(blocks.vectors_per_unit());
     let products = comptime!(blocks.products);
-    let queries = mask_range.rows as usize;
-    let keys = mask_range.columns as usize;
+    let queries = sizes.mask_range.rows as usize;
+    let keys = sizes.mask_range.columns as usize;
     let tiles = queries.div_ceil(rows);
-    let sequences = (batches * heads) as usize;
+    let sequences = (sizes.batches * sizes.heads) as usize;
     let cube = CUBE_POS;
     if cube < tiles * sequences {
         let first = (tiles - 1 - cube / sequences) * rows;
-        let head = cube % sequences % heads as usize;
-        let batch = cube % sequences / heads as usize;
-        let group = head / heads_per_group as usize;
+        let head = cube % sequences % sizes.heads as usize;
+        let batch = cube % sequences / sizes.heads as usize;
+        let group = head / sizes.heads_per_group as usize;
         let (row, half) = lane_position();
 
         let vectors = comptime!(blocks.vectors());
@@ -68,13 +61,13 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
         let mut scratch =
             Shared::<[f32]>::new_aligned_slice(comptime!(rows * blocks.scratch_pitch()), 128usize);
         let mut exchange = Shared::<[f32]>::new_slice(comptime!(blocks.exchange()));
-        let q_start = start(q_strides, batch, head);
+        let q_start = start(&strides.q, batch, head);
         let (k_start, v_start) = (
-            start(k_strides, batch, group),
-            start(v_strides, batch, group),
+            start(&strides.k, batch, group),
+            start(&strides.v, batch, group),
         );
-        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
-        let q_row = q_strides.row as usize;
+        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
+        let q_row = strides.q.row as usize;
         load(
             q,
             q_start,
@@ -94,11 +87,11 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
         let mut largest = f32::new(MASKED_SCORE);
         let mut total = 0.0f32;
         let query = min(first + row, queries - 1) as i32;
-        let visible_from = visible_start(query, mask_range, bounds);
-        let visible_to = visible_end(query, mask_range, bounds);
+        let visible_from = visible_start(query, &sizes.mask_range, bounds);
+        let visible_to = visible_end(query, &sizes.mask_range, bounds);
         let last = min(first + rows, queries) - 1;
-        let mut at = visible_start(first as i32, mask_range, bounds);
-        let end = visible_end(last as i32, mask_range, bounds);
+        let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
         while at < end {
             sync_cube();
             let key = at as usize;
@@ -129,7 +122,7 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
                 products,
             );
             store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
-            let mut scores = load_scores(&scratch, scale, blocks);
+            let mut scores = load_scores(&scratch, sizes.scale, blocks);
             let mut most = largest;
             #[unroll]
             for i in 0..own {
@@ -199,10 +192,11 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
         let factor = (largest - most).exp() / seen;
         if first + row < queries {
             if half == 0 {
-                lse[(batch * heads as usize + head) * queries + first + row] = most + total.ln();
+                lse[(batch * sizes.heads as usize + head) * queries + first + row] =
+                    most + total.ln();
             }
             let to =
-                start(out_strides, batch, head) + (first + row) * out_strides.row as usize + half;
+                start(&strides.out, batch, head) + (first + row) * strides.out.row as usize + half;
             #[unroll]
             for part in 0..vectors_per_unit {
                 out[to + comptime!(2 * part)] = Vector::cast_from(sums[part] * Vector::new(factor));

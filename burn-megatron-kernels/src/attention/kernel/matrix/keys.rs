@@ -3,13 +3,15 @@
 
 use cubecl::prelude::*;
 
-use super::super::tile::{DeviceMaskRange, DeviceStrides, start, visible_end, visible_start};
+use super::super::tile::{
+    AttentionSizes, AttentionStrides, DeviceStrides, start, visible_end, visible_start,
+};
 use super::plan::{MatrixTiles, TILE};
 use super::tile::{column, load, load_scores, store, store_weights};
 use super::warp_tile::{WeightPair, lane_position, multiply, store_to_shared, warp_row, zeros};
 
 /// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `blocks.rows()` keys of one group,
-/// each of its planes 16 of them, and all the heads of the group one after the other. `mask_range`:
+/// each of its planes 16 of them, and all the heads of the group one after the other. `sizes.mask_range`:
 /// which queries see a key.
 #[cube(launch_unchecked)]
 pub(crate) fn matrix_keys<F: Float, N: Size>(
@@ -21,17 +23,10 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     gradients: &mut [Vector<F, N>],
-    q_strides: &DeviceStrides,
-    k_strides: &DeviceStrides,
-    v_strides: &DeviceStrides,
-    out_strides: &DeviceStrides,
+    strides: &AttentionStrides,
     dk_strides: &DeviceStrides,
     dv_strides: &DeviceStrides,
-    mask_range: &DeviceMaskRange,
-    scale: f32,
-    batches: u32,
-    heads: u32,
-    heads_per_group: u32,
+    sizes: &AttentionSizes,
     #[comptime] blocks: MatrixTiles,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -41,11 +36,11 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
     let products = comptime!(blocks.products);
     let pitch = comptime!(blocks.pitch());
     let weight_pitch = comptime!(blocks.weight_pitch());
-    let keys = mask_range.rows as usize;
-    let queries = mask_range.columns as usize;
+    let keys = sizes.mask_range.rows as usize;
+    let queries = sizes.mask_range.columns as usize;
     let tiles = keys.div_ceil(rows);
-    let groups = (heads / heads_per_group) as usize;
-    let sequences = batches as usize * groups;
+    let groups = (sizes.heads / sizes.heads_per_group) as usize;
+    let sequences = sizes.batches as usize * groups;
     let cube = CUBE_POS;
     if cube < tiles * sequences {
         let first = cube / sequences * rows;
@@ -76,29 +71,29 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
         let mut tile_lse = Shared::<[f32]>::new_slice(columns);
         let mut tile_delta = Shared::<[f32]>::new_slice(columns);
         let (k_start, v_start) = (
-            start(k_strides, batch, group),
-            start(v_strides, batch, group),
+            start(&strides.k, batch, group),
+            start(&strides.v, batch, group),
         );
-        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
-        let (q_row, out_row) = (q_strides.row as usize, out_strides.row as usize);
+        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
+        let (q_row, out_row) = (strides.q.row as usize, strides.out.row as usize);
         load(k, k_start, k_row, first, keys, &mut resident, rows, blocks);
         load(v, v_start, v_row, first, keys, &mut values, rows, blocks);
 
         let mut dk = zeros(comptime!(blocks.width / TILE), products);
         let mut dv = zeros(comptime!(blocks.width / TILE), products);
         let key = min(first + row, keys - 1) as i32;
-        let visible_from = visible_start(key, mask_range, bounds);
-        let visible_to = visible_end(key, mask_range, bounds);
+        let visible_from = visible_start(key, &sizes.mask_range, bounds);
+        let visible_to = visible_end(key, &sizes.mask_range, bounds);
         let last = min(first + rows, keys) - 1;
-        let begin = visible_start(first as i32, mask_range, bounds);
-        let end = visible_end(last as i32, mask_range, bounds);
-        for member in 0..heads_per_group as usize {
-            let head = group * heads_per_group as usize + member;
+        let begin = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
+        for member in 0..sizes.heads_per_group as usize {
+            let head = group * sizes.heads_per_group as usize + member;
             let (q_start, out_start) = (
-                start(q_strides, batch, head),
-                start(out_strides, batch, head),
+                start(&strides.q, batch, head),
+                start(&strides.out, batch, head),
             );
-            let statistics = (batch * heads as usize + head) * queries;
+            let statistics = (batch * sizes.heads as usize + head) * queries;
             let mut at = begin;
             while at < end {
                 let query = at as usize;
@@ -146,7 +141,7 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
                     products,
                 );
                 store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
-                let mut weight = load_scores(&scratch, scale, blocks);
+                let mut weight = load_scores(&scratch, sizes.scale, blocks);
                 #[unroll]
                 for i in 0..own {
                     let j = column(half, i);
@@ -212,7 +207,7 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
         store(
             &dk,
             &mut scratch,
-            scale,
+            sizes.scale,
             gradients,
             to,
             stride,

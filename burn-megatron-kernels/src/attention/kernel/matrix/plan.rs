@@ -5,6 +5,10 @@ use cubecl::client::Client;
 use cubecl::features::{MmaConfig, Plane};
 use cubecl::ir::{ElemType, FloatKind};
 
+use super::super::super::ops::HeadStrides;
+use super::super::super::problem::AttentionProblem;
+use super::super::plan::{TilePlan, vector};
+
 /// Rows, columns and depth of one product of the matrix units.
 pub(crate) const TILE: usize = 16;
 
@@ -13,6 +17,9 @@ pub(crate) const WARP_UNITS: usize = 32;
 
 /// The widest head whose sums stay in registers.
 pub(crate) const MAX_WIDTH: usize = 128;
+
+/// Elements of a load of 128 bits.
+pub(super) const MAX_VECTOR: usize = 8;
 
 /// Padding of a row in shared memory, in elements: consecutive rows start in different banks, and
 /// keep the 16-byte alignment that matrix loads need.
@@ -140,6 +147,23 @@ pub(crate) fn blocks(
         all.find(fits).unwrap_or(smallest)
     };
     [best(&FORWARD, 1), best(&BACKWARD, 2)]
+}
+
+/// A load, and the tiles of both directions, for tensors with the strides that the function is given.
+pub(super) fn plan(
+    products: TileMultiplier,
+) -> impl FnOnce(&Client, &AttentionProblem, &[HeadStrides]) -> TilePlan<MatrixTiles> {
+    move |client, problem, head_strides| {
+        let width = problem.heads.width;
+        let vector = vector(client, problem.dtype, width, head_strides, MAX_VECTOR);
+        let memory = client.properties().hardware.max_shared_memory_size;
+        let [forward, backward] = blocks(width, vector, memory, products);
+        TilePlan {
+            vector,
+            forward,
+            backward,
+        }
+    }
 }
 
 /// What the device does not support of products of `dtype` with sums in f32.

@@ -2,7 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::super::tile::{DeviceMaskRange, DeviceStrides, start, visible_end, visible_start};
+use super::super::tile::{
+    AttentionSizes, AttentionStrides, DeviceStrides, start, visible_end, visible_start,
+};
 use super::plan::{MatrixTiles, TILE};
 use super::tile::{column, load, load_scores, store, store_weights};
 use super::warp_tile::{
@@ -21,16 +23,9 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
     delta: &[f32],
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     dq: &mut [Vector<F, N>],
-    q_strides: &DeviceStrides,
-    k_strides: &DeviceStrides,
-    v_strides: &DeviceStrides,
-    out_strides: &DeviceStrides,
+    strides: &AttentionStrides,
     dq_strides: &DeviceStrides,
-    mask_range: &DeviceMaskRange,
-    scale: f32,
-    batches: u32,
-    heads: u32,
-    heads_per_group: u32,
+    sizes: &AttentionSizes,
     #[comptime] blocks: MatrixTiles,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -39,16 +34,16 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
     let own = comptime!(columns / 2);
     let products = comptime!(blocks.products);
     let pitch = comptime!(blocks.pitch());
-    let queries = mask_range.rows as usize;
-    let keys = mask_range.columns as usize;
+    let queries = sizes.mask_range.rows as usize;
+    let keys = sizes.mask_range.columns as usize;
     let tiles = queries.div_ceil(rows);
-    let sequences = (batches * heads) as usize;
+    let sequences = (sizes.batches * sizes.heads) as usize;
     let cube = CUBE_POS;
     if cube < tiles * sequences {
         let first = (tiles - 1 - cube / sequences) * rows;
-        let head = cube % sequences % heads as usize;
-        let batch = cube % sequences / heads as usize;
-        let group = head / heads_per_group as usize;
+        let head = cube % sequences % sizes.heads as usize;
+        let batch = cube % sequences / sizes.heads as usize;
+        let group = head / sizes.heads_per_group as usize;
         let (row, half) = lane_position();
 
         let vectors = comptime!(blocks.vectors());
@@ -68,15 +63,15 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
         let mut scratch =
             Shared::<[f32]>::new_aligned_slice(comptime!(rows * blocks.scratch_pitch()), 128usize);
         let (q_start, out_start) = (
-            start(q_strides, batch, head),
-            start(out_strides, batch, head),
+            start(&strides.q, batch, head),
+            start(&strides.out, batch, head),
         );
         let (k_start, v_start) = (
-            start(k_strides, batch, group),
-            start(v_strides, batch, group),
+            start(&strides.k, batch, group),
+            start(&strides.v, batch, group),
         );
-        let (q_row, out_row) = (q_strides.row as usize, out_strides.row as usize);
-        let (k_row, v_row) = (k_strides.row as usize, v_strides.row as usize);
+        let (q_row, out_row) = (strides.q.row as usize, strides.out.row as usize);
+        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
         load(
             q,
             q_start,
@@ -100,14 +95,14 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
 
         let mut sums = zeros(comptime!(blocks.width / TILE), products);
         let query = min(first + row, queries - 1);
-        let visible_from = visible_start(query as i32, mask_range, bounds);
-        let visible_to = visible_end(query as i32, mask_range, bounds);
-        let statistics = (batch * heads as usize + head) * queries + query;
+        let visible_from = visible_start(query as i32, &sizes.mask_range, bounds);
+        let visible_to = visible_end(query as i32, &sizes.mask_range, bounds);
+        let statistics = (batch * sizes.heads as usize + head) * queries + query;
         let row_lse = lse[statistics];
         let row_delta = delta[statistics];
         let last = min(first + rows, queries) - 1;
-        let mut at = visible_start(first as i32, mask_range, bounds);
-        let end = visible_end(last as i32, mask_range, bounds);
+        let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
         while at < end {
             sync_cube();
             let key = at as usize;
@@ -138,7 +133,7 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
                 products,
             );
             store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
-            let mut values = load_scores(&scratch, scale, blocks);
+            let mut values = load_scores(&scratch, sizes.scale, blocks);
             #[unroll]
             for i in 0..own {
                 let j = at + column(half, i) as i32;
@@ -186,7 +181,7 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
         store(
             &sums,
             &mut scratch,
-            scale,
+            sizes.scale,
             dq,
             to,
             stride,
