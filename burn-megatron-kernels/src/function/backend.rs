@@ -3,6 +3,8 @@
 //! One extension operation serves every [`Function`](super::Function): its primitives are wrapped
 //! into `DispatchTensor`s on the way in and unwrapped on the way out, on any backend.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -69,19 +71,19 @@ pub trait FunctionOps: Backend {
     fn apply_function(
         #[extension_type] inputs: TensorList<Self>,
         function: SharedFunction,
-    ) -> FloatTensor<Self>;
+    ) -> TensorList<Self>;
 }
 
 impl FunctionOps for Flex {
-    fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> FloatTensor<Self> {
-        forward::<Self>(inputs.0, &function).0
+    fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
+        TensorList(forward::<Self>(inputs.0, &function).0)
     }
 }
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 impl FunctionOps for burn::backend::Cube {
-    fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> FloatTensor<Self> {
-        forward::<Self>(inputs.0, &function).0
+    fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
+        TensorList(forward::<Self>(inputs.0, &function).0)
     }
 }
 
@@ -89,14 +91,14 @@ impl<B: Backend, C: CheckpointStrategy> FunctionOps for Autodiff<B, C>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> FloatTensor<Self> {
-        match inputs.0.len() {
+    fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
+        TensorList(match inputs.0.len() {
             1 => record::<B, C, 1>(inputs.0, function),
             2 => record::<B, C, 2>(inputs.0, function),
             3 => record::<B, C, 3>(inputs.0, function),
             4 => record::<B, C, 4>(inputs.0, function),
             n => panic!("a function takes 1 to {MAX_INPUTS} inputs, {function:?} was given {n}"),
-        }
+        })
     }
 }
 
@@ -120,17 +122,30 @@ where
 fn forward<B: Backend>(
     inputs: Vec<FloatTensor<B>>,
     function: &SharedFunction,
-) -> (FloatTensor<B>, Vec<DispatchTensor>)
+) -> (Vec<FloatTensor<B>>, Vec<DispatchTensor>)
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    let (output, saved) = function
+    let (outputs, saved) = function
         .0
         .forward(inputs.into_iter().map(wrap::<B>).collect());
-    (unwrap::<B>(output, function), saved)
+    let outputs = outputs.into_iter();
+    let outputs = outputs.map(|output| unwrap::<B>(output, function));
+    (outputs.collect(), saved)
+}
+
+/// The gradients that the backward has come to, of the outputs of one call.
+type OutputGradients<B> = Arc<Mutex<Vec<Option<FloatTensor<B>>>>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The recorded step of a function of `N` inputs.
+///
+/// The node of a function with one output is that output. With several outputs, each is a
+/// [`RecordedOutput`] that depends on the node of the function: their steps run before this one and
+/// leave their gradients in its state.
 #[derive(Debug)]
 struct RecordedFunction;
 
@@ -138,7 +153,11 @@ impl<B: Backend, const N: usize> Backward<B, N> for RecordedFunction
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    type State = (SharedFunction, Vec<DispatchTensor>);
+    type State = (
+        SharedFunction,
+        Vec<DispatchTensor>,
+        Option<OutputGradients<B>>,
+    );
 
     fn backward(
         self,
@@ -146,21 +165,14 @@ where
         gradients: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        let gradient = gradients.consume::<B>(&ops.node);
-        let (function, saved) = ops.state;
-        let needed: Vec<bool> = ops.parents.iter().map(Option::is_some).collect();
-        let gradient = wrap::<B>(gradient);
-        let so_far = function.0.onto().and_then(|input| {
-            // Only intermediate gradients are removed when consumed, as this step's own was; that
-            // of a leaf would be added twice.
-            let parent = ops.parents[input].as_ref();
-            let parent = parent.filter(|parent| parent.requirement == ops.node.requirement)?;
-            Some(wrap::<B>(gradients.consume::<B>(parent)))
-        });
-        let parents = match so_far {
-            Some(so_far) => function.0.backward_onto(saved, gradient, &needed, so_far),
-            None => function.0.backward(saved, gradient, &needed),
+        let (function, saved, of_outputs) = ops.state;
+        let of_outputs = match of_outputs {
+            Some(of_outputs) => std::mem::take(&mut *lock(&of_outputs)),
+            None => vec![Some(gradients.consume::<B>(&ops.node))],
         };
+        let of_outputs = of_outputs.into_iter().map(|it| it.map(wrap::<B>)).collect();
+        let needed = ops.parents.each_ref().map(Option::is_some);
+        let parents = function.0.backward(saved, of_outputs, &needed);
         for (parent, gradient) in ops.parents.iter().zip(parents) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, unwrap::<B>(gradient, &function));
@@ -169,10 +181,28 @@ where
     }
 }
 
+/// The recorded step of one of several outputs.
+#[derive(Debug)]
+struct RecordedOutput;
+
+impl<B: Backend> Backward<B, 1> for RecordedOutput {
+    type State = (OutputGradients<B>, usize);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        gradients: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let (of_outputs, index) = ops.state;
+        lock(&of_outputs)[index] = Some(gradients.consume::<B>(&ops.node));
+    }
+}
+
 fn record<B: Backend, C: CheckpointStrategy, const N: usize>(
     inputs: Vec<FloatTensor<Autodiff<B, C>>>,
     function: SharedFunction,
-) -> FloatTensor<Autodiff<B, C>>
+) -> Vec<FloatTensor<Autodiff<B, C>>>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
@@ -182,11 +212,26 @@ where
         unreachable!("`record` is called with as many inputs as N says")
     };
     let step = <RecordedFunction as Backward<B, N>>::prepare::<C>(RecordedFunction, guards);
-    match step.compute_bound().stateful() {
-        OpsKind::Tracked(step) => {
-            let (output, saved) = forward::<B>(primitives, &function);
-            step.finish((function, saved), output)
+    let (outputs, saved) = forward::<B>(primitives, &function);
+    let several = outputs.len() > 1;
+    let of_outputs = several.then(|| Arc::new(Mutex::new(vec![None; outputs.len()])));
+    // With several outputs, nothing reads the value of this node.
+    let first = outputs[0].clone();
+    let node = match step.compute_bound().stateful() {
+        OpsKind::Tracked(step) => step.finish((function, saved, of_outputs.clone()), first),
+        OpsKind::UnTracked(step) => step.finish(first),
+    };
+    let Some(of_outputs) = of_outputs else {
+        return vec![node];
+    };
+    let outputs = outputs.into_iter().enumerate();
+    let output = |(index, output)| {
+        let guards = [node.node()];
+        let step = <RecordedOutput as Backward<B, 1>>::prepare::<C>(RecordedOutput, guards);
+        match step.compute_bound().stateful() {
+            OpsKind::Tracked(step) => step.finish((of_outputs.clone(), index), output),
+            OpsKind::UnTracked(step) => step.finish(output),
         }
-        OpsKind::UnTracked(step) => step.finish(forward::<B>(primitives, &function).0),
-    }
+    };
+    outputs.map(output).collect()
 }

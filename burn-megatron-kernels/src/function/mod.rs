@@ -40,32 +40,21 @@ pub trait Function: Debug + Send + Sync + 'static {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>>;
+}
 
-    /// The input whose gradient so far [`backward_onto`](Self::backward_onto) adds its own to.
-    ///
-    /// Called right before the backward of this function. May only return `Some` if that input is
-    /// an output of another recorded operation, and a gradient of it has been registered in the
-    /// same pass by a function that shares state with this one. Otherwise there is no gradient to
-    /// take.
-    fn onto(&self) -> Option<usize> {
-        None
-    }
+/// A differentiable operation with several float outputs; otherwise a [`Function`].
+pub(crate) trait MultiFunction: Debug + Send + Sync + 'static {
+    /// Computes the outputs, and the tensors to save for the backward.
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
 
-    /// [`backward`](Self::backward), with the accumulated gradient of the input
-    /// [`onto`](Self::onto): the gradient returned for that input is the sum of both.
-    ///
-    /// It saves the separate addition that autodiff would do. Only called where `onto` names an
-    /// input that is tracked.
-    fn backward_onto(
+    /// Computes one gradient per input from those of the outputs. An output that the loss does not
+    /// depend on has none.
+    fn backward(
         &self,
         saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
+        gradients: Vec<Option<DispatchTensor>>,
         needed: &[bool],
-        so_far: DispatchTensor,
-    ) -> Vec<Option<DispatchTensor>> {
-        let _ = (saved, gradient, needed, so_far);
-        panic!("{self:?} names an input in `onto` and has no `backward_onto`")
-    }
+    ) -> Vec<Option<DispatchTensor>>;
 }
 
 /// Runs `function` on `inputs` and records it where an input is tracked.
@@ -109,10 +98,49 @@ pub trait Function: Debug + Send + Sync + 'static {
 /// assert_eq!(x.grad(&gradients).unwrap().sum().into_scalar::<f32>(), 4.0);
 /// ```
 pub fn apply<const O: usize>(inputs: Vec<DispatchTensor>, function: impl Function) -> Tensor<O> {
-    let shared = SharedFunction(Arc::new(function));
-    Tensor::from_dispatch(Dispatch::apply_function(TensorList(inputs), shared))
+    let [output] = apply_multi(inputs, SingleOutput(function));
+    output
+}
+
+/// [`apply`] for `K` outputs of one rank. All are tracked if any input is.
+pub(crate) fn apply_multi<const O: usize, const K: usize>(
+    inputs: Vec<DispatchTensor>,
+    function: impl MultiFunction,
+) -> [Tensor<O>; K] {
+    let function = SharedFunction(Arc::new(function));
+    let TensorList(outputs) = Dispatch::apply_function(TensorList(inputs), function);
+    match <[_; K]>::try_from(outputs) {
+        Ok(outputs) => outputs.map(Tensor::from_dispatch),
+        Err(outputs) => panic!(
+            "expected a function with {K} outputs, got {}",
+            outputs.len()
+        ),
+    }
+}
+
+/// A [`Function`] as a [`MultiFunction`].
+#[derive(Debug)]
+struct SingleOutput<F>(F);
+
+impl<F: Function> MultiFunction for SingleOutput<F> {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        let (output, saved) = self.0.forward(inputs);
+        (vec![output], saved)
+    }
+
+    fn backward(
+        &self,
+        saved: Vec<DispatchTensor>,
+        mut gradients: Vec<Option<DispatchTensor>>,
+        needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        match gradients.remove(0) {
+            Some(gradient) => self.0.backward(saved, gradient, needed),
+            None => unreachable!("the backward runs for an output with a gradient"),
+        }
+    }
 }
 
 /// A function, shared by the backends that a call passes through.
 #[derive(Clone, Debug)]
-struct SharedFunction(Arc<dyn Function>);
+struct SharedFunction(Arc<dyn MultiFunction>);

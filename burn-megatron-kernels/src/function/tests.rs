@@ -98,73 +98,87 @@ fn too_many_inputs_are_named() {
     let _: Tensor<2> = apply(inputs, Product);
 }
 
-/// `factor x`. Of two that share `given`, the second takes the gradient that the first has given.
+/// `[x + w, x w]`; counts how many outputs have a gradient.
 #[derive(Debug)]
-struct Scale {
-    factor: f64,
-    given: Arc<AtomicUsize>,
-    taken: Arc<AtomicUsize>,
-}
+struct SumAndProduct(Arc<AtomicUsize>);
 
-impl Function for Scale {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let x = Tensor::<1>::from_dispatch(inputs.remove(0));
-        ((x * self.factor).into_dispatch(), vec![])
+impl MultiFunction for SumAndProduct {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        let [x, w] = matrices(inputs.clone());
+        let outputs = [x.clone() + w.clone(), x * w];
+        (outputs.map(Tensor::into_dispatch).into(), inputs)
     }
 
     fn backward(
         &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        self.given.fetch_add(1, Ordering::SeqCst);
-        let gradient = Tensor::<1>::from_dispatch(gradient);
-        vec![Some((gradient * self.factor).into_dispatch())]
-    }
-
-    fn onto(&self) -> Option<usize> {
-        (self.given.load(Ordering::SeqCst) > 0).then_some(0)
-    }
-
-    fn backward_onto(
-        &self,
         saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
+        mut gradients: Vec<Option<DispatchTensor>>,
         needed: &[bool],
-        so_far: DispatchTensor,
     ) -> Vec<Option<DispatchTensor>> {
-        self.taken.fetch_add(1, Ordering::SeqCst);
-        let own = self.backward(saved, gradient, needed).remove(0);
-        let own = Tensor::<1>::from_dispatch(own.unwrap());
-        vec![Some((own + Tensor::from_dispatch(so_far)).into_dispatch())]
+        let given = gradients.iter().flatten().count();
+        self.0.fetch_add(given, Ordering::SeqCst);
+        let [x, w] = matrices(saved);
+        let mut next = || {
+            let gradient = gradients.remove(0);
+            gradient.map_or(x.zeros_like(), Tensor::from_dispatch)
+        };
+        let (of_sum, of_product): (Tensor<2>, Tensor<2>) = (next(), next());
+        let gradient =
+            |other: Tensor<2>| (of_sum.clone() + of_product.clone() * other).into_dispatch();
+        vec![
+            needed[0].then(|| gradient(w.clone())),
+            needed[1].then(|| gradient(x.clone())),
+        ]
     }
 }
 
-/// The gradient of `x` in `5 h + 3 h`, and how often one was added to another by a function.
-fn scaled_twice(leaf: bool) -> (f32, usize) {
-    let x = Tensor::<1>::from_floats([1.0], &Device::flex().autodiff()).require_grad();
-    let h = if leaf { x.clone() } else { x.clone() * 2.0 };
-    let (given, taken) = (Arc::<AtomicUsize>::default(), Arc::default());
-    let scale = |factor| {
-        let function = Scale {
-            factor,
-            given: given.clone(),
-            taken: Arc::clone(&taken),
-        };
-        apply::<1>(vec![h.clone().into_dispatch()], function)
-    };
-    let gradients = (scale(5.0) + scale(3.0)).sum().backward();
-    let gradient = x.grad(&gradients).unwrap().into_scalar::<f32>();
-    (gradient, taken.load(Ordering::SeqCst))
+#[test]
+fn two_outputs_have_one_backward() {
+    type Loss = fn([Tensor<2>; 2]) -> Tensor<2>;
+    let losses: [(Loss, usize); 4] = [
+        (|[sum, product]| sum * 2.0 + product.clone() * product, 2),
+        (|[sum, product]| product + sum.clone() * sum * 3.0, 2),
+        (|[sum, _]| sum, 1),
+        (|[_, product]| product, 1),
+    ];
+    for device in [
+        Device::flex().autodiff(),
+        Device::flex().autodiff().gradient_checkpointing(),
+    ] {
+        for (loss, given) in losses {
+            // Inputs that are not leaves, and leaves.
+            for factor in [None, Some(2.0)] {
+                let leaf = |values| Tensor::<2>::from_floats(values, &device).require_grad();
+                let (x, w) = (leaf([[1.0, 2.0]]), leaf([[0.5, -1.0]]));
+                let input = |leaf: &Tensor<2>| match factor {
+                    Some(factor) => leaf.clone() * factor,
+                    None => leaf.clone(),
+                };
+                let inputs = [input(&x), input(&w)];
+                let count = Arc::<AtomicUsize>::default();
+                let ours = apply_multi(
+                    inputs.clone().map(Tensor::into_dispatch).into(),
+                    SumAndProduct(count.clone()),
+                );
+                let ours = loss(ours).sum().backward();
+                assert_eq!(count.load(Ordering::SeqCst), given);
+                let [a, b] = inputs;
+                let theirs = loss([a.clone() + b.clone(), a * b]).sum().backward();
+                for tensor in [&x, &w] {
+                    let ours = tensor.grad(&ours).unwrap().into_data();
+                    ours.assert_eq(&tensor.grad(&theirs).unwrap().into_data(), true);
+                }
+            }
+        }
+    }
 }
 
 #[test]
-fn a_function_adds_to_the_gradient_so_far() {
-    assert_eq!(scaled_twice(false), (16.0, 1));
-}
-
-#[test]
-fn the_gradient_of_a_leaf_stays_where_it_is() {
-    assert_eq!(scaled_twice(true), (8.0, 0));
+fn two_outputs_of_plain_inputs_record_nothing() {
+    let x = Tensor::<2>::from_floats(X, &Device::flex());
+    let inputs = vec![x.clone().into_dispatch(); 2];
+    let [sum, product] = apply_multi::<2, 2>(inputs, SumAndProduct(Arc::default()));
+    assert!(!sum.is_autodiff() && !product.is_autodiff());
+    sum.into_data()
+        .assert_eq(&(x.clone() + x).into_data(), true);
 }

@@ -1,8 +1,5 @@
 //! The autodiff functions of the norms: what is saved, and which kernel computes the gradients.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
@@ -13,8 +10,8 @@ use super::NormOptions;
 use super::cpu;
 #[cfg(feature = "cubecl")]
 use super::kernel;
-use crate::Function;
 use crate::cpu::wide;
+use crate::function::{Function, MultiFunction};
 use crate::launch::{DeviceOp, Spec, launch};
 
 /// The formula of a norm.
@@ -121,54 +118,23 @@ impl DeviceOp for NormBackwardOp {
     }
 }
 
-/// State shared by the addition and the norm of one fused call.
-#[derive(Debug, Default)]
-pub(super) struct AddNormState {
-    /// The output and the statistics, passed from the forward of the addition to that of the norm.
-    forward_outputs: Mutex<Option<(DispatchTensor, DispatchTensor)>>,
-    /// Whether the backward of the sum's other users has run.
-    sum_gradient_ready: AtomicBool,
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Number of backwards on this thread that fused the addition of the other gradient.
-    pub(super) static FUSED_ADDITIONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-/// A norm. With a shared state it takes the output that [`AddFunction`] has computed.
+/// A norm.
 #[derive(Debug)]
-pub(super) struct NormFunction {
-    pub formula: NormFormula,
-    pub shared_state: Option<Arc<AddNormState>>,
-}
-
-impl NormFunction {
-    fn run(&self, inputs: &[DispatchTensor]) -> (DispatchTensor, DispatchTensor) {
-        let forward_outputs = self.shared_state.as_ref().and_then(|shared_state| {
-            let mut forward_outputs = shared_state
-                .forward_outputs
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            forward_outputs.take()
-        });
-        forward_outputs.unwrap_or_else(|| {
-            let kernel = NormForwardOp {
-                formula: self.formula,
-                residual: false,
-            };
-            let mut outputs = launch(kernel, inputs.to_vec());
-            let statistics = outputs.remove(1);
-            (outputs.remove(0), statistics)
-        })
-    }
-}
+pub(super) struct NormFunction(pub NormFormula);
 
 impl Function for NormFunction {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let (y, statistics) = self.run(&inputs);
+        let kernel = NormForwardOp {
+            formula: self.0,
+            residual: false,
+        };
+        let mut outputs = launch(kernel, inputs.clone());
+        let statistics = outputs.remove(1);
         let weight = inputs.remove(1);
-        (y, vec![inputs.remove(0), statistics, weight])
+        (
+            outputs.remove(0),
+            vec![inputs.remove(0), statistics, weight],
+        )
     }
 
     fn backward(
@@ -177,156 +143,78 @@ impl Function for NormFunction {
         gradient: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        self.gradients(saved, gradient, needed, None)
-    }
-
-    fn onto(&self) -> Option<usize> {
-        let shared_state = self.shared_state.as_ref()?;
-        shared_state
-            .sum_gradient_ready
-            .load(Ordering::Acquire)
-            .then_some(0)
-    }
-
-    fn backward_onto(
-        &self,
-        saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        needed: &[bool],
-        so_far: DispatchTensor,
-    ) -> Vec<Option<DispatchTensor>> {
-        #[cfg(test)]
-        FUSED_ADDITIONS.set(FUSED_ADDITIONS.get() + 1);
-        self.gradients(saved, gradient, needed, Some(so_far))
+        gradients(self.0, saved, gradient, needed, None)
     }
 }
 
-impl NormFunction {
-    fn gradients(
-        &self,
-        mut saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        needed: &[bool],
-        so_far: Option<DispatchTensor>,
-    ) -> Vec<Option<DispatchTensor>> {
-        let wanted = NormGradients {
-            input: needed[0],
-            weight: needed[1],
-            bias: needed.get(2).copied().unwrap_or(false),
-        };
-        let kernel = NormBackwardOp {
-            formula: self.formula,
-            wanted,
-        };
-        saved.insert(2, gradient);
-        saved.extend(so_far);
-        let mut results = launch(kernel, saved).into_iter();
-        let mut result = |wanted: bool| wanted.then(|| results.next()).flatten();
-        let all = [
-            result(wanted.input),
-            result(wanted.weight),
-            result(wanted.bias),
-        ];
-        all.into_iter().take(needed.len()).collect()
-    }
-}
-
-/// `x + residual`, of rank `D`; its launch makes the norm of the sum as well.
+/// `[norm, sum]` of `x + residual`, of rank `D`, for `[x, residual, weight, bias?]`.
 #[derive(Debug)]
-pub(super) struct AddFunction<const D: usize> {
+pub(super) struct AddNormFunction<const D: usize> {
     pub formula: NormFormula,
     /// The type of `x`. The sum has that of the residual.
     pub dtype: DType,
-    /// The weight, and the bias if there is one.
-    pub params: Vec<DispatchTensor>,
-    pub shared_state: Arc<AddNormState>,
 }
 
-impl<const D: usize> Function for AddFunction<D> {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        inputs.extend(self.params.iter().cloned());
-        let (y, sum, statistics) = add(self.formula, inputs);
-        let mut forward_outputs = self
-            .shared_state
-            .forward_outputs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *forward_outputs = Some((y, statistics));
-        (sum, vec![])
+impl<const D: usize> MultiFunction for AddNormFunction<D> {
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        let weight = inputs[2].clone();
+        let kernel = NormForwardOp {
+            formula: self.formula,
+            residual: true,
+        };
+        let mut outputs = launch(kernel, inputs);
+        let sum = outputs.remove(2);
+        let statistics = outputs.remove(1);
+        let saved = vec![sum.clone(), statistics, weight];
+        (vec![outputs.remove(0), sum], saved)
     }
 
     fn backward(
         &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
+        saved: Vec<DispatchTensor>,
+        mut of_outputs: Vec<Option<DispatchTensor>>,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let to_x = |gradient| Tensor::<D>::from_dispatch(gradient).cast(self.dtype);
-        vec![
-            needed[0].then(|| to_x(gradient.clone()).into_dispatch()),
-            needed[1].then_some(gradient),
-        ]
+        let (of_sum, of_norm) = (of_outputs.remove(1), of_outputs.remove(0));
+        let input = needed[0] || needed[1];
+        let mut results = match of_norm {
+            Some(of_norm) => {
+                let needed = [&[input], &needed[2..]].concat();
+                // The kernel adds the gradient of the sum's other users.
+                let so_far = of_sum.filter(|_| input);
+                gradients(self.formula, saved, of_norm, &needed, so_far)
+            }
+            None => [vec![of_sum], vec![None; needed.len() - 2]].concat(),
+        };
+        let gradient = results.remove(0);
+        let to_x = |gradient| {
+            let gradient = Tensor::<D>::from_dispatch(gradient);
+            gradient.cast(self.dtype).into_dispatch()
+        };
+        let of_x = gradient.clone().filter(|_| needed[0]).map(to_x);
+        [vec![of_x, gradient.filter(|_| needed[1])], results].concat()
     }
 }
 
-/// The norm of a sum, the sum, and the statistics, for `[x, residual, weight, bias?]`.
-pub(super) fn add(
+/// The gradients of `[source, weight, bias?]`, from `[source, statistics, weight]` and the gradient
+/// of the norm; `so_far` is added to that of the source.
+fn gradients(
     formula: NormFormula,
-    inputs: Vec<DispatchTensor>,
-) -> (DispatchTensor, DispatchTensor, DispatchTensor) {
-    let kernel = NormForwardOp {
-        formula,
-        residual: true,
+    mut saved: Vec<DispatchTensor>,
+    gradient: DispatchTensor,
+    needed: &[bool],
+    so_far: Option<DispatchTensor>,
+) -> Vec<Option<DispatchTensor>> {
+    let wanted = NormGradients {
+        input: needed[0],
+        weight: needed[1],
+        bias: needed.get(2).copied().unwrap_or(false),
     };
-    let mut outputs = launch(kernel, inputs);
-    let sum = outputs.remove(2);
-    let statistics = outputs.remove(1);
-    (outputs.remove(0), sum, statistics)
-}
-
-/// Passes a sum `[sum, later]` to its users other than the norm.
-///
-/// Its backward registers their gradient for the sum and sets a flag, so that the backward of the
-/// norm, which runs later, can take that gradient and add its own. It runs later because `later` is
-/// deeper in the graph than the sum.
-#[derive(Debug)]
-pub(super) struct SumBranch {
-    pub shared_state: Arc<AddNormState>,
-}
-
-impl Function for SumBranch {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.remove(0), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        self.shared_state
-            .sum_gradient_ready
-            .store(true, Ordering::Release);
-        vec![Some(gradient.clone()), Some(gradient)]
-    }
-}
-
-/// A node one level deeper than the sum, for [`SumBranch`]. It has no gradient.
-#[derive(Debug)]
-pub(super) struct OrderingNode;
-
-impl Function for OrderingNode {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.remove(0), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        _gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        vec![None]
-    }
+    saved.insert(2, gradient);
+    saved.extend(so_far);
+    let mut results = launch(NormBackwardOp { formula, wanted }, saved).into_iter();
+    needed
+        .iter()
+        .map(|needed| needed.then(|| results.next()).flatten())
+        .collect()
 }

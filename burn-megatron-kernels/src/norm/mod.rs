@@ -13,12 +13,11 @@
 //! The weight and the bias may be of another float type than `x`; their gradients come in their own
 //! type. The bias is taken in the weight's type.
 
-use std::sync::Arc;
-
 use burn::tensor::{DType, Tensor};
 
 use crate::cpu::wide;
 use crate::error::accept;
+use crate::function::apply_multi;
 use crate::{KernelError, apply};
 
 mod backward;
@@ -29,7 +28,7 @@ pub(crate) mod kernel;
 #[cfg(test)]
 mod tests;
 
-use backward::{AddFunction, AddNormState, NormFormula, NormFunction, OrderingNode, SumBranch};
+use backward::{AddNormFunction, NormFormula, NormFunction};
 
 /// Options of the norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -146,17 +145,9 @@ fn normalise<const D: usize>(
     let bias = bias.map(|bias| bias.cast(weight.dtype()).into_dispatch());
     let mut inputs = vec![x.into_dispatch(), weight.into_dispatch()];
     inputs.extend(bias);
-    apply(
-        inputs,
-        NormFunction {
-            formula,
-            shared_state: None,
-        },
-    )
+    apply(inputs, NormFunction(formula))
 }
 
-/// Two nodes share one launch: the node of the sum also computes the output of the norm and stores
-/// it in the shared state, where the node of the norm takes it.
 fn add_normalise<const D: usize>(
     formula: NormFormula,
     x: Tensor<D>,
@@ -166,40 +157,21 @@ fn add_normalise<const D: usize>(
 ) -> (Tensor<D>, Tensor<D>) {
     accept(check(formula, &x, &weight, bias.as_ref()));
     accept(check_residual(formula.name, &x, &residual));
-    let bias = bias.map(|bias| bias.cast(weight.dtype()));
-    let plain = |tensor: &Tensor<1>| tensor.clone().inner().into_dispatch();
-    let params: Vec<_> = [Some(&weight), bias.as_ref()]
-        .into_iter()
-        .flatten()
-        .collect();
-    let carried = x.is_autodiff() || residual.is_autodiff();
-    if !carried && params.iter().all(|param| !param.is_autodiff()) {
-        let mut inputs = vec![x.into_dispatch(), residual.into_dispatch()];
-        inputs.extend(params.into_iter().map(plain));
-        let (y, sum, _) = backward::add(formula, inputs);
-        return (Tensor::from_dispatch(y), Tensor::from_dispatch(sum));
-    }
-    let shared_state = Arc::<AddNormState>::default();
-    let add = AddFunction::<D> {
+    let bias = bias.map(|bias| bias.cast(weight.dtype()).into_dispatch());
+    let on_autodiff = x.is_autodiff() || residual.is_autodiff();
+    let function = AddNormFunction::<D> {
         formula,
         dtype: x.dtype(),
-        params: params.into_iter().map(plain).collect(),
-        shared_state: shared_state.clone(),
     };
-    let sum: Tensor<D> = apply(vec![x.into_dispatch(), residual.into_dispatch()], add);
-    let mut inputs = vec![sum.clone().into_dispatch(), weight.into_dispatch()];
-    inputs.extend(bias.map(Tensor::into_dispatch));
-    let norm = NormFunction {
-        formula,
-        shared_state: Some(shared_state.clone()),
-    };
-    let y = apply(inputs, norm);
-    if !carried {
-        return (y, sum);
-    }
-    let later: Tensor<D> = apply(vec![sum.clone().into_dispatch()], OrderingNode);
-    let both = vec![sum.into_dispatch(), later.into_dispatch()];
-    (y, apply(both, SumBranch { shared_state }))
+    let mut inputs = vec![
+        x.into_dispatch(),
+        residual.into_dispatch(),
+        weight.into_dispatch(),
+    ];
+    inputs.extend(bias);
+    let [y, sum] = apply_multi(inputs, function);
+    // The parameters have no part in the sum.
+    (y, if on_autodiff { sum } else { sum.inner() })
 }
 
 fn check<const D: usize>(

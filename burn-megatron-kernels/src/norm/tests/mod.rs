@@ -1,6 +1,5 @@
 use burn::tensor::{DType, Device, Tensor};
 
-use super::backward::FUSED_ADDITIONS;
 use super::{NormOptions, add_layer_norm, add_rms_norm, composed, layer_norm, rms_norm};
 use crate::testing::{Input, assert_gradients, compare, compare_within, devices, evaluate};
 
@@ -332,35 +331,6 @@ fn a_residual_stream_has_the_gradients_of_separate_operations() {
             |t| stream(t, used, false),
         );
     }
-}
-
-#[test]
-fn the_gradient_of_the_sum_is_added_by_the_kernel() {
-    let inputs = leaves(4, 6, 2);
-    let joined = |operation: &dyn Fn(&[Tensor<1>]) -> Tensor<1>| {
-        let before = FUSED_ADDITIONS.get();
-        let device = Device::flex();
-        evaluate(
-            &inputs,
-            &device,
-            DType::F32,
-            DType::F32,
-            &|t: &[Tensor<1>]| operation(t),
-        );
-        FUSED_ADDITIONS.get() - before
-    };
-    assert_eq!(joined(&|t| stream(t, [true, true], true)), 3);
-    // The last sum, or the last norm, is not used.
-    assert_eq!(joined(&|t| stream(t, [true, false], true)), 2);
-    assert_eq!(joined(&|t| stream(t, [false, true], true)), 2);
-    // Whatever is used first.
-    assert_eq!(joined(&add_layer!(add_layer_norm, OPTIONS)), 1);
-    let turned = |t: &[Tensor<1>]| {
-        let (x, residual) = (rows(&t[0], 6), rows(&t[1], 6));
-        let (y, sum) = add_rms_norm(x, residual, t[2].clone(), OPTIONS);
-        flat(sum + y * 0.5 * 0.5)
-    };
-    assert_eq!(joined(&turned), 1);
 }
 
 #[test]
