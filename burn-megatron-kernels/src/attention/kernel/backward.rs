@@ -4,8 +4,8 @@
 use cubecl::prelude::*;
 
 use super::tile::{
-    AttentionSizes, AttentionStrides, DeviceStrides, LANES, TileShape, accumulate, dots, load,
-    start, store, visible_end, visible_ranges, visible_start, zeros,
+    AttentionSizes, AttentionStrides, DeviceStrides, LANES, TileShape, accumulate, dots, head_rows,
+    load, store, visible_end, visible_ranges, visible_start, zeros,
 };
 use crate::cube::{cube_sum, lane_sum};
 
@@ -121,20 +121,14 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         let mut streamed =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
-        let q_start = start(&strides.q, batch, head);
-        let out_start = start(&strides.out, batch, head);
-        let (k_start, v_start) = (
-            start(&strides.k, batch, group),
-            start(&strides.v, batch, group),
-        );
-        let (q_row, out_row) = (strides.q.row as usize, strides.out.row as usize);
-        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
+        let q_rows = head_rows(&strides.q, batch, head, queries);
+        let out_rows = head_rows(&strides.out, batch, head, queries);
+        let k_rows = head_rows(&strides.k, batch, group, keys);
+        let v_rows = head_rows(&strides.v, batch, group, keys);
         load(
             q,
-            q_start,
-            q_row,
+            &q_rows,
             first,
-            queries,
             sizes.scale,
             &mut resident,
             shape.rows,
@@ -142,10 +136,8 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         );
         load(
             dout,
-            out_start,
-            out_row,
+            &out_rows,
             first,
-            queries,
             1.0f32,
             &mut gradient,
             shape.rows,
@@ -177,17 +169,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         while at < end {
             sync_cube();
             let key = at as usize;
-            load(
-                v,
-                v_start,
-                v_row,
-                key,
-                keys,
-                1.0f32,
-                &mut streamed,
-                shape.columns,
-                shape,
-            );
+            load(v, &v_rows, key, 1.0f32, &mut streamed, shape.columns, shape);
             sync_cube();
             // Kept in shared memory while the scores are computed; only this unit reads it.
             let dp = dots::<N>(&gradient, &streamed, shape);
@@ -200,17 +182,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            load(
-                k,
-                k_start,
-                k_row,
-                key,
-                keys,
-                1.0f32,
-                &mut streamed,
-                shape.columns,
-                shape,
-            );
+            load(k, &k_rows, key, 1.0f32, &mut streamed, shape.columns, shape);
             sync_cube();
             let scores = dots::<N>(&resident, &streamed, shape);
             #[unroll]
@@ -233,17 +205,8 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         for r in 0..own {
             factors[r] = sizes.scale;
         }
-        let dq_start = start(dq_strides, batch, head);
-        store(
-            &sums,
-            &factors,
-            dq,
-            dq_start,
-            dq_strides.row as usize,
-            first,
-            queries,
-            shape,
-        );
+        let dq_rows = head_rows(dq_strides, batch, head, queries);
+        store(&sums, &factors, dq, &dq_rows, first, shape);
     }
 }
 
@@ -289,34 +252,10 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         let mut streamed =
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
-        let (k_start, v_start) = (
-            start(&strides.k, batch, group),
-            start(&strides.v, batch, group),
-        );
-        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
-        let (q_row, out_row) = (strides.q.row as usize, strides.out.row as usize);
-        load(
-            k,
-            k_start,
-            k_row,
-            first,
-            keys,
-            1.0f32,
-            &mut resident,
-            shape.rows,
-            shape,
-        );
-        load(
-            v,
-            v_start,
-            v_row,
-            first,
-            keys,
-            1.0f32,
-            &mut values,
-            shape.rows,
-            shape,
-        );
+        let k_rows = head_rows(&strides.k, batch, group, keys);
+        let v_rows = head_rows(&strides.v, batch, group, keys);
+        load(k, &k_rows, first, 1.0f32, &mut resident, shape.rows, shape);
+        load(v, &v_rows, first, 1.0f32, &mut values, shape.rows, shape);
 
         let mut dk = zeros::<N>(shape);
         let mut dv = zeros::<N>(shape);
@@ -335,10 +274,8 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         let end = visible_end(last as i32, &sizes.mask_range, bounds);
         for member in 0..sizes.heads_per_group as usize {
             let head = group * sizes.heads_per_group as usize + member;
-            let (q_start, out_start) = (
-                start(&strides.q, batch, head),
-                start(&strides.out, batch, head),
-            );
+            let q_rows = head_rows(&strides.q, batch, head, queries);
+            let out_rows = head_rows(&strides.out, batch, head, queries);
             let statistics = (batch * sizes.heads as usize + head) * queries;
             let mut at = begin;
             while at < end {
@@ -346,10 +283,8 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                 sync_cube();
                 load(
                     q,
-                    q_start,
-                    q_row,
+                    &q_rows,
                     query,
-                    queries,
                     sizes.scale,
                     &mut streamed,
                     shape.columns,
@@ -369,16 +304,13 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                     }
                 }
                 sync_cube();
-                let rows = shape.columns;
                 load(
                     dout,
-                    out_start,
-                    out_row,
+                    &out_rows,
                     query,
-                    queries,
                     1.0f32,
                     &mut streamed,
-                    rows,
+                    shape.columns,
                     shape,
                 );
                 sync_cube();
@@ -397,10 +329,8 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
                 }
                 load(
                     q,
-                    q_start,
-                    q_row,
+                    &q_rows,
                     query,
-                    queries,
                     sizes.scale,
                     &mut streamed,
                     shape.columns,
@@ -416,29 +346,9 @@ pub(crate) fn attention_keys<F: Float, N: Size>(
         for r in 0..own {
             factors[r] = 1.0f32;
         }
-        let (dk_start, dv_start) = (
-            start(dk_strides, batch, group),
-            start(dv_strides, batch, group),
-        );
-        store(
-            &dk,
-            &factors,
-            gradients,
-            dk_start,
-            dk_strides.row as usize,
-            first,
-            keys,
-            shape,
-        );
-        store(
-            &dv,
-            &factors,
-            gradients,
-            dv_start,
-            dv_strides.row as usize,
-            first,
-            keys,
-            shape,
-        );
+        let dk_rows = head_rows(dk_strides, batch, group, keys);
+        let dv_rows = head_rows(dv_strides, batch, group, keys);
+        store(&dk, &factors, gradients, &dk_rows, first, shape);
+        store(&dv, &factors, gradients, &dv_rows, first, shape);
     }
 }

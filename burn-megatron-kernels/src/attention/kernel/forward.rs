@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::tile::{
-    AttentionSizes, AttentionStrides, LANES, TileShape, accumulate, dots, load, reduce_lanes,
-    start, store, visible_end, visible_start, zeros,
+    AttentionSizes, AttentionStrides, LANES, TileShape, accumulate, dots, head_rows, load,
+    reduce_lanes, store, visible_end, visible_start, zeros,
 };
 
 /// Below every score. Not infinity, because not every shader language has a literal for it.
@@ -50,19 +50,13 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let mut exchange = Shared::<[f32]>::new_slice(comptime!(shape.exchange()));
-        let q_start = start(&strides.q, batch, head);
-        let (k_start, v_start) = (
-            start(&strides.k, batch, group),
-            start(&strides.v, batch, group),
-        );
-        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
-        let q_row = strides.q.row as usize;
+        let q_rows = head_rows(&strides.q, batch, head, queries);
+        let k_rows = head_rows(&strides.k, batch, group, keys);
+        let v_rows = head_rows(&strides.v, batch, group, keys);
         load(
             q,
-            q_start,
-            q_row,
+            &q_rows,
             first,
-            queries,
             sizes.scale,
             &mut resident,
             shape.rows,
@@ -88,17 +82,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         while at < end {
             sync_cube();
             let key = at as usize;
-            load(
-                k,
-                k_start,
-                k_row,
-                key,
-                keys,
-                1.0f32,
-                &mut streamed,
-                shape.columns,
-                shape,
-            );
+            load(k, &k_rows, key, 1.0f32, &mut streamed, shape.columns, shape);
             sync_cube();
             let mut scores = dots::<N>(&resident, &streamed, shape);
             let mut most = Array::<f32>::new(own);
@@ -132,17 +116,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            load(
-                v,
-                v_start,
-                v_row,
-                key,
-                keys,
-                1.0f32,
-                &mut streamed,
-                shape.columns,
-                shape,
-            );
+            load(v, &v_rows, key, 1.0f32, &mut streamed, shape.columns, shape);
             sync_cube();
             accumulate::<N>(&weights, &streamed, &mut sums, shape);
             at += shape.columns as i32;
@@ -152,29 +126,38 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
         let mut factors = Array::<f32>::new(own);
         #[unroll]
         for r in 0..own {
-            let mut most = largest[r];
-            let mut total = totals[r];
-            #[comptime]
-            match sink {
-                ComptimeOption::Some(sink) => {
-                    let logit = sink.as_slice()[head];
-                    most = max(most, logit);
-                    total = total * (largest[r] - most).exp() + (logit - most).exp();
-                }
-                ComptimeOption::None => {}
-            }
-            // If no key is visible the sums are 0, and the logarithm minus infinity.
-            let seen = select(total > 0.0, total, 1.0f32);
-            factors[r] = (largest[r] - most).exp() / seen;
+            let (factor, most, total) = with_sink(largest[r], totals[r], sink, head);
+            factors[r] = factor;
             let query = first + row + r;
             if lane == 0 && query < queries {
                 lse[(batch * sizes.heads as usize + head) * queries + query] = most + total.ln();
             }
         }
-        let out_start = start(&strides.out, batch, head);
-        let out_row = strides.out.row as usize;
-        store(
-            &sums, &factors, out, out_start, out_row, first, queries, shape,
-        );
+        let out_rows = head_rows(&strides.out, batch, head, queries);
+        store(&sums, &factors, out, &out_rows, first, shape);
     }
+}
+
+/// The factor of a row's sums, and its largest score and its total with the sink of the head.
+#[cube]
+pub(super) fn with_sink(
+    largest: f32,
+    total: f32,
+    sink: &ComptimeOption<OwnedTensor<f32>>,
+    head: usize,
+) -> (f32, f32, f32) {
+    let mut most = largest;
+    let mut total = total;
+    #[comptime]
+    match sink {
+        ComptimeOption::Some(sink) => {
+            let logit = sink.as_slice()[head];
+            most = max(most, logit);
+            total = total * (largest - most).exp() + (logit - most).exp();
+        }
+        ComptimeOption::None => {}
+    }
+    // If no key is visible the sums are 0, and the logarithm minus infinity.
+    let seen = select(total > 0.0, total, 1.0f32);
+    ((largest - most).exp() / seen, most, total)
 }

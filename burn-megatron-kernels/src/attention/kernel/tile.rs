@@ -114,12 +114,32 @@ impl TileShape {
     }
 }
 
-/// The first row of a head.
+/// The rows of a head in memory, in vectors.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct HeadRows {
+    /// The first row.
+    pub start: usize,
+    /// From row to row.
+    pub stride: usize,
+    /// How many rows there are.
+    pub count: usize,
+}
+
+/// The rows of a head of one sequence.
 #[cube]
-pub(crate) fn start(device_strides: &DeviceStrides, batch: usize, head: usize) -> usize {
-    device_strides.offset as usize
-        + batch * device_strides.batch as usize
-        + head * device_strides.head as usize
+pub(crate) fn head_rows(
+    strides: &DeviceStrides,
+    batch: usize,
+    head: usize,
+    count: usize,
+) -> HeadRows {
+    HeadRows {
+        start: strides.offset as usize
+            + batch * strides.batch as usize
+            + head * strides.head as usize,
+        stride: strides.row as usize,
+        count,
+    }
 }
 
 /// The first column that `row` sees.
@@ -182,15 +202,13 @@ pub(crate) fn visible_ranges(
     }
 }
 
-/// Loads `rows` rows from `first` on, times `factor`, to row `0` of a tile; zeros past `count` rows
-/// and past the width.
+/// Loads `rows` rows of a head from `first` on, times `factor`, to row `0` of a tile; zeros past the
+/// last row and past the width.
 #[cube]
 pub(crate) fn load<F: Float, N: Size>(
     from: &[Vector<F, N>],
-    start: usize,
-    stride: usize,
+    head: &HeadRows,
     first: usize,
-    count: usize,
     factor: f32,
     tile: &mut Shared<[Vector<f32, N>]>,
     #[comptime] rows: usize,
@@ -204,8 +222,8 @@ pub(crate) fn load<F: Float, N: Size>(
         let row = at / columns;
         let column = at % columns;
         let mut value = Vector::<f32, N>::new(0.0);
-        if first + row < count && column < shape.width {
-            let read = from[start + (first + row) * stride + column];
+        if first + row < head.count && column < shape.width {
+            let read = from[head.start + (first + row) * head.stride + column];
             value = Vector::<f32, N>::cast_from(read) * Vector::new(factor);
         }
         tile[row * pitch + column] = value;
@@ -302,10 +320,8 @@ pub(crate) fn store<F: Float, N: Size>(
     sums: &Array<Vector<f32, N>>,
     factors: &Array<f32>,
     to: &mut [Vector<F, N>],
-    start: usize,
-    stride: usize,
+    head: &HeadRows,
     first: usize,
-    count: usize,
     #[comptime] shape: TileShape,
 ) {
     let own = comptime!(shape.own);
@@ -317,9 +333,9 @@ pub(crate) fn store<F: Float, N: Size>(
         #[unroll]
         for t in 0..vectors_per_unit {
             let column = lane + t * LANES;
-            if row + r < count && column < shape.width {
+            if row + r < head.count && column < shape.width {
                 let value = sums[comptime!(r * vectors_per_unit + t)] * Vector::new(factors[r]);
-                to[start + (row + r) * stride + column] = Vector::cast_from(value);
+                to[head.start + (row + r) * head.stride + column] = Vector::cast_from(value);
             }
         }
     }

@@ -2,13 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::super::forward::MASKED_SCORE;
-use super::super::tile::{AttentionSizes, AttentionStrides, start, visible_end, visible_start};
+use super::super::forward::{MASKED_SCORE, with_sink};
+use super::super::tile::{AttentionSizes, AttentionStrides, head_rows, visible_end, visible_start};
 use super::plan::{MatrixTiles, TILE};
-use super::tile::{column, load, load_scores, load_vector, store_weights};
-use super::warp_tile::{
-    WeightPair, lane_position, multiply, reduce_row, store_to_shared, sync_warp, warp_row, zeros,
-};
+use super::tile::{accumulate, column, load, load_vector, scores, store_weights};
+use super::warp_tile::{WeightPair, lane_position, reduce_row, store_to_shared, sync_warp, zeros};
 
 /// One cube takes `blocks.rows()` queries of one head, each of its planes 16 of them. Cubes with
 /// the last queries come first: where attention is causal these have the most keys.
@@ -61,23 +59,10 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
         let mut scratch =
             Shared::<[f32]>::new_aligned_slice(comptime!(rows * blocks.scratch_pitch()), 128usize);
         let mut exchange = Shared::<[f32]>::new_slice(comptime!(blocks.exchange()));
-        let q_start = start(&strides.q, batch, head);
-        let (k_start, v_start) = (
-            start(&strides.k, batch, group),
-            start(&strides.v, batch, group),
-        );
-        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
-        let q_row = strides.q.row as usize;
-        load(
-            q,
-            q_start,
-            q_row,
-            first,
-            queries,
-            &mut resident,
-            rows,
-            blocks,
-        );
+        let q_rows = head_rows(&strides.q, batch, head, queries);
+        let k_rows = head_rows(&strides.k, batch, group, keys);
+        let v_rows = head_rows(&strides.v, batch, group, keys);
+        load(q, &q_rows, first, &mut resident, rows, blocks);
 
         let mut sums = Array::<Vector<f32, N>>::new(vectors_per_unit);
         #[unroll]
@@ -95,34 +80,10 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
         while at < end {
             sync_cube();
             let key = at as usize;
-            load(k, k_start, k_row, key, keys, &mut key_tile, columns, blocks);
-            load(
-                v,
-                v_start,
-                v_row,
-                key,
-                keys,
-                &mut value_tile,
-                columns,
-                blocks,
-            );
+            load(k, &k_rows, key, &mut key_tile, columns, blocks);
+            load(v, &v_rows, key, &mut value_tile, columns, blocks);
             sync_cube();
-            let mut warp_tile = zeros(comptime!(columns / TILE), products);
-            multiply::<F, N, N>(
-                &mut warp_tile,
-                &resident,
-                warp_row() * vectors,
-                comptime!(blocks.pitch()),
-                &key_tile,
-                0usize,
-                comptime!(blocks.pitch()),
-                true,
-                comptime!(blocks.width),
-                comptime!(columns / TILE),
-                products,
-            );
-            store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
-            let mut scores = load_scores(&scratch, sizes.scale, blocks);
+            let mut scores = scores(&resident, &key_tile, &mut scratch, sizes.scale, blocks);
             let mut most = largest;
             #[unroll]
             for i in 0..own {
@@ -145,18 +106,13 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
             for index in 0..blocks.chunks() {
                 let chunk = comptime!(blocks.chunk(index));
                 let mut warp_tile = zeros(comptime!(chunk[1] / TILE), products);
-                multiply::<F, WeightPair, N>(
+                accumulate(
                     &mut warp_tile,
                     &weights,
-                    warp_row() * comptime!(blocks.weight_pitch() / 2),
-                    comptime!(blocks.weight_pitch()),
                     &value_tile,
-                    comptime!(chunk[0] / blocks.vector),
-                    comptime!(blocks.pitch()),
-                    false,
-                    columns,
-                    comptime!(chunk[1] / TILE),
-                    products,
+                    comptime!(chunk[0]),
+                    comptime!(chunk[1]),
+                    blocks,
                 );
                 store_to_shared(
                     &warp_tile,
@@ -177,26 +133,14 @@ pub(crate) fn matrix_forward<F: Float, N: Size>(
         }
 
         total = reduce_row(total, &mut exchange, true, products);
-        let mut most = largest;
-        #[comptime]
-        match sink {
-            ComptimeOption::Some(sink) => {
-                let logit = sink.as_slice()[head];
-                most = max(most, logit);
-                total = total * (largest - most).exp() + (logit - most).exp();
-            }
-            ComptimeOption::None => {}
-        }
-        // If no key is visible the sums are 0, and the logarithm minus infinity.
-        let seen = select(total > 0.0, total, 1.0f32);
-        let factor = (largest - most).exp() / seen;
+        let (factor, most, total) = with_sink(largest, total, sink, head);
         if first + row < queries {
             if half == 0 {
                 lse[(batch * sizes.heads as usize + head) * queries + first + row] =
                     most + total.ln();
             }
-            let to =
-                start(&strides.out, batch, head) + (first + row) * strides.out.row as usize + half;
+            let out_rows = head_rows(&strides.out, batch, head, queries);
+            let to = out_rows.start + (first + row) * out_rows.stride + half;
             #[unroll]
             for part in 0..vectors_per_unit {
                 out[to + comptime!(2 * part)] = Vector::cast_from(sums[part] * Vector::new(factor));

@@ -4,11 +4,11 @@
 use cubecl::prelude::*;
 
 use super::super::tile::{
-    AttentionSizes, AttentionStrides, DeviceStrides, start, visible_end, visible_start,
+    AttentionSizes, AttentionStrides, DeviceStrides, head_rows, visible_end, visible_start,
 };
 use super::plan::{MatrixTiles, TILE};
-use super::tile::{column, load, load_scores, store, store_weights};
-use super::warp_tile::{WeightPair, lane_position, multiply, store_to_shared, warp_row, zeros};
+use super::tile::{accumulate, column, load, scores, store, store_weights};
+use super::warp_tile::{WeightPair, lane_position, zeros};
 
 /// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `blocks.rows()` keys of one group,
 /// each of its planes 16 of them, and all the heads of the group one after the other. `sizes.mask_range`:
@@ -34,8 +34,7 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
     let columns = comptime!(blocks.columns);
     let own = comptime!(columns / 2);
     let products = comptime!(blocks.products);
-    let pitch = comptime!(blocks.pitch());
-    let weight_pitch = comptime!(blocks.weight_pitch());
+    let width = comptime!(blocks.width);
     let keys = sizes.mask_range.rows as usize;
     let queries = sizes.mask_range.columns as usize;
     let tiles = keys.div_ceil(rows);
@@ -49,8 +48,6 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
         let (row, half) = lane_position();
 
         let vectors = comptime!(blocks.vectors());
-        let strip_at = warp_row() * vectors;
-        let weights_at = warp_row() * comptime!(weight_pitch / 2);
         let mut resident =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * vectors), 128usize);
         let mut values =
@@ -60,7 +57,7 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
         let mut gradient_tile =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(columns * vectors), 128usize);
         let mut weights = Shared::<[Vector<F, WeightPair>]>::new_aligned_slice(
-            comptime!(rows * weight_pitch / 2),
+            comptime!(rows * blocks.weight_pitch() / 2),
             128usize,
         );
         let mut scratch =
@@ -70,17 +67,13 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
         let kept_at = row * comptime!(blocks.scratch_pitch());
         let mut tile_lse = Shared::<[f32]>::new_slice(columns);
         let mut tile_delta = Shared::<[f32]>::new_slice(columns);
-        let (k_start, v_start) = (
-            start(&strides.k, batch, group),
-            start(&strides.v, batch, group),
-        );
-        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
-        let (q_row, out_row) = (strides.q.row as usize, strides.out.row as usize);
-        load(k, k_start, k_row, first, keys, &mut resident, rows, blocks);
-        load(v, v_start, v_row, first, keys, &mut values, rows, blocks);
+        let k_rows = head_rows(&strides.k, batch, group, keys);
+        let v_rows = head_rows(&strides.v, batch, group, keys);
+        load(k, &k_rows, first, &mut resident, rows, blocks);
+        load(v, &v_rows, first, &mut values, rows, blocks);
 
-        let mut dk = zeros(comptime!(blocks.width / TILE), products);
-        let mut dv = zeros(comptime!(blocks.width / TILE), products);
+        let mut dk = zeros(comptime!(width / TILE), products);
+        let mut dv = zeros(comptime!(width / TILE), products);
         let key = min(first + row, keys - 1) as i32;
         let visible_from = visible_start(key, &sizes.mask_range, bounds);
         let visible_to = visible_end(key, &sizes.mask_range, bounds);
@@ -89,35 +82,15 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
         let end = visible_end(last as i32, &sizes.mask_range, bounds);
         for member in 0..sizes.heads_per_group as usize {
             let head = group * sizes.heads_per_group as usize + member;
-            let (q_start, out_start) = (
-                start(&strides.q, batch, head),
-                start(&strides.out, batch, head),
-            );
+            let q_rows = head_rows(&strides.q, batch, head, queries);
+            let out_rows = head_rows(&strides.out, batch, head, queries);
             let statistics = (batch * sizes.heads as usize + head) * queries;
             let mut at = begin;
             while at < end {
                 let query = at as usize;
                 sync_cube();
-                load(
-                    q,
-                    q_start,
-                    q_row,
-                    query,
-                    queries,
-                    &mut query_tile,
-                    columns,
-                    blocks,
-                );
-                load(
-                    dout,
-                    out_start,
-                    out_row,
-                    query,
-                    queries,
-                    &mut gradient_tile,
-                    columns,
-                    blocks,
-                );
+                load(q, &q_rows, query, &mut query_tile, columns, blocks);
+                load(dout, &out_rows, query, &mut gradient_tile, columns, blocks);
                 let mut i = UNIT_POS as usize;
                 while i < columns {
                     let from = statistics + min(query + i, queries - 1);
@@ -126,22 +99,7 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
                     i += comptime!(blocks.units());
                 }
                 sync_cube();
-                let mut warp_tile = zeros(comptime!(columns / TILE), products);
-                multiply::<F, N, N>(
-                    &mut warp_tile,
-                    &resident,
-                    strip_at,
-                    pitch,
-                    &query_tile,
-                    0usize,
-                    pitch,
-                    true,
-                    comptime!(blocks.width),
-                    comptime!(columns / TILE),
-                    products,
-                );
-                store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
-                let mut weight = load_scores(&scratch, sizes.scale, blocks);
+                let mut weight = scores(&resident, &query_tile, &mut scratch, sizes.scale, blocks);
                 #[unroll]
                 for i in 0..own {
                     let j = column(half, i);
@@ -151,80 +109,37 @@ pub(crate) fn matrix_keys<F: Float, N: Size>(
                     kept[kept_at + column(half, i)] = weight[i];
                 }
                 store_weights::<F>(&weight, &mut weights, blocks);
-                multiply::<F, WeightPair, N>(
-                    &mut dv,
-                    &weights,
-                    weights_at,
-                    weight_pitch,
-                    &gradient_tile,
-                    0usize,
-                    pitch,
-                    false,
-                    columns,
-                    comptime!(blocks.width / TILE),
-                    products,
-                );
-                let mut warp_tile = zeros(comptime!(columns / TILE), products);
-                multiply::<F, N, N>(
-                    &mut warp_tile,
-                    &values,
-                    strip_at,
-                    pitch,
-                    &gradient_tile,
-                    0usize,
-                    pitch,
-                    true,
-                    comptime!(blocks.width),
-                    comptime!(columns / TILE),
-                    products,
-                );
+                accumulate(&mut dv, &weights, &gradient_tile, 0usize, width, blocks);
                 // Behind this the weights of before are no longer read.
-                store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
-                let mut weight = load_scores(&scratch, 1.0f32, blocks);
+                let mut weight = scores(&values, &gradient_tile, &mut scratch, 1.0f32, blocks);
                 #[unroll]
                 for i in 0..own {
                     let j = column(half, i);
                     weight[i] = (weight[i] - tile_delta[j]) * kept[kept_at + j];
                 }
                 store_weights::<F>(&weight, &mut weights, blocks);
-                multiply::<F, WeightPair, N>(
-                    &mut dk,
-                    &weights,
-                    weights_at,
-                    weight_pitch,
-                    &query_tile,
-                    0usize,
-                    pitch,
-                    false,
-                    columns,
-                    comptime!(blocks.width / TILE),
-                    products,
-                );
+                accumulate(&mut dk, &weights, &query_tile, 0usize, width, blocks);
                 at += columns as i32;
             }
         }
-        let (to, stride) = (start(dk_strides, batch, group), dk_strides.row as usize);
+        let dk_rows = head_rows(dk_strides, batch, group, keys);
+        let dv_rows = head_rows(dv_strides, batch, group, keys);
         store(
             &dk,
             &mut scratch,
             sizes.scale,
             gradients,
-            to,
-            stride,
+            &dk_rows,
             first,
-            keys,
             blocks,
         );
-        let (to, stride) = (start(dv_strides, batch, group), dv_strides.row as usize);
         store(
             &dv,
             &mut scratch,
             1.0f32,
             gradients,
-            to,
-            stride,
+            &dv_rows,
             first,
-            keys,
             blocks,
         );
     }

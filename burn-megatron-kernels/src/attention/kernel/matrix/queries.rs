@@ -3,13 +3,11 @@
 use cubecl::prelude::*;
 
 use super::super::tile::{
-    AttentionSizes, AttentionStrides, DeviceStrides, start, visible_end, visible_start,
+    AttentionSizes, AttentionStrides, DeviceStrides, head_rows, visible_end, visible_start,
 };
 use super::plan::{MatrixTiles, TILE};
-use super::tile::{column, load, load_scores, store, store_weights};
-use super::warp_tile::{
-    WeightPair, lane_position, multiply, store_to_shared, sync_warp, warp_row, zeros,
-};
+use super::tile::{accumulate, column, load, scores, store, store_weights};
+use super::warp_tile::{WeightPair, lane_position, sync_warp, zeros};
 
 /// `dq = scale * ds k`: one cube takes `blocks.rows()` queries of one head, each of its planes 16
 /// of them. No row of the sums is ever scaled, so these stay where the matrix units keep them.
@@ -33,7 +31,7 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
     let columns = comptime!(blocks.columns);
     let own = comptime!(columns / 2);
     let products = comptime!(blocks.products);
-    let pitch = comptime!(blocks.pitch());
+    let width = comptime!(blocks.width);
     let queries = sizes.mask_range.rows as usize;
     let keys = sizes.mask_range.columns as usize;
     let tiles = queries.div_ceil(rows);
@@ -47,7 +45,6 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
         let (row, half) = lane_position();
 
         let vectors = comptime!(blocks.vectors());
-        let strip_at = warp_row() * vectors;
         let mut resident =
             Shared::<[Vector<F, N>]>::new_aligned_slice(comptime!(rows * vectors), 128usize);
         let mut gradient =
@@ -62,38 +59,14 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
         );
         let mut scratch =
             Shared::<[f32]>::new_aligned_slice(comptime!(rows * blocks.scratch_pitch()), 128usize);
-        let (q_start, out_start) = (
-            start(&strides.q, batch, head),
-            start(&strides.out, batch, head),
-        );
-        let (k_start, v_start) = (
-            start(&strides.k, batch, group),
-            start(&strides.v, batch, group),
-        );
-        let (q_row, out_row) = (strides.q.row as usize, strides.out.row as usize);
-        let (k_row, v_row) = (strides.k.row as usize, strides.v.row as usize);
-        load(
-            q,
-            q_start,
-            q_row,
-            first,
-            queries,
-            &mut resident,
-            rows,
-            blocks,
-        );
-        load(
-            dout,
-            out_start,
-            out_row,
-            first,
-            queries,
-            &mut gradient,
-            rows,
-            blocks,
-        );
+        let q_rows = head_rows(&strides.q, batch, head, queries);
+        let out_rows = head_rows(&strides.out, batch, head, queries);
+        let k_rows = head_rows(&strides.k, batch, group, keys);
+        let v_rows = head_rows(&strides.v, batch, group, keys);
+        load(q, &q_rows, first, &mut resident, rows, blocks);
+        load(dout, &out_rows, first, &mut gradient, rows, blocks);
 
-        let mut sums = zeros(comptime!(blocks.width / TILE), products);
+        let mut sums = zeros(comptime!(width / TILE), products);
         let query = min(first + row, queries - 1);
         let visible_from = visible_start(query as i32, &sizes.mask_range, bounds);
         let visible_to = visible_end(query as i32, &sizes.mask_range, bounds);
@@ -106,34 +79,10 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
         while at < end {
             sync_cube();
             let key = at as usize;
-            load(k, k_start, k_row, key, keys, &mut key_tile, columns, blocks);
-            load(
-                v,
-                v_start,
-                v_row,
-                key,
-                keys,
-                &mut value_tile,
-                columns,
-                blocks,
-            );
+            load(k, &k_rows, key, &mut key_tile, columns, blocks);
+            load(v, &v_rows, key, &mut value_tile, columns, blocks);
             sync_cube();
-            let mut warp_tile = zeros(comptime!(columns / TILE), products);
-            multiply::<F, N, N>(
-                &mut warp_tile,
-                &resident,
-                strip_at,
-                pitch,
-                &key_tile,
-                0usize,
-                pitch,
-                true,
-                comptime!(blocks.width),
-                comptime!(columns / TILE),
-                products,
-            );
-            store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
-            let mut values = load_scores(&scratch, sizes.scale, blocks);
+            let mut values = scores(&resident, &key_tile, &mut scratch, sizes.scale, blocks);
             #[unroll]
             for i in 0..own {
                 let j = at + column(half, i) as i32;
@@ -141,52 +90,23 @@ pub(crate) fn matrix_queries<F: Float, N: Size>(
                 values[i] = select(j >= visible_from && j < visible_to, p, 0.0f32);
             }
             sync_warp(products);
-            let mut warp_tile = zeros(comptime!(columns / TILE), products);
-            multiply::<F, N, N>(
-                &mut warp_tile,
-                &gradient,
-                strip_at,
-                pitch,
-                &value_tile,
-                0usize,
-                pitch,
-                true,
-                comptime!(blocks.width),
-                comptime!(columns / TILE),
-                products,
-            );
-            store_to_shared(&warp_tile, &mut scratch, 0usize, columns, blocks);
-            let dp = load_scores(&scratch, 1.0f32, blocks);
+            let dp = scores(&gradient, &value_tile, &mut scratch, 1.0f32, blocks);
             #[unroll]
             for i in 0..own {
                 values[i] *= dp[i] - row_delta;
             }
             store_weights::<F>(&values, &mut weights, blocks);
-            multiply::<F, WeightPair, N>(
-                &mut sums,
-                &weights,
-                warp_row() * comptime!(blocks.weight_pitch() / 2),
-                comptime!(blocks.weight_pitch()),
-                &key_tile,
-                0usize,
-                pitch,
-                false,
-                columns,
-                comptime!(blocks.width / TILE),
-                products,
-            );
+            accumulate(&mut sums, &weights, &key_tile, 0usize, width, blocks);
             at += columns as i32;
         }
-        let (to, stride) = (start(dq_strides, batch, head), dq_strides.row as usize);
+        let dq_rows = head_rows(dq_strides, batch, head, queries);
         store(
             &sums,
             &mut scratch,
             sizes.scale,
             dq,
-            to,
-            stride,
+            &dq_rows,
             first,
-            queries,
             blocks,
         );
     }

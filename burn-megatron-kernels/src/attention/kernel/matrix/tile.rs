@@ -2,17 +2,19 @@
 
 use cubecl::prelude::*;
 
-use super::plan::MatrixTiles;
-use super::warp_tile::{WarpTile, WeightPair, lane_position, store_to_shared, sync_warp};
+use super::super::tile::HeadRows;
+use super::plan::{MatrixTiles, TILE};
+use super::warp_tile::{
+    WarpTile, WeightPair, lane_position, multiply, store_to_shared, sync_warp, warp_row, zeros,
+};
 
-/// Loads `rows` rows from `first` on, unchanged, to row `0` of a tile; zeros past `count` rows.
+/// Loads `rows` rows of a head from `first` on, unchanged, to row `0` of a tile; zeros past the last
+/// row.
 #[cube]
 pub(crate) fn load<F: Float, N: Size>(
     from: &[Vector<F, N>],
-    start: usize,
-    stride: usize,
+    head: &HeadRows,
     first: usize,
-    count: usize,
     tile: &mut Shared<[Vector<F, N>]>,
     #[comptime] rows: usize,
     #[comptime] blocks: MatrixTiles,
@@ -27,8 +29,8 @@ pub(crate) fn load<F: Float, N: Size>(
         let column = at % columns;
         if row < rows {
             let mut value = Vector::<F, N>::new(F::new(0.0));
-            if first + row < count {
-                value = from[start + (first + row) * stride + column];
+            if first + row < head.count {
+                value = from[head.start + (first + row) * head.stride + column];
             }
             tile[row * comptime!(blocks.vectors()) + column] = value;
         }
@@ -41,9 +43,69 @@ pub(crate) fn column(half: usize, #[comptime] index: usize) -> usize {
     2 * half + comptime!(index / 2 * 4 + index % 2)
 }
 
+/// This unit's products of rows of `left` and of `right`, times `factor`.
+#[cube]
+pub(crate) fn scores<F: Float, N: Size>(
+    left: &Shared<[Vector<F, N>]>,
+    right: &Shared<[Vector<F, N>]>,
+    scratch: &mut Shared<[f32]>,
+    factor: f32,
+    #[comptime] blocks: MatrixTiles,
+) -> Array<f32> {
+    let pitch = comptime!(blocks.pitch());
+    let tiles = comptime!(blocks.columns / TILE);
+    let mut warp_tile = zeros(tiles, blocks.products);
+    multiply::<F, N, N>(
+        &mut warp_tile,
+        left,
+        warp_row() * comptime!(blocks.vectors()),
+        pitch,
+        right,
+        0usize,
+        pitch,
+        true,
+        comptime!(blocks.width),
+        tiles,
+        blocks.products,
+    );
+    store_to_shared(
+        &warp_tile,
+        scratch,
+        0usize,
+        comptime!(blocks.columns),
+        blocks,
+    );
+    load_scores(&*scratch, factor, blocks)
+}
+
+/// Adds the products of the weights with `columns` columns of a streamed tile, from `first` on.
+#[cube]
+pub(crate) fn accumulate<F: Float, N: Size>(
+    sums: &mut WarpTile,
+    weights: &Shared<[Vector<F, WeightPair>]>,
+    streamed: &Shared<[Vector<F, N>]>,
+    #[comptime] first: usize,
+    #[comptime] columns: usize,
+    #[comptime] blocks: MatrixTiles,
+) {
+    multiply::<F, WeightPair, N>(
+        sums,
+        weights,
+        warp_row() * comptime!(blocks.weight_pitch() / 2),
+        comptime!(blocks.weight_pitch()),
+        streamed,
+        comptime!(first / blocks.vector),
+        comptime!(blocks.pitch()),
+        false,
+        comptime!(blocks.columns),
+        comptime!(columns / TILE),
+        blocks.products,
+    );
+}
+
 /// This unit's values of the warp tile in the scratch memory, times `factor`.
 #[cube]
-pub(crate) fn load_scores(
+fn load_scores(
     scratch: &Shared<[f32]>,
     factor: f32,
     #[comptime] blocks: MatrixTiles,
@@ -102,10 +164,8 @@ pub(crate) fn store<F: Float, N: Size>(
     scratch: &mut Shared<[f32]>,
     factor: f32,
     to: &mut [Vector<F, N>],
-    start: usize,
-    stride: usize,
+    head: &HeadRows,
     first: usize,
-    count: usize,
     #[comptime] blocks: MatrixTiles,
 ) {
     let (row, half) = lane_position();
@@ -124,8 +184,8 @@ pub(crate) fn store<F: Float, N: Size>(
         for part in 0..chunk[1] / (2 * blocks.vector) {
             let value = load_vector::<N>(&*scratch, part, blocks) * Vector::new(factor);
             let column = half + comptime!(chunk[0] / blocks.vector + 2 * part);
-            if first + row < count {
-                to[start + (first + row) * stride + column] = Vector::cast_from(value);
+            if first + row < head.count {
+                to[head.start + (first + row) * head.stride + column] = Vector::cast_from(value);
             }
         }
     }
