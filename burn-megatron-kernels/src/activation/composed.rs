@@ -3,7 +3,8 @@
 use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::{DType, Tensor};
 
-use super::{Activation, ActivationOptions, Curve, check, statistics, typed};
+use super::kind::Curve;
+use super::{Activation, ActivationOptions, check, statistics, typed};
 use crate::error::accept;
 
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;

@@ -14,6 +14,7 @@
 //! The formulas are those of Transformer Engine. Not differentiable: nothing is recorded for
 //! autodiff.
 
+mod check;
 pub(crate) mod codec;
 mod format;
 #[cfg(feature = "cubecl")]

@@ -6,8 +6,8 @@
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::Curve;
 use super::backward::{FusedActivation, RequestedGradients};
+use super::kind::Curve;
 use crate::cpu::{Element, Real, rows_per_task, slice, tensor, vectorized};
 
 pub(crate) mod curve;

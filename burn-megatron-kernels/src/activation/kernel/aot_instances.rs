@@ -6,7 +6,7 @@ use super::elements::{backward_kernel, forward_kernel};
 use super::formula::ActivationVariant;
 use super::launch::ElementwiseLaunch;
 use super::sums::{FOLD_PARTS, FOLD_SUMS, SUM_UNITS, SumTiling, fold_kernel, sums_kernel};
-use crate::activation::Activation;
+use crate::activation::kind::Activation;
 use crate::cube::instance::{AotInstance, AotTarget, given, kernel, sequence, types};
 use crate::cube::{Elementwise, SPLITS, Split};
 

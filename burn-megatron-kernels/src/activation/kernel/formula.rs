@@ -2,10 +2,10 @@
 
 use cubecl::prelude::*;
 
-use crate::activation::Curve;
 use crate::activation::cpu::curve::{
     GAUSSIAN_SCALE, QUICK_SCALE, TAIL, TAIL_SCALE, TANH_CUBIC, TANH_END, TANH_SCALE,
 };
+use crate::activation::kind::Curve;
 
 /// The compile-time variant of a kernel, besides element type and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

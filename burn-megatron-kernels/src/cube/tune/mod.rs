@@ -21,8 +21,8 @@ use cubecl::tune::{LocalTuner, Tunable, TunableSet, local_tuner};
 use cubecl::{AutotuneKey, CubeTuneId};
 use serde::{Deserialize, Serialize};
 
-use crate::activation::Curve;
-use crate::dropout::kernel::MaskAlignment;
+use crate::activation::kind::Curve;
+use crate::dropout::kernel::alignment::MaskAlignment;
 
 /// Launches that write fewer elements take a few microseconds whatever their split.
 const MIN_TUNED_ELEMENTS: usize = 1 << 20;

@@ -158,7 +158,7 @@ fn summed(
             cubes_of_row,
             across,
             each,
-            MaskAlignment::new(mask.as_ref(), width),
+            MaskAlignment::new(mask.as_ref().map(DropoutMask::is_aligned), width),
             UNITS,
             types,
         );

@@ -121,7 +121,7 @@ struct DropoutLaunch {
 
 impl DropoutLaunch {
     fn draws(&self) -> MaskAlignment {
-        MaskAlignment::new(self.mask.as_ref(), WORDS)
+        MaskAlignment::new(self.mask.as_ref().map(DropoutMask::is_aligned), WORDS)
     }
 }
 

@@ -3,8 +3,9 @@
 
 use cubecl::prelude::*;
 
-use super::{DropoutMask, MaskAlignment, WORDS};
+use super::alignment::{MaskAlignment, WORDS};
 use crate::cube::instance::default_fields;
+use crate::dropout::DropoutMask;
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL};
 
 /// A [`DropoutMask`] as the kernels take it: numbers of 64 bits in two halves.

@@ -5,46 +5,22 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use serde::{Deserialize, Serialize};
 
 use super::DropoutMask;
 use crate::cube::instance::{AotInstance, AotTarget};
 
+pub(crate) mod alignment;
 mod backward;
 mod forward;
 mod mask;
 
+use alignment::{MaskAlignment, WORDS};
 pub(super) use backward::backward;
 pub(super) use forward::forward;
 use mask::{MaskArgs, factors, masked};
 
 /// Units of a cube of the element-wise kernels.
 const UNITS: u32 = 256;
-
-/// Words of a block, and the least elements of a group.
-const WORDS: usize = 4;
-
-/// How the elements of a mask map to Philox blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum MaskAlignment {
-    /// Nothing is dropped.
-    None,
-    /// Four elements use the four words of one block.
-    Aligned,
-    /// Each element uses the word of its own draw.
-    Any,
-}
-
-impl MaskAlignment {
-    /// For groups that start at multiples of `start`.
-    fn new(mask: Option<&DropoutMask>, start: usize) -> Self {
-        match mask {
-            None => Self::None,
-            Some(mask) if mask.is_aligned() && start.is_multiple_of(WORDS) => Self::Aligned,
-            Some(_) => Self::Any,
-        }
-    }
-}
 
 /// Elements of one load that rows of `width` allow: at most 128 bits of the widest type.
 fn vector(client: &Client, dtypes: &[DType], width: usize) -> usize {

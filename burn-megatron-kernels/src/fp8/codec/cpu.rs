@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::Coding;
 use crate::cpu::{Element, ROW_GRAIN, Real, for_float, slice, tensor, vectorized};
-use crate::fp8::{Format, Rounding};
+use crate::fp8::format::{Format, Rounding};
 
 /// Values that are encoded before they are packed: they stay in the nearest cache.
 const BATCH: usize = 1024;

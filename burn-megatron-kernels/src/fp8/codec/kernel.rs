@@ -11,8 +11,8 @@ use cubecl::prelude::*;
 use super::Coding;
 use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
 use crate::cube::{RowPlan, empty, grid};
+use crate::fp8::format::{Format, Rounding};
 use crate::fp8::kernel as code;
-use crate::fp8::{Format, Rounding};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;

@@ -5,7 +5,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{Format, Rounding, e8m0};
+use super::format::{Format, Rounding, e8m0};
 use crate::KernelError;
 use crate::error::accept;
 use crate::launch::{DeviceOp, Spec, launch_one};

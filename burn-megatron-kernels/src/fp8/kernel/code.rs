@@ -9,7 +9,7 @@ use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
 use cubecl::prelude::*;
 use cubecl::{e4m3, e5m2};
 
-use crate::fp8::{Format, Rounding, e8m0};
+use crate::fp8::format::{Format, Rounding, e8m0};
 
 /// Above these bits a magnitude is NaN.
 const INFINITY: u32 = 0x7f80_0000;

@@ -5,14 +5,12 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::quantize::kernel::reduce::UNITS;
-use super::super::quantize::kernel::tile::{
-    GROUPS, PATCH_ROWS, STAGED, staged_index, transposed_words, write_columns,
+use super::super::kernel::tile::{
+    GROUPS, PATCH_ROWS, STAGED, UNITS, staged_index, transposed_words, write_columns,
 };
-use super::words;
+use super::{BLOCK, words};
 use crate::cube::instance::{AotInstance, AotTarget, kernel};
 use crate::cube::{empty, grid};
-use crate::fp8::BLOCK;
 
 /// Loads of 16 codes that a row of a tile takes; with 4 rows for each unit they are the cube.
 const LOADS_PER_ROW: usize = BLOCK / 16;

@@ -3,7 +3,8 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::Format;
+use super::check;
+use super::format::Format;
 use crate::KernelError;
 use crate::error::{accept, check_size};
 use crate::launch::launch_one;
@@ -149,8 +150,8 @@ impl Fp8Matrix {
         format: Format,
     ) -> Self {
         const NAME: &str = "from_flat";
-        accept(super::quantize::check::format(NAME, format));
-        accept(super::quantize::check::one(NAME, "descale", &descale));
+        accept(check::format(NAME, format));
+        accept(check::one(NAME, "descale", &descale));
         accept(check_size(NAME, &[rows, depth]));
         accept(check_codes(NAME, codes.dtype()));
         let (given, needed) = (codes.dims()[0], (rows * depth).div_ceil(4));

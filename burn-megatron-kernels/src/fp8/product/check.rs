@@ -5,8 +5,9 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::KernelError;
 use crate::flat::check_range;
+use crate::fp8::format::Format;
+use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales};
 use crate::fp8::matrix::{mx_words, words};
-use crate::fp8::{BLOCK, Format, Fp8Matrix, Scales};
 
 const MULTIPLY: &str = "fp8::multiply";
 const ACCUMULATE: &str = "fp8::accumulate_at";

@@ -10,9 +10,10 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::engine::DECODED;
 use super::problem::Fp8Problem;
-use super::{Accumulation, library_scales, store_flat};
+use super::scales::library_scales;
+use super::{Accumulation, store_flat};
 use crate::cube::{empty, own};
-use crate::fp8::Fp8Matrix;
+use crate::fp8::matrix::Fp8Matrix;
 use crate::gemm::Epilogue;
 use crate::gemm::cube::{FLAT_ALIGNMENT, aligned, warn_once};
 use crate::gemm::cublaslt::{Buffers, CublasLt};

@@ -3,7 +3,8 @@
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::store_flat;
-use crate::fp8::{Fp8Matrix, dequantize};
+use crate::fp8::matrix::Fp8Matrix;
+use crate::fp8::quantize::dequantize;
 use crate::gemm;
 
 /// See [`multiply`](super::multiply).

@@ -16,7 +16,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use super::Fp8Matrix;
+use super::matrix::Fp8Matrix;
 use crate::error::accept;
 use crate::flat;
 

@@ -4,8 +4,9 @@ use burn::tensor::DType;
 
 use super::Accumulation;
 use super::engine::DECODED;
+use crate::fp8::format::Format;
 use crate::fp8::matrix::words;
-use crate::fp8::{BLOCK, Format, Fp8Matrix, Scales};
+use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales};
 use crate::gemm::request::{Chip, Element, Request, ScaleMode, Scaled};
 use crate::gemm::{ColumnMajor, Epilogue, Matrix};
 

@@ -5,63 +5,23 @@
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::{Format, Fp8Matrix};
+use super::check;
+use super::format::Format;
+use super::matrix::Fp8Matrix;
 use crate::error::accept;
 use crate::launch::{launch, launch_one};
 
-pub(super) mod check;
 mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 mod ops;
+pub(super) mod scaling;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use ops::{AmaxOp, DequantizeOp, QuantizeOp, ScaleOp, ScalingKind};
-
-/// How scales are found.
-#[derive(Clone, Debug)]
-pub enum Scaling {
-    /// One for the whole matrix, given: the factor of the values before they are encoded, `[1]` in
-    /// f32, a normal number above 0.
-    Tensor(Tensor<1>),
-    /// One for 128 elements of a row (or of a column, for the columnwise copy).
-    Blocks {
-        /// Whether 128 rows share it too, so that both copies have the same codes.
-        square: bool,
-        /// Whether scales are rounded down to powers of two.
-        power_of_two: bool,
-    },
-    /// One E8M0 for 32 elements of a row (or of a column).
-    Mx,
-}
-
-/// Which copies are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ways {
-    /// `[rows, columns]`: a product sums over the columns.
-    pub rowwise: bool,
-    /// `[columns, rows]`: a product sums over the rows.
-    pub columnwise: bool,
-}
-
-impl Ways {
-    /// Both copies.
-    pub const BOTH: Self = Self {
-        rowwise: true,
-        columnwise: true,
-    };
-    /// The rowwise copy.
-    pub const ROWWISE: Self = Self {
-        rowwise: true,
-        columnwise: false,
-    };
-    /// The columnwise copy.
-    pub const COLUMNWISE: Self = Self {
-        rowwise: false,
-        columnwise: true,
-    };
-}
+use ops::{AmaxOp, DequantizeOp, QuantizeOp, ScaleOp};
+use scaling::ScalingKind;
+pub use scaling::{CurrentScale, Scaling, Ways};
 
 /// The result of [`quantize`].
 #[derive(Clone, Debug)]
@@ -74,15 +34,6 @@ pub struct Quantized {
     /// computed copy, times their scale, were beyond the largest of the format; infinities count,
     /// NaN does not.
     pub seen: Tensor<1>,
-}
-
-/// How the scale follows from the largest magnitude of a tensor.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CurrentScale {
-    /// The least magnitude that is taken for the largest one: 0 or more.
-    pub epsilon: f32,
-    /// Whether the scale is rounded down to a power of two.
-    pub power_of_two: bool,
 }
 
 /// Quantises the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass over it; see
@@ -194,7 +145,7 @@ pub fn amax(x: Tensor<2>) -> Tensor<1> {
 pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> Tensor<1> {
     accept(check::format("current_scale", format));
     accept(check::one("current_scale", "largest magnitude", &amax));
-    accept(check::epsilon(options));
+    accept(check::epsilon(options.epsilon));
     Tensor::from_dispatch(launch_one(
         ScaleOp { format, options },
         vec![amax.into_dispatch()],

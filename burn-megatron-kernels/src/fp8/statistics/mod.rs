@@ -2,8 +2,10 @@
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
-use super::quantize::check;
-use super::{Format, Fp8Matrix, Scales, amax, dequantize};
+use super::check;
+use super::format::Format;
+use super::matrix::{Fp8Matrix, Scales};
+use super::quantize::{amax, dequantize};
 use crate::KernelError;
 use crate::error::accept;
 

@@ -6,7 +6,7 @@ use burn::tensor::DType;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::fp8::{BLOCK, Fp8Matrix, Scales};
+use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
 mod cpu;

@@ -3,10 +3,12 @@
 use rayon::prelude::*;
 
 use super::super::super::matrix::words;
-use super::super::ops::ScalingKind;
+use super::super::scaling::ScalingKind;
 use super::scale::{current, factors, largest, single};
 use crate::cpu::{Element, rows_per_task, vectorized};
-use crate::fp8::{BLOCK, CurrentScale, Format, MX_BLOCK, e8m0};
+use crate::fp8::format::{Format, e8m0};
+use crate::fp8::matrix::{BLOCK, MX_BLOCK};
+use crate::fp8::quantize::scaling::CurrentScale;
 
 /// Rows of a tile: its floats stay in the fastest cache.
 const TILE_ROWS: usize = 32;

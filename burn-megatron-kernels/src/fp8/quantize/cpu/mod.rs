@@ -13,9 +13,11 @@ use rayon::prelude::*;
 
 use self::copy::{CopyTask, MatrixSource, QuantizedCopy, RangeStatistics};
 use super::super::matrix::{mx_words, transposed_codes, words};
-use super::ops::{QuantizeOp, ScaleOp, ScalingKind};
+use super::ops::{QuantizeOp, ScaleOp};
+use super::scaling::ScalingKind;
 use crate::cpu::{Element, ROW_GRAIN, for_float, slice, tensor, vectorized};
-use crate::fp8::{BLOCK, Format};
+use crate::fp8::format::Format;
+use crate::fp8::matrix::BLOCK;
 
 pub(super) use values::dequantize;
 

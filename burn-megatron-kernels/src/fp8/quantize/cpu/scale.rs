@@ -1,7 +1,8 @@
 //! Scales of the largest magnitudes.
 
 use crate::cpu::{Element, Real};
-use crate::fp8::{CurrentScale, Format, e8m0};
+use crate::fp8::format::{Format, e8m0};
+use crate::fp8::quantize::scaling::CurrentScale;
 
 /// The value as f32.
 #[inline(always)]

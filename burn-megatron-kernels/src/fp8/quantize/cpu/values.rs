@@ -4,9 +4,11 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::super::super::matrix::{mx_words, words, words_of};
-use super::super::ops::{DequantizeOp, ScalingKind};
+use super::super::ops::DequantizeOp;
+use super::super::scaling::ScalingKind;
 use crate::cpu::{rows_per_task, slice, tensor, vectorized};
-use crate::fp8::{BLOCK, MX_BLOCK, e8m0};
+use crate::fp8::format::e8m0;
+use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
 /// See [`DequantizeOp`].
 pub(in super::super) fn dequantize(kernel: &DequantizeOp, inputs: &[FlexTensor]) -> FlexTensor {

@@ -1,13 +1,13 @@
 //! AOT instances of the quantisers.
 
-use super::super::Ways;
-use super::super::ops::ScalingKind;
+use super::super::scaling::{ScalingKind, Ways};
 use super::copies::quantize_kernel;
 use super::plan::QuantizePlan;
-use super::reduce::{FinishVariant, UNITS, finish_kernel, scale_kernel};
+use super::reduce::{FinishVariant, finish_kernel, scale_kernel};
 use super::values::{DequantizeVariant, amax_kernel, dequantize_kernel};
 use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
-use crate::fp8::Format;
+use crate::fp8::format::Format;
+use crate::fp8::kernel::tile::UNITS;
 
 const KINDS: [(&str, ScalingKind); 5] = [
     ("tensor", ScalingKind::Tensor),

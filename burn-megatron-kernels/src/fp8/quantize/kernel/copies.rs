@@ -2,14 +2,16 @@
 
 use cubecl::prelude::*;
 
-use super::super::ops::ScalingKind;
+use super::super::scaling::ScalingKind;
 use super::lines::{LINE_BLOCKS, column_maxima, row_maxima, slot, store_scales, value};
 use super::plan::QuantizePlan;
 use super::reduce::cube_total;
 use super::scale::{block_scale, magnitude, reciprocal, times};
-use super::tile::{GROUPS, PATCH_ROWS, STAGED, staged_index, transposed_words, write_columns};
-use crate::fp8::BLOCK;
+use crate::fp8::kernel::tile::{
+    GROUPS, PATCH_ROWS, STAGED, staged_index, transposed_words, write_columns,
+};
 use crate::fp8::kernel::{e8m0_factors, encode_word};
+use crate::fp8::matrix::BLOCK;
 
 /// A value times a scale in the form of [`store_scales`].
 #[cube]

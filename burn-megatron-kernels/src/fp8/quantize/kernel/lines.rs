@@ -2,12 +2,12 @@
 
 use cubecl::prelude::*;
 
-use super::super::ops::ScalingKind;
+use super::super::scaling::ScalingKind;
 use super::plan::QuantizePlan;
 use super::scale::{block_scale, magnitude, reciprocal};
-use super::tile::{GROUPS, PATCH_ROWS, staged_index};
-use crate::fp8::BLOCK;
 use crate::fp8::kernel::e8m0_of_amax;
+use crate::fp8::kernel::tile::{GROUPS, PATCH_ROWS, staged_index};
+use crate::fp8::matrix::BLOCK;
 
 /// Blocks of a line, at most.
 pub(super) const LINE_BLOCKS: usize = 4;

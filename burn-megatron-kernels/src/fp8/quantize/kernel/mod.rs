@@ -15,12 +15,14 @@ use self::copies::quantize_kernel;
 #[cfg(test)]
 pub(super) use self::plan::with_cuda_forms;
 use self::plan::{QuantizePlan, RowLoads, is_cuda};
-use self::reduce::{FinishVariant, UNITS, finish_kernel, scale_kernel};
+use self::reduce::{FinishVariant, finish_kernel, scale_kernel};
 use self::values::{DequantizeVariant, VECTORS, amax_kernel, dequantize_kernel};
 use super::super::matrix::{mx_words, words};
-use super::ops::{DequantizeOp, QuantizeOp, ScaleOp, ScalingKind};
+use super::ops::{DequantizeOp, QuantizeOp, ScaleOp};
+use super::scaling::ScalingKind;
 use crate::cube::{empty, grid};
-use crate::fp8::BLOCK;
+use crate::fp8::kernel::tile::UNITS;
+use crate::fp8::matrix::BLOCK;
 
 mod aot_instances;
 mod copies;
@@ -28,7 +30,6 @@ mod lines;
 mod plan;
 pub(crate) mod reduce;
 mod scale;
-pub(crate) mod tile;
 mod values;
 
 pub(crate) use aot_instances::aot_instances;

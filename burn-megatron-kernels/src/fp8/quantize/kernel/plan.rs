@@ -4,12 +4,12 @@ use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::Ways;
-use super::super::ops::{QuantizeOp, ScalingKind};
-use super::reduce::UNITS;
-use super::tile::{GROUPS, PATCH_ROWS};
+use super::super::ops::QuantizeOp;
+use super::super::scaling::{ScalingKind, Ways};
 use crate::cube::{Reduction, RowPlan};
-use crate::fp8::{BLOCK, Format, MX_BLOCK};
+use crate::fp8::format::Format;
+use crate::fp8::kernel::tile::{GROUPS, PATCH_ROWS, UNITS};
+use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
 /// The compile-time parameters of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

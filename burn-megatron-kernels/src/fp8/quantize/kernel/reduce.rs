@@ -3,10 +3,8 @@
 use cubecl::prelude::*;
 
 use super::scale::{block_scale, reciprocal};
-use crate::fp8::Format;
-
-/// Units of every cube here.
-pub(crate) const UNITS: u32 = 256;
+use crate::fp8::format::Format;
+use crate::fp8::kernel::tile::UNITS;
 
 /// The largest of `value` over the units of a cube, or with `add` their sum; every unit gets it.
 /// Call on all units of the cube.

@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 
-use crate::fp8::Format;
+use crate::fp8::format::Format;
 
 /// The bits of a magnitude; those of NaN are above all others.
 #[cube]

@@ -2,11 +2,13 @@
 
 use cubecl::prelude::*;
 
-use super::super::ops::ScalingKind;
-use super::reduce::{UNITS, cube_total};
+use super::super::scaling::ScalingKind;
+use super::reduce::cube_total;
 use super::scale::{magnitude, times};
+use crate::fp8::format::Format;
+use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::kernel::{decode, e8m0_decode};
-use crate::fp8::{BLOCK, Format, MX_BLOCK};
+use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
 /// Vectors of each unit.
 pub(super) const VECTORS: u32 = 8;

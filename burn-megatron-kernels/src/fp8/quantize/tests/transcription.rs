@@ -1,6 +1,6 @@
 //! The formulas, one value after the other.
 
-use super::super::ops::ScalingKind;
+use super::super::scaling::ScalingKind;
 use super::super::{CurrentScale, Format};
 use crate::fp8::matrix::{mx_words, words};
 use crate::fp8::{BLOCK, MX_BLOCK, e8m0};

@@ -5,8 +5,10 @@
 
 use cubecl::prelude::*;
 
-use super::reduce::UNITS;
-use crate::fp8::BLOCK;
+use crate::fp8::matrix::BLOCK;
+
+/// Units of a cube.
+pub(crate) const UNITS: u32 = 256;
 
 /// Rows of a patch: as many codes as are in a word.
 pub(crate) const PATCH_ROWS: usize = 4;

@@ -1,13 +1,12 @@
-//! Input checks of the quantisers.
+//! Input checks of several operations.
 
 use burn::tensor::{DType, Tensor};
 
-use super::super::Format;
-use super::CurrentScale;
+use super::format::Format;
 use crate::KernelError;
 
 /// Checks that the format has 8 bits.
-pub(in super::super) fn format(operation: &'static str, format: Format) -> Result<(), KernelError> {
+pub(super) fn format(operation: &'static str, format: Format) -> Result<(), KernelError> {
     match format {
         Format::E4M3 | Format::E5M2 => Ok(()),
         Format::E2M1 => Err(KernelError::Option {
@@ -20,7 +19,7 @@ pub(in super::super) fn format(operation: &'static str, format: Format) -> Resul
 }
 
 /// Checks for a scalar `[1]` in f32.
-pub(in super::super) fn one(
+pub(super) fn one(
     operation: &'static str,
     name: &'static str,
     tensor: &Tensor<1>,
@@ -42,8 +41,7 @@ pub(in super::super) fn one(
 }
 
 /// Checks that epsilon is finite and not negative.
-pub(super) fn epsilon(options: CurrentScale) -> Result<(), KernelError> {
-    let epsilon = options.epsilon;
+pub(super) fn epsilon(epsilon: f32) -> Result<(), KernelError> {
     if epsilon.is_finite() && epsilon >= 0.0 {
         Ok(())
     } else {

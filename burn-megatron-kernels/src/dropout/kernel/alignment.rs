@@ -1,0 +1,28 @@
+//! How a mask lies on the elements of a kernel.
+
+use serde::{Deserialize, Serialize};
+
+/// Words of a block, and the least elements of a group.
+pub(super) const WORDS: usize = 4;
+
+/// How the elements of a mask map to Philox blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum MaskAlignment {
+    /// Nothing is dropped.
+    None,
+    /// Four elements use the four words of one block.
+    Aligned,
+    /// Each element uses the word of its own draw.
+    Any,
+}
+
+impl MaskAlignment {
+    /// For groups that start at multiples of `start`; `is_aligned` is that of the mask.
+    pub(super) fn new(is_aligned: Option<bool>, start: usize) -> Self {
+        match is_aligned {
+            None => Self::None,
+            Some(true) if start.is_multiple_of(WORDS) => Self::Aligned,
+            Some(_) => Self::Any,
+        }
+    }
+}
