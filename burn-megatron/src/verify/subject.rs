@@ -36,6 +36,21 @@ pub struct ModelSubject<C> {
 }
 
 impl<C: ModelConfig> ModelSubject<C> {
+    /// The model in f64 with seed 0 and the default kernels, on eight samples per step: enough for
+    /// [`Layout::pipelines`] and [`Layout::sharded`]. A sample is one document, as long as the model's context.
+    pub fn new(config: C) -> Self {
+        Self {
+            config,
+            seed: 0,
+            samples: 8,
+            kernels: KernelChoices::default(),
+            packed: false,
+            fp8: Fp8Config::default(),
+            sequence_length: None,
+            dtype: DType::F64,
+        }
+    }
+
     fn scope(&self, groups: &ParallelContext, device: &Device) -> Result<ModelBuilder, BuildError> {
         let parameters = match self.dtype {
             DType::F64 => DType::F64,
